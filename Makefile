@@ -18,7 +18,7 @@ TEST_ENV := HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS=1 PYTH
 PYTEST := $(TEST_ENV) $(PY) -m pytest
 WORKERS ?= 2
 
-.PHONY: help setup run site test test-all test-chaos test-deepspeed test-gpu test-schedules fuzz test-mutants test-cluster test-versions lint rooms format typecheck compile golden docs dist images bench lock clean
+.PHONY: help setup run site test test-all test-chaos test-deepspeed test-gpu test-schedules fuzz test-mutants test-cluster test-versions lint code-report format typecheck compile golden docs dist images bench lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,7 +42,7 @@ $(STAMP): requirements.lock pyproject.toml
 	@$(PY) -m pip install -qq --no-compile -r requirements.lock
 	@$(PY) -m compileall -q -j 0 $(VENV)/lib/python3.11/site-packages >/dev/null 2>&1 || true  # templates do not compile
 	@$(PY) -m pip install -qq --no-deps --no-build-isolation -e .
-	@HF_HUB_OFFLINE=1 $(PY) -m baton.components.shared.core.known  # else each process looks it up: half a second
+	@HF_HUB_OFFLINE=1 $(PY) -m baton.train.lazy_imports  # else each process looks it up: half a second
 	@touch $@
 
 run: setup ## Run the quickstart recipe here, start to report (RECIPE=… for another)
@@ -57,7 +57,7 @@ test-all: setup ## The same and the slow ones (on a GPU: make test-gpu)
 MINUTES ?= 60
 KILLS ?= 500
 test-chaos: setup ## A mean hour: kills in all stages, outages, full disks (MINUTES=, KILLS=, SEED=; docs/chaos.md)
-	$(TEST_ENV) $(PY) -m tests.chaos --minutes $(MINUTES) --kills $(KILLS) $(if $(SEED),--seed $(SEED)) $(ARGS)
+	$(TEST_ENV) $(PY) -m tools.chaos --minutes $(MINUTES) --kills $(KILLS) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 # In a folder of its own: where it is installed, Accelerate imports it in every chunk, for more than a second.
 DEEPSPEED := build/deepspeed
@@ -74,14 +74,14 @@ GREENLET := build/greenlet
 SCHEDULES ?= 1000000
 test-schedules: setup ## A million orders of events in a simulated store, and planted faults (SCHEDULES=…; ARGS="--minutes 10")
 	@[ -d $(GREENLET)/greenlet ] || $(PY) -m pip install --quiet --no-deps --target $(GREENLET) greenlet==3.5.6
-	PYTHONPATH=$(CURDIR)/$(GREENLET) $(PY) -m tests.schedules --number $(SCHEDULES) $(ARGS)
+	PYTHONPATH=$(CURDIR)/$(GREENLET) $(PY) -m tools.schedules --number $(SCHEDULES) $(ARGS)
 
 # In a folder of its own: nothing else needs it, and it is built for Linux alone.
 ATHERIS := build/fuzz
 fuzz: setup ## Feed recipes, rows and manifests that nobody would write to their readers (MINUTES=, TARGET=recipe, rows or manifest)
 	@[ -d $(ATHERIS)/atheris ] || $(PY) -m pip install --quiet --no-deps --target $(ATHERIS) atheris==3.0.0
-	$(TEST_ENV) $(PY) -m tests.fuzz --minutes $(MINUTES) $(if $(TARGET),--target $(TARGET)) $(ARGS)
-	$(PYTEST) -q tests/fuzz/test_controls.py
+	$(TEST_ENV) $(PY) -m tools.fuzz --minutes $(MINUTES) $(if $(TARGET),--target $(TARGET)) $(ARGS)
+	$(PYTEST) -q tests/tools/test_fuzz.py
 
 test-cluster: setup ## The compiled pipeline as pods, some killed (KUBECONFIG, BATON_IMAGE, AWS_…: it says what is missing)
 	@for name in KUBECONFIG BATON_IMAGE AWS_ENDPOINT_URL AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY; do \
@@ -90,20 +90,20 @@ test-cluster: setup ## The compiled pipeline as pods, some killed (KUBECONFIG, B
 	$(PYTEST) tests/cluster -v $(ARGS)
 
 test-mutants: setup ## Mutants of the code that saves and restores: what share the tests kill (ARGS="--number 400 --seed 2")
-	nice -n 15 env $(TEST_ENV) $(PY) -m tests.mutation $(ARGS)
+	nice -n 15 env $(TEST_ENV) $(PY) -m tools.mutation $(ARGS)
 
 ENDS ?= lowest newest
 test-versions: dist ## Install the wheel with the lowest and the newest versions it allows, and train with them (ENDS=, PYTHON=, ARGS=)
-	$(TEST_ENV) $(PY) -m tests.versions $(ENDS) --wheel dist/*.whl $(if $(PYTHON),--python $(PYTHON)) $(ARGS)
+	$(TEST_ENV) $(PY) -m tools.versions $(ENDS) --wheel dist/*.whl $(if $(PYTHON),--python $(PYTHON)) $(ARGS)
 
 lint: setup ## ruff, its formatter, and who may import whom, without circles
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(VENV)/bin/lint-imports --no-cache
-	$(PY) -m tests.rooms
+	$(PY) -m tools.code_report --circles
 
-rooms: setup ## The largest rooms: cycles, fan-out, modules a folder, lines a file and a function
-	$(PY) -m tests.rooms --all
+code-report: setup ## The code, measured: lines, modules, imports, single importers, by package
+	$(PY) -m tools.code_report
 
 format: setup ## Let ruff fix and format
 	$(PY) -m ruff check --fix .
@@ -120,7 +120,7 @@ golden: setup ## Write the goldens (pipelines, graphs of the docs, the way of th
 	BATON_GOLDEN=1 $(PYTEST) tests/pipelines tests/goldens -k golden $(ARGS)
 
 docs: setup ## Write the recipe reference, its JSON Schema and the exactness matrix and its controls from the code
-	$(PY) -m baton.pipelines.compiling.reference docs/recipe.md docs/recipe.schema.json
+	$(PY) -m baton.recipe.reference docs/recipe.md docs/recipe.schema.json
 	$(PY) -m tests.resume.matrix_table docs/matrix.md
 	$(PY) -m tests.resume.controls_table docs/controls.md
 	$(PY) -m tests.gallery docs/gallery.md
@@ -158,7 +158,7 @@ images: ## Build the container images (IMAGES="cpu gpu"; REGISTRY=… pushes; se
 	@python="$$(command -v $(PY) || command -v python3.11 || command -v python3)"; "$$python" images/build.py $(IMAGES)
 
 bench: setup ## Measure checkpoints and chunks beside a plain TRL script (ARGS="--quick", "--only restore", …)
-	$(PY) -m tests.bench $(ARGS)
+	$(PY) -m benchmarks $(ARGS)
 
 # pip-compile keeps the pins already in the lock; `make lock ARGS=--upgrade` moves them. A CPU build
 # calls itself torch 2.13.0+cpu; the lock says 2.13.0, which any build of that version satisfies. This project, which its
@@ -172,4 +172,4 @@ lock: ## Resolve pyproject.toml into requirements.lock
 
 clean: ## Remove what was built and cached; .venv and baton-store stay
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage
-	find components pipelines tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find baton components pipelines tests -name __pycache__ -type d -prune -exec rm -rf {} +

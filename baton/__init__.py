@@ -9,52 +9,52 @@ TYPE_CHECKING = False  # typing's own would have to be imported, before a stage 
 if TYPE_CHECKING:
     from typing import Any
 
-    from baton.components.shared.checkpoints.store import Checkpoint as Checkpoint
-    from baton.components.shared.core.errors import BatonError as BatonError
-    from baton.components.shared.core.errors import UserError as UserError
-    from baton.components.shared.recipe import Recipe as Recipe
-    from baton.components.train_chunk.attached.attach import attach as attach
-    from baton.components.train_chunk.attached.chunk import Chunk as Chunk
-    from baton.components.train_chunk.outcome import Ending as Ending
-    from baton.components.train_chunk.outcome import Outcome as Outcome
-    from baton.pipelines.api.checkpoints import Checkpoints as Checkpoints
-    from baton.pipelines.api.checkpoints import checkpoints as checkpoints
-    from baton.pipelines.api.cluster import Compiled as Compiled
-    from baton.pipelines.api.cluster import compile as compile
-    from baton.pipelines.api.cluster import submit as submit
-    from baton.pipelines.api.recipes import LoadedRecipe as LoadedRecipe
-    from baton.pipelines.api.recipes import load as load
-    from baton.pipelines.api.running import LocalRun as LocalRun
-    from baton.pipelines.api.running import Report as Report
-    from baton.pipelines.api.running import report as report
-    from baton.pipelines.api.running import result as result
-    from baton.pipelines.api.running import run as run
-    from baton.pipelines.kubeflow.submit import Submission as Submission
-    from baton.pipelines.local.results import Result as Result
+    from baton.api import Checkpoints as Checkpoints
+    from baton.api import Compiled as Compiled
+    from baton.api import LoadedRecipe as LoadedRecipe
+    from baton.api import LocalRun as LocalRun
+    from baton.api import Report as Report
+    from baton.api import checkpoints as checkpoints
+    from baton.api import compile as compile
+    from baton.api import load as load
+    from baton.api import report as report
+    from baton.api import result as result
+    from baton.api import run as run
+    from baton.api import submit as submit
+    from baton.checkpoint.store import Checkpoint as Checkpoint
+    from baton.errors import BatonError as BatonError
+    from baton.errors import UserError as UserError
+    from baton.kubeflow.submit import Submission as Submission
+    from baton.local.results import Result as Result
+    from baton.recipe.recipe import Recipe as Recipe
+    from baton.train.attach.attach import Chunk as Chunk
+    from baton.train.attach.attach import attach as attach
+    from baton.train.chunk import Ending as Ending
+    from baton.train.chunk import Outcome as Outcome
 
 _PLACES = {
-    "BatonError": "components.shared.core.errors",
-    "Checkpoint": "components.shared.checkpoints.store",
-    "Checkpoints": "pipelines.api.checkpoints",
-    "Chunk": "components.train_chunk.attached.chunk",
-    "Compiled": "pipelines.api.cluster",
-    "Ending": "components.train_chunk.outcome",
-    "LoadedRecipe": "pipelines.api.recipes",
-    "LocalRun": "pipelines.api.running",
-    "Outcome": "components.train_chunk.outcome",
-    "Recipe": "components.shared.recipe",
-    "Report": "pipelines.api.running",
-    "Result": "pipelines.local.results",
-    "Submission": "pipelines.kubeflow.submit",
-    "UserError": "components.shared.core.errors",
-    "attach": "components.train_chunk.attached.attach",
-    "checkpoints": "pipelines.api.checkpoints",
-    "compile": "pipelines.api.cluster",
-    "load": "pipelines.api.recipes",
-    "report": "pipelines.api.running",
-    "result": "pipelines.api.running",
-    "run": "pipelines.api.running",
-    "submit": "pipelines.api.cluster",
+    "BatonError": "errors",
+    "Checkpoint": "checkpoint.store",
+    "Checkpoints": "api",
+    "Chunk": "train.attach.attach",
+    "Compiled": "api",
+    "Ending": "train.chunk",
+    "LoadedRecipe": "api",
+    "LocalRun": "api",
+    "Outcome": "train.chunk",
+    "Recipe": "recipe",
+    "Report": "api",
+    "Result": "local.results",
+    "Submission": "kubeflow.submit",
+    "UserError": "errors",
+    "attach": "train.attach.attach",
+    "checkpoints": "api",
+    "compile": "api",
+    "load": "api",
+    "report": "api",
+    "result": "api",
+    "run": "api",
+    "submit": "api",
 }
 """Name → the module below this package that has it."""
 

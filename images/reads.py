@@ -3,7 +3,7 @@
     python images/reads.py FOLDER
 
 trains a few steps of a tiny run with this interpreter's packages, and writes FOLDER/train_chunk, which
-`baton.components.shared.core.ahead` reads. Of libraries, which are mapped into memory, it lists what was touched.
+`baton.train.readahead` reads. Of libraries, which are mapped into memory, it lists what was touched.
 """
 
 import array
@@ -77,9 +77,9 @@ def main(folder: Path) -> None:
         Path(place, "recipe.json").write_text(json.dumps(recipe), encoding="utf-8")
         uri = f"{place}/store/runs/reads"
         for command in (
-            ["-m", "baton.components.data_split", "recipe.json", "reads"],
-            ["-m", "baton.components.tokenize", uri],
-            ["-m", "baton.components.train_chunk", uri, "1"],
+            ["-m", "baton.data.split_process", "recipe.json", "reads"],
+            ["-m", "baton.data.tokenize_process", uri],
+            ["-m", "baton.train", uri, "1"],
             [os.path.abspath(__file__), "--record", str(folder.resolve()), uri],  # the second chunk restores, too
         ):
             subprocess.run([sys.executable, *command], cwd=place, env={**os.environ, **ENVIRONMENT}, check=True)
@@ -88,8 +88,8 @@ def main(folder: Path) -> None:
 def record(folder: Path, uri: str) -> None:
     """Runs the second chunk of a run to its first step, and writes what it has read."""
     reads = Reads()
-    from baton.components import executor  # noqa: F401 - the stage's own process
-    from baton.components.shared.core import events
+    from baton import events
+    from baton.kfp import executor  # noqa: F401 - the stage's own process
 
     def hear(event: events.Event) -> None:
         if not isinstance(event, events.Step):
@@ -108,7 +108,7 @@ def record(folder: Path, uri: str) -> None:
     import kfp.dsl.executor  # noqa: F401
 
     import baton.components.train_chunk.component  # noqa: F401
-    from baton.components.train_chunk import attempts
+    from baton.train import supervisor as attempts
 
     attempts.run_chunk(uri, 2)
 

@@ -7,9 +7,9 @@ from kfp import dsl
 from kfp.dsl.pipeline_channel import PipelineChannel
 
 from baton.components.checkpoint.component import checkpoint
-from baton.components.shared.recipe import Recipe
 from baton.components.train_chunk.component import train_chunk
-from baton.pipelines import resources
+from baton.kfp import pod
+from baton.recipe.recipe import Recipe
 
 Value: TypeAlias = PipelineChannel | str
 """An address, a name or a baton: the pipeline's parameter, what a stage puts out, or a constant."""
@@ -33,10 +33,10 @@ def placing(recipe: Recipe, prefix: str = "") -> Placed:
 
     def placed(task: dsl.PipelineTask, name: str, *, compute: bool = False) -> dsl.PipelineTask:
         task.set_display_name(prefix + name)
-        resources.on_every_pod(task, recipe.resources, recipe.name, task.component_spec.name)
-        resources.with_signatures(task, recipe)
+        pod.on_every_pod(task, recipe.resources, recipe.name, task.component_spec.name)
+        pod.with_signatures(task, recipe)
         if compute:
-            resources.on_compute_pod(task, recipe)
+            pod.on_compute_pod(task, recipe)
         return task
 
     return placed
@@ -94,9 +94,9 @@ def line(
         if before:
             verified = one_checkpoint(baton, before, verified, placed)
         chunk = placed(train_chunk(baton=baton, index=index), name, compute=True)
-        resources.on_chunk(chunk, recipe)
+        pod.on_chunk(chunk, recipe)
         if index < cached_below:
-            resources.with_cache(chunk)
+            pod.with_cache(chunk)
         baton, before = chunk.outputs["Output"], index
     return baton, verified
 

@@ -1,4 +1,4 @@
-"""The pipeline, as the list of its stages. Compiling it imports neither torch nor transformers."""
+"""Tokenizing in several pods: each makes its segments, and a last one joins what all have made."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,13 +14,48 @@ from baton.components.export.component import export
 from baton.components.gate.component import gate, reject
 from baton.components.lr_find.component import lr_find
 from baton.components.report.component import report
-from baton.components.shared.core import wire
-from baton.components.shared.recipe import Recipe, recipe_file
-from baton.components.shared.store import sources
-from baton.components.tokenize.component import tokenize
-from baton.pipelines import resources
+from baton.components.tokenize.component import tokenize, tokenize_shard
+from baton.kfp import pod
 from baton.pipelines.chunks import Graph, Placed, Value, groups, line, one_checkpoint, placing, slots_of
-from baton.pipelines.shards import shards
+from baton.recipe import load
+from baton.recipe.recipe import Recipe
+from baton.runs import ref
+from baton.store import sources
+
+
+def shards(recipe: Recipe) -> list[Graph]:
+    """Returns the graph that tokenizing lies in, none where one pod does it.
+
+    A graph of its own, as the loop in the root would make the last pod wait for the data split too: the baton would not
+    go along one line.
+    """
+    of = recipe.data.shards
+    if of == 1:
+        return []
+    spec = recipe.model.tokenizer
+    placed = placing(recipe)
+
+    @dsl.pipeline(name="tokenize-shards")
+    def tokenize_shards(baton: str) -> str:
+        trained = None
+        if spec and spec.train:  # from all rows: one process, and the shards take what it has made
+            trained = placed(tokenize_shard(baton=baton, index=0, of=of), "train tokenizer")
+            pod.with_cache(trained)
+        with dsl.ParallelFor(list(range(1, of + 1)), name="shards") as index:
+            shard = placed(tokenize_shard(baton=baton, index=index, of=of), "tokenize shard")
+            pod.with_cache(shard)
+            if trained:
+                shard.after(trained)
+        joined = placed(tokenize(baton=baton).after(shard), "tokenize")
+        pod.with_cache(joined)
+        output: Value = joined.outputs["Output"]
+        return output
+
+    return [Graph(f"tokenize in {of} shards", tokenize_shards)]
+
+
+# --- The pipeline, as the list of its stages. Compiling it imports neither torch nor transformers.
+
 
 Given: TypeAlias = Value | float | dict[str, object]
 """Value of a pipeline's parameter for the first stage."""
@@ -54,16 +89,16 @@ def _single(recipe: Recipe) -> BaseComponent:
     @dsl.pipeline(
         name=recipe.name,
         description=f"Trains {recipe.name} in {recipe.num_chunks} chunks, bit for bit.",
-        pipeline_config=resources.of_run(recipe.resources),
+        pipeline_config=pod.run_config(recipe.resources),
     )
     def pipeline(
         run_name: str = "",
-        store: str = wire.sent(recipe.store.uri),
-        source: str = wire.sent(source_parameter(recipe)),
+        store: str = ref.encode_text(recipe.store.uri),
+        source: str = ref.encode_text(source_parameter(recipe)),
         learning_rate: float = training.learning_rate,
         epochs: float = epochs_parameter(recipe),
         max_steps: int = training.max_steps or 0,
-        base_model: str = wire.sent(recipe.model.base or ""),
+        base_model: str = ref.encode_text(recipe.model.base or ""),
         seed: int = recipe.seed,
         batch_size: int = training.batch_size,
         overrides: dict[str, object] = {},  # noqa: B006 - kfp reads it
@@ -105,12 +140,12 @@ def _phased(recipe: Recipe) -> BaseComponent:
     @dsl.pipeline(
         name=recipe.name,
         description=f"Trains {recipe.name} in phases, each in chunks: {names}.",
-        pipeline_config=resources.of_run(recipe.resources),
+        pipeline_config=pod.run_config(recipe.resources),
     )
     def pipeline(
         run_name: str = "",
-        store: str = wire.sent(recipe.store.uri),
-        base_model: str = wire.sent(recipe.model.base or ""),
+        store: str = ref.encode_text(recipe.store.uri),
+        base_model: str = ref.encode_text(recipe.model.base or ""),
         seed: int = recipe.seed,
         overrides: dict[str, object] = {},  # noqa: B006 - kfp reads it
     ) -> str:
@@ -212,7 +247,7 @@ def split_task(
         document: The recipe, packed, where it is known only when the pipeline runs.
         given: See `baton.components.data_split.component`; the recipe's values hold where they are left out.
     """
-    document = wire.pack(recipe_file.dumps(recipe)) if document is None else document
+    document = ref.pack_text(load.dumps(recipe)) if document is None else document
     named = {"new_name": "", "job_id": ""}
     return data_split(recipe=document, run_name=run_name, store=store, **{**named, **given})
 
@@ -244,11 +279,11 @@ def _trained(
         tokens = sharded.of(baton=baton).set_display_name(sharded.name)
     else:
         tokens = placed(tokenize(baton=baton), "tokenize")
-        resources.with_cache(tokens)
+        pod.with_cache(tokens)
     baton = tokens.outputs["Output"]
     if recipe.training.lr_find:
         trial = placed(lr_find(baton=baton), "learning-rate finder", compute=True)
-        resources.with_cache(trial)
+        pod.with_cache(trial)
         baton = trial.outputs["Output"]
     last = recipe.slots
     if graphs:
@@ -267,7 +302,7 @@ def judged(recipe: Recipe, baton: Value, placed: Placed) -> Trained:
 
     def exported(baton: Value) -> dsl.PipelineTask:
         task = placed(export(baton=baton), "export")
-        resources.with_memory(task, recipe.resources)
+        pod.with_memory(task, recipe.resources)
         return task
 
     if not recipe.evaluation.gate:

@@ -9,10 +9,13 @@ from kfp import dsl
 from kfp.dsl.base_component import BaseComponent
 
 from baton.components.retrain.component import look, promote_or_keep, release
-from baton.components.shared.core import wire
-from baton.components.shared.core.errors import UserError
-from baton.components.shared.recipe import ACCEPTED, Recipe, recipe_file
-from baton.pipelines import chunks, finetune, resources
+from baton.errors import UserError
+from baton.kfp import pod
+from baton.pipelines import chunks, finetune
+from baton.recipe import load
+from baton.recipe.recipe import Recipe
+from baton.recipe.search import ACCEPTED
+from baton.runs import ref
 
 
 def retrain(recipe: Recipe) -> BaseComponent:
@@ -27,12 +30,12 @@ def retrain(recipe: Recipe) -> BaseComponent:
     @dsl.pipeline(
         name=f"{recipe.name}-retrain",
         description=f"Trains {recipe.name} again if data or recipe have changed, and promotes what its gate accepts.",
-        pipeline_config=resources.of_run(recipe.resources),
+        pipeline_config=pod.run_config(recipe.resources),
     )
     def pipeline(
-        store: str = wire.sent(recipe.store.uri),
+        store: str = ref.encode_text(recipe.store.uri),
         source: str = "",
-        base_model: str = wire.sent(recipe.model.base or ""),
+        base_model: str = ref.encode_text(recipe.model.base or ""),
         seed: int = recipe.seed,
         batch_size: int = 0 if recipe.phases else recipe.training.batch_size,
         overrides: dict[str, object] = {},  # noqa: B006 - kfp reads it
@@ -52,7 +55,7 @@ def retrain(recipe: Recipe) -> BaseComponent:
         last = _placed(release(model=recipe.name, store=store, owner=owner), recipe, "release")
         with dsl.ExitHandler(last, "one at a time"):
             given = {"base_model": base_model, "seed": seed, "overrides": overrides}
-            document = wire.pack(recipe_file.dumps(recipe))
+            document = ref.pack_text(load.dumps(recipe))
             seen = look(recipe=document, store=store, source=source, batch_size=batch_size, owner=owner, **given)
             outputs = _placed(seen, recipe, "look").outputs
             with dsl.If(outputs["Output"] == "train", "changed"):
@@ -92,5 +95,5 @@ def _trained(
 
 def _placed(task: dsl.PipelineTask, recipe: Recipe, name: str) -> dsl.PipelineTask:
     task.set_display_name(name)
-    resources.on_every_pod(task, recipe.resources, recipe.name, task.component_spec.name)
+    pod.on_every_pod(task, recipe.resources, recipe.name, task.component_spec.name)
     return task

@@ -10,13 +10,15 @@ from kfp import dsl
 from kfp.dsl.base_component import BaseComponent
 
 from baton.components.report.component import report
-from baton.components.shared.core import wire
-from baton.components.shared.recipe import Recipe, recipe_file
-from baton.components.shared.sweeps.rungs import Bracket, Rung, brackets, check_trials
 from baton.components.sweep.component import begin, enter, judge
 from baton.components.tokenize.component import tokenize
-from baton.pipelines import chunks, finetune, resources
+from baton.kfp import pod
+from baton.pipelines import chunks, finetune
 from baton.pipelines.chunks import Value
+from baton.recipe import load
+from baton.recipe.recipe import Recipe
+from baton.runs import ref
+from baton.sweep.search import Bracket, Rung, brackets, check_trials
 
 PARALLEL = 4
 """Trials at once where the recipe does not say."""
@@ -34,12 +36,12 @@ def sweep(recipe: Recipe) -> BaseComponent:
     @dsl.pipeline(
         name=f"{recipe.name}-sweep",
         description=f"Compares {sum(x.trials for x in planned)} configurations of {recipe.name} in rungs of chunks.",
-        pipeline_config=resources.of_run(recipe.resources),
+        pipeline_config=pod.run_config(recipe.resources),
     )
     def pipeline(
         sweep_name: str = "",
-        store: str = wire.sent(recipe.store.uri),
-        base_model: str = wire.sent(recipe.model.base or ""),
+        store: str = ref.encode_text(recipe.store.uri),
+        base_model: str = ref.encode_text(recipe.model.base or ""),
         seed: int = recipe.seed,
         batch_size: int = recipe.training.batch_size,
         overrides: dict[str, object] = {},  # noqa: B006 - kfp reads it
@@ -94,7 +96,7 @@ def _bracket(
     prefix = f"bracket {bracket.number}: " if bracket.number > 1 else ""
     placed = chunks.placing(recipe, prefix)
     begun = begin(
-        recipe=wire.pack(recipe_file.dumps(recipe)),
+        recipe=ref.pack_text(load.dumps(recipe)),
         sweep_name=sweep_name,
         new_name=recipe.name,
         job_id=dsl.PIPELINE_JOB_ID_PLACEHOLDER,

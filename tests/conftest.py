@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from baton.components.shared.core import events
+from baton import events
 from tests.faults.proxy import FaultyProxy
 
 events.setup_environment()  # else a command that runs inside of pytest does, when the warm server has begun without it

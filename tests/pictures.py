@@ -10,7 +10,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from baton.components.shared.pages import svg
+from baton.pages import svg
 
 PANEL = "#fefefe"
 """Background of a picture."""

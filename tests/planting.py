@@ -13,12 +13,12 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from baton.components.shared.checkpoints import signatures
-from baton.components.shared.checkpoints.store import CheckpointStore
-from baton.components.shared.checkpoints.verifying import Verdict, Verification
-from baton.components.shared.core.signing import Signer
-from baton.components.shared.runs.run import Run
-from baton.components.shared.store.manifests import Manifest
+from baton.checkpoint import signatures
+from baton.checkpoint.store import CheckpointStore
+from baton.checkpoint.verify import Verdict, Verification
+from baton.runs.run import Run
+from baton.signing import Signer
+from baton.store.manifest import Manifest
 
 DOCUMENTS = ("plan.json", "data.json", "model.json", "tokens.json")
 

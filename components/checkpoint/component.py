@@ -2,10 +2,10 @@
 
 from kfp import dsl
 
-from baton.components.declaring import stage
+from baton.kfp.component import component
 
 
-@stage
+@component
 def checkpoint(baton: str, index: int, proof: dsl.Output[dsl.Markdown]):
     """Reads back what a chunk committed, beside the next chunk and not in its way.
 
@@ -14,9 +14,9 @@ def checkpoint(baton: str, index: int, proof: dsl.Output[dsl.Markdown]):
         index: Number of the chunk, from 1.
         proof: The chunk's part of the resume proof.
     """
-    from baton.components.checkpoint.promote import read_back
-    from baton.components.shared.core import events
-    from baton.components.shared.runs.baton import Baton
+    from baton import events
+    from baton.runs.ref import RunRef
+    from baton.train.promote import read_back
 
     with events.stage(f"checkpoint {index}"), open(proof.path, "w", encoding="utf-8") as file:
-        file.write(read_back(Baton.read(baton).run_uri, index))
+        file.write(read_back(RunRef.read(baton).run_uri, index))

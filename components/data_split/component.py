@@ -2,10 +2,10 @@
 
 from kfp import dsl
 
-from baton.components.declaring import stage
+from baton.kfp.component import component
 
 
-@stage
+@component
 def data_split(
     recipe: str,
     run_name: str,
@@ -28,7 +28,7 @@ def data_split(
     """Starts a run and splits its rows into train, eval and test by their content.
 
     Args:
-        recipe: The whole recipe as JSON, packed; this and every other text as `shared.core.wire` has it.
+        recipe: The whole recipe as JSON, packed; this and every other text as `baton.runs.ref` has it.
         run_name: Name of the run; one that exists resumes. Empty: a new one.
         new_name: What the name of a new run begins with.
         job_id: What it ends in: the id of the pipeline's run.
@@ -51,17 +51,19 @@ def data_split(
     """
     import json
 
-    from baton.components.data_split import card, losses
-    from baton.components.data_split.split import split_data
-    from baton.components.shared.core import events, wire
-    from baton.components.shared.recipe import parameters, recipe_file
-    from baton.components.shared.runs.run import Run, chosen_name
-    from baton.components.shared.store import sources
+    from baton import events
+    from baton.data import missing_objects
+    from baton.data import split as card
+    from baton.data.split import split_data
+    from baton.recipe import load, parameters
+    from baton.runs import ref
+    from baton.runs.run import Run, chosen_name
+    from baton.store import sources
 
     with events.stage("data split"):
-        recipe, run_name, store, source = wire.received([recipe, run_name, store, source])
-        base_model, overrides, start_from = wire.received([base_model, overrides, start_from])
-        given = parameters.of(
+        recipe, run_name, store, source = ref.decode_texts([recipe, run_name, store, source])
+        base_model, overrides, start_from = ref.decode_texts([base_model, overrides, start_from])
+        given = parameters.given_parameters(
             store=store,
             source=sources.parse(source) if source else None,
             base_model=base_model,
@@ -71,12 +73,12 @@ def data_split(
             epochs=epochs,
             max_steps=max_steps,
         )
-        chosen = parameters.of_phase(parameters.changed(recipe_file.loads(recipe), given, overrides), phase)
+        chosen = parameters.of_phase(parameters.apply_parameters(load.loads(recipe), given, overrides), phase)
         if start_from:
-            chosen = recipe_file.with_overrides(chosen, [f"model.base={json.dumps(start_from)}"])
+            chosen = load.with_overrides(chosen, [f"model.base={json.dumps(start_from)}"])
         split = split_data(chosen, chosen_name(run_name, new_name, job_id, phase))
         run = Run.open(split["run_uri"])
-        card.rows(run, split, chosen_name(run_name, new_name, job_id)).leave(rows)
+        card.rows_card(run, split, chosen_name(run_name, new_name, job_id)).leave(rows)
         with open(quality.path, "w", encoding="utf-8") as file:
-            file.write(card.quality(run, split["page"]))
-        return str(losses.baton(run))
+            file.write(card.quality_html(run, split["page"]))
+        return str(missing_objects.run_ref(run))

@@ -2,10 +2,10 @@
 
 from kfp import dsl
 
-from baton.components.declaring import stage
+from baton.kfp.component import component
 
 
-@stage
+@component
 def evaluate(baton: str, metrics: dsl.Output[dsl.Metrics]) -> str:
     """Measures the model on held-out rows and lets it write, before and after training.
 
@@ -16,14 +16,13 @@ def evaluate(baton: str, metrics: dsl.Output[dsl.Metrics]) -> str:
     Returns:
         The baton.
     """
-    from baton.components.evaluate.card import card
-    from baton.components.evaluate.evaluation import evaluate_run
-    from baton.components.shared.core import events
-    from baton.components.shared.runs.baton import Baton
-    from baton.components.shared.runs.run import Run
+    from baton import events
+    from baton.evaluate.evaluate import evaluate_run, evaluation_card
+    from baton.runs.ref import RunRef
+    from baton.runs.run import Run
 
     with events.stage("evaluate"):
-        run_uri = Baton.read(baton).run_uri
+        run_uri = RunRef.read(baton).run_uri
         evaluation = evaluate_run(run_uri)
-        card(Run.open(run_uri), evaluation).tell(metrics)
+        evaluation_card(Run.open(run_uri), evaluation).tell(metrics)
     return baton

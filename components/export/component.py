@@ -2,10 +2,10 @@
 
 from kfp import dsl
 
-from baton.components.declaring import stage
+from baton.kfp.component import component
 
 
-@stage
+@component
 def export(
     baton: str,
     model: dsl.Output[dsl.Model],
@@ -21,16 +21,16 @@ def export(
     Returns:
         The baton.
     """
-    from baton.components.export import artifact
-    from baton.components.export.export import export_run
-    from baton.components.shared.core import events
-    from baton.components.shared.runs.baton import Baton
-    from baton.components.shared.runs.run import Run
+    from baton import events
+    from baton.export import export as artifact
+    from baton.export.export import export_run
+    from baton.runs.ref import RunRef
+    from baton.runs.run import Run
 
     with events.stage("export"):
-        run_uri = Baton.read(baton).run_uri
+        run_uri = RunRef.read(baton).run_uri
         exported = export_run(run_uri)
-        artifact.leave(Run.open(run_uri), exported, model)
+        artifact.write_artifact(Run.open(run_uri), exported, model)
         with open(address, "w", encoding="utf-8") as file:
             file.write(exported.model_uri)
     return baton

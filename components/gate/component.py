@@ -2,10 +2,10 @@
 
 from kfp import dsl
 
-from baton.components.declaring import stage
+from baton.kfp.component import component
 
 
-@stage
+@component
 def gate(
     baton: str,
     limits: dsl.Output[dsl.Markdown],
@@ -21,12 +21,12 @@ def gate(
     Returns:
         The baton.
     """
-    from baton.components.gate.gate import as_markdown, judge_run
-    from baton.components.shared.core import events
-    from baton.components.shared.runs.baton import Baton
+    from baton import events
+    from baton.evaluate.gate import as_markdown, judge_run
+    from baton.runs.ref import RunRef
 
     with events.stage("gate"):
-        judged = judge_run(Baton.read(baton).run_uri)
+        judged = judge_run(RunRef.read(baton).run_uri)
         word = "accepted" if judged.passed else "rejected"
         for path, text in ((limits.path, as_markdown(judged)), (verdict, word)):
             with open(path, "w", encoding="utf-8") as file:
@@ -34,7 +34,7 @@ def gate(
     return baton
 
 
-@stage
+@component
 def reject(baton: str, reason: dsl.OutputPath(str)) -> str:  # type: ignore[valid-type]
     """Ends a run whose gate failed: it exports nothing.
 
@@ -45,10 +45,10 @@ def reject(baton: str, reason: dsl.OutputPath(str)) -> str:  # type: ignore[vali
     Returns:
         The baton.
     """
-    from baton.components.gate.gate import reject_run
-    from baton.components.shared.core import events
-    from baton.components.shared.runs.baton import Baton
+    from baton import events
+    from baton.evaluate.gate import reject_run
+    from baton.runs.ref import RunRef
 
     with events.stage("rejected"), open(reason, "w", encoding="utf-8") as file:
-        file.write(reject_run(Baton.read(baton).run_uri))
+        file.write(reject_run(RunRef.read(baton).run_uri))
     return baton

@@ -2,10 +2,10 @@
 
 from kfp import dsl
 
-from baton.components.declaring import stage
+from baton.kfp.component import component
 
 
-@stage
+@component
 def lr_find(
     baton: str,
     curve: dsl.Output[dsl.HTML],
@@ -21,13 +21,13 @@ def lr_find(
     Returns:
         The baton.
     """
-    from baton.components.shared.core import events
+    from baton import events
 
     with events.stage("learning-rate finder"):
-        from baton.components.lr_find.finder import find
-        from baton.components.shared.runs.baton import Baton
+        from baton.runs.ref import RunRef
+        from baton.train.lr_find import find
 
-        finding = find(Baton.read(baton).run_uri)
+        finding = find(RunRef.read(baton).run_uri)
         for path, text in ((curve.path, finding.html), (learning_rate, str(finding.learning_rate))):
             with open(path, "w", encoding="utf-8") as file:
                 file.write(text)

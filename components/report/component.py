@@ -2,10 +2,10 @@
 
 from kfp import dsl
 
-from baton.components.declaring import stage
+from baton.kfp.component import component
 
 
-@stage
+@component
 def report(baton: str, report: dsl.Output[dsl.HTML]):
     """Shows the run on one page: loss, time, the resume proof, samples, the recipe.
 
@@ -13,13 +13,13 @@ def report(baton: str, report: dsl.Output[dsl.HTML]):
         baton: The run.
         report: The page.
     """
-    from baton.components.report.publish import write_report
-    from baton.components.shared.core import events
-    from baton.components.shared.pages import quality_page
-    from baton.components.shared.runs.baton import Baton
-    from baton.components.shared.runs.run import Run
+    from baton import events
+    from baton.pages import quality_page
+    from baton.pages.publish import write_report
+    from baton.runs.ref import RunRef
+    from baton.runs.run import Run
 
     with events.stage("report"), open(report.path, "w", encoding="utf-8") as file:
-        run_uri = Baton.read(baton).run_uri
+        run_uri = RunRef.read(baton).run_uri
         file.write(write_report(run_uri)["html"])
         quality_page.refresh(Run.open(run_uri))

@@ -2,10 +2,10 @@
 
 from kfp import dsl
 
-from baton.components.declaring import stage
+from baton.kfp.component import component
 
 
-@stage
+@component
 def look(
     recipe: str,
     store: str,
@@ -22,7 +22,7 @@ def look(
     """Looks whether data or recipe have changed since a model was accepted, and takes the turn.
 
     Args:
-        recipe: The recipe as JSON, packed; every text as `shared.core.wire` has it.
+        recipe: The recipe as JSON, packed; every text as `baton.runs.ref` has it.
         store: Folder or bucket for runs and data.
         source: Rows to learn from; empty for those of the recipe.
         base_model: What training starts from; empty for the recipe's.
@@ -37,29 +37,32 @@ def look(
     Returns:
         `train`, `unchanged` where there is nothing to do, or `busy`.
     """
-    from baton.components.retrain.look import look
-    from baton.components.shared.core import events, wire
-    from baton.components.shared.pages.cards import DISPLAY_NAME
-    from baton.components.shared.recipe import parameters, recipe_file
-    from baton.components.shared.store import sources
+    from baton import events
+    from baton.pages.card import DISPLAY_NAME
+    from baton.recipe import load, parameters
+    from baton.retrain.decide import check_for_changes
+    from baton.runs import ref
+    from baton.store import sources
 
     with events.stage("look"):
-        recipe, store, source = wire.received([recipe, store, source])
-        base_model, overrides = wire.received([base_model, overrides])
+        recipe, store, source = ref.decode_texts([recipe, store, source])
+        base_model, overrides = ref.decode_texts([base_model, overrides])
         rows = sources.parse(source) if source else None
-        given = parameters.of(store=store, source=rows, base_model=base_model, seed=seed, batch_size=batch_size)
-        chosen = parameters.changed(recipe_file.loads(recipe), given, overrides)
-        finding = look(chosen, owner)
+        given = parameters.given_parameters(
+            store=store, source=rows, base_model=base_model, seed=seed, batch_size=batch_size
+        )
+        chosen = parameters.apply_parameters(load.loads(recipe), given, overrides)
+        finding = check_for_changes(chosen, owner)
         changes.metadata[DISPLAY_NAME] = f"{chosen.name} · changes"
         words = f"**{finding.decision}**: {finding.words}\n"
-        train = wire.pack(finding.recipe) if finding.recipe else ""
+        train = ref.pack_text(finding.recipe) if finding.recipe else ""
         for path, text in ((changes.path, words), (run_name, finding.run), (changed, train)):
             with open(path, "w", encoding="utf-8") as file:
                 file.write(text)
     return finding.decision
 
 
-@stage
+@component
 def promote_or_keep(baton: str) -> str:
     """Puts the new model in the place of the one in use, or keeps that.
 
@@ -69,15 +72,15 @@ def promote_or_keep(baton: str) -> str:
     Returns:
         `promoted` or `rejected`.
     """
-    from baton.components.retrain.promotion import promote_or_keep
-    from baton.components.shared.core import events
-    from baton.components.shared.runs.baton import Baton
+    from baton import events
+    from baton.retrain.decide import promote_or_keep
+    from baton.runs.ref import RunRef
 
     with events.stage("promote or keep"):
-        return promote_or_keep(Baton.read(baton).run_uri)
+        return promote_or_keep(RunRef.read(baton).run_uri)
 
 
-@stage
+@component
 def release(model: str, store: str, owner: str, status: dsl.PipelineTaskFinalStatus):
     """Lets the next retraining begin, however this one went.
 
@@ -87,8 +90,8 @@ def release(model: str, store: str, owner: str, status: dsl.PipelineTaskFinalSta
         owner: This retraining.
         status: How it went.
     """
-    from baton.components.retrain.promotion import release
-    from baton.components.shared.core import events
+    from baton import events
+    from baton.retrain.decide import release_lock
 
     with events.stage("release"):
-        release(model, store, owner, status.error_message)
+        release_lock(model, store, owner, status.error_message)

@@ -2,10 +2,10 @@
 
 from kfp import dsl
 
-from baton.components.declaring import stage
+from baton.kfp.component import component
 
 
-@stage
+@component
 def begin(
     recipe: str,
     sweep_name: str,
@@ -22,7 +22,7 @@ def begin(
     """Draws the trials of a bracket.
 
     Args:
-        recipe: The recipe with its sweep, as JSON, packed; every text as `shared.core.wire` has it.
+        recipe: The recipe with its sweep, as JSON, packed; every text as `baton.runs.ref` has it.
         sweep_name: Name of the sweep; one that exists resumes. Empty: a new one.
         new_name: What the name of a new sweep begins with.
         job_id: What it ends in: the id of the pipeline's run.
@@ -37,27 +37,29 @@ def begin(
     Returns:
         For each different data of the trials what split and tokenize are given: recipe, run and source.
     """
-    from baton.components.shared.core import events, wire
-    from baton.components.shared.recipe import parameters, recipe_file
-    from baton.components.sweep.begin import begin
+    from baton import events
+    from baton.recipe import load, parameters
+    from baton.runs import ref
+    from baton.sweep.trials import start_bracket
 
     with events.stage(f"begin bracket {bracket}"):
-        recipe, sweep_name, store, base_model, overrides = wire.received(
+        recipe, sweep_name, store, base_model, overrides = ref.decode_texts(
             [recipe, sweep_name, store, base_model, overrides]
         )
-        compiled = recipe_file.loads(recipe)
-        given = parameters.of(store=store, base_model=base_model, seed=seed, batch_size=batch_size)
+        compiled = load.loads(recipe)
+        given = parameters.given_parameters(store=store, base_model=base_model, seed=seed, batch_size=batch_size)
         parameters.require_undrawn(compiled, given, overrides)
-        chosen = parameters.changed(compiled, given, overrides)
-        sweep, preparations = begin(chosen, sweep_name or f"{new_name}-{job_id}", bracket)
+        chosen = parameters.apply_parameters(compiled, given, overrides)
+        sweep, preparations = start_bracket(chosen, sweep_name or f"{new_name}-{job_id}", bracket)
         with open(sweep_uri, "w", encoding="utf-8") as file:
             file.write(sweep.uri)
         return [
-            {**each, "recipe": wire.pack(each["recipe"]), "source": wire.sent(each["source"])} for each in preparations
+            {**each, "recipe": ref.pack_text(each["recipe"]), "source": ref.encode_text(each["source"])}
+            for each in preparations
         ]
 
 
-@stage
+@component
 def enter(sweep_uri: str, bracket: int) -> list:
     """Gives each trial of a bracket a run on the data that was made for it.
 
@@ -68,15 +70,15 @@ def enter(sweep_uri: str, bracket: int) -> list:
     Returns:
         Batons of the runs.
     """
-    from baton.components.shared.core import events
-    from baton.components.shared.sweeps.sweep import Sweep
-    from baton.components.sweep.begin import enter
+    from baton import events
+    from baton.runs.sweep import Sweep
+    from baton.sweep.trials import create_trials
 
     with events.stage(f"enter bracket {bracket}"):
-        return enter(Sweep.open(sweep_uri), bracket)
+        return create_trials(Sweep.open(sweep_uri), bracket)
 
 
-@stage
+@component
 def judge(
     sweep_uri: str,
     rung: int,
@@ -94,14 +96,14 @@ def judge(
     Returns:
         Batons of the runs that advance.
     """
-    from baton.components.shared.core import events
-    from baton.components.shared.pages.cards import DISPLAY_NAME
-    from baton.components.shared.sweeps.sweep import Sweep
-    from baton.components.sweep.judge import judge, publish
+    from baton import events
+    from baton.pages.card import DISPLAY_NAME
+    from baton.runs.sweep import Sweep
+    from baton.sweep.judge import publish, rank_trials
 
     with events.stage(f"judge rung {rung}"):
         sweep = Sweep.open(sweep_uri)
-        verdict = judge(sweep, rung)
+        verdict = rank_trials(sweep, rung)
         ranking.metadata[DISPLAY_NAME] = f"{sweep.name} · rung {rung}"
         for path, text in ((ranking.path, publish(sweep, rung)), (winner, verdict.winner)):
             with open(path, "w", encoding="utf-8") as file:

@@ -2,10 +2,10 @@
 
 from kfp import dsl
 
-from baton.components.declaring import stage
+from baton.kfp.component import component
 
 
-@stage
+@component
 def tokenize(baton: str, tokens: dsl.Output[dsl.Dataset]) -> str:
     """Turns the split into tokens once per content, and plans the steps of the run.
 
@@ -16,23 +16,23 @@ def tokenize(baton: str, tokens: dsl.Output[dsl.Dataset]) -> str:
     Returns:
         The baton.
     """
-    from baton.components.shared.core import events
-    from baton.components.shared.pages import quality_page
-    from baton.components.shared.runs.baton import Baton
-    from baton.components.shared.runs.run import Run
-    from baton.components.tokenize.card import card
-    from baton.components.tokenize.tokenization import tokenize_run
+    from baton import events
+    from baton.data.preview import tokens_card
+    from baton.data.tokenize import tokenize_run
+    from baton.pages import quality_page
+    from baton.runs.ref import RunRef
+    from baton.runs.run import Run
 
     with events.stage("tokenize"):
-        run_uri = Baton.read(baton).run_uri
+        run_uri = RunRef.read(baton).run_uri
         made = tokenize_run(run_uri)
         run = Run.open(run_uri)
         quality_page.refresh(run)
-        card(run.recipe(), made).leave(tokens)
+        tokens_card(run.recipe(), made).leave(tokens)
     return baton
 
 
-@stage
+@component
 def tokenize_shard(baton: str, index: int, of: int) -> str:
     """Tokenizes the segments of the split that fall to one of several pods; `tokenize` commits what all have made.
 
@@ -44,10 +44,10 @@ def tokenize_shard(baton: str, index: int, of: int) -> str:
     Returns:
         The baton.
     """
-    from baton.components.shared.core import events
-    from baton.components.shared.runs.baton import Baton
-    from baton.components.tokenize import tokenization
+    from baton import events
+    from baton.data import tokenize as tokenization
+    from baton.runs.ref import RunRef
 
     with events.stage(f"tokenize shard {index} of {of}" if index else "train tokenizer"):
-        tokenization.tokenize_shard(Baton.read(baton).run_uri, index, of)
+        tokenization.tokenize_shard(RunRef.read(baton).run_uri, index, of)
     return baton

@@ -1,23 +1,6 @@
-"""One chunk as a process: `python -m baton.components.train_chunk RUN_URI INDEX [--leave-out rng]`."""
+"""A chunk on a node, under the name that train jobs of before 2026-11-26 have in their commands."""
 
-from baton.components.shared.core import ahead
-
-if __name__ == "__main__":  # before anything else is imported: on each node of a train job
-    ahead.begin("train_chunk")
-
-import argparse
-
-from baton.components.shared.core import events
+import runpy
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Train a run to the target of one of its chunks.")
-    parser.add_argument("run_uri")
-    parser.add_argument("index", type=int)
-    parser.add_argument(
-        "--leave-out", action="append", default=[], choices=["rng", "hooks"], help="what not to restore (a test)"
-    )
-    arguments = parser.parse_args()
-    with events.stage(f"train chunk {arguments.index}"):
-        from baton.components.train_chunk.stage import run_chunk
-
-        run_chunk(arguments.run_uri, arguments.index, tuple(arguments.leave_out))
+    runpy.run_module("baton.train", run_name="__main__", alter_sys=True)

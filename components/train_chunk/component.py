@@ -2,10 +2,10 @@
 
 from kfp import dsl
 
-from baton.components.declaring import stage
+from baton.kfp.component import component
 
 
-@stage
+@component
 def train_chunk(baton: str, index: int, checkpoint: dsl.Output[dsl.Model], progress: dsl.Output[dsl.HTML]) -> str:
     """Trains a run to the target of a chunk, from the newest valid checkpoint there is.
 
@@ -18,18 +18,18 @@ def train_chunk(baton: str, index: int, checkpoint: dsl.Output[dsl.Model], progr
     Returns:
         The baton.
     """
-    from baton.components.shared.core import events
+    from baton import events
 
     with events.stage(f"train chunk {index}"):
-        from baton.components.shared.runs.baton import Baton
-        from baton.components.train_chunk import attempts
+        from baton.runs.ref import RunRef
+        from baton.train import supervisor
 
-        run_uri = Baton.read(baton).run_uri
-        outcome = attempts.run(run_uri, index)
-        from baton.components.train_chunk import card  # what forks has imported next to nothing
+        run_uri = RunRef.read(baton).run_uri
+        outcome = supervisor.run(run_uri, index)
+        from baton.train import page  # what forks has imported next to nothing
 
-        shown = card.Shown.of(run_uri, index, outcome)
-        card.checkpoint_card(shown).leave(checkpoint)
+        shown = page.Shown.of(run_uri, index, outcome)
+        page.checkpoint_card(shown).leave(checkpoint)
         with open(progress.path, "w", encoding="utf-8") as file:
-            file.write(card.progress_page(shown))
+            file.write(page.progress_page(shown))
     return baton

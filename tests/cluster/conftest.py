@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from baton.components.shared.runs.run import Run
-from baton.components.shared.store.storage import Storage
+from baton.runs.run import Run
+from baton.store.storage import Storage
 
 if TYPE_CHECKING:
     from tests.cluster.backend import Backend

@@ -54,7 +54,7 @@ def _read(path):
 def _upload(artifacts):
     for path, address in artifacts.items():
         if os.path.exists(path):  # metrics are metadata alone
-            from baton.components.shared.store.storage import Storage
+            from baton.store.storage import Storage
 
             folder, _, name = address.rpartition("/")
             storage = Storage(folder)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from baton.components.shared.recipe import recipe_file
-from baton.pipelines.compiling.package import write_package
+from baton.compiler.pipeline_file import write_package
+from baton.recipe import load
 
 if TYPE_CHECKING:
     from tests.cluster.graph import Task
@@ -31,7 +31,7 @@ SETTINGS = [
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("package") / "pipeline.yaml"
-    write_package(recipe_file.load(str(RECIPE), SETTINGS), str(path))
+    write_package(load.load(str(RECIPE), SETTINGS), str(path))
     return path
 
 

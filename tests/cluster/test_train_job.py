@@ -21,17 +21,17 @@ import yaml
 from kubernetes import client, utils
 from kubernetes.client.rest import ApiException
 
-from baton.components.shared.core.errors import BatonError, UserError
-from baton.components.shared.recipe import Recipe, recipe_file
-from baton.components.shared.runs.run import Run
-from baton.components.train_chunk.context import TrainContext
-from baton.components.train_chunk.outcome import Ending
-from baton.components.train_chunk.stage import run_chunk
-from baton.components.train_chunk.trainjob import stage
-from baton.components.train_chunk.trainjob.cluster import Cluster
-from baton.components.train_chunk.trainjob.job import Job
-from baton.components.train_chunk.trainjob.manifest import Owner, labels, train_job
-from baton.pipelines.local import processes
+from baton.errors import BatonError, UserError
+from baton.local import processes
+from baton.recipe import load
+from baton.recipe.recipe import Recipe
+from baton.runs.run import Run
+from baton.train import chunk
+from baton.train.chunk import Ending, run_chunk
+from baton.train.context import TrainContext
+from baton.train.trainjob.cluster import Cluster
+from baton.train.trainjob.job import Job
+from baton.train.trainjob.manifest import Owner, labels, train_job
 from tests.cluster.conftest import MANIFESTS, RECIPE
 from tests.cluster.train_jobs import GROUP, Controller
 from tests.manifests.trainer_schema import definition
@@ -74,7 +74,7 @@ def as_stage(core: Any, namespace: str) -> Cluster:
 
 def _recipe(**changes: Any) -> Recipe:
     settings = {"resources.nodes": 2, "resources.image": os.environ["BATON_IMAGE"], "resources.shm": "64Mi", **changes}
-    return recipe_file.load(str(RECIPE), [f"{name}={json.dumps(value)}" for name, value in settings.items()])
+    return load.load(str(RECIPE), [f"{name}={json.dumps(value)}" for name, value in settings.items()])
 
 
 def _document(program: str, owner: Owner | None = None, **changes: Any) -> dict[str, Any]:
@@ -225,7 +225,7 @@ def test_a_node_that_takes_more_memory_than_it_may(controller: Controller, as_st
 def test_an_image_that_is_not_there(
     controller: Controller, as_stage: Cluster, core: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("baton.components.train_chunk.trainjob.job.IMAGE_PATIENCE", 5.0)
+    monkeypatch.setattr("baton.train.trainjob.job.IMAGE_PATIENCE", 5.0)
     document = _document(NO_WAIT, **{"resources.image": "localhost:1/nobody/made-this:1"})
     with pytest.raises(
         UserError, match=r"the image 'localhost:1/nobody/made-this:1' cannot be had on \S+: (Err|Image)"
@@ -310,11 +310,11 @@ def test_two_nodes_train_a_chunk(
     digests = {}
     for name, changes in (("nodes", {"resources.nodes": 2}), ("processes", {"training.parallel.processes": 2})):
         overrides = [f"{key}={json.dumps(value)}" for key, value in (few | changes).items()]
-        run = processes.prepare(recipe_file.load(str(RECIPE), overrides), name, lambda event: None)
+        run = processes.prepare(load.load(str(RECIPE), overrides), name, lambda event: None)
         for index in (1, 2):
             capsys.readouterr()
             context = TrainContext.open(run.uri, index)
-            outcome = stage.run(context, None, as_stage) if name == "nodes" else run_chunk(run.uri, index)
+            outcome = chunk.run_trainjob(context, None, as_stage) if name == "nodes" else run_chunk(run.uri, index)
             assert outcome
             assert outcome.ending is Ending.DONE
             if name == "nodes":
@@ -327,7 +327,7 @@ def test_two_nodes_train_a_chunk(
 
 
 def _chain(run: Run) -> list[str]:
-    from baton.components.shared.checkpoints.store import CheckpointStore
+    from baton.checkpoint.store import CheckpointStore
 
     return [checkpoint.digest for checkpoint in CheckpointStore(run).committed()]
 

@@ -16,8 +16,8 @@ def killed_in_upload(run_uri: str, index: int, step: int) -> None:
     """Runs a chunk that dies when two files of a step's checkpoint have been uploaded."""
     import itertools
 
-    from baton.components.shared.store.storage import Storage
-    from baton.components.train_chunk.stage import run_chunk
+    from baton.store.storage import Storage
+    from baton.train.chunk import run_chunk
 
     upload, sent = Storage.upload, itertools.count(1)
 
@@ -35,7 +35,7 @@ def noting_prompts(run_uri: str, index: int, folder: str) -> None:
     """Runs a chunk that writes down the prompts of each round for which its model writes."""
     from trl import GRPOTrainer
 
-    from baton.components.train_chunk.stage import run_chunk
+    from baton.train.chunk import run_chunk
 
     score = GRPOTrainer._generate_and_score_completions
 
@@ -52,7 +52,7 @@ def counting_rows(run_uri: str, index: int, folder: str) -> None:
     """Runs a chunk that writes down how many rows of its data are read in batches."""
     import datasets
 
-    from baton.components.train_chunk.stage import run_chunk
+    from baton.train.chunk import run_chunk
 
     get, read = datasets.Dataset.__getitems__, [0]
 
@@ -69,7 +69,7 @@ def without_a_tokenizer(run_uri: str, index: int) -> None:
     """Runs a chunk in whose processes a tokenizer that is given texts ends the chunk."""
     from transformers import PreTrainedTokenizerBase
 
-    from baton.components.train_chunk.stage import run_chunk
+    from baton.train.chunk import run_chunk
 
     def refuse(*_: Any, **__: Any) -> Any:
         raise AssertionError("a process of the chunk tokenizes")
@@ -81,8 +81,8 @@ def without_a_tokenizer(run_uri: str, index: int) -> None:
 
 def judge_rung(store: str, name: str, number: int) -> None:
     """Compares the trials of a rung, as the stage does."""
-    from baton.components.shared.store.storage import Storage
-    from baton.components.shared.sweeps.sweep import Sweep
-    from baton.components.sweep.judge import judge
+    from baton.runs.sweep import Sweep
+    from baton.store.storage import Storage
+    from baton.sweep.judge import rank_trials
 
-    judge(Sweep(Storage(store), name), number)
+    rank_trials(Sweep(Storage(store), name), number)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from baton.components.shared.recipe import Recipe
-from baton.components.shared.runs.run import Run
+from baton.recipe.recipe import Recipe
+from baton.runs.run import Run
 from tests.resume.conftest import base_model, grid, legs, recipes  # noqa: F401
 from tests.resume.matrix import Cell
 from tests.unit.conftest import chat_base, tiny_base  # noqa: F401

@@ -17,11 +17,11 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from baton.components.data_split.split import split_data
-from baton.components.shared.models import trained
-from baton.components.shared.recipe import Recipe
-from baton.components.shared.runs.run import Run
-from baton.components.tokenize.tokenization import tokenize_run
+from baton.data.split import split_data
+from baton.data.tokenize import tokenize_run
+from baton.models import trained
+from baton.recipe.recipe import Recipe
+from baton.runs.run import Run
 from tests.unit import tiny
 
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from baton.components.shared.recipe import Recipe
-from baton.components.shared.runs.run import Run
+from baton.recipe.recipe import Recipe
+from baton.runs.run import Run
 from tests.demands import chunks, upstream
 
 

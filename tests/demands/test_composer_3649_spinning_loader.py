@@ -13,7 +13,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, Dataset
 
-from baton.components.shared.runs.run import Run
+from baton.runs.run import Run
 from tests.demands import chunks
 
 

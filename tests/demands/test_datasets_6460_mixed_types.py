@@ -17,7 +17,7 @@ import datasets
 import pytest
 from datasets.exceptions import DatasetGenerationError
 
-from baton.components.shared.core.errors import UserError
+from baton.errors import UserError
 from tests.unit.data_split import splitting
 
 TAGGED = [{"text": f"row {n}", "ner": [[n, n + 4, "Protein"], [15, "x", n]]} for n in range(40)]

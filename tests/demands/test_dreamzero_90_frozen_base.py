@@ -15,9 +15,9 @@ from typing import Any
 
 from safetensors import safe_open
 
-from baton.components.shared.checkpoints.store import CheckpointStore
-from baton.components.shared.models import loading
-from baton.components.shared.runs.run import Run
+from baton.checkpoint.store import CheckpointStore
+from baton.models import loading
+from baton.runs.run import Run
 from tests.demands import upstream
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from baton.components.shared.recipe import Recipe
+from baton.recipe.recipe import Recipe
 from tests.demands import chunks, upstream
 
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from baton.components.evaluate.evaluation import evaluate_run
-from baton.components.gate.gate import judge_run
-from baton.components.shared.models import loading
+from baton.evaluate.evaluate import evaluate_run
+from baton.evaluate.gate import judge_run
+from baton.models import loading
 from tests.unit import tiny
 from tests.unit.evaluate.finished import CHATTY, finished, recipe_of
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from baton.components.shared.recipe import Recipe
-from baton.components.shared.runs import tracking
-from baton.components.shared.runs.documents.training import Tracking
+from baton.recipe.recipe import Recipe
+from baton.runs.documents import Tracking
+from baton.tracking.client import connect
 from tests.demands import upstream
 from tests.unit.shared.runs.mlflow.test_server import server  # noqa: F401
 
@@ -26,12 +26,12 @@ pytestmark = pytest.mark.slow
 
 def steps(uri: str, run_id: str, metric: str = "loss") -> list[int]:
     """The steps of a metric's values, in order."""
-    return sorted(value.step for value in tracking.connect(uri).get_metric_history(run_id, metric))
+    return sorted(value.step for value in connect(uri).get_metric_history(run_id, metric))
 
 
 def test_upstream_keeps_both_values_of_a_step(tmp_path: Path, legs: Any) -> None:
     uri, output = f"sqlite:///{tmp_path}/mlflow.db", str(tmp_path / "output")
-    run_id = tracking.connect(uri).create_run("0").info.run_id
+    run_id = connect(uri).create_run("0").info.run_id
     code, printed = legs.leg(upstream.tracked, output, uri, run_id, 5, None)
     assert code == -signal.SIGKILL, printed
     code, printed = legs.leg(upstream.tracked, output, uri, run_id, 99, f"{output}/checkpoint-3")
@@ -55,5 +55,5 @@ def test_baton_has_each_step_once(recipes: dict[str, Recipe], server: str, legs:
     assert steps(uri, run_id) == list(range(1, 16))
     for metric in ("learning_rate", "grad_norm", "tokens_per_second"):
         assert steps(uri, run_id, metric) == list(range(1, 16))
-    values = {value.step: value.value for value in tracking.connect(uri).get_metric_history(run_id, "loss")}
+    values = {value.step: value.value for value in connect(uri).get_metric_history(run_id, "loss")}
     assert values == pytest.approx(dict(legs.losses(run)), abs=0)

@@ -17,8 +17,8 @@ from typing import Any
 from kfp import dsl
 from kfp.local.cache import LocalCache
 
-from baton.components.shared.recipe import Recipe
-from baton.components.shared.runs.run import Run
+from baton.recipe.recipe import Recipe
+from baton.runs.run import Run
 
 
 def test_upstream_believes_in_what_is_gone(tmp_path: Path) -> None:

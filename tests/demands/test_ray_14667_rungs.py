@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from baton.components.shared.runs.documents.sweeps import Score
-from baton.components.shared.sweeps.sweep import Sweep
-from baton.components.sweep.judge import judge
+from baton.runs.outcomes import TrialScore
+from baton.runs.sweep import Sweep
+from baton.sweep.judge import rank_trials
 from tests.demands import chunks
 from tests.unit.sweep.swept import in_rungs
 
@@ -55,13 +55,13 @@ def made(folder: Path) -> Sweep:
 def score(sweep: Sweep, chunk: int, trial: str, value: float) -> None:
     """Leaves a trial's score after a chunk."""
     found = {"chunk": chunk, "step": 2 * chunk, "value": value, "metrics": {}, "seconds": 1.0, "at": "now"}
-    sweep.run(sweep.trial(trial)).put(Score.file_name(chunk), found)
+    sweep.run(sweep.trial(trial)).put(TrialScore.file_name(chunk), found)
 
 
 def test_baton_judges_by_what_is_in_the_store(tmp_path: Path, legs: Any) -> None:
     one, other = made(tmp_path / "one"), made(tmp_path / "other")
     for number in (1, 2, 3):
-        judge(one, number)
+        rank_trials(one, number)
         code, printed = legs.leg(chunks.judge_rung, str(tmp_path / "other"), "s", number)
         assert code == 0, printed
     kept = [rung.kept for rung in one.rungs()]

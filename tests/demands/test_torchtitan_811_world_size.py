@@ -16,7 +16,7 @@ import pytest
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
-from baton.components.shared.recipe import Recipe
+from baton.recipe.recipe import Recipe
 
 
 class Place:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from baton.components.shared.runs.run import Run
+from baton.runs.run import Run
 from tests.demands import upstream
 
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from transformers.trainer_utils import get_last_checkpoint
 
-from baton.components.shared.checkpoints.store import CheckpointStore
-from baton.components.shared.runs.run import Run
+from baton.checkpoint.store import CheckpointStore
+from baton.runs.run import Run
 from tests.demands import upstream
 
 

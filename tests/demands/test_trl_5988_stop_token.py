@@ -15,8 +15,8 @@ import datasets
 import pytest
 from trl import SFTConfig, SFTTrainer
 
-from baton.components.shared.core.labels import IGNORED
-from baton.components.shared.models import loading
+from baton.models import loading
+from baton.models.train_rows import IGNORED
 from tests.unit import tiny
 
 MARKED = (

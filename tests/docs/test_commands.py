@@ -12,8 +12,8 @@ import pytest
 import typer.main
 import yaml
 
-from baton.components.shared.recipe import recipe_file
-from baton.pipelines.cli.app import app
+from baton.cli.app import app
+from baton.recipe import load
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / name for name in ("README.md", "AGENTS.md", "CONTRIBUTING.md")]
@@ -92,7 +92,7 @@ def test_recipes_of_tutorials_load(path: Path, tmp_path: Path) -> None:
     for number, code in enumerate(recipes):
         file = tmp_path / f"{number}.yaml"
         file.write_text(code, encoding="utf-8")
-        recipe_file.load(str(file))
+        load.load(str(file))
 
 
 @pytest.mark.parametrize("name", ["20261125", "1e3", "true", "False", "null", "0755", "-5", "1_000", "nan", "try-1"])

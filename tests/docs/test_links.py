@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("components", "docs", "examples", "images", "k8s", "pipelines", "tests")
+FOLDERS = ("baton", "components", "docs", "examples", "images", "k8s", "pipelines", "tests")
 PAGES = sorted(
     path.relative_to(ROOT).as_posix()
     for path in [
@@ -92,12 +92,12 @@ def test_a_link_that_leads_nowhere_is_noticed(planted: str) -> None:
 def test_files_that_code_and_messages_name_are_there() -> None:
     named = {
         (source.relative_to(ROOT).as_posix(), path)
-        for folder in ("components", "images", "k8s", "pipelines")
+        for folder in ("baton", "components", "images", "k8s", "pipelines")
         for suffix in ("py", "yaml", "yml", "md", "sh")
         for source in (ROOT / folder).glob(f"**/*.{suffix}")
         for path in MENTION.findall(source.read_text(encoding="utf-8"))
     }
-    assert ("pipelines/cli/options.py", "docs/recipe.md") in named
+    assert ("baton/cli/options.py", "docs/recipe.md") in named
     assert sorted(item for item in named if not (ROOT / item[1]).exists()) == []
 
 

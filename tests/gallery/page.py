@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from baton.components.shared.recipe import Recipe, recipe_file
+from baton.recipe import load
+from baton.recipe.recipe import Recipe
 from tests.gallery import recipes
 
 INTRODUCTION = """\
@@ -86,7 +87,7 @@ def with_memory(text: str, memory: str) -> str:
 
 
 def _row(path: Path, memory: str) -> str:
-    about, recipe = recipes.header(path).fields, recipe_file.load(str(path))
+    about, recipe = recipes.header(path).fields, load.load(str(path))
     base = recipe.model.base or f"{recipe.model.from_scratch.architecture} from scratch"  # type: ignore[union-attr]
     data = "; ".join(f"`{name}`" for name in dict.fromkeys(map(_short, recipes.sources(recipe))))
     cells = [

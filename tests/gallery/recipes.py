@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from baton.components.shared.recipe import Recipe, recipe_file
-from baton.pipelines.compiling import memory, prepare
+from baton.recipe import load
+from baton.recipe.recipe import Recipe
+from baton.source import memory, prepare
 from tests.gallery import rows, twins
 
 Document = dict[str, Any]
@@ -56,7 +57,7 @@ def estimated(path: Path, folder: Path) -> str:
         folder: For the tokenizer of a model from scratch.
     """
     overrides = []
-    document = recipe_file.read(str(path))
+    document = load.read(str(path))
     if base := document["model"].get("base"):
         overrides.append(f"model.base={json.dumps(twins.config_folder(base))}")
     else:
@@ -81,7 +82,7 @@ def with_twin(path: Path, folder: Path) -> Recipe:
         path: The recipe.
         folder: With the twins below `twins`, as `needs` names them; for rows and the store.
     """
-    document = recipe_file.read(str(path))
+    document = load.read(str(path))
     for part in (document, *document.get("phases", ())):
         _shrink(part, folder)
     document |= {"store": {"uri": str(folder / "store")}, "tracking": {"mlflow": None}, "resources": {}}
@@ -98,12 +99,12 @@ def with_twin(path: Path, folder: Path) -> Recipe:
     if str(model.get("chat_template")).endswith(".jinja"):
         model["chat_template"] = str(GALLERY / model["chat_template"])
     document.pop("sweep", None)
-    return recipe_file.validate(document, origin=path.name)
+    return load.validate(document, origin=path.name)
 
 
 def needs(path: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yields the models and tokenizers that a recipe names, each with the tokens that it gives a task there."""
-    model = recipe_file.read(str(path))["model"]
+    model = load.read(str(path))["model"]
     tokenizer = model.get("tokenizer") or {}
     marks = [tokenizer[name] for name in ("pad", "eos", "end_of_turn") if name in tokenizer]
     marks += ["<|im_start|>", "<|im_end|>"] if model.get("chat_template") == "chatml" else []

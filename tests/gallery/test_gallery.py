@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from baton.components.shared.recipe import recipe_file
-from baton.pipelines.compiling import prepare
+from baton.recipe import load
+from baton.source import prepare
 from tests.gallery import page, recipes, twins
 
 ROOT = Path(__file__).parents[2]
@@ -46,8 +46,8 @@ METHODS = {
 
 @pytest.mark.parametrize("path", recipes.PATHS, ids=NAMES)
 def test_a_header_says_what_the_recipe_has(path: Path) -> None:
-    recipe, header = recipe_file.load(str(path)), recipes.header(path)
-    recipe_file.require_effects(recipe, origin=path.name)
+    recipe, header = load.load(str(path)), recipes.header(path)
+    load.require_effects(recipe, origin=path.name)
     assert recipe.name == path.stem
     assert tuple(header.fields) == recipes.FIELDS
     assert len(header.about) <= 120
@@ -64,7 +64,7 @@ def test_a_header_says_what_the_recipe_has(path: Path) -> None:
 
 @pytest.mark.parametrize("path", recipes.PATHS, ids=NAMES)
 def test_spot_gpus_are_provided_for(path: Path) -> None:
-    recipe = recipe_file.load(str(path))
+    recipe = load.load(str(path))
     assert recipe.resources.capacity == "spot"
     assert recipe.resources.tolerations
     for part in recipe.phase_recipes() or [recipe]:
@@ -74,12 +74,12 @@ def test_spot_gpus_are_provided_for(path: Path) -> None:
 
 
 def test_the_ways_to_train_are_there() -> None:
-    shown = [page.method(recipe_file.load(str(path))) for path in recipes.PATHS]
+    shown = [page.method(load.load(str(path))) for path in recipes.PATHS]
     assert [name for name, words in METHODS.items() if not any(words in each for each in shown)] == []
 
 
 def test_a_sweep_has_trials() -> None:
-    from baton.components.shared.sweeps.rungs import brackets, check_trials
+    from baton.sweep.search import brackets, check_trials
 
     recipe = prepare.load(str(recipes.GALLERY / "qwen3-sweep.yaml"))
     assert check_trials(recipe) == 9
@@ -99,7 +99,7 @@ def test_a_configuration_comes_to_the_published_number_of_weights(base: str) -> 
 
 
 def test_every_configuration_is_held_against_a_number() -> None:
-    bases = {recipe_file.load(str(path)).model.base for path in recipes.PATHS} - {None}
+    bases = {load.load(str(path)).model.base for path in recipes.PATHS} - {None}
     assert bases == WEIGHTS.keys()
     assert {folder.name for folder in twins.CONFIGS.iterdir() if folder.is_dir()} == {
         base.replace("/", "--") for base in WEIGHTS

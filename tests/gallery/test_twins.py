@@ -14,10 +14,12 @@ from typing import Any
 
 import pytest
 
-from baton.components.shared.recipe import PREVIOUS, Recipe, recipe_file
-from baton.components.shared.runs.documents.outcome import ExportedModel
-from baton.components.shared.runs.run import Run
-from baton.components.shared.store.storage import Storage
+from baton.recipe import load
+from baton.recipe.recipe import Recipe
+from baton.recipe.search import PREVIOUS
+from baton.runs.outcomes import ExportedModel
+from baton.runs.run import Run
+from baton.store.storage import Storage
 from tests.gallery import recipes, rows, twins
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -93,10 +95,10 @@ def test_it_is_trained_again_on_from_the_model_in_use(
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     path = recipes.GALLERY / "smollm3-retrain.yaml"
-    judged = recipe_file.load(str(path)).evaluation.model_copy(update={"samples": 2, "max_new_tokens": 4})
+    judged = load.load(str(path)).evaluation.model_copy(update={"samples": 2, "max_new_tokens": 4})
     recipe = twin(path).model_copy(update={"evaluation": judged})
     written = tmp_path / "smollm3-retrain.yaml"
-    written.write_text(recipe_file.to_yaml(recipe), encoding="utf-8")
+    written.write_text(load.to_yaml(recipe), encoding="utf-8")
     command = [str(Path(sys.executable).parent / "baton"), "retrain", str(written), "--output", "json"]
 
     def retrained() -> dict[str, str]:

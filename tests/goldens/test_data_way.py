@@ -24,12 +24,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from baton.components.data_split.split import split_data
-from baton.components.shared.core.errors import UserError
-from baton.components.shared.recipe import recipe_file
-from baton.components.shared.store import bundles
-from baton.components.shared.store.storage import Storage
-from baton.components.tokenize.tokenization import tokenize_run
+from baton.data.split import split_data
+from baton.data.tokenize import tokenize_run
+from baton.errors import UserError
+from baton.recipe import load
+from baton.store.manifest import read_manifest
+from baton.store.storage import Storage
 from tests.unit import tiny
 
 GOLDEN = Path(__file__).parent / "data_way.json"
@@ -141,8 +141,8 @@ def way(folder: Path, base: Path, name: str, method: str, rule: str) -> dict[str
     }
     storage, found = Storage("store"), {}
     try:
-        split = split_data(recipe_file.validate(document, origin="golden.yaml"), "golden")
-        manifest = bundles.read_manifest(storage, f"data/{split['digest']}/split")
+        split = split_data(load.validate(document, origin="golden.yaml"), "golden")
+        manifest = read_manifest(storage, f"data/{split['digest']}/split")
         assert manifest is not None
         found["split"] = split["digest"][:12]
         found |= {file: entry["sha256"][:12] for file, entry in sorted(manifest.files.items())}
@@ -151,7 +151,7 @@ def way(folder: Path, base: Path, name: str, method: str, rule: str) -> dict[str
                 found[path] = short(storage.read(f"runs/golden/{path}").replace(str(folder).encode(), b"."))
         tokens = tokenize_run("store/runs/golden")
         found["tokens"] = tokens["digest"][:12]
-        manifest = bundles.read_manifest(storage, f"data/{tokens['digest']}/tokens")
+        manifest = read_manifest(storage, f"data/{tokens['digest']}/tokens")
         assert manifest is not None
         arrows = sorted(
             (file.rpartition("-")[0], entry["sha256"]) for file, entry in manifest.files.items() if ".arrow" in file

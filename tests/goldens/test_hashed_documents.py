@@ -22,18 +22,18 @@ from typing import Any
 
 import pytest
 
-from baton.components.data_split.split import split_data
-from baton.components.export import export
-from baton.components.retrain import content
-from baton.components.shared.checkpoints import signatures
-from baton.components.shared.recipe import recipe_file
-from baton.components.shared.runs.plan import Plan
-from baton.components.shared.runs.run import Run, state_identity
-from baton.components.shared.store.manifests import Manifest
-from baton.components.shared.store.storage import Storage
-from baton.components.shared.sweeps.sweep import Sweep
-from baton.components.sweep.trial_data import preparation_name
-from baton.components.tokenize.tokenization import tokenize_run
+from baton.checkpoint import signatures
+from baton.data.split import split_data
+from baton.data.tokenize import tokenize_run
+from baton.export import export
+from baton.recipe import load
+from baton.retrain import content
+from baton.runs.plan import Plan
+from baton.runs.run import Run, state_identity
+from baton.runs.sweep import Sweep
+from baton.store.manifest import Manifest
+from baton.store.storage import Storage
+from baton.sweep.trials import preparation_name
 from tests.unit import tiny
 
 GOLDEN = Path(__file__).parent / "hashed_documents.json"
@@ -184,7 +184,7 @@ def hashed_by(name: str, folder: Path, base: Path, hashed: dict[str, None], **ch
     document = recipe(name)
     document["data"] |= changes
     with contextlib.chdir(folder):
-        given = recipe_file.validate(document, origin="golden.yaml")
+        given = load.validate(document, origin="golden.yaml")
         split_data(given, "golden")
         tokenize_run("store/runs/golden")
         run = Run.open("store/runs/golden")

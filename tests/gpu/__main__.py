@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from baton.components.shared.core.fingerprint import library_versions
+from baton.runs.versions import library_versions
 from tests.gpu.cells import PIP
 from tests.gpu.conftest import HAS_GPU, ROWS
 

@@ -11,10 +11,11 @@ from typing import Any
 import psutil
 import torch
 
-from baton.components.data_split.reading import stdlib_docs
-from baton.components.shared.recipe import Recipe, recipe_file
-from baton.components.shared.runs.run import Run
-from tests.bench.sizes import BYTES_PER_PARAMETER, SIZES
+from baton.data import readers
+from baton.recipe import load
+from baton.recipe.recipe import Recipe
+from baton.runs.run import Run
+from benchmarks.sizes import BYTES_PER_PARAMETER, SIZES
 from tests.gpu import probe
 from tests.gpu.conftest import HAS_GPU
 
@@ -93,7 +94,7 @@ class Runs:
         self.legs, self.folder = legs, folder
         self.rows = str(folder / "rows.jsonl")
         with open(self.rows, "w", encoding="utf-8") as file:
-            for number, row in enumerate(stdlib_docs.rows()):
+            for number, row in enumerate(readers.stdlib_rows()):
                 if number < 100 * SCALE.batch * SCALE.length // 64 + 500:
                     file.write(json.dumps({"text": f"{row['prompt']}\n{row['completion']}"}) + "\n")
 
@@ -128,7 +129,7 @@ class Runs:
             "tracking": {"mlflow": None, "jsonl": True},
             "resources": {"gpus": int(HAS_GPU)},
         }
-        return recipe_file.validate(document, origin="gpu")
+        return load.validate(document, origin="gpu")
 
     def chunk(self, run: Run, index: int = 1) -> dict[str, Any]:
         """Runs a chunk, and returns what its process did."""

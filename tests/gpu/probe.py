@@ -80,8 +80,8 @@ def _watched(path: str) -> Iterator[Watch]:
 
 def chunk(run_uri: str, index: int, path: str) -> None:
     """Runs a chunk and writes what it did to a file."""
-    from baton.components.shared.core import events
-    from baton.components.train_chunk.stage import run_chunk
+    from baton import events
+    from baton.train.chunk import run_chunk
 
     told = events.emit
     with _watched(path) as watch:
@@ -100,9 +100,9 @@ def plain(run_uri: str, deterministic: bool, path: str) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback, set_seed
     from trl import SFTConfig, SFTTrainer
 
-    from baton.components.shared.models import trained
-    from baton.components.shared.runs.run import Run
-    from baton.components.train_chunk.trainer.arguments import make_deterministic
+    from baton.models import trained
+    from baton.runs.run import Run
+    from baton.train.build import make_deterministic
 
     run = Run.open(run_uri)
     recipe, plan = run.resolved_recipe(), run.plan()
@@ -155,10 +155,10 @@ def make_base(folder: str, rows: str, size: dict[str, int]) -> None:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from baton.components.shared.recipe import TrainTokenizer
-    from baton.components.tokenize import bpe
+    from baton.data import encoding
+    from baton.recipe.model import TrainTokenizer
 
-    tokenizer = bpe.train(rows, TrainTokenizer(vocab_size=size["vocab_size"]), 64)
+    tokenizer = encoding.train_bpe(rows, TrainTokenizer(vocab_size=size["vocab_size"]), 64)
     torch.manual_seed(0)
     ids = {f"{kind}_token_id": getattr(tokenizer, f"{kind}_token_id") for kind in ("bos", "eos", "pad")}
     LlamaForCausalLM(LlamaConfig(**size, **ids)).save_pretrained(folder)

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from baton.components.shared.runs.documents.training import MicroBatch
-from baton.components.shared.runs.run import Run
+from baton.runs.documents import MicroBatch
+from baton.runs.run import Run
 from tests.gpu import cells, measured
 from tests.gpu.conftest import HAS_GPU
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from kfp.local import docker_task_handler
 
-from baton.components.shared.core.errors import UserError
-from baton.components.shared.recipe import recipe_file
-from baton.pipelines.local import docker_runner
-from baton.pipelines.local.containers import Containers, Needs, installed
+from baton.errors import UserError
+from baton.local import docker
+from baton.local.docker import Containers, Needs, containers_installed
+from baton.recipe import load
 
 STAGE = ["--function_to_execute", "train_chunk"]
 FAILS_LOUDLY = ["sh", "-c", "yes 'a line of a stage that tells much' | head -n 100000; exit 7", *STAGE]
@@ -29,7 +29,7 @@ def left(engine: Any, mark: str) -> list[Any]:
 
 
 def test_a_failure_after_much_output_is_a_failure(engine, image):
-    with installed(Containers({})), contextlib.redirect_stdout(io.StringIO()) as output:
+    with containers_installed(Containers({})), contextlib.redirect_stdout(io.StringIO()) as output:
         code = docker_task_handler.run_docker_container(engine, image, FAILS_LOUDLY, {})
     assert code == 7
     assert output.getvalue().count("\n") == 100_000
@@ -44,7 +44,7 @@ def test_kfp_alone_takes_a_failure_for_a_success(engine, image):
 
 def test_kfp_has_its_own_function_back_afterwards():
     before = docker_task_handler.run_docker_container
-    with pytest.raises(KeyError), installed(Containers({})):
+    with pytest.raises(KeyError), containers_installed(Containers({})):
         raise KeyError
     assert docker_task_handler.run_docker_container is before
 
@@ -77,9 +77,9 @@ def test_shared_memory_is_as_asked(engine, image):
 
 def test_an_image_that_is_not_there_is_one_message(engine, scratch_recipe, tmp_path):
     document = {**scratch_recipe, "store": str(tmp_path), "data": {"source": "builtin:stdlib-docs"}}
-    recipe = recipe_file.validate({**document, "resources": {"image": "baton-none:1"}}, origin="test")
+    recipe = load.validate({**document, "resources": {"image": "baton-none:1"}}, origin="test")
     expected = r"image 'baton-none:1' cannot be used: it is not on this engine\. Build one with `make images`"
-    with pytest.raises(UserError, match=expected), docker_runner.runner(recipe, "", str(tmp_path)):
+    with pytest.raises(UserError, match=expected), docker.runner(recipe, "", str(tmp_path)):
         pass
 
 

@@ -44,7 +44,7 @@ class Baton:
         (folder / "recipe.yaml").write_text(yaml.safe_dump({**RECIPE, "store": "store"}))
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "baton.pipelines", "run", "recipe.yaml", "--output", "json", *arguments]
+        command = [sys.executable, "-m", "baton", "run", "recipe.yaml", "--output", "json", *arguments]
         root = str(Path(__file__).parent.parent.parent)
         env = {**self.env, "PYTHONPATH": root}
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}

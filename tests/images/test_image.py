@@ -59,7 +59,7 @@ def test_has_neither_compiler_nor_pip_nor_caches(engine, image):
 def test_works_with_a_read_only_root(engine, image, user):
     script = """
         set -e
-        python3 -c 'import getpass, torch, matplotlib.pyplot, baton.components.executor; print(getpass.getuser())'
+        python3 -c 'import getpass, torch, matplotlib.pyplot, baton.kfp.executor; print(getpass.getuser())'
         touch /opt/baton/x 2>/dev/null && echo writable || true
     """
     found = run(engine, image, script, user=user, read_only=True, tmpfs={"/tmp": ""}, cap_drop=["ALL"])
@@ -76,8 +76,8 @@ print((pathlib.Path(mlflow.__file__).parent / "server/js/build/index.html").exis
 def test_bytecode_is_there_for_what_a_chunk_imports(engine, image):
     script = """python3 -c '
 import os, sys
-import kfp.dsl.executor, baton.components.executor
-import baton.components.train_chunk.training, baton.components.evaluate.evaluation
+import kfp.dsl.executor, baton.kfp.executor
+import baton.train.attempt, baton.evaluate.evaluate
 missing = [name for name, module in sys.modules.items()
            if isinstance(found := getattr(module, "__cached__", None), str) and not os.path.exists(found)]
 print(len(missing), len(sys.modules))'"""

@@ -44,7 +44,7 @@ def test_the_image_reads_what_its_list_says(engine: Any, image: str) -> None:
 
 READ = """
 import os
-from baton.components.shared.core import ahead
+from baton.train import readahead as ahead
 
 lines = open(f"{ahead.FOLDER}/train_chunk").read().splitlines()
 paths = list(dict.fromkeys(line.split(" ", 2)[2] for line in lines))
@@ -54,7 +54,7 @@ for path in paths:
     file = os.open(path, os.O_RDONLY)
     os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
     os.close(file)
-process = ahead.begin("train_chunk")
+process = ahead.start("train_chunk")
 _, code, usage = os.wait4(process, 0)
 print(len(missing), len(paths), code, usage.ru_inblock * 512)
 """

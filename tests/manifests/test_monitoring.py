@@ -9,9 +9,9 @@ from typing import Any
 import yaml
 from kfp import compiler
 
-from baton.components.shared.recipe import recipe_file
-from baton.components.train_chunk.reporting.sinks import prometheus
 from baton.pipelines.finetune import finetune
+from baton.recipe import load
+from baton.train.metrics import sinks
 from tests.manifests import expressions
 from tests.manifests.building import named, require
 
@@ -44,7 +44,7 @@ def test_goodput_loss_and_chunk_time_have_panels() -> None:
 
 
 def test_every_name_is_one_that_a_chunk_tells() -> None:
-    told = {name for name, _ in (*prometheus.LOGGED.values(), *prometheus.LIVE.values(), prometheus.PHASE)}
+    told = {name for name, _ in (*sinks.LOGGED_GAUGES.values(), *sinks.LIVE_GAUGES.values(), sinks.PHASE_GAUGE)}
     assert expressions.metrics() <= told
     assert told - expressions.metrics() == {"baton_samples_per_second"}
 
@@ -110,7 +110,7 @@ def test_alerts_fire_for_what_they_name_and_not_before(tmp_path: Path) -> None:
 
 
 def test_prometheus_finds_the_pods_that_the_pipeline_makes(tmp_path: Path) -> None:
-    recipe = recipe_file.load(
+    recipe = load.load(
         str(Path(__file__).parents[1] / "recipes" / "scratch.yaml"),
         ["store=s3://baton", "tracking.prometheus_port=9095", "resources.capacity=spot"],
     )

@@ -12,8 +12,8 @@ import pytest
 import yaml
 from kfp import compiler
 
-from baton.components.shared.recipe import recipe_file
 from baton.pipelines.finetune import finetune
+from baton.recipe import load
 from tests.manifests.building import K8S, OVERLAYS, named, objects, pods
 
 VOLUMES = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}
@@ -80,7 +80,7 @@ BY_KUBEFLOW = {
 
 @pytest.mark.parametrize("gpus", [0, 1])
 def test_stages_are_restricted(gpus: int, tmp_path: Path) -> None:
-    recipe = recipe_file.load(
+    recipe = load.load(
         str(Path(__file__).parents[1] / "recipes" / "scratch.yaml"),
         [f"resources.gpus={gpus}", "resources.secret=baton-store", "store.cache_dir=/cache", "resources.cache_claim=c"],
     )

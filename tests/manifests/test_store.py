@@ -16,7 +16,7 @@ import boto3
 import pytest
 from botocore.exceptions import ClientError
 
-from baton.components.shared.store.storage import Storage
+from baton.store.storage import Storage
 from tests.manifests.building import K8S
 
 BUCKET = "baton"

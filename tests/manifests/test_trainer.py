@@ -11,8 +11,8 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from baton.components.shared.recipe import recipe_file
-from baton.components.train_chunk.trainjob.manifest import Owner, labels, train_job
+from baton.recipe import load
+from baton.train.trainjob.manifest import Owner, labels, train_job
 from tests.manifests.building import K8S
 from tests.manifests.trainer_schema import problems
 
@@ -44,7 +44,7 @@ EVERYTHING = [
 
 
 def _job(*overrides: str, index: int = 3, owner: Owner | None = None) -> dict[str, Any]:
-    return train_job(recipe_file.load(SCRATCH, [*overrides]), RUN, index, owner)
+    return train_job(load.load(SCRATCH, [*overrides]), RUN, index, owner)
 
 
 def _component() -> list[dict[str, Any]]:
@@ -88,7 +88,7 @@ def test_the_schema_refuses_what_trainer_would() -> None:
 def test_what_the_nodes_run() -> None:
     trainer = _job(*EVERYTHING)["spec"]["trainer"]
     assert trainer["command"] + trainer["args"] == [
-        *("python3", "-m", "baton.components.train_chunk"),
+        *("python3", "-m", "baton.train"),
         *(RUN, "3"),
     ]
     assert (trainer["numNodes"], trainer["numProcPerNode"]) == (2, 4)
@@ -164,7 +164,7 @@ ELASTIC = ["resources.nodes={min: 1, max: 4}", "training.parallel.virtual_worker
 
 @pytest.mark.parametrize("nodes", [1, 2, 4])
 def test_a_number_that_may_vary_is_not_in_the_name(nodes: int) -> None:
-    job = train_job(recipe_file.load(SCRATCH, ELASTIC), RUN, 3, None, nodes)
+    job = train_job(load.load(SCRATCH, ELASTIC), RUN, 3, None, nodes)
     assert problems(job) == []
     assert job["spec"]["trainer"]["numNodes"] == nodes
     assert job["metadata"]["name"] == _job(*ELASTIC)["metadata"]["name"]
@@ -175,7 +175,7 @@ def test_a_number_that_may_vary_is_not_in_the_name(nodes: int) -> None:
 
 
 def test_a_long_run_name_fits_the_names_of_pods() -> None:
-    recipe = recipe_file.load(SCRATCH, ["resources.nodes=2"])
+    recipe = load.load(SCRATCH, ["resources.nodes=2"])
     name = train_job(recipe, f"s3://b/runs/{'x' * 23}-{'y' * 70}", 100, None)["metadata"]["name"]
     assert len(f"{name}-node-0-511-abcde") <= 63
     assert "--" not in name

@@ -11,7 +11,7 @@ import pytest
 from kfp import compiler, dsl, kubernetes
 from kfp.dsl import pipeline_task
 
-from baton.pipelines.kubeflow.submit import Submission, submit
+from baton.kubeflow.submit import Submission, submit
 
 
 @pytest.fixture(scope="session")

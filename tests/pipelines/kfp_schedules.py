@@ -9,7 +9,8 @@ from email.message import Message
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 
-from tests.pipelines.kfp_api import ApiError, KfpApi
+from tests.pipelines.kfp_api import KfpApi
+from tests.pipelines.kfp_checks import ApiError
 
 PATH = r"/apis/v2beta1/recurringruns(?:/([^/:]+))?"
 PAGE = 2

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from baton.pipelines.kubeflow.nodes import node_id
+from baton.kubeflow.run_status import node_id
 
 STARTED, ENDED, UNSET = "2024-05-01T12:00:00Z", "2024-05-01T12:00:42Z", "1970-01-01T00:00:00Z"
 OMITTED = "RUNTIME_STATE_UNSPECIFIED"

@@ -10,12 +10,13 @@ from kfp import compiler, dsl, local
 from baton.components.evaluate.component import evaluate
 from baton.components.export.component import export
 from baton.components.report.component import report
-from baton.components.shared.recipe import Recipe, recipe_file
-from baton.components.shared.runs.run import Run
-from baton.components.shared.store.storage import Storage
 from baton.components.tokenize.component import tokenize
 from baton.components.train_chunk.component import train_chunk
 from baton.pipelines import finetune
+from baton.recipe import load
+from baton.recipe.recipe import Recipe
+from baton.runs.run import Run
+from baton.store.storage import Storage
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "scratch.yaml"
 SETTINGS = ["training.epochs=null", "training.max_steps=4"]
@@ -56,7 +57,7 @@ def write_on(model: dsl.Input[dsl.Model], metrics: dsl.Input[dsl.Metrics]) -> st
 
 
 def _recipe(store: Path, *settings: str) -> Recipe:
-    return recipe_file.load(str(RECIPE), [*SETTINGS, f"store={store}", *settings])
+    return load.load(str(RECIPE), [*SETTINGS, f"store={store}", *settings])
 
 
 def _pipeline(recipe: Recipe) -> Any:

@@ -15,12 +15,12 @@ from pathlib import Path
 import kfp.local
 import pytest
 
-from baton.components.shared.core import events
-from baton.components.shared.runs.run import Run
-from baton.components.shared.store.storage import Storage
-from baton.pipelines.compiling import prepare
-from baton.pipelines.compiling.package import write_package
-from baton.pipelines.local import engine, results
+from baton import events
+from baton.compiler.pipeline_file import write_package
+from baton.local import engine, results
+from baton.runs.run import Run
+from baton.source import prepare
+from baton.store.storage import Storage
 
 RECIPE = str(Path(__file__).parents[1] / "recipes/scratch.yaml")
 ALWAYS = {"data split", "train chunk 2", "checkpoint 1", "checkpoint 2", "evaluate", "export", "report"}
@@ -39,7 +39,7 @@ def submitted(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> S
     """Runs the pipeline of a run with two chunks, and returns the stages that ran and the last state's digest."""
     package = str(tmp_path / "scratch.yaml")
     loaded = prepare.load(RECIPE, store=str(store), chunks=2)
-    write_package(prepare.localise(loaded, RECIPE), package)
+    write_package(prepare.resolve_paths(loaded, RECIPE), package)
     monkeypatch.setattr("kfp.local.cache._is_remote_uri", lambda uri: True)
     cached = functools.partial(kfp.local.init, enable_caching=True, cache_root=str(tmp_path / "cache"))
     monkeypatch.setattr(kfp.local, "init", cached)

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from baton.components.shared.checkpoints.store import CheckpointStore
-from baton.components.shared.runs.run import Run
-from baton.components.shared.store.storage import Storage
+from baton.checkpoint.store import CheckpointStore
+from baton.runs.run import Run
+from baton.store.storage import Storage
 
 pytestmark = pytest.mark.slow
 RECIPE = Path(__file__).parents[1] / "recipes" / "scratch.yaml"

@@ -14,12 +14,13 @@ from typing import Any
 import mlflow
 import pytest
 
-from baton.components.shared.recipe import recipe_file
-from baton.components.shared.runs.documents.outcome import Failure
-from baton.components.shared.runs.documents.training import Tracking
-from baton.components.shared.runs.run import Run
-from baton.components.shared.store.storage import Storage
+from baton.recipe import load
+from baton.runs.documents import Tracking
+from baton.runs.outcomes import RunFailure
+from baton.runs.run import Run
+from baton.store.storage import Storage
 
+pytestmark = pytest.mark.slow
 RECIPE = Path(__file__).parents[1] / "recipes" / "scratch.yaml"
 BATON = str(Path(sys.executable).parent / "baton")
 HOOKS = """\
@@ -75,7 +76,7 @@ def failed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Training, int, str
 def test_a_stage_that_fails_leaves_why(failed: tuple[Training, int, str]) -> None:
     training, code, said = failed
     assert code == 1, said
-    failure = training.run.need(Failure)
+    failure = training.run.need(RunFailure)
     assert (failure.stage, failure.exit_code, failure.is_cancelled) == ("train chunk 2", 1, False)
     assert failure.message == (
         "ValueError: the <b>license</b> of the rows has run out (own.py, line 8, in Stops.on_step_end)"
@@ -100,15 +101,14 @@ def test_the_tracking_run_of_a_run_that_failed_is_closed(failed: tuple[Training,
     assert "report.html" in [artifact.path for artifact in client.list_artifacts(tracked.info.run_id)]
 
 
-@pytest.mark.slow
 def test_a_page_is_left_also_where_the_run_cannot_be_read(failed: tuple[Training, int, str]) -> None:
     """What a stage has failed of may be a document of the run."""
     training, _, _ = failed
     plan = Path(training.run.uri, "plan.json")
     before = plan.read_text()
     plan.write_text("{")
-    given = json.dumps(Failure(stage="train chunk 2", message="plan.json is not a JSON object.", at="").to_json())
-    command = [sys.executable, "-m", "baton.components.report.failed", training.run.uri]
+    given = json.dumps(RunFailure(stage="train chunk 2", message="plan.json is not a JSON object.", at="").to_json())
+    command = [sys.executable, "-m", "baton.pages.publish", training.run.uri]
     try:
         done = subprocess.run(command, input=given, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
@@ -117,13 +117,12 @@ def test_a_page_is_left_also_where_the_run_cannot_be_read(failed: tuple[Training
         plan.write_text(before)
 
 
-@pytest.mark.slow
 def test_a_run_that_resumes_forgets_that_it_failed(failed: tuple[Training, int, str]) -> None:
     training, _, _ = failed
     (training.folder / "stops").unlink()
     code, said = training.start()
     assert code == 0, said
-    assert training.run.read(Failure) is None
+    assert training.run.read(RunFailure) is None
     assert "Why it failed" not in training.page
     assert training.tracked()[1].info.status == "FINISHED"
     assert [attempt.outcome for attempt in training.run.attempts(2)] == ["done"]
@@ -132,15 +131,14 @@ def test_a_run_that_resumes_forgets_that_it_failed(failed: tuple[Training, int, 
 def _executed(room: str, inputs: dict[str, Any]) -> Any:
     """Runs a stage as its container does."""
     given = {"inputs": {"parameterValues": inputs}, "outputs": {"outputFile": "/dev/null"}}
-    command = [sys.executable, "-m", "baton.components.executor", room, "1", "--function_to_execute", room]
+    command = [sys.executable, "-m", "baton.kfp.executor", room, "1", "--function_to_execute", room]
     command += ["--executor_input", json.dumps(given)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.slow
 def test_a_data_split_that_fails_tells_a_run_that_is_there(failed: tuple[Training, int, str]) -> None:
     training, _, _ = failed
-    inputs = {"recipe": recipe_file.dumps(training.run.recipe()), "store": str(training.folder / "store")}
+    inputs = {"recipe": load.dumps(training.run.recipe()), "store": str(training.folder / "store")}
     inputs |= {"source": "/nowhere/rows.jsonl", "new_name": "new", "job_id": "1", "phase": "", "start_from": ""}
     inputs |= {"base_model": "", "seed": 11, "batch_size": 8, "overrides": {}}
     inputs |= {"learning_rate": 0.01, "epochs": 0, "max_steps": 6}
@@ -148,15 +146,14 @@ def test_a_data_split_that_fails_tells_a_run_that_is_there(failed: tuple[Trainin
         done = _executed("data_split", inputs | changes)
         assert done.returncode == 2, done.stderr
     assert "run 'new-1' was started with another recipe: training.learning_rate" in done.stderr
-    failure = Run(training.run.storage, "new-1").need(Failure)
+    failure = Run(training.run.storage, "new-1").need(RunFailure)
     assert (failure.stage, failure.exit_code) == ("data split", 2)
     assert "/nowhere/rows.jsonl" in failure.message, "what another recipe fails of is not this run's"
     assert failure.remedy
-    assert training.run.read(Failure) is None, "it has come to its end"
+    assert training.run.read(RunFailure) is None, "it has come to its end"
     assert "Why it failed" not in training.page
 
 
-@pytest.mark.slow
 def test_a_store_that_is_away_hides_no_error_and_takes_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The stage ends on its own error, soon."""
     for name, value in (("AWS_ACCESS_KEY_ID", "a"), ("AWS_SECRET_ACCESS_KEY", "b")):

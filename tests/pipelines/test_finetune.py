@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-from baton.components.declaring import code
-from baton.pipelines.compiling import conformance
+from baton.compiler import conformance
+from baton.kfp.component import code_version
 
 QUICKSTART = Path(__file__).parents[2] / "pipelines/recipes/quickstart.yaml"
 BATON = str(Path(sys.executable).parent / "baton")
@@ -219,7 +219,7 @@ def test_the_file_holds_neither_the_source_of_stages_nor_their_documentation(
     assert "description" not in str(spec["components"])
     for name, (container, _) in _executors(on_spot_gpus).items():
         room = re.sub(r"-\d$", "", name).replace("-", "_")
-        assert container["command"][:4] == ["python3", "-m", "baton.components.executor", room]
+        assert container["command"][:4] == ["python3", "-m", "baton.kfp.executor", room]
         # What tells one Baton from another in Kubeflow's cache, where an image keeps its tag.
         assert re.fullmatch(rf"{re.escape(version('baton-llm'))}-[0-9a-f]{{8}}", container["command"][4])
 
@@ -241,16 +241,16 @@ def test_other_code_of_any_stage_is_another_command(name: str, tmp_path: Path) -
     (tmp_path / "wheel/evaluate/__pycache__").mkdir()
     (tmp_path / "wheel/evaluate/__pycache__/figures.cpython-311.pyc").write_bytes(b"made here")
     (tmp_path / "changed" / name).write_text("other", encoding="utf-8")
-    assert code(tmp_path / "checkout") == code(tmp_path / "wheel") != code(tmp_path / "changed")
+    assert code_version(tmp_path / "checkout") == code_version(tmp_path / "wheel") != code_version(tmp_path / "changed")
 
 
 def test_all_commands_hold_the_code_of_this_baton(on_spot_gpus: list[dict[str, Any]]) -> None:
-    assert {container["command"][4] for container, _ in _executors(on_spot_gpus).values()} == {code()}
+    assert {container["command"][4] for container, _ in _executors(on_spot_gpus).values()} == {code_version()}
 
 
 def test_code_is_read_where_a_pipeline_is_compiled_alone() -> None:
     """Each process of a stage and each command imports what declares stages."""
-    looks = "import baton.pipelines.finetune, baton.components.declaring as d; print(d.code.cache_info().currsize)"
+    looks = "import baton.pipelines.finetune, baton.kfp.component as d; print(d.code_version.cache_info().currsize)"
     done = subprocess.run([sys.executable, "-c", looks], capture_output=True, text=True, check=True)
     assert done.stdout == "0\n"
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from baton.components.shared.runs.run import Run
-from baton.components.shared.store.storage import Storage
+from baton.runs.run import Run
+from baton.store.storage import Storage
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "scratch.yaml"
 BATON = str(Path(sys.executable).parent / "baton")

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from baton.components.shared.core import wire
-from baton.components.shared.recipe import recipe_file
-from baton.pipelines.compiling import conformance, for_pods, mermaid
-from baton.pipelines.compiling.package import Pipeline, write_package
+from baton.compiler import conformance, graph, pipeline_file
+from baton.compiler.pipeline_file import Pipeline, write_package
+from baton.recipe import load
+from baton.runs import ref
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -55,14 +55,14 @@ PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
 
 def _compile(source: Source, target: Path) -> None:
     recipe, settings, pipeline = source
-    write_package(for_pods.settled(recipe_file.load(str(recipe), settings)), str(target), pipeline)
+    write_package(pipeline_file.for_cluster(load.load(str(recipe), settings)), str(target), pipeline)
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_golden_file(name: str, tmp_path: Path) -> None:
     _compile(FILES[name], tmp_path / "pipeline.yaml")
     compiled = _CODE.sub("VERSION-DIGEST", (tmp_path / "pipeline.yaml").read_text())
-    documents = wire.received(list(yaml.load_all(compiled, yaml.CSafeLoader)))  # a golden file is to be read
+    documents = ref.decode_texts(list(yaml.load_all(compiled, yaml.CSafeLoader)))  # a golden file is to be read
     documents[0].pop("sdkVersion")
     golden = HERE / "golden" / f"{name}.yaml"
     if os.environ.get("BATON_GOLDEN"):
@@ -75,7 +75,7 @@ def test_golden_file(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", GRAPHS)
 def test_golden_graph(name: str, tmp_path: Path) -> None:
     _compile(GRAPHS[name], tmp_path / "pipeline.yaml")
-    mermaid.write(str(tmp_path / "pipeline.yaml"), str(tmp_path / "graph.mmd"))
+    graph.write(str(tmp_path / "pipeline.yaml"), str(tmp_path / "graph.mmd"))
     drawn = (tmp_path / "graph.mmd").read_text()
     block = re.compile(rf"(<!-- graph: {name} -->\n```mermaid\n)(.*?)(```\n)", re.DOTALL)
     if os.environ.get("BATON_GOLDEN"):

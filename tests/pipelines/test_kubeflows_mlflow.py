@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from baton.components.shared.runs.documents.outcome import Registered
-from baton.components.shared.runs.documents.training import Tracking
-from baton.components.shared.runs.run import Run
-from baton.components.shared.store.storage import Storage
+from baton.runs.documents import Tracking
+from baton.runs.outcomes import Registered
+from baton.runs.run import Run
+from baton.store.storage import Storage
 from tests.kubeflows_mlflow import KubeflowsMLflow
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "scratch.yaml"

@@ -9,10 +9,10 @@ import pytest
 import yaml
 from kfp import compiler
 
-from baton.components.shared.core.errors import UserError
-from baton.components.shared.recipe import recipe_file
+from baton.errors import UserError
+from baton.local import engine
 from baton.pipelines.finetune import finetune
-from baton.pipelines.local import engine
+from baton.recipe import load
 
 SCRATCH = str(Path(__file__).parents[1] / "recipes" / "scratch.yaml")
 GPUS = [
@@ -32,7 +32,7 @@ GPUS = [
 def _compiled(folder: Path, nodes: object) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns containers and settings of the pods, each by executor."""
     package = folder / f"{len(list(folder.iterdir()))}.yaml"
-    compiler.Compiler().compile(finetune(recipe_file.load(SCRATCH, [*GPUS, f"resources.nodes={nodes}"])), str(package))
+    compiler.Compiler().compile(finetune(load.load(SCRATCH, [*GPUS, f"resources.nodes={nodes}"])), str(package))
     spec, platform = yaml.safe_load_all(package.read_text())
     return (
         spec["deploymentSpec"]["executors"],
@@ -60,6 +60,6 @@ def test_other_stages_keep_what_they_ask_for(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("nodes", ["resources.nodes=2", "resources.nodes={max: 2}"])
 def test_one_machine_refuses_several_at_once(nodes: str) -> None:
-    recipe = recipe_file.load(SCRATCH, [nodes, "training.parallel.virtual_workers=4"])
+    recipe = load.load(SCRATCH, [nodes, "training.parallel.virtual_workers=4"])
     with pytest.raises(UserError, match=r"resources\.nodes is 2, and this is one machine"):
         engine.run_recipe(recipe, "r", arguments={}, on_event=lambda event: None, containers=False)

@@ -34,7 +34,7 @@ def test_theirs_would_be_imported(their_project: Path) -> None:
 
 
 def test_a_pipeline_is_compiled_beside_them(their_project: Path) -> None:
-    done = run(their_project, sys.executable, "-m", "baton.pipelines", "compile", str(SCRATCH), "-o", "pipeline.yaml")
+    done = run(their_project, sys.executable, "-m", "baton", "compile", str(SCRATCH), "-o", "pipeline.yaml")
     assert done.returncode == 0, done.stderr
     specification = next(yaml.safe_load_all((their_project / "pipeline.yaml").read_text(encoding="utf-8")))
     (chunk,) = [
@@ -42,7 +42,7 @@ def test_a_pipeline_is_compiled_beside_them(their_project: Path) -> None:
         for name, executor in specification["deploymentSpec"]["executors"].items()
         if name == "exec-train-chunk"
     ]
-    assert chunk["command"][1:4] == ["-m", "baton.components.executor", "train_chunk"]
+    assert chunk["command"][1:4] == ["-m", "baton.kfp.executor", "train_chunk"]
 
 
 def test_a_stage_runs_beside_them(their_project: Path) -> None:

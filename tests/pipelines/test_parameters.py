@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import yaml
 
-from baton.components.shared.core import events
-from baton.components.shared.core.errors import BatonError
-from baton.components.shared.runs.run import Run
-from baton.components.shared.store.storage import Storage
-from baton.pipelines.compiling import prepare
-from baton.pipelines.compiling.package import Pipeline, write_package
-from baton.pipelines.local import engine
+from baton import events
+from baton.compiler.pipeline_file import Pipeline, write_package
+from baton.errors import BatonError
+from baton.local import engine
+from baton.runs.run import Run
+from baton.source import prepare
+from baton.store.storage import Storage
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 SHORT = {"training.max_steps": 2, "evaluation.samples": 1, "model.from_scratch.config.max_position_embeddings": 128}
@@ -37,7 +37,7 @@ def start(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Started:
         if not package.exists():
             # Without the engine's retries, which pause before they tell a mistake again.
             loaded = prepare.load(str(recipe), ["training.epochs=null", "resources.retries=0"], store=str(store))
-            write_package(prepare.localise(loaded, str(recipe)), str(package))
+            write_package(prepare.resolve_paths(loaded, str(recipe)), str(package))
         stages: list[str] = []
 
         def heard(event: events.Event) -> None:

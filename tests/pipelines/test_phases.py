@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import yaml
 
-from baton.components.shared.core.errors import UserError
-from baton.components.shared.recipe import recipe_file
-from baton.components.shared.runs.run import Run
-from baton.components.shared.store.storage import Storage
-from baton.pipelines.compiling import for_pods
-from baton.pipelines.compiling.package import write_package
+from baton.compiler import pipeline_file
+from baton.compiler.pipeline_file import write_package
+from baton.errors import UserError
+from baton.recipe import load
+from baton.runs.run import Run
+from baton.store.storage import Storage
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "phases.yaml"
 BATON = str(Path(sys.executable).parent / "baton")
@@ -83,7 +83,7 @@ def test_the_same_run_again_trains_nothing(finished: tuple[dict[str, Any], Stora
 
 
 def test_short_names_are_methods(recipe: Path) -> None:
-    short = recipe_file.load(str(recipe), ["phases=[pretrain, sft]"])
+    short = load.load(str(recipe), ["phases=[pretrain, sft]"])
     assert [part.training.method for part in short.phase_recipes()] == ["pretrain", "sft"]
 
 
@@ -100,7 +100,7 @@ def test_short_names_are_methods(recipe: Path) -> None:
 )
 def test_what_is_no_phase(phases: str, said: str, recipe: Path) -> None:
     with pytest.raises(UserError, match=said):
-        recipe_file.load(str(recipe), [f"phases={phases}"])
+        load.load(str(recipe), [f"phases={phases}"])
 
 
 def test_commands_for_one_training_refuse_phases(recipe: Path) -> None:
@@ -110,7 +110,7 @@ def test_commands_for_one_training_refuse_phases(recipe: Path) -> None:
 
 
 def test_the_pods_of_a_phase_are_what_its_recipe_asks_for(recipe: Path, tmp_path: Path) -> None:
-    write_package(for_pods.settled(recipe_file.load(str(recipe))), str(tmp_path / "pipeline.yaml"))
+    write_package(pipeline_file.for_cluster(load.load(str(recipe))), str(tmp_path / "pipeline.yaml"))
     spec, platform = yaml.safe_load_all((tmp_path / "pipeline.yaml").read_text())
     settings = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
     for phase, count in (("pretrain", 6), ("sft", 9)):

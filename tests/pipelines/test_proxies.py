@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from baton.components.shared.core import proxies
-from baton.components.shared.core.errors import BatonError, UnavailableError
-from baton.components.shared.store.storage import Storage
-from baton.pipelines.kubeflow import doctor as doctor_kubeflow
-from baton.pipelines.kubeflow.endpoint import connect
-from baton.pipelines.local import doctor_store
+from baton import machine
+from baton.doctor import kubeflow as doctor_kubeflow
+from baton.doctor import local
+from baton.errors import BatonError, UnavailableError
+from baton.kubeflow.connection import connect
+from baton.store.storage import Storage
 
 VARIABLES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
 
@@ -141,7 +141,7 @@ def test_each_variable_is_read(
         ask(direct.address)
         assert proxy.seen
     assert direct.seen == []
-    assert str(proxies.applies(direct.address)) == f"http://127.0.0.1:{proxy.server_port} ({variable})"
+    assert str(machine.proxy_for(direct.address)) == f"http://127.0.0.1:{proxy.server_port} ({variable})"
 
 
 STANDARD = {
@@ -153,11 +153,11 @@ STANDARD = {
 @pytest.mark.parametrize(("url", "excluded"), [(url, each) for url, all_ in STANDARD.items() for each in all_])
 def test_hosts_by_name(url: str, excluded: str, servers: object, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
-    assert proxies.applies(url)
+    assert machine.proxy_for(url)
     monkeypatch.setenv("NO_PROXY", f"other, {excluded}" if excluded != "*" else excluded)
-    assert proxies.applies(url) is None
+    assert machine.proxy_for(url) is None
     monkeypatch.setenv("NO_PROXY", "s3.eu-west-1.amazonaws.com:9000,minio:9001,azonaws.com.org")
-    assert proxies.applies(url)
+    assert machine.proxy_for(url)
 
 
 def said(use: Callable[[], Any]) -> BatonError:
@@ -174,7 +174,7 @@ def test_a_message_names_the_proxy(servers: tuple[Server, Server], monkeypatch: 
     for status in (403, 407, 503):
         proxy.status = status
         for use in uses:
-            monkeypatch.setattr("baton.components.shared.store.cloud.RETRIES", {"max_retries": 0})
+            monkeypatch.setattr("baton.store.clouds.RETRIES", {"max_retries": 0})
             assert "proxy" in str(said(use))
     proxy.shutdown()
     proxy.server_close()
@@ -195,7 +195,7 @@ def test_the_doctor_says_which_applies(servers: tuple[Server, Server], monkeypat
     direct, proxy = servers
 
     def found() -> list[str]:
-        checks = [*doctor_store.examine("s3://b/p"), *doctor_kubeflow.examine(direct.address, None)]
+        checks = [*local.examine_store("s3://b/p"), *doctor_kubeflow.examine(direct.address, None)]
         return [check.found for check in checks if check.name in ("store: proxy", "kubeflow: proxy")]
 
     assert found() == [f"{direct.address} is asked through http://127.0.0.1:{proxy.server_port} (HTTP_PROXY)"] * 2

@@ -10,8 +10,8 @@ import yaml
 from typer.testing import CliRunner
 
 import baton
-from baton.components.shared.recipe import recipe_file
-from baton.pipelines.cli.app import app
+from baton.cli.app import app
+from baton.recipe import load
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 
@@ -26,7 +26,7 @@ def test_a_recipe_is_the_same_from_a_file_a_mapping_and_yaml() -> None:
     text = path.read_text(encoding="utf-8")
     changes = {"training.learning_rate": 1e-3, "store.uri": "s3://bucket", "chunks.count": 3}
     loaded = baton.load(path, changes)
-    assert loaded.recipe == recipe_file.load(str(path), [f"{name}={value}" for name, value in changes.items()])
+    assert loaded.recipe == load.load(str(path), [f"{name}={value}" for name, value in changes.items()])
     for source in (str(path), text, yaml.safe_load(text)):
         assert baton.load(source, changes).recipe == loaded.recipe
     by_names = baton.load(path, ["training.learning_rate=1e-3"], store="s3://bucket", chunks=3)

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import yaml
 
-from baton.components.shared.runs import accepted
-from baton.components.shared.runs.run import Run
-from baton.components.shared.store import bundles
-from baton.components.shared.store.storage import Storage
+from baton.runs import lineage
+from baton.runs.run import Run
+from baton.store.manifest import read_manifest
+from baton.store.storage import Storage
 
 BATON = str(Path(sys.executable).parent / "baton")
 WORDS = ["the", "run", "goes", "on", "from", "where", "every", "pod", "hands", "what", "it", "knows", "to", "next"]
@@ -82,7 +82,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def _sides(storage: Storage, run: str) -> dict[str, set[str]]:
     prefix = f"data/{Run(storage, run).require('data.json')['digest']}/split"
-    manifest = bundles.read_manifest(storage, prefix)
+    manifest = read_manifest(storage, prefix)
     assert manifest is not None
     return {
         side: {json.loads(line)["text"] for line in storage.read(manifest.path(prefix, f"{side}.jsonl")).splitlines()}
@@ -125,7 +125,7 @@ def test_from_the_first_model_to_a_poisoned_feed(tmp_path: Path, base: str) -> N
     assert third["words"].startswith("loss ")
     assert "is not <= production + 0.05" in third["words"]
     assert "model_uri" not in third
-    in_use = accepted.newest(storage, "again")
+    in_use = lineage.newest_accepted(storage, "again")
     assert (in_use.number, in_use.model_uri) == (2, second["model_uri"])
 
     code, found, _ = _retrain(tmp_path)

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
-from baton.components.shared.recipe import recipe_file
-from baton.pipelines.compiling import conformance, for_pods
-from baton.pipelines.compiling.package import Pipeline, write_package
+from baton.compiler import conformance, pipeline_file
+from baton.compiler.pipeline_file import Pipeline, write_package
+from baton.recipe import load
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = ROOT / "pipelines/recipes/quickstart.yaml"
@@ -21,7 +21,7 @@ BATON = str(Path(sys.executable).parent / "baton")
 
 
 def _compile(target: Path, *settings: str) -> dict[str, Any]:
-    recipe = for_pods.settled(recipe_file.load(str(QUICKSTART), settings))
+    recipe = pipeline_file.for_cluster(load.load(str(QUICKSTART), settings))
     write_package(recipe, str(target), Pipeline.finetune)
     assert conformance.check(str(target)) == []
     spec: dict[str, Any] = next(yaml.safe_load_all(target.read_text()))

@@ -12,12 +12,12 @@ import yaml
 from click.testing import Result
 from typer.testing import CliRunner
 
-from baton.components.shared.runs.documents.sweeps import SweepHead, TrialEntry
-from baton.components.shared.runs.run import now
-from baton.components.shared.store.storage import Storage
-from baton.components.shared.sweeps.sweep import Sweep
-from baton.pipelines.cli.app import app
-from baton.pipelines.compiling import conformance
+from baton.cli.app import app
+from baton.compiler import conformance
+from baton.runs.outcomes import SweepHead, TrialEntry
+from baton.runs.run import now
+from baton.runs.sweep import Sweep
+from baton.store.storage import Storage
 
 HERE = Path(__file__).parent
 RECIPE = HERE.parents[1] / "pipelines" / "recipes" / "sweep.yaml"

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import legs
 
-from baton.components.shared.core import events
+from baton import events
 
 Awaited = TypeVar("Awaited", bound=events.Event)
 
@@ -31,8 +31,8 @@ def slow_chunk(run_uri: str, index: int, seconds: float, patience: float = 20) -
         patience: Seconds for which one operation on a store that is away is tried again.
     """
     os.environ["BATON_STORE_PATIENCE"] = str(patience)
-    from baton.components.train_chunk.checkpointing.callback import CheckpointCallback
-    from baton.components.train_chunk.stage import run_chunk
+    from baton.train.callbacks import CheckpointCallback
+    from baton.train.chunk import run_chunk
 
     begin = CheckpointCallback.on_step_begin
 
@@ -53,8 +53,8 @@ def noticed_chunk(run_uri: str, index: int, step: int, notice_file: str | None) 
         step: After how many steps.
         notice_file: The file that appears; None for a SIGTERM. Steps are slow then, as it is looked for once a second.
     """
-    from baton.components.train_chunk.checkpointing.callback import CheckpointCallback
-    from baton.components.train_chunk.stage import run_chunk
+    from baton.train.callbacks import CheckpointCallback
+    from baton.train.chunk import run_chunk
 
     begin = CheckpointCallback.on_step_begin
 
@@ -72,7 +72,7 @@ def noticed_chunk(run_uri: str, index: int, step: int, notice_file: str | None) 
 
 def pausing_chunk(run_uri: str, index: int, phase: str, step: int, leave_out: tuple[str, ...] = ()) -> None:
     """Runs a chunk that stops itself, as SIGSTOP does, when it enters a phase of a step's checkpoint."""
-    from baton.components.train_chunk.stage import run_chunk
+    from baton.train.chunk import run_chunk
 
     told = events.emit
 
@@ -98,8 +98,8 @@ def chunk_staged_in(run_uri: str, index: int, memory: str, disk: str | None, tru
     """
     import tempfile
 
-    from baton.components.train_chunk.checkpointing import staging
-    from baton.components.train_chunk.stage import run_chunk
+    from baton.checkpoint import staging
+    from baton.train.chunk import run_chunk
 
     staging.MEMORY = memory
     if disk:
@@ -111,7 +111,7 @@ def chunk_staged_in(run_uri: str, index: int, memory: str, disk: str | None, tru
 
 def judge(run_uri: str) -> None:
     """Runs the evaluate stage."""
-    from baton.components.evaluate.evaluation import evaluate_run
+    from baton.evaluate.evaluate import evaluate_run
 
     evaluate_run(run_uri)
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from baton.components.shared.recipe import Recipe, recipe_file
-from baton.components.shared.runs.run import Run
+from baton.recipe import load
+from baton.recipe.recipe import Recipe
+from baton.runs.run import Run
 from tests.resume import matrix
 
 HERE = Path(__file__).parent
@@ -45,8 +46,8 @@ def recipes(tmp_path_factory: pytest.TempPathFactory, base_model: str) -> dict[s
     store = str(tmp_path_factory.mktemp("store"))
     folder = HERE.parent / "recipes"
     return {
-        "scratch": recipe_file.load(str(folder / "scratch.yaml"), [f"store={store}"]),
-        "lora": recipe_file.load(str(folder / "lora.yaml"), [f"store={store}", f"model.base={base_model}"]),
+        "scratch": load.load(str(folder / "scratch.yaml"), [f"store={store}"]),
+        "lora": load.load(str(folder / "lora.yaml"), [f"store={store}", f"model.base={base_model}"]),
     }
 
 

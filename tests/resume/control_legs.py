@@ -18,8 +18,8 @@ def resumed(run_uri: str, index: int, copies: Mapping[str, tuple[str, ...]]) -> 
         index: Number of the chunk.
         copies: Address of a copy → the parts of the state that are not restored there.
     """
-    from baton.components.train_chunk.stage import run_chunk
-    from baton.components.train_chunk.training import Attempt
+    from baton.train.attempt import Attempt
+    from baton.train.chunk import run_chunk
 
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its threads would not be there after a fork
     train = Attempt.train
@@ -41,9 +41,9 @@ def resumed(run_uri: str, index: int, copies: Mapping[str, tuple[str, ...]]) -> 
 
 def _train_copy(train: Any, attempt: Any, uri: str, parts: tuple[str, ...]) -> None:
     """Trains in a forked process, and ends it."""
-    from baton.components.shared.checkpoints.store import CheckpointStore
-    from baton.components.shared.runs.run import Run
-    from baton.components.train_chunk.checkpointing.staging import Staging
+    from baton.checkpoint.staging import Staging
+    from baton.checkpoint.store import CheckpointStore
+    from baton.runs.run import Run
 
     code = 1
     try:

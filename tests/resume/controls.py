@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from baton.components.shared.checkpoints.store import CheckpointStore
-from baton.components.shared.core.state import PARTS
-from baton.components.shared.recipe import Recipe
-from baton.components.shared.runs.plan import make_plan
-from baton.components.shared.runs.run import Run
+from baton.checkpoint.store import CheckpointStore
+from baton.recipe.recipe import Recipe
+from baton.runs.documents import PARTS
+from baton.runs.plan import make_plan
+from baton.runs.run import Run
 
 TIMED = ("_runtime", "_per_second", "step_time")
 """Ends of the names of logged values that depend on the clock."""

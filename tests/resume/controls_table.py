@@ -6,8 +6,8 @@ import string
 import sys
 from pathlib import Path
 
-from baton.components.shared.core.state import PARTS
-from baton.components.shared.recipe import Recipe
+from baton.recipe.recipe import Recipe
+from baton.runs.documents import PARTS
 from tests.resume import controls, matrix
 from tests.resume.matrix import Cell
 from tests.resume.matrix_table import all_cells, shown

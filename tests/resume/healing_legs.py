@@ -8,15 +8,15 @@ from typing import Any
 
 def in_a_pod(run_uri: str, index: int, leave_out: tuple[str, ...] = ()) -> None:
     """Runs a chunk as its component does: what finds a step to skip is followed by a process that skips it."""
-    from baton.components.train_chunk import attempts
-    from baton.components.train_chunk.stage import run_chunk
+    from baton.train import supervisor
+    from baton.train.chunk import run_chunk
 
-    attempts.run(run_uri, index, functools.partial(run_chunk, leave_out=leave_out))
+    supervisor.run(run_uri, index, functools.partial(run_chunk, leave_out=leave_out))
 
 
 def planted(run_uri: str, index: int) -> None:
     """The same with steps that are spoilt, where no class of the recipe's may do it."""
-    from baton.components.train_chunk.trainer.resumable import Resumable
+    from baton.train.trainer import Resumable
     from tests.resume import own
 
     compute = Resumable.compute_loss
@@ -28,8 +28,8 @@ def drawing(run_uri: str, index: int) -> None:
     """Runs a chunk in which a skipped step draws a random number."""
     import torch
 
-    from baton.components.train_chunk.stage import run_chunk
-    from baton.components.train_chunk.trainer.guard import Guarded
+    from baton.train.chunk import run_chunk
+    from baton.train.guard import Guarded
 
     def pass_over(self: Any, *arguments: Any) -> None:
         super(Guarded, self).pass_over(*arguments)

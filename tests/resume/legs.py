@@ -1,4 +1,4 @@
-"""Stages as processes: forked from the server of `baton.pipelines.local.warm`."""
+"""Stages as processes: forked from the server of `baton.local.forkserver`."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from typing import Any
 
 import psutil
 
-from baton.components.shared.checkpoints.store import Checkpoint, CheckpointStore
-from baton.components.shared.core import events
-from baton.components.shared.core.errors import UnavailableError, UserError
-from baton.components.shared.core.machine import PROMISED_GPUS
-from baton.components.shared.recipe import Recipe, recipe_file
-from baton.components.shared.runs.run import Run
-from baton.components.shared.store.registry import ENVIRONMENT
-from baton.components.shared.store.storage import Storage
-from baton.pipelines.local import processes, warm
+from baton import events
+from baton.checkpoint.store import Checkpoint, CheckpointStore
+from baton.errors import UnavailableError, UserError
+from baton.local import forkserver, processes
+from baton.machine import PROMISED_GPUS
+from baton.recipe import load
+from baton.recipe.recipe import Recipe
+from baton.runs.run import Run
+from baton.store.storage import ENVIRONMENT, Storage
 
 _context = multiprocessing.get_context("forkserver")
 
 
 def leg(function: Callable[..., None], *arguments: Any) -> tuple[int, str]:
     """Runs a function in a process of its own and returns its exit code and what it printed."""
-    warm.start()
+    forkserver.start()
     reader, writer = os.pipe()
     process = _context.Process(target=_redirected, args=(_DupFd(writer), _credentials(), function, arguments))
     process.start()
@@ -78,15 +78,15 @@ def at(folder: str, function: Callable[..., None], *arguments: Any) -> None:
 
 
 def split_and_tokenize(recipe_json: str, name: str) -> None:
-    from baton.components.data_split.split import split_data
-    from baton.components.shared.recipe import recipe_file
-    from baton.components.tokenize.tokenization import tokenize_run
+    from baton.data.split import split_data
+    from baton.data.tokenize import tokenize_run
+    from baton.recipe import load
 
-    tokenize_run(split_data(recipe_file.loads(recipe_json), name)["run_uri"])
+    tokenize_run(split_data(load.loads(recipe_json), name)["run_uri"])
 
 
 def chunk(run_uri: str, index: int, leave_out: tuple[str, ...] = (), kill_at: str | None = None) -> None:
-    from baton.components.train_chunk.stage import run_chunk
+    from baton.train.chunk import run_chunk
 
     if kill_at:
         _kill_at(kill_at)
@@ -97,8 +97,8 @@ def disturbed_chunk(run_uri: str, index: int) -> None:
     """Runs a chunk in which what is drawn beside training is drawn from training's own generators."""
     import contextlib
 
-    from baton.components.shared.core import rng
-    from baton.components.train_chunk.stage import run_chunk
+    from baton.models import rng
+    from baton.train.chunk import run_chunk
 
     rng.undisturbed = contextlib.nullcontext
     run_chunk(run_uri, index)
@@ -115,7 +115,7 @@ def chunk_in_a_pod(run_uri: str, index: int, step: int, ends: str, times: int, f
         times: How many of them; the next one does not.
         folder: Where they leave a file each.
     """
-    from baton.components.train_chunk import attempts
+    from baton.train import supervisor
 
     told = events.emit
 
@@ -128,13 +128,13 @@ def chunk_in_a_pod(run_uri: str, index: int, step: int, ends: str, times: int, f
             ENDS[ends]()
 
     events.emit = emit
-    attempts.PAUSE_S = 0.0
-    attempts.run(run_uri, index)
+    supervisor.PAUSE_S = 0.0
+    supervisor.run(run_uri, index)
 
 
 def out_of_memory(run_uri: str, index: int, step: int, counts: str, folder: str) -> None:
     """Runs a chunk as its component does, whose process the kernel kills for want of memory, as its counts say."""
-    from baton.components.shared.core import machine
+    from baton import machine
 
     oom_kills = machine.oom_kills
     machine.oom_kills = lambda: oom_kills(Path(counts).parent)
@@ -197,8 +197,8 @@ def trying_chunk(run_uri: str, index: int, most: int) -> None:
     import torch
     from transformers import Trainer
 
-    from baton.components.shared.core import machine
-    from baton.components.train_chunk.stage import run_chunk
+    from baton import machine
+    from baton.train.chunk import run_chunk
 
     step = Trainer.training_step
 
@@ -219,25 +219,25 @@ def promised_a_gpu(function: Callable[..., None], *arguments: Any) -> None:
 
 
 def find_lr(run_uri: str) -> None:
-    from baton.components.lr_find.finder import find
+    from baton.train.lr_find import find
 
     find(run_uri)
 
 
 def evaluate(run_uri: str) -> None:
-    from baton.components.evaluate.evaluation import evaluate_run
+    from baton.evaluate.evaluate import evaluate_run
 
     evaluate_run(run_uri)
 
 
 def export(run_uri: str) -> None:
-    from baton.components.export.export import export_run
+    from baton.export.export import export_run
 
     export_run(run_uri)
 
 
 def verify_chunk(run_uri: str, index: int) -> None:
-    from baton.components.checkpoint.promote import promote
+    from baton.train.promote import promote
 
     promote(run_uri, index)
 
@@ -285,14 +285,14 @@ def make_base(folder: str) -> None:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from baton.components.shared.recipe import TrainTokenizer
-    from baton.components.tokenize import bpe
+    from baton.data import encoding
+    from baton.recipe.model import TrainTokenizer
     from tests.resume import matrix
 
     text = Path(folder) / "text.jsonl"
     text.parent.mkdir(parents=True)
     text.write_text('{"text": "the quick brown fox jumps over the lazy dog and returns the value of the file"}\n' * 3)
-    tokenizer = bpe.train(str(text), TrainTokenizer(vocab_size=320), 64)
+    tokenizer = encoding.train_bpe(str(text), TrainTokenizer(vocab_size=320), 64)
     text.unlink()
     torch.manual_seed(0)
     for beside, hidden_size in (("", 32), (matrix.TEACHER, 48)):
@@ -313,7 +313,7 @@ def make_base(folder: str) -> None:
 
 def prepare(recipe: Recipe, name: str) -> Run:
     """Runs split and tokenize of a run."""
-    code, printed = leg(split_and_tokenize, recipe_file.dumps(recipe), name)
+    code, printed = leg(split_and_tokenize, load.dumps(recipe), name)
     assert code == 0, printed
     return Run(Storage(recipe.store.uri), name)
 
@@ -362,4 +362,4 @@ def changed(recipe: Recipe, **values: Any) -> Recipe:
         for section in sections:
             node = node[section]
         node[key] = value
-    return recipe_file.validate(document, origin="test")
+    return load.validate(document, origin="test")

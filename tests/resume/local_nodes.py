@@ -13,7 +13,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from baton.pipelines.local import processes
+from baton.local import processes
 from tests.unit.train_chunk.trainjob.job_api import JobApi, ended
 
 NO_ROOM = [{"type": "PodScheduled", "status": "False", "message": "0/3 nodes: insufficient nvidia.com/gpu"}]

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from baton.components.shared.recipe import Recipe, recipe_file
-from baton.components.shared.recipe.methods import SPECS
+from baton.recipe import load
+from baton.recipe.methods import SPECS
+from baton.recipe.recipe import Recipe
 
 LORA = {"type": "lora", "r": 4, "alpha": 8, "target_modules": ["q_proj", "v_proj"]}
 PLUS = {"prompt": "question", "completion": "good"}
@@ -288,7 +289,7 @@ def recipe(cell: Cell, store: str, base: str, source: str) -> Recipe:
     settings = document["training"].get(cell.method) or {}
     if settings.get("teacher") == TEACHER:
         document["training"][cell.method] = {**settings, "teacher": f"{base}{TEACHER}"}
-    return recipe_file.validate(document, origin=cell.name)
+    return load.validate(document, origin=cell.name)
 
 
 def merge(into: Changes, changes: Changes) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from baton.components.shared.recipe.methods import SPECS
+from baton.recipe.methods import SPECS
 from tests.resume.matrix import (
     EXPERTS,
     GREEDY,

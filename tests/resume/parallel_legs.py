@@ -23,7 +23,7 @@ def killed(run_uri: str, index: int, rank: int, moment: str) -> None:
     """Runs a chunk of which one process dies: in a step, while it writes a file, or at what the first one tells."""
     import torch
 
-    from baton.components.train_chunk.stage import run_chunk
+    from baton.train.chunk import run_chunk
 
     kind, _, value = moment.partition(":")
     if kind == "step":
@@ -50,7 +50,7 @@ def _die(rank: int) -> None:
 
 def hanging(run_uri: str, index: int, rank: int, step: int) -> None:
     """Runs a chunk of which one process stands still in a step."""
-    from baton.components.train_chunk.stage import run_chunk
+    from baton.train.chunk import run_chunk
 
     _at_step(step, lambda: time.sleep(600) if in_rank(rank) else None)
     run_chunk(run_uri, index)
@@ -61,7 +61,7 @@ def writing(run_uri: str, index: int, rank: int, seconds: float, tokens: int) ->
     import torch
     from transformers import LlamaModel
 
-    from baton.components.train_chunk.stage import run_chunk
+    from baton.train.chunk import run_chunk
 
     forward, written = LlamaModel.forward, itertools.count(1)
 
@@ -76,7 +76,7 @@ def writing(run_uri: str, index: int, rank: int, seconds: float, tokens: int) ->
 
 def interrupted(run_uri: str, index: int, step: int) -> None:
     """Runs a chunk whose launching process gets SIGTERM."""
-    from baton.components.train_chunk.stage import run_chunk
+    from baton.train.chunk import run_chunk
 
     _at_step(step, lambda: os.kill(os.getppid(), signal.SIGTERM) if in_rank(1) else None)
     run_chunk(run_uri, index)
@@ -86,8 +86,8 @@ def without_rng_of(run_uri: str, index: int, rank: int) -> None:
     """Runs a chunk of which one process does not get its random state back."""
     from transformers import Trainer
 
-    from baton.components.train_chunk.stage import run_chunk
-    from baton.components.train_chunk.trainer.resumable import Resumable
+    from baton.train.chunk import run_chunk
+    from baton.train.trainer import Resumable
 
     def load(self: Any, checkpoint: str | None) -> None:
         if not in_rank(rank):
@@ -99,8 +99,8 @@ def without_rng_of(run_uri: str, index: int, rank: int) -> None:
 
 def recorded(run_uri: str, index: int, folder: str) -> None:
     """Runs a chunk that writes down the rows of each forward pass, and whether gradients are joined behind it."""
-    from baton.components.train_chunk.stage import run_chunk
-    from baton.components.train_chunk.trainer.resumable import Resumable
+    from baton.train.chunk import run_chunk
+    from baton.train.trainer import Resumable
 
     compute = Resumable.compute_loss
 
@@ -123,7 +123,7 @@ def told_what_to_write(run_uri: str, index: int, folder: str) -> None:
     same in any number of processes; writes down prompts and advantages of each round."""
     from trl import GRPOTrainer, RLOOTrainer
 
-    from baton.components.train_chunk.stage import run_chunk
+    from baton.train.chunk import run_chunk
 
     def completions(self: Any, prompts: list[list[int]]) -> list[list[int]]:
         first = self.accelerator.process_index * len(prompts)
@@ -152,8 +152,8 @@ def compiled(run_uri: str, index: int, folder: str) -> None:
     """Runs a chunk that writes down how many frames each process has compiled."""
     from torch._dynamo.utils import counters
 
-    from baton.components.train_chunk.stage import run_chunk
-    from baton.components.train_chunk.trainer.resumable import Resumable
+    from baton.train.chunk import run_chunk
+    from baton.train.trainer import Resumable
 
     compute = Resumable.compute_loss
 
@@ -185,10 +185,10 @@ def spoiled(run_uri: str, index: int, part: str) -> None:
     """Runs a chunk whose last process finds one bit of what was restored turned over, just before it is compared."""
     import torch
 
-    from baton.components.train_chunk.checkpointing import callback, state
-    from baton.components.train_chunk.stage import run_chunk
+    from baton.train import callbacks, state
+    from baton.train.chunk import run_chunk
 
-    prove = callback.CheckpointCallback.prove_restored
+    prove = callbacks.CheckpointCallback.prove_restored
 
     def spoil(self: Any) -> None:
         trainer = self._trainer
@@ -199,5 +199,5 @@ def spoiled(run_uri: str, index: int, part: str) -> None:
             tensor.detach().flatten().view(torch.uint8)[0] ^= 1
         prove(self)
 
-    callback.CheckpointCallback.prove_restored = spoil  # type: ignore[method-assign]
+    callbacks.CheckpointCallback.prove_restored = spoil  # type: ignore[method-assign]
     run_chunk(run_uri, index)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from baton.components.shared.recipe import Recipe
-from baton.components.shared.runs.run import Run
+from baton.recipe.recipe import Recipe
+from baton.runs.run import Run
 
 OF_OTHERS = ("log", "rng")
 EQUAL = ("callbacks", "method", "optimizer", "position", "scheduler", "weights")

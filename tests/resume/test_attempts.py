@@ -13,13 +13,13 @@ from typing import Any
 import psutil
 import pytest
 
-from baton.components.report import page as report_page
-from baton.components.report.collect import collect
-from baton.components.shared.checkpoints.store import CheckpointStore
-from baton.components.shared.core.errors import DamagedError
-from baton.components.shared.recipe import Recipe
-from baton.components.shared.runs.run import Run
-from baton.components.train_chunk import worker
+from baton.checkpoint.store import CheckpointStore
+from baton.errors import DamagedError
+from baton.pages import run_page as report_page
+from baton.pages.collect import collect
+from baton.recipe.recipe import Recipe
+from baton.runs.run import Run
+from baton.train import supervisor
 
 
 def _halfway(name: str, recipes: dict[str, Recipe], legs: Any) -> Run:
@@ -124,7 +124,7 @@ def _in_a_fresh_interpreter(
 ) -> tuple[int, str]:
     """Runs a chunk as a pod does, which has imported nothing."""
     code = f"""
-from baton.components.shared.core import events
+from baton import events
 from tests.resume import legs
 with events.stage("train chunk {index}"):
     legs.chunk_in_a_pod({run.uri!r}, {index}, {step}, {ends!r}, {times}, {str(folder)!r})
@@ -213,7 +213,7 @@ def test_an_error_crosses_to_the_stage_as_it_was() -> None:
         """One that a room keeps for itself."""
 
     for kind in (DamagedError, OwnError):
-        error = worker.as_shared(kind("a file is short.", remedy="Run again."))
+        error = supervisor.as_shared(kind("a file is short.", remedy="Run again."))
         assert type(error) is DamagedError
         assert (error.message, error.remedy) == ("a file is short.", "Run again.")
 

@@ -14,13 +14,14 @@ import pytest
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from baton.components.shared.checkpoints import retention
-from baton.components.shared.checkpoints.store import CheckpointStore
-from baton.components.shared.recipe import Keep, recipe_file
-from baton.components.shared.runs.run import Run, state_identity
-from baton.components.shared.store.storage import Storage
-from baton.pipelines.cli.app import app
-from baton.pipelines.local import processes, warm
+from baton.checkpoint import retention
+from baton.checkpoint.store import CheckpointStore
+from baton.cli.app import app
+from baton.local import forkserver, processes
+from baton.recipe import load
+from baton.recipe.run import Keep
+from baton.runs.run import Run, state_identity
+from baton.store.storage import Storage
 
 SCRATCH = Path(__file__).parents[1] / "recipes" / "scratch.yaml"
 SETTINGS = (
@@ -31,7 +32,7 @@ TARGETS = (3, 6, 9)
 
 
 def _chunk(run: Run, index: int) -> None:
-    processes.run(processes.TRAIN_CHUNK, [run.uri, str(index)], print, warm.launcher())
+    processes.run(processes.TRAIN_CHUNK, [run.uri, str(index)], print, forkserver.launcher())
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +57,8 @@ def recipe_path(tmp_path_factory: pytest.TempPathFactory, rows: Path) -> Path:
 @pytest.fixture(scope="module")
 def honest(tmp_path_factory: pytest.TempPathFactory, recipe_path: Path) -> Run:
     store = tmp_path_factory.mktemp("honest") / "store"
-    recipe = recipe_file.load(str(recipe_path), [*SETTINGS, f"store.uri={store}"])
-    run = processes.prepare(recipe, "r", print, warm.launcher())
+    recipe = load.load(str(recipe_path), [*SETTINGS, f"store.uri={store}"])
+    run = processes.prepare(recipe, "r", print, forkserver.launcher())
     for index in (1, 2, 3):
         _chunk(run, index)
         # As the checkpoint stage does: chunks.keep.audit holds what `last` does not.

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from baton.components.shared.checkpoints.store import CheckpointStore
-from baton.components.shared.models import trained
-from baton.components.shared.recipe import Recipe
-from baton.components.train_chunk.reporting.samples import Sample, matches
+from baton.checkpoint.store import CheckpointStore
+from baton.models import trained
+from baton.recipe.recipe import Recipe
+from baton.train.metrics.samples import Sample, matches
 
 RISING = {
     "training__learning_rate": 3.0,

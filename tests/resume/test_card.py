@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from baton.components.shared.checkpoints.store import CheckpointStore
-from baton.components.shared.recipe import Recipe
-from baton.components.shared.runs.run import Run
-from baton.components.train_chunk import card
-from baton.components.train_chunk.outcome import Ending, Outcome
+from baton.checkpoint.store import CheckpointStore
+from baton.recipe.recipe import Recipe
+from baton.runs.run import Run
+from baton.train import page as card
+from baton.train.chunk import Ending, Outcome
 
 
 @pytest.fixture(scope="module")

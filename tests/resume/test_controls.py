@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from baton.components.shared.core.state import PARTS
+from baton.runs.documents import PARTS
 from tests.resume import controls
 from tests.resume.matrix import Cell
 from tests.resume.matrix_table import all_cells

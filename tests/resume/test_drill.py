@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from baton.components.shared.recipe import Recipe
-from baton.pipelines.cli.drill import print_table, verdict
-from baton.pipelines.local.warm import Forked
-from baton.pipelines.proving.drill import Drill
-from baton.pipelines.proving.drill_phases import PHASES
+from baton.cli.prove import print_table, verdict
+from baton.local.forkserver import ForkedProcess
+from baton.prove.drill import PHASES, Drill
+from baton.recipe.recipe import Recipe
 
 CHUNKS = {"chunks__count": 3, "chunks__checkpoint_every": 2, "chunks__wait_for_commit": False}
 KEEP = {"last": 2}
@@ -26,7 +25,7 @@ def drill(recipes: dict[str, Recipe], legs: Any) -> Callable[..., dict[str, Any]
     def run(name: str, kills: int, *, prefix: str, seed: int = 1, store: str | None = None, **options: Any) -> Any:
         changes = {**CHUNKS, "chunks__keep": KEEP, **({"store": store} if store else {})}
         recipe = legs.changed(recipes[name], **changes)
-        return Drill(recipe, kills=kills, seed=seed, name=prefix, **{"launch": Forked, **options}).run()
+        return Drill(recipe, kills=kills, seed=seed, name=prefix, **{"launch": ForkedProcess, **options}).run()
 
     return run
 
@@ -50,7 +49,7 @@ def test_twenty_kills_lose_nothing(drill: Callable[..., dict[str, Any]], capsys:
     pids: list[int] = []
 
     def launch(module: str, arguments: Sequence[str]) -> Any:
-        process = Forked(module, arguments)
+        process = ForkedProcess(module, arguments)
         pids.append(process.pid)
         return process
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from baton.components.shared.recipe import Recipe
-from baton.components.shared.runs.run import Run
-from baton.pipelines.local import processes, warm
+from baton.local import forkserver, processes
+from baton.recipe.recipe import Recipe
+from baton.runs.run import Run
 
 
 @pytest.mark.parametrize("count", [pytest.param(2, marks=pytest.mark.slow), pytest.param(5, marks=pytest.mark.slow), 7])
@@ -39,7 +39,7 @@ def test_a_fresh_interpreter_goes_on_from_a_forked_process_with_the_same_bits(
     recipes: dict[str, Recipe], undisturbed: dict[str, Run], legs: Any
 ) -> None:
     run = legs.prepare(legs.changed(recipes["scratch"], chunks__count=2), "scratch-fresh")
-    for index, launch in (("1", warm.Forked), ("2", processes.Fresh)):
+    for index, launch in (("1", forkserver.ForkedProcess), ("2", processes.FreshProcess)):
         processes.run(processes.TRAIN_CHUNK, [run.uri, index], lambda _: None, launch)
     assert legs.final(run).meta.restored.step == run.plan().targets[0]
     assert legs.final(run).meta.state == legs.final(undisturbed["scratch"]).meta.state

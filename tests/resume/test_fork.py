@@ -12,13 +12,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from baton.components.shared.checkpoints.store import CheckpointStore
-from baton.components.shared.core.errors import DamagedError, UserError
-from baton.components.shared.forks import forking
-from baton.components.shared.recipe import Recipe
-from baton.components.shared.runs.documents.training import Origin
-from baton.components.shared.runs.run import Run
-from baton.components.shared.store import bundles
+from baton import fork
+from baton.checkpoint.store import CheckpointStore
+from baton.errors import DamagedError, UserError
+from baton.recipe.recipe import Recipe
+from baton.runs.documents import Origin
+from baton.runs.run import Run
+from baton.store import bundle
 
 STEPS = 15
 
@@ -37,7 +37,7 @@ def forked(parent: Run, legs: Any) -> Callable[..., Run]:
     """Forks the parent at step 5 and trains the fork to its end, as the pipeline does: from the data split on."""
 
     def make(name: str, *overrides: str, step: int = 5, of: Run | None = None) -> Run:
-        made = forking.fork(of or parent, step, name, overrides)
+        made = fork.fork(of or parent, step, name, overrides)
         again: Run = legs.prepare(made.recipe, name)
         legs.train(again)
         return again
@@ -124,7 +124,7 @@ def test_evaluation_and_chunks_are_the_forks(forked: Callable[..., Run], parent:
 def test_a_fork_of_a_fork_takes_over_what_neither_has_trained_with_yet(
     parent: Run, forked: Callable[..., Run], legs: Any
 ) -> None:
-    first = forking.fork(parent, 5, "first", ["training.learning_rate=5.0e-3"]).run
+    first = fork.fork(parent, 5, "first", ["training.learning_rate=5.0e-3"]).run
     second = forked("second", of=first)
     direct = forked("direct", "training.learning_rate=5.0e-3")
     back = forked("back", "training.learning_rate=1.0e-2", of=first)
@@ -141,7 +141,7 @@ def test_the_parent_may_be_deleted(recipes: dict[str, Recipe], undisturbed: dict
     run = legs.prepare(recipe, "to-be-deleted")
     legs.train(run)
     for warm, name in ((True, "orphan"), (False, "cold-orphan")):
-        forking.fork(run, None if not warm else 10, name, warm=warm)
+        fork.fork(run, None if not warm else 10, name, warm=warm)
     shutil.rmtree(run.storage.key(run.path()))
     for name in ("orphan", "cold-orphan"):
         orphan = legs.prepare(Run(run.storage, name).recipe(), name)
@@ -152,9 +152,9 @@ def test_the_parent_may_be_deleted(recipes: dict[str, Recipe], undisturbed: dict
 @pytest.mark.slow
 def test_a_cold_fork_starts_at_step_0_with_its_parents_weights(undisturbed: dict[str, Run], legs: Any) -> None:
     whole = undisturbed["scratch"]
-    made = forking.fork(whole, 15, "scratch-cold", ["training.learning_rate=1.0e-9", "seed=3"], warm=False)
+    made = fork.fork(whole, 15, "scratch-cold", ["training.learning_rate=1.0e-9", "seed=3"], warm=False)
     assert made.recipe.model.from_scratch is None
-    start = bundles.file_sha256(f"{made.recipe.model.base}/model.safetensors")
+    start = bundle.file_sha256(f"{made.recipe.model.base}/model.safetensors")
     assert start == legs.final(whole).manifest.files["model.safetensors"]["sha256"]
     run = legs.prepare(made.recipe, "scratch-cold")
     legs.train(run)
@@ -167,7 +167,7 @@ def test_a_cold_fork_starts_at_step_0_with_its_parents_weights(undisturbed: dict
 @pytest.mark.slow
 def test_a_cold_fork_of_an_adapter_folds_it_into_its_base(undisturbed: dict[str, Run], base_model: str) -> None:
     whole = undisturbed["lora"]
-    made = forking.fork(whole, 15, "lora-cold", ["adapter.r=2"], warm=False)
+    made = fork.fork(whole, 15, "lora-cold", ["adapter.r=2"], warm=False)
     store = CheckpointStore(whole)
     checkpoint = store.read(15)
     assert checkpoint is not None
@@ -185,12 +185,12 @@ def test_a_cold_fork_of_an_adapter_folds_it_into_its_base(undisturbed: dict[str,
 @pytest.mark.slow
 def test_an_adapters_shape_needs_a_cold_fork(undisturbed: dict[str, Run]) -> None:
     with pytest.raises(UserError, match=r"adapter\.r: the adapter's weights have the old shape"):
-        forking.fork(undisturbed["lora"], 15, "refused", ["adapter.r=2"])
+        fork.fork(undisturbed["lora"], 15, "refused", ["adapter.r=2"])
 
 
 def test_what_the_saved_state_is_made_of_cannot_be_changed(parent: Run) -> None:
     with pytest.raises(UserError) as caught:
-        forking.fork(parent, 5, "refused", ["training.batch_size=4", "seed=1", "model.from_scratch.hidden_size=64"])
+        fork.fork(parent, 5, "refused", ["training.batch_size=4", "seed=1", "model.from_scratch.hidden_size=64"])
     said = str(caught.value)
     assert "training.batch_size: the place in the data is counted in batches of this size" in said
     assert "seed: it decides the order of rows" in said
@@ -213,24 +213,24 @@ def test_what_the_saved_state_is_made_of_cannot_be_changed(parent: Run) -> None:
 )
 def test_each_refused_setting_has_its_reason(parent: Run, override: str, why: str) -> None:
     with pytest.raises(UserError, match=why):
-        forking.fork(parent, 5, "refused", [override])
+        fork.fork(parent, 5, "refused", [override])
 
 
 def test_a_shorter_run_must_reach_the_step(parent: Run) -> None:
     with pytest.raises(UserError, match="would end at step 5, before step 10"):
-        forking.fork(parent, 10, "short", ["training.epochs=1"])
+        fork.fork(parent, 10, "short", ["training.epochs=1"])
 
 
 def test_a_step_that_is_not_there_is_named_with_those_that_are(parent: Run) -> None:
     with pytest.raises(UserError, match=r"no checkpoint of step 7; it has 5, 10, 15"):
-        forking.fork(parent, 7, "missing")
+        fork.fork(parent, 7, "missing")
 
 
 def test_a_name_of_another_run_is_refused(parent: Run) -> None:
     Run(parent.storage, "somebody").create(parent.recipe())
     for name in ("forked", "somebody"):
         with pytest.raises(UserError, match="exists and is no fork"):
-            forking.fork(parent, 5, name)
+            fork.fork(parent, 5, name)
 
 
 def test_a_damaged_parent_is_refused(recipes: dict[str, Recipe], legs: Any) -> None:
@@ -242,23 +242,23 @@ def test_a_damaged_parent_is_refused(recipes: dict[str, Recipe], legs: Any) -> N
     data = run.storage.read(path)
     run.storage.write(path, data[:99] + bytes([data[99] ^ 1]) + data[100:])
     with pytest.raises(DamagedError, match=r"optimizer.pt: SHA-256 is"):
-        forking.fork(run, 15, "of-damaged")
+        fork.fork(run, 15, "of-damaged")
     assert Run(run.storage, "of-damaged").get("fork.json") is None
-    assert forking.fork(run, None, "of-damaged").step == 10
+    assert fork.fork(run, None, "of-damaged").step == 10
 
 
 def test_a_fork_without_its_start_does_not_begin_from_nothing(parent: Run, legs: Any) -> None:
-    run = forking.fork(parent, 5, "beheaded").run
+    run = fork.fork(parent, 5, "beheaded").run
     shutil.rmtree(run.storage.key(run.path("checkpoints")))
     code, printed = legs.leg(legs.chunk, run.uri, 2)
     assert code != 0
     assert "has no whole checkpoint to resume from" in printed
-    forking.fork(parent, 5, "beheaded")
+    fork.fork(parent, 5, "beheaded")
     assert legs.leg(legs.chunk, run.uri, 2)[0] == 0
 
 
 def test_the_checkpoint_stage_passes_over_chunks_before_the_fork(parent: Run, legs: Any) -> None:
-    run = forking.fork(parent, 10, "passing").run
+    run = fork.fork(parent, 10, "passing").run
     for index in (1, 2, 3):
         for stage in (legs.chunk, legs.verify_chunk):
             code, printed = legs.leg(stage, run.uri, index)
@@ -277,6 +277,6 @@ def test_a_fork_on_s3_ends_on_the_same_bits(
     chunks = {"chunks__checkpoint_every": 10, "chunks__wait_for_commit": True}
     recipe = legs.changed(recipes["scratch"], store=s3_store, **chunks)
     legs.train(legs.prepare(recipe, "s3-parent"))
-    run = forking.fork(Run.open(f"{s3_store}/runs/s3-parent"), 10, "s3-child").run
+    run = fork.fork(Run.open(f"{s3_store}/runs/s3-parent"), 10, "s3-child").run
     legs.train(run)
     assert legs.final(run).meta.state == legs.final(undisturbed["scratch"]).meta.state

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from baton.components.shared.forks import forking
-from baton.components.shared.recipe import Recipe
-from baton.components.shared.runs.run import Run
+from baton import fork as forking
+from baton.recipe.recipe import Recipe
+from baton.runs.run import Run
 from tests.resume import matrix
 from tests.resume.matrix import SCRATCH, WRITES, Cell, Changes, adapter, training
 

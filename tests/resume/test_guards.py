@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from baton.components.shared.checkpoints.store import CheckpointStore
-from baton.components.shared.recipe import Recipe
-from baton.components.shared.runs.run import Run
-from baton.components.train_chunk.checkpointing import staging
-from baton.pipelines.local import results
+from baton.checkpoint import staging
+from baton.checkpoint.store import CheckpointStore
+from baton.local import results
+from baton.recipe.recipe import Recipe
+from baton.runs.run import Run
 from tests.resume import matrix
 
 
@@ -206,7 +206,7 @@ def test_other_hardware_is_refused_where_the_recipe_says_bitwise(legs: Any, half
 
 def test_one_more_row_is_another_run(halfway: Run, legs: Any) -> None:
     recipe = legs.changed(halfway.recipe(), data__max_samples=46)
-    code, printed = legs.leg(legs.split_and_tokenize, legs.recipe_file.dumps(recipe), halfway.name)
+    code, printed = legs.leg(legs.split_and_tokenize, legs.load.dumps(recipe), halfway.name)
     assert code == 2
     assert "data.max_samples: 45 → 46" in printed
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from baton.components.shared.checkpoints.store import CheckpointStore
-from baton.components.shared.recipe import Recipe
-from baton.components.shared.runs.run import Run
+from baton.checkpoint.store import CheckpointStore
+from baton.recipe.recipe import Recipe
+from baton.runs.run import Run
 
 SCRIPT = """
 import sys, datasets
@@ -59,9 +59,9 @@ def test_a_plain_trl_script_resumes_and_ends_on_the_same_weights(
 
 
 def _tokens_path(run: Run) -> str:
-    from baton.components.shared.store import bundles
+    from baton.store.manifest import read_manifest
 
     prefix = run.require("tokens.json")["prefix"]
-    manifest = bundles.read_manifest(run.storage, prefix)
+    manifest = read_manifest(run.storage, prefix)
     assert manifest
     return manifest.path(prefix)

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from baton.components.lr_find import finder
-from baton.components.shared.core.errors import BatonError
-from baton.components.shared.recipe import LRFind, Recipe
-from baton.components.shared.runs.documents.training import LearningRate
+from baton.errors import BatonError
+from baton.recipe.recipe import Recipe
+from baton.recipe.training import LRFind
+from baton.runs.documents import LearningRate
+from baton.train import lr_find
 
 SPEC = LRFind(start=1e-5, end=10.0, steps=40, smoothing=0.5)
 
@@ -45,23 +46,23 @@ def test_a_second_search_finds_what_the_first_did(recipes: dict[str, Recipe], le
 
 
 def test_rates_grow_by_the_same_factor() -> None:
-    rates = [finder.rate_at(SPEC, step) for step in range(SPEC.steps)]
+    rates = [lr_find.rate_at(SPEC, step) for step in range(SPEC.steps)]
     assert rates[0] == pytest.approx(1e-5)
     assert rates[-1] == pytest.approx(10.0)
     assert np.allclose(np.diff(np.log(rates)), np.log(1e6) / 39)
 
 
 def test_the_average_has_no_bias_at_its_start() -> None:
-    assert finder.smooth([3.0, 3.0, 3.0], 0.9) == pytest.approx([3.0, 3.0, 3.0])
-    assert finder.smooth([1.0, 3.0], 0.5) == pytest.approx([1.0, (0.25 * 1 + 0.5 * 3) / 0.75])
+    assert lr_find.smooth([3.0, 3.0, 3.0], 0.9) == pytest.approx([3.0, 3.0, 3.0])
+    assert lr_find.smooth([1.0, 3.0], 0.5) == pytest.approx([1.0, (0.25 * 1 + 0.5 * 3) / 0.75])
 
 
 def test_steepest_and_tenth_of_a_known_curve() -> None:
     rates = [10.0**power for power in np.linspace(-5, 0, 51)]
     losses = [4 - 3 / (1 + np.exp(-4 * (np.log10(rate) + 3))) + 40 * max(0.0, np.log10(rate) + 1) for rate in rates]
     exact = SPEC.model_copy(update={"smoothing": 0.0})
-    assert finder.suggest(rates, losses, exact) == pytest.approx(1e-3, rel=0.3)
-    assert finder.suggest(rates, losses, exact.model_copy(update={"take": "tenth"})) == pytest.approx(1e-2, rel=0.3)
+    assert lr_find.suggest(rates, losses, exact) == pytest.approx(1e-3, rel=0.3)
+    assert lr_find.suggest(rates, losses, exact.model_copy(update={"take": "tenth"})) == pytest.approx(1e-2, rel=0.3)
 
 
 @pytest.mark.parametrize("take", ["steepest", "tenth"])
@@ -70,24 +71,24 @@ def test_what_follows_a_loss_that_is_not_finite_does_not_count(take: str, end: f
     rates = [10.0**power for power in np.linspace(-5, 0, 51)]
     losses = [4 - 3 / (1 + np.exp(-4 * (np.log10(rate) + 3))) + 40 * max(0.0, np.log10(rate) + 1) for rate in rates]
     spec = SPEC.model_copy(update={"take": take})
-    assert finder.suggest(rates, [*losses[:45], end, *losses[46:]], spec) == finder.suggest(rates, losses, spec)
+    assert lr_find.suggest(rates, [*losses[:45], end, *losses[46:]], spec) == lr_find.suggest(rates, losses, spec)
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf])
 def test_losses_that_are_never_finite_are_an_error(loss: float) -> None:
     with pytest.raises(BatonError, match="never falls between"):
-        finder.suggest([1e-5, 1e-4, 1e-3], [loss] * 3, SPEC)
+        lr_find.suggest([1e-5, 1e-4, 1e-3], [loss] * 3, SPEC)
 
 
 def test_losses_that_never_fall_are_an_error() -> None:
     rates = [1e-5 * 2**step for step in range(20)]
     with pytest.raises(BatonError, match="never falls between"):
-        finder.suggest(rates, [float(step) for step in range(1, 21)], SPEC)
+        lr_find.suggest(rates, [float(step) for step in range(1, 21)], SPEC)
 
 
 def test_the_page_shows_the_rate_and_needs_nothing_else() -> None:
     found = LearningRate(learning_rate=0.0012, rates=[1e-5, 1e-3, 1e-1], losses=[3.0, 2.0, 9.0])
-    html = finder.page("my-run", found, SPEC)
+    html = lr_find.page("my-run", found, SPEC)
     assert "Learning rate 0.0012 is taken." in html
     assert html.count("<svg") == 1
     assert not re.search(r"(src|href)=\"http", html)

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from baton.components.shared.models import memory, skeleton
-from baton.components.shared.recipe import Recipe
-from baton.components.shared.runs.run import Run
+from baton.models import memory
+from baton.recipe.recipe import Recipe
+from baton.runs.run import Run
 
 
 def roomy_for(recipe: Recipe, size: int, legs: Any) -> str:
     """Memory that takes so many rows of a recipe, and not twice as many."""
     taken = (
-        memory.estimate(sized, skeleton.build(sized)).total
+        memory.estimate(sized, memory.build_skeleton(sized)).total
         for sized in (legs.changed(recipe, training__micro_batch_size=n) for n in (size, 2 * size))
     )
     return str(sum(taken) // 2)

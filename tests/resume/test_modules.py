@@ -9,20 +9,20 @@ from typing import Any
 
 import pytest
 
-from baton.components.shared.recipe import Recipe
-from baton.components.shared.runs.run import Run
+from baton.recipe.recipe import Recipe
+from baton.runs.run import Run
 from tests.resume.matrix import Cell
 
 CHUNK = """
 import json, sys
-from baton.components.shared.core import deferring, events
+from baton.train import lazy_imports as deferring; from baton import events
 
 def hear(event):
     if isinstance(event, events.Step) and event.step <= 2:
         print("loaded", json.dumps([name for name in sys.modules if not deferring.is_waiting(name)]), flush=True)
 
 events.hear(hear)
-from baton.components.train_chunk.stage import run_chunk
+from baton.train.chunk import run_chunk
 run_chunk(sys.argv[1], 1)
 """
 COMPILER = {"torch._dynamo", "torch._inductor", "torch.fx.experimental.symbolic_shapes", "sympy", "triton"}
@@ -40,11 +40,8 @@ CONFIGURATIONS: dict[str, tuple[str, dict[str, Any], set[str]]] = {
 }
 
 
-COMPILES = pytest.mark.slow  # C++, for more than a minute on a machine that has not compiled it before
-
-
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=COMPILES) if name == "compiled" else name for name in CONFIGURATIONS]
+    "name", [name if name == "plain" else pytest.param(name, marks=pytest.mark.slow) for name in CONFIGURATIONS]
 )
 def test_a_chunk_has_not_loaded(recipes: dict[str, Recipe], legs: Any, name: str) -> None:
     base, changes, absent = CONFIGURATIONS[name]
@@ -70,15 +67,15 @@ def test_what_is_handed_out_in_the_place_of_a_class_or_function_is_one() -> None
 
 NAMES = """
 import abc, gc, inspect
-from baton.components.shared.core import deferring
-from baton.components.train_chunk import lean, methods
+from baton.train import lazy_imports as deferring
+from baton.train import imports as lean, methods
 deferring.defer({**lean.DEFERRED, **lean.UNTRACED})
 for method in ("sft", "dpo", "grpo", "kto", "reward"):
     methods.load(method)
 import wandb
 from torch._dynamo.eval_frame import OptimizedModule  # asked for in training
 assert deferring.is_waiting("wandb") and deferring.is_waiting("torch._dynamo")
-names = [each for each in gc.get_objects() if type(each) is deferring.Name]
+names = [each for each in gc.get_objects() if type(each) is deferring.LazyName]
 import torch, typing_extensions
 # The last two take besides what stands for an object while the compiler traces, and what a protocol describes.
 by_type = (type, abc.ABCMeta, torch._C._TensorMeta, torch._opaque_base.OpaqueBaseMeta, typing_extensions._ProtocolMeta)

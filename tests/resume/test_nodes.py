@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
-from baton.components.shared.recipe import Recipe
-from baton.components.shared.runs.run import Run
-from baton.components.train_chunk import attempts
-from baton.components.train_chunk.context import TrainContext
-from baton.components.train_chunk.outcome import Ending, Outcome
-from baton.components.train_chunk.trainjob import stage
-from baton.components.train_chunk.trainjob.cluster import Cluster
+from baton.recipe.recipe import Recipe
+from baton.runs.run import Run
+from baton.train import chunk, supervisor
+from baton.train.chunk import Ending, Outcome
+from baton.train.context import TrainContext
+from baton.train.trainjob.cluster import Cluster
 from tests.resume.local_nodes import LocalNodes
 from tests.unit.train_chunk.trainjob.job_api import NAMESPACE, JobApi
 
@@ -23,7 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 def test_nodes_that_are_lost_three_times_leave_no_trace(
     recipes: dict[str, Recipe], legs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attempts, "PAUSE_S", 0.0)
+    monkeypatch.setattr(supervisor, "PAUSE_S", 0.0)
     common = {
         "training__parallel": {"virtual_workers": 4, "hang_after": "30s"},
         "training__micro_batch_size": 1,
@@ -38,11 +37,11 @@ def test_nodes_that_are_lost_three_times_leave_no_trace(
     api = JobApi()
 
     def train(run_uri: str, index: int) -> Outcome:
-        return stage.run(TrainContext.open(run_uri, index), None, Cluster(api.client(), NAMESPACE))
+        return chunk.run_trainjob(TrainContext.open(run_uri, index), None, Cluster(api.client(), NAMESPACE))
 
     with api, LocalNodes(api, tmp_path, room=[2, 1, 2, 1], kill_at=[4, 7, 10]) as nodes:
         try:
-            outcome = attempts.run(run.uri, 1, train)
+            outcome = supervisor.run(run.uri, 1, train)
         finally:
             print(nodes.printed())
     assert outcome.ending is Ending.DONE

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from baton.components.shared.core import events
-from baton.components.shared.recipe import Recipe
-from baton.components.shared.runs.run import Run
+from baton import events
+from baton.recipe.recipe import Recipe
+from baton.runs.run import Run
 
 
 @pytest.fixture

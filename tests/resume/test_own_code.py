@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 
-from baton.components.checkpoint.page import as_markdown
-from baton.components.checkpoint.promote import promote
-from baton.components.report.collect import collect
-from baton.components.report.page import render
-from baton.components.shared.checkpoints.store import CheckpointStore
-from baton.components.shared.recipe import Recipe, recipe_file
-from baton.pipelines.local.results import list_checkpoints
-from baton.pipelines.proving import prove, prove_page
+from baton.checkpoint.proof import proof_as_markdown
+from baton.checkpoint.store import CheckpointStore
+from baton.local.results import list_checkpoints
+from baton.pages.collect import collect
+from baton.pages.run_page import render
+from baton.prove import proof_page, prove
+from baton.recipe import load
+from baton.recipe.recipe import Recipe
+from baton.train.promote import promote
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "hooks"
 
@@ -25,7 +26,7 @@ def own(tmp_path: Path) -> Recipe:
     """The example's recipe, its code in a folder that the test may change."""
     shutil.copytree(EXAMPLE, tmp_path / "code")
     settings = [f"store={tmp_path / 'store'}", f"hooks.source={tmp_path / 'code'}", "training.threads=1"]
-    return recipe_file.load(str(EXAMPLE / "recipe.yaml"), settings)
+    return load.load(str(EXAMPLE / "recipe.yaml"), settings)
 
 
 def test_chunks_of_the_example_end_on_the_bits_of_one_run(own: Recipe, legs: Any) -> None:
@@ -122,7 +123,7 @@ def test_a_state_that_cannot_be_carried_is_told_wherever_the_run_is(counting: Re
         part = promote(run.uri, index)
         assert part
         assert part.hooks == store.read(part.step).meta.hooks
-        assert "**state of `counting.py:rounds` is not carried**" in as_markdown(part)
+        assert "**state of `counting.py:rounds` is not carried**" in proof_as_markdown(part)
     page = render(collect(run))
     assert "state of counting.py:rounds is not carried" in page
     assert "not every hand-over was bit-exact" in page
@@ -144,14 +145,14 @@ def test_a_proof_names_the_state_that_makes_bits_differ(counting: Recipe, legs: 
         line.startswith("state of `counting.py:rounds` is not carried")
         for line in found[2]["first_difference"]["hooks"]
     )
-    assert "State of `counting.py:calls` differs" in prove_page.render(found[1])
+    assert "State of `counting.py:calls` differs" in proof_page.render(found[1])
 
 
 def test_changed_code_is_another_run(own: Recipe, legs: Any) -> None:
     legs.prepare(own, "mine")
     with (Path(str(own.hooks.source)) / "own.py").open("a", encoding="utf-8") as file:
         file.write("\n# changed\n")
-    code, printed = legs.leg(legs.split_and_tokenize, recipe_file.dumps(own), "mine")
+    code, printed = legs.leg(legs.split_and_tokenize, load.dumps(own), "mine")
     assert code == 2
     assert "run 'mine' has another code.json" in printed
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from baton.components.shared.checkpoints.store import CheckpointStore
-from baton.components.shared.forks import forking
-from baton.components.shared.recipe import Recipe
-from baton.components.shared.runs.documents.sweeps import Score, TrialNote
-from baton.components.shared.runs.run import Run
+from baton import fork
+from baton.checkpoint.store import CheckpointStore
+from baton.recipe.recipe import Recipe
+from baton.runs.outcomes import TrialInfo, TrialScore
+from baton.runs.run import Run
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -224,18 +224,18 @@ def test_a_trial_is_scored_by_all_processes_and_its_bits_stay(
 ) -> None:
     """A score that is lost is measured again by as many processes, from the checkpoint, to the same digit."""
     run = legs.prepare(parallel(legs, recipes, strategy, chunks__count=2), f"parallel-{strategy}-trial")
-    run.put(TrialNote.NAME, {"sweep": "s", "id": "t000", "values": {}, "metric": "eval_loss"})
+    run.put(TrialInfo.NAME, {"sweep": "s", "id": "t000", "values": {}, "metric": "eval_loss"})
     scores = []
     for index in (1, 2):
         code, printed = legs.leg(legs.chunk, run.uri, index)
         assert code == 0, printed
         assert "INFO baton: step " in printed
-        before = run.require(Score.file_name(index))
+        before = run.require(TrialScore.file_name(index))
         assert before["metrics"].pop("eval_num_tokens") > 0, "of those that this process has trained on"
-        run.storage.remove(run.path(Score.file_name(index)))
+        run.storage.remove(run.path(TrialScore.file_name(index)))
         code, printed = legs.leg(legs.chunk, run.uri, index)
         assert code == 0, printed
-        after = run.require(Score.file_name(index))
+        after = run.require(TrialScore.file_name(index))
         assert after["metrics"].pop("eval_num_tokens") == 0
         assert (after["step"], after["metrics"]) == (before["step"], before["metrics"])
         assert run.attempts(index)[-1].outcome == "already_done"
@@ -253,7 +253,7 @@ def test_a_fork_of_shards_ends_on_its_parents_bits_and_takes_over_a_rate(
     parent = legs.prepare(parallel(legs, recipes, "fsdp", **kept), "parallel-fsdp-parent")
     legs.train(parent)
     same, other = (
-        legs.prepare(forking.fork(parent, 5, name, changes).recipe, name)
+        legs.prepare(fork.fork(parent, 5, name, changes).recipe, name)
         for name, changes in (("parallel-fsdp-same", ()), ("parallel-fsdp-rate", ("training.learning_rate=5.0e-3",)))
     )
     for run in (same, other):
@@ -277,7 +277,7 @@ def test_fresh_interpreters_and_torchrun_give_the_same_bits(
 ) -> None:
     run = legs.prepare(parallel(legs, recipes, "ddp", chunks__count=2), f"parallel-fresh-{len(launcher)}")
     assert legs.leg(legs.chunk, run.uri, 1)[0] == 0
-    command = [sys.executable, "-m", *launcher, "baton.components.train_chunk", run.uri, "2"]
+    command = [sys.executable, "-m", *launcher, "baton.train", run.uri, "2"]
     made = subprocess.run(command, capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stderr
     assert legs.final(run).meta.state == legs.final(whole("ddp")).meta.state

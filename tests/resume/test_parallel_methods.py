@@ -10,10 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load, load_file
 
-from baton.components.shared.checkpoints import merging
-from baton.components.shared.checkpoints.store import CheckpointStore
-from baton.components.shared.recipe import Recipe
-from baton.components.shared.runs.run import Run
+from baton.checkpoint import store
+from baton.checkpoint.store import CheckpointStore
+from baton.recipe.recipe import Recipe
+from baton.runs.run import Run
 from tests.resume import matrix
 from tests.resume.matrix import WRITES, Cell, Changes, adapter, training
 
@@ -175,7 +175,7 @@ def test_an_adapter_in_shards_is_that_of_one_process_and_comes_out_whole(
     assert ours == pytest.approx(theirs, rel=2e-4, abs=1e-5)
     made = legs.final(two)
     assert not [name for name in made.manifest.files if name.endswith(".safetensors")]
-    found = merging.merge(CheckpointStore(two), made, str(tmp_path / "merged"), "1KB")
+    found = store.merge_model(CheckpointStore(two), made, str(tmp_path / "merged"), "1KB")
     assert found["files"] == ["adapter_model.safetensors"], "one file, as PEFT reads it"
     merged, whole = load_file(tmp_path / "merged" / "adapter_model.safetensors"), weights(one, legs, "adapter_model")
     assert alike(merged, whole)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from baton.components.shared.recipe import Recipe
+from baton.recipe.recipe import Recipe
 from tests.resume import sizes
 
 pytestmark = pytest.mark.timeout(900)

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from baton.components.shared.checkpoints.store import CheckpointStore
-from baton.components.shared.runs.run import Run
-from baton.components.shared.store import bundles
+from baton.checkpoint.store import CheckpointStore
+from baton.runs.run import Run
+from baton.store.manifest import read_manifest
 from tests.resume import matrix, plain
 from tests.resume.matrix import Cell
 
@@ -31,7 +31,7 @@ CELLS = {
 def split_rows(run: Run) -> str:
     """Path of the rows that the run trains on, as texts."""
     prefix = f"data/{run.require('data.json')['digest']}/split"
-    manifest = bundles.read_manifest(run.storage, prefix)
+    manifest = read_manifest(run.storage, prefix)
     assert manifest
     return str(run.storage.uri(manifest.path(prefix, "train.jsonl")))
 

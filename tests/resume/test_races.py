@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from baton.components.shared.checkpoints.store import Checkpoint, CheckpointStore
-from baton.components.shared.core.events import Checkpoint as Checkpointed
-from baton.components.shared.recipe import Recipe
-from baton.components.shared.runs.run import Run
+from baton.checkpoint.store import Checkpoint, CheckpointStore
+from baton.events import Checkpoint as Checkpointed
+from baton.recipe.recipe import Recipe
+from baton.runs.run import Run
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def aside(legs: Any) -> Any:
     return importlib.import_module("background")
 
 
-@pytest.fixture(params=["folder", pytest.param("s3", marks=pytest.mark.s3)])
+@pytest.fixture(params=["folder", pytest.param("s3", marks=[pytest.mark.s3, pytest.mark.slow])])
 def racing(request: pytest.FixtureRequest, recipes: dict[str, Recipe], legs: Any) -> Run:
     """A run of three chunks, none begun, on a folder and on S3."""
     store = {} if request.param == "folder" else {"store": {"uri": request.getfixturevalue("s3_store")}}

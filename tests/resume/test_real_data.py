@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from baton.components.shared.recipe import recipe_file
-from baton.components.shared.runs.run import Run
+from baton.recipe import load
+from baton.runs.run import Run
 
 DATA = Path(__file__).parents[2] / ".." / "shared" / "data"
 RECIPE = Path(__file__).parents[1] / "recipes" / "real.yaml"
@@ -31,7 +31,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory, legs: Any) -> dict[str, R
         "dpo": DATA / "gsm8k_preferences.jsonl",
         "grpo": _answers(folder / "two.jsonl", (4, 6)),  # what a model that cannot reckon can still learn
     }
-    recipe = recipe_file.load(str(RECIPE), [f"store={folder / 'store'}"])
+    recipe = load.load(str(RECIPE), [f"store={folder / 'store'}"])
     runs: dict[str, Run] = {}
     model = ""
     for phase, part in zip(recipe.phases, recipe.phase_recipes(), strict=True):

@@ -14,16 +14,16 @@ from typing import Any
 
 import pytest
 
-from baton.components.data_split.split import split_data
-from baton.components.lr_find import finder
-from baton.components.shared.core.errors import FormatError, UserError
-from baton.components.shared.forks import forking
-from baton.components.shared.models import prompting, trained
-from baton.components.shared.recipe import recipe_file
-from baton.components.shared.runs.run import Run
-from baton.components.tokenize.tokenization import tokenize_run
-from baton.components.train_chunk.stage import run_chunk
-from baton.pipelines.compiling import resumable
+from baton import fork
+from baton.data.split import split_data
+from baton.data.tokenize import tokenize_run
+from baton.errors import FormatError, UserError
+from baton.models import prompts, trained
+from baton.recipe import load
+from baton.runs.run import Run
+from baton.source import prepare
+from baton.train import lr_find
+from baton.train.chunk import run_chunk
 
 ASSET = Path(__file__).parents[1] / "assets/formats-1/sft.tar.xz"
 BATON = str(Path(sys.executable).parent / "baton")
@@ -75,20 +75,20 @@ def old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Old:
 WORK: dict[str, Callable[[Old], object]] = {
     "data split": lambda old: split_data(old.run.recipe(), "sft"),
     "tokenize": lambda old: tokenize_run(RUN),
-    "learning rate": lambda old: finder.find(RUN),
+    "learning rate": lambda old: lr_find.find(RUN),
     "chunk": lambda old: run_chunk(RUN, 2),
-    "baton run": lambda old: resumable.check(old.run.recipe(), old.run.storage, "sft"),
-    "baton submit": lambda old: resumable.named(old.run.recipe(), "sft"),
+    "baton run": lambda old: prepare.check_resumable(old.run.recipe(), old.run.storage, "sft"),
+    "baton submit": lambda old: prepare.run_name_for_pods(old.run.recipe(), "sft"),
 }
 """Work on a run that must be as the run was begun."""
 READING: dict[str, Callable[[Old], object]] = {
     "chunk": lambda old: run_chunk(RUN, 2),
-    "baton run": lambda old: resumable.check(old.run.recipe(), old.run.storage, "sft"),
-    "baton submit": lambda old: resumable.named(old.run.recipe(), "sft"),
-    "warm fork": lambda old: forking.fork(old.run, None, "child"),
-    "cold fork": lambda old: forking.fork(old.run, None, "child", warm=False),
+    "baton run": lambda old: prepare.check_resumable(old.run.recipe(), old.run.storage, "sft"),
+    "baton submit": lambda old: prepare.run_name_for_pods(old.run.recipe(), "sft"),
+    "warm fork": lambda old: fork.fork(old.run, None, "child"),
+    "cold fork": lambda old: fork.fork(old.run, None, "child", warm=False),
     "evaluate, export": lambda old: (old.run.resolved_recipe(), trained.chosen_checkpoint(old.run)),
-    "generate": lambda old: prompting.require_readable(old.model()),
+    "generate": lambda old: prompts.require_readable(old.model()),
 }
 """Work that reads a checkpoint."""
 
@@ -158,7 +158,7 @@ def _end_at_its_checkpoint(old: Old, work: Callable[[Old], object]) -> None:
 
 def test_the_remedy_for_draws_is_one(old: Old, legs: Any) -> None:
     old.state(PAST | {"formats": {"draws": 0}}, of_checkpoint=False)
-    forking.fork(old.run, None, "child")
+    fork.fork(old.run, None, "child")
     child = Run.open("store/runs/child")
     assert child.require("recipe.json")["made"]["formats"] == {"rows": 1, "tokens": 1, "draws": 1, "loss": 2}
     code, printed = legs.leg(legs.at, os.getcwd(), legs.chunk, child.uri, 2)
@@ -186,11 +186,11 @@ def test_a_store_that_this_machine_has_no_credentials_for_is_not_asked(
 ) -> None:
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
-    recipe = recipe_file.with_overrides(old.run.recipe(), ["store.uri=s3://nowhere/store"])
-    assert resumable.named(recipe, "sft") == "sft"
-    assert resumable.named(recipe, None).startswith(f"{recipe.name}-20")
+    recipe = load.with_overrides(old.run.recipe(), ["store.uri=s3://nowhere/store"])
+    assert prepare.run_name_for_pods(recipe, "sft") == "sft"
+    assert prepare.run_name_for_pods(recipe, None).startswith(f"{recipe.name}-20")
     with pytest.raises(UserError, match="is not lower-case letters"):
-        resumable.named(recipe, "No name")
+        prepare.run_name_for_pods(recipe, "No name")
 
 
 def test_a_run_keeps_its_tokens_where_others_would_be_made_by_now(old: Old, legs: Any) -> None:

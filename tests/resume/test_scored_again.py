@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from baton.components.shared.runs.documents.sweeps import Score, TrialNote
-from baton.components.shared.runs.run import Run
+from baton.runs.outcomes import TrialInfo, TrialScore
+from baton.runs.run import Run
 from tests.resume import matrix
 
 CELLS = {
@@ -27,15 +27,15 @@ def _scores(run: Run, legs: Any, leave_out: tuple[str, ...] = ()) -> Any:
     """Runs the chunk, which is scored where it has no score, and takes the score away again."""
     code, printed = legs.leg(legs.chunk, run.uri, 1, leave_out)
     assert code == 0, printed
-    document = run.require(Score.file_name(1))
-    run.storage.remove(run.path(Score.file_name(1)))
+    document = run.require(TrialScore.file_name(1))
+    run.storage.remove(run.path(TrialScore.file_name(1)))
     return {name: value for name, value in document.items() if name not in ("at", "seconds")}
 
 
 @pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
 def test_a_score_taken_again_is_the_score(name: str, grid: Any, legs: Any) -> None:
     run = legs.prepare(grid(CELLS[name]), f"scored-{CELLS[name].name}")
-    run.put(TrialNote.NAME, {"sweep": "s", "id": "t000", "values": {}, "metric": "eval_loss"})
+    run.put(TrialInfo.NAME, {"sweep": "s", "id": "t000", "values": {}, "metric": "eval_loss"})
     first = _scores(run, legs)
     assert first["value"] is not None
     assert _scores(run, legs) == first

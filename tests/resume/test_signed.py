@@ -13,18 +13,18 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from baton.components.shared.checkpoints import signatures
-from baton.components.shared.checkpoints.store import CheckpointStore
-from baton.components.shared.core import signing
-from baton.components.shared.core.errors import BatonError
-from baton.components.shared.core.signing import Signer
-from baton.components.shared.forks import forking
-from baton.components.shared.recipe import Recipe, recipe_file
-from baton.components.shared.runs.run import Run
-from baton.components.shared.store.manifests import Manifest
-from baton.components.shared.store.storage import Storage
-from baton.pipelines.cli.app import app
-from baton.pipelines.local import processes, warm
+from baton import fork, signing
+from baton.checkpoint import signatures
+from baton.checkpoint.store import CheckpointStore
+from baton.cli.app import app
+from baton.errors import BatonError
+from baton.local import forkserver, processes
+from baton.recipe import load
+from baton.recipe.recipe import Recipe
+from baton.runs.run import Run
+from baton.signing import Signer
+from baton.store.manifest import Manifest
+from baton.store.storage import Storage
 from tests.planting import Planter, check, look
 
 SCRATCH = str(Path(__file__).parents[1] / "recipes" / "scratch.yaml")
@@ -45,15 +45,15 @@ class House:
         signs = {"public_key": self.signer.public.line}
         fixed = [f"store.uri={self.folder / store}", f"chunks.signing={signs}", "chunks.keep.last=9"]
         every = ["chunks.checkpoint_every=2", "chunks.wait_for_commit=true"]
-        return recipe_file.load(SCRATCH, [*SETTINGS, *fixed, *every, *settings])
+        return load.load(SCRATCH, [*SETTINGS, *fixed, *every, *settings])
 
     def prepare(self, store: str, name: str, *settings: str) -> Run:
-        return processes.prepare(self.recipe(store, *settings), name, print, warm.launcher())
+        return processes.prepare(self.recipe(store, *settings), name, print, forkserver.launcher())
 
     def chunk(self, run: Run, index: int) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv(signing.KEY_FILE, str(self.key))
-            processes.run(processes.TRAIN_CHUNK, [run.uri, str(index)], print, warm.launcher())
+            processes.run(processes.TRAIN_CHUNK, [run.uri, str(index)], print, forkserver.launcher())
 
     def train(self, store: str, name: str, *settings: str) -> Run:
         run = self.prepare(store, name, *settings)
@@ -172,7 +172,7 @@ def test_chunks_continue_to_the_same_bits_as_without_signatures(house: House, ru
     plain = house.prepare("plain", "r", "chunks.signing=null", "chunks.checkpoint_every=null")
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv(signing.KEY_FILE, raising=False)
-        processes.run(processes.TRAIN_CHUNK, [plain.uri, "1"], print, warm.launcher())
+        processes.run(processes.TRAIN_CHUNK, [plain.uri, "1"], print, forkserver.launcher())
     ends = {str(r.uri): CheckpointStore(r).newest() for r in (run, cut, plain)}
     assert {end.digest for end in ends.values() if end} == {ends[run.uri].digest}  # type: ignore[union-attr]
     assert all(ends.values())
@@ -196,9 +196,9 @@ def test_a_chunk_refuses_what_nobody_signed(house: House, cut: Run, tmp_path: Pa
 def test_a_fork_signs_what_it_begins_with(house: House, cut: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(signing.KEY_FILE, str(house.key))
     signs = {"public_key": house.signer.public.line}
-    bare = forking.fork(cut, 4, "bare", ["chunks.signing=null"]).run
+    bare = fork.fork(cut, 4, "bare", ["chunks.signing=null"]).run
     assert look(bare, house.signer)["ok"] is False
-    again = forking.fork(bare, 4, "again", [f"chunks.signing={signs}"]).run
+    again = fork.fork(bare, 4, "again", [f"chunks.signing={signs}"]).run
     assert look(again, house.signer)["ok"]
     house.chunk(again, 2)
     verdict = look(again, house.signer)

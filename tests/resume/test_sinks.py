@@ -8,7 +8,7 @@ from typing import Any
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from baton.components.shared.recipe import Recipe
+from baton.recipe.recipe import Recipe
 
 
 def test_steps_run_on_across_chunks(recipes: dict[str, Recipe], undisturbed: dict[str, Any], legs: Any) -> None:

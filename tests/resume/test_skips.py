@@ -10,19 +10,20 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from baton.components.report import page as report_page
-from baton.components.report.collect import collect
-from baton.components.shared.forks import forking
-from baton.components.shared.recipe import Recipe, recipe_file
-from baton.components.shared.runs.documents.skips import Skip
-from baton.components.shared.runs.run import Run
-from baton.components.shared.store.storage import Storage
-from baton.components.train_chunk import card
-from baton.components.train_chunk.outcome import Ending, Outcome
-from baton.pipelines.cli.app import app
-from baton.pipelines.local.warm import Forked
-from baton.pipelines.proving import prove
-from baton.pipelines.proving.drill import Drill
+from baton import fork as forking
+from baton.cli.app import app
+from baton.local.forkserver import ForkedProcess
+from baton.pages import run_page as report_page
+from baton.pages.collect import collect
+from baton.prove import prove
+from baton.prove.drill import Drill
+from baton.recipe import load
+from baton.recipe.recipe import Recipe
+from baton.runs.documents import Skip
+from baton.runs.run import Run
+from baton.store.storage import Storage
+from baton.train import page as card
+from baton.train.chunk import Ending, Outcome
 from tests.resume.poison import POISON
 
 ROWS, LINE = 40, 20
@@ -248,7 +249,7 @@ def test_a_run_that_is_submitted_again_with_a_list_skips_what_is_ahead(
     whole = told(planted, legs, "again-told", [reached + 1], hooks__trainer=None)
     assert legs.final(run).meta.state == legs.final(whole).meta.state
     code, printed = legs.leg(
-        legs.split_and_tokenize, recipe_file.dumps(planted({"skip": [reached + 1], "window": 9}, **values)), "again"
+        legs.split_and_tokenize, load.dumps(planted({"skip": [reached + 1], "window": 9}, **values)), "again"
     )
     assert code != 0
     assert "run 'again' was started with another recipe: training.guard.window" in printed
@@ -283,7 +284,7 @@ def test_a_proof_of_a_run_that_skips_is_exact(planted: Make, legs: Any) -> None:
 @pytest.mark.parametrize("epochs", [1.0, 2.0])
 def test_a_drill_of_a_run_that_skips_is_exact(epochs: float, planted: Make, legs: Any) -> None:
     recipe = planted({}, training__epochs=epochs, chunks__count=2, chunks__wait_for_commit=False)
-    drill = Drill(recipe, kills=12, seed=4, name=f"drill-skips-{epochs:g}", launch=Forked)
+    drill = Drill(recipe, kills=12, seed=4, name=f"drill-skips-{epochs:g}", launch=ForkedProcess)
     found = drill.run()
     assert len(found["kills"]) == 12
     assert [run["difference"] for run in found["runs"]] == [None] * len(found["runs"])

@@ -11,17 +11,18 @@ from typing import Any
 
 import pytest
 
-from baton.components.shared.models import trained
-from baton.components.shared.recipe import Recipe, recipe_file
-from baton.components.shared.runs.run import Run
-from baton.components.shared.store.storage import Storage
-from baton.components.train_chunk.data.slices import Blocks, needed
+from baton.models import trained
+from baton.recipe import load
+from baton.recipe.recipe import Recipe
+from baton.runs.run import Run
+from baton.store.storage import Storage
+from baton.train.data.slices import Blocks, needed_files
 
 
 def prepare(recipe: Recipe, name: str, legs: Any) -> Run:
     """Split and tokenize, in many files."""
     cutting = importlib.import_module("cutting")
-    code, printed = legs.leg(cutting.split_and_tokenize, recipe_file.dumps(recipe), name)
+    code, printed = legs.leg(cutting.split_and_tokenize, load.dumps(recipe), name)
     assert code == 0, printed
     return Run(Storage(recipe.store.uri), name)
 
@@ -36,7 +37,7 @@ def needed_for(run: Run, start: int, target: int) -> set[int]:
     """Numbers of the files that a chunk needs."""
     _, manifest = trained.tokens_manifest(run)
     blocks = Blocks([rows for _, rows in manifest.meta["files"]["train"]], run.recipe().seed)
-    return needed(blocks, run.recipe(), run.plan().steps_per_epoch, start, target)
+    return needed_files(blocks, run.recipe(), run.plan().steps_per_epoch, start, target)
 
 
 @contextlib.contextmanager

@@ -6,19 +6,19 @@ from typing import Any
 
 import pytest
 
-from baton.components.shared.checkpoints.store import CheckpointStore
-from baton.components.shared.core.errors import BatonError, UserError
-from baton.components.shared.models import trained
-from baton.components.shared.recipe import Recipe
-from baton.components.shared.runs import lineage
-from baton.components.shared.runs.documents.sweeps import Score, TrialEntry
-from baton.components.shared.runs.run import Run
-from baton.components.shared.sweeps import view
-from baton.components.shared.sweeps.sweep import Sweep
-from baton.pipelines.local import results
-from baton.pipelines.local.warm import Forked
-from baton.pipelines.proving import prove, prove_page, replaying
-from baton.pipelines.proving.drill import Drill
+from baton.checkpoint.store import CheckpointStore
+from baton.errors import BatonError, UserError
+from baton.local import results
+from baton.local.forkserver import ForkedProcess
+from baton.models import trained
+from baton.prove import audit, proof_page, prove
+from baton.prove.drill import Drill
+from baton.recipe.recipe import Recipe
+from baton.runs import lineage
+from baton.runs.outcomes import TrialEntry, TrialScore
+from baton.runs.run import Run
+from baton.runs.sweep import Sweep
+from baton.sweep import view
 from tests.resume.test_best import RISING
 
 CHUNKS = 3
@@ -67,7 +67,7 @@ def test_a_trial_has_ended_with_the_score_of_its_last_chunk(step: int, chunk: in
     sweep = Sweep(stopped.storage, "s")
     run = Run(stopped.storage, f"trial-{step}-{chunk}")
     run.put("plan.json", stopped.require("plan.json"))
-    run.write(Score(chunk=chunk, step=step, value=1.0, metrics={}, seconds=1.0, at="2026-11-21T00:00:00Z"), chunk)
+    run.write(TrialScore(chunk=chunk, step=step, value=1.0, metrics={}, seconds=1.0, at="2026-11-21T00:00:00Z"), chunk)
     trial = view._trial(sweep, TrialEntry(id="t000", run=run.name, values={}), with_losses=False)
     assert view._has_ended(trial) == ended
 
@@ -87,9 +87,9 @@ def test_each_chunk_is_audited_or_was_not_trained(index: int, stopped: Run) -> N
         with pytest.raises(
             UserError, match=f"chunk {index} of .* was not trained: early stopping ended .* step {ended}"
         ):
-            replaying.stretch(store, index)
+            audit.chunk_span(store, index)
     else:
-        assert replaying.stretch(store, index).after.step == min(plan.target(index), ended)
+        assert audit.chunk_span(store, index).after.step == min(plan.target(index), ended)
 
 
 @pytest.mark.slow
@@ -97,13 +97,15 @@ def test_it_is_proven(recipe: Recipe, legs: Any) -> None:
     proof = prove.prove(recipe, [1, 3], name="stopped-proof")
     assert proof["exact"], proof["first_difference"]
     assert [row["steps"][-1] < 15 for row in proof["variants"]] == [True, True]
-    assert "step" in prove_page.render(proof)
+    assert "step" in proof_page.render(proof)
     control = prove.prove(recipe, [1, 3], name="stopped-control", leave_out=["rng"])
     assert not control["exact"]
 
 
 @pytest.mark.slow
 def test_it_is_drilled(recipe: Recipe, legs: Any) -> None:
-    report = Drill(legs.changed(recipe, chunks__count=2), kills=2, seed=3, name="stopped-drill", launch=Forked).run()
+    report = Drill(
+        legs.changed(recipe, chunks__count=2), kills=2, seed=3, name="stopped-drill", launch=ForkedProcess
+    ).run()
     assert report["exact"]
     assert len(report["kills"]) == 2

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from baton.components.shared.core import events
-from baton.components.shared.recipe import Recipe
-from baton.components.shared.runs.run import Run
-from baton.components.train_chunk.reporting.sinks import prometheus
+from baton import events
+from baton.recipe.recipe import Recipe
+from baton.runs.run import Run
+from baton.train.metrics import sinks
 
 ON_A_GPU = {"baton_model_flops_utilization_ratio", "baton_gpu_memory_bytes"}
 
@@ -44,7 +44,7 @@ def test_a_chunk_tells_how_it_is_doing(
     first.wait_for(events.Checkpoint, step=6)
     found = _scrape(port)
     assert first.wait() == 0, first.printed
-    names = {name for name, _ in (*prometheus.LOGGED.values(), *prometheus.LIVE.values(), prometheus.PHASE)}
+    names = {name for name, _ in (*sinks.LOGGED_GAUGES.values(), *sinks.LIVE_GAUGES.values(), sinks.PHASE_GAUGE)}
     assert set(found) == names - ON_A_GPU
     mine = {"run": "asked", "recipe": "scratch", "chunk": "1"}
     assert found["baton_target_step"] == [(mine, 8.0)]

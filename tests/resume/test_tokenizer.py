@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from baton.components.shared.core.errors import UserError
-from baton.components.shared.forks import forking
-from baton.components.shared.models import generation, loading, trained, vocabulary
-from baton.components.shared.recipe import Recipe
-from baton.components.shared.runs.run import Run
+from baton import fork
+from baton.errors import UserError
+from baton.models import generate, loading, trained, vocabulary
+from baton.recipe.recipe import Recipe
+from baton.runs.run import Run
 
 CHANGES = {
     "add_tokens": ["Return", "def ", "<|end|>"],
@@ -66,7 +66,7 @@ def test_every_export_is_the_trained_model(kind: str, grown: dict[str, Run], leg
         assert code == 0, printed
     made = {export["format"]: export for export in run.require("export.json")["exports"]}
     assert "weights the same bit for bit" in made["safetensors"]["checked"]["words"]
-    model, tokenizer = generation.load(made["safetensors"]["uri"])
+    model, tokenizer = generate.load(made["safetensors"]["uri"])
     start = loading.load_model(run.recipe().model.base or "")
     rows = start.get_input_embeddings().weight.shape[0]
     ids = [rows, rows + 1, rows + 2]
@@ -81,7 +81,7 @@ def test_every_export_is_the_trained_model(kind: str, grown: dict[str, Run], leg
         moved = (learned[ids] - before.weight.detach().double().mean(0).float()).abs().max(1).values
         assert moved[:2].min() > 0, "those that are in the data"
     if kind == "lora":
-        of_adapter, _ = generation.load(made["adapter"]["uri"])
+        of_adapter, _ = generate.load(made["adapter"]["uri"])
         asked = torch.arange(rows + 3)[None]
         with torch.inference_mode():
             torch.testing.assert_close(of_adapter(asked).logits, model(asked).logits, rtol=1e-4, atol=1e-5)
@@ -91,8 +91,8 @@ def test_every_export_is_the_trained_model(kind: str, grown: dict[str, Run], leg
 def test_a_fork_starts_with_the_tokens_and_their_rows(grown: dict[str, Run], legs: Any, tmp_path: Path) -> None:
     parent = grown["lora"]
     with pytest.raises(UserError, match=r"a warm fork cannot change\n  model\.tokenizer"):
-        forking.fork(parent, None, "grown-warm", ["model.tokenizer.add_tokens=[more]"])
-    made = forking.fork(parent, None, "grown-cold", warm=False)
+        fork.fork(parent, None, "grown-warm", ["model.tokenizer.add_tokens=[more]"])
+    made = fork.fork(parent, None, "grown-cold", warm=False)
     run = legs.prepare(made.recipe, "grown-cold")
     legs.train(run)
     base = loading.local_model(made.recipe.model.base or "")
@@ -100,7 +100,7 @@ def test_a_fork_starts_with_the_tokens_and_their_rows(grown: dict[str, Run], leg
     tokenizer = loading.load_tokenizer(f"{trained.tokens_folder(run, str(tmp_path), ['tokenizer'])}/tokenizer")
     assert vocabulary.new_ids(tokenizer) == [], "its base has them"
     assert tokenizer.convert_tokens_to_ids(NEW)[-1] == model.get_input_embeddings().weight.shape[0] - 1
-    assert generation.stop_ids(model, tokenizer) == model.generation_config.eos_token_id == [0, 3]
+    assert generate.stop_ids(model, tokenizer) == model.generation_config.eos_token_id == [0, 3]
     code, printed = legs.leg(legs.evaluate, run.uri)
     assert code == 0, printed
 

@@ -10,10 +10,11 @@ from typing import Any
 import datasets
 import pytest
 
-from baton.components.shared.core.labels import IGNORED
-from baton.components.shared.models import loading, prompt_columns, trained
-from baton.components.shared.recipe import Recipe, recipe_file
-from baton.components.shared.runs.run import Run
+from baton.models import loading, train_rows, trained
+from baton.models.train_rows import IGNORED
+from baton.recipe import load
+from baton.recipe.recipe import Recipe
+from baton.runs.run import Run
 
 TEMPLATE = (
     "{% if tools %}<|im_start|>tools\n{% for tool in tools %}{{ tool.function.name }}({{ tool.function.parameters | "
@@ -89,13 +90,13 @@ def recipe(method: str, folder: Path, base: str) -> Recipe:
         "evaluation": {"samples": 0},
         "tracking": {"mlflow": None},
     }
-    return recipe_file.validate(document, origin=method)
+    return load.validate(document, origin=method)
 
 
 def seen(run: Run, folder: Path) -> tuple[datasets.Dataset, Any]:
     """What the trainer reads of a run's rows, and the tokenizer."""
     tokens = trained.tokens_folder(run, str(folder), parts=("tokenizer", "train"))
-    rows = prompt_columns.readable(datasets.load_from_disk(f"{tokens}/train"))
+    rows = train_rows.readable(datasets.load_from_disk(f"{tokens}/train"))
     return rows, loading.load_tokenizer(f"{tokens}/tokenizer")
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from baton.components.shared.recipe import Recipe
-from baton.components.shared.runs.documents.sweeps import Score, TrialNote
-from baton.components.shared.runs.run import Run
+from baton.recipe.recipe import Recipe
+from baton.runs.outcomes import TrialInfo, TrialScore
+from baton.runs.run import Run
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -177,8 +177,8 @@ def test_a_trial_has_the_score_of_one_process(virtual: Any, legs: Any) -> None:
     scores = []
     for processes in (1, 4):
         run = legs.prepare(virtual(processes), f"virtual-trial-{processes}")
-        run.put(TrialNote.NAME, {"sweep": "s", "id": "t000", "values": {}, "metric": "eval_loss"})
+        run.put(TrialInfo.NAME, {"sweep": "s", "id": "t000", "values": {}, "metric": "eval_loss"})
         code, printed = legs.leg(legs.chunk, run.uri, 1)
         assert code == 0, printed
-        scores.append(run.require(Score.file_name(1))["value"])
+        scores.append(run.require(TrialScore.file_name(1))["value"])
     assert scores[0] == scores[1]

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from baton.components.shared.recipe import Recipe
-from baton.components.shared.runs.run import Run
+from baton.recipe.recipe import Recipe
+from baton.runs.run import Run
 from tests.resume import matrix_virtual
 from tests.resume.matrix import Cell
 from tests.resume.matrix_virtual import FEW, NAME, READS, TARGETS, WAYS

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from baton.components.shared.recipe import Recipe
-from baton.components.shared.runs.run import Run
+from baton.recipe.recipe import Recipe
+from baton.runs.run import Run
 from tests.resume import matrix, matrix_virtual
 from tests.resume.matrix import WRITES, Changes, training
 from tests.resume.matrix_virtual import ENDING, SPANNING, WRITING

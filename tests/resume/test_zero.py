@@ -11,11 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from baton.components.shared.checkpoints.store import CheckpointStore
-from baton.components.shared.forks import forking
-from baton.components.shared.recipe import Recipe
-from baton.components.shared.runs.run import Run
-from baton.components.shared.store import bundles
+from baton import fork
+from baton.checkpoint.store import CheckpointStore
+from baton.recipe.recipe import Recipe
+from baton.runs.run import Run
+from baton.store.manifest import read_manifest
 
 needs_deepspeed = pytest.mark.skipif(
     importlib.util.find_spec("deepspeed") is None, reason="the package deepspeed is not installed"
@@ -173,7 +173,7 @@ def test_what_it_trained_is_evaluated_and_exported(whole: Any, legs: Any) -> Non
         code, printed = legs.leg(stage, whole("zero3").uri)
         assert code == 0, printed
     assert "logits the same bit for bit" in printed
-    exported = bundles.read_manifest(whole("zero3").storage, whole("zero3").path("export"))
+    exported = read_manifest(whole("zero3").storage, whole("zero3").path("export"))
     assert exported is not None
     assert "model.safetensors" in exported.files
     assert not [name for name in exported.files if name.startswith(("optimizer", "rng_state", "baton_state"))]
@@ -205,7 +205,7 @@ def test_a_fork_takes_over_its_rate(strategy: str, recipes: dict[str, Recipe], l
     legs.train(parent)
     states = {}
     for name, overrides in {"same": [], "slower": ["training.learning_rate=5.0e-3"]}.items():
-        run = forking.fork(parent, 5, f"{strategy}-{name}", overrides).run
+        run = fork.fork(parent, 5, f"{strategy}-{name}", overrides).run
         legs.train(run)
         states[name] = legs.final(run).meta.state
         rates = {line["step"]: line["learning_rate"] for line in legs.history(run) if "learning_rate" in line}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from baton.components.shared.recipe import Recipe
+from baton.recipe.recipe import Recipe
 from tests.resume import sizes
 
 pytestmark = [

@@ -50,7 +50,7 @@ def joined(gradients: Gradients, parameters: Sequence[torch.nn.Parameter], proce
 
 def summed_by_rank(run_uri: str, index: int) -> None:
     """Runs a chunk whose processes each add up what they have, before torch adds up theirs."""
-    from baton.components.train_chunk.trainer import virtual
+    from baton.train import virtual
 
     virtual.TreeSum, virtual.exchange = InTurn, joined  # type: ignore[misc, assignment]
     _run(run_uri, index)
@@ -58,7 +58,7 @@ def summed_by_rank(run_uri: str, index: int) -> None:
 
 def seeded_by_rank(run_uri: str, index: int) -> None:
     """Runs a chunk that seeds each pass by the process and its number among the process's."""
-    from baton.components.train_chunk.trainer.virtual import Virtual
+    from baton.train.virtual import Virtual
 
     seed = Virtual.seed
 
@@ -73,7 +73,7 @@ def seeded_by_rank(run_uri: str, index: int) -> None:
 
 def divided_by_own_tokens(run_uri: str, index: int) -> None:
     """Runs a chunk whose processes each count the tokens that they have themselves."""
-    from baton.components.train_chunk.trainer.virtual import Virtual
+    from baton.train.virtual import Virtual
 
     count = Virtual._get_num_items_in_batch
 
@@ -90,9 +90,10 @@ def divided_by_own_tokens(run_uri: str, index: int) -> None:
 
 def noting_unused(run_uri: str, index: int, folder: str) -> None:
     """Runs a chunk that leaves a file for each number of weights without a gradient that a worker has come to."""
-    from baton.components.train_chunk.trainer import virtual
+    from baton.train import virtual
+    from baton.train.tree_sum import TreeSum
 
-    class Noting(virtual.TreeSum):
+    class Noting(TreeSum):
         def add(self, gradients: Gradients) -> None:
             Path(folder, str(sum(gradient is None for gradient in gradients))).touch()
             super().add(gradients)
@@ -121,6 +122,6 @@ CONTROLS: dict[str, Callable[[str, int], None]] = {
 
 
 def _run(run_uri: str, index: int) -> None:
-    from baton.components.train_chunk.stage import run_chunk
+    from baton.train.chunk import run_chunk
 
     run_chunk(run_uri, index)

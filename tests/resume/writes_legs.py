@@ -7,47 +7,47 @@ import os
 
 def seeded_by_process(run_uri: str, index: int) -> None:
     """Runs a chunk in which what writes is seeded by its process and its place there."""
-    from baton.components.train_chunk.stage import run_chunk
-    from baton.components.train_chunk.trainer.rounds import Rounds
+    from baton.train.chunk import run_chunk
+    from baton.train.generation import VirtualGeneration
 
-    seed = Rounds.seed
+    seed = VirtualGeneration.seed
 
-    def by_process(self: Rounds, place: str) -> None:
+    def by_process(self: VirtualGeneration, place: str) -> None:
         kind, *rest = place.split(":")
         if kind == "writing":
             worker = int(rest[0]) - self._passes.own.start
             place = f"{kind}:{os.environ.get('RANK', '0')}-{worker}:{rest[1]}"
         seed(self, place)
 
-    Rounds.seed = by_process  # type: ignore[method-assign]
+    VirtualGeneration.seed = by_process  # type: ignore[method-assign]
     run_chunk(run_uri, index)
 
 
 def normalized_by_process(run_uri: str, index: int) -> None:
     """Runs a chunk in which each process divides by as many tokens as there were if all wrote as many as itself."""
-    from baton.components.train_chunk.stage import run_chunk
-    from baton.components.train_chunk.trainer.rounds import Rounds
+    from baton.train.chunk import run_chunk
+    from baton.train.generation import VirtualGeneration
 
-    of_all = Rounds._of_all
+    of_all = VirtualGeneration._of_all
 
-    def of_process(self: Rounds, seen: int, items: int) -> tuple[int, int]:
+    def of_process(self: VirtualGeneration, seen: int, items: int) -> tuple[int, int]:
         return of_all(self, seen, items)[0], items * self.ranks.size
 
-    Rounds._of_all = of_process  # type: ignore[method-assign]
+    VirtualGeneration._of_all = of_process  # type: ignore[method-assign]
     run_chunk(run_uri, index)
 
 
 def begun_anew(run_uri: str, index: int) -> None:
     """Runs a chunk in which each process resumes with the completions of the first workers."""
-    from baton.components.train_chunk.stage import run_chunk
-    from baton.components.train_chunk.trainer.rounds import Rounds
+    from baton.train.chunk import run_chunk
+    from baton.train.generation import VirtualGeneration
 
-    load = Rounds.load_method_state
+    load = VirtualGeneration.load_method_state
 
-    def load_first(self: Rounds, saved: dict[str, object]) -> None:
+    def load_first(self: VirtualGeneration, saved: dict[str, object]) -> None:
         load(self, saved)
         if self._buffered_inputs is not None:
             self._buffered_inputs = saved["completions"][: len(self._own or ())]  # type: ignore[index]
 
-    Rounds.load_method_state = load_first  # type: ignore[method-assign]
+    VirtualGeneration.load_method_state = load_first  # type: ignore[method-assign]
     run_chunk(run_uri, index)

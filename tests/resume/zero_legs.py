@@ -7,18 +7,18 @@ from typing import Any
 
 def offloaded(run_uri: str, index: int) -> None:
     """Runs a chunk that holds on the host what is split, as it would with GPUs; a recipe without any is refused."""
-    from baton.components.shared.recipe import Recipe
-    from baton.components.train_chunk.stage import run_chunk
-    from baton.components.train_chunk.trainer import zero
+    from baton.recipe.recipe import Recipe
+    from baton.train import sharding
+    from baton.train.chunk import run_chunk
 
-    plain = zero.arguments
+    plain = sharding.deepspeed_arguments
 
     def arguments(recipe: Recipe) -> dict[str, Any]:
         parallel = recipe.parallel.model_copy(update={"offload": "cpu"})
         training = recipe.training.model_copy(update={"parallel": parallel})
         return plain(recipe.model_copy(update={"training": training}))
 
-    zero.arguments = arguments
+    sharding.deepspeed_arguments = arguments
     run_chunk(run_uri, index)
 
 
@@ -26,8 +26,8 @@ def without_the_optimizer_of(run_uri: str, index: int, rank: int) -> None:
     """Runs a chunk of which one process goes on with an optimizer that has not begun; all else is restored."""
     import os
 
-    from baton.components.train_chunk.stage import run_chunk
-    from baton.components.train_chunk.trainer.zero import Zero
+    from baton.train.chunk import run_chunk
+    from baton.train.sharding import Zero
 
     load = Zero._load_part
 
@@ -42,7 +42,7 @@ def without_package(run_uri: str, index: int) -> None:
     """Runs a chunk where DeepSpeed is not installed."""
     import importlib.util
 
-    from baton.components.train_chunk.stage import run_chunk
+    from baton.train.chunk import run_chunk
 
     find = importlib.util.find_spec
     importlib.util.find_spec = lambda name, *given: None if name == "deepspeed" else find(name, *given)

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from baton.components.shared.recipe import Recipe, recipe_file
+from baton.recipe import load
+from baton.recipe.recipe import Recipe
 from tests.unit.conftest import tiny_base  # noqa: F401
 
 
@@ -14,4 +15,4 @@ from tests.unit.conftest import tiny_base  # noqa: F401
 def recipe(tiny_base: str, scratch_recipe: dict[str, Any]) -> Recipe:  # noqa: F811
     """A recipe of the base model."""
     scratch_recipe["model"] = {"base": tiny_base}
-    return recipe_file.validate(scratch_recipe, origin="r")
+    return load.validate(scratch_recipe, origin="r")

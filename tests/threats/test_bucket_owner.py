@@ -16,20 +16,19 @@ import numpy as np
 import pytest
 import torch
 
-from baton.components.evaluate import production
-from baton.components.export import answers
-from baton.components.shared.checkpoints.meta import CheckpointMeta
-from baton.components.shared.checkpoints.store import CheckpointStore
-from baton.components.shared.core.errors import BatonError, DamagedError, StoreError, UserError
-from baton.components.shared.models import loading, trained
-from baton.components.shared.recipe import Recipe
-from baton.components.shared.runs import code
-from baton.components.shared.runs.documents.data import OwnCode, Tokens
-from baton.components.shared.runs.run import Run
-from baton.components.shared.store import bundles
-from baton.components.shared.store.bundles import Manifest
-from baton.components.shared.store.storage import Storage
-from baton.components.train_chunk.checkpointing.restore import Restorer
+from baton.checkpoint.manifest import CheckpointMeta
+from baton.checkpoint.restore import Restorer
+from baton.checkpoint.store import CheckpointStore
+from baton.errors import BatonError, DamagedError, StoreError, UserError
+from baton.evaluate import production
+from baton.export import answers
+from baton.models import loading, trained, user_code
+from baton.recipe.recipe import Recipe
+from baton.runs.documents import OwnCode, Tokens
+from baton.runs.run import Run
+from baton.store import bundle
+from baton.store.manifest import Manifest, read_manifest
+from baton.store.storage import Storage
 from tests.threats.marks import Mark
 
 UP = "../elsewhere/secret"
@@ -77,14 +76,14 @@ def test_a_document_that_names_a_path_outside_is_refused(tmp_path: Path) -> None
     outside, run = Storage(str(tmp_path / "elsewhere")), Run(Storage(str(tmp_path / "store")), "r")
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "a").write_text("a")
-    bundles.publish(outside, "tokens", str(tmp_path / "files"), kind="tokens", meta={})
+    bundle.publish(outside, "tokens", str(tmp_path / "files"), kind="tokens", meta={})
     before = sorted(path.name for path in (tmp_path / "elsewhere" / "tokens").iterdir())
     run.write(Tokens(prefix="../elsewhere/tokens"))
     with pytest.raises(StoreError, match=r"'\.\./elsewhere/tokens' leads out of the store .*Find out who wrote"):
         trained.tokens_manifest(run)
     assert sorted(path.name for path in (tmp_path / "elsewhere" / "tokens").iterdir()) == before
     run.write(Tokens(prefix="tokens"))
-    bundles.publish(run.storage, "tokens", str(tmp_path / "files"), kind="tokens", meta={})
+    bundle.publish(run.storage, "tokens", str(tmp_path / "files"), kind="tokens", meta={})
     assert trained.tokens_manifest(run)[0] == "tokens"
 
 
@@ -92,9 +91,9 @@ def own_code(storage: Storage, tmp_path: Path) -> tuple[Run, str, Manifest]:
     """A run with a module of the user's, in the store."""
     (tmp_path / "own.py").write_text("REWARD = 1\n")
     run = Run(storage, "r")
-    code.ship(run, str(tmp_path / "own.py"))
+    user_code.ship(run, str(tmp_path / "own.py"))
     prefix = run.need(OwnCode).prefix
-    manifest = bundles.read_manifest(storage, prefix)
+    manifest = read_manifest(storage, prefix)
     assert manifest
     return run, prefix, manifest
 
@@ -131,11 +130,11 @@ def test_code_with_a_new_manifest_is_refused(files: dict[str, bytes], store: str
     storage = Storage(store)
     run, prefix, manifest = own_code(storage, tmp_path)
     rewrite(storage, prefix, manifest, files)
-    vouched = bundles.read_manifest(storage, prefix)
+    vouched = read_manifest(storage, prefix)
     assert vouched
-    bundles.fetch(storage, prefix, vouched, str(tmp_path / "plain"), in_place=False)  # by its manifest it is whole
+    bundle.fetch(storage, prefix, vouched, str(tmp_path / "plain"), in_place=False)  # by its manifest it is whole
     with pytest.raises(BatonError, match="does not hold the code that the run began with; none of it has run"):
-        code.fetch(run, str(tmp_path / "pod"))
+        user_code.fetch(run, str(tmp_path / "pod"))
 
 
 def test_a_file_beside_the_code_is_not_imported(tmp_path: Path) -> None:
@@ -143,7 +142,7 @@ def test_a_file_beside_the_code_is_not_imported(tmp_path: Path) -> None:
     storage = Storage(str(tmp_path / "store"))
     run, prefix, manifest = own_code(storage, tmp_path)
     storage.write(manifest.path(prefix, "colorsys.py"), b"REWARD = 2\n")
-    folder = code.fetch(run, str(tmp_path / "pod"))
+    folder = user_code.fetch(run, str(tmp_path / "pod"))
     assert folder
     assert storage.key() not in imported(folder)
     assert storage.key() in imported(storage.key(manifest.path(prefix)))

@@ -19,11 +19,10 @@ import pyarrow.parquet
 import pytest
 import zstandard
 
-from baton.components.data_split import glaive, intake, records, survey
-from baton.components.data_split.quality import private
-from baton.components.data_split.reading import readers
-from baton.components.data_split.rows import MAX_ROW, SHOWN, Rejected, Row
-from baton.components.tokenize.masks import shapes
+from baton.data import conversations, ingest, mask, readers, survey
+from baton.data import rows as records
+from baton.data.quality import pii
+from baton.data.rows import MAX_ROW, SHOWN, Rejected, Row
 from tests.threats.marks import Mark
 
 MIB = 2**20
@@ -33,8 +32,8 @@ BOUND = 512
 
 MEASURE = """
 import json, re, sys
-from baton.components.data_split.reading import readers
-from baton.components.data_split.rows import Row
+from baton.data import readers
+from baton.data.rows import Row
 def peak():
     return int(re.search("VmHWM:\\\\s+(\\\\d+)", open("/proc/self/status").read())[1]) // 1024
 small, *files = sys.argv[1:]
@@ -181,7 +180,7 @@ def test_a_bomb_is_unpacked_piece_by_piece(tmp_path: Path) -> None:
 def test_a_long_row_of_a_table_costs_that_row_alone(
     column: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("baton.components.data_split.reading.tables.MAX_ROW", 2000)
+    monkeypatch.setattr("baton.data.parquet.MAX_ROW", 2000)
     write_table(tmp_path / "rows.arrow", {"n": [1, 2, 3], "text": column})
     rows = list(readers.read(str(tmp_path / "rows.arrow"), "line"))
     is_vague = isinstance(column, pyarrow.DictionaryArray) and pyarrow.types.is_list(column.type.value_type)
@@ -199,18 +198,18 @@ def broken(number: int) -> list[Row | Rejected]:
 def test_broken_rows_before_the_first_usable_one_wait_on_disk() -> None:
     """They decide nothing, and there may be a thousand million of them."""
     rows = [*broken(3), Row("f", 4, {"text": "a"}), *broken(2), *(Row("f", n, {"text": f"b{n}"}) for n in range(7, 40))]
-    usable, again = intake.head(iter(rows))
-    assert usable == [row for row in rows if isinstance(row, Row)][: intake.LOOKED_AT]
+    usable, again = ingest.first_usable(iter(rows))
+    assert usable == [row for row in rows if isinstance(row, Row)][: ingest.LOOKED_AT]
     assert list(again) == rows[: rows.index(usable[-1]) + 1]
 
     script = """
 import json, re, resource, sys
-from baton.components.data_split import intake
-from baton.components.data_split.rows import Rejected
+from baton.data import ingest as intake
+from baton.data.rows import Rejected
 def peak():
     return int(re.search("VmHWM:\\\\s+(\\\\d+)", open("/proc/self/status").read())[1]) // 1024
 count, before = 60_000, peak()
-usable, again = intake.head(Rejected("f", line, "broken JSON", "x" * 500) for line in range(count))
+usable, again = intake.first_usable(Rejected("f", line, "broken JSON", "x" * 500) for line in range(count))
 assert not usable and sum(1 for _ in again) == count
 print(peak() - before)
 """
@@ -219,7 +218,7 @@ print(peak() - before)
 
 
 def test_reasons_are_counted_by_how_rows_begin(tmp_path: Path) -> None:
-    refused = records.Refused(str(tmp_path / "rejected.jsonl"))
+    refused = records.RejectedRows(str(tmp_path / "rejected.jsonl"))
     row = Rejected("f", 1, "column 'side' is " + "y" * 5000, "x" * 5000)
     refused.add(row)
     refused.close()
@@ -230,13 +229,13 @@ def test_reasons_are_counted_by_how_rows_begin(tmp_path: Path) -> None:
 
 
 SLOW = {
-    "turns": (lambda text: glaive.conversation(text, None), "\n" * 100_000),
-    "declared functions": (lambda text: glaive.conversation("USER: a\n", text + "x"), "\n \n" * 50_000),
+    "turns": (lambda text: conversations.parse_glaive(text, None), "\n" * 100_000),
+    "declared functions": (lambda text: conversations.parse_glaive("USER: a\n", text + "x"), "\n \n" * 50_000),
     "numbers": (lambda text: bool(survey.NUMBER.search(text)), "1" * 100_000 + "x"),
-    "secrets": (private.secrets, "password" * 12_000 + "://a:" * 12_000 + "-----BEGIN PRIVATE KEY-----" * 2000),
-    "keys": (private.secrets, "-----BEGIN RSA PRIVATE KEY-----\n" * 60_000),
-    "tags": (shapes.TAGS.split, "\n" * 100_000),
-    "addresses": (private.emails, "a@" + "a." * 50_000 + "1"),
+    "secrets": (pii.secrets, "password" * 12_000 + "://a:" * 12_000 + "-----BEGIN PRIVATE KEY-----" * 2000),
+    "keys": (pii.secrets, "-----BEGIN RSA PRIVATE KEY-----\n" * 60_000),
+    "tags": (mask.TAGS.split, "\n" * 100_000),
+    "addresses": (pii.emails, "a@" + "a." * 50_000 + "1"),
 }
 
 
@@ -252,7 +251,7 @@ def test_what_the_expressions_found_they_still_find() -> None:
     before = re.compile(r"\d[\d.,]*\W*$")
     for text in ("12", "1,234.5", "x 3.", "3 apples", "", "4 )", "4_", "٣", "5\n!", "a1b"):
         assert bool(survey.NUMBER.search(text)) == bool(before.search(text)), text
-    found = glaive.conversation("\n\n USER: a\n\n\n\tASSISTANT: b \n", 'SYSTEM: x\n\n  \n {"name": "f"}\n')
+    found = conversations.parse_glaive("\n\n USER: a\n\n\n\tASSISTANT: b \n", 'SYSTEM: x\n\n  \n {"name": "f"}\n')
     assert found is not None
     assert [turn["content"] for turn in found["messages"]] == ["a", "b"]
     assert found["tools"] == [{"name": "f"}]
@@ -284,8 +283,8 @@ def test_no_csv_is_written() -> None:
     """Nothing for a spreadsheet to run: what begins with `=` in a row stays in JSON, HTML and text."""
     writing = re.compile(r"csv\.(Dict)?[wW]riter|\.to_csv|write_csv")
     root = Path(__file__).parents[2]
-    files = [path for room in ("components", "pipelines") for path in (root / room).glob("**/*.py")]
-    assert len(files) > 400
+    files = [path for room in ("baton", "components", "pipelines") for path in (root / room).glob("**/*.py")]
+    assert len(files) > 300
     assert writing.search("csv.writer(file)")
     assert [str(path) for path in files if writing.search(path.read_text(encoding="utf-8"))] == []
 

@@ -16,13 +16,14 @@ import yaml
 from huggingface_hub import ModelCardData
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
-from baton.components.evaluate import production
-from baton.components.export import card
-from baton.components.shared.core.errors import UserError
-from baton.components.shared.models import chat_templates, conversing, generation, loading, skeleton
-from baton.components.shared.recipe import Recipe, recipe_file
-from baton.components.tokenize.masks.template import Conversation, Template
-from baton.pipelines.compiling import rendering
+from baton.data.render import Conversation, Template
+from baton.errors import UserError
+from baton.evaluate import production
+from baton.export import model_card
+from baton.models import chat, generate, loading, memory
+from baton.recipe import load as recipe_file
+from baton.recipe.recipe import Recipe
+from baton.source import prepare
 from tests.unit import tiny
 
 CHAT = "{% for m in messages %}{{ '<|' + m['role'] + '|>' + m['content'] + '<|end|>' }}{% endfor %}"
@@ -39,12 +40,12 @@ def stranger(tiny_base: str, tmp_path: Path) -> Path:
 
 
 LOADERS: dict[str, Callable[[str, Recipe], object]] = {
-    "chat": lambda folder, recipe: generation.load(folder),
+    "chat": lambda folder, recipe: generate.load(folder),
     "judges, export": lambda folder, recipe: loading.load_model(folder),
     "training": lambda folder, recipe: loading.load_model(folder, recipe),
     "rows of the embedding": lambda folder, recipe: loading.base_rows(recipe, folder),
-    "memory": lambda folder, recipe: skeleton._of_base(folder, None, False),
-    "memory, in a store": lambda folder, recipe: skeleton._of_base(f"file://{folder}", None, False),
+    "memory": lambda folder, recipe: memory._of_base(folder, None, False),
+    "memory, in a store": lambda folder, recipe: memory._of_base(f"file://{folder}", None, False),
     "model in production": lambda folder, recipe: production.load(folder, recipe),
 }
 
@@ -97,8 +98,8 @@ def payloads(mark: Path) -> dict[str, str]:
 ROUTES: dict[str, Callable[[PreTrainedTokenizerBase, Recipe], object]] = {
     "rows": lambda tokenizer, recipe: Template(tokenizer).render_each([Conversation(SAID)])[0],
     "masks": lambda tokenizer, recipe: Template(tokenizer).render(Conversation(SAID)) or "the chat template refuses it",
-    "end of a turn": lambda tokenizer, recipe: conversing.end_of_turn(tokenizer) or "the chat template refuses it",
-    "answers": lambda tokenizer, recipe: generation.rendered(SAID, tokenizer),
+    "end of a turn": lambda tokenizer, recipe: chat.end_of_turn(tokenizer) or "the chat template refuses it",
+    "answers": lambda tokenizer, recipe: generate.rendered(SAID, tokenizer),
 }
 
 
@@ -136,9 +137,9 @@ def test_what_is_checked_before_a_run_runs_no_template_of_a_stranger(
     (folder / "chat_template.jinja").write_text(payloads(mark)["globals-of-a-class"] + CHAT)
     scratch_recipe["model"] = {"base": str(folder)}
     checked = recipe_file.validate(scratch_recipe, origin="r")
-    rendering.check(checked)
-    assert list(rendering.report(checked))
-    assert chat_templates.chat_template(payloads(mark)["globals-of-a-class"])  # compiled, to tell a mistake
+    prepare.check_rendering(checked)
+    assert list(prepare.rendering_report(checked))
+    assert chat.chat_template(payloads(mark)["globals-of-a-class"])  # compiled, to tell a mistake
     assert not mark.exists()
 
 
@@ -161,7 +162,7 @@ def test_a_licence_adds_nothing_to_a_card(tiny_base: str, recipe: Recipe, tmp_pa
     base.mkdir()
     hostile = "mit\nbase_model: evil/model\n---\n# Owned"
     (base / "README.md").write_text(f"---\n{yaml.safe_dump({'license': hostile})}---\n")
-    licence = card.licence(recipe, str(base))
+    licence = model_card.licence(recipe, str(base))
     assert licence == hostile
     written = str(ModelCardData(license=licence, tags=["baton"]).to_yaml())
     assert yaml.safe_load(written) == {"license": hostile, "tags": ["baton"]}

@@ -15,10 +15,10 @@ import psutil
 import pytest
 import torch.distributed
 
-from baton.components.shared.core import scratch
-from baton.components.shared.store.cache import NodeCache
-from baton.components.train_chunk.checkpointing.staging import Staging
-from baton.components.train_chunk.distributed import rendezvous
+from baton import scratch
+from baton.checkpoint.staging import Staging
+from baton.store.cache import NodeCache
+from baton.train.distributed import launch
 
 
 def mode(path: str | os.PathLike[str]) -> int:
@@ -49,7 +49,7 @@ def test_what_a_process_keeps_beside_it_is_its_users_alone(tmp_path: Path) -> No
 SERVER = """
 import json, os, stat, sys
 from multiprocessing import forkserver
-from baton.pipelines.local import warm
+from baton.local import forkserver as warm
 warm._PRELOADED = ()  # nothing that takes time
 os.umask(0)
 warm.start()
@@ -91,8 +91,8 @@ def test_processes_of_one_machine_meet_on_it_and_torch_listens_on_all_its_addres
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What is not prevented: whoever reaches the port takes part. Between pods, policies decide who does."""
-    monkeypatch.delenv(rendezvous.NODES, raising=False)
-    settings = rendezvous.settings("r")
+    monkeypatch.delenv(launch.NODES, raising=False)
+    settings = launch.rendezvous_settings("r")
     assert (settings["rdzv_endpoint"], settings["local_addr"]) == ("127.0.0.1:0", "127.0.0.1")
     store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     listening = [each.laddr for each in psutil.Process().net_connections() if each.status == psutil.CONN_LISTEN]

@@ -19,11 +19,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from s3fs import S3FileSystem
 
-from baton.components.shared.core.errors import BatonError
-from baton.components.shared.runs.mlflow import rest
-from baton.components.shared.store import cloud
-from baton.components.shared.store.storage import Storage
-from baton.pipelines.kubeflow import endpoint
+from baton.errors import BatonError
+from baton.kubeflow import connection
+from baton.store import clouds
+from baton.store.storage import Storage
+from baton.tracking import client
 
 ROOT = Path(__file__).parents[2]
 KEYS = {"AWS_ACCESS_KEY_ID": "a-key-id", "AWS_SECRET_ACCESS_KEY": "a-secret", "AWS_DEFAULT_REGION": "us-east-1"}
@@ -102,8 +102,8 @@ CLIENTS: dict[str, Callable[[str], object]] = {
     "store": lambda address: Storage("s3://bucket", patience=0).read("x"),
     "store, writing": lambda address: Storage("s3://bucket", patience=0).write("x", b"y"),
     "rows": lambda address: _rows(),
-    "kubeflow": lambda address: endpoint.connect(address, token="a-token", namespace=None),
-    "mlflow": lambda address: rest.RestClient(address).read("run"),
+    "kubeflow": lambda address: connection.connect(address, token="a-token", namespace=None),
+    "mlflow": lambda address: client.RestClient(address).read("run"),
 }
 
 
@@ -137,16 +137,16 @@ def test_whoever_does_not_look_is_answered(impostor: Impostor) -> None:
 
 
 def test_plain_http_is_spoken_where_the_address_says_so_alone() -> None:
-    assert cloud.client_options("")["allow_http"] is False
-    assert cloud.client_options("https://host")["allow_http"] is False
-    assert cloud.client_options("http://host")["allow_http"] is True
+    assert clouds.client_options("")["allow_http"] is False
+    assert clouds.client_options("https://host")["allow_http"] is False
+    assert clouds.client_options("http://host")["allow_http"] is True
 
 
 def test_nothing_turns_off_the_look_at_certificates() -> None:
     off = re.compile(
         r"verify(_ssl)?\s*=\s*False|CERT_NONE|_create_unverified|allow_invalid_certificates|check_hostname"
     )
-    files = [path for room in ("components", "pipelines", "images") for path in (ROOT / room).glob("**/*.py")]
-    assert len(files) > 400
+    files = [path for room in ("baton", "components", "pipelines", "images") for path in (ROOT / room).glob("**/*.py")]
+    assert len(files) > 300
     assert off.search("requests.get(url, verify=False)")
     assert [str(path) for path in files if off.search(path.read_text(encoding="utf-8"))] == []

@@ -63,7 +63,7 @@ def test_a_run_needs_its_store_and_one_folder(scratch_recipe: dict[str, Any], tm
         "TORCHINDUCTOR_CACHE_DIR": str(folders["tmp"]),
     }
     inside = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", SCRIPT, "sh"]
-    command = [sys.executable, "-m", "baton.pipelines", "run", f"{folders['beside']}/r.yaml", "--run", "r"]
+    command = [sys.executable, "-m", "baton", "run", f"{folders['beside']}/r.yaml", "--run", "r"]
     done = subprocess.run([*inside, *command], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     assert (folders["store"] / "runs" / "r" / "report.html").is_file()

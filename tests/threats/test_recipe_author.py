@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import yaml
 
-from baton.components.data_split.reading import readers
-from baton.components.shared.core import wire
-from baton.components.shared.core.errors import UserError
-from baton.components.shared.models import chat_templates
-from baton.components.shared.recipe import recipe_file
-from baton.components.shared.runs.run import check_name
-from baton.pipelines.compiling import package
-from baton.pipelines.importing import reading
+from baton.compiler import pipeline_file
+from baton.data import readers
+from baton.errors import UserError
+from baton.importers import files
+from baton.models import chat
+from baton.recipe import load
+from baton.runs import ref
+from baton.runs.run import check_name
 
 RUN = '!!python/object/apply:os.mkdir ["{mark}"]'
 TEN = "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
@@ -26,8 +26,8 @@ TEN = "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
 """Ten to the ninth values in 600 bytes."""
 
 READERS = {
-    "recipe": lambda text, path: recipe_file.parse(text, origin="r.yaml"),
-    "another trainer's file": lambda text, path: reading.load(_written(path, text), "axolotl"),
+    "recipe": lambda text, path: load.parse(text, origin="r.yaml"),
+    "another trainer's file": lambda text, path: files.load_file(_written(path, text), "axolotl"),
 }
 
 
@@ -70,13 +70,13 @@ def test_nobody_guesses_what_a_text_of_100_kb_may_have_meant(line: str, scratch_
     scratch_recipe["evaluation"] = {"gate": {"perplexity": line}}
     began = time.process_time()
     with pytest.raises(UserError, match="is no line of a gate") as caught:
-        recipe_file.validate(scratch_recipe, origin="r")
+        load.validate(scratch_recipe, origin="r")
     assert time.process_time() - began < 5
     assert len(str(caught.value)) < 1000
 
 
 def test_anchors_that_save_a_few_lines_are_read() -> None:
-    assert recipe_file.parse("a: &a {x: [1, 2]}\nb: *a\nc: {<<: *a, y: 3}\n", origin="r")["c"] == {"x": [1, 2], "y": 3}
+    assert load.parse("a: &a {x: [1, 2]}\nb: *a\nc: {<<: *a, y: 3}\n", origin="r")["c"] == {"x": [1, 2], "y": 3}
 
 
 SHELL = "$(touch /tmp/x) `id`; rm -rf / #' \" && {{workflow.name}} {{=1+1}} --privileged"
@@ -86,7 +86,7 @@ SHELL = "$(touch /tmp/x) `id`; rm -rf / #' \" && {{workflow.name}} {{=1+1}} --pr
 def test_names_are_words(name: str, scratch_recipe: dict[str, Any]) -> None:
     scratch_recipe["name"] = name
     with pytest.raises(UserError, match="name"):
-        recipe_file.validate(scratch_recipe, origin="r")
+        load.validate(scratch_recipe, origin="r")
     if name != "-x":
         with pytest.raises(UserError, match="is not lower-case letters, digits and dashes"):
             check_name(name)
@@ -98,15 +98,15 @@ def test_text_of_a_recipe_is_one_value_in_the_compiled_pipeline(scratch_recipe: 
     scratch_recipe["tracking"] = {"experiment": SHELL}
     scratch_recipe["store"] = {"uri": "s3://bucket/runs"}
     path = str(tmp_path / "p.yaml")
-    package.write_package(recipe_file.validate(scratch_recipe, origin="r"), path)
+    pipeline_file.write_package(load.validate(scratch_recipe, origin="r"), path)
     spec, *platform = yaml.safe_load_all(Path(path).read_text())
     for executor in spec["deploymentSpec"]["executors"].values():
         container = executor["container"]
-        assert container["command"][1:3] == ["-m", "baton.components.executor"]
+        assert container["command"][1:3] == ["-m", "baton.kfp.executor"]
         assert SHELL not in json.dumps(container).replace("\\", "")
     assert not any("touch /tmp/x" in json.dumps(document) for document in platform)
     assert not any("touch /tmp/x" in value for value in _strings(spec))
-    found = [wire.received(value) for value in _strings(spec) if value.startswith(wire.MARK)]
+    found = [ref.decode_texts(value) for value in _strings(spec) if value.startswith(ref.PACKED)]
     assert found
     for value in found:
         assert json.loads(value)["data"]["system"] == SHELL
@@ -125,7 +125,7 @@ def test_files_that_hold_no_rows_are_no_source(path: str) -> None:
     with pytest.raises(UserError, match="and its content is of no known one"):
         list(readers.read(path, "line"))
     with pytest.raises(UserError, match=r"no \.jinja file and no template"):
-        chat_templates.chat_template(path)
+        chat.chat_template(path)
 
 
 def test_a_file_of_json_is_a_source_whoever_it_belongs_to(tmp_path: Path) -> None:

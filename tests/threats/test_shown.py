@@ -21,15 +21,17 @@ from rich.errors import MarkupError
 from rich.progress import Progress
 from rich.text import Text
 
-from baton.components.shared.core import events
-from baton.components.shared.core.errors import UserError
-from baton.components.shared.pages import rendering
-from baton.pipelines.cli import display, options, sweep_display
-from baton.pipelines.local.processes import TrialFailed
-from baton.pipelines.local.terminal import Terminal, visible
+from baton import events
+from baton.cli import display, options, sweep
+from baton.errors import UserError
+from baton.local.processes import TrialFailed
+from baton.pages import html
+from baton.terminal import Terminal, visible
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = sorted({path.parent for room in ("components", "pipelines") for path in (ROOT / room).glob("**/*.j2")})
+FOLDERS = sorted(
+    {path.parent for room in ("baton", "components", "pipelines") for path in (ROOT / room).glob("**/*.j2")}
+)
 TEMPLATES = {path.name: path for folder in FOLDERS for path in folder.glob("*.html.j2")}
 PARTS = {"macros.html.j2", "page.html.j2", "seen.html.j2"}
 """What pages extend, import and include."""
@@ -86,9 +88,9 @@ def test_what_a_run_says_of_its_rows_is_text(
     file = io.StringIO()
     console = Terminal(file=file, force_terminal=terminal, color_system=None, width=400)
     monkeypatch.setattr(display, "console", console)
-    monkeypatch.setattr(sweep_display, "console", console)
+    monkeypatch.setattr(sweep, "console", console)
     with display.Display(0) as shown:
-        heard = sweep_display.heard(shown.heard)
+        heard = sweep.sweep_listener(shown.heard)
         for each in (events.Stage("data split", "started"), event, events.Stage("data split", "done")):
             heard(each)
     assert MARKUP.replace(" ", "") in file.getvalue().replace(" ", "").replace("\n", "")
@@ -141,7 +143,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory, tiny_base: str) -> Shown:
     command = (
         sys.executable,
         "-m",
-        "baton.pipelines",
+        "baton",
         "data",
         "show",
         f"{folder}/r.yaml",
@@ -163,12 +165,12 @@ def test_an_error_that_quotes_a_row(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_there_are_templates() -> None:
-    assert {"template.html.j2", "seen.html.j2", "quality.html.j2", "sweep.html.j2", "audit.html.j2"} <= set(TEMPLATES)
+    assert {"run_page.html.j2", "seen.html.j2", "quality.html.j2", "sweep.html.j2", "audit.html.j2"} <= set(TEMPLATES)
 
 
 @pytest.mark.parametrize("name", sorted(set(TEMPLATES) - PARTS))
 def test_every_page_forbids_scripts_and_escapes_what_it_is_given(name: str) -> None:
-    environment = rendering.environment(TEMPLATES[name].parent)
+    environment = html.environment(TEMPLATES[name].parent)
     assert environment.autoescape is True
     seen, asked = set[str](), [name]
     while asked:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.bench import published
-from tests.bench.__main__ import main
-from tests.bench.table import Chart, Figure, Row, faster
+from benchmarks import published
+from benchmarks.__main__ import main
+from benchmarks.table import Chart, Figure, Row, faster
 
 FIGURES = [
     faster("stall", [0.5, 0.25, 1.0], [5.0, 5.0, 5.0], "script", at_least=20),

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from baton.components.shared.recipe import extras
+from baton.recipe import recipe
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -57,14 +57,13 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def expected(source: Path) -> dict[str, bytes]:
-    """Returns what lies below the two folders, by its path in the import package."""
-    files = {
-        f"baton/{path.relative_to(source)}": path.read_bytes()
-        for top in ("components", "pipelines")
+    """Returns what lies in the package and below its two leaf folders, by its path in the import package."""
+    return {
+        f"{'' if top == 'baton' else 'baton/'}{path.relative_to(source)}": path.read_bytes()
+        for top in ("baton", "components", "pipelines")
         for path in (source / top).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
-    return {**files, "baton/__init__.py": (source / "baton/__init__.py").read_bytes()}
 
 
 def test_the_wheel_holds_every_file_under_one_name(dist: Path) -> None:
@@ -127,6 +126,6 @@ def test_every_package_that_a_message_says_an_extra_brings_is_in_it() -> None:
         extra: {Requirement(line).name for line in lines} for extra, lines in PROJECT["optional-dependencies"].items()
     }
     missing = {
-        module: extra for module, extra in extras.EXTRAS.items() if module.replace("_", "-") not in brought[extra]
+        module: extra for module, extra in recipe.EXTRAS.items() if module.replace("_", "-") not in brought[extra]
     }
     assert missing == {}

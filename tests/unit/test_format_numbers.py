@@ -21,23 +21,22 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from baton.components.data_split.split import split_data
-from baton.components.shared.core import rng
-from baton.components.shared.core.digest import TensorHash, tree_digest
-from baton.components.shared.core.state import PARTS
-from baton.components.shared.models import loading, trained
-from baton.components.shared.recipe import Curriculum, TrainTokenizer, recipe_file
-from baton.components.shared.runs.formats import FORMATS
-from baton.components.shared.runs.run import Run
-from baton.components.shared.store.storage import Storage
-from baton.components.tokenize import bpe, tokenization
-from baton.components.train_chunk.checkpointing import state
-from baton.components.train_chunk.data.distributed_sampler import DistributedBatches
-from baton.components.train_chunk.data.samplers import EasyFirst, GroupedByLength
-from baton.components.train_chunk.data.slices import Blocks
-from baton.components.train_chunk.trainer import dealt_evaluation
-from baton.components.train_chunk.trainer.generating import SeekingRepeatSampler
-from baton.components.train_chunk.trainer.resumable import seed_of
+from baton.checkpoint.digest import TensorHash, tree_digest
+from baton.data import encoding, tokenize
+from baton.data.split import split_data
+from baton.models import loading, rng, trained
+from baton.recipe import load
+from baton.recipe.model import TrainTokenizer
+from baton.recipe.training import Curriculum
+from baton.runs.documents import PARTS
+from baton.runs.run import Run
+from baton.runs.versions import FORMATS
+from baton.store.storage import Storage
+from baton.train import state, virtual
+from baton.train.data.samplers import DistributedBatches, EasyFirst, GroupedByLength
+from baton.train.data.slices import Blocks
+from baton.train.generation import SeekingRepeatSampler
+from baton.train.trainer import seed_of
 from tests.unit import tiny
 from tests.unit.data_split.splitting import split, write
 
@@ -181,7 +180,7 @@ def rows_made(folder: Path) -> Made:
 
 def tokens_made(folder: Path, base: str) -> Made:
     """Makes tokens of each shape of rows, of conversations in another template, and in packed sequences."""
-    own = bpe.train(write(folder / "train.jsonl", TEXTS), TrainTokenizer(vocab_size=320), 64)
+    own = encoding.train_bpe(write(folder / "train.jsonl", TEXTS), TrainTokenizer(vocab_size=320), 64)
     tokenizer = loading.load_tokenizer(base)
 
     def encoded(rows: list[dict[str, Any]], by: PreTrainedTokenizerBase = tokenizer, **sections: Any) -> str:
@@ -193,9 +192,9 @@ def tokens_made(folder: Path, base: str) -> Made:
         document = tiny.recipe(base, **sections).model_dump(mode="json")
         document["data"] |= {"source": [write(folder / f"{name}.jsonl", TEXTS)], "workers": 1}
         document["store"] = {"uri": str(folder / "store")}
-        recipe = recipe_file.validate(document, origin=name)
+        recipe = load.validate(document, origin=name)
         run = Run(Storage(recipe.store.uri), split_data(recipe, name)["run_uri"].rpartition("/")[2])
-        tokenization.tokenize_run(run.uri)
+        tokenize.tokenize_run(run.uri)
         tokens = trained.tokens_folder(run, str(folder / "tokens"))
         return hashed([trained.open_rows(f"{tokens}/{side}").to_list() for side in ("train", "eval")])
 
@@ -301,7 +300,7 @@ def losses_made(folder: Path, base: str) -> Made:
     return {
         "micro-batches": hashed(list(trainer._shares)),
         "likelihoods": hashed([trainer.token_share(batch) for batch in batches]),
-        "evaluations": hashed(dealt_evaluation.mean([(0.5, 3.0), (2.0, 1.0), (9.0, 0.0)])),
+        "evaluations": hashed(virtual.weighted_mean([(0.5, 3.0), (2.0, 1.0), (9.0, 0.0)])),
     }
 
 
@@ -340,7 +339,7 @@ def digests_made(folder: Path, base: str) -> Made:
     return {
         "tree": tree_digest(tree)[:16],
         "parts": hashed(PARTS),
-        "ranks": hashed(state.joined(ranks, replicated=True)),
+        "ranks": hashed(state.merge_rank_digests(ranks, replicated=True)),
         "rng": tree_digest(rng.capture(cuda=False))[:16],
         **{part: parts[part][:16] for part in anywhere},
     }

@@ -9,10 +9,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from baton.components.export import onnx_graph
-from baton.components.shared.models import loading, own_tokenizer
-from baton.components.shared.models.metrics.judging import Judge
-from baton.components.shared.recipe.export import ONNX
+from baton.export import formats
+from baton.models import loading
+from baton.models.metrics import Judge
+from baton.recipe.evaluation import ONNX
 from tests.unit import tiny
 from tests.unit.shared.models.metrics.test_bertscore import save_encoder
 
@@ -86,7 +86,7 @@ def test_greater_is_better_decides_what_an_improvement_is(
 @pytest.mark.parametrize("token", ["<own>", "the"])
 def test_special_tokens_are_one_token_with_their_task(role: str, token: str, tiny_base: str) -> None:
     given = tiny.recipe(tiny_base, model={"tokenizer": {"special_tokens": {role: token}}})
-    tokenizer = own_tokenizer.make(given, tiny_base)
+    tokenizer = loading.build_tokenizer(given, tiny_base)
     assert tokenizer is not None
     number = getattr(tokenizer, f"{role}_id")
     assert tokenizer(f"{token} x", add_special_tokens=False)["input_ids"][0] == number
@@ -118,6 +118,6 @@ def test_opset_is_the_version_of_the_graph_s_operators(opset: int, tiny_base: st
     import onnx
 
     model = AutoModelForCausalLM.from_pretrained(tiny_base)
-    onnx_graph.write(model, AutoTokenizer.from_pretrained(tiny_base), ONNX(opset=opset), str(tmp_path))
-    (main,) = [each for each in onnx.load(str(tmp_path / onnx_graph.FILE)).opset_import if each.domain == ""]
+    formats.save_onnx(model, AutoTokenizer.from_pretrained(tiny_base), ONNX(opset=opset), str(tmp_path))
+    (main,) = [each for each in onnx.load(str(tmp_path / formats.ONNX_FILE)).opset_import if each.domain == ""]
     assert main.version == opset

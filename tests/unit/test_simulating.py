@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.bench.simulating import Asynchronous, Barriers, Setting, simulate
+from benchmarks.simulating import Asynchronous, Barriers, Setting, simulate
 
 EQUAL: dict[str, Any] = {"spread": 0.0, "chunk": 100.0, "start": 10.0, "judge": 5.0}
 

@@ -11,14 +11,15 @@ import datasets
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
-from baton.components.shared.models import loading, own_tokenizer, pinned
-from baton.components.shared.models.trainable import freeze
-from baton.components.shared.recipe import Recipe, TrainTokenizer, recipe_file
-from baton.components.shared.runs.plan import make_plan
-from baton.components.tokenize import bpe, encoding
-from baton.components.train_chunk import methods
-from baton.components.train_chunk.trainer import arguments
-from baton.components.train_chunk.trainer.chunked import Setup
+from baton.data import encoding
+from baton.models import loading, pinned
+from baton.models.trainable import freeze
+from baton.recipe import load
+from baton.recipe.model import TrainTokenizer
+from baton.recipe.recipe import Recipe
+from baton.runs.plan import make_plan
+from baton.train import build, methods
+from baton.train.trainer import Setup
 
 Row = dict[str, Any]
 
@@ -56,7 +57,7 @@ def make_base(folder: Path, *, spare: int = 0, tied: bool = False) -> str:
     text = folder / "text.jsonl"
     folder.mkdir(parents=True)
     text.write_text("".join(json.dumps(row) + "\n" for row in PAIRS), encoding="utf-8")
-    tokenizer = bpe.train(str(text), TrainTokenizer(vocab_size=300), 64)
+    tokenizer = encoding.train_bpe(str(text), TrainTokenizer(vocab_size=300), 64)
     text.unlink()
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -147,13 +148,13 @@ def recipe(base: str, **sections: Any) -> Recipe:
     }
     for name, section in sections.items():
         document[name] = {**document.get(name, {}), **section}
-    return recipe_file.validate(document, origin="tiny")
+    return load.validate(document, origin="tiny")
 
 
 def tokens(given: Recipe, rows: list[Row]) -> datasets.Dataset:
     """Returns normalised rows as the tokens that the recipe's method learns from."""
     assert given.model.base
-    encode = encoder(given, own_tokenizer.make(given, given.model.base))
+    encode = encoder(given, loading.build_tokenizer(given, given.model.base))
     return datasets.Dataset.from_list([encoded for row in rows for encoded in encode(row)])
 
 
@@ -161,13 +162,13 @@ def trainer(given: Recipe, train: datasets.Dataset, folder: Path, held_out: data
     """Builds a recipe's trainer as a chunk does."""
     base = given.model.base
     assert base
-    tokenizer = own_tokenizer.make(given, base)
+    tokenizer = loading.build_tokenizer(given, base)
     model = loading.start_model(given, tokenizer, base)
     if given.training.trainable:
         freeze(model, given.training.trainable)
     setup = Setup(
         recipe=given,
-        arguments=arguments.training_arguments(given, make_plan(given, len(train)), str(folder)),
+        arguments=build.training_arguments(given, make_plan(given, len(train)), str(folder)),
         model=model,
         tokenizer=tokenizer,
         train=train,

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from baton.pipelines.cli.app import app
+from baton.cli.app import app
 
 STORES = Path(__file__).parents[2] / "assets/before-rooms"
 ENDPOINT = ("--endpoint", "http://127.0.0.1:9")
@@ -306,7 +306,7 @@ def _validated(here: Path, source: str) -> Result:
 
 @pytest.mark.s3
 def test_rows_in_a_bucket_are_looked_for(here: Path, s3_store: str) -> None:
-    from baton.components.shared.store.storage import Storage
+    from baton.store.storage import Storage
 
     Storage(s3_store).write("rows/a.jsonl", b'{"text": "x"}\n')
     there = require_message(_validated(here, f"{s3_store}/rows"), 0)

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from baton.components.shared.runs.documents.sweeps import RungEntry, SweepHead, TrialEntry
-from baton.components.shared.runs.run import now
-from baton.components.shared.store.storage import Storage
-from baton.components.shared.sweeps.sweep import Sweep
-from baton.pipelines.cli.app import app
+from baton.cli.app import app
+from baton.runs.outcomes import RungEntry, SweepHead, TrialEntry
+from baton.runs.run import now
+from baton.runs.sweep import Sweep
+from baton.store.storage import Storage
 from tests.pipelines.cli import test_json
 from tests.pipelines.kfp_schedules import ScheduleApi
 

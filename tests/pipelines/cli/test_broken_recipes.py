@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from baton.pipelines.cli.app import app
+from baton.cli.app import app
 
 GOOD = """\
 name: support

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from baton.pipelines.cli.app import app
+from baton.cli.app import app
 
 ROOT = Path(__file__).resolve().parents[3]
 TEXTS = ("docs/commands.md", "AGENTS.md")

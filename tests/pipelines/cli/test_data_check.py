@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from baton.pipelines.cli.app import app
+from baton.cli.app import app
 
 KEY = "AKIAQ3EGRIPRNLTLY5ZW"
 GOOD = [

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from baton.pipelines.cli.app import app
+from baton.cli.app import app
 
 TALK = [
     {
@@ -117,7 +117,7 @@ def test_people_read_marks_where_there_is_no_terminal(here: Path) -> None:
 
 def test_a_side_is_that_of_the_run(here: Path) -> None:
     """The sides are the ones that the split gives these rows."""
-    from baton.pipelines.local import processes
+    from baton.local import processes
 
     name = recipe(here, data={"split": {"eval": 0.4}, "max_rejected": 1.0})
     by_side = {side: shown(name, "--rows", "9", "--side", side)["rows"] for side in ("train", "eval")}

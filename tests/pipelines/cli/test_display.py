@@ -7,9 +7,9 @@ import re
 
 import pytest
 
-from baton.components.shared.core import events
-from baton.pipelines.cli import display, sweep_display
-from baton.pipelines.local.processes import MadeAnew, TrialFailed
+from baton import events
+from baton.cli import display, sweep
+from baton.local.processes import StageRepaired, TrialFailed
 
 NOTES: list[tuple[events.Event, str]] = [
     (events.Split("text", 9, 6, 2, 0, 1), "6 rows to train on, 2 held out, 1 rejected"),
@@ -53,7 +53,7 @@ WARNINGS: list[tuple[events.Event, str]] = [
     (events.StoreUnavailable(4, 2.5, "no route."), "no route. Training continues; nothing has been saved for 2 s."),
     (events.Staging("/tmp", "there is no room"), "There is no room."),
     (events.Partial(1, 3, 4, "SIGTERM"), "SIGTERM: step 3 of 4 is saved, and the next chunk resumes from it."),
-    (MadeAnew("export", "gone."), "export found damage, and the run goes back once to make it anew: gone."),
+    (StageRepaired("export", "gone."), "export found damage, and the run goes back once to make it anew: gone."),
 ]
 SWEPT: list[tuple[events.Event, str]] = [
     (events.Scored("t001", 2, 6, 1.25), "t001 after chunk 2 (step 6): 1.25"),
@@ -92,7 +92,7 @@ def test_nobody_misses_a_warning(event: events.Event, words: str, shown: io.Stri
 @pytest.mark.parametrize(("event", "words"), SWEPT)
 def test_scores_and_rungs_are_lines(event: events.Event, words: str, shown: io.StringIO) -> None:
     others: list[events.Event] = []
-    hear = sweep_display.heard(others.append)
+    hear = sweep.sweep_listener(others.append)
     hear(event)
     hear(events.Report("s"))
     assert shown.getvalue() == f"{words}\n"

@@ -14,7 +14,7 @@ import yaml
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from baton.pipelines.cli.app import app
+from baton.cli.app import app
 
 BATON = Path(sys.executable).with_name("baton")
 

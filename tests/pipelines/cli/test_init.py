@@ -16,13 +16,13 @@ import pytest
 import yaml
 from typer.testing import CliRunner, Result
 
-from baton.components.data_split.survey import survey
-from baton.components.shared.recipe import SPECS, recipe_file
-from baton.components.shared.runs.documents.survey import Survey
-from baton.pipelines.cli.app import app
-from baton.pipelines.compiling import prepare
-from baton.pipelines.compiling.origin import Origin
-from baton.pipelines.starting import choosing, writing
+from baton.cli.app import app
+from baton.data.survey import survey
+from baton.recipe import load
+from baton.recipe.methods import SPECS
+from baton.runs.documents import Survey
+from baton.source import prepare, starter
+from baton.source.origin import RecipeSource
 
 BATON = Path(sys.executable).with_name("baton")
 USER, ASSISTANT = {"role": "user", "content": "Hi."}, {"role": "assistant", "content": "Hello."}
@@ -107,9 +107,9 @@ def test_the_method_is_what_the_rows_serve(
     rows: str, expected: tuple[str, str, list[str]], surveys: dict[str, tuple[Path, Survey]]
 ) -> None:
     _, found = surveys[rows]
-    method = choosing.method_for(found, rows)
+    method = starter.method_for(found, rows)
 
-    assert (method, found.of(method).format, choosing.usable_by(found)) == expected
+    assert (method, found.of(method).format, starter.usable_by(found)) == expected
     assert found.rows == len(ROWS[rows])
 
 
@@ -124,9 +124,9 @@ def test_what_it_writes_is_a_recipe(method: str, rows: str, surveys: dict[str, t
     teacher = "Qwen/Qwen3-8B" if method == "distillation" else None
     models = [("o/m", False), ("o/m", True), *([] if teacher else [("scratch", False)])]
     for model, full in models:
-        plan = choosing.plan(found, method, model, full=full, teacher=teacher, lengths=[7, 9], source=rows)
-        text = writing.to_yaml(plan, found, name="first", model=model, sources=[path.name])
-        recipe = prepare.load_here(Origin("first", text, str(path.parent)))
+        plan = starter.plan(found, method, model, full=full, teacher=teacher, lengths=[7, 9], source=rows)
+        text = starter.to_yaml(plan, found, name="first", model=model, sources=[path.name])
+        recipe = prepare.load_here(RecipeSource("first", text, str(path.parent)))
         assert recipe.training.method == method
         assert bool(recipe.adapter) == (model == "o/m" and not full)
         assert max(map(len, text.splitlines())) <= 120
@@ -210,20 +210,20 @@ def test_a_file_is_not_overwritten(here: Path) -> None:
     assert "'my.yaml' exists already. Give another name, or --force to overwrite it." in init(*arguments).stderr
     assert (here / "my.yaml").read_text("utf-8") == "mine"
     assert init(*arguments, "--force").exit_code == 0
-    assert recipe_file.load("my.yaml").name == "talks-sft"
+    assert load.load("my.yaml").name == "talks-sft"
 
 
 def test_paths_begin_where_the_recipe_is(here: Path) -> None:
     assert init("--data", "rows/talks.jsonl", "--model", "o/m", "-o", "made/my.yaml").exit_code == 0
 
-    assert recipe_file.load("made/my.yaml").data.source == ["../rows/talks.jsonl"]
+    assert load.load("made/my.yaml").data.source == ["../rows/talks.jsonl"]
     assert CliRunner().invoke(app, ["validate", "made/my.yaml"]).exit_code == 0
 
 
 def test_comments_say_where_to_read_on(surveys: dict[str, tuple[Path, Survey]]) -> None:
     _, found = surveys["rated"]
-    plan = choosing.plan(found, "kto", "o/m", full=False, teacher=None, lengths=[], source="rows")
-    text = writing.to_yaml(plan, found, name="first", model="o/m", sources=["rated.jsonl"])
+    plan = starter.plan(found, "kto", "o/m", full=False, teacher=None, lengths=[], source="rows")
+    text = starter.to_yaml(plan, found, name="first", model="o/m", sources=["rated.jsonl"])
     anchors = {part.split()[0].strip("),.:") for part in text.split("docs/recipe.md#")[1:]}
     headings = {
         line.removeprefix("## ").replace(".", "")
@@ -249,7 +249,7 @@ def test_lengths_are_counted_where_there_is_a_tokenizer(here: Path) -> None:
 
 def test_steps_and_chunks_come_from_the_number_of_rows(surveys: dict[str, tuple[Path, Survey]]) -> None:
     few, many = (
-        choosing.plan(found, method, "o/m", full=False, teacher=None, lengths=[], source="rows")
+        starter.plan(found, method, "o/m", full=False, teacher=None, lengths=[], source="rows")
         for found, method in ((surveys["sharegpt"][1], "sft"), (surveys["texts"][1], "pretrain"))
     )
 
@@ -297,5 +297,5 @@ def test_a_person_is_asked_for_what_is_left_out(here: Path) -> None:
     assert code == 0, seen
     assert "Method (dpo, kto, grpo, reward, orpo, cpo, rloo, distillation) [dpo]:" in seen
     assert "Model (hub id, folder, or scratch) [Qwen/Qwen3-0.6B]:" in seen
-    recipe = recipe_file.load(str(here / "pairs-orpo.yaml"))
+    recipe = load.load(str(here / "pairs-orpo.yaml"))
     assert (recipe.training.method, recipe.model.base) == ("orpo", "o/m")

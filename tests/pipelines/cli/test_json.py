@@ -14,11 +14,11 @@ import yaml
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from baton.components.shared.recipe import recipe_file
-from baton.components.shared.runs.run import Run
-from baton.components.shared.store.storage import Storage
-from baton.pipelines.cli.app import app
-from baton.pipelines.cli.options import print_json
+from baton.cli.app import app
+from baton.cli.options import print_json
+from baton.recipe import load
+from baton.runs.run import Run
+from baton.store.storage import Storage
 
 BATON = Path(sys.executable).with_name("baton")
 ENDPOINT = ("--endpoint", "http://127.0.0.1:9")
@@ -74,7 +74,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("BATON_CACHE", str(tmp_path / "cache"))
     run = Run(Storage(str(tmp_path / "store")), "begun")
-    run.create(recipe_file.load("recipe.yaml"))
+    run.create(load.load("recipe.yaml"))
     return tmp_path
 
 
@@ -203,7 +203,7 @@ def test_output_json_is_the_same(here: Path) -> None:
 
 def test_what_else_is_printed_goes_to_standard_error(here: Path) -> None:
     """A library that prints does not spoil the object."""
-    code = "import sys; from baton.pipelines.cli import options; from baton.pipelines.cli.app import app, recipes\n"
+    code = "import sys; from baton.cli import options; from baton.cli.app import app, recipes\n"
     code += "listed = recipes.origin.bundled\n"
     code += "recipes.origin.bundled = lambda: (print('chatter'), listed())[1]\n"
     code += "sys.argv = ['baton', 'recipes', '--json']; options.start(app)"

@@ -21,14 +21,14 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from baton.components.shared.recipe import recipe_file
-from baton.components.shared.runs.documents.outcome import Failure
-from baton.components.shared.runs.documents.training import Tracking
-from baton.components.shared.runs.run import Run, now
-from baton.components.shared.store.storage import Storage
-from baton.pipelines.cli.app import app
-from baton.pipelines.cli.display import console
-from baton.pipelines.kubeflow import submit as kubeflow
+from baton.cli.app import app
+from baton.cli.display import console
+from baton.kubeflow import submit as kubeflow
+from baton.recipe import load
+from baton.runs.documents import Tracking
+from baton.runs.outcomes import RunFailure
+from baton.runs.run import Run, now
+from baton.store.storage import Storage
 
 BATON = str(Path(sys.executable).parent / "baton")
 ROOT = Path(__file__).parents[3]
@@ -423,7 +423,7 @@ def test_cancel_and_go_on(kfp_api: Any, started: Any, baton: Baton) -> None:
 def tracked_run(kfp_api: Any, package: Path, submit_to: Any, tmp_path: Path) -> Run:
     """A run that trains its second chunk, tracked in a real MLflow."""
     run = Run(Storage(str(tmp_path / "store")), "mine")
-    run.create(recipe_file.load(RECIPE, [f"store.uri={tmp_path}/store"]))
+    run.create(load.load(RECIPE, [f"store.uri={tmp_path}/store"]))
     server = f"sqlite:///{tmp_path}/mlflow.db"
     tracked = mlflow.MlflowClient(server).create_run("0", run_name="mine")
     run.write(Tracking(mlflow=server, run_id=tracked.info.run_id, experiment_id="0"))
@@ -442,7 +442,7 @@ def _state_in_mlflow(run: Run) -> str:
 def test_cancel_leaves_a_page_and_ends_the_tracking_run(tracked_run: Run, baton: Baton) -> None:
     done = baton("cancel", "mine")
     assert f"why it ended: {tracked_run.uri}/report.html" in done.stderr
-    failure = tracked_run.need(Failure)
+    failure = tracked_run.need(RunFailure)
     assert (failure.stage, failure.is_cancelled, failure.exit_code) == ("train chunk 2", True, None)
     page = Path(tracked_run.uri, "report.html").read_text()
     assert "The run was cancelled in train chunk 2, before the first step." in page
@@ -464,7 +464,7 @@ def test_who_meets_a_lost_pod_leaves_a_page(
     kfp_api.messages = {"train-chunk-2": "main: Error (exit code 137)"}
     kfp_api.retry_fails = True
     assert baton(*command).returncode == 1
-    failure = tracked_run.need(Failure)
+    failure = tracked_run.need(RunFailure)
     assert (failure.stage, failure.message) == ("train chunk 2", "main: Error (exit code 137)")
     assert str(failure.remedy).startswith("The machine was preempted")
     assert _state_in_mlflow(tracked_run) == "FAILED"

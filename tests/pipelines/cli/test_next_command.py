@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from baton.pipelines.cli import local
+from baton.cli import local
 
 AS_TEXT = r"--no-chat --prompt $'user\nWho?\n'"
 

@@ -13,10 +13,10 @@ import pytest
 import yaml
 from typer.testing import CliRunner, Result
 
-from baton.components.shared.core.errors import UserError
-from baton.components.shared.recipe import recipe_file
-from baton.pipelines.cli.app import app
-from baton.pipelines.compiling import origin, prepare
+from baton.cli.app import app
+from baton.errors import UserError
+from baton.recipe import load
+from baton.source import origin, prepare
 
 BATON = Path(sys.executable).with_name("baton")
 ROOT = Path(__file__).resolve().parents[3]
@@ -171,7 +171,7 @@ def test_every_bundled_recipe_says_what_it_is() -> None:
     for name in origin.bundled():
         found = origin.of_bundle(name)
         assert 20 < len(found.summary) < 120, f"{name}: its first line is a comment that says what it is"
-        assert recipe_file.validate(found.document(), origin=name).name
+        assert load.validate(found.document(), origin=name).name
 
 
 def test_a_recipe_from_a_pipe(here: Path) -> None:

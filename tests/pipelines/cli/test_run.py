@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from baton.components.shared.store.sources import BUILTIN
+from baton.store.sources import BUILTIN
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 GSM8K = Path(__file__).parents[3] / ".." / "shared" / "data" / "gsm8k_train.jsonl"

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from baton.components.shared.checkpoints.meta import CheckpointMeta
-from baton.components.shared.checkpoints.store import CheckpointStore
-from baton.components.shared.recipe import recipe_file
-from baton.components.shared.runs.run import Run
-from baton.components.shared.store.storage import Storage
-from baton.pipelines.cli.app import app
-from baton.pipelines.compiling import prepare
+from baton.checkpoint.manifest import CheckpointMeta
+from baton.checkpoint.store import CheckpointStore
+from baton.cli.app import app
+from baton.recipe import load
+from baton.runs.run import Run
+from baton.source import prepare
+from baton.store.storage import Storage
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 
@@ -32,7 +32,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Storage:
     monkeypatch.chdir(tmp_path)
     storage = Storage(str(tmp_path / "store"))
     run = Run(storage, "base")
-    run.create(recipe_file.load(str(RECIPES / "scratch.yaml"), [f"store={storage.base_uri}", "chunks.count=3"]))
+    run.create(load.load(str(RECIPES / "scratch.yaml"), [f"store={storage.base_uri}", "chunks.count=3"]))
     run.put("data.json", {"digest": "d", "rows": 45})
     run.put("model.json", {"base_sha256": None})
     run.put("plan.json", {"rows": 36, "steps_per_epoch": 5, "num_steps": 15, "targets": [5, 10, 15]})
@@ -63,7 +63,7 @@ def test_a_fork_says_what_it_keeps_and_what_comes_next(store: Storage) -> None:
         "warm": True,
         "changed": {"training.learning_rate": [0.01, 0.005]},
     }
-    loaded = prepare.localise(prepare.load("base-fork-1.yaml"), "base-fork-1.yaml")
+    loaded = prepare.resolve_paths(prepare.load("base-fork-1.yaml"), "base-fork-1.yaml")
     run.require_same(loaded)
     assert loaded.training.learning_rate == 5e-3
     said = invoke("runs", "fork", "base", "--store", "store")

@@ -34,7 +34,7 @@ LIGHT = {
 RUN = """
 import sys
 sys.argv = ["baton", *sys.argv[1:]]
-from baton.pipelines.__main__ import main
+from baton.__main__ import main
 try:
     main()
 except SystemExit:
@@ -107,7 +107,7 @@ HOMES = {
 }
 LOOK = """
 import os
-from baton.components.shared.core import machine
+from baton import machine
 machine.settle_home()
 os.makedirs(machine.cache_dir(), exist_ok=True)
 open(os.path.join(machine.cache_dir(), "x"), "w").close()

@@ -17,15 +17,15 @@ import mlflow
 import pytest
 from typer.testing import CliRunner
 
-from baton.components.shared.recipe import recipe_file
-from baton.components.shared.runs import tracking
-from baton.components.shared.runs.documents.training import Tracking
-from baton.components.shared.runs.run import Run
-from baton.components.shared.store.storage import Storage
-from baton.pipelines.cli.app import app
-from baton.pipelines.cli.display import console
-from baton.pipelines.kubeflow import submit as kubeflow
-from baton.pipelines.kubeflow.submit import submit
+from baton.cli.app import app
+from baton.cli.display import console
+from baton.kubeflow import submit as kubeflow
+from baton.kubeflow.submit import submit
+from baton.recipe import load
+from baton.runs.documents import Tracking
+from baton.runs.run import Run
+from baton.store.storage import Storage
+from baton.tracking import tracking_run
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[3]
@@ -75,14 +75,14 @@ class Started:
     def train(self, kubeflow_run: str, name: str) -> Run:
         """Does what the first stage does in its pod."""
         settings = {"tracking.mlflow": self.uri, "name": "quickstart"}
-        recipe = recipe_file.load(
+        recipe = load.load(
             str(ROOT / "pipelines/recipes/quickstart.yaml"), [f"{path}={value}" for path, value in settings.items()]
         )
         run = Run(self.storage, name)
         run.create(recipe)
         with self.patch.context() as inside:
             inside.setenv("KFP_RUN_ID", kubeflow_run)
-            tracking.start(run, recipe)
+            tracking_run.start(run, recipe)
         return run
 
     def status(self, run: Run) -> str:

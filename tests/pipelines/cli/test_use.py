@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from baton.pipelines.cli.app import app
+from baton.cli.app import app
 
 BATON = str(Path(sys.executable).parent / "baton")
 MAX_NEW_TOKENS = 8
@@ -37,7 +37,7 @@ def adapted(model: str, tmp_path_factory: pytest.TempPathFactory) -> str:
     import torch
     from peft import LoraConfig, get_peft_model
 
-    from baton.components.shared.models import loading
+    from baton.models import loading
 
     folder = str(tmp_path_factory.mktemp("use") / "adapter")
     torch.manual_seed(1)
@@ -80,6 +80,7 @@ def _written(model: str, prompts: list[Any]) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_models_side_by_side_over_a_file(model: str, adapted: str, tmp_path: Path) -> None:
     chat = [{"role": "user", "content": "Who?"}]
     rows: list[dict[str, Any]] = [{"prompt": "What is 3?"}, {"messages": chat}]
@@ -136,11 +137,11 @@ def test_prompts_are_written_as_in_training(model: str, chatty: str, tmp_path: P
     assert answers == [expected["trained"], expected["own system"]]
 
     Path(chatty, "baton.json").write_text(json.dumps({"prompts": "prompt", "separator": " ->"}), encoding="utf-8")
-    from baton.components.shared.models import generation
+    from baton.models import generate
 
-    loaded, tokenizer = generation.load(model)
+    loaded, tokenizer = generate.load(model)
     limits = {"max_new_tokens": MAX_NEW_TOKENS, "max_length": 64}
-    (followed,) = generation.write_all(loaded, tokenizer, ["What is 3? ->"], **limits)
+    (followed,) = generate.write_all(loaded, tokenizer, ["What is 3? ->"], **limits)
     assert followed not in expected.values()
     assert _answer(chatty) == followed
 

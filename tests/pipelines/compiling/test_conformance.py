@@ -6,8 +6,8 @@ import pytest
 import yaml
 from kfp import compiler, dsl
 
-from baton.pipelines.compiling.conformance import check, check_documents
-from baton.pipelines.compiling.credentials import is_credential_name
+from baton.compiler.conformance import check, check_documents
+from baton.source.credentials import is_credential_name
 
 Damage = Callable[[dict[str, Any], dict[str, Any]], object]
 LOOP = "comp-condition-1"

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from baton.components.shared.recipe import recipe_file
-from baton.pipelines.compiling import for_pods
-from baton.pipelines.compiling.package import write_package
+from baton.compiler import pipeline_file
+from baton.compiler.pipeline_file import write_package
+from baton.recipe import load
 
 ROOT = Path(__file__).parents[3]
 EXAMPLES = sorted(
@@ -19,8 +19,8 @@ EXAMPLES = sorted(
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_example_is_a_recipe_and_compiles(path: Path, tmp_path: Path) -> None:
-    recipe = recipe_file.load(str(path))
-    write_package(for_pods.settled(recipe), str(tmp_path / "pipeline.yaml"))
+    recipe = load.load(str(path))
+    write_package(pipeline_file.for_cluster(recipe), str(tmp_path / "pipeline.yaml"))
     compiled = (tmp_path / "pipeline.yaml").read_text(encoding="utf-8")
     parts = recipe.phase_recipes() or [recipe]
     chunks = sum(part.slots for part in parts)
@@ -30,9 +30,9 @@ def test_example_is_a_recipe_and_compiles(path: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("epochs", "chunks"), [("null", 1), ("0.5", 1), ("3", 3), ("3.2", 4)])
 def test_a_chunk_for_each_epoch_begun(epochs: str, chunks: int, tmp_path: Path) -> None:
     given = ["chunks.count=per-epoch", f"training.epochs={epochs}", "training.max_steps=null"]
-    recipe = recipe_file.load(str(ROOT / "pipelines/recipes/quickstart.yaml"), given)
+    recipe = load.load(str(ROOT / "pipelines/recipes/quickstart.yaml"), given)
     path = tmp_path / "pipeline.yaml"
-    write_package(for_pods.settled(recipe), str(path))
+    write_package(pipeline_file.for_cluster(recipe), str(path))
     tasks = next(yaml.safe_load_all(path.read_text(encoding="utf-8")))["root"]["dag"]["tasks"]
     names = [task["taskInfo"]["name"] for task in tasks.values()]
     assert sorted(name for name in names if name.startswith("train chunk")) == [

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from baton.components.shared.core.errors import UserError
-from baton.components.shared.recipe import recipe_file
-from baton.components.shared.store import sources
-from baton.pipelines.compiling import credentials, local_paths
+from baton.errors import UserError
+from baton.recipe import load
+from baton.source import credentials, paths
+from baton.store import sources
 
 
 @pytest.fixture
@@ -28,14 +28,14 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ["Qwen/Qwen3-1.7B", "Qwen/Qwen3-0.6B-Base", "Qwen/Qwen3-32B", "mine/other", "mine/note", "org/model", "gpt2"],
 )
 def test_a_hub_id_is_one_also_beside_folders_like_it(base: str, models: Path) -> None:
-    assert local_paths.model(base, str(models)) is None
+    assert paths.model(base, str(models)) is None
 
 
 @pytest.mark.parametrize(("base", "meant"), [("mine/tinny", "mine/tiny"), ("Qwen/Qwn3-0.6B", "Qwen/Qwen3-0.6B")])
 def test_a_folder_with_a_letter_wrong_is_no_hub_id(base: str, meant: str, models: Path) -> None:
     with pytest.raises(UserError, match=f"Did you mean '{meant}'"):
-        local_paths.model(base, str(models))
-    assert local_paths.model(base, str(models), revision="main") is None, "which only a hub id has"
+        paths.model(base, str(models))
+    assert paths.model(base, str(models), revision="main") is None, "which only a hub id has"
 
 
 ADDRESSES = {
@@ -50,10 +50,10 @@ ADDRESSES = {
 def test_a_credential_in_an_address_is_refused_and_not_repeated(
     setting: str, address: str, without: str, by: str, scratch_recipe: dict[str, Any]
 ) -> None:
-    recipe_file.place(scratch_recipe, setting, address)
+    load.set_path(scratch_recipe, setting, address)
 
     with pytest.raises(UserError) as caught:
-        credentials.require_none(recipe_file.validate(scratch_recipe, origin="r.yaml"))
+        credentials.require_none(load.validate(scratch_recipe, origin="r.yaml"))
 
     message = str(caught.value)
     assert message.startswith(setting)
@@ -71,16 +71,16 @@ OF_MLFLOW = {
 def test_a_tracking_servers_password_is_none_of_the_recipes(
     address: str, without: str, by: str, scratch_recipe: dict[str, Any]
 ) -> None:
-    recipe_file.place(scratch_recipe, "tracking.mlflow", address)
+    load.set_path(scratch_recipe, "tracking.mlflow", address)
     with pytest.raises(UserError) as caught:
-        credentials.require_none(recipe_file.validate(scratch_recipe, origin="r.yaml"))
+        credentials.require_none(load.validate(scratch_recipe, origin="r.yaml"))
     message = str(caught.value)
     assert message.startswith("tracking.mlflow: ")
     assert f"Write '{without}' and give the credential by {by}" in message
     assert message.endswith("pods get it by resources.secret_env.")
     assert "me:" not in message
-    recipe_file.place(scratch_recipe, "tracking.mlflow", address.replace("me:secret@", "me@"))
-    credentials.require_none(recipe_file.validate(scratch_recipe, origin="r.yaml"))
+    load.set_path(scratch_recipe, "tracking.mlflow", address.replace("me:secret@", "me@"))
+    credentials.require_none(load.validate(scratch_recipe, origin="r.yaml"))
 
 
 @pytest.mark.parametrize(
@@ -89,10 +89,10 @@ def test_a_tracking_servers_password_is_none_of_the_recipes(
 )
 def test_other_addresses_are_none(source: str, scratch_recipe: dict[str, Any]) -> None:
     scratch_recipe["data"]["source"] = source
-    credentials.require_none(recipe_file.validate(scratch_recipe, origin="r.yaml"))
+    credentials.require_none(load.validate(scratch_recipe, origin="r.yaml"))
     scratch_recipe["data"]["source"] = f"http://me:secret@host/{source}"
     with pytest.raises(UserError, match=r"data\.source"):
-        credentials.require_none(recipe_file.validate(scratch_recipe, origin="r.yaml"))
+        credentials.require_none(load.validate(scratch_recipe, origin="r.yaml"))
 
 
 def test_folders_at_any_depth_in_folders_at_any_depth_are_looked_through_once(

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 import yaml
 
-from baton.components.shared.core import machine
-from baton.components.shared.recipe import Recipe, Resources, recipe_file
-from baton.pipelines.compiling import memory
+from baton import machine
+from baton.recipe import load
+from baton.recipe.cluster import Resources
+from baton.recipe.recipe import Recipe
+from baton.source import memory
 
 BATON = str(Path(sys.executable).parent / "baton")
 LARGE = {
@@ -40,7 +42,7 @@ def recipe(**sections: Any) -> Recipe:
     }
     for name, section in sections.items():
         document[name] = {**document.get(name, {}), **section} if isinstance(section, dict) else section
-    return recipe_file.validate(document, origin="large")
+    return load.validate(document, origin="large")
 
 
 DEVICES: dict[str, tuple[dict[str, Any], float | None]] = {
@@ -73,8 +75,8 @@ def test_memory_of_a_pod_without_a_gpu() -> None:
 
 def test_nothing_is_imported_where_nothing_is_asked() -> None:
     code = (
-        "import sys; from baton.components.shared.recipe import recipe_file; "
-        "from baton.pipelines.compiling import memory, profiles;"
+        "import sys; from baton.recipe import load as recipe_file; "
+        "from baton.source import memory, profiles;"
         "r = recipe_file.validate({'name': 'x', 'model': {'base': 'a/b'}, 'data': {'source': 'x'}}, origin='x');"
         "print(list(memory.report(r)), 'torch' in sys.modules, 'transformers' in sys.modules)"
     )

@@ -13,10 +13,11 @@ from google.protobuf import json_format
 from kfp.pipeline_spec import pipeline_spec_pb2 as pipeline_pb2
 from typer.testing import CliRunner
 
-from baton.components.shared.recipe import recipe_file
-from baton.pipelines.cli.app import app
-from baton.pipelines.compiling import for_pods, mermaid
-from baton.pipelines.compiling.package import Pipeline, write_package
+from baton.cli.app import app
+from baton.compiler import graph as mermaid
+from baton.compiler import pipeline_file
+from baton.compiler.pipeline_file import Pipeline, write_package
+from baton.recipe import load
 
 ROOT = Path(__file__).parents[3]
 QUICKSTART = ROOT / "pipelines/recipes/quickstart.yaml"
@@ -36,7 +37,7 @@ Groups = tuple[str, ...]
 def document(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     recipe, settings, pipeline = PIPELINES[request.param]
     path = tmp_path_factory.mktemp("compiled") / f"{request.param}.yaml"
-    write_package(for_pods.settled(recipe_file.load(str(recipe), settings)), str(path), pipeline)
+    write_package(pipeline_file.for_cluster(load.load(str(recipe), settings)), str(path), pipeline)
     return next(yaml.load_all(path.read_text(), yaml.CSafeLoader))
 
 

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 import yaml
 
-from baton.components.shared.core import machine, wire
-from baton.components.shared.core.errors import UserError
-from baton.components.shared.recipe import recipe_file
-from baton.pipelines.compiling import prepare, profiles
+from baton import machine
+from baton.errors import UserError
+from baton.recipe import load
+from baton.runs import ref
+from baton.source import prepare, profiles
 
 BATON = str(Path(sys.executable).parent / "baton")
 ADAPTER = {"model": {"base": "org/model"}, "adapter": {"r": 8}}
@@ -64,14 +65,14 @@ FULL = {
 @pytest.mark.parametrize("profile", FULL)
 def test_what_a_profile_chooses_for_the_full_weights(profile: str) -> None:
     found, _ = profiles.apply(document(profile))
-    assert values(recipe_file.validate(found, origin="r").model_dump()) == FULL[profile]
+    assert values(load.validate(found, origin="r").model_dump()) == FULL[profile]
 
 
 @pytest.mark.parametrize("profile", ["cuda-small", "cuda-large"])
 def test_an_adapter_gets_exact_moments_on_a_base_of_16_bits(profile: str) -> None:
     found, _ = profiles.apply(document(profile, **ADAPTER))
     changed = {"training.optimizer": "adamw_torch_fused", "model.dtype": "bfloat16"}
-    assert values(recipe_file.validate(found, origin="r").model_dump()) == {**FULL[profile], **changed}
+    assert values(load.validate(found, origin="r").model_dump()) == {**FULL[profile], **changed}
 
 
 PHASES = {
@@ -109,7 +110,7 @@ def test_a_second_time_changes_nothing(profile: str) -> None:
     once, chosen = profiles.apply(document(profile))
     assert chosen
     assert profiles.apply(once) == (once, [])
-    resolved = recipe_file.validate(once, origin="r").model_dump(mode="json")
+    resolved = load.validate(once, origin="r").model_dump(mode="json")
     assert profiles.apply(resolved) == (resolved, [])
 
 
@@ -189,7 +190,7 @@ def test_the_compiled_recipe_has_the_values(recipe_path: str, tmp_path: Path) ->
     assert done.returncode == 0, done.stderr
     text = (tmp_path / "p.yaml").read_text(encoding="utf-8")
     task = next(yaml.safe_load_all(text))["root"]["dag"]["tasks"]["data-split"]
-    compiled = json.loads(wire.received(task["inputs"]["parameters"]["recipe"]["runtimeValue"]["constant"]))
+    compiled = json.loads(ref.decode_texts(task["inputs"]["parameters"]["recipe"]["runtimeValue"]["constant"]))
     assert compiled["training"]["optimizer"] == "paged_adamw_8bit"
     assert "nvidia.com/gpu" in text
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from baton.components.shared.recipe import Recipe, recipe_file
-from baton.pipelines.compiling import reference
+from baton.recipe import load, reference
+from baton.recipe.recipe import Recipe
 
 ROOT = Path(__file__).resolve().parents[3]
 FIELDS = [
@@ -47,5 +47,5 @@ def test_every_section_is_described_and_has_its_table() -> None:
 
 @pytest.mark.parametrize("path", reference.EXAMPLES.values())
 def test_example_is_a_valid_recipe(path: str) -> None:
-    recipe = recipe_file.load(str(ROOT / path))
-    assert recipe_file.loads(recipe_file.dumps(recipe)) == recipe
+    recipe = load.load(str(ROOT / path))
+    assert load.loads(load.dumps(recipe)) == recipe

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from baton.components.shared.core.errors import UserError
-from baton.components.shared.recipe import Recipe, recipe_file
-from baton.pipelines.compiling import prepare, rendering
-from baton.pipelines.local import rows
+from baton.errors import UserError
+from baton.local import preview
+from baton.recipe import load
+from baton.recipe.recipe import Recipe
+from baton.source import prepare
 from tests.unit import tiny
 
 AUTO = "(data.render_as: auto)"
@@ -33,7 +34,7 @@ def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def recipe(model: dict[str, Any], method: str = "sft", **data: Any) -> Recipe:
     """A recipe of a model."""
     document = {"name": "t", "model": model, "data": {"source": "r.jsonl", **data}, "training": {"method": method}}
-    return recipe_file.validate(document, origin="r.yaml")
+    return load.validate(document, origin="r.yaml")
 
 
 SCRATCH: dict[str, Any] = {"from_scratch": {}, "tokenizer": {"train": {"vocab_size": 300}}}
@@ -41,7 +42,7 @@ SCRATCH: dict[str, Any] = {"from_scratch": {}, "tokenizer": {"train": {"vocab_si
 
 def test_what_is_known_of_a_base_is_said(bases: dict[str, str]) -> None:
     def said(base: str, **data: Any) -> list[str]:
-        return list(rendering.report(recipe({"base": bases[base]}, **data)))
+        return list(prepare.rendering_report(recipe({"base": bases[base]}, **data)))
 
     assert said("chat") == [f"{TURNS} in the chat template of {bases['chat']} {AUTO}"]
     assert said("chat", system="Be brief.") == [
@@ -52,21 +53,21 @@ def test_what_is_known_of_a_base_is_said(bases: dict[str, str]) -> None:
     assert said("own", render_as="chat") == [f"{TURNS} in the chat template of {bases['own']} (data.render_as: chat)"]
     assert said("chat", format="messages") == said("chat", format="text") == []
     given = recipe({"base": bases["plain"], "chat_template": "zephyr"})
-    assert list(rendering.report(given)) == [f"{TURNS} in the chat template zephyr {AUTO}"]
-    assert list(rendering.report(recipe({"base": bases["chat"]}, "pretrain"))) == []
+    assert list(prepare.rendering_report(given)) == [f"{TURNS} in the chat template zephyr {AUTO}"]
+    assert list(prepare.rendering_report(recipe({"base": bases["chat"]}, "pretrain"))) == []
 
 
 def test_what_is_elsewhere_is_said_to_be_unknown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     for base in ("s3://models/chat", "an-org/a-model-that-is-not-here"):
-        (line,) = rendering.report(recipe({"base": base}))
+        (line,) = prepare.rendering_report(recipe({"base": base}))
         assert line == f"{TURNS} if {base} has a chat template, which cannot be seen from here {AUTO}"
-        rendering.check(recipe({"base": base}, render_as="chat"))
+        prepare.check_rendering(recipe({"base": base}, render_as="chat"))
 
 
 def test_of_a_tokenizer_that_baton_trains_nothing_is_said_unless_it_is_asked_for() -> None:
-    assert list(rendering.report(recipe(SCRATCH))) == []
-    assert list(rendering.report(recipe(SCRATCH, render_as="chat"))) == [
+    assert list(prepare.rendering_report(recipe(SCRATCH))) == []
+    assert list(prepare.rendering_report(recipe(SCRATCH, render_as="chat"))) == [
         f"{TURNS} in the chat template of the tokenizer (data.render_as: chat)"
     ]
 
@@ -74,7 +75,7 @@ def test_of_a_tokenizer_that_baton_trains_nothing_is_said_unless_it_is_asked_for
 def test_phases_have_the_tokenizer_of_the_first(bases: dict[str, str]) -> None:
     def said(model: dict[str, Any]) -> list[str]:
         document = {"name": "t", "model": model, "data": {"source": "r.jsonl"}, "phases": ["pretrain", "sft", "dpo"]}
-        return list(rendering.report(recipe_file.validate(document, origin="r.yaml")))
+        return list(prepare.rendering_report(load.validate(document, origin="r.yaml")))
 
     assert said({"base": bases["chat"]}) == [
         f"t-{name}: {TURNS} in the chat template of {bases['chat']} {AUTO}" for name in ("sft", "dpo")
@@ -124,16 +125,16 @@ def test_a_system_message_that_rows_cannot_have_is_refused_before_a_pod(
 ) -> None:  # fmt: skip
     (tmp_path / "r.jsonl").write_text(f"{json.dumps(row)}\n" * 3, encoding="utf-8")
     made = recipe({"base": bases.get(base, base)}, method, system="Be kind.", **data)
-    asked = prepare.localise(made, str(tmp_path / "r.yaml")) if base in bases else made
+    asked = prepare.resolve_paths(made, str(tmp_path / "r.yaml")) if base in bases else made
     document = asked.model_dump(mode="json")
     document["data"]["source"] = [str(tmp_path / "r.jsonl")]
-    asked = recipe_file.validate(document, origin="r.yaml")
+    asked = load.validate(document, origin="r.yaml")
     if is_fine:
-        list(rows.report(asked))
+        list(preview.describe_rows(asked))
         return
     with pytest.raises(
         UserError, match=r"data\.system: prompts are trained as text here.* Set data\.render_as to chat"
     ):
-        list(rows.report(asked))
+        list(preview.describe_rows(asked))
     without = asked.model_copy(update={"data": asked.data.model_copy(update={"system": None})})
-    list(rows.report(without))
+    list(preview.describe_rows(without))

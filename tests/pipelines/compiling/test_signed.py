@@ -8,14 +8,16 @@ from typing import Any
 import pytest
 import yaml
 
-from baton.components.shared.core import signing
-from baton.components.shared.core.errors import UserError
-from baton.components.shared.core.signing import Signer
-from baton.components.shared.recipe import Recipe, recipe_file
-from baton.components.train_chunk.trainjob.manifest import train_job
-from baton.pipelines.compiling import conformance, for_pods, signed
-from baton.pipelines.compiling.package import Pipeline, write_package
-from baton.pipelines.local import docker_runner
+from baton import signing
+from baton.compiler import conformance, pipeline_file
+from baton.compiler.pipeline_file import Pipeline, write_package
+from baton.errors import UserError
+from baton.local import docker
+from baton.recipe import load
+from baton.recipe.recipe import Recipe
+from baton.signing import Signer
+from baton.source import credentials
+from baton.train.trainjob.manifest import train_job
 
 SCRATCH = str(Path(__file__).parents[2] / "recipes" / "scratch.yaml")
 SIGNER = Signer.new("ed25519")
@@ -24,13 +26,13 @@ MOUNTED = "/var/run/baton-signing"
 
 def recipe(*settings: str, secret: str | None = "keys/run.pem") -> Recipe:
     signs = {"public_key": SIGNER.public.line, **({"secret": secret} if secret else {})}
-    return recipe_file.load(SCRATCH, [f"chunks.signing={signs}", *settings])
+    return load.load(SCRATCH, [f"chunks.signing={signs}", *settings])
 
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     path = tmp_path_factory.mktemp("compiled") / "pipeline.yaml"
-    write_package(for_pods.settled(recipe()), str(path), Pipeline.finetune)
+    write_package(pipeline_file.for_cluster(recipe()), str(path), Pipeline.finetune)
     return list(yaml.safe_load_all(path.read_text()))
 
 
@@ -55,7 +57,7 @@ def test_the_chunk_alone_has_the_secret(package: list[dict[str, Any]]) -> None:
 
 def test_a_pipeline_without_a_secret_is_refused() -> None:
     with pytest.raises(UserError, match=r"names no Secret.*kubectl create secret generic"):
-        for_pods.settled(recipe(secret=None))
+        pipeline_file.for_cluster(recipe(secret=None))
 
 
 def test_the_nodes_of_a_job_have_both(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,16 +73,16 @@ def test_the_nodes_of_a_job_have_both(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_this_machine_must_have_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=f"{signing.KEY_FILE} is not set"):
-        signed.here(recipe())
+        credentials.require_signing_key(recipe())
     (tmp_path / "key").write_bytes(SIGNER.pem())
     monkeypatch.setenv(signing.KEY_FILE, str(tmp_path / "key"))
-    here = signed.here(recipe())
+    here = credentials.require_signing_key(recipe())
     assert here.chunks.signing
     assert here.chunks.signing.secret is None  # stages of this machine take the file that it names
-    assert signed.environment(here) == {signing.SIGNED_BY: SIGNER.public.line}
-    passed = docker_runner.environment(here, {signing.KEY_FILE: str(tmp_path / "key"), signing.SIGNED_BY: "x"})
+    assert credentials.signing_environment(here) == {signing.SIGNED_BY: SIGNER.public.line}
+    passed = docker.environment(here, {signing.KEY_FILE: str(tmp_path / "key"), signing.SIGNED_BY: "x"})
     assert passed[signing.KEY_FILE] == str(tmp_path / "key")
-    assert signed.environment(recipe_file.load(SCRATCH)) == {}
+    assert credentials.signing_environment(load.load(SCRATCH)) == {}
 
 
 def test_no_part_of_the_private_key_is_in_what_is_compiled(package: list[dict[str, Any]]) -> None:

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import yaml
 
-from baton.components.shared.recipe import recipe_file
-from baton.pipelines.compiling import for_pods
-from baton.pipelines.compiling.package import Pipeline, write_package
-from baton.pipelines.kubeflow import run_view
+from baton.compiler import pipeline_file
+from baton.compiler.pipeline_file import Pipeline, write_package
+from baton.kubeflow import run_status
+from baton.recipe import load
 from tests.gallery import recipes
 from tests.pipelines import test_golden
 
@@ -59,7 +59,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Any:
         if name not in made:
             path, settings, kind = CASES[name]
             target = folder / f"{len(made)}.yaml"
-            write_package(for_pods.settled(recipe_file.load(str(path), settings)), str(target), kind)
+            write_package(pipeline_file.for_cluster(load.load(str(path), settings)), str(target), kind)
             made[name] = list(yaml.load_all(target.read_text(encoding="utf-8"), yaml.CSafeLoader))
         return made[name][document]
 
@@ -90,7 +90,7 @@ def test_each_stage_is_known_by_its_component_and_number(name: str, compiled: An
     """The id of a chunk says which, and what reads runs tells each stage's component as the pods' labels have it."""
     spec = compiled(name)
     settings = compiled(name, 1)["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
-    places = list(run_view._tasks(spec))
+    places = list(run_status._tasks(spec))
     assert len(places) > 5
     assert len({stage.name for stage in places}) > len(places) / 2
     for stage in places:
@@ -104,7 +104,7 @@ def test_each_stage_is_known_by_its_component_and_number(name: str, compiled: An
 
 
 def test_stages_of_phases_are_told_apart(compiled: Any) -> None:
-    names = Counter(stage.name for stage in run_view._tasks(compiled("golden phases")))
+    names = Counter(stage.name for stage in run_status._tasks(compiled("golden phases")))
     assert {"pretrain: data split", "sft: data split", "sft: report"} <= names.keys()
     assert max(names.values()) == 1
 

@@ -18,16 +18,18 @@ from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 from kfp import dsl
 
+from baton import events
+from baton.compiler import conformance, pipeline_file
+from baton.compiler.pipeline_file import Pipeline, write_package
 from baton.components.data_split.component import data_split
-from baton.components.shared.core import termination, wire
-from baton.components.shared.core.errors import BatonError, UserError
-from baton.components.shared.recipe import Recipe, recipe_file
-from baton.components.shared.runs.run import Run
-from baton.components.shared.store.storage import Storage
 from baton.components.sweep.component import begin
-from baton.pipelines.compiling import conformance, for_pods
-from baton.pipelines.compiling.package import Pipeline, write_package
-from baton.pipelines.kubeflow.compiled import Package
+from baton.errors import BatonError, UserError
+from baton.kubeflow.submit import PipelineFile
+from baton.recipe import load
+from baton.recipe.recipe import Recipe
+from baton.runs import ref
+from baton.runs.run import Run
+from baton.store.storage import Storage
 
 SCRATCH = str(Path(__file__).parents[2] / "recipes" / "scratch.yaml")
 RUN_ID = "0f9e8d7c-6b5a-4938-8271-605f4e3d2c1b"
@@ -38,7 +40,7 @@ PIECES = [
     *("{{workflow.name}}", "{{inputs.parameters.x}}", "{{ m['role'] }}", "{{item}}", "{{", "}}", "{{$}}"),
     *("{{$.pipeline_job_uuid}}", "${HOME}", "$(KFP_POD_NAME)", "$$(KFP_RUN_ID)", "$("),
     *("'", '"', "\\", "\\u007b\\u007b"),
-    *("\n", "\r\n", "\t", "\0", "\x1b[0m", "\x7f", "\u2028", "\ufeff", "ü", "語", "😀", "𝒳", wire.MARK, "python3"),
+    *("\n", "\r\n", "\t", "\0", "\x1b[0m", "\x7f", "\u2028", "\ufeff", "ü", "語", "😀", "𝒳", ref.PACKED, "python3"),
     *("yes", "no", "null", "~", "1e3", "0755", "0o17", "1_000", "089", "2026-11-25", "- a: b", "# c", "!!str x", "%"),
 ]
 TEXTS = st.lists(st.sampled_from(PIECES) | st.text(max_size=4), min_size=1, max_size=5).map("".join).filter(bool)
@@ -109,10 +111,10 @@ def changes(folder: Path, **values: object) -> Recipe:
         "training.max_steps": 2,
         "training.epochs": None,
     }
-    document = recipe_file.read(SCRATCH)
+    document = load.read(SCRATCH)
     for path, value in (paths | {"data.source": str(rows(folder)), "data.split.eval": 0.4} | values).items():
-        recipe_file.place(document, path, value)
-    return recipe_file.validate(document, origin="here")
+        load.set_path(document, path, value)
+    return load.validate(document, origin="here")
 
 
 def rows(folder: Path) -> Path:
@@ -138,25 +140,25 @@ def split(folder: Path, inputs: dict[str, Any], name: str = "mine") -> Recipe:
 )
 @given(sent=st.tuples(TEXTS, TEXTS))
 @example(sent=(HARD, HARD))
-@example(sent=("yes", f"{wire.MARK}x"))
+@example(sent=("yes", f"{ref.PACKED}x"))
 def test_any_text_arrives_as_it_was_sent(sent: tuple[str, str], tmp_path_factory: pytest.TempPathFactory) -> None:
     """From the recipe, and from overrides that a program packs."""
     folder = tmp_path_factory.mktemp("sent")
     in_recipe, in_overrides = sent
     package = compiled(folder, changes(folder, **{"data.system": in_recipe}))
-    inputs = arrived(package, Package.read(package).defaults)
+    inputs = arrived(package, PipelineFile.read(package).defaults)
     assert split(folder, inputs, "first").data.system == in_recipe
-    overrides = {"data.system": wire.sent(in_overrides)}
-    inputs = arrived(package, {**Package.read(package).defaults, "overrides": overrides})
+    overrides = {"data.system": ref.encode_text(in_overrides)}
+    inputs = arrived(package, {**PipelineFile.read(package).defaults, "overrides": overrides})
     assert split(folder, inputs, "second").data.system == in_overrides
 
 
 @given(text=TEXTS | st.text())
 def test_the_server_leaves_what_was_sent(text: str) -> None:
-    sent = wire.sent(text)
+    sent = ref.encode_text(text)
     assert expanded(json.dumps(sent, ensure_ascii=False)) == json.dumps(sent, ensure_ascii=False)
     assert not re.search(r"\$[({]|[\U00010000-\U0010ffff\0-\x1f]", sent)
-    assert wire.received(sent) == text
+    assert ref.decode_texts(sent) == text
 
 
 @pytest.mark.parametrize(
@@ -175,7 +177,7 @@ def test_the_server_changes_such_texts_where_they_travel_as_they_are(text: str, 
 @pytest.mark.parametrize("text", ["plain", "two words, ü and 語", "{a: [1]}", "'\"\\", "yes", "0755"])
 def test_a_text_that_a_person_types_in_the_form_counts_as_it_is(text: str, tmp_path: Path) -> None:
     package = compiled(tmp_path, changes(tmp_path))
-    assert wire.sent(text) == text
+    assert ref.encode_text(text) == text
     assert split(tmp_path, arrived(package, {"overrides": {"data.system": text}})).data.system == text
 
 
@@ -186,30 +188,30 @@ def test_a_default_of_a_parameter_arrives_too(where: str, tmp_path: Path) -> Non
     folder.mkdir()
     recipe = changes(tmp_path, **{"data.source": str(rows(folder))})
     package = compiled(tmp_path, recipe)
-    for parameters in ({}, Package.read(package).defaults):
+    for parameters in ({}, PipelineFile.read(package).defaults):
         inputs = arrived(package, parameters)
-        assert wire.received(inputs)["source"] == str(folder / "rows.jsonl")
+        assert ref.decode_texts(inputs)["source"] == str(folder / "rows.jsonl")
     assert [source.uri for source in split(tmp_path, inputs).data.sources] == [str(folder / "rows.jsonl")]
 
 
 def test_what_trials_and_retrainings_are_given_is_packed(tmp_path: Path) -> None:
     path = str(Path(SCRATCH).parents[2] / "pipelines/recipes/sweep.yaml")
-    document = recipe_file.read(path, [f"store={tmp_path}/store"])
+    document = load.read(path, [f"store={tmp_path}/store"])
     document["data"]["system"] = HARD
-    recipe = recipe_file.validate(document, origin="here")
+    recipe = load.validate(document, origin="here")
     package = compiled(tmp_path, recipe, Pipeline.sweep)
     inputs = arrived(package, {}, "begin")
     given = begin.python_func(**{**inputs, "sweep_name": "mine"}, sweep_uri=str(tmp_path / "uri"))
     assert given
     for each in given:
-        assert each["recipe"].startswith(wire.MARK)
-        assert recipe_file.loads(wire.received(each)["recipe"]).data.system == HARD
+        assert each["recipe"].startswith(ref.PACKED)
+        assert load.loads(ref.decode_texts(each)["recipe"]).data.system == HARD
 
 
 def test_a_file_that_an_older_baton_has_compiled_is_read(tmp_path: Path) -> None:
     recipe = changes(tmp_path, **{"data.system": "Be brief."})
     inputs = arrived(compiled(tmp_path, recipe), {})
-    assert split(tmp_path, {**inputs, "recipe": recipe_file.dumps(recipe)}).data.system == "Be brief."
+    assert split(tmp_path, {**inputs, "recipe": load.dumps(recipe)}).data.system == "Be brief."
 
 
 DAMAGES = {
@@ -220,9 +222,9 @@ DAMAGES = {
     "the end": lambda text: text[:-8],
     "braces that Argo has replaced": lambda text: text[:50] + "{{braces-wfcnr}}" + text[50:],
     "another recipe under the digest": lambda text: (
-        text[: len(wire.MARK) + 17] + wire.pack('{"seed": 2}')[len(wire.MARK) + 17 :]
+        text[: len(ref.PACKED) + 17] + ref.pack_text('{"seed": 2}')[len(ref.PACKED) + 17 :]
     ),
-    "the digest": lambda text: text.replace(wire.MARK, f"{wire.MARK}0", 1),
+    "the digest": lambda text: text.replace(ref.PACKED, f"{ref.PACKED}0", 1),
 }
 
 
@@ -230,9 +232,9 @@ DAMAGES = {
 def test_a_recipe_that_was_changed_on_its_way_ends_the_run_at_once(
     damage: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(termination, "PATH", str(tmp_path / "word"), raising=False)
+    monkeypatch.setattr(events, "TERMINATION_LOG", str(tmp_path / "word"), raising=False)
     padded = next(
-        text for note in range(9) if (text := wire.pack(recipe_file.dumps(changes(tmp_path, seed=note)))).endswith("=")
+        text for note in range(9) if (text := ref.pack_text(load.dumps(changes(tmp_path, seed=note)))).endswith("=")
     )
     inputs = {**arrived(compiled(tmp_path, changes(tmp_path)), {}), "recipe": padded}
     changed = damage(padded)
@@ -248,7 +250,7 @@ def test_braces_in_what_kubernetes_reads_are_refused_where_the_recipe_is_compile
         compiled(tmp_path, changes(tmp_path, **{"resources.env": {"TEAM": "{{workflow.name}}"}}))
     assert not (tmp_path / "pipeline.yaml").exists()
     with pytest.raises(UserError, match="goes from stage to stage as it is"):
-        for_pods.settled(changes(tmp_path, **{"store.uri": "s3://bucket/{{workflow.name}}"}))
+        pipeline_file.for_cluster(changes(tmp_path, **{"store.uri": "s3://bucket/{{workflow.name}}"}))
 
 
 WORDS = ("1e3", "089", "0o17", "0b11", "1_000", "y", "N", "+.5", "12.", "0755", "yes", "1:30", "2026-11-25", "~")
@@ -262,14 +264,14 @@ def test_words_that_other_readers_of_yaml_take_for_numbers_are_in_quotes(word: s
 
 @given(text=st.text(max_size=200))
 def test_packing_and_sending_lose_nothing(text: str) -> None:
-    assert wire.received(wire.pack(text)) == wire.received(wire.sent(text)) == text
-    packed = wire.pack(text)
-    assert re.fullmatch(rf"{wire.MARK}[0-9a-f]{{16}}:[A-Za-z0-9+/]*=*", packed)
-    assert wire.received({"a": [packed, 1, None]}) == {"a": [text, 1, None]}
+    assert ref.decode_texts(ref.pack_text(text)) == ref.decode_texts(ref.encode_text(text)) == text
+    packed = ref.pack_text(text)
+    assert re.fullmatch(rf"{ref.PACKED}[0-9a-f]{{16}}:[A-Za-z0-9+/]*=*", packed)
+    assert ref.decode_texts({"a": [packed, 1, None]}) == {"a": [text, 1, None]}
 
 
 def test_an_error_says_what_was_expected() -> None:
-    digest = wire.pack("one").split(":")[2]
+    digest = ref.pack_text("one").split(":")[2]
     other = base64.b64encode(b"not compressed").decode()
     with pytest.raises(BatonError, match=rf"cannot be unpacked.*expected '{digest}'.*Submit the recipe again"):
-        wire.received(f"{wire.MARK}{digest}:{other}")
+        ref.decode_texts(f"{ref.PACKED}{digest}:{other}")

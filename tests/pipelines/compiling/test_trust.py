@@ -19,15 +19,18 @@ import yaml
 from typer.testing import CliRunner
 
 import baton
-from baton.components.data_split.split import split_data
-from baton.components.shared.core import wire
-from baton.components.shared.core.errors import ExactnessError, UserError
-from baton.components.shared.models import pinned, trained
-from baton.components.shared.recipe import Recipe, Tasks, recipe_file
-from baton.components.shared.runs.run import Run
-from baton.components.shared.store.storage import Storage
-from baton.pipelines.cli.app import app
-from baton.pipelines.compiling import origin, prepare
+from baton.cli.app import app
+from baton.data.split import split_data
+from baton.errors import ExactnessError, UserError
+from baton.models import pinned, trained
+from baton.recipe import load
+from baton.recipe.evaluation import Tasks
+from baton.recipe.recipe import Recipe
+from baton.recipe.yaml_text import LONGEST
+from baton.runs import ref
+from baton.runs.run import Run
+from baton.source import origin, prepare
+from baton.store.storage import Storage
 from tests.unit import tiny
 
 BATON = Path(sys.executable).with_name("baton")
@@ -84,8 +87,8 @@ HOOKED: dict[str, Any] = {"hooks": {"source": "own.py"}, "evaluation": FUNCTIONS
 
 def read(folder: Path, text: str, *, trusted: bool) -> Recipe:
     """Read a recipe as it comes through a pipe."""
-    source = origin.Origin("-", text, str(folder), is_foreign=True, is_trusted=trusted)
-    return prepare.localise(prepare.load(source), source)
+    source = origin.RecipeSource("-", text, str(folder), is_foreign=True, is_trusted=trusted)
+    return prepare.resolve_paths(prepare.load(source), source)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +168,7 @@ def trusted(stranger: Path) -> Recipe:
 def test_consent_is_kept_with_the_codes_digest_and_runs_nothing(trusted: Recipe, mark: Path) -> None:
     assert isinstance(trusted.trust, list)
     assert len(trusted.trust) == 2
-    assert recipe_file.loads(recipe_file.dumps(trusted)).trust == trusted.trust
+    assert load.loads(load.dumps(trusted)).trust == trusted.trust
     assert not mark.exists()
 
 
@@ -188,7 +191,7 @@ def test_a_model_whose_code_was_changed_after_the_consent_is_not_loaded(
 
 
 def test_tasks_that_were_changed_after_the_consent_are_not_loaded(stranger: Path, tmp_path: Path) -> None:
-    harness = pytest.importorskip("baton.components.evaluate.harness")
+    harness = pytest.importorskip("baton.evaluate.harness")
     pytest.importorskip("lm_eval")
     (stranger / "tasks").mkdir()
     task = stranger / "tasks" / "theirs.yaml"
@@ -251,7 +254,7 @@ def test_a_piped_recipe_is_compiled_with_consent_alone(stranger: Path, mark: Pat
     assert made.returncode == 0, made.stderr
     digest = read(stranger, text, trusted=True).trust
     assert isinstance(digest, list)
-    sent = [wire.received(word) for word in re.findall(r"baton:zlib:\S+", (stranger / "out.yaml").read_text())]
+    sent = [ref.decode_texts(word) for word in re.findall(r"baton:zlib:\S+", (stranger / "out.yaml").read_text())]
     assert any(digest[0] in text for text in sent)
     assert not mark.exists()
 
@@ -293,7 +296,7 @@ def test_a_recipe_is_read_from_a_bucket(stranger: Path, s3_store: str) -> None:
 )
 def test_an_address_that_is_no_recipes_is_refused(address: str, said: str, stranger: Path, server: str) -> None:
     with (stranger / "large.yaml").open("wb") as file:
-        file.truncate(3 * origin.LONGEST)
+        file.truncate(3 * LONGEST)
     with pytest.raises(UserError, match=said):
         origin.find(address.replace("SERVER", server))
 

@@ -18,11 +18,12 @@ from typing import Any
 import pytest
 import yaml
 
-from baton.components.shared.core.errors import UserError
-from baton.components.shared.recipe import Recipe, recipe_file
-from baton.pipelines.compiling import fits
-from baton.pipelines.compiling.package import Pipeline, packaged, write_package
-from baton.pipelines.compiling.workflow_size import MARGIN, MAX_WORKFLOW_BYTES, WorkflowSize, predict
+from baton.compiler import pipeline_file
+from baton.compiler.pipeline_file import Pipeline, packaged, write_package
+from baton.compiler.workflow_size import MARGIN, MAX_WORKFLOW_BYTES, WorkflowSize, predict
+from baton.errors import UserError
+from baton.recipe import load
+from baton.recipe.recipe import Recipe
 
 ASSETS = Path(__file__).parents[2] / "assets" / "workflow-sizes"
 RECIPE = Path(__file__).parents[2] / "recipes" / "scratch.yaml"
@@ -124,29 +125,29 @@ def test_run_that_outgrew_kubernetes_is_predicted_to_where_it_did() -> None:
 
 
 def recipe(*changes: str) -> Recipe:
-    return recipe_file.load(str(RECIPE), ["store=s3://bucket", "resources.secret=store", *changes])
+    return load.load(str(RECIPE), ["store=s3://bucket", "resources.secret=store", *changes])
 
 
 def fitted(tmp_path: Path, found: Recipe, pipeline: Pipeline = Pipeline.finetune) -> WorkflowSize:
     path = str(tmp_path / "pipeline.yaml")
     write_package(found, path, pipeline)
-    return fits.check_fits(path, found, pipeline)
+    return pipeline_file.check_fits(path, found, pipeline)
 
 
 def test_few_chunks_stay_readable_and_nothing_is_said(tmp_path: Path) -> None:
     size = fitted(tmp_path, recipe("chunks.count=2"))
     assert size.pods == 2 * 2 + 5
-    assert fits.frozen_note(size) == ""
+    assert pipeline_file.readability_warning(size) == ""
 
 
 def test_where_the_record_stops_is_said_with_the_stage(tmp_path: Path) -> None:
     size = fitted(tmp_path, recipe("chunks.count=40"))
-    assert f"until about {size.readable_stages} of {size.pods} have ended" in fits.frozen_note(size)
+    assert f"until about {size.readable_stages} of {size.pods} have ended" in pipeline_file.readability_warning(size)
     assert 10 < size.readable_stages < size.pods
 
 
 def test_hundred_chunks_of_the_quickstart_fit(tmp_path: Path) -> None:
-    found = recipe_file.load(str(QUICKSTART), ["chunks.count=100", "store=s3://bucket", "resources.secret=store"])
+    found = load.load(str(QUICKSTART), ["chunks.count=100", "store=s3://bucket", "resources.secret=store"])
     size = fitted(tmp_path, found)
     assert size.ends
     assert size.pods == 2 * 100 + 5
@@ -187,10 +188,10 @@ def test_cluster_that_keeps_states_in_a_database_is_not_held_to_the_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rates = "sweep.parameters={training.learning_rate: {min: 1.0e-4, max: 1.0e-3}}"
-    monkeypatch.setenv(fits.LIMIT, str(10**9))
+    monkeypatch.setenv(pipeline_file.WORKFLOW_LIMIT, str(10**9))
     size = fitted(tmp_path, recipe("chunks.count=4", "sweep.trials=500", rates), Pipeline.sweep)
     assert size.ends
-    assert "baton status" in fits.frozen_note(size)  # Kubeflow reads no database of Argo's
+    assert "baton status" in pipeline_file.readability_warning(size)  # Kubeflow reads no database of Argo's
 
 
 def test_limit_is_met() -> None:
@@ -203,9 +204,9 @@ def test_limit_is_met() -> None:
 def test_what_no_cluster_takes_runs_here() -> None:
     """Argo's limit is for a workflow; the local engine reads the same file and has none."""
     text = "".join(random.Random(0).choices(string.ascii_letters + string.digits, k=1_200_000))
-    recipe = recipe_file.load(str(RECIPE))
+    recipe = load.load(str(RECIPE))
     recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"system": text})})
     with packaged(recipe, "large") as package:
         assert Path(package).stat().st_size > MAX_WORKFLOW_BYTES
         with pytest.raises(UserError, match="do not fit one workflow"):
-            fits.check_fits(package, recipe)
+            pipeline_file.check_fits(package, recipe)

@@ -18,7 +18,7 @@ ENDS = {
 
 
 def _raise(error: Exception) -> None:
-    from baton.components.shared.core.errors import UnavailableError
+    from baton.errors import UnavailableError
 
     raise UnavailableError(f"{error}.", remedy="Wait.") if isinstance(error, ConnectionError) else error
 

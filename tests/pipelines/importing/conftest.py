@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from baton.components.shared.recipe import Recipe
-from baton.pipelines.importing import axolotl, llamafactory, reading, writing
-from baton.pipelines.importing.draft import Draft, Fate
-from baton.pipelines.importing.trainer import Trainer
+from baton.importers import axolotl, files, llamafactory
+from baton.importers.draft import Draft, Result
+from baton.importers.files import Trainer
+from baton.recipe.recipe import Recipe
 
 HERE = Path(__file__).parent
 TRAINERS: dict[str, Trainer] = {"llamafactory": llamafactory.TRAINER, "axolotl": axolotl.TRAINER}
@@ -28,10 +28,10 @@ class Imported:
 
     def __init__(self, draft: Draft) -> None:
         self.draft = draft
-        self.recipe: Recipe = writing.recipe_of(draft)
-        self.yaml = writing.to_yaml(self.recipe, draft)
+        self.recipe: Recipe = files.recipe_of(draft)
+        self.yaml = files.to_yaml(self.recipe, draft)
 
-    def keys(self, fate: Fate) -> set[str]:
+    def keys(self, fate: Result) -> set[str]:
         """Return the keys of one fate."""
         return {remark.key for remark in self.draft.remarks if remark.fate is fate}
 
@@ -55,7 +55,7 @@ def imported(folder: Path) -> Callable[[str], Imported]:
 
     def make(name: str) -> Imported:
         tool = name.partition("/")[0]
-        return Imported(reading.draft_of(TRAINERS[tool], name, tool))
+        return Imported(files.draft_of(TRAINERS[tool], name, tool))
 
     return make
 
@@ -66,6 +66,6 @@ def written(folder: Path) -> Callable[[str, str], Imported]:
 
     def make(tool: str, text: str) -> Imported:
         (folder / "train.yaml").write_text(text, encoding="utf-8")
-        return Imported(reading.draft_of(TRAINERS[tool], "train.yaml", str(folder)))
+        return Imported(files.draft_of(TRAINERS[tool], "train.yaml", str(folder)))
 
     return make

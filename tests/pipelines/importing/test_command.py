@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from baton.components.shared.recipe import recipe_file
-from baton.pipelines.cli.app import app
-from baton.pipelines.importing import reading
+from baton.cli.app import app
+from baton.importers import files
+from baton.recipe import load
 
 
 def baton(*arguments: str) -> Result:
@@ -28,7 +28,7 @@ def test_writes_a_recipe_and_prints_what_became_of_every_key(folder: Path):
     done = baton("llamafactory", "llamafactory/dpo.yaml", "-o", "made/dpo.yaml")
 
     assert done.exit_code == 0, done.output
-    recipe = recipe_file.load("made/dpo.yaml")
+    recipe = load.load("made/dpo.yaml")
     assert recipe.data.source == ["../llamafactory/data/pairs.jsonl"]
     lines = done.stdout.splitlines()
     assert lines[0] == "made/dpo.yaml: from LLaMA-Factory's llamafactory/dpo.yaml, 23 of 25 settings carried over"
@@ -43,7 +43,7 @@ def test_prints_the_recipe_without_a_file(folder: Path):
     assert done.exit_code == 0
     assert done.stdout.startswith("# Made from axolotl's dpo.yml by `baton import`; see docs/recipe.md.\n")
     (folder / "printed.yaml").write_text(done.stdout, encoding="utf-8")
-    assert recipe_file.load("printed.yaml").training.method == "dpo"
+    assert load.load("printed.yaml").training.method == "dpo"
     assert "said elsewhere, with no effect on what is learned:" in done.stderr
 
 
@@ -134,4 +134,4 @@ def test_help(command: str):
     ],
 )
 def test_a_name_is_made_of_the_files(path: str, name: str):
-    assert reading.name_for(path) == name
+    assert files.name_for(path) == name

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from baton.pipelines.importing import templates
-from baton.pipelines.importing.draft import Fate
+from baton.importers import sources
+from baton.importers.draft import Result
 
 Write = Callable[[str, str], Any]
 
@@ -176,7 +176,7 @@ def test_what_is_said_of_rows(tool: str, lines: str, expected: dict[str, Any], k
     data = made.recipe.data.model_dump(exclude_defaults=True)
 
     assert {name: data[name] for name in (*RENDERING, *expected) if name in data} == expected
-    assert key not in made.keys(Fate.left)
+    assert key not in made.keys(Result.left)
 
 
 TOKENIZER: dict[str, tuple[str, str, dict[str, Any], set[str]]] = {
@@ -228,8 +228,8 @@ def test_what_is_said_of_the_tokenizer(
     tokenizer = made.recipe.model.tokenizer
 
     assert (tokenizer.model_dump(exclude_defaults=True) if tokenizer else {}) == expected
-    assert made.keys(Fate.left) == set()
-    assert changed <= made.keys(Fate.changed)
+    assert made.keys(Result.left) == set()
+    assert changed <= made.keys(Result.changed)
 
 
 UNCARRIED = {
@@ -257,7 +257,7 @@ UNCARRIED = {
 def test_what_is_not_carried_over(lines: str, key: str, said: str, written: Write):
     made = written("axolotl", f"{AXOLOTL}{lines}\n")
 
-    assert key in made.keys(Fate.left)
+    assert key in made.keys(Result.left)
     assert said in made.text(key)
 
 
@@ -287,11 +287,11 @@ TEXTS = {
 """What axolotl's template of that name writes, and LLaMA-Factory's llama2 and default."""
 
 
-@pytest.mark.parametrize("name", templates.WRITTEN_OUT)
+@pytest.mark.parametrize("name", sources.WRITTEN_OUT_TEMPLATES)
 def test_a_template_that_is_written_out_writes_the_same(name: str):
     written, _ = render_jinja_template(
         [SAID],
-        chat_template=templates.WRITTEN_OUT[name],
+        chat_template=sources.WRITTEN_OUT_TEMPLATES[name],
         add_generation_prompt=True,
         bos_token="<s>",
         eos_token="</s>",
@@ -301,10 +301,10 @@ def test_a_template_that_is_written_out_writes_the_same(name: str):
 
 
 def test_names_tell_whose_template_it_is():
-    assert templates.is_own("qwen3_5", "Qwen/Qwen3.5-9B")
-    assert templates.is_own("deepseek3", "/models/DeepSeek-V3.1")
-    assert not templates.is_own("gemma3", "Qwen/Qwen3-8B")
-    assert not templates.is_own("", "Qwen/Qwen3-8B")
+    assert sources.is_own_template("qwen3_5", "Qwen/Qwen3.5-9B")
+    assert sources.is_own_template("deepseek3", "/models/DeepSeek-V3.1")
+    assert not sources.is_own_template("gemma3", "Qwen/Qwen3-8B")
+    assert not sources.is_own_template("", "Qwen/Qwen3-8B")
 
 
 def test_a_template_beside_the_file_is_not_taken_for_a_name(written: Write, folder: Path):

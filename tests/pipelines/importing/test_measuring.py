@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from baton.pipelines.importing import axolotl
+from baton.importers import axolotl
 from tests.pipelines.importing.measuring import __main__ as measuring
 from tests.pipelines.importing.measuring import made_up, twins
 

@@ -10,11 +10,11 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.components.shared.core.errors import UserError
-from baton.components.shared.recipe import recipe_file
-from baton.pipelines.importing import reading, writing
-from baton.pipelines.importing.draft import Draft
-from baton.pipelines.importing.trainer import Trainer
+from baton.errors import UserError
+from baton.importers import files
+from baton.importers.draft import Draft
+from baton.importers.files import Trainer
+from baton.recipe import load
 from tests.pipelines.importing.conftest import TRAINERS
 
 HERE = Path(__file__).parent
@@ -39,7 +39,7 @@ def trainer_of(path: Path) -> Trainer:
 
 def example(path: Path) -> Draft:
     """Return what becomes of an example."""
-    return reading.draft_of(trainer_of(path), str(path), str(path.parent))
+    return files.draft_of(trainer_of(path), str(path), str(path.parent))
 
 
 def settled(draft: Draft) -> set[str]:
@@ -50,7 +50,7 @@ def settled(draft: Draft) -> set[str]:
 def drafted(trainer: Trainer, path: Path) -> Draft | str:
     """Return what becomes of a file, or the message that says why nothing does."""
     try:
-        return reading.draft_of(trainer, str(path), str(path.parent))
+        return files.draft_of(trainer, str(path), str(path.parent))
     except UserError as error:
         return str(error)
 
@@ -58,24 +58,24 @@ def drafted(trainer: Trainer, path: Path) -> Draft | str:
 @pytest.mark.parametrize("path", EXAMPLES)
 def test_every_key_of_an_example_is_accounted_for_once(path: Path):
     draft = example(path)
-    flat = reading.flatten(yaml.safe_load(path.read_text()), trainer_of(path).nested)
+    flat = files.flatten(yaml.safe_load(path.read_text()), trainer_of(path).nested)
     noted = {remark.key for remark in draft.remarks}
 
     assert flat.keys() <= settled(draft)
     assert not set(draft.carried) & noted
     assert not set(draft.idle) & (set(draft.carried) | noted)
-    report = "\n".join(writing.report(draft, "recipe.yaml"))
+    report = "\n".join(files.import_report(draft, "recipe.yaml"))
     assert all(f"  {key}:" in report for key in noted)
 
 
 @pytest.mark.parametrize("path", EXAMPLES)
 def test_the_file_says_what_the_recipe_says(path: Path, tmp_path: Path):
     draft = example(path)
-    recipe = writing.recipe_of(draft)
-    written = writing.to_yaml(recipe, draft)
+    recipe = files.recipe_of(draft)
+    written = files.to_yaml(recipe, draft)
     (tmp_path / "recipe.yaml").write_text(written, encoding="utf-8")
 
-    assert recipe_file.load(str(tmp_path / "recipe.yaml")) == recipe
+    assert load.load(str(tmp_path / "recipe.yaml")) == recipe
     assert written.startswith(f"# Made from {draft.tool}'s {path.name} by `baton import`")
     assert max(map(len, written.splitlines()[2:])) <= 120
 
@@ -84,8 +84,8 @@ def test_the_file_says_what_the_recipe_says(path: Path, tmp_path: Path):
 def test_no_value_of_the_file_is_a_default(path: Path):
     """What is taken out of the file changes the recipe, or is all that names a section."""
     draft = example(path)
-    recipe = writing.recipe_of(draft)
-    document = yaml.safe_load(writing.to_yaml(recipe, draft))
+    recipe = files.recipe_of(draft)
+    document = yaml.safe_load(files.to_yaml(recipe, draft))
 
     for section, values in document.items():
         if not isinstance(values, dict):
@@ -93,7 +93,7 @@ def test_no_value_of_the_file_is_a_default(path: Path):
         for key in values:
             fewer = {**document, section: {name: value for name, value in values.items() if name != key}}
             with contextlib.suppress(UserError):  # one that is needed
-                assert recipe_file.validate(fewer, origin="fewer") != recipe, f"{section}.{key}"
+                assert load.validate(fewer, origin="fewer") != recipe, f"{section}.{key}"
 
 
 @pytest.mark.parametrize("tool", TRAINERS)
@@ -139,10 +139,10 @@ def test_no_value_is_lost_or_breaks_it(path: Path, data: Any):
         if isinstance(draft, str):
             return
         try:
-            recipe = writing.recipe_of(draft)
+            recipe = files.recipe_of(draft)
         except UserError:
             return
-        flat = reading.flatten(reading.load(str(file), draft.tool), trainer_of(path).nested)
+        flat = files.flatten(files.load_file(str(file), draft.tool), trainer_of(path).nested)
         assert flat.keys() <= settled(draft)
-        assert recipe_file.validate(yaml.safe_load(writing.to_yaml(recipe, draft)), origin="written") == recipe
-        list(writing.report(draft, "recipe.yaml"))
+        assert load.validate(yaml.safe_load(files.to_yaml(recipe, draft)), origin="written") == recipe
+        list(files.import_report(draft, "recipe.yaml"))

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from baton.components.data_split import formats, layouts, messages
-from baton.components.shared.models import chat_templates
-from baton.components.shared.recipe import recipe_file
-from baton.pipelines.importing import llamafactory_shapes, sources
+from baton.data import messages, normalize, schema
+from baton.importers import llamafactory, sources
+from baton.models import chat
+from baton.recipe import load
 
 MESSAGES = [
     {"role": "system", "content": "Be kind."},
@@ -31,7 +31,7 @@ TEXTS = {
 def test_templates_write_the_same(name: str):
     written, _ = render_jinja_template(
         [MESSAGES],
-        chat_template=chat_templates.chat_template(name),
+        chat_template=chat.chat_template(name),
         add_generation_prompt=True,
         bos_token="<s>",
         eos_token="</s>",
@@ -95,7 +95,7 @@ ROWS: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize(("method", "entry", "row", "expected"), ROWS.values(), ids=ROWS)
 def test_rows_of_llamafactory(method: str, entry: dict[str, Any], row: dict[str, Any], expected: dict[str, Any]):
-    shape = llamafactory_shapes.shape(method, entry, "llama3")
+    shape = llamafactory.row_shape(method, entry, "llama3")
     document = {
         "name": "tiny",
         "model": {"base": "org/model"},
@@ -103,11 +103,11 @@ def test_rows_of_llamafactory(method: str, entry: dict[str, Any], row: dict[str,
             "source": "rows.jsonl",
             "format": shape.format,
             "columns": shape.columns,
-            "join": llamafactory_shapes.JOIN,
+            "join": llamafactory.JOIN,
         },
         "training": {"method": method},
     }
-    recipe = recipe_file.validate(document, origin="r.yaml")
-    layout = layouts.of(recipe.data.sources[0], recipe, sorted(row))
+    recipe = load.validate(document, origin="r.yaml")
+    layout = schema.infer_mapping(recipe.data.sources[0], recipe, sorted(row))
 
-    assert formats.normalise(row, layout) == expected
+    assert normalize.normalize_row(row, layout) == expected

@@ -14,15 +14,14 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from baton.components.shared.runs.documents.data import RunHead
-from baton.components.shared.runs.documents.outcome import Failure
-from baton.components.shared.runs.documents.training import Progress
-from baton.components.shared.runs.plan import Plan
-from baton.components.shared.runs.run import Run, now
-from baton.components.shared.store.storage import Storage
-from baton.pipelines.cli.app import app
-from baton.pipelines.cli.display import console
-from baton.pipelines.kubeflow import endpoint, nodes, run_view, store_view
+from baton.cli.app import app
+from baton.cli.display import console
+from baton.kubeflow import connection, run_status
+from baton.runs.documents import Progress, RunInfo
+from baton.runs.outcomes import RunFailure
+from baton.runs.plan import Plan
+from baton.runs.run import Run, now
+from baton.store.storage import Storage
 
 ASSETS = Path(__file__).parents[2] / "assets" / "kubeflow-2.17"
 Recording = dict[str, Any]
@@ -254,7 +253,7 @@ def test_ids_of_nodes_are_argos() -> None:
         workflow = recorded(name)["workflow"]
         told = workflow["status"]["nodes"].values()
         others = [node for node in told if node["name"] != workflow["metadata"]["name"]]
-        assert [nodes.node_id(workflow["metadata"]["name"], node["name"]) for node in others] == [
+        assert [run_status.node_id(workflow["metadata"]["name"], node["name"]) for node in others] == [
             node["id"] for node in others
         ]
 
@@ -312,7 +311,7 @@ def test_who_looks_leaves_why_a_run_ended(
     run = _run_of(name, tmp_path)
     page = Path(run.uri, "report.html")
     assert f"why it ended: {page}\n" in said
-    failure = run.need(Failure)
+    failure = run.need(RunFailure)
     assert (failure.stage, failure.message, failure.exit_code) == (stage, message, None)
     assert str(failure.remedy).startswith(remedy)
     assert failure.is_cancelled == (name == "cancelled-waiting")
@@ -330,14 +329,14 @@ def test_a_pod_of_no_stage_leaves_why_with_the_phase_that_did_not_begin(
     status("phases-driver-lost", store=str(tmp_path), changed=recorded("root-driver-lost"))
     (run,) = (tmp_path / "runs").iterdir()
     assert run.name == "drv1-first"
-    assert json.loads((run / Failure.NAME).read_text())["stage"] == OWN
+    assert json.loads((run / RunFailure.NAME).read_text())["stage"] == OWN
 
 
 def test_what_the_stage_has_left_itself_stays(status: Callable[..., tuple[Any, str]], tmp_path: Path) -> None:
     run = _run_of("pod-lost-failed", tmp_path)
-    run.write(Failure(stage="train chunk 2", message="its own words", exit_code=1, at=now()))
+    run.write(RunFailure(stage="train chunk 2", message="its own words", exit_code=1, at=now()))
     status("pod-lost-failed", store=str(tmp_path))
-    assert run.need(Failure).message == "its own words"
+    assert run.need(RunFailure).message == "its own words"
 
 
 def test_a_run_that_was_resumed_since_is_not_called_failed(
@@ -346,7 +345,7 @@ def test_a_run_that_was_resumed_since_is_not_called_failed(
     run = _run_of("pod-lost-failed", tmp_path)
     run.record("data-split", {})  # now, by another run on Kubeflow
     _, said = status("pod-lost-failed", store=str(tmp_path))
-    assert run.read(Failure) is None
+    assert run.read(RunFailure) is None
     assert "why it ended" not in said
 
 
@@ -355,16 +354,18 @@ def test_a_record_that_has_stopped_is_a_loss_where_no_stage_has_left_a_word(
     has_word: bool, status: Callable[..., tuple[Any, str]], store: Path, kfp_api: Any
 ) -> None:
     run = Run(Storage(str(store)), "d100")
-    run.put(RunHead.NAME, {"recipe": {"name": "d100"}, "created": now()})
+    run.put(RunInfo.NAME, {"recipe": {"name": "d100"}, "created": now()})
     if has_word:
-        run.write(Failure(stage="train chunk 3", message="a row is damaged.", remedy="Mend it.", exit_code=2, at=now()))
+        run.write(
+            RunFailure(stage="train chunk 3", message="a row is damaged.", remedy="Mend it.", exit_code=2, at=now())
+        )
     done, _ = status("failed-workflow-too-large", store=str(store))
     stages = {stage["name"]: stage for stage in json.loads(done.stdout)["stages"]}
     assert stages["train chunk 3"]["state"] == ("failed" if has_word else "unknown")
-    client = endpoint.connect(kfp_api.url, token=None, namespace=None)
+    client = connection.connect(kfp_api.url, token=None, namespace=None)
     remote = client.get_run(recorded("failed-workflow-too-large")["run"]["run_id"])
-    run.storage.remove(run.path(Failure.NAME)) if not has_word else None  # what the status above has left
-    view = store_view.explained(client, remote, run_view.stages(client, remote))
+    run.storage.remove(run.path(RunFailure.NAME)) if not has_word else None  # what the status above has left
+    view = run_status.explained_by_store(client, remote, run_status.stages(client, remote))
     assert view.is_lost is not has_word
 
 
@@ -446,9 +447,9 @@ def test_what_is_lost_is_told_by_the_pod_and_the_advice_by_the_stage(
     (advice,) = [line for line in said.splitlines() if line.startswith(f"{stage}: ") and "its log" not in line] or [""]
     assert hint in advice
     assert ("checkpoint" in advice) == (is_lost and stage.startswith("train"))
-    client = endpoint.connect(kfp_api.url, token=None, namespace=None)
+    client = connection.connect(kfp_api.url, token=None, namespace=None)
     remote = client.get_run(changed["run"]["run_id"])
-    assert store_view.explained(client, remote, run_view.stages(client, remote)).is_lost is is_lost
+    assert run_status.explained_by_store(client, remote, run_status.stages(client, remote)).is_lost is is_lost
 
 
 @pytest.mark.parametrize(
@@ -480,7 +481,7 @@ def test_a_stage_that_left_its_words_in_the_store_alone_is_not_lost(
     """Where the pod has no file for them; words of another stage, or of an earlier attempt, are not its own."""
     run = Run(Storage(str(tmp_path)), "drv3")
     at = now() if when == "now" else "2026-11-25T19:47:45.000Z"
-    run.write(Failure(stage=stage, message="a row is damaged.", remedy="Mend it.", exit_code=2, at=at))
+    run.write(RunFailure(stage=stage, message="a row is damaged.", remedy="Mend it.", exit_code=2, at=at))
     done, said = status("api-away", store=str(tmp_path))
     (told,) = [each for each in json.loads(done.stdout)["stages"] if each["state"] == "failed"]
     is_its_own = (stage, when) == ("train chunk 1", "now")
@@ -503,7 +504,7 @@ def test_a_record_that_lags_has_not_stopped(
         _node(changed, "report(0).executor(0)")["phase"] = "Running"
     if behind == "no workflow":
         changed["workflow"] = {}
-    monkeypatch.setattr(run_view, "LAG_S", 0.0)
+    monkeypatch.setattr(run_status, "LAG_S", 0.0)
 
     def slept(_: float) -> None:
         seconds.append(1)
@@ -511,7 +512,7 @@ def test_a_record_that_lags_has_not_stopped(
             for detail in last:
                 detail["state"] = "SUCCEEDED"
 
-    monkeypatch.setattr(run_view.time, "sleep", slept)
+    monkeypatch.setattr(run_status.time, "sleep", slept)
     done, said = status(name, changed=changed)
     states = {each["state"] for each in json.loads(done.stdout)["stages"]}
     assert states == {"succeeded"}

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from baton.components.shared.core.errors import BatonError, UserError
-from baton.pipelines.cli.app import app
-from baton.pipelines.kubeflow.compiled import Package
+from baton.cli.app import app
+from baton.errors import BatonError, UserError
+from baton.kubeflow.submit import PipelineFile
 
 UPLOADS = ("POST", "/apis/v2beta1/pipelines/upload_version")
 
@@ -33,7 +33,7 @@ def test_a_run_is_started_from_a_version_named_after_the_content(
 
     (pipeline,) = kfp_api.registry.pipelines.values()
     (version,) = kfp_api.registry.versions.values()
-    digest = Package.read(str(two_step_package)).digest
+    digest = PipelineFile.read(str(two_step_package)).digest
     assert pipeline["name"] == pipeline["display_name"] == "two-steps"
     assert version["name"] == submitted.registered.version == f"two-steps-{digest[:12]}"
     assert submitted.registered.is_new

@@ -22,12 +22,12 @@ import pytest
 import typer
 import yaml
 
-from baton.components.retrain import outcome
-from baton.components.shared.core.events import GateLine, Retraining
-from baton.components.shared.runs.documents.outcome import Evaluation, ReportPage
-from baton.components.shared.runs.run import Run, now
-from baton.components.shared.store.storage import Storage
-from baton.pipelines.cli.app import app
+from baton.cli.app import app
+from baton.events import GateLine, Retraining
+from baton.retrain import decide
+from baton.runs.outcomes import Evaluation, ReportPage
+from baton.runs.run import Run, now
+from baton.store.storage import Storage
 from tests.pipelines.kfp_schedules import ScheduleApi
 
 ROOT = Path(__file__).parents[3]
@@ -72,7 +72,7 @@ class Backend(ScheduleApi):
                 gate=GATE,
                 **known,
             )
-            outcome.keep(Storage(self.store), "again", made["run_id"], came_to)
+            decide.keep_outcome(Storage(self.store), "again", made["run_id"], came_to)
         return made
 
     @property

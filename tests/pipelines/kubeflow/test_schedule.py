@@ -11,10 +11,10 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from baton.components.shared.core.errors import UserError
-from baton.pipelines.cli.app import app
-from baton.pipelines.cli.display import console
-from baton.pipelines.kubeflow.schedule import cron_line
+from baton.cli.app import app
+from baton.cli.display import console
+from baton.errors import UserError
+from baton.kubeflow.schedule import cron_line
 from tests.pipelines.kfp_schedules import ScheduleApi
 
 

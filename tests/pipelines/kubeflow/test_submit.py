@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from baton.components.shared.core.errors import BatonError, UserError
-from baton.pipelines.kubeflow.submit import FINAL_STATES, MAX_TRANSIENT_FAILURES, wait
+from baton.errors import BatonError, UserError
+from baton.kubeflow.submit import FINAL_STATES, MAX_TRANSIENT_FAILURES, wait
 
 
 def run_kfp(api: Any, home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

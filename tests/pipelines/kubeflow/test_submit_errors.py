@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from baton.components.shared.core.errors import BatonError
+from baton.errors import BatonError
 
 LOGIN_PAGE = b"<!doctype html><html><head><title>Log in\n to Dex</title></head><body>experiments</body></html>"
 HTML = {"content-type": "text/html"}
@@ -79,7 +79,7 @@ def test_a_port_that_does_not_speak_http(silent_url: str, two_step_package: Path
 
 
 def test_a_port_that_never_answers(two_step_package: Path, monkeypatch: pytest.MonkeyPatch, refused: Any):
-    monkeypatch.setattr("baton.pipelines.kubeflow.transport._HEALTHZ_TIMEOUTS_S", (0.2, 0.2))
+    monkeypatch.setattr("baton.kubeflow.connection._HEALTHZ_TIMEOUTS_S", (0.2, 0.2))
     with socket.create_server(("127.0.0.1", 0)) as server:
         error = refused(f"http://127.0.0.1:{server.getsockname()[1]}", two_step_package)
 

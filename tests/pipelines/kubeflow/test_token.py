@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from baton.components.shared.core.errors import UserError
-from baton.pipelines.cli.app import app
-from baton.pipelines.kubeflow import endpoint
-from baton.pipelines.kubeflow import submit as kubeflow
+from baton.cli.app import app
+from baton.errors import UserError
+from baton.kubeflow import connection
+from baton.kubeflow import submit as kubeflow
 
 SUBMIT = ("submit", "quickstart", "--run", "mine", "--store", "s3://baton", "--wait", "--output", "json")
 SOURCES = ("file", "kfp's file", "command", "itself")
@@ -35,7 +35,7 @@ def place(kfp_api: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     monkeypatch.setattr(kubeflow, "POLL_S", 0.01)
     monkeypatch.setenv("BATON_KFP_ENDPOINT", kfp_api.url)
     monkeypatch.setenv("BATON_CACHE", str(tmp_path / "cache"))
-    for name in ("BATON_KFP_TOKEN", "KF_PIPELINES_TOKEN", endpoint.COMMAND, *endpoint.FILES):
+    for name in ("BATON_KFP_TOKEN", "KF_PIPELINES_TOKEN", connection.COMMAND, *connection.FILES):
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "token").write_text("first\n", encoding="utf-8")
     kfp_api.token = "first"
@@ -178,16 +178,16 @@ def test_a_run_that_failed_and_cannot_be_submitted_again_has_failed(
 
 def test_what_a_token_is_taken_from(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A source that renews it goes before one that does not; kfp's own file is the last."""
-    assert endpoint.token() is None
+    assert connection.token() is None
     found = []
     for name in reversed(SOURCES):
         monkeypatch.setenv("BATON_KFP_TOKEN", "itself")
         use("kfp's file", place, monkeypatch)
         if name != "itself":
             use(name, place, monkeypatch)
-        token = endpoint.token()
+        token = connection.token()
         found.append(token if isinstance(token, str) else type(token).__name__)
-        for variable in ("BATON_KFP_TOKEN_FILE", endpoint.COMMAND):
+        for variable in ("BATON_KFP_TOKEN_FILE", connection.COMMAND):
             monkeypatch.delenv(variable, raising=False)
     assert found == ["itself", "Renewed", "itself", "Renewed"]
 
@@ -208,7 +208,7 @@ def test_a_source_without_a_token_is_one_message(
 ) -> None:
     monkeypatch.setenv(name, value)
     with pytest.raises(UserError) as caught:
-        endpoint.token()
+        connection.token()
     assert said in caught.value.message
     assert caught.value.remedy
     done = CliRunner().invoke(app, ["status", "mine"])

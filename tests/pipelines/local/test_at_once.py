@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import baton
-from baton.pipelines.local import engine, processes, warm
+from baton.local import engine, forkserver, processes
 
 RECIPE = str(Path(__file__).parents[2] / "recipes" / "scratch.yaml")
 BEGIN = """
@@ -67,13 +67,13 @@ def _told(script: str, folder: Path) -> dict[str, tuple[str, str, int]]:
 
 
 def _launcher(_: int) -> str:
-    return warm.launcher().__name__
+    return forkserver.launcher().__name__
 
 
 def test_a_daemonic_process_starts_stages_as_fresh_interpreters() -> None:
-    assert warm.launcher() is warm.Forked
+    assert forkserver.launcher() is forkserver.ForkedProcess
     with multiprocessing.get_context("fork").Pool(1) as pool:
-        assert pool.map(_launcher, [0]) == [processes.Fresh.__name__]
+        assert pool.map(_launcher, [0]) == [processes.FreshProcess.__name__]
 
 
 @pytest.mark.parametrize("is_taken", [False, True], ids=["alone", "beside another"])

@@ -5,12 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from baton.components.shared.core.errors import UserError
-from baton.components.shared.recipe import Recipe, recipe_file
-from baton.pipelines.compiling import for_pods, prepare
-from baton.pipelines.compiling.package import write_package
-from baton.pipelines.local import docker_runner
-from baton.pipelines.local.containers import Needs, read_needs
+from baton.compiler import pipeline_file
+from baton.compiler.pipeline_file import write_package
+from baton.errors import UserError
+from baton.local import docker
+from baton.local.docker import Needs, read_needs
+from baton.recipe import load
+from baton.recipe.recipe import Recipe
+from baton.source import prepare
 
 
 @pytest.fixture
@@ -24,7 +26,7 @@ def recipe_with(scratch_recipe, tmp_path):
             "data": {"source": str(rows.parent / "*.jsonl")},
             "store": str(tmp_path / "store"),
         }
-        return recipe_file.validate({**document, **sections}, origin="test")
+        return load.validate({**document, **sections}, origin="test")
 
     return make
 
@@ -44,9 +46,9 @@ def test_the_image_of_the_command_line_is_the_pods(recipe_with, tmp_path):
     path = tmp_path / "recipe.yaml"
     path.write_text(recipe_with().model_dump_json(exclude_defaults=True))
     placeholder = "image 'baton-python:0.1.0' is a placeholder"
-    assert any(line.startswith(placeholder) for line in for_pods.warnings(prepare.load(str(path))))
+    assert any(line.startswith(placeholder) for line in pipeline_file.cluster_warnings(prepare.load(str(path))))
     named = prepare.load(str(path), image="ghcr.io/me/baton-cpu:1")
-    assert not any("placeholder" in line for line in for_pods.warnings(named))
+    assert not any("placeholder" in line for line in pipeline_file.cluster_warnings(named))
 
     package = tmp_path / "pipeline.yaml"
     write_package(named, str(package))
@@ -67,7 +69,7 @@ def test_the_image_of_the_command_line_is_the_pods(recipe_with, tmp_path):
     ],
 )
 def test_a_store_whose_credentials_no_secret_holds(store, resources, warned, recipe_with):
-    lines = for_pods.warnings(recipe_with(store={"uri": store}, resources=resources))
+    lines = pipeline_file.cluster_warnings(recipe_with(store={"uri": store}, resources=resources))
     assert [line for line in lines if "service account" in line] == (
         [
             f"neither resources.secret nor resources.secret_env names the store's credentials ({warned}): "
@@ -100,7 +102,7 @@ def test_environment_passes_on_what_stages_read_and_no_more(recipe_with, monkeyp
         "GITHUB_TOKEN": "nobody's business",
         "PATH": "/usr/bin",
     }
-    assert docker_runner.environment(recipe, given) == {
+    assert docker.environment(recipe, given) == {
         "AWS_ACCESS_KEY_ID": "id",
         "HF_TOKEN": "hf",
         "JUDGE_KEY": "key",
@@ -115,9 +117,9 @@ def test_credentials_of_a_file_are_found_by_containers_too(recipe_with, monkeypa
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / ".aws").mkdir()
     (tmp_path / ".aws" / "credentials").write_text("[default]\n")
-    env = docker_runner.environment(recipe_with(), {})
+    env = docker.environment(recipe_with(), {})
     assert env["AWS_SHARED_CREDENTIALS_FILE"] == f"{tmp_path}/.aws/credentials"
-    assert docker_runner.folders(recipe_with(), env)[f"{tmp_path}/.aws/credentials"] is False
+    assert docker.folders(recipe_with(), env)[f"{tmp_path}/.aws/credentials"] is False
 
 
 def test_folders_are_those_that_the_recipe_names(recipe_with, tmp_path):
@@ -126,7 +128,7 @@ def test_folders_are_those_that_the_recipe_names(recipe_with, tmp_path):
     model = {"base": str(tmp_path / "model")}
     recipe = recipe_with(model=model, tracking={"mlflow": f"sqlite:///{tmp_path}/track/mlflow.db"})
     env = {"BATON_CACHE": f"{tmp_path}/cache", "HF_HOME": f"{tmp_path}/hf"}
-    assert docker_runner.folders(recipe, env) == {
+    assert docker.folders(recipe, env) == {
         f"{tmp_path}/rows": False,
         f"{tmp_path}/model": False,
         f"{tmp_path}/store": True,
@@ -138,13 +140,13 @@ def test_folders_are_those_that_the_recipe_names(recipe_with, tmp_path):
 
 def test_a_bucket_is_no_folder(recipe_with, tmp_path):
     env = {"BATON_CACHE": f"{tmp_path}/cache"}
-    assert f"{tmp_path}/store" not in docker_runner.folders(recipe_with(store="s3://bucket"), env)
+    assert f"{tmp_path}/store" not in docker.folders(recipe_with(store="s3://bucket"), env)
 
 
 @pytest.mark.parametrize("folder", ["/tmp", "/dev/shm", "/"])
 def test_a_store_that_every_image_has_itself_is_refused(recipe_with, folder, tmp_path):
     with pytest.raises(UserError, match=f"store '{folder}' is a folder of every image"):
-        docker_runner.folders(recipe_with(store=folder), {"BATON_CACHE": f"{tmp_path}/cache"})
+        docker.folders(recipe_with(store=folder), {"BATON_CACHE": f"{tmp_path}/cache"})
 
 
 @pytest.mark.parametrize(
@@ -158,17 +160,17 @@ def test_a_store_that_every_image_has_itself_is_refused(recipe_with, folder, tmp
     ],
 )
 def test_network_is_the_hosts_where_an_address_is_here(recipe_with, env, expected, monkeypatch):
-    monkeypatch.delenv(docker_runner.NETWORK, raising=False)
-    assert docker_runner.network(env, recipe_with()) == expected
+    monkeypatch.delenv(docker.NETWORK, raising=False)
+    assert docker.network(env, recipe_with()) == expected
 
 
 def test_network_can_be_named(recipe_with, monkeypatch):
-    monkeypatch.setenv(docker_runner.NETWORK, "kind")
-    assert docker_runner.network({"AWS_ENDPOINT_URL": "http://127.0.0.1:9000"}, recipe_with()) == "kind"
+    monkeypatch.setenv(docker.NETWORK, "kind")
+    assert docker.network({"AWS_ENDPOINT_URL": "http://127.0.0.1:9000"}, recipe_with()) == "kind"
 
 
 def test_no_engine_is_one_message(recipe_with, monkeypatch, tmp_path: Path):
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
     expected = rf"no container engine answers at unix://{tmp_path}/no\.sock: .* Start Docker, or set DOCKER_HOST"
-    with pytest.raises(UserError, match=expected), docker_runner.runner(recipe_with(), "", os.fspath(tmp_path)):
+    with pytest.raises(UserError, match=expected), docker.runner(recipe_with(), "", os.fspath(tmp_path)):
         pass

@@ -17,10 +17,10 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from baton.components.shared.store import lease
-from baton.components.shared.store.storage import Storage
-from baton.pipelines.cli.app import app
-from baton.pipelines.local import doctor, doctor_store
+from baton.cli.app import app
+from baton.doctor import local
+from baton.store import storage
+from baton.store.storage import Storage
 
 STORE = ["store", "store: listing", "store: commit", "store: large objects", "store: clock"]
 MACHINE = ["python", "libraries", "device", "processors", "memory", "/dev/shm", "temporary files"]
@@ -29,12 +29,12 @@ MACHINE = ["python", "libraries", "device", "processors", "memory", "/dev/shm", 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Large enough for several parts, and nothing is slow."""
-    monkeypatch.setattr(doctor_store, "LARGE", 40 * 10**6)
-    monkeypatch.setattr(doctor_store, "SLOW", 0.0)
+    monkeypatch.setattr(local, "LARGE", 40 * 10**6)
+    monkeypatch.setattr(local, "SLOW", 0.0)
 
 
-def examine(*arguments: Any, **options: Any) -> doctor.Examined:
-    return doctor.examined(doctor.examine(*arguments, **options))
+def examine(*arguments: Any, **options: Any) -> local.Examined:
+    return local.examined(local.examine(*arguments, **options))
 
 
 def by_name(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -45,7 +45,7 @@ def by_name(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 def of_store(uri: str) -> dict[str, dict[str, Any]]:
     """Examine a store alone."""
-    return {check.name: vars(check) for check in doctor_store.examine(uri)}
+    return {check.name: vars(check) for check in local.examine_store(uri)}
 
 
 def test_a_store_that_does(store: str) -> None:
@@ -77,7 +77,7 @@ def test_a_folder_that_was_there_stays_as_it_is(tmp_path: Path) -> None:
 
 @pytest.mark.s3
 def test_a_store_without_conditional_put(faulty_s3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lease, "SETTLE", 0.1)
+    monkeypatch.setattr(storage, "LEASE_SETTLE_S", 0.1)
     faulty_s3.proxy.drop_header("If-None-Match")
 
     found = examine(store=faulty_s3.store)
@@ -191,7 +191,7 @@ def test_two_winners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_slow_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor_store, "SLOW", 1e15)
+    monkeypatch.setattr(local, "SLOW", 1e15)
 
     assert of_store(str(tmp_path / "store"))["store: large objects"]["state"] == "note"
 

@@ -7,14 +7,15 @@ from pathlib import Path
 import pytest
 from kfp import compiler, dsl
 
-from baton.components.shared.core import events
-from baton.components.shared.core.events import Event
-from baton.components.shared.recipe import Recipe, recipe_file
-from baton.components.shared.runs.run import Run
-from baton.components.shared.store import bundles
-from baton.components.shared.store.storage import Storage
+from baton import events
+from baton.events import Event
+from baton.local import engine, processes
 from baton.pipelines import finetune
-from baton.pipelines.local import engine, processes
+from baton.recipe import load
+from baton.recipe.recipe import Recipe
+from baton.runs.run import Run
+from baton.store.manifest import read_manifest
+from baton.store.storage import Storage
 
 ROWS = 30_000
 """Of some 200 bytes: about six segments."""
@@ -34,14 +35,14 @@ def _recipe(folder: Path, shards: int) -> Recipe:
         "training": {"method": "pretrain", "max_steps": 2},
         "tracking": {"mlflow": None},
     }
-    return recipe_file.validate(document, origin="r.yaml")
+    return load.validate(document, origin="r.yaml")
 
 
 def _tokens(recipe: Recipe) -> tuple[str, dict[str, str]]:
     """Returns the address of a run's tokens, and the hashes of their files without their writers' names."""
     run = Run(Storage(recipe.store.uri), "tokens")
     told = run.require("tokens.json")
-    manifest = bundles.read_manifest(run.storage, told["prefix"])
+    manifest = read_manifest(run.storage, told["prefix"])
     assert manifest
     files = manifest.files.items()
     hashes = {re.sub(r"-[0-9a-f]{8}\.", ".", name): entry["sha256"] for name, entry in files if "state" not in name}

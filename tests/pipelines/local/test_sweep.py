@@ -17,19 +17,20 @@ from typing import Any
 import pytest
 import yaml
 
-from baton.components.shared.checkpoints.store import CheckpointStore
-from baton.components.shared.core import events
-from baton.components.shared.core.events import Event
-from baton.components.shared.recipe import Recipe, recipe_file
-from baton.components.shared.runs.documents.sweeps import Score, Stopped
-from baton.components.shared.runs.run import Run
-from baton.components.shared.store.storage import Storage
-from baton.components.shared.sweeps import configurations
-from baton.components.shared.sweeps.sweep import Sweep
-from baton.pipelines.compiling import prepare
-from baton.pipelines.compiling.package import Pipeline
-from baton.pipelines.local import engine, processes, results, warm
-from baton.pipelines.local.sweep import LocalSweep
+from baton import events
+from baton.checkpoint.store import CheckpointStore
+from baton.compiler.pipeline_file import Pipeline
+from baton.events import Event
+from baton.local import engine, forkserver, processes, results
+from baton.local.sweep import LocalSweep
+from baton.recipe import load
+from baton.recipe.recipe import Recipe
+from baton.runs.outcomes import StoppedTrial, TrialScore
+from baton.runs.run import Run
+from baton.runs.sweep import Sweep
+from baton.source import prepare
+from baton.store.storage import Storage
+from baton.sweep import search
 
 BATON = str(Path(sys.executable).parent / "baton")
 WORDS = ["the", "run", "goes", "on", "from", "where", "every", "pod", "hands", "what", "it", "knows", "to", "next"]
@@ -69,7 +70,7 @@ def _write_recipe(folder: Path, **sweep: Any) -> Path:
 
 
 def _loaded(path: Path) -> Recipe:
-    return prepare.localise(prepare.load(str(path), store=str(path.parent / "store")), str(path))
+    return prepare.resolve_paths(prepare.load(str(path), store=str(path.parent / "store")), str(path))
 
 
 class Watched(LocalSweep):
@@ -101,11 +102,11 @@ def _digest(run: Run, step: int) -> str:
 
 def _alone(recipe: Recipe, values: dict[str, Any], name: str) -> Run:
     """Trains a configuration to its end in two chunks, as a run that knows of no sweep."""
-    document = configurations.configured(recipe, values, name).model_dump(mode="json")
-    own = recipe_file.validate(document, origin=name)
-    run = processes.prepare(own, name, lambda event: None, warm.launcher())
+    document = search.configured(recipe, values, name).model_dump(mode="json")
+    own = load.validate(document, origin=name)
+    run = processes.prepare(own, name, lambda event: None, forkserver.launcher())
     for index in range(1, own.chunks.count + 1):
-        processes.run(processes.TRAIN_CHUNK, [run.uri, str(index)], lambda event: None, warm.launcher())
+        processes.run(processes.TRAIN_CHUNK, [run.uri, str(index)], lambda event: None, forkserver.launcher())
     return run
 
 
@@ -151,17 +152,17 @@ def test_a_trial_ends_on_the_bits_of_its_recipe_alone(swept: tuple[Recipe, Watch
     alone = _alone(recipe, {"training.learning_rate": 3e-2}, "alone")
     for step in (9, 12):
         assert _digest(winner, step) == _digest(alone, step)
-    assert alone.get(Score.file_name(1)) is None
+    assert alone.get(TrialScore.file_name(1)) is None
 
 
 def test_the_score_is_the_loss_of_the_checkpoint(swept: tuple[Recipe, Watched, Run]) -> None:
     """A chunk whose checkpoint stands and whose score is lost measures it again, without training."""
     _, _, winner = swept
-    score = winner.require(Score.file_name(4))
-    winner.storage.remove(winner.path(Score.file_name(4)))
+    score = winner.require(TrialScore.file_name(4))
+    winner.storage.remove(winner.path(TrialScore.file_name(4)))
     heard: list[Event] = []
-    processes.run(processes.TRAIN_CHUNK, [winner.uri, "4"], heard.append, warm.launcher())
-    measured = winner.require(Score.file_name(4))["value"]
+    processes.run(processes.TRAIN_CHUNK, [winner.uri, "4"], heard.append, forkserver.launcher())
+    measured = winner.require(TrialScore.file_name(4))["value"]
     assert measured == pytest.approx(score["value"], rel=1e-5)  # of a model that was loaded from files
     assert not [event for event in heard if isinstance(event, events.Step | events.Checkpoint)]
     assert winner.attempts(4)[-1].outcome == "already_done"
@@ -198,7 +199,7 @@ def _copied(recipe: Recipe, storage: Storage, folder: Path) -> Recipe:
     shutil.copytree(storage.uri(), folder / "store")
     document = recipe.model_dump(mode="json")
     document["store"]["uri"] = str(folder / "store")
-    return recipe_file.validate(document, origin="copy")
+    return load.validate(document, origin="copy")
 
 
 @pytest.mark.slow
@@ -213,13 +214,13 @@ def test_a_wish_is_taken_up_at_the_next_chunk(tmp_path: Path) -> None:
     watched = Watched(recipe, "w", ask)
     assert watched.run().name == "w-t000"
     assert watched.trained() == [("t000", 1), ("t001", 1), ("t000", 2), ("t001", 2), ("t000", 3), ("t000", 4)]
-    assert watched.sweep.rungs()[0].stopped == [Stopped(id="t001", why="asked to stop: seen enough")]
+    assert watched.sweep.rungs()[0].stopped == [StoppedTrial(id="t001", why="asked to stop: seen enough")]
     heard: list[Event] = []
     stopped = sweep.run(sweep.trial("t001"))
-    processes.run(processes.TRAIN_CHUNK, [stopped.uri, "3"], heard.append, warm.launcher())  # as a pod would
+    processes.run(processes.TRAIN_CHUNK, [stopped.uri, "3"], heard.append, forkserver.launcher())  # as a pod would
     assert CheckpointStore(stopped).steps()[-1] == 6
     assert [event.kind for event in heard if isinstance(event, events.Stopped | events.Step)] == ["stopped"]
-    processes.run(processes.CHECKPOINT, [stopped.uri, "3"], heard.append, warm.launcher())
+    processes.run(processes.CHECKPOINT, [stopped.uri, "3"], heard.append, forkserver.launcher())
 
 
 @pytest.mark.slow

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from baton.components.shared.core import machine
-from baton.components.shared.runs.documents.outcome import Evaluation, Verdict
-from baton.components.shared.runs.run import Run
-from baton.components.shared.store.storage import Storage
-from baton.pipelines.local import warm
+from baton import machine
+from baton.local import forkserver
+from baton.runs.outcomes import Evaluation, Verdict
+from baton.runs.run import Run
+from baton.store.storage import Storage
 
 PROBE = """
 import atexit, json, multiprocessing, os, random, sys
@@ -43,7 +43,7 @@ def probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tupl
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments: str, **environment: str) -> tuple[int, dict[str, Any], list[str]]:
-        process = warm.Forked("probe_of_warm", arguments, {**os.environ, **environment})
+        process = forkserver.ForkedProcess("probe_of_warm", arguments, {**os.environ, **environment})
         first, *rest = process.lines()
         return process.wait(), json.loads(first), rest
 
@@ -74,7 +74,9 @@ def test_its_exit_code_is_told(probe: Callable[..., Any]) -> None:
 
 
 def test_what_libraries_read_at_import_gives_it_a_fresh_interpreter(probe: Callable[..., Any]) -> None:
-    process = warm.Forked("probe_of_warm", ["a"], {**os.environ, "OMP_NUM_THREADS": "7", "BATON_CODE": "4"})
+    process = forkserver.ForkedProcess(
+        "probe_of_warm", ["a"], {**os.environ, "OMP_NUM_THREADS": "7", "BATON_CODE": "4"}
+    )
     said, first, *rest = process.lines()
     found = json.loads(first)
     assert not found["warm"]
@@ -91,7 +93,7 @@ def _is_there(group: int) -> bool:
 
 
 def test_a_kill_ends_its_children_too(probe: Callable[..., Any], tmp_path: Path) -> None:
-    process = warm.Forked("probe_of_warm", ["wait"])
+    process = forkserver.ForkedProcess("probe_of_warm", ["wait"])
     lines = process.lines()
     found = json.loads(next(lines))
     assert found["pid"] == found["group"] == process.pid
@@ -112,7 +114,7 @@ def test_the_engine_runs_its_stages_forked_unless_told_not_to(two_step_package: 
     code = f"""
 from kfp import components, dsl, local
 from baton.components.gate.component import reject
-from baton.pipelines.local import warm
+from baton.local import forkserver as warm
 
 @dsl.pipeline
 def twice():
@@ -130,7 +132,7 @@ if __name__ == "__main__":
 """
     counts = {}
     for value in ("1", "0"):
-        given = {**os.environ, machine.WARM: value, "BATON_EVENTS": "stdout"}
+        given = {**os.environ, machine.FORKSERVER: value, "BATON_EVENTS": "stdout"}
         done = subprocess.run([sys.executable, "-c", code], env=given, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         assert "plain {'rows': 3.0} True" in done.stdout  # the second stage got what the first one left
@@ -151,7 +153,7 @@ def test_stages_that_are_killed_before_they_begin_leave_nothing_open_here(
     probe()  # what the first one opens stays
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(5):
-        process = warm.Forked("probe_of_warm", ["wait"])
+        process = forkserver.ForkedProcess("probe_of_warm", ["wait"])
         process.kill()
         assert list(process.lines()) == []
         assert process.wait() == -signal.SIGKILL

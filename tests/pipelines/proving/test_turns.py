@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from baton.components.shared.core.errors import UserError
-from baton.components.shared.recipe import recipe_file
-from baton.pipelines.cli.app import app
-from baton.pipelines.proving import turns
+from baton.cli.app import app
+from baton.errors import UserError
+from baton.prove import prove
+from baton.recipe import load
 
 RECIPE = str(Path(__file__).parents[2] / "recipes" / "scratch.yaml")
 VIRTUAL = ["training.parallel.virtual_workers=4", "training.micro_batch_size=1", "training.threads=1"]
@@ -27,9 +27,9 @@ VIRTUAL = ["training.parallel.virtual_workers=4", "training.micro_batch_size=1",
     ],
 )
 def test_numbers_that_cannot_share_the_workers_are_refused(text: str, overrides: list[str], expected: str) -> None:
-    recipe = recipe_file.load(RECIPE, ["store=s3://bucket", *overrides])
+    recipe = load.load(RECIPE, ["store=s3://bucket", *overrides])
     with pytest.raises(UserError, match=expected):
-        turns.parse(text, recipe)
+        prove.parse_processes(text, recipe)
 
 
 @pytest.mark.timeout(300)

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from baton.components.checkpoint.promote import promote, read_back
-from baton.components.shared.checkpoints.meta import CheckpointMeta, Restoration
-from baton.components.shared.checkpoints.store import CheckpointStore
-from baton.components.shared.core.errors import DamagedError
-from baton.components.shared.recipe import recipe_file
-from baton.components.shared.runs.documents.sweeps import TrialNote
-from baton.components.shared.runs.plan import Plan, make_plan
-from baton.components.shared.runs.run import Run
-from baton.components.shared.store.storage import Storage
+from baton.checkpoint.manifest import CheckpointMeta, Restoration
+from baton.checkpoint.store import CheckpointStore
+from baton.errors import DamagedError
+from baton.recipe import load
+from baton.runs.outcomes import TrialInfo
+from baton.runs.plan import Plan, make_plan
+from baton.runs.run import Run
+from baton.store.storage import Storage
+from baton.train.promote import promote, read_back
 
 RECIPE = {
     "name": "caught-up",
@@ -31,7 +31,7 @@ REACHED = 9
 def run(tmp_path: Path) -> Run:
     """A run that has come to chunk 3 in one go, and then was asked for chunk 2."""
     run = Run(Storage(str(tmp_path / "store")), "s-t000")
-    recipe = recipe_file.validate(RECIPE, origin="test")
+    recipe = load.validate(RECIPE, origin="test")
     run.create(recipe)
     plan: Plan = make_plan(recipe, 120)
     assert plan.targets == (3, 6, REACHED, 12)
@@ -55,7 +55,7 @@ def _attempt(run: Run, outcome: str) -> None:
 
 
 def test_a_trial_that_has_caught_up_is_verified_where_it_is(run: Run) -> None:
-    run.put(TrialNote.NAME, {"sweep": "s", "id": "t000"})
+    run.put(TrialInfo.NAME, {"sweep": "s", "id": "t000"})
     _attempt(run, "already_done")
     part = promote(run.uri, 2)
     assert part is not None
@@ -79,7 +79,7 @@ def test_a_run_that_early_stopping_ended_is_verified_where_it_ended(outcome: str
 )
 def test_any_other_chunk_that_left_no_checkpoint_is_an_error(run: Run, is_trial: bool, outcome: str) -> None:
     if is_trial:
-        run.put(TrialNote.NAME, {"sweep": "s", "id": "t000"})
+        run.put(TrialInfo.NAME, {"sweep": "s", "id": "t000"})
     _attempt(run, outcome)
     with pytest.raises(DamagedError, match=r"step-00000006: the chunk left no checkpoint there"):
         promote(run.uri, 2)

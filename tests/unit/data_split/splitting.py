@@ -7,10 +7,11 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from baton.components.data_split.split import split_data
-from baton.components.shared.recipe import recipe_file
-from baton.components.shared.store import bundles
-from baton.components.shared.store.storage import Storage
+from baton.data.split import split_data
+from baton.recipe import load
+from baton.store import bundle
+from baton.store.manifest import read_manifest
+from baton.store.storage import Storage
 
 
 def write(path: Path, rows: list[Any]) -> str:
@@ -34,15 +35,15 @@ def split(
         "training": {"method": method, **own},
         "tracking": {"mlflow": None},
     }
-    return split_data(recipe_file.validate(recipe, origin="r.yaml"), name)
+    return split_data(load.validate(recipe, origin="r.yaml"), name)
 
 
 def sides(store: str, found: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
     """Read both sides of a split back."""
     storage, prefix = Storage(store), f"data/{found['digest']}/split"
-    manifest = bundles.read_manifest(storage, prefix)
+    manifest = read_manifest(storage, prefix)
     assert manifest is not None
-    assert bundles.verify(storage, prefix, manifest) == []
+    assert bundle.verify(storage, prefix, manifest) == []
     return {
         side: [json.loads(line) for line in storage.read(manifest.path(prefix, f"{side}.jsonl")).splitlines()]
         for side in ("train", "eval", "test")

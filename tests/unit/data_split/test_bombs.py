@@ -15,9 +15,9 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from baton.components.data_split.reading import bounds, text_files
-from baton.components.data_split.rows import Rejected, Row
-from baton.components.shared.store.storage import Storage
+from baton.data import parquet as bounds
+from baton.data.rows import TOO_LONG, Rejected, Row
+from baton.store.storage import Storage
 from tests.unit.data_split.splitting import split
 from tests.unit.data_split.test_readers_fuzz import PACKED, measured, read
 
@@ -68,7 +68,7 @@ def test_a_row_of_a_table_that_is_longer_than_rows_may_be(name: str, make: Calla
     (found,) = read(name, content)
 
     assert isinstance(found, Rejected)
-    assert (found.line, found.reason, found.rest) == (1, text_files.TOO_LONG, False)
+    assert (found.line, found.reason, found.rest) == (1, TOO_LONG, False)
 
 
 def test_rows_that_share_a_long_text_are_read_one_by_one() -> None:
@@ -84,7 +84,7 @@ BOMBS = {
 }
 REASON = """
 import sys
-from baton.components.data_split.reading import readers, tables
+from baton.data import readers, parquet as tables
 tables.HELD = 2**28
 print(*(f"{found.reason} {found.rest}" for found in readers.read(sys.argv[1], "line")), sep="\\n")
 """

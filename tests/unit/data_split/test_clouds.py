@@ -9,10 +9,11 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from baton.components.data_split.reading import streams, tables
-from baton.components.retrain import content
-from baton.components.shared.store.sources import files
-from baton.components.shared.store.storage import Storage
+from baton.data import files as streams
+from baton.data import parquet
+from baton.retrain import content
+from baton.store.sources import files
+from baton.store.storage import Storage
 
 pytestmark = pytest.mark.s3
 
@@ -32,7 +33,7 @@ def test_rows_in_a_cloud(storage: Storage):
     lines, columns = files([storage.uri("rows")])
     assert [file.suffix for file in (lines, columns)] == [".jsonl", ".parquet"]
     assert b"".join(streams.blocks(lines)) == storage.read("rows/a.jsonl")
-    rows: list[Any] = list(tables.parquet(columns))
+    rows: list[Any] = list(parquet.read_parquet(columns))
     assert [row.values["text"] for row in rows] == ["a", "é"]
 
 

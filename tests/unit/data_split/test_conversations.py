@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.components.data_split import formats, layouts, paths
-from baton.components.data_split.layouts import Layout
-from baton.components.shared.recipe import recipe_file
-from baton.components.shared.recipe.data import Source
+from baton.data import normalize, schema
+from baton.data.schema import ColumnMapping
+from baton.recipe import load
+from baton.recipe.data import Source
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 ASK = {"role": "user", "content": "1+1?"}
@@ -77,7 +77,7 @@ PAIRS = {
 
 @pytest.mark.parametrize(("row", "expected"), PAIRS.values(), ids=PAIRS)
 def test_a_pair(row: dict[str, Any], expected: dict[str, Any]) -> None:
-    assert formats.normalise(row, Layout(format="preference", columns={})) == expected
+    assert normalize.normalize_row(row, ColumnMapping(format="preference", columns={})) == expected
 
 
 SAID = {
@@ -128,13 +128,13 @@ SAID = {
 @pytest.mark.parametrize(("messages", "expected"), SAID.values(), ids=SAID)
 def test_who_says_what(messages: list[Any], expected: list[Any] | str, row_format: str) -> None:
     name = "messages" if row_format == "messages" else "conversations"
-    found = formats.normalise({name: messages}, Layout(format=row_format, columns={}))
+    found = normalize.normalize_row({name: messages}, ColumnMapping(format=row_format, columns={}))
     assert found == (expected if isinstance(expected, str) else {"messages": expected})
 
 
 def test_rows_in_a_list_are_no_messages() -> None:
     rows = {"data": [{"prompt": "1+1?", "completion": "2"}]}
-    found = formats.normalise(rows, of_method("sft", rows))
+    found = normalize.normalize_row(rows, of_method("sft", rows))
     assert found == (
         "message 1 has no role but prompt, completion; if the list holds rows, write each on a line of its own"
     )
@@ -183,12 +183,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize(("row", "reason"), REFUSED.values(), ids=REFUSED)
 def test_a_pair_that_cannot_be_used(row: dict[str, Any], reason: str) -> None:
-    assert formats.normalise(row, Layout(format="preference", columns={})) == reason
+    assert normalize.normalize_row(row, ColumnMapping(format="preference", columns={})) == reason
 
 
 def test_a_prompt_of_several_turns() -> None:
     row = {"prompt": [SYSTEM, ASK, RIGHT, AGAIN], "answer": "Yes.", "id": 1}
-    assert formats.normalise(row, Layout(format="prompt", columns={})) == {
+    assert normalize.normalize_row(row, ColumnMapping(format="prompt", columns={})) == {
         "prompt": [SYSTEM, ASK, RIGHT, AGAIN],
         "answer": "Yes.",
     }
@@ -204,7 +204,7 @@ PROMPTS = {
 
 @pytest.mark.parametrize(("row", "reason"), PROMPTS.values(), ids=PROMPTS)
 def test_a_prompt_that_cannot_be_used(row: dict[str, Any], reason: str) -> None:
-    assert formats.normalise(row, Layout(format="prompt", columns={})) == reason
+    assert normalize.normalize_row(row, ColumnMapping(format="prompt", columns={})) == reason
 
 
 HH = "\n\nHuman: 1+1?\n\nAssistant: 3\n\nHuman: Sure?\n\nAssistant:"
@@ -221,7 +221,9 @@ TEXTS = {
 
 @pytest.mark.parametrize(("chosen", "rejected", "prompt"), TEXTS.values(), ids=TEXTS)
 def test_texts_that_share_their_prompt(chosen: str, rejected: str, prompt: str) -> None:
-    found = formats.normalise({"chosen": chosen, "rejected": rejected}, Layout(format="preference", columns={}))
+    found = normalize.normalize_row(
+        {"chosen": chosen, "rejected": rejected}, ColumnMapping(format="preference", columns={})
+    )
 
     assert found == {"prompt": prompt, "chosen": chosen[len(prompt) :], "rejected": rejected[len(prompt) :]}
 
@@ -231,7 +233,9 @@ def test_the_prompt_is_the_one_that_trl_takes_out(name: str) -> None:
     trl = pytest.importorskip("trl")
     pair = dict(zip(("chosen", "rejected"), TEXTS[name][:2], strict=True))
 
-    assert formats.normalise(dict(pair), Layout(format="preference", columns={})) == trl.extract_prompt(pair)
+    assert normalize.normalize_row(dict(pair), ColumnMapping(format="preference", columns={})) == trl.extract_prompt(
+        pair
+    )
 
 
 SAYING = st.text("ab \n", max_size=12)
@@ -240,7 +244,7 @@ SAYING = st.text("ab \n", max_size=12)
 @given(prompt=st.sampled_from(["", HH, "One and "]) | SAYING, chosen=SAYING, rejected=SAYING)
 def test_nothing_of_a_text_is_lost(prompt: str, chosen: str, rejected: str) -> None:
     row = {"chosen": prompt + chosen, "rejected": prompt + rejected}
-    found = formats.normalise(dict(row), Layout(format="preference", columns={}))
+    found = normalize.normalize_row(dict(row), ColumnMapping(format="preference", columns={}))
     if isinstance(found, dict):
         assert {side: found["prompt"] + found[side] for side in row} == row
 
@@ -251,7 +255,7 @@ MESSAGES = st.lists(st.sampled_from([SYSTEM, ASK, AGAIN, RIGHT, WRONG, YES, NO])
 @given(chosen=MESSAGES, rejected=MESSAGES, prompt=st.none() | MESSAGES)
 def test_a_pair_is_cut_where_its_sides_part(chosen: list[Any], rejected: list[Any], prompt: list[Any] | None) -> None:
     row = {"chosen": chosen, "rejected": rejected, **({"prompt": prompt} if prompt else {})}
-    found = formats.normalise(row, Layout(format="preference", columns={}))
+    found = normalize.normalize_row(row, ColumnMapping(format="preference", columns={}))
     if isinstance(found, str):
         return
     assert found["chosen"][-1]["role"] == found["rejected"][-1]["role"] == "assistant"
@@ -265,7 +269,7 @@ def test_a_pair_is_cut_where_its_sides_part(chosen: list[Any], rejected: list[An
 def test_answers_that_are_the_same_are_left_to_the_check_of_quality(prompt: dict[str, Any]) -> None:
     head = [] if prompt else [ASK]
     row = {**prompt, "chosen": [*head, RIGHT], "rejected": [*head, RIGHT]}
-    found = formats.normalise(row, Layout(format="preference", columns={}))
+    found = normalize.normalize_row(row, ColumnMapping(format="preference", columns={}))
     assert found == {"prompt": [ASK], "chosen": [RIGHT], "rejected": [RIGHT]}
 
 
@@ -291,8 +295,8 @@ IN_ROUNDS: dict[str, tuple[Any, Any]] = {
 @pytest.mark.parametrize("name", IN_ROUNDS)
 def test_rounds_of_a_conversation(name: str) -> None:
     rounds, expected = IN_ROUNDS[name]
-    found = formats.normalise(
-        {"conversation": rounds}, Layout(format="sharegpt", columns={"conversations": "conversation"})
+    found = normalize.normalize_row(
+        {"conversation": rounds}, ColumnMapping(format="sharegpt", columns={"conversations": "conversation"})
     )
     assert found == {"messages": expected}
 
@@ -337,21 +341,21 @@ EARLIER: dict[str, tuple[str, dict[str, Any], dict[str, Any] | str]] = {
 def test_earlier_rounds_are_part_of_the_conversation(name: str) -> None:
     method, row, expected = EARLIER[name]
     layout = of_method(method, row)
-    assert formats.normalise(row, layout) == expected
+    assert normalize.normalize_row(row, layout) == expected
     if isinstance(expected, dict):  # rows of the same source without any are conversations as well
-        first = formats.normalise({**row, "history": None}, layout)
+        first = normalize.normalize_row({**row, "history": None}, layout)
         assert isinstance(first, dict)
         assert isinstance(first["prompt"], list)
 
 
 def test_a_history_without_rounds_leaves_texts_as_they_are() -> None:
     row = {"instruction": "1+1?", "input": "", "output": "2", "history": []}
-    assert isinstance(formats.normalise(row, of_method("sft", row))["prompt"], str)
+    assert isinstance(normalize.normalize_row(row, of_method("sft", row))["prompt"], str)
 
 
-def of_method(method: str, row: dict[str, Any]) -> Layout:
+def of_method(method: str, row: dict[str, Any]) -> ColumnMapping:
     """Returns how a method reads such rows."""
     own = {"grpo": {"rewards": ["length"]}} if method == "grpo" else {}
     document = {"name": "x", "model": {"base": "org/m"}, "data": {"source": "x"}, "training": {"method": method, **own}}
-    recipe = recipe_file.validate(document, origin="x")
-    return layouts.of(Source(uri="x"), recipe, list(dict.fromkeys(paths.of(row))))
+    recipe = load.validate(document, origin="x")
+    return schema.infer_mapping(Source(uri="x"), recipe, list(dict.fromkeys(schema.column_paths(row))))

@@ -4,16 +4,16 @@ from typing import Any
 
 import pytest
 
-from baton.components.data_split import layouts
-from baton.components.data_split.layouts import Layout
-from baton.components.shared.core.errors import UserError
-from baton.components.shared.recipe import recipe_file
-from baton.components.shared.recipe.data import Source
+from baton.data import schema
+from baton.data.schema import ColumnMapping
+from baton.errors import UserError
+from baton.recipe import load
+from baton.recipe.data import Source
 
 GSM8K = {"prompt": "question", "completion": "answer"}
 
 
-def layout(method: str, present: list[str], source: dict[str, Any] | None = None, **settings: Any) -> Layout:
+def layout(method: str, present: list[str], source: dict[str, Any] | None = None, **settings: Any) -> ColumnMapping:
     """The layout of a source with these columns."""
     own = {method: {"rewards": ["exact"]}} if method in ("grpo", "rloo") else {}
     document = {
@@ -22,8 +22,8 @@ def layout(method: str, present: list[str], source: dict[str, Any] | None = None
         "data": {"source": "rows.jsonl", **settings},
         "training": {"method": method, **own},
     }
-    recipe = recipe_file.validate(document, origin="r.yaml")
-    return layouts.of(Source(uri="rows.jsonl", **(source or {})), recipe, present)
+    recipe = load.validate(document, origin="r.yaml")
+    return schema.infer_mapping(Source(uri="rows.jsonl", **(source or {})), recipe, present)
 
 
 BY_OWN_NAMES = {
@@ -356,9 +356,9 @@ def test_what_is_said_of_a_source_and_is_not_so(
 def test_sources_that_do_not_go_together():
     text, chat = layout("sft", ["text"]), layout("sft", ["messages"])
 
-    layouts.require_one_shape([("a.jsonl", chat), ("b.jsonl", layout("sft", ["conversations"]))])
+    schema.require_one_shape([("a.jsonl", chat), ("b.jsonl", layout("sft", ["conversations"]))])
     with pytest.raises(UserError) as caught:
-        layouts.require_one_shape([("a.jsonl", text), ("b.jsonl", text), ("c.jsonl", chat)])
+        schema.require_one_shape([("a.jsonl", text), ("b.jsonl", text), ("c.jsonl", chat)])
 
     assert caught.value.message == (
         "data.source: a.jsonl is text and c.jsonl is messages, which are not trained on together."

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from baton.components.data_split import losses
-from baton.components.shared.checkpoints.store import CheckpointStore
-from baton.components.shared.recipe import Recipe
-from baton.components.shared.runs.run import Run
-from baton.components.shared.store import bundles
-from baton.components.shared.store.storage import Storage
+from baton.checkpoint.store import CheckpointStore
+from baton.data import missing_objects
+from baton.recipe.recipe import Recipe
+from baton.runs.run import Run
+from baton.store import bundle
+from baton.store.manifest import usable_manifest
+from baton.store.storage import Storage
 
 RECIPE: dict[str, Any] = {
     "name": "tiny",
@@ -26,7 +27,7 @@ TOKENS = "data/abc/tokens"
 
 def cache_key(run: Run) -> str:
     """Returns the part of the baton that changes where something is gone."""
-    return str(losses.baton(run)).rpartition("#")[2]
+    return str(missing_objects.run_ref(run)).rpartition("#")[2]
 
 
 def _checkpoint(run: Run, step: int, folder: Path) -> None:
@@ -34,7 +35,7 @@ def _checkpoint(run: Run, step: int, folder: Path) -> None:
     files.mkdir()
     (files / "model.safetensors").write_bytes(b"weights")
     meta = {"run": run.name, "step": step, "digest": "d"}
-    bundles.publish(run.storage, CheckpointStore(run).prefix(step), str(files), kind="checkpoint", meta=meta)
+    bundle.publish(run.storage, CheckpointStore(run).prefix(step), str(files), kind="checkpoint", meta=meta)
 
 
 @pytest.fixture
@@ -49,7 +50,7 @@ def run(store: Path, tmp_path: Path) -> Run:
     run.create(Recipe.model_validate(RECIPE))
     (tmp_path / "tokens").mkdir()
     (tmp_path / "tokens/part.arrow").write_bytes(b"rows")
-    bundles.publish(run.storage, TOKENS, str(tmp_path / "tokens"), kind="tokens", meta={})
+    bundle.publish(run.storage, TOKENS, str(tmp_path / "tokens"), kind="tokens", meta={})
     for name in ("model.json", "plan.json"):
         run.put(name, {})
     run.put("tokens.json", {"prefix": TOKENS})
@@ -117,9 +118,9 @@ def test_a_loss_changes_it_once(gone: str, said: str, run: Run, store: Path) -> 
 def test_tokens_without_their_files_are_made_anew(run: Run, store: Path) -> None:
     (path,) = store.glob("data/abc/tokens/*/part.arrow")
     path.unlink()
-    assert bundles.usable_manifest(run.storage, TOKENS) is not None
+    assert usable_manifest(run.storage, TOKENS) is not None
     cache_key(run)
-    assert bundles.usable_manifest(run.storage, TOKENS) is None
+    assert usable_manifest(run.storage, TOKENS) is None
 
 
 def test_a_run_that_was_deleted_and_made_again_has_another(run: Run, store: Path) -> None:

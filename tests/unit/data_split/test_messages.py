@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.components.data_split import formats, tools
-from baton.components.data_split.layouts import Layout
-from baton.components.shared.models import conversing
-from baton.components.shared.recipe import recipe_file
+from baton.data import messages, normalize
+from baton.data.schema import ColumnMapping
+from baton.models import chat as conversing
+from baton.recipe import load
 from tests.unit.data_split.splitting import rejected, sides, split, write
 
 Row = dict[str, Any]
@@ -40,8 +40,8 @@ def call(arguments: Row = ARGUMENTS, **more: Any) -> Row:
 
 def normalised(row: Row, row_format: str = "messages", *, reasoning: bool = True, **columns: str) -> Any:
     """What becomes of a row whose columns are called as ours."""
-    layout = Layout(format=row_format, columns={}, beside={"tools": "tools", "system": "system", **columns})
-    return formats.normalise(row, layout, reasoning=reasoning)
+    layout = ColumnMapping(format=row_format, columns={}, beside={"tools": "tools", "system": "system", **columns})
+    return normalize.normalize_row(row, layout, reasoning=reasoning)
 
 
 CALLS: dict[str, tuple[Row, Row]] = {
@@ -279,9 +279,9 @@ TO_BE: dict[str, tuple[str, Row]] = {
 @pytest.mark.parametrize("reasoning", [True, False])
 def test_rows_of_texts_that_are_to_be_turns_have_a_place_for_them(row_format: str, row: Row, reasoning: bool) -> None:
     given_row = {**row, "prompt": "<think>x</think>y", "tools": [BARE], "system": "Be kind."}
-    found = formats.normalise(
+    found = normalize.normalize_row(
         given_row,
-        Layout(format=row_format, columns={}, beside={"tools": "tools", "system": "system"}),
+        ColumnMapping(format=row_format, columns={}, beside={"tools": "tools", "system": "system"}),
         reasoning=reasoning,
         chat=True,
     )
@@ -295,7 +295,7 @@ def test_a_system_column_becomes_the_turn_of_a_text_that_is_rendered_as_chat(tmp
     def turned(store: str, **data: Any) -> set[str]:
         found = split(store, source, split={"eval": 0.3}, **data)
         document = {"source": source, **data}
-        given_recipe = recipe_file.validate({"name": "x", "model": {"base": "org/m"}, "data": document}, origin="x")
+        given_recipe = load.validate({"name": "x", "model": {"base": "org/m"}, "data": document}, origin="x")
         written = [row for side in sides(store, found).values() for row in side]
         return {json.dumps(conversing.as_turns(row, given_recipe)["prompt"][:-1]) for row in written}
 
@@ -401,7 +401,7 @@ JSON = st.recursive(
 
 @given(st.dictionaries(st.text("ab", max_size=2), JSON, max_size=3), st.booleans())
 def test_arguments_are_the_same_object_or_the_same_without_nulls(arguments: Row, is_text: bool) -> None:
-    found = tools.calls([{"name": "f", "arguments": json.dumps(arguments) if is_text else arguments}])
+    found = messages.parse_tool_calls([{"name": "f", "arguments": json.dumps(arguments) if is_text else arguments}])
 
     def without_nulls(value: Any) -> Any:
         if isinstance(value, dict):
@@ -414,7 +414,7 @@ def test_arguments_are_the_same_object_or_the_same_without_nulls(arguments: Row,
 
 @given(JSON | st.text(max_size=20))
 def test_whatever_tools_and_calls_are_it_is_json_or_a_reason(value: Any) -> None:
-    for found in (tools.calls(value), tools.declared(value)):
+    for found in (messages.parse_tool_calls(value), messages.parse_tools(value)):
         assert json.loads(json.dumps(found)) == found
 
 
@@ -473,10 +473,10 @@ def test_a_picture_is_kept_with_its_line(tmp_path: Path) -> None:
 
 
 def test_tools_that_are_to_be_kept_as_text_too_are_refused() -> None:
-    layout = Layout(
+    layout = ColumnMapping(
         format="messages", columns={}, beside={"tools": "tools"}, extra_columns=("tools",)
     )  # which are a list already
-    found = formats.normalise({"messages": [ASK, RIGHT], "tools": [ADD]}, layout)
+    found = normalize.normalize_row({"messages": [ASK, RIGHT], "tools": [ADD]}, layout)
     assert found == "column 'tools' declares the row's tools, which are kept without data.extra_columns"
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from baton.components.data_split import paths
+from baton.data import schema
 from tests.unit.data_split.splitting import rejected, sides, split, write
 
 ROW: dict[str, Any] = {
@@ -35,18 +35,18 @@ FOUND = {
 
 @pytest.mark.parametrize("path", FOUND)
 def test_what_is_at_a_path(path: str):
-    assert paths.get(ROW, path) == FOUND[path]
+    assert schema.value_at(ROW, path) == FOUND[path]
 
 
 def test_paths_that_a_row_has():
-    found = set(paths.of(ROW))
+    found = set(schema.column_paths(ROW))
 
     assert found >= {path for path, value in FOUND.items() if value is not None}
-    assert paths.columns(sorted(found)) == ["a.b", "answers", "c", "id", "reward_model"]
+    assert schema.outermost_columns(sorted(found)) == ["a.b", "answers", "c", "id", "reward_model"]
 
 
 def test_a_value_of_many_parts_is_not_gone_through():
-    assert len(set(paths.of({"tokens": list(range(10**6))}))) <= paths.WIDEST + 1
+    assert len(set(schema.column_paths({"tokens": list(range(10**6))}))) <= schema.WIDEST + 1
 
 
 def test_rows_are_split_by_what_lies_within_them(tmp_path):

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from baton.components.data_split import formats, layouts, paths
-from baton.components.shared.core.errors import UserError
-from baton.components.shared.recipe import recipe_file
-from baton.components.shared.recipe.data import Source
+from baton.data import normalize, schema
+from baton.errors import UserError
+from baton.recipe import load
+from baton.recipe.data import Source
 from tests.unit.data_split.splitting import sides, split, write
 
 SHAPES = [json.loads(line) for line in (Path(__file__).parent / "public_shapes.jsonl").read_text("utf-8").splitlines()]
@@ -31,9 +31,9 @@ def normalised(shape: dict[str, Any], **data: Any) -> Any:
         "data": {"source": "rows.jsonl", **data},
         "training": {"method": method, **own},
     }
-    recipe = recipe_file.validate(document, origin="r.yaml")
-    layout = layouts.of(Source(uri="rows.jsonl"), recipe, sorted(set(paths.of(shape["row"]))))
-    return formats.normalise(shape["row"], layout)
+    recipe = load.validate(document, origin="r.yaml")
+    layout = schema.infer_mapping(Source(uri="rows.jsonl"), recipe, sorted(set(schema.column_paths(shape["row"]))))
+    return normalize.normalize_row(shape["row"], layout)
 
 
 @pytest.mark.parametrize("shape", FOUND, ids=[shape["name"] for shape in FOUND])

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from baton.components.data_split.quality import Inspection
-from baton.components.data_split.quality.verdicts import require
-from baton.components.data_split.records import Record, as_content
-from baton.components.shared.core.errors import UserError
-from baton.components.shared.recipe import recipe_file
+from baton.data.quality.inspect import Inspection, require_verdicts
+from baton.data.rows import Record, as_content
+from baton.errors import UserError
+from baton.recipe import load
 
 Row = dict[str, Any]
 ACTIONS = ("off", "warn", "fix", "fail")
@@ -27,7 +26,7 @@ def recipe(method: str = "sft", **quality: Any) -> Any:
         "data": {"source": "rows.jsonl", "quality": {**dict.fromkeys(names, "off"), **quality}},
         "training": {"method": method},
     }
-    return recipe_file.validate(document, origin="r.yaml")
+    return load.validate(document, origin="r.yaml")
 
 
 class Result:
@@ -182,13 +181,13 @@ def test_single_rows(
     assert found.summary["checks"][check]["examples"][0]["line"] == 2
     if action == "fail":
         with pytest.raises(UserError) as error:
-            require(found.summary, "s3://store/quality.jsonl")
+            require_verdicts(found.summary, "s3://store/quality.jsonl")
         assert str(error.value) == (
             f"data.quality.{check}: found in 1 of 2 rows; the first is rows.jsonl line 2: {reason}. "
             f"All are in s3://store/quality.jsonl. Mend the data, or set data.quality.{check} to warn or fix."
         )
     else:
-        require(found.summary, "")
+        require_verdicts(found.summary, "")
 
 
 @pytest.mark.parametrize("row", FINE, ids=[f"row-{at}" for at in range(len(FINE))])
@@ -249,7 +248,7 @@ def test_rows_together(check: str, action: str, tmp_path: Path):
         with pytest.raises(
             UserError, match=rf"data\.quality\.{check}: found in {len(lines)} of {len(rows)} rows; the first"
         ):
-            require(found.summary, "s3://store/quality.jsonl")
+            require_verdicts(found.summary, "s3://store/quality.jsonl")
 
 
 @pytest.mark.parametrize(
@@ -274,14 +273,14 @@ def test_few_rows(given: dict[str, Any], action: str, verdict: str, tmp_path: Pa
         with pytest.raises(
             UserError, match=r"^data\.quality\.few_rows: 3 training rows, at least 4 are expected\. Mend"
         ):
-            require(found.summary, "s3://store/quality.jsonl")
+            require_verdicts(found.summary, "s3://store/quality.jsonl")
 
 
 def test_an_adapter_needs_fewer_rows(tmp_path: Path):
     document = {**recipe(few_rows="warn").model_dump(mode="json"), "adapter": {"r": 8}}
     rows = [{"text": f"row {number}"} for number in range(50)]
 
-    found = inspect(rows, tmp_path, recipe_file.validate(document, origin="r.yaml"))
+    found = inspect(rows, tmp_path, load.validate(document, origin="r.yaml"))
 
     assert found.summary["checks"]["few_rows"]["of"] == 50
     assert found.check("few_rows")[0] == "ok"

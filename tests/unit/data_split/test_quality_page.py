@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from baton.components.shared.pages import quality_checks
-from baton.components.shared.pages.quality_page import length_bars, render
-from baton.components.shared.recipe import recipe_file
-from baton.components.shared.runs.run import Run
-from baton.components.shared.store.storage import Storage
+from baton.pages import quality_page
+from baton.pages.quality_page import length_bars, render
+from baton.recipe import load
+from baton.runs.run import Run
+from baton.store.storage import Storage
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 HOSTILE = "<script>alert(1)</script><img src='https://evil.test/x'>"
@@ -86,7 +86,7 @@ def collected(
         "model": {"base": "org/model"},
         "data": {"source": f"rows{HOSTILE}.jsonl", "max_length": 80, "quality": quality, **data},
     }
-    run.create(recipe_file.validate(document, origin="r.yaml"))
+    run.create(load.validate(document, origin="r.yaml"))
     rows = {"looked_at": 200, "train": 180, "eval": 15, "test": 5, "rejected": 1, "dropped": 0, "mended": 3}
     languages = {"expected": [], "rows": 200, "shares": [["en", 0.9], ["de", 0.06], ["und", 0.04]]}
     columns = {HOSTILE: {"rows": 200, "empty_share": 0.005, "mean_characters": 91.4, "longest": 1200}}
@@ -94,7 +94,7 @@ def collected(
     run.put("quality.json", {**document, "findings_uri": "s3://bucket/quality.jsonl", "rejected_uri": "s3://bucket/no"})
     if lengths:
         run.put("tokens.json", {"lengths": lengths})
-    return quality_checks.collect(run)
+    return quality_page.collect(run)
 
 
 def test_the_page_says_what_was_found(tmp_path: Any):
@@ -153,8 +153,8 @@ def test_the_verdict(quality: dict[str, Any], data: dict[str, Any], state: str, 
 def test_good_news():
     names = [("fixed", "Encoding"), ("fixed", "Duplicates"), ("ok", "Turns")]
     checks = [{"verdict": verdict, "title": title} for verdict, title in names]
-    assert quality_checks.sentence(checks) == "These rows are ready: encoding and duplicates were dealt with."
-    assert quality_checks.sentence(checks[2:]) == "These rows are ready: no check found anything."
+    assert quality_page.sentence(checks) == "These rows are ready: encoding and duplicates were dealt with."
+    assert quality_page.sentence(checks[2:]) == "These rows are ready: no check found anything."
 
 
 @pytest.mark.parametrize(
@@ -186,8 +186,8 @@ def test_before_the_rows_are_tokenized(tmp_path: Any):
 def test_a_run_that_was_not_checked(tmp_path: Any):
     """As one that a version without checks has split."""
     run = Run(Storage(str(tmp_path)), "run-1")
-    run.create(recipe_file.validate({"name": "t", "model": {"base": "o/m"}, "data": {"source": "r"}}, origin="r.yaml"))
-    assert "The rows were not checked." in Page(render(quality_checks.collect(run))).text
+    run.create(load.validate({"name": "t", "model": {"base": "o/m"}, "data": {"source": "r"}}, origin="r.yaml"))
+    assert "The rows were not checked." in Page(render(quality_page.collect(run))).text
 
 
 def test_the_bar_of_max_length_is_cut():
@@ -201,4 +201,4 @@ def test_the_bar_of_max_length_is_cut():
     ("share", "told"), [(None, "—"), (0, "0%"), (0.00001, "< 0.01%"), (0.0042, "0.42%"), (0.5, "50.0%"), (1, "100.0%")]
 )
 def test_percent(share: float | None, told: str):
-    assert quality_checks.percent(share) == told
+    assert quality_page.percent(share) == told

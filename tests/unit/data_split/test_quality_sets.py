@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.components.data_split.quality import near, sets, texts
-from baton.components.shared.recipe import Quality
+from baton.data.quality import checks as texts
+from baton.data.quality import dedup
+from baton.recipe.data import Quality
 
 WORDS = [
     "the",
@@ -39,34 +40,34 @@ WORDS = [
 def find(rows: list[tuple[str, str]], folder: Path, **quality: Any) -> dict[str, dict[str, str]]:
     """Returns for each check what text is like what other: `{check: {text: partner}}`."""
     folder.mkdir(exist_ok=True)
-    checks = sets.SetChecks(Quality(**quality), str(folder))
+    checks = dedup.DedupChecks(Quality(**quality), str(folder))
     for line, (text, side) in enumerate(rows):
         checks.add(json.dumps({"text": text}).encode(), {"text": text}, side, "rows.jsonl", line)
     return {
-        check: {rows[at][0]: rows[partner][0] for at, partner in enumerate(partners.tolist()) if partner != sets.NONE}
+        check: {rows[at][0]: rows[partner][0] for at, partner in enumerate(partners.tolist()) if partner != dedup.NONE}
         for check, partners in checks.find().items()
     }
 
 
 def jaccard(a: str, b: str) -> float:
     """The exact similarity of two texts, by their word triples."""
-    x, y = set(near.shingles(a)), set(near.shingles(b))
+    x, y = set(dedup.shingles(a)), set(dedup.shingles(b))
     return len(x & y) / len(x | y)
 
 
 def test_shingles():
-    assert near.shingles("One two, THREE four") == ["one two three", "two three four"]
-    assert near.shingles("One two") == ["one two"]
-    assert near.shingles("") == [""]
-    assert len(near.shingles("ab " * 1_000_000)) == near.LONGEST // 3 + 1 - 2
+    assert dedup.shingles("One two, THREE four") == ["one two three", "two three four"]
+    assert dedup.shingles("One two") == ["one two"]
+    assert dedup.shingles("") == [""]
+    assert len(dedup.shingles("ab " * 1_000_000)) == dedup.LONGEST // 3 + 1 - 2
     assert texts.words("漢字 and ไทย 7") == ["漢", "字", "and", "ไ", "ท", "ย", "7"]
 
 
 @pytest.mark.parametrize(("threshold", "size"), [(0.95, 16), (0.85, 8), (0.7, 4), (0.5, 2), (0.3, 2), (0.1, 1)])
 def test_size_of_a_band(threshold: float, size: int):
     """By hand for 0.85: 16 bands of 8 find 1 - (1 - 0.2725)^16 = 99.4%, 8 bands of 16 find 46%."""
-    assert near.band_rows(threshold) == size
-    assert 1 - (1 - threshold**size) ** (near.NUM_HASHES // size) >= 0.99
+    assert dedup.band_rows(threshold) == size
+    assert 1 - (1 - threshold**size) ** (dedup.NUM_HASHES // size) >= 0.99
 
 
 def test_the_estimate_is_near_the_exact_similarity(tmp_path: Path):
@@ -77,7 +78,7 @@ def test_the_estimate_is_near_the_exact_similarity(tmp_path: Path):
         first = draw.choices(WORDS, k=80)
         second = [draw.choice(WORDS) if draw.random() < changed / 120 else word for word in first]
         pairs.append((" ".join(first), " ".join(second)))
-    signatures = near.Signatures(str(tmp_path / "signatures"))
+    signatures = dedup.Signatures(str(tmp_path / "signatures"))
     for pair in pairs:
         for text in pair:
             signatures.add(text)
@@ -138,10 +139,10 @@ def test_copies_go_with_their_row(tmp_path: Path):
 
     assert list(found) == ["leakage", "near_duplicates"]
     assert len(found["near_duplicates"]) == 1  # by text: one of the two, with its copy
-    checks = sets.SetChecks(Quality(duplicates="off"), str(tmp_path))
+    checks = dedup.DedupChecks(Quality(duplicates="off"), str(tmp_path))
     for line, (row, side) in enumerate(rows):
         checks.add(row.encode(), {"text": row}, side, "rows.jsonl", line)
-    assert (checks.find()["near_duplicates"] != sets.NONE).sum() == 2
+    assert (checks.find()["near_duplicates"] != dedup.NONE).sum() == 2
 
 
 def test_leakage_goes_before_near_duplicates(tmp_path: Path):

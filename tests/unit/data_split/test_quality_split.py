@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from baton.components.data_split.split import split_data
-from baton.components.shared.core.errors import UserError
-from baton.components.shared.recipe import recipe_file
-from baton.components.shared.store import bundles
-from baton.components.shared.store.storage import Storage
+from baton.data.split import split_data
+from baton.errors import UserError
+from baton.recipe import load
+from baton.store.manifest import read_manifest
+from baton.store.storage import Storage
 
 TEXTS = [f"row {number} says that {number} and {number + 1} make {2 * number + 1}" for number in range(200)]
 ROWS = [{"text": text} for text in (*TEXTS[:150], "cafÃ© au lait, 150 of them", TEXTS[3], *TEXTS[150:])]
@@ -28,13 +28,13 @@ def split(folder: Path, rows: list[Any], name: str = "run-1", **data: Any) -> di
         "data": {"source": str(source), **data},
         "tracking": {"mlflow": None},
     }
-    return split_data(recipe_file.validate(recipe, origin="r.yaml"), name)
+    return split_data(load.validate(recipe, origin="r.yaml"), name)
 
 
 def written(folder: Path, found: dict[str, Any]) -> dict[str, list[str]]:
     """The texts of each side."""
     storage, prefix = Storage(str(folder / "store")), f"data/{found['digest']}/split"
-    manifest = bundles.read_manifest(storage, prefix)
+    manifest = read_manifest(storage, prefix)
     assert manifest is not None
     lines = {
         side: storage.read(manifest.path(prefix, f"{side}.jsonl")).splitlines() for side in ("train", "eval", "test")

@@ -19,11 +19,11 @@ import pyarrow.parquet
 import pytest
 import zstandard
 
-from baton.components.data_split.reading import readers, stdlib_docs
-from baton.components.data_split.rows import Rejected, Row
-from baton.components.shared.core.errors import UserError
-from baton.components.shared.store import sources
-from baton.components.shared.store.storage import Storage
+from baton.data import readers
+from baton.data.rows import Rejected, Row
+from baton.errors import UserError
+from baton.store import sources
+from baton.store.storage import Storage
 
 
 def read(name: str, content: bytes, tmp_path: Path, sample_by: str = "line") -> list[tuple[int, Any]]:
@@ -534,7 +534,7 @@ def test_a_source_that_cannot_be_used(name: str, message: str, tmp_path: Path):
 
 
 def test_the_builtin_source():
-    rows = list(islice(stdlib_docs.rows(), 3000))
+    rows = list(islice(readers.stdlib_rows(), 3000))
 
     assert len(rows) == 3000
     assert all(row["prompt"].startswith("def ") and 20 <= len(row["completion"]) <= 400 for row in rows)

@@ -21,9 +21,8 @@ import zstandard
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from baton.components.data_split import rows
-from baton.components.data_split.reading import readers, streams
-from baton.components.data_split.rows import Rejected, Row
+from baton.data import files, readers, rows
+from baton.data.rows import Rejected, Row
 
 PACKED = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress, ".zst": zstandard.compress}
 
@@ -72,7 +71,7 @@ def test_each_line_is_a_row_or_rejected(lines: list[bytes], end: bytes, last: bo
     content = end.join(lines) + (end if last else b"")
     whole = [content[at : at + block] for at in range(0, len(content), block)]
 
-    found = [(line.number, line.data.rstrip(b"\r\n")) for line in streams.lines(whole)]
+    found = [(line.number, line.data.rstrip(b"\r\n")) for line in files.lines(whole)]
 
     assert [pair for pair in found if pair[1]] == [(at, line) for at, line in enumerate(lines, 1) if line]
     numbers = [row.line for row in read("rows.jsonl", content)]
@@ -171,10 +170,9 @@ def test_json_that_is_too_deep(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.csv", "rows.txt", "rows.json"])
 def test_a_row_that_is_longer_than_rows_may_be(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("streams", "text_files", "json_values"):
-        monkeypatch.setattr(f"baton.components.data_split.reading.{module}.MAX_ROW", 5000)
-    for module in ("streams", "json_values"):
-        monkeypatch.setattr(f"baton.components.data_split.reading.{module}.BLOCK", 1000)
+    for module in ("files", "json_stream"):
+        monkeypatch.setattr(f"baton.data.{module}.MAX_ROW", 5000)
+        monkeypatch.setattr(f"baton.data.{module}.BLOCK", 1000)
     long = b"x" * 20_000
     content, line = {
         "rows.jsonl": (b'{"a": "y"}\n{"a": "' + long + b'"}\n{"a": "z"}\n', 2),
@@ -198,8 +196,8 @@ def test_a_row_that_is_longer_than_rows_may_be(name: str, monkeypatch: pytest.Mo
 
 MEASURE = """
 import re, sys
-from baton.components.data_split.reading import readers
-from baton.components.data_split.rows import Row
+from baton.data import readers
+from baton.data.rows import Row
 def peak():
     return int(re.search("VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]) // 1024
 before = peak()

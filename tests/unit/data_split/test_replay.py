@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from baton.components.data_split.split import split_data
-from baton.components.shared.core.errors import UserError
-from baton.components.shared.recipe import recipe_file
-from baton.components.shared.runs.run import Run
-from baton.components.shared.store.storage import Storage
+from baton.data.split import split_data
+from baton.errors import UserError
+from baton.recipe import load
+from baton.runs.run import Run
+from baton.store.storage import Storage
 from tests.unit.data_split.splitting import sides, write
 
 OLD = [{"text": f"learnt before, row {number}"} for number in range(200)]
@@ -27,7 +27,7 @@ def _split(store: str, source: Path, name: str, learnt: list[str], replay: float
         "retrain": {"learnt": learnt, "replay": replay},
         "tracking": {"mlflow": None},
     }
-    return split_data(recipe_file.validate(recipe, origin="r.yaml"), name)
+    return split_data(load.validate(recipe, origin="r.yaml"), name)
 
 
 def _texts(rows: list[dict[str, Any]]) -> set[str]:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from baton.components.data_split import card
-from baton.components.shared.pages.cards import Card
-from baton.components.shared.runs.run import Run
+from baton.data import split as card
+from baton.pages.card import Card
+from baton.runs.run import Run
 from tests.unit.data_split.splitting import split, write
 
 ROWS = [{"text": f"row {number} \x07 \u202e 日本 " + "x" * number} for number in range(60)]
@@ -21,7 +21,7 @@ def _card(store: Path, found: dict[str, Any], cards: str = "rows") -> Card:
     document["recipe"]["tracking"] |= {"cards": cards, "mlflow_page": "https://mlflow.test"}
     run.put("recipe.json", document)
     run.put("tracking.json", {"mlflow": "sqlite:///x.db", "run_id": "abc", "experiment_id": "7"})
-    return card.rows(run, found, "mine")
+    return card.rows_card(run, found, "mine")
 
 
 def test_it_begins_with_counts_and_rows_and_says_where_everything_is(tmp_path: Path) -> None:

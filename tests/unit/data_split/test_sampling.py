@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.components.data_split.records import Record, Refused, Spool
-from baton.components.data_split.rows import Rejected
-from baton.components.data_split.sampling import smallest, uses
+from baton.data.assign import smallest_draws, times_used
+from baton.data.rows import Record, Rejected, RejectedRows, Spool
 
 ROWS = [Record(f"row {number}", "rows.jsonl", number) for number in range(200)]
 
@@ -22,7 +21,7 @@ ROWS = [Record(f"row {number}", "rows.jsonl", number) for number in range(200)]
 def chosen(rows: list[Record], count: int, seed: int = 0) -> list[Record]:
     """The rows that are chosen."""
     with tempfile.TemporaryDirectory() as folder:
-        return list(smallest(Spool(rows, f"{folder}/rows"), seed, count))
+        return list(smallest_draws(Spool(rows, f"{folder}/rows"), seed, count))
 
 
 @settings(max_examples=30)
@@ -63,7 +62,7 @@ def test_another_seed_chooses_others() -> None:
     [(1, 1, 1, 4000, 4000), (3, 3, 3, 12000, 12000), (0.25, 0, 1, 900, 1100), (2.5, 2, 3, 9840, 10160)],
 )
 def test_how_often_a_row_is_used(weight: float, least: int, most: int, low: int, high: int) -> None:
-    found = [uses(f"row {number}", 7, weight) for number in range(4000)]
+    found = [times_used(f"row {number}", 7, weight) for number in range(4000)]
 
     assert (min(found), max(found)) == (least, most)
     assert low <= sum(found) <= high
@@ -71,7 +70,7 @@ def test_how_often_a_row_is_used(weight: float, least: int, most: int, low: int,
 
 @given(content=st.text(max_size=5), seed=st.integers(0, 2**32 - 1), weight=st.floats(0.01, 1000))
 def test_uses_are_the_weight_to_within_one(content: str, seed: int, weight: float) -> None:
-    assert abs(uses(content, seed, weight) - weight) < 1
+    assert abs(times_used(content, seed, weight) - weight) < 1
 
 
 def test_a_spool_gives_back_what_it_took(tmp_path: Path) -> None:
@@ -84,7 +83,7 @@ def test_a_spool_gives_back_what_it_took(tmp_path: Path) -> None:
 
 
 def test_what_is_refused_is_written_as_it_comes(tmp_path: Path) -> None:
-    refused = Refused(str(tmp_path / "rejected.jsonl"))
+    refused = RejectedRows(str(tmp_path / "rejected.jsonl"))
     first, cut = Rejected("a", 1, "bad \udcff", '{"a": "\ud800"}'), Rejected("b", 9, "cut", "", rest=True)
     for row in (first, cut):
         refused.add(row)

@@ -14,16 +14,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from baton.components.data_split import sides
-from baton.components.data_split.records import Record
-from baton.components.data_split.sides import Sides
-from baton.components.shared.core.errors import DamagedError, UserError
-from baton.components.shared.recipe import recipe_file
-from baton.components.shared.recipe.data import Data, Split
-from baton.components.shared.store.storage import Storage
+from baton.data import assign
+from baton.data.assign import SplitAssigner
+from baton.data.rows import Record
+from baton.errors import DamagedError, UserError
+from baton.recipe import load
+from baton.recipe.data import Data, Split
+from baton.store.storage import Storage
 
 
-def rule(store: str, *, seed: int = 7, name: str = "tiny", data: dict[str, Any] | None = None, **split: Any) -> Sides:
+def rule(
+    store: str, *, seed: int = 7, name: str = "tiny", data: dict[str, Any] | None = None, **split: Any
+) -> SplitAssigner:
     """The rule of a recipe."""
     document = {
         "name": name,
@@ -31,7 +33,7 @@ def rule(store: str, *, seed: int = 7, name: str = "tiny", data: dict[str, Any] 
         "model": {"base": "org/model"},
         "data": {"source": "rows.jsonl", "split": split, **(data or {})},
     }
-    return Sides(recipe_file.validate(document, origin="r.yaml"), Storage(store))
+    return SplitAssigner(load.validate(document, origin="r.yaml"), Storage(store))
 
 
 def records(count: int, *, start: int = 0, key: str = "") -> list[Record]:
@@ -41,7 +43,7 @@ def records(count: int, *, start: int = 0, key: str = "") -> list[Record]:
     ]
 
 
-def assigned(found: Sides, rows: Iterable[Record]) -> dict[str, str]:
+def assigned(found: SplitAssigner, rows: Iterable[Record]) -> dict[str, str]:
     """Content → side."""
     rows = list(rows)
     if found.needs_all:
@@ -49,7 +51,7 @@ def assigned(found: Sides, rows: Iterable[Record]) -> dict[str, str]:
     return {row.content: found.side(row) for row in rows}
 
 
-def counts(found: Sides, rows: Iterable[Record]) -> Counter[str]:
+def counts(found: SplitAssigner, rows: Iterable[Record]) -> Counter[str]:
     """Side → number of rows."""
     return Counter(assigned(found, rows).values())
 
@@ -58,7 +60,7 @@ def test_where_content_puts_rows_by_hand(tmp_path: Path) -> None:
     """SHA-256 of `7:a` begins with 0x82d9, of `7:b` with 0xec2a, of `7:c` with 0x18ec: at 51%, 92% and 9.7%."""
     found = rule(str(tmp_path), eval=0.1, test=0.2)
 
-    by_hand = {text: sides.position(7, text) >> 48 for text in "abc"}
+    by_hand = {text: assign.position(7, text) >> 48 for text in "abc"}
     at = [found.side(Record(text, "rows.jsonl", 1)) for text in "abc"]
 
     assert by_hand == {"a": 0x82D9, "b": 0xEC2A, "c": 0x18EC}
@@ -160,7 +162,7 @@ def test_too_many_strata(tmp_path: Path) -> None:
 
 
 def test_more_rows_than_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sides, "MAX_POSITIONS", 999)
+    monkeypatch.setattr(assign, "MAX_POSITIONS", 999)
 
     held_out = counts(rule(str(tmp_path), eval=100), records(1000))["eval"]
 

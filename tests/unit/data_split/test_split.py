@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.components.data_split import card
-from baton.components.shared.core import events
-from baton.components.shared.core.errors import FormatError, OtherRunError, UserError
-from baton.components.shared.runs.run import Run
-from baton.components.shared.store.storage import Storage
+from baton import events
+from baton.data import split as card
+from baton.errors import FormatError, OtherRunError, UserError
+from baton.runs.run import Run
+from baton.store.storage import Storage
 from tests.unit.data_split.splitting import BAD, GOOD, ROWS, rejected, sides, split, write
 
 BROKEN = [b'{"text": ', b'{"text": "\xff"}', {"body": "x"}]
@@ -336,4 +336,4 @@ def test_a_run_says_which_columns_became_what(name: str, tmp_path: Path, capsys:
     line = f"{source} holds rows of {words}"
     assert run.require("quality.json")["sources"] == [line]
     assert line in html.unescape(found["page"])
-    assert line in card.rows(run, found, "run-1").text
+    assert line in card.rows_card(run, found, "run-1").text

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baton.components.shared.core.errors import UserError
-from baton.components.shared.store.storage import Storage
+from baton.errors import UserError
+from baton.store.storage import Storage
 from tests.unit.data_split.splitting import BAD, GOOD, ROWS, rejected, sides, split, texts, write
 
 

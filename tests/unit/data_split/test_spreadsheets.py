@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from baton.components.data_split.reading import readers
-from baton.components.data_split.rows import Rejected, Row
-from baton.components.shared.recipe.data import Csv, Data
-from baton.components.shared.runs.run import identity
-from baton.components.shared.store.storage import Storage
-from baton.components.shared.sweeps.sweep import Sweep
-from baton.components.sweep.trial_data import preparation_name
+from baton.data import readers
+from baton.data.rows import Rejected, Row
+from baton.recipe.data import Csv, Data
+from baton.runs.run import identity
+from baton.runs.sweep import Sweep
+from baton.store.storage import Storage
+from baton.sweep.trials import preparation_name
 from tests.unit import tiny
 
 REAL = Path(__file__).parents[4] / "shared/data/reports/csv"

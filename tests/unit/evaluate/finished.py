@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 
-from baton.components.shared.checkpoints.meta import CheckpointMeta
-from baton.components.shared.checkpoints.store import CheckpointStore
-from baton.components.shared.models import loading
-from baton.components.shared.recipe import Recipe
-from baton.components.shared.runs.plan import make_plan
-from baton.components.shared.runs.run import Run
-from baton.components.shared.store import bundles
-from baton.components.shared.store.storage import Storage
+from baton.checkpoint.manifest import CheckpointMeta
+from baton.checkpoint.store import CheckpointStore
+from baton.models import loading
+from baton.recipe.recipe import Recipe
+from baton.runs.plan import make_plan
+from baton.runs.run import Run
+from baton.store import bundle
+from baton.store.storage import Storage
 from tests.unit import tiny
 
 Rows = list[dict[str, Any]]
@@ -54,8 +54,8 @@ def finished(
             tiny.tokens(recipe, rows).save_to_disk(str(local / f"tokens/{side}"))
     tokenizer = loading.load_tokenizer(recipe.model.base)
     tokenizer.save_pretrained(local / "tokens/tokenizer")
-    bundles.publish(storage, f"data/{name}/split", str(local / "split"), kind="split", meta={})
-    bundles.publish(storage, f"data/{name}/tokens", str(local / "tokens"), kind="tokens", meta={})
+    bundle.publish(storage, f"data/{name}/split", str(local / "split"), kind="split", meta={})
+    bundle.publish(storage, f"data/{name}/tokens", str(local / "tokens"), kind="tokens", meta={})
     run.put("data.json", {"digest": name})
     run.put("tokens.json", {"prefix": f"data/{name}/tokens"})
     plan = make_plan(recipe, 24)

@@ -13,12 +13,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from baton.components.evaluate.evaluation import evaluate_run
-from baton.components.shared.core.errors import BatonError, ExactnessError, UserError
-from baton.components.shared.models import generation, loading
-from baton.components.shared.runs import code
-from baton.components.shared.runs.documents.data import PinnedModels
-from baton.components.shared.runs.run import Run, state_identity
+from baton.errors import BatonError, ExactnessError, UserError
+from baton.evaluate.evaluate import evaluate_run
+from baton.models import generate, loading, user_code
+from baton.runs.documents import PinnedModels
+from baton.runs.run import Run, state_identity
 from tests.unit import tiny
 from tests.unit.evaluate.finished import CHATTY, finished, lines_of, recipe_of, saved, scoring
 
@@ -93,8 +92,8 @@ def test_before_and_after_training(tiny_base: str, tmp_path: Path, hooks: None) 
     assert [(line["prompt"], line["reference"]) for line in examples] == [
         (f"{row['prompt']}\n", row["completion"]) for row in CHATTY[:6]
     ]
-    model, tokenizer = generation.load(trained)
-    said = [generation.write_all(model, tokenizer, [x["prompt"]], max_new_tokens=8, max_length=64)[0] for x in examples]
+    model, tokenizer = generate.load(trained)
+    said = [generate.write_all(model, tokenizer, [x["prompt"]], max_new_tokens=8, max_length=64)[0] for x in examples]
     assert [line["after"] for line in examples] == said
     assert [line["before"] for line in examples] != said
     assert found["after"]["words"] == pytest.approx(sum(2 * len(text.split()) for text in said) / 6)
@@ -259,7 +258,7 @@ def test_other_code_than_the_checkpoint_was_trained_with_is_not_imported(
     recipe = recipe_of(tiny_base, functions=["judging:words"])
     run = finished(tmp_path, recipe, {"eval": CHATTY})
     run.write_once(PinnedModels(base_sha256=None))
-    code.ship(run, str(tmp_path / "judging.py"))
+    user_code.ship(run, str(tmp_path / "judging.py"))
     manifest = run.storage.key(f"runs/r/checkpoints/step-{run.plan().num_steps:08}/manifest.json")
     document = json.loads(Path(manifest).read_text())
     document["meta"]["identity"] = state_identity(run, recipe, run.plan())
@@ -267,7 +266,7 @@ def test_other_code_than_the_checkpoint_was_trained_with_is_not_imported(
     assert evaluate_run(run.uri)["after"]["words"] >= 0
     assert mark.read_text() == "judging"
     mark.unlink()
-    code.ship(Run(run.storage, "other"), str(tmp_path / "theirs.py"))
+    user_code.ship(Run(run.storage, "other"), str(tmp_path / "theirs.py"))
     run.put("code.json", Run(run.storage, "other").require("code.json"))
     with pytest.raises(ExactnessError, match=r"are not those that its checkpoint of step .* was trained from"):
         evaluate_run(run.uri)

@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from baton.components.evaluate.harness import Harness, _measured
-from baton.components.shared.core.errors import UserError
-from baton.components.shared.models import loading
-from baton.components.shared.models.metrics import figures
-from baton.components.shared.recipe import Tasks
-from baton.components.shared.store.storage import Storage
+from baton.errors import UserError
+from baton.evaluate.harness import Harness, _measured
+from baton.models import loading, metrics
+from baton.recipe.evaluation import Tasks
+from baton.store.storage import Storage
 from tests.unit import tiny
 
 pytest.importorskip("lm_eval")
@@ -66,7 +65,7 @@ def base(tiny_base: str) -> tuple[Any, PreTrainedTokenizerBase]:
 @pytest.fixture
 def own_tasks(base: tuple[Any, Any], tmp_path: Path) -> Path:
     """A folder with tasks of three kinds over ten questions, of which the model finds the first seven right."""
-    from baton.components.shared.models import generation
+    from baton.models import generate as generation
 
     model, tokenizer = base
     folder = tmp_path / "tasks"
@@ -107,9 +106,9 @@ def log_likelihood(model: Any, tokenizer: Any, prompt: str, answer: str) -> floa
 def test_figures_of_own_tasks(batch_size: int, base: tuple[Any, Any], own_tasks: Path, tmp_path: Path) -> None:
     harness = Harness(Tasks(names=["tiny_choice", "tiny_written"], include_path=str(own_tasks)), str(tmp_path))
     found = harness.run(*base, batch_size)
-    assert figures.values(found) == pytest.approx({"tiny_choice.acc": 0.7, "tiny_written.exact_match": 0.7})
+    assert metrics.figure_values(found) == pytest.approx({"tiny_choice.acc": 0.7, "tiny_written.exact_match": 0.7})
     assert found["tiny_choice.acc"].each == [1.0] * 7 + [0.0] * 3
-    low, high = figures.intervals({"after": found}, 0.95, 0)["after"]["tiny_choice.acc"]
+    low, high = metrics.intervals({"after": found}, 0.95, 0)["after"]["tiny_choice.acc"]
     assert 0.3 < low < 0.7 < high <= 1.0
 
 
@@ -123,15 +122,15 @@ def test_a_figure_that_is_no_mean_over_documents_has_no_interval(
     questions = [tiny.PAIRS[n]["prompt"] for n in range(10)]
     nats = sum(log_likelihood(model, tokenizer, tokenizer.eos_token, question) for question in questions)
     expected = math.exp(-nats / sum(len(question.encode()) for question in questions))
-    assert figures.intervals({"after": found}, 0.95, 0)["after"] == {}
-    assert figures.values(found) == pytest.approx({"tiny_perplexed.byte_perplexity": expected}, rel=1e-5)
+    assert metrics.intervals({"after": found}, 0.95, 0)["after"] == {}
+    assert metrics.figure_values(found) == pytest.approx({"tiny_perplexed.byte_perplexity": expected}, rel=1e-5)
     assert found["tiny_perplexed.byte_perplexity"].better == "lower"
 
 
 def test_a_limit_takes_the_first_documents(base: tuple[Any, Any], own_tasks: Path, tmp_path: Path) -> None:
     harness = Harness(Tasks(names=["tiny_choice"], include_path=str(own_tasks), limit=8), str(tmp_path))
     found = harness.run(*base, 4)
-    assert figures.values(found) == pytest.approx({"tiny_choice.acc": 7 / 8})
+    assert metrics.figure_values(found) == pytest.approx({"tiny_choice.acc": 7 / 8})
 
 
 @pytest.mark.s3
@@ -139,7 +138,7 @@ def test_tasks_from_a_store(s3_store: str, base: tuple[Any, Any], own_tasks: Pat
     for path in own_tasks.iterdir():
         Storage(s3_store).upload(str(path), f"tasks/{path.name}")
     harness = Harness(Tasks(names=["tiny_choice"], include_path=f"{s3_store}/tasks"), str(tmp_path / "scratch"))
-    assert figures.values(harness.run(*base, 4)) == pytest.approx({"tiny_choice.acc": 0.7})
+    assert metrics.figure_values(harness.run(*base, 4)) == pytest.approx({"tiny_choice.acc": 0.7})
 
 
 @pytest.mark.slow  # reads the harness's own tasks
@@ -205,7 +204,7 @@ def _turns(*texts: str) -> list[dict[str, str]]:
 @pytest.mark.parametrize("asked", ["chat", "text"])
 def test_a_chat_is_asked_in_its_turns(asked: str, base: tuple[Any, Any], own_tasks: Path, tmp_path: Path) -> None:
     """Examples are turns, the system message is in front; what the model says to exactly that is what counts."""
-    from baton.components.shared.models import generation
+    from baton.models import generate as generation
 
     model, tokenizer = base
     shots = [{"question": "What is 1 and 2?", "said": "the value"}, {"question": "What is 2?", "said": "it"}]
@@ -222,7 +221,7 @@ def test_a_chat_is_asked_in_its_turns(asked: str, base: tuple[Any, Any], own_tas
     (own_tasks / "shots.yaml").write_text(SHOTS, encoding="utf-8")
     harness = Harness(Tasks(names=["tiny_shots"], include_path=str(own_tasks)), str(tmp_path))
     found = harness.run(model, tokenizer, 4, chat=asked == "chat", system="Be brief.")
-    same = figures.values(found)["tiny_shots.exact_match"]
+    same = metrics.figure_values(found)["tiny_shots.exact_match"]
     assert same == 1.0 if asked == "chat" else same < 0.5
 
 

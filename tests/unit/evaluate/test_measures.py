@@ -17,11 +17,10 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
 from trl import DPOConfig, DPOTrainer, RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
 
-from baton.components.evaluate import evaluation, measures
-from baton.components.shared.core.errors import UserError
-from baton.components.shared.models import loading
-from baton.components.shared.models.metrics import figures
-from baton.components.shared.recipe import Recipe
+from baton.errors import UserError
+from baton.evaluate import evaluate, measures
+from baton.models import loading, metrics
+from baton.recipe.recipe import Recipe
 from tests.unit import tiny
 
 QUIET = {"report_to": "none", "bf16": False, "per_device_eval_batch_size": 64}
@@ -67,7 +66,7 @@ def test_held_out_loss_is_that_of_trl(
     )
     theirs = trainer.evaluate()["eval_loss"]
     measured = measures.measure(model.eval(), tokenizer, rows, recipe)
-    found = figures.values(measured.figures)
+    found = metrics.figure_values(measured.figures)
     assert found["loss"] == pytest.approx(theirs, rel=1e-5)
     assert found["perplexity"] == pytest.approx(math.exp(theirs), rel=1e-4)
     assert measured.counts == {"tokens": sum(label != -100 for labels in rows["labels"] for label in labels[1:])}
@@ -87,7 +86,7 @@ def test_perplexity_is_that_of_a_loop_over_the_model_s_own_loss(
         with torch.no_grad():
             total += model(input_ids=ids, labels=labels).loss.item() * counted
         count += counted
-    found = figures.values(measures.measure(model, tokenizer, rows, recipe).figures)
+    found = metrics.figure_values(measures.measure(model, tokenizer, rows, recipe).figures)
     assert found["loss"] == pytest.approx(total / count, rel=1e-5)
     assert found["perplexity"] == pytest.approx(math.exp(total / count), rel=1e-4)
 
@@ -116,7 +115,7 @@ def test_a_model_that_knows_nothing_is_as_perplexed_as_its_vocabulary(rows: Any,
     found = measures.held_out(measures.row_losses(Uniform(), held_out, batch_size))  # type: ignore[arg-type]
     assert found.counts == {"tokens": counted}
     expected = {"loss": pytest.approx(math.log(8), rel=1e-6), "perplexity": pytest.approx(8.0, rel=1e-5)}
-    assert figures.values(found.figures) == (expected if counted else {"loss": None, "perplexity": None})
+    assert metrics.figure_values(found.figures) == (expected if counted else {"loss": None, "perplexity": None})
 
 
 def test_likelihoods_of_pairs_are_those_of_trl(
@@ -135,7 +134,7 @@ def test_likelihoods_of_pairs_are_those_of_trl(
     batch = trainer.data_collator(trainer.train_dataset.to_list())
     chosen, rejected = trainer.compute_ref_log_probs(model, batch)
     measured = measures.measure(model.eval(), tokenizer, rows, recipe)
-    found, likelihoods = figures.values(measured.figures), measured.likelihoods
+    found, likelihoods = metrics.figure_values(measured.figures), measured.likelihoods
     assert likelihoods["chosen"] == pytest.approx(chosen.tolist(), rel=1e-5)
     assert likelihoods["rejected"] == pytest.approx(rejected.tolist(), rel=1e-5)
     count = sum(len(ids) for ids in rows["chosen_ids"])
@@ -148,7 +147,7 @@ def test_good_answers_alone_count_where_answers_are_rated(tiny_base: str, tokeni
     rated, pairs = (recipe_of(tiny_base, method) for method in ("kto", "dpo"))
     ours = measures.measure(model, tokenizer, tiny.tokens(rated, rows_of("kto", tiny.PAIRS)), rated)
     theirs = measures.measure(model, tokenizer, tiny.tokens(pairs, tiny.PAIRS), pairs)
-    assert figures.values(ours.figures) == pytest.approx(figures.values(theirs.figures), rel=1e-5)
+    assert metrics.figure_values(ours.figures) == pytest.approx(metrics.figure_values(theirs.figures), rel=1e-5)
 
 
 def test_rated_rows_of_which_none_is_good_have_no_loss(tiny_base: str, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -156,7 +155,7 @@ def test_rated_rows_of_which_none_is_good_have_no_loss(tiny_base: str, tokenizer
     bad = [row for row in rows_of("kto", tiny.PAIRS) if not row["label"]]
     model = loading.load_model(tiny_base).eval()
     found = measures.measure(model, tokenizer, tiny.tokens(recipe, bad), recipe)
-    assert figures.values(found.figures) == {"loss": None, "perplexity": None}
+    assert metrics.figure_values(found.figures) == {"loss": None, "perplexity": None}
     assert found.counts == {"tokens": 0}
 
 
@@ -172,7 +171,7 @@ LOSSES = {
 
 @pytest.mark.parametrize(("sums", "expected"), LOSSES.values(), ids=LOSSES)
 def test_a_loss_or_perplexity_that_is_not_finite_is_not_measured(sums: Any, expected: tuple[float, float]) -> None:
-    found = figures.values(measures.held_out(np.asarray(sums)).figures)
+    found = metrics.figure_values(measures.held_out(np.asarray(sums)).figures)
     assert found == dict(zip(("loss", "perplexity"), expected, strict=True))
 
 
@@ -180,7 +179,7 @@ def test_a_share_of_margins_that_are_no_numbers_is_not_measured() -> None:
     """A model that has diverged prefers neither answer."""
     broken = {"chosen": [math.nan, -8.0], "rejected": [-9.0, -7.0]}
     found = measures.preference({side: [-5.0, -5.0] for side in broken}, broken)
-    assert figures.values(found) == {"reward_accuracy": None, "reward_margin": None}
+    assert metrics.figure_values(found) == {"reward_accuracy": None, "reward_margin": None}
 
 
 def test_scores_are_those_of_trl(tiny_base: str, tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
@@ -196,7 +195,7 @@ def test_scores_are_those_of_trl(tiny_base: str, tokenizer: PreTrainedTokenizerB
     )
     theirs = trainer.evaluate()
     measured = measures.measure(model.eval(), tokenizer, rows, recipe)
-    found = figures.values(measured.figures)
+    found = metrics.figure_values(measured.figures)
     assert found["loss"] == pytest.approx(theirs["eval_loss"], rel=1e-5)
     assert found["accuracy"] == pytest.approx(theirs["eval_accuracy"], rel=1e-6)
     assert found["margin"] == pytest.approx(theirs["eval_margin"], rel=1e-5, abs=1e-5)
@@ -208,7 +207,7 @@ def test_gains_of_pairs_by_hand() -> None:
     """Chosen gain 2, -1 and 0; rejected -1, 1 and 0: margins 3, -2 and 0, of which one is above 0."""
     before = {"chosen": [-10.0, -8.0, -5.0], "rejected": [-9.0, -7.0, -5.0]}
     after = {"chosen": [-8.0, -9.0, -5.0], "rejected": [-10.0, -6.0, -5.0]}
-    found = figures.values(measures.preference(before, after))
+    found = metrics.figure_values(measures.preference(before, after))
     assert found == pytest.approx({"reward_accuracy": 1 / 3, "reward_margin": 1 / 3})
 
 
@@ -230,7 +229,7 @@ def test_rewards_are_those_of_greedy_completions(
     mean_length = sum(1 - abs(length - 6) / 6 for length in lengths) / 3
     answers = [said[0], "something else", f" {said[2]} "]
     rows = [{"prompt": pair["prompt"], "answer": answer} for pair, answer in zip(tiny.PAIRS, answers, strict=False)]
-    found = figures.values(measures.measure(model, tokenizer, tiny.tokens(recipe, rows), recipe).figures)
+    found = metrics.figure_values(measures.measure(model, tokenizer, tiny.tokens(recipe, rows), recipe).figures)
     exact = 2 / 3
     assert found["reward_length"] == pytest.approx(mean_length)
     assert found["reward_exact"] == pytest.approx(exact)
@@ -276,7 +275,7 @@ def test_rewards_that_are_no_numbers(
         with pytest.raises(UserError, match=re.escape(expected)):
             measures.measure(model, tokenizer, rows, recipe)
         return
-    found = figures.values(measures.measure(model, tokenizer, rows, recipe).figures)
+    found = metrics.figure_values(measures.measure(model, tokenizer, rows, recipe).figures)
     alone = {"reward": expected["reward_judge"], "reward_judge": expected["reward_judge"]}
     assert found == ({**expected, "reward_half": 0.5} if beside else alone)
 
@@ -299,7 +298,7 @@ def test_the_divergence_from_a_teacher_is_that_of_the_whole_distributions(
         measured = measures.measure(
             model, tokenizer, tiny.tokens(recipe, rows), recipe, second_model=measures.second_model(recipe)
         ).figures
-        found = figures.values(measured)
+        found = metrics.figure_values(measured)
         assert measured["divergence"].better == "lower"
         sums, count = 0.0, 0
         for row in rows:
@@ -347,11 +346,11 @@ SUMMARIES = {
 
 @pytest.mark.parametrize(("before", "after", "words"), SUMMARIES.values(), ids=SUMMARIES)
 def test_the_figures_that_say_most(before: Any, after: Any, words: str) -> None:
-    assert evaluation.summary(before, after) == words
+    assert evaluate.summary(before, after) == words
 
 
 def test_the_figures_that_say_most_have_those_of_the_model_in_use_behind_them() -> None:
-    words = evaluation.summary({"loss": 2.0, "bleu": 1.0}, {"loss": 1.5, "bleu": 12.345}, {"bleu": 9.5, "tokens": 7})
+    words = evaluate.summary({"loss": 2.0, "bleu": 1.0}, {"loss": 1.5, "bleu": 12.345}, {"bleu": 9.5, "tokens": 7})
     assert words == "held-out loss 2 → 1.5, bleu 1 → 12.35 (production 9.5)"
 
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from baton.components.evaluate.card import card
-from baton.components.shared.checkpoints.meta import CheckpointMeta
-from baton.components.shared.checkpoints.store import CheckpointStore
-from baton.components.shared.runs.documents.training import Origin, Work
-from baton.components.shared.runs.plan import Plan
-from baton.components.shared.runs.run import Run
-from baton.components.shared.store.storage import Storage
+from baton.checkpoint.manifest import CheckpointMeta
+from baton.checkpoint.store import CheckpointStore
+from baton.evaluate.evaluate import evaluation_card
+from baton.runs.documents import Origin, Work
+from baton.runs.plan import Plan
+from baton.runs.run import Run
+from baton.store.storage import Storage
 from tests.unit import tiny
 
 EVALUATION = {
@@ -49,7 +49,7 @@ def _run(folder: Path, *, origin: Origin | None = None, **sections: Any) -> Run:
 
 def _metrics(run: Run) -> dict[str, Any]:
     artifact = SimpleNamespace(path="/nowhere", metadata={})
-    card(run, EVALUATION).tell(artifact)
+    evaluation_card(run, EVALUATION).tell(artifact)
     json.dumps(artifact.metadata, allow_nan=False)
     return artifact.metadata
 

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from transformers import BertConfig, BertForMaskedLM
 
-from baton.components.evaluate.evaluation import evaluate_run
-from baton.components.shared.core.errors import UserError
-from baton.components.shared.models import generation, loading
-from baton.components.tokenize import bpe
+from baton.data import encoding
+from baton.errors import UserError
+from baton.evaluate.evaluate import evaluate_run
+from baton.models import generate, loading
+from baton.recipe.model import TrainTokenizer
 from tests.unit import tiny
 from tests.unit.evaluate.finished import CHATTY, finished, lines_of, recipe_of, saved, scoring
 
@@ -35,13 +36,13 @@ def test_a_model_in_use_with_other_tokens_is_compared_by_what_it_writes_alone(ti
     rows = tmp_path / "rows.jsonl"
     rows.write_text(json.dumps({"text": "quite other words than the ones before " * 9}) + "\n", encoding="utf-8")
     in_use = saved(tiny_base, tmp_path / "in-use")
-    tokenizer = bpe.train(str(rows), tiny.TrainTokenizer(vocab_size=300), 64)
+    tokenizer = encoding.train_bpe(str(rows), TrainTokenizer(vocab_size=300), 64)
     tokenizer.save_pretrained(in_use)
     run = finished(tmp_path, recipe_of(tiny_base, production=in_use, metrics=["chrf"]), {"eval": CHATTY})
     found = evaluate_run(run.uri)
     assert found["production"].keys() == {"chrf"}
     assert "another vocabulary" in found["production_model"]
-    expected = generation.write_all(
+    expected = generate.write_all(
         loading.load_model(in_use).eval(), tokenizer, [f"{CHATTY[0]['prompt']}\n"], max_new_tokens=8, max_length=64
     )[0]
     assert lines_of(run)[0]["production"] == expected
@@ -91,7 +92,7 @@ def test_a_model_in_use_that_cannot_be_is_named(make: Any, message: str, tiny_ba
 
 @pytest.mark.s3
 def test_a_model_in_use_from_a_store(s3_store: str, tiny_base: str, tmp_path: Path, monkeypatch: Any) -> None:
-    from baton.components.shared.store.storage import Storage
+    from baton.store.storage import Storage
 
     monkeypatch.setenv("BATON_CACHE", str(tmp_path / "cache"))
     for path in Path(saved(tiny_base, tmp_path / "in-use")).iterdir():

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from baton.components.evaluate import production
-from baton.components.shared.core.errors import UserError
-from baton.components.shared.recipe import recipe_file
-from baton.components.shared.runs import accepted
-from baton.components.shared.runs.documents.outcome import AcceptedModel
-from baton.components.shared.runs.run import Run
-from baton.components.shared.store.storage import Storage
+from baton.errors import UserError
+from baton.evaluate import production
+from baton.recipe import load
+from baton.runs import lineage
+from baton.runs.outcomes import AcceptedModel
+from baton.runs.run import Run
+from baton.store.storage import Storage
 
 
 def _saved(folder: Path, kind: str) -> str:
@@ -25,7 +25,7 @@ def _saved(folder: Path, kind: str) -> str:
 
 def test_the_newest_accepted_model_is_the_one_in_use(scratch_recipe: dict[str, Any], tmp_path: Path) -> None:
     document = {**scratch_recipe, "store": {"uri": str(tmp_path / "store")}, "evaluation": {"production": "accepted"}}
-    recipe = recipe_file.validate(document, origin="r.yaml")
+    recipe = load.validate(document, origin="r.yaml")
     storage = Storage(recipe.store.uri)
     run = Run(storage, "r")
     found = production.find(run, recipe, str(tmp_path))
@@ -33,7 +33,7 @@ def test_the_newest_accepted_model_is_the_one_in_use(scratch_recipe: dict[str, A
 
     for number, name in enumerate(("one", "two")):
         model = _saved(tmp_path / name, "LlamaForCausalLM")
-        accepted.add(storage, "tiny", number, AcceptedModel(run=name, model_uri=model))
+        lineage.accept(storage, "tiny", number, AcceptedModel(run=name, model_uri=model))
     found = production.find(run, recipe, str(tmp_path))
     assert found == production.Production(str(tmp_path / "two"), "accepted, model 2 of tiny")
 
@@ -42,6 +42,6 @@ def test_the_newest_accepted_model_is_the_one_in_use(scratch_recipe: dict[str, A
     assert production.find(run, phase, str(tmp_path)) == found
 
     other = _saved(tmp_path / "three", "LlamaForSequenceClassification")
-    accepted.add(storage, "tiny", 2, AcceptedModel(run="three", model_uri=other))
+    lineage.accept(storage, "tiny", 2, AcceptedModel(run="three", model_uri=other))
     with pytest.raises(UserError, match=r"'accepted' is a LlamaForSequenceClassification"):
         production.find(run, recipe, str(tmp_path))

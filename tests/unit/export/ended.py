@@ -6,13 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from baton.components.shared.checkpoints.meta import CheckpointMeta
-from baton.components.shared.checkpoints.store import CheckpointStore
-from baton.components.shared.models import own_tokenizer
-from baton.components.shared.runs.plan import make_plan
-from baton.components.shared.runs.run import Run
-from baton.components.shared.store import bundles
-from baton.components.shared.store.storage import Storage
+from baton.checkpoint.manifest import CheckpointMeta
+from baton.checkpoint.store import CheckpointStore
+from baton.models import loading
+from baton.runs.plan import make_plan
+from baton.runs.run import Run
+from baton.store import bundle
+from baton.store.storage import Storage
 from tests.unit import tiny
 
 ROWS = [{"prompt": pair["prompt"], "completion": pair["chosen"]} for pair in tiny.PAIRS]
@@ -35,7 +35,7 @@ def ended(folder: Path, base: str, name: str = "r", **sections: Any) -> Run:
     run.create(recipe)
     (local / "split").mkdir(parents=True)
     (local / "split/eval.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:4]), encoding="utf-8")
-    bundles.publish(storage, f"data/{name}/split", str(local / "split"), kind="split", meta={})
+    bundle.publish(storage, f"data/{name}/split", str(local / "split"), kind="split", meta={})
     run.put("data.json", {"digest": name})
     run.put("split.json", {"train": 20, "eval": 4})
     plan = make_plan(recipe, len(rows))
@@ -43,7 +43,7 @@ def ended(folder: Path, base: str, name: str = "r", **sections: Any) -> Run:
     trainer = tiny.trainer(recipe, tiny.tokens(recipe, rows), local)
     trainer.train()
     trainer.model.save_pretrained(local / "checkpoint")
-    own_tokenizer.make(recipe, base).save_pretrained(local / "checkpoint")
+    loading.build_tokenizer(recipe, base).save_pretrained(local / "checkpoint")
     (local / "checkpoint/optimizer.pt").write_bytes(b"not for anyone else")
     writer = CheckpointStore(run).open_writer(plan.num_steps)
     writer.send(str(local / "checkpoint"))

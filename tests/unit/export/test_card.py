@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from huggingface_hub import ModelCard
 
-from baton.components.export import card
-from baton.components.shared.checkpoints.meta import CheckpointMeta
-from baton.components.shared.runs.run import Run
-from baton.components.shared.store.storage import Storage
+from baton.checkpoint.manifest import CheckpointMeta
+from baton.export import model_card
+from baton.runs.run import Run
+from baton.store.storage import Storage
 from tests.unit import tiny
 
-FACTS = card.Facts(
+FACTS = model_card.Facts(
     120, "s3://b/runs/r/checkpoints/step-00000120/1", CheckpointMeta(digest="d1", chain="c1"), "apache-2.0"
 )
 EVALUATION: dict[str, Any] = {
@@ -31,7 +31,7 @@ def _card(tmp_path: Path, export_format: str, **sections: Any) -> ModelCard:
     run = Run(Storage(str(tmp_path / "store")), "r")
     run.put("split.json", {"train": 20, "eval": 4})
     run.put("evaluation.json", EVALUATION)
-    card.write(run, recipe, FACTS, export_format, str(tmp_path), "peft 1: 48 of 48 tokens the same")
+    model_card.write(run, recipe, FACTS, export_format, str(tmp_path), "peft 1: 48 of 48 tokens the same")
     return ModelCard.load(tmp_path / "README.md")
 
 
@@ -82,4 +82,4 @@ def test_the_licence(files: dict[str, str], given: str | None, expected: str | N
     for name, text in files.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
     recipe = tiny.recipe(str(tmp_path), export={"licence": given})
-    assert card.licence(recipe, str(tmp_path)) == expected
+    assert model_card.licence(recipe, str(tmp_path)) == expected

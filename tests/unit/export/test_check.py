@@ -10,11 +10,11 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from baton.components.export import answers, check
-from baton.components.export.answers import Answer, Expected, Questions
-from baton.components.export.check import Reading
-from baton.components.shared.core.errors import BatonError
-from baton.components.shared.runs.documents.outcome import LlamaCpp
+from baton.errors import BatonError
+from baton.export import answers, parity
+from baton.export.answers import Answer, Expected, ParityInputs
+from baton.export.parity import Reading
+from baton.runs.outcomes import LlamaCpp
 
 DUE = Expected([Answer([1, 0], np.array([[0.0, 10.0], [2.0, -1.0]], dtype=np.float32))], {}, 1e-3)
 
@@ -26,7 +26,7 @@ def _said(tokens: list[int], change: float = 0.0, rounds: int = 1) -> Reading:
 
 
 def test_the_same_bits() -> None:
-    found = check.compare("safetensors", _said([1, 0]), DUE, DUE.rounding)
+    found = parity.compare("safetensors", _said([1, 0]), DUE, DUE.rounding)
     assert found.to_json() == {
         "library": "some 1.0",
         "tokens": 2,
@@ -37,20 +37,20 @@ def test_the_same_bits() -> None:
 
 
 def test_logits_may_differ_by_a_share_of_the_largest() -> None:
-    found = check.compare("onnx", _said([1, 0], 0.0078125, rounds=2), DUE, 1e-3)
+    found = parity.compare("onnx", _said([1, 0], 0.0078125, rounds=2), DUE, 1e-3)
     assert (found.bitwise, found.max_abs_difference, found.tokens) == (False, 0.0078125, 2)
     with pytest.raises(BatonError, match=r"differ from the trained model's by 0\.0156; at most 0\.01 was expected"):
-        check.compare("onnx", _said([1, 0], 0.015625), DUE, 1e-3)
+        parity.compare("onnx", _said([1, 0], 0.015625), DUE, 1e-3)
 
 
 def test_what_is_no_number_does_not_count() -> None:
     with pytest.raises(BatonError, match="does not count"):
-        check.compare("onnx", _said([1, 0], math.nan), DUE, 1e-3)
+        parity.compare("onnx", _said([1, 0], math.nan), DUE, 1e-3)
 
 
 def test_other_tokens_do_not_count() -> None:
     with pytest.raises(BatonError, match=r"the onnx export writes \[1, 1\] instead of \[1, 0\]"):
-        check.compare("onnx", _said([1, 1]), DUE, 1e-3)
+        parity.compare("onnx", _said([1, 1]), DUE, 1e-3)
 
 
 @pytest.mark.parametrize(("written", "same"), [([0, 1], 0), ([1, 1], 1), ([1, 0], 2)])
@@ -59,42 +59,42 @@ def test_of_two_tokens_as_good_as_equal_either_may_be_written(written: list[int]
     logits = np.array([[10.0 - 0.01953125, 10.0], [10.0, 10.0 - 0.01953125]], dtype=np.float32)
     due = Expected([Answer([1, 0], logits)], {}, 1e-3)
     reading = Reading([Answer(written, logits)], {"library": "some 1.0"})
-    words = check.compare("onnx", reading, due, 1e-3).words
+    words = parity.compare("onnx", reading, due, 1e-3).words
     assert f"{same} of 2 tokens the same" in words
     assert ("the next one a tie" in words) == (same < 2)
     if same < 2:
         with pytest.raises(BatonError, match="does not count"):
-            check.compare("onnx", reading, due, 0.9e-3)
+            parity.compare("onnx", reading, due, 0.9e-3)
 
 
 def test_other_shapes_do_not_count() -> None:
     short = Reading([Answer([1, 0], DUE.answers[0].logits[:1])], {"library": "some 1.0"})
     with pytest.raises(BatonError, match="by inf"):
-        check.compare("onnx", short, DUE, 1e-3)
+        parity.compare("onnx", short, DUE, 1e-3)
 
 
 def test_weights_are_held_against_the_trained_ones() -> None:
-    check.require_weights("m.gguf", {"a": "1", "b": "2"}, {"a": "1", "b": "2"})
+    parity.require_weights("m.gguf", {"a": "1", "b": "2"}, {"a": "1", "b": "2"})
     with pytest.raises(BatonError, match="the trained weights in b, c;"):
-        check.require_weights("m.gguf", {"a": "1", "b": "2"}, {"a": "1", "b": "3", "c": "4"})
+        parity.require_weights("m.gguf", {"a": "1", "b": "2"}, {"a": "1", "b": "3", "c": "4"})
 
 
 def test_tokens_shared_before_the_first_that_differs() -> None:
-    assert check.agreement([[1, 2, 3], [1, 2, 3]], [[1, 2, 3], [1, 9, 3]]) == 4
+    assert parity.agreement([[1, 2, 3], [1, 2, 3]], [[1, 2, 3], [1, 9, 3]]) == 4
 
 
 def test_llama_cpp_must_write_the_same_in_full_precision_only() -> None:
     said = {"version": "1", "texts": [[7]], "tokens": [[1, 1]]}
     reading = Reading([], {"llama_cpp": said})
-    found = check.of_llama_cpp("m.gguf", reading, DUE, [[7]], exact=False)
+    found = parity.of_llama_cpp("m.gguf", reading, DUE, [[7]], exact=False)
     assert found == LlamaCpp(version="1", tokens=1)
     with pytest.raises(BatonError, match=r"llama.cpp with m.gguf writes \[1, 1\] instead of \[1, 0\]"):
-        check.of_llama_cpp("m.gguf", reading, DUE, [[7]], exact=True)
+        parity.of_llama_cpp("m.gguf", reading, DUE, [[7]], exact=True)
     with pytest.raises(BatonError, match="splits texts into other tokens"):
-        check.of_llama_cpp("m.gguf", reading, DUE, [[8]], exact=False)
+        parity.of_llama_cpp("m.gguf", reading, DUE, [[8]], exact=False)
 
 
-QUESTIONS = Questions([[5, 6, 7], list(range(9, 40))], 4)
+QUESTIONS = ParityInputs([[5, 6, 7], list(range(9, 40))], 4)
 
 
 def _model(dtype: torch.dtype) -> LlamaForCausalLM:
@@ -105,7 +105,7 @@ def _model(dtype: torch.dtype) -> LlamaForCausalLM:
 
 def _asked(model: LlamaForCausalLM, expected: Expected) -> Reading:
     followed = [answer.tokens for answer in expected.answers]
-    questions = Questions(QUESTIONS.prompts, QUESTIONS.num_tokens, followed)
+    questions = ParityInputs(QUESTIONS.prompts, QUESTIONS.num_tokens, followed)
     return Reading(answers.of_model(model, questions), {"library": "some", "weights": answers.weights(model)})
 
 
@@ -120,8 +120,8 @@ def test_weights_that_lie_otherwise_are_the_same_model(dtype: torch.dtype) -> No
         value.data = odd.view(value.T.shape).copy_(value.data.T).T if value.ndim == 2 else odd.copy_(value.data)
     assert any(not value.is_contiguous() for value in moved.parameters())
     reading = _asked(moved, expected)
-    check.require_weights("the export", reading.notes["weights"], expected.weights)
-    check.compare("safetensors", reading, expected, expected.rounding)
+    parity.require_weights("the export", reading.notes["weights"], expected.weights)
+    parity.compare("safetensors", reading, expected, expected.rounding)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -129,13 +129,13 @@ def test_the_bound_holds_what_rounding_does_and_not_what_another_weight_does(dty
     """The same weights in float64 stand for any order of additions: what is left is the type's own rounding."""
     model = _model(dtype)
     expected = answers.expected(model, QUESTIONS)
-    check.compare("safetensors", _asked(copy.deepcopy(model).double(), expected), expected, expected.rounding)
+    parity.compare("safetensors", _asked(copy.deepcopy(model).double(), expected), expected, expected.rounding)
     damaged = copy.deepcopy(model)
     damaged.model.layers[0].mlp.down_proj.weight.data[0] *= -1
     damaged.model.layers[1].self_attn.v_proj.weight.data *= -1
     reading = _asked(damaged, expected)
     with pytest.raises(BatonError, match="does not count"):
-        check.compare("safetensors", reading, expected, expected.rounding)
+        parity.compare("safetensors", reading, expected, expected.rounding)
 
 
 def test_one_flipped_bit_of_a_weight_does_not_count() -> None:
@@ -144,9 +144,9 @@ def test_one_flipped_bit_of_a_weight_does_not_count() -> None:
     expected = answers.expected(model, QUESTIONS)
     model.model.layers[0].mlp.down_proj.weight.data.view(torch.int32)[0, 0] ^= 1
     reading = _asked(model, expected)
-    check.compare("safetensors", reading, expected, expected.rounding)
+    parity.compare("safetensors", reading, expected, expected.rounding)
     with pytest.raises(BatonError, match=r"trained weights in model\.layers\.0\.mlp\.down_proj\.weight;"):
-        check.require_weights("the export", reading.notes["weights"], expected.weights)
+        parity.require_weights("the export", reading.notes["weights"], expected.weights)
 
 
 def test_the_bound_grows_with_the_type_and_the_blocks() -> None:

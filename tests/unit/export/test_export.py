@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from baton.components.export import export, formats, weights
-from baton.components.export.export_source import ExportSource
-from baton.components.shared.core.errors import BatonError, UserError
-from baton.components.shared.models import exportable
-from baton.components.shared.recipe import extras
-from baton.components.shared.runs.run import Run
-from baton.components.shared.store import bundles
+from baton.errors import BatonError, UserError
+from baton.export import export, exportable, formats
+from baton.export.source import ExportSource
+from baton.recipe import recipe
+from baton.runs.run import Run
+from baton.store import bundle
+from baton.store.manifest import read_manifest
 from tests.unit import tiny
 from tests.unit.export.ended import CHAIN, DIGEST, ended
 
@@ -61,15 +61,15 @@ CHAT = {"data": {"render_as": "chat", "system": "Be brief."}}
 @pytest.mark.slow
 def test_a_model_says_how_it_was_asked_and_ends_its_answers(tiny_base: str, tmp_path: Path) -> None:
     """In each format; what the template closes an answer with ends it for whoever loads the model."""
-    from baton.components.shared.models import generation, loading, prompting
+    from baton.models import generate, loading, prompts
 
     run = _asking(ended(tmp_path, tiny_base, **CHAT), formats=["safetensors", "gguf"])
     exported = export.export_run(run.uri)
     tokenizer = loading.load_tokenizer(tiny_base)
     for entry in exported.exports:
-        trained = prompting.of_model("elsewhere", entry.uri, tokenizer)
-        assert trained == prompting.Prompting(prompts="chat", system="Be brief.")
-    model, own = generation.load(exported.model_uri)
+        trained = prompts.format_of_model("elsewhere", entry.uri, tokenizer)
+        assert trained == prompts.PromptFormat(prompts="chat", system="Be brief.")
+    model, own = generate.load(exported.model_uri)
     end = own.convert_tokens_to_ids("<|im_end|>")
     assert model.generation_config.eos_token_id == [own.eos_token_id, end]
     checkpoint = loading.load_model(_source(run, tmp_path / "scratch").folder)
@@ -81,19 +81,19 @@ def test_what_a_killed_export_left_goes_with_the_next(adapted: Run) -> None:
     run = _asking(adapted, formats=["adapter"])
     run.storage.write(run.path("export/0123456789ab/adapter_model.safetensors"), b"half")
     export.export_run(run.uri)
-    manifest = bundles.read_manifest(run.storage, run.path("export"))
+    manifest = read_manifest(run.storage, run.path("export"))
     assert manifest is not None
     own = {f"{manifest.folder}/{name}" for name in manifest.files}
     assert set(run.storage.find(run.path("export"))) == {"manifest.json", "removed-0123456789ab"} | own
 
 
 def test_an_adapter_and_a_model_of_texts_say_how_they_were_asked(adapted: Run) -> None:
-    from baton.components.shared.models import prompting
+    from baton.models import prompts
 
     folder = export.export_run(_asking(adapted, formats=["adapter"]).uri).model_uri
-    assert prompting.of_model("elsewhere", folder, _source(adapted, Path(folder)).tokenizer) == prompting.Prompting(
-        prompts="prompt", separator="\n"
-    )
+    assert prompts.format_of_model(
+        "elsewhere", folder, _source(adapted, Path(folder)).tokenizer
+    ) == prompts.PromptFormat(prompts="prompt", separator="\n")
 
 
 def test_a_whole_model_is_the_checkpoints_own_files(tiny_base: str, tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_a_whole_model_is_the_checkpoints_own_files(tiny_base: str, tmp_path: Pa
     (entry,) = found["exports"]
     assert "weights the same bit for bit, 12 of 12 tokens the same" in entry["checked"]["words"]
     assert entry["checked"]["tokens"] == 12  # three prompts, four tokens
-    manifest = bundles.read_manifest(run.storage, run.path("export"))
+    manifest = read_manifest(run.storage, run.path("export"))
     assert manifest
     assert (manifest.meta["digest"], manifest.meta["step"]) == (DIGEST, 3)
     assert run.require("export.json") == found
@@ -152,7 +152,7 @@ def test_what_cannot_be_loaded_back_does_not_count(adapted: Run, tmp_path: Path)
 
 def test_shards_and_type_are_as_asked(adapted: Run, tmp_path: Path) -> None:
     source = _source(_asking(adapted, dtype="bfloat16", shard_size="1MB"), tmp_path)
-    weights.write_whole(source.whole, source.tokenizer, source.recipe, source.folder, str(tmp_path))
+    formats.write_whole(source.whole, source.tokenizer, source.recipe, source.folder, str(tmp_path))
     assert json.loads((tmp_path / "config.json").read_text())["dtype"] == "bfloat16"
     assert {value.dtype.itemsize for value in subject_tensors(tmp_path)} == {2}
     _asking(adapted, dtype=None, shard_size="5GB")
@@ -171,7 +171,7 @@ def test_other_settings_get_a_place_of_their_own(adapted: Run, tmp_path: Path) -
     assert export._prefix(adapted, "export-x", settings) == adapted.path("export-x")
     (tmp_path / "one").mkdir()
     (tmp_path / "one/file").write_bytes(b"")
-    bundles.publish(
+    bundle.publish(
         adapted.storage, adapted.path("export-x"), str(tmp_path / "one"), kind="model", meta={"settings": "f" * 64}
     )
     assert export._prefix(adapted, "export-x", settings) == adapted.path(f"export-x-{settings[:8]}")
@@ -209,7 +209,7 @@ def test_what_cannot_be_handed_out_is_said_before_training(
 
 def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(exportable.PACKAGES, "gguf", ("no_such_package",))
-    monkeypatch.setitem(extras.EXTRAS, "no_such_package", "export")
+    monkeypatch.setitem(recipe.EXTRAS, "no_such_package", "export")
     with pytest.raises(UserError, match=r"needs no_such_package.*pip install 'baton-llm\[export\]'"):
         exportable.require_packages("gguf")
 

@@ -12,14 +12,14 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from baton.components.export import answers, check, gguf_file, gguf_settings, gguf_tensors, gguf_vocabulary
-from baton.components.export.answers import Questions
-from baton.components.export.check import Reading
-from baton.components.shared.core.errors import BatonError, UserError
-from baton.components.shared.models import exportable, loading, own_tokenizer
+from baton.errors import BatonError, UserError
+from baton.export import answers, exportable, gguf_file, gguf_vocabulary, parity
+from baton.export.answers import ParityInputs
+from baton.export.parity import Reading
+from baton.models import loading
 from tests.unit import tiny
 
-QUESTIONS = Questions([[5, 6, 7], list(range(9, 40))], 4)
+QUESTIONS = ParityInputs([[5, 6, 7], list(range(9, 40))], 4)
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 500000.0,
@@ -61,17 +61,17 @@ def _write(model: Any, base: str, folder: Path, kind: str) -> dict[str, str]:
 
 
 def _read_back(model: Any, folder: Path) -> Any:
-    config = AutoConfig.for_model(**gguf_settings.document(model.config))
+    config = AutoConfig.for_model(**gguf_file.plain_config(model.config))
     return AutoModelForCausalLM.from_pretrained(folder, gguf_file="m.gguf", config=config, dtype=torch.float32)
 
 
 def _require_same(found: Any, expected: Any) -> None:
     """Holds a model that was read back against one with just its weights, as the export's check does."""
     said = answers.expected(expected, QUESTIONS)
-    check.require_weights("m.gguf", answers.weights(found), said.weights)
-    followed = Questions(QUESTIONS.prompts, QUESTIONS.num_tokens, [answer.tokens for answer in said.answers])
+    parity.require_weights("m.gguf", answers.weights(found), said.weights)
+    followed = ParityInputs(QUESTIONS.prompts, QUESTIONS.num_tokens, [answer.tokens for answer in said.answers])
     reading = Reading(answers.of_model(found, followed), {"library": "gguf"})
-    check.compare("gguf", reading, said, said.rounding)
+    parity.compare("gguf", reading, said, said.rounding)
 
 
 @pytest.mark.parametrize("architecture", exportable.GGUF_NAMES)
@@ -118,7 +118,7 @@ def test_a_block_of_eight_bits_by_hand(tiny_base: str, tmp_path: Path) -> None:
 
 
 def test_rows_of_a_rotary_projection_by_hand() -> None:
-    there, back = gguf_tensors._rotary(2)
+    there, back = gguf_file._rotary(2)
     values = np.arange(8.0)[:, None]  # two heads of four: row i turns with row i + 2
     assert there(values)[:, 0].tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
     assert np.array_equal(back(there(values)), values)
@@ -195,7 +195,7 @@ def test_tokens_that_a_run_added_are_in_the_vocabulary(tiny_base: str, tmp_path:
         "end_of_turn": "<end>",
     }
     recipe = tiny.recipe(tiny_base, model={"base": tiny_base, "tokenizer": changes})
-    own_tokenizer.make(recipe, tiny_base).save_pretrained(tmp_path)
+    loading.build_tokenizer(recipe, tiny_base).save_pretrained(tmp_path)
     tokenizer = loading.load_tokenizer(str(tmp_path))
     model = _model("llama", vocab_size=len(tokenizer))
     gguf_file.write(model, tokenizer, str(tmp_path), str(tmp_path / "m.gguf"), "f32", name="m")

@@ -10,26 +10,27 @@ from pathlib import Path
 
 import pytest
 
-from baton.components.shared.runs.run import Run
-from baton.components.shared.store import bundles
-from baton.components.shared.store.storage import Storage
+from baton.runs.run import Run
+from baton.store import bundle
+from baton.store.storage import Storage
 from tests.unit.export.hub_server import TOKEN, HubServer
 
 FILES = {"README.md": b"# m\n", "config.json": b"{}", "model.safetensors": bytes(range(256)) * 64}
 PUSH = """
 import sys
-from baton.components.export import hub
-from baton.components.shared.store import bundles
-from baton.components.shared.core.errors import BatonError
-from baton.components.shared.recipe.export import Hub
-from baton.components.shared.runs.run import Run
-from baton.components.shared.store.storage import Storage
+from baton.export import publish as hub
+from baton.store import bundle as bundles
+from baton.store.manifest import read_manifest
+from baton.errors import BatonError
+from baton.recipe.evaluation import Hub
+from baton.runs.run import Run
+from baton.store.storage import Storage
 
 run = Run(Storage(sys.argv[1]), "r")
-manifest = bundles.read_manifest(run.storage, run.path("export"))
+manifest = read_manifest(run.storage, run.path("export"))
 folder = bundles.fetch(run.storage, run.path("export"), manifest, "unused")
 try:
-    print(hub.push(run, Hub(repo="me/m", revision=sys.argv[2]), manifest, folder).commit)
+    print(hub.push_to_hub(run, Hub(repo="me/m", revision=sys.argv[2]), manifest, folder).commit)
 except BatonError as error:
     sys.exit(f"{error.exit_code} {error}")
 """
@@ -54,7 +55,7 @@ def _exported(tmp_path: Path, files: dict[str, bytes]) -> Run:
     for name, data in files.items():
         (folder / name).write_bytes(data)
     run = Run(Storage(str(tmp_path / "store")), "r")
-    bundles.publish(run.storage, run.path("export"), str(folder), kind="model", meta={})
+    bundle.publish(run.storage, run.path("export"), str(folder), kind="model", meta={})
     return run
 
 

@@ -8,16 +8,17 @@ from typing import Any
 import pytest
 import yaml
 
-from baton.components.export import kserve
-from baton.components.shared.core.errors import BatonError
-from baton.components.shared.recipe import Recipe, recipe_file
+from baton.errors import BatonError
+from baton.export import kserve
+from baton.recipe import load
+from baton.recipe.recipe import Recipe
 
 DIGEST = "0123456789abcdef" * 4
 
 
 def _recipe(scratch_recipe: dict[str, Any], **export: Any) -> Recipe:
     document = {**scratch_recipe, "export": export, "resources": {"gpus": 2}}
-    return recipe_file.validate(document, origin="test")
+    return load.validate(document, origin="test")
 
 
 def test_every_setting_is_there(scratch_recipe: dict[str, Any], tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from baton.components.export import oci
-from baton.components.shared.core.errors import BatonError
+from baton.errors import BatonError
+from baton.export import oci
 
 FILES = {"config.json": b"{}", "model-1.safetensors": b"one" * 400, "model-2.safetensors": b"two" * 400}
 HASHES = {name: hashlib.sha256(data).hexdigest() for name, data in FILES.items()}

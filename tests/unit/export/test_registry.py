@@ -9,16 +9,16 @@ from typing import Any
 import mlflow
 import pytest
 
-from baton.components.export import registry
-from baton.components.shared.core.errors import BatonError, UserError
-from baton.components.shared.models import exportable
-from baton.components.shared.recipe import Recipe, recipe_file
-from baton.components.shared.runs import servers, tracking
-from baton.components.shared.runs.documents.outcome import Registered
-from baton.components.shared.runs.run import Run
-from baton.components.shared.store import bundles
-from baton.components.shared.store.bundles import Manifest
-from baton.components.shared.store.storage import Storage
+from baton.errors import BatonError, UserError
+from baton.export import exportable, publish
+from baton.recipe import load
+from baton.recipe.recipe import Recipe
+from baton.runs.outcomes import Registered
+from baton.runs.run import Run
+from baton.store.manifest import Manifest, read_manifest
+from baton.store.storage import Storage
+from baton.tracking import servers, tracking_run
+from baton.tracking.tracker import Tracker
 from tests.kubeflows_mlflow import KubeflowsMLflow
 
 
@@ -42,10 +42,10 @@ class Exported:
             "evaluation": {"gate": {"loss": "<= 3"}},
             "export": {"formats": ["safetensors", "mlflow"], "registered_model": "docs", **export},
         }
-        self.recipe: Recipe = recipe_file.validate(document, origin="test")
+        self.recipe: Recipe = load.validate(document, origin="test")
         self.run = Run(Storage(str(folder / "store")), "r")
         self.run.create(self.recipe)
-        tracking.start(self.run, self.recipe)
+        tracking_run.start(self.run, self.recipe)
         self.client = mlflow.MlflowClient(self.uri)
         self.folder = folder / "model"
         mlflow.models.Model(flavors={"transformers": {}}).save(str(self._made(self.folder) / "MLmodel"))
@@ -57,7 +57,7 @@ class Exported:
 
     def log(self, attempt: str = "one") -> Registered:
         manifest = Manifest(kind="model", folder=attempt, files={})
-        logged = registry.log(self.run, self.recipe, manifest, str(self.folder), "5" * 64)
+        logged = publish.log_to_mlflow(self.run, self.recipe, manifest, str(self.folder), "5" * 64)
         assert logged is not None
         return logged
 
@@ -115,7 +115,7 @@ def test_a_server_that_is_away_is_said_without_its_password(
     with pytest.raises(BatonError, match=r"MLflow at http://127\.0\.0\.1:9 did not take the model") as raised:
         exported.log()
     assert "secret" not in str(raised.value)
-    assert bundles.read_manifest(exported.run.storage, exported.run.path("export")) is None
+    assert read_manifest(exported.run.storage, exported.run.path("export")) is None
 
 
 @pytest.fixture
@@ -132,16 +132,16 @@ def test_kubeflows_registry_takes_the_model_of_a_recipe_without_a_server(
     tracked: bool, kubeflow: KubeflowsMLflow, tmp_path: Path, scratch_recipe: dict[str, Any]
 ) -> None:
     export = {"formats": ["safetensors", "mlflow"], "registered_model": "docs"}
-    recipe = recipe_file.validate({**scratch_recipe, "tracking": {"mlflow": None}, "export": export}, origin="test")
+    recipe = load.validate({**scratch_recipe, "tracking": {"mlflow": None}, "export": export}, origin="test")
     run = Run(Storage(str(tmp_path / "store")), "r")
     run.create(recipe)
     if tracked:
-        tracking.start(run, recipe)
-    exportable.check_registry(recipe, servers.address(run, recipe))
+        tracking_run.start(run, recipe)
+    exportable.check_registry(recipe, servers.server_address(run, recipe))
     folder = tmp_path / "model"
     folder.mkdir()
     mlflow.models.Model(flavors={"transformers": {}}).save(str(folder / "MLmodel"))
-    logged = registry.log(run, recipe, Manifest(kind="model", folder="one", files={}), str(folder), "5" * 64)
+    logged = publish.log_to_mlflow(run, recipe, Manifest(kind="model", folder="one", files={}), str(folder), "5" * 64)
     assert logged
     assert (logged.mlflow, logged.name, logged.version) == (kubeflow.uri, "docs", "1")
     version = kubeflow.client.get_model_version("docs", "1")
@@ -152,19 +152,19 @@ def test_kubeflows_registry_takes_the_model_of_a_recipe_without_a_server(
 
 def test_a_model_without_a_registry_is_refused(tmp_path: Path, scratch_recipe: dict[str, Any]) -> None:
     export = {"formats": ["safetensors", "mlflow"], "registered_model": "docs"}
-    recipe = recipe_file.validate({**scratch_recipe, "tracking": {"mlflow": None}, "export": export}, origin="test")
+    recipe = load.validate({**scratch_recipe, "tracking": {"mlflow": None}, "export": export}, origin="test")
     run = Run(Storage(str(tmp_path / "store")), "r")
     with pytest.raises(UserError, match=r"'docs' has no registry, as tracking\.mlflow is null"):
-        exportable.check_registry(recipe, servers.address(run, recipe))
+        exportable.check_registry(recipe, servers.server_address(run, recipe))
 
 
 def test_the_model_of_training_takes_the_files_once(
     database: Path, tmp_path: Path, scratch_recipe: dict[str, Any]
 ) -> None:
     exported = Exported(database, tmp_path, scratch_recipe)
-    with tracking.Tracker(exported.run) as tracker:
+    with Tracker(exported.run) as tracker:
         tracker.log({"eval_loss": 2.5}, 3)
-    tracking.close(exported.run, "FINISHED")  # rejected, say
+    tracking_run.close(exported.run, "FINISHED")  # rejected, say
     tracked = exported.run.require("tracking.json")["run_id"]
     (output,) = exported.client.get_run(tracked).outputs.model_outputs
     before = exported.client.get_logged_model(output.model_id)

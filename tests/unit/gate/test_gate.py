@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from baton.components.gate.gate import as_markdown, judge
-from baton.components.shared.core.errors import UserError
-from baton.components.shared.recipe import Evaluation as Section
-from baton.components.shared.runs.documents.outcome import Evaluation, Verdict
+from baton.errors import UserError
+from baton.evaluate.gate import as_markdown, judge
+from baton.recipe.evaluation import Evaluation as Section
+from baton.runs.outcomes import Evaluation, Verdict
 
 FIGURES = Evaluation(
     before={"perplexity": 20.0, "numeric_match": 0.25},

@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from baton.components.report.view import ProofEntry, Report
-from baton.components.shared.checkpoints.meta import CheckpointMeta
-from baton.components.shared.core.fingerprint import Fingerprint
-from baton.components.shared.runs.documents.data import SplitCounts, Tokens
-from baton.components.shared.runs.documents.outcome import Evaluation, ExportedModel
-from baton.components.shared.runs.documents.training import ChunkRecord, ProofPart, Tracking, Work
-from baton.components.shared.runs.plan import Plan
+from baton.checkpoint.manifest import CheckpointMeta
+from baton.pages.collect import ProofEntry, Report
+from baton.runs.documents import ChunkRecord, ProofPart, SplitCounts, Tokens, Tracking, Work
+from baton.runs.outcomes import Evaluation, ExportedModel
+from baton.runs.plan import Plan
+from baton.runs.versions import Fingerprint
 
 CHECKED = dict.fromkeys(("weights", "optimizer", "scheduler", "rng", "position", "callbacks", "log"), "match")
 

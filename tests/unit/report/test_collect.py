@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from baton.components.report.collect import collect
-from baton.components.report.page import cost_note, render, tiles
-from baton.components.shared.checkpoints.meta import CheckpointMeta
-from baton.components.shared.checkpoints.store import CheckpointStore
-from baton.components.shared.core.fingerprint import LIBRARIES
-from baton.components.shared.recipe import recipe_file
-from baton.components.shared.runs.run import Run
-from baton.components.shared.store.storage import Storage
-from baton.components.tokenize.tokenization import SHARD
+from baton.checkpoint.manifest import CheckpointMeta
+from baton.checkpoint.store import CheckpointStore
+from baton.data.tokenize import SHARD
+from baton.pages.collect import collect
+from baton.pages.run_page import cost_note, render, tiles
+from baton.recipe import load
+from baton.runs.run import Run
+from baton.runs.versions import LIBRARIES
+from baton.store.storage import Storage
 
 FINGERPRINT = {"device": "cpu", "python": "3.11.7", **dict.fromkeys(LIBRARIES, "1")}
 CHECKED = dict.fromkeys(("weights", "optimizer", "rng"), "match")
@@ -31,7 +31,7 @@ class History:
         self.folder = folder
         self.run = Run(Storage(str(folder / "store")), "r")
         self.store = CheckpointStore(self.run)
-        self.run.create(recipe_file.validate(recipe, origin="test"))
+        self.run.create(load.validate(recipe, origin="test"))
         plan = {"rows": 80, "steps_per_epoch": 10, "num_steps": 30, "targets": [10, 20, 30]}
         self.run.put("plan.json", plan)
 
@@ -59,7 +59,7 @@ class History:
 
     def read_back(self, chunk: int, step: int) -> None:
         """Write the chunk's part of the proof, as the checkpoint stage does."""
-        from baton.components.shared.checkpoints.proof import proof_part
+        from baton.checkpoint.proof import proof_part
 
         checkpoint = self.store.read(step)
         assert checkpoint is not None

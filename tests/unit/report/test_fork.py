@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from baton.components.report.page import read_proof, render
-from baton.components.report.view import ProofEntry, Report
-from baton.components.shared.runs.documents.training import ForkNote
-from baton.components.shared.runs.lineage import Member
+from baton.pages.collect import ProofEntry, Report
+from baton.pages.run_page import read_proof, render
+from baton.runs.documents import ForkNote
+from baton.runs.lineage import RunNode
 
 
 @pytest.fixture
@@ -37,9 +37,9 @@ def test_the_page_says_where_the_run_began(forked: Report) -> None:
 
 
 def test_relatives_are_listed(forked: Report) -> None:
-    first = Member("first", created="2026-11-20", state="done", children=[forked.run, "other"])
-    own = Member(forked.run, created="2026-11-21", parent="first", kind="fork", at=120, state="unfinished")
-    other = Member("other", created="2026-11-22", parent="first", kind="cold fork", at=60, state="new")
+    first = RunNode("first", created="2026-11-20", state="done", children=[forked.run, "other"])
+    own = RunNode(forked.run, created="2026-11-21", parent="first", kind="fork", at=120, state="unfinished")
+    other = RunNode("other", created="2026-11-22", parent="first", kind="cold fork", at=60, state="new")
     html = render(replace(forked, family={member.name: member for member in (first, own, other)}))
     assert "<h2>Family</h2>" in html
     listed = [re.sub(r"<[^>]+>", "", line) for line in re.findall("<li style.*", html)]
@@ -48,7 +48,7 @@ def test_relatives_are_listed(forked: Report) -> None:
 
 
 def test_of_many_relatives_the_first_are_listed(forked: Report) -> None:
-    family = {name: Member(name) for name in ["<b>", *(f"run-{number:02}" for number in range(61))]}
+    family = {name: RunNode(name) for name in ["<b>", *(f"run-{number:02}" for number in range(61))]}
     html = render(replace(forked, family=family))
     assert "&lt;b&gt; <span" in html
     assert html.count("<li style") == 60

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from baton.components.report import judged
-from baton.components.report.page import render
-from baton.components.report.view import Report
-from baton.components.shared.runs.documents.outcome import Evaluation
-from baton.components.shared.runs.run import Run
-from baton.components.shared.store.storage import Storage
+from baton.pages import collect
+from baton.pages.collect import Report
+from baton.pages.run_page import render
+from baton.runs.outcomes import Evaluation
+from baton.runs.run import Run
+from baton.store.storage import Storage
 
 NUM_EXAMPLES = 45
 REJECTED = "perplexity 24.5 is not <= baseline * 0.005 = 20.3"
@@ -66,7 +66,7 @@ def run(tmp_path: Path) -> Run:
 
 
 def test_figures_of_the_gate_come_first_and_a_change_is_called_good_only_beyond_doubt() -> None:
-    rows = judged.figures(EVALUATION)
+    rows = collect.figure_rows(EVALUATION)
     assert [row.name for row in rows] == ["perplexity", "numeric_match", "loss", "rougeL"]
     assert [row.tone for row in rows] == ["good", "", "", "bad"]
     assert [row.held for row in rows] == [False, True, True, True]
@@ -102,7 +102,7 @@ def test_a_figure_that_fell_has_the_tone_of_its_direction(
             "gate": {"passed": True, "lines": lines},
         }
     )
-    (row,) = judged.figures(evaluation)
+    (row,) = collect.figure_rows(evaluation)
     assert row.tone == tone
 
 
@@ -115,14 +115,14 @@ def test_a_figure_that_was_not_measured_is_none(full_report: Callable[..., Repor
 
 
 def test_examples_come_in_pages(run: Run) -> None:
-    examples = judged.examples(run, EVALUATION)
-    pages = judged.example_pages(examples.shown)
+    examples = collect.examples(run, EVALUATION)
+    pages = collect.example_pages(examples.shown)
     assert [(title, len(examples)) for title, examples in pages] == [("1–20", 20), ("21–40", 20), ("41–45", 5)]
     assert str(examples.uri).endswith("/runs/judged/examples.jsonl")
 
 
 def test_the_page_of_a_rejected_run_says_so_first(run: Run, full_report: Callable[..., Report]) -> None:
-    examples = judged.examples(run, EVALUATION)
+    examples = collect.examples(run, EVALUATION)
     page = render(replace(full_report(), export=None, evaluation=EVALUATION, examples=examples))
     assert f"The gate rejects the model, and nothing was exported: {REJECTED.replace('<', '&lt;')}. Eval loss" in page
     assert page.count("<tr>") > NUM_EXAMPLES

@@ -15,13 +15,11 @@ from typing import Any
 
 import pytest
 
-from baton.components.report.page import render
-from baton.components.shared.core.fingerprint import Fingerprint
-from baton.components.shared.pages.svg import series, thin
-from baton.components.shared.runs.documents.outcome import Evaluation, ExportedModel
-from baton.components.shared.runs.documents.rows import Place
-from baton.components.shared.runs.documents.skips import Skip
-from baton.components.shared.runs.documents.training import OwnState, Tracking, Warning
+from baton.pages.run_page import render
+from baton.pages.svg import series, thin
+from baton.runs.documents import OwnState, Skip, SourceLocation, Tracking, WarningRecord
+from baton.runs.outcomes import Evaluation, ExportedModel
+from baton.runs.versions import Fingerprint
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 
@@ -181,7 +179,7 @@ def test_hostile_text_stays_text(full_report: Any, proof_entry: Any) -> None:
 
 @pytest.mark.slow
 def test_same_report_gives_the_same_bytes_in_another_process(full_report: Any) -> None:
-    code = "import pickle, sys\nfrom baton.components.report import page\n"
+    code = "import pickle, sys\nfrom baton.pages import run_page as page\n"
     code += "print(page.render(pickle.load(sys.stdin.buffer)))"
     other = subprocess.run(
         [sys.executable, "-c", code], input=pickle.dumps(full_report()), capture_output=True, check=True,
@@ -222,7 +220,7 @@ def test_a_part_that_another_number_of_processes_kept_breaks_no_proof(full_repor
 
 
 def test_what_a_person_was_told_as_it_ran_is_in_the_report(full_report: Any) -> None:
-    told = Warning(text="tracking at <b> stopped: the run is deleted", at="2026-11-21T02:00:00Z")
+    told = WarningRecord(text="tracking at <b> stopped: the run is deleted", at="2026-11-21T02:00:00Z")
     text = check(render(replace(full_report(), warnings=[told]))).text
     assert "tracking at <b> stopped: the run is deleted" in text
     assert "Warnings" not in render(full_report())
@@ -243,7 +241,7 @@ def test_state_that_is_not_carried_is_named_where_a_hand_over_is_not_exact(full_
 
 
 def test_steps_that_were_skipped_are_marked_and_their_rows_named(full_report: Any) -> None:
-    rows = [Place(file="rows<1>.jsonl", line=17)]
+    rows = [SourceLocation(file="rows<1>.jsonl", line=17)]
     skip = Skip(step=120, chunk=2, reason="nan", message="step 120 has no loss.", rows=rows, num_rows=9)
     report = full_report()
     html = render(replace(report, skips=[skip]))

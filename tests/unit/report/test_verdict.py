@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from baton.components.report.page import loss_clause, read_proof, render, tiles, verdict
-from baton.components.shared.runs.documents.outcome import Evaluation, Failure
+from baton.pages.run_page import loss_clause, read_proof, render, tiles, verdict
+from baton.runs.outcomes import Evaluation, RunFailure
 
 CHECKED = dict.fromkeys(("weights", "optimizer", "scheduler", "rng", "position", "callbacks", "log"), "match")
 
@@ -136,7 +136,7 @@ def test_preferences_have_a_tile(full_report: Any) -> None:
     ],
 )
 def test_a_run_that_ended_before_its_end(cancelled: bool, sentence: str, heading: str, full_report: Any) -> None:
-    failure = Failure(stage="export", message="the <i>disk</i> is full.", remedy="Free it.", is_cancelled=cancelled)
+    failure = RunFailure(stage="export", message="the <i>disk</i> is full.", remedy="Free it.", is_cancelled=cancelled)
     report = replace(full_report(), failure=failure)
     assert verdict(report, read_proof(report)) == ("bad", sentence)
     page = render(report)

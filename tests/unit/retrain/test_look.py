@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from baton.components.retrain.content import data_digest, recipe_digest
-from baton.components.retrain.look import Decision, look
-from baton.components.retrain.promotion import promote_or_keep, release
-from baton.components.shared.core.errors import BatonError, DamagedError
-from baton.components.shared.recipe import Recipe, parameters, recipe_file
-from baton.components.shared.runs import accepted
-from baton.components.shared.runs.run import Run
-from baton.components.shared.runs.turns import Turns
-from baton.components.shared.store import bundles
-from baton.components.shared.store.storage import Storage
+from baton.errors import BatonError, DamagedError
+from baton.recipe import load, parameters
+from baton.recipe.recipe import Recipe
+from baton.retrain.content import data_digest, recipe_digest
+from baton.retrain.decide import Decision, check_for_changes, promote_or_keep, release_lock
+from baton.retrain.lock import RetrainLock
+from baton.runs import lineage
+from baton.runs.run import Run
+from baton.store import bundle
+from baton.store.storage import Storage
 
 HELD = {"words": "loss 2 is <= production = 2.1", "held": True}
 BROKEN = {"words": "loss 3 is not <= production = 2.1", "held": False}
@@ -45,11 +45,11 @@ def document(store: str, rows: Path) -> dict[str, Any]:
 
 
 def _recipe(document: dict[str, Any], **sections: Any) -> Recipe:
-    return recipe_file.validate({**document, **sections}, origin="test")
+    return load.validate({**document, **sections}, origin="test")
 
 
 def _look(recipe: Recipe, owner: str = "first") -> Decision:
-    return look(recipe, owner)
+    return check_for_changes(recipe, owner)
 
 
 def _trained(recipe: Recipe, found: Decision, tmp_path: Path, *, passed: bool = True, data: str = "split-1") -> Storage:
@@ -63,7 +63,7 @@ def _trained(recipe: Recipe, found: Decision, tmp_path: Path, *, passed: bool = 
         folder = tmp_path / f"export-{found.run}"
         folder.mkdir(exist_ok=True)
         (folder / "model.safetensors").write_text(found.run)
-        manifest, _ = bundles.publish(
+        manifest, _ = bundle.publish(
             storage, run.path("export"), str(folder), kind="model", meta={"digest": f"state-{found.run}"}
         )
         run.put("export.json", {"model_uri": storage.uri(manifest.path(run.path("export")))})
@@ -75,7 +75,7 @@ def _retrained(recipe: Recipe, tmp_path: Path, owner: str, **trained: Any) -> st
     assert found.decision == "train"
     _trained(recipe, found, tmp_path, **trained)
     state = promote_or_keep(f"{recipe.store.uri}/runs/{found.run}")
-    release(recipe.name, recipe.store.uri, owner, None)
+    release_lock(recipe.name, recipe.store.uri, owner, None)
     return state
 
 
@@ -90,7 +90,7 @@ def test_the_first_is_trained_and_promoted_and_the_second_has_nothing_to_do(
     recipe = _recipe(document)
     assert _retrained(recipe, tmp_path, "first") == "promoted"
     storage = Storage(recipe.store.uri)
-    in_use = accepted.newest(storage, "tiny")
+    in_use = lineage.newest_accepted(storage, "tiny")
     assert in_use.number == 1
     assert in_use.model is not None
     assert in_use.model.learnt == ["split-1"]
@@ -102,7 +102,7 @@ def test_the_first_is_trained_and_promoted_and_the_second_has_nothing_to_do(
     assert found.decision == "unchanged"
     assert in_use.model.run in found.words
     assert _outcome(storage, "second")["state"] == "unchanged"
-    assert Turns(storage, "tiny", "second")._ours() is None
+    assert RetrainLock(storage, "tiny", "second")._ours() is None
 
 
 def test_an_override_is_a_change_of_the_recipe_and_the_recipes_own_values_are_none(
@@ -110,11 +110,13 @@ def test_an_override_is_a_change_of_the_recipe_and_the_recipes_own_values_are_no
 ) -> None:
     recipe = _recipe(document)
     assert _retrained(recipe, tmp_path, "first") == "promoted"
-    own = parameters.of(store=recipe.store.uri, base_model="org/model", seed=0, batch_size=recipe.training.batch_size)
-    assert _look(parameters.changed(recipe, own, {}), "second").decision == "unchanged"
-    found = _look(parameters.changed(recipe, own, {"training.weight_decay": 0.5}), "third")
+    own = parameters.given_parameters(
+        store=recipe.store.uri, base_model="org/model", seed=0, batch_size=recipe.training.batch_size
+    )
+    assert _look(parameters.apply_parameters(recipe, own, {}), "second").decision == "unchanged"
+    found = _look(parameters.apply_parameters(recipe, own, {"training.weight_decay": 0.5}), "third")
     assert (found.decision, found.words[:14]) == ("train", "recipe changed")
-    assert recipe_file.loads(found.recipe).training.weight_decay == 0.5
+    assert load.loads(found.recipe).training.weight_decay == 0.5
 
 
 def test_other_content_is_trained_on_and_other_names_and_times_are_not(
@@ -151,10 +153,10 @@ def test_what_the_gate_rejects_leaves_the_model_in_use_and_is_not_trained_again(
     recipe = _recipe(document)
     _retrained(recipe, tmp_path, "first")
     storage = Storage(recipe.store.uri)
-    before = accepted.newest(storage, "tiny")
+    before = lineage.newest_accepted(storage, "tiny")
     rows.write_text('{"text": "poison"}\n', encoding="utf-8")
     assert _retrained(recipe, tmp_path, "second", passed=False) == "rejected"
-    assert accepted.newest(storage, "tiny") == before
+    assert lineage.newest_accepted(storage, "tiny") == before
     kept = _outcome(storage, "second")
     assert (kept["state"], kept["words"]) == ("rejected", BROKEN["words"])
     assert kept["gate"] == [BROKEN]
@@ -166,7 +168,7 @@ def test_what_the_gate_rejects_leaves_the_model_in_use_and_is_not_trained_again(
 def test_a_run_that_broke_off_goes_on_under_its_name(document: dict[str, Any]) -> None:
     recipe = _recipe(document)
     first = _look(recipe, "first")
-    release("tiny", recipe.store.uri, "first", "Task train-chunk failed.")
+    release_lock("tiny", recipe.store.uri, "first", "Task train-chunk failed.")
     assert _outcome(Storage(recipe.store.uri), "first")["words"] == "Task train-chunk failed."
     assert _look(recipe, "second") == first
 
@@ -175,9 +177,9 @@ def test_while_one_is_under_way_the_second_is_dropped(document: dict[str, Any], 
     recipe = _recipe(document, retrain={"concurrency": "drop"})
     first = _look(recipe, "first")
     assert _look(recipe, "second").decision == "busy"
-    release("tiny", recipe.store.uri, "second", None)  # its exit handler must not end the turn of the first
+    release_lock("tiny", recipe.store.uri, "second", None)  # its exit handler must not end the turn of the first
     storage = _trained(recipe, first, tmp_path)
-    assert Turns(storage, "tiny", "first")._ours()
+    assert RetrainLock(storage, "tiny", "first")._ours()
     assert promote_or_keep(f"{recipe.store.uri}/runs/{first.run}") == "promoted"
     assert _outcome(storage, "second")["state"] == "busy"
 
@@ -189,17 +191,17 @@ def test_on_from_the_accepted_model_with_its_rows_until_the_recipe_changes(
     _retrained(recipe, tmp_path, "first")
     storage = Storage(recipe.store.uri)
     for number, text in enumerate(("three", "four"), 2):
-        in_use = accepted.newest(storage, "tiny")
+        in_use = lineage.newest_accepted(storage, "tiny")
         rows.write_text(f'{{"text": "{text}"}}\n', encoding="utf-8")
         found = _look(recipe, text)
-        changed = recipe_file.loads(found.recipe)
+        changed = load.loads(found.recipe)
         assert changed.model.base == in_use.model_uri
         assert changed.retrain.learnt == [f"split-{before}" for before in range(1, number)]
         _trained(recipe, found, tmp_path, data=f"split-{number}")
         promote_or_keep(f"{recipe.store.uri}/runs/{found.run}")
-        release("tiny", recipe.store.uri, text, None)
+        release_lock("tiny", recipe.store.uri, text, None)
     other = _recipe(document, retrain={"start": "accepted"}, seed=8)
-    changed = recipe_file.loads(_look(other, "other").recipe)
+    changed = load.loads(_look(other, "other").recipe)
     assert (changed.model.base, changed.retrain.learnt) == ("org/model", [])
 
 
@@ -211,17 +213,17 @@ def test_one_of_two_models_that_were_judged_against_the_same_is_accepted(
     late = _look(asleep, "late")
     storage = _trained(asleep, late, tmp_path)
     other = _recipe(document, seed=8, retrain={"expires": "1s"})
-    assert Turns(storage, "tiny", "next").take(wait=False, expires_s=-1)
+    assert RetrainLock(storage, "tiny", "next").take(wait=False, expires_s=-1)
     following = _look(other, "next")
     _trained(other, following, tmp_path)
     assert promote_or_keep(f"{asleep.store.uri}/runs/{following.run}") == "promoted"
     with pytest.raises(BatonError, match=f"meanwhile run '{following.run}' was accepted"):
         promote_or_keep(f"{asleep.store.uri}/runs/{late.run}")
-    in_use = accepted.newest(storage, "tiny")
+    in_use = lineage.newest_accepted(storage, "tiny")
     assert in_use.model is not None
     assert (in_use.number, in_use.model.run) == (1, following.run)
     assert promote_or_keep(f"{asleep.store.uri}/runs/{following.run}") == "promoted"
-    assert accepted.newest(storage, "tiny").number == 1
+    assert lineage.newest_accepted(storage, "tiny").number == 1
 
 
 def test_an_export_that_is_damaged_is_not_promoted(document: dict[str, Any], tmp_path: Path) -> None:
@@ -232,7 +234,7 @@ def test_an_export_that_is_damaged_is_not_promoted(document: dict[str, Any], tmp
     storage.write(f"{uri.removeprefix(storage.uri() + '/')}/model.safetensors", b"x" * len(found.run))
     with pytest.raises(DamagedError, match=r"model\.safetensors"):
         promote_or_keep(f"{recipe.store.uri}/runs/{found.run}")
-    assert accepted.newest(storage, "tiny").number == 0
+    assert lineage.newest_accepted(storage, "tiny").number == 0
 
 
 def test_files_that_look_as_before_are_not_read(

@@ -16,14 +16,13 @@ import torch
 import transformers
 from transformers.utils import chat_template_utils
 
-from baton.components.shared.checkpoints.store import CheckpointStore
-from baton.components.shared.models import loading, today, trained
-from baton.components.shared.runs import lineage
-from baton.components.shared.runs.documents.data import Tokens
-from baton.components.shared.runs.documents.training import Progress
-from baton.components.shared.runs.run import Run
-from baton.components.train_chunk.reporting.progress import Lost, ProgressNotes
-from baton.pipelines.local import results
+from baton.checkpoint.store import CheckpointStore
+from baton.local import results
+from baton.models import chat, loading, trained
+from baton.runs import lineage
+from baton.runs.documents import Progress, Tokens
+from baton.runs.run import Run
+from baton.train.metrics.accounting import Lost, ProgressNotes
 from tests.unit import tiny
 from tests.unit.evaluate.finished import CHATTY, finished
 
@@ -40,9 +39,9 @@ def run(base: str, tmp_path: Path) -> Iterator[Run]:
     run = finished(tmp_path, tiny.recipe(base), {"train": CHATTY, "eval": CHATTY})
     run.put(Tokens.NAME, run.require(Tokens.NAME) | {"today": "2024-02-29"})
     run.write(Progress(step=9, chunk=1, seconds_per_step=2.0, at="2024-02-29T00:00:00Z"))
-    today.tell(None)
+    chat.set_template_date(None)
     yield run
-    today.tell(None)
+    chat.set_template_date(None)
 
 
 QUERIES: dict[str, Callable[[Run, str], Any]] = {
@@ -87,9 +86,9 @@ def test_a_query_changes_nothing(name: str, run: Run, tmp_path: Path) -> None:
 
 def test_templates_ask_the_clock_again_once_no_day_is_told() -> None:
     before = chat_template_utils.datetime
-    today.tell("2024-02-29")
+    chat.set_template_date("2024-02-29")
     assert chat_template_utils.datetime.now().isoformat() == "2024-02-29T00:00:00"
-    today.tell(None)
+    chat.set_template_date(None)
     assert chat_template_utils.datetime is before
 
 

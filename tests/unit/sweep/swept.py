@@ -8,14 +8,14 @@ import random
 from pathlib import Path
 from typing import Any
 
-from baton.components.shared.checkpoints.meta import CheckpointMeta
-from baton.components.shared.checkpoints.store import CheckpointStore
-from baton.components.shared.recipe import recipe_file
-from baton.components.shared.runs.documents.sweeps import RungVerdict, SweepHead, TrialEntry, TrialNote
-from baton.components.shared.runs.plan import Plan
-from baton.components.shared.runs.run import Run
-from baton.components.shared.store.storage import Storage
-from baton.components.shared.sweeps.sweep import Sweep
+from baton.checkpoint.manifest import CheckpointMeta
+from baton.checkpoint.store import CheckpointStore
+from baton.recipe import load
+from baton.runs.outcomes import RungVerdict, SweepHead, TrialEntry, TrialInfo
+from baton.runs.plan import Plan
+from baton.runs.run import Run
+from baton.runs.sweep import Sweep
+from baton.store.storage import Storage
 
 STEPS = 40
 """Steps of a chunk."""
@@ -177,7 +177,7 @@ RATES = [1e-4, 1e-3, 1e-2, 1e-1]
 
 def in_rungs(folder: Path) -> Sweep:
     """A sweep of four trials in 4 chunks, none trained yet; two advance after chunk 1, one after chunk 2."""
-    recipe = recipe_file.validate(
+    recipe = load.validate(
         {
             "name": "swept",
             "model": {"from_scratch": {"architecture": "llama"}, "tokenizer": {"train": {"vocab_size": 300}}},
@@ -199,6 +199,6 @@ def in_rungs(folder: Path) -> Sweep:
     head = {"name": "s", "created": "now", "recipe": recipe.model_dump(mode="json"), **document}
     made.create(SweepHead.model_validate(head))
     for trial in made.trials():
-        made.run(trial).put(TrialNote.NAME, {"sweep": "s", "id": trial.id})
+        made.run(trial).put(TrialInfo.NAME, {"sweep": "s", "id": trial.id})
         made.run(trial).put("plan.json", {"rows": 1, "steps_per_epoch": 1, "num_steps": 8, "targets": [2, 4, 6, 8]})
     return made

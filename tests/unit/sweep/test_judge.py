@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from baton.components.shared.core.errors import BatonError
-from baton.components.shared.runs.documents.sweeps import Score, TrialEntry
-from baton.components.shared.sweeps.sweep import Sweep
-from baton.components.sweep.judge import decide, judge
+from baton.errors import BatonError
+from baton.runs.outcomes import TrialEntry, TrialScore
+from baton.runs.sweep import Sweep
+from baton.sweep.judge import decide, rank_trials
 from tests.unit.sweep.swept import in_rungs
 
 
@@ -41,12 +41,12 @@ def sweep(tmp_path: Path) -> Sweep:
 def _score(sweep: Sweep, chunk: int, **values: float | None) -> None:
     for trial, value in values.items():
         score = {"chunk": chunk, "step": 2 * chunk, "value": value, "metrics": {}, "seconds": 1.0, "at": "now"}
-        sweep.run(sweep.trial(trial)).put(Score.file_name(chunk), score)
+        sweep.run(sweep.trial(trial)).put(TrialScore.file_name(chunk), score)
 
 
 def _judge(sweep: Sweep, number: int) -> tuple[list[str], dict[str, str]]:
     """Returns the names of those who go on, and why the others do not."""
-    found = judge(sweep, number)
+    found = rank_trials(sweep, number)
     rung = sweep.rung(number)
     assert rung is not None
     assert found.kept == [sweep.run(sweep.trial(trial)).uri for trial in rung.kept]
@@ -67,7 +67,7 @@ def test_the_best_go_on_and_the_last_one_wins(sweep: Sweep) -> None:
     _score(sweep, 2, t1=0.5, t2=0.9)
     assert _judge(sweep, 2)[0] == ["t1"]
     _score(sweep, 4, t1=0.25)
-    verdict = judge(sweep, 3)
+    verdict = rank_trials(sweep, 3)
     assert verdict.winner == sweep.run(sweep.trial("t1")).uri
     assert sweep.get("winner.json") == {**(sweep.get("winner.json") or {}), "id": "t1", "value": 0.25}
 
@@ -82,7 +82,7 @@ def test_a_trial_that_failed_is_stopped_with_what_it_said(sweep: Sweep) -> None:
 
 def test_no_score_at_all_is_an_error_that_says_why(sweep: Sweep) -> None:
     with pytest.raises(BatonError, match="no trial of sweep 's' advances from rung 1: t0: chunk 1 was not finished"):
-        judge(sweep, 1)
+        rank_trials(sweep, 1)
     assert sweep.rung(1) is None
 
 
@@ -96,7 +96,7 @@ def test_a_trial_that_is_asked_to_stop_makes_room_for_the_next(sweep: Sweep) -> 
 
 def test_a_stopped_trial_that_is_asked_for_goes_on_whatever_its_score(sweep: Sweep) -> None:
     _score(sweep, 1, t0=4.0, t1=2.0, t2=1.0, t3=3.0)
-    judge(sweep, 1)
+    rank_trials(sweep, 1)
     sweep.ask("t0", "go", "for the record")
     _score(sweep, 2, t1=0.5, t2=0.9)
     assert _judge(sweep, 2) == (["t1", "t0"], {"t2": "number 2 of 2, and 1 went on"})
@@ -106,7 +106,7 @@ def test_a_stopped_trial_that_is_asked_for_goes_on_whatever_its_score(sweep: Swe
 
 def test_a_rung_that_was_judged_stands_but_for_what_is_asked_since(sweep: Sweep) -> None:
     _score(sweep, 1, t0=4.0, t1=2.0, t2=1.0, t3=3.0)
-    judge(sweep, 1)
+    rank_trials(sweep, 1)
     first = sweep.rung(1)
     _score(sweep, 1, t0=0.0)
     assert _judge(sweep, 1)[0] == ["t2", "t1"]
@@ -120,14 +120,14 @@ def test_a_rung_that_was_judged_stands_but_for_what_is_asked_since(sweep: Sweep)
 
 def test_a_winner_that_is_asked_to_stop_leaves_the_place_to_the_next(sweep: Sweep) -> None:
     _score(sweep, 1, t0=4.0, t1=2.0, t2=1.0, t3=3.0)
-    judge(sweep, 1)
+    rank_trials(sweep, 1)
     sweep.ask("t1", "go", "both")
     _score(sweep, 2, t1=0.5, t2=0.4)
-    judge(sweep, 2)
+    rank_trials(sweep, 2)
     _score(sweep, 4, t1=0.3, t2=0.2)
-    assert judge(sweep, 3).winner.endswith("s-t2")
+    assert rank_trials(sweep, 3).winner.endswith("s-t2")
     sweep.ask("t2", "stop", "not that one")
-    assert judge(sweep, 3).winner.endswith("s-t1")
+    assert rank_trials(sweep, 3).winner.endswith("s-t1")
 
 
 def _trial(**more: Any) -> TrialEntry:

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from baton.components.shared.runs.documents.sweeps import RungVerdict, SweepHead
-from baton.components.shared.sweeps import view as sweep_view
-from baton.components.shared.sweeps.sweep import Sweep
-from baton.components.sweep import page
-from baton.pipelines.cli import sweep_display
+from baton.cli import sweep as sweep_display
+from baton.runs.outcomes import RungVerdict, SweepHead
+from baton.runs.sweep import Sweep
+from baton.sweep import page
+from baton.sweep import view as sweep_view
 from tests.unit.sweep.swept import SEVEN, Swept
 
 ONE = {"training.learning_rate": {"min": 1e-5, "max": 1e-2, "log": True}}

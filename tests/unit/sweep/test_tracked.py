@@ -6,21 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from baton.components.shared.recipe import recipe_file
-from baton.components.shared.runs import tracking
-from baton.components.shared.runs.documents.sweeps import (
-    RungEntry,
-    RungVerdict,
-    Stopped,
-    SweepHead,
-    TrialEntry,
-    TrialNote,
-    Winner,
-)
-from baton.components.shared.runs.run import Run
-from baton.components.shared.store.storage import Storage
-from baton.components.shared.sweeps.sweep import Sweep
-from baton.components.sweep import tracked
+from baton.recipe import load
+from baton.runs.outcomes import RungEntry, RungVerdict, StoppedTrial, SweepHead, TrialEntry, TrialInfo, Winner
+from baton.runs.run import Run
+from baton.runs.sweep import Sweep
+from baton.store.storage import Storage
+from baton.sweep import tracking as tracked
+from baton.tracking import tracking_run
+from baton.tracking.client import connect
 
 pytestmark = pytest.mark.slow
 
@@ -35,18 +28,18 @@ def test_trials_are_children_and_rungs_are_metrics_of_the_parent(tmp_path: Path)
         "tracking": {"mlflow": uri},
         "sweep": {"parameters": {"training.learning_rate": [1e-4, 1e-3]}},
     }
-    recipe = recipe_file.validate(document, origin="test")
+    recipe = load.validate(document, origin="test")
     sweep = Sweep(Storage(str(tmp_path / "store")), "s")
     parent = tracked.parent(sweep, recipe)
     assert parent is not None
     assert tracked.parent(sweep, recipe) == parent  # made once
     run = Run(sweep.storage, "s-t000")
-    run.put(TrialNote.NAME, {"sweep": "s", "id": "t000", "tracking": parent})
-    tracking.start(run, recipe)
+    run.put(TrialInfo.NAME, {"sweep": "s", "id": "t000", "tracking": parent})
+    tracking_run.start(run, recipe)
     scores = {"t000": {"value": 2.5, "step": 4}, "t001": {"value": 2.25, "step": 4}, "t002": {"value": None, "step": 4}}
     rung = RungVerdict.model_validate({"rung": 1, "scores": scores, "kept": ["t001"], "stopped": []})
     tracked.log_rung(sweep, recipe, rung, "<p>page</p>", is_last=False)
-    client = tracking.connect(uri)
+    client = connect(uri)
     child = client.get_run(run.require("tracking.json")["run_id"])
     assert child.data.tags["mlflow.parentRunId"] == parent
     assert child.info.experiment_id == client.get_run(parent).info.experiment_id
@@ -64,9 +57,9 @@ def test_trials_are_children_and_rungs_are_metrics_of_the_parent(tmp_path: Path)
     trials = [TrialEntry(id="t000", run="s-t000"), TrialEntry(id="t001", run="s-t001")]
     head = SweepHead(name="s", created="", recipe={}, metric="loss", mode="min", rungs=rungs, trials=trials)
     other = Run(sweep.storage, "s-t001")
-    other.put(TrialNote.NAME, {"sweep": "s", "id": "t001", "tracking": parent})
+    other.put(TrialInfo.NAME, {"sweep": "s", "id": "t001", "tracking": parent})
     other.create(recipe)
-    tracking.start(other, recipe)
+    tracking_run.start(other, recipe)
 
     def ends() -> list[tuple[str, str | None]]:
         found = [client.get_run(each.require("tracking.json")["run_id"]) for each in (run, other)]
@@ -75,7 +68,7 @@ def test_trials_are_children_and_rungs_are_metrics_of_the_parent(tmp_path: Path)
     sweep.keep_rung(RungVerdict(rung=1, chunk=1, kept=["t001", "t000"]))
     tracked.end_trials(sweep, head, RungVerdict(rung=1, chunk=1, kept=["t001", "t000"]), is_last=False)
     assert ends() == [("RUNNING", None), ("RUNNING", None)]
-    last = RungVerdict(rung=2, chunk=2, kept=["t001"], stopped=[Stopped(id="t000", why="number 2 of 2")])
+    last = RungVerdict(rung=2, chunk=2, kept=["t001"], stopped=[StoppedTrial(id="t000", why="number 2 of 2")])
     sweep.keep_rung(last)
     sweep.write(Winner(id="t001"))
     tracked.end_trials(sweep, head, last, is_last=True)
@@ -90,5 +83,5 @@ def test_nothing_is_tracked_where_the_recipe_says_so(tmp_path: Path) -> None:
         "tracking": {"mlflow": None},
         "sweep": {"parameters": {"training.learning_rate": [1e-4, 1e-3]}},
     }
-    recipe = recipe_file.validate(document, origin="test")
+    recipe = load.validate(document, origin="test")
     assert tracked.parent(Sweep(Storage(str(tmp_path / "store")), "s"), recipe) is None

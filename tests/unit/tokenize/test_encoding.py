@@ -21,15 +21,17 @@ from trl import (
     SFTTrainer,
 )
 
-from baton.components.data_split import formats
-from baton.components.data_split.layouts import Layout
-from baton.components.shared.core.errors import UserError
-from baton.components.shared.models import loading
-from baton.components.shared.recipe import Recipe, recipe_file
-from baton.components.shared.runs.run import Run
-from baton.components.shared.store import bundles
-from baton.components.shared.store.storage import Storage
-from baton.components.tokenize import encoding, tokenization
+from baton.data import encoding, normalize, tokenize
+from baton.data.schema import ColumnMapping
+from baton.errors import UserError
+from baton.models import loading
+from baton.models.train_rows import IGNORED
+from baton.recipe import load
+from baton.recipe.recipe import Recipe
+from baton.runs.run import Run
+from baton.store import bundle
+from baton.store.manifest import read_manifest
+from baton.store.storage import Storage
 from tests.unit import tiny
 
 Row = dict[str, Any]
@@ -87,7 +89,7 @@ def rated(rows: list[Row]) -> list[Row]:
 def recipe(store: str, method: str, **data: Any) -> Recipe:
     """A recipe with a tokenizer of its own."""
     own = {method: {"rewards": ["length"]}} if method == "grpo" else {}
-    return recipe_file.validate(
+    return load.validate(
         {
             "name": "tiny",
             "store": store,
@@ -109,11 +111,11 @@ def tokenized(given: Recipe, rows: list[Row], folder: Path) -> tuple[datasets.Da
     for side in ("train", "eval"):
         lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         (split / f"{side}.jsonl").write_text(lines, encoding="utf-8")
-    bundles.publish(run.storage, "data/digest/split", str(split), kind="split", meta={})
+    bundle.publish(run.storage, "data/digest/split", str(split), kind="split", meta={})
     run.set_once("data.json", {"digest": "digest", "rows": 2 * len(rows)})
-    counts = tokenization.tokenize_run(run.uri)
+    counts = tokenize.tokenize_run(run.uri)
     prefix = run.require("tokens.json")["prefix"]
-    manifest = bundles.read_manifest(run.storage, prefix)
+    manifest = read_manifest(run.storage, prefix)
     assert manifest is not None
     found = run.storage.key(manifest.path(prefix))
     return datasets.load_from_disk(f"{found}/train"), loading.load_tokenizer(f"{found}/tokenizer"), counts
@@ -208,7 +210,7 @@ def test_texts_that_share_their_prompt_are_trained_as_they_are(tmp_path: Path) -
     """A separator of nothing keeps the text, and TRL, given the two texts, trains the same."""
     head = "\n\nHuman: what is it?\n\nAssistant:"
     texts = [{"chosen": f"{head} {x['chosen']}.", "rejected": f"{head} ~ {x['rejected']}."} for x in PAIRS]
-    rows = [formats.normalise(dict(row), Layout(format="preference", columns={})) for row in texts]
+    rows = [normalize.normalize_row(dict(row), ColumnMapping(format="preference", columns={})) for row in texts]
     assert all(isinstance(row, dict) and row["prompt"] == head for row in rows)
 
     given = recipe(str(tmp_path / "store"), "dpo", separator="")
@@ -282,9 +284,9 @@ def said_by_it(base: str, template: str | None = None) -> str:
     tokenizer = loading.load_tokenizer(base)
     tokenizer.chat_template = template or tokenizer.chat_template
     data = {"source": "r.jsonl", "train_on": "assistant"}
-    given = recipe_file.validate({"name": "tiny", "model": {"base": base}, "data": data}, origin="r.yaml")
+    given = load.validate({"name": "tiny", "model": {"base": base}, "data": data}, origin="r.yaml")
     row = tiny.encoder(given, tokenizer)(MESSAGES[0])[0]
-    text = tokenizer.decode([token for token in row["labels"] if token != encoding.IGNORED])
+    text = tokenizer.decode([token for token in row["labels"] if token != IGNORED])
     assert isinstance(text, str)
     return text
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from baton.components.shared.core.errors import FormatError
-from baton.components.shared.models import loading, prompting, prompts
-from baton.components.shared.runs.run import Run
-from baton.components.shared.store import bundles
-from baton.components.shared.store.storage import Storage
-from baton.components.tokenize import tokenization
+from baton.data import tokenize
+from baton.errors import FormatError
+from baton.models import loading, prompts
+from baton.runs.run import Run
+from baton.store import bundle
+from baton.store.storage import Storage
 from tests.unit import tiny
 
 ROWS = [{"prompt": f"What is {n}?", "completion": f"It is {n}."} for n in range(6)]
@@ -27,7 +27,7 @@ def split(base: str, folder: Path, name: str, **data: Any) -> Run:
     rows.mkdir(exist_ok=True)
     for side in ("train", "eval"):
         (rows / f"{side}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS), encoding="utf-8")
-    bundles.publish(run.storage, "data/digest/split", str(rows), kind="split", meta={})
+    bundle.publish(run.storage, "data/digest/split", str(rows), kind="split", meta={})
     run.set_once("data.json", {"digest": "digest", "rows": 2 * len(ROWS)})
     return run
 
@@ -36,7 +36,7 @@ def split(base: str, folder: Path, name: str, **data: Any) -> Run:
 def old(chat_base: str, tmp_path: Path) -> Run:
     """A run as it was left then: its recipe knows of no choice, and nothing says what it was made with."""
     text = split(chat_base, tmp_path, "text", render_as="text")
-    tokenization.tokenize_run(text.uri)
+    tokenize.tokenize_run(text.uri)
     run = split(chat_base, tmp_path, "old")
     head = run.require("recipe.json")
     del head["made"], head["recipe"]["data"]["render_as"]
@@ -48,22 +48,22 @@ def old(chat_base: str, tmp_path: Path) -> Run:
 def test_it_keeps_its_tokens(old: Run, chat_base: str, tmp_path: Path) -> None:
     own = old.require("tokens.json")
     assert "rendered" not in own
-    made = tokenization.tokenize_run(old.uri)
+    made = tokenize.tokenize_run(old.uri)
     assert made["digest"] == own["digest"]
     assert old.require("tokens.json") == own
     control = split(chat_base, tmp_path, "new")
-    assert tokenization.tokenize_run(control.uri)["digest"] != own["digest"]
+    assert tokenize.tokenize_run(control.uri)["digest"] != own["digest"]
     assert control.require("tokens.json")["rendered"]
 
 
 def test_it_is_asked_as_it_was_trained(old: Run, chat_base: str, tmp_path: Path) -> None:
     tokenizer = loading.load_tokenizer(chat_base)
-    asked = prompting.of_run(old, old.recipe(), tokenizer)
-    assert asked == prompting.Prompting(prompts="prompt", separator="###")
+    asked = prompts.format_of_run(old, old.recipe(), tokenizer)
+    assert asked == prompts.PromptFormat(prompts="prompt", separator="###")
     assert prompts.held_out_prompts(old, old.recipe(), tokenizer, 1) == [("What is 0?###", "It is 0.")]
     control = split(chat_base, tmp_path, "new")
-    tokenization.tokenize_run(control.uri)
-    asked = prompting.of_run(control, control.recipe(), tokenizer)
+    tokenize.tokenize_run(control.uri)
+    asked = prompts.format_of_run(control, control.recipe(), tokenizer)
     assert asked is not None
     assert asked.is_chat
 
@@ -74,4 +74,4 @@ def test_tokens_that_are_gone_are_not_made_otherwise(old: Run) -> None:
         if name.startswith("manifest"):
             (Path(old.storage.key(prefix)) / name).unlink()
     with pytest.raises(FormatError, match=r"its tokens, .*, are gone, and this Baton, .*, makes other ones\."):
-        tokenization.tokenize_run(old.uri)
+        tokenize.tokenize_run(old.uri)

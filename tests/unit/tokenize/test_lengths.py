@@ -11,13 +11,15 @@ from typing import Any
 import datasets
 import pytest
 
-from baton.components.shared.core.errors import UserError
-from baton.components.shared.models import chat_templates, loading
-from baton.components.shared.recipe import Recipe, recipe_file
-from baton.components.shared.runs.run import Run
-from baton.components.shared.store import bundles
-from baton.components.shared.store.storage import Storage
-from baton.components.tokenize import address, lengths, refusals, segments, tokenization
+from baton.data import fitting, segments, tokenize
+from baton.errors import UserError
+from baton.models import chat, loading
+from baton.recipe import load
+from baton.recipe.recipe import Recipe
+from baton.runs.run import Run
+from baton.store import bundle
+from baton.store.manifest import read_manifest
+from baton.store.storage import Storage
 
 UNMERGED = "".join(map(chr, range(33, 127)))
 LIMIT = 16
@@ -41,14 +43,14 @@ def run_of(folder: Path, rows: list[Any], *, quality: dict[str, Any] | None = No
     }
     for section, values in changes.items():
         document[section] |= values
-    recipe = recipe_file.validate(document, origin="r.yaml")
+    recipe = load.validate(document, origin="r.yaml")
     run = Run(Storage(recipe.store.uri), "run-1")
     run.create(recipe)
     (folder / "split").mkdir()
     held_out = rows_of(5, 5) if "text" in rows[0] else rows[:2]
     for side, found in (("train", rows), ("eval", held_out)):
         (folder / "split" / f"{side}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in found))
-    bundles.publish(run.storage, "data/digest/split", str(folder / "split"), kind="split", meta={})
+    bundle.publish(run.storage, "data/digest/split", str(folder / "split"), kind="split", meta={})
     run.set_once("data.json", {"digest": "digest", "rows": 0})
     return run
 
@@ -56,7 +58,7 @@ def run_of(folder: Path, rows: list[Any], *, quality: dict[str, Any] | None = No
 def folder_of(run: Run) -> str:
     """Where the tokens lie."""
     prefix = run.require("tokens.json")["prefix"]
-    manifest = bundles.read_manifest(run.storage, prefix)
+    manifest = read_manifest(run.storage, prefix)
     assert manifest
     return run.storage.key(manifest.path(prefix))
 
@@ -66,11 +68,11 @@ BOUNDS = {1: 1, 2: 2, 3: 3, 4: 4, 5: 6, 6: 6, 7: 8, 9: 12, 13: 16, 24: 24, 25: 3
 
 @pytest.mark.parametrize(("length", "bound"), BOUNDS.items())
 def test_classes_of_lengths(length: int, bound: int) -> None:
-    assert lengths.upper_bound(length) == bound
+    assert fitting.length_bound(length) == bound
 
 
 def test_lengths_are_those_before_cutting(tmp_path: Path) -> None:
-    found = tokenization.tokenize_run(run_of(tmp_path, rows_of(4, 6, 16, 17, 40)).uri)
+    found = tokenize.tokenize_run(run_of(tmp_path, rows_of(4, 6, 16, 17, 40)).uri)
     assert found["lengths"] == {
         "rows": 7,
         "total": 93,
@@ -97,7 +99,7 @@ def test_too_long_rows_are_told_of(
 ) -> None:
     monkeypatch.setenv("BATON_EVENTS", "stdout")
     run = run_of(tmp_path, rows_of(4, 6, 16, 17, 40), quality={"truncation": action, "truncated_share": share})
-    assert tokenization.tokenize_run(run.uri)["train"] == 5
+    assert tokenize.tokenize_run(run.uri)["train"] == 5
     text = "2 of 7 rows (28.6%) are longer than data.max_length 16; the longest has 40 tokens"
     assert capsys.readouterr().out.count(text) == told
 
@@ -106,7 +108,7 @@ def test_too_many_long_rows_end_the_run(tmp_path: Path) -> None:
     run = run_of(tmp_path, rows_of(4, 6, 16, 17, 40), quality={"truncation": "fail", "truncated_share": 0.2})
     for _ in range(2):  # the second time the tokens are there
         with pytest.raises(UserError) as caught:
-            tokenization.tokenize_run(run.uri)
+            tokenize.tokenize_run(run.uri)
         assert caught.value.message == (
             "data.quality.truncation: 2 of 7 rows (28.6%) are longer than data.max_length 16; the longest has 40 "
             "tokens; more than 20.0% may not be."
@@ -115,7 +117,7 @@ def test_too_many_long_rows_end_the_run(tmp_path: Path) -> None:
 
 def test_rows_that_would_be_cut_are_left_out_and_named(tmp_path: Path) -> None:
     run = run_of(tmp_path, rows_of(4, 17, 16, 40), quality={"truncation": "fix"})
-    found = tokenization.tokenize_run(run.uri)
+    found = tokenize.tokenize_run(run.uri)
     assert {name: found[name] for name in ("train", "truncated", "dropped")} == {
         "train": 2,
         "truncated": 0,
@@ -135,7 +137,7 @@ def test_pairs_that_trainers_would_cut_are_left_out(tmp_path: Path) -> None:
         {"prompt": UNMERGED[:20], "chosen": "c", "rejected": "r"},
     ]
     run = run_of(tmp_path, rows, quality={"truncation": "fix"}, training={"method": "dpo"})
-    found = tokenization.tokenize_run(run.uri)
+    found = tokenize.tokenize_run(run.uri)
     assert (found["train"], found["dropped"], found["truncated"]) == (2, 2, 0)
 
 
@@ -145,7 +147,7 @@ def test_packing_in_several_files(packing: bool | str, tmp_path: Path, monkeypat
     monkeypatch.setattr(segments, "LEAST", 150)
     rows = [{"text": UNMERGED[n : n + 3 + n % 9]} for n in range(80)]
     run = run_of(tmp_path, rows, data={"packing": packing})
-    found = tokenization.tokenize_run(run.uri)
+    found = tokenize.tokenize_run(run.uri)
     tokenizer = loading.load_tokenizer(f"{folder_of(run)}/tokenizer")
     train = datasets.load_from_disk(f"{folder_of(run)}/train").to_list()
     cut = segments.cut(str(tmp_path / "split" / "train.jsonl"), "train")
@@ -175,9 +177,9 @@ def talks(count: int) -> list[dict[str, Any]]:
 def test_the_recipes_template_is_used_and_saved(tmp_path: Path) -> None:
     model = {"chat_template": "alpaca"}
     run = run_of(tmp_path, talks(3), model=model, data={"max_length": 64, "assistant_only_loss": True})
-    tokenization.tokenize_run(run.uri)
+    tokenize.tokenize_run(run.uri)
     tokenizer = loading.load_tokenizer(f"{folder_of(run)}/tokenizer")
-    assert tokenizer.chat_template == chat_templates.ALPACA
+    assert tokenizer.chat_template == chat.ALPACA
     row = datasets.load_from_disk(f"{folder_of(run)}/train")[1]
     assert tokenizer.decode(row["input_ids"]) == "### Instruction:\na1\n\n### Response:\nb<|end|>\n\n"
     assert tokenizer.decode([label for label in row["labels"] if label != -100]) == "b<|end|>"
@@ -185,11 +187,11 @@ def test_the_recipes_template_is_used_and_saved(tmp_path: Path) -> None:
 
 def test_tokens_of_another_template_are_others(tmp_path: Path) -> None:
     def digest(template: str | None) -> str:
-        given: Recipe = recipe_file.validate(
+        given: Recipe = load.validate(
             {"name": "t", "model": {"base": "org/m", "chat_template": template}, "data": {"source": "r.jsonl"}},
             origin="r.yaml",
         )
-        return address.tokens_digest(given, "s", None, None)
+        return tokenize.tokens_digest(given, "s", None, None)
 
     path = tmp_path / "own.jinja"
     path.write_text("{{ messages }}")
@@ -204,7 +206,7 @@ def test_a_conversation_that_the_template_refuses(tmp_path: Path) -> None:
     model = {"chat_template": "{{ raise_exception('roles must alternate') }}"}
     run = run_of(tmp_path, talks(3), model=model)
     with pytest.raises(UserError) as caught:
-        tokenization.tokenize_run(run.uri)
+        tokenize.tokenize_run(run.uri)
     assert caught.value.message == (
         "5 of 5 conversations cannot be written by the chat template so that what counts in the loss is known (100.0%; "
         "data.max_rejected is 1.0%). The first is in train.jsonl, line 1: the chat template refuses it: roles must "
@@ -217,7 +219,7 @@ def test_a_few_conversations_that_the_template_refuses_are_left_out_and_named(tm
     rows = talks(20)
     rows[1]["messages"] = [rows[1]["messages"][0], *rows[1]["messages"]]
     run = run_of(tmp_path, rows, model={"chat_template": ALTERNATING}, data={"max_rejected": 0.1})
-    counts = tokenization.tokenize_run(run.uri)
+    counts = tokenize.tokenize_run(run.uri)
     assert (counts["train"], counts["dropped"], counts["refused"]) == (19, 2, 2)
     (dropped,) = Path(folder_of(run)).glob("dropped/train-*.jsonl")
     assert json.loads(dropped.read_text()) == {
@@ -258,11 +260,11 @@ def test_a_row_that_is_refused_is_one_of_the_rows_whatever_they_become(
         training={"method": method, **own},
     )
     with contextlib.nullcontext() if passes else pytest.raises(UserError, match="2 of 22 conversations cannot be"):
-        assert tokenization.tokenize_run(run.uri)["refused"] == 2
+        assert tokenize.tokenize_run(run.uri)["refused"] == 2
 
 
 def test_rows_of_a_segment_that_an_older_baton_made_are_those_that_it_counted() -> None:
-    new = refusals.Refusals(of=5, rows=1, first="train.jsonl, line 1: x")
+    new = fitting.TemplateErrors(of=5, rows=1, first="train.jsonl, line 1: x")
     older = {"rows": 1, "first": "", "told": {}}
     new.merge(older)
     assert (new.of, new.rows) == (5, 2)
@@ -284,7 +286,7 @@ def test_the_order_of_rows(given: dict[str, Any], num_bytes: int, expected: str)
     document: dict[str, Any] = {"name": "t", "model": {"base": "org/m"}, "data": {"source": "r.jsonl"}}
     for section, values in given.items():
         document[section] = {**document.get(section, {}), **values}
-    assert tokenization.order(recipe_file.validate(document, origin="r.yaml"), num_bytes) == expected
+    assert tokenize.order(load.validate(document, origin="r.yaml"), num_bytes) == expected
 
 
 @pytest.mark.parametrize(
@@ -299,4 +301,4 @@ def test_the_order_of_rows(given: dict[str, Any], num_bytes: int, expected: str)
 def test_blocks_are_refused_where_all_rows_are_needed(training: dict[str, Any], what: str) -> None:
     document = {"name": "t", "model": {"base": "org/m"}, "data": {"source": "r.jsonl", "order": "blocks"}}
     with pytest.raises(UserError, match=f"data.order: {what} needs all rows in every chunk; set it to uniform"):
-        recipe_file.validate({**document, "training": training}, origin="r.yaml")
+        load.validate({**document, "training": training}, origin="r.yaml")

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from baton.components.shared.core import events
-from baton.components.shared.runs.plan import make_plan
-from baton.components.tokenize.tokenization import without_effect
+from baton import events
+from baton.data.tokenize import without_effect
+from baton.runs.plan import make_plan
 from tests.unit import tiny
 from tests.unit.data_split.splitting import split, write
 from tests.unit.tokenize.test_turns import tokenized

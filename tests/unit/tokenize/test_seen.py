@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from baton.components.shared.models import loading
-from baton.components.shared.recipe import TrainTokenizer
-from baton.components.shared.runs.documents.rows import Place, SeenRow
-from baton.components.tokenize import bpe, pieces, seen
+from baton.data import encoding, preview
+from baton.models import loading
+from baton.recipe.model import TrainTokenizer
+from baton.runs.documents import PreviewRow, SourceLocation
 from tests.unit import tiny
 
-PLACE = Place(file="rows.jsonl", line=1)
+PLACE = SourceLocation(file="rows.jsonl", line=1)
 
 
 @pytest.fixture(scope="module")
@@ -26,17 +26,17 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerFa
     """A byte-level tokenizer that knows few words, so that most characters are several tokens."""
     path = tmp_path_factory.mktemp("seen") / "text.jsonl"
     path.write_text(json.dumps({"text": "the model learns what the assistant says"}) + "\n", encoding="utf-8")
-    return bpe.train(str(path), TrainTokenizer(vocab_size=300), 64)
+    return encoding.train_bpe(str(path), TrainTokenizer(vocab_size=300), 64)
 
 
 def looked_at(
     row: dict[str, Any], tokenizer: Any, base: str, most: int | None = None, **sections: Any
-) -> list[SeenRow]:
+) -> list[PreviewRow]:
     recipe = tiny.recipe(base, **sections)
-    return list(seen.see([(PLACE, "train", row)], recipe, tokenizer, most))
+    return list(preview.preview_rows([(PLACE, "train", row)], recipe, tokenizer, most))
 
 
-def trained(row: SeenRow) -> str:
+def trained(row: PreviewRow) -> str:
     """The text that is trained."""
     return "".join(span.text for span in row.spans if span.trained)
 
@@ -44,14 +44,19 @@ def trained(row: SeenRow) -> str:
 @given(st.text())
 def test_tokens_together_are_the_text(tokenizer: Any, text: str) -> None:
     ids = tokenizer(text)["input_ids"]
-    data = pieces.in_bytes(ids, tokenizer)
+    data = preview.bytes_of_tokens(ids, tokenizer)
     assert len(data) == len(ids)
     assert b"".join(data) == text.encode()
 
 
 def test_half_a_character_is_shown_as_bytes(tokenizer: Any) -> None:
     ids = tokenizer("a漢")["input_ids"]
-    assert [pieces.readable(word) for word in pieces.in_bytes(ids, tokenizer)] == ["a", "\\xe6", "\\xbc", "\\xa2"]
+    assert [preview.readable(word) for word in preview.bytes_of_tokens(ids, tokenizer)] == [
+        "a",
+        "\\xe6",
+        "\\xbc",
+        "\\xa2",
+    ]
 
 
 def sentence_piece() -> PreTrainedTokenizerFast:
@@ -69,14 +74,14 @@ def sentence_piece() -> PreTrainedTokenizerFast:
 def test_vocabularies_of_sentence_piece_and_of_words_can_be_read() -> None:
     llama = sentence_piece()
     ids = [3, 4, *(5 + byte for byte in "é".encode()), 1]
-    words = [pieces.readable(word) for word in pieces.in_bytes(ids, llama)]
+    words = [preview.readable(word) for word in preview.bytes_of_tokens(ids, llama)]
     assert words == [" the", " fox", "\\xc3", "\\xa9", "</s>"]
-    assert b"".join(pieces.in_bytes(ids, llama)).decode() == " the foxé</s>"
+    assert b"".join(preview.bytes_of_tokens(ids, llama)).decode() == " the foxé</s>"
 
     made = Tokenizer(models.WordPiece({"[UNK]": 0, "fox": 1, "##es": 2}, unk_token="[UNK]"))
     made.pre_tokenizer, made.decoder = pre_tokenizers.Whitespace(), decoders.WordPiece()
     bert = PreTrainedTokenizerFast(tokenizer_object=made, unk_token="[UNK]")
-    assert pieces.in_bytes([1, 2], bert)[0] == b"fox"
+    assert preview.bytes_of_tokens([1, 2], bert)[0] == b"fox"
 
 
 def test_a_conversation_is_shown_with_what_the_assistant_says_as_trained(tiny_base: str) -> None:
@@ -146,7 +151,7 @@ def test_of_a_long_row_its_beginning_and_where_training_begins_are_kept(tiny_bas
     assert len(short.tokens) == 200
     assert short.tokens[:100] == whole.tokens[:100]
     begins = [token.trained for token in whole.tokens].index(True)
-    assert short.tokens[100:] == whole.tokens[begins - seen.AROUND : begins - seen.AROUND + 100]
+    assert short.tokens[100:] == whole.tokens[begins - preview.AROUND_TRAINED : begins - preview.AROUND_TRAINED + 100]
     assert [span.left_out for span in short.spans] == [False, True, False, False, True]
     assert sum(span.tokens for span in short.spans) == short.length
 
@@ -162,6 +167,6 @@ def test_a_row_that_the_template_refuses_is_told(tiny_base: str) -> None:
 def test_the_stage_keeps_the_first_rows_and_a_document_is_read_back(tiny_base: str, tmp_path: Path) -> None:
     path = tmp_path / "train.jsonl"
     path.write_text("".join(json.dumps({"text": f"the fox {n}"}) + "\n" for n in range(9)), encoding="utf-8")
-    rows = seen.first(str(path), "train", tiny.recipe(tiny_base), loading.load_tokenizer(tiny_base))
+    rows = preview.first_previews(str(path), "train", tiny.recipe(tiny_base), loading.load_tokenizer(tiny_base))
     assert [row.source.line for row in rows] == [1, 2, 3]
-    assert [SeenRow.read(row.model_dump_json().encode(), "row") for row in rows] == rows
+    assert [PreviewRow.read(row.model_dump_json().encode(), "row") for row in rows] == rows

@@ -14,24 +14,26 @@ from typing import Any
 import datasets
 import pytest
 
-from baton.components.shared.core.errors import BatonError, DamagedError
-from baton.components.shared.recipe import recipe_file
-from baton.components.shared.runs.run import Run
-from baton.components.shared.store import bundles
-from baton.components.shared.store.storage import Storage
-from baton.components.tokenize import segments, tokenization, workers
-from baton.components.tokenize.lengths import Lengths
-from baton.components.tokenize.parts import TOKENIZER, Parts
-from baton.components.tokenize.segments import Made, Segment
+from baton.data import segments
+from baton.data import tokenize as tokenization
+from baton.data.fitting import Lengths
+from baton.data.segments import Made, Segment
+from baton.data.tokenize import TOKENIZER, Parts
+from baton.errors import BatonError, DamagedError
+from baton.recipe import load
+from baton.runs.run import Run
+from baton.store import bundle
+from baton.store.manifest import Manifest, read_manifest, usable_manifest
+from baton.store.storage import Storage
 
 ROWS = [{"prompt": f"area {n} of", "completion": f"a rectangle {n * n} " * (n % 9 + 1)} for n in range(300)]
-SMALL = "from baton.components.tokenize import segments, workers; segments.LEAST = 600; workers.WORTHWHILE = 100; "
-RUN = "import sys; from baton.components.tokenize.tokenization import tokenize_run; tokenize_run(sys.argv[1])"
+SMALL = "from baton.data import segments, segments as workers; segments.LEAST = 600; workers.WORTHWHILE = 100; "
+RUN = "import sys; from baton.data.tokenize import tokenize_run; tokenize_run(sys.argv[1])"
 
 
 def prepared(folder: Path, **data: Any) -> Run:
     """A run whose rows are split, with a test side, and not yet tokenized."""
-    recipe = recipe_file.validate(
+    recipe = load.validate(
         {
             "name": "tiny",
             "store": str(folder / "store"),
@@ -46,7 +48,7 @@ def prepared(folder: Path, **data: Any) -> Run:
     (folder / "split").mkdir()
     for side, rows in (("train", ROWS), ("eval", ROWS[:20]), ("test", ROWS[:7])):
         (folder / "split" / f"{side}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    bundles.publish(run.storage, "data/digest/split", str(folder / "split"), kind="split", meta={})
+    bundle.publish(run.storage, "data/digest/split", str(folder / "split"), kind="split", meta={})
     run.set_once("data.json", {"digest": "digest", "rows": len(ROWS)})
     return run
 
@@ -69,9 +71,9 @@ def tokenize(run: Run, kill_after: int | None = None, code: str = RUN) -> list[d
     return found
 
 
-def manifest_of(run: Run) -> bundles.Manifest:
+def manifest_of(run: Run) -> Manifest:
     """What is committed."""
-    found = bundles.read_manifest(run.storage, run.require("tokens.json")["prefix"])
+    found = read_manifest(run.storage, run.require("tokens.json")["prefix"])
     assert found is not None
     return found
 
@@ -175,7 +177,7 @@ def test_a_writer_who_is_late_does_no_harm(tmp_path: Path) -> None:
     assert late.commit(part["files"], {"by": "late"}) == manifest
     (name,) = manifest.files
     assert storage.read(manifest.path("tokens", name)) == b"first"
-    assert bundles.verify(storage, "tokens", manifest) == []
+    assert bundle.verify(storage, "tokens", manifest) == []
 
 
 def test_what_is_found_damaged_is_made_anew_elsewhere(tmp_path: Path) -> None:
@@ -189,7 +191,7 @@ def test_what_is_found_damaged_is_made_anew_elsewhere(tmp_path: Path) -> None:
     anew = Parts(storage, "tokens")
     assert (anew.folder, anew.done()) == ("files-2", {})
     manifest = anew.commit(anew.add(made_of(tmp_path, "again"))["files"], {})
-    assert bundles.usable_manifest(storage, "tokens") == manifest
+    assert usable_manifest(storage, "tokens") == manifest
 
 
 FILE = {"size": 1, "sha256": "0" * 64}
@@ -226,21 +228,21 @@ def test_tokens_found_damaged_by_a_reader_are_made_again(tmp_path: Path) -> None
     (name,) = [name for name in manifest.files if name.startswith("train/0")]
     Path(run.storage.key(manifest.path(prefix, name))).write_bytes(b"?")
     with pytest.raises(DamagedError):
-        bundles.fetch(run.storage, prefix, manifest, str(tmp_path / "unused"))
+        bundle.fetch(run.storage, prefix, manifest, str(tmp_path / "unused"))
     again = tokenization.tokenize_run(run.uri)
     assert again.pop("address") != before.pop("address")
     assert again == before
     assert manifest_of(run).folder == "files-2"
-    assert bundles.verify(run.storage, prefix, manifest_of(run)) == []
+    assert bundle.verify(run.storage, prefix, manifest_of(run)) == []
 
 
 @pytest.mark.slow
 def test_a_worker_that_is_killed_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workers, "WORTHWHILE", 1)
+    monkeypatch.setattr(segments, "WORTHWHILE", 1)
     doomed: Any = signal.raise_signal  # the segments stand for the signals
     numbers: Any = [Doomed(signal.SIGKILL), Doomed(signal.SIGKILL)]
     with pytest.raises(BatonError, match="a process that tokenizes was killed, most likely for want of memory"):
-        list(workers.each(numbers, doomed, 2))
+        list(segments.make_each(numbers, doomed, 2))
 
 
 class Doomed(int):
@@ -254,5 +256,5 @@ class Doomed(int):
 
 def test_little_text_is_made_in_this_process() -> None:
     one = Segment(side="train", index=0, path="", start=0, end=2**21, first_line=1)
-    found = list(workers.each([one, one], lambda segment: Made(name=str(os.getpid()), files={}, figures={}), 2))
+    found = list(segments.make_each([one, one], lambda segment: Made(name=str(os.getpid()), files={}, figures={}), 2))
     assert {made.name for _, made in found} == {str(os.getpid())}

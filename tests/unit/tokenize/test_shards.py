@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from baton.components.shared.runs.run import Run
-from baton.components.tokenize import segments, tokenization
-from baton.components.tokenize.segments import Segment
+from baton.data import segments
+from baton.data import tokenize as tokenization
+from baton.data.segments import Segment
+from baton.runs.run import Run
 from tests.unit.tokenize.test_segments import RUN, contents, manifest_of, prepared, tokenize
 
 SHARD = RUN.replace("tokenize_run", "tokenize_shard").replace("(sys.argv[1])", "(sys.argv[1], 2, 2)")

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from baton.components.data_split.split import split_data
-from baton.components.evaluate.evaluation import evaluate_run
-from baton.components.shared.models import loading, today, trained
-from baton.components.shared.runs.documents.data import Tokens
-from baton.components.shared.runs.run import Run, identity
-from baton.components.shared.store.storage import Storage
-from baton.components.tokenize.tokenization import tokenize_run
+from baton.data.split import split_data
+from baton.data.tokenize import tokenize_run
+from baton.evaluate.evaluate import evaluate_run
+from baton.models import chat, loading, trained
+from baton.runs.documents import Tokens
+from baton.runs.run import Run, identity
+from baton.store.storage import Storage
 from tests.unit import tiny
 from tests.unit.evaluate.finished import CHATTY, finished
 
@@ -30,7 +30,7 @@ QUESTION = [{"role": "user", "content": "What?"}]
 def dated(tmp_path: Path) -> Iterator[str]:
     """A model whose chat template writes the date, as Llama 3.2's does."""
     yield tiny.make_chat_base(tmp_path / "dated", DATED)
-    today.tell(None)
+    chat.set_template_date(None)
 
 
 def begun(folder: Path, base: str, name: str, day: str, **data: Any) -> Run:
@@ -99,8 +99,8 @@ def test_what_is_rendered_later_has_the_runs_day_too(dated: str, tmp_path: Path)
     assert LONG_AGO in rendered(dated)
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         assert LONG_AGO in pool.apply(rendered, (dated,))
-    today.tell(None)
-    assert today.VARIABLE not in os.environ
+    chat.set_template_date(None)
+    assert chat.DATE_VARIABLE not in os.environ
     assert LONG_AGO not in rendered(dated)
 
 

@@ -12,14 +12,18 @@ import pytest
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 from trl import SFTConfig, SFTTrainer
 
-from baton.components.shared.core.errors import UserError
-from baton.components.shared.models import loading
-from baton.components.shared.recipe import Recipe, TrainTokenizer, recipe_file
-from baton.components.shared.runs.run import Run
-from baton.components.shared.store import bundles
-from baton.components.shared.store.storage import Storage
-from baton.components.tokenize import address, bpe, encoding, tokenization
-from baton.components.tokenize.encoding import IGNORED, encode
+from baton.data import encoding, tokenize
+from baton.data.encoding import encode_texts
+from baton.errors import UserError
+from baton.models import loading
+from baton.models.train_rows import IGNORED
+from baton.recipe import load
+from baton.recipe.model import TrainTokenizer
+from baton.recipe.recipe import Recipe
+from baton.runs.run import Run
+from baton.store import bundle
+from baton.store.manifest import Manifest, read_manifest
+from baton.store.storage import Storage
 from tests.unit import tiny
 
 PAIRS = [
@@ -55,7 +59,7 @@ def write(path: Path, rows: list[dict[str, Any]]) -> str:
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerBase:
     """A tokenizer trained on the pairs and loaded again, as training and export do."""
     folder = tmp_path_factory.mktemp("tokenizer")
-    trained = bpe.train(write(folder / "train.jsonl", PAIRS), TrainTokenizer(vocab_size=400), LIMIT)
+    trained = encoding.train_bpe(write(folder / "train.jsonl", PAIRS), TrainTokenizer(vocab_size=400), LIMIT)
     trained.save_pretrained(folder / "saved")
     return loading.load_tokenizer(str(folder / "saved"))
 
@@ -98,7 +102,7 @@ def prepared_by_trl(tokenizer: PreTrainedTokenizerBase, tmp_path_factory: pytest
 
 def encoded(rows: list[dict[str, Any]], tokenizer: PreTrainedTokenizerBase, completion_only: bool) -> list[Any]:
     """Tokenize rows as a recipe without a separator does."""
-    recipe = recipe_file.validate(
+    recipe = load.validate(
         {
             "name": "tiny",
             "model": {"base": "org/model"},
@@ -128,14 +132,14 @@ def test_rows_become_what_trl_makes_of_them(
 
 
 def test_the_separator_is_prompt(tokenizer: PreTrainedTokenizerBase):
-    (row,) = encode([{"prompt": "a", "completion": "b"}], tokenizer, "\n", True)
+    (row,) = encode_texts([{"prompt": "a", "completion": "b"}], tokenizer, "\n", True)
     ids = tokenizer.convert_tokens_to_ids(["a", "Ċ", "b", "<|end|>"])
 
     assert row == {"input_ids": ids, "labels": [IGNORED, IGNORED, *ids[2:]]}
 
 
 def test_all_is_learned_where_the_prompt_counts(tokenizer: PreTrainedTokenizerBase):
-    (row,) = encode([{"prompt": "a", "completion": "b"}], tokenizer, "\n", False)
+    (row,) = encode_texts([{"prompt": "a", "completion": "b"}], tokenizer, "\n", False)
 
     assert row["labels"] == row["input_ids"]
 
@@ -143,8 +147,8 @@ def test_all_is_learned_where_the_prompt_counts(tokenizer: PreTrainedTokenizerBa
 def test_a_text_ends_once(tokenizer: PreTrainedTokenizerBase):
     a, end = tokenizer.convert_tokens_to_ids(["a", "<|end|>"])
 
-    assert encode([{"text": "a"}], tokenizer, "\n", True)[0]["input_ids"] == [a, end]
-    assert encode([{"text": "a<|end|>"}], tokenizer, "\n", True)[0]["input_ids"] == [a, end]
+    assert encode_texts([{"text": "a"}], tokenizer, "\n", True)[0]["input_ids"] == [a, end]
+    assert encode_texts([{"text": "a<|end|>"}], tokenizer, "\n", True)[0]["input_ids"] == [a, end]
 
 
 @pytest.mark.parametrize(
@@ -158,7 +162,7 @@ def test_common_prefix_length(a: list[int], b: list[int], length: int):
 
 def run_of(tmp_path: Path, train: list[dict[str, Any]], held_out: list[dict[str, Any]], **changes: Any) -> Run:
     """A run whose rows are split and not yet tokenized."""
-    recipe: Recipe = recipe_file.validate(
+    recipe: Recipe = load.validate(
         {
             "name": "tiny",
             "store": str(tmp_path / "store"),
@@ -175,7 +179,7 @@ def run_of(tmp_path: Path, train: list[dict[str, Any]], held_out: list[dict[str,
     (tmp_path / "split").mkdir()
     write(tmp_path / "split" / "train.jsonl", train)
     write(tmp_path / "split" / "eval.jsonl", held_out)
-    bundles.publish(run.storage, f"data/{digest}/split", str(tmp_path / "split"), kind="split", meta={})
+    bundle.publish(run.storage, f"data/{digest}/split", str(tmp_path / "split"), kind="split", meta={})
     run.set_once("data.json", {"digest": digest, "rows": len(train) + len(held_out)})
     return run
 
@@ -188,7 +192,7 @@ def test_what_is_cut_and_what_is_left_out_is_counted(tmp_path: Path):
     ]
     run = run_of(tmp_path, rows, rows[:2])
 
-    found = tokenization.tokenize_run(run.uri)
+    found = tokenize.tokenize_run(run.uri)
 
     assert {key: found[key] for key in ("train", "eval", "truncated", "dropped", "steps")} == {
         "train": 7,
@@ -197,15 +201,15 @@ def test_what_is_cut_and_what_is_left_out_is_counted(tmp_path: Path):
         "dropped": 1,
         "steps": 4,
     }
-    folder = bundles.fetch(run.storage, run.require("tokens.json")["prefix"], _manifest(run), str(tmp_path / "unused"))
+    folder = bundle.fetch(run.storage, run.require("tokens.json")["prefix"], _manifest(run), str(tmp_path / "unused"))
     train = datasets.load_from_disk(f"{folder}/train").to_list()
     assert [len(row["input_ids"]) for row in train] == [*([5] * 6), LIMIT]
     assert sum(len(row["input_ids"]) for row in train) == found["tokens"]
     assert run.plan().num_steps == 4
 
 
-def _manifest(run: Run) -> bundles.Manifest:
-    manifest = bundles.read_manifest(run.storage, run.require("tokens.json")["prefix"])
+def _manifest(run: Run) -> Manifest:
+    manifest = read_manifest(run.storage, run.require("tokens.json")["prefix"])
     assert manifest is not None
     return manifest
 
@@ -214,7 +218,7 @@ def test_packing_cuts_into_whole_sequences(tmp_path: Path):
     rows = [{"text": "abc " * (n + 3)} for n in range(20)]
     run = run_of(tmp_path, rows, rows[:8], packing=True)
 
-    tokenization.tokenize_run(run.uri)
+    tokenize.tokenize_run(run.uri)
 
     folder = run.storage.key(_manifest(run).path(run.require("tokens.json")["prefix"]))
     train = datasets.load_from_disk(f"{folder}/train").to_list()
@@ -235,7 +239,7 @@ def test_packing_cuts_into_whole_sequences(tmp_path: Path):
 def test_text_that_looks_like_something_else_stays_text(rows: list[dict[str, str]], tmp_path: Path):
     run = run_of(tmp_path, rows, rows, max_length=64)
 
-    tokenization.tokenize_run(run.uri)
+    tokenize.tokenize_run(run.uri)
 
     folder = run.storage.key(_manifest(run).path(run.require("tokens.json")["prefix"]))
     tokenizer = loading.load_tokenizer(f"{folder}/tokenizer")
@@ -246,10 +250,10 @@ def test_text_that_looks_like_something_else_stays_text(rows: list[dict[str, str
 def test_the_same_split_is_tokenized_once(tmp_path: Path):
     run = run_of(tmp_path, PAIRS, PAIRS[:3])
 
-    first = tokenization.tokenize_run(run.uri)
+    first = tokenize.tokenize_run(run.uri)
     written = run.storage.fs.find(run.storage.key("data"))
 
-    assert tokenization.tokenize_run(run.uri) == first
+    assert tokenize.tokenize_run(run.uri) == first
     assert run.storage.fs.find(run.storage.key("data")) == written
     assert [record.to_json()["reused"] for record in run.records()] == [False, True]
 
@@ -258,7 +262,7 @@ def test_no_sequence_left(tmp_path: Path):
     rows = [{"prompt": UNMERGED, "completion": "y"}]
 
     with pytest.raises(UserError, match="no train sequence is left after tokenizing") as caught:
-        tokenization.tokenize_run(run_of(tmp_path, rows, rows).uri)
+        tokenize.tokenize_run(run_of(tmp_path, rows, rows).uri)
 
     assert caught.value.remedy == "Raise max_length so that completions are reached, or give more text."
 
@@ -267,7 +271,7 @@ def test_another_tokenizer_under_the_same_name_is_noticed(tmp_path: Path, tokeni
     recipe = run_of(tmp_path, PAIRS, PAIRS).recipe()
 
     digests = {
-        address.tokens_digest(recipe, *origins)
+        tokenize.tokens_digest(recipe, *origins)
         for origins in [("s", None, None), ("t", None, None), ("s", "b", None), ("s", None, "b")]
     }
 
@@ -277,9 +281,9 @@ def test_another_tokenizer_under_the_same_name_is_noticed(tmp_path: Path, tokeni
 def test_a_fresh_process_trains_the_same_vocabulary(tmp_path: Path):
     train_file = write(tmp_path / "train.jsonl", [*PAIRS, *AWKWARD, *TALKS])
     code = (
-        "import sys; from baton.components.shared.recipe import TrainTokenizer; "
-        "from baton.components.tokenize import bpe; "
-        f"bpe.train({train_file!r}, TrainTokenizer(vocab_size=420), 64).save_pretrained(sys.argv[1])"
+        "import sys; from baton.recipe import TrainTokenizer; "
+        "from baton.data import encoding as bpe; "
+        f"bpe.train_bpe({train_file!r}, TrainTokenizer(vocab_size=420), 64).save_pretrained(sys.argv[1])"
     )
     processes = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path / name)]) for name in ("a", "b")]
 

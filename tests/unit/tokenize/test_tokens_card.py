@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from baton.components.shared.recipe import TrainTokenizer, recipe_file
-from baton.components.shared.runs.run import Run
-from baton.components.shared.store import bundles
-from baton.components.tokenize import arrow, bpe, card
+from baton.data import encoding, preview, segments
+from baton.recipe import load
+from baton.recipe.model import TrainTokenizer
+from baton.runs.run import Run
+from baton.store.manifest import read_manifest
 from tests.unit import tiny
 from tests.unit.tokenize.test_encoding import MESSAGES, PAIRS, Row, rated, recipe, tokenized
 
@@ -20,7 +21,7 @@ from tests.unit.tokenize.test_encoding import MESSAGES, PAIRS, Row, rated, recip
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerBase:
     path = tmp_path_factory.mktemp("rows") / "train.jsonl"
     path.write_text('{"text": "what is it? a rectangle, or a fox."}\n' * 20, encoding="utf-8")
-    return bpe.train(str(path), TrainTokenizer(vocab_size=300), 48)
+    return encoding.train_bpe(str(path), TrainTokenizer(vocab_size=300), 48)
 
 
 TOLD = {"prompt": "what is it?", "completion": " a fox", "chosen": " a fox", "rejected": " or", "label": True}
@@ -48,8 +49,8 @@ def test_every_shape_in_words(
     if method == "pretrain":
         row = {"text": row["completion"]}
     made = tiny.encoder(recipe(str(tmp_path), method), tokenizer)(row)
-    arrow.write(str(tmp_path / "rows.arrow"), [made])
-    (shown,) = card.first_sequences(str(tmp_path / "rows.arrow"), tokenizer)
+    segments.write_rows(str(tmp_path / "rows.arrow"), [made])
+    (shown,) = preview.first_sequences(str(tmp_path / "rows.arrow"), tokenizer)
     length = len(next(iter(made[0].values())))
     assert shown.startswith(expected.format(n=length))
 
@@ -58,8 +59,8 @@ def _sequence(prompt: int, answer: int, tokenizer: PreTrainedTokenizerBase, fold
     ids = tokenizer("what", add_special_tokens=False)["input_ids"][:1] * prompt
     answers = tokenizer("fox", add_special_tokens=False)["input_ids"][:1] * answer
     row = {"input_ids": ids + answers, "labels": [-100] * prompt + answers}
-    arrow.write(str(folder / "rows.arrow"), [[row]])
-    (shown,) = card.first_sequences(str(folder / "rows.arrow"), tokenizer)
+    segments.write_rows(str(folder / "rows.arrow"), [[row]])
+    (shown,) = preview.first_sequences(str(folder / "rows.arrow"), tokenizer)
     return shown
 
 
@@ -67,7 +68,7 @@ def test_where_training_begins_is_shown_however_far_it_is(tokenizer: PreTrainedT
     shown = _sequence(50_000, 50_000, tokenizer, tmp_path)
     assert "⟦" in shown
     assert shown.endswith(" … (100,000 tokens)")
-    assert len(shown) < card.LONGEST + 100
+    assert len(shown) < preview.LONGEST + 100
     assert "…" not in _sequence(100, 50, tokenizer, tmp_path)
 
 
@@ -75,9 +76,9 @@ def test_first_sequences_come_from_the_stage_and_stay_when_tokens_are_reused(tmp
     given = recipe(str(tmp_path / "store"), "sft")
     _, _, made = tokenized(given, MESSAGES, tmp_path)
     assert set(made["first"]) == {"train", "eval"}
-    assert len(made["first"]["train"]) == card.SHOWN
+    assert len(made["first"]["train"]) == preview.SHOWN
     assert made["first"]["train"][0].startswith("⟦<|im_start|>user")
-    shown = card.card(given, made)
+    shown = preview.tokens_card(given, made)
     assert made["first"]["train"][0] in shown.text
     assert shown.facts["train"] == made["train"]
     assert {"steps", "tokens", "digest", "truncated", "dropped"} <= shown.facts.keys()
@@ -87,10 +88,10 @@ def test_first_sequences_come_from_the_stage_and_stay_when_tokens_are_reused(tmp
 def test_counts_alone_show_no_sequence(tmp_path: Path) -> None:
     given = recipe(str(tmp_path / "store"), "dpo")
     _, _, made = tokenized(given, PAIRS, tmp_path)
-    assert "area" in card.card(given, made).text
+    assert "area" in preview.tokens_card(given, made).text
     document = given.model_dump(mode="json")
     document["tracking"]["cards"] = "counts"
-    shown = card.card(recipe_file.validate(document, origin="r.yaml"), made)
+    shown = preview.tokens_card(load.validate(document, origin="r.yaml"), made)
     assert "area" not in shown.text
     assert "⟦" not in shown.text
     assert f"train {made['train']}" in shown.text
@@ -101,7 +102,7 @@ def test_tokens_of_an_older_baton_have_none(tmp_path: Path) -> None:
     given = recipe(str(tmp_path / "store"), "kto")
     _, _, made = tokenized(given, rated(PAIRS), tmp_path)
     older: dict[str, Any] = {**made, "first": {}}
-    assert card.card(given, older).text.startswith(f"train {made['train']}")
+    assert preview.tokens_card(given, older).text.startswith(f"train {made['train']}")
 
 
 def test_the_run_does_not_repeat_them(tmp_path: Path) -> None:
@@ -111,6 +112,6 @@ def test_the_run_does_not_repeat_them(tmp_path: Path) -> None:
     run = Run.open(f"{tmp_path}/store/runs/run-1")
     tokens = run.require("tokens.json")
     assert "area" not in str(tokens)
-    manifest = bundles.read_manifest(run.storage, tokens["prefix"])
+    manifest = read_manifest(run.storage, tokens["prefix"])
     assert manifest is not None
     assert "area" in str(manifest.meta["first"])

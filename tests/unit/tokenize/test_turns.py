@@ -12,24 +12,23 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 from trl import SFTConfig, SFTTrainer
 
-from baton.components.report import collect, page, publish
-from baton.components.shared.core import events
-from baton.components.shared.core.errors import UserError
-from baton.components.shared.core.labels import IGNORED
-from baton.components.shared.models import chat_templates, conversing, loading
-from baton.components.shared.pages import quality_checks, quality_page, rendered
-from baton.components.shared.recipe import Recipe
-from baton.components.shared.runs.run import Run
-from baton.components.shared.store import bundles
-from baton.components.shared.store.storage import Storage
-from baton.components.tokenize import address, card, tokenization
+from baton import events
+from baton.data import preview, tokenize
+from baton.errors import UserError
+from baton.models import chat, loading
+from baton.models.train_rows import IGNORED
+from baton.pages import collect, publish, quality_page, run_page
+from baton.recipe.recipe import Recipe
+from baton.runs.run import Run
+from baton.store import bundle
+from baton.store.storage import Storage
 from tests.unit import tiny
 
 Row = dict[str, Any]
 
 LIMIT = 200
 QUESTIONS = ["What is 3 and 4?", "naïve 🙂 日本語", "a\n\nb", "  spaces  ", "<|eot|> in it"]
-INSTRUCTIONS = [conversing.alpaca(question, context) for question in QUESTIONS for context in ("", "1 and\n\n2")]
+INSTRUCTIONS = [chat.alpaca(question, context) for question in QUESTIONS for context in ("", "1 and\n\n2")]
 SYSTEM = {"role": "system", "content": "Be brief."}
 
 
@@ -58,7 +57,7 @@ def test_prompt_and_completion(
 ) -> None:
     given = recipe(chat_base, separator="###", system=system)
     (row,) = tiny.encoder(given, tokenizer)({"prompt": prompt, "completion": " It is 7.\n"})
-    head = [*([("system", system)] if system else []), ("user", conversing.asked(prompt))]
+    head = [*([("system", system)] if system else []), ("user", chat.strip_alpaca(prompt))]
     whole = ids(tokenizer, [*head, ("assistant", " It is 7.\n")])
     begin = ids(tokenizer, head, add_generation_prompt=True)
     assert row["input_ids"] == whole
@@ -158,9 +157,9 @@ def tokenized(given: Recipe, rows: list[Row], folder: Path) -> dict[str, Any]:
     split.mkdir(parents=True)
     for side in ("train", "eval"):
         (split / f"{side}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    bundles.publish(run.storage, "data/digest/split", str(split), kind="split", meta={})
+    bundle.publish(run.storage, "data/digest/split", str(split), kind="split", meta={})
     run.set_once("data.json", {"digest": "digest", "rows": 2 * len(rows)})
-    return {"run": run, **tokenization.tokenize_run(run.uri)}
+    return {"run": run, **tokenize.tokenize_run(run.uri)}
 
 
 TEXTS: list[Row] = [{"prompt": f"What is {n}?", "completion": f"It is {n}."} for n in range(6)]
@@ -190,9 +189,9 @@ def test_the_address_of_tokens_changes_where_they_do(
     given = recipe(chat_base, **data)
     found = tokenized(given, rows, tmp_path)
     base = loading.model_identity(chat_base)
-    before = address.tokens_digest(given, "digest", base, None)
+    before = tokenize.tokens_digest(given, "digest", base, None)
     assert (found["digest"] != before) is is_new
-    assert found["digest"] == address.tokens_digest(given, "digest", base, None, turned=is_new)
+    assert found["digest"] == tokenize.tokens_digest(given, "digest", base, None, turned=is_new)
 
 
 def test_texts_and_the_conversations_that_they_are_give_the_same_tokens(chat_base: str, tmp_path: Path) -> None:
@@ -209,7 +208,7 @@ def test_a_template_that_is_asked_for_and_missing_is_told_before_anything_is_mad
     given = tiny.recipe(base, data={"render_as": "chat"}, model={"chat_template": "zephyr"})
     found = tokenized(given, TEXTS, tmp_path / "other")
     assert "<|user|>" in found["first"]["train"][0]
-    assert given.model.chat_template == "zephyr" in chat_templates.TEMPLATES
+    assert given.model.chat_template == "zephyr" in chat.TEMPLATES
 
 
 def test_a_system_message_without_a_conversation_is_refused(tiny_base: str, tmp_path: Path) -> None:
@@ -239,26 +238,26 @@ def test_log_card_and_pages_say_it_with_one_row(
     given = recipe(chat_base, system="Be brief.")
     found = tokenized(given, TEXTS, tmp_path)
     event = heard(capsys.readouterr().out)
-    told = f"{conversing.TURNS} in the chat template of {chat_base}, with data.system (data.render_as: auto)"
+    told = f"{chat.TURNS} in the chat template of {chat_base}, with data.system (data.render_as: auto)"
     row = r"<s><|system|>\nBe brief.<|eot|><|user|>\nWhat is 0?<|eot|><|assistant|>\n⟦It is 0.<|eot|>⟧"
     assert event["rendered"] == told
     assert event["rendered_row"].startswith(row)
-    card_text = card.card(given, found).text
+    card_text = preview.tokens_card(given, found).text
     assert told in card_text
     assert row in card_text
     run: Run = found["run"]
-    known = quality_checks.collect(run)
+    known = quality_page.collect(run)
     quality = html.unescape(quality_page.render(known))
     assert told[1:] in quality
     assert row in quality
     run.put("split.json", {"rows": 12, "source": "rows.jsonl"})
     report = collect.collect(run)
-    shown = html.unescape(page.render(report))
+    shown = html.unescape(run_page.render(report))
     assert told in shown
     assert row in shown
     for counts in (
-        quality_page.render(quality_checks.without_examples(known)),
-        page.render(publish.counts(report)),
+        quality_page.render(quality_page.without_examples(known)),
+        run_page.render(publish.counts(report)),
     ):
         assert told[1:] in html.unescape(counts)
         assert "Be brief" not in counts.partition("<h2>Recipe")[0].partition("<summary>Recipe")[0]
@@ -271,8 +270,8 @@ def test_nothing_is_said_of_rows_that_are_rendered_as_they_came(
     given = recipe(chat_base)
     found = tokenized(given, TALKS, tmp_path)
     assert "rendered" not in heard(capsys.readouterr().out)
-    assert "render_as" not in card.card(given, found).text
-    assert rendered.of(found["run"]) is None
+    assert "render_as" not in preview.tokens_card(given, found).text
+    assert quality_page.read_rendered(found["run"]) is None
 
 
 def test_counts_alone_are_logged_without_the_row(
@@ -285,4 +284,4 @@ def test_counts_alone_are_logged_without_the_row(
     printed = capsys.readouterr().out
     assert "rendered_row" not in heard(printed)
     assert "What is" not in printed
-    assert conversing.TURNS in card.card(given, found).text
+    assert chat.TURNS in preview.tokens_card(given, found).text

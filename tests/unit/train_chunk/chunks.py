@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from baton.components.shared.checkpoints.store import CheckpointStore
-from baton.components.shared.runs.plan import Plan
-from baton.components.shared.runs.run import Run
-from baton.components.train_chunk.context import TrainContext
-from baton.components.train_chunk.distributed.ranks import Ranks
-from baton.components.train_chunk.reporting.clock import Clock
+from baton.checkpoint.store import CheckpointStore
+from baton.runs.plan import Plan
+from baton.runs.run import Run
+from baton.train.context import Clock, TrainContext
+from baton.train.distributed.ranks import Ranks
 
 
 def first_chunk(run: Run) -> TrainContext:

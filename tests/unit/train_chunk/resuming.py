@@ -11,20 +11,20 @@ from typing import Any
 
 import torch
 
-from baton.components.shared.checkpoints.store import Checkpoint, CheckpointStore
-from baton.components.shared.recipe import Preemption, Recipe
-from baton.components.shared.runs.plan import make_plan
-from baton.components.shared.runs.run import Run
-from baton.components.shared.store.storage import Storage
-from baton.components.train_chunk.checkpointing import assembly, compatibility
-from baton.components.train_chunk.checkpointing.collective import Services
-from baton.components.train_chunk.checkpointing.restore import Restorer
-from baton.components.train_chunk.checkpointing.staging import Staging
-from baton.components.train_chunk.context import TrainContext
-from baton.components.train_chunk.distributed.preemption import PreemptionWatch
-from baton.components.train_chunk.distributed.ranks import Ranks
-from baton.components.train_chunk.distributed.watchdog import NullWatchdog
-from baton.components.train_chunk.reporting.clock import Clock
+from baton.checkpoint.restore import Restorer
+from baton.checkpoint.staging import Staging
+from baton.checkpoint.store import Checkpoint, CheckpointStore
+from baton.recipe.recipe import Recipe
+from baton.recipe.run import Preemption
+from baton.runs.plan import make_plan
+from baton.runs.run import Run
+from baton.store.storage import Storage
+from baton.train import attempt
+from baton.train.checkpointer import Services
+from baton.train.context import Clock, TrainContext
+from baton.train.distributed.preemption import PreemptionWatch
+from baton.train.distributed.ranks import Ranks
+from baton.train.distributed.watchdog import NullWatchdog
 from tests.unit import tiny
 
 ROWS = [{"prompt": row["prompt"], "completion": row["chosen"]} for row in tiny.PAIRS]
@@ -114,13 +114,13 @@ class Chunks:
             place = functools.partial(staging.incoming, alone=not context.run.storage.is_local)
             restorer = Restorer(context.store, context.target, context.identity, None, place)
             restored = restorer.require_no_code(restorer.fetch())
-            level = compatibility.adapt(restored, context.ranks, context.recipe)
+            level = attempt.adapt_machine(restored, context.ranks, context.recipe)
             held_out = self.rows.select(range(5)) if context.recipe.evaluation.every else None
             self.trainer = tiny.trainer(context.recipe, self.rows, self.folder, held_out)
             for callback in self.callbacks if callbacks is None else callbacks:
                 self.trainer.add_callback(callback())
             services = Services(context=context, staging=staging, watch=watch, watchdog=NullWatchdog())
-            self.attached = assembly.attach(
+            self.attached = attempt.assemble(
                 self.trainer, services, restored, level=level, skipped=restorer.skipped, leave_out=leave_out
             )
             try:
@@ -149,6 +149,6 @@ class Chunks:
 
     def logged(self) -> list[dict[str, float]]:
         """Returns what was logged and does not depend on the clock."""
-        from baton.components.train_chunk.checkpointing.state import values_logged
+        from baton.train.state import values_logged
 
         return values_logged(self.store.history(self.at()))

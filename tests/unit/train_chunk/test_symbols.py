@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from torch.fx.experimental import symbolic_shapes
 
-from baton.components.train_chunk import symbols
+from baton.train import imports
 
 VALUES: list[Any] = [True, False, 0, 1, 7, (), (1, 2), (2, 1), (1, 2, 3)]
 TWO = {"sym_and", "sym_or", "sym_eq"}
 LATER = """
-from baton.components.shared.core import deferring
-from baton.components.train_chunk import lean, symbols
+from baton.train import lazy_imports as deferring
+from baton.train import imports as lean, imports as symbols
 deferring.defer(lean.UNTRACED)
 from torch.fx.experimental.symbolic_shapes import expect_true, guard_or_false
 import torch
@@ -37,9 +37,9 @@ assert run(torch.ones(3)).sum() == 6 and run(torch.ones(4)).sum() == 4, "a symbo
 """
 
 
-@pytest.mark.parametrize("name", symbols.QUESTIONS)
+@pytest.mark.parametrize("name", imports.SYMBOL_QUESTIONS)
 def test_plain_numbers_are_answered_as_torch_does(name: str) -> None:
-    is_plain, answer = symbols.QUESTIONS[name]
+    is_plain, answer = imports.SYMBOL_QUESTIONS[name]
     asked = 0
     for values in itertools.product(VALUES, repeat=2 if name in TWO else 1):
         if all(map(is_plain, values)):

@@ -19,10 +19,10 @@ from typing import Any
 
 import yaml
 
-from baton.components.shared.core.errors import UserError
-from baton.pipelines.importing import axolotl, llamafactory, reading, writing
-from baton.pipelines.importing.draft import Draft, Fate
-from baton.pipelines.importing.trainer import Trainer
+from baton.errors import UserError
+from baton.importers import axolotl, files, llamafactory
+from baton.importers.draft import Draft, Result
+from baton.importers.files import Trainer
 from tests.pipelines.importing.measuring import made_up, steps
 
 Document = dict[str, Any]
@@ -61,7 +61,7 @@ class Measured:
 
 def _draft(trainer: Trainer, path: Path, root: Path) -> Draft:
     with contextlib.chdir(root):
-        return reading.draft_of(trainer, str(path), ".")
+        return files.draft_of(trainer, str(path), ".")
 
 
 def measure(trainer: Trainer, path: Path, root: Path, kept: Path | None) -> Measured | None:
@@ -76,11 +76,11 @@ def measure(trainer: Trainer, path: Path, root: Path, kept: Path | None) -> Meas
     measured.sees = made_up.sees(document)
     try:
         draft = _draft(trainer, path, root)
-        writing.to_yaml(writing.recipe_of(draft), draft)
+        files.to_yaml(files.recipe_of(draft), draft)
     except UserError as error:
         measured.refused = error.message
         return measured
-    left = (remark.key for remark in draft.remarks if remark.fate is Fate.left)
+    left = (remark.key for remark in draft.remarks if remark.fate is Result.left)
     measured.left = list(dict.fromkeys(re.sub(r"\[\d+\]", "[]", key) for key in left))
     if kept is not None and not measured.sees:
         began = time.monotonic()

@@ -9,10 +9,11 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from baton.components.data_split.split import split_data
-from baton.components.shared.recipe import SPECS, recipe_file
-from baton.components.tokenize.tokenization import tokenize_run
-from baton.components.train_chunk.stage import run_chunk
+from baton.data.split import split_data
+from baton.data.tokenize import tokenize_run
+from baton.recipe import load
+from baton.recipe.methods import SPECS
+from baton.train.chunk import run_chunk
 from tests.pipelines.importing.measuring import twins
 
 Document = dict[str, Any]
@@ -93,7 +94,7 @@ def take(document: Document, base: str, marks: tuple[str, ...], folder: Path, ke
     twin = twins.make(base, kept, marks, scores=scores)
     if twin is None:
         return "the model's code is in its repository"
-    recipe = recipe_file.validate(shrunk(document, base, folder, twin), origin="the example")
+    recipe = load.validate(shrunk(document, base, folder, twin), origin="the example")
     with _quiet():
         split = split_data(recipe, "measured")
         tokenize_run(split["run_uri"])

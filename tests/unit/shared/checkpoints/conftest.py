@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from baton.components.shared.checkpoints.meta import CheckpointMeta
-from baton.components.shared.checkpoints.store import Checkpoint, CheckpointStore
-from baton.components.shared.core.errors import DamagedError
-from baton.components.shared.runs.run import Run
-from baton.components.shared.store.bundles import BundleWriter
-from baton.components.shared.store.storage import Storage
+from baton.checkpoint.manifest import CheckpointMeta
+from baton.checkpoint.store import Checkpoint, CheckpointStore
+from baton.errors import DamagedError
+from baton.runs.run import Run
+from baton.store.bundle import BundleWriter
+from baton.store.storage import Storage
 
 
 class Checkpoints:

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from baton.components.shared.checkpoints import retention
-from baton.components.shared.checkpoints.meta import CheckpointMeta
-from baton.components.shared.checkpoints.store import Checkpoint, CheckpointStore
-from baton.components.shared.core.errors import StoreError, UnavailableError
-from baton.components.shared.recipe import Keep
-from baton.components.shared.runs.run import Run
-from baton.components.shared.store.ancestors import Ancestors, origin
-from baton.components.shared.store.bundles import BundleWriter, Manifest
-from baton.components.shared.store.storage import Storage
+from baton.checkpoint import retention
+from baton.checkpoint.manifest import CheckpointMeta
+from baton.checkpoint.store import Checkpoint, CheckpointStore
+from baton.errors import StoreError, UnavailableError
+from baton.recipe.run import Keep
+from baton.runs.run import Run
+from baton.store.bundle import BundleWriter, CopySources, origin
+from baton.store.manifest import Manifest
+from baton.store.storage import Storage
 
 FROZEN = b"frozen" * 1000
 CHANGED = 400
@@ -251,7 +251,7 @@ def manifest(folder: str, **files: tuple[int, str, str | None]) -> tuple[str, Ma
     ids=["none", "the last alone", "two", "one origin", "all one", "apart", "changing", "size", "name", "not in all"],
 )
 def test_what_a_file_may_be_a_copy_of(bundles: list[tuple[str, Manifest]], expected: list[str]):
-    assert [source.origin for source in Ancestors(bundles).sources("f", 1)] == expected
+    assert [source.origin for source in CopySources(bundles).sources("f", 1)] == expected
 
 
 def test_what_changes_each_time_is_not_hashed_for_it(here: Steps, monkeypatch: pytest.MonkeyPatch):

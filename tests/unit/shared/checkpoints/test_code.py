@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from baton.components.shared.checkpoints import sharded
-from baton.components.shared.checkpoints.meta import CheckpointMeta
+from baton.checkpoint import sharded
+from baton.checkpoint.manifest import CheckpointMeta
 
 
 class Mkdir:

@@ -11,7 +11,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors import safe_open
 
-from baton.components.shared.checkpoints import pickles, sharded
+from baton.checkpoint import sharded
 
 
 class Mkdir:
@@ -30,21 +30,21 @@ def test_every_kind_of_pickle_is_looked_through(name: str, tmp_path: Path) -> No
     folder.mkdir()
     torch.save({"step": 3}, folder / name)
     (folder / "model.safetensors").write_bytes(b"no pickle")
-    assert pickles.may_be_pickle(name)
-    assert pickles.code_in(str(folder)) == []
+    assert sharded.may_be_pickle(name)
+    assert sharded.code_in(str(folder)) == []
     torch.save(Mkdir(mark), folder / name)
-    assert pickles.code_in(str(folder)) == [f"{name}: a pickle that holds code (posix.mkdir)"]
+    assert sharded.code_in(str(folder)) == [f"{name}: a pickle that holds code (posix.mkdir)"]
     assert not mark.exists()
     (folder / name).write_bytes(b"no pickle")
-    (line,) = pickles.code_in(str(folder))
+    (line,) = sharded.code_in(str(folder))
     assert line.startswith(f"{name}: a pickle that holds code (unreadable, ")
 
 
 def test_shards_may_hold_pickles_and_weights_do_not() -> None:
-    assert pickles.may_be_pickle("pytorch_model_fsdp_0/.metadata")
-    assert pickles.may_be_pickle("optimizer_0/__0_0.distcp")
-    assert not pickles.may_be_pickle("model.safetensors")
-    assert not pickles.may_be_pickle("trainer_state.json")
+    assert sharded.may_be_pickle("pytorch_model_fsdp_0/.metadata")
+    assert sharded.may_be_pickle("optimizer_0/__0_0.distcp")
+    assert not sharded.may_be_pickle("model.safetensors")
+    assert not sharded.may_be_pickle("trainer_state.json")
 
 
 @pytest.fixture

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from baton.components.shared.checkpoints.meta import CheckpointMeta, Parent, Restoration
-from baton.components.shared.checkpoints.proof import proof_part
-from baton.components.shared.core.fingerprint import Fingerprint
-from baton.components.shared.runs.documents.training import Origin, Transfer, Work
+from baton.checkpoint.manifest import CheckpointMeta, Parent, Restoration
+from baton.checkpoint.proof import proof_part
+from baton.runs.documents import Origin, Transfer, Work
+from baton.runs.versions import Fingerprint
 
 
 def test_each_entry_is_the_manifests(in_a_folder: Any) -> None:

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from baton.components.shared.checkpoints import retention
-from baton.components.shared.checkpoints.meta import CheckpointMeta
-from baton.components.shared.recipe import Keep
-from baton.components.shared.runs.documents.skips import Skip
-from baton.components.shared.store import bundles
-from baton.components.shared.store.bundles import BundleWriter
-from baton.components.shared.store.storage import Storage
+from baton.checkpoint import retention
+from baton.checkpoint.manifest import CheckpointMeta
+from baton.recipe.run import Keep
+from baton.runs.documents import Skip
+from baton.store.bundle import BundleWriter
+from baton.store.manifest import read_manifest
+from baton.store.storage import Storage
 
 ONE = Keep(last=1, best=0)
 
@@ -276,7 +276,7 @@ def test_what_is_none_of_a_checkpoint_is_left_alone(checkpoints: Any):
     prune(checkpoints)
 
     assert [checkpoints.storage.read(checkpoints.store.run.path(name)) for name in strangers] == [b"mine"] * 4
-    assert bundles.read_manifest(checkpoints.storage, checkpoints.store.prefix(10)) is None
+    assert read_manifest(checkpoints.storage, checkpoints.store.prefix(10)) is None
 
 
 @pytest.mark.s3

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from baton.components.shared.checkpoints import retention
-from baton.components.shared.checkpoints.store import CheckpointStore
-from baton.components.shared.core.errors import DamagedError
-from baton.components.shared.recipe import Keep
-from baton.components.shared.runs.run import Run
-from baton.components.shared.store.storage import Storage
+from baton.checkpoint import retention
+from baton.checkpoint.store import CheckpointStore
+from baton.errors import DamagedError
+from baton.recipe.run import Keep
+from baton.runs.run import Run
+from baton.store.storage import Storage
 
 ONE = Keep(last=1, best=0)
 
@@ -63,6 +63,7 @@ LEFT = {
 """What no attempt's files are, and may be there after the removal that another one began: the newest has two."""
 
 
+@pytest.mark.slow
 def test_a_removal_may_die_after_any_of_its_changes(store: str, checkpoints_at: Any):
     finished, changes = False, 0
     while not finished:

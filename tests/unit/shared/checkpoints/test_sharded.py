@@ -19,13 +19,13 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
-from baton.components.shared.checkpoints import pickles, sharded
-from baton.components.shared.checkpoints.meta import CheckpointMeta
-from baton.components.shared.checkpoints.store import CheckpointStore
-from baton.components.shared.core.errors import DamagedError
-from baton.components.shared.runs.run import Run
-from baton.components.shared.store.storage import Storage
-from baton.pipelines.cli.app import app
+from baton.checkpoint import sharded
+from baton.checkpoint.manifest import CheckpointMeta
+from baton.checkpoint.store import CheckpointStore
+from baton.cli.app import app
+from baton.errors import DamagedError
+from baton.runs.run import Run
+from baton.store.storage import Storage
 from tests.unit.shared.checkpoints.shards import TOKENS
 
 SHARDS = Path(__file__).with_name("shards.py")
@@ -134,7 +134,7 @@ def test_a_list_of_shards_that_holds_code_is_not_read(checkpoint: Path, tmp_path
     (checkpoint / "pytorch_model_fsdp_0" / ".metadata").write_bytes(pickle.dumps(_Code(mark)))
     with pytest.raises(DamagedError, match=r"a pickle that holds code \(posix.mkdir\)"):
         sharded.merge(str(checkpoint), str(tmp_path / "m"))
-    (line,) = pickles.code_in(str(checkpoint))
+    (line,) = sharded.code_in(str(checkpoint))
     assert "pytorch_model_fsdp_0/.metadata" in line
     assert not mark.exists()
     with pytest.raises(Exception):  # noqa: B017, PT011
@@ -147,16 +147,16 @@ def test_a_list_of_shards_that_numbers_its_values_without_end_is_not_read(checkp
     (checkpoint / "pytorch_model_fsdp_0" / ".metadata").write_bytes(b"\x80\x02Nr\xff\xff\xff\x7f.")
     with pytest.raises(DamagedError, match=r"it has a value of number 2,147,483,647, and 9 bytes"):
         sharded.merge(str(checkpoint), str(tmp_path / "m"))
-    (line,) = pickles.code_in(str(checkpoint))
+    (line,) = sharded.code_in(str(checkpoint))
     assert "it has a value of number" in line
 
 
 def test_a_value_beside_the_tensors_that_holds_code_is_named(checkpoint: Path, tmp_path: Path) -> None:
-    assert pickles.code_in(str(checkpoint)) == []
+    assert sharded.code_in(str(checkpoint)) == []
     mark = tmp_path / "it-ran"
     shutil.rmtree(checkpoint / "optimizer_0")
     dcp.save({"lr": _Code(mark), "step": 3}, checkpoint_id=checkpoint / "optimizer_0", no_dist=True)
-    (line,) = pickles.code_in(str(checkpoint))
+    (line,) = sharded.code_in(str(checkpoint))
     assert line.startswith("optimizer_0/__0_0.distcp: a pickle that holds code (posix.mkdir), lr")
     assert not mark.exists()
 

@@ -13,11 +13,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from baton.components.shared.checkpoints import zero
-from baton.components.shared.checkpoints.pickles import may_be_pickle
-from baton.components.shared.core.digest import tree_digest
-from baton.components.shared.core.errors import DamagedError, UserError
-from baton.components.shared.recipe import Recipe, recipe_file
+from baton.checkpoint import zero_format
+from baton.checkpoint.digest import tree_digest
+from baton.checkpoint.sharded import may_be_pickle
+from baton.errors import DamagedError, UserError
+from baton.recipe import load
+from baton.recipe.recipe import Recipe
 
 HAS_DEEPSPEED = importlib.util.find_spec("deepspeed") is not None
 
@@ -38,8 +39,8 @@ def state() -> dict[str, Any]:
 
 
 def test_it_comes_back_as_it_was(tmp_path: Path) -> None:
-    zero.write(str(tmp_path / "one"), state())
-    found = zero.read(str(tmp_path / "one"))
+    zero_format.write(str(tmp_path / "one"), state())
+    found = zero_format.read(str(tmp_path / "one"))
     assert tree_digest(found) == tree_digest(state())
     assert found["base_optimizer_state"]["param_groups"][0]["betas"] == (0.9, 0.999)
     assert list(found["base_optimizer_state"]["state"]) == [0], "a number is no name"
@@ -51,12 +52,12 @@ def test_equal_state_is_written_as_equal_bytes_and_another_as_others(tmp_path: P
         other["base_optimizer_state"]["state"][0]["exp_avg"], torch.tensor(9.0)
     )
     for name, each in {"one": state(), "two": state(), "other": other}.items():
-        zero.write(str(tmp_path / name), each)
+        zero_format.write(str(tmp_path / name), each)
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes() != (tmp_path / "other").read_bytes()
 
 
 def test_of_a_slice_only_its_own_numbers_are_written(tmp_path: Path) -> None:
-    zero.write(str(tmp_path / "one"), {"part": torch.zeros(100_000)[:10]})
+    zero_format.write(str(tmp_path / "one"), {"part": torch.zeros(100_000)[:10]})
     assert (tmp_path / "one").stat().st_size < 1000
 
 
@@ -75,7 +76,7 @@ class Stage(IntEnum):
 )
 def test_an_object_is_refused_before_anything_is_written(tmp_path: Path, value: object, text: str) -> None:
     with pytest.raises(TypeError, match=text):
-        zero.write(str(tmp_path / "one"), {"kept": OrderedDict(value=value)})
+        zero_format.write(str(tmp_path / "one"), {"kept": OrderedDict(value=value)})
     assert not (tmp_path / "one").exists()
 
 
@@ -95,20 +96,20 @@ def test_what_was_written_otherwise_is_damaged(tmp_path: Path, header: str | Non
     path = str(tmp_path / "optimizer_0.zero")
     save_file({"0": torch.zeros(1)}, path, metadata={"state": header} if header else None)
     with pytest.raises(DamagedError, match=r"optimizer_0"):
-        zero.read(path)
+        zero_format.read(path)
 
 
 def test_a_pickle_is_no_state(tmp_path: Path) -> None:
     torch.save(state(), tmp_path / "optimizer_0.zero")
     with pytest.raises(DamagedError, match="cannot be read"):
-        zero.read(str(tmp_path / "optimizer_0.zero"))
-    assert not may_be_pickle(zero.file_name(0))
+        zero_format.read(str(tmp_path / "optimizer_0.zero"))
+    assert not may_be_pickle(zero_format.file_name(0))
 
 
 def recipe(*overrides: str) -> Recipe:
     document = {"name": "zero", "model": {"base": "org/model"}, "data": {"source": "rows.jsonl"}}
-    found = recipe_file.validate({**document, "training": {"batch_size": 8}}, origin="zero")
-    return recipe_file.with_overrides(found, overrides)
+    found = load.validate({**document, "training": {"batch_size": 8}}, origin="zero")
+    return load.with_overrides(found, overrides)
 
 
 ZERO2 = "training.parallel={strategy: zero2, processes: 2}"
@@ -118,7 +119,7 @@ ZERO3 = "training.parallel={strategy: zero3, processes: 2}"
 @pytest.mark.skipif(HAS_DEEPSPEED, reason="deepspeed is installed")
 def test_where_the_package_is_missing_its_name_is_told() -> None:
     with pytest.raises(UserError, match="zero3 needs the package deepspeed") as caught:
-        zero.require_package(recipe(ZERO3))
+        zero_format.require_package(recipe(ZERO3))
     assert "pip install deepspeed==" in str(caught.value.remedy)
 
 
@@ -134,7 +135,7 @@ def test_where_the_package_is_missing_its_name_is_told() -> None:
 )
 def test_the_package_is_asked_for_where_it_is_used(overrides: list[str], asks: bool) -> None:
     with pytest.raises(UserError) if asks else contextlib.nullcontext():
-        zero.require_package(recipe(*overrides))
+        zero_format.require_package(recipe(*overrides))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.components.shared.core import ahead
+from baton.train import readahead
 
 HALF = 2**22
 PAGE = mmap.PAGESIZE
@@ -61,7 +61,7 @@ def _until_cached(file: Path, offset: int) -> bool:
 
 def test_the_listed_part_of_a_file_is_read_and_no_other(on_disk: Path, tmp_path: Path) -> None:
     folder = _listed(tmp_path, f"0 {PAGE} {tmp_path}/gone", f"{HALF} {HALF} {on_disk}")
-    _awaited(ahead.begin("train_chunk", folder))
+    _awaited(readahead.start("train_chunk", folder))
     assert _until_cached(on_disk, HALF)
     assert _until_cached(on_disk, 2 * HALF - PAGE)
     assert not _cached(on_disk, 0)
@@ -69,16 +69,13 @@ def test_the_listed_part_of_a_file_is_read_and_no_other(on_disk: Path, tmp_path:
 
 @pytest.mark.parametrize("room", ["train_chunk", "", "../reads"])
 def test_without_a_list_nothing_happens(room: str, tmp_path: Path) -> None:
-    assert ahead.begin(room, str(tmp_path)) is None
+    assert readahead.start(room, str(tmp_path)) is None
 
 
 def test_a_stage_begins_with_it_and_has_imported_nothing_else() -> None:
     """Each module that comes before it is read without it."""
-    script = "import sys; before = set(sys.modules); from baton.components.shared.core import ahead; " + (
+    script = "import sys; before = set(sys.modules); from baton.train import readahead as ahead; " + (
         "print(*sorted(set(sys.modules) - before))"
     )
     told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
-    assert set(told) == {
-        *("baton", "baton.components", "baton.components.shared", "baton.components.shared.core"),
-        ahead.__name__,
-    }
+    assert set(told) == {"baton", "baton.train", readahead.__name__}

@@ -16,8 +16,8 @@ PACKAGE = {
 }
 BEGIN = """
 import sys
-from baton.components.shared.core import deferring
-from baton.components.shared.core.deferring import Contents
+from baton.train import lazy_imports as deferring
+from baton.train.lazy_imports import LazySpec as Contents
 told = []
 deferring.defer({"late": Contents(
     frozenset({"Part", "twice"}), made=frozenset({"Child"}), modules=frozenset({"settings"}), values={"run": None},

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from baton.components.shared.core.digest import TensorHash, tree_digest
+from baton.checkpoint.digest import TensorHash, tree_digest
 
 T = torch.tensor
 
@@ -101,7 +101,7 @@ def test_a_value_without_defined_content(value: Any):
 
 def test_another_process_gives_the_same():
     code = (
-        "import torch; from baton.components.shared.core.digest import tree_digest; "
+        "import torch; from baton.checkpoint.digest import tree_digest; "
         "print(tree_digest({'b': torch.arange(4.), 'a': ['x', 2, 0.5, None, True]}))"
     )
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

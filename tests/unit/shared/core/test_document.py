@@ -6,10 +6,10 @@ from typing import ClassVar
 
 import pytest
 
-from baton.components.shared.core.document import NamedDocument
-from baton.components.shared.core.errors import DamagedError, FormatError
-from baton.components.shared.runs.folder import Documents
-from baton.components.shared.store.storage import Storage
+from baton.documents import NamedDocument
+from baton.errors import DamagedError, FormatError
+from baton.runs.run import DocumentFolder
+from baton.store.storage import Storage
 
 
 class Note(NamedDocument):
@@ -20,7 +20,7 @@ class Note(NamedDocument):
     step: int = 0
 
 
-class Notes(Documents):
+class Notes(DocumentFolder):
     """Where it lies."""
 
     KIND = "note"

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from baton.components.shared.core import events
-from baton.components.shared.core.events.event import KINDS, Unknown
-from baton.components.shared.core.state import Phase
+from baton import events
+from baton.events import KINDS, Unknown
+from baton.runs.documents import Phase
 
 GATE: events.GateLine = {"words": "loss 2 is <= production = 2.1", "held": True}
 TOKENS: dict[str, Any] = {"tokens": 900, "truncated": 1, "dropped": 0, "train": 30, "eval": 3, "test": 0, "bytes": 7200}

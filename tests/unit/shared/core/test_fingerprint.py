@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-TOLD = "from baton.components.shared.core.fingerprint import rounds_products; print(rounds_products())"
+TOLD = "from baton.runs.versions import rounds_products; print(rounds_products())"
 
 
 def told(*lines: str) -> str:
@@ -30,14 +30,12 @@ def test_rounding_is_told(line: str, rounded: str) -> None:
     assert told(line) == rounded
 
 
+@pytest.mark.slow
 def test_torch_still_tells_its_precision_after_transformers_has_set_it() -> None:
     """Compiling with `max-autotune` asks for it, and gets an error where Transformers alone has set it."""
     asked = "print(torch.get_float32_matmul_precision())"
     transformers = "torch.backends.fp32_precision = 'tf32'"
-    ours = (
-        "from baton.components.train_chunk.trainer.arguments import make_deterministic; "
-        "make_deterministic(1, True, tf32=True)"
-    )
+    ours = "from baton.train.build import make_deterministic; make_deterministic(1, True, tf32=True)"
     assert told(ours, transformers, asked).splitlines() == ["high", "True"]
     with pytest.raises(subprocess.CalledProcessError) as error:
         told(transformers, asked)

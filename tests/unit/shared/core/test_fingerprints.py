@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from baton.components.shared.core import fingerprint
-from baton.components.shared.core.fingerprint import LIBRARIES, Fingerprint
+from baton.runs import versions
+from baton.runs.versions import LIBRARIES, Fingerprint
 
 NAMES = (
     *("torch", "transformers", "trl", "peft", "accelerate", "numpy"),
@@ -24,7 +24,7 @@ def test_it_names_this_machine_and_what_computes_on_it() -> None:
     here = Fingerprint.here()
     assert here.to_json() == {
         "device": "cpu",
-        "cpu": fingerprint._cpu_name(),
+        "cpu": versions._cpu_name(),
         "cuda": None,
         "world_size": 1,
         "threads": torch.get_num_threads(),
@@ -38,7 +38,7 @@ def test_it_names_this_machine_and_what_computes_on_it() -> None:
 
 def test_of_several_processes_it_says_how_they_share_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(fingerprint, "version", lambda name: asked.append(name) or f"{name}'s")
+    monkeypatch.setattr(versions, "version", lambda name: asked.append(name) or f"{name}'s")
     assert Fingerprint.here(2, "fsdp").to_json()["strategy"] == "fsdp"
     assert "strategy" not in Fingerprint.here(1, "fsdp").to_json()
     assert "deepspeed" not in asked
@@ -61,7 +61,7 @@ class Device:
 @pytest.mark.parametrize("rounds", [True, False])
 def test_with_a_gpu_that_counts(rounds: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     Device(monkeypatch)
-    monkeypatch.setattr(fingerprint, "rounds_products", lambda: rounds)
+    monkeypatch.setattr(versions, "rounds_products", lambda: rounds)
     here = Fingerprint.here()
     assert (here.device, here.cpu, here.cuda, here.tf32) == ("GPU 0", platform.machine(), "13.0", rounds)
 
@@ -70,13 +70,13 @@ def test_of_a_gpu_it_names_the_kernels_that_are_installed(monkeypatch: pytest.Mo
     def told(name: str) -> str:
         if name in ("triton", "liger-kernel"):
             return f"{name}'s"
-        if name in fingerprint.KERNELS:
+        if name in versions.KERNELS:
             raise PackageNotFoundError(name)
         return version(name)
 
     assert not {"cudnn", "triton", "liger_kernel"} & Fingerprint.here().to_json().keys()
     Device(monkeypatch)
-    monkeypatch.setattr(fingerprint, "version", told)
+    monkeypatch.setattr(versions, "version", told)
     here = Fingerprint.here()
     assert (here.cudnn, here.triton, here.liger_kernel) == (92000, "triton's", "liger-kernel's")
     assert not {"bitsandbytes", "flash_attn"} & here.to_json().keys()
@@ -93,7 +93,7 @@ def test_another_version_of_any_library_is_a_difference(name: str) -> None:
 
 def test_what_was_not_written_down_at_first_is_no_difference() -> None:
     here = Fingerprint.here()
-    old = {name: value for name, value in here.to_json().items() if name not in fingerprint.ADDED}
+    old = {name: value for name, value in here.to_json().items() if name not in versions.ADDED}
     assert here.differences(Fingerprint.read(old, "here")) == []
     assert Fingerprint.read(old, "here").differences(here) == []
     assert here.differences(Fingerprint.read({**old, "trl": "0.0.1"}, "here")) == [f"trl: 0.0.1 → {here.trl}"]
@@ -144,7 +144,7 @@ def test_the_processors_model_is_told_where_the_kernel_knows_it(
 
     monkeypatch.setattr(builtins, "open", opened)
     monkeypatch.setattr(platform, "processor", lambda: "")
-    found = fingerprint._cpu_name()
+    found = versions._cpu_name()
     monkeypatch.undo()
     assert found == (expected or platform.machine())
 

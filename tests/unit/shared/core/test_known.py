@@ -12,9 +12,9 @@ import pytest
 
 COUNT = """
 import importlib, importlib.metadata, json, os, pathlib, sys
-from baton.components.shared.core import known
+from baton.train import lazy_imports as known
 
-known.FILE = pathlib.Path(sys.argv[1])
+known.INSTALLED_FILE = pathlib.Path(sys.argv[1])
 scans, asked = [], importlib.metadata.packages_distributions
 importlib.metadata.packages_distributions = lambda: scans.append("distributions") or asked()
 scandir = os.scandir
@@ -59,10 +59,11 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], dict[str
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("known") / "share" / "known.json"
-    subprocess.run([sys.executable, "-m", "baton.components.shared.core.known", str(file)], check=True)
+    subprocess.run([sys.executable, "-m", "baton.train.lazy_imports", str(file)], check=True)
     return file
 
 
+@pytest.mark.slow
 def test_it_is_looked_up_once_where_it_is_not_written_down(plain: Any, tmp_path: Path) -> None:
     scans, found = told(COUNT, tmp_path / "none.json")
     assert sorted(plain[0]) == ["distributions"] * 3 + ["models"] * 2, "without it"
@@ -96,7 +97,7 @@ def test_what_is_not_of_these_packages_is_not_believed(plain: Any, written: Path
 
 def test_an_environment_that_cannot_be_written_to_does_without(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("", encoding="utf-8")
-    command = [sys.executable, "-m", "baton.components.shared.core.known", str(tmp_path / "taken" / "known.json")]
+    command = [sys.executable, "-m", "baton.train.lazy_imports", str(tmp_path / "taken" / "known.json")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr.startswith(f"{tmp_path}/taken/known.json cannot be written: ")
@@ -104,7 +105,7 @@ def test_an_environment_that_cannot_be_written_to_does_without(tmp_path: Path) -
 
 
 def test_another_distribution_is_another_key(tmp_path: Path) -> None:
-    code = "from baton.components.shared.core import known; print(known.installed())"
+    code = "from baton.train import lazy_imports as known; print(known.installed_digest())"
     keys = []
     for name in ("", "late-1.0.dist-info", "late-1.1.dist-info"):
         folder = tmp_path / f"with-{name}"

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from baton.components.shared.core import machine
+from baton import machine
 
 
 def cgroup(folder: Path, **files: str) -> Path:
@@ -47,7 +47,7 @@ def test_a_container_that_is_full_has_nothing(tmp_path: Path) -> None:
 
 ARENAS = """
 import ctypes, sys, threading
-from baton.components.shared.core import machine
+from baton import machine
 
 if sys.argv[1] == "shared":
     machine.share_arenas()

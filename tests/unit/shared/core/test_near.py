@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.components.shared.core.near import near_path
+from baton.errors import suggest_path
 
 
 @pytest.mark.parametrize(
@@ -22,9 +22,9 @@ def test_near_path(path: str, expected: str | None, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "rows.jsonl").touch()
 
-    assert near_path(path, ["/nowhere", str(tmp_path)]) == expected
+    assert suggest_path(path, ["/nowhere", str(tmp_path)]) == expected
 
 
 def test_an_absolute_one(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").touch()
-    assert near_path(f"{tmp_path}/row.csv", ["/"]) == f"{tmp_path}/rows.csv"
+    assert suggest_path(f"{tmp_path}/row.csv", ["/"]) == f"{tmp_path}/rows.csv"

@@ -6,12 +6,11 @@ import random
 
 import pytest
 
-from baton.components.shared.core.errors import SkipError
-from baton.components.shared.core.patience import Attempt, attempts, insist, through_skips
-from baton.components.shared.core.world import World
+from baton.errors import SkipError
+from baton.runtime import Attempt, Runtime, backoff, retry, through_skips
 
 
-class Clock(World):
+class Clock(Runtime):
     """A machine whose time goes on when somebody sleeps, and then alone."""
 
     seconds = 0.0
@@ -29,13 +28,13 @@ class AwayError(Exception):
 
 def test_there_is_one_attempt_without_any_patience() -> None:
     slept: list[float] = []
-    assert [attempt.number for attempt in attempts(0, pause=1, sleep=slept.append)] == [1]
+    assert [attempt.number for attempt in backoff(0, pause=1, sleep=slept.append)] == [1]
     assert slept == []
 
 
 def test_pauses_grow_to_the_longest_one() -> None:
     slept: list[float] = []
-    tries = attempts(1000, pause=1, growth=2, longest=5, sleep=slept.append)
+    tries = backoff(1000, pause=1, growth=2, longest=5, sleep=slept.append)
     for _ in range(6):
         next(tries)
     assert slept == [1, 2, 4, 5, 5]
@@ -43,13 +42,13 @@ def test_pauses_grow_to_the_longest_one() -> None:
 
 def test_patience_ends_and_no_attempt_begins_after_it() -> None:
     clock = Clock()
-    began = [clock.monotonic() for _ in attempts(0.35, pause=0.1, world=clock)]
+    began = [clock.monotonic() for _ in backoff(0.35, pause=0.1, world=clock)]
     assert began == pytest.approx([0, 0.1, 0.2, 0.3])
 
 
 def test_time_spent_in_an_attempt_counts() -> None:
     clock, lasts = Clock(), []
-    for attempt in attempts(0.35, pause=0.1, world=clock):
+    for attempt in backoff(0.35, pause=0.1, world=clock):
         clock.sleep(0.1)
         lasts.append(attempt.is_last)
     assert lasts == [False, True]
@@ -58,7 +57,7 @@ def test_time_spent_in_an_attempt_counts() -> None:
 def test_pauses_vary_and_leave_the_global_generator_alone() -> None:
     state = random.getstate()
     slept: list[float] = []
-    tries = attempts(1000, pause=1, jitter=0.25, sleep=slept.append)
+    tries = backoff(1000, pause=1, jitter=0.25, sleep=slept.append)
     for _ in range(50):
         next(tries)
     assert random.getstate() == state
@@ -79,7 +78,7 @@ def test_an_operation_is_tried_until_it_succeeds() -> None:
     def note(error: AwayError, attempt: Attempt) -> None:
         failures.append((str(error), attempt.number))
 
-    assert insist(operation, AwayError, attempts(1, pause=0.001), note) == "here"
+    assert retry(operation, AwayError, backoff(1, pause=0.001), note) == "here"
     assert failures == [("1", 1), ("2", 2)]
 
 
@@ -91,7 +90,7 @@ def test_the_last_failure_is_raised_once_patience_is_over() -> None:
         raise AwayError(str(numbers[-1]))
 
     with pytest.raises(AwayError) as raised:
-        insist(operation, AwayError, attempts(0.05, pause=0.01, world=Clock()), lambda *_: None)
+        retry(operation, AwayError, backoff(0.05, pause=0.01, world=Clock()), lambda *_: None)
     assert str(raised.value) == str(numbers[-1])
     assert len(numbers) == 6
 
@@ -104,7 +103,7 @@ def test_another_error_is_raised_at_once() -> None:
         raise KeyError("other")
 
     with pytest.raises(KeyError):
-        insist(operation, AwayError, attempts(10, pause=0.001), lambda *_: None)
+        retry(operation, AwayError, backoff(10, pause=0.001), lambda *_: None)
     assert len(numbers) == 1
 
 

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import torch
 
-from baton.components.shared.core import rng
+from baton.models import rng
 
 
 def test_random_numbers_go_on_where_they_were() -> None:

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from baton.components.shared.core.scratch import clear_left, make, remove, scratch_folder
+from baton.scratch import clear_left, make, remove, scratch_folder
 
 _KILLED = """
 import os, pathlib, signal, tempfile, sys
 tempfile.tempdir = sys.argv[1]
-from baton.components.shared.core.scratch import scratch_folder
+from baton.scratch import scratch_folder
 with scratch_folder("evaluate") as folder:
     pathlib.Path(folder, "weights").write_text("large")
     os.kill(os.getpid(), signal.SIGKILL)
@@ -68,7 +68,7 @@ def holding(place: Path, pid: int | None = None) -> Iterator[Path]:
 
 _LIVES = """
 import sys
-from baton.components.shared.core import scratch
+from baton import scratch
 print(scratch.make(sys.argv[1], "evaluate"), flush=True)
 sys.stdin.read()
 """

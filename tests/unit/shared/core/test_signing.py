@@ -13,9 +13,9 @@ from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
-from baton.components.shared.core import signing
-from baton.components.shared.core.errors import UserError
-from baton.components.shared.core.signing import PublicKey, SignatureError, Signer
+from baton import signing
+from baton.errors import UserError
+from baton.signing import PublicKey, SignatureError, Signer
 
 STATEMENT = {"_type": "https://in-toto.io/Statement/v1", "predicate": {"step": 8}}
 kinds = pytest.mark.parametrize("kind", ["ed25519", "p256"])

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from baton.components.shared.core import termination
+from baton import events
 
 STAGE = """
-from baton.components.shared.core import events
-from baton.components.shared.core.errors import BatonError, UserError
+from baton import events
+from baton.errors import BatonError, UserError
 with events.stage("tokenize"):
     {body}
 """
@@ -19,7 +19,7 @@ PLACE = "(<string>, line 5, in <module>)"
 
 
 def ended(body: str, path: Path) -> int:
-    environment = {termination.PATH: str(path), "PATH": "/usr/bin"}
+    environment = {events.TERMINATION_LOG: str(path), "PATH": "/usr/bin"}
     command = [sys.executable, "-c", STAGE.format(body=body)]
     return subprocess.run(command, env=environment, capture_output=True, check=False).returncode
 
@@ -43,7 +43,7 @@ def test_whatever_a_stage_fails_of_is_left(body: str, code: int, message: str, o
     path = tmp_path / "termination-log"
     path.touch()  # Kubernetes mounts it
     assert ended(body, path) == code
-    assert termination.read(path.read_text()) == (message, own_code)
+    assert events.read_termination_message(path.read_text()) == (message, own_code)
 
 
 FULL = """try:
@@ -58,7 +58,7 @@ def test_a_full_disk_is_named_whatever_failed_of_it(tmp_path: Path) -> None:
     assert ended(FULL, path) == 1
     where = tempfile.gettempdir()
     message = f"there is no room left at {where} (ValueError: I/O operation on closed file). Give the machine more disk"
-    assert termination.read(path.read_text())[0].startswith(message)
+    assert events.read_termination_message(path.read_text())[0].startswith(message)
 
 
 def test_a_stage_that_succeeds_leaves_nothing(tmp_path: Path) -> None:
@@ -76,12 +76,12 @@ def test_outside_a_pod_nothing_is_written(tmp_path: Path) -> None:
 def test_a_long_message_keeps_its_beginning_and_its_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "termination-log"
     path.touch()
-    monkeypatch.setenv(termination.PATH, str(path))
-    termination.leave(f"found {'ü' * 5000} remedy", 2)
+    monkeypatch.setenv(events.TERMINATION_LOG, str(path))
+    events.write_termination_message(f"found {'ü' * 5000} remedy", 2)
     assert len(path.read_bytes()) <= 4096
-    message, code = termination.read(path.read_text())
+    message, code = events.read_termination_message(path.read_text())
     assert (message[:8], message[-8:], code) == ("found üü", "ü remedy", 2)
 
 
 def test_what_kubernetes_says_itself_has_no_code() -> None:
-    assert termination.read("main: OOMKilled (exit code 1)") == ("main: OOMKilled (exit code 1)", None)
+    assert events.read_termination_message("main: OOMKilled (exit code 1)") == ("main: OOMKilled (exit code 1)", None)

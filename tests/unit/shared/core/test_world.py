@@ -12,7 +12,7 @@ NICE = """
 import contextlib, json, os, threading, time
 import obstore
 from obstore.store import HTTPStore
-from baton.components.shared.core.world import REAL
+from baton.runtime import SYSTEM as REAL
 
 def nice(_=None):
     return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())

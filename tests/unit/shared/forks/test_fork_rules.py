@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from baton.components.shared.core.errors import UserError
-from baton.components.shared.forks import fork_rules
-from baton.components.shared.recipe import Recipe, recipe_file
+from baton import fork
+from baton.errors import UserError
+from baton.recipe import load
+from baton.recipe.recipe import Recipe
 
 BASE: dict[str, Any] = {
     "name": "r",
@@ -22,7 +23,7 @@ BASE: dict[str, Any] = {
 
 def recipe(*overrides: str) -> Recipe:
     """The recipe with changes."""
-    return recipe_file.with_overrides(recipe_file.validate(BASE, origin="test"), overrides)
+    return load.with_overrides(load.validate(BASE, origin="test"), overrides)
 
 
 @pytest.mark.parametrize(
@@ -48,19 +49,19 @@ def recipe(*overrides: str) -> Recipe:
 )
 def test_what_is_read_anew_at_each_step_or_decides_no_bits_is_taken_over(override: str) -> None:
     path = override.partition("=")[0]
-    found = fork_rules.require_warm(recipe(), recipe(override))
+    found = fork.require_warm(recipe(), recipe(override))
     assert len(found) == 1
     assert next(iter(found)) in (path, f"{path}.num_cycles")
 
 
 def test_a_cadence_by_epoch_takes_the_place_of_one_in_steps() -> None:
-    found = fork_rules.require_warm(recipe(), recipe("evaluation={per_epoch: 2}", "chunks.checkpoints_per_epoch=1"))
+    found = fork.require_warm(recipe(), recipe("evaluation={per_epoch: 2}", "chunks.checkpoints_per_epoch=1"))
     assert found == {
         "chunks.checkpoints_per_epoch": [None, 1],
         "evaluation.every": [10, None],
         "evaluation.per_epoch": [None, 2],
     }
-    assert "evaluation.per_epoch" in fork_rules.of_state(recipe(), recipe("evaluation={per_epoch: 2}"))
+    assert "evaluation.per_epoch" in fork.of_state(recipe(), recipe("evaluation={per_epoch: 2}"))
 
 
 @pytest.mark.parametrize(
@@ -87,61 +88,59 @@ def test_a_cadence_by_epoch_takes_the_place_of_one_in_steps() -> None:
 )
 def test_what_the_state_is_made_of_is_refused_by_name(override: str) -> None:
     with pytest.raises(UserError) as caught:
-        fork_rules.require_warm(recipe(), recipe(override))
+        fork.require_warm(recipe(), recipe(override))
     assert override.partition("=")[0] in str(caught.value)
 
 
 def test_what_is_in_shards_stays_so_and_what_is_whole_too() -> None:
     def trained(parallel: str) -> Recipe:
         document = {**BASE, "adapter": None, "training": {"max_steps": 40, "micro_batch_size": 1}}
-        return recipe_file.with_overrides(
-            recipe_file.validate(document, origin="test"), [f"training.parallel={parallel}"]
-        )
+        return load.with_overrides(load.validate(document, origin="test"), [f"training.parallel={parallel}"])
 
     shards, whole = trained("{strategy: fsdp, processes: 2}"), trained("{strategy: ddp, processes: 2}")
     with pytest.raises(UserError, match="state at that step is in fsdp's shards, and the fork's whole"):
-        fork_rules.require_warm(shards, whole)
+        fork.require_warm(shards, whole)
     with pytest.raises(UserError, match="state at that step is whole, and the fork's in fsdp's shards"):
-        fork_rules.require_warm(whole, shards)
-    assert fork_rules.require_warm(shards, trained("{strategy: fsdp, processes: 4}"))
-    assert fork_rules.require_warm(whole, trained("null"))
-    assert fork_rules.require_cold(shards, whole)
+        fork.require_warm(whole, shards)
+    assert fork.require_warm(shards, trained("{strategy: fsdp, processes: 4}"))
+    assert fork.require_warm(whole, trained("null"))
+    assert fork.require_cold(shards, whole)
 
 
 def test_the_trainer_is_told_of_what_it_reads() -> None:
     after = recipe("training.learning_rate=1e-3", "chunks.count=2", "evaluation.samples=1", "evaluation.every=5")
-    assert fork_rules.of_state(recipe(), after) == {
+    assert fork.of_state(recipe(), after) == {
         "training.learning_rate": [2e-5, 1e-3],
         "evaluation.every": [10, 5],
     }
 
 
 def test_cold_takes_everything_but_another_model() -> None:
-    found = fork_rules.require_cold(recipe(), recipe("seed=1", "training.batch_size=16", "adapter.r=4"))
+    found = fork.require_cold(recipe(), recipe("seed=1", "training.batch_size=16", "adapter.r=4"))
     assert found == {"seed": [0, 1], "training.batch_size": [8, 16], "adapter.r": [16, 4]}
     for override in ("model.base=org/other", "model.revision=abc", "store.uri=elsewhere"):
         with pytest.raises(UserError, match=override.partition("=")[0]):
-            fork_rules.require_cold(recipe(), recipe(override))
+            fork.require_cold(recipe(), recipe(override))
 
 
 def test_a_reward_model_cannot_learn_to_write() -> None:
     scoring = recipe("training.method=reward")
     with pytest.raises(UserError, match="scores texts and writes none"):
-        fork_rules.require_cold(scoring, recipe())
+        fork.require_cold(scoring, recipe())
 
 
 def test_a_change_and_its_meaning_are_one_line() -> None:
     found = {"training.max_steps": [40, 80], "training.weight_decay": [0.0, 0.1], "export.formats": [["a"], ["b"]]}
-    assert fork_rules.in_words(found, step=30, end=80, warm=True) == [
+    assert fork.in_words(found, step=30, end=80, warm=True) == [
         "training.max_steps: 40 → 80: the run ends at step 80; the schedule is stretched to that, so the learning rate "
         "jumps at step 30",
         "training.weight_decay: 0.0 → 0.1: holds from step 31; what the optimizer has gathered stays",
         "export.formats: ['a'] → ['b']",
     ]
-    assert fork_rules.in_words({"seed": [0, 1]}, step=30, end=0, warm=False) == ["seed: 0 → 1"]
+    assert fork.in_words({"seed": [0, 1]}, step=30, end=0, warm=False) == ["seed: 0 → 1"]
 
 
 def test_changes_of_a_fork_that_never_trained_add_up() -> None:
     inherited = {"a": [1, 2], "b": [1, 2]}
-    assert fork_rules.combined(inherited, {"a": [2, 3], "c": [5, 6]}) == {"a": [1, 3], "b": [1, 2], "c": [5, 6]}
-    assert fork_rules.combined(inherited, {"a": [2, 1]}) == {"b": [1, 2]}, "changed back"
+    assert fork.combined(inherited, {"a": [2, 3], "c": [5, 6]}) == {"a": [1, 3], "b": [1, 2], "c": [5, 6]}
+    assert fork.combined(inherited, {"a": [2, 1]}) == {"b": [1, 2]}, "changed back"

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
-from baton.components.shared.core.errors import UserError
-from baton.components.shared.models import loading
-from baton.components.shared.models.chat_templates import TEMPLATES, chat_template
+from baton.errors import UserError
+from baton.models import loading
+from baton.models.chat import TEMPLATES, chat_template
 
 TALK = [
     {"role": "system", "content": "Be brief."},

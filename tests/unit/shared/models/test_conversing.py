@@ -9,18 +9,21 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from baton.components.data_split import formats
-from baton.components.data_split.layouts import Layout
-from baton.components.shared.core.errors import UserError
-from baton.components.shared.models import chat_templates, conversing, loading
-from baton.components.shared.recipe import Recipe, recipe_file
+from baton.data import normalize
+from baton.data.schema import ColumnMapping
+from baton.errors import UserError
+from baton.models import chat as chat_templates
+from baton.models import chat as conversing
+from baton.models import loading
+from baton.recipe import load
+from baton.recipe.recipe import Recipe
 from tests.unit import tiny
 
 Row = dict[str, Any]
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=40) | st.lists(
     st.sampled_from(["a", "\n", "\n\n", "### Input:", "### Response:", "### Instruction:", " ", "Below is"]), max_size=8
 ).map("".join)
-INSTRUCTION = Layout(format="instruction", columns={})
+INSTRUCTION = ColumnMapping(format="instruction", columns={})
 
 
 def user(content: str) -> Row:
@@ -41,21 +44,23 @@ def said(content: str) -> Row:
 @example("\n\n### Response:", "")
 def test_what_the_split_writes_of_an_instruction_is_taken_apart_again(instruction: str, context: str) -> None:
     assume(not context or (instruction + conversing.INPUT).find(conversing.INPUT) == len(instruction))
-    row = formats.normalise({"instruction": instruction, "input": context, "output": "3"}, INSTRUCTION)
+    row = normalize.normalize_row({"instruction": instruction, "input": context, "output": "3"}, INSTRUCTION)
     assert isinstance(row, dict)
-    assert conversing.asked(row["prompt"]) == (f"{instruction}\n\n{context}" if context else instruction)
+    assert conversing.strip_alpaca(row["prompt"]) == (f"{instruction}\n\n{context}" if context else instruction)
 
 
 @given(st.text())
 @example("Below is an instruction that describes a task. Write a response that appropriately completes the request.")
 @example(conversing.alpaca("Add.", "1").removesuffix(":"))
 def test_any_other_prompt_is_what_the_user_asks(prompt: str) -> None:
-    assert conversing.asked(prompt) == prompt
+    assert conversing.strip_alpaca(prompt) == prompt
 
 
 def test_an_instruction_that_holds_the_mark_of_an_input_is_cut_at_the_first() -> None:
     prompt = conversing.alpaca(f"a{conversing.INPUT}b", "c")
-    assert conversing.asked(prompt) == f"a\n\nb{conversing.INPUT}c", "the text does not say which of the two it is"
+    assert conversing.strip_alpaca(prompt) == f"a\n\nb{conversing.INPUT}c", (
+        "the text does not say which of the two it is"
+    )
 
 
 def recipe(base: str, method: str = "sft", model: Row | None = None, **data: Any) -> Recipe:
@@ -66,19 +71,19 @@ def recipe(base: str, method: str = "sft", model: Row | None = None, **data: Any
 
 def test_turns_are_for_a_base_that_has_a_template(chat_base: str, tiny_base: str, tmp_path: Path) -> None:
     chat, own = loading.load_tokenizer(chat_base), loading.load_tokenizer(tiny_base)
-    assert conversing.applies(recipe(chat_base), chat)
-    assert conversing.applies(recipe(chat_base, render_as="chat"), chat)
-    assert not conversing.applies(recipe(chat_base, render_as="text"), chat)
-    assert not conversing.applies(recipe(chat_base, "pretrain"), chat)
-    assert not conversing.applies(recipe(chat_base, "pretrain", render_as="chat"), chat)
+    assert conversing.uses_chat(recipe(chat_base), chat)
+    assert conversing.uses_chat(recipe(chat_base, render_as="chat"), chat)
+    assert not conversing.uses_chat(recipe(chat_base, render_as="text"), chat)
+    assert not conversing.uses_chat(recipe(chat_base, "pretrain"), chat)
+    assert not conversing.uses_chat(recipe(chat_base, "pretrain", render_as="chat"), chat)
     assert own.chat_template
-    assert not conversing.applies(recipe(tiny_base), own), "the tokenizer is one that Baton trained"
-    assert conversing.applies(recipe(tiny_base, render_as="chat"), own)
+    assert not conversing.uses_chat(recipe(tiny_base), own), "the tokenizer is one that Baton trained"
+    assert conversing.uses_chat(recipe(tiny_base, render_as="chat"), own)
     scratch = {"base": None, "from_scratch": {}, "tokenizer": {"base": chat_base}}
-    assert not conversing.applies(recipe(chat_base, model=scratch), chat), "there is no base"
+    assert not conversing.uses_chat(recipe(chat_base, model=scratch), chat), "there is no base"
     plain = loading.load_tokenizer(tiny.make_chat_base(tmp_path / "plain", template=None))
-    assert not conversing.applies(recipe(chat_base), plain)
-    assert not conversing.applies(recipe(chat_base, render_as="chat"), plain)
+    assert not conversing.uses_chat(recipe(chat_base), plain)
+    assert not conversing.uses_chat(recipe(chat_base, render_as="chat"), plain)
     conversing.require_template(recipe(chat_base), plain)
     with pytest.raises(UserError, match=r"render_as: chat.*no chat template.*Set model\.chat_template"):
         conversing.require_template(recipe(chat_base, render_as="chat"), plain)
@@ -149,21 +154,21 @@ def test_a_system_message_of_its_own_stays_alone(role: str, chat_base: str) -> N
 def test_a_system_message_is_for_conversations_that_are_not_made_of_texts_too(tiny_base: str) -> None:
     own = loading.load_tokenizer(tiny_base)
     rows: list[Row] = [{"messages": [user("a"), said("b")]}]
-    (row,) = conversing.conversed(rows, recipe(tiny_base, system="Be brief."), own)
+    (row,) = conversing.apply_chat(rows, recipe(tiny_base, system="Be brief."), own)
     assert [message["role"] for message in row["messages"]] == ["system", "user", "assistant"]
-    assert conversing.conversed(rows, recipe(tiny_base), own) == rows
+    assert conversing.apply_chat(rows, recipe(tiny_base), own) == rows
 
 
 def test_what_gives_other_tokens_than_before(chat_base: str) -> None:
     texts, talk = {"prompt": "a", "completion": "b"}, {"messages": [user("a"), said("b")]}
     plain, system = recipe(chat_base), recipe(chat_base, system="Be brief.")
-    assert conversing.changes(texts, plain, chat=True)
-    assert not conversing.changes(texts, plain, chat=False)
-    assert not conversing.changes(talk, plain, chat=True)
-    assert not conversing.changes({"text": "a"}, system, chat=True)
-    assert conversing.changes(talk, system, chat=False)
+    assert conversing.rendering_changes(texts, plain, chat=True)
+    assert not conversing.rendering_changes(texts, plain, chat=False)
+    assert not conversing.rendering_changes(talk, plain, chat=True)
+    assert not conversing.rendering_changes({"text": "a"}, system, chat=True)
+    assert conversing.rendering_changes(talk, system, chat=False)
     with pytest.raises(UserError, match=r"data\.system: prompts are trained as text.*render_as to chat"):
-        conversing.changes(texts, system, chat=False)
+        conversing.rendering_changes(texts, system, chat=False)
 
 
 ENDS = {"chatml": "<|im_end|>", "zephyr": "<|end|>", "alpaca": "<|end|>", "llama3": None}
@@ -189,4 +194,4 @@ def test_a_template_that_refuses_ends_with_nothing(chat_base: str) -> None:
 def test_the_settings_are_read() -> None:
     document = {"name": "t", "model": {"base": "org/m"}, "data": {"source": "r.jsonl", "render_as": "always"}}
     with pytest.raises(UserError, match=r"data\.render_as.*'auto', 'chat' or 'text'"):
-        recipe_file.validate(document, origin="r.yaml")
+        load.validate(document, origin="r.yaml")

@@ -12,9 +12,9 @@ from safetensors import safe_open
 from transformers import AutoModelForCausalLM
 from transformers.trainer_utils import load_sharded_checkpoint
 
-from baton.components.shared.models import frozen
-from baton.components.shared.models.trainable import freeze
-from baton.components.shared.recipe import Trainable
+from baton.models import trainable as frozen
+from baton.models.trainable import freeze
+from baton.recipe.training import Trainable
 from tests.unit import tiny
 
 
@@ -42,7 +42,7 @@ def step(trained: Any) -> None:
 @pytest.mark.parametrize("trainable", [{"last_layers": 1}, {"patterns": ["embed_tokens"]}, {"patterns": ["norm"]}])
 def test_the_folder_is_read_as_any_other(trainable: dict[str, Any], tied: bool, tmp_path: Path):
     trained = model(tiny.make_base(tmp_path / "base", tied=tied), **trainable)
-    save = frozen.apart(trained, trained.save_pretrained)
+    save = frozen.save_frozen_separately(trained, trained.save_pretrained)
 
     save(str(tmp_path / "first"))
     step(trained)
@@ -66,9 +66,9 @@ def test_the_folder_is_read_as_any_other(trainable: dict[str, Any], tied: bool, 
 def test_frozen_and_trained_weights_are_never_in_one_file(tiny_base: str, tmp_path: Path, monkeypatch: Any):
     monkeypatch.setattr(frozen, "SHARD_SIZE", "10KB")
     trained = model(tiny_base, last_layers=1)
-    frozen.apart(trained, trained.save_pretrained)(str(tmp_path), max_shard_size="4KB")
+    frozen.save_frozen_separately(trained, trained.save_pretrained)(str(tmp_path), max_shard_size="4KB")
 
-    kept = frozen.names(trained)
+    kept = frozen.frozen_names(trained)
     index = json.loads((tmp_path / "model.safetensors.index.json").read_text())["weight_map"]
     held: dict[str, set[bool]] = {}
     for name, file in index.items():
@@ -83,7 +83,7 @@ def test_frozen_and_trained_weights_are_never_in_one_file(tiny_base: str, tmp_pa
 
 def test_where_nothing_is_frozen_nothing_changes(tiny_base: str, tmp_path: Path):
     trained = AutoModelForCausalLM.from_pretrained(tiny_base)
-    frozen.apart(trained, trained.save_pretrained)(str(tmp_path / "apart"))
+    frozen.save_frozen_separately(trained, trained.save_pretrained)(str(tmp_path / "apart"))
     trained.save_pretrained(str(tmp_path / "plain"))
     assert files(tmp_path / "apart") == files(tmp_path / "plain")
     assert list(files(tmp_path / "apart")) == ["model.safetensors"]

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaForCausalLM, PreTrainedTokenizerBase
 
-from baton.components.shared.models import generation, loading
-from baton.components.shared.models.drawing import GumbelNoise
+from baton.models import generate, loading
+from baton.models.rng import GumbelNoise
 from tests.unit import tiny
 
 LIMITS = {"max_new_tokens": 12, "max_length": 64}
@@ -53,40 +53,38 @@ def test_a_batch_writes_what_each_prompt_gets_alone(
     expected = [alone(model, tokenizer, prompt) for prompt in PROMPTS]
     assert len(set(expected)) > len(PROMPTS) // 2, "prompts that all get the same show nothing"
     for batch_size in (1, 5, 64):
-        assert generation.write_all(model, tokenizer, PROMPTS, batch_size=batch_size, **LIMITS) == expected
-    assert generation.write_all(model, tokenizer, [PROMPTS[3]], **LIMITS)[0] == expected[3]
+        assert generate.write_all(model, tokenizer, PROMPTS, batch_size=batch_size, **LIMITS) == expected
+    assert generate.write_all(model, tokenizer, [PROMPTS[3]], **LIMITS)[0] == expected[3]
 
 
 def test_progress_is_told_after_each_batch(llama: Any, tokenizer: PreTrainedTokenizerBase) -> None:
     heard: list[tuple[int, int]] = []
-    generation.write_all(
-        llama, tokenizer, PROMPTS[:5], batch_size=2, progress=lambda *said: heard.append(said), **LIMITS
-    )
+    generate.write_all(llama, tokenizer, PROMPTS[:5], batch_size=2, progress=lambda *said: heard.append(said), **LIMITS)
     assert heard == [(2, 5), (4, 5), (5, 5)]
 
 
 def test_no_prompts_no_texts(llama: Any, tokenizer: PreTrainedTokenizerBase) -> None:
-    assert generation.write_all(llama, tokenizer, [], **LIMITS) == []
+    assert generate.write_all(llama, tokenizer, [], **LIMITS) == []
 
 
 def test_what_is_drawn_does_not_depend_on_the_batch(llama: Any, tokenizer: PreTrainedTokenizerBase) -> None:
     drawn = {"temperature": 0.9, "top_p": 0.95, "seed": 3, **LIMITS}
-    one_by_one = generation.write_all(llama, tokenizer, PROMPTS, batch_size=1, **drawn)
+    one_by_one = generate.write_all(llama, tokenizer, PROMPTS, batch_size=1, **drawn)
     torch.manual_seed(99)  # the global generator has no say
-    assert generation.write_all(llama, tokenizer, PROMPTS, batch_size=7, **drawn) == one_by_one
-    assert generation.write_all(llama, tokenizer, PROMPTS[:4], batch_size=3, **drawn) == one_by_one[:4]
-    assert generation.write_all(llama, tokenizer, PROMPTS, batch_size=7, **(drawn | {"seed": 4})) != one_by_one
-    assert one_by_one != generation.write_all(llama, tokenizer, PROMPTS, batch_size=7, **LIMITS)
+    assert generate.write_all(llama, tokenizer, PROMPTS, batch_size=7, **drawn) == one_by_one
+    assert generate.write_all(llama, tokenizer, PROMPTS[:4], batch_size=3, **drawn) == one_by_one[:4]
+    assert generate.write_all(llama, tokenizer, PROMPTS, batch_size=7, **(drawn | {"seed": 4})) != one_by_one
+    assert one_by_one != generate.write_all(llama, tokenizer, PROMPTS, batch_size=7, **LIMITS)
 
 
 def test_one_prompt_given_twice_is_drawn_for_twice(llama: Any, tokenizer: PreTrainedTokenizerBase) -> None:
-    texts = generation.write_all(llama, tokenizer, [PROMPTS[0]] * 8, temperature=1.0, batch_size=8, **LIMITS)
+    texts = generate.write_all(llama, tokenizer, [PROMPTS[0]] * 8, temperature=1.0, batch_size=8, **LIMITS)
     assert len(set(texts)) > 1
 
 
 def test_drawing_leaves_the_random_state_alone(llama: Any, tokenizer: PreTrainedTokenizerBase) -> None:
     before = torch.get_rng_state()
-    generation.write_all(llama, tokenizer, PROMPTS[:2], temperature=1.0, **LIMITS)
+    generate.write_all(llama, tokenizer, PROMPTS[:2], temperature=1.0, **LIMITS)
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -131,7 +129,7 @@ def test_a_text_ends_with_the_turn(end: str, tiny_base: str, tokenizer: PreTrain
     else:
         stop = tokenizer.convert_tokens_to_ids(end)
     model.script = (*said, stop, *never, *never, *never)
-    assert generation.write_all(model, tokenizer, ["What does it say?"], **LIMITS)[0] == "the fox"
+    assert generate.write_all(model, tokenizer, ["What does it say?"], **LIMITS)[0] == "the fox"
     assert model.said == len(said) + 1, "nothing is computed behind the end"
 
 
@@ -144,26 +142,26 @@ def test_a_beginning_that_the_template_has_written_is_not_written_again(tiny_bas
     tokenizer._tokenizer.post_processor = TemplateProcessing(
         single="<|im_start|> $A", special_tokens=[("<|im_start|>", start)]
     )
-    prompt = generation.rendered([{"role": "user", "content": "hello"}], tokenizer)
+    prompt = generate.rendered([{"role": "user", "content": "hello"}], tokenizer)
     assert prompt.startswith("<|im_start|>user")
-    counted = collections.Counter(generation.prompt_ids(tokenizer, prompt, 64))
+    counted = collections.Counter(generate.prompt_ids(tokenizer, prompt, 64))
     assert counted[start] == 2, "one for the user and one for the assistant"
-    assert generation.prompt_ids(tokenizer, "hello", 64)[0] == start
+    assert generate.prompt_ids(tokenizer, "hello", 64)[0] == start
 
 
 def test_penalties_of_the_model_s_own_settings_do_not_count(llama: Any, tokenizer: PreTrainedTokenizerBase) -> None:
-    expected = generation.write_all(llama, tokenizer, PROMPTS, **LIMITS)
+    expected = generate.write_all(llama, tokenizer, PROMPTS, **LIMITS)
     llama.generation_config.repetition_penalty = 5.0
     try:
-        assert generation.write_all(llama, tokenizer, PROMPTS, **LIMITS) == expected
+        assert generate.write_all(llama, tokenizer, PROMPTS, **LIMITS) == expected
     finally:
         llama.generation_config.repetition_penalty = None
 
 
 def test_a_saved_model_is_loaded_with_its_tokenizer(tiny_base: str, tmp_path: Path) -> None:
-    model, tokenizer = generation.load(tiny_base)
+    model, tokenizer = generate.load(tiny_base)
     assert not model.training
-    assert generation.write_all(model, tokenizer, [PROMPTS[0]], **LIMITS)[0] == alone(model, tokenizer, PROMPTS[0])
+    assert generate.write_all(model, tokenizer, [PROMPTS[0]], **LIMITS)[0] == alone(model, tokenizer, PROMPTS[0])
 
 
 THOUGHT = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "reasoning_content": "c"}]
@@ -180,7 +178,7 @@ THOUGHT = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b
 def test_a_template_reads_thoughts_by_the_name_it_knows(template: str, text: str, tiny_base: str) -> None:
     tokenizer = loading.load_tokenizer(tiny_base)
     tokenizer.chat_template = template
-    assert generation.rendered(THOUGHT, tokenizer) == text
+    assert generate.rendered(THOUGHT, tokenizer) == text
 
 
 def test_a_template_that_takes_arguments_as_text_gets_text(tiny_base: str) -> None:
@@ -188,4 +186,4 @@ def test_a_template_that_takes_arguments_as_text_gets_text(tiny_base: str) -> No
     tokenizer.chat_template = "{{ tools[0].name }} {{ 'x' + messages[0].tool_calls[0].function.arguments }}"
     call = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
     prompt = [{"role": "assistant", "content": "", "tool_calls": [call]}]
-    assert generation.rendered(prompt, tokenizer, [{"name": "add"}]) == 'add x{"a": 1}'
+    assert generate.rendered(prompt, tokenizer, [{"name": "add"}]) == 'add x{"a": 1}'

@@ -10,9 +10,10 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from baton.components.shared.core.errors import UserError
-from baton.components.shared.models import loading, memory, optimizer_state, skeleton, trainable
-from baton.components.shared.recipe import Recipe, recipe_file
+from baton.errors import UserError
+from baton.models import loading, memory, trainable
+from baton.recipe import load
+from baton.recipe.recipe import Recipe
 
 SIZES = {"hidden_size": 32, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4}
 
@@ -37,12 +38,12 @@ def recipe(**sections: Any) -> Recipe:
         document[name] = {**document.get(name, {}), **section}
     if "base" in document["model"]:
         document["model"] = {k: v for k, v in document["model"].items() if k not in ("from_scratch", "tokenizer")}
-    return recipe_file.validate(document, origin="tiny")
+    return load.validate(document, origin="tiny")
 
 
 def items(given: Recipe) -> dict[str, int]:
     """The estimate of a recipe, by item."""
-    return {item.name: item.bytes for item in memory.estimate(given, skeleton.build(given)).items}
+    return {item.name: item.bytes for item in memory.estimate(given, memory.build_skeleton(given)).items}
 
 
 def real(given: Recipe) -> Any:
@@ -50,7 +51,7 @@ def real(given: Recipe) -> Any:
     from peft import get_peft_model
 
     if given.model.from_scratch:
-        config = skeleton.configuration(given)
+        config = memory.configuration(given)
         model = loading.auto_class(given).from_config(config, dtype=getattr(torch, given.model.dtype))
     else:
         assert given.model.base
@@ -92,7 +93,7 @@ ADAPTED: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("changes", MODELS.values(), ids=MODELS)
 def test_the_skeleton_is_the_model(changes: dict[str, Any]) -> None:
     given = recipe(**changes)
-    laid_out = skeleton.build(given)
+    laid_out = memory.build_skeleton(given)
     assert shapes(laid_out) == shapes(real(given))
     assert {value.device.type for value in laid_out.parameters()} == {"meta"}
 
@@ -100,14 +101,14 @@ def test_the_skeleton_is_the_model(changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize("changes", ADAPTED.values(), ids=ADAPTED)
 def test_the_skeleton_of_an_adapter_is_peft_s(changes: dict[str, Any], tmp_path: Path) -> None:
     given = recipe(**{**changes, "model": {**changes.get("model", {}), "base": base(tmp_path)}})
-    found, adapted = memory.estimate(given, skeleton.build(given)), real(given)
-    assert shapes(skeleton.build(given)) == shapes(adapted)
+    found, adapted = memory.estimate(given, memory.build_skeleton(given)), real(given)
+    assert shapes(memory.build_skeleton(given)) == shapes(adapted)
     assert (found.trainable, found.parameters) == adapted.get_nb_trainable_parameters()
 
 
 def test_laying_out_draws_nothing() -> None:
     before = torch.get_rng_state()
-    skeleton.build(recipe())
+    memory.build_skeleton(recipe())
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -138,7 +139,7 @@ def test_optimizer_state_is_as_large_as_the_real_one(training: dict[str, Any], d
     optimizer.step()
     kept = [x for state in optimizer.state.values() for x in state.values() if isinstance(x, torch.Tensor)]
     size = sum(value.numel() * value.element_size() for value in kept)
-    assert optimizer_state.num_bytes(given.training, skeleton.build(given)) == size
+    assert memory.optimizer_bytes(given.training, memory.build_skeleton(given)) == size
     assert items(given).get("optimizer", 0) == size
 
 
@@ -153,13 +154,13 @@ def test_bytes_per_weight_of_bitsandbytes(optimizer: str) -> None:
     given = recipe(training={"optimizer": optimizer}, resources={"gpus": 1})
     model = torch.nn.Linear(512, 512, bias=False)
     expected = PER_WEIGHT[optimizer] * 512 * 512
-    assert optimizer_state.num_bytes(given.training, model) == pytest.approx(expected, rel=0.02)
+    assert memory.optimizer_bytes(given.training, model) == pytest.approx(expected, rel=0.02)
 
 
 def test_eight_bits_leave_embeddings_and_small_tensors_in_thirty_two() -> None:
     training = recipe(training={"optimizer": "adamw_bnb_8bit"}).training
-    assert optimizer_state.num_bytes(training, torch.nn.Embedding(512, 512)) == 8 * 512 * 512
-    assert optimizer_state.num_bytes(training, torch.nn.Linear(63, 65, bias=False)) == 8 * 63 * 65
+    assert memory.optimizer_bytes(training, torch.nn.Embedding(512, 512)) == 8 * 512 * 512
+    assert memory.optimizer_bytes(training, torch.nn.Linear(63, 65, bias=False)) == 8 * 63 * 65
 
 
 def kept_for_backward(model: Any, given: Recipe) -> int:
@@ -197,7 +198,7 @@ ACTIVATIONS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("changes", ACTIVATIONS.values(), ids=ACTIVATIONS)
 def test_activations_are_about_what_autograd_keeps(changes: dict[str, Any]) -> None:
     given = recipe(**{**changes, "model": {"from_scratch": WIDE, **changes.get("model", {})}})
-    config = skeleton.configuration(given)
+    config = memory.configuration(given)
     config._attn_implementation = given.model.attention or "sdpa"
     model = loading.auto_class(given).from_config(config, dtype=getattr(torch, given.model.dtype))
     assert items(given)["activations"] == pytest.approx(kept_for_backward(model.train(), given), rel=0.12)
@@ -206,10 +207,10 @@ def test_activations_are_about_what_autograd_keeps(changes: dict[str, Any]) -> N
 def test_rows_of_new_tokens_beside_an_adapter_take_copies_of_a_layer(tmp_path: Path) -> None:
     document = recipe(model={"base": base(tmp_path)}, adapter={"r": 2}).model_dump(mode="json")
     document["model"]["tokenizer"] = {"add_tokens": ["<x>"]}
-    grown = recipe_file.validate(document, origin="tiny")
+    grown = load.validate(document, origin="tiny")
     assert items(grown)["rows of new tokens"] == 3 * 4 * 400 * 32
     document["adapter"]["modules_to_save"] = ["embed_tokens", "lm_head"]
-    assert "rows of new tokens" not in items(recipe_file.validate(document, origin="tiny"))
+    assert "rows of new tokens" not in items(load.validate(document, origin="tiny"))
 
 
 def test_checkpointing_and_offloading_keep_less() -> None:
@@ -280,7 +281,7 @@ def test_weights_in_four_bits(tmp_path: Path) -> None:
     linear = 3 * (32 * 32 * 2 + 32 * 16 * 2 + 3 * 32 * 96)
     rest = 2 * 400 * 32 + 7 * 32
     assert found["weights"] == math.floor(linear * (0.5 + 4 / 64) + rest * 2)
-    assert found["trained weights"] == 2 * memory.estimate(given, skeleton.build(given)).trainable
+    assert found["trained weights"] == 2 * memory.estimate(given, memory.build_skeleton(given)).trainable
 
 
 def test_autocast_keeps_copies_of_weights_in_fp32() -> None:
@@ -309,14 +310,14 @@ UNREADABLE = {
 @pytest.mark.parametrize(("model", "message"), UNREADABLE.values(), ids=UNREADABLE)
 def test_a_model_that_cannot_be_read(model: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match="cannot be read") as caught:
-        skeleton.build(recipe(model=model))
+        memory.build_skeleton(recipe(model=model))
     assert message in str(caught.value)
 
 
 def test_the_configuration_is_all_that_is_read(tmp_path: Path) -> None:
     folder = base(tmp_path / "model")
-    expected = shapes(skeleton.build(recipe(model={"base": folder})))
+    expected = shapes(memory.build_skeleton(recipe(model={"base": folder})))
     for weights in Path(folder).glob("*.safetensors"):
         weights.unlink()
-    assert shapes(skeleton.build(recipe(model={"base": folder}))) == expected
-    assert shapes(skeleton.build(recipe(model={"base": f"file://{folder}"}))) == expected
+    assert shapes(memory.build_skeleton(recipe(model={"base": folder}))) == expected
+    assert shapes(memory.build_skeleton(recipe(model={"base": f"file://{folder}"}))) == expected

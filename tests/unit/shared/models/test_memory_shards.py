@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from baton.components.shared.models import memory, skeleton
+from baton.models import memory
 from tests.unit.shared.models.test_memory import LORA, base, items, recipe
 
 EMBEDDING = 400 * 32
@@ -115,6 +115,6 @@ def test_each_process_writes_its_share_of_a_round(processes: int, rows: int) -> 
     sizes = {"batch_size": 1024, "micro_batch_size": 1, "parallel": {"processes": processes}}
     training = {"method": "grpo", "grpo": grpo, **sizes}
     given = recipe(training=training)
-    estimate = memory.estimate(given, skeleton.build(given))
+    estimate = memory.estimate(given, memory.build_skeleton(given))
     found = next(item.how for item in estimate.items if item.name == "completions")
     assert found == f"keys and values of {rows} being written, beyond what activations leave"

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from baton.components.shared.core.errors import UserError
-from baton.components.shared.models import loading
-from baton.components.shared.models.own_code import remote
-from baton.components.shared.store.storage import Storage
+from baton.errors import UserError
+from baton.models import loading, user_code
+from baton.store.storage import Storage
 from tests.unit import tiny
 
 pytestmark = pytest.mark.s3
@@ -85,7 +84,7 @@ def test_code_of_a_model_in_a_bucket_asks_for_consent_and_runs(
     for path in local.iterdir():
         storage.upload(str(path), path.name)
     folder = loading.local_model(storage.uri())
-    assert remote.digest(folder) == remote.digest(str(local))
-    assert len(remote.files("model.base", folder)) == 1
+    assert user_code.model_digest(folder) == user_code.model_digest(str(local))
+    assert len(user_code.model_files("model.base", folder)) == 1
     model = loading.load_model(folder, trust_remote_code=True)
     assert type(model).__name__ == "OwnModel"

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from baton.components.shared.core.errors import ExactnessError, UserError
-from baton.components.shared.models import loading, pinned
-from baton.components.shared.recipe import Recipe
-from baton.components.shared.runs.run import Run
-from baton.components.shared.store.storage import Storage
+from baton.errors import ExactnessError, UserError
+from baton.models import loading, pinned
+from baton.recipe.recipe import Recipe
+from baton.runs.run import Run
+from baton.store.storage import Storage
 from tests.unit import tiny
 
 

@@ -10,8 +10,8 @@ from accelerate import dispatch_model
 from peft import LoraConfig, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from baton.components.shared.core.errors import UserError
-from baton.components.shared.models import placement
+from baton.errors import UserError
+from baton.models import loading
 
 MB = 2**20
 
@@ -24,12 +24,12 @@ def llama(*, tied: bool = False) -> LlamaForCausalLM:
 
 @pytest.mark.parametrize("free", [{}, {0: 9 * MB}, {0: 9 * MB, 1: 9 * MB}], ids=["none", "one", "two"])
 def test_what_fits_one_stays_on_one(free: dict[int, int]) -> None:
-    assert placement.spread_over(llama(), free) is None  # its weights are 2.3 MB
+    assert loading.spread_over(llama(), free) is None  # its weights are 2.3 MB
 
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_blocks_are_spread_and_never_cut(tied: bool) -> None:
-    spread = placement.spread_over(llama(tied=tied), {0: 2 * MB, 1: 2 * MB})
+    spread = loading.spread_over(llama(tied=tied), {0: 2 * MB, 1: 2 * MB})
     assert spread
     assert set(spread.values()) == {0, 1}
     assert {f"model.layers.{number}" for number in range(8)} <= spread.keys()
@@ -38,27 +38,27 @@ def test_blocks_are_spread_and_never_cut(tied: bool) -> None:
 
 def test_the_blocks_below_an_adapter_are_spread() -> None:
     adapted = get_peft_model(llama(), LoraConfig(r=2, target_modules=["q_proj"]))
-    spread = placement.spread_over(adapted, {0: 2 * MB, 1: 2 * MB})
+    spread = loading.spread_over(adapted, {0: 2 * MB, 1: 2 * MB})
     assert spread
     assert {f"base_model.model.model.layers.{number}" for number in range(8)} <= spread.keys()
 
 
 def test_what_fits_none_is_refused_and_not_left_to_the_disk() -> None:
     with pytest.raises(UserError, match=r"2 GPUs have 0.0 GB for them.*resources.gpus"):
-        placement.spread_over(llama(), {0: MB, 1: MB // 2})
+        loading.spread_over(llama(), {0: MB, 1: MB // 2})
 
 
 def test_one_in_few_bits_stays_where_it_is() -> None:
     model = llama()
     model.is_quantized = True
-    assert placement.place(model) is model
+    assert loading.place_model(model) is model
 
 
 def test_a_model_in_two_places_answers_as_a_whole_one(tmp_path: Path) -> None:
     """On a machine without GPUs the second place is a file, from which a block is read when it is its turn."""
     ids = torch.arange(24).reshape(2, 12)
     whole = llama()
-    spread = placement.spread_over(whole, {0: 2 * MB, 1: 2 * MB})
+    spread = loading.spread_over(whole, {0: 2 * MB, 1: 2 * MB})
     assert spread
     with torch.inference_mode():
         expected, written = whole(input_ids=ids).logits, whole.generate(ids, max_new_tokens=4, do_sample=False)
@@ -75,9 +75,9 @@ def test_a_model_that_was_placed_is_taken_back_and_placed_again(spread: dict[str
     model, ids = llama(), torch.arange(8)[None]
     before = model(ids).logits
     for _ in range(2):
-        placed = dispatch_model(model, spread, force_hooks=True) if spread else placement.place(model)
+        placed = dispatch_model(model, spread, force_hooks=True) if spread else loading.place_model(model)
         assert torch.equal(placed(ids).logits.cpu(), before) or torch.cuda.is_available()
         assert hasattr(placed.model, "_hf_hook") == bool(spread)
-        placement.take_back(placed)
+        loading.move_to_cpu(placed)
         assert {weight.device.type for weight in model.parameters()} == {"cpu"}
         assert not any(hasattr(module, "_hf_hook") for module in model.modules())

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.components.data_split.records import as_content
-from baton.components.shared.models import prompt_columns
-from baton.components.tokenize import arrow
+from baton.data import segments
+from baton.data.rows import as_content
+from baton.models import train_rows
 
 Row = dict[str, Any]
 
@@ -53,10 +53,12 @@ ROW = st.fixed_dictionaries(
 def through(rows: list[Row], path: Path, *, wide: bool) -> list[Row]:
     """Rows as a trainer reads them after they were written."""
     path.unlink(missing_ok=True)
-    assert arrow.write(str(path), [rows[:1], rows[1:]] if len(rows) > 1 else [rows], wide=wide).rows == len(rows)
+    assert segments.write_rows(str(path), [rows[:1], rows[1:]] if len(rows) > 1 else [rows], wide=wide).rows == len(
+        rows
+    )
     with pa.memory_map(str(path)) as source:
         table = pa.ipc.open_stream(source).read_all()
-    return list(prompt_columns.readable(datasets.Dataset(table)))
+    return list(train_rows.readable(datasets.Dataset(table)))
 
 
 @given(st.lists(ROW, min_size=1, max_size=4))
@@ -70,9 +72,9 @@ def test_rows_come_back(tmp_path_factory: pytest.TempPathFactory, rows: list[Row
 def test_what_is_more_than_role_and_content_is_seen(more: Row, tmp_path: Path) -> None:
     plain, path = {"prompt": [ASK], "answer": 'It says "name": "x", "tools": ["y"] and "train": true.'}, tmp_path / "a"
     path.write_text(as_content(plain) + "\n")
-    assert not prompt_columns.hold_more([str(path)])
+    assert not train_rows.hold_more([str(path)])
     path.write_text(as_content(plain) + "\n" + as_content({**plain, **more}) + "\n")
-    assert prompt_columns.hold_more([str(path)])
+    assert train_rows.hold_more([str(path)])
 
 
 BESIDE: dict[str, Row] = {
@@ -92,7 +94,7 @@ BESIDE: dict[str, Row] = {
 def test_what_is_no_more_than_role_and_content_is_not(beside: Row, tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_text(as_content({"prompt": [ASK], "answer": "2", **beside}) + "\n")
-    assert not prompt_columns.hold_more([str(path)])
+    assert not train_rows.hold_more([str(path)])
 
 
 def test_plain_messages_lie_as_trl_has_them(tmp_path: Path) -> None:
@@ -110,9 +112,9 @@ def test_a_worker_and_a_part_of_the_rows_see_the_same(tmp_path: Path) -> None:
 
     rows = [{"prompt": [{**ASK, "name": str(number)}], "length": number} for number in range(6)]
     path = tmp_path / "rows.arrow"
-    arrow.write(str(path), [rows], wide=True)
+    segments.write_rows(str(path), [rows], wide=True)
     with pa.memory_map(str(path)) as source:
-        read = prompt_columns.readable(datasets.Dataset(pa.ipc.open_stream(source).read_all()))
+        read = train_rows.readable(datasets.Dataset(pa.ipc.open_stream(source).read_all()))
     chosen = read.select([4, 2])
     assert chosen["length"] == [4, 2]
     loaded = [row for batch in DataLoader(chosen, 1, num_workers=1, collate_fn=list) for row in batch]

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from baton.components.shared.models import loading
-from baton.components.shared.models.prompts import held_out_prompts, judged_side
-from baton.components.shared.runs.run import Run
-from baton.components.shared.store import bundles
-from baton.components.shared.store.storage import Storage
+from baton.models import loading
+from baton.models.prompts import held_out_prompts, judged_side
+from baton.runs.run import Run
+from baton.store import bundle
+from baton.store.storage import Storage
 from tests.unit import tiny
 
 CHAT = [{"role": "user", "content": "2 and 2?"}, {"role": "assistant", "content": "4"}]
@@ -38,7 +38,7 @@ def run_with(folder: Path, **sides: list[dict[str, Any]]) -> Run:
     files.mkdir(parents=True)
     for side, rows in sides.items():
         (files / f"{side}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    bundles.publish(storage, "data/d/split", str(files), kind="split", meta={})
+    bundle.publish(storage, "data/d/split", str(files), kind="split", meta={})
     run = Run(storage, "r")
     run.put("data.json", {"digest": "d"})
     return run

@@ -11,12 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from baton.components.shared.core.errors import UserError
-from baton.components.shared.models import loading, rewards
-from baton.components.shared.models.generation import Judged
-from baton.components.shared.models.rewards import numeric
-from baton.components.shared.models.rewards.information_gain import InformationGain
-from baton.components.shared.recipe import RewardFunction
+from baton.errors import UserError
+from baton.models import loading, rewards
+from baton.models.generate import Judged
+from baton.models.rewards import InformationGain
+from baton.recipe.methods import RewardFunction
 
 GSM8K = (
     "Natalia sold 48/2 = <<48/2=24>>24 clips in May.\n"
@@ -49,14 +48,14 @@ NUMBERS = {
 
 @pytest.mark.parametrize(("text", "expected"), NUMBERS.values(), ids=NUMBERS)
 def test_the_number_a_text_ends_on(text: str, expected: str | None) -> None:
-    assert numeric.number(text) == (None if expected is None else Decimal(expected))
+    assert rewards.final_number(text) == (None if expected is None else Decimal(expected))
 
 
 @given(value=st.decimals(-(10**9), 10**9, allow_nan=False, places=2), words=st.text("abc .\n", max_size=20))
 def test_a_number_is_found_as_it_is_written(value: Decimal, words: str) -> None:
     for written in (f"{value}", f"{value:,}", f"{value:f}0", f"${value}" if value >= 0 else f"-${-value}"):
-        assert numeric.number(f"{words} {written} {words}") == value
-        assert numeric.number(f"1 {words}#### {written} {words} 2") == value
+        assert rewards.final_number(f"{words} {written} {words}") == value
+        assert rewards.final_number(f"1 {words}#### {written} {words} 2") == value
 
 
 def build(use: str, **options: Any) -> Any:
@@ -129,12 +128,12 @@ def test_ones_own_function_is_called_with_its_options() -> None:
     first, second = rewards.build(
         [
             RewardFunction(use="tests.resume.own:shortness"),
-            RewardFunction(use="baton.components.shared.models.rewards.exact:make", options={"right": 5}),
+            RewardFunction(use="baton.models.rewards:exact_reward", options={"right": 5}),
         ]
     )
     assert first(completion_ids=[[3, 3, 4]], completions=["ab"]) == [0.22]
     assert second().__name__ == "exact"
-    assert [rewards.name(judge) for judge in (first, second)] == ["shortness", "make"]
+    assert [rewards.name(judge) for judge in (first, second)] == ["shortness", "exact_reward"]
 
 
 @pytest.fixture(scope="module")

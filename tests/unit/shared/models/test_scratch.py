@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from baton.components.shared.core.errors import UserError
-from baton.components.shared.models import loading
-from baton.components.shared.recipe import FromScratch
+from baton.errors import UserError
+from baton.models import loading
+from baton.recipe.model import FromScratch
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "architecture": ({"architecture": "lama"}, r"architecture 'lama' is no .* type. Did you mean 'llama'"),

@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from baton.components.shared.models import loading, trainable
-from baton.components.shared.recipe import recipe_file
+from baton.models import loading, trainable
+from baton.recipe import load
 from tests.gallery import twins
 from tests.unit import tiny
 
@@ -21,7 +21,7 @@ def test_mxfp4_is_read_as_numbers_that_can_be_trained(tmp_path: Path) -> None:
     twins.make("openai/gpt-oss-20b", str(tmp_path), ())
     settings = trainable.unpacked(str(tmp_path))
     assert settings["quantization_config"].dequantize, "else it stays packed on a GPU with kernels for it"
-    recipe = recipe_file.validate(
+    recipe = load.validate(
         {"name": "t", "model": {"base": str(tmp_path)}, "data": {"source": "r.jsonl"}}, origin="r.yaml"
     )
     packed = load_file(tmp_path / "model.safetensors")

@@ -12,11 +12,12 @@ from peft import AutoPeftModelForCausalLM
 from safetensors.torch import load_file
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from baton.components.shared.core.errors import UserError
-from baton.components.shared.models import generation, loading, own_tokenizer, pinned, trained, vocabulary
-from baton.components.shared.recipe import Recipe, Tokenizer
-from baton.components.tokenize import address, bpe
-from baton.pipelines.compiling import prepare
+from baton.data import encoding, tokenize
+from baton.errors import UserError
+from baton.models import generate, loading, pinned, trained, vocabulary
+from baton.recipe.model import Tokenizer
+from baton.recipe.recipe import Recipe
+from baton.source import prepare
 from tests.unit import tiny
 
 ADDED: dict[str, Any] = {"add_tokens": ["value", " Think"]}
@@ -38,7 +39,7 @@ def changed(base: str, changes: dict[str, Any], **sections: Any) -> Recipe:
 
 def saved(recipe: Recipe, folder: Path) -> Any:
     """Returns the recipe's tokenizer as the stages after the first get it: from its files."""
-    own_tokenizer.make(recipe, recipe.model.base).save_pretrained(folder)
+    loading.build_tokenizer(recipe, recipe.model.base).save_pretrained(folder)
     return loading.load_tokenizer(str(folder))
 
 
@@ -83,7 +84,9 @@ def test_a_token_that_is_not_there_has_no_task(name: str, tiny_base: str) -> Non
     recipe = changed(tiny_base, {name: "<|im_ende|>"})
     with pytest.raises(UserError, match=rf"{name}: '<\|im_ende\|>' is no token of the vocabulary. Did you mean '<\|im"):
         prepare.check_model(recipe)
-    tokenizer = own_tokenizer.make(changed(tiny_base, {name: "<|im_ende|>", "add_tokens": ["<|im_ende|>"]}), tiny_base)
+    tokenizer = loading.build_tokenizer(
+        changed(tiny_base, {name: "<|im_ende|>", "add_tokens": ["<|im_ende|>"]}), tiny_base
+    )
     assert vocabulary.new_ids(tokenizer) == [300]
 
 
@@ -121,7 +124,7 @@ def test_rows_are_the_mean_of_the_old_ones_in_any_process(base: str, tmp_path: P
         assert torch.equal(value, other.state_dict()[name])
     assert one.config.vocab_size == 303
     assert one.generation_config.eos_token_id == [0, 3]
-    assert generation.stop_ids(one, tokenizer) == [0, 3]
+    assert generate.stop_ids(one, tokenizer) == [0, 3]
 
 
 def test_spare_rows_are_used_first(tmp_path: Path) -> None:
@@ -141,8 +144,8 @@ def test_what_an_earlier_run_added_is_not_new(tiny_base: str, tmp_path: Path) ->
     tokenizer = saved(recipe, tmp_path)
     loading.start_model(recipe, tokenizer, tiny_base).save_pretrained(tmp_path)
     for changes in (CHANGES, {"pad": "<|pad|>"}):
-        assert vocabulary.new_ids(own_tokenizer.make(changed(str(tmp_path), changes), str(tmp_path))) == []
-    assert vocabulary.new_ids(own_tokenizer.make(tiny.recipe(str(tmp_path)), str(tmp_path))) == []
+        assert vocabulary.new_ids(loading.build_tokenizer(changed(str(tmp_path), changes), str(tmp_path))) == []
+    assert vocabulary.new_ids(loading.build_tokenizer(tiny.recipe(str(tmp_path)), str(tmp_path))) == []
 
 
 def test_another_models_larger_tokenizer_gets_its_rows(tiny_base: str, tmp_path: Path) -> None:
@@ -150,9 +153,9 @@ def test_another_models_larger_tokenizer_gets_its_rows(tiny_base: str, tmp_path:
     text.write_text("".join(json.dumps(row) + "\n" for row in tiny.PAIRS), encoding="utf-8")
     spec = Tokenizer.model_validate({"train": {"vocab_size": 320}}).train
     assert spec
-    other = bpe.train(str(text), spec, 64)
+    other = encoding.train_bpe(str(text), spec, 64)
     other.save_pretrained(tmp_path / "other")
-    tokenizer = own_tokenizer.make(changed(tiny_base, {"base": str(tmp_path / "other"), **ADDED}), tiny_base)
+    tokenizer = loading.build_tokenizer(changed(tiny_base, {"base": str(tmp_path / "other"), **ADDED}), tiny_base)
     assert vocabulary.new_ids(tokenizer) == [*range(300, len(other) + 2)]
 
 
@@ -184,7 +187,7 @@ def test_an_adapter_learns_the_rows_and_carries_them(case: str, base: str, tmp_p
 
     again = trained.trained_model(recipe, tokenizer, str(checkpoint))
     assert torch.equal(logits(again), asked)
-    served, _ = generation.load(str(checkpoint))
+    served, _ = generate.load(str(checkpoint))
     assert torch.equal(logits(served), asked)
     assert torch.equal(logits(AutoPeftModelForCausalLM.from_pretrained(checkpoint)), asked), "without Baton"
     merged = again.merge_and_unload()
@@ -204,7 +207,7 @@ def test_all_weights_learn_and_come_back(base: str, tmp_path: Path) -> None:
     loaded = trained.trained_model(recipe, loading.load_tokenizer(checkpoint), checkpoint)
     assert torch.equal(logits(loaded), logits(trainer.model))
     assert loaded.generation_config.eos_token_id == [0, 3]
-    assert torch.equal(logits(generation.load(checkpoint)[0]), logits(trainer.model))
+    assert torch.equal(logits(generate.load(checkpoint)[0]), logits(trainer.model))
 
 
 def test_a_new_filler_may_stay_as_it_was_made(tiny_base: str, tmp_path: Path) -> None:
@@ -234,7 +237,7 @@ def test_a_reference_is_the_base_with_the_same_rows(base: str, tmp_path: Path) -
     sections: dict[str, Any] = {"training": {"method": "dpo"}}
     recipe = changed(base, ADDED, adapter=LORA, **sections)
     trainer = train(recipe, tmp_path / "adapter", tiny.PAIRS)
-    start = loading.start_model(recipe, own_tokenizer.make(recipe, base), base)
+    start = loading.start_model(recipe, loading.build_tokenizer(recipe, base), base)
     with trainer.model.disable_adapter():
         assert torch.equal(logits(trainer.model, 302), logits(start, 302))
     assert not torch.equal(logits(trainer.model, 302), logits(start, 302))
@@ -295,7 +298,7 @@ def test_recipes_without_changes_keep_their_digests(tiny_base: str) -> None:
     assert trained_here.model_dump() == {"train": {"vocab_size": 300, "min_frequency": 2}, "base": None}
     plain, other = changed(tiny_base, {"base": tiny_base}), changed(tiny_base, {"base": tiny_base, **ADDED})
     assert plain.model_dump(mode="json")["model"]["tokenizer"] == {"train": None, "base": tiny_base}
-    digests = {address.tokens_digest(recipe, "s", "b", "o") for recipe in (plain, other)}
+    digests = {tokenize.tokens_digest(recipe, "s", "b", "o") for recipe in (plain, other)}
     assert len(digests) == 2
 
 
@@ -305,9 +308,9 @@ def test_a_tokenizer_of_its_own_takes_tokens_too(tmp_path: Path) -> None:
     scratch = {"architecture": "llama", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     model = {"base": None, "from_scratch": scratch, "tokenizer": {"train": {"vocab_size": 300}, **CHANGES}}
     recipe = tiny.recipe("", model=model)
-    tokenizer = bpe.of_run(recipe, None, str(text))
+    tokenizer = encoding.run_tokenizer(recipe, None, str(text))
     assert tokenizer.convert_tokens_to_ids(NEW) == [300, 301, 302]
     assert vocabulary.new_ids(tokenizer) == [], "no row was learned before"
     started = loading.start_model(recipe, tokenizer, None)
     assert started.config.vocab_size == 303
-    assert generation.stop_ids(started, tokenizer) == [0, 3]
+    assert generate.stop_ids(started, tokenizer) == [0, 3]

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.components.shared.pages.cards import LARGEST, Card, table, visible
+from baton.pages.card import LARGEST, Card, table, visible
 
 
 def _left(card: Card, folder: Path) -> tuple[bytes, dict[str, object]]:

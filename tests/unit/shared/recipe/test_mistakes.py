@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import yaml
 
-from baton.components.shared.core.errors import UserError
-from baton.components.shared.recipe import Recipe, recipe_file
-from baton.components.shared.recipe.mistakes import names, yaml_text
+from baton.errors import UserError
+from baton.recipe import explain, load, yaml_text
+from baton.recipe.recipe import Recipe
 
 HINTS = {
     "of another trainer": ({"adapter.lora_r": 8}, "adapter.lora_r: unknown key; did you mean 'r'?"),
@@ -49,10 +49,10 @@ HINTS = {
 @pytest.mark.parametrize(("changes", "message"), HINTS.values(), ids=HINTS)
 def test_what_to_write_is_said(changes: dict[str, Any], message: str, scratch_recipe: dict[str, Any]) -> None:
     for path, value in changes.items():
-        recipe_file.place(scratch_recipe, path, value)
+        load.set_path(scratch_recipe, path, value)
 
     with pytest.raises(UserError) as caught:
-        recipe_file.validate(scratch_recipe, origin="r.yaml")
+        load.validate(scratch_recipe, origin="r.yaml")
 
     assert message in str(caught.value)
 
@@ -100,11 +100,11 @@ def test_a_text_is_given_back_as_it_was_written(word: str, given: tuple[str, tup
     changes = [override.format(word) for override in overrides]
 
     with pytest.raises(UserError) as caught:
-        recipe_file.validate(recipe_file.parse(written, changes, origin="r.yaml"), origin="r.yaml")
+        load.validate(load.parse(written, changes, origin="r.yaml"), origin="r.yaml")
 
     assert f"(got {word}); write it in quotes: {word!r}" in str(caught.value)
     quoted = [f"resources.node_selector.gpu={word!r}"]
-    mended = recipe_file.validate(recipe_file.parse(written, quoted, origin="r.yaml"), origin="r.yaml")
+    mended = load.validate(load.parse(written, quoted, origin="r.yaml"), origin="r.yaml")
     assert mended.resources.node_selector == {"gpu": word}
 
 
@@ -115,7 +115,7 @@ def test_a_value_that_nobody_wrote_is_given_as_yaml_has_it(
     scratch_recipe["resources"] = {"node_selector": {"gpu": value}}
 
     with pytest.raises(UserError, match=f"; write it in quotes: '{word}'$"):
-        recipe_file.validate(scratch_recipe, origin="r.yaml")
+        load.validate(scratch_recipe, origin="r.yaml")
 
 
 def _applied(document: dict[str, Any], message: str) -> None:
@@ -129,7 +129,7 @@ def _applied(document: dict[str, Any], message: str) -> None:
         if found := re.search(r"unknown key; did you mean '(.*)'\?$", rest):
             node[found[1]] = node.pop(key)
         elif found := re.search(r"unknown key; it is (\S+) here$", rest):
-            recipe_file.place(document, found[1], node.pop(key))
+            load.set_path(document, found[1], node.pop(key))
         elif found := re.search(r"(\S+) belongs to the top level of the recipe: write it there", rest):
             document[found[1]] = node.pop(key)
         elif found := re.search(r"did you mean '(.*)'\?$", rest):
@@ -199,17 +199,17 @@ def test_a_recipe_validates_once_what_is_said_is_done(changes: dict[str, Any]) -
             section, _, key = path[1:].rpartition(".")
             del (recipe[section] if section else recipe)[key]
         else:
-            recipe_file.place(recipe, path, value)
+            load.set_path(recipe, path, value)
     messages = []
     for _ in range(4):  # a remedy may uncover the next problem, and comes to an end
         try:
-            recipe_file.validate(recipe, origin="r.yaml")
+            load.validate(recipe, origin="r.yaml")
             break
         except UserError as error:
             messages.append(str(error))
             _applied(recipe, messages[-1])
     assert messages
-    recipe_file.validate(recipe, origin="r.yaml")
+    load.validate(recipe, origin="r.yaml")
 
 
 @pytest.mark.parametrize(
@@ -223,10 +223,10 @@ def test_a_recipe_validates_once_what_is_said_is_done(changes: dict[str, Any]) -
     ],
 )
 def test_nothing_is_made_up(path: str, value: Any, scratch_recipe: dict[str, Any]) -> None:
-    recipe_file.place(scratch_recipe, path, value)
+    load.set_path(scratch_recipe, path, value)
 
     with pytest.raises(UserError) as caught:
-        recipe_file.validate(scratch_recipe, origin="r.yaml")
+        load.validate(scratch_recipe, origin="r.yaml")
 
     assert "did you mean" not in str(caught.value)
     assert "; write 4" not in str(caught.value)
@@ -234,8 +234,8 @@ def test_nothing_is_made_up(path: str, value: Any, scratch_recipe: dict[str, Any
 
 def test_names_that_are_given_instead_are_in_the_schema() -> None:
     schema = Recipe.model_json_schema()
-    meant = {f"{path}.{key}" for path, keys in names.SHORT.items() for key in keys}
-    for path in {*names.ELSEWHERE.values(), *names.SHORT, *meant}:
+    meant = {f"{path}.{key}" for path, keys in explain.SHORT.items() for key in keys}
+    for path in {*explain.ELSEWHERE.values(), *explain.SHORT, *meant}:
         node: dict[str, Any] = schema
         for key in path.split("."):
             assert key in node["properties"], path
@@ -247,7 +247,7 @@ def test_names_that_are_given_instead_are_in_the_schema() -> None:
 
 def test_names_of_other_trainers_are_none_of_ours_where_they_stand() -> None:
     """A key that is right in its section never meets the table."""
-    assert not names.ELSEWHERE.keys() & Recipe.model_fields.keys()
+    assert not explain.ELSEWHERE.keys() & Recipe.model_fields.keys()
 
 
 def test_a_merged_key_is_no_second_one() -> None:

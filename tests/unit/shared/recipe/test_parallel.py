@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from baton.components.shared.core.errors import UserError
-from baton.components.shared.recipe import Recipe, recipe_file
-from baton.components.shared.runs.run import identity
+from baton.errors import UserError
+from baton.recipe import load
+from baton.recipe.recipe import Recipe
+from baton.runs.run import identity
 
 BASE: dict[str, Any] = {
     "name": "parallel",
@@ -19,8 +20,8 @@ BASE: dict[str, Any] = {
 
 
 def recipe(*overrides: str, **sections: Any) -> Recipe:
-    found = recipe_file.validate({**BASE, **sections}, origin="parallel")
-    return recipe_file.with_overrides(found, overrides)
+    found = load.validate({**BASE, **sections}, origin="parallel")
+    return load.with_overrides(found, overrides)
 
 
 def test_one_process_is_what_it_was() -> None:

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from baton.components.shared.core.errors import UserError
-from baton.components.shared.recipe import Recipe, parameters, recipe_file
-from baton.components.shared.runs.run import identity
+from baton.errors import UserError
+from baton.recipe import load, parameters
+from baton.recipe.recipe import Recipe
+from baton.runs.run import identity
 
 TINY = {
     "name": "tiny",
@@ -33,13 +34,13 @@ PHASES = {
 
 
 def recipe(document: dict[str, Any] = TINY, **more: Any) -> Recipe:
-    return recipe_file.validate({**document, **more}, origin="r.yaml")
+    return load.validate({**document, **more}, origin="r.yaml")
 
 
 def as_compiled(recipe: Recipe) -> dict[str, object]:
     """What a pipeline's parameters say where nobody has changed one."""
     training, source = recipe.training, recipe.model_dump(mode="json")["data"]["source"]
-    return parameters.of(
+    return parameters.given_parameters(
         store=recipe.store.uri,
         source=source,
         base_model=recipe.model.base or "",
@@ -53,8 +54,12 @@ def as_compiled(recipe: Recipe) -> dict[str, object]:
 
 def changed(overrides: dict[str, object], document: dict[str, Any] = TINY, **values: Any) -> Recipe:
     compiled = recipe(document)
-    given = as_compiled(compiled) | parameters.of(**values) if document is TINY else parameters.of(**values)
-    return parameters.changed(compiled, given, overrides)
+    given = (
+        as_compiled(compiled) | parameters.given_parameters(**values)
+        if document is TINY
+        else parameters.given_parameters(**values)
+    )
+    return parameters.apply_parameters(compiled, given, overrides)
 
 
 def refused(overrides: dict[str, object], document: dict[str, Any] = TINY, **values: Any) -> str:
@@ -72,8 +77,8 @@ def test_what_nobody_changed_leaves_the_recipe_as_it_is() -> None:
 
 def test_the_run_of_a_recipe_without_a_length_is_what_it_always_was() -> None:
     compiled = recipe({**TINY, "training": {}})
-    whole = parameters.changed(compiled, as_compiled(compiled), {})
-    left_out = parameters.changed(compiled, parameters.of(store="s3://baton"), {})
+    whole = parameters.apply_parameters(compiled, as_compiled(compiled), {})
+    left_out = parameters.apply_parameters(compiled, parameters.given_parameters(store="s3://baton"), {})
     assert whole.training.epochs == 1.0
     assert identity(parameters.of_phase(left_out, "")) == identity(whole)
 
@@ -98,14 +103,14 @@ def test_whole_numbers_are_mended_where_nothing_says_their_type() -> None:
     scratch = {**TINY, "model": {"from_scratch": {}, "tokenizer": {"train": {"vocab_size": 300}}}}
     compiled = recipe(scratch)
     overrides = {"model.from_scratch.config": {"rope": {"factor": 8.0}, "sizes": [2.0, 0.5]}}
-    result = parameters.changed(compiled, {}, overrides)
+    result = parameters.apply_parameters(compiled, {}, overrides)
     assert result.model.from_scratch
     assert json.dumps(result.model.from_scratch.config) == '{"rope": {"factor": 8}, "sizes": [2, 0.5]}'
 
 
 def test_a_length_that_is_overridden_takes_the_place_of_the_one_nobody_gave() -> None:
     compiled = recipe({**TINY, "training": {}})
-    result = parameters.changed(compiled, as_compiled(compiled), {"training.max_steps": 8.0})
+    result = parameters.apply_parameters(compiled, as_compiled(compiled), {"training.max_steps": 8.0})
     assert (result.training.max_steps, result.training.epochs) == (8, None)
     both = {"training.max_steps": None, "training.epochs": 2.0}
     assert changed(both).training.epochs == 2.0
@@ -144,7 +149,7 @@ def test_a_gate_cannot_go_or_appear(gate: object) -> None:
     if gate is not None:
         assert "the gate is a stage" in refused({"evaluation.gate": gate})
     with pytest.raises(UserError, match=r"evaluation\.gate cannot appear or go"):
-        parameters.changed(recipe(without), {}, {"evaluation.gate.loss": "<= 3"})
+        parameters.apply_parameters(recipe(without), {}, {"evaluation.gate.loss": "<= 3"})
 
 
 BY_EPOCH = {**TINY, "training": {"epochs": 2.5}, "chunks": {"count": "per-epoch"}}
@@ -176,11 +181,11 @@ def test_a_chunk_for_each_epoch_and_as_many_chunks_are_one_run() -> None:
 
 
 def test_a_chunk_for_each_epoch_takes_the_epochs_it_was_compiled_with() -> None:
-    result = parameters.changed(recipe(BY_EPOCH), as_compiled(recipe(BY_EPOCH)), {"training.batch_size": 4.0})
+    result = parameters.apply_parameters(recipe(BY_EPOCH), as_compiled(recipe(BY_EPOCH)), {"training.batch_size": 4.0})
     assert (result.num_chunks, result.chunks.count) == (3, "per-epoch")
     phases = {**PHASES, "chunks": {"count": "per-epoch"}}
     with pytest.raises(UserError, match=r"training\.epochs is 3, and chunks\.count is per-epoch"):
-        parameters.changed(recipe(phases), {}, {"dpo.training.epochs": 3.0})
+        parameters.apply_parameters(recipe(phases), {}, {"dpo.training.epochs": 3.0})
 
 
 def test_what_a_parameter_and_an_override_say_differently_names_both() -> None:
@@ -196,7 +201,7 @@ def test_what_a_parameter_and_an_override_say_differently_names_both() -> None:
 def test_a_base_for_a_model_from_scratch_is_refused() -> None:
     scratch = recipe({**TINY, "model": {"from_scratch": {}, "tokenizer": {"train": {"vocab_size": 300}}}})
     with pytest.raises(UserError, match="base_model is given, and the recipe's model is trained from scratch"):
-        parameters.changed(scratch, parameters.of(base_model="org/model"), {})
+        parameters.apply_parameters(scratch, parameters.given_parameters(base_model="org/model"), {})
 
 
 # phases
@@ -257,5 +262,5 @@ def test_parameters_of_one_training_are_refused_with_phases() -> None:
 def test_what_trials_draw_cannot_be_given(values: dict[str, Any], overrides: dict[str, object]) -> None:
     swept = recipe(sweep={"parameters": {"training.batch_size": [8, 16]}, "trials": 2})
     with pytest.raises(UserError, match=r"the sweep draws training.batch_size for each trial"):
-        parameters.require_undrawn(swept, parameters.of(**values), overrides)
-    parameters.require_undrawn(swept, parameters.of(seed=3, batch_size=8), {"training.weight_decay": 0.1})
+        parameters.require_undrawn(swept, parameters.given_parameters(**values), overrides)
+    parameters.require_undrawn(swept, parameters.given_parameters(seed=3, batch_size=8), {"training.weight_decay": 0.1})

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from baton.components.shared.core.errors import UserError
-from baton.components.shared.recipe import Recipe, recipe_file
+from baton.errors import UserError
+from baton.recipe import load
+from baton.recipe.recipe import Recipe
 
 
 def changed(document: dict[str, Any], changes: dict[str, Any]) -> Recipe:
@@ -17,7 +18,7 @@ def changed(document: dict[str, Any], changes: dict[str, Any]) -> Recipe:
         for key in parents:
             node = node.setdefault(key, {})
         node[last] = value
-    return recipe_file.validate(document, origin="r.yaml")
+    return load.validate(document, origin="r.yaml")
 
 
 BASE = {"model": {"base": "org/model"}}
@@ -257,22 +258,22 @@ ADDRESSES = [
 @pytest.mark.parametrize("given", ["value", "yaml"])
 def test_a_word_for_no_tracking_is_none(value: Any, given: str, scratch_recipe: dict[str, Any]) -> None:
     if given == "value":
-        recipe = recipe_file.validate({**scratch_recipe, "tracking": {"mlflow": value}}, origin="r.yaml")
+        recipe = load.validate({**scratch_recipe, "tracking": {"mlflow": value}}, origin="r.yaml")
     else:
         text = json.dumps({name: scratch_recipe[name] for name in scratch_recipe if name != "tracking"})
-        recipe = recipe_file.validate(
-            recipe_file.parse(text, [f"tracking.mlflow={'null' if value is None else value}"], origin="r.yaml"),
+        recipe = load.validate(
+            load.parse(text, [f"tracking.mlflow={'null' if value is None else value}"], origin="r.yaml"),
             origin="r.yaml",
         )
     assert recipe.tracking.mlflow is None
-    recipe_file.require_effects(recipe, origin="r.yaml")
+    load.require_effects(recipe, origin="r.yaml")
 
 
 @pytest.mark.parametrize("value", ADDRESSES)
 def test_an_address_of_mlflow_is_taken(value: str, scratch_recipe: dict[str, Any]) -> None:
-    recipe = recipe_file.validate({**scratch_recipe, "tracking": {"mlflow": value}}, origin="r.yaml")
+    recipe = load.validate({**scratch_recipe, "tracking": {"mlflow": value}}, origin="r.yaml")
     assert recipe.tracking.mlflow == value
-    recipe_file.require_effects(recipe, origin="r.yaml")
+    load.require_effects(recipe, origin="r.yaml")
 
 
 BEFORE_PODS: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
@@ -327,15 +328,15 @@ def test_what_no_pod_can_do_is_refused_where_a_recipe_is_handed_in(
     changes: dict[str, Any], message: str, mended: dict[str, Any], scratch_recipe: dict[str, Any]
 ) -> None:
     for path, value in changes.items():
-        recipe_file.place(scratch_recipe, path, value)
-    recipe = recipe_file.validate(scratch_recipe, origin="r.yaml")  # a run that was started with it is still read
+        load.set_path(scratch_recipe, path, value)
+    recipe = load.validate(scratch_recipe, origin="r.yaml")  # a run that was started with it is still read
     with pytest.raises(UserError) as caught:
-        recipe_file.require_effects(recipe, origin="r.yaml")
+        load.require_effects(recipe, origin="r.yaml")
     assert message in str(caught.value)
 
     for path, value in mended.items():
-        recipe_file.place(scratch_recipe, path, value)
-    recipe_file.require_effects(recipe_file.validate(scratch_recipe, origin="r.yaml"), origin="r.yaml")
+        load.set_path(scratch_recipe, path, value)
+    load.require_effects(load.validate(scratch_recipe, origin="r.yaml"), origin="r.yaml")
 
 
 RULES: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 import yaml
 
-from baton.components.shared.core.errors import UserError
-from baton.components.shared.recipe import Recipe, recipe_file
-from baton.pipelines.compiling import prepare
+from baton.errors import UserError
+from baton.recipe import load
+from baton.recipe.recipe import Recipe
+from baton.source import prepare
 
 EXAMPLE = """
 name: gsm8k-lora
@@ -45,7 +46,7 @@ def example(tmp_path: Path) -> str:
 
 
 def test_the_example_loads(example: str):
-    recipe = recipe_file.load(example)
+    recipe = load.load(example)
 
     assert (recipe.name, recipe.seed, recipe.store.uri) == ("gsm8k-lora", 7, "s3://baton")
     assert (recipe.model.base, recipe.model.from_scratch) == ("Qwen/Qwen3-0.6B", None)
@@ -76,7 +77,7 @@ SET = {
 
 @pytest.mark.parametrize(("override", "path", "expected"), SET.values(), ids=SET)
 def test_set(override: str, path: str, expected: Any, example: str):
-    value: Any = recipe_file.load(example, [override]).model_dump()
+    value: Any = load.load(example, [override]).model_dump()
     for key in path.split("."):
         value = value[key]
 
@@ -89,14 +90,14 @@ def test_a_number_is_one_where_any_type_goes(text: str, scratch_recipe: dict[str
     path = tmp_path / "recipe.yaml"
     path.write_text(yaml.safe_dump(scratch_recipe), encoding="utf-8")
 
-    recipe = recipe_file.load(str(path), [f"model.from_scratch.config.rms_norm_eps={text}"])
+    recipe = load.load(str(path), [f"model.from_scratch.config.rms_norm_eps={text}"])
 
     assert recipe.model.from_scratch is not None
     assert recipe.model.from_scratch.config == {"rms_norm_eps": 0.0001}
 
 
 def test_overrides_apply_in_order(example: str):
-    assert recipe_file.load(example, ["chunks.count=2", "chunks={count: 3}", "seed=1", "seed=2"]).chunks.count == 3
+    assert load.load(example, ["chunks.count=2", "chunks={count: 3}", "seed=1", "seed=2"]).chunks.count == 3
 
 
 MALFORMED = {
@@ -112,7 +113,7 @@ MALFORMED = {
 @pytest.mark.parametrize(("override", "message"), MALFORMED.values(), ids=MALFORMED)
 def test_a_malformed_override(override: str, message: str, example: str):
     with pytest.raises(UserError) as caught:
-        recipe_file.load(example, [override])
+        load.load(example, [override])
 
     assert message in str(caught.value)
 
@@ -162,7 +163,7 @@ def test_a_broken_file(content: bytes, message: str, tmp_path: Path):
     path.write_bytes(content)
 
     with pytest.raises(UserError) as caught:
-        recipe_file.load(str(path))
+        load.load(str(path))
 
     assert f"recipe {str(path)!r}" in str(caught.value)
     assert message in str(caught.value)
@@ -171,35 +172,35 @@ def test_a_broken_file(content: bytes, message: str, tmp_path: Path):
 @pytest.mark.parametrize("name", ["absent.yaml", "."], ids=["absent", "folder"])
 def test_no_file(name: str, tmp_path: Path):
     with pytest.raises(UserError, match=r"is not a file\. Give the path of a YAML recipe"):
-        recipe_file.load(str(tmp_path / name))
+        load.load(str(tmp_path / name))
 
 
 @pytest.mark.parametrize(
     "source", ["/usr/lib/python3.11/x.jsonl", "python3python3", "ü \\u0033 \"'\n", "a.csv"], ids=repr
 )
 def test_dumps_and_loads(source: str, example: str):
-    recipe = recipe_file.load(example)
+    recipe = load.load(example)
     recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"source": [source]})})
 
-    text = recipe_file.dumps(recipe)
+    text = load.dumps(recipe)
 
     assert "python3" not in text
-    assert recipe_file.loads(text) == recipe
+    assert load.loads(text) == recipe
 
 
 def test_to_yaml_loads_again(example: str, tmp_path: Path):
-    recipe = recipe_file.load(example)
+    recipe = load.load(example)
     path = tmp_path / "resolved.yaml"
-    path.write_text(recipe_file.to_yaml(recipe), encoding="utf-8")
+    path.write_text(load.to_yaml(recipe), encoding="utf-8")
 
-    assert recipe_file.load(str(path)) == recipe
+    assert load.load(str(path)) == recipe
 
 
 def test_changed_paths():
     a = {"seed": 1, "training": {"epochs": 1, "method": "sft"}}
     b = {"seed": 2, "training": {"epochs": 1, "method": "sft", "threads": 2}}
 
-    assert recipe_file.changed_paths(a, b) == ["seed: 1 → 2", "training.threads: None → 2"]
+    assert load.changed_paths(a, b) == ["seed: 1 → 2", "training.threads: None → 2"]
 
 
 def test_the_schema_describes_every_property():

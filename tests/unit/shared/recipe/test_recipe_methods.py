@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 
-from baton.components.shared.core.errors import UserError
-from baton.components.shared.recipe import SPECS, Recipe, Training, recipe_file
+from baton.errors import UserError
+from baton.recipe import load
+from baton.recipe.methods import SPECS
+from baton.recipe.recipe import Recipe
+from baton.recipe.training import Training
 
 BASE: dict[str, Any] = {
     "name": "tiny",
@@ -32,7 +35,7 @@ def checked(changes: dict[str, Any]) -> Recipe:
         for key in parents:
             node = node.setdefault(key, {})
         node[last] = value
-    return recipe_file.validate(document, origin="r.yaml")
+    return load.validate(document, origin="r.yaml")
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
@@ -361,7 +364,7 @@ ALLOWED: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("changes", ALLOWED.values(), ids=ALLOWED)
 def test_what_is_next_to_a_rule_is_allowed(changes: dict[str, Any]) -> None:
     given = checked(changes)
-    assert recipe_file.loads(recipe_file.dumps(given)) == given
+    assert load.loads(load.dumps(given)) == given
 
 
 IDLE: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
@@ -422,9 +425,9 @@ def test_a_setting_that_would_do_nothing_is_refused_where_a_recipe_is_handed_in(
 ) -> None:
     idle = checked(changes)  # a run that was started with it resumes
     with pytest.raises(UserError, match=r"recipe 'r.yaml' has a setting without effect:\n  ") as caught:
-        recipe_file.require_effects(idle, origin="r.yaml")
+        load.require_effects(idle, origin="r.yaml")
     assert str(caught.value).splitlines()[1].startswith(f"  {message}")
-    recipe_file.require_effects(checked({**changes, **remedy}), origin="r.yaml")
+    load.require_effects(checked({**changes, **remedy}), origin="r.yaml")
 
 
 def test_every_method_has_its_spec_and_its_section() -> None:

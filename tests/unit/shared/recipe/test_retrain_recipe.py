@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from baton.components.shared.core.errors import UserError
-from baton.components.shared.recipe import recipe_file
+from baton.errors import UserError
+from baton.recipe import load
 
 
 def test_times_are_read(scratch_recipe: dict[str, Any]) -> None:
-    recipe = recipe_file.validate({**scratch_recipe, "retrain": {"expires": "90m"}}, origin="r.yaml")
+    recipe = load.validate({**scratch_recipe, "retrain": {"expires": "90m"}}, origin="r.yaml")
     assert recipe.retrain.expires_seconds == 5400
 
 
@@ -40,5 +40,5 @@ def test_times_are_read(scratch_recipe: dict[str, Any]) -> None:
 )
 def test_what_does_not_fit_is_named(scratch_recipe: dict[str, Any], sections: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError) as caught:
-        recipe_file.validate({**scratch_recipe, **sections}, origin="r.yaml")
+        load.validate({**scratch_recipe, **sections}, origin="r.yaml")
     assert message in str(caught.value)

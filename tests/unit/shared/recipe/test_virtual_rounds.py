@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from baton.components.shared.core.errors import UserError
-from baton.components.shared.recipe import Recipe, recipe_file
+from baton.errors import UserError
+from baton.recipe import load
+from baton.recipe.recipe import Recipe
 
 
 def recipe(method: str, **settings: Any) -> Recipe:
@@ -17,7 +18,7 @@ def recipe(method: str, **settings: Any) -> Recipe:
     own |= {name: settings.pop(name) for name in list(settings) if not name.endswith("_size")}
     training = {"batch_size": 16, "micro_batch_size": 2, "parallel": {"virtual_workers": 4}, **settings}
     document = {"name": "rounds", "model": {"base": "org/model"}, "data": {"source": "rows.jsonl"}}
-    return recipe_file.validate({**document, "training": {**training, "method": method, method: own}}, origin="rounds")
+    return load.validate({**document, "training": {**training, "method": method, method: own}}, origin="rounds")
 
 
 @pytest.mark.parametrize("method", ["grpo", "rloo", "distillation"])

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from baton.components.shared.core.errors import UserError
-from baton.components.shared.core.fingerprint import Fingerprint
-from baton.components.shared.recipe import Recipe, recipe_file
-from baton.components.shared.runs.run import identity
+from baton.errors import UserError
+from baton.recipe import load
+from baton.recipe.recipe import Recipe
+from baton.runs.run import identity
+from baton.runs.versions import Fingerprint
 
 BASE: dict[str, Any] = {
     "name": "virtual",
@@ -20,7 +21,7 @@ BASE: dict[str, Any] = {
 
 
 def recipe(*overrides: str) -> Recipe:
-    return recipe_file.with_overrides(recipe_file.validate(BASE, origin="virtual"), overrides)
+    return load.with_overrides(load.validate(BASE, origin="virtual"), overrides)
 
 
 @pytest.mark.parametrize("processes", [1, 2, 4])

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from baton.components.shared.core.errors import UserError
-from baton.components.shared.recipe import recipe_file
-from baton.components.shared.recipe.mistakes import yaml_text
+from baton.errors import UserError
+from baton.recipe import load, yaml_text
 
 LAUGHS = "a: &a [x]\n" + "".join(
     f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n" for before, name in itertools.pairwise("abcdefghi")
@@ -43,11 +42,11 @@ NONE = {
 @pytest.mark.parametrize(("text", "message"), NONE.values(), ids=NONE)
 def test_what_is_no_yaml_is_a_message(text: str, message: str) -> None:
     with pytest.raises(UserError) as caught:
-        recipe_file.parse(text, origin="r.yaml")
+        load.parse(text, origin="r.yaml")
     assert str(caught.value).startswith("recipe 'r.yaml' is not YAML: ")
     assert message in str(caught.value)
     with pytest.raises(UserError, match="the value is not YAML"):
-        recipe_file.parse("a: 1", [f"b={text}"], origin="r.yaml")
+        load.parse("a: 1", [f"b={text}"], origin="r.yaml")
 
 
 LONG = {
@@ -64,7 +63,7 @@ def test_a_long_text_takes_seconds(text: str) -> None:
     began = time.process_time()
 
     with pytest.raises(UserError) as caught:
-        recipe_file.validate(recipe_file.parse(text, origin="r.yaml"), origin="r.yaml")
+        load.validate(load.parse(text, origin="r.yaml"), origin="r.yaml")
 
     assert time.process_time() - began < 20  # 2 s on an idle machine; spaces took 300, keys 31, sixties 27
     assert len(str(caught.value)) < 20_000

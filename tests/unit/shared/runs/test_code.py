@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from baton.components.shared.core.errors import BatonError, UserError
-from baton.components.shared.runs import code
-from baton.components.shared.runs.run import Run
-from baton.components.shared.store.storage import Storage
+from baton.errors import BatonError, UserError
+from baton.models import user_code
+from baton.runs.run import Run
+from baton.store.storage import Storage
 
 
 @pytest.fixture
@@ -40,16 +40,16 @@ def source(tmp_path: Path) -> Path:
 
 
 def test_a_folder_travels_without_what_is_not_code(run: Run, source: Path, tmp_path: Path) -> None:
-    code.ship(run, str(source))
-    assert files(code.fetch(run, str(tmp_path / "pod"))) == {
+    user_code.ship(run, str(source))
+    assert files(user_code.fetch(run, str(tmp_path / "pod"))) == {
         "rewards.py": "def short(**_): return [1.0]\n",
         "more.py": "X = 1\n",
     }
 
 
 def test_a_file_travels_alone(run: Run, source: Path, tmp_path: Path) -> None:
-    code.ship(run, str(source / "more.py"))
-    assert files(code.fetch(run, str(tmp_path / "pod"))) == {"more.py": "X = 1\n"}
+    user_code.ship(run, str(source / "more.py"))
+    assert files(user_code.fetch(run, str(tmp_path / "pod"))) == {"more.py": "X = 1\n"}
 
 
 @pytest.mark.parametrize(
@@ -59,8 +59,8 @@ def test_code_comes_from_the_store_too(below: str, expected: dict[str, str], run
     for name, content in (("a.py", b"A = 1\n"), ("b.py", b"B = 1\n"), ("c.txt", b"no")):
         run.storage.write(f"shared/code/{name}", content)
     uri = run.storage.uri("shared/code")
-    code.ship(run, (uri if "://" in uri else f"file://{uri}") + below)
-    assert files(code.fetch(run, str(tmp_path / "pod"))) == expected
+    user_code.ship(run, (uri if "://" in uri else f"file://{uri}") + below)
+    assert files(user_code.fetch(run, str(tmp_path / "pod"))) == expected
 
 
 def test_a_file_that_the_store_does_not_have_is_refused(run: Run) -> None:
@@ -68,19 +68,19 @@ def test_a_file_that_the_store_does_not_have_is_refused(run: Run) -> None:
     uri = run.storage.uri("shared/code")
     source = (uri if "://" in uri else f"file://{uri}") + "/b.py"
     with pytest.raises(UserError) as caught:
-        code.ship(run, source)
+        user_code.ship(run, source)
     assert str(caught.value) == f"hooks.source {source!r} does not exist. Check the address."
 
 
 def test_no_code_is_noted_nowhere(run: Run, tmp_path: Path) -> None:
-    code.ship(run, None)
-    assert code.fetch(run, str(tmp_path / "pod")) is None
+    user_code.ship(run, None)
+    assert user_code.fetch(run, str(tmp_path / "pod")) is None
     assert run.get("code.json") is None
 
 
 def test_the_address_is_that_of_names_and_contents(run: Run, source: Path) -> None:
     """SHA-256 over `name sha256` lines in the order of names."""
-    code.ship(run, str(source))
+    user_code.ship(run, str(source))
     lines = "".join(
         f"{name} {hashlib.sha256((source / name).read_bytes()).hexdigest()}\n" for name in ("more.py", "rewards.py")
     )
@@ -88,13 +88,13 @@ def test_the_address_is_that_of_names_and_contents(run: Run, source: Path) -> No
 
 
 def test_the_same_content_is_the_same_code_wherever_it_lies(run: Run, source: Path, tmp_path: Path) -> None:
-    code.ship(run, str(source))
+    user_code.ship(run, str(source))
     noted, held = run.require("code.json"), sorted(run.storage.find("data"))
     moved = tmp_path / "elsewhere"
     moved.mkdir()
     for name in ("more.py", "rewards.py"):
         (moved / name).write_bytes((source / name).read_bytes())
-    code.ship(run, str(moved))
+    user_code.ship(run, str(moved))
     assert run.require("code.json") == noted
     assert sorted(run.storage.find("data")) == held
 
@@ -113,11 +113,11 @@ def _add(folder: Path) -> None:
 
 @pytest.mark.parametrize("change", [_edit, _rename, _add])
 def test_a_run_does_not_go_on_with_other_code(change: Any, run: Run, source: Path, tmp_path: Path) -> None:
-    code.ship(run, str(source))
+    user_code.ship(run, str(source))
     change(source)
     with pytest.raises(UserError, match=r"run 'r' has another code\.json"):
-        code.ship(run, str(source))
-    assert files(code.fetch(run, str(tmp_path / "pod")))["more.py"] == "X = 1\n"
+        user_code.ship(run, str(source))
+    assert files(user_code.fetch(run, str(tmp_path / "pod")))["more.py"] == "X = 1\n"
 
 
 NOTHING = {
@@ -132,25 +132,25 @@ def test_what_holds_no_code_is_refused(name: str, message: str, source: Path, tm
     (tmp_path / "empty").mkdir()
     run = Run(Storage(str(tmp_path / "store")), "r")
     with pytest.raises(UserError) as caught:
-        code.ship(run, str(tmp_path / name))
+        user_code.ship(run, str(tmp_path / name))
     assert str(caught.value) == f"hooks.source {str(tmp_path / name)!r} {message}"
     assert run.get("code.json") is None
 
 
 def test_code_that_is_gone_is_said_to_be(run: Run, source: Path, tmp_path: Path) -> None:
-    code.ship(run, str(source))
+    user_code.ship(run, str(source))
     for path in list(run.storage.find("data")):
         run.storage.remove(f"data/{path}")
     with pytest.raises(BatonError, match=r"is gone\. Run the data-split stage again"):
-        code.fetch(run, str(tmp_path / "pod"))
+        user_code.fetch(run, str(tmp_path / "pod"))
 
 
 def test_what_is_installed_can_be_imported(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", list(sys.path))
     (source / "installed_by_test.py").write_text("VALUE = 17\n")
-    code.install(None)
-    code.install(str(source))
-    code.install(str(source))
+    user_code.install(None)
+    user_code.install(str(source))
+    user_code.install(str(source))
     assert sys.path.count(str(source)) == 1
     namespace: dict[str, Any] = {}
     exec("from installed_by_test import VALUE", namespace)

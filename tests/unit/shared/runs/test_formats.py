@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from baton.components.shared.core.errors import FormatError
-from baton.components.shared.runs.formats import FORMATS, OF_CHECKPOINT, OF_RUN, Format, Made, Older, release
+from baton.errors import FormatError
+from baton.runs.versions import CHECKPOINT_FORMATS, FORMATS, RUN_FORMATS, Format, FormatVersions, OlderFormat, release
 
 TABLE = {
     **FORMATS,
-    "tokens": Format(2, "how rows become tokens", "start the run under another name", {1: Older("0.1.0", True)}),
+    "tokens": Format(2, "how rows become tokens", "start the run under another name", {1: OlderFormat("0.1.0", True)}),
     "draws": Format(
         3,
         "every random number",
         "fork the run",
-        {1: Older("0.1.0", False), 2: Older("0.4.0", True)},
+        {1: OlderFormat("0.1.0", False), 2: OlderFormat("0.4.0", True)},
     ),
 }
 """A table of some later release."""
@@ -33,7 +33,7 @@ FUTURE = {
 
 
 def test_each_is_part_of_a_run_or_of_a_checkpoint() -> None:
-    assert sorted((*OF_RUN, *OF_CHECKPOINT)) == sorted(FORMATS)
+    assert sorted((*RUN_FORMATS, *CHECKPOINT_FORMATS)) == sorted(FORMATS)
 
 
 def test_every_number_before_is_in_the_table() -> None:
@@ -42,7 +42,7 @@ def test_every_number_before_is_in_the_table() -> None:
 
 
 def test_what_is_made_here_is_continued_here() -> None:
-    made = Made.here(FORMATS)
+    made = FormatVersions.here(FORMATS)
     assert made.to_json() == {
         "baton": release(),
         "formats": {"rows": 2, "tokens": 2, "draws": 1, "loss": 2, "digest": 1, "checkpoint": 1},
@@ -51,20 +51,22 @@ def test_what_is_made_here_is_continued_here() -> None:
 
 
 def test_data_of_another_run_stays_what_it_is() -> None:
-    made = Made.here(OF_RUN, data=Made(baton="0.0.9", formats={"rows": 0, "tokens": 0, "draws": 0, "loss": 0}))
+    made = FormatVersions.here(
+        RUN_FORMATS, data=FormatVersions(baton="0.0.9", formats={"rows": 0, "tokens": 0, "draws": 0, "loss": 0})
+    )
     assert made.formats == {"rows": 0, "tokens": 0, **{name: FORMATS[name].number for name in ("draws", "loss")}}
 
 
 def test_what_is_not_stated_is_the_first() -> None:
-    Made().require_continued("it", FORMATS)
-    Made(formats={"draws": 2}).require_continued("it", OF_RUN, TABLE)
+    FormatVersions().require_continued("it", FORMATS)
+    FormatVersions(formats={"draws": 2}).require_continued("it", RUN_FORMATS, TABLE)
     with pytest.raises(FormatError, match="it has draws of format 1 "):
-        Made().require_continued("it", OF_RUN, TABLE)
+        FormatVersions().require_continued("it", RUN_FORMATS, TABLE)
 
 
 @pytest.mark.parametrize(("formats", "message"), FUTURE.values(), ids=FUTURE)
 def test_what_a_newer_one_made_is_refused_whatever_it_is_for(formats: dict[str, int], message: str) -> None:
-    made = Made(baton="9.0", formats=formats)
+    made = FormatVersions(baton="9.0", formats=formats)
     with pytest.raises(FormatError) as caught:
         made.require_known("run 'r'", TABLE)
     assert str(caught.value) == message.format(here=release())
@@ -74,17 +76,17 @@ def test_what_a_newer_one_made_is_refused_whatever_it_is_for(formats: dict[str, 
 
 
 def test_a_format_that_came_later_is_known_by_its_first_number() -> None:
-    Made(baton="9.0", formats={"rounds": 1}).require_continued("it", FORMATS)
+    FormatVersions(baton="9.0", formats={"rounds": 1}).require_continued("it", FORMATS)
     with pytest.raises(FormatError, match="rounds of format 2"):
-        Made(baton="9.0", formats={"rounds": 2}).require_continued("it", FORMATS)
+        FormatVersions(baton="9.0", formats={"rounds": 2}).require_continued("it", FORMATS)
 
 
 def test_an_older_number_is_continued_or_refused_as_the_table_says() -> None:
-    Made(formats={"tokens": 1, "draws": 2}).require_continued("it", OF_RUN, TABLE)
-    old = Made(baton="0.1.0", formats={"tokens": 1, "draws": 1})
+    FormatVersions(formats={"tokens": 1, "draws": 2}).require_continued("it", RUN_FORMATS, TABLE)
+    old = FormatVersions(baton="0.1.0", formats={"tokens": 1, "draws": 1})
     old.require_continued("it", ("rows", "tokens", "digest"), TABLE)
     with pytest.raises(FormatError) as caught:
-        old.require_continued("run 'r'", OF_RUN, TABLE)
+        old.require_continued("run 'r'", RUN_FORMATS, TABLE)
     assert str(caught.value) == (
         f"run 'r' has draws of format 1 (every random number), which this Baton, {release()}, does not continue; it "
         "makes format 3. Resume with baton-llm==0.1.0, in the image of the pods too, or fork the run."
@@ -93,6 +95,6 @@ def test_an_older_number_is_continued_or_refused_as_the_table_says() -> None:
 
 def test_a_number_before_the_table_names_the_release_that_said_so() -> None:
     with pytest.raises(FormatError, match=r"Resume with baton-llm==0\.0\.9, in the image"):
-        Made(baton="0.0.9", formats={"draws": 0}).require_continued("it", OF_RUN)
+        FormatVersions(baton="0.0.9", formats={"draws": 0}).require_continued("it", RUN_FORMATS)
     with pytest.raises(FormatError, match="Resume with the baton-llm that made it, in the image"):
-        Made(formats={"draws": 0}).require_continued("it", OF_RUN)
+        FormatVersions(formats={"draws": 0}).require_continued("it", RUN_FORMATS)

@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 
-from baton.components.shared.recipe import recipe_file
-from baton.components.shared.runs import links, tracking
-from baton.components.shared.runs.documents.sweeps import SweepTracking
-from baton.components.shared.runs.documents.training import Tracking
-from baton.components.shared.runs.mlflow import tracker
-from baton.components.shared.runs.run import Run
-from baton.components.shared.store.storage import Storage
-from baton.components.shared.sweeps.sweep import Sweep
-from baton.components.sweep import tracked
+from baton.recipe import load
+from baton.runs.documents import Tracking
+from baton.runs.outcomes import SweepTracking
+from baton.runs.run import Run
+from baton.runs.sweep import Sweep
+from baton.store.storage import Storage
+from baton.sweep import tracking as tracked
+from baton.tracking import servers, tracker, tracking_run
+from baton.tracking.client import connect
+from baton.tracking.tracker import Tracker
 from tests.kubeflows_mlflow import KubeflowsMLflow
 
 pytestmark = pytest.mark.slow
@@ -47,7 +48,7 @@ def _enter(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str]) -> None:
 
 def _run(tmp_path: Path, name: str = "mine", **settings: Any) -> Run:
     run = Run(Storage(str(tmp_path / "store")), name)
-    run.create(recipe_file.validate({**RECIPE, "tracking": {"mlflow": None, **settings}}, origin="test"))
+    run.create(load.validate({**RECIPE, "tracking": {"mlflow": None, **settings}}, origin="test"))
     return run
 
 
@@ -66,12 +67,12 @@ def test_a_run_is_below_the_pipelines_and_the_stages_is_untouched(
     before = kubeflow.rows(stage), kubeflow.client.get_run(root).to_dictionary()
     run = _run(tmp_path)
 
-    tracking.start(run, run.recipe())
-    with tracking.Tracker(run, trains=True) as sending:
+    tracking_run.start(run, run.recipe())
+    with Tracker(run, trains=True) as sending:
         sending.log({"loss": 2.5}, 1)
-    tracking.log_metrics(run, {"eval_loss": 2.25}, 1)
-    tracking.tag(run, {"baton.verdict": "accepted"})
-    tracking.close(run, "FINISHED", {"report.html": "report"})
+    tracking_run.log_metrics(run, {"eval_loss": 2.25}, 1)
+    tracking_run.tag(run, {"baton.verdict": "accepted"})
+    tracking_run.close(run, "FINISHED", {"report.html": "report"})
 
     own = run.need(Tracking)
     assert (own.mlflow, own.experiment_id) == (kubeflow.uri, kubeflow.experiment)
@@ -94,12 +95,12 @@ def test_without_one_of_its_variables_nothing_is_tracked(
     _enter(monkeypatch, kubeflow.stage(kubeflow.pipeline_run()))
     monkeypatch.delenv(absent)
     run = _run(tmp_path)
-    tracking.start(run, run.recipe())
-    with tracking.Tracker(run) as sending:
+    tracking_run.start(run, run.recipe())
+    with Tracker(run) as sending:
         sending.log({"loss": 2.5}, 1)
-    tracking.close(run, "FINISHED")
+    tracking_run.close(run, "FINISHED")
     assert run.read(Tracking) is None
-    assert links.mlflow_url(run, run.recipe()) is None
+    assert servers.mlflow_url(run, run.recipe()) is None
     assert kubeflow.count() == 2
 
 
@@ -109,9 +110,9 @@ def test_a_server_that_the_recipe_names_goes_first(
     _enter(monkeypatch, kubeflow.stage(kubeflow.pipeline_run()))
     uri = f"sqlite:///{tmp_path}/own.db"
     run = _run(tmp_path, mlflow=uri)
-    tracking.start(run, run.recipe())
+    tracking_run.start(run, run.recipe())
     assert run.need(Tracking).mlflow == uri
-    own = tracking.connect(uri).get_run(run.need(Tracking).run_id)
+    own = connect(uri).get_run(run.need(Tracking).run_id)
     assert "mlflow.parentRunId" not in own.data.tags
     assert kubeflow.count() == 2
 
@@ -121,7 +122,7 @@ def test_an_experiment_of_its_own_has_no_parent(
 ) -> None:
     _enter(monkeypatch, kubeflow.stage(kubeflow.pipeline_run()))
     run = _run(tmp_path, experiment="ours")
-    tracking.start(run, run.recipe())
+    tracking_run.start(run, run.recipe())
     number = run.need(Tracking).experiment_id
     assert kubeflow.client.get_experiment(number).name == "ours"
     assert _parent(kubeflow, run) is None
@@ -132,12 +133,12 @@ def test_later_stages_need_no_variables(
 ) -> None:
     _enter(monkeypatch, kubeflow.stage(kubeflow.pipeline_run()))
     run = _run(tmp_path)
-    tracking.start(run, run.recipe())
+    tracking_run.start(run, run.recipe())
     for name in VARIABLES:
         monkeypatch.delenv(name)
-    with tracking.Tracker(run) as sending:
+    with Tracker(run) as sending:
         sending.log({"loss": 2.5}, 1)
-    tracking.close(run, "FINISHED")
+    tracking_run.close(run, "FINISHED")
     found = kubeflow.client.get_run(run.need(Tracking).run_id)
     assert (found.data.metrics["loss"], found.info.status) == (2.5, "FINISHED")
 
@@ -148,14 +149,14 @@ def test_a_forks_and_a_trials_own_parent_go_first(
     root = kubeflow.pipeline_run()
     _enter(monkeypatch, kubeflow.stage(root))
     above = _run(tmp_path)
-    tracking.start(above, above.recipe())
+    tracking_run.start(above, above.recipe())
     fork = _run(tmp_path, "fork")
     fork.put("fork.json", {"parent": above.uri, "step": 40, "warm": True})
-    tracking.start(fork, fork.recipe())
+    tracking_run.start(fork, fork.recipe())
     assert _parent(kubeflow, fork) == above.need(Tracking).run_id
 
     sweep = Sweep(above.storage, "s")
-    swept = recipe_file.with_overrides(above.recipe(), ["sweep.parameters={training.learning_rate: [1e-4, 1e-3]}"])
+    swept = load.with_overrides(above.recipe(), ["sweep.parameters={training.learning_rate: [1e-4, 1e-3]}"])
     parent = tracked.parent(sweep, swept)
     assert parent
     assert sweep.read(SweepTracking) == SweepTracking(mlflow=kubeflow.uri, run_id=parent)
@@ -163,7 +164,7 @@ def test_a_forks_and_a_trials_own_parent_go_first(
     trial = _run(tmp_path, "s-t000")
     trial.put("trial.json", {"sweep": "s", "id": "t000", "tracking": parent})
     for _ in ("begun", "submitted again"):
-        tracking.start(trial, trial.recipe())
+        tracking_run.start(trial, trial.recipe())
         assert _parent(kubeflow, trial) == parent
 
 
@@ -173,22 +174,22 @@ def test_a_run_that_is_submitted_again_is_below_the_newest_and_runs_again(
     first, second = kubeflow.pipeline_run(), kubeflow.pipeline_run("another")
     _enter(monkeypatch, kubeflow.stage(first))
     run = _run(tmp_path)
-    tracking.start(run, run.recipe())
-    tracking.close(run, "KILLED")
+    tracking_run.start(run, run.recipe())
+    tracking_run.close(run, "KILLED")
     own = run.need(Tracking).run_id
     assert kubeflow.client.get_run(own).info.status == "KILLED"
 
     _enter(monkeypatch, kubeflow.stage(second, kfp_run="another"))
-    tracking.start(run, run.recipe())
+    tracking_run.start(run, run.recipe())
     found = kubeflow.client.get_run(own)
     assert run.need(Tracking).run_id == own
     assert (found.info.status, found.data.tags["mlflow.parentRunId"]) == ("RUNNING", second)
     assert found.data.tags["kubeflow.run_id"] == "another"
 
-    tracking.close(run, "FAILED")
+    tracking_run.close(run, "FAILED")
     for name in VARIABLES:
         monkeypatch.delenv(name)
-    tracking.start(run, run.recipe())
+    tracking_run.start(run, run.recipe())
     found = kubeflow.client.get_run(own)
     assert (found.info.status, found.data.tags["mlflow.parentRunId"]) == ("RUNNING", second)
 
@@ -198,14 +199,14 @@ def test_a_chunk_that_trains_again_runs_and_an_evaluation_changes_nothing(
 ) -> None:
     _enter(monkeypatch, kubeflow.stage(kubeflow.pipeline_run()))
     run = _run(tmp_path)
-    tracking.start(run, run.recipe())
+    tracking_run.start(run, run.recipe())
 
     def status() -> str:
         return str(kubeflow.client.get_run(run.need(Tracking).run_id).info.status)
 
-    tracking.close(run, "FAILED")
-    tracking.log_metrics(run, {"eval_loss": 2.25}, 1)
+    tracking_run.close(run, "FAILED")
+    tracking_run.log_metrics(run, {"eval_loss": 2.25}, 1)
     assert status() == "FAILED"
-    with tracking.Tracker(run, trains=True) as sending:
+    with Tracker(run, trains=True) as sending:
         sending.log({"loss": 2.5}, 1)
     assert status() == "RUNNING"

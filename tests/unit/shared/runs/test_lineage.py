@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 import baton
-from baton.components.shared.core.errors import UserError
-from baton.components.shared.runs import lineage
-from baton.components.shared.runs.run import Run
-from baton.components.shared.store.manifests import FileEntry, Manifest
-from baton.components.shared.store.storage import Storage
+from baton.errors import UserError
+from baton.runs import lineage
+from baton.runs.run import Run
+from baton.store.manifest import FileEntry, Manifest
+from baton.store.storage import Storage
 
 PLAN = {"rows": 60, "steps_per_epoch": 60, "num_steps": 60, "targets": [60]}
 FILES: dict[str, FileEntry] = {
@@ -138,12 +138,12 @@ def test_relatives_are_those_with_a_common_ancestor(storage: Storage) -> None:
     everybody = {"first", "child", "grandchild", "cold", "second-phase", "next"}
     assert set(lineage.relatives(members, "grandchild")) == everybody
     assert set(lineage.relatives(members, "trial")) == {"trial"}
-    assert set(lineage.around(Run(storage, "cold"))) == everybody
+    assert set(lineage.related_runs(Run(storage, "cold"))) == everybody
 
 
 def test_in_a_large_store_a_run_knows_its_ancestors_alone(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lineage, "MOST", 2)
-    found = lineage.around(Run(storage, "grandchild"))
+    found = lineage.related_runs(Run(storage, "grandchild"))
     assert [member.name for _, member, _ in lineage.walk(found)] == ["first", "child", "grandchild"]
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from baton.components.shared.recipe import recipe_file
-from baton.components.shared.runs import links, tracking
-from baton.components.shared.runs.run import Run
-from baton.components.shared.store.storage import Storage
+from baton.recipe import load
+from baton.runs.run import Run
+from baton.store.storage import Storage
+from baton.tracking import servers, tracking_run
 
 RECIPE = {
     "name": "tracked",
@@ -29,16 +29,16 @@ def in_a_pod(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _run(tmp_path: Path, **settings: Any) -> Run:
     run = Run(Storage(str(tmp_path / "store")), "mine")
-    run.create(recipe_file.validate({**RECIPE, "tracking": settings}, origin="test"))
+    run.create(load.validate({**RECIPE, "tracking": settings}, origin="test"))
     return run
 
 
 def test_mlflow_leads_to_the_kubeflow_run(tmp_path: Path, in_a_pod: None, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "mlflow.db"
     run = _run(tmp_path, mlflow=f"sqlite:///{path}")
-    tracking.start(run, run.recipe())
+    tracking_run.start(run, run.recipe())
     monkeypatch.setenv("KFP_RUN_ID", "0000-2")  # submitted again
-    tracking.start(run, run.recipe())
+    tracking_run.start(run, run.recipe())
 
     tags = dict(sqlite3.connect(path).execute("select key, value from tags").fetchall())
 
@@ -51,9 +51,9 @@ def test_mlflow_leads_to_the_kubeflow_run(tmp_path: Path, in_a_pod: None, monkey
 def test_a_page_that_is_not_known_is_no_link(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KF_PIPELINES_UI_ENDPOINT", raising=False)
     monkeypatch.setenv("KFP_RUN_ID", "0000-1")
-    assert links.tags() == {"kubeflow.run_id": "0000-1"}
+    assert servers.kubeflow_tags() == {"kubeflow.run_id": "0000-1"}
     monkeypatch.setenv("KFP_RUN_ID", "")  # a pod without the label
-    assert links.tags() == {}
+    assert servers.kubeflow_tags() == {}
 
 
 @pytest.mark.parametrize(
@@ -71,4 +71,4 @@ def test_a_page_that_is_not_known_is_no_link(monkeypatch: pytest.MonkeyPatch) ->
 def test_the_page_of_a_run_in_mlflow(settings: dict[str, str], page: str | None, tmp_path: Path) -> None:
     run = _run(tmp_path, **settings)
     run.put("tracking.json", {"mlflow": settings["mlflow"], "run_id": "abc", "experiment_id": "7"})
-    assert links.mlflow_url(run, run.recipe()) == page
+    assert servers.mlflow_url(run, run.recipe()) == page

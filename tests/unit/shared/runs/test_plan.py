@@ -9,9 +9,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from baton.components.shared.core.errors import DamagedError, UserError
-from baton.components.shared.recipe import Recipe, recipe_file
-from baton.components.shared.runs.plan import Plan, make_plan
+from baton.errors import DamagedError, UserError
+from baton.recipe import load
+from baton.recipe.recipe import Recipe
+from baton.runs.plan import Plan, make_plan
 
 TEMPLATE: dict[str, Any] = {
     "name": "tiny",
@@ -23,7 +24,7 @@ TEMPLATE: dict[str, Any] = {
 def recipe(count: int | str = 1, **training: Any) -> Recipe:
     """A recipe with so many chunks."""
     document = copy.deepcopy({**TEMPLATE, "chunks": {"count": count}, "training": training})
-    return recipe_file.validate(document, origin="r.yaml")
+    return load.validate(document, origin="r.yaml")
 
 
 CASES = {

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from baton.components.shared.runs.documents.rows import Place
-from baton.components.shared.runs.documents.skips import Skip
-from baton.components.shared.runs.run import Run
-from baton.components.shared.store.storage import Storage
+from baton.runs.documents import Skip, SourceLocation
+from baton.runs.run import Run
+from baton.store.storage import Storage
 
 
 def skip(step: int, reason: str = "nan") -> Skip:
@@ -68,7 +67,7 @@ def test_a_store_with_leases_keeps_one_of_two(faulty_s3: Any) -> None:
 def test_rows_are_named_by_file_and_line(rows: list[tuple[str, int]], count: int, words: str) -> None:
     found = Skip(
         **skip(1).model_dump(exclude={"rows", "num_rows"}),
-        rows=[Place(file=file, line=line) for file, line in rows],
+        rows=[SourceLocation(file=file, line=line) for file, line in rows],
         num_rows=count,
     )
     assert found.rows_in_words == words

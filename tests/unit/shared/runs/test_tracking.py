@@ -13,15 +13,17 @@ from pathlib import Path
 
 import pytest
 
-from baton.components.shared.core import events
-from baton.components.shared.recipe import Recipe, recipe_file
-from baton.components.shared.runs import tracking
-from baton.components.shared.runs.mlflow import tracker as trackers
-from baton.components.shared.runs.mlflow import unsent
-from baton.components.shared.runs.run import Run
-from baton.components.shared.store.storage import Storage
+from baton import events
+from baton.recipe import load
+from baton.recipe.recipe import Recipe
+from baton.runs.run import Run
+from baton.store.storage import Storage
+from baton.tracking import messages, tracking_run
+from baton.tracking import tracker as trackers
+from baton.tracking.client import connect
+from baton.tracking.tracker import Tracker
 
-SENDER = "baton.components.shared.runs.mlflow.sender"
+SENDER = "baton.tracking.sender"
 RECIPE = {
     "name": "tracked",
     "model": {"from_scratch": {}, "tokenizer": {"train": {}}},
@@ -30,10 +32,10 @@ RECIPE = {
 
 
 def _run(tmp_path: Path, uri: str) -> Run:
-    recipe = recipe_file.validate({**RECIPE, "tracking": {"mlflow": uri}}, origin="test")
+    recipe = load.validate({**RECIPE, "tracking": {"mlflow": uri}}, origin="test")
     run = Run(Storage(str(tmp_path / "store")), "r")
     run.create(recipe)
-    tracking.start(run, recipe)
+    tracking_run.start(run, recipe)
     return run
 
 
@@ -49,12 +51,12 @@ def test_steps_go_on_in_one_run_with_system_metrics(tmp_path: Path, at_once: Non
     run = _run(tmp_path, f"sqlite:///{path}")
     database = sqlite3.connect(path)
     for first in (1, 3):
-        with tracking.Tracker(run, trains=first == 1) as tracker:
+        with Tracker(run, trains=first == 1) as tracker:
             tracker.log({"loss": 9.0 - first}, first)
             tracker.log({"loss": 8.0 - first}, first + 1)
             if first == 1:
                 _wait_for(database, "select count(*) from metrics where key like 'system/%'")
-    tracking.close(run, "FINISHED")
+    tracking_run.close(run, "FINISHED")
     rows = database.execute("select step, value from metrics where key = 'loss' order by step").fetchall()
     assert rows == [(1, 8.0), (2, 7.0), (3, 6.0), (4, 5.0)]
     assert database.execute("select name, status from runs").fetchall() == [("r", "FINISHED")]
@@ -80,14 +82,14 @@ def test_a_fork_is_below_its_parent_and_a_trials_fork_below_the_sweep(tmp_path: 
         run.put("fork.json", {"parent": parent.uri, "step": 40, "warm": True})
         for document, content in documents.items():
             run.put(f"{document}.json", content)
-        tracking.start(run, own)
-        found: dict[str, str] = tracking.connect(uri).get_run(run.require("tracking.json")["run_id"]).data.tags
+        tracking_run.start(run, own)
+        found: dict[str, str] = connect(uri).get_run(run.require("tracking.json")["run_id"]).data.tags
         return {name: found[name] for name in found if name.startswith(("baton.parent", "mlflow.parent"))}
 
     above = parent.require("tracking.json")["run_id"]
     names = {"baton.parent": parent.uri, "baton.parent_step": "40"}
     assert tags("fork", recipe) == {**names, "mlflow.parentRunId": above}
-    elsewhere = recipe_file.with_overrides(recipe, ["tracking.experiment=another"])
+    elsewhere = load.with_overrides(recipe, ["tracking.experiment=another"])
     assert tags("far", elsewhere) == names
     assert tags("trial", recipe, trial={"sweep": "s", "id": "t000", "tracking": above[::-1]}) == {
         **names,
@@ -98,7 +100,7 @@ def test_a_fork_is_below_its_parent_and_a_trials_fork_below_the_sweep(tmp_path: 
 def test_a_server_that_is_away_is_a_warning(tmp_path: Path) -> None:
     run = _run(tmp_path, "http://127.0.0.1:9")
     assert run.get("tracking.json") is None
-    with tracking.Tracker(run) as tracker:
+    with Tracker(run) as tracker:
         tracker.log({"loss": 1.0}, 1)
 
 
@@ -106,7 +108,7 @@ def test_a_server_that_goes_away_does_not_stop_the_run(tmp_path: Path) -> None:
     run = _run(tmp_path, f"sqlite:///{tmp_path}/mlflow.db")
     run.put("tracking.json", {"mlflow": "http://127.0.0.1:9", "run_id": "0"})
     started = time.monotonic()
-    with tracking.Tracker(run) as tracker:
+    with Tracker(run) as tracker:
         for step in range(1000):
             tracker.log({"loss": 1.0}, step)
         assert time.monotonic() - started < 5
@@ -114,10 +116,13 @@ def test_a_server_that_goes_away_does_not_stop_the_run(tmp_path: Path) -> None:
 
 
 DELETED: dict[str, tuple[Callable[[Run], None], str]] = {
-    "metrics": (lambda run: tracking.log_metrics(run, {"loss": 1.0}, 1), "stopped"),
-    "tags": (lambda run: tracking.tag(run, {"a": "b"}), "has no tags of this run"),
-    "the end": (lambda run: tracking.close(run, "FINISHED", {"a.txt": "a"}), "was not told that this run is finished"),
-    "a resumed run": (lambda run: tracking.start(run, run.recipe()), "does not know that this run resumes"),
+    "metrics": (lambda run: tracking_run.log_metrics(run, {"loss": 1.0}, 1), "stopped"),
+    "tags": (lambda run: tracking_run.tag(run, {"a": "b"}), "has no tags of this run"),
+    "the end": (
+        lambda run: tracking_run.close(run, "FINISHED", {"a.txt": "a"}),
+        "was not told that this run is finished",
+    ),
+    "a resumed run": (lambda run: tracking_run.start(run, run.recipe()), "does not know that this run resumes"),
 }
 
 
@@ -145,13 +150,13 @@ def test_an_experiment_that_is_deleted_is_told(tmp_path: Path) -> None:
     database.commit()
     run = Run(first.storage, "second")
     run.create(first.recipe())
-    tracking.start(run, run.recipe())
+    tracking_run.start(run, run.recipe())
     assert run.get("tracking.json") is None
     assert "is off for this run" in run.warnings()[0].text
 
 
 def _chunk(run: Run, steps: range) -> None:
-    with tracking.Tracker(run, trains=True, params={"plan.steps": "6"}) as tracker:
+    with Tracker(run, trains=True, params={"plan.steps": "6"}) as tracker:
         for step in steps:
             tracker.log({"loss": float(step)}, step)
         time.sleep(0.5)  # some samples of the machine
@@ -178,7 +183,7 @@ def test_short_chunks_hold_back_and_the_next_that_opens_the_database_sends_each_
     _chunk(run, range(4, 7))  # restored at step 3
     assert len(list(folder.iterdir())) == 3
     assert _losses(path) == []
-    tracking.log_metrics(run, {"final_after_loss": 1.0}, 6)
+    tracking_run.log_metrics(run, {"final_after_loss": 1.0}, 6)
     assert _losses(path) == [(step, float(step)) for step in range(1, 7)]
     assert list(folder.iterdir()) == []
     query = "select step from metrics where key = 'system/cpu_utilization_percentage' order by timestamp"
@@ -186,7 +191,7 @@ def test_short_chunks_hold_back_and_the_next_that_opens_the_database_sends_each_
     assert samples == list(range(len(samples)))
     assert len(samples) >= 2  # of both chunks
     _chunk(run, range(7, 8))
-    tracking.close(run, "FAILED")
+    tracking_run.close(run, "FAILED")
     assert _losses(path)[-1] == (7, 7.0)
     parameters = dict(sqlite3.connect(path).execute("select key, value from params").fetchall())
     assert parameters["plan.steps"] == "6"
@@ -194,8 +199,8 @@ def test_short_chunks_hold_back_and_the_next_that_opens_the_database_sends_each_
 
 LOST = """
 import os, signal, sys
-from baton.components.shared.runs import tracking
-from baton.components.shared.runs.run import Run
+from baton.tracking import tracking_run as tracking
+from baton.runs.run import Run
 tracker = tracking.Tracker(Run.open(sys.argv[1]), trains=True)
 for step in (4, 5):
     tracker.log({"loss": float(step)}, step)
@@ -208,11 +213,11 @@ def test_a_chunk_that_stands_by_loses_nothing_to_the_one_that_sends(tmp_path: Pa
     path = tmp_path / "mlflow.db"
     run = _run(tmp_path, f"sqlite:///{path}")
     _chunk(run, range(1, 3))
-    with tracking.Tracker(run, trains=True) as waiting:
-        tracking.log_metrics(run, {"written_bleu": 1.0}, 2)
+    with Tracker(run, trains=True) as waiting:
+        tracking_run.log_metrics(run, {"written_bleu": 1.0}, 2)
         waiting.log({"loss": 3.0}, 3)
     assert _losses(path) == [(1, 1.0), (2, 2.0)]
-    tracking.close(run, "FINISHED")
+    tracking_run.close(run, "FINISHED")
     assert _losses(path) == [(1, 1.0), (2, 2.0), (3, 3.0)]
 
 
@@ -223,7 +228,7 @@ def test_a_chunk_that_lasts_sends_what_it_held_back_and_goes_on(
     monkeypatch.setattr(trackers, "HELD_S", 0.5)
     path = tmp_path / "mlflow.db"
     run = _run(tmp_path, f"sqlite:///{path}")
-    with tracking.Tracker(run, trains=True) as tracker:
+    with Tracker(run, trains=True) as tracker:
         for step in range(1, 5):
             tracker.log({"loss": float(step)}, step)
             time.sleep(0.3)
@@ -231,7 +236,7 @@ def test_a_chunk_that_lasts_sends_what_it_held_back_and_goes_on(
 
 
 def test_a_full_disk_stops_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    held = unsent.Held(str(tmp_path))
+    held = messages.MetricBuffer(str(tmp_path))
     os.dup2(os.open("/dev/full", os.O_WRONLY), held._file.fileno())
     held.write({"metrics": {"loss": 1.0}, "step": 1})
     assert "metrics are not kept for MLflow: " in caplog.text
@@ -252,11 +257,11 @@ def test_steps_that_a_chunk_trains_again_are_there_once(tmp_path: Path) -> None:
     path = tmp_path / "mlflow.db"
     run = _run(tmp_path, f"sqlite:///{path}")
     for steps, value in (((1, 2, 3), 5.0), ((2, 3, 4, 5), 6.0)):  # killed after 3, its checkpoint that of 1
-        with tracking.Tracker(run, trains=True) as tracker:
+        with Tracker(run, trains=True) as tracker:
             for step in steps:
                 tracker.log({"loss": value, **({"eval_loss": value} if step == 4 else {})}, step)
     for value in (1.0, 2.0):  # a stage that runs again may come to another figure
-        tracking.log_metrics(run, {"final_after_loss": value}, 5)
+        tracking_run.log_metrics(run, {"final_after_loss": value}, 5)
     rows = sqlite3.connect(path).execute(
         "select key, step, value from metrics where key like '%loss' order by key, step, value"
     )

@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 import pytest
 
-from baton.components.data_split.reading import streams
-from baton.components.shared.core.errors import StoreError, UnavailableError
-from baton.components.shared.store import cloud, sources
-from baton.components.shared.store.errors import DeniedError
-from baton.components.shared.store.storage import Storage
+from baton.data import files
+from baton.errors import StoreError, UnavailableError
+from baton.store import clouds, sources
+from baton.store.errors import DeniedError
+from baton.store.storage import Storage
 
 AWS = '<?xml version="1.0" encoding="UTF-8"?>\n<Error>{}<RequestId>4442587FB7D0</RequestId><HostId>x=</HostId></Error>'
 MINIO = (
@@ -207,7 +207,7 @@ def rows(store: Storage, file: str) -> None:
 
 
 def read_rows(store: Storage, file: str) -> None:
-    list(streams.blocks(sources.SourceFile(store, "rows.jsonl")))
+    list(files.blocks(sources.SourceFile(store, "rows.jsonl")))
 
 
 def upload(store: Storage, file: str) -> None:
@@ -216,7 +216,7 @@ def upload(store: Storage, file: str) -> None:
 
 def large(store: Storage, file: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cloud, "PART", 1)
+        patch.setattr(clouds, "PART", 1)
         store.upload(file, "k")
 
 

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.components.shared.core.errors import DamagedError, FormatError
-from baton.components.shared.store import bundles
-from baton.components.shared.store.bundles import BundleWriter, Manifest
-from baton.components.shared.store.storage import Storage
+from baton.errors import DamagedError, FormatError
+from baton.store import bundle
+from baton.store.bundle import BundleWriter
+from baton.store.manifest import Manifest, mark_damaged, read_manifest, usable_manifest
+from baton.store.storage import Storage
 
 FILES = {"weights.bin": b"\x00\x01" * 500, "a/b/deep.json": b"{}", "empty": b"", "a/ünï code.txt": b"x"}
 
@@ -30,7 +31,7 @@ def folder(tmp_path: Path) -> str:
 
 def publish(storage: Storage, folder: str, **options: Any) -> tuple[Manifest, bool]:
     """Publish a folder under `p/q`."""
-    return bundles.publish(storage, "p/q", folder, kind="test", **{"meta": {"step": 3}, **options})
+    return bundle.publish(storage, "p/q", folder, kind="test", **{"meta": {"step": 3}, **options})
 
 
 def contents(folder: str) -> dict[str, bytes]:
@@ -42,36 +43,36 @@ def contents(folder: str) -> dict[str, bytes]:
 def test_round_trip(store: str, folder: str, tmp_path: Path):
     storage = Storage(store)
     published, ours = publish(storage, folder)
-    manifest = bundles.read_manifest(storage, "p/q")
+    manifest = read_manifest(storage, "p/q")
 
     assert ours
     assert manifest == published
     assert (manifest.kind, manifest.meta, manifest.bytes) == ("test", {"step": 3}, 1003)
-    assert contents(bundles.fetch(storage, "p/q", manifest, str(tmp_path / "back"))) == FILES
-    assert bundles.verify(storage, "p/q", manifest) == []
+    assert contents(bundle.fetch(storage, "p/q", manifest, str(tmp_path / "back"))) == FILES
+    assert bundle.verify(storage, "p/q", manifest) == []
 
 
 def test_nothing_is_seen_before_the_manifest(store: str, folder: str):
     storage = Storage(store)
-    writer = bundles.BundleWriter(storage, "p/q", kind="test")
+    writer = bundle.BundleWriter(storage, "p/q", kind="test")
 
     writer.send(folder)
-    assert bundles.read_manifest(storage, "p/q") is None
+    assert read_manifest(storage, "p/q") is None
     manifest, ours = writer.commit({"step": 3})
 
     assert ours
-    assert bundles.read_manifest(storage, "p/q") == manifest
+    assert read_manifest(storage, "p/q") == manifest
 
 
 def test_a_writer_that_dies_before_the_manifest_leaves_the_place_free(store: str, folder: str, tmp_path: Path):
     storage = Storage(store)
 
-    bundles.BundleWriter(storage, "p/q", kind="test").send(folder)
-    assert bundles.read_manifest(storage, "p/q") is None
+    bundle.BundleWriter(storage, "p/q", kind="test").send(folder)
+    assert read_manifest(storage, "p/q") is None
     manifest, ours = publish(storage, folder)
 
     assert ours
-    assert contents(bundles.fetch(storage, "p/q", manifest, str(tmp_path / "back"))) == FILES
+    assert contents(bundle.fetch(storage, "p/q", manifest, str(tmp_path / "back"))) == FILES
 
 
 def test_what_is_called_while_sending_can_end_the_attempt(store: str, folder: str):
@@ -81,16 +82,16 @@ def test_what_is_called_while_sending_can_end_the_attempt(store: str, folder: st
         raise SystemExit(137)
 
     with pytest.raises(SystemExit):
-        bundles.BundleWriter(storage, "p/q", kind="test", check=die).send(folder)
+        bundle.BundleWriter(storage, "p/q", kind="test", check=die).send(folder)
 
-    assert bundles.read_manifest(storage, "p/q") is None
+    assert read_manifest(storage, "p/q") is None
     assert publish(storage, folder)[1]
 
 
 def test_a_folder_sent_in_parts_is_one_bundle(store: str, folder: str, tmp_path: Path):
     """As a machine does that has room for a single file."""
     storage = Storage(store)
-    writer = bundles.BundleWriter(storage, "p/q", kind="test")
+    writer = bundle.BundleWriter(storage, "p/q", kind="test")
     parts = [tmp_path / "first", tmp_path / "second"]
     for part, name in zip(parts, ("weights.bin", "empty"), strict=True):
         part.mkdir()
@@ -101,7 +102,7 @@ def test_a_folder_sent_in_parts_is_one_bundle(store: str, folder: str, tmp_path:
         (part / next(part.iterdir())).unlink()
     manifest, _ = writer.commit({})
 
-    assert contents(bundles.fetch(storage, "p/q", manifest, str(tmp_path / "back"))) == {
+    assert contents(bundle.fetch(storage, "p/q", manifest, str(tmp_path / "back"))) == {
         name: FILES[name] for name in ("weights.bin", "empty")
     }
 
@@ -110,7 +111,7 @@ def test_a_late_writer_loses_and_harms_nothing(store: str, folder: str, tmp_path
     storage, other = Storage(store), tmp_path / "other"
     other.mkdir()
     (other / "weights.bin").write_bytes(b"other")
-    late = bundles.BundleWriter(storage, "p/q", kind="test")
+    late = bundle.BundleWriter(storage, "p/q", kind="test")
 
     late.send(str(other))
     first, won = publish(storage, folder)
@@ -118,9 +119,9 @@ def test_a_late_writer_loses_and_harms_nothing(store: str, folder: str, tmp_path
 
     assert won
     assert not ours
-    assert committed == first == bundles.read_manifest(storage, "p/q")
-    assert bundles.verify(storage, "p/q", committed) == []
-    assert contents(bundles.fetch(storage, "p/q", committed, str(tmp_path / "back"))) == FILES
+    assert committed == first == read_manifest(storage, "p/q")
+    assert bundle.verify(storage, "p/q", committed) == []
+    assert contents(bundle.fetch(storage, "p/q", committed, str(tmp_path / "back"))) == FILES
 
 
 class LostAnswer(Storage):
@@ -136,7 +137,7 @@ def test_a_writer_whose_answer_was_lost_still_won(store: str, folder: str):
     manifest, ours = publish(LostAnswer(store), folder)
 
     assert ours
-    assert bundles.read_manifest(Storage(store), "p/q") == manifest
+    assert read_manifest(Storage(store), "p/q") == manifest
 
 
 DAMAGE: dict[str, tuple[Callable[[bytes], bytes | None], str]] = {
@@ -158,8 +159,8 @@ def test_damage_is_found(damage: Any, expected: str, store: str, folder: str, tm
         storage.write(path, content)
 
     with pytest.raises(DamagedError) as caught:
-        bundles.fetch(storage, "p/q", manifest, str(tmp_path / "back"))
-    problems = bundles.verify(storage, "p/q", manifest)
+        bundle.fetch(storage, "p/q", manifest, str(tmp_path / "back"))
+    problems = bundle.verify(storage, "p/q", manifest)
 
     assert f"{store}/p/q is damaged: {expected}" in str(caught.value)
     assert len(problems) == 1
@@ -172,7 +173,7 @@ def test_all_damage_is_named(store: str, folder: str):
     for name in ("weights.bin", "a/b/deep.json"):
         storage.write(manifest.path("p/q", name), b"other")
 
-    assert [line.split(":")[0] for line in bundles.verify(storage, "p/q", manifest)] == ["a/b/deep.json", "weights.bin"]
+    assert [line.split(":")[0] for line in bundle.verify(storage, "p/q", manifest)] == ["a/b/deep.json", "weights.bin"]
 
 
 GOOD = {
@@ -237,7 +238,7 @@ def test_a_manifest_that_is_none(content: bytes, store: str):
     storage.write("p/q/manifest.json", content)
 
     with pytest.raises(DamagedError) as caught:
-        bundles.read_manifest(storage, "p/q")
+        read_manifest(storage, "p/q")
 
     assert str(caught.value).startswith(f"{store}/p/q/manifest.json is not a manifest of version 1: ")
     assert caught.value.exit_code == 1
@@ -247,7 +248,7 @@ def test_a_newer_manifest_is_refused_and_not_taken_for_damage(store: str):
     storage = Storage(store)
     storage.write("p/q/manifest.json", json.dumps({**GOOD, "version": 2, "extra": 1}).encode())
 
-    for read in (bundles.read_manifest, bundles.usable_manifest):
+    for read in (read_manifest, usable_manifest):
         with pytest.raises(FormatError, match=r"of version 2, and this Baton reads version 1\. Use"):
             read(storage, "p/q")
 
@@ -256,7 +257,7 @@ def test_the_manifest_the_bad_ones_derive_from_is_good(store: str):
     storage = Storage(store)
     storage.write("p/q/manifest.json", json.dumps(GOOD).encode())
 
-    manifest = bundles.read_manifest(storage, "p/q")
+    manifest = read_manifest(storage, "p/q")
 
     assert manifest is not None
     assert manifest.path("p/q", "a") == "p/q/0123456789ab/a"
@@ -270,7 +271,7 @@ def test_a_name_that_is_read_stays_in_its_folder(name: str, tmp_path_factory: py
     folder = f"{root}/p/{GOOD['folder']}"
     escapes = name.startswith("/") or "\\" in name or "\0" in name or ".." in PurePosixPath(name).parts
     try:
-        manifest = bundles.read_manifest(storage, "p")
+        manifest = read_manifest(storage, "p")
     except DamagedError:
         assert escapes or PurePosixPath(name).parts == ()
         return
@@ -285,17 +286,17 @@ def test_what_killed_writers_left_beside_a_bundle_goes(store: str, folder: str, 
     for writer in (killed, slept):
         writer.send(folder)
     storage.write("bundle/exports/note.json", b"{}")  # no writer's
-    manifest, won = bundles.publish(storage, "bundle", folder, kind="test", meta={})
+    manifest, won = bundle.publish(storage, "bundle", folder, kind="test", meta={})
     assert won
-    bundles.clear_others(storage, "bundle", manifest)
-    assert bundles.verify(storage, "bundle", manifest) == []
+    bundle.clear_others(storage, "bundle", manifest)
+    assert bundle.verify(storage, "bundle", manifest) == []
     marks = {f"removed-{writer.folder}" for writer in (killed, slept)}
     own = {f"{manifest.folder}/{name}" for name in manifest.files}
     assert set(storage.find("bundle")) == {"manifest.json", "exports/note.json"} | marks | own
     # The one that slept commits after all, above one that was found damaged: nobody reads files that are gone.
-    bundles.mark_damaged(storage, "bundle", manifest)
+    mark_damaged(storage, "bundle", manifest)
     slept.commit({})
-    assert bundles.usable_manifest(storage, "bundle") is None
-    again, won = bundles.publish(storage, "bundle", folder, kind="test", meta={})
+    assert usable_manifest(storage, "bundle") is None
+    again, won = bundle.publish(storage, "bundle", folder, kind="test", meta={})
     assert won
-    assert bundles.usable_manifest(storage, "bundle") == again
+    assert usable_manifest(storage, "bundle") == again

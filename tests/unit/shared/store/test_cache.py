@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from baton.components.shared.core.errors import DamagedError
-from baton.components.shared.recipe import Store
-from baton.components.shared.store import bundles
-from baton.components.shared.store.cache import NodeCache
-from baton.components.shared.store.storage import Storage
+from baton.errors import DamagedError
+from baton.recipe.run import Store
+from baton.store import bundle
+from baton.store.cache import NodeCache
+from baton.store.storage import Storage
 
 CONTENT = b"0123456789" * 100
 
@@ -117,17 +117,17 @@ def test_a_damaged_file_is_fetched_again_and_kept(cache: NodeCache, put: Any, s3
     (tmp_path / "bundle").mkdir()
     for name, data in content.items():
         put(data, f"bundle/{name}")
-    manifest, _ = bundles.publish(storage, "p", str(tmp_path / "bundle"), kind="test", meta={})
-    bundles.fetch(storage, "p", manifest, str(tmp_path / "first"), cache)
+    manifest, _ = bundle.publish(storage, "p", str(tmp_path / "bundle"), kind="test", meta={})
+    bundle.fetch(storage, "p", manifest, str(tmp_path / "first"), cache)
     assert storage.received == 1500
     with open(Path(cache.folder) / digest(CONTENT), "r+b") as file:
         file.write(b"1")
 
-    folder = bundles.fetch(storage, "p", manifest, str(tmp_path / "second"), cache)
+    folder = bundle.fetch(storage, "p", manifest, str(tmp_path / "second"), cache)
 
     assert storage.received == 2500
     assert {name: (Path(folder) / name).read_bytes() for name in content} == content
-    bundles.fetch(storage, "p", manifest, str(tmp_path / "third"), cache)
+    bundle.fetch(storage, "p", manifest, str(tmp_path / "third"), cache)
     assert storage.received == 2500
 
 
@@ -136,11 +136,11 @@ def test_what_came_damaged_from_the_store_is_not_kept(cache: NodeCache, put: Any
     storage = Storage(s3_store)
     (tmp_path / "bundle").mkdir()
     put(CONTENT, "bundle/a.bin")
-    manifest, _ = bundles.publish(storage, "p", str(tmp_path / "bundle"), kind="test", meta={})
+    manifest, _ = bundle.publish(storage, "p", str(tmp_path / "bundle"), kind="test", meta={})
     storage.write(manifest.path("p", "a.bin"), CONTENT[::-1])
 
     with pytest.raises(DamagedError):
-        bundles.fetch(storage, "p", manifest, str(tmp_path / "back"), cache)
+        bundle.fetch(storage, "p", manifest, str(tmp_path / "back"), cache)
 
     assert not os.path.exists(cache.folder)
 

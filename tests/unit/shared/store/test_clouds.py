@@ -11,10 +11,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from baton.components.shared.core.errors import AbsentError, StoreError, UnavailableError
-from baton.components.shared.store import cloud
-from baton.components.shared.store.errors import DeniedError, Words, explain, without_signature
-from baton.components.shared.store.storage import Storage
+from baton.errors import AbsentError, StoreError, UnavailableError
+from baton.store import clouds
+from baton.store.errors import DeniedError, StoreMessages, explain, without_signature
+from baton.store.storage import Storage
 
 
 @pytest.fixture(autouse=True)
@@ -128,7 +128,7 @@ FAULTS: dict[str, Callable[[Any], Any]] = {
 def test_a_transient_fault_passes_unnoticed(
     fault: Callable[[Any], Any], faulty: tuple[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(cloud, "PART", 5 * 1024 * 1024)
+    monkeypatch.setattr(clouds, "PART", 5 * 1024 * 1024)
     uri, proxy = faulty
     (tmp_path / "large").write_bytes(os.urandom(6_000_000))
     storage = Storage(uri, patience=20)
@@ -164,7 +164,7 @@ def test_what_makes_an_address_a_credential_is_cut_out():
 
 
 def test_a_metadata_server_that_is_busy_is_asked_again():
-    words = Words(no_credentials=("token request",))
+    words = StoreMessages(no_credentials=("token request",))
     for status, kind in ((403, StoreError), (503, UnavailableError), (429, UnavailableError)):
         error = RuntimeError(f"token request: Server returned non-2xx status code: {status} Whatever")
         assert type(explain(error, "gs://b", words)) is kind
@@ -175,10 +175,10 @@ def test_a_duration_or_a_port_is_no_refusal():
         ("PUT http://h:403/b/x in 403.09ms, after 3 retries: error sending request", UnavailableError),
         ("PUT http://h/b/x in 1ms: status code: 403: no", DeniedError),
     ):
-        assert type(explain(RuntimeError(text), "s3://b", Words())) is kind
+        assert type(explain(RuntimeError(text), "s3://b", StoreMessages())) is kind
 
 
 def test_an_upload_in_parts_that_was_cleaned_up_is_no_missing_bucket():
     for body, kind in (("<Code>NoSuchUpload</Code>", FileNotFoundError), ("Not Found", AbsentError)):
         error = FileNotFoundError(f"Object at location x not found: Error performing PUT http://h/b/x in 1ms: {body}")
-        assert type(explain(error, "s3://b", Words())) is kind
+        assert type(explain(error, "s3://b", StoreMessages())) is kind

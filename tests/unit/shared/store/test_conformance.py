@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from baton.components.shared.core.errors import DamagedError, StoreError
-from baton.components.shared.store import bundles, cloud
-from baton.components.shared.store.object_store import ObjectStore
-from baton.components.shared.store.registry import open_store
-from baton.components.shared.store.sources import files
-from baton.components.shared.store.storage import Storage
+from baton.errors import DamagedError, StoreError
+from baton.store import bundle, clouds
+from baton.store.manifest import usable_manifest
+from baton.store.protocol import ObjectStore
+from baton.store.sources import files
+from baton.store.storage import Storage, open_store
 
 KINDS = ["folder", *(pytest.param(kind, marks=pytest.mark.s3) for kind in ("s3", "gs", "az"))]
 
@@ -37,8 +37,8 @@ def client(uri: str) -> ObjectStore:
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes a few megabytes an object of several parts."""
-    monkeypatch.setattr(cloud, "PART", 5 * 1024 * 1024)
-    monkeypatch.setattr(cloud, "RANGE", 3 * 1024 * 1024)
+    monkeypatch.setattr(clouds, "PART", 5 * 1024 * 1024)
+    monkeypatch.setattr(clouds, "RANGE", 3 * 1024 * 1024)
 
 
 def test_an_object_comes_back(client: ObjectStore):
@@ -218,18 +218,18 @@ def test_a_bundle_is_committed_fetched_and_found_damaged(uri: str, tmp_path: Pat
     (local / "weights").write_bytes(os.urandom(6_000_000))
     (local / "folder" / "note").write_text("é")
 
-    manifest, ours = bundles.publish(storage, "p", str(local), kind="k", meta={"step": 1})
+    manifest, ours = bundle.publish(storage, "p", str(local), kind="k", meta={"step": 1})
     assert ours
-    assert bundles.publish(storage, "p", str(local), kind="k", meta={}) == (manifest, False)
-    folder = Path(bundles.fetch(storage, "p", manifest, str(tmp_path / "back")))
+    assert bundle.publish(storage, "p", str(local), kind="k", meta={}) == (manifest, False)
+    folder = Path(bundle.fetch(storage, "p", manifest, str(tmp_path / "back")))
     assert (folder / "weights").read_bytes() == (local / "weights").read_bytes()
     assert (folder / "folder" / "note").read_text() == "é"
-    assert bundles.verify(storage, "p", manifest) == []
+    assert bundle.verify(storage, "p", manifest) == []
 
     storage.write(manifest.path("p", "folder/note"), b"ee")
     with pytest.raises(DamagedError, match="folder/note: SHA-256 is"):
-        bundles.fetch(storage, "p", manifest, str(tmp_path / "again"))
-    assert bundles.usable_manifest(storage, "p") is None
+        bundle.fetch(storage, "p", manifest, str(tmp_path / "again"))
+    assert usable_manifest(storage, "p") is None
 
 
 def test_rows_are_read_by_fsspec(uri: str):

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from obstore.exceptions import PermissionDeniedError
 
-from baton.components.shared.store import lease
-from baton.components.shared.store.s3 import S3
-from baton.components.shared.store.storage import Storage
+from baton.store import storage as lease
+from baton.store.clouds import S3
+from baton.store.storage import Storage
 
 pytestmark = pytest.mark.s3
 
@@ -81,8 +81,8 @@ def test_what_is_there_already_needs_no_lease(plain_s3: Any):
 
 
 def test_a_lease_of_a_writer_that_died_is_taken_over(plain_s3: Any, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(lease, "GOOD_FOR", 2.0)
-    monkeypatch.setattr(lease, "SETTLE", 0.1)
+    monkeypatch.setattr(lease, "LEASE_S", 2.0)
+    monkeypatch.setattr(lease, "LEASE_SETTLE_S", 0.1)
     storage = Storage(plain_s3.store)
     storage.write("one.lease", b"one that died")
     began = time.monotonic()
@@ -94,8 +94,8 @@ def test_a_lease_of_a_writer_that_died_is_taken_over(plain_s3: Any, monkeypatch:
 
 
 def test_a_lease_that_is_good_is_respected(plain_s3: Any, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(lease, "GOOD_FOR", 1.0)
-    monkeypatch.setattr(lease, "SETTLE", 0.1)
+    monkeypatch.setattr(lease, "LEASE_S", 1.0)
+    monkeypatch.setattr(lease, "LEASE_SETTLE_S", 0.1)
     storage = Storage(plain_s3.store)
     storage.write("one.lease", b"A")
 
@@ -126,21 +126,21 @@ class Slow(S3):
 
 
 def test_a_writer_that_was_stopped_leaves_the_next_ones_lease_alone(plain_s3: Any, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(lease, "SETTLE", 0.05)
+    monkeypatch.setattr(lease, "LEASE_SETTLE_S", 0.05)
     client = Slow(plain_s3.store)
 
-    lease.create(client, "one", b"late")
+    lease.create_leased(client, "one", b"late")
 
     assert client.read("one.lease") == b"another"
 
 
 def test_a_failed_write_gives_the_lease_back(plain_s3: Any, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(lease, "SETTLE", 0.05)
+    monkeypatch.setattr(lease, "LEASE_SETTLE_S", 0.05)
     refusal = plain_s3.proxy.status(403, methods="PUT", pattern=r"/one(\?|$)")
     client = S3(plain_s3.store)
 
     with pytest.raises(PermissionDeniedError):
-        lease.create(client, "one", b"1")
+        lease.create_leased(client, "one", b"1")
     refusal.remove()
 
     assert client.find("") == {}

@@ -14,15 +14,16 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
 
-from baton.components.data_split.reading import streams
-from baton.components.shared.core.errors import UserError
-from baton.components.shared.runs import failures
-from baton.components.shared.runs.documents.outcome import Failure
-from baton.components.shared.runs.run import Run
-from baton.components.shared.store import bundles, lease, sources
-from baton.components.shared.store.errors import DeniedError
-from baton.components.shared.store.storage import Storage
-from baton.pipelines.local import doctor_store
+from baton.data import files
+from baton.doctor import local
+from baton.errors import UserError
+from baton.runs import run as failures
+from baton.runs.outcomes import RunFailure
+from baton.runs.run import Run
+from baton.store import bundle, sources, storage
+from baton.store.errors import DeniedError
+from baton.store.manifest import read_manifest
+from baton.store.storage import Storage
 
 pytestmark = pytest.mark.s3
 ALL = frozenset({"s3:GetObject", "s3:PutObject", "s3:ListBucket", "s3:DeleteObject"})
@@ -125,7 +126,7 @@ NEEDS: dict[str, tuple[str, Callable[[Storage, str], object]]] = {
     "read": ("s3:GetObject", lambda store, file: store.read("there")),
     "download": ("s3:GetObject", lambda store, file: store.download("there", f"{file}.back", 4)),
     "sha256": ("s3:GetObject", lambda store, file: store.sha256("there")),
-    "rows": ("s3:GetObject", lambda store, file: list(streams.blocks(sources.SourceFile(store, "there")))),
+    "rows": ("s3:GetObject", lambda store, file: list(files.blocks(sources.SourceFile(store, "there")))),
     "list": ("s3:ListBucket", lambda store, file: store.list("a")),
     "find": ("s3:ListBucket", lambda store, file: store.find("a")),
     "a folder of rows": ("s3:ListBucket", lambda store, file: sources.files([store.uri("a")])),
@@ -169,24 +170,27 @@ def test_who_may_list_below_a_prefix_alone_is_told_what_is_missing(
         lambda: store.download("a/none", str(tmp_path / "back"), 1),
         lambda: store.sha256("a/none"),
         lambda: store.copy("a/none", "a/copy", 1),
-        lambda: list(streams.blocks(sources.SourceFile(store, "a/none.jsonl"))),
+        lambda: list(files.blocks(sources.SourceFile(store, "a/none.jsonl"))),
     ):
         with pytest.raises(FileNotFoundError):
             read()
     with pytest.raises(UserError, match="matches no file"):
         sources.files([store.uri("a/none.jsonl")])
-    manifest, ours = bundles.publish(store, "bundle", str(tmp_path / "files"), kind="k", meta={})
+    manifest, ours = bundle.publish(store, "bundle", str(tmp_path / "files"), kind="k", meta={})
     assert ours
-    assert bundles.read_manifest(store, "bundle") == manifest
-    bundles.fetch(store, "bundle", manifest, str(tmp_path / "fetched"))
+    assert read_manifest(store, "bundle") == manifest
+    bundle.fetch(store, "bundle", manifest, str(tmp_path / "fetched"))
     assert (tmp_path / "fetched" / "one").read_bytes() == b"1"
 
 
-@pytest.mark.parametrize("honours_conditions", [True, False], ids=["conditional put", "lease"])
+@pytest.mark.parametrize(
+    "honours_conditions",
+    [pytest.param(True, id="conditional put"), pytest.param(False, id="lease", marks=pytest.mark.slow)],
+)
 def test_what_works_without_removing_works(
     honours_conditions: bool, policy: Policy, s3_store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lease, "SETTLE", 0.1)
+    monkeypatch.setattr(storage, "LEASE_SETTLE_S", 0.1)
     policy.allowed, policy.honours_conditions = ALL - {"s3:DeleteObject"}, honours_conditions
     store = Storage(f"{s3_store}/p", patience=0)
 
@@ -200,9 +204,9 @@ def test_what_works_without_removing_works(
     assert store.read("once") == b"1"
 
     run = Run(store, "r")
-    run.write(Failure(stage="train chunk 1", message="it fell"))
-    failures.forget(run, "train chunk 1")
-    assert run.read(Failure) is None
+    run.write(RunFailure(stage="train chunk 1", message="it fell"))
+    failures.clear_failure(run, "train chunk 1")
+    assert run.read(RunFailure) is None
 
 
 RIGHTS = {
@@ -218,10 +222,10 @@ RIGHTS = {
 def test_the_doctor_tries_each_right(
     allowed: frozenset[str], name: str, state: str, policy: Policy, s3_store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor_store, "LARGE", 100_000)
-    monkeypatch.setattr(doctor_store, "SLOW", 0.0)
+    monkeypatch.setattr(local, "LARGE", 100_000)
+    monkeypatch.setattr(local, "SLOW", 0.0)
     policy.allowed = allowed
-    checks: dict[str, Any] = {check.name: check for check in doctor_store.examine(f"{s3_store}/p")}
+    checks: dict[str, Any] = {check.name: check for check in local.examine_store(f"{s3_store}/p")}
 
     assert [each for each in checks if each.startswith("store: right")] == [name]
     assert checks[name].state == state

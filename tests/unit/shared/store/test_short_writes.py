@@ -14,10 +14,10 @@ import pytest
 from fsspec import AbstractFileSystem
 from obstore.store import MemoryStore, ObjectStore
 
-from baton.components.shared.store import cloud, errors
-from baton.components.shared.store.cloud import CloudStore
+from baton.store import clouds, errors
+from baton.store.clouds import CloudStore
 
-SIZE = 2 * cloud.RANGE + 1000
+SIZE = 2 * clouds.RANGE + 1000
 CONTENT = os.urandom(SIZE)
 
 
@@ -26,7 +26,7 @@ class Bucket(CloudStore):
 
     schemes = ("s3",)
     environment = ()
-    words: ClassVar[errors.Words] = errors.Words()
+    words: ClassVar[errors.StoreMessages] = errors.StoreMessages()
 
     def _open(self) -> ObjectStore:
         store = MemoryStore()
@@ -55,8 +55,8 @@ def limited(size: int) -> Iterator[None]:
     "room",
     [
         pytest.param(1000, id="in the first range"),
-        pytest.param(cloud.RANGE, id="after the first range"),
-        pytest.param(cloud.RANGE + 4096, id="in the second range"),
+        pytest.param(clouds.RANGE, id="after the first range"),
+        pytest.param(clouds.RANGE + 4096, id="in the second range"),
         pytest.param(SIZE - 1, id="at the last byte"),
     ],
 )

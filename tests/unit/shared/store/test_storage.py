@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from baton.components.shared.core.errors import StoreError
-from baton.components.shared.store.object_store import BLOCK
-from baton.components.shared.store.storage import Storage
+from baton.errors import StoreError
+from baton.store.protocol import BLOCK
+from baton.store.storage import Storage
 
 
 def test_write_and_read(store: str):

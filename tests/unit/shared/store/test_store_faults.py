@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from baton.components.shared.core.errors import BatonError, StoreError, UnavailableError
-from baton.components.shared.store import bundles, cloud, storage
-from baton.components.shared.store.storage import Storage
+from baton.errors import BatonError, StoreError, UnavailableError
+from baton.store import bundle, clouds, storage
+from baton.store.manifest import read_manifest
+from baton.store.storage import Storage
 
 pytestmark = pytest.mark.s3
 MEGABYTE = 1_000_000
@@ -23,9 +24,9 @@ MEGABYTE = 1_000_000
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes a few megabytes a large object, and pauses and patience with one request short."""
-    monkeypatch.setattr(cloud, "PART", 5 * 1024 * 1024)
-    monkeypatch.setattr(cloud, "RANGE", 5 * 1024 * 1024)
-    monkeypatch.setattr(cloud, "READ_TIMEOUT", "1s")
+    monkeypatch.setattr(clouds, "PART", 5 * 1024 * 1024)
+    monkeypatch.setattr(clouds, "RANGE", 5 * 1024 * 1024)
+    monkeypatch.setattr(clouds, "READ_TIMEOUT", "1s")
     monkeypatch.setattr(storage, "LONGEST_PAUSE", 0.2)
 
 
@@ -75,7 +76,7 @@ def test_an_object_has_no_more_parts_than_a_store_takes(
     store, parts = Storage(faulty_s3.store), faulty_s3.proxy.watch(methods="PUT", path="partNumber=")
     assert store.upload(path, "a/large") == digest
     assert parts.seen == 3
-    monkeypatch.setattr(cloud, "MOST_PARTS", 2)
+    monkeypatch.setattr(clouds, "MOST_PARTS", 2)
     assert store.upload(path, "a/larger") == digest
     assert parts.seen == 3 + 2
     assert store.download("a/larger", str(tmp_path / "back"), os.path.getsize(path)) == digest
@@ -85,10 +86,10 @@ def test_a_bundle_whose_commit_was_done_but_not_answered_is_ours(faulty_s3: Any,
     store = Storage(faulty_s3.store, patience=20)
     assert store.has_conditional_put
     rule = faulty_s3.proxy.lost_answer(methods="PUT", path="manifest.json", times=1)
-    manifest, ours = bundles.publish(store, "p", os.path.dirname(content[0]), kind="k", meta={})
+    manifest, ours = bundle.publish(store, "p", os.path.dirname(content[0]), kind="k", meta={})
     assert rule.hits == 1
     assert ours
-    assert bundles.read_manifest(store, "p") == manifest
+    assert read_manifest(store, "p") == manifest
 
 
 def test_bytes_damaged_on_their_way_are_noticed(faulty_s3: Any, content: tuple[str, str], tmp_path: Path) -> None:

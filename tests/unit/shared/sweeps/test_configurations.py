@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
-from baton.components.shared.core.errors import UserError
-from baton.components.shared.recipe import Recipe, Search, recipe_file
-from baton.components.shared.sweeps import configurations
-from baton.components.shared.sweeps.configurations import Known
+from baton.errors import UserError
+from baton.recipe import load
+from baton.recipe.recipe import Recipe
+from baton.recipe.search import Search
+from baton.sweep import search as configurations
+from baton.sweep.search import Known
 
 RATE = "training.learning_rate"
 
@@ -23,7 +25,7 @@ def _recipe(**sections: Any) -> Recipe:
         "chunks": {"count": 4},
         "sweep": {"parameters": {RATE: [1e-4, 1e-3]}},
     }
-    return recipe_file.validate({**document, **sections}, origin="test")
+    return load.validate({**document, **sections}, origin="test")
 
 
 def _search(**given: Any) -> Search:

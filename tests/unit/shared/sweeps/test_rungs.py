@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from baton.components.shared.core.errors import UserError
-from baton.components.shared.recipe import Recipe, recipe_file
-from baton.components.shared.sweeps.rungs import brackets, check_trials, rungs
+from baton.errors import UserError
+from baton.recipe import load
+from baton.recipe.recipe import Recipe
+from baton.sweep.search import brackets, check_trials, rungs
 
 
 def _recipe(chunks: int = 16, spare: int = 0, **sweep: Any) -> Recipe:
@@ -20,7 +21,7 @@ def _recipe(chunks: int = 16, spare: int = 0, **sweep: Any) -> Recipe:
         "chunks": {"count": chunks, "spare": spare},
         "sweep": {"parameters": {"training.learning_rate": {"min": 1e-5, "max": 1e-3, "log": True}}, **sweep},
     }
-    return recipe_file.validate(document, origin="test")
+    return load.validate(document, origin="test")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from baton.components.tokenize.masks.tokens import ids_of
+from baton.data.encoding import ids_of
 
 TEXTS = ["", "one two three", " leading", "naïve 🙂 日本語", "a\u0000b\r\n\tc", "<s>one</s> two", "x" * 300, "One TWO"]
 LETTERS = sorted({letter for text in TEXTS for letter in text.lower()} | {"▁"})

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from baton.components.shared.core.labels import IGNORED
-from baton.components.shared.models import tool_calls
-from baton.components.tokenize.masks.talk import Talk
+from baton.data.encoding import ChatEncoder
+from baton.models import chat
+from baton.models.train_rows import IGNORED
 from tests.unit.tokenize.masks.said import said, without_silent_calls
 from tests.unit.tokenize.masks.shapes import AWKWARD, CONVERSATIONS, templates, tokenizer_of
 
@@ -40,7 +40,7 @@ NOT_LOCATED: dict[tuple[str, str], str] = {
 MARKED = "markers in the text"
 
 
-def trained(talk: Talk, row: Row, tokenizer: Any) -> list[str] | str:
+def trained(talk: ChatEncoder, row: Row, tokenizer: Any) -> list[str] | str:
     """Returns the runs of trained tokens in words, or why there are none; checks that the tokens are the template's."""
     (made,) = talk.sequences([row])
     if isinstance(made, str):
@@ -49,7 +49,7 @@ def trained(talk: Talk, row: Row, tokenizer: Any) -> list[str] | str:
     try:
         ids = tokenizer.apply_chat_template(messages, tools=tools, tokenize=True, return_dict=False)
     except TypeError:  # it asks for arguments as text
-        messages = tool_calls.with_text_arguments(messages)
+        messages = chat.with_text_arguments(messages)
         ids = tokenizer.apply_chat_template(messages, tools=tools, tokenize=True, return_dict=False)
     assert made["input_ids"] == ids
     assert all(label in (IGNORED, token) for token, label in zip(ids, made["labels"], strict=True))
@@ -67,7 +67,7 @@ def expected(template: str, row: Row, tokenizer: Any, shape: str) -> list[str]:
     try:
         text = tokenizer.apply_chat_template(row["messages"], tools=row.get("tools"), tokenize=False)
     except TypeError:
-        messages = tool_calls.with_text_arguments(row["messages"])
+        messages = chat.with_text_arguments(row["messages"])
         text = tokenizer.apply_chat_template(messages, tools=row.get("tools"), tokenize=False)
     turns = without_silent_calls(said(template, text), row["messages"])
     for word, content in words.items():
@@ -82,7 +82,7 @@ def test_what_is_trained_is_what_the_assistant_said(capsys: pytest.CaptureFixtur
     names = [name for name in templates() if name.removesuffix("_training") not in PICTURES]
     for name in names:
         tokenizer = tokenizer_of(templates()[name])
-        talk = Talk(tokenizer, "assistant")
+        talk = ChatEncoder(tokenizer, "assistant")
         for shape, row in CONVERSATIONS.items():
             found = trained(talk, row, tokenizer)
             if isinstance(found, str):
@@ -117,7 +117,7 @@ OTHERWISE = {
 @pytest.mark.parametrize("name", [*AWKWARD, "cohere", "glm4moe", "gptoss", "qwen3", "llama3", "deepseekv3"])
 def test_tokens_of_before_are_what_they_were(name: str) -> None:
     tokenizer = tokenizer_of(templates()[name])
-    before, now = Talk(tokenizer, "assistant", 1), Talk(tokenizer, "assistant")
+    before, now = ChatEncoder(tokenizer, "assistant", 1), ChatEncoder(tokenizer, "assistant")
     made = {shape: [trained(talk, row, tokenizer) for talk in (before, now)] for shape, row in CONVERSATIONS.items()}
     other = {shape for shape, (old, new) in made.items() if old != new}
     if name not in OTHERWISE:
@@ -135,6 +135,6 @@ def test_a_template_that_wants_tools_says_so() -> None:
     tokenizer = tokenizer_of(template)
     row = CONVERSATIONS["single"]
     wanted = "the chat template refuses it: it wants tools, and the row declares none; give them in a column tools"
-    assert Talk(tokenizer, "all").sequences([row]) == [wanted]
-    (found,) = Talk(tokenizer, "all").sequences([{**row, "tools": CONVERSATIONS["tool call"]["tools"]}])
+    assert ChatEncoder(tokenizer, "all").sequences([row]) == [wanted]
+    (found,) = ChatEncoder(tokenizer, "all").sequences([{**row, "tools": CONVERSATIONS["tool call"]["tools"]}])
     assert not isinstance(found, str)

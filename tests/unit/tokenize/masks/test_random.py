@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from baton.components.tokenize.masks.talk import Talk
+from baton.data.encoding import ChatEncoder
 from tests.unit.tokenize.masks.shapes import WEATHER, call, templates, tokenizer_of
 from tests.unit.tokenize.masks.test_masks import trained
 
@@ -41,9 +41,9 @@ WORD = re.compile(r"[UA]\d{3}q")
 
 
 @cache
-def prepared(name: str) -> tuple[Any, Talk]:
+def prepared(name: str) -> tuple[Any, ChatEncoder]:
     tokenizer = tokenizer_of(templates()[name])
-    return tokenizer, Talk(tokenizer, "assistant")
+    return tokenizer, ChatEncoder(tokenizer, "assistant")
 
 
 @st.composite

@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from baton.components.shared.core.labels import IGNORED
-from baton.components.shared.models import loading
+from baton.models import loading
+from baton.models.train_rows import IGNORED
 from tests.unit import tiny
 
 CHATML = (

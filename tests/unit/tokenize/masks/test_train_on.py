@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from baton.components.shared.core.labels import IGNORED
-from baton.components.shared.recipe import Data
-from baton.components.tokenize.masks.talk import Talk
+from baton.data.encoding import ChatEncoder
+from baton.models.train_rows import IGNORED
+from baton.recipe.data import Data
 from tests.unit.tokenize.masks.shapes import AWKWARD, CONVERSATIONS, call, said, system, templates, tokenizer_of, user
 
 Row = dict[str, Any]
@@ -34,7 +34,7 @@ COUNTED = {
 def counted(row: Row, train_on: str | None, template: str = "tools in the system turn") -> str:
     """What of a row counts, in words."""
     tokenizer = tokenizer_of(templates()[template])
-    (made,) = Talk(tokenizer, train_on).sequences([row])
+    (made,) = ChatEncoder(tokenizer, train_on).sequences([row])
     if isinstance(made, str):
         return made
     text = tokenizer.decode([token for token in made["labels"] if token != IGNORED])
@@ -94,7 +94,7 @@ def test_an_answer_holds_nothing_of_its_prompt(name: str) -> None:
     tokenizer = tokenizer_of(templates()[name])
     row = {"prompt": [user("<b>one</b>")], "chosen": [said("<thing> two")], "rejected": [said("three")]}
     for side, text in (("chosen", "<thing> two"), ("rejected", "three")):
-        (answer,) = Talk(tokenizer, None).answers([row], side, apart=True)
+        (answer,) = ChatEncoder(tokenizer, None).answers([row], side, apart=True)
         assert not isinstance(answer, str)
         assert text in tokenizer.decode(answer.answer)
         assert "one" not in tokenizer.decode(answer.answer)
@@ -106,7 +106,7 @@ def test_an_answer_holds_nothing_of_its_prompt(name: str) -> None:
 
 
 def test_what_the_template_leaves_out_is_counted() -> None:
-    talk = Talk(tokenizer_of(templates()["llama3"]), "assistant")
+    talk = ChatEncoder(tokenizer_of(templates()["llama3"]), "assistant")
     talk.sequences([CONVERSATIONS["reasoning and calls"], CONVERSATIONS["several turns"]])
     assert talk.told == {"tool calls": 1, "texts of reasoning": 3, "tools": 2}
 
@@ -114,6 +114,6 @@ def test_what_the_template_leaves_out_is_counted() -> None:
 def test_a_call_is_not_found_in_the_list_of_tools() -> None:
     template = "{{ tools | tojson }}" + AWKWARD["trailing white space"]
     asked = said("Well.", tool_calls=[call("weather", place="Oslo")])
-    talk = Talk(tokenizer_of(template), "assistant")
+    talk = ChatEncoder(tokenizer_of(template), "assistant")
     talk.sequences([{"messages": [user("How is it there?"), asked], "tools": CONVERSATIONS["tool call"]["tools"]}])
     assert talk.told == {"tool calls": 1}

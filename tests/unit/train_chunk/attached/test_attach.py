@@ -15,10 +15,10 @@ from transformers import EarlyStoppingCallback, PrinterCallback, Trainer
 from typer.testing import CliRunner
 
 import baton
-from baton.components.shared.core import events
-from baton.components.shared.core.errors import ExactnessError, OtherRunError, StoreError, UnavailableError
-from baton.components.shared.store.storage import Storage
-from baton.pipelines.cli.app import app
+from baton import events
+from baton.cli.app import app
+from baton.errors import ExactnessError, OtherRunError, StoreError, UnavailableError
+from baton.store.storage import Storage
 from tests.unit.tiny import make_base
 from tests.unit.train_chunk.attached import own
 

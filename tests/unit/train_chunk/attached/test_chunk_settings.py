@@ -14,15 +14,15 @@ import pytest
 from transformers import Trainer
 
 import baton
-from baton.components.shared.checkpoints import verifying
-from baton.components.shared.checkpoints.signatures import SIGNATURE
-from baton.components.shared.checkpoints.store import CheckpointStore
-from baton.components.shared.core import signing
-from baton.components.shared.core.errors import BatonError, ExactnessError
-from baton.components.shared.core.signing import SignatureError, Signer
-from baton.components.shared.recipe import Chunks
-from baton.components.shared.recipe.base import Section
-from baton.components.shared.runs.run import Run
+from baton import signing
+from baton.checkpoint import verify
+from baton.checkpoint.signatures import SIGNATURE
+from baton.checkpoint.store import CheckpointStore
+from baton.errors import BatonError, ExactnessError
+from baton.recipe.base import Section
+from baton.recipe.run import Chunks
+from baton.runs.run import Run
+from baton.signing import SignatureError, Signer
 from tests.unit.tiny import make_base
 from tests.unit.train_chunk.attached import own
 
@@ -133,7 +133,7 @@ def _signs(script: Script, signer: Signer, *_: Any) -> None:
     chunks = {"signing": {"public_key": signer.public.line}}
     assert script.train(chunks, target=2) == [2]
     assert SIGNATURE in json.loads(script.manifest(2).read_bytes())["meta"]
-    verdict = verifying.Verification(CheckpointStore(Run.open(script.uri)), signer.public).verdict()
+    verdict = verify.Verification(CheckpointStore(Run.open(script.uri)), signer.public).verdict()
     assert (verdict["ok"], verdict["problems"], verdict["notes"]) == (True, [], [])
     # Another digest of the state than was signed is not restored.
     manifest = json.loads(script.manifest(2).read_bytes())

@@ -11,30 +11,29 @@ import pytest
 import torch
 from transformers import set_seed
 
-from baton.components.shared.checkpoints.meta import CheckpointMeta
-from baton.components.shared.checkpoints.store import Checkpoint
-from baton.components.shared.core import rng
-from baton.components.shared.core.digest import tree_digest
-from baton.components.shared.core.fingerprint import Fingerprint
-from baton.components.shared.recipe import Preemption, recipe_file
-from baton.components.shared.runs.documents.training import Work
-from baton.components.shared.store.bundles import Manifest
-from baton.components.train_chunk.checkpointing import assembly, state
-from baton.components.train_chunk.checkpointing.callback import Schedule
-from baton.components.train_chunk.checkpointing.collective import CollectiveCheckpointManager, Services
-from baton.components.train_chunk.checkpointing.manager import CheckpointManager
-from baton.components.train_chunk.checkpointing.restore import Restored
-from baton.components.train_chunk.checkpointing.staging import Staging
-from baton.components.train_chunk.distributed.preemption import PreemptionWatch
-from baton.components.train_chunk.distributed.ranks import Ranks
-from baton.components.train_chunk.distributed.watchdog import NullWatchdog
-from baton.components.train_chunk.reporting.cadence import EvaluationsPerEpoch
-from baton.components.train_chunk.trainer.base import Resumption
-from baton.components.train_chunk.trainer.resumable import seed_of
+from baton.checkpoint.digest import tree_digest
+from baton.checkpoint.manifest import CheckpointMeta
+from baton.checkpoint.restore import Restored
+from baton.checkpoint.staging import Staging
+from baton.checkpoint.store import Checkpoint
+from baton.models import rng
+from baton.recipe import load
+from baton.recipe.run import Preemption
+from baton.runs.documents import Work
+from baton.runs.versions import Fingerprint
+from baton.store.manifest import Manifest
+from baton.train import attempt, state
+from baton.train.callbacks import EvaluationsPerEpoch, Schedule
+from baton.train.checkpointer import Checkpointer, CheckpointManager, Services
+from baton.train.distributed.preemption import PreemptionWatch
+from baton.train.distributed.ranks import Ranks
+from baton.train.distributed.watchdog import NullWatchdog
+from baton.train.protocol import Resumption
+from baton.train.trainer import seed_of
 from tests.unit import tiny
 from tests.unit.train_chunk.resuming import Chunks, as_before
 
-Attach = Callable[..., tuple[Any, assembly.Assembly, Chunks, Services]]
+Attach = Callable[..., tuple[Any, attempt.Assembly, Chunks, Services]]
 
 
 @pytest.fixture
@@ -43,7 +42,7 @@ def attach(tiny_base: str, tmp_path: Path) -> Attach:
 
     def attached(*overrides: str, ranks: Ranks | None = None, restored: Restored | None = None, **options: Any) -> Any:
         given = tiny.recipe(tiny_base, evaluation={"samples": 0})
-        given = recipe_file.with_overrides(given, overrides)
+        given = load.with_overrides(given, overrides)
         chunks = Chunks(given, tmp_path, "assembled")
         context = chunks.context(1, ranks=ranks or Ranks())
         held_out = chunks.rows.select(range(5))
@@ -51,7 +50,7 @@ def attach(tiny_base: str, tmp_path: Path) -> Attach:
         with as_before(), PreemptionWatch(Preemption()) as watch, Staging() as staging:
             services = Services(context=context, staging=staging, watch=watch, watchdog=NullWatchdog())
             options = {"level": "bitwise", "skipped": [], "leave_out": (), **options}
-            made = assembly.attach(trainer, services, restored, **options)
+            made = attempt.assemble(trainer, services, restored, **options)
             made.close()
         return trainer, made, chunks, services
 
@@ -78,7 +77,7 @@ def test_other_ranks_have_their_part_alone(attach: Attach) -> None:
     trainer, made, _, services = attach(ranks=ranks, leave_out=("rng",))
     assert made.lead is None
     assert made.report is None
-    assert type(made.manager) is CollectiveCheckpointManager
+    assert type(made.manager) is Checkpointer
     assert trainer.ranks is ranks
     assert trainer.watchdog is services.watchdog
     assert trainer.resumption == Resumption(leave_out=("rng",))
@@ -146,7 +145,7 @@ def test_at_a_runs_start_each_rank_draws_on_its_own(
 ) -> None:
     """The first one as upstream has left it; the others from a seed, or all would leave out the same places."""
     trainer, made, _, _ = attach(*overrides, ranks=ranks)
-    trainer.recipe = recipe_file.with_overrides(trainer.recipe, overrides)
+    trainer.recipe = load.with_overrides(trainer.recipe, overrides)
     with rng.undisturbed():
         set_seed(seed or 123)
         expected = tree_digest(rng.capture())

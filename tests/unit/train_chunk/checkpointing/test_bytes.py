@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM
 
-from baton.components.shared.checkpoints.store import CheckpointStore
-from baton.components.shared.core.errors import DamagedError
-from baton.components.shared.recipe import Recipe
+from baton.checkpoint.store import CheckpointStore
+from baton.errors import DamagedError
+from baton.recipe.recipe import Recipe
 from tests.conftest import S3Server
 from tests.counting import Counter
 from tests.unit import tiny

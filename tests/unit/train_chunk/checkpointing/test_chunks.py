@@ -12,11 +12,12 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
-from baton.components.shared.checkpoints.proof import proof_part
-from baton.components.shared.core import events
-from baton.components.shared.core.errors import ExactnessError
-from baton.components.shared.core.state import PARTS
-from baton.components.shared.recipe import Preemption, Recipe
+from baton import events
+from baton.checkpoint.proof import proof_part
+from baton.errors import ExactnessError
+from baton.recipe.recipe import Recipe
+from baton.recipe.run import Preemption
+from baton.runs.documents import PARTS
 from tests.unit import tiny
 from tests.unit.train_chunk.resuming import Chunks
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from baton.components.shared.checkpoints.meta import CheckpointMeta
-from baton.components.shared.checkpoints.store import Checkpoint, CheckpointStore
-from baton.components.shared.core import events
-from baton.components.shared.core.errors import BatonError, ExactnessError, UnavailableError
-from baton.components.shared.runs.run import Run
-from baton.components.shared.store.storage import Storage
-from baton.components.train_chunk.checkpointing import committer as committing
-from baton.components.train_chunk.checkpointing.committer import Committer, Snapshot
+from baton import events
+from baton.checkpoint import commit as committing
+from baton.checkpoint.commit import Committer, PendingCheckpoint
+from baton.checkpoint.manifest import CheckpointMeta
+from baton.checkpoint.store import Checkpoint, CheckpointStore
+from baton.errors import BatonError, ExactnessError, UnavailableError
+from baton.runs.run import Run
+from baton.store.storage import Storage
 
 
 class Gated(Storage):
@@ -53,19 +53,21 @@ class Commits:
         self.committer = Committer(self.store, self._committed, max_unsaved=max_unsaved)
         self.folder = folder
 
-    def _committed(self, snapshot: Snapshot, checkpoint: Checkpoint, ours: bool, seconds: dict[str, float]) -> None:
+    def _committed(
+        self, snapshot: PendingCheckpoint, checkpoint: Checkpoint, ours: bool, seconds: dict[str, float]
+    ) -> None:
         self.told.append((checkpoint.step, ours, seconds))
         assert Path(snapshot.folder).exists(), "the folder goes after this"
         if self.failing:
             raise self.failing
 
-    def snapshot(self, step: int, *, wanted: bool = False, writer: Any = None) -> Snapshot:
+    def snapshot(self, step: int, *, wanted: bool = False, writer: Any = None) -> PendingCheckpoint:
         """Stages a checkpoint."""
         local = self.folder / f"staged-{step}"
         local.mkdir()
         (local / "weights").write_bytes(b"w" * step)
         meta = CheckpointMeta(digest=f"state of {step}")
-        return Snapshot(step, str(local), {"state": meta.digest}, lambda: meta, writer=writer, wanted=wanted)
+        return PendingCheckpoint(step, str(local), {"state": meta.digest}, lambda: meta, writer=writer, wanted=wanted)
 
     @property
     def steps(self) -> list[int]:

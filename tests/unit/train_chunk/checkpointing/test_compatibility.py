@@ -11,17 +11,18 @@ from typing import Any
 import pytest
 import torch
 
-from baton.components.shared.checkpoints.meta import CheckpointMeta
-from baton.components.shared.checkpoints.store import Checkpoint
-from baton.components.shared.core import events
-from baton.components.shared.core.errors import BatonError, ExactnessError, UserError
-from baton.components.shared.core.fingerprint import LIBRARIES, Fingerprint
-from baton.components.shared.recipe import Recipe, recipe_file
-from baton.components.shared.runs.documents.training import OwnState
-from baton.components.shared.store.bundles import Manifest
-from baton.components.train_chunk.checkpointing.compatibility import adapt
-from baton.components.train_chunk.checkpointing.restore import Restored
-from baton.components.train_chunk.distributed.ranks import Ranks
+from baton import events
+from baton.checkpoint.manifest import CheckpointMeta
+from baton.checkpoint.restore import Restored
+from baton.checkpoint.store import Checkpoint
+from baton.errors import BatonError, ExactnessError, UserError
+from baton.recipe import load
+from baton.recipe.recipe import Recipe
+from baton.runs.documents import OwnState
+from baton.runs.versions import LIBRARIES, Fingerprint
+from baton.store.manifest import Manifest
+from baton.train.attempt import adapt_machine
+from baton.train.distributed.ranks import Ranks
 from tests.unit.train_chunk.resuming import as_before
 
 
@@ -33,8 +34,8 @@ def _as_before() -> Iterator[None]:
 
 def recipe(*overrides: str) -> Recipe:
     document = {"name": "one", "model": {"base": "org/model"}, "data": {"source": "rows.jsonl"}}
-    found = recipe_file.validate({**document, "training": {"batch_size": 8}}, origin="one")
-    return recipe_file.with_overrides(found, overrides)
+    found = load.validate({**document, "training": {"batch_size": 8}}, origin="one")
+    return load.with_overrides(found, overrides)
 
 
 def made_by(**changes: Any) -> Restored:
@@ -53,44 +54,44 @@ class Two(Ranks):
 
 
 def test_the_first_chunks_threads_hold() -> None:
-    assert adapt(None, Ranks(), recipe("training.threads=2")) == "bitwise"
+    assert adapt_machine(None, Ranks(), recipe("training.threads=2")) == "bitwise"
     assert torch.get_num_threads() == 2
     assert torch.are_deterministic_algorithms_enabled()
     torch.set_num_threads(1)
     before = made_by(threads=3)
-    assert adapt(before, Ranks(), recipe("training.threads=2")) == "bitwise"
+    assert adapt_machine(before, Ranks(), recipe("training.threads=2")) == "bitwise"
     assert torch.get_num_threads() == 3
 
 
 def test_virtual_workers_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 7)
-    adapt(None, Ranks(), recipe("training.parallel={virtual_workers: 2}"))
+    adapt_machine(None, Ranks(), recipe("training.parallel={virtual_workers: 2}"))
     assert torch.get_num_threads() == 3
-    adapt(None, Ranks(), recipe("training.parallel={virtual_workers: 2}", "training.threads=2"))
+    adapt_machine(None, Ranks(), recipe("training.parallel={virtual_workers: 2}", "training.threads=2"))
     assert torch.get_num_threads() == 2
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
-    adapt(None, Ranks(), recipe("training.parallel={virtual_workers: 2}"))
+    adapt_machine(None, Ranks(), recipe("training.parallel={virtual_workers: 2}"))
     assert torch.get_num_threads() == 1
 
 
 def test_another_machine_is_consistent_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[Any] = []
     monkeypatch.setattr(events, "emit", told.append)
-    adapt(None, Ranks(), recipe())
-    assert adapt(made_by(torch="1.0"), Ranks(), recipe()) == "consistent"
+    adapt_machine(None, Ranks(), recipe())
+    assert adapt_machine(made_by(torch="1.0"), Ranks(), recipe()) == "consistent"
     (event,) = told
     assert event.changed == [f"torch: 1.0 → {torch.__version__}"]
     with pytest.raises(ExactnessError, match=r"chunks\.exactness is bitwise, but this machine differs .*torch: 1\.0 →"):
-        adapt(made_by(torch="1.0"), Ranks(), recipe("chunks.exactness=bitwise"))
-    assert adapt(made_by(), Ranks(), recipe("chunks.exactness=bitwise")) == "bitwise"
+        adapt_machine(made_by(torch="1.0"), Ranks(), recipe("chunks.exactness=bitwise"))
+    assert adapt_machine(made_by(), Ranks(), recipe("chunks.exactness=bitwise")) == "bitwise"
 
 
 @pytest.mark.parametrize("name", LIBRARIES)
 def test_another_version_of_a_library_is_never_bitwise(name: str) -> None:
-    adapt(None, Ranks(), recipe())
-    assert adapt(made_by(**{name: "0.0.1"}), Ranks(), recipe()) == "consistent"
+    adapt_machine(None, Ranks(), recipe())
+    assert adapt_machine(made_by(**{name: "0.0.1"}), Ranks(), recipe()) == "consistent"
     with pytest.raises(ExactnessError, match=rf"{name}: 0\.0\.1 →"):
-        adapt(made_by(**{name: "0.0.1"}), Ranks(), recipe("chunks.exactness=bitwise"))
+        adapt_machine(made_by(**{name: "0.0.1"}), Ranks(), recipe("chunks.exactness=bitwise"))
 
 
 OWN: dict[str, tuple[OwnState | None, dict[str, Any], tuple[str, ...], str]] = {
@@ -113,25 +114,25 @@ def test_state_of_ones_own_code_decides_how_exact_a_chunk_resumes(
 ) -> None:
     own, changes, overrides, level = OWN[case]
     virtual = 2 if overrides else None
-    adapt(None, Ranks(), recipe(*overrides, "training.threads=1"))  # the modes that the checkpoint was made in
+    adapt_machine(None, Ranks(), recipe(*overrides, "training.threads=1"))  # the modes that the checkpoint was made in
     restored = made_by(**changes, **({"virtual_workers": virtual} if virtual else {}))
     if own is not None:
         meta = restored.checkpoint.meta.model_copy(update={"hooks": own})
         restored = Restored(dataclasses.replace(restored.checkpoint, meta=meta), "folder")
     monkeypatch.setenv("BATON_EVENTS", "stdout")
-    assert adapt(restored, Ranks(), recipe(*overrides)) == level
+    assert adapt_machine(restored, Ranks(), recipe(*overrides)) == level
     assert ("not_carried" in capsys.readouterr().out) is (level == "consistent")
     if level == "consistent":
         with pytest.raises(ExactnessError, match=r"state of `own.py:n` is not carried: .*state_dict"):
-            adapt(restored, Ranks(), recipe(*overrides, "chunks.exactness=bitwise"))
+            adapt_machine(restored, Ranks(), recipe(*overrides, "chunks.exactness=bitwise"))
 
 
 def test_machines_that_found_different_checkpoints_do_not_begin() -> None:
     two = recipe("training.parallel={processes: 2}")
     with pytest.raises(BatonError, match=r"the machines found different newest checkpoints: \[7, 5\]"):
-        adapt(made_by(), Two(size=2), two)
+        adapt_machine(made_by(), Two(size=2), two)
     with pytest.raises(BatonError, match=r"different newest checkpoints: \[0, 5\]"):
-        adapt(None, Two(size=2), two)
+        adapt_machine(None, Two(size=2), two)
 
 
 @pytest.mark.parametrize(
@@ -160,8 +161,8 @@ def test_what_is_split_otherwise_is_read_by_one_process_alone(
     given = recipe(f"training.parallel={{strategy: {now}, processes: 2}}") if now else recipe()
     # As ZeRO's ranks, which have the package; what is told of it is no matter here.
     if readable:
-        assert adapt(made_by(**before), ranks, given) == "consistent"
+        assert adapt_machine(made_by(**before), ranks, given) == "consistent"
         return
     how = "by one process" if before["world_size"] == 1 else f"with training.parallel.strategy {before['strategy']}"
     with pytest.raises(UserError, match=rf"step 7 was written {how}, and this chunk has {now}\."):
-        adapt(made_by(**before), ranks, given)
+        adapt_machine(made_by(**before), ranks, given)

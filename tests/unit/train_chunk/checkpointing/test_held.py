@@ -12,8 +12,8 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
-from baton.components.shared.checkpoints import held
-from baton.components.train_chunk.checkpointing.staging import Staging
+from baton.checkpoint import staging as held
+from baton.checkpoint.staging import Staging
 from tests.unit import tiny
 from tests.unit.train_chunk.resuming import Chunks
 
@@ -57,7 +57,7 @@ def make(
     tiny_base: str, tmp_path: Path, looking: type[Looking], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Chunks]:
     """Returns what makes a run."""
-    monkeypatch.setattr(held, "LEAST", 1)  # as large files are, which a test has none of
+    monkeypatch.setattr(held, "LEAST_HELD", 1)  # as large files are, which a test has none of
 
     def made(name: str, store: str | None, targets: tuple[int, ...] = (BETWEEN, LAST), **changes: Any) -> Chunks:
         given = tiny.recipe(tiny_base, training=SETTINGS, evaluation={"samples": 0}, **changes)
@@ -108,7 +108,7 @@ def test_what_is_mapped_stays_and_what_is_not_goes(
         path = os.path.join(folder, "optimizer.pt")
         assert held.is_held(path)
         assert len(staging._held) == len(checkpoint.manifest.files)
-        with held.mapped(path):
+        with held.mmap_load(path):
             state = torch.load(path, weights_only=True)["state"][0]["exp_avg"]
         read = torch.load(path, weights_only=True)["state"][0]["exp_avg"]
         assert torch.equal(state, read)
@@ -116,14 +116,14 @@ def test_what_is_mapped_stays_and_what_is_not_goes(
         assert staging._held == []
         state += 1
         assert torch.equal(state, read + 1)
-        monkeypatch.setattr(held, "LEAST", 2**40)
+        monkeypatch.setattr(held, "LEAST_HELD", 2**40)
         plain = chunks.store.fetch(checkpoint, staging.incoming(checkpoint, alone=True))
         assert not any(path.is_symlink() for path in Path(plain).iterdir())
 
 
 def test_a_name_is_as_long_as_a_file_system_takes(tmp_path: Path) -> None:
     name = "é" * 127
-    (descriptor,) = held.place(str(tmp_path), {name: held.LEAST})
+    (descriptor,) = held.memfd_files(str(tmp_path), {name: held.LEAST_HELD})
     assert held.is_held(str(tmp_path / name))
     os.close(descriptor)
 
@@ -131,7 +131,7 @@ def test_a_name_is_as_long_as_a_file_system_takes(tmp_path: Path) -> None:
 def test_where_memory_has_no_room_it_goes_to_disk(
     make: Callable[..., Chunks], s3_store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from baton.components.shared.core import machine
+    from baton import machine
 
     chunks = make("held", s3_store, (LAST,))
     chunks.train_all()

@@ -14,12 +14,12 @@ import pytest
 import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from baton.components.shared.core.errors import ExactnessError
-from baton.components.shared.models.own_code import hooks
-from baton.components.shared.recipe import Hooks
-from baton.components.shared.runs.documents.training import OwnState
-from baton.components.train_chunk.checkpointing import own_state
-from baton.components.train_chunk.checkpointing.own_state import OwnStates
+from baton.errors import ExactnessError
+from baton.models import hooks
+from baton.recipe.run import Hooks
+from baton.runs.documents import OwnState
+from baton.train import user_state
+from baton.train.user_state import OwnStates
 
 IMPORTS = "import collections, itertools, random, types\nimport numpy as np\nimport torch\n"
 CARRIED = {
@@ -232,7 +232,7 @@ def _module() -> Iterator[None]:
 
 def _saved(process: Process, folder: Path) -> OwnState:
     document, arrays, own = process.states.capture()
-    own_state.save(str(folder), 0, document, arrays)
+    user_state.save(str(folder), 0, document, arrays)
     return own
 
 
@@ -358,10 +358,10 @@ def test_a_place_whose_object_is_gone_is_an_error(tmp_path: Path) -> None:
 
 
 def test_large_arrays_are_known_by_every_byte_of_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own_state, "LARGE", 64)
+    monkeypatch.setattr(user_state, "LARGE", 64)
 
     def digest(tensor: torch.Tensor) -> str:
-        return own_state.Encoder({}, {}).encoded(tensor).digest
+        return user_state.Encoder({}, {}).encoded(tensor).digest
 
     first = torch.arange(101, dtype=torch.uint8)
     digests = {digest(first)}
@@ -375,8 +375,8 @@ def test_large_arrays_are_known_by_every_byte_of_theirs(monkeypatch: pytest.Monk
 
 def test_state_of_several_processes_is_joined() -> None:
     rows = [OwnState(carried={"a": "1", "b": "1"}), OwnState(carried={"a": "1", "b": "2"}, lost={"c": "why"})]
-    assert own_state.joined(rows).carried.keys() == {"a", "b"}
-    assert own_state.joined(rows).lost == {"c": "why"}
-    one = own_state.joined(rows, each_writes=False)
+    assert user_state.merge_rank_states(rows).carried.keys() == {"a", "b"}
+    assert user_state.merge_rank_states(rows).lost == {"c": "why"}
+    one = user_state.merge_rank_states(rows, each_writes=False)
     assert (one.carried, one.lost.keys()) == ({"a": "1"}, {"b", "c"})
-    assert own_state.joined([OwnState(), OwnState()]) == OwnState()
+    assert user_state.merge_rank_states([OwnState(), OwnState()]) == OwnState()

@@ -9,15 +9,14 @@ from typing import Any
 import pytest
 from transformers import TrainerCallback
 
-from baton.components.shared.checkpoints.store import CheckpointStore
-from baton.components.shared.recipe import Preemption
-from baton.components.train_chunk.checkpointing.callback import CheckpointCallback
-from baton.components.train_chunk.checkpointing.collective import CollectiveCheckpointManager, Services
-from baton.components.train_chunk.checkpointing.lineage import Capture
-from baton.components.train_chunk.checkpointing.staging import Staging
-from baton.components.train_chunk.distributed.preemption import PreemptionWatch
-from baton.components.train_chunk.distributed.ranks import Ranks
-from baton.components.train_chunk.distributed.watchdog import NullWatchdog
+from baton.checkpoint.staging import Staging
+from baton.checkpoint.store import CheckpointStore
+from baton.recipe.run import Preemption
+from baton.train.callbacks import CheckpointCallback
+from baton.train.checkpointer import Capture, Checkpointer, Services
+from baton.train.distributed.preemption import PreemptionWatch
+from baton.train.distributed.ranks import Ranks
+from baton.train.distributed.watchdog import NullWatchdog
 from tests.unit import tiny
 from tests.unit.train_chunk.resuming import Chunks
 
@@ -52,15 +51,15 @@ class Told(Ranks):
 
 
 @pytest.fixture
-def part(make: Callable[..., Chunks]) -> Iterator[Callable[[Ranks], CollectiveCheckpointManager]]:
+def part(make: Callable[..., Chunks]) -> Iterator[Callable[[Ranks], Checkpointer]]:
     """Returns what makes the part of a rank that is not the first."""
     chunks = make("parts")
     with PreemptionWatch(Preemption()) as watch, Staging() as staging:
 
-        def made(ranks: Ranks) -> CollectiveCheckpointManager:
+        def made(ranks: Ranks) -> Checkpointer:
             context = chunks.context(1, ranks=ranks)
             services = Services(context=context, staging=staging, watch=watch, watchdog=NullWatchdog())
-            return CollectiveCheckpointManager(services)
+            return Checkpointer(services)
 
         yield made
 

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from baton.components.shared.checkpoints.meta import CheckpointMeta
-from baton.components.shared.checkpoints.store import CheckpointStore
-from baton.components.shared.core import events
-from baton.components.shared.core.errors import ExactnessError
-from baton.components.shared.runs.run import Run
-from baton.components.shared.store.storage import Storage
-from baton.components.train_chunk.checkpointing.restore import Restorer, committed_at_target, usable_at_target
+from baton import events
+from baton.checkpoint.manifest import CheckpointMeta
+from baton.checkpoint.restore import Restorer, committed_at_target, usable_at_target
+from baton.checkpoint.store import CheckpointStore
+from baton.errors import ExactnessError
+from baton.runs.run import Run
+from baton.store.storage import Storage
 
 
 class Mkdir:

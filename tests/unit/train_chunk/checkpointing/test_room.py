@@ -17,11 +17,11 @@ import torch
 from torch.distributed.checkpoint.api import CheckpointException
 from transformers import modeling_utils
 
-from baton.components.shared.core.errors import BatonError
-from baton.components.train_chunk.checkpointing import staging
-from baton.components.train_chunk.distributed.ranks import Ranks
-from baton.components.train_chunk.trainer.base import Place
-from baton.components.train_chunk.trainer.resumable import NO_ROOM, _is_full, seed_of
+from baton.checkpoint import staging
+from baton.errors import BatonError
+from baton.train.distributed.ranks import Ranks
+from baton.train.protocol import StagingFolder
+from baton.train.trainer import NO_ROOM, _is_full, seed_of
 from tests.unit import tiny
 from tests.unit.train_chunk.resuming import Chunks
 
@@ -195,7 +195,9 @@ def test_a_failure_that_is_no_exception_of_pythons_counts(tiny_base: str, tmp_pa
             raise CheckpointException("", {0: (full, StackSummary())})
 
     trainer._write_checkpoint = write
-    trainer.places = lambda: iter([Place(str(tmp_path / "a")), Place(str(tmp_path / "b")), Place(str(tmp_path / "c"))])
+    trainer.places = lambda: iter(
+        [StagingFolder(str(tmp_path / "a")), StagingFolder(str(tmp_path / "b")), StagingFolder(str(tmp_path / "c"))]
+    )
     trainer._save_checkpoint(None, None)
     assert written == [str(tmp_path / "a"), str(tmp_path / "b")]
     assert not (tmp_path / "a" / "checkpoint-0").exists()

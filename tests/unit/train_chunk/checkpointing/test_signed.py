@@ -9,18 +9,19 @@ from typing import Any
 
 import pytest
 
-from baton.components.shared.checkpoints import retention, signatures
-from baton.components.shared.checkpoints.meta import CheckpointMeta
-from baton.components.shared.checkpoints.store import CheckpointStore
-from baton.components.shared.core import signing
-from baton.components.shared.core.errors import UserError
-from baton.components.shared.core.signing import SignatureError, Signer
-from baton.components.shared.recipe import Keep, recipe_file
-from baton.components.shared.runs.run import Run
-from baton.components.shared.store import bundles
-from baton.components.shared.store.manifests import Manifest
-from baton.components.shared.store.storage import Storage
-from baton.components.train_chunk.checkpointing.restore import Restorer
+from baton import signing
+from baton.checkpoint import retention, signatures
+from baton.checkpoint.manifest import CheckpointMeta
+from baton.checkpoint.restore import Restorer
+from baton.checkpoint.store import CheckpointStore
+from baton.errors import UserError
+from baton.recipe import load
+from baton.recipe.run import Keep
+from baton.runs.run import Run
+from baton.signing import SignatureError, Signer
+from baton.store import bundle as bundles
+from baton.store.manifest import Manifest
+from baton.store.storage import Storage
 
 
 class Signed:
@@ -30,7 +31,7 @@ class Signed:
         self.folder = folder
         recipe = {"name": "r", "model": {"base": "x"}, "data": {"source": "x"}}
         recipe |= {"chunks": {"signing": {"public_key": signer.public.line}}}
-        self.recipe = recipe_file.validate(recipe, origin="r")
+        self.recipe = load.validate(recipe, origin="r")
         self.run = Run(Storage(str(folder / "store")), "r")
         self.run.create(self.recipe)
         rows = folder / "rows"
@@ -177,11 +178,11 @@ def test_a_recipe_that_somebody_changed_in_the_store_changes_nothing(
     monkeypatch.setenv(signing.SIGNED_BY, signer.public.line)
     path = signed.manifest_path(4)
     path.write_text(signatures.unsigned(Manifest(**json.loads(path.read_bytes()))).as_written())
-    bare = recipe_file.validate({**signed.recipe.model_dump(mode="json"), "chunks": {}}, origin="r")
+    bare = load.validate({**signed.recipe.model_dump(mode="json"), "chunks": {}}, origin="r")
     with pytest.raises(SignatureError):  # who asks is the process, and not the recipe in the store
         CheckpointStore.of(signed.run, bare).newest()
     theirs = {"chunks": {"signing": {"public_key": Signer.new("ed25519").public.line}}}
-    other = recipe_file.validate({**signed.recipe.model_dump(mode="json"), **theirs}, origin="r")
+    other = load.validate({**signed.recipe.model_dump(mode="json"), **theirs}, origin="r")
     with pytest.raises(UserError, match="names the signing key"):
         CheckpointStore.of(signed.run, other)
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from baton.components.shared.core import events
-from baton.components.train_chunk.checkpointing import staging
-from baton.components.train_chunk.checkpointing.staging import LEFT_FREE, Staging
+from baton import events
+from baton.checkpoint import staging
+from baton.checkpoint.staging import LEFT_FREE, Staging
 
 MB = 1_000_000
 

@@ -15,9 +15,10 @@ from transformers import (
     TrainingArguments,
 )
 
-from baton.components.shared.core.errors import ExactnessError
-from baton.components.shared.core.state import PARTS
-from baton.components.train_chunk.checkpointing import state
+from baton.checkpoint.digest import tree_digest
+from baton.errors import ExactnessError
+from baton.runs.documents import PARTS
+from baton.train import state
 
 
 class Counting(TrainerCallback):
@@ -56,7 +57,7 @@ def test_two_callbacks_of_one_class_keep_their_own_state(tmp_path: Any) -> None:
     state.restore_callbacks(fresh, saved)
     assert [int(callback.count) for callback in counting] == [1, 2]
     assert fresh_early.early_stopping_patience_counter == 2
-    assert state.tree_digest(state.callback_states(fresh)) == state.tree_digest(saved)
+    assert tree_digest(state.callback_states(fresh)) == tree_digest(saved)
 
 
 def test_callbacks_that_do_not_fit_the_checkpoint_are_an_error(tmp_path: Any) -> None:
@@ -82,8 +83,8 @@ def test_the_digest_of_all_parts_is_that_of_all_releases() -> None:
     """Checkpoints of older releases are compared with it."""
     letters = {name: name[0] for name in reversed(PARTS)}
     assert state.combined(letters) == "08212cb97f5888b3488955388be09a8e5e6cd533af2611000e593630f05edf80"
-    assert state.of_ranks(["a", "b", "a"]) == "444b4e02d66232f49d6834bd781d9811ee45973c34f4a5566c5a2b269be3dcb3"
-    assert state.of_ranks(["a", "a"]) == "a"
+    assert state.combine_ranks(["a", "b", "a"]) == "444b4e02d66232f49d6834bd781d9811ee45973c34f4a5566c5a2b269be3dcb3"
+    assert state.combine_ranks(["a", "a"]) == "a"
 
 
 def _rows(**other: str) -> list[dict[str, str]]:
@@ -93,16 +94,16 @@ def _rows(**other: str) -> list[dict[str, str]]:
 
 
 def test_digests_of_ranks_are_joined_part_by_part() -> None:
-    assert state.joined(_rows(), replicated=True) == {**_rows()[0], "state": state.combined(_rows()[0])}
-    joined = state.joined(_rows(rng="e"), replicated=True)
-    assert joined["rng"] == state.of_ranks(["d", "e"])
+    assert state.merge_rank_digests(_rows(), replicated=True) == {**_rows()[0], "state": state.combined(_rows()[0])}
+    joined = state.merge_rank_digests(_rows(rng="e"), replicated=True)
+    assert joined["rng"] == state.combine_ranks(["d", "e"])
     assert joined["weights"] == "d"
     assert joined["state"] == state.combined({name: joined[name] for name in PARTS})
     with pytest.raises(ExactnessError, match=r"rank 1 has other weights than rank 0"):
-        state.joined(_rows(weights="e"), replicated=True)
-    assert state.joined(_rows(weights="e"), replicated=False)["weights"] == state.of_ranks(["d", "e"])
+        state.merge_rank_digests(_rows(weights="e"), replicated=True)
+    assert state.merge_rank_digests(_rows(weights="e"), replicated=False)["weights"] == state.combine_ranks(["d", "e"])
     with pytest.raises(ExactnessError, match=r"rank 1 has other rng than rank 0"):
-        state.joined(_rows(rng="e"), replicated=True, of_each=())
+        state.merge_rank_digests(_rows(rng="e"), replicated=True, of_each=())
 
 
 def test_each_rank_but_the_first_has_a_file_of_its_own() -> None:

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from baton.components.shared.recipe import Preemption, recipe_file
-from baton.components.shared.runs.documents.training import Work
-from baton.components.shared.runs.run import Run
-from baton.components.shared.store.storage import Storage
-from baton.components.train_chunk.checkpointing.collective import CollectiveCheckpointManager, Decision, Services
-from baton.components.train_chunk.checkpointing.lineage import Capture, Lineage
-from baton.components.train_chunk.checkpointing.staging import Staging
-from baton.components.train_chunk.context import TrainContext
-from baton.components.train_chunk.distributed.preemption import PreemptionWatch
-from baton.components.train_chunk.distributed.watchdog import NullWatchdog
+from baton.checkpoint.staging import Staging
+from baton.recipe import load
+from baton.recipe.run import Preemption
+from baton.runs.documents import Work
+from baton.runs.run import Run
+from baton.store.storage import Storage
+from baton.train.checkpointer import Capture, Checkpointer, Decision, Lineage, Services
+from baton.train.context import TrainContext
+from baton.train.distributed.preemption import PreemptionWatch
+from baton.train.distributed.watchdog import NullWatchdog
 from tests.unit.train_chunk.chunks import first_chunk
 
 RECIPE = {"name": "one", "model": {"base": "org/model"}, "data": {"source": "rows.jsonl"}}
@@ -26,7 +26,7 @@ RECIPE = {"name": "one", "model": {"base": "org/model"}, "data": {"source": "row
 @pytest.fixture
 def context(tmp_path: Path) -> TrainContext:
     run = Run(Storage(str(tmp_path / "store")), "one")
-    run.create(recipe_file.validate(RECIPE, origin="one"))
+    run.create(load.validate(RECIPE, origin="one"))
     return first_chunk(run)
 
 
@@ -37,15 +37,13 @@ def watch(tmp_path: Path) -> Iterator[PreemptionWatch]:
 
 
 @pytest.fixture
-def manager(context: TrainContext, watch: PreemptionWatch) -> Iterator[CollectiveCheckpointManager]:
+def manager(context: TrainContext, watch: PreemptionWatch) -> Iterator[Checkpointer]:
     with Staging() as staging:
         services = Services(context=context, staging=staging, watch=watch, watchdog=NullWatchdog())
-        yield CollectiveCheckpointManager(services)
+        yield Checkpointer(services)
 
 
-def test_it_leaves_once_there_is_a_notice(
-    manager: CollectiveCheckpointManager, watch: PreemptionWatch, tmp_path: Path
-) -> None:
+def test_it_leaves_once_there_is_a_notice(manager: Checkpointer, watch: PreemptionWatch, tmp_path: Path) -> None:
     assert not manager.leaves_at_once()
     assert manager.agree(is_late=True) == Decision(leave=False, is_late=False, is_free=False)
     (tmp_path / "leave").touch()
@@ -56,7 +54,7 @@ def test_it_leaves_once_there_is_a_notice(
     assert manager.leaves_at_once()
 
 
-def test_it_writes_where_all_fits(manager: CollectiveCheckpointManager) -> None:
+def test_it_writes_where_all_fits(manager: Checkpointer) -> None:
     place = next(manager.places(10))
     assert Path(place.folder).is_dir()
     assert place.send is None

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from baton.components.train_chunk.data.distributed_sampler import DistributedBatches, blank, distribute, follow_epochs
+from baton.train.data.samplers import DistributedBatches, blank, distribute_rows, follow_epochs
 
 
 def pieces(num_rows: int, micro: int, world_size: int, batch_size: int = 8) -> list[list[int]]:
@@ -110,7 +110,7 @@ def test_the_epoch_reaches_the_sampler_where_batches_are_skipped(dealt: bool) ->
     shard = BatchSamplerShard(BatchSampler(Backwards(8), 2, False), num_processes=2, process_index=0)
     loader = DataLoaderShard(list(range(8)), batch_sampler=shard)
     if dealt:
-        distribute(loader, batch_size=4, micro=2, world_size=2)
+        distribute_rows(loader, batch_size=4, micro=2, world_size=2)
     follow_epochs(loader)
     skipped = skip_first_batches(loader, 1)
     skipped.batch_sampler.batch_sampler.set_epoch(1)  # as Trainer does, which knows of one layer

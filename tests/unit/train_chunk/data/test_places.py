@@ -9,15 +9,16 @@ from typing import Any
 
 import pytest
 
-from baton.components.data_split.split import split_data
-from baton.components.shared.models import loading, trained
-from baton.components.shared.recipe import Recipe, recipe_file
-from baton.components.shared.runs.documents.data import ORIGINS
-from baton.components.shared.runs.run import Run
-from baton.components.shared.store import bundles
-from baton.components.tokenize import segments
-from baton.components.tokenize.tokenization import tokenize_run
-from baton.components.train_chunk.data import places
+from baton.data import segments
+from baton.data.split import split_data
+from baton.data.tokenize import tokenize_run
+from baton.models import loading, trained
+from baton.recipe import load
+from baton.recipe.recipe import Recipe
+from baton.runs.documents import ORIGINS
+from baton.runs.run import Run
+from baton.store.manifest import read_manifest
+from baton.train import guard
 
 END = "<end>"
 """What each text is followed by in tokens."""
@@ -69,7 +70,7 @@ def prepared(
         "training": {"guard": {}, **changes.get("training", {})},
         "tracking": {"mlflow": None},
     }
-    recipe = recipe_file.validate(document, origin="test")
+    recipe = load.validate(document, origin="test")
     run = Run.open(split_data(recipe, "run")["run_uri"])
     tokenize_run(run.uri)
     return run, recipe, texts
@@ -91,9 +92,9 @@ def test_a_row_is_of_its_line(cut: str, tmp_path: Path, monkeypatch: pytest.Monk
     rows = rows_of(run, tmp_path)
     assert (len(rows) < len(texts)) == (cut == "fix"), "some are left out"
     for number, row in enumerate(rows):
-        (place,) = places.of_rows(run, recipe, [number])
+        (place,) = guard.locate_rows(run, recipe, [number])
         assert texts[place.file, place.line].startswith(row["said"])
-    assert len(places.of_rows(run, recipe, range(len(rows)))) == len(rows)
+    assert len(guard.locate_rows(run, recipe, range(len(rows)))) == len(rows)
 
 
 @pytest.mark.parametrize("packing", ["best-fit", pytest.param(True, marks=pytest.mark.slow)])
@@ -103,7 +104,7 @@ def test_a_sequence_is_of_all_its_lines(packing: bool | str, tmp_path: Path, mon
     assert len(rows) < len(texts)
     several = 0
     for number, row in list(enumerate(rows))[::5]:
-        named = [texts[place.file, place.line] for place in places.of_rows(run, recipe, [number])]
+        named = [texts[place.file, place.line] for place in guard.locate_rows(run, recipe, [number])]
         several += len(named) > 1
         if packing == "best-fit":
             assert len(named) == len(row["seq_lengths"])
@@ -119,14 +120,14 @@ def test_a_sequence_is_of_all_its_lines(packing: bool | str, tmp_path: Path, mon
 @pytest.mark.slow
 def test_both_rows_of_a_pair_are_of_its_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, recipe, texts = prepared(tmp_path, monkeypatch, pair, training={"method": "kto"})
-    found = [places.of_rows(run, recipe, [number]) for number in range(2 * len(texts))]
+    found = [guard.locate_rows(run, recipe, [number]) for number in range(2 * len(texts))]
     assert [(place.file, place.line) for (place,) in found] == [place for place in texts for _ in range(2)]
 
 
 def test_without_its_origins_a_run_names_lines_of_the_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, recipe, _ = prepared(tmp_path, monkeypatch)
     run.storage.remove(run.path(ORIGINS))
-    (place,) = places.of_rows(run, recipe, [41])
+    (place,) = guard.locate_rows(run, recipe, [41])
     assert place.file.endswith("/split/train.jsonl")
     assert place.line == 42
 
@@ -141,8 +142,8 @@ def test_of_tokens_of_an_older_baton_what_can_be_told_is(
     manifest = json.loads(run.storage.read(f"{prefix}/manifest.json"))
     del manifest["meta"]["first_lines"]
     run.storage.write(f"{prefix}/manifest.json", json.dumps(manifest).encode())
-    assert bundles.read_manifest(run.storage, prefix)
-    (place,) = places.of_rows(run, recipe, [0])
+    assert read_manifest(run.storage, prefix)
+    (place,) = guard.locate_rows(run, recipe, [0])
     if packing:
         assert place.file.endswith(".arrow")
     else:

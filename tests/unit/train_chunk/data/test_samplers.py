@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from transformers.trainer_pt_utils import get_length_grouped_indices
 from trl.trainer.utils import RepeatSampler
 
-from baton.components.shared.recipe import Curriculum
-from baton.components.train_chunk.data import samplers as ordering
-from baton.components.train_chunk.data.samplers import EasyFirst, GroupedByLength
-from baton.components.train_chunk.trainer.generating import SeekingRepeatSampler
+from baton.recipe.training import Curriculum
+from baton.train.data import samplers as ordering
+from baton.train.data.samplers import EasyFirst, GroupedByLength
+from baton.train.generation import SeekingRepeatSampler
 from tests.unit import tiny
 
 RAMPS = {

@@ -8,11 +8,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from baton.components.shared.core.errors import BatonError
-from baton.components.shared.recipe import Recipe, recipe_file
-from baton.components.train_chunk.data import samplers as ordering
-from baton.components.train_chunk.data import sliced_dataset as sliced
-from baton.components.train_chunk.data.slices import GROUP, Blocks, needed
+from baton.errors import BatonError
+from baton.recipe import load
+from baton.recipe.recipe import Recipe
+from baton.train.data import samplers as ordering
+from baton.train.data import samplers as sliced
+from baton.train.data.slices import GROUP, Blocks, needed_files
 
 ROWS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4]
 STEPS_PER_EPOCH = 20
@@ -30,7 +31,7 @@ def file_of(row: int) -> int:
 
 def recipe(workers: int = 0) -> Recipe:
     """Five rows a step."""
-    return recipe_file.validate(
+    return load.validate(
         {
             "name": "tiny",
             "seed": 3,
@@ -78,7 +79,7 @@ def test_what_steps_draw_and_the_loader_fetches_ahead_is_needed_and_little_else(
     start: int, steps: int, workers: int
 ) -> None:
     blocks = Blocks(ROWS, seed=3)
-    found = needed(blocks, recipe(workers), STEPS_PER_EPOCH, start, start + steps)
+    found = needed_files(blocks, recipe(workers), STEPS_PER_EPOCH, start, start + steps)
     drawn: set[int] = set()
     ahead: set[int] = set()
     for step in range(start, start + steps + 1 + 2 * workers):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from baton.components.train_chunk.data.distributed_sampler import uneven
+from baton.train.data.samplers import uneven
 
 
 def accelerator(others: list[torch.Tensor]) -> Any:

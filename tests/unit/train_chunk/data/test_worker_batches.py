@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from baton.components.train_chunk.data.distributed_sampler import DistributedBatches
-from baton.components.train_chunk.data.worker_batches import WorkerBatches
+from baton.train.data.samplers import DistributedBatches
+from baton.train.virtual import WorkerBatches
 
 WORKERS, MICRO, PASSES = 4, 2, 3
 FULL = WORKERS * MICRO * PASSES

@@ -11,9 +11,9 @@ import torch.distributed as dist
 import torch.multiprocessing
 import torch.utils.checkpoint
 
-from baton.components.shared.core.errors import BatonError
-from baton.components.train_chunk.distributed import tree
-from baton.components.train_chunk.distributed.tree import Gradients, TreeSum
+from baton.errors import BatonError
+from baton.train import tree_sum
+from baton.train.tree_sum import Gradients, TreeSum
 
 WORKERS = 4
 SHAPES = [(3,), (1024, 700), (700, 1024), (1025, 1023), (5, 7), (1,)]
@@ -58,10 +58,10 @@ def backward(trained: list[torch.nn.Parameter], worker: int, used: set[int]) -> 
 
 def run(process: int, processes: int, folder: str) -> None:
     """Leaves in a folder what a process comes to."""
-    tree.BUCKET = 2**20  # so that a gradient is in several slices, and there are more buckets than are on their way
+    tree_sum.BUCKET = 2**20  # so that a gradient is in several slices, and there are more buckets than are on their way
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=process, world_size=processes)
     trained, own = of_own(process, processes, early=True)
-    torch.save(tree.exchange(own, trained, processes), f"{folder}/{process}.pt")
+    torch.save(tree_sum.exchange(own, trained, processes), f"{folder}/{process}.pt")
     dist.destroy_process_group()
 
 

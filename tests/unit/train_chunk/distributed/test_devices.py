@@ -8,9 +8,10 @@ import sys
 
 import pytest
 
-from baton.components.shared.recipe import Recipe, recipe_file
-from baton.components.train_chunk.distributed import devices
-from baton.components.train_chunk.distributed.ranks import Ranks
+from baton.recipe import load
+from baton.recipe.recipe import Recipe
+from baton.train.distributed import launch
+from baton.train.distributed.ranks import Ranks
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -23,7 +24,7 @@ def recipe(gpus: int = 1, processes: int = 1) -> Recipe:
         "training": {"parallel": {"processes": processes}},
         "resources": {"gpus": gpus},
     }
-    return recipe_file.validate(document, origin="devices")
+    return load.validate(document, origin="devices")
 
 
 @pytest.mark.parametrize(
@@ -38,7 +39,7 @@ def recipe(gpus: int = 1, processes: int = 1) -> Recipe:
 )
 def test_the_first_visible_one_stays(before: str | None, after: str, monkeypatch: pytest.MonkeyPatch) -> None:
     _set(before, monkeypatch)
-    devices.pin(recipe(), Ranks())
+    launch.pin_device(recipe(), Ranks())
     assert os.environ[VISIBLE] == after
 
 
@@ -46,13 +47,13 @@ def test_the_first_visible_one_stays(before: str | None, after: str, monkeypatch
 def test_a_launched_rank_sees_all(before: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes the one of its local rank among them."""
     _set(before, monkeypatch)
-    devices.pin(recipe(2, 2), Ranks(1, 2, 1, launched=True))
+    launch.pin_device(recipe(2, 2), Ranks(1, 2, 1, launched=True))
     assert os.environ.get(VISIBLE) == before
 
 
 def test_without_gpus_nothing_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
     _set(None, monkeypatch)
-    devices.pin(recipe(gpus=0), Ranks())
+    launch.pin_device(recipe(gpus=0), Ranks())
     assert VISIBLE not in os.environ
 
 
@@ -69,9 +70,9 @@ torch.cuda.set_device = lambda *_: None
 torch.accelerator.set_device_index = lambda *_: None
 
 if sys.argv[1] == "pinned":
-    from baton.components.shared.recipe import recipe_file
-    from baton.components.train_chunk.distributed import devices
-    from baton.components.train_chunk.distributed.ranks import Ranks
+    from baton.recipe import load as recipe_file
+    from baton.train.distributed import launch as devices
+    from baton.train.distributed.ranks import Ranks
     document = {"name": "d", "model": {"base": "b"}, "data": {"source": "r.jsonl"}, "resources": {"gpus": 1}}
     devices.pin(recipe_file.validate(document, origin="d"), Ranks())
 

@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from baton.components.shared.recipe import Preemption
-from baton.components.train_chunk.distributed import preemption
-from baton.components.train_chunk.distributed.preemption import PreemptionWatch
+from baton.recipe.run import Preemption
+from baton.train.distributed import preemption
+from baton.train.distributed.preemption import PreemptionWatch
 
 Answer = tuple[int, str]
 
@@ -98,8 +98,8 @@ def _learns(watch: PreemptionWatch) -> str:
 
 SCRIPT = """
 import os, signal, sys, time
-from baton.components.train_chunk.distributed.preemption import PreemptionWatch
-from baton.components.shared.recipe import Preemption
+from baton.train.distributed.preemption import PreemptionWatch
+from baton.recipe import Preemption
 
 def say(*words):
     os.write(1, (" ".join(map(str, words)) + "\\n").encode())  # at once: two threads speak
@@ -468,7 +468,7 @@ def test_taints_without_a_node_are_one_warning(
 
 def test_the_module_imports_no_client() -> None:
     clients = ("http.client", "kubernetes", "pydantic", "requests", "ssl", "urllib.request")
-    module = "baton.components.train_chunk.distributed.preemption"
+    module = "baton.train.distributed.preemption"
     code = f"import sys, {module}; print([name for name in {clients} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from baton.components.shared.core.errors import ExactnessError
-from baton.components.shared.core.state import PARTS
-from baton.components.train_chunk.checkpointing import state
-from baton.components.train_chunk.distributed import launcher
-from baton.components.train_chunk.distributed.ranks import Ranks
-from baton.components.train_chunk.distributed.watchdog import Sign, Watchdog
-from baton.components.train_chunk.trainer.base import OF_EACH
+from baton.errors import ExactnessError
+from baton.runs.documents import PARTS
+from baton.train import state
+from baton.train.distributed import launch
+from baton.train.distributed.ranks import Ranks
+from baton.train.distributed.watchdog import Heartbeat, Watchdog
+from baton.train.protocol import PER_RANK_PARTS
 
 
 @pytest.fixture
@@ -23,24 +23,28 @@ def watchdog() -> Watchdog:
 
 def test_the_rank_that_has_got_least_done_hangs(watchdog: Watchdog) -> None:
     rows = [
-        Sign(41, 7, "backward pass", False, 0),
-        Sign(40, 7, "forward pass", False, 9),
-        Sign(41, 7, "rows", False, 0),
+        Heartbeat(41, 7, "backward pass", False, 0),
+        Heartbeat(40, 7, "forward pass", False, 9),
+        Heartbeat(41, 7, "rows", False, 0),
     ]
     assert watchdog.verdict(rows).startswith("rank 1 hangs in step 7, before or in its forward pass: no sign")
 
 
 def test_several_that_have_got_as_little_done_are_all_named(watchdog: Watchdog) -> None:
     rows = [
-        Sign(41, 7, "end", False, 0),
-        Sign(40, 7, "backward pass", False, 1),
-        Sign(40, 7, "backward pass", False, 1),
+        Heartbeat(41, 7, "end", False, 0),
+        Heartbeat(40, 7, "backward pass", False, 1),
+        Heartbeat(40, 7, "backward pass", False, 1),
     ]
     assert watchdog.verdict(rows).startswith("ranks 1, 2 hang in step 7")
 
 
 def test_of_processes_that_write_the_one_with_fewest_tokens_hangs(watchdog: Watchdog) -> None:
-    rows = [Sign(40, 7, "writing", False, 5), Sign(41, 7, "rewards", False, 0), Sign(40, 7, "writing", False, 4)]
+    rows = [
+        Heartbeat(40, 7, "writing", False, 5),
+        Heartbeat(41, 7, "rewards", False, 0),
+        Heartbeat(40, 7, "writing", False, 4),
+    ]
     assert watchdog.verdict(rows).startswith("rank 2 hangs in step 7, before or in its writing: no sign")
 
 
@@ -64,24 +68,26 @@ def digests(**changed: str) -> dict[str, str]:
 
 
 def test_what_all_processes_have_counts_once() -> None:
-    alone = state.joined([digests(rng="a")], replicated=True)
-    both = state.joined([digests(rng="a"), digests(rng="b")], replicated=True)
+    alone = state.merge_rank_digests([digests(rng="a")], replicated=True)
+    both = state.merge_rank_digests([digests(rng="a"), digests(rng="b")], replicated=True)
     assert {name for name in PARTS if alone[name] != both[name]} == {"rng"}
-    assert both["rng"] != state.joined([digests(rng="b"), digests(rng="a")], replicated=True)["rng"], "by rank"
+    assert both["rng"] != state.merge_rank_digests([digests(rng="b"), digests(rng="a")], replicated=True)["rng"], (
+        "by rank"
+    )
 
 
 def test_copies_that_differ_are_refused_and_shards_are_not() -> None:
     rows = [digests(), digests(), digests(weights="1")]
     with pytest.raises(ExactnessError, match="rank 2 has other weights than rank 0"):
-        state.joined(rows, replicated=True)
-    assert state.joined(rows, replicated=False)["weights"] not in ("0", "1")
+        state.merge_rank_digests(rows, replicated=True)
+    assert state.merge_rank_digests(rows, replicated=False)["weights"] not in ("0", "1")
 
 
 def test_what_a_method_has_in_each_process_may_differ() -> None:
     rows = [digests(method="1"), digests(method="2")]
     with pytest.raises(ExactnessError, match="rank 1 has other method"):
-        state.joined(rows, replicated=True)
-    both = state.joined(rows, replicated=True, of_each=(*OF_EACH, "method"))
+        state.merge_rank_digests(rows, replicated=True)
+    both = state.merge_rank_digests(rows, replicated=True, of_each=(*PER_RANK_PARTS, "method"))
     assert both["method"] not in ("1", "2")
 
 
@@ -109,6 +115,6 @@ def failure(rank: int, code: int, at: int, message: str = "") -> Any:
 )
 def test_one_message_for_all_ends(failures: list[Any], text: str, code: int) -> None:
     failed: Any = SimpleNamespace(failures=dict(enumerate(failures)))
-    error = launcher._explained(failed)
+    error = launch._explained(failed)
     assert error.message == text
     assert error.exit_code == code

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from baton.components.shared.runs.run import Run
-from baton.components.shared.store.storage import Storage
-from baton.components.train_chunk.reporting.live import LiveReport, Meter
-from baton.components.train_chunk.reporting.sinks import wandb
-from baton.components.train_chunk.reporting.sinks.base import Source
+from baton.runs.run import Run
+from baton.store.storage import Storage
+from baton.train.metrics import sinks
+from baton.train.metrics.live import LiveReport, Meter
+from baton.train.metrics.sinks import Source
 from tests.unit import tiny
 
 pytest.importorskip("wandb", reason="the extra wandb is not installed")
@@ -57,7 +57,7 @@ def test_the_runs_folder_holds_what_was_logged(
     run.create(recipe)
     run.put("tokens.json", {"prefix": "data/x/tokens", "tokens": 480, "train": 24})
     source = Source(run=run, recipe=recipe, index=1, folder=str(tmp_path), live=dict, seconds=dict)
-    report = LiveReport(Meter(run, recipe), [wandb.open_sink(source)])
+    report = LiveReport(Meter(run, recipe), [sinks.open_wandb(source)])
     trainer.add_callback(report)
     trainer.train()
     report.close()

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from baton.components.shared.forks import fork_rules
-from baton.components.shared.recipe import Recipe, recipe_file
-from baton.components.shared.runs.plan import make_plan
-from baton.components.shared.runs.run import identity
-from baton.components.train_chunk.trainer import arguments
+from baton import fork
+from baton.recipe import load
+from baton.recipe.recipe import Recipe
+from baton.runs.plan import make_plan
+from baton.runs.run import identity
+from baton.train import build
 
 
 def recipe(**training: Any) -> Recipe:
@@ -21,7 +22,7 @@ def recipe(**training: Any) -> Recipe:
         "training": training,
         "resources": {"gpus": 1},
     }
-    return recipe_file.validate(document, origin="r.yaml")
+    return load.validate(document, origin="r.yaml")
 
 
 @pytest.mark.parametrize(
@@ -40,10 +41,10 @@ def recipe(**training: Any) -> Recipe:
 )
 def test_rounding_is_asked_for_beside_any_precision(training: dict[str, Any], told: bool | None, used: bool) -> None:
     of = recipe(**training)
-    options = arguments.training_arguments(of, make_plan(of, rows=64), "out")
+    options = build.training_arguments(of, make_plan(of, rows=64), "out")
     assert options.get("tf32") is told
     assert (options["bf16"], options["fp16"]) == (of.training.precision == "bf16", of.training.precision == "fp16")
-    assert arguments.uses_tf32(of) is used
+    assert build.uses_tf32(of) is used
 
 
 def test_runs_from_before_the_setting_are_the_same_ones() -> None:
@@ -56,4 +57,4 @@ def test_runs_from_before_the_setting_are_the_same_ones() -> None:
 
 
 def test_a_warm_fork_takes_it_over() -> None:
-    assert fork_rules._is_taken_over("training.tf32", recipe(precision="bf16"), recipe(precision="bf16", tf32=True))
+    assert fork._is_taken_over("training.tf32", recipe(precision="bf16"), recipe(precision="bf16", tf32=True))

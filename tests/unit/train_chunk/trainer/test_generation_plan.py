@@ -9,7 +9,7 @@ from typing import Any
 import datasets
 import pytest
 
-from baton.components.shared.runs.plan import make_plan
+from baton.runs.plan import make_plan
 from tests.unit import tiny
 
 ROUNDS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {

@@ -12,12 +12,12 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
-from baton.components.shared.core.digest import tree_digest
-from baton.components.shared.core.errors import SkipError, UserError
-from baton.components.shared.forks import fork_rules
-from baton.components.shared.runs.run import identity
-from baton.components.train_chunk.checkpointing import state
-from baton.components.train_chunk.trainer.guard import is_beyond
+from baton import fork
+from baton.checkpoint.digest import tree_digest
+from baton.errors import SkipError, UserError
+from baton.runs.run import identity
+from baton.train import state
+from baton.train.guard import is_beyond
 from tests.unit import tiny
 
 STEADY = [2.0] * 10
@@ -192,6 +192,6 @@ def test_what_is_watched_is_part_of_the_identity_and_what_is_skipped_is_not(base
     assert "guard" not in identity(given(None))["training"]  # type: ignore[call-overload, index, operator]
     assert identity(given({"skip": [3], "max_skips": 9})) == identity(plain)
     assert identity(given({"loss": 5})) != identity(plain)
-    assert fork_rules.require_warm(given(None), given({"window": 20}))
-    (line,) = fork_rules.in_words(fork_rules.require_warm(plain, given({"loss": 5})), step=4, end=9, warm=True)
+    assert fork.require_warm(given(None), given({"window": 20}))
+    (line,) = fork.in_words(fork.require_warm(plain, given({"loss": 5})), step=4, end=9, warm=True)
     assert "from step 5" in line

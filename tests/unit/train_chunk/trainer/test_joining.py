@@ -11,14 +11,14 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_optimizer_state_dict
 
-from baton.components.shared.checkpoints import sharded, zero
-from baton.components.shared.core.digest import tree_digest
-from baton.components.shared.core.errors import UserError
-from baton.components.shared.recipe import recipe_file
-from baton.components.train_chunk.checkpointing import recut, state
-from baton.components.train_chunk.trainer.base import Resumption
-from baton.components.train_chunk.trainer.joining import with_all, with_weights
-from baton.components.train_chunk.trainer.partitions import MASTERS, OPTIMIZER, Cut, Piece, sizes
+from baton.checkpoint import sharded, zero_format
+from baton.checkpoint.digest import tree_digest
+from baton.errors import UserError
+from baton.recipe import load
+from baton.train import reshard, state
+from baton.train.protocol import Resumption
+from baton.train.reshard import with_all, with_weights
+from baton.train.sharding import MASTERS, OPTIMIZER_STATES, Partitioning, Segment, weight_sizes
 from tests.unit import tiny
 
 ROWS = [{"prompt": row["prompt"], "completion": row["chosen"]} for row in tiny.PAIRS]
@@ -48,7 +48,7 @@ def trained(make: Callable[..., Any]) -> Any:
     return make(2)
 
 
-def rows_of(values: list[torch.Tensor], pieces: list[Piece], *, lean: bool = False) -> torch.Tensor:
+def rows_of(values: list[torch.Tensor], pieces: list[Segment], *, lean: bool = False) -> torch.Tensor:
     """Returns a process's row, laid out weight by weight."""
     row: list[torch.Tensor] = []
     for piece in pieces:
@@ -61,7 +61,7 @@ def write_partitions(trainer: Any, stage: int, ranks: int, folder: Path) -> list
     groups, own = trainer.trained(), trainer.optimizer.state_dict()
     weights = [weight for group in groups for weight in group]
     of_weight = [trainer.optimizer.state[weight] for weight in weights]
-    cut = Cut(stage, sizes(groups), ranks)
+    cut = Partitioning(stage, weight_sizes(groups), ranks)
     settings = [{**group, "params": [0]} for group in own["param_groups"] if group["params"]]
     digests = []
     for rank, rows in enumerate(cut.rows):
@@ -74,13 +74,13 @@ def write_partitions(trainer: Any, stage: int, ranks: int, folder: Path) -> list
         }
         part = {
             MASTERS[stage]: [rows_of([weight.data for weight in weights], row, lean=stage == 2) for row in rows],
-            OPTIMIZER[stage]: {
+            OPTIMIZER_STATES[stage]: {
                 "state": entries,
                 "param_groups": [{**group, "params": [number]} for number, group in enumerate(settings)],
             },
             "partition_count": ranks,
         }
-        zero.write(str(folder / zero.file_name(rank)), part)
+        zero_format.write(str(folder / zero_format.file_name(rank)), part)
         digests.append(tree_digest(part))
     torch.save(with_weights(trainer.lr_scheduler.state_dict(), own["param_groups"]), folder / "scheduler.pt")
     return digests
@@ -117,22 +117,24 @@ def test_partitions_are_joined_and_proven(
     whole = dict(state.trained_weights(trained.model))
     of_ranks = [whole] * ranks if strategy == "zero2" else zero_shares(trained, ranks)
     schedule = with_weights(trained.lr_scheduler.state_dict(), trained.optimizer.param_groups)
-    proven = recut.digests(fresh)
+    proven = reshard.digests_as_saved(fresh)
     assert proven == {
-        "weights": state.of_ranks([tree_digest(tree) for tree in of_ranks]),
-        "optimizer": state.of_ranks(digests),
+        "weights": state.combine_ranks([tree_digest(tree) for tree in of_ranks]),
+        "optimizer": state.combine_ranks(digests),
         "scheduler": tree_digest(schedule),
     }
     entry = list(fresh.optimizer.state.values())[-1]["exp_avg"]
     kept = entry.clone()
     entry.flatten()[-1] += 1
-    assert recut.digests(fresh)["optimizer"] != proven["optimizer"]
+    assert reshard.digests_as_saved(fresh)["optimizer"] != proven["optimizer"]
     entry.copy_(kept)
-    assert recut.digests(fresh)["optimizer"] == proven["optimizer"]
+    assert reshard.digests_as_saved(fresh)["optimizer"] == proven["optimizer"]
     list(fresh.optimizer.state.values())[-1]["step"] += 1
-    assert recut.digests(fresh)["optimizer"] != proven["optimizer"], "one of a row's weights is ahead of the others"
+    assert reshard.digests_as_saved(fresh)["optimizer"] != proven["optimizer"], (
+        "one of a row's weights is ahead of the others"
+    )
     fresh.lr_scheduler.last_epoch += 1
-    assert recut.digests(fresh)["scheduler"] != proven["scheduler"]
+    assert reshard.digests_as_saved(fresh)["scheduler"] != proven["scheduler"]
 
 
 def test_left_out_the_optimizer_is_not_compared(trained: Any, make: Callable[..., Any], tmp_path: Path) -> None:
@@ -141,7 +143,7 @@ def test_left_out_the_optimizer_is_not_compared(trained: Any, make: Callable[...
     fresh.resumption = Resumption(
         folder=str(tmp_path), ranks=2, strategy="zero2", is_reshaped=True, leave_out=("optimizer",)
     )
-    assert set(recut.digests(fresh)) == {"weights", "scheduler"}
+    assert set(reshard.digests_as_saved(fresh)) == {"weights", "scheduler"}
 
 
 def test_shards_are_joined_and_proven(trained: Any, make: Callable[..., Any], tmp_path: Path) -> None:
@@ -171,13 +173,13 @@ def test_shards_are_joined_and_proven(trained: Any, make: Callable[..., Any], tm
         return [cut(each, rank) for each in value] if isinstance(value, list) else value
 
     parameters, buffers = dict(trained.model.named_parameters()), dict(trained.model.named_buffers())
-    proven = recut.digests(fresh)
+    proven = reshard.digests_as_saved(fresh)
     assert proven == {
-        "weights": state.of_ranks([tree_digest({**cut(parameters, rank), **buffers}) for rank in range(3)]),
-        "optimizer": state.of_ranks([tree_digest(cut(trained.optimizer.state_dict(), rank)) for rank in range(3)]),
+        "weights": state.combine_ranks([tree_digest({**cut(parameters, rank), **buffers}) for rank in range(3)]),
+        "optimizer": state.combine_ranks([tree_digest(cut(trained.optimizer.state_dict(), rank)) for rank in range(3)]),
     }
     next(iter(fresh.model.parameters())).data.flatten()[0] += 1
-    assert recut.digests(fresh)["weights"] != proven["weights"]
+    assert reshard.digests_as_saved(fresh)["weights"] != proven["weights"]
 
 
 def test_what_would_be_rounded_is_refused(trained: Any, make: Callable[..., Any], tmp_path: Path) -> None:
@@ -196,7 +198,7 @@ def test_of_one_number_of_processes_nothing_is_joined(trained: Any) -> None:
     for resumption in (Resumption(), Resumption(strategy="fsdp"), Resumption(strategy="ddp", is_reshaped=True)):
         trained.resumption = resumption
         assert not trained.joins
-        assert recut.digests(trained) == {} or resumption.strategy == "fsdp"
+        assert reshard.digests_as_saved(trained) == {} or resumption.strategy == "fsdp"
 
 
 def test_groups_without_weights_are_left_out_of_a_schedule_and_put_back() -> None:
@@ -221,7 +223,7 @@ def test_weights_that_are_in_parts_in_memory_are_put_together(make: Callable[...
     """As stage 3 has them: the parameter is empty, and each process has a part, filled up with zeros."""
     fresh = make(0)
     whole = dict(state.trained_weights(fresh.model))
-    expected = state.of_ranks([tree_digest(share) for share in zero_shares(fresh, 3)])
+    expected = state.combine_ranks([tree_digest(share) for share in zero_shares(fresh, 3)])
     shapes = {name: (weight, weight.data.clone()) for name, weight in fresh.model.named_parameters()}
     leave_out = ("optimizer",)
     fresh.resumption = Resumption(ranks=3, strategy="zero3", is_reshaped=True, leave_out=leave_out)
@@ -229,16 +231,16 @@ def test_weights_that_are_in_parts_in_memory_are_put_together(make: Callable[...
         weight.ds_numel, weight.ds_tensor = values.numel(), torch.cat([values.flatten(), torch.full((5,), 0.0)])
         weight.data = torch.empty(0)
     assert len(whole) > len(shapes), "buffers too"
-    assert recut.digests(fresh)["weights"] == expected
+    assert reshard.digests_as_saved(fresh)["weights"] == expected
     next(iter(shapes.values()))[0].ds_tensor[0] += 1
-    assert recut.digests(fresh)["weights"] != expected
+    assert reshard.digests_as_saved(fresh)["weights"] != expected
 
 
 def test_what_one_process_has_saved_is_compared_as_a_whole(trained: Any, make: Callable[..., Any]) -> None:
     fresh = make(0)
-    parallel = recipe_file.with_overrides(fresh.recipe, ["training.parallel={strategy: fsdp, processes: 2}"])
+    parallel = load.with_overrides(fresh.recipe, ["training.parallel={strategy: fsdp, processes: 2}"])
     fresh.recipe, fresh.resumption = parallel, Resumption(ranks=1, strategy="ddp", is_reshaped=True)
-    assert recut.digests(fresh) == {
+    assert reshard.digests_as_saved(fresh) == {
         "weights": tree_digest(state.trained_weights(fresh.model)),
         "optimizer": tree_digest(fresh.optimizer.state_dict()),
     }

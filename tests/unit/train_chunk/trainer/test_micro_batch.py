@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from baton.components.shared.core.errors import UserError
-from baton.components.shared.recipe import Recipe, recipe_file
-from baton.components.shared.recipe.model import Model
-from baton.components.shared.runs.run import Run
-from baton.components.shared.store.storage import Storage
-from baton.components.train_chunk.data.tokens import Tokens
-from baton.components.train_chunk.trainer import micro_batch
+from baton.errors import UserError
+from baton.recipe import load
+from baton.recipe.model import Model
+from baton.recipe.recipe import Recipe
+from baton.runs.run import Run
+from baton.store.storage import Storage
+from baton.train import build
+from baton.train.data.tokens import ChunkTokens
 from tests.unit.train_chunk.chunks import first_chunk
 
 
@@ -27,7 +28,7 @@ def recipe(**training: Any) -> Recipe:
         "data": {"source": "rows.jsonl"},
         "training": {"batch_size": 24, "micro_batch_size": "auto", **training},
     }
-    return recipe_file.validate(document, origin="tiny")
+    return load.validate(document, origin="tiny")
 
 
 @pytest.mark.parametrize(("room", "size"), [(99, 24), (24, 24), (23, 12), (11, 8), (7, 6), (5, 4), (3, 3), (1, 1)])
@@ -38,17 +39,17 @@ def test_the_largest_divisor_that_fits(room: int, size: int) -> None:
         tried.append(n)
         return n <= room
 
-    assert micro_batch.largest(recipe(), fits) == size
+    assert build.largest_micro_batch(recipe(), fits) == size
     assert tried == [n for n in (24, 12, 8, 6, 4, 3, 2, 1) if n >= size]
 
 
 def test_nothing_fits() -> None:
     with pytest.raises(UserError, match=r"not one row of data\.max_length 512 fits memory\. Set training\.gradient_ch"):
-        micro_batch.largest(recipe(), lambda n: False)
+        build.largest_micro_batch(recipe(), lambda n: False)
 
 
 def test_the_number_takes_auto_s_place() -> None:
-    given = micro_batch.with_size(recipe(), 8)
+    given = build.with_micro_batch(recipe(), 8)
     assert (given.micro_batch_size_per_process, given.gradient_accumulation_steps, given.split) == (8, 3, "3 x 8")
 
 
@@ -101,8 +102,8 @@ def test_the_process_that_is_first_decides(
     run.create(recipe().model_copy(update={"model": Model.model_validate(scratch)}))
     context = first_chunk(run)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    tokens = Tokens(run, context.recipe, context.plan, lambda _: str(tmp_path))
-    resolved = micro_batch.resolve(context, tokens, {}, str(tmp_path))
+    tokens = ChunkTokens(run, context.recipe, context.plan, lambda _: str(tmp_path))
+    resolved = build.resolve_micro_batch(context, tokens, {}, str(tmp_path))
     assert resolved.recipe.micro_batch_size_per_process == size
     assert resolved.identity != context.identity
 
@@ -118,7 +119,7 @@ def test_running_out_of_memory_is_an_answer(error: RuntimeError, survives: bool)
     def trial() -> None:
         raise error
 
-    assert micro_batch._survives(trial) is survives
+    assert build._survives(trial) is survives
 
 
 def test_another_failure_is_none() -> None:
@@ -126,4 +127,4 @@ def test_another_failure_is_none() -> None:
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-        micro_batch._survives(trial)
+        build._survives(trial)

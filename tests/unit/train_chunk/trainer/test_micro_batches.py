@@ -15,7 +15,7 @@ import datasets
 import pytest
 import torch
 
-from baton.components.shared.recipe import Recipe
+from baton.recipe.recipe import Recipe
 from tests.unit import tiny
 
 RTOL = 1e-6

@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from baton.components.shared.core.errors import UserError
-from baton.components.shared.models.trainable import freeze
-from baton.components.shared.recipe import Trainable
+from baton.errors import UserError
+from baton.models.trainable import freeze
+from baton.recipe.training import Trainable
 from tests.unit import tiny
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from baton.components.shared.checkpoints import zero
-from baton.components.shared.core.errors import DamagedError
-from baton.components.train_chunk.trainer.partitions import MASTER, MASTERS, OPTIMIZER, Cut, Piece, Saved, length
+from baton.checkpoint import zero_format
+from baton.errors import DamagedError
+from baton.train.sharding import MASTER, MASTERS, OPTIMIZER_STATES, Partitioning, SavedPartitions, Segment, row_length
 
 GROUPS = [[7, 1, 12], [5, 3]]
 """Sizes of weights that come out even for no number of processes."""
@@ -22,7 +22,7 @@ def whole(kind: str) -> list[torch.Tensor]:
     return list((torch.arange(28) + first).split([size for group in GROUPS for size in group]))
 
 
-def row(kind: str, pieces: list[Piece]) -> torch.Tensor:
+def row(kind: str, pieces: list[Segment]) -> torch.Tensor:
     """Returns a process's row, laid out value by value."""
     values: list[float] = []
     for piece in pieces:
@@ -30,13 +30,13 @@ def row(kind: str, pieces: list[Piece]) -> torch.Tensor:
     return torch.tensor(values)
 
 
-def state(stage: int, cut: Cut, rank: int) -> dict[str, Any]:
+def state(stage: int, cut: Partitioning, rank: int) -> dict[str, Any]:
     """Returns what DeepSpeed has in a process."""
     rows = cut.rows[rank]
-    lean = [length(pieces) - (pieces[-1].padding if stage == 2 else 0) for pieces in rows]
+    lean = [row_length(pieces) - (pieces[-1].padding if stage == 2 else 0) for pieces in rows]
     return {
         MASTERS[stage]: [row(MASTER, pieces)[:real] for pieces, real in zip(rows, lean, strict=True)],
-        OPTIMIZER[stage]: {
+        OPTIMIZER_STATES[stage]: {
             "state": {
                 number: {"step": torch.tensor(3.0), "exp_avg": row("exp_avg", pieces)}
                 for number, pieces in enumerate(rows)
@@ -47,21 +47,21 @@ def state(stage: int, cut: Cut, rank: int) -> dict[str, Any]:
     }
 
 
-def saved(stage: int, ranks: int, folder: Path) -> Saved:
+def saved(stage: int, ranks: int, folder: Path) -> SavedPartitions:
     """Writes what so many processes have, and reads it."""
-    cut = Cut(stage, GROUPS, ranks)
+    cut = Partitioning(stage, GROUPS, ranks)
     for rank in range(ranks):
-        zero.write(str(folder / zero.file_name(rank)), state(stage, cut, rank))
-    return Saved(str(folder), ranks, GROUPS)
+        zero_format.write(str(folder / zero_format.file_name(rank)), state(stage, cut, rank))
+    return SavedPartitions(str(folder), ranks, GROUPS)
 
 
 @pytest.mark.parametrize("stage", [2, 3])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 7, 16])
 def test_each_value_lies_in_one_place_and_all_rows_are_as_long(stage: int, ranks: int) -> None:
-    cut = Cut(stage, GROUPS, ranks)
+    cut = Partitioning(stage, GROUPS, ranks)
     values = torch.cat([row(MASTER, pieces) for rows in cut.rows for pieces in rows])
     assert torch.equal(values[values > 0].sort().values, torch.cat(whole(MASTER)))
-    assert len({tuple(length(pieces) for pieces in rows) for rows in cut.rows}) == 1
+    assert len({tuple(row_length(pieces) for pieces in rows) for rows in cut.rows}) == 1
 
 
 @pytest.mark.parametrize("stage", [2, 3])
@@ -70,14 +70,14 @@ def test_another_number_of_processes_reads_what_it_would_have_had(
     stage: int, before: int, after: int, tmp_path: Path
 ) -> None:
     parts = saved(stage, before, tmp_path)
-    cut = Cut(stage, GROUPS, after)
+    cut = Partitioning(stage, GROUPS, after)
     for rank in range(after):
         own = state(stage, cut, rank)
         made = parts.part({**own, MASTERS[stage]: None}, cut, rank)
         for mine, expected in zip(made[MASTERS[stage]], own[MASTERS[stage]], strict=True):
             assert torch.equal(mine[: len(expected)], expected)
         assert made["partition_count"] == after
-        optimizer, expected = made[OPTIMIZER[stage]], own[OPTIMIZER[stage]]
+        optimizer, expected = made[OPTIMIZER_STATES[stage]], own[OPTIMIZER_STATES[stage]]
         assert optimizer["param_groups"] == expected["param_groups"]
         for number, entries in expected["state"].items():
             assert torch.equal(optimizer["state"][number]["exp_avg"], entries["exp_avg"])
@@ -89,7 +89,7 @@ def test_one_process_reads_whole_weights(stage: int, tmp_path: Path) -> None:
     parts = saved(stage, 3, tmp_path)
     counts = []
     for number, values in enumerate(whole(MASTER)):
-        pieces = [Piece(number, 0, len(values))]
+        pieces = [Segment(number, 0, len(values))]
         assert torch.equal(parts.row(MASTER, pieces), values)
         assert torch.equal(parts.state(pieces)["exp_avg"], whole("exp_avg")[number])
         counts.append(parts.state(pieces)["step"])
@@ -104,30 +104,30 @@ def test_parts_of_another_model_are_refused(stage: int, tmp_path: Path) -> None:
     saved(stage, 2, tmp_path)
     for groups in ([[7, 1, 40], [5, 3]], [[7, 1], [5, 3]]):
         with pytest.raises(DamagedError):
-            Saved(str(tmp_path), 2, groups)
+            SavedPartitions(str(tmp_path), 2, groups)
 
 
 def test_long_rows_of_stage_3_that_follow_the_number_of_processes(tmp_path: Path) -> None:
     """DeepSpeed ends a row of stage 3 at so many values of a process: with fewer processes there are more rows."""
-    cut = Cut(3, [[7], [1, 12], [5, 3]], 2)
+    cut = Partitioning(3, [[7], [1, 12], [5, 3]], 2)
     for rank in range(2):
-        zero.write(str(tmp_path / zero.file_name(rank)), state(3, cut, rank))
-    parts = Saved(str(tmp_path), 2, GROUPS)
-    assert torch.equal(parts.row(MASTER, [Piece(2, 0, 12)]), whole(MASTER)[2])
+        zero_format.write(str(tmp_path / zero_format.file_name(rank)), state(3, cut, rank))
+    parts = SavedPartitions(str(tmp_path), 2, GROUPS)
+    assert torch.equal(parts.row(MASTER, [Segment(2, 0, 12)]), whole(MASTER)[2])
 
 
 def test_values_in_fewer_bits_stay_in_them(tmp_path: Path) -> None:
     """Also where zeros fill a row up, and where a process has nothing but those."""
-    cut = Cut(2, GROUPS, 2)
+    cut = Partitioning(2, GROUPS, 2)
     for rank in range(2):
         part = state(2, cut, rank)
-        for entries in part[OPTIMIZER[2]]["state"].values():
+        for entries in part[OPTIMIZER_STATES[2]]["state"].values():
             entries["exp_avg"] = entries["exp_avg"].to(torch.bfloat16)
-        zero.write(str(tmp_path / zero.file_name(rank)), part)
-    parts, others = Saved(str(tmp_path), 2, GROUPS), Cut(2, GROUPS, 16)
+        zero_format.write(str(tmp_path / zero_format.file_name(rank)), part)
+    parts, others = SavedPartitions(str(tmp_path), 2, GROUPS), Partitioning(2, GROUPS, 16)
     for pieces in (row for rows in others.rows for row in rows):
         if any(piece.start < piece.stop for piece in pieces):
             assert parts.row("exp_avg", pieces).dtype == torch.bfloat16
             assert parts.row(MASTER, pieces).dtype == torch.float32
         else:
-            assert parts.row(MASTER, pieces).tolist() == [0.0] * length(pieces)
+            assert parts.row(MASTER, pieces).tolist() == [0.0] * row_length(pieces)

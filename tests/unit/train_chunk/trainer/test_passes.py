@@ -12,21 +12,20 @@ import pytest
 import torch
 from torch import nn
 
-from baton.components.shared.core.errors import UserError
-from baton.components.train_chunk.data.distributed_sampler import DistributedBatches
-from baton.components.train_chunk.trainer import passes, virtual
-from baton.components.train_chunk.trainer.base import ChunkTrainer
-from baton.components.train_chunk.trainer.dealt_evaluation import Dealt
-from baton.components.train_chunk.trainer.passes import COUNTER, Passes
+from baton.errors import UserError
+from baton.train import virtual
+from baton.train.data.samplers import DistributedBatches
+from baton.train.protocol import ChunkTrainer
+from baton.train.virtual import COUNTER, DistributedEvaluation, MicroBatches
 
 WORKERS = 4
 
 
-def of_rows(rest: int, micro: int, own: range, *, sums: bool = False) -> tuple[Passes, list[list[int]]]:
+def of_rows(rest: int, micro: int, own: range, *, sums: bool = False) -> tuple[MicroBatches, list[list[int]]]:
     """The passes of a last step with so many rows, and the rows of each."""
     pieces = DistributedBatches(range(8 + rest), batch_size=8, micro=micro, world_size=WORKERS)
     batches = list(pieces)[8 // micro :]
-    made = Passes.of_rows(own, len(batches) // WORKERS, pieces, 1, sums=sums)
+    made = MicroBatches.of_rows(own, len(batches) // WORKERS, pieces, 1, sums=sums)
     return made, [batch for worker in own for batch in batches[worker::WORKERS]]
 
 
@@ -57,7 +56,7 @@ def test_workers_that_no_row_is_left_for_make_no_pass(rest: int, fillers: set[in
 
 
 def test_a_process_makes_the_passes_of_one_worker_after_the_other() -> None:
-    made = Passes.of(range(2, 4), 3, WORKERS)
+    made = MicroBatches.of(range(2, 4), 3, WORKERS)
     assert len(made) == 6
     assert made.total == 12
     assert [made.at(position) for position in range(6)] == [(2, 0), (2, 1), (2, 2), (3, 0), (3, 1), (3, 2)]
@@ -86,12 +85,12 @@ def passing(of: Any, tokens: int, loss: float) -> Any:
 
 def test_what_a_pass_has_come_to_is_apart_until_it_is_added() -> None:
     ours, theirs = trainer(), trainer()
-    made = [passes.record(ours, "train", passing(ours, *of)) for of in ((5, 2.0), (7, 3.0))]
+    made = [virtual.record_micro_batch(ours, "train", passing(ours, *of)) for of in ((5, 2.0), (7, 3.0))]
     assert [record.tokens for record in made] == [5, 7]
     assert [record.outputs for record in made] == ["outputs"] * 2
     assert (ours._metrics, getattr(ours, COUNTER)) == (theirs._metrics, 30)
     for record in made:
-        passes.add(ours, "train", record)
+        virtual.add_micro_batch(ours, "train", record)
     assert ours._metrics["train"] == {"loss": [1.0, 2.0, 3.0], "num_tokens": [42]}, "a total is no value of each pass"
     assert getattr(ours, COUNTER) == 42
 
@@ -104,12 +103,12 @@ def test_a_pass_that_fails_leaves_the_log_as_it_was() -> None:
         raise MemoryError
 
     with pytest.raises(MemoryError):
-        passes.record(ours, "train", failing)
+        virtual.record_micro_batch(ours, "train", failing)
     assert (ours._metrics, getattr(ours, COUNTER)) == (trainer()._metrics, 30)
 
 
 def drawn(seed: int, step: int, place: str) -> tuple[float, float, float]:
-    made: Any = Dealt()
+    made: Any = DistributedEvaluation()
     made.args, made.state = SimpleNamespace(seed=seed), SimpleNamespace(global_step=step)
     made.seed(place)
     return random.random(), float(np.random.rand()), float(torch.rand(()))

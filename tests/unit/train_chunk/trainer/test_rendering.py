@@ -8,7 +8,7 @@ from typing import Any
 import datasets
 import pytest
 
-from baton.components.shared.models import loading
+from baton.models import loading
 from tests.unit import tiny
 
 TEMPLATE = (

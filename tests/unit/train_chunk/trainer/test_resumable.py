@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from baton.components.shared.core.labels import IGNORED
-from baton.components.train_chunk.data.distributed_sampler import DistributedBatches
-from baton.components.train_chunk.distributed.watchdog import NullWatchdog
+from baton.models.train_rows import IGNORED
+from baton.train.data.samplers import DistributedBatches
+from baton.train.distributed.watchdog import NullWatchdog
 from tests.unit import tiny
 from tests.unit.train_chunk.resuming import ROWS, Chunks
 

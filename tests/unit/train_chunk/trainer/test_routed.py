@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import MixtralConfig, MixtralForCausalLM
 
-from baton.components.shared.models import loading
+from baton.models import loading
 from tests.unit import tiny
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from baton.components.train_chunk.trainer import router
+from baton.train import router
 
 EVEN = torch.zeros(4, 4)
 """Four tokens, four experts, no preference."""

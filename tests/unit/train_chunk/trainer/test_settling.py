@@ -14,8 +14,8 @@ import pytest
 import torch
 import transformers
 
-from baton.components.shared.core.digest import tree_digest
-from baton.components.train_chunk.trainer import settling
+from baton.checkpoint.digest import tree_digest
+from baton.train import trainer as settling
 from tests.unit import tiny
 
 
@@ -55,12 +55,12 @@ def test_large_state_is_paged_and_keeps_its_values(kind: str, pages: Callable[[]
     values = next(iter(optimizer.state.values()))
     before = {name: value.clone() for name, value in values.items() if isinstance(value, torch.Tensor)}
     paged = pages()
-    settling.page(optimizer)
+    settling.page_state(optimizer)
     names = {"state1", "state2"} & values.keys()
     assert len(paged) == len(names) > 0
     assert all(values[name].is_paged for name in names)
     assert all(torch.equal(values[name], before[name]) for name in names)
-    settling.page(optimizer)  # what is paged is left alone
+    settling.page_state(optimizer)  # what is paged is left alone
     assert len(paged) == len(names)
 
 
@@ -77,7 +77,7 @@ def test_a_checkpoint_is_loaded_to_pages(
     with monkeypatch.context() as patch:
         patch.setattr(torch.cuda, "is_available", lambda: True)
         paged = pages()
-        with settling.settled(optimizer):
+        with settling.free_load_memory(optimizer):
             assert resumed.load_state_dict.keywords == {"move_to_device": False}
             optimizer.load_state_dict(saved)
     assert len(paged) == 2
@@ -88,7 +88,7 @@ def test_a_checkpoint_is_loaded_to_pages(
 @pytest.mark.filterwarnings("ignore:Paged optimizers are not supported on CPU")
 def test_small_state_is_not_paged() -> None:
     optimizer = stepped("PagedAdamW32bit", 3)
-    settling.page(optimizer)
+    settling.page_state(optimizer)
     assert not hasattr(next(iter(optimizer.state.values()))["state1"], "is_paged")
 
 
@@ -98,7 +98,7 @@ def test_any_other_optimizer_is_left_as_it_is() -> None:
     weight.sum().backward()
     optimizer.step()
     before = copy.deepcopy(optimizer.state_dict())
-    with settling.settled(optimizer):
+    with settling.free_load_memory(optimizer):
         optimizer.load_state_dict(before)
     assert str(optimizer.state_dict()) == str(before)
 
@@ -118,7 +118,7 @@ def test_what_loading_takes_is_given_back(on_gpu: bool, monkeypatch: pytest.Monk
     gone = weakref.ref(held)
     gc.disable()
     try:
-        with settling.settled(SimpleNamespace(load_state_dict=print)):
+        with settling.free_load_memory(SimpleNamespace(load_state_dict=print)):
             del held
             assert gone() is not None
         assert gone() is None
@@ -129,9 +129,9 @@ def test_what_loading_takes_is_given_back(on_gpu: bool, monkeypatch: pytest.Monk
 
 def test_without_a_gpu_nothing_is_paged(monkeypatch: pytest.MonkeyPatch) -> None:
     optimizer = SimpleNamespace(is_paged=True, load_state_dict=print, state={})
-    monkeypatch.setattr(settling, "page", lambda _: pytest.fail("paged"))
+    monkeypatch.setattr(settling, "page_state", lambda _: pytest.fail("paged"))
     load = optimizer.load_state_dict
-    with settling.settled(SimpleNamespace(optimizer=optimizer)):
+    with settling.free_load_memory(SimpleNamespace(optimizer=optimizer)):
         assert optimizer.load_state_dict is load
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from baton.components.shared.core.digest import tree_digest
-from baton.components.train_chunk.trainer import sharding
-from baton.components.train_chunk.trainer.base import Resumption
+from baton.checkpoint.digest import tree_digest
+from baton.train import sharding
+from baton.train.protocol import Resumption
 from tests.unit import tiny
 
 ROWS = [{"prompt": row["prompt"], "completion": row["chosen"]} for row in tiny.PAIRS]

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
-from baton.components.shared.checkpoints.meta import CheckpointMeta
-from baton.components.shared.runs.documents.training import Origin
-from baton.components.train_chunk.trainer.takeover import Takeover
+from baton.checkpoint.manifest import CheckpointMeta
+from baton.runs.documents import Origin
+from baton.train.fork import ForkOverrides
 
 
 def trainer(rate: float, schedule: str, decay: float = 0.0) -> Any:
@@ -40,11 +40,11 @@ def trained(one: Any, losses: tuple[float, ...]) -> None:
         one.lr_scheduler.step(loss) if isinstance(one.lr_scheduler, ReduceLROnPlateau) else one.lr_scheduler.step()
 
 
-def restored(parent: Any, fork: Any, folder: Path, changed: dict[str, list[Any]]) -> Takeover:
+def restored(parent: Any, fork: Any, folder: Path, changed: dict[str, list[Any]]) -> ForkOverrides:
     """Restores the parent's state in a fork, as `Trainer` does."""
     (folder / "trainer_state.json").write_text(json.dumps({"max_steps": 10}))
     torch.save(parent.lr_scheduler.state_dict(), folder / "scheduler.pt")
-    takeover = Takeover(str(folder), changed)
+    takeover = ForkOverrides(str(folder), changed)
     takeover.note(fork)
     fork.optimizer.load_state_dict(parent.optimizer.state_dict())
     fork.lr_scheduler.load_state_dict(parent.lr_scheduler.state_dict())
@@ -92,11 +92,11 @@ def test_the_length_and_form_that_the_fork_decides_are_no_difference_of_state(tm
 
 def test_a_fork_with_nothing_changed_takes_nothing_over(tmp_path: Path) -> None:
     origin = Origin(run_uri="parent", step=4, digest="d", changed={})
-    assert Takeover.of(str(tmp_path), CheckpointMeta(digest="d")) is None
-    assert Takeover.of(str(tmp_path), CheckpointMeta(digest="d", forked_from=origin)) is None
+    assert ForkOverrides.of(str(tmp_path), CheckpointMeta(digest="d")) is None
+    assert ForkOverrides.of(str(tmp_path), CheckpointMeta(digest="d", forked_from=origin)) is None
     (tmp_path / "trainer_state.json").write_text(json.dumps({"max_steps": 10}))
     torch.save({}, tmp_path / "scheduler.pt")
     changed = origin.model_copy(update={"changed": {"training.max_steps": [10, 20]}})
-    found = Takeover.of(str(tmp_path), CheckpointMeta(digest="d", forked_from=changed))
+    found = ForkOverrides.of(str(tmp_path), CheckpointMeta(digest="d", forked_from=changed))
     assert found is not None
     assert found.changed == {"training.max_steps": [10, 20]}

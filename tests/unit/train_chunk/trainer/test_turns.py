@@ -9,10 +9,10 @@ import datasets
 import pytest
 import torch
 
-from baton.components.evaluate import measures
-from baton.components.shared.models import conversing, generation, loading
-from baton.components.shared.models.rewards.information_gain import InformationGain
-from baton.components.shared.recipe import Recipe
+from baton.evaluate import measures
+from baton.models import chat, generate, loading
+from baton.models.rewards import InformationGain
+from baton.recipe.recipe import Recipe
 from tests.unit import tiny
 from tests.unit.train_chunk.trainer import judged
 
@@ -55,7 +55,7 @@ def test_the_model_sees_the_chat_and_the_function_the_text(
     assert call["answer"] == [texts[prompt] for prompt in call["prompts"]]
     tokenizer = trainer.processing_class
     assert call["completions"] == tokenizer.batch_decode(call["completion_ids"], skip_special_tokens=True)
-    assert conversing.PROMPT_TEXT not in call
+    assert chat.PROMPT_TEXT not in call
     for prompt, messages in zip(call["prompts"], call["prompt_messages"], strict=True):
         assert messages == [SYSTEM, {"role": "user", "content": prompt.removesuffix("\n")}]
         seen = trainer._tokenize_prompts([messages])[0][0]
@@ -123,14 +123,14 @@ def test_the_held_out_reward_goes_by_the_row_s_own_shape(chat_base: str) -> None
         assert "reward" in measured.figures
         assert {type(value) for name in ("prompts", "completions") for value in call[name]} == {kind}
         assert call["answer"] == tokens["answer"]
-        assert conversing.PROMPT_TEXT not in call
+        assert chat.PROMPT_TEXT not in call
         assert ("prompt_messages" in call) is (kind is str)
 
 
 def test_a_ready_function_that_reads_the_prompt_reads_what_the_model_saw(chat_base: str) -> None:
     model, tokenizer = loading.load_model(chat_base).eval(), loading.load_tokenizer(chat_base)
     gain = InformationGain()
-    gain.bind(generation.Judged(model, tokenizer))
+    gain.bind(generate.Judged(model, tokenizer))
     thoughts = [tokenizer("so", add_special_tokens=False)["input_ids"]]
     messages = [TALKS[3]["prompt"]]
     of_text = gain(["What is 3?\n"], thoughts, ["3"], prompt_messages=messages)

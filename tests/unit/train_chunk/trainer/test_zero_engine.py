@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from baton.components.shared.checkpoints import zero as files
-from baton.components.shared.core.digest import tree_digest
-from baton.components.train_chunk.trainer.base import Resumption
-from baton.components.train_chunk.trainer.partitions import MASTERS, OPTIMIZER, Cut, sizes
+from baton.checkpoint import zero_format as files
+from baton.checkpoint.digest import tree_digest
+from baton.train.protocol import Resumption
+from baton.train.sharding import MASTERS, OPTIMIZER_STATES, Partitioning, weight_sizes
 from tests.unit import tiny
 
 ROWS = [{"prompt": row["prompt"], "completion": row["chosen"]} for row in tiny.PAIRS]
@@ -43,7 +43,7 @@ class Engine:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns its state, as far as it is looked at."""
-        rows = Cut(self.stage, sizes([self.weights]), 1).rows[0]
+        rows = Partitioning(self.stage, weight_sizes([self.weights]), 1).rows[0]
         values = torch.cat([weight.data.flatten() for weight in self.weights])
         return {
             **KEPT,
@@ -52,7 +52,7 @@ class Engine:
             "zero_stage": self.stage,
             "param_slice_mappings": [{}],
             MASTERS[self.stage]: [values],
-            OPTIMIZER[self.stage]: {
+            OPTIMIZER_STATES[self.stage]: {
                 "state": {
                     number: {"exp_avg": torch.zeros(sum(piece.length for piece in row))}
                     for number, row in enumerate(rows)
@@ -96,7 +96,7 @@ def make(tiny_base: str, tmp_path: Path) -> Callable[[int], Any]:
 
 def test_what_follows_from_the_recipe_is_not_kept(make: Callable[[int], Any]) -> None:
     trainer = make(2)
-    assert set(trainer.optimizer_state()) == {*KEPT, MASTERS[2], OPTIMIZER[2]}
+    assert set(trainer.optimizer_state()) == {*KEPT, MASTERS[2], OPTIMIZER_STATES[2]}
     assert trainer.is_zero
     trainer.is_deepspeed_enabled = False
     assert set(trainer.optimizer_state()) > {"loss_scaler", "clip_grad", "zero_stage", "param_slice_mappings"}
@@ -166,7 +166,7 @@ def test_what_another_number_of_processes_has_saved_is_cut_anew(
 ) -> None:
     trainer = make(stage)
     own, weights = trainer.optimizer_state(), trainer.optimizer.weights
-    cut = Cut(stage, sizes([weights]), 2)
+    cut = Partitioning(stage, weight_sizes([weights]), 2)
     values = [weight.data.flatten() for weight in weights]
     for rank, rows in enumerate(cut.rows):
 
@@ -179,7 +179,7 @@ def test_what_another_number_of_processes_has_saved_is_cut_anew(
         part = {
             **own,
             MASTERS[stage]: [row(pieces, lean=stage == 2) for pieces in rows],
-            OPTIMIZER[stage]: {"state": entries, "param_groups": [{"lr": 0.5, "params": [0]}]},
+            OPTIMIZER_STATES[stage]: {"state": entries, "param_groups": [{"lr": 0.5, "params": [0]}]},
         }
         files.write(str(tmp_path / files.file_name(rank)), part)
     trainer.resumption = Resumption(folder=str(tmp_path), ranks=2, strategy=f"zero{stage}", is_reshaped=True)
@@ -187,8 +187,8 @@ def test_what_another_number_of_processes_has_saved_is_cut_anew(
     ((part,), _) = next(each for each in trainer.optimizer.asked if isinstance(each, tuple))
     everything = torch.cat(values)
     assert torch.equal(part[MASTERS[stage]][0][: len(everything)], everything)
-    assert torch.equal(part[OPTIMIZER[stage]]["state"][0]["exp_avg"][: len(everything)], everything)
-    assert part[OPTIMIZER[stage]]["param_groups"] == [{"lr": 0.5, "params": [0]}]
+    assert torch.equal(part[OPTIMIZER_STATES[stage]]["state"][0]["exp_avg"][: len(everything)], everything)
+    assert part[OPTIMIZER_STATES[stage]]["param_groups"] == [{"lr": 0.5, "params": [0]}]
 
 
 @pytest.mark.parametrize("leave_out", [(), ("optimizer",)])

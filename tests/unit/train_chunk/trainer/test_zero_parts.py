@@ -12,14 +12,15 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from baton.components.shared.recipe import Recipe, recipe_file
-from baton.components.train_chunk.trainer import sharding, zero
+from baton.recipe import load
+from baton.recipe.recipe import Recipe
+from baton.train import sharding
 
 
 def recipe(*overrides: str) -> Recipe:
     document = {"name": "zero", "model": {"base": "org/model"}, "data": {"source": "rows.jsonl"}}
-    found = recipe_file.validate({**document, "training": {"batch_size": 8}}, origin="zero")
-    return recipe_file.with_overrides(found, overrides)
+    found = load.validate({**document, "training": {"batch_size": 8}}, origin="zero")
+    return load.with_overrides(found, overrides)
 
 
 @pytest.fixture
@@ -57,11 +58,11 @@ WHOLE = {"stage3_gather_16bit_weights_on_model_save": True}
 
 @pytest.mark.usefixtures("package")
 def test_settings_on_cpus_keep_it_from_compiling() -> None:
-    found = zero.arguments(recipe("training.parallel={strategy: zero2, processes: 2}"))
+    found = sharding.deepspeed_arguments(recipe("training.parallel={strategy: zero2, processes: 2}"))
     assert found == {"deepspeed": {"zero_optimization": {"stage": 2, **BUCKET}, **REST}}
     assert os.environ["DS_ACCELERATOR"] == "cpu"
     assert sys.modules["deepspeed.ops"].__compatible_ops__ == {"deepspeed_shm_comm": False, "other": True}
-    found = zero.arguments(recipe("training.parallel={strategy: zero3, processes: 2}"))
+    found = sharding.deepspeed_arguments(recipe("training.parallel={strategy: zero3, processes: 2}"))
     assert found["deepspeed"]["zero_optimization"] == {"stage": 3, **BUCKET, **WHOLE}
 
 
@@ -69,7 +70,7 @@ def test_settings_on_cpus_keep_it_from_compiling() -> None:
 @pytest.mark.parametrize("stage", [2, 3])
 def test_settings_on_gpus(stage: int) -> None:
     parallel = f"training.parallel={{strategy: zero{stage}, offload: cpu}}"
-    found = zero.arguments(recipe(parallel, "resources.gpus=2"))
+    found = sharding.deepspeed_arguments(recipe(parallel, "resources.gpus=2"))
     host = {"device": "cpu", "pin_memory": True}
     expected = {"stage": stage, **BUCKET, "offload_optimizer": host}
     assert found["deepspeed"]["zero_optimization"] == (
@@ -82,13 +83,13 @@ def test_settings_on_gpus(stage: int) -> None:
 @pytest.mark.usefixtures("package")
 def test_each_strategy_has_its_arguments() -> None:
     uncompiled = {"torch_compile": False, "torch_compile_mode": None}
-    assert sharding.arguments(recipe("training.parallel={processes: 2}")) == uncompiled
+    assert sharding.sharding_arguments(recipe("training.parallel={processes: 2}")) == uncompiled
     sharded = {"version": 2, "state_dict_type": "SHARDED_STATE_DICT", "cpu_offload": False}
-    found = sharding.arguments(recipe("training.parallel={strategy: fsdp, processes: 2}"))
+    found = sharding.sharding_arguments(recipe("training.parallel={strategy: fsdp, processes: 2}"))
     assert found == {"fsdp": True, "fsdp_config": sharded, **uncompiled}
-    found = sharding.arguments(recipe("training.parallel={strategy: fsdp, offload: cpu}", "resources.gpus=2"))
+    found = sharding.sharding_arguments(recipe("training.parallel={strategy: fsdp, offload: cpu}", "resources.gpus=2"))
     assert found["fsdp_config"] == {**sharded, "cpu_offload": True}
-    found = sharding.arguments(recipe("training.parallel={strategy: zero2, processes: 2}"))
+    found = sharding.sharding_arguments(recipe("training.parallel={strategy: zero2, processes: 2}"))
     assert set(found) == {"deepspeed", *uncompiled}
     assert found["torch_compile"] is False
 
@@ -118,7 +119,7 @@ def test_what_stands_after_a_weights_last_value_becomes_zero(
     sizes = [(5, 3), (4, 2), (1, 1)]
     group = [Weight(ds_tensor=torch.full((part,), 7.0), ds_numel=whole) for whole, part in sizes]
     optimizer = SimpleNamespace(fp16_groups=[group], fp32_partitioned_groups_flat=[torch.full((6,), 7.0)])
-    zero._clear_padding(optimizer)
+    sharding._clear_padding(optimizer)
     assert [weight.ds_tensor.tolist() for weight in group] == cleared
     assert optimizer.fp32_partitioned_groups_flat[0].tolist() == masters
 
@@ -131,7 +132,7 @@ def test_buffers_are_restored_from_the_models_own_files(tmp_path: Path) -> None:
     save_file({"running_var": torch.tensor([3.0, 4.0])}, tmp_path / "model-00002-of-00002.safetensors")
     save_file({"num_batches_tracked": torch.tensor(9)}, tmp_path / "adapter_model.safetensors")
     (tmp_path / "model.json").write_text("{}")
-    zero._load_buffers(model, str(tmp_path))
+    sharding._load_buffers(model, str(tmp_path))
     assert model.running_mean is not None
     assert model.running_var is not None
     assert model.running_mean.tolist() == [1.0, 2.0]

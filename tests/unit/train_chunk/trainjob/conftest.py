@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from baton.components.train_chunk.trainjob import job as job_module
+from baton.train.trainjob import job as job_module
 from tests.unit.train_chunk.trainjob.job_api import JobApi
 
 

@@ -11,15 +11,16 @@ from typing import Any
 
 import pytest
 
-from baton.components.shared.core.errors import BatonError, UserError
-from baton.components.shared.recipe import Recipe, recipe_file
-from baton.components.shared.runs.run import Run
-from baton.components.shared.store.storage import Storage
-from baton.components.train_chunk import attempts
-from baton.components.train_chunk.outcome import Ending, Outcome
-from baton.components.train_chunk.trainjob import elastic, stage
-from baton.components.train_chunk.trainjob.cluster import Cluster
-from baton.components.train_chunk.trainjob.manifest import Owner, train_job
+from baton.errors import BatonError, UserError
+from baton.recipe import load
+from baton.recipe.recipe import Recipe
+from baton.runs.run import Run
+from baton.store.storage import Storage
+from baton.train import chunk, supervisor
+from baton.train.chunk import Ending, Outcome
+from baton.train.trainjob import job as elastic
+from baton.train.trainjob.cluster import Cluster
+from baton.train.trainjob.manifest import Owner, train_job
 from tests.unit.train_chunk.chunks import first_chunk
 from tests.unit.train_chunk.trainjob.job_api import NAMESPACE, JobApi, ended, waiting
 
@@ -30,12 +31,12 @@ NO_ROOM = [{"type": "PodScheduled", "status": "False", "message": "0/3 nodes: in
 
 def _recipe(*overrides: str) -> Recipe:
     nodes = "resources.nodes={min: 1, max: 4, patience: 1s}"
-    return recipe_file.load(SCRATCH, [nodes, "training.parallel.virtual_workers=4", *overrides])
+    return load.load(SCRATCH, [nodes, "training.parallel.virtual_workers=4", *overrides])
 
 
 def _run(api: JobApi, *overrides: str, notice: Callable[[], str | None] = lambda: None) -> tuple[int, bool]:
     """Follows a chunk's jobs; returns how many nodes the last one had, and whether it ended by itself."""
-    job, by_itself = elastic.run(Cluster(api.client(), NAMESPACE), _recipe(*overrides), RUN, 1, notice)
+    job, by_itself = elastic.run_job(Cluster(api.client(), NAMESPACE), _recipe(*overrides), RUN, 1, notice)
     return job.nodes, by_itself
 
 
@@ -238,7 +239,7 @@ def test_pods_of_the_job_before_count_for_nothing(api: JobApi) -> None:
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """A run whose jobs follow each other at once."""
-    monkeypatch.setattr(attempts, "PAUSE_S", 0.0)
+    monkeypatch.setattr(supervisor, "PAUSE_S", 0.0)
     made = Run(Storage(str(tmp_path / "store")), "demo")
     made.create(_recipe())
     return made
@@ -249,19 +250,19 @@ def _stage(api: JobApi, run: Run) -> Outcome:
 
     def train(run_uri: str, index: int) -> Outcome:
         cluster = Cluster(api.client(), NAMESPACE)
-        return stage.run(replace(first_chunk(Run.open(run_uri)), index=index), None, cluster)
+        return chunk.run_trainjob(replace(first_chunk(Run.open(run_uri)), index=index), None, cluster)
 
-    return attempts.run(run.uri, 1, train)
+    return supervisor.run(run.uri, 1, train)
 
 
 def _follow(api: JobApi, run: Run) -> Outcome:
     """Runs it as far as its jobs go, as nodes that are none commit nothing."""
 
     def train(run_uri: str, index: int) -> Outcome:
-        elastic.run(Cluster(api.client(), NAMESPACE), _recipe(), run_uri, index, lambda: None)
+        elastic.run_job(Cluster(api.client(), NAMESPACE), _recipe(), run_uri, index, lambda: None)
         return Outcome(Ending.DONE, run_uri)
 
-    return attempts.run(run.uri, 1, train)
+    return supervisor.run(run.uri, 1, train)
 
 
 def test_after_a_loss_fewer_train_and_then_more(api: JobApi, run: Run) -> None:

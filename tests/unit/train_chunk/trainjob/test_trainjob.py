@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from kubernetes import client
 
-from baton.components.shared.core.errors import BatonError, LostError, SkipError, UserError
-from baton.components.shared.recipe import recipe_file
-from baton.components.train_chunk.trainjob import job as job_module
-from baton.components.train_chunk.trainjob.cluster import Cluster
-from baton.components.train_chunk.trainjob.job import Job
-from baton.components.train_chunk.trainjob.manifest import Owner, labels, train_job
+from baton.errors import BatonError, ProcessLostError, SkipError, UserError
+from baton.recipe import load
+from baton.train.trainjob import job as job_module
+from baton.train.trainjob.cluster import Cluster
+from baton.train.trainjob.job import Job
+from baton.train.trainjob.manifest import Owner, labels, train_job
 from tests.unit.train_chunk.trainjob.job_api import NAMESPACE, JobApi, ended, waiting
 
 SCRATCH = str(Path(__file__).parents[3] / "recipes" / "scratch.yaml")
@@ -26,7 +26,7 @@ RUN = "s3://baton/runs/demo"
 
 
 def _document(owner: Owner | None = None) -> dict[str, Any]:
-    return train_job(recipe_file.load(SCRATCH, ["resources.nodes=2"]), RUN, 1, owner)
+    return train_job(load.load(SCRATCH, ["resources.nodes=2"]), RUN, 1, owner)
 
 
 def _job(api: JobApi, *, wait: float = 30, notice: Callable[[], str | None] = lambda: None, owner: str = "") -> Job:
@@ -231,20 +231,20 @@ def _silent(api: JobApi) -> None:
     ("befall", "kind", "message"),
     [
         (_killed, BatonError, r"node 1 \(machine-1\) ran out of memory and was killed"),
-        (_evicted, LostError, r"node 1 \(machine-1\) was evicted: The node was low on resource"),
-        (_disrupted, LostError, "node 1 .* was preempted: DeletionByTaintManager: taint x"),
-        (_lost, LostError, "node 1 .* is lost: Node machine-1 is not responding"),
+        (_evicted, ProcessLostError, r"node 1 \(machine-1\) was evicted: The node was low on resource"),
+        (_disrupted, ProcessLostError, "node 1 .* was preempted: DeletionByTaintManager: taint x"),
+        (_lost, ProcessLostError, "node 1 .* is lost: Node machine-1 is not responding"),
         (_told, UserError, "^no such bucket.$"),
         (_other_told, BatonError, "^its disk is full.$"),
         (_gone, BatonError, "^its disk is full.$"),
-        (_shot, LostError, r"node 1 \(machine-1\) was killed, by the kernel for its memory or with its machine"),
+        (_shot, ProcessLostError, r"node 1 \(machine-1\) was killed, by the kernel for its memory or with its machine"),
         (_silent, BatonError, r"node 0 .* ended with code 3. Its last lines: first \| ImportError: libcuda$"),
         (_full, BatonError, 'node 1 .* was evicted: Usage of EmptyDir volume "shm" exceeds the limit'),
-        (_told_to_end, LostError, "node 1 .* was killed"),
-        (_parted, LostError, "^rank 0 failed: NCCL.$"),
+        (_told_to_end, ProcessLostError, "node 1 .* was killed"),
+        (_parted, ProcessLostError, "^rank 0 failed: NCCL.$"),
         (_spoilt, SkipError, "^step 7 has the loss nan.$"),
-        (_without_master, LostError, "node 0 .* ended with code 1. Its last lines: .*DistNetworkError"),
-        (_vanished, LostError, "the TrainJob failed: JobsFailed: it was too slow"),
+        (_without_master, ProcessLostError, "node 0 .* ended with code 1. Its last lines: .*DistNetworkError"),
+        (_vanished, ProcessLostError, "the TrainJob failed: JobsFailed: it was too slow"),
         (lambda api: None, BatonError, "the TrainJob failed: JobsFailed: it was too slow"),
     ],
 )

@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import BertConfig, BertForSequenceClassification, BertModel, BertTokenizer
 
-from baton.components.shared.core.errors import UserError
-from baton.components.shared.models.metrics.bertscore import BertScore
+from baton.errors import UserError
+from baton.models.metrics import BertScore
 
 WORDS = (
     "[PAD]",

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rouge_score.rouge_scorer import RougeScorer
 
-from baton.components.shared.models.metrics import figures, texts
+from baton.models import metrics
 
 WRITTEN = [
     "The cat sat on the mat, and the dog lay beside it.",
@@ -41,7 +41,7 @@ def test_corpus_scores_are_those_of_sacrebleu_s_command(metric: str, tmp_path: P
         (tmp_path / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     command = [sys.executable, "-m", "sacrebleu", "truth", "-i", "written", "-m", metric, "-w", "12", "-f", "json"]
     theirs = json.loads(subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout)
-    found = texts.METRICS[metric]([row.replace("\n", " ") for row in WRITTEN], TRUTH)
+    found = metrics.METRICS[metric]([row.replace("\n", " ") for row in WRITTEN], TRUTH)
     assert round(found.figures[metric].value, 12) == theirs["score"]
     assert found.signatures[metric] == theirs["signature"]
 
@@ -49,7 +49,7 @@ def test_corpus_scores_are_those_of_sacrebleu_s_command(metric: str, tmp_path: P
 def test_bleu_of_a_row_is_that_of_the_sentence() -> None:
     import sacrebleu
 
-    each = texts.bleu(WRITTEN, TRUTH).figures["bleu"].each
+    each = metrics.bleu(WRITTEN, TRUTH).figures["bleu"].each
     assert each == [
         sacrebleu.sentence_bleu(said, [truth]).score if truth else None
         for said, truth in zip(WRITTEN, TRUTH, strict=True)
@@ -62,7 +62,7 @@ def test_drawn_bleu_is_that_of_the_drawn_rows() -> None:
     """The second row twice and the first once, as sums of statistics and as texts."""
     import sacrebleu
 
-    figure = texts.bleu(WRITTEN, TRUTH).figures["bleu"]
+    figure = metrics.bleu(WRITTEN, TRUTH).figures["bleu"]
     drawn = [0, 1, 1]
     found = figure.compute(figure.statistics[drawn].sum(0, keepdims=True))[0]
     assert found == sacrebleu.corpus_bleu([WRITTEN[at] for at in drawn], [[TRUTH[at] for at in drawn]]).score
@@ -72,7 +72,7 @@ def test_drawn_bleu_is_that_of_the_drawn_rows() -> None:
 def test_rouge_is_that_of_its_own_scorer() -> None:
     scorer = RougeScorer(["rouge1", "rouge2", "rougeL"])
     rows = [scorer.score(TRUTH[at], WRITTEN[at]) for at in KNOWN]
-    found = texts.rouge(WRITTEN, TRUTH)
+    found = metrics.rouge(WRITTEN, TRUTH)
     for kind, figure in found.figures.items():
         theirs = [row[kind].fmeasure for row in rows]
         assert figure.each == [*theirs, None], "the last row has no reference"
@@ -82,13 +82,13 @@ def test_rouge_is_that_of_its_own_scorer() -> None:
 
 def test_rouge_by_hand() -> None:
     """Two of three words in common either way: 2/3; one of two pairs: 1/2; `a … c` in order: 2/3."""
-    found = figures.values(texts.rouge(["a x c"], ["a b c"]).figures)
+    found = metrics.figure_values(metrics.rouge(["a x c"], ["a b c"]).figures)
     assert found == pytest.approx({"rouge1": 2 / 3, "rouge2": 0.0, "rougeL": 2 / 3})
 
 
 def test_an_exact_match_looks_past_white_space_at_the_ends() -> None:
     """Of five rows with a reference only the third, and there the blanks do not count."""
-    found = texts.exact_match(WRITTEN, TRUTH).figures["exact_match"]
+    found = metrics.exact_match(WRITTEN, TRUTH).figures["exact_match"]
     assert found.each == [0.0, 0.0, 1.0, 0.0, 0.0, None]
     assert found.value == pytest.approx(1 / 5)
 
@@ -107,21 +107,21 @@ NUMBERS = {
 
 @pytest.mark.parametrize(("said", "truth", "score"), NUMBERS.values(), ids=NUMBERS)
 def test_numbers_are_compared_as_numbers(said: str, truth: str, score: float | None) -> None:
-    assert texts.numeric_match([said], [truth]).figures["numeric_match"].each == [score]
+    assert metrics.numeric_match([said], [truth]).figures["numeric_match"].each == [score]
 
 
-@pytest.mark.parametrize("metric", texts.METRICS)
+@pytest.mark.parametrize("metric", metrics.METRICS)
 def test_without_references_nothing_is_measured(metric: str) -> None:
-    found = texts.METRICS[metric](["said", "more"], ["", ""]).figures
-    assert figures.values(found) == dict.fromkeys(found)
+    found = metrics.METRICS[metric](["said", "more"], ["", ""]).figures
+    assert metrics.figure_values(found) == dict.fromkeys(found)
     assert {figure.not_measured for figure in found.values()} == {"no row counted"}
 
 
-@pytest.mark.parametrize("metric", texts.METRICS)
+@pytest.mark.parametrize("metric", metrics.METRICS)
 def test_every_metric_has_an_interval_around_itself(metric: str) -> None:
     written = ["one 1", "the two 2", "the three and 4", "four words of it 4"] * 5
     truth = ["one 1", "two 2", "three and 3", "four words of this 4"] * 5
-    found = texts.METRICS[metric](written, truth).figures
-    for name, (low, high) in figures.intervals({"after": found}, 0.95, seed=0)["after"].items():
+    found = metrics.METRICS[metric](written, truth).figures
+    for name, (low, high) in metrics.intervals({"after": found}, 0.95, seed=0)["after"].items():
         assert low < found[name].value < high, name
-        assert len(found) == len(figures.intervals({"after": found}, 0.95, seed=0)["after"])
+        assert len(found) == len(metrics.intervals({"after": found}, 0.95, seed=0)["after"])

@@ -12,10 +12,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.components.shared.core.errors import UserError
-from baton.components.shared.models.own_code import hooks
-from baton.components.shared.models.own_code.hooks import SeededCollator
-from baton.components.shared.recipe import Hooks
+from baton.errors import UserError
+from baton.models import hooks
+from baton.models.hooks import SeededCollator
+from baton.recipe.run import Hooks
 
 USERS = """
 class Counter:

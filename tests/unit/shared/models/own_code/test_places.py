@@ -11,14 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from baton.components.shared.core import errors, events
-from baton.components.shared.core.errors import BatonError, UserError
-from baton.components.shared.models import rewards
-from baton.components.shared.models.metrics import functions
-from baton.components.shared.models.own_code import hooks
-from baton.components.shared.recipe import Hooks, RewardFunction
-from baton.components.train_chunk import worker
-from baton.components.train_chunk.distributed import launcher
+from baton import errors, events
+from baton.errors import BatonError, UserError
+from baton.models import hooks, metrics, rewards
+from baton.recipe.methods import RewardFunction
+from baton.recipe.run import Hooks
+from baton.train import supervisor
+from baton.train.distributed import launch
 
 FAILING = """\
 import json
@@ -117,7 +116,7 @@ def test_an_error_tells_where_it_comes_from(
     call, words = CALLS[hook]
     error = _raised(call)
     with pytest.raises(BatonError, match=f"^{words}$"):
-        raise worker.as_shared(error)
+        raise supervisor.as_shared(error)
 
     # So do the event of a stage, Kubernetes' message, and a process of several.
     (tmp_path / "log").touch()
@@ -130,20 +129,20 @@ def test_an_error_tells_where_it_comes_from(
     assert errors.BatonError(failure.message).exit_code == failure.exit_code
     assert words.rpartition("(")[2].replace("\\", "") in failure.message
     assert failure.message in (tmp_path / "log").read_text()
-    monkeypatch.setattr(launcher, "PEERS", 0.0)
+    monkeypatch.setattr(launch, "PEERS", 0.0)
     monkeypatch.setenv("LOCAL_RANK", "1")
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(BatonError, match=f"^rank 1 failed: {words}.$"):
-        launcher._run_rank(call, ())
+        launch._run_rank(call, ())
     assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_a_function_of_an_evaluation_tells_where_it_fails() -> None:
-    loaded = functions.load([hooks_function("failing_hooks:function")])
+    loaded = metrics.load_functions([hooks_function("failing_hooks:function")])
     with pytest.raises(
         UserError, match=r"function failed: ZeroDivisionError: .*\(failing_hooks.py, line 6, in share\)"
     ):
-        functions.score("function", loaded["function"], ["a"], ["b"], ["c"])
+        metrics.function_score("function", loaded["function"], ["a"], ["b"], ["c"])
 
 
 def hooks_function(use: str) -> Any:

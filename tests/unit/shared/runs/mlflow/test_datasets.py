@@ -9,9 +9,10 @@ import pytest
 from mlflow import data
 from mlflow.types import Schema
 
-from baton.components.shared.recipe import Recipe, recipe_file
-from baton.components.shared.runs.documents.data import SplitCounts
-from baton.components.shared.runs.mlflow import datasets
+from baton.recipe import load
+from baton.recipe.recipe import Recipe
+from baton.runs.documents import SplitCounts
+from baton.tracking import tracking_run
 
 DIGEST = "0123456789abcdef" * 4
 
@@ -22,7 +23,7 @@ def _recipe(source: Any) -> Recipe:
         "model": {"from_scratch": {}, "tokenizer": {"train": {}}},
         "data": {"source": source},
     }
-    return recipe_file.validate(document, origin="test")
+    return load.validate(document, origin="test")
 
 
 def _counts(**changes: Any) -> SplitCounts:
@@ -42,7 +43,7 @@ def _counts(**changes: Any) -> SplitCounts:
     ids=["builtin", "file", "bucket", "hub", "several"],
 )
 def test_a_source_is_one_that_mlflow_reads(source: Any, name: str, kind: str, where: dict[str, Any]) -> None:
-    train, held_out = datasets.inputs(_recipe(source), _counts())
+    train, held_out = tracking_run.dataset_inputs(_recipe(source), _counts())
     assert [each.dataset.name for each in (train, held_out)] == [f"{name}-train", f"{name}-eval"]
     assert [[(tag.key, tag.value) for tag in each.tags] for each in (train, held_out)] == [
         [("mlflow.data.context", "train")],
@@ -55,15 +56,15 @@ def test_a_source_is_one_that_mlflow_reads(source: Any, name: str, kind: str, wh
 
 
 def test_a_side_without_rows_is_none_and_neither_is_a_split_of_an_older_baton() -> None:
-    assert set(datasets.keys(_recipe("rows.jsonl"), _counts(test=2))) == {"train", "eval", "test"}
-    assert set(datasets.keys(_recipe("rows.jsonl"), _counts(eval=0))) == {"train"}
-    assert datasets.keys(_recipe("rows.jsonl"), SplitCounts.read({"train": 9}, "test")) == {}
+    assert set(tracking_run.dataset_keys(_recipe("rows.jsonl"), _counts(test=2))) == {"train", "eval", "test"}
+    assert set(tracking_run.dataset_keys(_recipe("rows.jsonl"), _counts(eval=0))) == {"train"}
+    assert tracking_run.dataset_keys(_recipe("rows.jsonl"), SplitCounts.read({"train": 9}, "test")) == {}
 
 
 def test_columns_are_a_schema_of_mlflows() -> None:
     turns = [{"role": "user", "content": "hi"}]
     rows = [{"messages": turns, "score": 1.5, "n": 3, "ok": True}, {"messages": turns, "note": None, "empty": []}]
-    schema = Schema.from_json(json.dumps(datasets.columns(rows)))
+    schema = Schema.from_json(json.dumps(tracking_run.dataset_columns(rows)))
     assert schema.input_names() == ["messages", "score", "n", "ok", "note", "empty"]
     assert [column.required for column in schema] == [True, False, False, False, False, False]
     assert str(schema.inputs[0].type) == "Array({content: string (required), role: string (required)})"

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from baton.components.shared.recipe import Recipe, recipe_file
-from baton.components.shared.runs.documents.data import Tokens
-from baton.components.shared.runs.mlflow import parameters
-from baton.components.shared.runs.plan import Plan
+from baton.recipe import load
+from baton.recipe.recipe import Recipe
+from baton.runs.documents import Tokens
+from baton.runs.plan import Plan
+from baton.tracking import tracker
 
 QUICKSTART = Path(__file__).parents[5] / "pipelines" / "recipes" / "quickstart.yaml"
 SECRET = "http://me:secret@mlflow:5000"
@@ -25,12 +26,12 @@ def _recipe(**sections: Any) -> Recipe:
         **sections,
     }
     # As a stage is handed it.
-    return recipe_file.loads(recipe_file.dumps(recipe_file.validate(document, origin="test")))
+    return load.loads(load.dumps(load.validate(document, origin="test")))
 
 
 def test_the_quickstarts_are_what_its_file_sets() -> None:
-    recipe = recipe_file.load(str(QUICKSTART))
-    found = parameters.chosen(recipe)
+    recipe = load.load(str(QUICKSTART))
+    found = tracker.recipe_params(recipe)
     assert found == {
         "seed": "7",
         "model.from_scratch.hidden_size": "128",
@@ -49,12 +50,12 @@ def test_the_quickstarts_are_what_its_file_sets() -> None:
         "evaluation.samples": "6",
         "evaluation.max_new_tokens": "32",
     }
-    assert parameters.chosen(recipe_file.loads(recipe_file.dumps(recipe))) == found
+    assert tracker.recipe_params(load.loads(load.dumps(recipe))) == found
 
 
 def test_a_setting_of_the_command_line_is_one_and_each_run_has_the_usual() -> None:
-    recipe = recipe_file.with_overrides(_recipe(), ["training.weight_decay=0.1"])
-    assert parameters.chosen(recipe) == {
+    recipe = load.with_overrides(_recipe(), ["training.weight_decay=0.1"])
+    assert tracker.recipe_params(recipe) == {
         "seed": "0",
         "data.source": "builtin:stdlib-docs",
         "training.method": "sft",
@@ -71,7 +72,7 @@ def test_no_name_is_one_that_mlflow_refuses_and_no_place_or_password_is_told() -
         resources={"gpus": 2, "profile": "cuda-small", "image": "mine:1"},
         training={"optimizer_options": {"a<b>": 1}},
     )
-    found = parameters.chosen(recipe)
+    found = tracker.recipe_params(recipe)
     assert {name for name in found if name.startswith("resources")} == {"resources.gpus", "resources.profile"}
     assert found["training.optimizer_options.a_b_"] == "1"
     assert all(re.fullmatch(r"[\w\-. /:]+", name) for name in found)
@@ -85,11 +86,11 @@ def test_no_name_is_one_that_mlflow_refuses_and_no_place_or_password_is_told() -
 )
 def test_what_a_chunk_finds_is_told_by_it_alone(training: dict[str, Any], name: str) -> None:
     recipe = _recipe(training=training)
-    assert name not in parameters.chosen(recipe)
-    found = recipe_file.with_overrides(recipe, ["training.micro_batch_size=4", "training.learning_rate=0.125"])
+    assert name not in tracker.recipe_params(recipe)
+    found = load.with_overrides(recipe, ["training.micro_batch_size=4", "training.learning_rate=0.125"])
     plan = Plan(rows=80, steps_per_epoch=10, num_steps=10, targets=(5, 10))
     tokens = Tokens(prefix="data/x/tokens", tokens=800)
-    resolved = parameters.resolved(found, plan, tokens, world_size=1, parameters=100, trainable=40)
+    resolved = tracker.resolved_params(found, plan, tokens, world_size=1, parameters=100, trainable=40)
     assert resolved == {
         "training.learning_rate": "0.125",
         "training.micro_batch_size": "4",

@@ -13,10 +13,9 @@ from urllib.parse import parse_qsl
 
 import pytest
 
-from baton.components.shared.runs.mlflow import rest
-from baton.components.shared.runs.mlflow.library import LibraryClient
-from baton.components.shared.runs.mlflow.rest import RestClient, RestError
-from baton.components.shared.runs.mlflow.told import Client, Model
+from baton.tracking import client as rest
+from baton.tracking.client import LibraryClient, RestClient, RestError
+from baton.tracking.messages import Client, LoggedModel
 
 RUN = {
     "info": {"run_id": "r", "run_uuid": "r", "experiment_id": "7", "status": "FAILED", "lifecycle_stage": "active"},
@@ -97,7 +96,7 @@ def _ask(client: Client) -> list[object]:
     client.log_params("r", {"a": "1"})
     client.tag("r", {"c": "3"})
     client.tag_model("m-1", {"b": "2"})
-    return [client.read("r"), client.make_model("r", "7", Model("n", "sft", {"t": "1"}), {"p": "2"})]
+    return [client.read("r"), client.make_model("r", "7", LoggedModel("n", "sft", {"t": "1"}), {"p": "2"})]
 
 
 def _asked(heard: Heard) -> list[tuple[str, str, str, dict[str, str]]]:
@@ -178,4 +177,4 @@ def test_what_mlflow_has_plugins_for_is_left_to_it(
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert rest.serves(uri) is serves
+    assert rest.speaks_rest(uri) is serves

@@ -15,14 +15,13 @@ from typing import Any
 import mlflow
 import pytest
 
-from baton.components.shared.recipe import recipe_file
-from baton.components.shared.runs import tracking
-from baton.components.shared.runs.documents.data import SplitCounts
-from baton.components.shared.runs.documents.outcome import ExportedModel
-from baton.components.shared.runs.documents.training import Tracking
-from baton.components.shared.runs.mlflow import datasets
-from baton.components.shared.runs.run import Run
-from baton.components.shared.store.storage import Storage
+from baton.recipe import load
+from baton.runs.documents import SplitCounts, Tracking
+from baton.runs.outcomes import ExportedModel
+from baton.runs.run import Run
+from baton.store.storage import Storage
+from baton.tracking import tracking_run
+from baton.tracking.tracker import Tracker
 
 pytestmark = pytest.mark.slow
 
@@ -64,16 +63,23 @@ def _run(tmp_path: Path, uri: str, name: str, **settings: Any) -> Run:
         "tracking": {"mlflow": uri, **settings},
     }
     run = Run(Storage(str(tmp_path / "store")), name)
-    run.create(recipe_file.validate(document, origin="test"))
-    tracking.start(run, run.recipe())
-    counts = {"rows": 12, "train": 9, "eval": 3, "test": 0, "digest": "5" * 64, "columns": datasets.columns(ROWS)}
+    run.create(load.validate(document, origin="test"))
+    tracking_run.start(run, run.recipe())
+    counts = {
+        "rows": 12,
+        "train": 9,
+        "eval": 3,
+        "test": 0,
+        "digest": "5" * 64,
+        "columns": tracking_run.dataset_columns(ROWS),
+    }
     run.put(SplitCounts.NAME, counts)
-    tracking.log_data(run, run.recipe())
+    tracking_run.log_data(run, run.recipe())
     return run
 
 
 def _train(run: Run, steps: range, **figures: float) -> None:
-    with tracking.Tracker(run, trains=True, params={"plan.steps": "8"}) as tracker:
+    with Tracker(run, trains=True, params={"plan.steps": "8"}) as tracker:
         for step in steps:
             tracker.log({"loss": 9.0 - step, "learning_rate": 0.5, **figures}, step)
         tracker.tag_model({"baton.step": str(steps[-1])})
@@ -89,9 +95,9 @@ def test_a_run_from_its_first_stage_to_its_last(uri: str, tmp_path: Path) -> Non
     client = mlflow.MlflowClient(uri)
     _train(run, range(1, 5))
     _train(run, range(3, 9), eval_loss=0.25)  # restored at step 2: two steps are trained again
-    tracking.log_metrics(run, {"final_after_loss": 0.25, "final_before_loss": 9.0}, 8)
+    tracking_run.log_metrics(run, {"final_after_loss": 0.25, "final_before_loss": 9.0}, 8)
     run.write(ExportedModel(model_uri="/there/export"))
-    tracking.close(run, "FINISHED", {"report.html": "<p>report</p>", "proof.json": "{}"})
+    tracking_run.close(run, "FINISHED", {"report.html": "<p>report</p>", "proof.json": "{}"})
 
     own = run.need(Tracking)
     found = client.get_run(own.run_id)
@@ -143,10 +149,10 @@ def test_a_run_that_failed_has_no_model_that_is_ready_until_it_goes_on(server: s
         return found.info.status, str(client.get_logged_model(output.model_id).status)
 
     assert status() == ("RUNNING", "PENDING")
-    tracking.close(run, "FAILED")
+    tracking_run.close(run, "FAILED")
     assert status() == ("FAILED", "FAILED")
-    tracking.start(run, run.recipe())
+    tracking_run.start(run, run.recipe())
     assert status() == ("RUNNING", "PENDING")
     _train(run, range(3, 5))  # no second model
-    tracking.close(run, "FINISHED")
+    tracking_run.close(run, "FINISHED")
     assert status() == ("FINISHED", "READY")

@@ -1,0 +1,640 @@
+"""Baton for programs: recipes, checkpoints, runs on this machine, and runs on Kubeflow."""
+
+from __future__ import annotations
+
+import contextlib
+import html
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
+
+from baton.checkpoint.manifest import LogEntry
+from baton.checkpoint.store import Checkpoint, CheckpointStore
+from baton.compiler import pipeline_file
+from baton.compiler.pipeline_file import Pipeline, packaged
+from baton.errors import UserError
+from baton.events import Event
+from baton.local import results
+from baton.local.results import Listed, Result, Verified
+from baton.recipe.recipe import Recipe
+from baton.recipe.run import Chunks
+from baton.runs.documents import Attached
+from baton.runs.outcomes import ReportPage
+from baton.runs.run import Run, check_name
+from baton.source import origin, prepare
+from baton.source.origin import RecipeSource
+from baton.store.storage import Storage
+from baton.tracking.servers import KUBEFLOW_PAGE
+
+if TYPE_CHECKING:
+    from baton.compiler.workflow_size import WorkflowSize
+    from baton.kubeflow.submit import Submission
+
+
+# --- Recipes for programs: from a file, a mapping or YAML, with changes.
+
+
+Overrides = Mapping[str, Any] | Sequence[str]
+"""Changes to a recipe: dotted path → value, or `PATH=VALUE` lines as the command line takes them."""
+Source = str | os.PathLike[str] | Mapping[str, Any] | Recipe
+"""A recipe: path of a YAML file, name of a bundled one, YAML itself, plain values, or one that was read."""
+
+HERE = "recipe"
+"""What a recipe is called in messages that lies in no file; paths in it start at the working directory."""
+
+
+@dataclass(frozen=True)
+class LoadedRecipe:
+    """A recipe that was read and checked.
+
+    Attributes:
+        recipe: Its values, typed; see docs/recipe.md.
+        origin: Where it comes from, and so where relative paths start.
+    """
+
+    recipe: Recipe
+    origin: RecipeSource
+
+    @property
+    def name(self) -> str:
+        """The recipe's name."""
+        return self.recipe.name
+
+    def localised(self) -> Recipe:
+        """Returns the recipe as it runs on this machine, its paths absolute.
+
+        Raises:
+            UserError: a source or base model is missing.
+        """
+        return prepare.resolve_paths(self.recipe, self.origin)
+
+
+def load(
+    source: Source | LoadedRecipe,
+    overrides: Overrides = (),
+    *,
+    store: str | None = None,
+    chunks: int | None = None,
+    image: str | None = None,
+    here: bool = True,
+    trust: bool = False,
+) -> LoadedRecipe:
+    """Reads and checks a recipe.
+
+    Args:
+        source: Path or address of a YAML file, name of a bundled recipe, a YAML text, plain values, or a recipe that
+            was read.
+        overrides: Changes to it: `{"training.learning_rate": 1e-4}`, or `["training.learning_rate=1e-4"]`.
+        store: URI instead of the recipe's.
+        chunks: Number of chunks instead of the recipe's.
+        image: Container image instead of the recipe's.
+        here: Whether it runs on this machine, so that the profile `auto` can look at it.
+        trust: Consent to run the code of a recipe from elsewhere, as it is now.
+
+    Raises:
+        UserError: the file is missing or not YAML, a key is unknown, or a value does not fit; it names each. Or nobody
+            has consented to the code of a recipe from elsewhere.
+    """
+    changed = [*lines(overrides), *prepare.options(store, chunks, image)]
+    if isinstance(source, LoadedRecipe) and not changed:
+        return source
+    found = _origin(source)
+    found = replace(found, is_trusted=True) if trust else found
+    return LoadedRecipe(prepare.load(found, changed, here=here), found)
+
+
+def lines(overrides: Overrides) -> list[str]:
+    """Returns changes as the command line takes them."""
+    if isinstance(overrides, Mapping):
+        return [f"{path}={json.dumps(value)}" for path, value in overrides.items()]  # JSON is YAML
+    return list(overrides)
+
+
+def _origin(source: Source | LoadedRecipe) -> RecipeSource:
+    if isinstance(source, LoadedRecipe):
+        return replace(source.origin, values=_plain(source.recipe))
+    if isinstance(source, Recipe):
+        return RecipeSource(HERE, "", os.getcwd(), _plain(source))
+    if isinstance(source, Mapping):
+        return RecipeSource(HERE, "", os.getcwd(), source)
+    if isinstance(source, str) and ("\n" in source or ": " in source) and not os.path.exists(source):
+        return RecipeSource(HERE, source, os.getcwd())
+    return origin.find(os.fspath(source))
+
+
+def _plain(recipe: Recipe) -> dict[str, Any]:
+    return recipe.model_dump(mode="json", exclude_defaults=True)
+
+
+# --- The checkpoints of a run: listed, read back, opened, downloaded.
+
+
+class Checkpoints(Sequence[Listed]):
+    """The committed checkpoints of a run as they were when it was opened, ascending.
+
+    Each is a mapping with `step`, `uri`, `digest`, `parent`, `chunk`, `bytes`, `created` and more; one whose manifest
+    is damaged has a `problem`.
+
+    Attributes:
+        run_uri: Address of the run.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.run_uri = run.uri
+        self._store = CheckpointStore(run)
+        self._rows = results.list_checkpoints(run)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __iter__(self) -> Iterator[Listed]:
+        return iter(self._rows)
+
+    @overload
+    def __getitem__(self, index: int) -> Listed: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Listed]: ...
+    def __getitem__(self, index: int | slice) -> Listed | list[Listed]:
+        return self._rows[index]
+
+    def __repr__(self) -> str:
+        return f"<checkpoints of {self.run_uri}: {', '.join(str(row['step']) for row in self._rows) or 'none'}>"
+
+    def open(self, step: int | None = None) -> Checkpoint:
+        """Returns a checkpoint with its manifest.
+
+        Args:
+            step: Its step; that of the newest one when left out.
+
+        Raises:
+            UserError: there is none.
+        """
+        return chosen_checkpoint(self._store, step)
+
+    def verify(self) -> list[Verified]:
+        """Reads every checkpoint back, byte for byte, and checks that they continue each other.
+
+        Returns:
+            A row for each, with `step`, `ok` and `problems`.
+        """
+        return results.verify_checkpoints(self._store.run)
+
+    def history(self, step: int | None = None) -> list[LogEntry]:
+        """Returns what the trainer had logged up to a checkpoint, an entry for each time it did.
+
+        Args:
+            step: Its step; that of the newest one when left out.
+        """
+        return self._store.history(self.open(step))
+
+    def fetch(self, folder: str, step: int | None = None) -> str:
+        """Downloads a checkpoint, every byte checked, and returns its folder.
+
+        `from_pretrained` reads it, and `Trainer.train(resume_from_checkpoint=…)`.
+
+        Args:
+            folder: A local folder that does not exist yet; in a store that is a folder it is left out, and its own
+                returned.
+            step: Its step; that of the newest one when left out.
+
+        Raises:
+            RewritableDamageError: it is not what was committed.
+        """
+        return self._store.fetch(self.open(step), folder)
+
+
+def checkpoints(run_uri: str) -> Checkpoints:
+    """Returns the checkpoints of a run, of a recipe or of a script.
+
+    Args:
+        run_uri: Address of the run, `STORE/runs/NAME`.
+
+    Raises:
+        UserError: there is no such run.
+    """
+    return Checkpoints(existing_run(run_uri))
+
+
+def existing_run(run_uri: str) -> Run:
+    """Returns a run that was begun.
+
+    Raises:
+        UserError: it was not.
+    """
+    run = Run.open(run_uri)
+    if run.get(Attached.NAME) is None:
+        run.require("recipe.json")
+    return run
+
+
+def chunks_of(run: Run) -> Chunks:
+    """Returns how a run is cut and what it keeps, as its recipe or its script says."""
+    attached = run.read(Attached)
+    return Chunks.model_validate(attached.chunks) if attached else run.recipe().chunks
+
+
+def chosen_checkpoint(store: CheckpointStore, step: int | None) -> Checkpoint:
+    """Returns the checkpoint of a step, the newest without one.
+
+    Raises:
+        UserError: there is none.
+    """
+    # An upload that was never committed is passed over; the newest one's damage is told.
+    wanted = reversed(store.steps()) if step is None else [step]
+    for each in wanted:
+        if checkpoint := store.read(each):
+            return checkpoint
+    which = "" if step is None else f" of step {step}"
+    there = f"; it has {steps}" if (steps := store.committed_steps()) else ""
+    raise UserError(f"run {store.run.uri!r} has no checkpoint{which}{there}.")
+
+
+# --- Runs of the whole pipeline on this machine.
+
+
+def ignored(event: Event) -> None:
+    """Does nothing with an event."""
+
+
+@dataclass(frozen=True)
+class LocalRun:
+    """A run on this machine, begun before or not.
+
+    Attributes:
+        recipe: Its recipe, its paths absolute.
+        run: The run in the store; of several phases that of their common name.
+        last: The run whose model is the result: the last phase's, where there are phases.
+    """
+
+    recipe: Recipe
+    run: Run
+    last: Run
+
+    @classmethod
+    def of(cls, loaded: LoadedRecipe, name: str | None = None) -> LocalRun:
+        """Returns the run of a recipe, and checks that it can be begun or resumed.
+
+        Args:
+            loaded: The recipe.
+            name: The run's name; one that exists is resumed, a new one is made of recipe and time when left out.
+
+        Raises:
+            UserError: the name is none, or that of a run which trains something else; a source or model is missing.
+            StoreError: the store cannot be reached or written.
+        """
+        recipe = loaded.localised()
+        name = check_name(name or prepare.new_run_name(recipe))
+        last = Run(prepare.check_store(recipe), prepare.last_run_name(recipe, name))
+        prepare.check_resumable(recipe, last.storage, name)
+        if not recipe.phases:
+            last.require_same(recipe)
+        return cls(recipe, Run(last.storage, name), last)
+
+    def start(self, on_event: Callable[[Event], None] = ignored, *, containers: bool = False) -> Result:
+        """Runs all stages that are not done: split, tokenize, train in chunks, evaluate, export.
+
+        Args:
+            on_event: Called with each event of a stage, in a thread of the engine.
+            containers: Whether stages are containers of the recipe's image; processes otherwise.
+
+        Returns:
+            What the run came to; `state` is `succeeded`, or `rejected` by the recipe's gate.
+
+        Raises:
+            BatonError: a stage failed, with the message that the stage gave.
+        """
+        from baton.local import engine
+
+        engine.run_recipe(
+            self.recipe,
+            self.run.name,
+            arguments={"run_name": self.run.name},
+            on_event=on_event,
+            containers=containers,
+        )
+        return self.result()
+
+    def result(self) -> Result:
+        """Returns what the run has come to so far."""
+        return results.result(self.last)
+
+
+def run(
+    recipe: Source | LoadedRecipe,
+    name: str | None = None,
+    *,
+    overrides: Overrides = (),
+    store: str | None = None,
+    chunks: int | None = None,
+    image: str | None = None,
+    containers: bool = False,
+    on_event: Callable[[Event], None] = ignored,
+) -> Result:
+    """Runs the whole pipeline on this machine, each stage a process or container of its own, and waits for it.
+
+    Args:
+        recipe: What `load` takes, or has returned.
+        name: The run's name; one that exists resumes where it stopped.
+        overrides: Changes to the recipe.
+        store: URI instead of the recipe's.
+        chunks: Number of chunks instead of the recipe's.
+        image: Container image instead of the recipe's.
+        containers: Whether stages are containers of the recipe's image.
+        on_event: Called with each event of a stage.
+
+    Returns:
+        What the run came to: `state`, `run_uri`, `model_uri`, `report_uri`, `checkpoints`, `metrics` and more.
+
+    Raises:
+        UserError: a mistake in recipe, path or credential.
+        BatonError: a stage failed.
+    """
+    loaded = load(recipe, overrides, store=store, chunks=chunks, image=image)
+    local = LocalRun.of(loaded, name)
+    with _without_main():
+        return local.start(on_event, containers=containers)
+
+
+@contextlib.contextmanager
+def _without_main() -> Iterator[None]:
+    """Keeps the processes of stages from running the caller's script again, as multiprocessing's do to find what they
+    are given: they are given nothing of it, and a script need not guard its lines by `__name__`."""
+    main = vars(sys.modules["__main__"])
+    # Another run of this process may have taken them, and puts them back.
+    kept: dict[str, Any] = {name: main[name] for name in ("__file__", "__spec__") if main.get(name) is not None}
+    main["__spec__"] = None
+    main.pop("__file__", None)
+    try:
+        yield
+    finally:
+        main.update(kept)
+
+
+def result(run_uri: str) -> Result:
+    """Returns what a run has come to, from the store.
+
+    Raises:
+        UserError: there is no such run.
+    """
+    opened = Run.open(run_uri)
+    opened.require("recipe.json")
+    return results.result(opened)
+
+
+@dataclass(frozen=True)
+class Report:
+    """A run's report; a notebook shows it where it is the last value of a cell.
+
+    Attributes:
+        html: The page, which needs nothing besides.
+        uri: Where it lies.
+    """
+
+    html: str = field(repr=False)
+    uri: str
+    height: int = 640
+
+    def _repr_html_(self) -> str:
+        # As text within the page: a notebook's server does not serve files outside of its own folder.
+        return (
+            f'<iframe srcdoc="{html.escape(self.html)}" sandbox="allow-scripts allow-popups" '
+            f'style="width: 100%; height: {self.height}px; border: 0"></iframe>'
+        )
+
+
+def report(run_uri: str, *, height: int = 640) -> Report:
+    """Returns the report of a run: learning curves, time, resume proof, samples, the recipe.
+
+    Args:
+        run_uri: Address of the run.
+        height: Pixels that a notebook gives it.
+
+    Raises:
+        UserError: there is no such run, or it has no report yet.
+    """
+    opened = Run.open(run_uri)
+    page = opened.need(ReportPage)
+    folder, _, name = page.report_uri.rpartition("/")
+    return Report(Storage(folder).read(name).decode(), page.report_uri, height)
+
+
+# --- Recipes on Kubeflow Pipelines: compiled, and submitted.
+
+
+NAMED_BY = {Pipeline.finetune: ("run_name",), Pipeline.sweep: ("sweep_name",), Pipeline.retrain: ()}
+"""Pipeline → its parameters for the name."""
+OnWarning = Callable[[str], None]
+"""Is told what somebody should know before a run."""
+
+
+class Terms(TypedDict, total=False):
+    """How a run is submitted."""
+
+    experiment: str | None
+    """Experiment; the recipe's name when left out."""
+    namespace: str | None
+    """Kubeflow profile, where there are several."""
+    service_account: str | None
+    """Service account of the pods."""
+    cache: bool
+    """Whether Kubeflow skips stages that this run has finished before; it does when left out."""
+    registers: bool
+    """Whether the pipeline is registered, for Kubeflow's page to start it; it is when left out."""
+
+
+def untold(line: str) -> None:
+    """Tells nobody."""
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A compiled recipe.
+
+    Attributes:
+        path: The file.
+        num_chunks: Train-chunks in it.
+        bytes: Its size.
+        workflow: How large the workflow on the cluster grows.
+        note: What is to be known of that; empty where nothing is.
+    """
+
+    path: str
+    num_chunks: int
+    bytes: int
+    workflow: WorkflowSize
+    note: str
+
+
+def load_for_pods(
+    recipe: Source | LoadedRecipe,
+    overrides: Overrides = (),
+    store: str | None = None,
+    chunks: int | None = None,
+    image: str | None = None,
+    *,
+    tell: OnWarning = untold,
+) -> LoadedRecipe:
+    """Reads a recipe that will run in pods, and tells what will not work there; see `load`."""
+    loaded = load(recipe, overrides, store=store, chunks=chunks, image=image, here=False)
+    prepare.check_rendering(loaded.recipe)
+    for warning in pipeline_file.cluster_warnings(loaded.recipe):
+        tell(warning)
+    return loaded
+
+
+def compile(
+    recipe: Source | LoadedRecipe,
+    path: str,
+    *,
+    overrides: Overrides = (),
+    store: str | None = None,
+    chunks: int | None = None,
+    image: str | None = None,
+    pipeline: str = "finetune",
+    picture: str | None = None,
+    tell: OnWarning = untold,
+) -> Compiled:
+    """Compiles a recipe to a file for `kfp run submit -f` or the Kubeflow page.
+
+    Args:
+        recipe: What `load` takes, or has returned.
+        path: Where to write it; `.yaml`.
+        overrides: Changes to the recipe.
+        store: URI instead of the recipe's.
+        chunks: Number of chunks instead of the recipe's.
+        image: Container image instead of the recipe's.
+        pipeline: `finetune`, `retrain` or `sweep`.
+        picture: Where to write its graph as Mermaid text; `.mmd`.
+        tell: Called with what will not work in pods.
+
+    Raises:
+        UserError: a mistake in recipe or path, or the workflow would be too large to end.
+    """
+    if not path.endswith((".yaml", ".yml")):
+        raise UserError(f"output {path!r} has another ending than .yaml.", remedy="Kubeflow takes YAML files.")
+    if picture:
+        from baton.compiler import graph
+
+        graph.check_ending(picture)
+    kind = Pipeline(pipeline)
+    loaded = load_for_pods(recipe, overrides, store, chunks, image, tell=tell).recipe
+    with packaged(pipeline_file.for_cluster(loaded), "pipeline", kind) as package:
+        size = pipeline_file.check_fits(package, loaded, kind)
+        if picture:
+            graph.write(package, picture)
+        os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+        shutil.copyfile(package, path)  # last: what is refused is not written
+    return Compiled(path, loaded.num_chunks, os.path.getsize(path), size, pipeline_file.readability_warning(size))
+
+
+def submit(
+    recipe: Source | LoadedRecipe,
+    endpoint: str,
+    name: str | None = None,
+    *,
+    overrides: Overrides = (),
+    store: str | None = None,
+    chunks: int | None = None,
+    image: str | None = None,
+    pipeline: str = "finetune",
+    tell: OnWarning = untold,
+    **terms: Unpack[Terms],
+) -> Submission:
+    """Uploads a recipe's pipeline to Kubeflow and starts a run; it does not wait for it.
+
+    A bearer token is read from BATON_KFP_TOKEN or KF_PIPELINES_TOKEN.
+
+    Args:
+        recipe: What `load` takes, or has returned.
+        endpoint: Kubeflow Pipelines API, e.g. `http://localhost:8888`.
+        name: The run's name; one that exists resumes where it stopped.
+        overrides: Changes to the recipe.
+        store: URI instead of the recipe's.
+        chunks: Number of chunks instead of the recipe's.
+        image: Container image instead of the recipe's.
+        pipeline: `finetune`, `retrain` or `sweep`.
+        tell: Called with what will not work in pods.
+        terms: `experiment`, `namespace`, `service_account`, `cache`, `registers`; see `Terms`.
+
+    Returns:
+        The run: `run_id`, `run_name`, `url`.
+
+    Raises:
+        UserError: a mistake in recipe, address, token or name.
+        BatonError: the endpoint cannot be reached or fails.
+    """
+    loaded = load_for_pods(recipe, overrides, store, chunks, image, tell=tell)
+    return submitting(loaded.recipe, endpoint, name, pipeline=Pipeline(pipeline), tell=tell, **terms)()
+
+
+def submitting(
+    recipe: Recipe,
+    endpoint: str,
+    name: str | None,
+    *,
+    pipeline: Pipeline,
+    tell: OnWarning,
+    **terms: Unpack[Terms],
+) -> Callable[[], Submission]:
+    """Returns what submits a recipe, as often as it is called, a week later too; see `submit`."""
+    from baton.kubeflow import connection
+    from baton.kubeflow import submit as kubeflow
+
+    name = prepare.run_name_for_pods(recipe, name)
+    with packaged_for(recipe, endpoint, pipeline, tell) as package:
+        content = Path(package).read_bytes()  # the file would have to last as long as the run
+
+    def post() -> Submission:
+        with tempfile.TemporaryDirectory(prefix="baton-submit-") as folder:
+            path = Path(folder, f"{recipe.name}.yaml")
+            path.write_bytes(content)
+            return kubeflow.submit(
+                str(path),
+                endpoint,
+                experiment=terms.get("experiment") or recipe.name,
+                run_name=name,
+                arguments=dict.fromkeys(NAMED_BY[pipeline], name),
+                token=connection.token(),
+                namespace=terms.get("namespace"),
+                service_account=terms.get("service_account"),
+                cache=terms.get("cache", True),
+                registers=terms.get("registers", True),
+            )
+
+    return post
+
+
+@contextlib.contextmanager
+def packaged_for(recipe: Recipe, endpoint: str, pipeline: Pipeline, tell: OnWarning) -> Iterator[str]:
+    """Yields the path of a recipe's package for an endpoint, and tells from where on its record cannot be read.
+
+    Args:
+        recipe: The recipe.
+        endpoint: Where its pods will be started, and linked to.
+        pipeline: The kind of pipeline.
+        tell: Called with what somebody should know before a run.
+
+    Raises:
+        UserError: the workflow would be too large to end.
+    """
+    settled = pipeline_file.for_cluster(_with_page(recipe, endpoint))
+    with packaged(settled, recipe.name, pipeline) as package:
+        if note := pipeline_file.readability_warning(pipeline_file.check_fits(package, settled, pipeline)):
+            tell(note)
+        yield package
+
+
+def _with_page(recipe: Recipe, endpoint: str) -> Recipe:
+    """Returns the recipe with the address of the Kubeflow page in the pods' environment, for links from MLflow."""
+    page = os.environ.get(KUBEFLOW_PAGE) or endpoint
+    is_private = "://localhost" in page or "://127." in page
+    if is_private or KUBEFLOW_PAGE in recipe.resources.env:
+        return recipe
+    env = {**recipe.resources.env, KUBEFLOW_PAGE: page}
+    return recipe.model_copy(update={"resources": recipe.resources.model_copy(update={"env": env})})

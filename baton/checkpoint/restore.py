@@ -1,0 +1,189 @@
+"""Which checkpoint a chunk resumes from: the newest whose every byte is as committed, and that holds no code."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from baton import events
+from baton.checkpoint.manifest import CheckpointMeta
+from baton.checkpoint.sharded import code_in
+from baton.checkpoint.signatures import require_same_sources
+from baton.checkpoint.store import Checkpoint, CheckpointStore
+from baton.errors import DamagedError, ExactnessError
+from baton.store.cache import NodeCache
+
+logger = logging.getLogger("baton")
+
+TRIES = 5
+"""Times a look for the newest checkpoint begins again after retention has taken what it had seen."""
+
+
+@dataclass(frozen=True)
+class Restored:
+    """A checkpoint downloaded to this machine.
+
+    Attributes:
+        checkpoint: What was committed.
+        folder: Local folder of its files.
+        is_target: Whether nothing is to be trained after it in this chunk, which lacks its score alone.
+    """
+
+    checkpoint: Checkpoint
+    folder: str
+    is_target: bool = False
+
+    @property
+    def step(self) -> int:
+        """Its step."""
+        return self.checkpoint.step
+
+    @property
+    def meta(self) -> CheckpointMeta:
+        """Whose state it is."""
+        return self.checkpoint.meta
+
+
+def committed_at_target(store: CheckpointStore, target: int) -> Checkpoint | None:
+    """Returns a committed checkpoint at the target or after it, or one that ended the run, if its files are there."""
+    for checkpoint in store.committed():
+        # They come newest first: nothing before this one is nearer to the target.
+        if not _is_final(checkpoint, target):
+            return None
+        if store.is_whole(checkpoint):
+            return checkpoint
+    return None
+
+
+def usable_at_target(store: CheckpointStore, target: int) -> Checkpoint | None:
+    """Returns what `committed_at_target` does, but for damaged ones, which are marked so that they are made anew.
+
+    Bytes are read only where no proof says that they have been.
+    """
+    for checkpoint in store.committed():
+        if not _is_final(checkpoint, target):
+            return None
+        try:
+            store.require_usable(checkpoint)
+        except DamagedError as error:
+            _report_skipped(checkpoint.step, error)
+        else:
+            return checkpoint
+    return None
+
+
+def _is_final(checkpoint: Checkpoint, target: int) -> bool:
+    """Tells whether a checkpoint is at the target or after it, or has ended the run."""
+    return checkpoint.step >= target or checkpoint.meta.finished
+
+
+class Restorer:
+    """Finds and downloads the checkpoint to resume from.
+
+    Args:
+        store: The run's checkpoints.
+        target: Step the chunk trains to.
+        identity: What a checkpoint must have been made from.
+        cache: Files this node has already.
+        place: Returns a folder for a checkpoint's files.
+
+    Attributes:
+        skipped: Why newer checkpoints were passed over.
+    """
+
+    def __init__(
+        self,
+        store: CheckpointStore,
+        target: int,
+        identity: str,
+        cache: NodeCache | None,
+        place: Callable[[Checkpoint], str],
+    ) -> None:
+        self._store = store
+        self._target = target
+        self._identity = identity
+        self._cache = cache
+        self._place = place
+        self._skipped: dict[int, str] = {}
+        self._unfit: set[str] = set()
+
+    @property
+    def skipped(self) -> list[str]:
+        """Why newer checkpoints were passed over."""
+        return list(self._skipped.values())
+
+    def fetch(self, *, to_score: bool = False) -> Restored | None:
+        """Downloads the newest checkpoint before the target that is as committed, None where there is none.
+
+        Args:
+            to_score: One at the target or after it will do too.
+
+        Raises:
+            ExactnessError: a checkpoint was made from something else.
+            FormatError: it was made with what this Baton does not continue.
+            SignatureError: it must be signed, and is not; or tokens are not those that it was signed with.
+        """
+        restored = None
+        for _ in range(TRIES):
+            restored = self._fetch_newest(to_score=to_score)
+            # A process beside this one, thought gone, may have committed newer ones and let retention take those that
+            # this one had listed: without another look the run would begin anew.
+            if not self._is_newer_there(restored.step if restored else 0, to_score=to_score):
+                break
+        return restored
+
+    def _is_newer_there(self, than: int, *, to_score: bool) -> bool:
+        return any(
+            (to_score or checkpoint.step < self._target) and checkpoint.manifest.folder not in self._unfit
+            for checkpoint in self._store.committed(after=than)
+        )
+
+    def _fetch_newest(self, *, to_score: bool) -> Restored | None:
+        for checkpoint in self._store.committed(self._skip_before_target if not to_score else self._skip):
+            if checkpoint.step >= self._target and not to_score:
+                continue
+            # Before a byte is downloaded: another recipe's is an error, not damage, and so is another Baton's.
+            checkpoint.require_continued()
+            if checkpoint.meta.identity != self._identity:
+                raise ExactnessError(
+                    f"the checkpoint of step {checkpoint.step} was made from another recipe, data, model or plan.",
+                    remedy="Start a run under another name.",
+                )
+            if self._store.signed_by:
+                require_same_sources(self._store.run, checkpoint.meta.sources, checkpoint.step)
+            try:
+                folder = self._store.fetch(checkpoint, self._place(checkpoint), self._cache)
+            except DamagedError as error:
+                self._unfit.add(checkpoint.manifest.folder)
+                self._skip(checkpoint.step, error)
+                continue
+            return Restored(checkpoint, folder, is_target=to_score and _is_final(checkpoint, self._target))
+        return None
+
+    def require_no_code(self, restored: Restored | None) -> Restored | None:
+        """Returns what was fetched, or the newest checkpoint before it whose pickles hold nothing but data."""
+        while restored:
+            problems = code_in(restored.folder)
+            if not problems:
+                return restored
+            try:
+                self._store.require_whole(restored.checkpoint, problems)  # marks it, so that `fetch` passes it over
+            except DamagedError as error:
+                self._skip(restored.step, error)
+            # The pickle's code never ran: `code_in` reads what it would call, and calls nothing.
+            restored = self.fetch()
+        return None
+
+    def _skip_before_target(self, step: int, error: DamagedError) -> None:
+        if step < self._target:
+            self._skip(step, error)
+
+    def _skip(self, step: int, error: DamagedError) -> None:
+        _report_skipped(step, error)
+        self._skipped.setdefault(step, str(error))
+
+
+def _report_skipped(step: int, error: DamagedError) -> None:
+    logger.warning("checkpoint of step %d is not used: %s", step, error)
+    events.emit(events.Skipped(step=step, reason=str(error)))

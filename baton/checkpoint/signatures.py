@@ -1,0 +1,209 @@
+"""What a checkpoint's signature says, and whether it is one of whom the run asks for.
+
+The signature lies in the manifest's own object, as `meta.signature`: a second object would make a process that dies
+between the two leave a checkpoint that nobody may restore. It is a sigstore bundle; `predicate.resources` has what
+model-signing compares with a folder's files, `predicate.baton` what Baton compares besides, the digest of the whole
+manifest among it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from baton.checkpoint.manifest import Sources
+from baton.errors import UserError
+from baton.runs.documents import Attached, OwnCode, PinnedModels, SplitData, Tokens
+from baton.runs.plan import Plan
+from baton.runs.run import Run
+from baton.signing import KEY_FILE, Bundle, PublicKey, SignatureError, signer_here
+from baton.store.manifest import Manifest, read_manifest
+
+SIGNATURE = "signature"
+"""Key of the signature in a manifest's `meta`."""
+STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
+PREDICATE_TYPE = "https://model_signing/signature/v1.0"
+
+
+def manifest_digest(manifest: Manifest) -> str:
+    """Returns the SHA-256 of all that a manifest says, but its signature: what the next checkpoint knows it by."""
+    return _digest(vars(unsigned(manifest)))
+
+
+def unsigned(manifest: Manifest) -> Manifest:
+    """Returns a manifest without its signature."""
+    return replace(manifest, meta={name: value for name, value in manifest.meta.items() if name != SIGNATURE})
+
+
+def sources_of(run: Run) -> Sources:
+    """Returns what a run's checkpoints are made of, as it lies in the store: recipe, plan, rows, tokens, models, code.
+
+    In place of the recipe, a script's run has the facts that its checkpoints know each other by.
+
+    Raises:
+        DamagedError: some of it is not JSON.
+        UserError: some of it is not there, or a newer Baton wrote it.
+    """
+    head = run.get("recipe.json") or run.get(Attached.NAME) or run.require("recipe.json")
+    tokens = run.read(Tokens)
+    manifest = read_manifest(run.storage, tokens.prefix) if tokens and tokens.prefix else None
+    return Sources(
+        recipe=_digest(head.get("recipe", head.get("facts"))),
+        plan=_digest(run.get(Plan.NAME)),
+        data=_digest(run.get(SplitData.NAME)),
+        tokens=_digest([run.get(Tokens.NAME), manifest_digest(manifest)] if manifest else None),
+        models=_digest(run.get(PinnedModels.NAME)),
+        code=_digest(run.get(OwnCode.NAME)),
+    )
+
+
+def changed_sources(run: Run, signed: Sources | None) -> list[str]:
+    """Returns what of a run is not what a checkpoint was signed with, by name.
+
+    The recipe is left out: what of it decides bits is in a checkpoint's identity, and the rest may change.
+    """
+    if signed is None:
+        return []
+    before, now = signed.to_json(), sources_of(run).to_json()
+    return [name for name in now if name != "recipe" and before.get(name) != now[name]]
+
+
+def require_same_sources(run: Run, signed: Sources | None, step: int) -> None:
+    """Checks that a run has in the store what a checkpoint was signed with; see `changed_sources`.
+
+    Raises:
+        SignatureError: some of it is another.
+    """
+    if changed := changed_sources(run, signed):
+        raise SignatureError(
+            f"the checkpoint of step {step} was signed with other {' and '.join(changed)} than the run has now.",
+            remedy="Find out who changed them, and put them back; where you did, fork the run under another name.",
+        )
+
+
+def require_no_unlisted_files(names: Sequence[str], where: str) -> None:
+    """Checks that a checkpoint's folder has no file that its manifest does not name.
+
+    Raises:
+        SignatureError: there is one: whoever reads the folder would read it too.
+    """
+    if names:
+        raise SignatureError(
+            f"{where} is refused: {', '.join(names)} was not signed.",
+            remedy="Find out who put it there, and remove it.",
+        )
+
+
+def signed_meta(
+    run: Run, meta: Mapping[str, Any], manifest: Callable[[Mapping[str, Any]], Manifest], public: PublicKey
+) -> dict[str, Any]:
+    """Returns what a manifest says besides its files, with what they were made of and a signature.
+
+    Args:
+        run: The run.
+        meta: The rest; of a fork's first checkpoint it has its parent's signature.
+        manifest: Returns the manifest that says so.
+        public: The key that the run asks for.
+
+    Raises:
+        UserError: this process cannot sign for it.
+    """
+    stated = {name: value for name, value in meta.items() if name != SIGNATURE}
+    stated["sources"] = sources_of(run).to_json()
+    return {**stated, SIGNATURE: sign(manifest(stated), public)}
+
+
+def sign(manifest: Manifest, public: PublicKey) -> Bundle:
+    """Signs a manifest with this process's key.
+
+    Args:
+        manifest: The manifest, its signature left out.
+        public: The key that the run asks for.
+
+    Raises:
+        UserError: this process has no key, or another one.
+    """
+    signer = signer_here()
+    if signer is None:
+        raise UserError(
+            f"the run's checkpoints are to be signed by {public.name}, and {KEY_FILE} is not set.",
+            remedy="Set it to the file with the private key; on a cluster name its Secret in chunks.signing.secret.",
+        )
+    if signer.public != public:
+        raise UserError(
+            f"the run's checkpoints are to be signed by {public.name}, and {KEY_FILE} holds {signer.public.name}.",
+            remedy="Give it the private key that belongs to chunks.signing.public_key.",
+        )
+    return signer.sign(statement(manifest))
+
+
+def require_signer(public: PublicKey) -> None:
+    """Checks that this process can sign for a key, before it has trained anything.
+
+    Raises:
+        UserError: it has no key, or another one.
+    """
+    sign(Manifest(kind="", folder="", files={}), public)
+
+
+def require_signed(manifest: Manifest, public: PublicKey, where: str) -> None:
+    """Checks that a manifest says what a key has signed.
+
+    Args:
+        manifest: The manifest.
+        public: The key.
+        where: The checkpoint, for the message.
+
+    Raises:
+        SignatureError: it does not.
+    """
+    if (problem := signature_problem(manifest, public)) is None:
+        return
+    raise SignatureError(
+        f"{where} is refused: {problem}",
+        remedy="Whoever wrote it may write to the store and has not the key: find out who. To go on from the one "
+        "before, remove its manifests by hand. If it is from before the run was signed, fork it under another name, or "
+        "leave chunks.signing out.",
+    )
+
+
+def signature_problem(manifest: Manifest, public: PublicKey) -> str | None:
+    """Returns why a manifest is not what a key has signed, None where it is."""
+    bundle = manifest.meta.get(SIGNATURE)
+    if bundle is None:
+        return "it is not signed."
+    try:
+        is_same = public.open(bundle) == statement(unsigned(manifest))
+    except SignatureError as error:
+        return error.message
+    except (ValueError, TypeError):  # the digest of a file is none
+        is_same = False
+    return None if is_same else "it is not what was signed."
+
+
+def statement(manifest: Manifest) -> dict[str, Any]:
+    """Returns what is signed of a manifest: an in-toto statement as model-signing reads it."""
+    resources = [
+        {"name": name, "algorithm": "sha256", "digest": entry["sha256"]}
+        for name, entry in sorted(manifest.files.items())
+    ]
+    together = hashlib.sha256(b"".join(bytes.fromhex(each["digest"]) for each in resources)).hexdigest()
+    meta = manifest.meta
+    told = {name: meta.get(name) for name in ("run", "step", "chunk", "identity", "sources", "parent", "digest")}
+    return {
+        "_type": STATEMENT_TYPE,
+        "subject": [{"name": f"{meta.get('run')}@{meta.get('step')}", "digest": {"sha256": together}}],
+        "predicateType": PREDICATE_TYPE,
+        "predicate": {
+            "serialization": {"method": "files", "hash_type": "sha256", "allow_symlinks": False, "ignore_paths": []},
+            "resources": resources,
+            "baton": {"manifest": manifest_digest(manifest), **told},
+        },
+    }
+
+
+def _digest(document: Mapping[str, Any] | object) -> str:
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest() if document is not None else ""

@@ -1,0 +1,195 @@
+"""Staging of checkpoints and downloads: in memory, on disk, or nowhere.
+
+Downloads in memory are files of this process without a name, so that no folder needs room. Tensors map them without
+a copy, and the mapping outlives the descriptors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import mmap
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Self
+
+import psutil
+
+from baton import events, machine, scratch
+from baton.checkpoint.store import Checkpoint
+
+# --- Files of a download that are memory of this process: tensors are made of them without a copy.
+#
+# They have no name but that of an open descriptor, so that no folder must have room for them, and what is mapped of
+# them stays when they are closed.
+
+
+LEAST_HELD = 2**20
+"""Bytes from which on a file is held."""
+
+NAME_LENGTH = 60
+"""Characters of a file's name that Linux is told, which takes 249 bytes."""
+
+
+def can_hold() -> bool:
+    """Tells whether this system has such files."""
+    return hasattr(os, "memfd_create")
+
+
+def memfd_files(folder: str, files: Mapping[str, int]) -> list[int]:
+    """Puts links to empty files in memory where a download is to be, and returns their descriptors.
+
+    Args:
+        folder: Where the download will be.
+        files: Bytes of each of its files, by relative name.
+    """
+    descriptors = []
+    for name, size in files.items():
+        if size >= LEAST_HELD:
+            path = os.path.join(folder, name)
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            descriptors.append(os.memfd_create(os.path.basename(name)[:NAME_LENGTH]))
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)  # of an earlier try
+            os.symlink(f"/proc/{os.getpid()}/fd/{descriptors[-1]}", path)
+    return descriptors
+
+
+def is_held(path: str) -> bool:
+    """Tells whether a file is such a one of this process."""
+    return os.path.islink(path) and os.readlink(path).startswith(f"/proc/{os.getpid()}/fd/")
+
+
+@contextlib.contextmanager
+def mmap_load(path: str) -> Iterator[None]:
+    """Has `torch.load` map a file that is held, where the tensors that it returns are to be its only users.
+
+    What is written to the tensors is written to the file: never one that others read.
+    """
+    if not is_held(path):
+        yield
+        return
+    from torch.utils.serialization import config
+
+    before = config.load.mmap, config.load.mmap_flags
+    config.load.mmap, config.load.mmap_flags = True, mmap.MAP_SHARED
+    try:
+        yield
+    finally:
+        config.load.mmap, config.load.mmap_flags = before
+
+
+# --- Chooses where a checkpoint is staged before its upload: memory, else disk, else nowhere.
+
+
+logger = logging.getLogger("baton")
+
+MEMORY = "/dev/shm"
+MARGIN = 1.1
+"""Room asked for, as a multiple of the bytes expected."""
+LEFT_FREE = 512 * 1024**2
+"""Bytes of memory that staging leaves free."""
+
+
+class Staging:
+    """Folders for checkpoints and downloads of one chunk, removed at its end: a context manager."""
+
+    def __init__(self) -> None:
+        self._folders: dict[str, str] = {}
+        self._held: list[int] = []
+        self._lock = threading.Lock()
+        self._last: str | None = MEMORY
+        clear_left()
+
+    def folder(self, num_bytes: int) -> str:
+        """Returns a folder with room for downloads: in memory where they fit, else on disk."""
+        return self._folder(MEMORY if _has_room(MEMORY, num_bytes) else tempfile.gettempdir())
+
+    def incoming(self, checkpoint: Checkpoint, *, alone: bool) -> str:
+        """Returns a folder for a checkpoint's download, which takes the place of the one before.
+
+        Args:
+            checkpoint: What is downloaded.
+            alone: Whether this process alone will have the files: then large ones may be held, see `memfd_files`.
+        """
+        self._release()
+        name, wanted = f"from-{checkpoint.step}", int(checkpoint.bytes * MARGIN) + LEFT_FREE
+        if not alone or not can_hold() or machine.available_memory() < wanted:
+            return os.path.join(self.folder(checkpoint.bytes), name)
+        folder = os.path.join(self.folder(0), name)
+        sizes = {file: entry["size"] for file, entry in checkpoint.manifest.files.items()}
+        self._held = memfd_files(folder, sizes)
+        return folder
+
+    def places(self, num_bytes: int) -> Iterator[tuple[str, bool]]:
+        """Yields folders to write a checkpoint to, best first, and whether all of it fits.
+
+        The last one is the roomiest there is: what goes there is sent off file by file.
+        """
+        fitting = [place for place in (MEMORY, tempfile.gettempdir()) if _has_room(place, num_bytes)]
+        for place in fitting:
+            self._say(place, num_bytes)
+            yield self._folder(place), True
+        self._say(None, num_bytes)
+        usable = [place for place in (MEMORY, tempfile.gettempdir()) if os.access(place, os.W_OK)]
+        # Weights are sent and gone before the optimizer's state is written: the larger of the two needs room here.
+        yield self._folder(max(usable, key=lambda place: shutil.disk_usage(place).free)), False
+
+    def drop(self, path: str) -> None:
+        """Removes a download that is not needed any more; what does not lie in one of these folders stays."""
+        if any(os.path.dirname(path) == folder for folder in self._folders.values()):
+            shutil.rmtree(path, ignore_errors=True)
+            self._release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for folder in self._folders.values():
+            scratch.remove(folder)
+        self._release()
+
+    def _release(self) -> None:
+        """Closes what is held: what is not mapped is gone."""
+        while self._held:
+            os.close(self._held.pop())
+
+    def _folder(self, place: str) -> str:
+        with self._lock:  # downloads ask for folders from several threads
+            if place not in self._folders:
+                self._folders[place] = scratch.make(place)
+            return self._folders[place]
+
+    def _say(self, place: str | None, num_bytes: int) -> None:
+        """Tells when checkpoints are staged elsewhere than in memory, once each time that changes."""
+        if place == self._last:
+            return
+        self._last = place
+        size = f"a checkpoint of {num_bytes / 1e6:.0f} MB"
+        if place is None:
+            text = f"neither {MEMORY} nor {tempfile.gettempdir()} has room for {size}: it is uploaded file by file"
+        elif place == MEMORY:
+            text = f"{MEMORY} has room for {size} again"
+        else:
+            text = f"{MEMORY} has no room for {size}: it is staged in {place}"
+        logger.warning(text)
+        events.emit(events.Staging(place=place or "store", reason=text))
+
+
+def clear_left() -> None:
+    """Removes the folders that killed processes of this machine left."""
+    for place in {MEMORY, tempfile.gettempdir()}:
+        scratch.clear_left(place)
+
+
+def _has_room(place: str, num_bytes: int) -> bool:
+    if not os.access(place, os.W_OK):
+        return False
+    wanted = int(num_bytes * MARGIN)
+    if shutil.disk_usage(place).free < wanted:
+        return False
+    # tmpfs has a size of its own and takes the machine's memory: both must have room.
+    return place != MEMORY or psutil.virtual_memory().available >= wanted + LEFT_FREE

@@ -1,0 +1,132 @@
+"""DeepSpeed's ZeRO: the package that it needs, and the file that each process writes of its state.
+
+    optimizer_0.zero    the first process's part of masters and optimizer: safetensors, the rest in its header
+    optimizer_1.zero    the second one's
+
+DeepSpeed itself writes pickles of its own classes, which are code to their reader, the weights a second time, and
+a script. Here a file holds tensors, numbers, names and containers of these, and nothing else can be read from it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+from baton.documents import load
+from baton.errors import DamagedError, UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from baton.recipe.recipe import Recipe
+
+PACKAGE = "deepspeed"
+VERSION = "0.19.8"
+"""The one that was tried; older ones keep another state."""
+_HEADER = "state"
+"""One entry alone: safetensors writes several in no fixed order."""
+
+
+def require_package(recipe: Recipe) -> None:
+    """Makes sure that DeepSpeed is installed here, where a recipe asks for it.
+
+    Raises:
+        UserError: it is not.
+    """
+    if recipe.world_size > 1 and recipe.parallel.is_zero and importlib.util.find_spec(PACKAGE) is None:
+        raise UserError(
+            f"training.parallel.strategy {recipe.parallel.strategy} needs the package {PACKAGE}, which is not "
+            "installed.",
+            remedy=f"Run `pip install {PACKAGE}=={VERSION}`, add it to the image, or set strategy: fsdp.",
+        )
+
+
+def file_name(rank: int) -> str:
+    """Returns the name of a process's file."""
+    return f"optimizer_{rank}.zero"
+
+
+def write(path: str, state: dict[str, object]) -> None:
+    """Writes the state of one process; the same state gives the same bytes.
+
+    Args:
+        path: The file.
+        state: Nested dictionaries, lists and tuples of tensors and plain values.
+
+    Raises:
+        TypeError: it holds something else.
+    """
+    from safetensors.torch import save_file
+
+    tensors: dict[str, Tensor] = {}
+    header = json.dumps(_encoded(state, tensors))
+    save_file(tensors, path, metadata={_HEADER: header})
+
+
+def read(path: str, *, lazily: bool = False) -> dict[str, Any]:
+    """Reads what `write` has written.
+
+    Args:
+        path: The file.
+        lazily: Return slices of the file, which read what is asked of them, in place of tensors but for single numbers.
+
+    Raises:
+        DamagedError: it is something else.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = load((file.metadata() or {})[_HEADER])
+            tensors = {}
+            for name in file.keys():  # noqa: SIM118
+                part = file.get_slice(name)
+                tensors[name] = part if lazily and part.get_shape() else file.get_tensor(name)
+            state = _decoded(header, tensors)
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise DamagedError(f"{os.path.basename(path)} cannot be read as a process's state: {error}.") from None
+    if not isinstance(state, dict):
+        raise DamagedError(f"{os.path.basename(path)} holds no process's state.")
+    return state
+
+
+def _encoded(value: Any, tensors: dict[str, Tensor]) -> Any:
+    """Returns a value as JSON has it; tensors are put aside, and stand there by their names."""
+    from torch import Tensor
+
+    if isinstance(value, Tensor):
+        # By order of visit: equal states get equal names, and files of equal bytes.
+        name = f"{len(tensors):06d}"
+        # On the CPU, and not a part of a larger one, which would be written along with it.
+        copied = value.detach().cpu().contiguous()
+        tensors[name] = copied if copied.untyped_storage().nbytes() == copied.nbytes else copied.clone()
+        return {"tensor": name}
+    if isinstance(value, dict):
+        if not all(type(key) in (int, str) for key in value):
+            raise TypeError(f"keys in ZeRO's state are names or numbers, not {sorted(map(repr, value))}")
+        # Pairs: an object of JSON would turn keys that are numbers into text.
+        return {"dict": [[key, _encoded(each, tensors)] for key, each in value.items()]}
+    # Exact types: an instance of a subclass would come back as something else.
+    if type(value) in (list, tuple):
+        return {type(value).__name__: [_encoded(each, tensors) for each in value]}
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    raise TypeError(f"a {type(value).__name__} in ZeRO's state is not kept in a checkpoint; its plain values are")
+
+
+def _decoded(value: Any, tensors: dict[str, Any]) -> Any:
+    if not isinstance(value, dict):
+        if isinstance(value, list):
+            raise ValueError("a list stands where a value is expected")
+        return value
+    ((kind, content),) = value.items()
+    if kind == "tensor":
+        return tensors[content]
+    if kind == "dict":
+        return {key: _decoded(each, tensors) for key, each in content}
+    if kind in ("list", "tuple"):
+        members = [_decoded(each, tensors) for each in content]
+        return members if kind == "list" else tuple(members)
+    raise ValueError(f"{kind!r} is no kind of value")

@@ -1,0 +1,359 @@
+"""`baton data show` and `baton data check`: rows as the model sees them, and their problems on a page."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import tempfile
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from baton import events
+from baton.cli.display import Display, screen
+from baton.cli.options import Output, OutputOption, Overrides, RecipePath, page_path, print_json, reported
+from baton.errors import BatonError, UserError
+from baton.local import processes
+from baton.local.preview import HEAD
+from baton.pages import quality_page, rows_page
+from baton.pages.quality_page import FINDINGS, QUALITY
+from baton.pages.rows_page import parts, tone
+from baton.recipe import load
+from baton.recipe.methods import SPECS
+from baton.recipe.recipe import Recipe
+from baton.runs.documents import Preview, PreviewRow
+from baton.runs.run import Run
+from baton.source import origin, prepare
+from baton.store.storage import Storage
+from baton.terminal import Terminal
+
+# --- `baton data show`: the first rows as the model sees them.
+
+
+PREVIEW = "baton.data.preview"
+LEARNED = 1000
+"""Rows that a tokenizer is trained on where the run trains one."""
+LONGEST = 3000
+"""Characters of a part of a row that are printed; the page has all."""
+STYLES = {"trained": "green", "read": "dim", "cut": "strike red", "gap": "dim italic"}
+TEXT_MARKS = {"trained": ("⟦", "⟧"), "cut": ("✂", "")}
+"""Around what is trained, and before what is cut, where there are no colours."""
+
+
+class Side(StrEnum):
+    """Side that rows are shown of."""
+
+    train = "train"
+    eval = "eval"
+    test = "test"
+
+
+def show(
+    recipe: RecipePath,
+    rows: Annotated[int, typer.Option(min=1, max=1000, help="Rows to show.")] = 5,
+    side: Annotated[Side | None, typer.Option(help="Show rows of this side alone.")] = None,
+    overrides: Overrides = None,
+    page: Annotated[str, typer.Option(metavar="FILE.html", help="Page to write.")] = "data-rows.html",
+    output: OutputOption = Output.text,
+) -> None:
+    """Shows the first rows as the model sees them: text, tokens, what is trained, what is cut and what is not used.
+
+    Only these rows are read and tokenized, by what the run does it with. Sources take turns. What a run looks for in
+    all rows, such as duplicates, is for `baton data check`. A recipe's phases have a page each.
+    """
+    with reported(output):
+        stem, _, ending = page_path(page).rpartition(".")
+        trainings = list(prepare.parts_of(prepare.load_here(recipe, overrides)))
+        results: list[dict[str, Any]] = []
+        for training, name, has_tokenizer in trainings:
+            if not has_tokenizer:  # the first phase learns it
+                continue
+            with Display(0) as display:
+                seen = look(training, rows, side, display)
+            file = f"{stem}{name}.{ending}"
+            html = rows_page.render(training.name, seen, training.training.spec.rows)
+            Path(file).write_text(html, encoding="utf-8", errors="backslashreplace")
+            results.append({"recipe": training.name, **as_json(seen), "page": file})
+            if output is Output.text:
+                print_rows(Terminal(highlight=False), seen)
+                typer.echo(f"page: {file}")
+        if output is Output.json:
+            print_json(results[0] if len(results) == 1 else {"phases": results})
+
+
+def look(recipe: Recipe, rows: int, side: str | None, display: Display) -> Preview:
+    """Returns the first rows of a recipe as the model sees them.
+
+    Args:
+        recipe: The recipe, its paths absolute.
+        rows: How many, those that cannot be used not counted.
+        side: Whose; None for all.
+        display: Shows how far it is.
+
+    Raises:
+        BatonError: the rows or the tokenizer cannot be had.
+    """
+    learns = recipe.model.tokenizer and recipe.model.tokenizer.train
+    with tempfile.TemporaryDirectory(prefix="baton-show-") as folder:
+        file = Path(folder, "recipe.json")
+        file.write_text(load.dumps(recipe), encoding="utf-8")
+        head, seen = f"{folder}/head.jsonl", f"{folder}/seen.json"
+        count = max(rows, LEARNED) if learns else rows
+        processes.run(HEAD, [str(file), str(count), side or "", head], display.heard)
+        processes.run(PREVIEW, [str(file), head, str(rows), seen], display.heard)
+        return Preview.read(Path(seen).read_bytes(), seen)
+
+
+def as_json(seen: Preview) -> dict[str, Any]:
+    """Returns rows as plain values; their spans follow from the tokens."""
+    document = seen.model_dump(mode="json")
+    for row in document["rows"]:
+        del row["spans"]
+    return document
+
+
+def print_rows(out: Console, seen: Preview) -> None:
+    """Prints rows: in colours on a terminal, with marks elsewhere."""
+    key = [("trained", "trained"), ("read, not trained", "read"), (f"cut at {seen.max_length:,} tokens", "cut")]
+    out.print(Text(" · ").join(_marked(out, words, name) for words, name in key), soft_wrap=True)
+    for row in rows_page.groups(seen.rows):
+        out.print()
+        _print_row(out, row)
+    out.print()
+    if seen.note:
+        out.print(Text(seen.note, "yellow"), soft_wrap=True)
+    out.print(Text(rows_page.sentence(seen), "bold"), soft_wrap=True)
+
+
+def _print_row(out: Console, row: list[PreviewRow]) -> None:
+    shown = rows_page.shown(row)[0]
+    facts = [fact for fact in (shown.side, *shown.told) if fact]
+    if shown.label is not None:
+        facts.append(f"rated {'good' if shown.label else 'bad'}")
+    out.print(Text(f"{shown.file} line {shown.line}", "bold") + Text(f"  {', '.join(facts)}", "dim"), soft_wrap=True)
+    if shown.rejected:
+        out.print(Text(f"not used: {shown.rejected}", "red"), soft_wrap=True)
+    if not row[0].length:
+        out.print(Text(row[0].text, "dim"), soft_wrap=True)
+        return
+    for name, spans, _ in parts(row):
+        text, left = Text(f"{name}: " if name else "", "bold"), LONGEST
+        for span in spans:
+            words = span.text if len(span.text) <= left else f"{span.text[: max(left, 0)]} … "
+            text.append_text(_marked(out, words, tone(span)))
+            left -= len(span.text)
+            if left <= 0:
+                text.append("(the page has all of it)", "dim italic")
+                break
+        out.print(text, soft_wrap=True)
+    for name, value in shown.columns.items():
+        out.print(Text(f"{name}: ", "bold") + Text(value[:LONGEST], "dim"), soft_wrap=True)
+
+
+def _marked(out: Console, words: str, name: str) -> Text:
+    if out.is_terminal:
+        return Text(words, STYLES[name])
+    before, after = TEXT_MARKS.get(name, ("", ""))
+    return Text(f"{before}{words}{after}")
+
+
+# --- `baton data check`: what is wrong with rows, on a page, before a GPU is paid for.
+
+
+app = typer.Typer(help="Examines rows before a GPU is paid for.", no_args_is_help=True)
+
+RUN = "data-check"
+Examined = dict[str, Any]
+"""What was found in rows: see `examine`."""
+MARKS = {
+    "failed": ("red", "✗ not allowed"),
+    "warn": ("yellow", "! look at it"),
+    "fixed": ("green", "✓ dealt with"),
+    "ok": ("green", "✓ fine"),
+    "off": ("dim", "– off"),
+}
+
+
+app.command()(show)
+
+
+@app.command()
+def check(
+    source: Annotated[
+        list[str],
+        typer.Argument(metavar="SOURCE… | RECIPE", help="Files, folders or URIs; or one recipe, also by name or as -."),
+    ],
+    method: Annotated[str, typer.Option(help="Training method that the rows are for.")] = "sft",
+    row_format: Annotated[str, typer.Option("--format", help="Shape of a row, as data.format.")] = "auto",
+    base: Annotated[str | None, typer.Option(help="Model whose tokens are counted: hub id, folder or URI.")] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="Tokenizer to count by, where there is no model yet.")] = None,
+    max_length: Annotated[int | None, typer.Option(min=8, help="Longest sequence in tokens.")] = None,
+    overrides: Overrides = None,
+    report: Annotated[str, typer.Option(metavar="FILE.html", help="Page to write.")] = "data-quality.html",
+    output: OutputOption = Output.text,
+) -> None:
+    """Checks rows, and writes a page of what was found; the rows themselves are only read.
+
+    Lengths are counted where there is a tokenizer. The exit code is 1 where a check that is set to fail found
+    something, or where more rows are unusable than data.max_rejected allows. A recipe's phases have a page each.
+    """
+    with reported(output):
+        stem, _, ending = page_path(report).rpartition(".")
+        is_recipe = len(source) == 1 and origin.is_recipe(source[0])
+        if is_recipe:
+            _refuse(method=method != "sft", format=row_format != "auto", base=base, tokenizer=tokenizer)
+            changes = [*(overrides or ()), *([f"data.max_length={max_length}"] if max_length else [])]
+            parts = list(prepare.parts_of(prepare.load_here(source[0], changes)))
+        else:
+            data: dict[str, Any] = {"source": source, "format": row_format}
+            if max_length:
+                data["max_length"] = max_length
+            parts = [(_recipe_for(data, method, base, tokenizer, overrides or []), "", bool(base or tokenizer))]
+        with Display(0) as display:
+            results = [
+                examine(part, f"{stem}{name}.{ending}", counts=counts, display=display) for part, name, counts in parts
+            ]
+        if output is Output.json:
+            print_json(results[0] if len(results) == 1 else {"phases": results})
+        for each in results if output is Output.text else []:
+            _print(each)
+        if any(each["state"] == "failed" for each in results):
+            raise typer.Exit(1)
+
+
+def examine(recipe: Recipe, page: str, *, counts: bool, display: Display) -> Examined:
+    """Runs split and tokenize of a recipe on a store that is thrown away, and writes the page.
+
+    Every row is looked at: what is to end a run is judged here, at the end.
+
+    Args:
+        recipe: The recipe, its paths absolute.
+        page: HTML file to write; the findings row by row, and the unusable rows, go beside it.
+        counts: Whether there is a tokenizer by which to count lengths.
+        display: Shows the stages.
+
+    Returns:
+        What `quality_page.collect` returns, the `report`, and the `error` of a stage that failed afterwards.
+
+    Raises:
+        BatonError: the rows could not be looked at.
+    """
+
+    def heard(event: events.Event) -> None:
+        if not isinstance(event, events.Rejected | events.Quality):  # they name files that are gone in a moment
+            display.heard(event)
+
+    with tempfile.TemporaryDirectory(prefix="baton-check-") as folder:
+        run, error = Run(Storage(f"{folder}/store"), RUN), None
+        file = Path(folder, "recipe.json")
+        file.write_text(load.dumps(_lenient(recipe, run.storage.uri())), encoding="utf-8")
+        try:
+            processes.run(processes.DATA_SPLIT, [str(file), RUN], heard)
+            if counts:
+                processes.run(processes.TOKENIZE, [run.uri], heard)
+        except BatonError as raised:
+            if run.get(QUALITY) is None:
+                raise
+            error = str(raised)  # of a stage that ended after the rows were looked at
+        result = {**quality_page.collect(run, recipe.data), "run": recipe.name}
+        for key, name in (("findings_uri", FINDINGS), ("rejected_uri", "rejected.jsonl")):
+            result[key] = _keep(f"{run.uri}/{name}", f"{page.rpartition('.')[0]}.{name}")
+        html = quality_page.render(result, quality_page.seen(run))
+    Path(page).write_text(html, encoding="utf-8")
+    return {**result, "report": page, "error": error, "state": "failed" if error else result["state"]}
+
+
+def _lenient(recipe: Recipe, store: str) -> Recipe:
+    """Returns a recipe by which every row is looked at, in its own store: no check ends the run."""
+    document = recipe.model_dump(mode="json")
+    document["store"]["uri"] = store
+    document["tracking"]["mlflow"] = None
+    document["data"]["max_rejected"] = 1.0
+    quality = document["data"]["quality"]
+    document["data"]["quality"] = {name: "warn" if value == "fail" else value for name, value in quality.items()}
+    return load.validate(document, origin=recipe.name)
+
+
+def _keep(path: str, target: str) -> str | None:
+    """Copies a file of the run beside the page, if there is one, and returns where it is."""
+    if not os.path.exists(path):
+        return None
+    shutil.copyfile(path, target)
+    return target
+
+
+def _recipe_for(
+    data: dict[str, Any], method: str, base: str | None, tokenizer: str | None, overrides: list[str]
+) -> Recipe:
+    """Returns the recipe that sources are checked by."""
+    model: dict[str, object] = {"base": base}
+    if base is None:
+        model = {
+            "from_scratch": {},
+            "tokenizer": {"base": tokenizer} if tokenizer else {"train": {"vocab_size": 300}},
+        }
+    least = SPECS[method].example if method in SPECS else None
+    stem = os.path.basename(data["source"][0].partition("?")[0].rstrip("/")).partition(".")[0].lower()
+    document = {
+        "name": re.sub(r"[^a-z0-9]+", "-", stem).strip("-")[:60].strip("-") or RUN,
+        "model": model,
+        "data": data,
+        "training": {"method": method, **({method: dict(least)} if least else {})},
+    }
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml", encoding="utf-8") as file:
+        json.dump(document, file)
+        file.flush()
+        changed = load.read(file.name, overrides)
+    here = os.path.join(os.getcwd(), "options")
+    return prepare.resolve_paths(load.validate(changed, origin="the options"), here)
+
+
+def _refuse(**options: object) -> None:
+    """Refuses options that a recipe has an own place for.
+
+    Raises:
+        UserError: one is given.
+    """
+    for option, value in options.items():
+        if value:
+            raise UserError(f"--{option} is for sources; a recipe says it itself.", remedy="Change it with --set.")
+
+
+def _print(result: Examined) -> None:
+    """Prints the checks for people."""
+    table = Table(box=None, pad_edge=False, expand=True)
+    for title in ("Check", "", "Found", "First"):
+        table.add_column(title, no_wrap=title == "First", overflow="ellipsis", ratio=1 if title == "First" else None)
+    for each in result["checks"]:
+        style, mark = MARKS[each["verdict"]]
+        table.add_row(each["title"], Text(mark, style), each["told"], Text(_first(each), "dim"))
+    out = screen()
+    out.print(Text(result["run"], "bold"))
+    out.print(table)
+    shares = [f"{code} {quality_page.percent(share)}" for code, share in result["languages"].get("shares", [])[:4]]
+    if shares:
+        out.print(f"languages: {', '.join(shares)}")
+    if lengths := result["lengths"]:
+        out.print(f"lengths:   {lengths['mean']:,.0f} tokens on average, {lengths['longest']:,} at most")
+    elif not result["error"]:
+        out.print("lengths:   not counted; give --base or --tokenizer")
+    out.print(Text(result["sentence"], {"failed": "bold red", "warn": "yellow", "ok": "green"}[result["state"]]))
+    if result["error"]:
+        out.print(Text(result["error"], "bold red"))
+    for key in ("rejected_uri", "findings_uri", "report"):
+        if result[key]:
+            typer.echo(f"{key.removesuffix('_uri')}: {result[key]}")
+
+
+def _first(entry: quality_page.Judged) -> str:
+    if not entry["examples"]:
+        return ""
+    first = entry["examples"][0]
+    return f"{first['reason']} ({os.path.basename(first['file'])} line {first['line']})"

@@ -1,0 +1,315 @@
+"""`baton sweep`: run a sweep on this machine, show it, and stop, resume or fork single trials."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from baton import events
+from baton import fork as forking
+from baton.cli import options
+from baton.cli.display import Display, answer, console
+from baton.cli.options import DEFAULT_STORE, REJECTED, Output, OutputOption, Overrides, print_json, reported
+from baton.documents import Json
+from baton.errors import UserError
+from baton.events import Event
+from baton.local import results
+from baton.local.processes import TrialFailed
+from baton.local.results import Result
+from baton.runs.outcomes import SweepHead, TrialEntry, TrialInfo, TrialRequest, TrialState, Winner
+from baton.runs.run import check_name
+from baton.runs.sweep import Sweep
+from baton.source import prepare
+from baton.store import bundle
+from baton.store.storage import Storage
+from baton.sweep import view as sweep_view
+from baton.sweep.search import check_trials, describe_values
+from baton.sweep.view import View
+
+# --- What a person sees of a sweep: a line per score while it runs, and a table of its trials.
+
+
+def sweep_listener(show: Callable[[Event], None]) -> Callable[[Event], None]:
+    """Returns what hears the events of a sweep: the scores and rungs as lines, all else by `show`."""
+
+    def hear(event: Event) -> None:
+        match event:
+            case events.Scored():
+                value = "not a number" if event.value is None else f"{event.value:.6g}"
+                console.print(f"{event.trial} after chunk {event.chunk} (step {event.step}): {value}")
+            case events.Rung():
+                names = ", ".join(event.kept)
+                console.print(f"[bold]rung {event.rung} of {event.of}[/]: {names} stay, {event.stopped} stopped")
+            case TrialFailed():
+                console.print(
+                    f"{event.trial} chunk {event.chunk} failed: {event.message}", style="yellow", markup=False
+                )
+            case _:
+                show(event)
+
+    return hear
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A sweep as a command answers: its trials, the wishes for them, and the winner once there is one."""
+
+    document: SweepHead
+    view: View
+    wishes: dict[str, TrialRequest | None]
+    winner: Winner | None
+
+    def to_json(self) -> dict[str, object]:
+        """Returns plain values, a row for each trial."""
+        entries, view = {trial.id: trial for trial in self.document.trials}, self.view
+        rows = [
+            {
+                **entries[trial.id].to_json(),
+                "state": trial.state,
+                "asked": wish.state if (wish := self.wishes[trial.id]) else None,
+                "why": None if trial.is_alive else trial.why,
+                "chunks": trial.chunk,
+                "value": trial.score,
+                "seconds": trial.seconds,
+            }
+            for trial in view.trials
+        ]
+        return {
+            "sweep": view.name,
+            "sweep_uri": view.uri,
+            "page_uri": f"{view.uri}/page.html",
+            "metric": view.metric,
+            "chunks": self.document.num_chunks,
+            "rungs": len(view.rungs),
+            "of_rungs": view.num_rungs,
+            "trials": rows,
+            "winner": self.winner and self.winner.to_json(),
+        }
+
+
+def gather(sweep: Sweep) -> Shown:
+    """Reads what is shown of a sweep."""
+    document, view = sweep.document(), sweep_view.gather(sweep, with_losses=False)
+    names = [trial.id for trial in document.trials]
+    wishes = dict(zip(names, bundle.each(sweep.control, names), strict=True))
+    return Shown(document, view, wishes, sweep.read(Winner))
+
+
+def print_table(shown: Shown) -> None:
+    """Prints a sweep for people."""
+    view = shown.view
+    table = Table(title=f"{view.name}: rung {len(view.rungs)} of {view.num_rungs}", title_justify="left")
+    for name in ("trial", "values", "chunks", view.metric, "seconds", "state"):
+        table.add_column(name, overflow="fold")
+    for trial in view.trials:
+        score = "—" if trial.score is None else f"{trial.score:.6g}"
+        state = sweep_view.STATES[trial.state] + (f": {trial.why}" if trial.why and not trial.is_alive else "")
+        wish = shown.wishes[trial.id]
+        state += "; asked to stop" if wish and wish.state == "stop" and trial.state in ("training", "goes on") else ""
+        done = f"{trial.chunk} of {shown.document.num_chunks}"
+        values = describe_values({path.rpartition(".")[2]: value for path, value in trial.values.items()})
+        table.add_row(trial.id, values, done, score, f"{trial.seconds:.0f}", state)
+    answer(table)
+
+
+def print_winner(shown: Shown, run: Result) -> None:
+    """Prints where the best trial is, whose run is over."""
+    best, view = shown.winner, shown.view
+    assert best is not None
+    values = next(trial.values for trial in view.trials if trial.id == best.id)
+    typer.echo(f"winner: {best.id} ({describe_values(values)}), {view.metric} {best.value:.6g}")
+    typer.echo(f"page:   {view.uri}/page.html")
+    typer.echo(f"report: {run['report_uri']}")
+    if run["state"] == "rejected":
+        typer.secho("The winner is rejected and nothing is exported.", fg=typer.colors.RED)
+    else:
+        typer.echo(f"model:  {run['model_uri']}")
+
+
+# --- `baton sweep stop`, `resume` and `fork`: single trials of a sweep.
+
+
+Given = Annotated[
+    str,
+    typer.Argument(
+        metavar="SWEEP", help="STORE/sweeps/NAME, as `baton sweep run` prints it, or NAME.", show_default=False
+    ),
+]
+Trial = Annotated[str, typer.Argument(metavar="TRIAL", help="Id of a trial, such as t003.", show_default=False)]
+Why = Annotated[str, typer.Option(help="Reason, kept with the sweep.")]
+WhereOption = Annotated[
+    str, typer.Option("--store", help="Folder, s3://, gs:// or az:// bucket, where SWEEP is a name.")
+]
+WISHES: dict[TrialState, str] = {"stop": "stops", "go": "resumes"}
+
+
+def open_sweep(address: str, store: str) -> Sweep:
+    """Returns a sweep by its address, or by its name in a store."""
+    sweep = Sweep.open(address) if "/" in address else Sweep(Storage(store), address)
+    sweep.document()
+    return sweep
+
+
+def stop(
+    sweep: Given,
+    trial: Trial,
+    why: Why = "asked by hand",
+    store: WhereOption = DEFAULT_STORE,
+    output: OutputOption = Output.text,
+) -> None:
+    """Stops a trial at its next chunk boundary. Its newest checkpoint stays; `baton sweep resume` continues from it."""
+    with reported(output):
+        _ask(open_sweep(sweep, store), trial, "stop", why, output)
+
+
+def resume(
+    sweep: Given,
+    trial: Trial,
+    why: Why = "asked by hand",
+    store: WhereOption = DEFAULT_STORE,
+    output: OutputOption = Output.text,
+) -> None:
+    """Brings a stopped trial back: from the next rung on it trains to the end, whatever its scores.
+
+    It catches up what it has missed from its newest checkpoint. Where no rung is to come, start the sweep again under
+    its name.
+    """
+    with reported(output):
+        _ask(open_sweep(sweep, store), trial, "go", why, output)
+
+
+def fork(
+    sweep: Given,
+    trial: Trial,
+    overrides: Overrides = None,
+    step: Annotated[int | None, typer.Option(help="One of its checkpoints; the newest when left out.")] = None,
+    store: WhereOption = DEFAULT_STORE,
+    output: OutputOption = Output.text,
+) -> None:
+    """Adds a trial that begins with all of the state at a checkpoint of another one, with other values.
+
+    It joins at the next rung and trains to the end.
+    """
+    with reported(output):
+        opened = open_sweep(sweep, store)
+        if not overrides:
+            raise UserError("a fork with nothing changed is its parent.", remedy="Change a value with --set.")
+        made, lines = _forked(opened, opened.trial(trial), step, overrides)
+        opened.ask(made.id, "go", f"forked from {trial}")
+        if output is Output.json:
+            print_json({"sweep": opened.name, **made.to_json()})
+        else:
+            begins = f"{made.id}: run {made.run} begins at step {made.parent and made.parent['step']}"
+            typer.echo("\n".join([begins, *lines, f"It joins {_when(opened, 'at the next rung')}."]))
+
+
+def _forked(sweep: Sweep, parent: TrialEntry, step: int | None, overrides: list[str]) -> tuple[TrialEntry, list[str]]:
+    """Makes a trial of another one's checkpoint; returns it, and what it changes in words."""
+    trials = sweep.trials()
+    forks = [int(trial.id[1:]) for trial in trials if trial.bracket == 0]
+    trial_id = f"f{max(forks, default=-1) + 1:03d}"
+    made = forking.fork(sweep.run(parent), step, f"{sweep.name}-{trial_id}", overrides, warm=True)
+    values = dict(parent.values)
+    document = made.recipe.model_dump(mode="json")
+    for override in overrides:
+        path = override.partition("=")[0].strip()
+        values[path] = functools.reduce(operator.getitem, path.split("."), document)
+    origin: Json = {"run": parent.run, "step": made.step}
+    trial = TrialEntry(id=trial_id, run=made.run.name, bracket=0, values=values, parent=origin)
+    about = sweep.run(parent).need(TrialInfo)
+    made.run.write(about.model_copy(update={"id": trial_id, "values": values}))
+    sweep.add(trial)
+    return trial, made.lines
+
+
+def _ask(sweep: Sweep, trial: str, state: TrialState, why: str, output: Output) -> None:
+    sweep.trial(trial)
+    sweep.ask(trial, state, why)
+    if output is Output.json:
+        print_json({"sweep": sweep.name, "trial": trial, "state": state, "why": why})
+    else:
+        at = "at its next chunk boundary" if state == "stop" else "at the next rung"
+        typer.echo(f"{trial}: {WISHES[state]} {_when(sweep, at)}")
+
+
+def _when(sweep: Sweep, at: str) -> str:
+    """Returns when a wish is taken up, in words."""
+    if len(sweep.rungs()) < len(sweep.document().rungs):
+        return at
+    return f"once the sweep, which is over, is started again: baton sweep run RECIPE --run {sweep.name}"
+
+
+# --- `baton sweep`: many configurations of a recipe, compared while they train.
+
+
+app = typer.Typer(
+    cls=options.Commands,
+    help="Compare many configurations of a recipe while they train: the worse ones stop early.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+)
+
+SweepName = Annotated[
+    str | None, typer.Option("--run", help="Name of the sweep; one that exists resumes where it stopped.")
+]
+
+
+@app.command()
+def run(
+    recipe: options.RecipePath,
+    overrides: options.Overrides = None,
+    store: options.Store = None,
+    name: SweepName = None,
+    chunks: options.ChunkCount = None,
+    output: OutputOption = Output.text,
+) -> None:
+    """Compares the configurations of a recipe on this machine, chunk by chunk in turns, and hands out the best.
+
+    A sweep that was interrupted resumes where it stopped when it is given its name again with --run, and ends on the
+    same winner with the same bits. The exit code is 3 where the recipe's gate rejects the winner.
+    """
+    with reported(output):
+        from baton.local import engine, forkserver
+        from baton.local import sweep as winner
+        from baton.local.sweep import LocalSweep
+
+        loaded = prepare.load_here(recipe, overrides, store=store, chunks=chunks)
+        engine.require_one_machine(loaded)
+        trials = check_trials(loaded)
+        sweep_name = check_name(name or prepare.new_run_name(loaded))
+        storage = prepare.check_store(loaded)
+        forkserver.start()
+        prepare.check_model(loaded)
+        console.print(f"sweep [bold]{sweep_name}[/] of {trials} trials at {escape(Sweep(storage, sweep_name).uri)}")
+        with Display(loaded.num_chunks) as display:
+            heard = sweep_listener(display.heard)
+            best = LocalSweep(loaded, sweep_name, heard).run()
+            winner.export_best_trial(best, sweep_name, heard)
+        shown, result = gather(Sweep(storage, sweep_name)), results.result(best)
+        if output is Output.json:
+            print_json({**shown.to_json(), "winner_run": result})
+        else:
+            print_table(shown)
+            print_winner(shown, result)
+        if result["state"] == "rejected":
+            raise typer.Exit(REJECTED)
+
+
+@app.command()
+def status(sweep: Given, store: WhereOption = options.DEFAULT_STORE, output: OutputOption = Output.text) -> None:
+    """Shows a sweep: how far each trial is, how well it does, and why one was stopped."""
+    with reported(output):
+        shown = gather(open_sweep(sweep, store))
+        print_json(shown.to_json()) if output is Output.json else print_table(shown)
+
+
+app.command()(stop)
+app.command()(resume)
+app.command()(fork)

@@ -1,0 +1,377 @@
+"""Compiles a recipe to the file that Kubeflow and the local engine run, and checks that it fits.
+
+Kubeflow's page finds tasks by ids that are unique over all graphs. The compiled workflow is limited to 1 MiB, so
+identical components are written once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from baton import machine
+from baton.errors import BatonError, UserError
+from baton.recipe import load
+from baton.recipe.cluster import Resources
+from baton.recipe.recipe import Recipe
+from baton.runs import ref
+from baton.source import credentials
+from baton.sweep.search import brackets
+
+if TYPE_CHECKING:
+    from kfp.dsl.base_component import BaseComponent
+
+    from baton.compiler.workflow_size import WorkflowSize
+
+
+# --- Names the tasks of a compiled pipeline, and writes what it says several times once.
+#
+# Kubeflow's page finds tasks by their ids over all graphs of a run, and turns components into parameters of a workflow
+# that Kubernetes limits to 1 MiB.
+
+
+Spec = dict[str, Any]
+"""A part of a compiled file, as YAML has it."""
+CONTROL = ("condition-", "for-loop-", "exit-handler-")
+"""How the ids of the graphs begin that kfp makes of conditions, loops and exit handlers."""
+
+
+def name_tasks(spec: Spec) -> None:
+    """Gives each task an id that no other graph of the pipeline holds; names on the page stay.
+
+    An id is the component's name, with the number of the chunk from the second on: `train-chunk-17`. The tasks of a
+    phase, of a later bracket and of a sweep's winner begin with its name: `two-evaluate`. What kfp makes of conditions,
+    loops and exit handlers ends with it, as Kubeflow tells them by how their ids begin.
+
+    Args:
+        spec: The pipeline's specification, which is changed.
+    """
+    components: Spec = spec["components"]
+    taken: set[str] = set()
+
+    def name(graph: Spec, phase: str) -> None:
+        tasks: Spec = graph["tasks"]
+        ids: dict[str, str] = {}
+        for key in sorted(tasks, key=_natural):
+            inside = components[tasks[key]["componentRef"]["name"]].get("dag")
+            ids[key] = next(each for each in _wanted(key, tasks[key], phase, inside) if each not in taken)
+            taken.add(ids[key])
+        graph["tasks"] = {ids[key]: task for key, task in tasks.items()}
+        _refer(graph, ids)
+        for task in graph["tasks"].values():
+            component = components[task["componentRef"]["name"]]
+            if inside := component.get("dag"):
+                begins = "start_from" in component.get("inputDefinitions", {}).get("parameters", {})
+                name(inside, task["taskInfo"]["name"] if begins else phase)
+
+    name(spec["root"]["dag"], "")
+
+
+def _wanted(key: str, task: Spec, phase: str, inside: Spec | None) -> Iterator[str]:
+    """Yields the ids that a task may have, the best first."""
+    if inside is not None:
+        yield "-".join(filter(None, (key, phase) if key.startswith(CONTROL) else (phase, key)))
+    else:
+        around, _, shown = str(task["taskInfo"]["name"]).rpartition(": ")
+        own = "-".join(filter(None, (phase, around.replace(" ", "-"), re.sub(r"-\d+$", "", key))))
+        number = re.search(r" (\d+)$", shown)
+        if number is None:
+            yield own
+            own += key.removeprefix(re.sub(r"-\d+$", "", key))
+        elif int(number[1]) > 1:
+            own += f"-{number[1]}"
+        yield own
+        key = own
+    yield f"{key}-again"
+    yield from (f"{key}-again-{count}" for count in itertools.count(2))
+
+
+def _refer(node: object, ids: dict[str, str]) -> None:
+    """Puts the ids of a graph's tasks in place of their former ones, wherever the graph refers to a task."""
+    if isinstance(node, list):
+        for entry in node:
+            _refer(entry, ids)
+    elif isinstance(node, dict):
+        for key, entry in node.items():
+            if key in ("producerTask", "producerSubtask"):
+                node[key] = ids[entry]
+            elif key == "dependentTasks":
+                node[key] = sorted(ids[name] for name in entry)
+            elif key != "constant":
+                _refer(entry, ids)
+
+
+def merge_identical(spec: Spec, platform: Spec | None) -> None:
+    """Gives tasks with identical components one component, and components with identical containers one container.
+
+    Options of the cache that say nothing are left out.
+
+    Args:
+        spec: The pipeline's specification, which is changed.
+        platform: What Kubernetes is told of each container, changed too; None where there is nothing.
+    """
+    executors: Spec = spec["deploymentSpec"]["executors"]
+    settings: Spec = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"] if platform else {}
+    kept = _merged(executors, lambda label: [executors[label], settings.get(label)])
+    for label in set(settings) - set(executors):
+        del settings[label]
+    components: Spec = spec["components"]
+    for graph in (spec["root"], *components.values()):
+        for task in graph.get("dag", {}).get("tasks", {}).values():
+            if not task.get("cachingOptions"):  # none is the same, and each task is in the workflow several times
+                task.pop("cachingOptions", None)
+    for component in components.values():
+        if "executorLabel" in component:
+            component["executorLabel"] = kept[component["executorLabel"]]
+    while True:  # a graph is another one's equal once what lies in it is
+        before = len(components)
+        kept = _merged(components, components.__getitem__)
+        for graph in (spec["root"], *components.values()):
+            for task in graph.get("dag", {}).get("tasks", {}).values():
+                name = task["componentRef"]["name"]
+                task["componentRef"]["name"] = kept.get(name, name)
+        if len(components) == before:
+            return
+
+
+def _merged(entries: Spec, content: Callable[[str], object]) -> dict[str, str]:
+    """Removes all but the first of entries with the same content, and returns which one stands for each."""
+    first: dict[str, str] = {}
+    kept = {}
+    for name in sorted(entries, key=_natural):
+        kept[name] = first.setdefault(json.dumps(content(name), sort_keys=True), name)
+    for name, stands in kept.items():
+        if stands != name:
+            del entries[name]
+    return kept
+
+
+def _natural(name: str) -> list[int]:
+    """Returns what sorts `train-chunk-10` after `train-chunk-9`, and both after `train-chunk`."""
+    return [int(part) for part in re.findall(r"\d+", name)] or [0]
+
+
+# --- Compiling a recipe to the file that Kubeflow and the local engine run.
+
+
+class Pipeline(StrEnum):
+    """Kind of pipeline that a recipe is compiled to."""
+
+    finetune = "finetune"
+    retrain = "retrain"
+    sweep = "sweep"
+
+
+def write_package(recipe: Recipe, path: str, pipeline: Pipeline = Pipeline.finetune) -> None:
+    """Compiles a recipe and checks the result as a cluster would.
+
+    Raises:
+        UserError: the recipe cannot be retrained or has no sweep, or says something to Kubernetes that Argo would
+            replace.
+        BatonError: the result does not conform.
+    """
+    from baton.pipelines.finetune import finetune
+    from baton.pipelines.retrain import retrain
+    from baton.pipelines.sweep import sweep
+
+    _require_unexpanded(recipe)
+    compile_checked({"finetune": finetune, "retrain": retrain, "sweep": sweep}[pipeline](recipe), path)
+
+
+@contextlib.contextmanager
+def packaged(recipe: Recipe, name: str, pipeline: Pipeline = Pipeline.finetune) -> Iterator[str]:
+    """Yields the path of a recipe's package, `name` and `.yaml`, which is gone afterwards; see `write_package`."""
+    with tempfile.TemporaryDirectory(prefix="baton-compile-") as folder:
+        path = os.path.join(folder, f"{name}.yaml")
+        write_package(recipe, path, pipeline)
+        yield path
+
+
+def compile_checked(made: BaseComponent, path: str) -> None:
+    """Compiles a pipeline and checks the result as a cluster would.
+
+    Raises:
+        BatonError: the result does not conform.
+    """
+    import yaml
+    from kfp import compiler
+
+    from baton.compiler import conformance
+    from baton.kfp.component import CODE, code_version
+
+    compiler.Compiler().compile(made, path)
+    with open(path, encoding="utf-8") as file:
+        text = file.read()
+    header = "".join(line for line in text.splitlines(keepends=True) if line.startswith("#"))
+    spec, *platform = yaml.load_all(text, conformance.LOADER)
+    for executor in spec["deploymentSpec"]["executors"].values():
+        command = executor["container"]["command"]
+        executor["container"]["command"] = [code_version() if word == CODE else word for word in command]
+    name_tasks(spec)
+    merge_identical(spec, platform[0] if platform else None)
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(header)
+        yaml.dump_all([spec, *platform], file, _dumper())
+    if problems := conformance.check_documents([spec, *platform]):
+        raise BatonError(f"the compiled file does not conform: {'; '.join(problems)}")
+
+
+def _require_unexpanded(recipe: Recipe) -> None:
+    """Makes sure that Argo leaves what Kubernetes is told, which cannot travel packed as what stages read does.
+
+    Raises:
+        UserError: a text holds two braces.
+    """
+    document = recipe.model_dump(mode="json")
+    told = {"resources": document["resources"], "store": {"cache_dir": document["store"]["cache_dir"]}}
+    for path, text in _texts(told, ""):
+        if "{{" in text:
+            raise UserError(
+                f"{path} is {text!r}: Argo, which runs Kubeflow's pipelines, replaces what stands between two braces.",
+                remedy="Write it without {{.",
+            )
+
+
+def _texts(node: object, path: str) -> Iterator[tuple[str, str]]:
+    """Yields dotted path and text of all texts in plain values, keys among them."""
+    if isinstance(node, dict):
+        for key, entry in node.items():
+            below = f"{path}.{key}" if path else str(key)
+            yield below, str(key)
+            yield from _texts(entry, below)
+    elif isinstance(node, list):
+        for position, entry in enumerate(node):
+            yield from _texts(entry, f"{path}.{position}")
+    elif isinstance(node, str):
+        yield path, node
+
+
+def _dumper() -> type[yaml.SafeDumper]:
+    """Returns what writes YAML, with quotes around texts that Kubeflow's reader takes for a number or a boolean."""
+    import yaml
+
+    class Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
+        pass
+
+    words = re.compile(r"(?:[yn]|[-+]?(?:\.\d+|\d[\d_]*(?:\.\d*)?)(?:e[-+]?\d+)?|[-+]?0(?:o[0-7_]+|b[01_]+))$", re.I)
+    Dumper.add_implicit_resolver("tag:yaml.org,2002:other", words, list("yYnN+-.0123456789"))
+    return Dumper
+
+
+# --- Recipes that run in pods: what will not work there, and what is left out.
+
+
+def cluster_warnings(recipe: Recipe) -> list[str]:
+    """Returns what will not work in pods, for a recipe that is compiled or submitted."""
+    lines = []
+    if "://" not in recipe.store.uri:
+        lines.append(f"store {recipe.store.uri!r} is a folder, which pods do not share; use s3://, gs:// or az://")
+    if recipe.resources.image == Resources.model_fields["image"].default:
+        lines.append(f"image {recipe.resources.image!r} is a placeholder; push one with make images and give --image")
+    lines += credentials.not_named(recipe)
+    for source in [source.uri for part in recipe.phase_recipes() or [recipe] for source in part.data.sources]:
+        if "://" not in source and not source.startswith("builtin:"):
+            lines.append(
+                f"data.source {source!r} is a local path, which pods do not see; use s3://, gs://, az:// or hf://"
+            )
+    if recipe.hooks.source and "://" not in recipe.hooks.source:
+        lines.append(
+            f"hooks.source {recipe.hooks.source!r} is a local path, which pods do not see; put it into a bucket"
+        )
+    if recipe.resources.profile == "mps":
+        lines.append("resources.profile mps is for Apple's GPU, which no pod has; name cpu, cuda-small or cuda-large")
+    if recipe.tracking.mlflow and recipe.tracking.mlflow.startswith("sqlite:"):
+        lines.append("tracking.mlflow is a local database and is left out; give the address of an MLflow server")
+    return lines
+
+
+def for_cluster(recipe: Recipe) -> Recipe:
+    """Returns the recipe for pods: tracking in a local database is turned off.
+
+    Raises:
+        UserError: its checkpoints are signed, and no Secret has the key, or its store has an address that changes on
+            its way to a pod.
+    """
+    credentials.require_signing_secret(recipe)
+    if ref.encode_text(recipe.store.uri) != recipe.store.uri:
+        raise UserError(
+            f"store {recipe.store.uri!r} goes from stage to stage as it is, and Argo and Kubernetes replace "
+            "{{…}} and $(…) in it.",
+            remedy="Name a bucket or folder without braces, $( and what does not print.",
+        )
+    document = recipe.model_dump(mode="json")
+    if recipe.tracking.mlflow and recipe.tracking.mlflow.startswith("sqlite:"):
+        document["tracking"]["mlflow"] = None
+    return load.validate(document, origin=recipe.name)
+
+
+# --- Whether the workflow of a compiled recipe fits Kubeflow, and what is to be said about it before it runs.
+
+
+WORKFLOW_LIMIT = "BATON_WORKFLOW_BYTES"
+"""Environment variable: bytes that the cluster takes for one workflow, more where Argo keeps states in a database."""
+
+
+def check_fits(path: str, recipe: Recipe, pipeline: Pipeline = Pipeline.finetune) -> WorkflowSize:
+    """Returns how large the workflow of a compiled recipe grows.
+
+    Args:
+        path: The file that it was compiled to.
+        recipe: The recipe.
+        pipeline: The kind of pipeline.
+
+    Raises:
+        UserError: the workflow would outgrow Kubernetes before its last stage ends.
+    """
+    from baton.compiler import conformance
+    from baton.compiler.workflow_size import predict
+
+    with open(path, "rb") as file:
+        documents = list(yaml.load_all(file, conformance.LOADER))
+    size = predict(documents, _iterations(recipe) if pipeline is Pipeline.sweep else None)
+    size = replace(size, limit=int(machine.number_of(WORKFLOW_LIMIT, size.limit)))
+    if not size.ends:
+        remedy = "Use fewer, longer chunks (chunks.count); chunks.checkpoint_every saves in between."
+        if pipeline is Pipeline.sweep:
+            remedy = "Lower the number of trials or chunks, or raise eta; `baton sweep run` has no limit."
+        raise UserError(
+            f"at least {size.pods} stages do not fit one workflow: their states would take "
+            f"{_kb(size.spec + size.compressed)} compressed, Kubernetes takes {_kb(size.limit)}, and the run "
+            f"would fail at about stage {size.possible_stages}.",
+            remedy=remedy,
+        )
+    return size
+
+
+def readability_warning(size: WorkflowSize) -> str:
+    """Returns from where on Kubeflow's API will not tell how the stages are, empty where it always does."""
+    if size.readable:
+        return ""
+    return (
+        f"Kubeflow's API shows stages only until about {size.readable_stages} of {size.pods} have ended: then the "
+        "workflow is too large for it. The run goes on, and `baton status` asks the store."
+    )
+
+
+def _iterations(recipe: Recipe) -> dict[str, int]:
+    """Returns how many trials run in each loop of a sweep, by the loop's name."""
+    loops = {"data": 1}
+    for bracket in brackets(recipe):
+        trials = bracket.trials
+        for rung in bracket.rungs:
+            loops[f"rung {rung.number}"], trials = trials, rung.keep
+    return loops
+
+
+def _kb(size: int) -> str:
+    return f"{size / 1000:,.0f} kB"

@@ -1,0 +1,251 @@
+"""Assigns rows to sides for good, and chooses how often each is used, by its content and the seed.
+
+A row's side does not depend on the rows beside it, so a source may grow.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import json
+import math
+from array import array
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel
+
+from baton.data.rows import Record, Spool
+from baton.documents import Document
+from baton.errors import UserError
+from baton.recipe.recipe import Recipe
+from baton.store.storage import Storage
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+# --- Which side a row lies on, for good: decided by its content and the seed, whatever rows come beside it.
+
+
+ALL = 2**64
+"""Positions are below this."""
+
+MAX_STRATA = 1000
+"""Values of `data.split.stratify_by`; more are no strata."""
+
+MAX_POSITIONS = 4_000_000
+"""Positions held at once, 32 MB. Of more rows each side gets its share to within a fraction of a percent by itself."""
+
+SIDE_NAMES = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("eval", "evaluation", "validation", "valid", "val", "dev"), "eval"),
+    **dict.fromkeys(("test", "testing"), "test"),
+}
+"""What sources call a side → the side."""
+
+Cut = tuple[int, int]
+"""Positions below which rows are held out for evaluation, and from which on for the test."""
+
+
+class Shares(BaseModel):
+    """Parts of the rows that are held out, from 0 to 1."""
+
+    eval: float
+    test: float
+
+
+class PinnedThresholds(Document):
+    """What is pinned: the shares, and the cuts of each stratum that they were met for."""
+
+    shares: Shares
+    cuts: dict[str, Cut]
+
+
+def position(seed: int, key: str) -> int:
+    """Returns a number in [0, 2^64) that a key and the seed alone decide, evenly spread."""
+    drawn = hashlib.sha256(b"%d:" % seed + key.encode()).digest()
+    return int.from_bytes(drawn[:8], "big")
+
+
+class SplitAssigner:
+    """The rule of `data.split`.
+
+    A row's position decides: the lowest are held out for evaluation, the highest for the test, so that changing one
+    share moves no row of the other. The position is that of its content, or with `group_by` of its group.
+
+    Shares alone need nothing else. Where rows are counted or stratified, the cuts are set once, from the rows that the
+    store first sees under the recipe's name, and pinned there by put-if-absent; from then on they are as fixed as
+    shares, so that no row moves as the data grows. When they are set, a count is met exactly where there are no strata,
+    and each stratum has its share to within one row (which strata get one row more is drawn by their names, so that
+    the whole has its share, too); of rows that come later each side gets its share in expectation. Beyond
+    `MAX_POSITIONS` rows that holds for all of them. Rows of one group, and rows with the same content, stay together,
+    so counts are met to within one group.
+
+    Args:
+        recipe: The recipe.
+        storage: The store, for what is pinned.
+
+    Attributes:
+        pinned: Address of what was pinned; None without.
+    """
+
+    def __init__(self, recipe: Recipe, storage: Storage) -> None:
+        self._split, self._seed, self._storage = recipe.data.split, recipe.seed, storage
+        self._sizes = {"eval": self._split.eval, "test": self._split.test}
+        counted = any(size >= 1 for size in self._sizes.values())
+        self.needs_all = self._split.column is None and (counted or self._split.stratify_by is not None)
+        self._plain = (0, ALL) if counted else _plain(self._sizes)
+        self._cuts: dict[str, Cut] = {}
+        settings = [recipe.seed, self._split.model_dump(), recipe.data.max_samples, recipe.data.shuffle]
+        digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
+        self._folder = f"splits/{recipe.name}-{digest}"
+        self.pinned: str | None = None
+
+    def side(self, record: Record) -> str:
+        """Returns a record's side: `train`, `eval` or `test`."""
+        if record.side:
+            return record.side
+        at = self._position(record)
+        below, above = self._cuts.get(self._stratum(record), self._plain)
+        return "eval" if at < below else "test" if at >= above else "train"
+
+    def set_cuts(self, records: Iterable[Record]) -> None:
+        """Sets the cuts where they need all rows, or takes those that are pinned.
+
+        Args:
+            records: All rows; gone through once.
+
+        Raises:
+            UserError: too many strata, or fewer rows than are to be held out.
+            DamagedError: what is pinned is not what a split has written.
+        """
+        positions, count = self._gather(records)
+        generation = 0
+        while count:
+            path = f"{self._folder}/{generation}.json"
+            if not self._storage.exists(path):
+                missing = {stratum: positions[stratum] for stratum in sorted(positions.keys() - self._cuts.keys())}
+                # All strata have cuts. Those that came with later data get a document of their own: what is pinned
+                # never changes.
+                if generation and not missing:
+                    break
+                shares = {side: size if size < 1 else size / count for side, size in self._sizes.items()}
+                if sum(shares.values()) >= 1:
+                    held_out = " and ".join(f"data.split.{side} {size:g}" for side, size in self._sizes.items() if size)
+                    raise UserError(
+                        f"{held_out} of {count} rows leaves no rows to train on.",
+                        remedy="Hold out fewer, or give more rows.",
+                    )
+                cuts = {stratum: self._cut(stratum, positions, shares) for stratum, positions in missing.items()}
+                made = {"rows": count, "shares": shares, "cuts": cuts}
+                # Two splits at once may see different rows: one of them decides, for both.
+                self._storage.create(path, json.dumps(made, indent=1, sort_keys=True).encode())
+            pin = PinnedThresholds.read(
+                self._storage.read(path), self._storage.uri(path)
+            )  # of the writer that was first
+            self._sizes = pin.shares.model_dump()
+            self._plain = _plain(self._sizes)
+            self._cuts |= pin.cuts
+            self.pinned = self._storage.uri(self._folder)
+            generation += 1
+
+    def _gather(self, records: Iterable[Record]) -> tuple[dict[str, array[int]], int]:
+        """Returns the positions in each stratum, none at all where they are too many, and how many rows there are."""
+        gathered: dict[str, array[int]] = {}
+        count = 0
+        for record in records:
+            if record.side:
+                continue
+            positions = gathered.setdefault(self._stratum(record), array("Q"))
+            if count < MAX_POSITIONS:
+                positions.append(self._position(record))
+            count += 1
+            if len(gathered) > MAX_STRATA:
+                raise UserError(
+                    f"data.split.stratify_by: {self._split.stratify_by!r} has more than {MAX_STRATA} values.",
+                    remedy="Name a column with few, or use data.split.group_by to keep rows of one value together.",
+                )
+        return {name: array("Q") if count > MAX_POSITIONS else each for name, each in gathered.items()}, count
+
+    def _cut(self, stratum: str, positions: array[int], shares: dict[str, float]) -> Cut:
+        """Returns the cuts nearest to the shares that hold out as many of these rows as the shares say."""
+        import numpy as np
+
+        if not positions:
+            return _plain(shares)
+        ordered = np.sort(np.frombuffer(positions, dtype=np.uint64))
+        held_out = {}
+        for side, share in shares.items():
+            drawn = position(self._seed, f"{side}:{stratum}") / ALL if self._split.stratify_by else 0.5
+            held_out[side] = int(share * len(ordered) + drawn)
+        below, above = _plain(shares)
+        of_test = min(held_out["test"], len(ordered) - held_out["eval"])
+        return _between(ordered, held_out["eval"], below), _between(ordered, len(ordered) - of_test, above)
+
+    def _position(self, record: Record) -> int:
+        return position(self._seed, f"group:{record.key}" if self._split.group_by else record.content)
+
+    def _stratum(self, record: Record) -> str:
+        return record.key if self._split.stratify_by else ""
+
+
+def _plain(shares: dict[str, float]) -> Cut:
+    return int(shares["eval"] * ALL), ALL - int(shares["test"] * ALL)
+
+
+def _between(ordered: np.ndarray[Any, Any], count: int, wanted: int) -> int:
+    """Returns the cut nearest to the one wanted that has so many positions below it, or fewer where some are level."""
+    low = int(ordered[count - 1]) + 1 if count else 0
+    high = int(ordered[count]) if count < len(ordered) else ALL
+    return min(max(low, wanted), high)
+
+
+# --- Chooses rows and how often each is used: `max_samples`, `shuffle` and weights, decided by content and seed.
+
+
+def smallest_draws(spool: Spool, seed: int, count: int) -> Iterator[Record]:
+    """Yields the rows whose drawn numbers are smallest, in the order in which they stand.
+
+    Which rows these are does not depend on their order; more rows push some out, and move none. Memory holds `count`
+    numbers.
+
+    Args:
+        spool: All rows.
+        seed: The recipe's.
+        count: How many.
+    """
+    heap: list[int] = []  # negative: the largest of the smallest is in front
+    for record in spool:
+        drawn = -_drawn(record, seed)
+        if len(heap) < count:
+            heapq.heappush(heap, drawn)
+        elif drawn > heap[0]:
+            heapq.heapreplace(heap, drawn)
+    if not heap:
+        return
+    last = -heap[0]
+    level = sum(-drawn == last for drawn in heap)  # rows with the same content, of which not all may be taken
+    for record in spool:
+        drawn = _drawn(record, seed)
+        if drawn < last:
+            yield record
+        elif drawn == last and level:
+            level -= 1
+            yield record
+
+
+def _drawn(record: Record, seed: int) -> int:
+    return position(seed, f"sample:{record.content}")
+
+
+def times_used(content: str, seed: int, weight: float) -> int:
+    """Returns how often a training row is used in one pass.
+
+    Args:
+        content: The row.
+        seed: The recipe's.
+        weight: Its source's: the whole part always, the rest of it as the chance of one use more.
+    """
+    whole = math.floor(weight)
+    return whole + (position(seed, f"weight:{content}") < (weight - whole) * ALL)

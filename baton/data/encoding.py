@@ -1,0 +1,571 @@
+"""Rows to tokens, for each shape that methods learn from, and the tokenizer of a run.
+
+The ids equal those of TRL's own preparation of the same rows. Texts that become turns equal rows written as messages.
+`ChatEncoder` tells which tokens count in the loss. A byte-level BPE tokenizer can be learned from the training split.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from baton.data.mask import AssistantSpans
+from baton.data.render import Conversation, Message, Rendered, Template, left_out
+from baton.errors import UserError
+from baton.models import chat, loading
+from baton.models.chat import CHATML, OWN_TOKENS
+from baton.models.train_rows import IGNORED
+from baton.recipe.methods import Rows
+from baton.recipe.model import TrainTokenizer
+from baton.recipe.recipe import Recipe
+from baton.runs.versions import FORMATS
+
+if TYPE_CHECKING:
+    from transformers import BatchEncoding
+
+
+# --- A prompt with one of its answers, in tokens.
+
+
+Row = dict[str, Any]
+Ids = list[int]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A prompt with one of its answers.
+
+    Attributes:
+        ids: Tokens of both.
+        length: How many of them are the prompt's.
+    """
+
+    ids: Ids
+    length: int
+
+    @property
+    def prompt(self) -> Ids:
+        """Tokens of the prompt."""
+        return self.ids[: self.length]
+
+    @property
+    def answer(self) -> Ids:
+        """Tokens of the answer."""
+        return self.ids[self.length :]
+
+
+def common_prefix_length(a: Ids, b: Ids) -> int:
+    """Returns how many elements two lists share from the start."""
+    if b[: len(a)] == a:
+        return len(a)
+    return next((at for at, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+# --- From texts to tokens, and from characters of a rendering to its tokens.
+
+
+Span = tuple[int, int]
+
+
+def ids_of(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[int]]:
+    """Returns the tokens of texts with the special ones that the tokenizer adds: what a call of it gives.
+
+    Where the tokenizer has no code of its own the library encodes all but the first without their places, which take it
+    a third of the time. The first goes by the tokenizer, which tells the library whether to cut and to pad.
+    """
+    options = {"return_attention_mask": False, "return_token_type_ids": False, "verbose": False}
+    by_call: list[list[int]]
+    if not _is_plain(tokenizer):
+        by_call = tokenizer(texts, **options)["input_ids"]
+        return by_call
+    by_call = tokenizer(texts[:1], **options)["input_ids"]
+    library = tokenizer.backend_tokenizer  # type: ignore[attr-defined]
+    return by_call + [encoding.ids for encoding in library.encode_batch_fast(texts[1:], add_special_tokens=True)]
+
+
+def _is_plain(tokenizer: PreTrainedTokenizerBase) -> bool:
+    from transformers import PreTrainedTokenizerFast
+
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        return False
+    own = type(tokenizer)
+    return all(
+        getattr(own, name) is getattr(PreTrainedTokenizerFast, name)
+        for name in ("__call__", "_encode_plus", "set_truncation_and_padding")
+    )
+
+
+def encoded(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> BatchEncoding:
+    """Returns the tokens of renderings, which hold their special tokens."""
+    from transformers import BatchEncoding
+
+    if not texts:
+        return BatchEncoding({"input_ids": []})
+    return tokenizer(
+        texts, add_special_tokens=False, return_attention_mask=False, return_token_type_ids=False, verbose=False
+    )
+
+
+def tokens_of(encoding: BatchEncoding, index: int, text: str, span: Span, count: int) -> Span:
+    """Returns the tokens that a span of a text is, the last one excluded.
+
+    A token that reaches over the beginning is not among them, unless it only brings white space to the first word; one
+    that reaches over the end is if it only brings white space along.
+    """
+    start, end = span
+    first, last = token_at(encoding, index, text, start, count), token_at(encoding, index, text, end, count)
+    places = encoding[index]
+    if first < count and (reach := places.token_to_chars(first)) and reach[0] < start:
+        first += bool(text[reach[0] : start].strip() or not text[start : reach[1]].strip())
+    if last < count and (over := places.token_to_chars(last)) and over[0] < end and not text[end : over[1]].strip():
+        last += 1
+    return first, max(first, last)
+
+
+def token_at(encoding: BatchEncoding, index: int, text: str, at: int, count: int) -> int:
+    """Returns the first token of a character, or of the next one that has any."""
+    places = encoding[index]
+    while at < len(text):
+        token: int | None = places.char_to_token(at)
+        if token is not None:
+            return token
+        at += 1
+    return count
+
+
+# --- Conversations to tokens by a chat template: what of them counts in the loss, and where answers begin.
+
+
+UNENDED = "answers that the chat template ends with no token"
+
+
+class ChatEncoder:
+    """Conversations to tokens.
+
+    Args:
+        tokenizer: Whose template and tokens.
+        train_on: `data.train_on`.
+        number: Of the format of tokens.
+
+    Attributes:
+        told: What is worth telling → how often: what the template leaves out, answers that nothing ends.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, train_on: str | None, number: int = FORMATS["tokens"].number
+    ) -> None:
+        self.told: Counter[str] = Counter()
+        self._tokenizer = tokenizer
+        self._template = Template(tokenizer, number)
+        self._turns = AssistantSpans(self._template)
+        self._train_on = train_on
+
+    def sequences(self, rows: list[Row]) -> list[Row | str]:
+        """Returns `input_ids` and `labels` of `messages`, or `prompt` and `completion`, or why there are none."""
+        made: list[Row | str] = []
+        texts: list[str] = []
+        spans: list[list[Span] | None] = []
+        each = self._template.render_each([conversation_of(row) for row in rows])
+        for row, rendered in zip(rows, each, strict=True):
+            counted = rendered if isinstance(rendered, str) else self._counted(row, rendered)
+            if isinstance(rendered, str) or isinstance(counted, str):
+                made.append(str(counted))
+                continue
+            self.told.update(left_out(rendered))
+            made.append({})
+            texts.append(rendered.text)
+            spans.append(counted)
+        labelled = self._labelled(texts, spans)
+        return [row if isinstance(row, str) else next(labelled) for row in made]
+
+    def answers(self, rows: list[Row], name: str, *, apart: bool) -> list[Answer | str]:
+        """Returns each prompt with one of its answers, or why there is none.
+
+        The answer starts where the tokens of the prompt, as the model would continue it, and of both diverge, so that
+        a merge across the boundary counts as answer; or, where the template writes that prompt otherwise once it is
+        answered, where the answer's first turn begins.
+
+        Args:
+            rows: With `prompt` and the answer as messages.
+            name: The answer's column.
+            apart: Whether it matters where the answer starts.
+        """
+        wholes = self._template.render_each([conversation_of(row, name) for row in rows])
+        prompts = wholes
+        if apart:
+            prompts = self._template.render_each([conversation_of(row, None) for row in rows], prompts=True)
+        usable = [
+            (row, whole, prompt)
+            for row, whole, prompt in zip(rows, wholes, prompts, strict=True)
+            if isinstance(whole, Rendered) and isinstance(prompt, Rendered)
+        ]
+        encoding = encoded(self._tokenizer, [whole.text for _, whole, _ in usable])
+        heads = self._ids([prompt.text for *_, prompt in usable]) if apart else [[] for _ in usable]
+        found: list[Answer | str] = []
+        for index, ((row, whole, prompt), head) in enumerate(zip(usable, heads, strict=True)):
+            ids = encoding["input_ids"][index]
+            self.told.update(left_out(whole))
+            if not apart or whole.text.startswith(prompt.text):
+                found.append(Answer(ids, common_prefix_length(head, ids)))
+                continue
+            self._require_places()
+            start = self._turns.start(whole, len(row["prompt"]))
+            found.append(
+                "cannot tell where the answer begins in what the chat template makes of the conversation"
+                if start is None
+                else Answer(ids, token_at(encoding, index, whole.text, start, len(ids)))
+            )
+        made = iter(found)
+        return [
+            whole if isinstance(whole, str) else prompt if isinstance(prompt, str) else next(made)
+            for whole, prompt in zip(wholes, prompts, strict=True)
+        ]
+
+    def prompts(self, rows: list[Row]) -> list[tuple[list[Message], int] | str]:
+        """Returns each prompt as it can be written, and how many tokens it is as the model would continue it; or why it
+        cannot be written."""
+        rendered = self._template.render_each([conversation_of(row, None) for row in rows], prompts=True)
+        usable = [each for each in rendered if isinstance(each, Rendered)]
+        for each in usable:
+            self.told.update(left_out(each))
+        lengths = iter(map(len, self._ids([each.text for each in usable])))
+        return [each if isinstance(each, str) else (each.conversation.messages, next(lengths)) for each in rendered]
+
+    def _counted(self, row: Row, rendered: Rendered) -> list[Span] | str | None:
+        """Returns the spans that count, None where all does, or why that cannot be told."""
+        messages = messages_of(row)
+        flags = {number: bool(message["train"]) for number, message in enumerate(messages) if "train" in message}
+        wanted = self._wanted(row, flags)
+        if wanted is None:
+            left = [number for number in sorted(flags) if not flags[number]]
+            turns = self._turns.find(rendered, left) if left else []
+            if isinstance(turns, str):
+                return turns
+            if not turns:
+                return None
+            return list(_between(sorted(span for turn in turns for span in turn.spans), len(rendered.text)))
+        if not wanted:
+            return "none of its messages counts in the loss"
+        turns = self._turns.find(rendered, wanted)
+        if isinstance(turns, str):
+            return turns
+        if unended := sum(not turn.is_ended for turn in turns):
+            self.told[UNENDED] += unended
+        return [span for turn in turns for span in turn.spans] or "the chat template leaves out what counts of it"
+
+    def _wanted(self, row: Row, flags: dict[int, bool]) -> list[int] | None:
+        """Returns the messages that count, None where all does but those that are flagged."""
+        if self._train_on == "all" or (self._train_on in (None, "completions") and "messages" in row):
+            return None
+        said = [number for number, message in enumerate(messages_of(row)) if message["role"] == "assistant"]
+        if self._train_on == "last":
+            said = said[-1:]
+        elif self._train_on != "assistant":
+            said = [number for number in said if number >= len(row["prompt"])]
+        counted = {number for number in {*said, *flags} if flags.get(number, True)}
+        return sorted(counted)
+
+    def _labelled(self, texts: list[str], spans: list[list[Span] | None]) -> Iterator[Row]:
+        if any(span is not None for span in spans):
+            self._require_places()
+        encoding = encoded(self._tokenizer, texts)
+        for index, (ids, text, counted) in enumerate(zip(encoding["input_ids"], texts, spans, strict=True)):
+            if counted is None:
+                yield {"input_ids": ids, "labels": ids}
+                continue
+            labels = [IGNORED] * len(ids)
+            for span in counted:
+                first, last = tokens_of(encoding, index, text, span, len(ids))
+                labels[first:last] = ids[first:last]
+            yield {"input_ids": ids, "labels": labels}
+
+    def _ids(self, texts: list[str]) -> list[Ids]:
+        ids: list[Ids] = encoded(self._tokenizer, texts)["input_ids"]
+        return ids
+
+    def _require_places(self) -> None:
+        if not self._tokenizer.is_fast:
+            raise UserError(
+                f"the tokenizer ({type(self._tokenizer).__name__}) does not tell which text its tokens are of, which "
+                "is needed to train on parts of a conversation.",
+                remedy="Set data.train_on to all, or take a model with a fast tokenizer.",
+            )
+
+
+def messages_of(row: Row, answer: str | None = "completion") -> list[Row]:
+    """Returns a row's messages: all of them, or its prompt's and an answer's."""
+    return row["messages"] if "messages" in row else row["prompt"] + (row[answer] if answer else [])
+
+
+def conversation_of(row: Row, answer: str | None = "completion") -> Conversation:
+    """Returns a row's conversation as templates read it, without the messages' flags."""
+    messages = messages_of(row, answer)
+    if any("train" in message for message in messages):
+        messages = [{key: value for key, value in message.items() if key != "train"} for message in messages]
+    return Conversation(messages, row.get("tools") or None)
+
+
+def _between(spans: list[Span], length: int) -> Iterator[Span]:
+    """Yields what lies between spans that are in order."""
+    at = 0
+    for start, end in [*spans, (length, length)]:
+        if start > at:
+            yield at, start
+        at = end
+
+
+# --- Rows to tokens, for each of the shapes that methods learn from.
+#
+# The ids are those that TRL's own preparation gives to the same rows; where texts become turns of a conversation, to
+# the rows written as messages.
+
+
+UNPLACED = "columns {!r} of rows that are trained as text, which has no place for them"
+Made = list[Row] | str
+"""The rows made of one row, or why there are none."""
+
+
+class BatchEncoder:
+    """Turns normalised rows of one shape into those that the recipe's method trains on.
+
+    For each row there are the rows made of it, or why there are none. Their columns go by the method's `rows`:
+    `input_ids` and `labels` for `sequences`; `prompt_ids`, `chosen_ids` and `rejected_ids` for `pairs`; `chosen_ids`
+    and `rejected_ids`, prompt included, for `scored`; `prompt_ids`, `completion_ids` and `label` for `rated`, two rows
+    of each pair; and for `prompts` the `prompt` as it is with the columns that reward functions look at, and its
+    `length` in tokens.
+
+    Args:
+        recipe: The recipe.
+        tokenizer: The tokenizer.
+        number: Of the format of tokens.
+    """
+
+    def __init__(
+        self, recipe: Recipe, tokenizer: PreTrainedTokenizerBase, number: int = FORMATS["tokens"].number
+    ) -> None:
+        self._recipe, self._data = recipe, recipe.data
+        self._tokenizer = tokenizer
+        self._talk = ChatEncoder(tokenizer, recipe.data.train_on, number)
+        makers: dict[Rows, Callable[[list[Row]], list[Made]]] = {
+            "sequences": self._learned,
+            "scored": self._scored,
+            "rated": self._rated,
+            "pairs": self._pairs,
+            "prompts": self._prompts,
+        }
+        self._make = makers[recipe.training.spec.rows]
+
+    @property
+    def told(self) -> dict[str, int]:
+        """What the chat template leaves out of the rows so far, and answers that it does not end → how often."""
+        return dict(+self._talk.told)
+
+    def __call__(self, rows: list[Row]) -> list[Made]:
+        if not rows:
+            return []
+        conversed = chat.apply_chat(rows, self._recipe, self._tokenizer)
+        for before, after in zip(rows, conversed, strict=True):
+            for name in chat.unplaced(before):
+                # An extra column is kept for reward functions in any case.
+                if name not in after and name not in self._data.extra_columns and isinstance(after["prompt"], str):
+                    self._talk.told[UNPLACED.format(name)] += 1
+        made = self._make(conversed)
+        if not self._data.extra_columns:
+            return made
+        extras = [{name: row[name] for name in self._data.extra_columns} for row in rows]
+        return [
+            some if isinstance(some, str) else [{**extra, **new} for new in some]
+            for extra, some in zip(extras, made, strict=True)
+        ]
+
+    def _learned(self, rows: list[Row]) -> list[Made]:
+        if "messages" in rows[0] or isinstance(rows[0].get("prompt"), list):
+            return [row if isinstance(row, str) else [row] for row in self._talk.sequences(rows)]
+        columns = encode_texts(rows, self._tokenizer, self._data.separator, self._data.train_on != "all")
+        return [[row] for row in columns]
+
+    def _pairs(self, rows: list[Row]) -> list[Made]:
+        both = (self._answers(rows, side) for side in ("chosen", "rejected"))
+        return [
+            chosen if isinstance(chosen, str) else rejected if isinstance(rejected, str) else _pair(chosen, rejected)
+            for chosen, rejected in zip(*both, strict=True)
+        ]
+
+    def _scored(self, rows: list[Row]) -> list[Made]:
+        both = (self._answers(rows, side, apart=False) for side in ("chosen", "rejected"))
+        return [
+            chosen
+            if isinstance(chosen, str)
+            else rejected
+            if isinstance(rejected, str)
+            else [{"chosen_ids": chosen.ids, "rejected_ids": rejected.ids}]
+            for chosen, rejected in zip(*both, strict=True)
+        ]
+
+    def _rated(self, rows: list[Row]) -> list[Made]:
+        single = "completion" in rows[0]
+        encoded: list[Made] = [[] for _ in rows]
+        for name in ("completion",) if single else ("chosen", "rejected"):
+            for at, (row, answer) in enumerate(zip(rows, self._answers(rows, name), strict=True)):
+                made = encoded[at]
+                if isinstance(answer, str) or isinstance(made, str):
+                    encoded[at] = made if isinstance(made, str) else str(answer)
+                    continue
+                label = row["label"] if single else name == "chosen"
+                made.append({"prompt_ids": answer.prompt, "completion_ids": answer.answer, "label": label})
+        return encoded
+
+    def _prompts(self, rows: list[Row]) -> list[Made]:
+        if isinstance(rows[0]["prompt"], list):
+            written = self._talk.prompts(rows)
+            return [
+                x if isinstance(x, str) else [{**row, "prompt": x[0], "length": x[1]}]
+                for row, x in zip(rows, written, strict=True)
+            ]
+        separator = self._data.separator
+        prompts = ids_of(self._tokenizer, [row["prompt"] + separator for row in rows])
+        return [
+            [{**row, "prompt": row["prompt"] + separator, "length": len(ids)}]
+            for row, ids in zip(rows, prompts, strict=True)
+        ]
+
+    def _answers(self, rows: list[Row], name: str, *, apart: bool = True) -> list[Answer | str]:
+        """Returns each prompt with one of its answers; apart from each other, where that is wanted."""
+        if isinstance(rows[0]["prompt"], list):
+            return self._talk.answers(rows, name, apart=apart)
+        separator = self._data.separator
+        texts = [row["prompt"] + separator + _ended(row[name], self._tokenizer) for row in rows]
+        wholes = ids_of(self._tokenizer, texts)
+        if not apart:
+            return [Answer(whole, 0) for whole in wholes]
+        prompts = ids_of(self._tokenizer, [row["prompt"] + separator for row in rows])
+        return [
+            Answer(whole, common_prefix_length(prompt, whole)) for prompt, whole in zip(prompts, wholes, strict=True)
+        ]
+
+
+def id_columns(row: Row) -> list[str]:
+    """Returns the names of the columns that hold a sequence's tokens."""
+    return [name for name in row if name.endswith("_ids")]
+
+
+def require_template(tokenizer: PreTrainedTokenizerBase, row: Row) -> None:
+    """Checks that there is a chat template where rows are conversations.
+
+    Raises:
+        UserError: there is none.
+    """
+    if tokenizer.chat_template is None and any(isinstance(row.get(name), list) for name in ("messages", "prompt")):
+        raise UserError(
+            "data has conversations, but the tokenizer has no chat template.",
+            remedy="Use an instruct model, or set model.chat_template.",
+        )
+
+
+def encode_texts(
+    rows: list[Row], tokenizer: PreTrainedTokenizerBase, separator: str, completion_only: bool
+) -> list[dict[str, Ids]]:
+    """Turns texts, or prompts and completions, into token ids and labels.
+
+    The completion starts where the tokens of the prompt alone and of prompt and completion diverge,
+    as in TRL, so that a merge across the boundary counts as completion.
+
+    Returns:
+        `input_ids` and `labels` for each row, each of the row's length; labels of the prompt are -100 where
+        `completion_only`.
+    """
+    if "text" in rows[0]:
+        return [
+            {"input_ids": ids, "labels": ids} for ids in ids_of(tokenizer, [_ended(x["text"], tokenizer) for x in rows])
+        ]
+    wholes = ids_of(tokenizer, [x["prompt"] + separator + _ended(x["completion"], tokenizer) for x in rows])
+    if not completion_only:
+        return [{"input_ids": ids, "labels": ids} for ids in wholes]
+    columns = []
+    prompts = ids_of(tokenizer, [row["prompt"] + separator for row in rows])
+    for prompt, whole in zip(prompts, wholes, strict=True):
+        length = common_prefix_length(prompt, whole)
+        columns.append({"input_ids": whole, "labels": [IGNORED] * length + whole[length:]})
+    return columns
+
+
+def _pair(chosen: Answer, rejected: Answer) -> Made:
+    length = min(chosen.length, rejected.length)
+    if chosen.ids[:length] != rejected.ids[:length]:
+        return "the chat template writes the prompt otherwise before the one answer than before the other"
+    row = {"prompt_ids": chosen.ids[:length], "chosen_ids": chosen.ids[length:], "rejected_ids": rejected.ids[length:]}
+    return [row]
+
+
+def _ended(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
+    end = str(tokenizer.eos_token)
+    return text if text.endswith(end) else text + end
+
+
+# --- A byte-level BPE tokenizer learned from the training split: the same rows give the same vocabulary.
+
+
+def train_bpe(train_file: str, spec: TrainTokenizer, max_length: int) -> PreTrainedTokenizerFast:
+    """Trains a tokenizer.
+
+    Args:
+        train_file: The training split as JSON lines.
+        spec: Size of the vocabulary and minimum frequency.
+        max_length: Longest sequence in tokens, kept as the tokenizer's own limit.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=spec.vocab_size,
+        min_frequency=spec.min_frequency,
+        special_tokens=list(OWN_TOKENS),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_texts(train_file), trainer)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token=OWN_TOKENS[0], pad_token=OWN_TOKENS[1], model_max_length=max_length
+    )
+    fast.chat_template = CHATML
+    return fast
+
+
+def run_tokenizer(recipe: Recipe, base: str | None, train_file: str) -> PreTrainedTokenizerBase:
+    """Returns the tokenizer of a run: trained here where its recipe asks for it, and changed as it says.
+
+    Args:
+        recipe: The recipe.
+        base: Local files of `model.base`.
+        train_file: The training split as JSON lines.
+
+    Raises:
+        UserError: see `loading.build_tokenizer`.
+    """
+    spec = recipe.model.tokenizer
+    learned = train_bpe(train_file, spec.train, recipe.data.max_length) if spec and spec.train else None
+    return loading.build_tokenizer(recipe, base, learned)
+
+
+def _texts(train_file: str) -> Iterator[str]:
+    with open(train_file, encoding="utf-8") as file:
+        for line in file:
+            row = json.loads(line)
+            for name in ("messages", "text", "prompt", "completion", "chosen", "rejected", "answer"):
+                value = row.get(name, ())
+                yield from [value] if isinstance(value, str) else (text for turn in value for text in _said(turn))
+
+
+def _said(message: dict[str, Any]) -> Iterator[str]:
+    yield message["content"]
+    if "reasoning_content" in message:
+        yield message["reasoning_content"]
+    for call in message.get("tool_calls", ()):
+        yield json.dumps(call["function"], ensure_ascii=False)

@@ -1,0 +1,234 @@
+"""Rows that do not fit: cut or dropped by length, refused by the template, counted against the recipe."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from baton import events
+from baton.data.encoding import UNENDED, Row, id_columns
+from baton.errors import UserError
+from baton.models.train_rows import IGNORED
+from baton.recipe.recipe import Recipe
+
+# --- Measures rows in tokens, cuts or drops those that do not fit, and holds the counts against the recipe.
+
+
+REQUIRED = ("train", "eval")
+
+
+@dataclass
+class Lengths:
+    """Lengths of rows before anything is cut.
+
+    Attributes:
+        limit: `data.max_length`.
+        rows: How many there are.
+        total: Tokens of all.
+        longest: Tokens of the longest.
+        over: Rows longer than the limit.
+        histogram: Upper bound of a class of lengths → its rows.
+    """
+
+    limit: int
+    rows: int = 0
+    total: int = 0
+    longest: int = 0
+    over: int = 0
+    histogram: Counter[int] = field(default_factory=Counter)
+
+    def add(self, length: int) -> None:
+        """Counts a row."""
+        self.rows += 1
+        self.total += length
+        self.longest = max(self.longest, length)
+        self.over += length > self.limit
+        self.histogram[length_bound(length)] += 1
+
+    def merge(self, others: dict[str, Any]) -> None:
+        """Adds what `to_json` returned elsewhere."""
+        self.rows += others["rows"]
+        self.total += others["total"]
+        self.longest = max(self.longest, others["longest"])
+        self.over += others["over"]
+        self.histogram.update(dict(others["histogram"]))
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns plain values; the histogram as `[upper bound, rows]`, ascending, without empty classes."""
+        return {
+            "rows": self.rows,
+            "total": self.total,
+            "mean": self.total / self.rows if self.rows else 0.0,
+            "longest": self.longest,
+            "over": self.over,
+            "histogram": [[bound, self.histogram[bound]] for bound in sorted(self.histogram)],
+        }
+
+
+class Fitting:
+    """Cuts rows to `data.max_length` or leaves them out, and counts both.
+
+    Rows of text are cut here. Of pairs, the trainers cut the answers; a score needs both answers whole. What is packed
+    by joining rows is neither cut nor left out.
+
+    Args:
+        recipe: The recipe.
+
+    Attributes:
+        lengths: Of all rows.
+        truncated: Rows that are cut, or too long to be used.
+        dropped: Rows that are left out.
+    """
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.limit = recipe.data.max_length
+        self.lengths = Lengths(self.limit)
+        self.truncated = self.dropped = 0
+        self._joined = recipe.data.packing is True
+        self._drops_long = recipe.data.quality.truncation == "fix"
+        self._scores = recipe.training.spec.scores
+
+    def fit(self, row: Row) -> Row | str:
+        """Returns what is left of a row, or why it cannot be used."""
+        length = length_of(row)
+        self.lengths.add(length)
+        if self._joined:
+            return row
+        if length > self.limit:
+            if self._drops_long:
+                return self._drop(f"{length} tokens, data.max_length is {self.limit}")
+            self.truncated += 1
+        if "labels" in row:
+            row = {**row, "input_ids": row["input_ids"][: self.limit], "labels": row["labels"][: self.limit]}
+            learned = len(row["labels"][1:]) > row["labels"][1:].count(IGNORED)
+            return row if learned else self._drop(f"nothing to learn within data.max_length {self.limit}")
+        if self._scores or "length" in row:
+            return row if length <= self.limit else self._drop(f"{length} tokens, data.max_length is {self.limit}")
+        if len(row["prompt_ids"]) < self.limit:
+            return row
+        return self._drop(f"the prompt alone has {len(row['prompt_ids'])} tokens, data.max_length is {self.limit}")
+
+    def _drop(self, reason: str) -> str:
+        self.dropped += 1
+        return reason
+
+
+def length_of(row: Row) -> int:
+    """Returns a row's tokens: of a prompt with several answers, with the longest one."""
+    if "length" in row:
+        return int(row["length"])
+    head = len(row["prompt_ids"]) if "prompt_ids" in row else 0
+    return head + max(len(row[name]) for name in id_columns(row) if name != "prompt_ids")
+
+
+def length_bound(length: int) -> int:
+    """Returns the end of a length's class: the powers of two and the middles between them, such as 64, 96, 128."""
+    power = 1 << max(length - 1, 0).bit_length()
+    middle = power * 3 // 4
+    return middle if power >= 4 and length <= middle else power
+
+
+def require_sequences(recipe: Recipe, counts: Mapping[str, int]) -> None:
+    """Checks that the sides a run needs have sequences.
+
+    Raises:
+        UserError: one has none.
+    """
+    for side in REQUIRED:
+        if counts[side] == 0:
+            raise UserError(
+                f"no {side} sequence is left after tokenizing with data.max_length {recipe.data.max_length}.",
+                remedy="Raise max_length so that completions are reached, or give more text.",
+            )
+
+
+def judge_truncation(recipe: Recipe, lengths: dict[str, Any]) -> None:
+    """Says what `data.quality.truncation` asks for.
+
+    Raises:
+        UserError: it is `fail`, and more rows than `truncated_share` are too long.
+    """
+    quality, data = recipe.data.quality, recipe.data
+    over, rows = lengths["over"], lengths["rows"]
+    if quality.truncation == "off" or data.packing is True or over <= quality.truncated_share * rows:
+        return
+    fixed = quality.truncation == "fix"
+    text = (
+        f"{over:,} of {rows:,} rows ({over / rows:.1%}) are longer than data.max_length {data.max_length:,}"
+        f"{' and left out' if fixed else ''}; the longest has {lengths['longest']:,} tokens"
+    )
+    if quality.truncation == "fail":
+        raise UserError(
+            f"data.quality.truncation: {text}; more than {quality.truncated_share:.1%} may not be.",
+            remedy="Raise data.max_length, set data.quality.truncation to fix to leave them out, or to warn.",
+        )
+    events.emit(events.Truncation(text=text, over=over, rows=rows, longest=lengths["longest"], fixed=fixed))
+
+
+# --- Rows that a chat template refuses, or leaves parts of out: counted over the segments, and held against the
+# recipe.
+
+
+@dataclass
+class TemplateErrors:
+    """What came of the rows' rendering.
+
+    Attributes:
+        of: Rows of the split that were looked at; a pair that becomes two rows for `kto` is one.
+        rows: Those that could not be rendered, or not so that what counts in the loss can be told.
+        first: The first of them: file, line and reason.
+        told: What the template leaves out of the others → how often.
+    """
+
+    of: int = 0
+    rows: int = 0
+    first: str = ""
+    told: Counter[str] = field(default_factory=Counter)
+
+    def add(self, file: str, line: int, reason: str) -> None:
+        """Counts a row."""
+        self.rows += 1
+        self.first = self.first or f"{file}, line {line:,}: {reason}"
+
+    def merge(self, others: dict[str, Any]) -> None:
+        """Adds what `to_json` returned elsewhere, further on."""
+        self.of += others.get("of", 0)
+        self.rows += others["rows"]
+        self.first = self.first or others["first"]
+        self.told.update(others["told"])
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns plain values."""
+        return {"of": self.of, "rows": self.rows, "first": self.first, "told": dict(sorted(self.told.items()))}
+
+    def judge(self, recipe: Recipe) -> None:
+        """Checks that not too many rows were refused.
+
+        Raises:
+            UserError: more than `data.max_rejected`.
+        """
+        limit, rows = recipe.data.max_rejected, self.of
+        if self.rows > limit * rows:
+            raise UserError(
+                f"{self.rows:,} of {rows:,} conversations cannot be written by the chat template so that what counts "
+                f"in the loss is known ({self.rows / rows:.1%}; data.max_rejected is {limit:.1%}). The first is in "
+                f"{self.first}.",
+                remedy="Mend the data (data.quality.turns: fix drops conversations whose turns do not fit), set "
+                "model.chat_template or data.train_on, or raise data.max_rejected.",
+            )
+
+    @staticmethod
+    def tell(left_out: dict[str, int]) -> None:
+        """Says what the chat template leaves out of the rows that are kept."""
+        if left_out:
+            events.emit(events.LeftOut(text=left_out_in_words(left_out), counts=left_out))
+
+
+def left_out_in_words(told: dict[str, int]) -> str:
+    """Returns what the chat template leaves out, in words."""
+    by_itself = [what for what in told if what == UNENDED or what.startswith("columns ")]
+    left = [f"{count:,} {what}" for what, count in told.items() if what not in by_itself]
+    words = [f"{' and '.join(left)} that the chat template leaves out"] if left else []
+    return "; ".join([*words, *(f"{told[what]:,} {what}" for what in by_itself)])

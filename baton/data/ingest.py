@@ -1,0 +1,305 @@
+"""Reads sources to records, each in its own format, and keeps and counts rows that cannot be used."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import astuple, dataclass, field
+from itertools import chain
+from typing import Any
+
+from baton import events
+from baton.data import normalize, readers, schema
+from baton.data.assign import SIDE_NAMES
+from baton.data.messages import is_encodable
+from baton.data.rows import Record, Rejected, RejectedRows, Row, as_content
+from baton.data.schema import BESIDE, TALKS, ColumnMapping
+from baton.errors import UserError
+from baton.models import chat
+from baton.recipe.data import Columns, Source
+from baton.recipe.recipe import Recipe
+from baton.runs.run import Run
+
+# --- From sources to records: each read in its own format, and what cannot be used kept with the reason.
+
+
+LOOKED_AT = 20
+"""Rows whose columns decide the format."""
+WAITING = 2**20
+"""Bytes of broken rows before these that are held in memory; more of them wait on disk."""
+
+
+@dataclass(kw_only=True)
+class OpenSource:
+    """A source that is being read.
+
+    Attributes:
+        source: What the recipe says of it.
+        layout: How its rows become ours.
+        rows: Those not yet taken.
+        files: Type of file → how many of it.
+        used: Rows that can be used, so far.
+        rejected: Rows that cannot, so far.
+        became: Our column name → the source's, of which it came.
+        unused: Columns that nothing comes of.
+    """
+
+    source: Source
+    layout: ColumnMapping
+    rows: Iterator[Row | Rejected]
+    files: Counter[str] = field(default_factory=Counter)
+    used: int = 0
+    rejected: int = 0
+    became: Columns = field(default_factory=dict)
+    unused: list[str] = field(default_factory=list)
+
+    def summary(self) -> dict[str, object]:
+        """Returns what was found, for people."""
+        return {
+            "uri": self.source.uri,
+            "files": dict(sorted(self.files.items())),
+            "format": self.layout.format,
+            "columns": self.became,
+            "unused": self.unused,
+            "rows": self.used,
+            "rejected": self.rejected,
+        }
+
+
+class Ingest:
+    """All sources of a recipe.
+
+    Args:
+        recipe: The recipe.
+        refused: Where rows go that cannot be used.
+
+    Attributes:
+        supplies: The sources, as far as they are read.
+
+    Raises:
+        UserError: a source cannot be read, fits no format, lacks a column that the recipe names, or does not go with
+            the others.
+    """
+
+    def __init__(self, recipe: Recipe, refused: RejectedRows) -> None:
+        self._recipe, self._refused = recipe, refused
+        self._shape: dict[str, type] | None = None
+        self.supplies = [_open(source, recipe) for source in recipe.data.sources]
+        schema.require_one_shape([(supply.source.uri, supply.layout) for supply in self.supplies])
+        for supply in self.supplies:
+            told: dict[str, Any] = {"uri": supply.source.uri, "format": supply.layout.format, "columns": supply.became}
+            events.emit(events.Source(**told, unused=supply.unused))
+
+    @property
+    def used(self) -> int:
+        """Rows that can be used, so far."""
+        return sum(supply.used for supply in self.supplies)
+
+    @property
+    def format(self) -> str:
+        """The formats found, for people."""
+        return ", ".join(dict.fromkeys(supply.layout.format for supply in self.supplies))
+
+    def records(self) -> Iterator[Record]:
+        """Yields the rows that can be used, source by source; keeps the others."""
+        for place in range(len(self.supplies)):
+            for outcome in self.outcomes(place):
+                if isinstance(outcome, Record):
+                    yield outcome
+                else:
+                    self._refused.add(outcome)
+
+    def outcomes(self, place: int) -> Iterator[Record | Rejected]:
+        """Yields the rows of one source, by its place in `data.source`."""
+        supply = self.supplies[place]
+        for row in supply.rows:
+            outcome = row if isinstance(row, Rejected) else self._record(row, supply, place)
+            if isinstance(outcome, Record):
+                supply.used += 1
+            else:
+                supply.rejected += 1
+            yield outcome
+
+    def _record(self, row: Row, supply: OpenSource, place: int) -> Record | Rejected:
+        try:
+            data = self._recipe.data
+            options = {"reasoning": data.reasoning == "keep", "chat": chat.may_use_chat(self._recipe)}
+            normal = normalize.normalize_row(row.values, supply.layout, **options)
+            if isinstance(normal, dict):
+                # Some rows may have tools or a system message, and others none.
+                shape = {name: type(value) for name, value in normal.items() if name not in BESIDE}
+                if self._shape is not None and shape != self._shape:
+                    normal = _unlike(self._shape, shape)
+            if isinstance(normal, dict):
+                placed = self._placed(row.values, supply.source)
+                if isinstance(placed, dict):
+                    record = Record(as_content(normal), row.file, row.line, place, **placed)
+                    self._shape = shape  # the first row that can be used decides for all sources
+                    return record
+                normal = placed
+            return Rejected(row.file, row.line, normal, normalize.as_json(row.values))
+        except RecursionError:  # what the parser just read may be too deep to be written
+            return Rejected(row.file, row.line, "nested too deep", "")
+
+    def _placed(self, values: dict[str, object], source: Source) -> dict[str, str] | str:
+        """Returns what decides a row's side beside its content, or why it has none."""
+        split = self._recipe.data.split
+        if source.side:
+            return {"side": source.side}
+        for setting in ("column", "stratify_by", "group_by"):
+            if name := getattr(split, setting):
+                value = schema.value_at(values, name)
+                if value is None:
+                    return f"column {name!r} is missing (data.split.{setting})"
+                text = normalize.as_text(value)
+                if not is_encodable(text):
+                    return f"column {name!r} holds a lone surrogate"
+                if setting != "column":
+                    return {"key": text}
+                side = SIDE_NAMES.get(text.strip().lower())
+                return {"side": side} if side else f"column {name!r} is {text!r}, expected train, eval or test"
+        return {}
+
+
+def _open(source: Source, recipe: Recipe) -> OpenSource:
+    files: Counter[str] = Counter()
+    rows = readers.read(
+        source.uri, recipe.data.sample_by, lambda kind: files.update([kind]), recipe.data.csv or readers.AS_IT_IS
+    )
+    usable, again = first_usable(rows)
+    looked_at = [row.values for row in usable]
+    present = list(dict.fromkeys(path for values in looked_at for path in schema.column_paths(values)))
+    # What lies deeper than is looked for is there where the recipe names it.
+    named = sorted(_named(source, recipe) - {*present})
+    present += [name for name in named if any(schema.value_at(values, name) is not None for values in looked_at)]
+    layout = schema.infer_mapping(source, recipe, present) if present else schema.plain_text_mapping(recipe.data)
+    for setting in ("column", "stratify_by", "group_by"):
+        name = getattr(recipe.data.split, setting)
+        if name and present and not source.side and name not in present:
+            raise schema.missing_column(f"data.split.{setting}", name, source.uri, present)
+    # What was looked at comes again: the source is read once.
+    became = _became(layout, recipe, looked_at)
+    unused = _unused(became, layout, recipe, looked_at)
+    return OpenSource(source=source, layout=layout, rows=chain(again, rows), files=files, became=became, unused=unused)
+
+
+def _became(layout: ColumnMapping, recipe: Recipe, looked_at: list[dict[str, object]]) -> Columns:
+    """Returns which columns become what, those among them for which turns alone have a place."""
+    listed = [name for name in layout.columns.values() if isinstance(name, str)]
+    talks = any(isinstance(schema.value_at(row, name), list) for row in looked_at for name in listed)
+    is_placed = talks or layout.format in TALKS or chat.may_use_chat(recipe)
+    earlier: Columns = {"history": layout.earlier} if layout.earlier else {}
+    return layout.columns | (layout.beside if is_placed else {}) | earlier
+
+
+def _unused(became: Columns, layout: ColumnMapping, recipe: Recipe, looked_at: list[dict[str, object]]) -> list[str]:
+    """Returns the columns that nothing comes of."""
+    split = recipe.data.split
+    used = [*became.values(), *layout.extra_columns, split.column, split.stratify_by, split.group_by]
+    names = {name for theirs in used if theirs for name in ([theirs] if isinstance(theirs, str) else theirs)}
+    columns = dict.fromkeys(name for row in looked_at for name in row)
+    return [name for name in columns if not any(each == name or each.startswith(f"{name}.") for each in names)]
+
+
+def _named(source: Source, recipe: Recipe) -> set[str]:
+    """Returns the columns that the recipe names for a source."""
+    columns = recipe.data.columns if source.columns is None else source.columns
+    mapped = [name for theirs in columns.values() for name in ([theirs] if isinstance(theirs, str) else theirs)]
+    split = recipe.data.split
+    rules = [name for name in (split.column, split.stratify_by, split.group_by) if name]
+    return {*mapped, *recipe.data.extra_columns, *rules}
+
+
+def first_usable(rows: Iterator[Row | Rejected]) -> tuple[list[Row], Iterator[Row | Rejected]]:
+    """Takes the first usable rows and what is broken before and between them, which may be all of a source.
+
+    Returns:
+        The usable rows, and all that was taken, in its order; to be gone through once.
+    """
+    usable: list[Row] = []
+    waiting = tempfile.SpooledTemporaryFile(WAITING, "w+", encoding="ascii")  # noqa: SIM115 - closed by `again`
+    for row in rows:
+        waiting.write("\n" if isinstance(row, Row) else json.dumps(astuple(row)) + "\n")
+        if isinstance(row, Row):
+            usable.append(row)
+        if len(usable) == LOOKED_AT:
+            break
+
+    def again() -> Iterator[Row | Rejected]:
+        taken = iter(usable)
+        with waiting:
+            waiting.seek(0)
+            for line in waiting:
+                yield next(taken) if line == "\n" else Rejected(*json.loads(line))
+
+    return usable, again()
+
+
+def _unlike(shape: dict[str, type], other: dict[str, type]) -> str:
+    """Returns why a row does not go with the rows before it."""
+    for name in sorted(shape.keys() | other.keys()):
+        if name not in other:
+            return f"{name} is missing, the rows before have it"
+        if name not in shape:
+            return f"{name} is given, the rows before have none"
+    name = next(name for name in shape if shape[name] is not other[name])
+    kinds: dict[type, str] = {list: "a conversation", str: "a text"}
+    return f"{name} is {kinds.get(other[name], other[name].__name__)}, in the rows before it is not"
+
+
+# --- Rows that cannot be used: kept with the run, counted, and shown where there are too many.
+
+
+NUM_REASONS = 3
+SHOWN = 80
+"""Reasons that are shown where no row can be used, and characters of an example."""
+NONE_USABLE = "Check data.format and data.columns against the rows."
+
+
+def check_rejected(recipe: Recipe, run: Run, intake: Ingest, refused: RejectedRows) -> None:
+    """Keeps what was rejected in the run, and judges how much it is.
+
+    Raises:
+        UserError: it is too much, or an unknown number of rows.
+    """
+    refused.close()
+    if refused.first is None:
+        return
+    path = run.path("rejected.jsonl")
+    run.storage.upload(refused.path, path)
+    first, total, uri = refused.first, intake.used + refused.count, run.storage.uri(path)
+    example = f"the first is {_place(first)}: {first.reason}"
+    place = f"They are kept with their reasons in {uri}."
+    events.emit(events.Rejected(count=refused.count, of=total, first=example, uri=uri))
+    if refused.count > recipe.data.max_rejected * total:
+        raise UserError(
+            f"{refused.count} of {total} rows are unusable, above data.max_rejected "
+            f"{recipe.data.max_rejected:g}; {example if intake.used else _most_frequent(refused)}. {place}",
+            remedy="Mend the data or raise data.max_rejected." if intake.used else NONE_USABLE,
+        )
+    if (last := refused.broken_off) and recipe.data.max_rejected < 1:
+        raise UserError(
+            f"data.source: {last.file} cannot be read from line {last.line} on, and how many rows that loses is "
+            f"unknown: {last.reason}.",
+            remedy="Write the file again, or set data.max_rejected to 1 to continue with what can be read.",
+        )
+    if not intake.used:
+        raise UserError(f"none of {total} rows is usable; {_most_frequent(refused)}. {place}", remedy=NONE_USABLE)
+
+
+def _most_frequent(refused: RejectedRows) -> str:
+    """Returns the most frequent reasons, each with its number of rows and the first of these."""
+    reasons = sorted(refused.reasons.values(), key=lambda counted: -counted[0])
+    shown = [
+        f"{count} × {row.reason}, such as {_place(row)}: {' '.join(row.raw.split())[:SHOWN]!r}"
+        for count, row in reasons[:NUM_REASONS]
+    ]
+    rest = f"\n  and {len(reasons) - NUM_REASONS} more reason(s)" if len(reasons) > NUM_REASONS else ""
+    return "\n  ".join(["the reasons are:", *shown]) + rest
+
+
+def _place(row: Rejected) -> str:
+    return f"{os.path.basename(row.file)} line {row.line}"

@@ -1,0 +1,512 @@
+"""Finds the assistant's turns in a rendered conversation, by a skeleton with placeholders for its texts.
+
+A template treats skeleton and conversation alike but for the texts. If the conversation's rendering is the skeleton's
+with texts filled in, every place is known. If it is not, nothing is concluded.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from baton.data.render import Conversation, Message, Rendered, Template
+
+# --- A conversation's shape: its texts replaced by placeholders, so that a rendering shows where each of them goes.
+#
+# A template that writes the shape and one that writes the conversation do the same but for the texts. Where the
+# rendering of a conversation is that of its shape with the texts in their places, every place in the shape's rendering
+# is known in the conversation's; where it is not, nothing is concluded.
+
+
+STEMS = ("Zxqj", "Qwvz", "Jkqx", "Vhzq")
+"""What placeholders begin with; one that the conversation does not hold."""
+TAGS = re.compile(r"((?:(?<!\s)\s+)?(?:<[^<>]*>|\[/?[A-Z_]+\])\s*)")
+"""What a template may look for within a text, such as `</think>`."""
+
+
+class Slot(NamedTuple):
+    """A text that a placeholder stands for.
+
+    Attributes:
+        message: Number of the message it is of.
+        text: The text.
+    """
+
+    message: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Skeleton:
+    """A conversation with placeholders.
+
+    Attributes:
+        conversation: It.
+        leaves: What the placeholders stand for, by their number.
+        stem: What a placeholder begins with.
+    """
+
+    conversation: Conversation
+    leaves: list[Slot]
+    stem: str
+
+    @property
+    def key(self) -> str:
+        """What shapes that look the same have in common."""
+        return json.dumps([self.conversation.messages, self.conversation.tools])
+
+
+@dataclass(frozen=True)
+class SlotSpan:
+    """A placeholder in a rendering.
+
+    Attributes:
+        leaf: Its number.
+        start: Where it begins, in characters.
+        end: Where it ends.
+    """
+
+    leaf: int
+    start: int
+    end: int
+
+
+def skeleton_of(conversation: Conversation, text: str, *, fine: bool) -> Skeleton | None:
+    """Returns a conversation's shape.
+
+    Args:
+        conversation: Which.
+        text: Its rendering.
+        fine: Whether tags within a text stay, for templates that look for them.
+
+    Returns:
+        The shape, None where the conversation holds all the placeholders there are.
+    """
+    stem = next((stem for stem in STEMS if stem not in text), None)
+    if stem is None:
+        return None
+    leaves: list[Slot] = []
+
+    def put(message: int, part: str) -> str:
+        if not (inner := part.strip()):
+            return part
+        placeholder = f"{stem}{len(leaves):05d}"
+        leaves.append(Slot(message, inner))
+        return placeholder if len(inner) == len(part) else part.replace(inner, placeholder, 1)
+
+    def placed(message: int, value: str) -> str:
+        if not fine:
+            return put(message, value)
+        parts = enumerate(TAGS.split(value))
+        return "".join(part if number % 2 else put(message, part) for number, part in parts)
+
+    messages = [_shaped(message, number, placed) for number, message in enumerate(conversation.messages)]
+    return Skeleton(Conversation(messages, conversation.tools), leaves, stem)
+
+
+def places(text: str, stem: str) -> list[SlotSpan]:
+    """Returns the placeholders in a rendering, in their order."""
+    return [SlotSpan(int(match[1]), match.start(), match.end()) for match in re.finditer(rf"{stem}(\d{{5}})", text)]
+
+
+class Alignment:
+    """Where places in a shape's rendering are in the conversation's.
+
+    Args:
+        ends: Ends of placeholders in the shape's rendering, ascending.
+        shifts: How much further on a place after each of them is; one more for before the first.
+    """
+
+    def __init__(self, ends: list[int], shifts: list[int]) -> None:
+        self._ends = ends
+        self._shifts = shifts
+
+    def __getitem__(self, at: int) -> int:
+        return at + self._shifts[bisect_right(self._ends, at)]
+
+
+def literals(text: str, found: list[SlotSpan]) -> list[str]:
+    """Returns what stands between the placeholders in a rendering, before the first and after the last."""
+    edges = [0, *(edge for place in found for edge in (place.start, place.end)), len(text)]
+    return [text[start:end] for start, end in zip(edges[::2], edges[1::2], strict=True)]
+
+
+def align(text: str, between: list[str], found: list[SlotSpan], leaves: list[Slot]) -> Alignment | None:
+    """Returns how a conversation's rendering follows its shape's, None where it does not.
+
+    Args:
+        text: The conversation's.
+        between: The shape's, without its placeholders; see `literals`.
+        found: Its placeholders.
+        leaves: What they stand for in the conversation.
+    """
+    written = [leaves[place.leaf].text for place in found]
+    if text != "".join([part for pair in zip(between, written, strict=False) for part in pair] + between[-1:]):
+        escaped = _as_written(text, between, written)
+        if escaped is None:
+            return None
+        written = escaped
+    shifts = [0]
+    for place, each in zip(found, written, strict=True):
+        shifts.append(shifts[-1] + len(each) - (place.end - place.start))
+    return Alignment([place.end for place in found], shifts)
+
+
+def _as_written(text: str, between: list[str], texts: list[str]) -> list[str] | None:
+    """Returns texts as the template wrote them, None where they do not stand between its own words."""
+    at = len(between[0])
+    if not text.startswith(between[0]):
+        return None
+    written = []
+    for each, following in zip(texts, between[1:], strict=True):
+        form = next(
+            (x for x in _forms(each) if text.startswith(x, at) and text.startswith(following, at + len(x))), None
+        )
+        if form is None:
+            return None
+        written.append(form)
+        at += len(form) + len(following)
+    return written if at == len(text) else None
+
+
+def _forms(text: str) -> Iterator[str]:
+    """Yields how a template may write a text: as it is, or within a string of JSON or of Python."""
+    yield text
+    yield json.dumps(text, ensure_ascii=False)[1:-1]
+    yield json.dumps(text)[1:-1]
+    yield repr(text)[1:-1]
+
+
+def _shaped(message: Message, number: int, placed: Callable[[int, str], str]) -> Message:
+    shaped = dict(message)
+    for name in ("reasoning_content", "content"):
+        if isinstance(message.get(name), str):
+            shaped[name] = placed(number, message[name])
+    if message.get("tool_calls"):
+        shaped["tool_calls"] = [
+            {**call, "function": _arguments(call["function"], lambda text: placed(number, text))}
+            for call in message["tool_calls"]
+        ]
+    return shaped
+
+
+def _arguments(function: dict[str, Any], placed: Callable[[str], str]) -> dict[str, Any]:
+    def each(value: Any) -> Any:
+        if isinstance(value, str):
+            return placed(value)
+        if isinstance(value, dict):
+            return {key: each(item) for key, item in value.items()}
+        return [each(item) for item in value] if isinstance(value, list) else value
+
+    return {**function, "arguments": each(function.get("arguments"))}
+
+
+# --- Where the turns of a shape are in its rendering: after their header, up to and with the token that ends them.
+
+
+@dataclass(frozen=True)
+class AssistantSpan:
+    """A turn in a rendering.
+
+    Attributes:
+        spans: What of it was said, in characters: from after its header up to and with its end token, what the template
+            puts after that not; of that, what a template's own marks name where it has them.
+        is_ended: Whether something ends it.
+    """
+
+    spans: list[tuple[int, int]]
+    is_ended: bool
+
+
+class RenderedSkeleton:
+    """A shape, rendered, with its turns.
+
+    Args:
+        shape: The shape.
+        text: Its rendering.
+        template: Who rendered it.
+    """
+
+    def __init__(self, shape: Skeleton, text: str, template: Template) -> None:
+        self.text = text
+        self.places = places(text, shape.stem)
+        self.literals = literals(text, self.places)
+        self._shape = shape
+        self._template = template
+        self._turns: dict[int, AssistantSpan | str] = {}
+        self._unwritten: dict[int, str] = {}
+        self._marks = template.marks(shape.conversation) if template.is_marked else None
+
+    def turn(self, number: int) -> AssistantSpan | str:
+        """Returns where a message's turn is, or why that cannot be told."""
+        if number not in self._turns:
+            self._turns[number] = self._locate(number)
+        return self._turns[number]
+
+    def unwritten(self, number: int) -> str:
+        """Returns what the template makes the model begin a turn with and does not write there of itself."""
+        return self._unwritten.get(number, "")
+
+    def start(self, number: int) -> int | None:
+        """Returns where what an assistant's message says begins, after what the template puts before it."""
+        start, own, prompt = self._start(number), self._own(number), self._template.prompt
+        if start is None:
+            return None
+        # A header that the template writes here though it does not make the model begin with it, as after a result.
+        shared = self._template.common(prompt, self.text[start:])
+        if self._template.tells_apart(prompt[:shared]):
+            start += shared
+        return None if own and own[0].start < start else start
+
+    def _start(self, number: int) -> int | None:
+        whole, template, talk = self.text, self._template, self._shape.conversation
+        before = template.render(talk.upto(number), prompt=True) if number else None
+        is_prompted = before is None or before != template.render(talk.upto(number))
+        follows = bool(number) and talk.messages[number - 1]["role"] == "assistant"
+        if before is None or (not template.is_older and follows and not is_prompted and template.leaves_open):
+            return self._search(number, template.prompt)
+        before += template.header
+        if whole.startswith(before):
+            return len(before)
+        # Earlier turns are written otherwise once there are later ones: only what follows the last text counts.
+        anchors = self._after_last_text(number, before)
+        if anchors is None:
+            return None
+        since, at = anchors
+        if whole.startswith(before[since:], at):
+            return at + len(before) - since
+        begins = max(template.common(before, template.render(talk.upto(number)) or ""), since)
+        if whole.startswith(before[since:begins], at):
+            # What the prompt says besides its header, such as `<think>`, may be missing before what was said.
+            shared = template.common(before[since:], whole[at:])
+            if template.tells_apart(before[begins : since + shared]):
+                self._unwritten[number] = before[since + shared :]
+                return at + shared
+        return self._search(number, before[begins:])
+
+    def _after_last_text(self, number: int, before: str) -> tuple[int, int] | None:
+        """Returns where the last text before a turn ends, in the rendering up to it and in the whole one."""
+        texts = places(before, self._shape.stem)
+        if not texts:
+            return 0, 0
+        own = self._own(number)
+        until = own[0].start if own else len(self.text)
+        ends = [place.end for place in self.places if place.leaf == texts[-1].leaf and place.end <= until]
+        return (texts[-1].end, ends[-1]) if ends else None
+
+    def _locate(self, number: int) -> AssistantSpan | str:
+        place = f"message {number + 1} in what the chat template makes of the conversation"
+        own = self._own(number)
+        message = self._shape.conversation.messages[number]
+        if not own and message["content"].strip():
+            return f"the chat template leaves message {number + 1} out"
+        if message["role"] == "assistant":
+            start = self.start(number)
+        else:
+            start = own[0].start if own else None
+        if start is None:
+            return f"cannot tell where to begin with {place}"
+        ended = (self._end(number, own) if own else None) or self._end_if_filled(number, start)
+        if ended is None or any(start <= x.start < ended[0] and self._owner(x) != number for x in self.places):
+            return f"cannot tell where to end with {place}"
+        end, is_ended = ended
+        calls = message.get("tool_calls") or ()
+        written = self.text[start:end]
+        if calls and not own and not any(call["function"]["name"] in written for call in calls):
+            return AssistantSpan([], is_ended)  # there would be nothing but its end, which is not what was said
+        if self._marks is None or message["role"] != "assistant":
+            return AssistantSpan([(start, end)], is_ended)
+        spans = [(max(a, start), min(b, end)) for a, b in self._marks if a < end and b > start]
+        if spans and is_ended:
+            spans[-1] = (spans[-1][0], end)
+        return AssistantSpan(spans, is_ended)
+
+    def _end(self, number: int, own: list[SlotSpan]) -> tuple[int, bool] | None:
+        """Returns where a turn ends, by what stands after the last of its texts, whatever follows the turn."""
+        template, whole, talk = self._template, self.text, self._shape.conversation
+        after = own[-1].end
+        is_last = number + 1 == len(talk.messages)
+        other = template.render(talk.upto(number + 1, *([{"role": "user", "content": "Q"}] if is_last else [])))
+        if other is None:
+            rest = whole[after:]
+            blank = len(rest) - len(rest.lstrip())
+            if template.closing and rest.startswith(template.closing, blank):
+                return after + blank + len(template.closing), True
+            return (after + len(rest.rstrip()), True) if is_last and rest.strip() else None
+        there = other.rfind(whole[own[-1].start : after])
+        if there < 0:
+            return None
+        there += after - own[-1].start
+        tail = whole[after : after + template.common(whole[after:], other[there:])]
+        # Whichever is the turn that ends the conversation has to end there; or it is written otherwise when it is last.
+        ending = whole[after + len(tail) :] if is_last else other[there + len(tail) :]
+        is_otherwise = bool(ending.strip()) or template.always_prompts
+        if not template.is_older and (is_otherwise or (template.leaves_open and not is_last)):
+            closed = self._closed(number, after, own)
+            if closed and (is_otherwise or self._has_token(after + len(tail), closed)):
+                return closed, True
+            rest = whole[after:].rstrip()
+            if is_last and is_otherwise and not template.always_prompts and self._has_token(after, after + len(rest)):
+                return after + len(rest), True
+        end = after + len(tail.rstrip())
+        if end > after and not template.leaves_open:
+            return end, True
+        if template.leaves_open and not is_last and talk.messages[number + 1]["role"] == "assistant":
+            return end, False
+        if other[there + len(tail) :]:  # another end, such as that of the last turn; white space is the text's own
+            end = after + len(tail)
+        token = template.added_token(whole, end)
+        return end + len(token), bool(token)
+
+    def _closed(self, number: int, after: int, own: list[SlotSpan]) -> int | None:
+        """Returns where a turn ends by what the template writes after it whoever speaks next; None where that is not
+        there, or holds no token of the tokenizer's own."""
+        template, whole, talk = self._template, self.text, self._shape.conversation
+        tails = [] if number + 1 == len(talk.messages) else [whole[after:]]
+        for role in ("user", "assistant", "system", "tool"):
+            text = template.render(talk.upto(number + 1, {"role": role, "content": "Q"}))
+            there = -1 if text is None else text.rfind(whole[own[-1].start : after])
+            if text is not None and there >= 0:
+                tails.append(text[there + after - own[-1].start :])
+        if len(tails) < 2:
+            return None
+        shared = tails[0][: min(template.common(tails[0], other) for other in tails[1:])].rstrip()
+        # Headers of all roles may begin with one token, which is the next turn's.
+        shared = shared.removesuffix(template.opening).rstrip() if template.opening else shared
+        is_there = whole.startswith(shared, after) and self._has_token(after, after + len(shared))
+        return after + len(shared) if is_there else None
+
+    def _has_token(self, start: int, end: int) -> bool:
+        """Tells whether a part of the rendering holds a token of the tokenizer's own list."""
+        return any(map(self._template.is_token, self._template.atoms(self.text[start:end])))
+
+    def _end_if_filled(self, number: int, start: int) -> tuple[int, bool] | None:
+        """Returns where a turn ends that has no text, or none that is always written: where it would with one."""
+        filler = f"{self._shape.stem}{len(self._shape.leaves):05d}"
+        leaves = [*self._shape.leaves, Slot(number, filler)]
+        talk = self._shape.conversation
+        for message in _filled(talk.messages[number], filler):
+            filled = Conversation([*talk.messages[:number], message, *talk.messages[number + 1 :]], talk.tools)
+            text = self._template.render(filled)
+            if text is None or filler not in text:
+                continue
+            other = RenderedSkeleton(Skeleton(filled, leaves, self._shape.stem), text, self._template)
+            ended = other._end(number, other._own(number))
+            if ended is None:
+                continue
+            *_, token = ["", *self._template.atoms(text[: ended[0]])[-1:]] if ended[1] else [""]
+            end = len(self.text) - len(text) + ended[0]
+            if end >= start + len(token) and self.text.endswith(token + text[ended[0] :]):
+                return end, ended[1]
+        return None
+
+    def _search(self, number: int, prompt: str) -> int | None:
+        """Returns where a turn's header ends, by looking for it between the texts before and after."""
+        own = self._own(number)
+        if own:
+            until = own[0].start
+            since = max((place.end for place in self.places if place.end <= until), default=0)
+        else:
+            since = max((place.end for place in self.places if self._owner(place) < number), default=0)
+            later = (x.start for x in self.places if self._owner(x) > number and x.start >= since)
+            until = min(later, default=len(self.text))
+        between = self.text[since:until]
+        for beginning in self._template.starting(prompt):
+            if not self._template.tells_apart(beginning):
+                return None
+            if count := between.count(beginning):
+                return since + between.index(beginning) + len(beginning) if count == 1 else None
+        return None
+
+    def _own(self, number: int) -> list[SlotSpan]:
+        return [place for place in self.places if self._owner(place) == number]
+
+    def _owner(self, place: SlotSpan) -> int:
+        return self._shape.leaves[place.leaf].message
+
+
+def _filled(message: Message, filler: str) -> Iterator[Message]:
+    """Yields a message without texts with one: in its last call, where it has any, or as its content."""
+    if calls := message.get("tool_calls"):
+        function = calls[-1]["function"]
+        arguments = function.get("arguments") or {}
+        if isinstance(arguments, dict):
+            last = {**calls[-1], "function": {**function, "arguments": {**arguments, "zz": filler}}}
+            yield {**message, "tool_calls": [*calls[:-1], last]}
+    yield {**message, "content": filler}
+
+
+# --- The turns of a conversation in its rendering, by the shape that it follows.
+
+
+MOST_SKELETONS = 2000
+"""Shapes that are kept."""
+
+
+class AssistantSpans:
+    """Finds turns in what one template makes of conversations; shapes are looked at once.
+
+    Args:
+        template: The template.
+    """
+
+    def __init__(self, template: Template) -> None:
+        self._template = template
+        self._shapes: dict[str, RenderedSkeleton | None] = {}
+
+    def find(self, rendered: Rendered, numbers: list[int]) -> list[AssistantSpan] | str:
+        """Returns messages' turns, in characters of the rendering, or why they cannot be told."""
+        reason = "cannot tell which of its texts went where in what the chat template makes of it"
+        for located, alignment in self._followed(rendered):
+            turns: list[AssistantSpan] = []
+            for number in numbers:
+                turn = located.turn(number)
+                if isinstance(turn, str):
+                    reason = turn
+                    break
+                spans = [(alignment[start], alignment[end]) for start, end in turn.spans]
+                if spans and (unwritten := located.unwritten(number)):
+                    spans[0] = (_after(rendered.text, spans[0][0], unwritten), spans[0][1])
+                turns.append(AssistantSpan(spans, turn.is_ended))
+            else:
+                return turns
+        return reason
+
+    def start(self, rendered: Rendered, number: int) -> int | None:
+        """Returns where what an assistant's message says begins, in characters; None where unknown."""
+        for located, alignment in self._followed(rendered):
+            start = located.start(number)
+            if start is not None:
+                return _after(rendered.text, alignment[start], located.unwritten(number))
+        return None
+
+    def _followed(self, rendered: Rendered) -> Iterator[tuple[RenderedSkeleton, Alignment]]:
+        """Yields the shapes that a rendering follows, that without tags in texts first."""
+        for fine in (False, True):
+            shape = skeleton_of(rendered.conversation, rendered.text, fine=fine)
+            if shape is None:
+                return
+            key = shape.key
+            for _ in range(2):
+                is_new = key not in self._shapes
+                if is_new:
+                    self._shapes = self._shapes if len(self._shapes) < MOST_SKELETONS else {}
+                    text = self._template.render(shape.conversation)
+                    self._shapes[key] = RenderedSkeleton(shape, text, self._template) if text is not None else None
+                located = self._shapes[key]
+                alignment = located and align(rendered.text, located.literals, located.places, shape.leaves)
+                if located and alignment:
+                    yield located, alignment
+                    break
+                if is_new:
+                    break
+                del self._shapes[key]  # a template may write the date, which has changed
+
+
+def _after(text: str, start: int, unwritten: str) -> int:
+    """Returns where a turn starts whose own text may begin with what the template makes the model begin with."""
+    return start + len(unwritten) if text.startswith(unwritten, start) else start

@@ -1,0 +1,401 @@
+"""First rows as the model sees them: their tokens, the trained part, and the part that is cut.
+
+Used by `baton data show` and by the card of tokenize in Kubeflow.
+`python -m baton.data.preview RECIPE_JSON_FILE HEAD_FILE COUNT TARGET` writes a JSON document.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby, islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from baton import events
+from baton.data import encoding
+from baton.data.encoding import Ids, Row
+from baton.data.fitting import Fitting, left_out_in_words
+from baton.models import chat, generate, loading, train_rows
+from baton.models.train_rows import IGNORED
+from baton.pages.card import Card, table, visible
+from baton.recipe import load
+from baton.recipe.recipe import Recipe
+from baton.runs.documents import Preview, PreviewRow, SourceLocation, Span, Token
+from baton.runs.versions import FORMATS
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+# --- Tokens in words: what each stands for, also where it is part of a character.
+
+
+BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+"""A token that stands for a byte, in vocabularies of SentencePiece."""
+SPACE = "▁"
+"""A space in vocabularies of SentencePiece."""
+
+
+def readable(data: bytes) -> str:
+    """Returns bytes as text, those that are no whole character as `\\xNN`."""
+    return data.decode("utf-8", "backslashreplace")
+
+
+def bytes_of_tokens(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[bytes]:
+    """Returns the bytes that each token stands for; joined they are the text."""
+    added = tokenizer.added_tokens_decoder
+    read = _reader(tokenizer)
+    pieces: list[str] = tokenizer.convert_ids_to_tokens(list(ids))
+    return [
+        str(added[token]).encode() if token in added else read(token, piece)
+        for token, piece in zip(ids, pieces, strict=True)
+    ]
+
+
+def _reader(tokenizer: PreTrainedTokenizerBase) -> Callable[[int, str], bytes]:
+    """Returns what reads a token, given by its number and its name in the vocabulary."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    decoder = json.dumps(json.loads(backend.to_str())["decoder"], ensure_ascii=False) if backend else ""
+    if '"ByteLevel"' in decoder:
+        alphabet = _alphabet()
+        return lambda _, piece: b"".join(alphabet.get(each, each.encode()) for each in piece)
+    if SPACE in decoder or '"Metaspace"' in decoder:
+        return lambda _, piece: _of_sentence_piece(piece)
+    return lambda token, _: str(tokenizer.decode([token], clean_up_tokenization_spaces=False)).encode()
+
+
+def _of_sentence_piece(piece: str) -> bytes:
+    if byte := BYTE.fullmatch(piece):
+        return bytes.fromhex(byte[1])
+    return piece.replace(SPACE, " ").encode()
+
+
+@functools.cache
+def _alphabet() -> dict[str, bytes]:
+    """Returns the characters that byte-level vocabularies are written in, with the byte that each stands for."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    written = {chr(byte): byte for byte in printable} | {chr(256 + at): byte for at, byte in enumerate(others)}
+    return {character: bytes([byte]) for character, byte in written.items()}
+
+
+# --- Rows as the model sees them: their tokens, what is trained, and what is cut.
+
+
+FIRST = 3
+"""Rows of a side that the tokenize stage keeps."""
+MOST, AROUND_TRAINED = 800, 20
+"""Tokens of such a row, at most, and of these before training begins where that is far from the beginning."""
+
+
+@dataclass(frozen=True)
+class TokenSequence:
+    """A sequence of a row.
+
+    Attributes:
+        part: Which it is; see `PreviewRow`.
+        ids: Its tokens.
+        trained: Whether each is learned from.
+    """
+
+    part: str
+    ids: Ids
+    trained: list[bool]
+
+
+def preview_rows(
+    rows: Iterable[tuple[SourceLocation, str | None, Row]],
+    recipe: Recipe,
+    tokenizer: PreTrainedTokenizerBase,
+    most: int | None = None,
+    number: int = FORMATS["tokens"].number,
+) -> Iterator[PreviewRow]:
+    """Yields rows of the split as the model sees them.
+
+    Args:
+        rows: Each with its place and side.
+        recipe: The recipe.
+        tokenizer: The run's.
+        most: Tokens of a sequence that are shown, half of them from where training begins; all when None.
+        number: Of the format of tokens.
+
+    Raises:
+        UserError: there is no chat template that does.
+    """
+    encode = encoding.BatchEncoder(recipe, tokenizer, number)
+    for place, side, row in rows:
+        encoding.require_template(tokenizer, row)
+        (made,) = encode([row])
+        if isinstance(made, str):
+            yield PreviewRow(source=place, side=side, text=json.dumps(row, ensure_ascii=False), rejected=made)
+            continue
+        for encoded in made:
+            fitted = Fitting(recipe).fit(encoded)
+            base = PreviewRow(
+                source=place,
+                side=side,
+                label=encoded.get("label"),
+                columns={name: value for name, value in encoded.items() if isinstance(value, str) and name != "prompt"},
+                rejected=fitted if isinstance(fitted, str) else None,
+            )
+            for sequence in _sequences(encoded, tokenizer):
+                yield _preview_of(sequence, base, recipe, tokenizer, most or len(sequence.ids))
+
+
+def first_previews(
+    path: str, side: str, recipe: Recipe, tokenizer: PreTrainedTokenizerBase, number: int = FORMATS["tokens"].number
+) -> list[PreviewRow]:
+    """Returns the first rows of a file of the split; of long ones a part."""
+    with open(path, encoding="utf-8") as file:
+        lines = list(islice(file, FIRST))
+    rows = ((SourceLocation(file=f"{side}.jsonl", line=at), side, json.loads(line)) for at, line in enumerate(lines, 1))
+    return list(preview_rows(rows, recipe, tokenizer, MOST, number))
+
+
+def _sequences(encoded: Row, tokenizer: PreTrainedTokenizerBase) -> Iterator[TokenSequence]:
+    """Yields the sequences of a row that a method learns from."""
+    if "labels" in encoded:
+        yield TokenSequence("", encoded["input_ids"], [label != IGNORED for label in encoded["labels"]])
+        return
+    answers = [name for name in encoding.id_columns(encoded) if name != "prompt_ids"]
+    if not answers:  # the model writes them itself
+        text = generate.rendered(encoded["prompt"], tokenizer, encoded.get("tools"))
+        ids = generate.prompt_ids(tokenizer, text, max(int(encoded["length"]), 1))
+        yield TokenSequence("prompt", ids, [False] * len(ids))
+    prompt = encoded.get("prompt_ids")
+    for name in answers:
+        # Where the prompt is in the answers, a score of the whole is learned.
+        trained = [False] * len(prompt or ()) + [prompt is not None] * len(encoded[name])
+        yield TokenSequence(name.removesuffix("_ids"), [*(prompt or ()), *encoded[name]], trained)
+
+
+def _preview_of(
+    sequence: TokenSequence, base: PreviewRow, recipe: Recipe, tokenizer: PreTrainedTokenizerBase, most: int
+) -> PreviewRow:
+    length = len(sequence.ids)
+    # Of what is packed by joining, nothing is lost.
+    kept = length if recipe.data.packing is True else min(length, recipe.data.max_length)
+    trained = [each and at < kept and base.rejected is None for at, each in enumerate(sequence.trained)]
+    begins = trained.index(True) if any(trained) else 0
+    tokens: list[Token] = []
+    spans: list[Span] = []
+    for start, end in _windows(length, begins, most):
+        if start > sum(span.tokens for span in spans):
+            spans.append(Span(text="", tokens=start - sum(span.tokens for span in spans), left_out=True))
+        words = bytes_of_tokens(sequence.ids[start:end], tokenizer)
+        each = list(zip(sequence.ids[start:end], words, trained[start:end], strict=True))
+        tokens += [Token(id=token, text=readable(word), trained=is_trained) for token, word, is_trained in each]
+        spans += _spans(words, trained[start:end], kept - start)
+    if rest := length - sum(span.tokens for span in spans):
+        spans.append(Span(text="", tokens=rest, left_out=True))
+    found: dict[str, object] = {
+        "part": sequence.part,
+        "text": "".join(" … " if span.left_out else span.text for span in spans),
+        "tokens": tokens,
+        "length": length,
+        "kept": kept,
+        "learned": sum(trained),
+        "spans": spans,
+    }
+    return base.model_copy(update=found)
+
+
+def _windows(length: int, begins: int, most: int) -> list[tuple[int, int]]:
+    """Returns the parts of a sequence that are shown: its beginning, and where training begins if that is further."""
+    if length <= most:
+        return [(0, length)]
+    if begins < most // 2:
+        return [(0, most)]
+    start = max(begins - AROUND_TRAINED, most // 2)
+    return [(0, most // 2), (start, min(length, start + most // 2))]
+
+
+def _spans(words: list[bytes], trained: list[bool], kept: int) -> Iterator[Span]:
+    each = zip(words, trained, (at >= kept for at in range(len(words))), strict=True)
+    for (is_trained, is_cut), group in groupby(each, key=lambda entry: entry[1:]):
+        parts = [word for word, *_ in group]
+        yield Span(text=readable(b"".join(parts)), tokens=len(parts), trained=is_trained, cut=is_cut)
+
+
+# --- What tokenize leaves in Kubeflow: the first sequences as the model sees them, counts, and where all of them are.
+
+
+TokenRow = dict[str, Any]
+SHOWN = 3
+"""Sequences of a side that are shown."""
+HEAD, AROUND, LONGEST = 200, 20, 2000
+"""Tokens from a sequence's beginning and from where training begins in it, tokens before that, and characters."""
+MARKS = ("⟦", "⟧")
+"""Around what is trained."""
+SIDES = ("train", "eval", "test")
+WIDTH = 40
+"""Of the longest bar."""
+
+
+def first_sequences(path: str, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """Returns the first rows of an Arrow file in words, what is trained in marks, and reads no more than these."""
+    import pyarrow as pa
+
+    with pa.memory_map(path) as file, pa.ipc.open_stream(file) as reader:
+        rows: list[TokenRow] = reader.read_next_batch().slice(0, SHOWN).to_pylist()
+    return [_row_in_words(row, tokenizer) for row in rows]
+
+
+def _row_in_words(row: TokenRow, tokenizer: PreTrainedTokenizerBase) -> str:
+    if "input_ids" in row:
+        return _sequence_in_words(row["input_ids"], [label != IGNORED for label in row["labels"]], tokenizer)
+    columns = [name for name in row if name.endswith("_ids")]
+    if not columns:  # the model writes the answers itself
+        if not isinstance(row["prompt"], str):
+            row = {name: each[0] for name, each in train_rows.restored({x: [y] for x, y in row.items()}).items()}
+        return f"prompt {visible(generate.rendered(row['prompt'], tokenizer, row.get('tools')), LONGEST)}"
+    told = []
+    for name in columns:
+        # Where the prompt stands alone the answers are what is trained; where it is in both, a score of the whole is.
+        is_trained = "prompt_ids" in columns and name != "prompt_ids"
+        told.append(
+            f"{name.removesuffix('_ids')} {_sequence_in_words(row[name], [is_trained] * len(row[name]), tokenizer)}"
+        )
+    return " | ".join([*told, *([f"label {row['label']}"] if "label" in row else [])])
+
+
+def _sequence_in_words(ids: Sequence[int], trained: Sequence[bool], tokenizer: PreTrainedTokenizerBase) -> str:
+    """Returns a sequence in words: its beginning, and where training begins if that is further on."""
+    begins = next((at for at, is_trained in enumerate(trained) if is_trained), 0)
+    spans = [(0, HEAD)] if begins < HEAD else [(0, HEAD - AROUND), (begins - AROUND, begins + HEAD)]
+    words = " … ".join("".join(_marked(ids[a:b], trained[a:b], tokenizer)) for a, b in spans)
+    rest = len(ids) - spans[-1][1]
+    return f"{visible(words, LONGEST)}{' …' if rest > 0 else ''} ({len(ids):,} tokens)"
+
+
+def _marked(ids: Sequence[int], trained: Sequence[bool], tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
+    for is_trained, group in groupby(zip(ids, trained, strict=True), key=lambda pair: pair[1]):
+        text = str(tokenizer.decode([token for token, _ in group], clean_up_tokenization_spaces=False))
+        yield f"{MARKS[0]}{text}{MARKS[1]}" if is_trained else text
+
+
+def tokens_card(recipe: Recipe, tokens: dict[str, Any]) -> Card:
+    """Returns the card of the tokens.
+
+    Args:
+        recipe: The recipe.
+        tokens: What `tokenize_run` returned.
+    """
+    counts = {name: tokens.get(name, 0) for name in (*SIDES, "tokens", "steps", "truncated", "dropped")}
+    sides = " · ".join(f"{side} {counts[side]:,}" for side in SIDES)
+    parts = [
+        f"{sides} sequences\n{counts['tokens']:,} tokens to train on in {counts['steps']:,} steps, "
+        f"{counts['truncated']:,} rows truncated, {counts['dropped']:,} dropped"
+    ]
+    if recipe.tracking.cards == "rows":
+        parts[0] += f"; what is trained is in {''.join(MARKS)}"
+    if tokens.get("left_out"):
+        parts[0] += f"\n{left_out_in_words(tokens['left_out'])}"
+    if tokens.get("refused"):
+        parts[0] += f"\n{tokens['refused']:,} of those dropped could not be written by the chat template"
+    parts[0] += "".join(f"\n{text}" for text in tokens.get("no_effect", ()))
+    if "rendered" in tokens:
+        parts.append(tokens["rendered"])
+    if recipe.tracking.cards == "rows":
+        parts += ["\n".join([side, *_numbered(lines)]) for side, lines in tokens["first"].items()]
+    parts.append(_lengths(tokens["lengths"], recipe.data.max_length))
+    places = {"tokens": tokens["address"], "dropped": tokens.get("dropped_uri")}
+    facts = {"digest": tokens["digest"], "address": tokens["address"]}
+    return Card("\n\n".join([*parts, table(places)]) + "\n", counts | facts)
+
+
+def _numbered(lines: Sequence[str]) -> list[str]:
+    return [f"{number}  {line}" for number, line in enumerate(lines, 1)]
+
+
+def _lengths(lengths: dict[str, Any], limit: int) -> str:
+    """Returns how long rows are before they are cut or packed, a bar for each class of lengths."""
+    head = (
+        f"tokens in a row: {lengths['mean']:,.0f} on average, {lengths['longest']:,} at most; "
+        f"{lengths['over']:,} of {lengths['rows']:,} rows are longer than max_length, {limit:,}"
+    )
+    most = max((rows for _, rows in lengths["histogram"]), default=0)
+    bars = {f"up to {bound:,}": f"{'█' * -(-rows * WIDTH // most)} {rows:,}" for bound, rows in lengths["histogram"]}
+    return "\n".join([head, table(bars)])
+
+
+# --- First rows as the model sees them, for people:
+# `python -m baton.data.preview RECIPE_JSON_FILE HEAD_FILE COUNT TARGET`.
+
+
+def preview(recipe: Recipe, head: list[dict[str, Any]], count: int) -> Preview:
+    """Returns the first rows of a recipe as the model sees them.
+
+    Args:
+        recipe: The recipe, its paths absolute.
+        head: What `baton.data.head.head` wrote.
+        count: Rows that are shown; a tokenizer that the run trains is trained on all of them here.
+
+    Raises:
+        UserError: there is no tokenizer, or no chat template that does.
+    """
+    note = ""
+    if recipe.model.tokenizer and recipe.model.tokenizer.train:
+        learned = len(_learned(head))
+        note = f"The tokenizer was trained on {learned:,} rows here; the run trains it on all, so that tokens differ."
+    return Preview(
+        method=recipe.training.method,
+        max_length=recipe.data.max_length,
+        joined=recipe.data.packing is True,
+        note=note,
+        rows=list(_rows(recipe, head, count)),
+    )
+
+
+def _rows(recipe: Recipe, head: list[dict[str, Any]], count: int) -> Iterator[PreviewRow]:
+    first = next((entry["row"] for entry in head if "row" in entry), None)
+    tokenizer = None
+    if first is not None:
+        tokenizer = _tokenizer(recipe, head)
+        chat.set_template_date(recipe.data.today)
+        chat.require_template(recipe, tokenizer)
+        chat.rendering_changes(first, recipe, chat=chat.uses_chat(recipe, tokenizer))
+    used = 0
+    for entry in head:
+        place = SourceLocation(file=entry["file"], line=entry["line"])
+        if "reason" in entry:
+            yield PreviewRow(source=place, text=entry["raw"], rejected=entry["reason"])
+        elif tokenizer:
+            yield from preview_rows([(place, entry["side"], entry["row"])], recipe, tokenizer)
+            used += 1
+        if used == count:
+            return
+
+
+def _tokenizer(recipe: Recipe, head: list[dict[str, Any]]) -> PreTrainedTokenizerBase:
+    base, revision = recipe.model.base, recipe.model.revision
+    folder = loading.local_model(base, revision, weights=False) if base else None
+    with tempfile.NamedTemporaryFile("w", suffix=".jsonl", encoding="utf-8") as file:
+        file.writelines(json.dumps(row) + "\n" for row in _learned(head))
+        file.flush()
+        return encoding.run_tokenizer(recipe, folder, file.name)
+
+
+def _learned(head: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the rows that a tokenizer is trained on."""
+    rows = [entry for entry in head if "row" in entry]
+    return [entry["row"] for entry in rows if entry["side"] in (None, "train")] or [entry["row"] for entry in rows]
+
+
+def main(recipe_path: str, head_path: str, count: int, target: str) -> None:
+    """Writes the first rows as the model sees them as a JSON document."""
+    recipe = load.loads(Path(recipe_path).read_text(encoding="utf-8"))
+    with open(head_path, encoding="ascii") as file:
+        head = [json.loads(line) for line in file]
+    Path(target).write_text(json.dumps(preview(recipe, head, count).model_dump(mode="json")), encoding="ascii")
+
+
+if __name__ == "__main__":
+    with events.stage("tokenize"):
+        main(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4])

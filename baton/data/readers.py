@@ -1,0 +1,236 @@
+"""Reads a source's files of every type, told by content, and yields unreadable parts as `Rejected`.
+
+The standard library's own docstrings are a source too: real text on every machine with Python.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import sysconfig
+from collections import deque
+from collections.abc import Callable, Iterator
+from itertools import chain, islice
+from pathlib import Path
+from urllib.parse import parse_qs
+
+from baton.data import files, json_stream, parquet
+from baton.data.files import lines
+from baton.data.rows import MAX_ROW, SHOWN, TOO_LONG, Rejected, Row, UnreadableError, as_read
+from baton.errors import UserError
+from baton.recipe.data import Csv
+from baton.store import sources
+from baton.store.sources import SourceFile
+
+# --- Real text that is on every machine with Python: the standard library's signatures and docstrings.
+
+
+SKIPPED = {
+    "test",
+    "tests",
+    "idlelib",
+    "lib2to3",
+    "turtledemo",
+    "site-packages",
+    "dist-packages",
+    "__pycache__",
+}
+MAX_DOC = 400
+"""Longest docstring taken, in characters: one paragraph."""
+
+
+def stdlib_rows() -> Iterator[dict[str, str]]:
+    """Yields `{"prompt": signature, "completion": first paragraph of the docstring}`, files in name order.
+
+    Files are parsed, never imported.
+    """
+    root = Path(sysconfig.get_paths()["stdlib"])
+    for file in sorted(root.rglob("*.py")):
+        if SKIPPED.isdisjoint(file.relative_to(root).parts):
+            yield from _documented(file)
+
+
+def _documented(file: Path) -> Iterator[dict[str, str]]:
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError):
+        return
+    for node in _statements(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (doc := ast.get_docstring(node)):
+            paragraph = " ".join(doc.split("\n\n", 1)[0].split())
+            if 20 <= len(paragraph) <= MAX_DOC and paragraph.isascii():
+                signature = f"def {node.name}({ast.unparse(node.args)}):"
+                yield {"prompt": signature, "completion": paragraph}
+
+
+def _statements(tree: ast.Module) -> Iterator[ast.AST]:
+    """Yields what `ast.walk` does, in its order, but for expressions: no function is defined in one."""
+    todo: deque[ast.AST] = deque([tree])
+    while todo:
+        node = todo.popleft()
+        todo.extend(
+            child
+            for child in ast.iter_child_nodes(node)
+            if isinstance(child, ast.stmt | ast.excepthandler | ast.match_case)
+        )
+        yield node
+
+
+# --- Reading a source: its files of every supported type, found by their content; what cannot be read is `Rejected`.
+
+
+NAMED = {".ndjson": "jsonl", ".feather": "arrow", **dict.fromkeys(sources.TEXTS, "text")}
+"""Types that are called otherwise than their suffix."""
+LOOKED_AT = 20
+"""Lines that tell whether each is JSON by itself."""
+RETURNS = re.compile(rb'(?:[^"\r\n]++|"[^"]*+")*+\r(?!\n)')
+"""Header of a table whose records end in carriage returns alone."""
+AS_IT_IS = Csv()
+
+
+def read(
+    source: str, sample_by: str, seen: Callable[[str], None] = lambda kind: None, csv: Csv = AS_IT_IS
+) -> Iterator[Row | Rejected]:
+    """Yields every row of a source in a stable order.
+
+    Args:
+        source: As in `data.source`.
+        sample_by: What one row of a text file is: `line`, `paragraph` or `document`.
+        seen: Told the type of each file: `jsonl`, `json`, `csv`, `tsv`, `parquet`, `arrow`, `text`; of what is none,
+            `builtin` and `hub`.
+        csv: How tables of text are written; found where it does not say.
+
+    Raises:
+        UserError: the source does not exist or has a type that is not supported.
+    """
+    if source == sources.BUILTIN:
+        seen("builtin")
+        yield from (Row(source, number, dict(row)) for number, row in enumerate(stdlib_rows(), 1))
+    elif sources.is_dataset_id(source):
+        seen("hub")
+        yield from _dataset(source)
+    else:
+        for file in sources.files([source]):
+            yield from _file(file, sample_by, seen, csv)
+
+
+def kind_of(file: SourceFile, head: bytes) -> str:
+    """Returns a file's type by its content, and by its name where that does not tell.
+
+    Args:
+        file: The file.
+        head: How it begins, unpacked.
+
+    Raises:
+        UserError: neither tells.
+    """
+    if head.startswith(b"PAR1"):
+        return "parquet"
+    if head.startswith(b"ARROW1"):
+        return "arrow"
+    text = next(files.text_blocks([head]), b"")
+    if file.suffix in (".json", ".jsonl", ".ndjson"):
+        return _json_kind(text, file.suffix)
+    if file.suffix in sources.SUFFIXES:
+        return NAMED.get(file.suffix, file.suffix[1:])
+    if text.lstrip()[:1] in (b"{", b"["):
+        return _json_kind(text, ".json")
+    raise UserError(
+        f"data.source: {file.uri} has type {file.suffix!r}, and its content is of no known one.",
+        remedy=f"Supported: {', '.join(sources.SUFFIXES)}, each also followed by {', '.join(sources.COMPRESSED)}.",
+    )
+
+
+def _json_kind(text: bytes, suffix: str) -> str:
+    """Tells lines of JSON from an array, and from objects that are spread over lines."""
+    first, _, rest = text.strip().partition(b"\n")
+    if json_stream.is_array(text):
+        return "jsonl" if suffix != ".json" and rest and _is_value(first) else "json"
+    whole_lines = (line for line in islice(text.lstrip().split(b"\n"), LOOKED_AT) if line.startswith(b"{"))
+    if suffix != ".json" or len(first) >= files.BLOCK // 2 or any(map(_is_value, whole_lines)):
+        return "jsonl"
+    return "json"
+
+
+def _is_value(text: bytes) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _file(file: SourceFile, sample_by: str, seen: Callable[[str], None], csv: Csv) -> Iterator[Row | Rejected]:
+    try:
+        stream = files.blocks(file)
+        head = next(stream, b"")
+        kind = kind_of(file, head)
+        seen(kind)
+        if kind in ("parquet", "arrow"):
+            stream.close()
+            yield from parquet.read_parquet(file) if kind == "parquet" else parquet.read_arrow(file)
+            return
+        is_table = kind in ("csv", "tsv")
+        text = files.text_blocks(chain([head], stream), csv.encoding if is_table else None)
+        sample = next(text, b"")
+        ends_in_return = RETURNS.match(sample) if is_table else b"\r" in sample and b"\n" not in sample
+        text, end = chain([sample], text), b"\r" if ends_in_return else b"\n"
+        match kind:
+            case "jsonl":
+                yield from files.read_jsonl(file.uri, lines(text, end))
+            case "json":
+                yield from json_stream.values(file.uri, text)
+            case "csv" | "tsv":
+                separator = csv.delimiter or ("\t" if kind == "tsv" else None)
+                yield from files.read_delimited(file.uri, lines(text, end), sample, separator)
+            case _:
+                if files.marked_encoding(head) and b"\t" in sample.partition(end)[0]:
+                    raise UnreadableError("a table of text in UTF-16; give its name the ending .tsv", raw=head[:SHOWN])
+                yield from files.read_plain_text(file.uri, lines(text, end), sample_by)
+    except UnreadableError as error:
+        yield Rejected(file.uri, error.line, error.reason, as_read(error.raw), rest=True)
+
+
+def _dataset(source: str) -> Iterator[Row | Rejected]:
+    """Reads a hub dataset: `hf://datasets/org/name[@revision][?config=…&split=…]`."""
+    import datasets
+
+    address, _, query = source.removeprefix("hf://datasets/").partition("?")
+    name, _, revision = address.rstrip("/").partition("@")
+    options = {key: values[0] for key, values in parse_qs(query).items()}
+    try:
+        rows = datasets.load_dataset(
+            name,
+            options.get("config"),
+            split=options.get("split", "train"),
+            revision=revision or None,
+            streaming=True,
+        )
+        for number, values in enumerate(rows, 1):
+            if _num_bytes(values) <= MAX_ROW:
+                yield Row(source, number, dict(values))
+            else:
+                yield Rejected(source, number, TOO_LONG, as_read(_beginning(values)))
+    except Exception as error:
+        raise UserError(
+            f"data.source {source!r} cannot be read from the hub: {type(error).__name__}: {error}",
+            remedy="Check the name, config and split, and that the hub can be reached.",
+        ) from None
+
+
+def _num_bytes(values: object) -> int:
+    """Returns the bytes that texts, byte strings and numbers of a row take."""
+    if isinstance(values, str):
+        return len(values) if values.isascii() else len(values.encode("utf-8", "surrogatepass"))
+    if isinstance(values, bytes):
+        return len(values)
+    if isinstance(values, dict):
+        return sum(_num_bytes(key) + _num_bytes(value) for key, value in values.items())
+    return sum(map(_num_bytes, values)) if isinstance(values, list | tuple) else 8
+
+
+def _beginning(values: dict[str, object]) -> bytes:
+    """Returns how the texts of a row begin."""
+    texts = {name: value[:SHOWN] if isinstance(value, str) else "…" for name, value in values.items()}
+    return ", ".join(f"{name}: {text}" for name, text in texts.items()).encode("utf-8", "backslashreplace")[:SHOWN]

@@ -1,0 +1,266 @@
+"""Rows and rejected rows, from a reader's value to a record with its source, on disk if they are many."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, astuple, dataclass, replace
+from typing import Any, TypeVar
+
+from baton.errors import BatonError
+
+# --- Rows and rejected rows, as readers return them.
+
+
+MAX_ROW = 2**26
+"""Longest row in bytes, 64 MiB: what bounds the memory that reading takes."""
+
+TOO_LONG = f"longer than {MAX_ROW >> 20} MiB"
+T = TypeVar("T")
+DIGITS = 4000
+"""Digits of the longest number that is one; Python reads 4,300."""
+SHOWN = 1000
+"""Bytes kept of what is longer than that."""
+MAX_SIGNS = 1_000_000
+"""Brackets and commas of a row's JSON: `[]` takes 25 times as many bytes in Python as in a file."""
+TOKEN = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|[\[\]{},]', re.DOTALL)
+"""What decides where a JSON value ends. A string without an end goes to the text's: it is gone through once."""
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """A row that could not be used.
+
+    Attributes:
+        file: Address of its file.
+        line: Line or row number, from 1.
+        reason: Why.
+        raw: The row as read, bytes that are not UTF-8 escaped as `\\xNN`.
+        rest: Whether it stands for everything from there on: the file breaks off, and nobody knows how many rows that
+            hides.
+    """
+
+    file: str
+    line: int
+    reason: str
+    raw: str
+    rest: bool = False
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row as found, with where it stood."""
+
+    file: str
+    line: int
+    values: dict[str, object]
+
+
+class UnreadableError(BatonError):
+    """After a place, nothing more can be read from a file.
+
+    Args:
+        reason: Why.
+        line: Line or row number of the place, from 1.
+        raw: What was read of that row.
+    """
+
+    def __init__(self, reason: str, line: int = 1, raw: bytes = b"") -> None:
+        super().__init__(reason)
+        self.reason, self.line, self.raw = reason, line, raw
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"key {next(name for name in names if names.count(name) > 1)!r} is there twice")
+    return values
+
+
+def _number(digits: str) -> int | str:
+    return int(digits) if len(digits) <= DIGITS else digits
+
+
+DECODER = json.JSONDecoder(object_pairs_hook=_distinct)
+"""Of two values under one key a decoder takes the last, which nobody may have meant."""
+_LONG = json.JSONDecoder(object_pairs_hook=_distinct, parse_int=_number)
+
+
+def loads(text: str, decoder: json.JSONDecoder | None = None) -> Any:
+    """Returns a value of JSON that anybody may have written.
+
+    Args:
+        text: Its text.
+        decoder: By which it is read, instead of Python's own.
+
+    Raises:
+        ValueError: it is broken, nested too deep, or of too many values.
+    """
+    require_few_signs(text)
+    try:
+        return row_value(lambda decoder: decoder.decode(text)) if decoder is DECODER else json.loads(text)
+    except RecursionError as error:
+        raise ValueError(str(error)) from None
+
+
+def row_value(decode: Callable[[json.JSONDecoder], T]) -> T:
+    """Returns a row's value; a number of more digits than Python takes is their text.
+
+    Args:
+        decode: Reads it by a decoder.
+
+    Raises:
+        ValueError: it is broken, or has a key twice.
+    """
+    try:
+        return decode(DECODER)
+    except json.JSONDecodeError:
+        raise
+    except ValueError as error:
+        if "integer string conversion" not in str(error):
+            raise
+        return decode(_LONG)
+
+
+def require_few_signs(text: str, at: int = 0) -> None:
+    """Refuses a JSON value that would take far more memory than its text.
+
+    Args:
+        text: Text in which it stands.
+        at: Where it begins.
+
+    Raises:
+        ValueError: it has more brackets and commas than `MAX_SIGNS`.
+    """
+    if len(text) - at <= MAX_SIGNS:
+        return
+    signs = depth = 0
+    for token in TOKEN.finditer(text, at):
+        sign = token[0]
+        if sign[0] == '"':
+            continue
+        signs += 1
+        depth += (sign in "[{") - (sign in "]}")
+        if signs > MAX_SIGNS:
+            raise ValueError(f"more than {MAX_SIGNS:,} brackets and commas")
+        if depth <= 0:
+            return
+
+
+def as_read(data: bytes) -> str:
+    """Returns bytes as text, those that are not UTF-8 escaped as `\\xNN`."""
+    return data.decode("utf-8", "backslashreplace")
+
+
+# --- Rows on their way to a side: as they will be written, with where they come from; on disk where they are many.
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A row that can be used.
+
+    Attributes:
+        content: The row as JSON, keys sorted: what is written, and what decides its side.
+        file: Address of its file.
+        line: Line or row number, from 1.
+        source: Place of its source in `data.source`, from 0.
+        side: Side that the source gives it: `train`, `eval` or `test`; empty where its content decides.
+        key: Value of the column that `data.split` stratifies or groups by; empty without one.
+    """
+
+    content: str
+    file: str
+    line: int
+    source: int = 0
+    side: str = ""
+    key: str = ""
+
+    @property
+    def row(self) -> dict[str, object]:
+        """The row, parsed anew each time."""
+        return json.loads(self.content)
+
+
+def as_content(row: dict[str, object]) -> str:
+    """Returns a row as it is written: the same row is the same text.
+
+    Keys of rows and messages are sorted; within tools and calls the order is the source's, for a chat template writes
+    them as they come.
+    """
+    return json.dumps({name: _ordered(row[name]) for name in sorted(row)}, ensure_ascii=False)
+
+
+def _ordered(value: object) -> object:
+    if not isinstance(value, list):
+        return value
+    return [dict(sorted(each.items())) if isinstance(each, dict) and "role" in each else each for each in value]
+
+
+class Spool:
+    """Records in a file, to be gone through more than once.
+
+    Args:
+        records: What to keep; gone through here.
+        path: The file, which is written.
+
+    Attributes:
+        count: Number of records.
+    """
+
+    def __init__(self, records: Iterable[Record], path: str) -> None:
+        self._path = path
+        self.count = 0
+        with open(path, "w", encoding="utf-8") as file:
+            for record in records:
+                file.write(json.dumps(astuple(record)) + "\n")
+                self.count += 1
+
+    def __iter__(self) -> Iterator[Record]:
+        with open(self._path, encoding="utf-8") as file:
+            for line in file:
+                yield Record(*json.loads(line))
+
+
+MAX_REASONS = 1000
+"""Reasons that are counted. One may quote its row, so that there is one for each."""
+
+
+class RejectedRows:
+    """Rows that are not used, in a file with their reasons: one JSON object a line, as `Rejected` has it.
+
+    Args:
+        path: The file, which is written as they come.
+
+    Attributes:
+        count: Number of rows.
+        first: The first of them, its reason and text shortened.
+        broken_off: The first that stands for the rest of its file.
+        reasons: Reason → how many rows were refused for it, and the first of them, shortened; no new ones after
+            `MAX_REASONS`.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.count = 0
+        self.first: Rejected | None = None
+        self.broken_off: Rejected | None = None
+        self.reasons: dict[str, tuple[int, Rejected]] = {}
+        self._file = open(path, "w", encoding="ascii")  # noqa: SIM115 - closed by `close`
+
+    def add(self, row: Rejected) -> None:
+        """Keeps a row."""
+        self._file.write(json.dumps(asdict(row)) + "\n")
+        self.count += 1
+        row = replace(row, reason=row.reason[:SHOWN], raw=row.raw[:SHOWN])  # those that are held in memory
+        self.first = self.first or row
+        if row.rest:
+            self.broken_off = self.broken_off or row
+        if row.reason in self.reasons or len(self.reasons) < MAX_REASONS:
+            count, first = self.reasons.get(row.reason, (0, row))
+            self.reasons[row.reason] = count + 1, first
+
+    def close(self) -> None:
+        """Ends the file."""
+        self._file.close()

@@ -1,0 +1,452 @@
+"""Segments of a side, each tokenized to one Arrow file, in as many processes as memory allows.
+
+A segment's bounds depend on the file alone. So finished work survives a killed stage, and any number of workers gives
+the same files. Each file keeps the lines of its rows, so that a step's rows are found by file and line.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import json
+import math
+import multiprocessing
+import os
+import threading
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from baton import machine
+from baton.data import encoding, preview
+from baton.data.encoding import Row
+from baton.data.fitting import Fitting, TemplateErrors
+from baton.errors import BatonError
+from baton.models import loading, train_rows
+from baton.recipe.data import Data
+from baton.recipe.recipe import Recipe
+from baton.runs.versions import FORMATS
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from transformers import PreTrainedTokenizerBase
+
+
+# --- Rows as Arrow streams that `datasets` maps from disk, written batch by batch.
+
+
+@dataclass
+class Written:
+    """Counts of a written file.
+
+    Attributes:
+        rows: Sequences.
+        tokens: Of all columns that hold a sequence.
+    """
+
+    rows: int = 0
+    tokens: int = 0
+
+
+def write_rows(path: str, batches: Iterable[list[Row]], *, wide: bool = False) -> Written:
+    """Writes rows as they come, all with the same columns; no file where there are none.
+
+    Args:
+        path: The file.
+        batches: The rows.
+        wide: Whether prompts may hold more than messages of role and content: see `train_rows.message_kind`.
+    """
+    batches = ([train_rows.stored(row) for row in batch] for batch in batches) if wide else batches
+    return _stream(path, (_table(batch, wide=wide) for batch in batches))
+
+
+def write_packed(path: str, batches: Iterable[list[Row]], data: Data, *, is_all: bool) -> Written:
+    """Writes rows joined to sequences; see `train_rows.pack_rows`.
+
+    Args:
+        path: The file.
+        batches: Rows with the same columns.
+        data: Says how to pack.
+        is_all: Whether the side has no other rows than these.
+    """
+    import pyarrow as pa
+
+    tables = [_table([{name: row[name] for name in ("input_ids", "labels")} for row in batch]) for batch in batches]
+    return _stream(path, [train_rows.pack_rows(pa.concat_tables(tables), data, is_all=is_all)]) if tables else Written()
+
+
+def _stream(path: str, tables: Iterable[pa.Table]) -> Written:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    written = Written()
+    writer: pa.RecordBatchStreamWriter | None = None
+    try:
+        for table in tables:
+            writer = writer or pa.ipc.new_stream(path, table.schema)
+            writer.write_table(table, max_chunksize=1000)
+            written.rows += len(table)
+            written.tokens += _tokens(table, pc)
+    finally:
+        if writer:
+            writer.close()
+    return written
+
+
+def _tokens(table: pa.Table, pc: Any) -> int:
+    if "length" in table.column_names:
+        return int(pc.sum(table["length"]).as_py())
+    ids = [name for name in table.column_names if name.endswith("_ids")]
+    return sum(int(pc.sum(pc.list_value_length(table[name])).as_py() or 0) for name in ids)
+
+
+def _table(rows: Sequence[Row], *, wide: bool = False) -> pa.Table:
+    import pyarrow as pa
+
+    kinds = {name: _kind(name, value, wide=wide) for name, value in rows[0].items()}
+    return pa.table({name: pa.array([row[name] for row in rows], type=kind) for name, kind in kinds.items()})
+
+
+def _kind(name: str, value: Any, *, wide: bool) -> pa.DataType:
+    """Returns a column's type by its name and first value; that of an empty list would not show what it is of."""
+    import pyarrow as pa
+
+    if name.endswith("_ids") or name == "labels":
+        return pa.list_(pa.int32())
+    if isinstance(value, list):
+        return pa.list_(train_rows.message_kind(wide=wide))
+    if wide and name == train_rows.TOOLS:
+        return pa.string()
+    return {str: pa.string(), bool: pa.bool_(), int: pa.int32()}[type(value)]
+
+
+# --- Which line of the split each row is of, before rows are joined: what tells the rows of a step by file and line.
+
+
+class Origins:
+    """The lines of a segment's rows, and their lengths, by which `packing` joins them.
+
+    Args:
+        first_line: Number of the segment's first line.
+    """
+
+    def __init__(self, first_line: int) -> None:
+        self._first_line = first_line
+        self._lines, self._lengths = array("l"), array("l")
+
+    def add(self, line: int, row: Row) -> None:
+        """Notes a row, in the order in which they are written."""
+        self._lines.append(line)
+        self._lengths.append(len(row.get("input_ids", ())))
+
+    @property
+    def are_plain(self) -> bool:
+        """Whether each row is of the line that its place says."""
+        return all(line == place for place, line in enumerate(self._lines, self._first_line))
+
+    def save(self, path: str) -> str:
+        """Writes a line's number and a length for each row, and returns the file."""
+        import numpy as np
+
+        np.save(path, np.array([self._lines, self._lengths], dtype=np.int64).T)
+        return path
+
+
+# --- A side of the split in segments: each becomes one Arrow file, whichever process writes it and whenever.
+#
+# Where a segment begins and ends depends on the file alone, so that what is done stays done when the stage is killed,
+# and any number of workers gives the same files.
+
+
+LEAST, MOST, SHARE = 2**20, 2**24, 64
+"""Bytes of text in a segment: a 64th of the file, at least 1 MiB, at most 16 MiB, which give 16 to 64 MiB of tokens."""
+BATCH_ROWS, BATCH_BYTES = 1000, 2**22
+"""Lines, and bytes of them, that are tokenized at once."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segment:
+    """Lines of a file.
+
+    Attributes:
+        side: `train`, `eval` or `test`.
+        index: Its number within the side, from 0.
+        path: The file.
+        start: Where its first line begins, in bytes.
+        end: Where its last line ends.
+        first_line: Number of its first line, from 1.
+    """
+
+    side: str
+    index: int
+    path: str
+    start: int
+    end: int
+    first_line: int
+
+    @property
+    def name(self) -> str:
+        """What files made of it are called."""
+        return f"{self.side}-{self.index:05d}"
+
+    @property
+    def is_all(self) -> bool:
+        """Whether it is the whole file."""
+        return self.start == 0 and self.end == os.path.getsize(self.path)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Made:
+    """A tokenized segment: its local files and counts.
+
+    Attributes:
+        name: The segment's.
+        files: Kind → local path: `arrow` where rows are left, `dropped` where some are not, `lines` where those left do
+            not tell which lines they are of, and of a side's first segment `seen`, its first rows as the model sees
+            them.
+        figures: The segment's `first_line`, counts `rows`, `tokens`, `truncated`, `dropped`, those that are `refused`,
+            the `lengths`, and of a side's first segment the `first` sequences; plain values.
+    """
+
+    name: str
+    files: dict[str, str]
+    figures: dict[str, object]
+
+
+def cut(path: str, side: str) -> list[Segment]:
+    """Returns the segments of a file of lines."""
+    # A function of the file alone: a stage that was started again cuts the same segments, and finds by name which of
+    # them are made.
+    size = min(max(os.path.getsize(path) // SHARE, LEAST), MOST)
+    segments: list[Segment] = []
+    start, line = 0, 1
+    with open(path, "rb") as file:
+        while block := file.read(size):
+            rest = b"" if block.endswith(b"\n") else file.readline()
+            end = start + len(block) + len(rest)
+            segments.append(Segment(side=side, index=len(segments), path=path, start=start, end=end, first_line=line))
+            line += block.count(b"\n") + rest.count(b"\n")
+            start = end
+    return segments
+
+
+def are_wide(recipe: Recipe, paths: Iterable[str]) -> bool:
+    """Tells whether files have rows whose messages need `train_rows.message_kind`.
+
+    It is a function of all of them, as all segments have the same columns.
+    """
+    return recipe.training.spec.rows == "prompts" and train_rows.hold_more(paths)
+
+
+def make(
+    segment: Segment,
+    recipe: Recipe,
+    tokenizer_folder: str,
+    folder: str,
+    *,
+    wide: bool = False,
+    number: int = FORMATS["tokens"].number,
+) -> Made:
+    """Tokenizes a segment.
+
+    Args:
+        segment: Which.
+        recipe: The recipe.
+        tokenizer_folder: The tokenizer's files.
+        folder: Where the segment's files go.
+        wide: As for `write_rows`.
+        number: Of the format of tokens.
+
+    Raises:
+        UserError: there are conversations and no chat template, or a tokenizer that does not do.
+    """
+    tokenizer = _tokenizer(tokenizer_folder, recipe.model.trust_remote_code)
+    fitting, refused = Fitting(recipe), TemplateErrors()
+    dropped: list[dict[str, object]] = []
+    encode = encoding.BatchEncoder(recipe, tokenizer, number)
+    origins = Origins(segment.first_line)
+    batches = _fitted(segment, encode, tokenizer, fitting, refused, dropped, origins)
+    path = f"{folder}/{segment.name}.arrow"
+    is_packed = train_rows.packs_rows(recipe.data, segment.side)
+    if is_packed:
+        written = write_packed(path, batches, recipe.data, is_all=segment.is_all)
+    else:
+        written = write_rows(path, batches, wide=wide)
+    files = {"arrow": path} if written.rows else {}
+    if dropped:
+        files["dropped"] = f"{folder}/{segment.name}.jsonl"
+        with open(files["dropped"], "w", encoding="utf-8") as file:
+            file.writelines(json.dumps(entry) + "\n" for entry in dropped)
+    if segment.side == "train" and written.rows and (is_packed or not origins.are_plain):
+        files["lines"] = origins.save(f"{folder}/{segment.name}.npy")
+    figures: dict[str, object] = {
+        "first_line": segment.first_line,
+        "rows": written.rows,
+        "tokens": written.tokens,
+        "truncated": fitting.truncated,
+        "dropped": fitting.dropped + refused.rows,
+        "refused": replace(refused, told=Counter(encode.told)).to_json(),
+        "lengths": fitting.lengths.to_json(),
+    }
+    if segment.index == 0:
+        files["seen"] = f"{folder}/{segment.name}.seen.jsonl"
+        with open(files["seen"], "w", encoding="utf-8") as file:
+            file.writelines(
+                row.model_dump_json() + "\n"
+                for row in preview.first_previews(segment.path, segment.side, recipe, tokenizer, number)
+            )
+    if segment.index == 0 and written.rows:
+        figures["first"] = preview.first_sequences(path, tokenizer)
+    return Made(name=segment.name, files=files, figures=figures)
+
+
+@functools.cache
+def _tokenizer(folder: str, trust_remote_code: bool) -> PreTrainedTokenizerBase:
+    """Loads a tokenizer once in each process."""
+    tokenizer = loading.load_tokenizer(folder, trust_remote_code=trust_remote_code)
+    gc.freeze()  # each collection would look at all that is imported, and batches of rows make many
+    return tokenizer
+
+
+def _fitted(
+    segment: Segment,
+    encode: encoding.BatchEncoder,
+    tokenizer: PreTrainedTokenizerBase,
+    fitting: Fitting,
+    refused: TemplateErrors,
+    dropped: list[dict[str, object]],
+    origins: Origins,
+) -> Iterator[list[Row]]:
+    """Yields batches of rows that can be used, and notes the others."""
+    number = segment.first_line
+
+    def drop(line: int, reason: str) -> None:
+        dropped.append({"file": os.path.basename(segment.path), "line": line, "reason": reason})
+
+    for rows in _batches(segment):
+        encoding.require_template(tokenizer, rows[0])
+        batch: list[Row] = []
+        for line, made in enumerate(encode(rows), number):
+            if isinstance(made, str):
+                refused.add(os.path.basename(segment.path), line, made)
+                drop(line, made)
+                continue
+            for row in made:
+                fitted = fitting.fit(row)
+                if isinstance(fitted, str):
+                    drop(line, fitted)
+                else:
+                    batch.append(fitted)
+                    origins.add(line, fitted)
+        number += len(rows)
+        refused.of += len(rows)
+        if batch:
+            yield batch
+
+
+def _batches(segment: Segment) -> Iterator[list[Row]]:
+    with open(segment.path, "rb") as file:
+        file.seek(segment.start)
+        batch: list[Row] = []
+        began = at = segment.start
+        while at < segment.end:
+            line = file.readline()
+            batch.append(json.loads(line))
+            at += len(line)
+            if len(batch) == BATCH_ROWS or at - began >= BATCH_BYTES:
+                yield batch
+                batch, began = [], at
+        if batch:
+            yield batch
+
+
+# --- Segments in several processes, no more of them under way than there is room for.
+
+
+WORKER_BYTES = 2**30
+"""Memory that a worker is counted with."""
+WORTHWHILE = 2**22
+"""Bytes of text for which a worker is started: it begins with some seconds of imports."""
+PRELOADED = [
+    "baton.data.segments",
+    "transformers",
+    "transformers.models.auto.tokenization_auto",
+    "pyarrow",
+]
+"""What the workers share: imported once, by the process that they are forked from."""
+
+
+def make_each(
+    segments: Sequence[Segment], make: Callable[[Segment], Made], workers: int | None
+) -> Iterator[tuple[Segment, Made]]:
+    """Yields segments as they are made.
+
+    Args:
+        segments: Which to make.
+        make: Does it; must be picklable.
+        workers: Processes at most; as many as there are cores and memory for when None. Little text is made here.
+
+    Raises:
+        BatonError: a worker was killed.
+    """
+    text = sum(segment.end - segment.start for segment in segments)
+    count = min(workers or usable_workers(), len(segments), text // WORTHWHILE)
+    if count <= 1:
+        yield from ((segment, make(segment)) for segment in segments)
+        return
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    with ProcessPoolExecutor(count, mp_context=context, initializer=_begin) as pool:
+        waiting = iter(segments)
+        running: dict[Future[Made], Segment] = {}
+        try:
+            while True:
+                for segment in waiting:
+                    running[pool.submit(make, segment)] = segment
+                    # One more than there are workers, so that none of them waits while the caller uploads.
+                    if len(running) > count:
+                        break
+                if not running:
+                    return
+                for done in wait(running, return_when=FIRST_COMPLETED).done:
+                    yield running.pop(done), done.result()
+        except BrokenProcessPool:
+            raise BatonError(
+                "a process that tokenizes was killed, most likely for want of memory.",
+                remedy="Lower data.workers, or give the tokenize stage more memory; what is done stays done.",
+            ) from None
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def usable_workers() -> int:
+    """Returns how many workers this machine, or its container, has cores and memory for."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(cores, _quota() or cores, machine.available_memory() // WORKER_BYTES))
+
+
+def _quota() -> int | None:
+    """Returns the cores that a container may use, None where there is no limit."""
+    try:
+        quota, period = (machine.CGROUP / "cpu.max").read_text(encoding="ascii").split()
+        return max(1, math.ceil(int(quota) / int(period)))
+    except (OSError, ValueError):
+        return None
+
+
+def _begin() -> None:
+    """Keeps a worker to its core, where the tokenizer would take all, and ends it with the process it works for."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    os.environ["OMP_NUM_THREADS"] = "1"
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent
+    parent.join()
+    os._exit(1)

@@ -1,0 +1,627 @@
+"""Tokenizes a run's split into the store, part by part, once for all runs with the same address.
+
+<prefix>/files-1/<side>/<number>-<writer>.arrow   a segment's rows, under the writer's own name
+<prefix>/files-1/parts/<side>-<number>.json       the file that counts: put-if-absent, so a late writer's is ignored
+<prefix>/manifest.json                            once all parts are there; see `find_address` for the prefix
+A killed stage loses no finished part. Readers that find `files-1` damaged have the next writers begin `files-2`.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+from baton import events
+from baton.data import encoding, fitting, segments
+from baton.data.fitting import Lengths, TemplateErrors
+from baton.data.segments import Made, Segment
+from baton.documents import Json, load_object
+from baton.errors import DamagedError, FormatError, UserError
+from baton.models import chat, loading, pinned, prompts
+from baton.recipe.recipe import Recipe
+from baton.runs.documents import PinnedModels, RunInfo, SplitData, Tokens, TokensMeta
+from baton.runs.plan import Plan, make_plan
+from baton.runs.run import Run
+from baton.runs.versions import FORMATS, release
+from baton.scratch import scratch_folder
+from baton.store import bundle
+from baton.store.bundle import BundleWriter
+from baton.store.manifest import DAMAGED, REMOVED, FileEntry, Manifest, check_files, read_manifest, usable_manifest
+from baton.store.storage import Storage
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+# --- The address of a tokenized split: what its tokens are made from, and by which libraries.
+
+
+class Address(NamedTuple):
+    """Where a run's tokens are, and what decided it beside its recipe and rows.
+
+    Attributes:
+        digest: The address.
+        turned: In words, which turns rows get; see `turned`.
+        today: Day that the chat template is told, None where it does not ask.
+    """
+
+    digest: str
+    turned: str
+    today: str | None
+
+    def tell_day(self) -> None:
+        """Lets chat templates that this process and those that it begins render be told the run's day."""
+        chat.set_template_date(self.today)
+
+
+def find_address(run: Run, recipe: Recipe, split: str, base: str | None, base_digest: str | None) -> Address:
+    """Returns the address of a run's tokens.
+
+    A run that has tokens keeps them, where Baton or its libraries would make others by now.
+
+    Raises:
+        FormatError: it would, and the run's are gone or not made yet.
+    """
+    own = run.read(Tokens)
+    tokenizer = None if learns_tokenizer(recipe) else loading.build_tokenizer(recipe, base)
+    words = rendering_note(run, recipe, split, tokenizer)
+    day = _day(run, recipe, split, tokenizer, own)
+    other = loading.tokenizer_identity(recipe)
+    number = run.need(RunInfo).made.number("tokens")
+    digest = tokens_digest(recipe, split, base_digest, other, turned=bool(words), today=day, number=number)
+    if own and own.digest == digest:
+        return Address(digest, words, day)
+    # Recipe, rows and base model of a run are held to what they were; what is left are the libraries and Baton itself.
+    if own and usable_manifest(run.storage, own.prefix):
+        where = run.storage.uri(own.prefix)
+        run.warn(f"run {run.name!r} keeps its tokens, {where}; a new run would get others by now")
+        return Address(own.digest, own.rendered, own.today)
+    if own and bool(own.rendered) != bool(words):
+        raise FormatError(
+            f"run {run.name!r} was begun by another release, its tokens, {run.storage.uri(own.prefix)}, are gone, and "
+            f"this Baton, {release()}, makes other ones.",
+            remedy="Start the run under another name, or run its tokenize stage with the release that began it.",
+        )
+    return Address(digest, words, day)
+
+
+def tokens_digest(
+    recipe: Recipe,
+    split: str,
+    base_digest: str | None,
+    other_digest: str | None,
+    *,
+    turned: bool = False,
+    today: str | None = None,
+    number: int = FORMATS["tokens"].number,
+) -> str:
+    """Returns the address of a tokenized split.
+
+    Args:
+        recipe: The recipe.
+        split: Digest of the split.
+        base_digest: Identity of the base model's files.
+        other_digest: Identity of the files of `model.tokenizer.base`.
+        turned: Whether rows are rendered in another way than they were before `data.render_as` and `data.system`.
+        today: Day that the chat template is told, where it asks.
+        number: Of the format of tokens.
+    """
+    data = recipe.data
+    made_from: dict[str, object] = {
+        "split": split,
+        "base": base_digest,
+        "other": other_digest,
+        "tokenizer": recipe.model.tokenizer.model_dump() if recipe.model.tokenizer else None,
+        "template": chat.own_template(recipe),
+        "settings": [
+            data.max_length,
+            data.packing,
+            *data.older_train_on.values(),
+            data.separator,
+            data.extra_columns,
+            data.quality.truncation == "fix",
+        ],
+        "method": recipe.training.method,
+        # Another release may make other tokens: those then lie beside these.
+        "libraries": [version("tokenizers"), version("transformers"), version("trl") if data.packing else None],
+        # Where a file is cut decides what is packed together, and what the parts are called.
+        "segments": [segments.LEAST, segments.MOST, segments.SHARE],
+    }
+    if number > 1:
+        made_from["format"] = number
+    if turned:
+        made_from["turns"] = {"system": data.system}
+    if today:
+        made_from["today"] = today
+    return hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()
+
+
+def rendering_note(run: Run, recipe: Recipe, split: str, tokenizer: PreTrainedTokenizerBase | None) -> str:
+    """Returns in words which turns or system message rows get that the split does not give them, nothing for none.
+
+    The split's rows are of one shape, so that the first stands for all.
+
+    Args:
+        run: The run.
+        recipe: Its recipe.
+        split: Digest of its split.
+        tokenizer: Its tokenizer, None for one that is learned from its rows.
+
+    Raises:
+        UserError: they should, and there is no template for it, or no conversation to put the message into.
+    """
+    is_chat = recipe.data.render_as == "chat"
+    if tokenizer and (recipe.model.base or is_chat):
+        chat.require_template(recipe, tokenizer)
+        is_chat = chat.uses_chat(recipe, tokenizer)
+    if not is_chat and recipe.data.system is None:
+        return ""
+    return chat.rendering_changes(_first_row(run, split), recipe, chat=is_chat)
+
+
+def learns_tokenizer(recipe: Recipe) -> bool:
+    """Tells whether the tokenizer is learned from the rows."""
+    return bool(recipe.model.tokenizer and recipe.model.tokenizer.train)
+
+
+def _day(
+    run: Run, recipe: Recipe, split: str, tokenizer: PreTrainedTokenizerBase | None, own: Tokens | None
+) -> str | None:
+    """Returns the day that the chat template is told, None where it does not ask, or no row goes through it.
+
+    A run that has tokens, a fork's among them, keeps the day that they were made with.
+    """
+    template = tokenizer.chat_template if tokenizer else chat.own_template(recipe)
+    if not chat.asks_for_date(template):
+        return None
+    if tokenizer and not prompts.format_of_row(_first_row(run, split), recipe, tokenizer).is_chat:
+        return None
+    if own and own.today:
+        return own.today
+    return str(recipe.data.today or run.need(RunInfo).created[: len("2026-11-24")])
+
+
+def split_manifest(run: Run, split: str) -> Manifest:
+    """Returns what is committed of a run's split.
+
+    Raises:
+        UserError: it is gone.
+    """
+    manifest = read_manifest(run.storage, f"data/{split}/split")
+    if manifest is None:
+        uri = run.storage.uri(f"data/{split}/split")
+        raise UserError(f"{uri} is gone.", remedy="Start the run again from its first stage.")
+    return manifest
+
+
+def _first_row(run: Run, split: str) -> dict[str, Any]:
+    manifest = split_manifest(run, split)
+    path = manifest.path(f"data/{split}/split", "train.jsonl")
+    with run.storage.translated(path), run.storage.fs.open(run.storage.key(path), "rb") as file:
+        line = file.readline()
+    return json.loads(line) if line else {"text": ""}
+
+
+# --- Tokens in the store, part by part: what is done stays done when the stage is killed.
+#
+#     <prefix>/files-1/<side>/<number>-<writer>.arrow    rows of a segment, under a name of its writer's own
+#     <prefix>/files-1/parts/<side>-<number>.json        which file counts, and its figures: put-if-absent
+#     <prefix>/files-1/tokenizer/…                       put-if-absent
+#     <prefix>/manifest.json                             a bundle like any other, once all parts are there
+#
+# A writer who is late finds the part taken, and its file counts for nobody. The folder `files-1` belongs to all
+# writers; where a reader finds it damaged, the next ones begin `files-2`.
+
+
+TOKENIZER = "tokenizer"
+COUNTED = ("tokens", "truncated", "dropped")
+"""What a segment counts beside its rows."""
+
+
+class Parts:
+    """The parts of one tokenized split.
+
+    Args:
+        storage: The store.
+        prefix: Path of the bundle.
+    """
+
+    def __init__(self, storage: Storage, prefix: str) -> None:
+        self.storage = storage
+        self.prefix = prefix
+        # A folder that was marked is never gone back to: its parts name files that are missing or differ.
+        names = storage.list(prefix)
+        number = 1
+        while {f"{mark}files-{number}" for mark in (DAMAGED, REMOVED)} & set(names):
+            number += 1
+        self.folder = f"files-{number}"
+        self._writer = uuid.uuid4().hex[:8]
+
+    def done(self) -> dict[str, dict[str, Any]]:
+        """Returns what each part that is there says about itself, by name."""
+        names = self.storage.list(self._path("parts"))
+        documents = bundle.each(self._read, names)
+        return {name.removesuffix(".json"): part for name, part in zip(sorted(names), documents, strict=True)}
+
+    def add(self, made: Made) -> dict[str, Any]:
+        """Sends a segment's files, removes them here, and returns the part that counts: ours, or who was first."""
+        side, _, number = made.name.rpartition("-")
+        files = {}
+        for kind, local in made.files.items():
+            folder = side if kind == "arrow" else kind
+            beginning = "" if kind == "arrow" else f"{side}-"
+            name = f"{folder}/{beginning}{number}-{self._writer}.{local.rpartition('.')[2]}"
+            size = os.path.getsize(local)
+            files[name] = {"size": size, "sha256": self.storage.upload(local, self._path(name))}
+            # The disk needs room for the segments under way alone.
+            os.unlink(local)
+        return self._claim(made.name, {"files": files, **made.figures})
+
+    def put_tokenizer(self, folder: str) -> dict[str, Any]:
+        """Sends a tokenizer's files, at any depth; where another writer's are there, those count."""
+        files = {}
+        for parent, _, names in os.walk(folder):
+            for local in (os.path.join(parent, name) for name in names):
+                name = f"{TOKENIZER}/{os.path.relpath(local, folder)}".replace(os.sep, "/")
+                files[name] = self.put_file(name, local)
+        return self._claim(TOKENIZER, {"files": files})
+
+    def put_file(self, name: str, local_path: str) -> FileEntry:
+        """Sends a small file that all writers would write alike, and returns size and hash of the one that is there."""
+        with open(local_path, "rb") as file:
+            self.storage.create(self._path(name), file.read())
+        data = self.storage.read(self._path(name))
+        return {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+    def fetch_tokenizer(self, part: dict[str, Any], folder: str) -> str:
+        """Brings the tokenizer that counts to a local folder and returns that.
+
+        Raises:
+            DamagedError: a file is missing or differs.
+        """
+        for name, entry in part["files"].items():
+            try:
+                digest = self.storage.download(self._path(name), f"{folder}/{name.removeprefix(f'{TOKENIZER}/')}")
+            except FileNotFoundError:
+                digest = None
+            if digest != entry["sha256"]:
+                self._give_up(name)
+        return folder
+
+    def commit(self, files: dict[str, FileEntry], meta: Json) -> Manifest:
+        """Makes the parts a bundle and returns what is committed.
+
+        Raises:
+            DamagedError: a file of a part that was there is gone.
+        """
+        # Sizes by one listing; the bytes were hashed as they were sent, by this process or one before.
+        present = self.storage.find(self._path(""))
+        for name, entry in files.items():
+            if name not in present or present[name][0] != entry["size"]:
+                self._give_up(name)
+        writer = BundleWriter(self.storage, self.prefix, kind="tokens")
+        # Nothing is sent again: the manifest names the files where their writers, this one or earlier ones, have put
+        # them.
+        writer.folder, writer.files = self.folder, files
+        return writer.commit(meta)[0]
+
+    def _claim(self, name: str, part: dict[str, Any]) -> dict[str, Any]:
+        document = f"{name}.json"
+        # Its files are up by now. A crash before this leaves files under this writer's name that no part names, and the
+        # segment is made again.
+        self.storage.create(self._path(f"parts/{document}"), json.dumps(part, sort_keys=True).encode())
+        return self._read(document)
+
+    def _read(self, document: str) -> dict[str, Any]:
+        """Returns what a part says about itself, once it could be what `add` has written."""
+        name = f"parts/{document}"
+        try:
+            part = load_object(self.storage.read(self._path(name)), name)
+            check_files(part["files"])
+            if document != f"{TOKENIZER}.json":
+                Lengths(0).merge(part["lengths"])
+                TemplateErrors().merge(part.get("refused") or TemplateErrors().to_json())
+                sum(part[count] for count in ("rows", *COUNTED))
+        except (DamagedError, ValueError, TypeError, KeyError, AttributeError):
+            self._give_up(name)
+        return part
+
+    def _path(self, name: str) -> str:
+        return f"{self.prefix}/{self.folder}/{name}".rstrip("/")
+
+    def _give_up(self, name: str) -> NoReturn:
+        """Marks the folder, so that the next attempt begins another."""
+        self.storage.write(f"{self.prefix}/{DAMAGED}{self.folder}", b"")
+        raise DamagedError(
+            f"{self.storage.uri(self._path(name))}, which was written before, is missing or damaged.",
+            remedy="Run again: the tokens will be made anew.",
+        )
+
+
+# --- Rows to tokens, written once, by as many processes as there are.
+
+
+SIDES = ("train", "eval", "test")
+SHARD = "tokenize-shard"
+BLOCKS_FROM = 2**30
+"""Bytes of training tokens from which `data.order: auto` takes blocks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What there is to tokenize.
+
+    Attributes:
+        run: The run.
+        recipe: Its recipe.
+        split: Digest of its split.
+        base: Folder of the base model's files.
+        address: Address of the tokens.
+    """
+
+    run: Run
+    recipe: Recipe
+    split: str
+    base: str | None
+    address: Address
+
+    @property
+    def prefix(self) -> str:
+        """Path of the tokens."""
+        return f"data/{self.address.digest}/tokens"
+
+
+def tokenize_run(run_uri: str) -> dict[str, Any]:
+    """Tokenizes a run's split, unless the same split was tokenized the same way before.
+
+    Returns:
+        `data_uri`, the counts `train`, `eval`, `test`, `tokens`, `truncated`, `dropped`, `steps`, the `lengths` of all
+        rows before cutting, the `bytes` of training tokens, the `order` of their rows, the `digest`, the `address` of
+        the files, the `first` sequences of each side and what has `no_effect`; `dropped_uri` says where the rows that
+        are left out are named, if there are any, and `rendered` how texts became turns, if they did.
+
+    Raises:
+        UserError: the tokenizer cannot be had or does not fit, no sequence is left, too many are too long, or the run
+            was begun by a Baton that this one does not continue.
+    """
+    started = time.time()
+    job = _job(run_uri)
+    run, recipe, prefix, (digest, turned, day) = job.run, job.recipe, job.prefix, job.address
+    manifest = usable_manifest(run.storage, prefix)
+    reused = manifest is not None
+    if manifest is None:
+        parts = Parts(run.storage, prefix)
+        with scratch_folder("tokens") as scratch:
+            manifest = _commit(parts, _make(job, parts, scratch), recipe, scratch)
+    meta = TokensMeta.read(manifest.meta, run.storage.uri(prefix))
+    facts = meta.model_dump(mode="json", exclude={"files", "first", "first_lines"}, exclude_unset=True)
+    facts["order"] = order(recipe, meta.bytes)
+    facts |= {name: value for name, value in (("rendered", turned), ("today", day)) if value}
+    if meta.dropped:
+        facts["dropped_uri"] = run.storage.uri(manifest.path(prefix, "dropped"))
+    run.put(Tokens.NAME, {"prefix": prefix, "digest": digest, **facts})
+    fitting.judge_truncation(recipe, meta.lengths)
+    fitting.TemplateErrors.tell(meta.left_out)
+    plan = make_plan(recipe, meta.train)
+    run.write_once(plan)
+    run.record("tokenize", {"seconds": time.time() - started, "reused": reused})
+    no_effect = without_effect(recipe, plan, pad_is_end=_pad_is_end(job))
+    for text in no_effect:
+        events.emit(events.NoEffect(text=text))
+    told = {"reused": reused, "steps": plan.num_steps, "targets": list(plan.targets), **facts}
+    if turned and recipe.tracking.cards == "rows":
+        told["rendered_row"] = next(iter(meta.first.get("train", ())), None)
+    events.emit(events.Tokens.read(told))  # another Baton may have written the facts
+    places = {"data_uri": run.storage.uri(prefix), "address": run.storage.uri(manifest.path(prefix))}
+    found = {**places, "digest": digest, "steps": plan.num_steps, "first": meta.first, "no_effect": no_effect}
+    return {**found, **facts}
+
+
+def without_effect(recipe: Recipe, plan: Plan, *, pad_is_end: bool = False) -> list[str]:
+    """Returns what a recipe asks for and does not get, now that the number of steps is known.
+
+    Args:
+        recipe: The recipe.
+        plan: The run's plan.
+        pad_is_end: Whether rows are filled up with the token that ends them.
+    """
+    training, evaluation, last = recipe.training, recipe.evaluation, plan.num_steps
+    told = []
+    if training.warmup_steps >= max(last, 1):
+        told.append(
+            f"training.warmup_steps is {training.warmup_steps:g} and the run has {last:,} steps, so that the learning "
+            "rate does not come to its peak: give a share such as 0.1"
+        )
+    if training.early_stopping and evaluation.in_training:
+        per_epoch = evaluation.per_epoch
+        count = (
+            sum(plan.is_due(step, per_epoch) for step in range(1, last + 1))
+            if per_epoch
+            else last // (evaluation.every or 1)
+        )
+        patience = training.early_stopping.patience
+        if count <= patience:
+            told.append(
+                f"training.early_stopping cannot end the run: there are {count:,} evaluations in {last:,} steps, and "
+                f"patience is {patience:,}: evaluate more often, or lower it"
+            )
+    elif evaluation.every and evaluation.every > last:
+        told.append(f"evaluation.every is {evaluation.every:,}, and the run has {last:,} steps: nothing is evaluated")
+    for name, step in (
+        ("training.log_every", training.log_every),
+        ("chunks.checkpoint_every", recipe.chunks.every_steps or 0),
+    ):
+        if step > last:
+            told.append(f"{name} is {step:,}, and the run has {last:,} steps")
+    if training.guard and (after := [step for step in training.guard.skip if step > last]):
+        told.append(f"training.guard.skip has step {after[0]:,}, and the run has {last:,}")
+    if pad_is_end and training.method == "reward":
+        told.append(
+            "rows are filled up with the token that ends them, so that a reward model reads its score before the end: "
+            "set model.tokenizer.special_tokens.pad_token"
+        )
+    return told
+
+
+def _pad_is_end(job: Job) -> bool:
+    """Tells whether a reward model's rows are filled up with the token that ends them; of others nobody asks."""
+    if job.recipe.training.method != "reward" or learns_tokenizer(job.recipe):
+        return False
+    tokenizer = loading.build_tokenizer(job.recipe, job.base)
+    return tokenizer.pad_token_id == tokenizer.eos_token_id
+
+
+def tokenize_shard(run_uri: str, index: int, of: int) -> None:
+    """Makes the parts of a run's tokens that fall to one of several processes, unless they are there; commits nothing.
+
+    The others may run at the same time or have died: `tokenize_run` makes what is missing, and commits all.
+
+    Args:
+        run_uri: The run.
+        index: Which process, from 1; 0 makes the tokenizer alone.
+        of: How many there are.
+
+    Raises:
+        UserError: as `tokenize_run`, but for what only all parts together tell.
+    """
+    started = time.time()
+    job = _job(run_uri)
+    reused = usable_manifest(job.run.storage, job.prefix) is not None
+    if not reused:
+        with scratch_folder("tokens") as scratch:
+            _make(job, Parts(job.run.storage, job.prefix), scratch, index=index, of=of)
+    # A number in the name, as of a chunk: one that is done does not stand for the others.
+    record = {"stage": SHARD, "seconds": time.time() - started, "reused": reused}
+    job.run.record(f"{SHARD}-{index:03d}", record)
+
+
+def dealt(wanted: Sequence[Segment], index: int, of: int) -> Sequence[Segment]:
+    """Returns the segments of one of several processes: a function of the files and these two numbers alone."""
+    return wanted[index - 1 :: of] if index else []
+
+
+def order(recipe: Recipe, num_bytes: int) -> str:
+    """Returns the order of training rows: what `data.order` says, and for `auto` what their bytes ask for."""
+    if recipe.data.order != "auto":
+        return recipe.data.order
+    return "blocks" if num_bytes >= BLOCKS_FROM and recipe.needs_all_rows is None else "uniform"
+
+
+def _job(run_uri: str) -> Job:
+    run = Run.open(run_uri)
+    run.require_continued()
+    recipe = run.recipe()
+    folders = pinned.fetch(recipe)
+    pinned.check_second_model(recipe, folders)
+    base, pins = folders.get(pinned.BASE), pinned.document(recipe, folders, run.read(PinnedModels))
+    run.write_once(pins)
+    split = run.need(SplitData).digest
+    found = find_address(run, recipe, split, base, pins.base_sha256)
+    found.tell_day()
+    return Job(run=run, recipe=recipe, split=split, base=base, address=found)
+
+
+def _make(job: Job, parts: Parts, scratch: str, *, index: int = 1, of: int = 1) -> dict[str, dict[str, Any]]:
+    """Makes the parts of one of several processes that are not there yet; returns all of its parts in order."""
+    recipe, storage = job.recipe, job.run.storage
+    manifest = split_manifest(job.run, job.split)
+    sides = [side for side in SIDES if f"{side}.jsonl" in manifest.files]
+    names = [f"{side}.jsonl" for side in sides]
+    source = bundle.fetch(storage, f"data/{job.split}/split", manifest, f"{scratch}/split", names=names)
+    done = parts.done()
+    if TOKENIZER not in done:
+        encoding.run_tokenizer(recipe, job.base, f"{source}/train.jsonl").save_pretrained(f"{scratch}/own")
+        done[TOKENIZER] = parts.put_tokenizer(f"{scratch}/own")
+    # The one that counts, which may be another writer's: all segments must be made by it.
+    tokenizer = parts.fetch_tokenizer(done[TOKENIZER], f"{scratch}/{TOKENIZER}")
+    # Cut before they are dealt: where a segment begins does not depend on how many processes there are.
+    wanted = dealt([segment for side in sides for segment in segments.cut(f"{source}/{side}.jsonl", side)], index, of)
+    missing = [segment for segment in wanted if segment.name not in done]
+    if len(missing) < len(wanted):
+        events.emit(events.Resumed(parts=len(wanted) - len(missing), of=len(wanted)))
+    wide = bool(missing) and segments.are_wide(recipe, (f"{source}/{name}" for name in names))
+    number = job.run.need(RunInfo).made.number("tokens")
+    work = functools.partial(
+        segments.make, recipe=recipe, tokenizer_folder=tokenizer, folder=scratch, wide=wide, number=number
+    )
+    left = len(missing)
+    for segment, made in segments.make_each(missing, work, recipe.data.workers):
+        done[segment.name] = parts.add(made)
+        left -= 1
+        events.emit(events.Tokenized(part=segment.name, done=len(wanted) - left, of=len(wanted)))
+    return {name: done[name] for name in (TOKENIZER, *(segment.name for segment in wanted))}
+
+
+def _commit(parts: Parts, done: dict[str, dict[str, Any]], recipe: Recipe, scratch: str) -> Manifest:
+    files: dict[str, FileEntry] = {}
+    rows: dict[str, list[tuple[str, int]]] = {side: [] for side in SIDES}
+    counts = dict.fromkeys(COUNTED, 0)
+    longest = fitting.Lengths(recipe.data.max_length)
+    first: dict[str, list[str]] = {}
+    refused = fitting.TemplateErrors()
+    for name, part in done.items():
+        files |= part["files"]
+        if name == TOKENIZER:
+            continue
+        side = name.rpartition("-")[0]
+        rows[side] += [(file, part["rows"]) for file in part["files"] if file.endswith(".arrow")]
+        counts["tokens"] += part["tokens"] if side == "train" else 0
+        counts["truncated"] += part["truncated"]
+        counts["dropped"] += part["dropped"]
+        if "refused" in part:  # which a segment made by an older Baton lacks, as it does the next
+            refused.merge(part["refused"])
+        if "of" not in part.get("refused", {}):  # an older one counted what rows had become
+            refused.of += part["lengths"]["rows"] + part.get("refused", {"rows": 0})["rows"]
+        longest.merge(part["lengths"])
+        first |= {side: part["first"]} if "first" in part else {}
+    counts |= {side: sum(count for _, count in parts_of_side) for side, parts_of_side in rows.items()}
+    refused.judge(recipe)
+    fitting.require_sequences(recipe, counts)
+    for side, parts_of_side in rows.items():
+        if parts_of_side:
+            files |= _describe(parts, side, [name for name, _ in parts_of_side], scratch)
+    counts["bytes"] = sum(files[name]["size"] for name, _ in rows["train"])
+    meta = TokensMeta(
+        **counts,
+        left_out=dict(refused.told),
+        lengths=longest.to_json(),
+        files=rows,
+        first=first,
+        refused=refused.rows,
+        first_lines=_first_lines(done),
+    )
+    return parts.commit(files, meta.to_json())
+
+
+def _first_lines(done: dict[str, dict[str, Any]]) -> list[int]:
+    """Returns where each file to train on begins; nothing where segments made by an older Baton do not say it."""
+    parts = [part for name, part in done.items() if name.startswith("train-") and part["rows"]]
+    return [part["first_line"] for part in parts] if all("first_line" in part for part in parts) else []
+
+
+def _describe(parts: Parts, side: str, names: list[str], scratch: str) -> dict[str, FileEntry]:
+    """Writes what makes a side's files a folder that `datasets.load_from_disk` reads."""
+    state: dict[str, object] = {
+        "_data_files": [{"filename": name.removeprefix(f"{side}/")} for name in names],
+        "_fingerprint": hashlib.sha256("\n".join(names).encode()).hexdigest()[:16],
+        "_format_columns": None,
+        "_format_kwargs": {},
+        "_format_type": None,
+        "_output_all_columns": False,
+        "_split": None,
+    }
+    entries = {}
+    for name, document in (("state.json", state), ("dataset_info.json", {})):
+        path = os.path.join(scratch, name)
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(document, file, indent=1, sort_keys=True)
+        entries[f"{side}/{name}"] = parts.put_file(f"{side}/{name}", path)
+    return entries

@@ -1,0 +1,487 @@
+"""`baton doctor`: checks of this machine, the store and a recipe's services, each tried out."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import platform
+import re
+import shutil
+import tempfile
+import time
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from functools import partial
+from importlib import metadata
+from typing import Literal, TypedDict
+from urllib.parse import urlsplit
+
+import psutil
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from rich.table import Table
+from rich.text import Text
+
+from baton import machine
+from baton.errors import BatonError, UserError
+from baton.models import pinned
+from baton.recipe.recipe import Recipe
+from baton.source import origin, prepare
+from baton.store.cache import NodeCache
+from baton.store.clouds import CloudStore
+from baton.store.errors import DeniedError
+from baton.store.protocol import OWN
+from baton.store.storage import Storage
+from baton.terminal import Terminal
+
+# --- One thing that `baton doctor` has looked at.
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing looked at.
+
+    Attributes:
+        name: What.
+        state: `problem` stops a run or loses data; `note` costs speed or comfort.
+        found: What was found.
+        remedy: What to do about it; empty where nothing need be done.
+    """
+
+    name: str
+    state: Literal["ok", "note", "problem"]
+    found: str
+    remedy: str = ""
+
+
+# --- What `baton doctor` asks of a store: each thing that a run relies on, tried out.
+
+
+LARGE = 64 * 10**6
+SLOW = 10e6
+"""Bytes per second below which saving a checkpoint holds up small models already."""
+NOTICEABLE, REFUSED = 30.0, 15 * 60.0
+"""Seconds between two clocks: worth a line, and what a cloud takes for a forged request."""
+
+
+def examine_store(uri: str) -> list[Check]:
+    """Tries a store out and leaves it as it was.
+
+    Args:
+        uri: A folder or an address of any store.
+    """
+    try:
+        storage = Storage(uri, patience=0)
+    except BatonError as error:
+        return [_problem("store", error)]
+    made, folder = [], storage.root
+    while storage.is_local and folder and not os.path.exists(folder):
+        made.append(folder)
+        folder = os.path.dirname(folder)
+    below = f"{OWN}doctor-{uuid.uuid4().hex}"
+    looks = {"listing": _listing, "commit": _commit, "large objects": _large, "clock": _clock}
+    checks = [_tried("store", partial(_reach, storage)), *_proxy(storage)]
+    checks += [] if storage.is_local else _rights(storage, f"{below}-right/1")
+    if any(check.state == "problem" for check in checks):
+        return checks
+    if storage.cannot_remove:
+        del looks["large objects"]  # they would stay
+    try:
+        checks += [_tried(f"store: {name}", partial(look, storage, below)) for name, look in looks.items()]
+    finally:
+        checks += _clean(storage, below, made)
+    return checks
+
+
+def _proxy(storage: Storage) -> list[Check]:
+    found = machine.describe_proxy(storage.client.address) if isinstance(storage.client, CloudStore) else None
+    return [Check("store: proxy", "ok", found)] if found else []
+
+
+def _rights(storage: Storage, path: str) -> list[Check]:
+    """Tries one by one what a run has to be allowed, and names each that is denied with the statement it needs."""
+    rights: dict[str, tuple[Callable[[], object], str]] = {
+        "write": (lambda: storage.client.write(path, b"1"), ""),
+        "read": (lambda: storage.client.read(path), ""),
+        "list": (lambda: storage.client.list(""), "Chunks find each other's checkpoints by listing."),
+        "remove": (lambda: storage.client.remove(path), "Without it a run works, and all that it writes stays."),
+    }
+    denied = []
+    for name, (ask, why) in rights.items():
+        try:
+            with storage.translated():
+                ask()
+        except DeniedError as error:
+            remedy = f"{error.remedy} {why}".strip()
+            denied.append(
+                Check(f"store: right to {name}", "note" if name == "remove" else "problem", error.message, remedy)
+            )
+        except FileNotFoundError:  # nothing could be written, and is looked for in vain: no right is missing for that
+            continue
+        except (BatonError, OSError):  # nothing of rights; "store" says what
+            return denied
+    return denied or [Check("store: rights", "ok", "to write, read, list and remove: each was tried")]
+
+
+def _tried(name: str, look: Callable[[], Check]) -> Check:
+    try:
+        return look()
+    except (BatonError, OSError) as error:
+        return _problem(name, error)
+
+
+def _problem(name: str, error: Exception) -> Check:
+    if isinstance(error, BatonError):
+        return Check(name, "problem", error.message, error.remedy or "")
+    return Check(name, "problem", f"{type(error).__name__}: {error}", "Check the store's consistency and rights.")
+
+
+def _reach(storage: Storage) -> Check:
+    began = time.monotonic()
+    storage.check()
+    return Check(
+        "store", "ok", f"{storage.uri()} can be written, {1000 * (time.monotonic() - began) / 2:.0f} ms a request"
+    )
+
+
+def _listing(storage: Storage, below: str) -> Check:
+    content = uuid.uuid4().bytes
+    storage.write(f"{below}/small", content)
+    if storage.read(f"{below}/small") != content:
+        return Check("store: listing", "problem", "what was written comes back as something else", "Use another store.")
+    if storage.list(below) != ["small"]:
+        return Check(
+            "store: listing",
+            "problem",
+            "what was just written is not listed",
+            "Chunks find each other's checkpoints by listing: use a store that is consistent at once, and no cache.",
+        )
+    return Check("store: listing", "ok", "what was just written is read back and listed")
+
+
+def _commit(storage: Storage, below: str) -> Check:
+    won = [storage.create(f"{below}/once", data) for data in (b"1", b"2")]
+    if won != [True, False]:
+        summary = f"of two writers that commit the same, {sum(won)} are told that they won"
+        return Check("store: commit", "problem", summary, "Use another store: chunks that run twice would not notice.")
+    if storage.is_local:
+        return Check("store: commit", "ok", "hard links: of writers that commit at once, the file system lets one win")
+    if storage.has_conditional_put:
+        return Check("store: commit", "ok", "conditional put: of writers that commit at once, the store lets one win")
+    return Check(
+        "store: commit",
+        "note",
+        "no conditional put; a lease object with expiry takes its place",
+        "A commit takes about a second longer, and a writer that is stopped for more than ten seconds in its midst may "
+        "replace another's of the same step. A store that honours If-None-Match rules that out.",
+    )
+
+
+def _large(storage: Storage, below: str) -> Check:
+    with tempfile.TemporaryDirectory(prefix="baton-doctor-") as folder:
+        sent, received = os.path.join(folder, "sent"), os.path.join(folder, "received")
+        data = os.urandom(LARGE)
+        with open(sent, "wb") as file:
+            file.write(data)
+        began = time.monotonic()
+        storage.upload(sent, f"{below}/large")
+        uploaded = time.monotonic()
+        digest = storage.download(f"{below}/large", received)
+        up, down = LARGE / (uploaded - began), LARGE / (time.monotonic() - uploaded)
+    if digest != hashlib.sha256(data).hexdigest():
+        return Check("store: large objects", "problem", "64 MB come back as something else", "Use another store.")
+    summary = f"64 MB came back whole: {up / 1e6:.0f} MB/s up, {down / 1e6:.0f} MB/s down"
+    if min(up, down) < SLOW:
+        return Check("store: large objects", "note", summary, "A checkpoint of 1 GB takes minutes; save less often.")
+    return Check("store: large objects", "ok", summary)
+
+
+def _clock(storage: Storage, below: str) -> Check:
+    before = datetime.now(UTC)
+    storage.write(f"{below}/clock", b"")
+    after = datetime.now(UTC)
+    written = storage.find(below)["clock"][1]
+    early, late = (before - written).total_seconds(), (written - after).total_seconds()
+    apart = max(early, late, 0.0)
+    if apart < 2:  # stores tell whole seconds
+        return Check("store: clock", "ok", "agrees with this machine's to the second")
+    summary = f"is {apart:.0f} s {'behind' if early > late else 'ahead of'} this machine's"
+    if apart < NOTICEABLE:
+        return Check("store: clock", "ok", summary)
+    return Check(
+        "store: clock",
+        "note" if apart < REFUSED else "problem",
+        summary,
+        "Set the clocks by NTP: clouds refuse requests 15 minutes off, and retention goes by the age of uploads.",
+    )
+
+
+def _clean(storage: Storage, below: str, made: list[str]) -> list[Check]:
+    """Removes all that was written."""
+    try:
+        for name in storage.find(below):
+            storage.remove(f"{below}/{name}")
+        storage.tidy(below)
+        for folder in made:
+            if os.path.isdir(folder):
+                os.rmdir(folder)
+    except (BatonError, OSError) as error:
+        return [_problem("store: removal", error)]
+    return []
+
+
+# --- `baton doctor`: what of this machine, the store and a recipe's services would be in a run's way.
+
+
+DISTRIBUTION = "baton-llm"
+COLORS = {"ok": "green", "note": "yellow", "problem": "red"}
+MEMORY = "/dev/shm"
+ROOM = 2 * 2**30
+"""Bytes of memory or disk below which staging checkpoints becomes tight for any but small models."""
+
+
+class Examined(TypedDict):
+    """Result of all checks, as plain values; `ok` where none of it is a problem."""
+
+    ok: bool
+    checks: list[dict[str, str]]
+
+
+def examine(recipe_path: str | None = None, overrides: Sequence[str] = (), *, store: str | None = None) -> list[Check]:
+    """Looks at this machine, and at what a recipe or store names.
+
+    Args:
+        recipe_path: YAML file, pipe or name.
+        overrides: Changes to it, `PATH=VALUE`.
+        store: URI instead of the recipe's.
+
+    Returns:
+        What was looked at.
+
+    Raises:
+        UserError: the recipe is none, or there are changes to none.
+    """
+    if overrides and not recipe_path:
+        raise UserError("--set changes a recipe, and none is given.", remedy="Name the recipe.")
+    checks: list[Check] = []
+    source = origin.find(recipe_path) if recipe_path else None
+    recipe = prepare.load(source, overrides, store=store) if source else None
+    if source and recipe:
+        recipe, checked = _localised(recipe, source)
+        checks.append(checked)
+    checks += [_python(), _libraries(), _devices(recipe), _threads(recipe), _memory(), _shm(), _temporary()]
+    uri = recipe.store.uri if recipe else store
+    checks += examine_store(uri) if uri else [Check("store", "note", "none given", "Add a recipe or --store.")]
+    checks += [seen for look in (_cache, _mlflow) if recipe and (seen := look(recipe))]
+    checks += [seen for origin in (pinned.origins(recipe).values() if recipe else ()) if (seen := _hub(origin))]
+    return checks
+
+
+def examined(checks: Sequence[Check]) -> Examined:
+    """Returns the checks as plain values, and whether none of them is a problem."""
+    return {"ok": all(check.state != "problem" for check in checks), "checks": [asdict(check) for check in checks]}
+
+
+def print_table(checks: Sequence[Check]) -> None:
+    """Prints checks for people."""
+    console = Terminal(highlight=False)
+    table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0))
+    for name in ("check", "", "found"):
+        table.add_column(name, overflow="fold", no_wrap=name != "found")
+    for check in checks:
+        text = Text(check.found)
+        if check.remedy:
+            text.append(f"\n{check.remedy}", style="dim")
+        table.add_row(check.name, Text(check.state, style=COLORS[check.state]), text)
+    console.print(table)
+
+
+def _localised(recipe: Recipe, source: origin.RecipeSource) -> tuple[Recipe, Check]:
+    try:
+        localised = prepare.resolve_paths(recipe, source)
+        prepare.check_model(localised)
+        return localised, Check("recipe", "ok", f"{source.name}: {recipe.name}, all it names is there")
+    except UserError as error:
+        return recipe, Check("recipe", "problem", error.message, error.remedy or "")
+
+
+def _python() -> Check:
+    version, declared = platform.python_version(), metadata.metadata(DISTRIBUTION)["Requires-Python"]
+    if SpecifierSet(declared).contains(version, prereleases=True):
+        return Check("python", "ok", version)
+    return Check("python", "problem", version, f"Baton is tested with Python {declared}.")
+
+
+def _libraries() -> Check:
+    declared = [Requirement(line) for line in metadata.requires(DISTRIBUTION) or []]
+    required = {need.name: need.specifier for need in declared if not need.marker or need.marker.evaluate()}
+    installed = {name: _version(name) for name in required}
+    missing = [name for name, version in installed.items() if version is None]
+    if missing:
+        return Check("libraries", "problem", f"not installed: {', '.join(missing)}", "Install Baton again.")
+    versions = {name: version for name, version in installed.items() if version}
+    other = [
+        f"{name} {version}, not {required[name]}"
+        for name, version in versions.items()
+        if not required[name].contains(version, prereleases=True)
+    ]
+    if other:
+        return Check(
+            "libraries",
+            "note",
+            "; ".join(other),
+            "Baton is tested with the versions that it declares; others may fail, or round otherwise.",
+        )
+    shown = ", ".join(f"{name} {versions[name]}" for name in ("torch", "transformers", "trl", "peft", "obstore"))
+    return Check("libraries", "ok", f"{shown} and {len(versions) - 5} more, as declared")
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name).partition("+")[0]  # torch's says what it was built for
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _devices(recipe: Recipe | None) -> Check:
+    try:
+        import torch
+
+        devices = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+    except (ImportError, OSError, RuntimeError) as error:
+        return Check("device", "problem", f"torch does not work: {error}", "Install Baton again.")
+    if devices:
+        return Check("device", "ok", f"{', '.join(devices)}; torch for CUDA {torch.version.cuda}")
+    summary = f"CPU; torch for {'CUDA ' + torch.version.cuda if torch.version.cuda else 'CPU only'}"
+    if recipe and recipe.resources.gpus:
+        return Check(
+            "device",
+            "note",
+            summary,
+            f"The recipe asks for {recipe.resources.gpus} per pod; here it trains on the CPU, and a pod that sees less "
+            "ends before it fetches anything.",
+        )
+    return Check("device", "ok", summary)
+
+
+def _threads(recipe: Recipe | None) -> Check:
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    summary = f"{usable} usable of {os.cpu_count()}"
+    with contextlib.suppress(ImportError, OSError):
+        import torch
+
+        summary += f", torch takes {torch.get_num_threads()}"
+    wanted = recipe.training.threads if recipe else None
+    if wanted and wanted > usable:
+        return Check("processors", "note", summary, f"training.threads is {wanted}: they will wait for each other.")
+    return Check("processors", "ok", summary)
+
+
+def _memory() -> Check:
+    memory = psutil.virtual_memory()
+    limit = _container_limit()
+    summary = f"{_gib(memory.available)} available of {_gib(memory.total)}"
+    summary += f", this container may use {_gib(limit)}" if limit and limit < memory.total else ""
+    if min(memory.available, limit or memory.available) < ROOM:
+        return Check("memory", "note", summary, "Only small models fit.")
+    return Check("memory", "ok", summary)
+
+
+def _container_limit() -> int | None:
+    try:
+        with open("/sys/fs/cgroup/memory.max", encoding="ascii") as file:
+            return int(file.read())
+    except (OSError, ValueError):  # none, or "max"
+        return None
+
+
+def _shm() -> Check:
+    try:
+        usage = shutil.disk_usage(MEMORY)
+    except OSError:
+        return Check(MEMORY, "note", "there is none", "Checkpoints are staged on disk, which is slower.")
+    summary = f"{_gib(usage.free)} free of {_gib(usage.total)}"
+    if usage.free < ROOM:
+        return Check(
+            MEMORY,
+            "note",
+            summary,
+            "Checkpoints that do not fit are staged on disk. docker: --shm-size 2g; pods: resources.shm.",
+        )
+    return Check(MEMORY, "ok", summary)
+
+
+def _temporary() -> Check:
+    folder = tempfile.gettempdir()
+    free = shutil.disk_usage(folder).free
+    summary = f"{folder}: {_gib(free)} free"
+    if free < ROOM:
+        return Check("temporary files", "note", summary, "Make room, or point TMPDIR elsewhere.")
+    return Check("temporary files", "ok", summary)
+
+
+def _cache(recipe: Recipe) -> Check | None:
+    cache = NodeCache.of(recipe.store)
+    if cache is None:
+        return None
+    there = cache.folder
+    while not os.path.exists(there):
+        there = os.path.dirname(os.path.abspath(there))
+    try:
+        with tempfile.TemporaryFile(dir=there):
+            free = shutil.disk_usage(there).free
+    except OSError as error:
+        return Check("node cache", "note", f"{cache.folder}: {error}", "Nothing is kept there; mount it writable.")
+    summary = f"{cache.folder}: {_gib(free)} free" + ("" if there == cache.folder else ", made when first used")
+    if free < cache.max_bytes and not os.path.isdir(cache.folder):
+        return Check(
+            "node cache", "note", summary, f"store.cache_size is {recipe.store.cache_size}, more than is free."
+        )
+    return Check("node cache", "ok", summary)
+
+
+def _mlflow(recipe: Recipe) -> Check | None:
+    parts = urlsplit(recipe.tracking.mlflow or "")
+    if parts.scheme not in ("http", "https"):
+        return None
+    where = f"{parts.scheme}://{parts.hostname}" + (f":{parts.port}" if parts.port else "")
+    remedy = "A run continues without tracking. Check tracking.mlflow and the network."
+    try:
+        with urllib.request.urlopen(f"{where}{parts.path.rstrip('/')}/health", timeout=10) as answer:
+            answer.read()
+    except urllib.error.HTTPError as error:
+        if error.code in (401, 403):
+            return Check("mlflow", "note", f"{where} answers, and wants credentials", "Set MLFLOW_TRACKING_USERNAME.")
+        return Check("mlflow", "problem", f"{where} answers {error.code}", remedy)
+    except OSError as error:
+        return Check("mlflow", "problem", f"{where} cannot be reached: {getattr(error, 'reason', error)}", remedy)
+    return Check("mlflow", "ok", f"{where} answers")
+
+
+def _hub(origin: pinned.Origin) -> Check | None:
+    base = origin.base
+    if "://" in base or os.path.isdir(base) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", base):
+        return None
+    import huggingface_hub
+
+    here = isinstance(huggingface_hub.try_to_load_from_cache(base, "config.json"), str)
+    cached = "this machine has it already" if here else "this machine does not have it yet"
+    if huggingface_hub.constants.HF_HUB_OFFLINE:
+        summary = f"offline by HF_HUB_OFFLINE; {cached}"
+        return Check("hub", "ok", summary) if here else Check("hub", "problem", summary, "Unset HF_HUB_OFFLINE once.")
+    try:
+        huggingface_hub.HfApi().model_info(base, revision=origin.revision, timeout=10)
+    except Exception as error:
+        reason = str(error).strip().partition("\n")[0]
+        remedy = f"Check {origin.setting}, HF_TOKEN and the network."
+        return Check("hub", "note" if here else "problem", f"{base}: {reason}; {cached}", remedy)
+    return Check("hub", "ok", f"{base} can be fetched; {cached}")
+
+
+def _gib(num_bytes: float) -> str:
+    return f"{num_bytes / 2**30:.1f} GiB"

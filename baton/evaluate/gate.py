@@ -1,0 +1,135 @@
+"""The gate: what must hold of the evaluation before a model is handed out."""
+
+from __future__ import annotations
+
+import math
+import time
+
+from baton import events
+from baton.errors import UserError
+from baton.recipe.evaluation import GATE
+from baton.runs.outcomes import Evaluation, GateLine, Verdict
+from baton.runs.run import Run
+from baton.tracking import tracking_run
+
+SIGNS = {
+    "<=": lambda value, limit: value <= limit,
+    ">=": lambda value, limit: value >= limit,
+    "<": lambda value, limit: value < limit,
+    ">": lambda value, limit: value > limit,
+}
+OPERATORS = {
+    "*": lambda value, by: value * by,
+    "+": lambda value, by: value + by,
+    "-": lambda value, by: value - by,
+}
+MODELS = {"baseline": "before", "production": "production"}
+"""Whose figures a line compares with, by the key of the evaluation."""
+WHOSE = {
+    "after": "the trained model",
+    "before": "the model before training",
+    "production": "the production model",
+}
+
+
+def judge_run(run_uri: str) -> Verdict:
+    """Judges a run and keeps the verdict with its evaluation.
+
+    Raises:
+        UserError: the trained model, or the one it is compared with, lacks a figure that the gate names.
+    """
+    started = time.time()
+    run = Run.open(run_uri)
+    evaluation = run.need(Evaluation)
+    lines = judge(run.recipe().evaluation.gate, evaluation)
+    verdict = Verdict(passed=all(line.held for line in lines), lines=lines)
+    run.write(evaluation.model_copy(update={"gate": verdict}))
+    tracking_run.tag(run, {"baton.verdict": verdict.words})
+    run.record("gate", {"seconds": time.time() - started})
+    events.emit(events.Judged(passed=verdict.passed, failed=verdict.failed))
+    return verdict
+
+
+def as_markdown(verdict: Verdict) -> str:
+    """Returns each figure beside its limit as a table."""
+    lines = [
+        f"# {verdict.words}",
+        "",
+        "| figure | value | limit | |",
+        "|---|---|---|---|",
+        *(
+            f"| {line.figure} | {_number(line.value)} | {line.line} ({_number(line.limit)}) | "
+            f"{'held' if line.held else '**not held**'} |"
+            for line in verdict.lines
+        ),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _number(value: float | None) -> str:
+    return "—" if value is None else f"{value:.4g}"
+
+
+def reject_run(run_uri: str) -> str:
+    """Ends a run as rejected.
+
+    Returns:
+        Which lines failed, in words.
+    """
+    verdict = Run.open(run_uri).need(Evaluation).gate
+    return verdict.words if verdict else ""
+
+
+def judge(gate: dict[str, str], evaluation: Evaluation) -> list[GateLine]:
+    """Compares an evaluation with the lines of a gate; one whose figures were not measured does not hold.
+
+    Args:
+        gate: Figure → line, as `recipe.evaluation.gate`.
+        evaluation: The figures of the models.
+
+    Raises:
+        UserError: the trained model, or the one it is compared with, has no such figure.
+    """
+    return [_judge(figure, line.strip(), evaluation) for figure, line in gate.items()]
+
+
+def _judge(figure: str, line: str, evaluation: Evaluation) -> GateLine:
+    match = GATE.fullmatch(line)
+    assert match, line  # the recipe has checked it
+    value, limit, bound = _figure(figure, "after", evaluation), None, ""
+    unmeasured = "after" if value is None else None
+    if match["number"]:
+        limit = float(match["number"])
+        bound = f"{limit:.4g}"
+    elif match["against"] == "production" and evaluation.production is None:
+        if value is not None:
+            words = f"{figure} {value:.4g}: there is no production model yet"
+            return GateLine(figure=figure, line=line, value=value, limit=None, held=True, words=words)
+    else:
+        against = MODELS[match["against"]]
+        limit = _figure(figure, against, evaluation)
+        unmeasured = unmeasured or (against if limit is None else None)
+        if limit is not None:
+            limit = OPERATORS[match["operator"]](limit, float(match["by"])) if match["operator"] else limit
+            bound = f"{match[0].removeprefix(match['sign']).strip()} = {limit:.4g}"
+    if value is None or limit is None:
+        assert unmeasured
+        why = evaluation.not_measured.get(unmeasured, {}).get(figure, "no row counted")
+        words = f"{figure} of {WHOSE[unmeasured]} was not measured: {why}"
+        return GateLine(figure=figure, line=line, value=value, limit=limit, held=False, words=words)
+    passes = SIGNS[match["sign"]](value, limit)
+    words = f"{figure} {value:.4g} is {'' if passes else 'not '}{match['sign']} {bound}"
+    if passes and not (math.isfinite(value) and math.isfinite(limit)):
+        passes, words = False, f"{words}, but not finite"
+    return GateLine(figure=figure, line=line, value=value, limit=limit, held=passes, words=words)
+
+
+def _figure(name: str, when: str, evaluation: Evaluation) -> float | None:
+    """Returns a figure of a model, None where it was not measured."""
+    figures = evaluation.figures(when) or {}
+    if name not in figures:
+        raise UserError(
+            f"evaluation.gate: {WHOSE[when]} has no figure {name!r}; it has {', '.join(sorted(figures)) or 'none'}.",
+            remedy="Name one of these, or add it to evaluation.metrics, functions or tasks.",
+        )
+    return figures[name]

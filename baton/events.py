@@ -1,0 +1,666 @@
+"""Events of a stage: their classes, their log and JSON lines, and the termination message of its pod.
+
+Each event is a frozen dataclass, written as its kind and its fields. People read a line in the pod's log, and the
+local engine reads JSON. The exit code is part of the termination message, as Kubeflow's launcher always exits with 1.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import logging
+import os
+import re
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self, TypedDict, dataclass_transform
+
+from baton import machine
+from baton.errors import BatonError, ProcessLostError, RewritableDamageError, SkipError, in_words, no_room
+
+# --- An event: what a stage tells while it runs, written as its kind and its fields.
+
+
+KINDS: dict[str, type[Event]] = {}
+"""Kind on the wire → its event."""
+
+
+@dataclass_transform(frozen_default=True)
+class Event:
+    """Something that a stage tells; each class of it is a frozen dataclass, and `kind` is its name on the wire.
+
+    A field that has a default was not always there, or is not always told: it is left out while it is None.
+    """
+
+    kind: str
+
+    def __init_subclass__(cls, kind: str = "") -> None:
+        dataclass(frozen=True)(cls)
+        if kind:
+            cls.kind = kind
+            KINDS[kind] = cls
+
+    def fields(self) -> dict[str, object]:
+        """Returns what is written, in its order."""
+        optional = type(self)
+        return {name: value for name, value in vars(self).items() if value is not None or not hasattr(optional, name)}
+
+    @classmethod
+    def read(cls, fields: Mapping[str, Any]) -> Self:
+        """Returns the event with these fields; those that it does not know, another Baton's, are left out.
+
+        Raises:
+            TypeError: one is missing that every Baton has written.
+        """
+        return cls(**{name: fields[name] for name in cls.__match_args__ if name in fields})  # type: ignore[attr-defined]
+
+
+class Unknown(Event):
+    """An event that this Baton does not know, or not with these fields."""
+
+    kind: str
+    values: dict[str, object]
+
+    def fields(self) -> dict[str, object]:
+        """Returns what was read."""
+        return self.values
+
+
+# --- What every stage tells, and the stages before and after training.
+
+
+class Stage(Event, kind="stage"):
+    """A stage has started, or is done."""
+
+    stage: str
+    state: str
+
+
+class Error(Event, kind="error"):
+    """A stage fails. Where it is marked, what it found damaged is made again by a second attempt; where it is lost, a
+    fresh process may be spared it; where it skips, a fresh process skips the step that it has found."""
+
+    stage: str
+    message: str
+    exit_code: int
+    marked: bool | None = None
+    lost: bool | None = None
+    skips: bool | None = None
+
+
+class Warned(Event, kind="warned"):
+    """Something goes on without what it was to do, which a person should know of."""
+
+    text: str
+
+
+class Source(Event, kind="source"):
+    """A source of rows, as it was recognised."""
+
+    uri: str
+    format: str
+    columns: Mapping[str, str | list[str]]
+    unused: list[str] | None = None
+
+    @property
+    def in_words(self) -> str:
+        """What its rows are, and which columns became what."""
+        became = ", ".join(
+            ours if ours == theirs else f"{ours} ← {theirs if isinstance(theirs, str) else ' + '.join(theirs)}"
+            for ours, theirs in self.columns.items()
+        )
+        unused = f"; not used: {', '.join(self.unused)}" if self.unused else ""
+        told = f" ({became}{unused})" if unused or became not in ("", "text", "messages") else ""
+        return f"rows of {self.format}{told}"
+
+
+class Rejected(Event, kind="rejected"):
+    """Rows are unusable; they are kept, with their reasons."""
+
+    count: int
+    of: int
+    first: str
+    uri: str
+
+
+class Quality(Event, kind="quality"):
+    """What was found in the rows."""
+
+    state: str
+    sentence: str
+    page: str
+
+
+class Split(Event, kind="split"):
+    """Rows by side."""
+
+    format: str
+    rows: int
+    train: int
+    eval: int
+    test: int
+    rejected: int
+
+
+class Resumed(Event, kind="resumed"):
+    """Parts that were tokenized by an earlier attempt."""
+
+    parts: int
+    of: int
+
+
+class Tokenized(Event, kind="tokenized"):
+    """A part is tokenized."""
+
+    part: str
+    done: int
+    of: int
+
+
+class Truncation(Event, kind="truncation"):
+    """More rows than allowed are longer than a sequence."""
+
+    text: str
+    over: int
+    rows: int
+    longest: int
+    fixed: bool
+
+
+class LeftOut(Event, kind="left_out"):
+    """The chat template does not write all that the rows hold."""
+
+    text: str
+    counts: dict[str, int]
+
+
+class NoEffect(Event, kind="no_effect"):
+    """A setting, or a part of the rows, changes nothing in this run."""
+
+    text: str
+
+
+class Tokens(Event, kind="tokens"):
+    """Rows are tokenized, now or by another run."""
+
+    reused: bool
+    steps: int
+    targets: list[int]
+    tokens: int
+    truncated: int
+    dropped: int
+    train: int
+    eval: int
+    test: int | None = None
+    bytes: int | None = None
+    lengths: dict[str, object] | None = None
+    order: str | None = None
+    dropped_uri: str | None = None
+    rendered: str | None = None
+    """How texts became turns of a conversation; not told where they did not."""
+    rendered_row: str | None = None
+    """One of them; not told where the recipe wants counts alone."""
+    refused: int | None = None
+    left_out: dict[str, int] | None = None
+
+
+class LrFound(Event, kind="lr_found"):
+    """The learning-rate finder has ended."""
+
+    learning_rate: float
+
+
+class Verified(Event, kind="verified"):
+    """A chunk's last checkpoint was read back from the store."""
+
+    step: int
+    bytes: int
+    digest: str
+
+
+class Evaluating(Event, kind="evaluating"):
+    """How far an evaluation is with a model."""
+
+    when: str
+    doing: str
+    done: int
+    of: int
+
+
+class Evaluated(Event, kind="evaluated"):
+    """Figures of the model before or after training, None for one that was not measured.
+
+    Each is a field of its own on the wire.
+    """
+
+    when: str
+    figures: Mapping[str, float | None]
+
+    def fields(self) -> dict[str, object]:
+        """Returns what is written."""
+        return {"when": self.when, **self.figures}
+
+    @classmethod
+    def read(cls, fields: Mapping[str, Any]) -> Self:
+        """Returns the event: what is no known field is a figure."""
+        return cls(fields["when"], {name: value for name, value in fields.items() if name not in ("when", "at")})
+
+
+class Judged(Event, kind="judged"):
+    """The gate's verdict, with the lines that failed."""
+
+    passed: bool
+    failed: list[str]
+
+
+class SkippedExport(Event, kind="skipped_export"):
+    """An export is damaged and made again."""
+
+    uri: str
+    reason: str
+
+
+class HandedOut(Event, kind="handed_out"):
+    """A format is exported; `checked` says how it compares with the trained model."""
+
+    format: str
+    bytes: int
+    checked: str
+
+
+class Exported(Event, kind="exported"):
+    """The model is exported in all its formats."""
+
+    uri: str
+    bytes: int
+
+
+class Report(Event, kind="report"):
+    """The report is written."""
+
+    uri: str
+
+
+class Looked(Event, kind="looked"):
+    """Whether a model is trained again, and why."""
+
+    decision: str
+    words: str
+    run: str
+
+
+class Queued(Event, kind="queued"):
+    """A retraining waits for the one under way."""
+
+    behind: str
+    since: str
+
+
+class GateLine(TypedDict):
+    """A condition of the gate, in words, and whether it held."""
+
+    words: str
+    held: bool
+
+
+class Retraining(Event, kind="retraining"):
+    """What a retraining came to, as it is also kept in the store.
+
+    Its state: `unchanged`, `busy` (another one is under way: this one is dropped), `promoted`,
+    `rejected` by the gate, or `failed`.
+    """
+
+    state: str
+    words: str
+    at: str
+    run: str | None = None
+    run_uri: str | None = None
+    report_uri: str | None = None
+    summary: str | None = None
+    gate: list[GateLine] | None = None
+    model_uri: str | None = None
+
+
+class Prepares(Event, kind="prepares"):
+    """What split and tokenize are given before a bracket: `recipe`, `run` and `source` of each data."""
+
+    preparations: list[dict[str, str]]
+
+
+class Entered(Event, kind="entered"):
+    """The runs of a bracket's trials."""
+
+    runs: list[str]
+
+
+class Rung(Event, kind="rung"):
+    """A rung is judged: the trials that stay, and how many stop."""
+
+    rung: int
+    of: int
+    chunk: int
+    kept: list[str]
+    stopped: int
+
+
+class Verdict(Event, kind="verdict"):
+    """The runs that stay after a rung, and the best one's."""
+
+    kept: list[str]
+    winner: str
+
+
+# --- What a train chunk tells.
+
+
+class Phase(Event, kind="phase"):
+    """A phase begins, one of `baton.runs.documents.Phase`; of a checkpoint, with its step."""
+
+    phase: str
+    step: int | None = None
+    chunk: int | None = None
+    target: int | None = None
+    processes: int | None = None
+    rows: int | None = None
+
+
+class Slice(Event, kind="slice"):
+    """The files of training rows that a chunk needs are there."""
+
+    files: int
+    of: int
+    bytes: int
+
+
+class MicroBatch(Event, kind="micro_batch"):
+    """The rows per forward pass that `auto` has come to, and the passes per step."""
+
+    size: int
+    accumulation: int
+    found_by: str
+
+
+class Step(Event, kind="step"):
+    """A step, of so many, and its loss."""
+
+    step: int
+    of: int
+    loss: float
+
+
+class Staging(Event, kind="staging"):
+    """Checkpoints are staged elsewhere than before."""
+
+    place: str
+    reason: str
+
+
+class Superseded(Event, kind="superseded"):
+    """A checkpoint made way for a newer one."""
+
+    step: int
+
+
+class StoreUnavailable(Event, kind="store_unavailable"):
+    """A checkpoint cannot be saved for now; nothing has been for so many seconds."""
+
+    step: int
+    unsaved: float
+    reason: str
+
+
+class Checkpoint(Event, kind="checkpoint"):
+    """A checkpoint is committed; how many seconds its upload and its commit took."""
+
+    step: int
+    uri: str
+    digest: str
+    bytes: int
+    seconds: dict[str, float]
+
+
+class Skipped(Event, kind="skipped"):
+    """A checkpoint is damaged and not used."""
+
+    step: int
+    reason: str
+
+
+class Consistent(Event, kind="consistent"):
+    """This machine differs from the checkpoint's, so bits may differ."""
+
+    changed: list[str]
+
+
+class NotCarried(Event, kind="not_carried"):
+    """State of the user's code is not in a checkpoint, so that a chunk after it resumes without: place → why."""
+
+    step: int
+    lost: dict[str, str]
+
+    REMEDY: ClassVar[str] = (
+        "Give its class state_dict and load_state_dict, or set `stateless = True` on it where training does not depend "
+        "on it."
+    )
+
+    @property
+    def text(self) -> str:
+        """The event in words."""
+        places = "; ".join(f"state of `{name}` is not carried: {why}" for name, why in self.lost.items())
+        return f"{places[:1].upper()}{places[1:]}. Chunks that resume from step {self.step} are only consistent."
+
+
+class Restored(Event, kind="restored"):
+    """The state in memory was compared with the checkpoint's: the parts that differ."""
+
+    step: int
+    wrong: list[str]
+
+
+class Scored(Event, kind="scored"):
+    """A trial's score; None for one that is not finite."""
+
+    trial: str
+    chunk: int
+    step: int
+    value: float | None
+
+
+class AlreadyDone(Event, kind="already_done"):
+    """A chunk's target is committed: there is nothing to train."""
+
+    chunk: int
+    step: int
+
+
+class Restarted(Event, kind="restarted"):
+    """A chunk's process was lost, and another one resumes from the newest checkpoint."""
+
+    chunk: int
+    attempt: int
+    of: int
+    reason: str
+
+
+class StepSkipped(Event, kind="step_skipped"):
+    """A step is taken back: the chunk resumes from the checkpoint before it, and skips it."""
+
+    step: int
+    chunk: int
+    message: str
+    rows: str
+
+
+class Partial(Event, kind="partial"):
+    """A chunk leaves before its target."""
+
+    chunk: int
+    step: int
+    of: int
+    notice: str
+
+
+class Finished(Event, kind="finished"):
+    """Evaluation has stopped improving: the run ends here."""
+
+    chunk: int
+    step: int
+
+
+class Stopped(Event, kind="stopped"):
+    """A chunk of a trial that was stopped trains nothing."""
+
+    chunk: int
+    step: int
+
+
+# --- The last words of a stage, where Kubernetes keeps them: with its pod, and in Argo's and Kubeflow's pages.
+#
+# The launcher of Kubeflow Pipelines exits with 1 whatever a stage exits with, so the code is in the words.
+
+
+TERMINATION_LOG = "BATON_TERMINATION_LOG"
+"""Environment variable: the container's `terminationMessagePath`, where that is not Kubernetes' own choice."""
+MAX_TERMINATION_BYTES = 4096
+"""Kubernetes keeps no more of a container's message."""
+
+_EXIT_CODE = re.compile(r" \(baton exit code (\d+)\)$")
+
+
+def write_termination_message(message: str, exit_code: int) -> None:
+    """Writes a message for Kubernetes; outside a pod nothing.
+
+    Args:
+        message: What was found, what was expected, what to do.
+        exit_code: What the stage ends with.
+    """
+    path = os.environ.get(TERMINATION_LOG, "/dev/termination-log")
+    if not os.path.exists(path):
+        return
+    words = " ".join(message.split()).encode()
+    code = f" (baton exit code {exit_code})".encode()
+    room = MAX_TERMINATION_BYTES - len(code)
+    if len(words) > room:  # what was found is at the beginning, what to do at the end
+        half = room // 2 - 2
+        words = words[:half] + "…".encode() + words[-half:]
+    with contextlib.suppress(OSError), open(path, "wb") as file:
+        file.write(words.decode(errors="ignore").encode() + code)
+
+
+def read_termination_message(text: str) -> tuple[str, int | None]:
+    """Returns a stage's message and its exit code, None where it has left none."""
+    match = _EXIT_CODE.search(text)
+    return (text[: match.start()], int(match[1])) if match else (text, None)
+
+
+# --- Events of a stage: human lines in a pod's log, JSON lines to the local engine.
+
+
+MARK = "::baton "
+"""Prefix of the lines that carry an event when `BATON_EVENTS=stdout`."""
+
+logger = logging.getLogger("baton")
+_one_at_a_time = threading.Lock()
+_muted = threading.Event()
+_hearers: list[Callable[[Event], None]] = []
+
+
+def mute() -> None:
+    """Emits nothing more from this process: another one speaks for it."""
+    _muted.set()
+
+
+def hear(hearer: Callable[[Event], None]) -> None:
+    """Calls a function with each event of this process, in the thread that emits it."""
+    _hearers.append(hearer)
+
+
+def emit(event: Event) -> None:
+    """Writes an event: a JSON line with its time for the local engine, a readable one for a pod's log."""
+    for hearer in _hearers:
+        hearer(event)
+    if _muted.is_set():
+        return
+    if os.environ.get("BATON_EVENTS") == "stdout":
+        with _one_at_a_time:
+            sys.stdout.write(MARK + json.dumps({"event": event.kind, "at": time.time(), **event.fields()}) + "\n")
+            sys.stdout.flush()
+    else:
+        logger.info("%s %s", event.kind, " ".join(f"{name}={value}" for name, value in event.fields().items()))
+
+
+def warn(text: str) -> None:
+    """Tells a person that something goes on without what it was to do: in the log and on the screen."""
+    logger.warning("%s", text)
+    if os.environ.get("BATON_EVENTS") == "stdout":
+        emit(Warned(text))
+
+
+def parse(line: str) -> Event | None:
+    """Returns the event in a line of output, or None where the line is ordinary output.
+
+    What another Baton wrote, which may be newer or older, is `Unknown` where it cannot be read as one of ours.
+    """
+    line = line.strip()  # the local engine indents what a stage prints
+    if not line.startswith(MARK):
+        return None
+    try:
+        fields = json.loads(line[len(MARK) :])
+        kind = fields.pop("event")
+    except (ValueError, AttributeError, TypeError, KeyError):  # a process that was killed as it wrote
+        return None
+    try:
+        return KINDS[kind].read(fields)
+    except (KeyError, TypeError):
+        return Unknown(kind, {name: value for name, value in fields.items() if name != "at"})
+
+
+def setup_logging() -> None:
+    """Sends log lines to standard error with a time, and keeps the libraries' own chatter out."""
+    logging.basicConfig(
+        level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    logger.setLevel(logging.INFO)
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    setup_environment()
+
+
+def setup_environment() -> None:
+    """Sets what libraries read when they are imported."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    machine.settle_home()
+
+
+@contextlib.contextmanager
+def stage(name: str) -> Iterator[None]:
+    """Runs a stage so that a known error ends the process with one message and no traceback.
+
+    Whatever it fails of is left for Kubernetes, see `baton.events`.
+    """
+    setup_logging()
+    os.environ.setdefault("BATON_STORE_PATIENCE", "120")  # a stage waits for its store longer than a person does
+    emit(Stage(name, "started"))
+    try:
+        yield
+        gc.freeze()  # spares the interpreter's end a last look at all that torch has imported: two seconds a process
+    except Exception as failure:
+        error = failure if isinstance(failure, BatonError) else no_room(failure)
+        if error is None:
+            message = in_words(failure)
+            emit(Error(name, message, BatonError.exit_code))
+            write_termination_message(message, BatonError.exit_code)
+            raise
+        marked, lost, skips = (isinstance(error, kind) for kind in (RewritableDamageError, ProcessLostError, SkipError))
+        emit(Error(name, str(error), error.exit_code, marked, lost=lost or None, skips=skips or None))
+        logger.error("%s", error)
+        write_termination_message(str(error), error.exit_code)
+        raise SystemExit(error.exit_code) from error  # it prints no traceback, and who runs the stage can ask why
+    emit(Stage(name, "done"))

@@ -1,0 +1,93 @@
+"""Tells which models can be exported in which format, as far as it is known before training."""
+
+from __future__ import annotations
+
+from baton.errors import UserError
+from baton.recipe import recipe as extras
+from baton.recipe.recipe import Recipe
+from baton.store.storage import Storage
+
+GGUF_NAMES = {
+    "llama": "llama",
+    "mistral": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "gpt2": "gpt2",
+    "phi3": "phi3",
+    "gemma2": "gemma2",
+    "gemma3_text": "gemma3",
+}
+"""Transformers' model type → the architecture that llama.cpp runs it as."""
+
+PACKAGES = {"gguf": ("gguf",), "onnx": ("onnx", "onnxscript", "onnxruntime"), "mlflow": ("mlflow",)}
+"""Packages that a format needs."""
+
+
+def supported(architecture: str) -> bool:
+    """Tells whether the format `gguf` can hold a model type of Transformers."""
+    return architecture in GGUF_NAMES
+
+
+def check_registry(recipe: Recipe, server: str | None) -> None:
+    """Refuses to register a model, or to compare with a registered one, where there is no registry.
+
+    Args:
+        recipe: The recipe.
+        server: Address of the MLflow that the run is tracked in.
+
+    Raises:
+        UserError: there is none.
+    """
+    if recipe.export.registered_model and server is None:
+        raise UserError(
+            f"export.registered_model: {recipe.export.registered_model!r} has no registry, as tracking.mlflow is null.",
+            remedy="Set tracking.mlflow to the address of the registry's server.",
+        )
+    if (recipe.evaluation.production or "").startswith("models:") and server is None:
+        raise UserError(
+            f"evaluation.production: {recipe.evaluation.production!r} has no registry, as tracking.mlflow is null.",
+            remedy="Set tracking.mlflow to the address of the registry's server, or name a folder, s3://… or a hub id.",
+        )
+
+
+def check(recipe: Recipe, architecture: str | None = None) -> None:
+    """Refuses what the export stage could only refuse after the training.
+
+    Args:
+        recipe: The recipe.
+        architecture: Transformers' model type, where it is known.
+
+    Raises:
+        UserError: a format cannot hold the model, or the manifest for KServe would name no address.
+    """
+    formats = recipe.export.formats
+    if "gguf" in formats:
+        if recipe.training.spec.scores:
+            raise UserError(
+                "export.formats: gguf holds models that write; a reward model scores.", remedy="Leave gguf out."
+            )
+        if architecture and not supported(architecture):
+            raise UserError(
+                f"export.formats: gguf does not hold the architecture {architecture!r}, only {', '.join(GGUF_NAMES)}.",
+                remedy="Leave gguf out.",
+            )
+    if "kserve" in formats and not recipe.export.kserve.model_uri:
+        if "safetensors" not in formats:
+            raise UserError(
+                "export.formats: kserve serves a whole model, and only the adapter is exported.",
+                remedy="Add safetensors, or set export.kserve.model_uri.",
+            )
+        if Storage(recipe.store.uri).is_local:
+            raise UserError(
+                f"export.formats: kserve cannot fetch a model from the folder {recipe.store.uri}.",
+                remedy="Use a store with an address, such as s3://bucket, or set export.kserve.model_uri.",
+            )
+
+
+def require_packages(export_format: str) -> None:
+    """Makes sure that the packages of a format are installed here.
+
+    Raises:
+        UserError: one is missing.
+    """
+    extras.require_packages(f"export.formats: {export_format}", *PACKAGES.get(export_format, ()))

@@ -1,0 +1,501 @@
+"""Forks: runs that begin at a checkpoint of another run, warm with its state or cold with its weights.
+
+A warm fork keeps optimizer, schedule, random state and place in the data. It can change settings that are read anew
+at each step. It cannot change the order of rows or the parts of the saved state. `fork.json` is written first.
+A fork needs nothing in its parent's folder, so the parent may be deleted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from baton.checkpoint import sharded
+from baton.checkpoint.sharded import code_in
+from baton.checkpoint.store import Checkpoint, CheckpointStore
+from baton.errors import BatonError, DamagedError, UserError
+from baton.recipe import load
+from baton.recipe.methods import SPECS
+from baton.recipe.recipe import Recipe
+from baton.runs.documents import (
+    ORIGINS,
+    ForkNote,
+    LearningRate,
+    MicroBatch,
+    Origin,
+    OwnCode,
+    PinnedModels,
+    RunInfo,
+    SplitCounts,
+    SplitData,
+    Tokens,
+    Work,
+)
+from baton.runs.plan import Plan, make_plan
+from baton.runs.run import Run, check_name, identity, now, state_identity
+from baton.runs.versions import CHECKPOINT_FORMATS, DATA_FORMATS
+from baton.scratch import scratch_folder
+from baton.store import bundle
+from baton.store.manifest import usable_manifest
+
+# --- Which settings a fork may change, and what each change means from the step at which it begins.
+#
+# A warm fork keeps optimizer, schedule, random state and place in the data, so it can change what is read anew at each
+# step. What decides which rows come next, or what the saved state is made of, it cannot.
+
+
+Changes = dict[str, list[Any]]
+"""Dotted path → value before and after."""
+
+SCHEDULE = "the new schedule counts from step 0: at step {step} the learning rate jumps to where it would then be"
+LENGTH = "the run ends at step {end}; the schedule is stretched to that, so the learning rate jumps at step {step}"
+NEXT = "holds from step {next}; what the optimizer has gathered stays"
+LOSS = "the loss is another from step {next}, so losses before and after cannot be compared"
+WATCHED = "steps are judged so from step {next}, by those of the window that the parent has kept"
+SAME = "changes how the same steps are computed; expect other rounding, so other bits"
+
+GUARD = ("nan", "loss", "grad_norm", "window")
+"""Settings of the guard that decide what it finds."""
+
+CHANGEABLE: dict[str, str] = {
+    "training.learning_rate": "the schedule continues at step {step} with the new peak; nothing warms up again",
+    "training.lr_find": "the learning rate is given, and not looked for",
+    "training.lr_scheduler": SCHEDULE,
+    "training.lr_scheduler_options": SCHEDULE,
+    "training.warmup_steps": SCHEDULE,
+    "training.epochs": LENGTH,
+    "training.max_steps": LENGTH,
+    "training.weight_decay": NEXT,
+    "training.max_grad_norm": NEXT,
+    "training.adam_betas": NEXT,
+    "training.adam_epsilon": NEXT,
+    "training.groups": NEXT,
+    "training.neftune_alpha": NEXT,
+    **dict.fromkeys(("training.guard", *(f"training.guard.{name}" for name in GUARD)), WATCHED),
+    "training.log_every": "holds from step {next}",
+    "training.early_stopping.patience": "the evaluations without gain so far count against the new patience",
+    "training.early_stopping.threshold": "holds from the next evaluation",
+    "training.micro_batch_size": SAME,
+    "training.gradient_checkpointing": SAME,
+    "training.activation_offloading": SAME,
+    "training.compile": SAME,
+    "training.liger": SAME,
+    "training.precision": SAME,
+    "training.tf32": SAME,
+    "training.deterministic": SAME,
+    "training.workers": "batches are the same; other processes prepare them",
+    **{f"training.{spec.name}.{setting}": LOSS for spec in SPECS.values() for setting in spec.forkable},
+    "adapter.dropout": NEXT,
+    "evaluation.every": "evaluations after step {step} come at multiples of the new number",
+    "evaluation.per_epoch": "evaluations after step {step} come as often in an epoch as the new number says",
+    "chunks.count": "chunks that end at or before step {step} return at once",
+}
+"""What a warm fork takes over → what that means."""
+
+FIXED: dict[str, str] = {
+    "training.batch_size": "the place in the data is counted in batches of this size",
+    "training.optimizer": "the optimizer's state is another's",
+    "training.early_stopping": "its counter is part of the state, and is there or not",
+    "training.threads": "the bits so far were computed with the parent's number",
+    "training.method": "another method keeps another state",
+    "seed": "it decides the order of rows and every draw",
+    "data": "it decides the rows and tokens that the place in the data points into",
+    "model": "the weights and their names are the old model's",
+    "adapter": "the adapter's weights have the old shape",
+    "hooks": "your code may keep a state, and the checkpoint has the old code's",
+    "retrain": "it decides the rows",
+}
+"""What a warm fork cannot change, by path or its beginning → why."""
+
+OF_STATE = ("training.", "adapter.", "evaluation.")
+"""Beginnings of paths that the trainer reads."""
+PLATEAU = ("reduce_lr_on_plateau", "greedy")
+"""Schedules that keep their own state, beside the step."""
+
+
+def require_continued(parent: Run, checkpoint: Checkpoint, *, warm: bool) -> None:
+    """Checks that this Baton works on with what a fork takes over.
+
+    Raises:
+        FormatError: it does not.
+    """
+    if warm:  # whose order of rows and random numbers are this Baton's from here on
+        parent.need(RunInfo).made.require_continued(f"run {parent.name!r}", DATA_FORMATS)
+    checkpoint.require_continued(*(CHECKPOINT_FORMATS if warm else ("checkpoint",)))
+
+
+def differences(before: Any, after: Any, path: str = "") -> Changes:
+    """Returns the dotted paths whose values differ between two plain documents."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        differing: Changes = {}
+        for key in sorted(before.keys() | after.keys()):
+            differing |= differences(before.get(key), after.get(key), f"{path}.{key}".lstrip("."))
+        return differing
+    return {} if before == after else {path: [before, after]}
+
+
+def changes(before: Recipe, after: Recipe) -> tuple[Changes, set[str]]:
+    """Returns all settings in which a fork differs from its parent, and which of them decide bits."""
+    all_of_them = differences(before.model_dump(mode="json"), after.model_dump(mode="json"))
+    deciding = set(differences(identity(before), identity(after)))
+    # These count by content elsewhere; a fork has its parent's content, so another address is another content.
+    return all_of_them, deciding | {path for path in all_of_them if path in ("data.source", "hooks.source")}
+
+
+def require_warm(before: Recipe, after: Recipe) -> Changes:
+    """Returns what a warm fork changes.
+
+    Raises:
+        UserError: settings that it cannot change, each by name with the reason.
+    """
+    changed, deciding = changes(before, after)
+    refused = [f"{path}: {_reason(path)}" for path in sorted(deciding) if not _is_taken_over(path, before, after)]
+    if _form(before) != _form(after):
+        refused.append(f"training.parallel: the state at that step is {_form(before)}, and the fork's {_form(after)}")
+    if before.store.uri != after.store.uri:
+        refused.append("store.uri: a fork lies in its parent's store")
+    if refused:
+        raise UserError(
+            "\n  ".join(["a warm fork cannot change", *refused]),
+            remedy="\nUse --cold to start at step 0 from the parent's weights, or leave these as they are.",
+        )
+    return changed
+
+
+def of_state(before: Recipe, after: Recipe) -> Changes:
+    """Returns the changes that a warm fork's trainer has to make in the state it restores."""
+    changed, deciding = changes(before, after)
+    return {path: changed[path] for path in changed if path in deciding and path.startswith(OF_STATE)}
+
+
+def require_cold(before: Recipe, after: Recipe) -> Changes:
+    """Returns what a cold fork changes.
+
+    Raises:
+        UserError: another start model is asked for, or another store.
+    """
+    changed, _ = changes(before, after)
+    starts = ("model.base", "model.revision", "model.from_scratch", "model.tokenizer", "phases", "store.uri")
+    refused = [path for path in changed if any(path == start or path.startswith(f"{start}.") for start in starts)]
+    if refused:
+        raise UserError(
+            f"a cold fork begins with its parent's weights and tokenizer, in its store; {', '.join(refused)} cannot "
+            "be changed.",
+            remedy="Start a separate run for another model.",
+        )
+    if before.training.spec.scores and not after.training.spec.scores:
+        raise UserError("a reward model scores texts and writes none; only training.method reward can start from it.")
+    return changed
+
+
+def in_words(changed: Mapping[str, list[Any]], *, step: int, end: int, warm: bool) -> list[str]:
+    """Returns a line for each changed setting: what it was, what it is, and what that means for the rest."""
+    lines = []
+    for path, (before, after) in changed.items():
+        words = CHANGEABLE.get(path, "") if warm else ""
+        means = words.format(step=step, next=step + 1, end=end)
+        lines.append(f"{path}: {before!r} → {after!r}{f': {means}' if means else ''}")
+    return lines
+
+
+def combined(inherited: Mapping[str, list[Any]], own: Mapping[str, list[Any]]) -> Changes:
+    """Returns in what a fork's recipe differs from the one that made the state it takes over.
+
+    Args:
+        inherited: What its parent had changed, where the parent is a fork that has not trained since.
+        own: What it changes itself.
+    """
+    merged = {path: list(values) for path, values in inherited.items()}
+    for path, (before, after) in own.items():
+        merged[path] = [merged[path][0] if path in merged else before, after]
+    return {path: values for path, values in merged.items() if values[0] != values[1]}
+
+
+def _form(recipe: Recipe) -> str:
+    if recipe.world_size == 1 or not recipe.parallel.is_sharded:
+        return "whole"
+    return f"in {recipe.parallel.strategy}'s shards"
+
+
+def _is_taken_over(path: str, before: Recipe, after: Recipe) -> bool:
+    path = "training.lr_scheduler_options" if path.startswith("training.lr_scheduler_options.") else path
+    path = "training.lr_find" if path.startswith("training.lr_find.") else path
+    old, new = before.training, after.training
+    if path == "training.lr_find":
+        return new.lr_find is None  # looked for at the start of a run, or not at all
+    if path in ("training.lr_scheduler", "training.lr_scheduler_options", "training.warmup_steps"):
+        return old.lr_scheduler not in PLATEAU and new.lr_scheduler not in PLATEAU
+    if path == "training.precision":
+        return "fp16" not in (old.precision, new.precision)  # its loss scale is part of the state
+    if path == "training.groups":
+        return [(x.name, x.pattern) for x in old.groups] == [(x.name, x.pattern) for x in new.groups]
+    if path == "training.micro_batch_size":
+        return not old.spec.micro_batch_decides_loss
+    return path in CHANGEABLE
+
+
+def _reason(path: str) -> str:
+    parts = path.split(".")
+    names = (".".join(parts[:size]) for size in range(len(parts), 0, -1))
+    return next((FIXED[name] for name in names if name in FIXED), "the state at that step is made for the old value")
+
+
+# --- Forks: runs that begin at a checkpoint of another run, warm with all of its state or cold with its weights alone.
+#
+#     runs/<fork>/fork.json                     whose child it is, and what it changes; written first
+#     runs/<fork>/{data,model,plan,…}.json      warm: what its parent's stages had found
+#     runs/<fork>/checkpoints/step-N/           warm: the parent's files, committed under the fork's own name
+#     runs/<fork>/start/{<attempt>/…, manifest.json}   cold: the model it starts from
+#
+# Nothing is left in the parent's folder that a fork needs, so the parent may be deleted.
+
+
+CARRIED = tuple(kind.NAME for kind in (SplitData, PinnedModels, OwnCode, SplitCounts, Tokens, LearningRate, MicroBatch))
+"""What stages had found for the parent, and holds for a warm fork."""
+MODEL_FILES = (".safetensors", ".json", ".model", ".txt", ".jinja", ".py")
+"""Files of a checkpoint that make a model and its tokenizer."""
+STATE_FILES = ("trainer_state.json",)
+"""Files of a checkpoint that end like those and are none."""
+
+
+@dataclass(frozen=True)
+class Fork:
+    """A fork that was made.
+
+    Attributes:
+        run: The new run.
+        step: The parent's step that it begins at.
+        digest: Digest of the state there.
+        recipe: The fork's recipe.
+        lines: What it changes, and what that means, for people.
+        warm: Whether it keeps the state; else it begins at step 0 with the weights.
+    """
+
+    run: Run
+    step: int
+    digest: str
+    recipe: Recipe
+    lines: list[str]
+    warm: bool
+
+
+def fork(parent: Run, step: int | None, name: str, overrides: Sequence[str] = (), *, warm: bool = True) -> Fork:
+    """Makes a new run of a checkpoint.
+
+    Done again with the same arguments it completes what a call that died had begun.
+
+    Args:
+        parent: The run to fork.
+        step: One of its checkpoints; the newest that is whole when None.
+        name: Name of the new run, in the same store.
+        overrides: Changes to the recipe, `PATH=VALUE`.
+        warm: Keep optimizer, schedule, random state and place in the data.
+
+    Raises:
+        UserError: there is no such run or step, a setting cannot be changed, the name is another run's, or this Baton
+            does not continue what a fork takes over.
+        DamagedError: the checkpoint is not what was committed.
+    """
+    before = parent.recipe()
+    run = Run(parent.storage, check_name(name))
+    # A fork's note is written before its recipe: a run with a note and no recipe is a fork that broke off, and is
+    # completed.
+    if name == parent.name or (run.read(ForkNote) is None and run.read(RunInfo) is not None):
+        raise UserError(f"run {run.uri!r} exists and is no fork of this one.", remedy="Choose another name with --run.")
+    after = load.with_overrides(before, _with_rate(before, overrides) if warm else overrides)
+    changed = require_warm(before, after) if warm else require_cold(before, after)
+    store = CheckpointStore.of(parent, before)
+    checkpoint = _chosen(store, step)
+    require_continued(parent, checkpoint, warm=warm)
+    step, digest = checkpoint.step, checkpoint.digest
+    plan = _fork_plan(parent, after, step) if warm else None
+    with scratch_folder("fork") as scratch:
+        folder = _fetched(store, checkpoint, scratch)
+        # Before anything else of the run: it lets the same command complete what a crash broke off (`_new`), and keeps
+        # a chunk of a warm fork from beginning with weights of its own meanwhile (`require_start`).
+        run.write_once(ForkNote(parent=parent.uri, step=step, digest=digest, warm=warm, changed=changed))
+        if plan:
+            _carry(parent, run, after, plan, _Start(checkpoint, folder), of_state(before, after))
+        else:
+            after = _begin_cold(run, before, after, folder, scratch)
+    lines = in_words(changed, step=step, end=plan.num_steps if plan else 0, warm=warm)
+    return Fork(run, step, digest, after, lines, warm)
+
+
+def require_start(run: Run) -> None:
+    """Makes sure that a run may begin with its own weights: a warm fork begins with its parent's state.
+
+    Raises:
+        BatonError: it is one, and the checkpoint that it began with is not there, or not whole.
+    """
+    note = run.read(ForkNote)
+    if note and note.warm:
+        raise BatonError(
+            f"run {run.name!r} is a fork of {note.parent} at step {note.step}, and has no whole checkpoint "
+            "to resume from.",
+            remedy="Fork again: the same command completes a fork that was interrupted, another --run makes a new one.",
+        )
+
+
+def began(run: Run) -> int:
+    """Returns the step that a run began at: its parent's, for a warm fork."""
+    note = run.read(ForkNote)
+    return note.step if note and note.warm else 0
+
+
+def _with_rate(before: Recipe, overrides: Sequence[str]) -> list[str]:
+    """Turns the search for a learning rate off where one is given, which would hold in its place."""
+    sets_rate = any(override.partition("=")[0].strip() == "training.learning_rate" for override in overrides)
+    return [*overrides, *(["training.lr_find=null"] if sets_rate and before.training.lr_find else [])]
+
+
+def _chosen(store: CheckpointStore, step: int | None) -> Checkpoint:
+    """Returns the checkpoint to fork.
+
+    Raises:
+        UserError: there is none, or none of this step.
+        DamagedError: its manifest was found damaged.
+    """
+    if step is not None and (checkpoint := store.read(step)):
+        return checkpoint
+    if step is None and (newest := next(store.whole(), None)):
+        return newest
+    there = ", ".join(str(checkpoint.step) for checkpoint in reversed(list(store.committed()))) or "none"
+    raise UserError(
+        f"run {store.run.uri!r} has no checkpoint{'' if step is None else f' of step {step}'}; it has {there}.",
+        remedy="Name one that is there as RUN@STEP; chunks.keep decides which stay.",
+    )
+
+
+def _fork_plan(parent: Run, recipe: Recipe, step: int) -> Plan:
+    """Returns the plan of a warm fork.
+
+    Raises:
+        UserError: it ends before the step at which it begins.
+    """
+    plan = make_plan(recipe, parent.plan().rows)
+    if plan.num_steps < step:
+        raise UserError(
+            f"the fork would end at step {plan.num_steps}, before step {step}, at which it begins.",
+            remedy="Fork an earlier step, or train longer.",
+        )
+    return plan
+
+
+def _fetched(store: CheckpointStore, checkpoint: Checkpoint, scratch: str) -> str:
+    """Brings a checkpoint here, every byte checked, and no code in it.
+
+    Raises:
+        DamagedError: it is not what was committed, or a pickle of it holds code.
+    """
+    try:
+        folder = store.fetch(checkpoint, f"{scratch}/checkpoint")
+    except DamagedError as error:
+        raise DamagedError(error.message, remedy="Fork another step, or the newest: RUN without @STEP.") from None
+    if problems := code_in(folder):
+        raise DamagedError(f"{store.storage.uri(store.prefix(checkpoint.step))} is not used: {'; '.join(problems)}.")
+    return folder
+
+
+@dataclass(frozen=True)
+class _Start:
+    """A parent's checkpoint, brought to this machine."""
+
+    checkpoint: Checkpoint
+    folder: str
+
+
+def _carry(parent: Run, run: Run, recipe: Recipe, plan: Plan, start: _Start, changed: Changes) -> None:
+    """Gives a warm fork its parent's state, with a note of what its recipe changes in it."""
+    run.create(recipe, data=parent.need(RunInfo).made)
+    left_out = {LearningRate.NAME} if recipe.training.lr_find is None else set()
+    left_out |= {MicroBatch.NAME} if recipe.training.micro_batch_size != "auto" else set()
+    for name in (name for name in CARRIED if name not in left_out):
+        if document := parent.get(name):
+            run.put(name, document)
+    if ORIGINS in parent.storage.list(parent.path()):
+        run.storage.write(run.path(ORIGINS), parent.storage.read(parent.path(ORIGINS)))
+    run.write_once(plan)
+    store = CheckpointStore.of(run, recipe)
+    step = start.checkpoint.step
+    writer = store.open_writer(step)
+    with contextlib.suppress(FileNotFoundError):  # retention may take it away meanwhile
+        writer.send(start.folder)
+    # Where the store is a folder the files were read in place, and not from a copy.
+    if writer.files != start.checkpoint.manifest.files:
+        raise DamagedError(f"step {step} of {parent.uri} changed while it was copied.", remedy="Fork again.")
+    identity = state_identity(run, run.resolved_recipe(), plan)
+    # Last: with it the fork is complete, and a chunk may resume from it.
+    meta = start.checkpoint.meta
+    # The state of a fork that has not trained yet was made by the recipe of its own parent.
+    differs = combined(meta.forked_from.changed if meta.forked_from else {}, changed)
+    store.commit(
+        step,
+        writer,
+        meta.model_copy(
+            update={
+                "forked_from": Origin(
+                    run_uri=parent.uri, step=start.checkpoint.step, digest=meta.digest, changed=differs
+                ),
+                "parent": None,
+                "restored": meta.restored.model_copy(
+                    update={"step": start.checkpoint.step, "checked": None, "skipped": []}
+                ),
+                "finished": meta.finished and not differs,
+                "created": now(),
+                "work": Work(started=time.time(), trained_seconds=0.0, goodput=0.0, lost_steps=0, lost_seconds=0.0),
+                "identity": identity,
+            }
+        ),
+    )
+
+
+def _begin_cold(run: Run, before: Recipe, after: Recipe, folder: str, scratch: str) -> Recipe:
+    """Gives a cold fork its start model, and returns its recipe."""
+    model = f"{scratch}/model"
+    if sharded.is_sharded(folder):
+        sharded.merge(folder, f"{scratch}/merged", shard_size=sharded.SHARD_SIZE)
+        folder = f"{scratch}/merged"
+    os.makedirs(model)
+    _merge(before, folder, model) if before.adapter else _copy_model(folder, model)
+    names = sorted(os.listdir(model))
+    lines = [f"{name} {bundle.file_sha256(os.path.join(model, name))}\n" for name in names]
+    digest = hashlib.sha256("".join(lines).encode()).hexdigest()
+    # By content: the same command, given again, finds what it had sent.
+    prefix = run.path(f"start/{digest[:16]}")
+    manifest = usable_manifest(run.storage, prefix)
+    if manifest is None:
+        manifest, _ = bundle.publish(run.storage, prefix, model, kind="model", meta={"digest": digest})
+    document = after.model_dump(mode="json")
+    document["model"] |= {
+        "base": run.storage.uri(manifest.path(prefix)),
+        "revision": None,
+        "from_scratch": None,
+        "tokenizer": None,
+    }
+    recipe = load.validate(document, origin=run.uri)
+    run.create(recipe)
+    return recipe
+
+
+def _copy_model(folder: str, target: str) -> None:
+    """Copies weights, configuration and tokenizer of a checkpoint."""
+    for name in os.listdir(folder):
+        if name.endswith(MODEL_FILES) and name not in STATE_FILES:
+            shutil.copyfile(os.path.join(folder, name), os.path.join(target, name))
+
+
+def _merge(recipe: Recipe, folder: str, target: str) -> None:
+    """Writes the base with the checkpoint's adapter folded in, and the tokenizer."""
+    from baton.models import loading, trained
+
+    tokenizer = loading.load_tokenizer(folder, trust_remote_code=recipe.model.trust_remote_code)
+    model: Any = trained.trained_model(recipe, tokenizer, folder, whole=True)
+    model.merge_and_unload().save_pretrained(target)
+    tokenizer.save_pretrained(target)

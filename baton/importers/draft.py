@@ -1,0 +1,161 @@
+"""A recipe in the making: what became of every key of the file it is made from."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from baton.errors import UserError
+
+Document = dict[str, Any]
+
+EMPTY: tuple[object, ...] = (None, "", [], {})
+"""Values that ask for nothing."""
+
+
+class Result(StrEnum):
+    """Outcome of a key that is not simply carried over."""
+
+    left = "not carried over"
+    changed = "carried over, with a difference"
+    elsewhere = "said elsewhere, with no effect on what is learned"
+    needless = "not needed"
+
+
+@dataclass(frozen=True)
+class Remark:
+    """Remark on one key, for the reader of the recipe.
+
+    Attributes:
+        fate: What became of it.
+        key: The key, dotted below the first level.
+        value: What the file says.
+        text: Why, and what to do instead.
+    """
+
+    fate: Result
+    key: str
+    value: object
+    text: str
+
+
+class Draft:
+    """A recipe in the making.
+
+    Each key of the file ends up in exactly one of `carried`, `idle` and, by its first remark, `remarks`.
+
+    Args:
+        given: The file's keys and values, flat.
+        tool: The other trainer's name, for messages.
+        origin: Path of the file.
+        target: Folder in which the recipe will be; relative paths in it start there.
+    """
+
+    def __init__(self, given: Mapping[str, object], *, tool: str, origin: str, target: str) -> None:
+        self.given = dict(given)
+        self.tool = tool
+        self.origin = origin
+        self.target = os.path.abspath(target)
+        self.document: Document = {}
+        self.carried: dict[str, str] = {}
+        self.idle: list[str] = []
+        self.remarks: list[Remark] = []
+        self.assumed: list[str] = []
+
+    def has(self, key: str) -> bool:
+        """Tells whether a key is there with a value that asks for something."""
+        return self.given.get(key) not in (*EMPTY, False)
+
+    def get(self, key: str, default: object = None) -> Any:
+        """Returns a key's value, the default where there is none."""
+        value = self.given.get(key)
+        return default if value is None else value
+
+    def keys(self, prefix: str) -> list[str]:
+        """Returns the keys that begin with a prefix, ask for something, and that nothing has dealt with."""
+        return [key for key in self.given if key.startswith(prefix) and self.has(key) and not self.is_handled(key)]
+
+    def is_handled(self, key: str) -> bool:
+        """Tells whether something has dealt with a key."""
+        return key in self.carried or key in self.idle or any(remark.key == key for remark in self.remarks)
+
+    def put(self, path: str, value: object, *keys: str) -> None:
+        """Sets a value of the recipe, and counts the keys it comes from as carried over."""
+        *parents, last = path.split(".")
+        node = self.document
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[last] = value
+        self.carry(path, *keys)
+
+    def carry(self, path: str, *keys: str) -> None:
+        """Counts keys as carried over: the recipe says the same at `path`."""
+        for key in keys:
+            if self.given.get(key) not in EMPTY and not self.is_handled(key):
+                self.carried[key] = path
+
+    def look(self, path: str, default: object = None) -> Any:
+        """Returns what the recipe says so far."""
+        node: Any = self.document
+        for part in path.split("."):
+            if not isinstance(node, dict) or part not in node:
+                return default
+            node = node[part]
+        return node
+
+    def assume(self, path: str, value: object) -> None:
+        """Sets what the file leaves out, where the other trainer's default is not ours."""
+        if self.look(path) is None:
+            self.put(path, value)
+            self.assumed.append(f"{path} {value}")
+
+    def left(self, key: str, text: str) -> None:
+        """Notes that a key is not carried over, why, and what to do."""
+        self.note(Result.left, key, text)
+
+    def changed(self, key: str, text: str) -> None:
+        """Notes that a key is carried over, and in what its effect differs."""
+        self.note(Result.changed, key, text)
+
+    def needless(self, key: str, text: str) -> None:
+        """Notes that a key is not carried over because nothing is lost without it."""
+        self.note(Result.needless, key, text)
+
+    def drop(self, key: str, text: str, fate: Result = Result.left) -> None:
+        """Notes that a key is not carried over, if it asks for something."""
+        self.note(fate, key, text) if self.has(key) else self.rest(key)
+
+    def rest(self, key: str) -> None:
+        """Notes that a key asks for nothing."""
+        if key in self.given and not self.is_handled(key):
+            self.idle.append(key)
+
+    def note(self, fate: Result, key: str, text: str) -> None:
+        """Notes what became of a key, and why."""
+        if not any(remark.key == key and remark.text == text for remark in self.remarks):
+            self.carried.pop(key, None)
+            self.remarks.append(Remark(fate, key, self.given.get(key), text))
+
+    def wrong(self, key: str, expected: str, remedy: str | None = None) -> UserError:
+        """Returns the error for a value that cannot be meant."""
+        return UserError(
+            f"{self.origin}: {key} is {self.given.get(key)!r}, expected {expected}.",
+            remedy=remedy or f"Correct it in the file, or give what {self.tool} accepts.",
+        )
+
+    @property
+    def folders(self) -> tuple[str, str]:
+        """Where the other trainer's relative paths may start: the current folder, or the file's."""
+        return os.getcwd(), os.path.dirname(os.path.abspath(self.origin))
+
+    def reach(self, path: str, *folders: str) -> str:
+        """Returns a local path as the recipe should name it: from its own folder where the file is in one of these."""
+        for folder in folders or self.folders:
+            found = os.path.abspath(os.path.join(folder, os.path.expanduser(path)))
+            if os.path.exists(found):
+                near = os.path.relpath(found, self.target)
+                return found if near.startswith(os.path.join("..", "..", "..")) else near
+        return path

@@ -1,0 +1,306 @@
+"""A trainer's file to a recipe: read and flattened, imported in one order, written with a report of keys."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import yaml
+from pydantic import BaseModel
+
+from baton.errors import UserError
+from baton.importers import common
+from baton.importers.draft import Document, Draft, Result
+from baton.importers.parse import Table, apply_table, fill
+from baton.recipe import load, yaml_text
+from baton.recipe.recipe import Recipe
+from baton.recipe.run import ASK, code_in
+from baton.recipe.training import SECTIONS
+
+# --- What the files of every trainer go through on the way to a recipe, in one order.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trainer:
+    """A trainer whose files can be imported: what its keys are called, and what it takes where they are left out.
+
+    Attributes:
+        tool: Its name.
+        model: Key of the base model.
+        nested: Keys whose sections are taken apart.
+        micro: Key of the rows per forward pass, and their number by default.
+        product: Key of the rows per optimizer step, where it can be given in place of the passes.
+        epochs: Key of the passes over the rows, and their number by default.
+        warmup: Share of the steps that are warm-up by default; None for Baton's own.
+        held_out: Key of the share of rows that are held out.
+        per_epoch: Keys of the evaluations and of the checkpoints in an epoch.
+        evaluates: Whether `eval_steps` alone turns evaluation on.
+        patience: Key of early stopping.
+        scheduler: Key of the learning-rate schedule.
+        assumed: Other defaults that are not Baton's, by the recipe's path.
+        choose: Returns the training method, and settings that follow from its name there.
+        methods: What becomes of the methods' own settings.
+        weights: Sets adapter, types and trained parameters.
+        data: Sets where rows are, and what part of them counts.
+        arithmetic: Sets attention, recomputation and what else of the schedule is the trainer's own.
+        results: Sets what is measured, and where the model goes.
+        keys: What becomes of all other keys.
+    """
+
+    tool: str
+    model: str
+    nested: tuple[str, ...] = ()
+    micro: tuple[str, int]
+    product: str | None = None
+    epochs: tuple[str, float]
+    warmup: float | None = None
+    held_out: str
+    per_epoch: tuple[str, str] | None = None
+    evaluates: bool
+    patience: str
+    scheduler: str
+    assumed: Mapping[str, object] = field(default_factory=dict)
+    choose: Callable[[Draft], tuple[str, Document]]
+    methods: Table
+    weights: Callable[[Draft, str], None]
+    data: Callable[[Draft, str], None]
+    arithmetic: Callable[[Draft, str], None]
+    results: Callable[[Draft, str], None]
+    keys: Table
+
+    def convert(self, draft: Draft) -> None:
+        """Fills a recipe and handles each key of the file. Later steps look at what earlier ones have set.
+
+        Raises:
+            UserError: the file is another kind of file, or asks for what Baton cannot do at all.
+        """
+        method, settings = self.choose(draft)
+        draft.put("training.method", method)
+        for name, value in settings.items():
+            draft.put(f"training.{method}.{name}", value)
+        fill(draft, self.methods)
+        micro = self.micro[0]
+        common.batch(draft, micro, self.micro[1], self.product)
+        common.fit_memory(draft, method)
+        common.length(draft, *self.epochs)
+        common.warmup(draft)
+        if self.warmup is not None:
+            draft.assume("training.warmup_steps", self.warmup)
+        if method == "kto":
+            common.fit_kto(draft, micro)
+        self.weights(draft, method)
+        self.data(draft, method)
+        common.held_out(draft, self.held_out)
+        if self.per_epoch:
+            common.by_epoch(draft, *self.per_epoch)
+        common.evaluations(draft, by_default=self.evaluates)
+        common.checkpoints(draft)
+        common.early_stopping(draft, self.patience)
+        common.best(draft)
+        common.order(draft, method)
+        self.arithmetic(draft, method)
+        common.betas(draft)
+        common.compilation(draft)
+        self.results(draft, method)
+        apply_table(draft, self.keys)
+        common.plateau(draft, self.scheduler)
+        for path, value in self.assumed.items():
+            draft.assume(path, value)
+        draft.put("resources.gpus", 1)
+
+
+# --- The other trainer's file: YAML with keys and values, made flat.
+
+
+MODELS = {"base_model": "axolotl", "model_name_or_path": "LLaMA-Factory"}
+"""Trainer by its key for the base model."""
+
+SECRET = re.compile(r"token$|secret|password|api_key|webhook", re.IGNORECASE)
+"""Keys whose values are not repeated."""
+
+
+def draft_of(trainer: Trainer, file: str, target: str) -> Draft:
+    """Returns what becomes of a trainer's file; `target` is the folder in which the recipe will be.
+
+    Raises:
+        UserError: the file cannot be read, or asks for what cannot be meant.
+    """
+    draft = Draft(flatten(load_file(file, trainer.tool), trainer.nested), tool=trainer.tool, origin=file, target=target)
+    if not draft.has(trainer.model):
+        raise _without_model(draft, trainer.model)
+    trainer.convert(draft)
+    return draft
+
+
+def _without_model(draft: Draft, key: str) -> UserError:
+    """Returns the error for a file that names no model by its trainer's key, perhaps by the other one's."""
+    for other, tool in MODELS.items():
+        if other != key and draft.has(other):
+            return UserError(
+                f"{draft.origin}: {other} is a key of {tool}.",
+                remedy=f"Use `baton import {tool.lower().replace('-', '')}` for this file.",
+            )
+    article = "an" if draft.tool[0] in "aeiou" else "a"
+    remedy = f"Give {article} {draft.tool} training file; it names the base model there."
+    return UserError(f"{draft.origin}: {key} is missing.", remedy=remedy)
+
+
+def load_file(path: str, tool: str) -> Document:
+    """Reads a file of another trainer.
+
+    Raises:
+        UserError: it is missing, not YAML, or does not hold keys and values.
+    """
+    file = Path(path)
+    if not os.path.isfile(path):
+        raise UserError(f"{path!r} is not a file.", remedy=f"Give the path of a training file of {tool}.")
+    try:
+        document = yaml_text.load(yaml_text.decode(file.read_bytes()), yaml_text.LenientLoader)
+    except OSError as error:
+        raise UserError(f"{path!r} cannot be read: {error.strerror}.") from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise UserError(f"{path!r} is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(document, dict) or not document:
+        held = "nothing" if document is None else f"a {type(document).__name__}"
+        raise UserError(f"{path!r} holds {held}, expected keys and values, as {tool} reads them.")
+    return {str(key): value for key, value in document.items()}
+
+
+def flatten(document: Document, nested: tuple[str, ...]) -> Document:
+    """Returns a document with the sections named `nested` taken apart: `trl.beta`, `datasets[0].type.field_prompt`."""
+    flat: Document = {}
+    for key, value in document.items():
+        flat.update(_apart(key, value) if key in nested else {key: value})
+    return flat
+
+
+def _apart(key: str, value: object) -> Iterator[tuple[str, object]]:
+    if isinstance(value, dict) and value:
+        for name, inner in value.items():
+            yield from _apart(f"{key}.{name}", inner)
+    elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        for at, item in enumerate(value):
+            yield from _apart(f"{key}[{at}]", item)
+    else:
+        yield key, value
+
+
+def name_for(path: str) -> str:
+    """Returns a recipe's name for a file's."""
+    stem = os.path.basename(path).partition(".")[0].lower()
+    return re.sub(r"[^a-z0-9]+", "-", stem).strip("-")[:63].strip("-") or "imported"
+
+
+def shown(key: str, value: object) -> str:
+    """Returns a value for one line of a report: short, and no secret."""
+    if SECRET.search(key) and value:
+        return "(not shown)"
+    line = " ".join((value if isinstance(value, str) else repr(value)).split())
+    return line if len(line) <= 60 else f"{line[:57]}…"
+
+
+# --- The recipe file that an import ends in, and the report of what became of every key.
+
+
+def recipe_of(draft: Draft) -> Recipe:
+    """Returns the recipe, checked.
+
+    Raises:
+        UserError: what the file asks for is no valid recipe; the message names the recipe's keys.
+    """
+    document = {"name": name_for(draft.origin), **draft.document}
+    if code_in(document):
+        document["trust"] = ASK
+    return load.validate(document, origin=f"made from {draft.origin}")
+
+
+def to_yaml(recipe: Recipe, draft: Draft) -> str:
+    """Returns a recipe's file: what differs from the defaults, in the schema's order, below where it comes from."""
+    left = dict.fromkeys(remark.key for remark in draft.remarks if remark.fate is Result.left)
+    head = [f"Made from {draft.tool}'s {os.path.basename(draft.origin)} by `baton import`; see docs/recipe.md."]
+    if left:
+        head.append(f"Not carried over: {', '.join(left)}.")
+    lines = [f"# {' '.join(line.split())}\n" for line in head]
+    body = yaml.dump(_differing(recipe), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=200)
+    return "".join([*lines, body])
+
+
+class _Dumper(yaml_text.Dumper):
+    """Short mappings and lists on one line, as people write recipes."""
+
+    def represent_data(self, data: object) -> yaml.Node:
+        node: yaml.Node = super().represent_data(data)
+        if isinstance(node, yaml.CollectionNode):
+            pairs = node.value if isinstance(node, yaml.MappingNode) else []
+            inner = [value for _, value in pairs] or node.value
+            few = len(pairs) <= 4 and sum(len(value.value) for _, value in pairs) <= 60
+            node.flow_style = few and all(isinstance(value, yaml.ScalarNode) for value in inner)
+        return node
+
+
+def _represent_text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    """Writes a text of several lines, such as a chat template, as it is, and one of line breaks alone in quotes."""
+    lines = "|" if "\n" in text.strip() else '"'
+    return dumper.represent_text(text, style=lines if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _represent_text)
+
+
+def _differing(section: BaseModel) -> Document:
+    """Returns what a section says that its defaults do not. One that is there only to be there gets its first field."""
+    written: Document = {}
+    for name, known in type(section).model_fields.items():
+        value = getattr(section, name)
+        if not known.is_required() and value == known.get_default():
+            continue
+        if isinstance(value, BaseModel):
+            inner = _differing(value)
+            if not inner and name in SECTIONS:
+                continue  # follows from the method
+            first = next(iter(type(value).model_fields))
+            value = inner or {first: _plain(getattr(value, first))}
+        written[name] = _plain(value)
+    if source := written.get("source"):
+        written["source"] = source[0] if len(source) == 1 and type(section).__name__ == "Data" else source
+    return written
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, BaseModel):
+        return _differing(value)
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def import_report(draft: Draft, target: str) -> Iterator[str]:
+    """Yields the lines that say what became of every key; `target` is what the recipe is called."""
+    keys = {fate: {remark.key for remark in draft.remarks if remark.fate is fate} for fate in Result}
+    asking = len(draft.given) - len(draft.idle)
+    changed = keys[Result.changed] - keys[Result.left]
+    yield (
+        f"{target}: from {draft.tool}'s {draft.origin}, {len(draft.carried) + len(changed & draft.given.keys())} of "
+        f"{asking} settings carried over"
+    )
+    for fate in Result:
+        remarks = [remark for remark in draft.remarks if remark.fate is fate]
+        if remarks:
+            yield f"{fate}:"
+        for remark in remarks:
+            value = f" {shown(remark.key, remark.value)}" if remark.key in draft.given else ""
+            yield f"  {remark.key}:{value} – {remark.text}"
+    if code := code_in(draft.document):
+        yield f"code waits until you have read it: remove trust: {ASK} then, or give --trust"
+        yield from (f"  {line}" for line in code)
+    if draft.idle:
+        yield f"off or without a value: {', '.join(draft.idle)}"
+    if draft.assumed:
+        yield f"written out, as the file leaves it to {draft.tool}:"
+        yield from (f"  {line}" for line in draft.assumed)
+    yield "assumed: one GPU; for more, multiply training.batch_size by their number"

@@ -1,0 +1,677 @@
+"""LLaMA-Factory's training files in a recipe's terms: its keys, data sets and templates.
+
+`dataset_info.json` explains the names of data sets.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from typing import Any
+
+from baton.errors import UserError
+from baton.importers import common, sources
+from baton.importers.common import SHARED
+from baton.importers.draft import Document, Draft, Result
+from baton.importers.files import Trainer
+from baton.importers.files import name_for as project_for
+from baton.importers.parse import (
+    Carried,
+    boolean,
+    fill,
+    is_on,
+    number,
+    positive_int,
+    read,
+    switch,
+    table,
+    text,
+    words,
+)
+from baton.importers.sources import FORMS, Rows, Shape, speaks_as
+from baton.recipe.data import Columns, Side
+from baton.recipe.methods import SPECS
+from baton.store.storage import STORES
+
+# --- LLaMA-Factory's data sets: what `dataset_info.json` says of their rows, and the template these are written with.
+
+
+Entry = dict[str, Any]
+
+COLUMNS = {
+    "text": {"text": "prompt"},
+    "instruction": {"instruction": "prompt", "input": "query", "output": "response"},
+    "prompt-completion": {"prompt": "prompt", "completion": "response"},
+    "messages": {"messages": "messages"},
+    "sharegpt": {"conversations": "messages"},
+    "preference": {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"},
+    "ranked": {"prompt": "prompt", "responses": "response"},
+    "rated": {"prompt": "prompt", "completion": "response", "label": "kto_tag"},
+}
+"""Our columns and their names for them, by shape."""
+
+TALKS = {
+    "preference": COLUMNS["preference"] | {"prompt": "messages"},
+    "rated": {"completion": "messages", "label": "kto_tag"},
+}
+"""The same for conversations, where it is something else; rated ones hold their prompt."""
+
+ALPACA = {"prompt": "instruction", "query": "input", "response": "output"}
+"""The columns that alpaca data has where nothing is said; the last two are none where something is."""
+
+TALKING = ("sharegpt", "openai")
+"""Values of `formatting` for rows that are conversations."""
+
+TAGS = {"role_tag": "from", "content_tag": "value", "user_tag": "human", "assistant_tag": "gpt",
+        "observation_tag": "observation", "function_tag": "function_call", "system_tag": "system"}  # fmt: skip
+"""Tags of messages where nothing is said."""
+
+SPEAKING = {"user_tag": "user", "assistant_tag": "assistant", "observation_tag": "tool", "function_tag": "assistant",
+            "system_tag": "system"}  # fmt: skip
+"""Role by the tag that names it."""
+
+JOIN = "\n"
+"""What LLaMA-Factory puts between the columns of a prompt."""
+
+BESIDE = {"system": "system", "tools": "tools"}
+"""Our columns and theirs for what goes with messages."""
+
+UNREAD = {
+    "system": "text that is written without a chat template has no system message; put it into the prompt",
+    "tools": "text that is written without a chat template has no tools",
+    "history": "call it history in the rows: earlier rounds are found by that name",
+    "images": "Baton learns from text alone",
+    "videos": "Baton learns from text alone",
+    "audios": "Baton learns from text alone",
+}
+"""Columns that Baton has no place for."""
+
+ALIKE = {
+    "chatml": "the same text; the tokenizer is taken as it is, so its marks are single tokens only where it has them",
+    "llama3": "the same text, but for white space around a message, which is taken off as Meta's own template does",
+}
+"""In what a template differs from Baton's of the same name, where it is little enough."""
+
+NOT_ALIKE = {
+    "zephyr": "LLaMA-Factory's has no line break after the end of a text and its own system message; the "
+    "tokenizer's own is used; model.chat_template: zephyr is Hugging Face's",
+    "alpaca": "LLaMA-Factory's puts Stanford's preamble before conversations without a system message; the tokenizer's "
+    "own is used; model.chat_template: alpaca has the system message of the row alone",
+}
+"""In what a template differs from Baton's of the same name, where it is too much."""
+
+SYSTEMS = {
+    "chatml_de": "Du bist ein freundlicher und hilfsbereiter KI-Assistent.",
+    "qwen": "You are Qwen, created by Alibaba Cloud. You are a helpful assistant.",
+    "qwen2_vl": "You are a helpful assistant.",
+}
+"""System message of conversations that have none, by template, where it has one of its own."""
+
+UNTHINKING, TAUGHT = "_nothink", "instruct"
+AS_TEXT = ("empty", "fewshot")
+"""Templates that put nothing around what is said."""
+
+PREAMBLE = "written with Stanford's prompt: an input stands under its own heading, and no empty line at the end"
+NOTHING_AROUND = "prompt and answer without anything between them, and the end of the text after the answer"
+
+
+def row_shape(method: str, entry: Entry, template: str) -> Shape:
+    """Returns what rows of a data set look like.
+
+    Args:
+        method: The training method.
+        entry: What `dataset_info.json` says of it.
+        template: Name of the template.
+    """
+    talks = entry.get("formatting") in TALKING
+    given = entry.get("columns") or {}
+    silent = {"query": "", "response": ""} if given else {}
+    theirs: Entry = {**({"messages": "conversations"} if talks else {**ALPACA, **silent}), **given}
+    shape: str = SPECS[method].formats[0]
+    if method == "sft" and talks:
+        shape = FORMS.get(_form(entry), "sharegpt")
+    elif method == "sft":
+        shape = "instruction" if template == "alpaca" else "prompt-completion"
+    elif shape == "preference" and entry.get("ranking") and not (theirs.get("chosen") or theirs.get("rejected")):
+        shape = "ranked"  # once, answers were a list, the better one first
+    as_text = template in AS_TEXT or (template == "alpaca" and shape == "instruction")
+    names = TALKS.get(shape, COLUMNS[shape]) if talks else COLUMNS[shape]
+    if talks or not (as_text or shape == "text"):  # texts become turns, which have a place for them
+        names = {**names, **BESIDE}
+    columns: Columns = {ours: str(theirs[name]) for ours, name in names.items() if theirs.get(name)}
+    if theirs.get("query") and shape != "instruction" and not talks:
+        ours = "text" if shape == "text" else "prompt"
+        columns[ours] = [str(theirs[name]) for name in ("prompt", "query") if theirs.get(name)]
+    return Shape(
+        format=shape,
+        columns={ours: name for ours, name in columns.items() if ours != name},
+        talks=talks,
+        renders="text" if as_text and not talks else None,
+    )
+
+
+def _tags(entry: Entry) -> Entry:
+    return {**TAGS, **{key: value for key, value in (entry.get("tags") or {}).items() if value}}
+
+
+def _form(entry: Entry) -> tuple[str, str]:
+    tags = _tags(entry)
+    return str(tags["role_tag"]), str(tags["content_tag"])
+
+
+def unread_keys(entry: Entry, shape: Shape) -> list[str]:
+    """Returns a line for each thing in a data set's description that Baton does not read."""
+    given, tags = entry.get("columns") or {}, _tags(entry)
+    read = {} if shape.renders == "text" or shape.format == "text" else {**BESIDE}
+    if given.get("history") == "history" and not shape.talks:
+        read["history"] = "history"
+    lines = [f"column {given[key]!r}: {why}" for key, why in UNREAD.items() if given.get(key) and key not in read]
+    if shape.talks:
+        if _form(entry) not in FORMS:
+            lines.append("Baton reads messages with from and value, or role and content: rename their keys")
+        if strange := [str(tags[tag]) for tag, role in SPEAKING.items() if not speaks_as(tags[tag], role)]:
+            names = ", ".join(strange)
+            lines.append(f"messages from {names}: Baton knows human, gpt, system and the like; rename them")
+        if shape.format == "text":
+            lines.append("conversations: rows of format text are text; write them out")
+        if entry.get("formatting") == "openai":
+            lines.append("no 'detailed thinking off' is put in front")
+    return [*lines, "folder is not read"] if entry.get("folder") else lines
+
+
+def row_template(draft: Draft, shape: Shape | None) -> None:
+    """Sets the chat template of conversations and of rows that become some, from the first data set's shape."""
+    key = "template"
+    name = str(draft.get(key, ""))
+    if not draft.has(key):
+        draft.rest(key)
+    elif shape and shape.format == "text":
+        draft.needless(key, "plain text has no template")
+    elif shape and shape.renders == "text":
+        draft.put("data.render_as", "text", key)
+        if name in AS_TEXT:
+            draft.put("data.separator", "")
+        draft.changed(key, NOTHING_AROUND if name in AS_TEXT else PREAMBLE)
+    else:
+        if shape and not shape.talks:
+            draft.put("data.render_as", "chat")
+        _named(draft, key, name)
+
+
+def _named(draft: Draft, key: str, name: str) -> None:
+    """Sets a template by its name, and the system message that comes with it."""
+    model = str(draft.get("model_name_or_path"))
+    plain = name.removesuffix(UNTHINKING)
+    if name in ALIKE:
+        draft.put("model.chat_template", name, key)
+        draft.changed(key, ALIKE[name])
+    elif name in NOT_ALIKE:
+        draft.left(key, NOT_ALIKE[name])
+    elif name in ("default", "llama2"):
+        draft.put("model.chat_template", sources.WRITTEN_OUT_TEMPLATES[name], key)
+    elif name != plain and TAUGHT not in model.lower():
+        draft.put("model.chat_template", "chatml", key)
+        draft.changed(key, "the same text without tools, for which the tokenizer's own template is needed")
+    elif name != "fewshot":
+        sources.named_template(draft, key, "chatml" if name == "chatml_de" else plain, model)
+    else:
+        draft.left(key, sources.OTHER_TEMPLATE)
+    if name in SYSTEMS and not draft.has("default_system"):
+        draft.put("data.system", SYSTEMS[name])
+
+
+# --- LLaMA-Factory's data sets: names that its `dataset_info.json` explains.
+
+
+LEFT = table(
+    {},
+    left={
+        "the chat template says how tools are written": "tool_format",
+        "the chat template says what becomes of earlier thoughts": "preserve_thinking",
+    },
+)
+"""Keys of how rows are read that Baton has no place for."""
+
+MIXED = (
+    "data sets are joined, each row once; a source's weight is how often each of its rows is used in a pass, not the "
+    "probability of drawing from it: for probability p of n rows, out of N rows in all, give weight p·N/n"
+)
+
+
+def data(draft: Draft, method: str) -> None:
+    """Sets source, format and columns, and what part of a row counts.
+
+    Raises:
+        UserError: there is no data set, or `dataset_info.json` is broken.
+    """
+    names = read(draft, "dataset", words, [])
+    if not names:
+        raise UserError(f"{draft.origin}: dataset is missing.", remedy="Name the data sets to train on.")
+    held_out = read(draft, "eval_dataset", words, [])
+    folder, entries = _find(draft, [*names, *held_out])
+    sides: tuple[tuple[str, list[str], Side | None], ...] = (
+        ("dataset", names, "train" if held_out else None),
+        ("eval_dataset", held_out, "eval"),
+    )
+    sets = [_rows(draft, method, folder, name, key, entries, side) for key, group, side in sides for name in group]
+    draft.carry("data.source", "dataset", "eval_dataset", "dataset_dir")
+    sources.put(draft, sets)
+    shapes = [rows.shape for rows in sets if rows.shape]
+    if any(isinstance(column, list) for shape in shapes for column in shape.columns.values()):
+        draft.put("data.join", JOIN)
+    _samples(draft, len(sets), {name: entries[name] for name in (*names, *held_out) if name in entries})
+    shape = shapes[0] if shapes else None
+    row_template(draft, shape)
+    sources.loss(draft, "train_on_prompt", method, shape)
+    _turns(draft, method, shape)
+    _packing(draft, method)
+    _mix(draft)
+    fill(draft, LEFT)
+
+
+def _find(draft: Draft, names: list[str]) -> tuple[str | None, Entry]:
+    """Returns where `dataset_info.json` lies, and what it holds."""
+    dataset_dir = os.path.expanduser(str(draft.get("dataset_dir", "data")))
+    if dataset_dir == "ONLINE":
+        return dataset_dir, {name: {"hf_hub_url": name} for name in names}
+    for folder in (*(os.path.join(folder, dataset_dir) for folder in draft.folders), draft.folders[1]):
+        path = os.path.join(folder, "dataset_info.json")
+        if not os.path.isfile(path):
+            continue
+        try:
+            with open(path, encoding="utf-8") as file:
+                document = json.load(file)
+        except (OSError, ValueError, RecursionError) as error:
+            raise UserError(f"{path!r} is not JSON: {error}", remedy="Correct it, or move it away.") from None
+        if not isinstance(document, dict):
+            raise UserError(f"{path!r} holds a {type(document).__name__}, expected data sets by their names.")
+        return folder, document
+    return None, {}
+
+
+def _checked(name: str, entry: Any) -> Entry:
+    parts = [entry, *(entry.get(key) or {} for key in ("columns", "tags"))] if isinstance(entry, dict) else [entry]
+    if not all(isinstance(part, dict) for part in parts):
+        raise UserError(
+            f"dataset_info.json: {name!r} is {entry!r}, expected keys and values, in columns and tags too.",
+            remedy="Correct it.",
+        )
+    return dict(entry)
+
+
+def _rows(
+    draft: Draft, method: str, folder: str | None, name: str, key: str, entries: Entry, side: Side | None
+) -> Rows:
+    """Returns a data set by its name, and notes what it has that Baton does not read."""
+    if name not in entries:
+        place = folder or f"{draft.get('dataset_dir', 'data')!r} or beside the file"
+        draft.left(key, f"{name!r} is in no dataset_info.json in {place}; put its address into data.source")
+        return Rows(key=_about(name), uris=[name], side=side)
+    entry = _checked(name, entries[name])
+    shape = row_shape(method, entry, str(draft.get("template", "")))
+    for line in unread_keys(entry, shape):
+        draft.left(_about(name), line)
+    return Rows(key=_about(name), uris=[_source(draft, folder, name, entry)], shape=shape, side=side)
+
+
+def _source(draft: Draft, folder: str | None, name: str, entry: Entry) -> str:
+    """Returns where a data set's rows are: its name where that is in no place that Baton reads."""
+    if hub := entry.get("hf_hub_url"):
+        split = entry.get("split") and sources.side(draft, _about(name), entry["split"])
+        where = {"revision": entry.get("revision"), "config": entry.get("subset"), "split": split}
+        return sources.on_hub(hub, **where)
+    if "file_name" in entry:
+        return draft.reach(str(entry["file_name"]), folder or "")
+    address = str(entry.get("cloud_file_name", ""))
+    if "://" in address and address.partition("://")[0] in STORES:
+        return address
+    draft.left(_about(name), "comes from no file, store or Hugging Face's hub; put its address into data.source")
+    return name
+
+
+def _about(name: str) -> str:
+    return f"dataset_info.json: {name}"
+
+
+def _samples(draft: Draft, sets: int, entries: Entry) -> None:
+    """Sets how many rows are used: the first, or of a data set with its own number those that are drawn."""
+    key = "max_samples"
+    Carried("data.max_samples", positive_int)(draft, key)
+    if sets > 1 and draft.has(key):
+        draft.changed(key, "counts all rows together, taken from the start, not those of each data set")
+    for name, entry in entries.items():
+        wanted = entry.get("num_samples")
+        if wanted and (sets > 1 or draft.has(key)):
+            draft.left(_about(name), "num_samples is not read: data.max_samples and shuffle are for all rows together")
+        elif wanted:
+            draft.put("data.max_samples", wanted)
+            draft.put("data.shuffle", True)
+            draft.changed(_about(name), "num_samples: rows are drawn, and none is used twice where there are fewer")
+
+
+def _mix(draft: Draft) -> None:
+    """Settles how data sets are mixed: where each row is used once, they are joined."""
+    strategy = str(draft.get("mix_strategy", "concat"))
+    for key in ("mix_strategy", "interleave_probs"):
+        if not draft.has(key):
+            draft.rest(key)
+        elif strategy == "concat":
+            draft.carry("data.source", key)
+        elif strategy == "interleave_once":
+            draft.needless(key, "each row is used once in a pass, in an order that is drawn from seed")
+        else:
+            draft.left(key, MIXED if key == "mix_strategy" else "see mix_strategy")
+
+
+def _turns(draft: Draft, method: str, shape: Shape | None) -> None:
+    """Sets what of conversations counts, is thought and is said in front."""
+    last, system, thinks = "mask_history", "default_system", "enable_thinking"
+    if not is_on(draft, last):
+        draft.rest(last)
+    elif method != "sft" or not (shape and shape.talks):
+        draft.needless(last, "each row has one answer")
+    else:
+        draft.put("data.train_on", "last", last)
+    if not draft.has(system):
+        draft.rest(system)
+    elif shape and (shape.format == "text" or shape.renders == "text"):
+        draft.left(system, "text that is written without a chat template has no system message")
+    else:
+        draft.put("data.system", read(draft, system, text), system)
+    if method == "sft" and draft.get(thinks) is not None:
+        draft.put("data.reasoning", "keep" if read(draft, thinks, boolean) else "drop", thinks)
+    else:
+        draft.drop(thinks, f"has no effect with {method}", Result.needless)
+
+
+def _packing(draft: Draft, method: str) -> None:
+    packing, neat = "packing", "neat_packing"
+    if method == "pretrain":
+        draft.put("data.packing", read(draft, packing, boolean, True), packing, neat)
+        return
+    for key in filter(draft.has, (packing, neat)):
+        if method != "sft":
+            draft.left(key, sources.UNPACKED)
+            continue
+        draft.put("data.packing", "best-fit", key)
+        if not draft.has(neat):
+            draft.changed(key, "rows that share a sequence do not see each other, as with neat_packing")
+    draft.rest(packing)
+    draft.rest(neat)
+
+
+# --- What becomes of LLaMA-Factory's keys.
+
+
+DRAWN = "samples are drawn by evaluation.temperature and top_p alone, 0 takes the likeliest token"
+
+METHOD_KEYS = table(
+    {
+        "pref_beta": Carried("training.{method}.beta", number, methods=("dpo", "kto", "orpo", "cpo")),
+        "ld_alpha": Carried("training.dpo.length_desensitization", number),
+        "kto_chosen_weight": Carried("training.kto.desirable_weight", number),
+        "kto_rejected_weight": Carried("training.kto.undesirable_weight", number),
+        "simpo_gamma": Carried("training.cpo.simpo_margin", number),
+    }
+)
+"""Settings of a method's own section."""
+
+
+def _tracking(draft: Draft, key: str) -> None:
+    """Sets where metrics go; with `none`, nowhere."""
+    names = read(draft, key, words, [])
+    if names == ["none"]:
+        draft.put("tracking.mlflow", None, key)
+        return
+    if "tensorboard" in names:
+        draft.put("tracking.tensorboard", True, key)
+    if "wandb" in names:
+        draft.put("tracking.wandb", project_for(draft.origin), key)
+        draft.changed(key, "the project of Weights & Biases has the recipe's name: change tracking.wandb")
+    draft.carry("tracking.mlflow", *([key] if "mlflow" in names else []))
+    if others := [name for name in names if name not in ("mlflow", "tensorboard", "wandb")]:
+        logged = "Baton logs to MLflow, TensorBoard and Weights & Biases: tracking"
+        draft.left(key, f"{', '.join(others)}: {logged}")
+
+
+def _beams(draft: Draft, key: str) -> None:
+    draft.left(key, DRAWN) if read(draft, key, positive_int, 1) > 1 else draft.rest(key)
+
+
+TABLE = SHARED | table(
+    {
+        "model_name_or_path": Carried("model.base", text),
+        "model_revision": Carried("model.revision", lambda value: None if value == "main" else text(value)),
+        "moe_aux_loss_coef": Carried("training.router.balance", number),
+        "enable_liger_kernel": Carried("training.liger", boolean),
+        "cutoff_len": Carried("data.max_length", positive_int),
+        "per_device_eval_batch_size": Carried("evaluation.batch_size", positive_int),
+        "export_size": Carried("export.shard_size", lambda value: f"{positive_int(value)}GB"),
+        "report_to": _tracking,
+        "num_beams eval_num_beams": _beams,
+        "add_tokens add_special_tokens new_special_tokens": common.settle_tokens,
+        "push_to_hub": switch,
+    },
+    left={
+        "Baton has no mixture of depths": "mixture_of_depths",
+        "Baton trains with TRL's own code; speed: training.liger, training.compile": "use_unsloth",
+        "Baton checkpoints with PyTorch; memory: training.activation_offloading": "use_unsloth_gc",
+        "types follow model.dtype; float32 keeps all weights in 32 bits": "upcast_layernorm",
+        "types follow model.dtype and training.precision": "upcast_lmhead_output",
+        "describe the model in model.from_scratch; as it stands, training starts from base": "train_from_scratch",
+        "Baton has no PiSSA; adapter.init says how matrices start": "pissa_*",
+        "Baton trains one adapter": "create_new_adapter",
+        "Baton does not expand blocks; training.trainable says which are trained": "use_llama_pro",
+        "give the loss as hooks.loss": "use_dft_loss label_smoothing_factor",
+        "Baton does not have this optimizer; training.optimizer says which is used": (
+            "use_adam_mini use_muon use_galore* galore_* use_apollo* apollo_* use_badam* badam_*"
+        ),
+        "Baton trains with Transformers, not with Megatron": "use_mca",
+        "kto's loss depends on the rows per pass; they stay as given": "auto_find_batch_size",
+        "give the metric in hooks.metrics": "compute_accuracy",
+        "the order of rows is drawn from seed; training.curriculum brings easy ones first": "disable_shuffling",
+        "the reference is the start model": "ref_model ref_model_adapters",
+        "the reference is the start model, held as the model is": "ref_model_quantization_bit",
+        "the evaluate stage writes samples: evaluation.samples": "do_predict",
+        "held-out rows are evaluated together": "eval_on_each_dataset",
+        "weights are always safetensors": "export_legacy_format",
+        DRAWN: "repetition_penalty length_penalty generation_*",
+        "give training.trainable": "freeze_language*",
+        "GGUF has weights in few bits: export.formats: [safetensors, gguf], export.gguf.types": "export_quantization_*",
+    },
+    elsewhere={
+        "set HF_HOME in resources.env": "cache_dir",
+        "what a run hands out goes to the store; set store, a folder or s3://bucket": "export_dir",
+        "resources says where pods run": "placement_strategy*",
+        "set HF_TOKEN in the environment of the export stage": "hub_token*",
+        "Baton reads Hugging Face's hub, folders and S3": "ms_hub_token* om_hub_token*",
+    },
+    needless={
+        "a recipe is there to train": "do_train",
+        "has no effect without predict_with_generate": "do_sample temperature top_p top_k max_new_tokens",
+        "max_new_tokens decides, for what is generated": "max_length",
+        "special tokens are left out of samples": "skip_special_tokens",
+        "evaluation.every says when": "do_eval",
+        "tokenized data is reused only for the same content and settings": "overwrite_cache",
+        "every run has its own folder": "overwrite_output_dir",
+        "every run's report has the curves": "plot_loss",
+        "tokens are counted when they are made": "include_num_input_tokens_seen",
+        "has no effect in training": "use_kv_cache quantization_device_map",
+        "changes the speed, not the result": "use_v1_kernels",
+        "new tokens begin as the mean of the others": "init_special_tokens",
+        "padding never counts": "ignore_pad_token_for_loss",
+        "on where there is a GPU": "dataloader_pin_memory",
+        "the first step is logged where logging_steps is 1": "logging_first_step",
+        "Baton learns from text alone": (
+            "media_dir freeze_vision* freeze_multi* image_* video_* audio_* crop_to_patches* use_audio_in_video*"
+        ),
+        "has no effect with this stage and finetuning_type": (
+            "double_quantization dpo_label_smoothing pref_* kto_* lora* freeze_* quantization_* oft_* ppo_* "
+            "reward_model*"
+        ),
+        "is for inference, which is not what a recipe describes": "vllm_*",
+        "has no effect on what comes out": "export_*",
+    },
+)
+
+
+# --- LLaMA-Factory's training files: what they say, in a recipe's terms.
+
+
+ATTENTION = {"disabled": "eager", "sdpa": "sdpa", "fa2": "flash_attention_2", "fa3": "flash_attention_3"}
+"""Attention by `flash_attn`."""
+
+STAGES = {"pt": "pretrain", "sft": "sft", "rm": "reward", "kto": "kto", "dpo": "dpo"}
+"""Method by stage; `dpo` may be another one by `pref_loss`."""
+
+PREFERENCES: dict[str, tuple[str, Document]] = {
+    "sigmoid": ("dpo", {}),
+    "hinge": ("dpo", {"loss": ["hinge"]}),
+    "ipo": ("dpo", {"loss": ["ipo"]}),
+    "orpo": ("orpo", {}),
+    "simpo": ("cpo", {"loss": "simpo", "likelihood": 0.0}),
+}
+"""Method and settings by `pref_loss`."""
+
+RATE = 5e-5
+"""Its default of the learning rate."""
+
+
+def _choose(draft: Draft) -> tuple[str, Document]:
+    """Returns the training method, and settings that follow from stage and loss.
+
+    Raises:
+        UserError: Baton has nothing like the stage.
+    """
+    stage = str(draft.get("stage", "sft"))
+    if stage == "ppo":
+        raise UserError(
+            f"{draft.origin}: stage is 'ppo', and Baton has no PPO.",
+            remedy="Take training.method grpo or rloo with a reward function; see docs/recipe.md.",
+        )
+    if stage not in STAGES:
+        raise draft.wrong("stage", f"one of {', '.join(STAGES)}")
+    draft.carry("training.method", "stage")
+    if stage == "rm":
+        draft.changed("stage", "the score comes from a sequence classifier, not from a value head beside the model")
+    return _preference(draft) if stage == "dpo" else (STAGES[stage], {})
+
+
+def _preference(draft: Draft) -> tuple[str, Document]:
+    loss = str(draft.get("pref_loss", "sigmoid"))
+    if loss not in PREFERENCES:
+        draft.left("pref_loss", f"no such loss; sigmoid is used. Baton has {', '.join(PREFERENCES)} and more")
+        loss = "sigmoid"
+    method, settings = PREFERENCES[loss]
+    draft.carry(f"training.{method}", "pref_loss")
+    if method != "dpo":
+        return method, settings
+    losses, shares = settings.get("loss", ["sigmoid"]), [1.0]
+    for key, name in (("pref_bco_weight", "bco_pair"), ("pref_ftx", "sft")):
+        share = read(draft, key, number, 0.0)
+        if share:
+            losses, shares = [*losses, name], [*shares, share]
+            draft.changed(key, f"added as loss {name}, whose mean is TRL's: over the batch's tokens, not per answer")
+    if draft.has("dpo_label_smoothing"):
+        nearest = f"{{loss: robust, label_smoothing: {draft.get('dpo_label_smoothing')}}}"
+        draft.left("dpo_label_smoothing", f"sigmoid takes none here; training.dpo: {nearest} is the nearest")
+    return method, {"loss": losses, "loss_weights": shares} if len(losses) > 1 else settings
+
+
+def _weights(draft: Draft, method: str) -> None:
+    kind = str(draft.get("finetuning_type", "lora"))
+    if kind == "lora":
+        common.lora(draft, "finetuning_type", "lora_rank", alpha=None, rate=RATE)
+        target = read(draft, "lora_target", words, ["all"])
+        draft.put("adapter.target_modules", "all-linear" if target == ["all"] else target, "lora_target")
+    elif kind == "freeze":
+        _freeze(draft)
+    elif kind == "full":
+        draft.carry("adapter", "finetuning_type")
+    else:
+        raise draft.wrong("finetuning_type", "lora, freeze or full, which Baton has", "Choose one of them.")
+    _precision(draft, kind)
+    _quantization(draft)
+
+
+def _freeze(draft: Draft) -> None:
+    """Sets the trained layers: the last ones by number, the first ones by their names."""
+    key, parts, extra = "freeze_trainable_layers", "freeze_trainable_modules", "freeze_extra_modules"
+    count = int(read(draft, key, number, 2))
+    if abs(count) > 1000:
+        raise draft.wrong(key, "a number of layers")
+    patterns = [re.escape(name) for name in read(draft, extra, words, [])]
+    if count > 0:
+        draft.put("training.trainable.last_layers", count, key, "finetuning_type")
+    elif count < 0:
+        first = "|".join(str(at) for at in range(-count))
+        patterns.insert(0, rf"\.(layers|h|blocks)\.({first})\.")
+        draft.changed(key, "the first blocks by their names; check the pattern against the model's parameter names")
+    elif not patterns:
+        raise draft.wrong(key, f"a number of layers other than 0, or {extra}")
+    if patterns:
+        draft.put("training.trainable.patterns", patterns, key, extra, "finetuning_type")
+    if draft.get(parts, "all") == "all":
+        draft.carry("training.trainable", parts)
+    else:
+        draft.left(parts, "whole blocks are trained; give their parts in trainable.patterns")
+
+
+def _precision(draft: Draft, kind: str) -> None:
+    """Sets types: what is frozen is held in the short type, what is trained in 32 bits unless `pure_bf16`."""
+    pure = read(draft, "pure_bf16", boolean, False)
+    short = next((name for name in ("bf16", "fp16") if read(draft, name, boolean, False)), "fp32")
+    common.precision(draft, "fp32" if pure else short, "bf16", "fp16")
+    if pure:
+        draft.put("model.dtype", "bfloat16", "pure_bf16")
+    elif kind == "lora" and short != "fp32":
+        draft.put("model.dtype", common.DTYPES[short])
+    draft.rest("pure_bf16")
+
+
+def _quantization(draft: Draft) -> None:
+    key, method = "quantization_bit", "quantization_method"
+    if draft.has(key) and str(draft.get(method, "bnb")) not in ("bnb", "bitsandbytes"):
+        for named in (key, method):
+            draft.left(named, "only bitsandbytes is there: set model.quantization; weights are whole here")
+        return
+    bits = read(draft, key, positive_int)
+    if bits not in (None, 4, 8):
+        draft.left(key, "bitsandbytes has 4 and 8 bits: set model.quantization; weights are whole here")
+    elif common.quantization(draft, bits, key, method):
+        draft.put("model.quantization.type", str(draft.get("quantization_type", "nf4")), "quantization_type")
+        double = read(draft, "double_quantization", boolean, True)
+        draft.put("model.quantization.double", double, "double_quantization")
+
+
+def _arithmetic(draft: Draft, method: str) -> None:
+    """Sets attention and what is recomputed."""
+    off, path = "disable_gradient_checkpointing", "training.gradient_checkpointing"
+    draft.put(path, not read(draft, off, boolean, False), off)
+    draft.carry(path, "gradient_checkpointing")
+    chosen = str(draft.get("flash_attn"))
+    if chosen in ATTENTION:
+        draft.put("model.attention", ATTENTION[chosen], "flash_attn")
+    elif chosen == "auto":
+        draft.carry("model.attention", "flash_attn")
+
+
+TRAINER = Trainer(
+    tool="LLaMA-Factory",
+    model="model_name_or_path",
+    micro=("per_device_train_batch_size", 8),
+    epochs=("num_train_epochs", 3.0),
+    held_out="val_size",
+    evaluates=False,
+    patience="early_stopping_steps",
+    scheduler="lr_scheduler_type",
+    assumed={"training.learning_rate": RATE, "data.max_length": 2048},
+    choose=_choose,
+    methods=METHOD_KEYS,
+    weights=_weights,
+    data=data,
+    arithmetic=_arithmetic,
+    results=common.llamafactory_results,
+    keys=TABLE,
+)

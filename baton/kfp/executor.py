@@ -1,0 +1,128 @@
+"""A stage in its process: `python -m baton.kfp.executor ROOM VERSION --function_to_execute NAME …`.
+
+It stands in the place of kfp's own entry, which takes the source of the function from the compiled file.
+"""
+
+import sys
+
+from baton.train import readahead
+
+if __name__ == "__main__":  # before anything else is imported
+    readahead.start(*sys.argv[1:2])
+
+import argparse
+import importlib
+import json
+import logging
+import os
+from collections.abc import Mapping
+
+from baton.errors import BatonError, OtherRunError, in_words
+from baton.kfp.component import RUNTIME
+from baton.pages.card import DISPLAY_NAME
+from baton.runs import ref
+from baton.runs import run as failures
+from baton.runs.outcomes import RunFailure
+from baton.runs.ref import RunRef
+from baton.runs.run import Run, chosen_name, now
+from baton.store.storage import Storage
+
+logger = logging.getLogger("baton")
+
+Inputs = Mapping[str, str | float]
+"""Parameters of a stage, by name."""
+NAMES = {"lr_find": "learning-rate finder", "reject": "rejected"}
+"""Stage → its name on Kubeflow's page, where it is not the function's."""
+RETRY = "KFP_RETRY_INDEX"
+"""Environment variable of newer Kubeflows: number of the attempt at a stage, from 0."""
+
+
+def main() -> None:
+    """Runs the function of a room's `component.py` with the inputs that the engine gives."""
+    parser = argparse.ArgumentParser(description="Run a stage.")
+    parser.add_argument("room", help="folder of the stage in baton.components")
+    parser.add_argument("version", help="what was compiled; a part of the key of Kubeflow's cache alone")
+    parser.add_argument("--function_to_execute", required=True)
+    parser.add_argument("--executor_input", required=True, type=json.loads)
+    parser.add_argument("--in-place-of", help="what engines know that they run a function by; not read")
+    arguments = parser.parse_args()
+    os.environ[RUNTIME] = "true"  # before kfp is imported
+    from kfp.dsl.executor import Executor
+
+    inputs = arguments.executor_input.get("inputs", {}).get("parameterValues", {})
+    component = importlib.import_module(f"baton.components.{arguments.room}.component")
+    function = getattr(component, arguments.function_to_execute)
+    try:
+        executor = Executor(executor_input=arguments.executor_input, function_to_execute=function)
+        if run_name := _run_name(arguments.function_to_execute, inputs):
+            of_chunk = f" of chunk {int(inputs['index'])}" if "index" in inputs else ""
+            for name in executor.output_artifacts.keys() & function.__annotations__.keys():
+                executor.output_artifacts[name].metadata[DISPLAY_NAME] = f"{run_name} · {name}{of_chunk}"
+        executor.execute()
+    except (Exception, SystemExit) as error:
+        _leave_word(arguments.function_to_execute, inputs, error)
+        raise
+    _forget(arguments.function_to_execute, inputs)
+
+
+def _leave_word(function: str, inputs: Inputs, error: BaseException) -> None:
+    """Keeps with the run why a stage failed; whatever goes wrong with that, the stage ends on its own error."""
+    cause = error.__cause__ if isinstance(error, SystemExit) else error
+    run = _run(function, inputs)
+    if run is None or cause is None or isinstance(cause, OtherRunError):
+        return
+    if not isinstance(cause, BatonError):
+        cause = BatonError(in_words(cause), remedy="Its log has the traceback.")
+    attempt = os.environ.get(RETRY, "")
+    failure = RunFailure(
+        stage=_name(function, inputs),
+        message=cause.message,
+        remedy=cause.remedy,
+        exit_code=cause.exit_code,
+        at=now(),
+        attempt=int(attempt) + 1 if attempt.isdigit() else None,
+    )
+    try:
+        page = failures.record_failure(run.uri, failure)
+    except Exception as second:
+        logger.warning("%s", second)
+        return
+    if page:
+        logger.error("the run's page says why: %s", page)
+
+
+def _forget(function: str, inputs: Inputs) -> None:
+    """Removes what a stage had left when it failed before."""
+    if run := _run(function, inputs):
+        failures.clear_failure(run, None if function in ("data_split", "report") else _name(function, inputs))
+
+
+def _run_name(function: str, inputs: Inputs) -> str | None:
+    """Returns the name of the run that a stage works on, None where it works on none; the store is not opened."""
+    try:
+        if function == "data_split":
+            given = ref.decode_texts(inputs)
+            return chosen_name(*(str(given[name]) for name in ("run_name", "new_name", "job_id", "phase")))
+        return RunRef.read(str(inputs["baton"])).run_uri.rpartition("/")[2]
+    except (KeyError, BatonError):
+        return None
+
+
+def _run(function: str, inputs: Inputs) -> Run | None:
+    """Returns the run that a stage works on, None where it works on none."""
+    try:
+        if function == "data_split" and (name := _run_name(function, inputs)):
+            return Run(Storage(ref.decode_texts(inputs)["store"]), name)
+        return Run.open(RunRef.read(str(inputs["baton"])).run_uri)
+    except (KeyError, BatonError):
+        return None
+
+
+def _name(function: str, inputs: Inputs) -> str:
+    """Returns the name of a stage as Kubeflow's page has it, without that of its phase."""
+    name = NAMES.get(function, function.replace("_", " "))
+    return f"{name} {int(inputs['index'])}" if "index" in inputs else name
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,710 @@
+"""A Kubeflow Pipelines endpoint: its answers as typed values, its transport, one kind of error.
+
+`kfp.Client` does the work. Alone it waits without limit, follows redirects to login pages, and takes any HTML
+page for an empty answer. Here every request has a time limit and fails as a `BatonError`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol, TextIO, TypedDict
+from urllib.parse import unquote, urlsplit
+
+import kfp
+import urllib3
+from kfp.client.token_credentials_base import TokenCredentialsBase
+from kfp_server_api import (  # type: ignore[import-untyped, unused-ignore]
+    ApiException,
+    Configuration,
+    V2beta1Pipeline,  # type: ignore[import-untyped, unused-ignore]
+    rest,
+)
+
+from baton import machine
+from baton.errors import BatonError, UserError
+
+# --- What Baton reads of the answers of the Kubeflow Pipelines API, and of the Argo workflow of a run.
+
+
+class Installation(TypedDict, total=False):
+    """What an installation's health check tells."""
+
+    tag_name: str
+    multi_user: bool
+
+
+class Status(Protocol):
+    """Reason why something ended as it did."""
+
+    message: str | None
+
+
+class ChildTask(Protocol):
+    """Node after another one: the API calls its id the name of a pod."""
+
+    pod_name: str | None
+
+
+class TaskDetail(Protocol):
+    """State of a node of the workflow, as the API names it."""
+
+    display_name: str | None
+    child_tasks: Sequence[ChildTask] | None
+    state: str | None
+    start_time: datetime.datetime | None
+    end_time: datetime.datetime | None
+    error: Status | None
+
+
+class RunDetails(Protocol):
+    """States of a run's nodes."""
+
+    task_details: Sequence[TaskDetail] | None
+
+
+class ComponentRef(TypedDict, total=False):
+    """Component that a task runs, by its name."""
+
+    name: str
+
+
+class TaskInfo(TypedDict, total=False):
+    """Name of a task on the page."""
+
+    name: str
+
+
+class Task(TypedDict, total=False):
+    """Task of a compiled pipeline."""
+
+    taskInfo: TaskInfo
+    componentRef: ComponentRef
+    dependentTasks: list[str]
+
+
+class Dag(TypedDict, total=False):
+    """Graph of tasks, by their keys."""
+
+    tasks: dict[str, Task]
+
+
+class Parameter(TypedDict, total=False):
+    """Parameter of a compiled pipeline."""
+
+    defaultValue: object
+    parameterType: str
+
+
+class Inputs(TypedDict, total=False):
+    """Inputs of a compiled pipeline."""
+
+    parameters: dict[str, Parameter]
+
+
+class Component(TypedDict, total=False):
+    """Component of a compiled pipeline; one that is a graph itself has a `dag`."""
+
+    dag: Dag
+    inputDefinitions: Inputs
+
+
+class PipelineInfo(TypedDict, total=False):
+    """Name of a compiled pipeline."""
+
+    name: str
+
+
+class PipelineSpec(TypedDict, total=False):
+    """The compiled pipeline."""
+
+    root: Component
+    components: dict[str, Component]
+    pipelineInfo: PipelineInfo
+
+
+class PostedSpec(PipelineSpec, total=False):
+    """The compiled pipeline as it was posted: alone, or beside its platform's."""
+
+    pipeline_spec: PipelineSpec
+
+
+class RuntimeConfig(Protocol):
+    """What a run was started with."""
+
+    parameters: dict[str, object] | None
+
+
+class VersionReference(Protocol):
+    """Version of an uploaded pipeline."""
+
+    pipeline_id: str
+    pipeline_version_id: str
+
+
+class Pipeline(Protocol):
+    """A registered pipeline."""
+
+    pipeline_id: str
+
+
+class PipelineVersion(Protocol):
+    """A version of a registered pipeline."""
+
+    pipeline_version_id: str
+    pipeline_spec: PostedSpec | None
+
+
+class KubeflowRun(Protocol):
+    """A run, as `kfp.Client.get_run` returns it."""
+
+    run_id: str
+    display_name: str
+    state: str | None
+    service_account: str | None
+    created_at: datetime.datetime
+    finished_at: datetime.datetime | None
+    pipeline_spec: PostedSpec | None
+    pipeline_version_reference: VersionReference | None
+    runtime_config: RuntimeConfig | None
+    run_details: RunDetails | None
+
+
+class CronSchedule(Protocol):
+    """Schedule of a recurring run."""
+
+    cron: str
+
+
+class Trigger(Protocol):
+    """Trigger of a recurring run."""
+
+    cron_schedule: CronSchedule | None
+
+
+class RecurringRun(Protocol):
+    """A recurring run, as `kfp.Client.list_recurring_runs` returns it."""
+
+    recurring_run_id: str
+    display_name: str
+    description: str | None
+    status: str
+    trigger: Trigger | None
+
+
+class Node(TypedDict, total=False):
+    """Node of an Argo workflow."""
+
+    id: str
+    name: str
+    displayName: str
+    type: str
+    phase: str
+    message: str
+    startedAt: str
+    templateName: str
+
+
+class Metadata(TypedDict, total=False):
+    """Name and annotations of a Kubernetes object."""
+
+    name: str
+    annotations: dict[str, str]
+
+
+class RetryStrategy(TypedDict, total=False):
+    """When Argo starts a node again."""
+
+    limit: str
+    retryPolicy: str
+    expression: str
+
+
+class TemplateDefaults(TypedDict, total=False):
+    """What an installation merges into every template."""
+
+    retryStrategy: RetryStrategy
+
+
+class WorkflowSpec(TypedDict, total=False):
+    """Specification of a workflow."""
+
+    activeDeadlineSeconds: int
+    templateDefaults: TemplateDefaults
+
+
+class WorkflowStatus(TypedDict, total=False):
+    """Progress of a workflow."""
+
+    message: str
+    nodes: dict[str, Node]
+    compressedNodes: str
+
+
+class Workflow(TypedDict, total=False):
+    """The Argo workflow of a run."""
+
+    metadata: Metadata
+    spec: WorkflowSpec
+    status: WorkflowStatus
+
+
+# --- The transport of requests to a Kubeflow Pipelines endpoint: bounded in time, and with one kind of error.
+#
+# kfp's own waits without limit for a host that does not answer, follows redirects to login pages, and takes any HTML
+# page for an empty answer.
+
+
+ENDPOINT_REMEDY = (
+    "Give the address under which /apis/v2beta1/healthz answers: http://localhost:8888 behind "
+    "`kubectl port-forward svc/ml-pipeline 8888`, https://HOST/pipeline on a Kubeflow dashboard."
+)
+
+_TIMEOUTS_S = (4, 30)
+_HEALTHZ_TIMEOUTS_S = (4, 10)
+"""Seconds to connect and seconds to read."""
+
+HEALTHZ_PATH = "/apis/v2beta1/healthz"
+LOG_PATH = "/log"
+"""End of the address of a pod's log, which is text."""
+_FORBIDDEN_UPLOADS = ("Failed to create a pipeline", "Failed to create a pipeline version")
+"""What Kubeflow answers, and no more, where the right to upload is missing; what is wrong with a file it names."""
+TOKEN_REMEDY = (
+    "Put a valid token in BATON_KFP_TOKEN or KF_PIPELINES_TOKEN. One that ends before the run is read again from the "
+    "file of BATON_KFP_TOKEN_FILE or the command of BATON_KFP_TOKEN_COMMAND."
+)
+CREATE_REMEDY = "Ask for list and create on pipelines of pipelines.kubeflow.org in your namespace."
+
+
+class TransientError(BatonError):
+    """The endpoint may well answer the next time it is asked."""
+
+
+class AwayError(TransientError):
+    """The endpoint cannot be asked at present, so that it is not known whether it has done what it was to do."""
+
+
+class NameClashError(UserError):
+    """The name is taken."""
+
+
+class RefusedError(UserError):
+    """The endpoint, or what stands before it, does not let the user in: a token that has ended, a log-in page."""
+
+
+class ForbiddenError(RefusedError):
+    """The user may not."""
+
+
+class Renewed(TokenCredentialsBase):  # type: ignore[misc]
+    """A bearer token that is read anew once it is refused: it may end before the run does.
+
+    Args:
+        read: Returns the token as it is now.
+    """
+
+    def __init__(self, read: Callable[[], str]) -> None:
+        self._read = read
+        self.token = read()
+
+    def refresh_api_key_hook(self, config: Configuration) -> None:
+        """Puts the token into a request; the generated client calls this before each."""
+        config.api_key["authorization"] = self.token
+
+    def is_new(self) -> bool:
+        """Reads the token anew and tells whether it is another one."""
+        before = self.token
+        try:
+            self.token = self._read()
+        except UserError:
+            return False
+        return self.token != before
+
+
+def one_line(text: object) -> str:
+    """Returns a text on one line, cut after 300 characters."""
+    line = " ".join(str(text).split())
+    return line if len(line) <= 300 else f"{line[:300]}…"
+
+
+class Transport(rest.RESTClientObject):  # type: ignore[misc]
+    """The generated client's transport: bounded in time, no redirects, one kind of error."""
+
+    def __init__(self, configuration: Configuration) -> None:
+        # Who waits has a patience of its own, see `submit.wait`; two loops would multiply.
+        configuration.retries = False
+        self._endpoint = configuration.host
+        self._proxy = machine.proxy_for(self._endpoint)
+        if self._proxy:
+            parts = urlsplit(self._proxy.url)
+            if parts.scheme not in ("http", "https"):
+                raise UserError(
+                    f"'{self._endpoint}' is behind the proxy {self._proxy}; expected one that speaks HTTP.",
+                    remedy=f"Name one, or the endpoint's host in NO_PROXY={urlsplit(self._endpoint).hostname}.",
+                )
+            configuration.proxy = self._proxy.url
+            if parts.username:
+                given = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+                configuration.proxy_headers = urllib3.make_headers(proxy_basic_auth=given)
+        super().__init__(configuration)
+        self._has_token = bool(configuration.api_key)
+        owner = getattr(configuration.refresh_api_key_hook, "__self__", None)
+        self.renewed = owner if isinstance(owner, Renewed) else None
+
+    def request(self, method: str, url: str, **options: object) -> rest.RESTResponse:
+        """Sends one request, and once more with a new token where it was refused and there is one.
+
+        Raises:
+            BatonError: The answer is anything but JSON with a 2xx status.
+        """
+        try:
+            return self._request(method, url, options)
+        except RefusedError:
+            headers = options.get("headers")
+            if self.renewed is None or not isinstance(headers, dict) or not self.renewed.is_new():
+                raise
+            options["headers"] = {**headers, "authorization": f"Bearer {self.renewed.token}"}
+            return self._request(method, url, options)
+
+    def _request(self, method: str, url: str, options: dict[str, object]) -> rest.RESTResponse:
+        is_health_check = url.endswith(HEALTHZ_PATH)
+        options["_request_timeout"] = _HEALTHZ_TIMEOUTS_S if is_health_check else _TIMEOUTS_S
+        try:
+            response = super().request(method, url, **options)
+        except ApiException as error:
+            if error.status == 404 and is_health_check and self._speaks_v1(options):
+                raise UserError(
+                    f"'{self._endpoint}' speaks v1beta1 of the Kubeflow Pipelines API; expected v2beta1.",
+                    remedy="Upgrade Kubeflow Pipelines to 2.0 or later, or give another endpoint.",
+                ) from error
+            raise self._named(_refused(self._endpoint, url, error, has_token=self._has_token)) from error
+        except urllib3.exceptions.HTTPError as error:
+            raise self._named(_unreachable(self._endpoint, error)) from error
+        if not url.endswith(LOG_PATH) and not _is_json_object(response.data):
+            raise self._named(
+                RefusedError(
+                    f"'{self._endpoint}' answered with {_describe(response.data)}; "
+                    "expected JSON from the Kubeflow Pipelines API.",
+                    remedy=ENDPOINT_REMEDY if self._has_token else f"{ENDPOINT_REMEDY} {TOKEN_REMEDY}",
+                )
+            )
+        return response
+
+    def _named(self, error: BatonError) -> BatonError:
+        """Returns an error that names the proxy, where there is one between us and who has answered, or has not."""
+        if self._proxy:
+            hint = f"Asked was the proxy {self._proxy}; NO_PROXY={urlsplit(self._endpoint).hostname} passes it by."
+            error.remedy = f"{error.remedy} {hint}" if error.remedy else hint
+        return error
+
+    def _speaks_v1(self, options: dict[str, object]) -> bool:
+        url = self._endpoint + HEALTHZ_PATH.replace("v2beta1", "v1beta1")
+        try:
+            return _is_json_object(super().request("GET", url, **options).data)
+        except (ApiException, urllib3.exceptions.HTTPError):
+            return False
+
+
+def _refused(endpoint: str, url: str, error: ApiException, *, has_token: bool) -> BatonError:
+    """Returns the error that a person reads for an answer with a status other than 2xx."""
+    status, reply = error.status, _describe(error.body)
+    if not status:
+        return _tls_failed(endpoint, error.reason)
+    if 300 <= status < 400:
+        target = (error.headers or {}).get("location", "elsewhere").split("?")[0]
+        return RefusedError(
+            f"'{endpoint}' redirects to '{target}' ({status}); expected the API itself.",
+            remedy=f"Where that is a login page: {TOKEN_REMEDY} Otherwise give that address instead.",
+        )
+    if status in (401, 403):
+        answer = "refuses the token" if has_token else "asks for a token and got none"
+        return ForbiddenError(
+            f"'{endpoint}' {answer} ({status}: {reply}); expected to be let in.",
+            remedy=f"{TOKEN_REMEDY} Check that it has not expired and that the namespace is yours.",
+        )
+    if status == 404 and _is_json_object(error.body) and not url.endswith(HEALTHZ_PATH):
+        return UserError(f"'{endpoint}' does not have it (404: {reply}); expected what was asked for to exist.")
+    if status == 404:
+        return UserError(
+            f"'{endpoint}' has no Kubeflow Pipelines API (404: {reply}); expected {HEALTHZ_PATH} there.",
+            remedy=ENDPOINT_REMEDY,
+        )
+    if status == 409:
+        return NameClashError(f"The name is taken (409: {reply}); expected a new one.", remedy="Choose another.")
+    if status == 429 or status >= 500:
+        kind = TransientError if status == 500 else AwayError  # 500 is the API's own, the others a proxy's before it
+        return kind(f"'{endpoint}' fails ({status}: {reply}); expected an answer.", remedy="Try again in a minute.")
+    if reply in _FORBIDDEN_UPLOADS:
+        return ForbiddenError(
+            f"'{endpoint}' refuses the upload ({status}: {reply}); expected the right to create pipelines.",
+            remedy=CREATE_REMEDY,
+        )
+    if "Schedule cron" in reply:
+        return UserError(
+            f"'{endpoint}' refuses the cron line ({reply.rpartition('Error: ')[2]}); expected one that it reads.",
+            remedy="Every night at three is '0 3 * * *', every Sunday '0 3 * * 0'.",
+        )
+    if "namespace" in reply.lower():
+        return UserError(
+            f"'{endpoint}' refuses the request ({status}: {reply}); expected a namespace that is yours.",
+            remedy="Name your Kubeflow profile with --namespace; where there is one user, leave it out.",
+        )
+    return UserError(
+        f"'{endpoint}' refuses the request ({status}: {reply}); expected what the pipeline declares.",
+        remedy="Check the parameters, and that the pipeline was compiled for this version.",
+    )
+
+
+def _unreachable(endpoint: str, error: Exception) -> BatonError:
+    if isinstance(error, urllib3.exceptions.SSLError):
+        return _tls_failed(endpoint, str(error))
+    if isinstance(error, urllib3.exceptions.ProxyError):
+        return TransientError(
+            f"'{endpoint}' cannot be reached: its proxy fails ({one_line(error)}); expected a way through.",
+            remedy="Check the proxy's address, user and password.",
+        )
+    if isinstance(error, urllib3.exceptions.ProtocolError):
+        reason = "closes the connection or does not answer in HTTP"
+        remedy = "Where it serves TLS, write https://; the gRPC port (8887) is not the API's (8888)."
+    elif isinstance(error, urllib3.exceptions.NameResolutionError):
+        reason, remedy = "names a host that does not resolve", "Check the spelling, the VPN and the DNS."
+    elif isinstance(error, urllib3.exceptions.NewConnectionError):  # a TimeoutError too, to urllib3
+        reason, remedy = "takes no connection", "Check the port, and that `kubectl port-forward` is running."
+    else:
+        reason, remedy = "does not answer in time", "Check the network, and that the service is up."
+    return AwayError(f"'{endpoint}' {reason}; expected the Kubeflow Pipelines API ({one_line(error)}).", remedy=remedy)
+
+
+def _tls_failed(endpoint: str, reason: str) -> BatonError:
+    remedy = "Name your authority's certificate in SSL_CERT_FILE, or use `kubectl port-forward`."
+    if "WRONG_VERSION_NUMBER" in reason or "RECORD_LAYER" in reason.upper().replace(" ", "_"):
+        remedy = "It seems to speak plain HTTP: write http:// instead of https://."
+    return UserError(f"'{endpoint}' fails the TLS handshake ({one_line(reason)}); expected a valid one.", remedy=remedy)
+
+
+def _is_json_object(body: bytes | str | None) -> bool:
+    try:
+        return isinstance(json.loads(body or ""), dict)
+    except ValueError:
+        return False
+
+
+def _describe(body: bytes | str | None) -> str:
+    """Says in a few words what an answer holds: its message, or what kind of page it is."""
+    text = body.decode("utf-8", "replace") if isinstance(body, bytes) else body or ""
+    if _is_json_object(text):
+        answer = json.loads(text)
+        return one_line(answer.get("message") or answer.get("error_message") or answer.get("error") or text)
+    if "<html" in text[:2000].lower():
+        title = re.search(r"<title[^>]*>(.*?)</title>", text, re.IGNORECASE | re.DOTALL)
+        return f"an HTML page titled '{one_line(title[1])}'" if title else "an HTML page"
+    return one_line(text) or "an empty answer"
+
+
+# --- One way to talk to a Kubeflow Pipelines endpoint, and one kind of error where that fails.
+#
+# The work is `kfp.Client`'s. Left alone it prints links to stdout, waits without limit for a host
+# that does not answer, retries a refused health check for 25 seconds, follows redirects to login
+# pages, and takes any HTML page for an empty answer. Here every request goes through one transport
+# with a time limit, which turns whatever an endpoint can do wrong into one `BatonError`.
+
+
+def ui_address(endpoint: str) -> str:
+    """Returns the address of the Kubeflow Pipelines UI, where it is another than the API's by kfp's own variable."""
+    return (os.environ.get(kfp.client.client.KF_PIPELINES_UI_ENDPOINT_ENV) or endpoint).rstrip("/")
+
+
+COMMAND = "BATON_KFP_TOKEN_COMMAND"
+"""Environment variable: the command that prints the bearer token."""
+COMMAND_S = 60
+"""Seconds that it may take."""
+FILES = ("BATON_KFP_TOKEN_FILE", kfp.client.KF_PIPELINES_SA_TOKEN_ENV)
+"""Environment variables: the file with the bearer token, ours and kfp's own."""
+
+Token = str | Renewed | None
+"""A bearer token, one that is read anew once it is refused, or none."""
+
+
+def token() -> Token:
+    """Returns the bearer token that the environment names: by a command, a file of ours, itself, or kfp's file.
+
+    Raises:
+        UserError: the file cannot be read, or the command fails.
+    """
+    ours, theirs = ((name, os.environ.get(name)) for name in FILES)
+    if command := os.environ.get(COMMAND):
+        return Renewed(lambda: _printed(command))
+    itself = os.environ.get("BATON_KFP_TOKEN") or os.environ.get("KF_PIPELINES_TOKEN")
+    for name, file in (ours, theirs) if not itself else (ours,):
+        if file:
+            return Renewed(lambda name=name, file=file: _read(name, file))  # type: ignore[misc]
+    return itself
+
+
+def _printed(command: str) -> str:
+    try:
+        done = subprocess.run(shlex.split(command), capture_output=True, text=True, timeout=COMMAND_S, check=False)
+        reason = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
+        if done.returncode == 0:
+            return _one_word(done.stdout)
+    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+        reason = [str(error)]
+    raise UserError(
+        f"{COMMAND} is {command!r}, which fails ({one_line(reason[0])}); expected it to print a bearer token.",
+        remedy="Try it in a shell; its words are split as there, and no shell runs it.",
+    )
+
+
+def _read(name: str, path: str) -> str:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return _one_word(file.read())
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "no text"
+        raise UserError(
+            f"{name} is {path!r}, which cannot be read ({reason}); expected a file that holds a bearer token.",
+            remedy="Name the file, or unset the variable.",
+        ) from None
+
+
+def _one_word(text: str) -> str:
+    if not re.fullmatch(r"[\x21-\x7e]+", text.strip()):
+        raise UserError("The token holds a space or a letter beyond ASCII; expected one word.", remedy=TOKEN_REMEDY)
+    return text.strip()
+
+
+def connect(endpoint: str, *, token: Token, namespace: str | None) -> Client:
+    """Checks the address and the token, and returns a client whose endpoint has answered a health check."""
+    _check_endpoint(endpoint)
+    fixed = _one_word(token) if isinstance(token, str) and token.strip() else None
+    with quiet(sys.stderr):  # kfp asks here for a browser log-in, where its IAP variables are set
+        try:
+            client = Client(
+                host=endpoint,
+                existing_token=fixed,
+                credentials=token if isinstance(token, Renewed) else None,
+                namespace=namespace or "kubeflow",
+                ssl_ca_cert=os.environ.get("SSL_CERT_FILE"),
+            )
+            client.get_kfp_healthz()
+        except (ValueError, LookupError, TypeError, OSError) as error:
+            raise UserError(
+                f"kfp's own settings cannot be read: {one_line(error)}; expected a JSON object.",
+                remedy="Mend or remove ~/.config/kfp/context.json.",
+            ) from error
+    return client
+
+
+@contextlib.contextmanager
+def quiet(sink: TextIO) -> Iterator[None]:
+    """Sends what kfp prints elsewhere, and drops its warnings."""
+    with contextlib.redirect_stdout(sink), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+class Client(kfp.Client):  # type: ignore[misc]
+    """kfp's client on our transport, with one health check where kfp's own tries five times."""
+
+    @property
+    def renews(self) -> bool:
+        """Whether its token is read anew once it is refused."""
+        transport: Transport = self._run_api.api_client.rest_client
+        return transport.renewed is not None
+
+    def get_kfp_healthz(self, sleep_duration: int = 5) -> object:
+        """Installs the transport and asks once. The constructor calls this, once its API exists."""
+        self._versions: dict[str, PostedSpec] = {}
+        api_client = self._healthz_api.api_client
+        if not isinstance(api_client.rest_client, Transport):
+            api_client.rest_client = Transport(api_client.configuration)
+        return self._healthz_api.healthz_service_get_healthz()
+
+    def retry_run(self, run_id: str) -> None:
+        """Starts the failed stages of a run again."""
+        self._run_api.run_service_retry_run(run_id)
+
+    def create_pipeline(self, name: str, namespace: str | None) -> Pipeline:
+        """Registers a pipeline that has no version yet."""
+        body = V2beta1Pipeline(name=name, display_name=name, namespace=namespace)
+        pipeline: Pipeline = self._pipelines_api.pipeline_service_create_pipeline(body)
+        return pipeline
+
+    def specification(self, run: KubeflowRun) -> PostedSpec:
+        """Returns the compiled pipeline of a run, also of one that refers to a version that was uploaded.
+
+        Empty where that version is not to be had.
+        """
+        reference = run.pipeline_version_reference
+        if run.pipeline_spec or not reference:
+            return run.pipeline_spec or {}
+        key = reference.pipeline_version_id
+        if key not in self._versions:
+            try:
+                version: PostedSpec | None = self.get_pipeline_version(reference.pipeline_id, key).pipeline_spec
+            except BatonError:
+                return {}  # it may be had the next time
+            self._versions[key] = version or {}
+        return self._versions[key]
+
+    def workflow(self, run_id: str) -> Workflow:
+        """Returns the Argo workflow of a run, which knows what its pods say. Only the API's first version has it.
+
+        Raises:
+            BatonError: The endpoint does not serve that version, or fails.
+        """
+        answer = json.loads(self._get(f"/apis/v1beta1/runs/{run_id}"))
+        manifest = answer.get("pipeline_runtime", {}).get("workflow_manifest")
+        return json.loads(manifest) if manifest else {}
+
+    def installation(self) -> Installation:
+        """Returns what an installation says of itself."""
+        answer: Installation = json.loads(self._get(HEALTHZ_PATH))
+        return answer
+
+    def own_mlflow(self, run_id: str) -> str | None:
+        """Returns the page of a run in the MLflow that Kubeflow itself logs to, None where it does not."""
+        outputs = json.loads(self._get(f"/apis/v2beta1/runs/{run_id}")).get("plugins_output") or {}
+        page = outputs.get("mlflow", {}).get("entries", {}).get("run_url", {}).get("value")
+        return str(page) if page else None
+
+    def log(self, run_id: str, pod: str) -> str:
+        """Returns what a pod's main container has printed.
+
+        Raises:
+            BatonError: The endpoint does not have it, or fails.
+        """
+        return self._get(f"/apis/v1alpha1/runs/{run_id}/nodes/{pod}{LOG_PATH}")
+
+    def _get(self, path: str) -> str:
+        api_client = self._run_api.api_client
+        headers = dict(api_client.default_headers)
+        api_client.update_params_for_auth(headers, [], ["Bearer"])
+        answer = api_client.rest_client.GET(api_client.configuration.host + path, headers=headers)
+        return str(answer.data.decode("utf-8", "replace"))
+
+
+def _check_endpoint(endpoint: str) -> None:
+    try:
+        parts = urlsplit(endpoint)
+        parts.port  # noqa: B018 - raises for a port that is none
+        is_valid = parts.scheme in ("http", "https") and bool(parts.hostname)
+    except ValueError:
+        is_valid = False
+    if "@" in endpoint:
+        shown, problem = endpoint.rpartition("@")[2], "carries a user name or password"
+    else:
+        shown, problem = endpoint, "is not an address"
+    if not is_valid or re.search(r"[\s@?#]", endpoint):
+        raise UserError(
+            f"Endpoint '{shown}' {problem}; expected http(s)://HOST[:PORT][/PATH] and no more.",
+            remedy=ENDPOINT_REMEDY,
+        )

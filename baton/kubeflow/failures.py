@@ -1,0 +1,160 @@
+"""Runs that ended without their own record: why they failed, their page, and their MLflow runs ended.
+
+The observer writes this (`status`, `--wait`, `cancel`, `retry`), with access to the store. A stage's own record wins.
+MLflow runs are found by the Kubeflow run's id; Kubeflow's own MLflow needs none of it.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from baton.errors import BatonError
+from baton.kubeflow import connection, run_status
+from baton.kubeflow.connection import Client, KubeflowRun
+from baton.kubeflow.run_status import ENDED, OWN, UNKNOWN, WAITING, StageStatus
+from baton.runs import ref
+from baton.runs import run as failures
+from baton.runs.outcomes import RunFailure
+from baton.runs.run import Run, now
+from baton.tracking import tracking_run
+
+# --- Leaves with a run what it could not leave itself, as its pod was lost or it was cancelled: why, and a page.
+#
+# It is the one who looks that does it (`status`, `--wait`, `cancel`, `retry`), and it needs the store. What the stage
+# itself has left, which knows better, stays.
+
+
+PLACES = {
+    "failed": ("FAILED", "CANCELED", UNKNOWN, "RUNNING", "PENDING", WAITING),
+    "canceled": ("CANCELED", "RUNNING", "PENDING", "FAILED", UNKNOWN, WAITING),
+}
+"""How a run ended → state of the stage at which it did, the surest first."""
+CANCELLED = "The run was cancelled."
+UNSAID = "Its pod has left no message."
+
+
+def record_failure(client: Client, remote: connection.KubeflowRun, stages: list[StageStatus], state: str) -> str | None:
+    """Keeps why a run ended before its end, where it did and nobody has, and writes its page.
+
+    Args:
+        client: What `connection.connect` returned.
+        remote: The run as kfp's client returns it.
+        stages: Its stages, explained.
+        state: What it came to, as `run_status.outcome` tells.
+
+    Returns:
+        What to say of it in one line; None where the run did not end like that, or is no single training.
+    """
+    if state not in PLACES or not stages:
+        return None
+    order = PLACES[state]
+    stage = min(stages, key=lambda stage: order.index(stage.state) if stage.state in order else len(order))
+    at = stage if stage.name != OWN else next((x for x in stages if x.state not in ENDED), stage)
+    phase, name = at.name.rpartition(": ")[0], stage.name.rpartition(": ")[2]
+    try:
+        run = run_status.training_run(remote, client.specification(remote), phase)
+        if run.storage.is_local and not os.path.isdir(run.storage.root):
+            raise BatonError(f"{run.storage.root} is not a folder here.")
+        if _has_word(run, remote):
+            return f"why it ended: {run.uri}/report.html"
+        if run.recorded(_end(remote, stages)):
+            return None  # it has been resumed since, by another run on Kubeflow
+        return f"why it ended: {failures.record_failure(run.uri, _failure(stage, name, remote, state), anew=True)}"
+    except (KeyError, ValueError):  # a sweep, a retraining, or no pipeline of ours
+        return None
+    except BatonError as error:
+        return f"no page says why it ended, as its store cannot be used from here: {error.message}"
+
+
+def _has_word(run: Run, remote: connection.KubeflowRun) -> bool:
+    failure = run.read(RunFailure)
+    return failure is not None and run_status.is_failure_of(failure, remote)
+
+
+def _end(remote: connection.KubeflowRun, stages: list[StageStatus]) -> datetime.datetime:
+    ends = [stage.ended for stage in stages if stage.ended]
+    return remote.finished_at or max(ends, default=None) or datetime.datetime.now(datetime.UTC)
+
+
+def _failure(stage: StageStatus, name: str, remote: connection.KubeflowRun, state: str) -> RunFailure:
+    again = f"`baton retry {remote.display_name}` resumes it."
+    if state == "canceled":
+        return RunFailure(stage=name, message=CANCELLED, remedy=again, is_cancelled=True, at=now())
+    message, remedy = stage.message or UNSAID, stage.hint or again
+    return RunFailure(stage=name, message=message, remedy=remedy, exit_code=stage.exit_code, at=now())
+
+
+# --- What a run on Kubeflow has left running in MLflow, found by the id of the Kubeflow run.
+#
+# The address is in the compiled pipeline: no access to the store is needed. Kubeflow's own MLflow is none of it: there
+# Kubeflow ends what lies below its run itself.
+
+
+ENDS: dict[str, tracking_run.Ended] = {"failed": "FAILED", "canceled": "KILLED"}
+"""State of a run that could not end its tracking run by itself → how MLflow calls that."""
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a recipe of the pipeline is tracked."""
+
+    mlflow: str
+    page: str | None
+    experiment: str
+
+
+def end_mlflow_runs(client: Client, run: KubeflowRun, state: str) -> list[str]:
+    """Ends what a run has left running in MLflow, where it has failed or was cancelled.
+
+    Args:
+        client: What `connection.connect` returned.
+        run: The run.
+        state: Its state, as `run_status.outcome` calls it.
+
+    Returns:
+        What there is to say of it, in lines.
+    """
+    if state not in ENDS:
+        return []
+    places = set(_places(client.specification(run)))
+    said = []
+    for uri, page in {(place.mlflow, place.page) for place in places}:
+        experiments = [place.experiment for place in places if place.mlflow == uri]
+        said += _closed(uri, page, experiments, run.run_id, ENDS[state])
+    return said
+
+
+def _closed(uri: str, page: str | None, experiments: list[str], run_id: str, status: tracking_run.Ended) -> list[str]:
+    """Ends the runs by the address that people have, or else by that which pods have."""
+    for reached in filter(None, (page, uri)):
+        try:
+            ended = tracking_run.close_left(reached, experiments, run_id, status)
+        except Exception:
+            continue
+        return [f"MLflow: run {name} is {status.lower()}" for name in ended]
+    return [f"MLflow at {uri} cannot be reached from here: what the run left running there is so until its next start"]
+
+
+def _places(node: object) -> Iterator[_Place]:
+    """Yields where the recipes are tracked that a compiled pipeline hands to its stages."""
+    if isinstance(node, list):
+        for entry in node:
+            yield from _places(entry)
+    if not isinstance(node, dict):
+        return
+    for key, entry in node.items():
+        if key == "recipe" and isinstance(entry, dict):
+            text = entry.get("runtimeValue", {}).get("constant")
+            yield from _of_recipe(json.loads(ref.decode_texts(text))) if text else ()
+        yield from _places(entry)
+
+
+def _of_recipe(recipe: dict[str, object]) -> Iterator[_Place]:
+    section = recipe.get("tracking")
+    if isinstance(section, dict) and (uri := section.get("mlflow")):
+        experiment = section.get("experiment") or recipe["name"]
+        yield _Place(str(uri), section.get("mlflow_page"), str(experiment))

@@ -1,0 +1,756 @@
+"""Status of a run on Kubeflow, by id or name: its stages in order, and why one failed or waits.
+
+A node is named by its path, `WF.root.GROUP.TASK.executor`. Stock Kubeflow 2.17 adds the number of each attempt:
+`WF(0).root(0).GROUP(0).TASK(0).executor(0)`. The API lists the last part alone, and no message. Messages and pods are
+in the Argo workflow, if the endpoint serves it. Once Kubeflow's record stops, the store tells how stages went on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import graphlib
+import itertools
+import json
+import re
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from baton import events
+from baton.errors import BatonError, UserError
+from baton.kubeflow import connection, retry_policy
+from baton.kubeflow.connection import (
+    Client,
+    Dag,
+    KubeflowRun,
+    Node,
+    Parameter,
+    PipelineSpec,
+    PostedSpec,
+    TaskDetail,
+    Workflow,
+    one_line,
+)
+from baton.kubeflow.submit import FINAL_STATES
+from baton.runs.documents import Progress, RunInfo
+from baton.runs.outcomes import Evaluation, RunFailure
+from baton.runs.plan import Plan
+from baton.runs.run import Run, chosen_name
+from baton.store.storage import Storage
+
+# --- Which task of the compiled pipeline a node of the Argo workflow, or an entry of the API's list, belongs to.
+#
+# A node is named by its path: `WF.root.GROUP.TASK.executor`, where the installation merges a retry strategy into every
+# template (stock Kubeflow 2.17 does) with the number of each attempt, `WF(0).root(0).GROUP(0).TASK(0).executor(0)`.
+# The API lists the nodes by the last part of that alone. Keys repeat in graphs inside a pipeline; which entry is whose
+# is then told by the ids of its children, which Argo makes of their paths.
+
+
+PODS = frozenset({"Pod", "Container", "HTTP", "Plugin"})
+"""Types of the nodes that run something; the others hold nodes together."""
+TELLING = ("FAILED", "CANCELED", "PENDING", "RUNNING", "SUCCEEDED", "SKIPPED")
+"""States of the turns of a loop; the first that one of them is in stands for all."""
+ATTEMPTS = range(3)
+"""Numbers of attempts that a path is looked for with; stock Kubeflow makes three at most."""
+
+
+def node_id(workflow: str, name: str) -> str:
+    """Returns the id of a node: its workflow's name and the 32-bit FNV-1a hash of its own, as Argo's `NodeID` does."""
+    value = 0x811C9DC5
+    for byte in name.encode():
+        value = (value ^ byte) * 0x01000193 % 2**32
+    return f"{workflow}-{value}"
+
+
+def node_path(name: str) -> list[str]:
+    """Returns the parts of a node's name, without the numbers of attempts."""
+    return re.sub(r"\([\d:]+\)", "", name).split(".")
+
+
+class Tasks:
+    """The tasks of a pipeline, found again among the nodes of one of its runs.
+
+    Args:
+        places: Key of each task and the keys of the graphs around it, outermost first.
+        details: What the API lists.
+    """
+
+    def __init__(self, places: Iterable[tuple[str, tuple[str, ...]]], details: Sequence[TaskDetail]) -> None:
+        count = Counter(key for key, _ in places)
+        self._repeated = {key for key in count if count[key] > 1}
+        self._details: dict[str, list[TaskDetail]] = {}
+        for detail in details:
+            self._details.setdefault(detail.display_name or "", []).append(detail)
+        ids = (child.pod_name for detail in details for child in detail.child_tasks or () if child.pod_name)
+        self._workflow = next((identifier.rpartition("-")[0] for identifier in ids), "")
+
+    def detail(self, key: str, parents: tuple[str, ...]) -> TaskDetail | None:
+        """Returns the entry of a task, None where it has none yet."""
+        candidates = self._details.get(key, ())
+        if key.removesuffix("-driver") not in self._repeated:  # several are the turns of a loop
+            return min(candidates, key=_rank, default=None)
+        ids = set(self._ids_inside(key, parents))
+        return next((x for x in candidates if any(child.pod_name in ids for child in x.child_tasks or ())), None)
+
+    def _ids_inside(self, key: str, parents: tuple[str, ...]) -> Iterator[str]:
+        """Yields the ids that the first node inside a task may have."""
+        parts = (self._workflow, "root", *parents, key)
+        yield node_id(self._workflow, ".".join((*parts, "executor")))
+        for numbers in itertools.product(ATTEMPTS, repeat=len(parts)):
+            name = ".".join(f"{part}({number})" for part, number in zip(parts, numbers, strict=True))
+            yield node_id(self._workflow, name)
+
+    def pods(self, key: str, parents: tuple[str, ...], nodes: Iterable[Node]) -> list[Node]:
+        """Returns the pods of a task, its driver's and those of earlier attempts among them, in their order.
+
+        Where Kubeflow's cache had the answer, the node in the place of the pod is one that was skipped.
+        """
+        own = [node for node in nodes if self._is_of(node, key, parents)]
+        return sorted(own, key=lambda node: node.get("startedAt") or "")
+
+    def _is_of(self, node: Node, key: str, parents: tuple[str, ...]) -> bool:
+        is_task = node.get("type") == "Skipped" and node.get("displayName") == "executor"
+        if node.get("type") not in PODS and not is_task:
+            return False
+        parts = node_path(node["name"])
+        if key not in self._repeated:  # the graph of an exit handler has a name that the specification does not know
+            return key in parts or f"{key}-driver" in parts
+        return parts[2:] in ([*parents, key, "executor"], [*parents, f"{key}-driver"])
+
+
+def _rank(detail: TaskDetail) -> int:
+    return TELLING.index(detail.state) if detail.state in TELLING else len(TELLING)
+
+
+# --- A run on Kubeflow as a person wants to see it: its stages in order, and why one failed or does not start.
+#
+# The API tells the state of each node of the Argo workflow, under the names that the compiled pipeline gives its
+# tasks, and no message. Messages and pods are in the workflow itself, where the endpoint serves it; what a stage has
+# to say is in its log.
+
+
+BROKEN = frozenset({"FAILED", "CANCELED"})
+ENDED = BROKEN | {"SUCCEEDED", "SKIPPED"}
+GOING_ON = ("PENDING", "RUNNING")
+PHASES = {"Succeeded": "SUCCEEDED", "Failed": "FAILED", "Error": "FAILED", "Skipped": "SUCCEEDED"}
+"""Phase of the last pod of a stage → the state of the stage; one that was skipped was answered by the cache."""
+WAITING, UNKNOWN = "WAITING", "UNKNOWN"
+FROZEN = (
+    "Kubeflow's record of this run has stopped, as its workflow is larger than 1 MiB: what had not ended by then is "
+    "told by the store, or unknown. Kubeflow's own page still tells."
+)
+OMITTED = "RUNTIME_STATE_UNSPECIFIED"
+"""What the backend makes of Argo's phase for a node that will not run."""
+STARTED_UNSET = 1971
+"""Years before it stand for no time at all: the backend writes the beginning of 1970."""
+
+LAG_S = 5.0
+"""Seconds by which Kubeflow's record of the stages may be behind that of the run: between two looks at them."""
+OWN = "Kubeflow's own pod of the pipeline"
+"""Name of what fails and is no stage: the driver of a graph."""
+
+LOST = "The machine was preempted: "
+LAUNCHER = (
+    "It has left no word, so Kubeflow's launcher around it ended and not the stage: as a rule the API server, ML "
+    "Metadata or the bucket of artifacts could not be reached. "
+)
+DRIVER = "Kubeflow's own pod before it ended, so it had not begun: "
+OWN_LOST = "It starts the stages and is no stage itself: `baton retry` starts it again."
+INSTALLATION = "This pod is Kubeflow's own, which no recipe shapes: ask who runs the installation."
+RESUMES = "`baton retry` resumes from the newest checkpoint, chunks.spare does so by itself."
+AGAIN = "`baton retry` runs it again, and what has ended stays."
+LOSS = re.compile(
+    r"pod deleted|Evicted|[Pp]reempt|low on resource|[Nn]ode ?[Ss]hutdown|[Nn]ode (is )?(not ready|lost)|NodeLost"
+    r"|exit code (137|143)"
+)
+"""What Kubernetes says of a pod whose machine was lost."""
+BARE = re.compile(r"main: Error \(exit code 1\)|(?!main\b)[\w-]+: .*\(exit code \d+\).*")
+"""What a pod says where its stage has left no word, or where it is another container than the stage's that failed."""
+HINTS = (
+    (r"OOMKilled", "The pod ran out of memory: raise resources.memory{smaller}."),
+    (
+        r"ImagePullBackOff|ErrImagePull|InvalidImageName|ErrImageNeverPull",
+        "The image cannot be had: check resources.image and resources.image_pull_secret.",
+    ),
+    (
+        r"runAsNonRoot|will run as root|PodSecurity",
+        "The image runs as root, which the namespace or resources.run_as_non_root forbids.",
+    ),
+    (
+        r"secret \S+ not found|couldn't find key",
+        "A Secret is missing in the run's namespace: see resources.secret and resources.secret_env.",
+    ),
+    (r"exceeded quota", "The namespace's quota is used up: ask for less in resources, or wait."),
+    (
+        r"Unschedulable|Insufficient|didn't match|untolerated taint",
+        "No node fits: check resources.gpus, cpu, memory, node_selector and tolerations.",
+    ),
+    (r"persistentvolumeclaim .* not found", "The volume claim is missing: see resources.cache_claim."),
+    (r"exceeded its deadline|DeadlineExceeded", "Its time was over: see resources.deadline."),
+)
+"""What a pod's message matches → what to do."""
+
+SAID = re.compile(r"^(?:\[KFP Executor [^]]* ERROR\]:|.* ERROR baton:) (.+)$", re.MULTILINE)
+"""A stage's one message in its log, as kfp's executor writes it or as Baton does."""
+
+
+Path = tuple[str, ...]
+"""Keys of the graphs around a task, outermost first, and its own."""
+
+
+@dataclass(frozen=True)
+class StageStatus:
+    """One stage of a run."""
+
+    key: str
+    """Name of the task in the compiled pipeline."""
+    name: str
+    """Name as the page shows it."""
+    state: str
+    """State of the API; `WAITING` where there is none yet, `UNKNOWN` where the record has stopped."""
+    parents: tuple[str, ...] = ()
+    """Keys of the graphs around it, outermost first."""
+    started: datetime.datetime | None = None
+    ended: datetime.datetime | None = None
+    message: str | None = None
+    """What Kubernetes or the stage itself says."""
+    exit_code: int | None = None
+    """What Baton's stage itself has ended with, where it says so."""
+    pod: str | None = None
+    hint: str | None = None
+    component: str = ""
+    """Name of its component in the compiled pipeline; its key where that is not known."""
+    after: frozenset[Path] = frozenset()
+    """Paths of the stages that must have ended before it begins."""
+    is_own: bool = False
+    """Whether its state is that of a pod of Kubeflow's own, a driver."""
+    is_lost: bool = False
+    """Whether it failed as a pod was lost, and may go well the next time."""
+
+    @property
+    def path(self) -> Path:
+        """What tells it from every other stage: the keys of the graphs around it, and its own."""
+        return (*self.parents, self.key)
+
+    @property
+    def component_name(self) -> str:
+        """Name of the stage as its pods' label has it: without the number that tells it from others."""
+        return re.sub(r"(-\d+)+$", "", self.component.removeprefix("comp-") or self.key)
+
+    @property
+    def trains(self) -> bool:
+        """Whether it writes checkpoints, from which it resumes."""
+        return self.component_name == "train-chunk"
+
+    @property
+    def seconds(self) -> float | None:
+        """Seconds that it took, None where it has not ended."""
+        return (self.ended - self.started).total_seconds() if self.started and self.ended else None
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """What is known of a run on Kubeflow."""
+
+    stages: list[StageStatus]
+    message: str | None = None
+    """What there is to say of the run as a whole."""
+    is_frozen: bool = False
+    """Whether the record has stopped, so that stages which had not ended then are `UNKNOWN`."""
+    is_stopped: bool = False
+    """Whether somebody or a deadline has ended the run."""
+    has_no_word: bool = False
+    """Whether the store, which could be asked, knows of no stage that has failed, where the record has stopped."""
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether lost pods alone ended the run: no stage has failed by itself."""
+        failed = [stage for stage in self.stages if stage.state == "FAILED"]
+        if self.is_frozen and not failed:
+            return self.has_no_word and not self.is_stopped
+        return bool(failed) and all(stage.is_lost for stage in failed)
+
+
+def stages(client: Client, run: KubeflowRun) -> list[StageStatus]:
+    """Returns the stages of a run, in the order in which they depend on each other.
+
+    Args:
+        client: What `connection.connect` returned.
+        run: The run as kfp's client returns it.
+    """
+    details = (run.run_details and run.run_details.task_details) or []
+    names = {detail.display_name for detail in details}
+    posted = client.specification(run)
+    tasks = list(_tasks(posted.get("pipeline_spec", posted))) or [
+        StageStatus(key, key, WAITING)
+        for key in sorted(filter(None, names), key=_natural)
+        if key != "root" and f"{key}-driver" in names
+    ]
+    known = Tasks([(stage.key, stage.parents) for stage in tasks], details)
+    drivers = {f"{stage.key}-driver" for stage in tasks}
+    own = {
+        name: detail
+        for detail in details
+        if (name := node_path(detail.display_name or "")[0]).endswith("-driver")
+        and name not in drivers
+        and detail.state == "FAILED"
+    }
+    failed = [_listed(StageStatus(name, OWN, WAITING, is_own=True), own[name]) for name in own]
+    return [*failed, *(_seen(known, stage) for stage in tasks)]
+
+
+def outcome(state: str | None, stages: list[StageStatus]) -> str:
+    """Returns what a run came to: its state in lower case, `rejected` where the gate refused the model.
+
+    The backend calls a run that was cancelled a failed one; `explained` can tell.
+    """
+    if state == "SUCCEEDED" and any(x.component_name == "reject" and x.state == "SUCCEEDED" for x in stages):
+        return "rejected"
+    ended = {stage.state for stage in stages} & BROKEN
+    if state == "FAILED" and ended == {"CANCELED"}:
+        return "canceled"
+    return (state or "pending").lower()
+
+
+def explained(client: Client, run: KubeflowRun, listed: list[StageStatus]) -> RunStatus:
+    """Returns the stages with what is known of those that failed or cannot start; whatever is not known is left out.
+
+    Args:
+        client: What `connection.connect` returned.
+        run: The run as kfp's client returns it.
+        listed: Its stages, as `stages` returns them.
+    """
+    workflow = _workflow(client, run)
+    known = _caught_up(run, workflow, listed)
+    if not _is_compressed(workflow) and _lags(run, known):
+        time.sleep(LAG_S)
+        with contextlib.suppress(BatonError):  # what is known already is something
+            run = client.get_run(run.run_id)
+            workflow = _workflow(client, run)
+            known = _caught_up(run, workflow, stages(client, run))
+    status = workflow.get("status", {})
+    is_cancelled = workflow.get("spec", {}).get("activeDeadlineSeconds") == 0  # how the backend ends a cancelled run
+    message = f"Argo says: {one_line(status['message'])}" if status.get("message") and not is_cancelled else None
+    if _is_compressed(workflow) or (_lags(run, known) and not status.get("nodes")):
+        is_stopped = is_cancelled or bool(re.search(r"(?i)deadline|duration", message or ""))
+        return RunStatus([_since(stage, run) for stage in known], message, is_frozen=True, is_stopped=is_stopped)
+    if _lags(run, known):
+        known = [_since(stage, run) if stage.state in GOING_ON else stage for stage in known]
+    pods, drivers = _pods(workflow, known)
+    own = [_of_own(workflow, attempts) for attempts in drivers]
+    if own:  # the workflow knows more of them than the list
+        pods = [nodes for stage, nodes in zip(known, pods, strict=True) if stage.name != OWN]
+        known = [stage for stage in known if stage.name != OWN]
+    if is_cancelled:
+        known, own = ([replace(x, state="CANCELED") if x.state == "FAILED" else x for x in y] for y in (known, own))
+    given = (run.runtime_config and run.runtime_config.parameters) or {}
+    is_ours = "store" in given or "store" in _inputs(client.specification(run))
+    told = [_explained(client, run.run_id, workflow, *both, is_ours=is_ours) for both in zip(known, pods, strict=True)]
+    told = [*own, *told]
+    is_loss = any(stage.state == "FAILED" and LOSS.search(stage.message or "") for stage in told)
+    if is_loss and (loss := retry_policy.ends_run(workflow)):
+        message = f"{loss}. {retry_policy.APPLY}"
+    return RunStatus(told, message)
+
+
+def _workflow(client: Client, run: KubeflowRun) -> Workflow:
+    """Returns the workflow of a run, empty where it cannot be had."""
+    try:
+        return client.workflow(run.run_id)
+    except (BatonError, ValueError):
+        return {}
+
+
+def _is_compressed(workflow: Workflow) -> bool:
+    """Returns whether Kubeflow's record has stopped: its stages stand in it as they were at some moment.
+
+    Argo compresses the nodes of a workflow of more than 1 MiB, and Kubeflow's API server does not read them then.
+    """
+    return bool(workflow.get("status", {}).get("compressedNodes"))
+
+
+def _lags(run: KubeflowRun, stages: list[StageStatus]) -> bool:
+    """Returns whether the record of the stages is behind that of the run, which has ended."""
+    return run.state in FINAL_STATES and any(stage.state in GOING_ON for stage in stages)
+
+
+def _caught_up(run: KubeflowRun, workflow: Workflow, stages: list[StageStatus]) -> list[StageStatus]:
+    """Returns the stages of a run that has ended as the workflow knows them, where the list of the API is behind."""
+    if run.state not in FINAL_STATES:
+        return stages
+    return [
+        replace(stage, state=state)
+        if stage.state in (*GOING_ON, WAITING) and nodes and (state := _state(nodes[-1]))
+        else stage
+        for stage, nodes in zip(stages, _pods(workflow, stages)[0], strict=True)
+    ]
+
+
+def _state(last: Node) -> str | None:
+    """Returns the state of a stage by its last pod, None where that does not tell."""
+    state = PHASES.get(last.get("phase", ""))
+    return None if state == "SUCCEEDED" and _is_driver(last) else state
+
+
+def _is_driver(node: Node) -> bool:
+    """Returns whether a pod is Kubeflow's own, which starts a stage or a graph."""
+    return node_path(node["name"])[-1].endswith("-driver")
+
+
+def _pods(workflow: Workflow, stages: list[StageStatus]) -> tuple[list[list[Node]], list[list[Node]]]:
+    """Returns the pods of each stage, and those of no stage, of which the last attempt failed or does not start."""
+    tasks = Tasks([(stage.key, stage.parents) for stage in stages if stage.name != OWN], ())
+    nodes = list(workflow.get("status", {}).get("nodes", {}).values())
+    pods = [[] if stage.name == OWN else tasks.pods(stage.key, stage.parents, nodes) for stage in stages]
+    claimed = {node["id"] for of_stage in pods for node in of_stage}
+    own: dict[str, list[Node]] = {}
+    for node in sorted(nodes, key=lambda node: node.get("startedAt") or ""):
+        if node.get("type") in PODS and node["id"] not in claimed:
+            own.setdefault(_attempted(node), []).append(node)
+    stuck = ("Failed", "Error", "Pending")
+    return pods, [of_one for of_one in own.values() if of_one[-1].get("phase") in stuck and of_one[-1].get("message")]
+
+
+def _attempted(node: Node) -> str:
+    """Returns what the attempts at one pod have in common of their names."""
+    return re.sub(r"\(\d+\)$", "", node["name"])
+
+
+def _since(stage: StageStatus, run: KubeflowRun) -> StageStatus:
+    """Returns a stage of a record that has stopped: as it must have ended since, where the run tells, or as unknown."""
+    if stage.state in ENDED:
+        return stage
+    may_be_left_out = any(parent.startswith("condition-") for parent in stage.parents)
+    return replace(stage, state="SUCCEEDED" if run.state == "SUCCEEDED" and not may_be_left_out else UNKNOWN)
+
+
+def _of_own(workflow: Workflow, nodes: list[Node]) -> StageStatus:
+    """Returns a pod of Kubeflow's own, the driver of a graph, which failed or does not start."""
+    *parents, key = node_path(nodes[-1]["name"])
+    state = "PENDING" if nodes[-1].get("phase") == "Pending" else "FAILED"
+    stage = StageStatus(key, OWN, state, tuple(parents[2:]), is_own=True)
+    return _with_reason(stage, _words(nodes[-1]), _pod_name(workflow, nodes[-1]), is_driver=True)
+
+
+def _explained(
+    client: Client, run_id: str, workflow: Workflow, stage: StageStatus, nodes: list[Node], *, is_ours: bool
+) -> StageStatus:
+    if not nodes:
+        # The workflow is not served: a driver that failed did so before any stage could.
+        return _with_reason(stage, stage.message, None, is_driver=True) if stage.is_own else stage
+    if stage.state == "CANCELED":
+        return stage
+    attempts = [node for node in nodes if _attempted(node) == _attempted(nodes[-1])]
+    is_lost = [node for node in attempts[:-1] if node.get("phase") in ("Failed", "Error")]
+    before = f"attempt {len(is_lost) + 1}; before: {_words(is_lost[-1])}" if is_lost else None
+    if stage.state == "SUCCEEDED":
+        return replace(stage, message="taken from Kubeflow's cache" if nodes[-1].get("type") == "Skipped" else before)
+    failed = [node for node in nodes if node.get("phase") in ("Failed", "Error")]
+    node = failed[-1] if stage.state == "FAILED" and failed else nodes[-1]  # of a loop the last need not be the one
+    if not node.get("message"):
+        return replace(stage, message=before or stage.message)
+    stage = replace(stage, state="PENDING" if node.get("phase") == "Pending" else stage.state)
+    pod = _pod_name(workflow, node)
+    message, code = events.read_termination_message(_words(node))
+    is_driver = _is_driver(node)
+    if code is not None:
+        return replace(stage, message=message, exit_code=code, pod=pod)
+    shown = _with_reason(stage, message, pod, is_driver=is_driver)
+    if stage.state not in BROKEN:
+        return replace(shown, message=f"{before}; now: {message}" if before else message)
+    if not is_driver and (shown.hint is None or shown.hint.startswith(LAUNCHER)):
+        if said := _said(client, run_id, pod):
+            return replace(shown, message=said, hint=None, is_lost=False)
+        if not is_ours:  # what another's stage leaves at its end is not known
+            return replace(shown, hint=None, is_lost=False)
+    return shown
+
+
+def _with_reason(stage: StageStatus, message: str | None, pod: str | None, *, is_driver: bool) -> StageStatus:
+    """Returns a stage with what its pod says, what helps, and whether the pod was lost.
+
+    Args:
+        stage: The stage.
+        message: What its pod says.
+        pod: Name of that pod.
+        is_driver: Whether it is Kubeflow's own pod, and not that of the stage.
+    """
+    text = message or ""
+    hint = next((hint for pattern, hint in HINTS if re.search(pattern, text)), None)
+    if hint and is_driver:
+        hint = INSTALLATION
+    elif hint:
+        hint = hint.format(smaller=", or lower training.micro_batch_size" if stage.trains else "")
+    is_broken, is_loss = stage.state in BROKEN, bool(LOSS.search(text))
+    is_lost = hint is None and (is_loss or (is_broken and (is_driver or bool(BARE.fullmatch(text)))))
+    if is_lost and stage.name == OWN:
+        hint = OWN_LOST
+    elif is_lost:
+        reason = DRIVER if is_driver else LOST if is_loss else LAUNCHER
+        hint = reason + (RESUMES if stage.trains else AGAIN)
+    is_lost = is_lost and is_broken
+    return replace(stage, message=message, pod=pod, hint=hint, is_lost=is_lost, is_own=is_driver)
+
+
+def _words(node: Node) -> str:
+    """Returns what a node says: the stage's own words where it left some at its end, else Kubernetes'."""
+    return " ".join(re.sub(r"^main: Error \(exit code \d+\): ", "", node.get("message") or "lost").split())
+
+
+def _said(client: Client, run_id: str, pod: str) -> str | None:
+    """Returns the message that a stage ended with, from its log, or None."""
+    try:
+        messages = SAID.findall(client.log(run_id, pod))
+    except BatonError:
+        return None
+    return one_line(messages[-1]) if messages else None
+
+
+def _pod_name(workflow: Workflow, node: Node) -> str:
+    """Returns the name of a node's pod, which Argo makes of the workflow's, the template's and a hash."""
+    metadata = workflow.get("metadata", {})
+    if metadata.get("annotations", {}).get("workflows.argoproj.io/pod-name-format") == "v1":
+        return str(node["id"])
+    return f"{metadata.get('name')}-{node.get('templateName')}-{node['id'].rpartition('-')[2]}"
+
+
+def _seen(tasks: Tasks, stage: StageStatus) -> StageStatus:
+    """Returns a stage as the API lists it."""
+    detail, driver = tasks.detail(stage.key, stage.parents), tasks.detail(f"{stage.key}-driver", stage.parents)
+    if detail is not None and detail.state not in (None, OMITTED):
+        return _listed(stage, detail)
+    if driver is not None and driver.state == "FAILED":
+        return _listed(replace(stage, is_own=True), driver)
+    around = (tasks.detail(parent, stage.parents[:depth]) for depth, parent in enumerate(stage.parents))
+    passed_by = any(graph is not None and graph.state == "SKIPPED" for graph in around)
+    return replace(stage, state="SKIPPED" if passed_by else WAITING)
+
+
+def _listed(stage: StageStatus, detail: TaskDetail) -> StageStatus:
+    return replace(
+        stage,
+        state=detail.state or WAITING,
+        started=_time(detail.start_time),
+        ended=_time(detail.end_time),
+        message=detail.error.message if detail.error else None,
+    )
+
+
+def _time(value: datetime.datetime | None) -> datetime.datetime | None:
+    return value if value and value.year >= STARTED_UNSET else None
+
+
+def _inputs(posted: PostedSpec) -> dict[str, Parameter]:
+    """Returns the parameters of a compiled pipeline."""
+    root = posted.get("pipeline_spec", posted).get("root", {})
+    return root.get("inputDefinitions", {}).get("parameters", {})
+
+
+def _tasks(spec: PipelineSpec) -> Iterator[StageStatus]:
+    """Yields the tasks that become pods as stages that wait, those of inner graphs in the place of these.
+
+    The names of a phase's stages begin with its name, as those of its report and of older pipelines do.
+    """
+    components = spec.get("components", {})
+
+    def inside(dag: Dag, parents: Path, before: frozenset[Path], phase: str) -> Iterator[StageStatus]:
+        tasks = dag.get("tasks", {})
+        order = graphlib.TopologicalSorter({key: tasks[key].get("dependentTasks", []) for key in tasks})
+        order.prepare()
+        stages: dict[str, frozenset[Path]] = {}
+        while order.is_active():
+            ready = sorted(order.get_ready(), key=_natural)
+            for key in ready:
+                task = tasks.get(key, {})
+                component = task.get("componentRef", {}).get("name", "")
+                after = before.union(*(stages[name] for name in task.get("dependentTasks", [])))
+                name, graph = task.get("taskInfo", {}).get("name", key), components.get(component, {})
+                if inner := graph.get("dag"):
+                    begins = "start_from" in graph.get("inputDefinitions", {}).get("parameters", {})
+                    found = list(inside(inner, (*parents, key), after, f"{name}: " if begins else phase))
+                else:
+                    found = [StageStatus(key, f"{phase}{name}", WAITING, parents, component=component, after=after)]
+                stages[key] = frozenset(stage.path for stage in found)
+                yield from found
+            order.done(*ready)
+
+    yield from inside(spec.get("root", {}).get("dag", {}), (), frozenset(), "")
+
+
+def _natural(text: str) -> list[tuple[int, str]]:
+    """Returns a sorting key by which `chunk-10` comes after `chunk-9`."""
+    return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", text)]
+
+
+# --- What the store says of a run: which stages have left their record since Kubeflow's stopped, and their last words.
+
+
+PATIENCE_S = 3.0
+"""Seconds for which a store that does not answer is asked: somebody waits."""
+
+
+def explained_by_store(client: Client, remote: connection.KubeflowRun, stages: list[StageStatus]) -> RunStatus:
+    """Returns what is known of a run: from Kubeflow, and where its record has stopped from the store.
+
+    Args:
+        client: What `connection.connect` returned.
+        remote: The run as kfp's client returns it.
+        stages: Its stages.
+    """
+    view, specification = explained(client, remote, stages), client.specification(remote)
+    if view.is_frozen:
+        return _completed(view, remote, specification)
+    return replace(view, stages=[_in_its_own_words(stage, remote, specification) for stage in view.stages])
+
+
+def _in_its_own_words(
+    stage: StageStatus, remote: connection.KubeflowRun, specification: connection.PostedSpec
+) -> StageStatus:
+    """Returns a stage that has left Kubernetes no word with those that it has left in the store, where it has."""
+    if stage.state != "FAILED" or not str(stage.hint).startswith(LAUNCHER):
+        return stage
+    phase, _, name = stage.name.rpartition(": ")
+    try:
+        failure = training_run(remote, specification, phase).read(RunFailure)
+    except (BatonError, KeyError, ValueError):  # no access, or a pipeline of several runs
+        return stage
+    if (
+        failure is None
+        or failure.stage != name
+        or failure.exit_code is None
+        or not is_failure_of(failure, remote, stage)
+    ):
+        return stage
+    return replace(stage, message=failure.message, exit_code=failure.exit_code, hint=None, is_lost=False)
+
+
+def _completed(view: RunStatus, remote: connection.KubeflowRun, specification: connection.PostedSpec) -> RunStatus:
+    """Returns the run with the stages that are unknown as the store has them; unchanged where it cannot be asked.
+
+    A record counts where it is younger than the run on Kubeflow: the same training run may have had one before.
+    """
+    told: dict[str, list[StageStatus]] = {}
+    for stage in view.stages:
+        if stage.state == UNKNOWN:
+            told.setdefault(stage.name.rpartition(": ")[0], []).append(stage)
+    known: dict[tuple[str, ...], StageStatus] = {}
+    for phase, unknown in told.items():
+        try:
+            run = training_run(remote, specification, phase)
+            seen = _asked(unknown, run, remote)
+            is_there = run.read(RunInfo) is not None
+        except (BatonError, KeyError, ValueError):  # no access, or a pipeline that is none of ours
+            continue
+        known |= {stage.path: stage for stage in seen}
+        view = replace(view, has_no_word=view.has_no_word or (is_there and all(x.exit_code is None for x in seen)))
+    stages = [known.get(stage.path, stage) for stage in view.stages]
+    if any(stage.message or stage.state != UNKNOWN for stage in known.values()):
+        stages = _in_order(stages)
+    return replace(view, stages=stages)
+
+
+def _in_order(stages: list[StageStatus]) -> list[StageStatus]:
+    """Returns stages of which some are unknown with what their order tells.
+
+    What comes before a stage that has begun has ended; what comes after one that has not ended waits.
+    """
+    before = {stage.path: stage.after for stage in stages}
+    begun = [stage.path for stage in stages if stage.state in ("SUCCEEDED", "FAILED") or stage.message]
+    ended = {stage.path for stage in stages if stage.state in ENDED}
+    while begun:
+        new = before.get(begun.pop(), frozenset()) - ended
+        ended |= new
+        begun += new
+    told = []
+    for stage in stages:
+        may_be_left_out = any(parent.startswith("condition-") for parent in stage.parents)
+        if stage.state == UNKNOWN and stage.path in ended and not may_be_left_out:
+            stage = replace(stage, state="SUCCEEDED", message="done, as what follows has begun")
+        elif stage.state == UNKNOWN and stage.path not in ended and not stage.after <= ended:
+            stage = replace(stage, state=WAITING, message=None)
+        told.append(stage)
+    return told
+
+
+def is_failure_of(failure: RunFailure, remote: connection.KubeflowRun, stage: StageStatus | None = None) -> bool:
+    """Returns whether it is this run on Kubeflow that has failed, and this attempt at a stage, and none before it."""
+    since = (stage and stage.started) or remote.created_at
+    return bool(failure.at) and datetime.datetime.fromisoformat(failure.at) >= since
+
+
+def training_run(remote: connection.KubeflowRun, specification: connection.PostedSpec, phase: str) -> Run:
+    """Returns the training run of a phase, as the data split names it.
+
+    Raises:
+        KeyError: the pipeline is none that trains one run, or several in phases.
+    """
+    spec = specification.get("pipeline_spec", specification)
+    inputs = spec["root"]["inputDefinitions"]["parameters"]
+    given = (remote.runtime_config and remote.runtime_config.parameters) or {}
+    named = str(given.get("run_name", inputs["run_name"].get("defaultValue", "")))
+    name = chosen_name(named, spec["pipelineInfo"]["name"], remote.run_id, phase)
+    store = str(given.get("store") or inputs["store"]["defaultValue"])
+    return Run(Storage(store, patience=PATIENCE_S), name)
+
+
+def _asked(stages: list[StageStatus], run: Run, remote: connection.KubeflowRun) -> list[StageStatus]:
+    recorded = run.recorded(remote.created_at)
+    progress, plan, evaluation = run.read(Progress), run.read(Plan), run.read(Evaluation)
+    failure = run.read(RunFailure)
+    failed = failure.stage if failure and failure.exit_code is not None and is_failure_of(failure, remote) else None
+    verdict: dict[str, bool] = {}
+    if remote.state == "SUCCEEDED" and evaluation and evaluation.gate:
+        verdict = {"export": evaluation.gate.passed, "reject": not evaluation.gate.passed}
+    seen = []
+    for stage in stages:
+        kind = stage.component_name
+        index = int(number[1]) if (number := re.search(r" (\d+)$", stage.name)) else None
+        if failure and failed == stage.name.rpartition(": ")[2]:
+            seen.append(replace(stage, state="FAILED", message=failure.message, exit_code=failure.exit_code))
+        elif kind in verdict:
+            seen.append(replace(stage, state="SUCCEEDED" if verdict[kind] else "SKIPPED"))
+        elif (kind if index is None else f"{kind}-{index:03d}") in recorded:
+            seen.append(replace(stage, state="SUCCEEDED", message="done, as the store says"))
+        elif progress and plan and kind == "train-chunk" and progress.chunk == index:
+            seen.append(replace(stage, message=f"step {progress.step} of {plan.num_steps} at {progress.at}"))
+        else:
+            seen.append(stage)
+    return seen
+
+
+# --- Finding a run on Kubeflow by its id or its name.
+
+
+RUN_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+def find_run(client: Client, endpoint: str, run: str, namespace: str | None) -> tuple[KubeflowRun, int]:
+    """Returns a run and how many runs have its name; of several, the newest.
+
+    Args:
+        client: What `connection.connect` returned.
+        endpoint: Its address, for messages.
+        run: Name or id of the run.
+        namespace: The user's namespace on a multi-user Kubeflow.
+
+    Raises:
+        UserError: there is no such run.
+        BatonError: the endpoint fails.
+    """
+    if RUN_ID.fullmatch(run):
+        found: KubeflowRun = client.get_run(run)
+        return found, 1
+    equals = {"operation": "EQUALS", "key": "display_name", "stringValue": run}
+    listed = client.list_runs(
+        page_size=50, sort_by="created_at desc", namespace=namespace, filter=json.dumps({"predicates": [equals]})
+    )
+    if not listed.runs:
+        raise UserError(
+            f"'{endpoint}' has no run named '{run}'; expected one{f' in namespace {namespace}' if namespace else ''}.",
+            remedy="Give the name that `baton submit` printed or the run's id; with several profiles --namespace too.",
+        )
+    newest: KubeflowRun = max(listed.runs, key=lambda found: found.created_at)
+    newest = client.get_run(newest.run_id)  # the list lacks the stages
+    return newest, int(listed.total_size or len(listed.runs))

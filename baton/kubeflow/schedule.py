@@ -1,0 +1,186 @@
+"""Recurring runs on Kubeflow Pipelines: one for each recipe that is retrained on a schedule."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from baton.errors import UserError
+from baton.kubeflow import submit
+from baton.kubeflow.connection import Client, RecurringRun, Token, connect, quiet
+from baton.kubeflow.submit import PipelineFile, experiment_id_of, required, started_from
+
+PREFIX = "retrain-"
+"""How the names of Baton's recurring runs begin; the recipe's name follows."""
+
+DESCRIPTION = "Retrains {} if data or recipe have changed."
+"""By it a recurring run is Baton's: the name alone may be anybody's."""
+
+CLOCK = "UTC, unless Kubeflow's CRON_SCHEDULE_TIMEZONE says otherwise"
+"""Time zone of a line: that of Kubeflow's controller."""
+
+_PAGE = 100
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A recurring run.
+
+    Attributes:
+        identifier: The endpoint's id.
+        recipe: Name of the recipe.
+        cron: When, in five fields; with a sixth in front where seconds are set.
+        is_enabled: Whether it runs.
+        next_run: None: Kubeflow does not say when next. The key stays for scripts that read `--json`.
+    """
+
+    identifier: str
+    recipe: str
+    cron: str
+    is_enabled: bool
+    next_run: str | None = None
+
+
+def cron_line(text: str) -> str:
+    """Returns a cron line as Kubeflow takes it: with a field for seconds in front. What it means Kubeflow judges.
+
+    Args:
+        text: Five fields, six with seconds in front, or a nickname such as `@daily`.
+
+    Raises:
+        UserError: it has another number of fields, or names a time zone.
+    """
+    fields = text.split()
+    if fields and "=" in fields[0]:
+        raise UserError(
+            f"cron {text!r} names a time zone; expected a line in the time of Kubeflow's clock.",
+            remedy=f"Leave {fields[0]} out, and give the hours of that clock: {CLOCK}.",
+        )
+    if len(fields) == 1 and text.startswith("@"):
+        return fields[0]
+    if len(fields) not in (5, 6):
+        raise UserError(
+            f"cron {text!r} has {len(fields)} field(s), expected 5: minute, hour, day of the month, month, day of the "
+            "week; or 6, with seconds in front.",
+            remedy="Every night at three is '0 3 * * *', every Monday '0 3 * * MON'.",
+        )
+    return " ".join(fields if len(fields) == 6 else ["0", *fields])
+
+
+def create(
+    package_path: str,
+    endpoint: str,
+    *,
+    recipe: str,
+    cron: str,
+    token: Token,
+    namespace: str | None,
+    service_account: str | None = None,
+    registers: bool = True,
+    tell: Callable[[str], None] = lambda line: None,
+) -> Schedule:
+    """Creates the recurring run of a recipe, in place of those of Baton that there are.
+
+    One run of it is under way at a time, and times that were missed are not made up for.
+
+    Args:
+        package_path: The compiled retraining pipeline.
+        endpoint: Address of the Kubeflow Pipelines API.
+        recipe: Name of the recipe.
+        cron: As `cron_line` returns it.
+        token: Bearer token, or None.
+        namespace: The user's namespace on a multi-user Kubeflow.
+        service_account: Account that the pods run under; the endpoint's own choice when left out.
+        registers: Whether the pipeline is registered, and its runs started from its version.
+        tell: Called with what somebody should know.
+
+    Raises:
+        UserError: the address, the token or the namespace is at fault.
+        BatonError: the endpoint cannot be reached or fails.
+    """
+    package = PipelineFile.read(package_path)
+    client = connect(endpoint, token=token, namespace=namespace)
+    registered = submit.register(client, package, namespace) if registers else None
+    with quiet(io.StringIO()):
+        # The new one is made before these go: a call that dies in between leaves one too many, and never none.
+        named = _named(client, recipe, namespace)
+        before = [_schedule(run) for run in named if _is_ours(run)]
+        made = client.create_recurring_run(
+            experiment_id_of(client, endpoint, recipe, namespace),
+            f"{PREFIX}{recipe}",
+            description=DESCRIPTION.format(recipe),
+            cron_expression=cron,
+            max_concurrency=1,
+            no_catchup=True,
+            params=package.defaults,
+            service_account=service_account,
+            **started_from(package, registered),
+        )
+        for recurring in before:
+            client.delete_recurring_run(recurring.identifier)
+    for run in named:
+        if not _is_ours(run):
+            tell(f"recurring run {run.display_name} ({run.recurring_run_id}) is not Baton's, and stays")
+    identifier = required(made.recurring_run_id, "the recurring run", endpoint)
+    return Schedule(identifier, recipe, _five(cron), is_enabled=True)
+
+
+def find(endpoint: str, *, token: Token, namespace: str | None, recipe: str | None = None) -> list[Schedule]:
+    """Returns Baton's recurring runs, or those of one recipe."""
+    client = connect(endpoint, token=token, namespace=namespace)
+    with quiet(io.StringIO()):
+        return _find(client, recipe, namespace)
+
+
+def delete(endpoint: str, recipe: str, *, token: Token, namespace: str | None) -> list[Schedule]:
+    """Deletes the recurring runs of a recipe; a run that is under way continues.
+
+    Raises:
+        UserError: there are none.
+    """
+    client = connect(endpoint, token=token, namespace=namespace)
+    with quiet(io.StringIO()):
+        schedules = _find(client, recipe, namespace)
+        if not schedules:
+            known = ", ".join(sorted({recurring.recipe for recurring in _find(client, None, namespace)})) or "none"
+            raise UserError(f"recipe {recipe!r} has no schedule; expected one of: {known}.")
+        for recurring in schedules:
+            client.delete_recurring_run(recurring.identifier)
+    return schedules
+
+
+def _find(client: Client, recipe: str | None, namespace: str | None) -> list[Schedule]:
+    return [_schedule(run) for run in _named(client, recipe, namespace) if _is_ours(run)]
+
+
+def _named(client: Client, recipe: str | None, namespace: str | None) -> list[RecurringRun]:
+    """Returns the recurring runs with a name as Baton gives, or that of one recipe, whosever they are."""
+    wanted = {"operation": "EQUALS", "key": "display_name", "stringValue": f"{PREFIX}{recipe}"}
+    filtered = json.dumps({"predicates": [wanted]}) if recipe else None
+    runs: list[RecurringRun] = []
+    page = ""
+    while True:
+        answer = client.list_recurring_runs(page_token=page, page_size=_PAGE, namespace=namespace, filter=filtered)
+        runs += answer.recurring_runs or []
+        page = answer.next_page_token or ""
+        if not page:
+            return [run for run in runs if run.display_name.startswith(PREFIX)]
+
+
+def _is_ours(run: RecurringRun) -> bool:
+    return run.description == DESCRIPTION.format(run.display_name.removeprefix(PREFIX))
+
+
+def _schedule(run: RecurringRun) -> Schedule:
+    trigger = run.trigger and run.trigger.cron_schedule
+    cron = _five(str(trigger.cron)) if trigger else "by interval"
+    return Schedule(
+        run.recurring_run_id, run.display_name.removeprefix(PREFIX), cron, is_enabled=run.status == "ENABLED"
+    )
+
+
+def _five(cron: str) -> str:
+    """Returns a line of Kubeflow as people write it: without the seconds, where they are 0."""
+    return cron.removeprefix("0 ") if len(cron.split()) == 6 else cron

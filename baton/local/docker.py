@@ -1,0 +1,472 @@
+"""Containers for `baton run --runner docker`: their folders, environment, network and user, run to the end.
+
+`kfp.local` calls `Containers.run` instead of kfp's runner (2.17.0), which counted one short failure in six a success.
+A container sees the recipe's folders at their own paths, has a read-only root, and runs as the caller.
+Credentials are environment variables: in no file, but shown by `docker inspect` while it lives.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import json
+import os
+import signal
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypedDict
+from urllib.parse import urlparse
+
+import yaml
+
+from baton import events
+from baton.errors import UserError
+from baton.machine import cache_dir
+from baton.recipe.base import amount
+from baton.recipe.recipe import Recipe
+from baton.store.storage import ENVIRONMENT
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from docker import DockerClient  # type: ignore[import-untyped]
+    from docker.types import Mount  # type: ignore[import-untyped]
+    from kfp.local import DockerRunner
+
+
+# --- One container, run to its end: what `kfp.local` calls for each stage, in place of kfp's.
+#
+# kfp's own (2.17.0) runs a container with `auto_remove` and takes one that is gone before its exit code was read for a
+# success: of short failures one in six passed with Docker 20.10, and every failure after much output. Here a container
+# is removed only once it has been waited for, and whatever interrupts that.
+
+
+KILLED = 137
+"""Exit code of a process that was ended by SIGKILL, as by the kernel where memory runs out."""
+_SHM = "/dev/shm"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Needs:
+    """Resources that the compiled file asks for a stage; 0 where it asks for nothing.
+
+    Attributes:
+        cpu: Cores.
+        memory: Bytes.
+        shm: Bytes of `/dev/shm`.
+        gpus: Accelerators.
+    """
+
+    cpu: float = 0.0
+    memory: int = 0
+    shm: int = 0
+    gpus: int = 0
+
+    def arguments(self) -> dict[str, object]:
+        """Returns it as Docker takes it."""
+        limits: dict[str, object] = {}
+        if self.cpu:
+            limits["nano_cpus"] = int(self.cpu * 1e9)
+        if self.memory:
+            limits |= {"mem_limit": self.memory, "memswap_limit": self.memory}  # a pod has no swap
+        if self.shm:
+            limits["shm_size"] = self.shm
+        if self.gpus:
+            from docker.types import DeviceRequest
+
+            limits["device_requests"] = [DeviceRequest(count=self.gpus, capabilities=[["gpu"]])]
+        return limits
+
+
+def read_needs(package_path: str) -> dict[str, Needs]:
+    """Reads what the stages of a compiled pipeline ask for, by the name of the stage's function.
+
+    All tasks of one stage ask for the same: `resources` in the recipe has one value for them.
+    """
+    with open(package_path, encoding="utf-8") as file:
+        spec, *platform = yaml.safe_load_all(file)
+    kubernetes = {}
+    for document in platform:
+        kubernetes = document["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
+    needs = {}
+    for label, executor in spec["deploymentSpec"]["executors"].items():
+        container = executor["container"]
+        asked = container.get("resources", {})
+        volumes = kubernetes.get(label, {}).get("emptyDirMounts", [])
+        needs[_function(container["args"])] = Needs(
+            cpu=amount(asked.get("resourceCpuLimit", "0")),
+            memory=int(amount(asked.get("resourceMemoryLimit", "0"))),
+            shm=int(sum(amount(volume["sizeLimit"]) for volume in volumes if volume["mountPath"] == _SHM)),
+            gpus=int(asked.get("accelerator", {}).get("resourceCount", 0)),
+        )
+    return needs
+
+
+class Containers:
+    """Runs stages in containers.
+
+    Args:
+        needs: What each stage may use, by the name of its function.
+    """
+
+    def __init__(self, needs: dict[str, Needs]) -> None:
+        self._needs = needs
+
+    def run(
+        self,
+        client: DockerClient,
+        image: str,
+        command: Sequence[str],
+        volumes: Mapping[str, Mapping[str, str]],
+        **arguments: object,
+    ) -> int:
+        """Runs a container to its end, prints what it prints, removes it, and returns its exit code.
+
+        Raises:
+            UserError: the engine refuses to start it.
+        """
+        stage = _function(command)
+        needs = self._needs.get(stage, Needs())
+        container = start_container(client, image, command, volumes=volumes, **needs.arguments(), **arguments)
+        try:
+            for line in container.lines():
+                print(line)
+            code = container.wait()
+            if code == KILLED and container.out_of_memory():
+                message = f"it was killed when its memory reached {needs.memory / 2**30:.3g} GiB (resources.memory)."
+                error = events.Error(stage.replace("_", " "), message, exit_code=1)
+                print(events.MARK + json.dumps({"event": error.kind, **error.fields()}))
+            return code
+        finally:
+            container.remove()
+
+
+class Container:
+    """A container that runs; `arguments` are what else Docker's client takes."""
+
+    def __init__(self, client: DockerClient, image: str, command: Sequence[str], **arguments: object) -> None:
+        self._container = client.containers.create(image, list(command), **arguments)
+        try:
+            self._output = self._container.attach(stream=True, demux=True)  # before the start, so that nothing is lost
+            self._container.start()
+        except BaseException:
+            self.remove()
+            raise
+
+    def lines(self) -> Iterator[str]:
+        """Yields what it prints until it ends, whole lines of either stream."""
+        decoders = [codecs.getincrementaldecoder("utf-8")("replace") for _ in range(2)]
+        rests = ["", ""]
+        for chunks in self._output:
+            for index, chunk in enumerate(chunks):
+                *whole, rests[index] = (rests[index] + decoders[index].decode(chunk or b"")).split("\n")
+                yield from whole
+        yield from filter(None, rests)
+
+    def wait(self) -> int:
+        """Waits for its end and returns its exit code."""
+        return int(self._container.wait()["StatusCode"])
+
+    def out_of_memory(self) -> bool:
+        """Tells whether the kernel ended a process of it for its memory limit."""
+        self._container.reload()
+        return bool(self._container.attrs["State"]["OOMKilled"])
+
+    def remove(self) -> None:
+        """Ends it, if it has not ended, and removes it with its volumes."""
+        import docker
+
+        with contextlib.suppress(docker.errors.NotFound):
+            self._container.remove(force=True, v=True)
+
+
+def start_container(client: DockerClient, image: str, command: Sequence[str], **arguments: object) -> Container:
+    """Starts a container.
+
+    Raises:
+        UserError: the engine refuses, with the reason that it gives.
+    """
+    import docker
+
+    try:
+        return Container(client, image, command, **arguments)
+    except docker.errors.APIError as error:
+        raise UserError(f"the container engine refuses a container of {image!r}: {error.explanation}.") from None
+
+
+@contextlib.contextmanager
+def containers_installed(containers: Containers) -> Iterator[None]:
+    """Puts `Containers.run` where kfp's Docker runner calls its own function."""
+    from kfp.local import docker_task_handler as handler
+
+    before = handler.run_docker_container
+    handler.run_docker_container = containers.run
+    try:
+        yield
+    finally:
+        handler.run_docker_container = before
+
+
+def _function(command: Sequence[str]) -> str:
+    return command[command.index("--function_to_execute") + 1]
+
+
+# --- What containers of `baton run --runner docker` get from this machine: folders, environment, network, a user.
+#
+# A container sees the folders that the recipe names, at their own paths, and nothing else of this machine. Its root is
+# read-only; it writes to the store, to the caches, to its own `/tmp` and to `/dev/shm`. It runs as the caller, so
+# that what it writes is the caller's. Credentials are passed on as environment: they are in no file, and in
+# `docker inspect` while the container lives.
+
+
+NETWORK = "BATON_DOCKER_NETWORK"
+"""Environment variable: Docker network of the containers. When left out, the host's where an address that they need is
+on this machine, Docker's own otherwise."""
+
+FORWARDED = (
+    *ENVIRONMENT,
+    *("HF_", "HUGGING_FACE_", "MLFLOW_", "WANDB_", "OMP_", "MKL_", "TOKENIZERS_", "BATON_STORE_", "BATON_SIGN"),
+)
+"""Beginnings of the names of environment variables that containers get."""
+FORWARDED_NAMES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
+
+_OURS = ("/", "/tmp", "/dev", "/dev/shm", "/proc", "/sys", "/bin", "/etc", "/lib", "/opt", "/opt/baton", "/usr")
+"""Folders that an image has itself."""
+_CACHES = ("BATON_CACHE", "HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "HF_XET_CACHE", "HF_MODULES_CACHE")
+_SEEN = """
+command -v baton >/dev/null || { echo image; exit 3; }
+for path; do [ -e "$path" ] || { echo "unseen $path"; exit 3; }; done
+"""
+_WRITABLE = 'for path; do [ -w "$path" ] || { echo "readonly $path"; exit 3; }; done'
+
+
+@contextlib.contextmanager
+def runner(recipe: Recipe, package_path: str, root: str) -> Iterator[DockerRunner]:
+    """Yields kfp's Docker runner for a recipe, once a container has seen what stages will need.
+
+    Args:
+        recipe: The recipe, its paths absolute.
+        package_path: The compiled file.
+        root: Folder for the outputs of tasks.
+
+    Raises:
+        UserError: there is no engine, it has no such image, or containers do not see a folder.
+    """
+    from kfp import local
+
+    client = _connect()
+    try:
+        _require_image(client, recipe.resources.image)
+        arguments = _arguments(recipe, client)
+        _look(client, recipe, root, arguments)
+    finally:
+        client.close()
+    with containers_installed(Containers(read_needs(package_path))), _ended_by_term():
+        yield local.DockerRunner(**arguments)
+
+
+def environment(recipe: Recipe, here: Mapping[str, str]) -> dict[str, str]:
+    """Returns the environment of the containers.
+
+    Args:
+        recipe: Its `resources.env` is in the compiled file and comes before what this machine has;
+            `resources.secret_env` names credentials.
+        here: This machine's environment.
+    """
+    wanted = {*FORWARDED_NAMES, *(name.lower() for name in FORWARDED_NAMES), *recipe.resources.secret_env}
+    passed = {name: value for name, value in here.items() if name in wanted or name.startswith(FORWARDED)}
+    for name, file in (("AWS_SHARED_CREDENTIALS_FILE", "credentials"), ("AWS_CONFIG_FILE", "config")):
+        path = os.path.expanduser(os.path.join("~", ".aws", file))
+        if name not in passed and os.path.isfile(path):
+            passed[name] = path
+    passed["BATON_CACHE"] = cache_dir()
+    passed["HF_HOME"] = here.get("HF_HOME") or os.path.expanduser(os.path.join("~", ".cache", "huggingface"))
+    passed["BATON_EVENTS"] = "stdout"
+    return {name: value for name, value in passed.items() if name not in recipe.resources.env}
+
+
+def folders(recipe: Recipe, env: Mapping[str, str]) -> dict[str, bool]:
+    """Returns what containers see of this machine's files: path → whether they may write there.
+
+    Args:
+        recipe: The recipe, its paths absolute.
+        env: The environment of the containers.
+
+    Raises:
+        UserError: the store is a folder that an image has itself.
+    """
+    document = recipe.model_dump(mode="json")
+    mounted = {path: False for path in _paths([document, *env.values()]) if path not in _OURS}
+    written = [recipe.store.cache_dir, *(env[name] for name in _CACHES if name in env)]
+    if "://" not in recipe.store.uri:
+        if recipe.store.uri in _OURS:
+            raise UserError(
+                f"store {recipe.store.uri!r} is a folder of every image and cannot be shared with containers.",
+                remedy="Name a folder that holds nothing else, or a bucket: s3://, gs:// or az://.",
+            )
+        written.append(recipe.store.uri)
+    if (recipe.tracking.mlflow or "").startswith("sqlite:///"):
+        written.append(os.path.dirname(str(recipe.tracking.mlflow).removeprefix("sqlite:///")))
+    for path in filter(None, written):
+        os.makedirs(path, exist_ok=True)
+        mounted[path] = True
+    return mounted
+
+
+def network(env: Mapping[str, str], recipe: Recipe) -> str | None:
+    """Returns the network of the containers, None for Docker's own; see `NETWORK`."""
+    if chosen := os.environ.get(NETWORK):
+        return chosen
+    addresses = [*env.values(), *recipe.resources.env.values(), recipe.tracking.mlflow or ""]
+    return "host" if any(_is_here(address) for address in addresses) else None
+
+
+def _is_here(address: str) -> bool:
+    if "://" not in address:
+        return False
+    host = urlparse(address).hostname or ""
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def _paths(value: object) -> Iterator[str]:
+    """Yields the files and folders that a document names, of a pattern the folder above its first wildcard."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        for part in value:
+            yield from _paths(part)
+    elif isinstance(value, str) and value.startswith("/") and "\n" not in value:
+        plain = value
+        while any(sign in plain for sign in "*?["):
+            plain = os.path.dirname(plain)
+        if os.path.isdir(plain) or os.path.isfile(plain):
+            yield os.path.normpath(plain)
+
+
+class Arguments(TypedDict):
+    """Options that every container is run with, as Docker's client takes it."""
+
+    environment: dict[str, str]
+    mounts: list[Mount]
+    network_mode: str | None
+    user: str
+    read_only: bool
+    cap_drop: list[str]
+    security_opt: list[str]
+    labels: dict[str, str]
+
+
+def _arguments(recipe: Recipe, client: DockerClient) -> Arguments:
+    from docker.types import Mount
+
+    env = environment(recipe, os.environ)
+    mounts = [Mount(path, path, type="bind", read_only=not written) for path, written in folders(recipe, env).items()]
+    rootless = any("rootless" in option for option in client.info().get("SecurityOptions") or [])
+    return {
+        "environment": env,
+        "mounts": [*mounts, Mount("/tmp", None, type="volume")],  # on disk, as a pod's; a tmpfs would count as memory
+        "network_mode": network(env, recipe),
+        "user": "0:0" if rootless else f"{os.getuid()}:{os.getgid()}",  # a rootless engine's root is the caller
+        "read_only": True,
+        "cap_drop": ["ALL"],
+        "security_opt": ["no-new-privileges", "label=disable"],  # SELinux would hide folders that have no label for it
+        "labels": {"app.kubernetes.io/part-of": "baton", "baton/recipe": recipe.name},
+    }
+
+
+def _connect() -> DockerClient:
+    """Returns Docker's client.
+
+    Raises:
+        UserError: no engine answers.
+    """
+    import docker
+
+    try:
+        client = docker.from_env()
+        client.ping()
+    except docker.errors.DockerException as error:
+        where = os.environ.get("DOCKER_HOST") or "the default socket (DOCKER_HOST is not set)"
+        raise UserError(
+            f"--runner docker: no container engine answers at {where}: {error}.",
+            remedy="Start Docker, or set DOCKER_HOST to an engine on this machine.",
+        ) from None
+    return client
+
+
+def _require_image(client: DockerClient, image: str) -> None:
+    """Fetches an image that the engine lacks where its name has a registry in it.
+
+    Raises:
+        UserError: there is no such image.
+    """
+    import docker
+
+    try:
+        client.images.get(image)
+        return
+    except docker.errors.ImageNotFound:
+        reason = "it is not on this engine"
+    registry = image.partition("/")[0]
+    if "/" in image and ("." in registry or ":" in registry):  # any other name would be fetched from Docker Hub
+        try:
+            client.images.pull(image)
+            return
+        except docker.errors.APIError as error:
+            reason = error.explanation or str(error)
+    raise UserError(
+        f"image {image!r} cannot be used: {reason}.",
+        remedy="Build one with `make images` and name it: --image NAME:TAG, or resources.image in the recipe.",
+    )
+
+
+def _look(client: DockerClient, recipe: Recipe, root: str, arguments: Arguments) -> None:
+    """Starts one container to see whether stages will find what they need.
+
+    Raises:
+        UserError: they will not.
+    """
+    seen = [mount["Target"] for mount in arguments["mounts"] if mount["Type"] == "bind"]
+    written = [mount["Target"] for mount in arguments["mounts"] if not mount.get("ReadOnly")]
+    # A file that was made just now: an engine on another machine may have folders of the same names.
+    with tempfile.NamedTemporaryFile(dir=root) as mark:
+        volumes = {root: {"bind": root, "mode": "rw"}}
+        script = f"{_SEEN}shift {len(seen) + 1}\n{_WRITABLE}"
+        command = ["sh", "-c", script, "sh", mark.name, *seen, root, *written]
+        container = start_container(client, recipe.resources.image, command, volumes=volumes, **arguments)
+        try:
+            answer = " ".join(container.lines())
+            code = container.wait()
+        finally:
+            container.remove()
+    if code:
+        raise _unusable(recipe.resources.image, answer)
+
+
+def _unusable(image: str, answer: str) -> UserError:
+    what, _, path = answer.partition(" ")
+    if what == "image":
+        return UserError(f"image {image!r} has no `baton`.", remedy="Build one with `make images`, or give --image.")
+    if what == "unseen":
+        return UserError(
+            f"containers do not see {path!r}: the engine is on another machine, or does not share that folder.",
+            remedy="Use an engine on this machine, share the folder, or use a store at s3://, gs:// or az://.",
+        )
+    if what == "readonly":
+        return UserError(f"containers may not write to {path!r} as user {os.getuid()}.", remedy="Check who owns it.")
+    return UserError(f"a container of {image!r} does not work on this engine: {answer or 'it says nothing'}.")
+
+
+@contextlib.contextmanager
+def _ended_by_term() -> Iterator[None]:
+    """Lets SIGTERM end this process as Ctrl-C does: by way of the clean-up that removes the container."""
+
+    def end(number: int, _: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,277 @@
+"""The local engine: runs the very compiled file through `kfp.local`, each stage its own process or container.
+
+kfp's runner, standard output, the log's handlers and the environment are the whole process's. So one run at a time has
+them: another that begins meanwhile has an engine in a process of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import logging
+import os
+import sys
+import tempfile
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from typing import TextIO
+
+from baton import events, machine
+from baton.checkpoint import zero_format
+from baton.compiler.pipeline_file import Pipeline, packaged
+from baton.errors import BatonError, UserError
+from baton.events import Error, Event
+from baton.local import forkserver, processes
+from baton.local.processes import StageRepaired, error_of
+from baton.machine import cache_dir
+from baton.recipe import load
+from baton.recipe import recipe as extras
+from baton.recipe.recipe import Recipe
+from baton.source import credentials, prepare
+
+_taken = threading.Lock()
+"""Held by the run that has this process's engine."""
+_before: dict[str, str | None] = {}
+"""Variables that it has set, with their values before."""
+
+
+def require_one_machine(recipe: Recipe) -> None:
+    """Refuses a recipe whose chunks take several machines.
+
+    Raises:
+        UserError: they do.
+    """
+    if recipe.max_nodes > 1:
+        raise UserError(
+            f"resources.nodes is {recipe.max_nodes}, and this is one machine.",
+            remedy="Submit the run to a cluster, or set resources.nodes to 1: resources.gpus, or "
+            "training.parallel.processes on the CPU, can give as many processes here.",
+        )
+
+
+def run_recipe(
+    recipe: Recipe,
+    name: str,
+    *,
+    pipeline: Pipeline = Pipeline.finetune,
+    arguments: Mapping[str, object],
+    on_event: Callable[[Event], None],
+    containers: bool,
+) -> None:
+    """Compiles a recipe, its paths absolute, to a pipeline and runs that; see `run`.
+
+    Raises:
+        UserError: containers cannot be had, the recipe's model cannot be made, a package that it needs is not
+            installed, it takes several machines, or this one has not the key to sign with.
+        BatonError: a stage failed, with the message that the stage gave.
+    """
+    require_one_machine(recipe)
+    if not _taken.acquire(blocking=False):
+        _run_apart(recipe, name, pipeline, arguments, on_event, containers=containers)
+        return
+    try:
+        _run_here(recipe, name, pipeline, arguments, on_event, containers=containers)
+    finally:
+        _taken.release()
+
+
+def _run_here(
+    recipe: Recipe,
+    name: str,
+    pipeline: Pipeline,
+    arguments: Mapping[str, object],
+    on_event: Callable[[Event], None],
+    *,
+    containers: bool,
+) -> None:
+    recipe = credentials.require_signing_key(recipe)
+    if not containers:
+        for part in recipe.phase_recipes() or [recipe]:
+            zero_format.require_package(part)
+            extras.require_all_packages(part)
+        forkserver.start()  # imports beside this process
+    prepare.check_model(recipe)
+    # kfp's engine would start whatever fails again, mistakes too, after a pause; who sits here can do so himself.
+    at_once = recipe.model_copy(update={"resources": recipe.resources.model_copy(update={"retries": 0})})
+    with packaged(at_once, "pipeline", pipeline) as package, _environment(**credentials.signing_environment(recipe)):
+        run(package, name, arguments, on_event=on_event, in_containers=recipe if containers else None)
+
+
+def _run_apart(
+    recipe: Recipe,
+    name: str,
+    pipeline: Pipeline,
+    arguments: Mapping[str, object],
+    on_event: Callable[[Event], None],
+    *,
+    containers: bool,
+) -> None:
+    """Runs a recipe by `main` in a fresh interpreter; raises what that does."""
+    request = {
+        "recipe": load.dumps(recipe),
+        "name": name,
+        "pipeline": pipeline,
+        "arguments": dict(arguments),
+        "containers": containers,
+        "environment": dict(_before),
+    }
+    ends: list[Error] = []
+
+    def heard(event: Event) -> None:
+        if isinstance(event, Error) and not event.stage:
+            ends.append(event)
+        else:
+            on_event(event)
+
+    with tempfile.NamedTemporaryFile("w", suffix=".json", encoding="utf-8") as file:
+        json.dump(request, file)
+        file.flush()
+        process = processes.FreshProcess("baton.local.engine", [file.name])
+        processes.follow(process, heard)
+        code, printed = process.wait(), process.output()
+    if ends:
+        raise (UserError if ends[0].exit_code == UserError.exit_code else BatonError)(ends[0].message)
+    if code:
+        raise BatonError(f"the engine of run {name!r} ended with code {code}: {printed}")
+
+
+def main(path: str) -> int:
+    """Runs what `_run_apart` asks for, and tells its events; an error without a stage is the run's own end."""
+    with open(path, encoding="utf-8") as file:
+        request = json.load(file)
+    for variable, value in request["environment"].items():
+        os.environ.pop(variable, None)
+        if value is not None:
+            os.environ[variable] = value
+    # A server of forks would hold the output open that somebody reads to its end.
+    os.environ[machine.FORKSERVER] = "0"
+    output = sys.stdout
+
+    def tell(event: Event) -> None:
+        with contextlib.redirect_stdout(output), _environment(BATON_EVENTS="stdout"):
+            events.emit(event)
+
+    try:
+        run_recipe(
+            load.loads(request["recipe"]),
+            request["name"],
+            pipeline=Pipeline(request["pipeline"]),
+            arguments=request["arguments"],
+            on_event=tell,
+            containers=request["containers"],
+        )
+    except BatonError as error:
+        tell(Error("", str(error), error.exit_code))
+        return error.exit_code
+    return 0
+
+
+def run(
+    package_path: str,
+    name: str,
+    arguments: Mapping[str, object],
+    *,
+    on_event: Callable[[Event], None],
+    in_containers: Recipe | None = None,
+) -> None:
+    """Runs a compiled pipeline to its end; what stages and engine print besides events goes to the log called `name`.
+
+    With `in_containers`, the recipe that was compiled, its paths absolute, stages are containers of its image.
+
+    Raises:
+        BatonError: containers cannot be had, or a stage failed, with the message that the stage gave.
+    """
+    from kfp import components, local
+
+    from baton.local import docker
+
+    failures: list[Error] = []
+
+    def heard(event: Event) -> None:
+        if isinstance(event, Error):
+            failures.append(event)
+        on_event(event)
+
+    log_path = os.path.join(cache_dir(), "logs", f"{name}.log")
+    os.makedirs(os.path.dirname(log_path), exist_ok=True)
+    with (
+        open(log_path, "a", encoding="utf-8") as log,
+        tempfile.TemporaryDirectory(prefix="baton-kfp-") as root,
+        docker.runner(in_containers, package_path, root) if in_containers else forkserver.installed() as containers,
+    ):
+        local.init(containers or local.SubprocessRunner(use_venv=False), pipeline_root=root, raise_on_error=True)
+        pipeline = components.load_component_from_file(package_path)
+        with _captured(_Lines(heard, log)), _environment(BATON_EVENTS="stdout", PYTHONUNBUFFERED="1"):
+            try:
+                pipeline(**arguments)
+            except RuntimeError as error:
+                if not (failures and failures[-1].marked):
+                    raise _failure(failures, error, log_path) from None
+                on_event(StageRepaired(failures[-1].stage, failures.pop().message))
+                try:  # what is whole is found done, and what was marked is made again
+                    pipeline(**arguments)
+                except RuntimeError as second:
+                    raise _failure(failures, second, log_path) from None
+
+
+def _failure(failures: list[Error], error: RuntimeError, log_path: str) -> BatonError:
+    if failures:
+        return error_of(failures[-1])
+    return BatonError(f"{error} The stage ended without a message.", remedy=f"Its output is in {log_path}.")
+
+
+class _Lines(io.TextIOBase):
+    """A text stream that tells events from ordinary output."""
+
+    def __init__(self, heard: Callable[[Event], None], log: TextIO) -> None:
+        self._heard, self._log, self._rest = heard, log, ""
+
+    def write(self, text: str) -> int:
+        *lines, self._rest = (self._rest + text).split("\n")
+        for line in lines:
+            if event := events.parse(line):
+                self._heard(event)
+            else:
+                self._log.write(line + "\n")
+        self._log.flush()
+        return len(text)
+
+
+@contextlib.contextmanager
+def _captured(stream: _Lines) -> Iterator[None]:
+    """Sends what engine and stages print, and the engine's log, to one stream."""
+    handler = logging.StreamHandler(stream)
+    root = logging.getLogger()
+    before, level = root.handlers[:], root.level
+    root.handlers[:] = [handler]
+    try:
+        with (
+            contextlib.redirect_stdout(stream),
+            contextlib.redirect_stderr(stream),
+            warnings.catch_warnings(),
+        ):
+            yield
+    finally:
+        root.handlers[:] = before
+        root.setLevel(level)
+
+
+@contextlib.contextmanager
+def _environment(**values: str) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in values}
+    _before.update({name: value for name, value in before.items() if name not in _before})
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

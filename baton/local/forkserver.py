@@ -1,0 +1,269 @@
+"""Stages forked from a server that has imported what they import: a process each, and not eight seconds of imports.
+
+The server (`multiprocessing`'s) imports, fills a table of Transformers, and does nothing else, so that a stage finds
+what a fresh interpreter would have: its own memory, no CUDA context, no threads that a fork would lose, its own random
+state. Where it would not, because what libraries read when they are imported has changed since, the stage begins as a
+fresh interpreter.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import multiprocessing
+import os
+import random
+import runpy
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from multiprocessing.connection import wait
+from typing import Protocol
+
+from baton import events, machine
+from baton.kfp.component import EXECUTOR, RUNTIME
+from baton.local import processes
+from baton.store.storage import ENVIRONMENT
+
+_PRELOADED = (
+    "baton.local.forkserver_first",  # first: it makes the environment that all others are imported in
+    "__main__",
+    "kfp.dsl.executor",
+    "baton.train.attempt",
+    "baton.train.methods.sft",
+    "baton.train.methods.grpo",
+    "baton.data.tokenize",
+    "baton.data.split",
+    "baton.evaluate.evaluate",
+    "baton.export.export",
+    "datasets",
+    "baton.local.forkserver_ready",  # last: it works on what has been imported
+)
+_READ_LATE = (
+    *ENVIRONMENT,
+    *("BATON_", "MLFLOW_", "_MLFLOW_", "PYTEST_", "TORCHINDUCTOR_CACHE_DIR", "CUBLAS_WORKSPACE_CONFIG"),
+    *("COLUMNS", "LINES", "PWD", "OLDPWD", "SHLVL", "PYTHONUNBUFFERED"),
+)
+"""Beginnings of the names of environment variables that are read when they are needed, not when libraries load."""
+_context = multiprocessing.get_context("forkserver")
+_children = threading.RLock()
+"""Held while exit codes are read: each can be read once, and whoever starts a process reads those of all that ended."""
+
+
+def start() -> None:
+    """Starts the server, unless it runs or `BATON_WARM` is 0; it imports in the background."""
+    machine.settle_home()
+    if _is_on():
+        _require_server()
+
+
+def launcher() -> processes.Launcher:
+    """Returns what starts stages of this machine."""
+    return ForkedProcess if _is_on() else processes.FreshProcess
+
+
+def _is_on() -> bool:
+    """Tells whether stages are forked: elsewhere than on Linux what torch loads does not outlive a fork.
+
+    A daemonic process, such as a worker of a pool, may have no children of `multiprocessing`'s.
+    """
+    is_daemonic = multiprocessing.current_process().daemon
+    return sys.platform == "linux" and os.environ.get(machine.FORKSERVER) != "0" and not is_daemonic
+
+
+def _require_server() -> None:
+    from multiprocessing import forkserver
+
+    _context.set_forkserver_preload(list(_PRELOADED))
+    forkserver.ensure_running()
+
+
+class Descriptor(Protocol):
+    """A file descriptor on its way into another process."""
+
+    def detach(self) -> int:
+        """Returns it, once, as that process has it."""
+
+
+class _Passed:
+    """A descriptor that goes with the request to fork: a process that is killed before it asks for it leaves none open.
+
+    Pickled for a process that is being started, it is sent with that; at any other time a thread would wait for who
+    fetches it.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def __reduce__(self) -> tuple[Callable[[Descriptor], Descriptor], tuple[Descriptor]]:
+        from multiprocessing.reduction import DupFd
+
+        return _received, (DupFd(self._descriptor),)
+
+
+def _received(descriptor: Descriptor) -> Descriptor:
+    return descriptor
+
+
+class ForkedProcess:
+    """A module that runs as a program, as `python -m` runs it, in a forked process; see `processes.Process`.
+
+    Args:
+        module: The module.
+        arguments: Its arguments.
+        environment: Its environment; this process's, and events as JSON lines, when left out.
+        own_group: Whether it is in its own process group, so that `kill` ends its children too and Ctrl-C does
+            not reach it.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+        *,
+        own_group: bool = True,
+    ) -> None:
+        _require_server()
+        self._own_group, self._printed = own_group, list[str]()
+        self._reader, writer = os.pipe()
+        variables = {**os.environ, "BATON_EVENTS": "stdout"} if environment is None else dict(environment)
+        try:
+            self._process = _context.Process(
+                target=_serve, args=(_Passed(writer), module, tuple(arguments), variables, own_group)
+            )
+            with _children:
+                self._process.start()
+        finally:
+            # The child's copy alone counts: with one here, reading would not end with it.
+            os.close(writer)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid or 0
+
+    def lines(self) -> Iterator[str]:
+        """Yields what it prints, line by line, until it ends.
+
+        Its end counts and not the pipe's: what it leaves may hold that open.
+        """
+        rest = b""
+        try:
+            while self._reader in wait([self._reader, self._process.sentinel]):
+                if not (data := os.read(self._reader, 65536)):
+                    break
+                *lines, rest = (rest + data).split(b"\n")
+                yield from (line.decode(errors="replace") + "\n" for line in lines)
+        finally:
+            os.close(self._reader)
+        if rest:
+            yield rest.decode(errors="replace")
+
+    def events(self) -> Iterator[events.Event]:
+        for line in self.lines():
+            if event := events.parse(line):
+                yield event
+            else:
+                self._printed.append(line)
+
+    def output(self) -> str:
+        return "".join(self._printed)[-2000:]
+
+    def kill(self) -> None:
+        """Ends it, and its children where it has its own group, as a node's end would: `kill -9`."""
+        with _children:
+            if self._process.exitcode is not None:
+                return
+        with contextlib.suppress(ProcessLookupError):
+            # Itself first: it makes its group after it has begun, and may not have come so far.
+            os.kill(self.pid, signal.SIGKILL)
+        if self._own_group:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+    def wait(self) -> int:
+        wait([self._process.sentinel])
+        with _children:
+            self._process.join()
+        return self._process.exitcode or 0
+
+
+@contextlib.contextmanager
+def installed() -> Iterator[None]:
+    """Puts forked stages where kfp's runner of processes starts an interpreter, unless `BATON_WARM` is 0."""
+    from kfp.local import subprocess_task_handler as handler
+
+    if not _is_on():
+        yield
+        return
+    before = handler.run_local_subprocess
+
+    def run(full_command: list[str], env_vars: dict[str, str] | None = None) -> int:
+        _, option, module, *arguments = full_command
+        if (option, module) != ("-m", EXECUTOR):
+            return int(before(full_command, env_vars))  # a component that is not ours
+        process = ForkedProcess(module, arguments, {**os.environ, **(env_vars or {})}, own_group=False)
+        for line in process.lines():
+            print(line, end="")
+        return process.wait()
+
+    # kfp has no hook for this. Without it each stage starts an interpreter and imports torch and TRL anew.
+    handler.run_local_subprocess = run
+    try:
+        yield
+    finally:
+        handler.run_local_subprocess = before
+
+
+def _serve(
+    output: Descriptor, module: str, arguments: tuple[str, ...], environment: dict[str, str], own_group: bool
+) -> None:
+    """Runs the module in the forked process."""
+    if own_group:
+        os.setpgid(0, 0)
+    descriptor = output.detach()
+    for standard in (1, 2):
+        os.dup2(descriptor, standard)
+    os.close(descriptor)
+    if reason := _unlike_fresh(environment):
+        print(f"a fresh interpreter for {module}: {reason}", flush=True)
+        # Process number and pipe stay as they are: who started it sees no difference.
+        os.execve(sys.executable, [sys.executable, "-m", module, *arguments], environment)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.stdout = open(1, "w", encoding="utf-8", errors="replace", buffering=1, closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", encoding="utf-8", errors="replace", buffering=1, closefd=False)  # noqa: SIM115
+    # Processes of its own begin as those of a fresh interpreter: else each worker of a data loader would import anew.
+    multiprocessing.set_start_method(None, force=True)
+    sys.argv = [module, *arguments]
+    sys.path.insert(0, os.getcwd())
+    # Every fork begins with the server's state: all stages would draw the same.
+    random.seed()
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed()
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    finally:
+        atexit._run_exitfuncs()  # multiprocessing leaves out what a program's end runs
+        sys.stdout.flush()
+        sys.stderr.flush()
+
+
+def _unlike_fresh(environment: Mapping[str, str]) -> str | None:
+    """Returns why what the server has imported is not what a fresh interpreter would import, None where it is."""
+    from baton.local import forkserver_first
+
+    wanted, imported = _read_early(environment), _read_early(forkserver_first.ENVIRONMENT)
+    if changed := sorted(name for name in wanted.keys() | imported.keys() if wanted.get(name) != imported.get(name)):
+        return f"{', '.join(changed)} changed since libraries were imported"
+    torch = sys.modules.get("torch")
+    return "CUDA is in use" if torch is not None and torch.cuda._is_in_bad_fork() else None
+
+
+def _read_early(environment: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name: value
+        for name, value in environment.items()
+        if not name.startswith(_READ_LATE) and name not in ("_", RUNTIME)
+    }

@@ -1,0 +1,182 @@
+"""Rows of a recipe's sources, looked at on this machine: the first ones, their format, and their lengths."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from baton import events
+from baton.errors import AbsentError, BatonError, StoreError, UserError
+from baton.events import Event
+from baton.local import processes
+from baton.recipe import load
+from baton.recipe.model import Model
+from baton.recipe.recipe import Recipe
+from baton.runs.documents import Preview, Survey
+from baton.source import prepare
+from baton.store import sources
+
+# --- The first rows of a recipe's sources, looked at on this machine before anything runs.
+
+
+HEAD = "baton.data.head"
+LOOKED_AT = 20
+"""Rows that tell whether a recipe's method learns from them."""
+
+
+def describe_rows(recipe: Recipe) -> Iterator[str]:
+    """Yields what the first rows of a recipe are, in words; of sources that are elsewhere, whether they are there.
+
+    Args:
+        recipe: The recipe, its paths absolute.
+
+    Raises:
+        UserError: its method does not learn from such rows, none of the first ones can be used, or a source is not
+            there.
+    """
+    for part, name, _ in prepare.parts_of(recipe):
+        of = f"{name.removeprefix('-')}: " if name else ""
+        elsewhere = [source.uri for source in part.data.sources if "://" in source.uri]
+        yield from (f"{of}data.source {uri}: {_seen_from_here(uri)}" for uri in elsewhere)
+        if not elsewhere:
+            yield from _describe_rows(part, of, recipe.model)
+
+
+def _seen_from_here(uri: str) -> str:
+    """Returns what can be seen of a source that is not on this machine.
+
+    Raises:
+        UserError: it is not there.
+    """
+    if uri.startswith("hf://"):
+        return "on the hub, nothing was looked at; `baton data check` does"
+    try:
+        found = len(sources.files([uri]))
+    except AbsentError as error:
+        raise UserError(f"data.source {uri!r}: {error.message}", remedy="Check the address.") from None
+    except StoreError as error:
+        return f"nothing was looked at: {error.message}"
+    return f"{found:,} file(s), whose rows were not looked at; `baton data check` does"
+
+
+def _describe_rows(recipe: Recipe, of: str, start: Model) -> Iterator[str]:
+    found: list[events.Source] = []
+
+    def heard(event: events.Event) -> None:
+        if isinstance(event, events.Source):
+            found.append(event)
+
+    rows = first_rows(recipe, LOOKED_AT, None, heard)
+    for source in found:
+        yield f"{of}{os.path.basename(source.uri)} holds {source.in_words}"
+    if recipe.data.system is not None:
+        prepare.check_rows(recipe, start, [row["row"] for row in rows if "row" in row])
+    rejected = [row for row in rows if "reason" in row]
+    if not rejected:
+        return
+    row = rejected[0]
+    example = f"{os.path.basename(str(row['file']))} line {row['line']}: {row['reason']}"
+    if len(rejected) == len(rows):
+        raise UserError(
+            f"{of}none of the first {len(rows)} rows of data.source is usable; the first is {example}.",
+            remedy="Check data.format and data.columns against the rows; `baton data check` looks at all of them.",
+        )
+    yield f"{of}{len(rejected)} of the first {len(rows)} rows are unusable, such as {example}; see `baton data check`"
+
+
+def first_rows(
+    recipe: Recipe, count: int, side: str | None, on_event: Callable[[events.Event], None]
+) -> list[dict[str, Any]]:
+    """Returns the first rows of a recipe as `baton.data.head.head` writes them, unusable ones among them.
+
+    Raises:
+        BatonError: they cannot be read, or fit no format that the method learns from.
+    """
+    with tempfile.TemporaryDirectory(prefix="baton-head-") as folder:
+        file, head = Path(folder, "recipe.json"), Path(folder, "head.jsonl")
+        file.write_text(load.dumps(recipe), encoding="utf-8")
+        processes.run(HEAD, [str(file), str(count), side or "", str(head)], on_event)
+        return [json.loads(line) for line in head.read_text(encoding="ascii").splitlines()]
+
+
+# --- What a starter recipe is made from: the rows as they are found, and their lengths in tokens.
+
+
+SURVEY = "baton.data.survey"
+PREVIEW = "baton.data.preview"
+MEASURED = 200
+"""Rows whose tokens are counted."""
+
+
+def survey(sources: Sequence[str]) -> Survey:
+    """Looks at the first rows of sources, in a process of its own.
+
+    Args:
+        sources: As `data.source`, local paths absolute.
+
+    Raises:
+        BatonError: they cannot be read, or hold no rows.
+    """
+    with tempfile.TemporaryDirectory(prefix="baton-survey-") as folder:
+        asked, found = Path(folder, "sources.json"), Path(folder, "survey.json")
+        asked.write_text(json.dumps(list(sources)), encoding="utf-8")
+        processes.run(SURVEY, [str(asked), str(found)], lambda event: None)
+        return Survey.read(found.read_bytes(), str(found))
+
+
+def is_at_hand(model: str) -> bool:
+    """Tells whether a model's tokenizer lies on this machine: in its folder, or in the cache of the hub's files."""
+    if os.path.isdir(model):
+        return True
+    if "://" in model:
+        return False
+    from huggingface_hub import try_to_load_from_cache
+
+    with contextlib.suppress(ValueError):  # it is no hub id
+        files = ("tokenizer.json", "tokenizer_config.json")
+        return any(isinstance(try_to_load_from_cache(model, name), str) for name in files)
+    return False
+
+
+def lengths(recipe: Recipe, on_event: Callable[[Event], None] = lambda event: None) -> list[int]:
+    """Returns the tokens of the first usable rows as the model sees them, ascending; of a pair, of the longer side.
+
+    Nothing is fetched. Returns none where they cannot be counted.
+
+    Args:
+        recipe: A recipe for the rows, its paths absolute.
+        on_event: Told what the processes tell.
+    """
+    with tempfile.TemporaryDirectory(prefix="baton-lengths-") as folder, _offline():
+        file, head, seen = (Path(folder, name) for name in ("recipe.json", "head.jsonl", "seen.json"))
+        file.write_text(load.dumps(recipe), encoding="utf-8")
+        try:
+            processes.run(HEAD, [str(file), str(MEASURED), "", str(head)], on_event)
+            processes.run(PREVIEW, [str(file), str(head), str(MEASURED), str(seen)], on_event)
+        except BatonError:
+            return []
+        longest: dict[tuple[str, int], int] = {}
+        for row in Preview.read(seen.read_bytes(), str(seen)).rows:
+            if not row.rejected:
+                place = (row.source.file, row.source.line)
+                longest[place] = max(longest.get(place, 0), row.length)
+        return sorted(longest.values())
+
+
+@contextlib.contextmanager
+def _offline() -> Iterator[None]:
+    """Keeps processes that are started within off the hub."""
+    before = os.environ.get("HF_HUB_OFFLINE")
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["HF_HUB_OFFLINE"]
+        else:
+            os.environ["HF_HUB_OFFLINE"] = before

@@ -1,0 +1,177 @@
+"""Stages as separate processes, followed by the events that they print."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+from baton import events, scratch
+from baton.errors import BatonError, SkipError, UserError
+from baton.events import Error, Event
+from baton.recipe import load
+from baton.recipe.recipe import Recipe
+from baton.runs.run import Run
+from baton.store.storage import Storage
+
+DATA_SPLIT = "baton.data.split_process"
+TOKENIZE = "baton.data.tokenize_process"
+TRAIN_CHUNK = "baton.train"
+CHECKPOINT = "baton.train.promote_process"
+
+
+class StageRepaired(Event):
+    """A stage of this machine's found damage, and the run goes back once to make it again."""
+
+    stage: str
+    message: str
+
+
+class TrialFailed(Event):
+    """A chunk of a trial on this machine failed for good."""
+
+    trial: str
+    chunk: int
+    message: str
+
+
+class Process(Protocol):
+    """A stage that runs."""
+
+    @property
+    def pid(self) -> int:
+        """Its process number."""
+
+    def events(self) -> Iterator[Event]:
+        """Yields what it tells, until it ends."""
+
+    def kill(self) -> None:
+        """Ends it and its children as a node's end would: `kill -9`."""
+
+    def wait(self) -> int:
+        """Waits for its end and returns its exit code, below 0 for a signal."""
+
+    def output(self) -> str:
+        """Returns the end of what it printed for people, once it has ended."""
+
+
+Launcher = Callable[[str, Sequence[str]], Process]
+"""Starts a stage, given as a module with its arguments."""
+
+
+class FreshProcess:
+    """A stage in a fresh interpreter, in its own process group; see `Process`."""
+
+    def __init__(self, module: str, arguments: Sequence[str]) -> None:
+        # A file, and not a second pipe: nobody reads it while events are read, and a full one would stop the stage.
+        self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            errors="replace",
+            env={**os.environ, "BATON_EVENTS": "stdout", "PYTHONUNBUFFERED": "1"},
+            process_group=0,
+        )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def events(self) -> Iterator[Event]:
+        assert self._process.stdout
+        with self._process.stdout:
+            for line in self._process.stdout:
+                if event := events.parse(line):
+                    yield event
+
+    def kill(self) -> None:
+        if self._process.returncode is None:  # not yet waited for: the number is still its own
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    def wait(self) -> int:
+        return self._process.wait()
+
+    def output(self) -> str:
+        with self._errors as file:
+            file.seek(0)
+            return file.read()[-2000:]
+
+
+def run(
+    module: str, arguments: Sequence[str], on_event: Callable[[Event], None], launch: Launcher = FreshProcess
+) -> None:
+    """Runs one stage to its end.
+
+    Raises:
+        BatonError: it failed, with the message that it gave.
+    """
+    process = launch(module, arguments)
+    require_success(module, arguments, process, follow(process, on_event))
+
+
+def follow(process: Process, on_event: Callable[[Event], None]) -> Error | None:
+    """Hands on what a process tells until it ends, and returns the error that it told, if it did.
+
+    Whatever interrupts this ends the process too: its own process group gets no Ctrl-C.
+    """
+    failure: Error | None = None
+    try:
+        for event in process.events():
+            failure = event if isinstance(event, Error) else failure
+            on_event(event)
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
+    return failure
+
+
+def clear_staging(pid: int) -> None:
+    """Removes what a killed chunk had staged on this machine; a pod's memory goes with the pod."""
+    for place in ("/dev/shm", tempfile.gettempdir()):
+        scratch.clear_left(place, pid)
+
+
+def require_success(module: str, arguments: Sequence[str], process: Process, failure: Error | None) -> None:
+    """Waits for a process.
+
+    Raises:
+        BatonError: it failed, with the message that it gave.
+    """
+    code, printed = process.wait(), process.output()
+    if code == 0:
+        return
+    if failure:
+        raise error_of(failure)
+    raise BatonError(f"{module} {json.dumps(list(arguments))} ended with code {code}: {printed}")
+
+
+def error_of(failure: Error) -> BatonError:
+    """Returns the error that a stage told, to be raised here."""
+    kind = SkipError if failure.skips else UserError if failure.exit_code == UserError.exit_code else BatonError
+    return kind(f"{failure.stage}: {failure.message}")
+
+
+def prepare(recipe: Recipe, name: str, on_event: Callable[[Event], None], launch: Launcher = FreshProcess) -> Run:
+    """Runs split and tokenize of a recipe, its paths absolute, and returns the run, ready for its first chunk.
+
+    Raises:
+        BatonError: a process failed, with its message.
+    """
+    started = Run(Storage(recipe.store.uri), name)
+    with tempfile.NamedTemporaryFile("w", suffix=".json", encoding="utf-8") as file:
+        file.write(load.dumps(recipe))
+        file.flush()
+        run(DATA_SPLIT, [file.name, name], on_event, launch)
+    run(TOKENIZE, [started.uri], on_event, launch)
+    return started

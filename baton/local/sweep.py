@@ -1,0 +1,205 @@
+"""A sweep on one machine: trials in turns, each chunk a fork of one warm server, and the best exported.
+
+The stages are those of `pipelines.sweep`; only their caller differs. Chunks of a rung go round all trials. During
+one chunk, the next process fetches its files and builds its trainer.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from typing import TypeVar
+
+from baton import events
+from baton.compiler.pipeline_file import compile_checked
+from baton.errors import BatonError, UserError
+from baton.events import Event
+from baton.local import engine, forkserver, processes
+from baton.local.processes import Process, TrialFailed
+from baton.pipelines.sweep import winners
+from baton.recipe import load
+from baton.recipe.recipe import Recipe
+from baton.runs.documents import ProofPart, Tokens
+from baton.runs.outcomes import TrialFailure, TrialInfo
+from baton.runs.plan import Plan
+from baton.runs.run import Run, now
+from baton.runs.sweep import Sweep
+from baton.runtime import through_skips
+from baton.store.manifest import usable_manifest
+from baton.sweep.search import Rung, brackets
+
+# --- A sweep's best trial, judged and exported; and whether the data of a trial is there.
+
+
+def export_best_trial(run: Run, sweep: str, on_event: Callable[[Event], None]) -> None:
+    """Runs what comes after the last chunk of the best trial, whose run it is, as the compiled pipeline does."""
+    with tempfile.TemporaryDirectory(prefix="baton-compile-") as folder:
+        package = os.path.join(folder, "winner.yaml")
+        compile_checked(winners(run.recipe()), package)
+        engine.run(package, sweep, {"run_uri": run.uri}, on_event=on_event)
+
+
+def is_prepared(run: Run) -> bool:
+    """Tells whether the data that was made in a run is still there."""
+    tokens = run.read(Tokens)
+    if run.read(Plan) is None or tokens is None:
+        return False
+    return usable_manifest(run.storage, tokens.prefix) is not None
+
+
+# --- A sweep on one machine: the trials take turns chunk by chunk, each chunk a process forked from one warm server.
+#
+# The stages are those of `baton.pipelines.sweep`; only who calls them differs: the chunks of a rung go round all
+# trials. So the learning curves grow side by side, and what people ask for is taken up at a trial's next chunk.
+
+
+logger = logging.getLogger("baton")
+
+SWEEP = "baton.sweep"
+BESIDE = 2
+"""Stages beside the chunk that trains, at most: what was committed is read back, and the page is written again."""
+TRIES = 2
+"""Times a chunk is started that fails for another reason than the user's, as a pod would be."""
+
+Answer = TypeVar("Answer", bound=Event)
+
+
+class LocalSweep:
+    """One sweep on this machine.
+
+    Args:
+        recipe: The recipe with its sweep, its paths absolute.
+        name: Name of the sweep; one that exists resumes where it stopped.
+        on_event: Called with each event of a stage.
+    """
+
+    def __init__(self, recipe: Recipe, name: str, on_event: Callable[[Event], None]) -> None:
+        self.recipe = recipe
+        self.sweep = Sweep.open(f"{recipe.store.uri}/sweeps/{name}")
+        self._on_event = on_event
+        self._launch = forkserver.launcher()
+        self._beside = ThreadPoolExecutor(BESIDE, "baton-beside")
+        self._pending: list[tuple[Process, Future[None]]] = []
+
+    def run(self) -> Run:
+        """Runs the sweep to its last rung, and returns the run of the best trial.
+
+        Raises:
+            BatonError: a stage failed, or no trial is left; see `baton.sweep.judge`.
+        """
+        best = ""
+        try:
+            for bracket in brackets(self.recipe):
+                survivors = self._begun(bracket.number)
+                for rung in bracket.rungs:
+                    self._train(rung, survivors)
+                    verdict = self._stage(events.Verdict, "judge", self.sweep.uri, str(rung.number))
+                    self._later(SWEEP, "page", self.sweep.uri, str(rung.number))
+                    survivors, best = verdict.kept, verdict.winner
+            self._finish_beside()
+        finally:
+            for process, _ in self._pending:
+                # After an error; else all were waited for. What they had begun, the sweep does again when it is
+                # resumed.
+                process.kill()
+            self._beside.shutdown()
+        return Run.open(best)
+
+    def _begun(self, bracket: int) -> list[str]:
+        """Draws the trials of a bracket, makes their data, and returns the addresses of their runs."""
+        with tempfile.NamedTemporaryFile("w", suffix=".json", encoding="utf-8") as file:
+            file.write(load.dumps(self.recipe))
+            file.flush()
+            arguments = [file.name, self.sweep.name, self.recipe.store.uri, str(bracket)]
+            begun = self._stage(events.Prepares, "begin", *arguments)
+        for preparation in begun.preparations:
+            if not is_prepared(Run(self.sweep.storage, preparation["run"])):
+                prepared = load.loads(preparation["recipe"])
+                processes.prepare(prepared, preparation["run"], self._on_event, self._launch)
+        return self._stage(events.Entered, "enter", self.sweep.uri, str(bracket)).runs
+
+    def _train(self, rung: Rung, survivors: list[str]) -> None:
+        """Trains the chunks of a rung, each for all trials that are left before the next one."""
+        runs = [Run.open(uri) for uri in survivors]
+        for index in range(rung.first, rung.chunk + 1):
+            runs = [run for run in runs if self._one(run, index)]
+        self._finish_beside()
+
+    def _one(self, run: Run, index: int) -> bool:
+        """Trains a chunk of a trial, and tells whether the trial continues with the next one."""
+        trial = run.need(TrialInfo).id
+        if self._is_stopped(trial):
+            return False
+        scored = self._scored(run)
+        if index < scored:
+            return True
+        if index == scored:
+            if run.read(ProofPart, index) is None:
+                self._later(processes.CHECKPOINT, run.uri, str(index))
+            return True
+        chunk, heard = (run.uri, str(index)), self._named(trial)
+        for attempt in range(1, TRIES + 1):
+            try:
+                through_skips(partial(processes.run, processes.TRAIN_CHUNK, chunk, heard, self._launch))
+                break
+            except BatonError as error:
+                if attempt == TRIES or isinstance(error, UserError):
+                    run.write(TrialFailure(chunk=index, message=error.message, at=now()))
+                    self._on_event(TrialFailed(trial, index, error.message))
+                    return False
+                logger.warning("trial %s failed in chunk %d and is tried again: %s", trial, index, error)
+        self._later(processes.CHECKPOINT, run.uri, str(index))
+        # Of an earlier attempt at this chunk, or of one that a resumed trial has got past.
+        run.remove(TrialFailure)
+        return True
+
+    def _is_stopped(self, trial: str) -> bool:
+        wish = self.sweep.control(trial)
+        return wish is not None and wish.state == "stop"
+
+    def _scored(self, run: Run) -> int:
+        """Returns the last chunk after which a trial has a score, 0 before there is one."""
+        return max((score.chunk for score in self.sweep.scores(run)), default=0)
+
+    def _later(self, module: str, *arguments: str) -> None:
+        """Runs a stage beside the next ones, unseen."""
+        while sum(not ended.done() for _, ended in self._pending) >= BESIDE:
+            next(ended for _, ended in self._pending if not ended.done()).result()
+        process = self._launch(module, arguments)
+        self._pending.append((process, self._beside.submit(_ended, module, arguments, process)))
+
+    def _finish_beside(self) -> None:
+        """Waits for what runs beside; raises what went wrong there."""
+        pending, self._pending = self._pending, []
+        for _, ended in pending:
+            ended.result()
+
+    def _named(self, trial: str) -> Callable[[Event], None]:
+        """Returns what hears the events of a trial's chunk, which get its name in front."""
+
+        def heard(event: Event) -> None:
+            if isinstance(event, events.Stage | events.Error):
+                event = replace(event, stage=f"{trial}: {event.stage}")
+            self._on_event(event)
+
+        return heard
+
+    def _stage(self, answer: type[Answer], *arguments: str) -> Answer:
+        """Runs a stage of the sweep itself and returns the event that it answers with."""
+        answers: list[Answer] = []
+
+        def heard(event: Event) -> None:
+            answers.extend([event] if isinstance(event, answer) else [])
+            self._on_event(event)
+
+        processes.run(SWEEP, arguments, heard, self._launch)
+        return answers[-1]
+
+
+def _ended(module: str, arguments: Sequence[str], process: Process) -> None:
+    processes.require_success(module, arguments, process, processes.follow(process, lambda event: None))

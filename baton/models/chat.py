@@ -1,0 +1,396 @@
+"""Conversations as the model reads them: chat templates, tool calls, the day, and rows as turns.
+
+The templates mark the assistant's text with `generation`. Some templates write today's date. All stages of a run use
+the same day, or a chunk after midnight would train on another text.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from datetime import date, datetime, tzinfo
+from typing import TYPE_CHECKING, Any, Self
+
+from baton import errors
+from baton.errors import UserError
+from baton.recipe.recipe import Recipe
+from baton.store.storage import Storage
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+# --- How conversations are written: templates by name, each with what the assistant says between `generation` marks.
+
+
+CHATML = (
+    "{% for message in messages %}{% if message['role'] == 'assistant' %}{{ '<|im_start|>assistant\\n' }}"
+    "{% generation %}{{ message['content'] + '<|im_end|>\\n' }}{% endgeneration %}{% else %}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+"""OpenAI's ChatML; that of tokenizers trained by Baton."""
+
+LLAMA3 = (
+    "{{ bos_token }}{% for message in messages %}"
+    "{{ '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' }}{% if message['role'] == 'assistant' %}"
+    "{% generation %}{{ message['content'] | trim + '<|eot_id|>' }}{% endgeneration %}{% else %}"
+    "{{ message['content'] | trim + '<|eot_id|>' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}"
+)
+"""Meta's Llama 3, without its dates and tools."""
+
+ZEPHYR = (
+    "{% for message in messages %}{{ '<|' + message['role'] + '|>\\n' }}{% if message['role'] == 'assistant' %}"
+    "{% generation %}{{ message['content'] + eos_token + '\\n' }}{% endgeneration %}{% else %}"
+    "{{ message['content'] + eos_token + '\\n' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}"
+)
+"""Hugging Face's Zephyr."""
+
+ALPACA = (
+    "{% for message in messages %}{% if message['role'] == 'system' %}{{ message['content'] + '\\n\\n' }}"
+    "{% elif message['role'] == 'assistant' %}{{ '### Response:\\n' }}"
+    "{% generation %}{{ message['content'] + eos_token }}{% endgeneration %}{{ '\\n\\n' }}"
+    "{% else %}{{ '### Instruction:\\n' + message['content'] + '\\n\\n' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '### Response:\\n' }}{% endif %}"
+)
+"""Stanford's Alpaca; its preamble is the system's message, where there is one."""
+
+OWN_TOKENS = ("<|end|>", "<|pad|>", "<|im_start|>", "<|im_end|>")
+"""First tokens of a tokenizer that Baton trains: the end of a text, padding, and those of ChatML."""
+
+TEMPLATES = {"chatml": CHATML, "llama3": LLAMA3, "zephyr": ZEPHYR, "alpaca": ALPACA}
+
+
+def chat_template(setting: str) -> str:
+    """Returns the template that `model.chat_template` stands for.
+
+    Args:
+        setting: A name in `TEMPLATES`, path or URI of a `.jinja` file, or the template itself.
+
+    Raises:
+        UserError: there is no such name or file, or the template is not valid Jinja.
+    """
+    template = TEMPLATES.get(setting)
+    if template is not None:
+        return template
+    if setting.endswith(".jinja") and "\n" not in setting:
+        template = _read(setting)
+    elif "{" in setting:
+        template = setting
+    else:
+        raise UserError(
+            f"model.chat_template {setting!r} is none of {', '.join(TEMPLATES)}, no .jinja file and no template."
+            f"{errors.suggest(setting, TEMPLATES)}"
+        )
+    _require_valid(template)
+    return template
+
+
+def _require_valid(template: str) -> None:
+    """Compiles a template as Transformers does, and computes no constant: `9 ** 9 ** 9` has no end."""
+    from jinja2 import TemplateSyntaxError, nodes
+    from transformers.utils.chat_template_utils import _compile_jinja_template
+
+    environment = _compile_jinja_template("").environment.overlay()
+    # What is asked about when it is used, or depends on what comes before, is no constant.
+    environment.intercepted_binops = frozenset(environment.binop_table)
+    changing = nodes.EvalContextModifier([nodes.Keyword("volatile", nodes.Const(True))])
+    try:
+        tree = environment.parse(template)
+        tree.body.insert(0, changing)
+        environment.compile(tree)
+    except TemplateSyntaxError as error:
+        raise UserError(f"model.chat_template is not valid Jinja: {error.message} (line {error.lineno}).") from None
+    except (RecursionError, ValueError, SyntaxError) as error:  # too deep, a number of too many digits, a lone `break`
+        raise UserError(f"model.chat_template is not valid Jinja: {error}.") from None
+
+
+def _read(path: str) -> str:
+    try:
+        if "://" in path:
+            folder, _, name = path.rpartition("/")
+            return Storage(folder).read(name).decode()
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except (FileNotFoundError, IsADirectoryError):
+        raise UserError(f"model.chat_template {path!r} does not exist.", remedy="Check the path.") from None
+    except UnicodeDecodeError:
+        raise UserError(f"model.chat_template {path!r} is not UTF-8 text.") from None
+    except OSError as error:
+        raise UserError(f"model.chat_template {path!r} cannot be read: {error.strerror}.") from None
+
+
+# --- The day that chat templates are told: the same one in all stages of a run, however many days it takes.
+#
+# The templates of Llama 3.2, gpt-oss and others write today's date into what a model reads, by `strftime_now`. Left to
+# the clock, a chunk that begins after midnight would train on another text than the one before.
+
+
+logger = logging.getLogger("baton")
+
+DATE_VARIABLE = "BATON_TODAY"
+"""Set in the processes of a run's stages, those that they begin included."""
+TEMPLATE_UTILS = "transformers.utils.chat_template_utils"
+"""Module that renders templates."""
+DATE_FUNCTION = "strftime_now"
+"""What templates ask."""
+
+
+class _TemplateClock(datetime):
+    """A clock that says the day that was told, at midnight; the time where none was."""
+
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> Self:
+        day = os.environ.get(DATE_VARIABLE)
+        return cls.fromisoformat(day) if day else super().now(tz)
+
+
+def set_template_date(day: date | str | None) -> None:
+    """Lets templates that are rendered from here on, in this process and those that it begins, be told a day.
+
+    Args:
+        day: As text in ISO format; None for the clock's.
+    """
+    if day:
+        if os.environ.get(DATE_VARIABLE) != str(day):
+            logger.info("chat templates are told that it is %s", day)
+        os.environ[DATE_VARIABLE] = str(day)
+    else:
+        os.environ.pop(DATE_VARIABLE, None)
+    if TEMPLATE_UTILS in sys.modules:
+        hold_template_date()
+
+
+def hold_template_date() -> None:
+    """Lets Transformers ask here while a day is told, and the clock else.
+
+    It has no argument for it that TRL and the evaluation harness would pass on.
+    """
+    if DATE_VARIABLE in os.environ or TEMPLATE_UTILS in sys.modules:
+        from transformers.utils import chat_template_utils
+
+        chat_template_utils.datetime = _TemplateClock if DATE_VARIABLE in os.environ else datetime
+
+
+def asks_for_date(template: object) -> bool:
+    """Tells whether a chat template, or one of several, asks for the day."""
+    return DATE_FUNCTION in str(template)
+
+
+# --- Tool calls as chat templates take them.
+
+
+Message = dict[str, Any]
+
+
+def with_text_arguments(messages: list[Message]) -> list[Message]:
+    """Returns messages with the arguments of calls as JSON text, which some templates ask for."""
+    return [
+        {**message, "tool_calls": [_with_text_arguments(call) for call in message["tool_calls"]]}
+        if message.get("tool_calls")
+        else message
+        for message in messages
+    ]
+
+
+def _with_text_arguments(call: dict[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        return call
+    return {**call, "function": {**function, "arguments": json.dumps(arguments, ensure_ascii=False)}}
+
+
+# --- Rows as conversations: which rows become user and assistant turns, and what an answer ends with.
+
+
+Row = dict[str, Any]
+
+PREAMBLE = (
+    "Below is an instruction that describes a task{and_input}. "
+    "Write a response that appropriately completes the request."
+)
+"""Beginning of the prompt of the Stanford Alpaca project, in which the split writes instruction and input."""
+AND_INPUT = ", paired with an input that provides further context"
+INSTRUCTION, INPUT, RESPONSE = "\n\n### Instruction:\n", "\n\n### Input:\n", "\n\n### Response:"
+
+TURNS = "prompts and answers that are texts become user and assistant turns"
+ANSWERS = ("completion", "chosen", "rejected")
+SYSTEM = "system"
+"""Column of a row of texts that may become turns: its system message."""
+BESIDE = (SYSTEM, "tools")
+"""Columns of a row of texts that turns alone have a place for."""
+PROMPT_TEXT = "prompt_text"
+"""Column of a prompt that became turns: its text, for reward functions."""
+ANSWER = "baton"
+"""Stands for what an assistant says, to see what a chat template puts after it."""
+
+
+def alpaca(instruction: str, context: str | None) -> str:
+    """Returns an instruction, and its input where there is one, as Alpaca's prompt."""
+    head = PREAMBLE.format(and_input=AND_INPUT if context else "")
+    return f"{head}{INSTRUCTION}{instruction}{f'{INPUT}{context}' if context else ''}{RESPONSE}"
+
+
+def strip_alpaca(prompt: str) -> str:
+    """Returns what a user asks in a prompt: where `alpaca` wrote it, the instruction, a blank line and the input.
+
+    The input begins after the first `### Input:`, so that it may itself hold one; an instruction may not.
+    """
+    for and_input in ("", AND_INPUT):
+        head = PREAMBLE.format(and_input=and_input) + INSTRUCTION
+        if prompt.startswith(head) and prompt.endswith(RESPONSE) and len(prompt) >= len(head) + len(RESPONSE):
+            body = prompt[len(head) : -len(RESPONSE)]
+            return "\n\n".join(body.split(INPUT, 1)) if and_input else body
+    return prompt
+
+
+def own_template(recipe: Recipe) -> str | None:
+    """Returns the chat template that a recipe gives, None where the tokenizer's counts."""
+    return chat_template(recipe.model.chat_template) if recipe.model.chat_template else None
+
+
+def uses_chat(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Tells whether prompts and answers that are texts become user and assistant turns (`data.render_as`).
+
+    Left to itself (`auto`), where training starts from a model whose tokenizer has a chat template; never with a
+    tokenizer that Baton trained, in this run or for the model it starts from, nor for `pretrain`.
+    """
+    how = recipe.data.render_as
+    if how == "text" or recipe.training.method == "pretrain" or not tokenizer.chat_template:
+        return False
+    return how == "chat" or (recipe.model.base is not None and not is_baton_tokenizer(tokenizer))
+
+
+def may_use_chat(recipe: Recipe) -> bool:
+    """Tells whether prompts and answers that are texts may become turns, whatever the tokenizer turns out to be."""
+    how = recipe.data.render_as
+    return how == "chat" or (how == "auto" and recipe.model.base is not None and recipe.training.method != "pretrain")
+
+
+def require_template(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Checks that there is a template where the recipe asks for one.
+
+    Raises:
+        UserError: there is none.
+    """
+    if recipe.data.render_as == "chat" and not tokenizer.chat_template:
+        raise UserError(
+            f"data.render_as: chat, and the tokenizer of {recipe.model.base or 'the model'} has no chat template.",
+            remedy="Set model.chat_template (chatml, llama3, zephyr, alpaca or a .jinja file), take an instruct model, "
+            "or set render_as to text.",
+        )
+
+
+def describe(recipe: Recipe, *, chat: bool) -> str:
+    """Returns in words how texts reach the model.
+
+    Args:
+        recipe: The recipe.
+        chat: Whether they become turns.
+    """
+    how = f"(data.render_as: {recipe.data.render_as})"
+    if not chat:
+        return f"prompts and answers that are texts are trained as text {how}"
+    own = recipe.model.chat_template
+    name = own if own in TEMPLATES else "that the recipe gives" if own else f"of {recipe.model.base or 'the tokenizer'}"
+    system = ", with data.system" if recipe.data.system else ""
+    return f"{TURNS} in the chat template {name}{system} {how}"
+
+
+def is_baton_tokenizer(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Tells whether Baton trained a tokenizer: its first tokens are those that Baton gives each."""
+    own = list(OWN_TOKENS)
+    return len(tokenizer) >= len(own) and tokenizer.convert_ids_to_tokens(list(range(len(own)))) == own
+
+
+def apply_chat(rows: list[Row], recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> list[Row]:
+    """Returns rows of the split as they are rendered: as turns where that applies, `data.system` before each."""
+    if uses_chat(recipe, tokenizer):
+        return [as_turns(row, recipe) for row in rows]
+    rows = [with_system(row, recipe) for row in rows] if recipe.data.system else rows
+    return [
+        {name: value for name, value in row.items() if name not in beside} if (beside := unplaced(row)) else row
+        for row in rows
+    ]
+
+
+def unplaced(row: Row) -> list[str]:
+    """Returns the columns of a row of texts for which only turns have a place."""
+    return [name for name in BESIDE if name in row] if isinstance(row.get("prompt"), str) else []
+
+
+def rendering_changes(row: Row, recipe: Recipe, *, chat: bool) -> str:
+    """Returns in words what `data.render_as` and `data.system` change of a row and its like, nothing for nothing.
+
+    Args:
+        row: A row of the split.
+        recipe: The recipe.
+        chat: Whether texts become turns.
+
+    Raises:
+        UserError: there is a system message, and the prompts are texts that stay texts.
+    """
+    if isinstance(row.get("prompt"), str) and "text" not in row:
+        if not chat and recipe.data.system is not None:
+            raise UserError(
+                "data.system: prompts are trained as text here, which has no system message.",
+                remedy="Set data.render_as to chat, with a model or model.chat_template that has a template, or remove "
+                "data.system.",
+            )
+        return describe(recipe, chat=True) if chat else ""
+    is_talk = ("messages" in row or "prompt" in row) and "text" not in row
+    return "conversations without a system message get data.system" if is_talk and recipe.data.system else ""
+
+
+def as_turns(row: Row, recipe: Recipe) -> Row:
+    """Returns a row of the split whose prompt and answers are messages; plain text stays what it is.
+
+    A prompt that the model answers itself keeps its text in `PROMPT_TEXT`, as reward functions see it.
+    """
+    if "messages" in row or "text" in row:
+        return with_system(row, recipe)
+    turned = dict(row)
+    # An extra column of before `auto` was among those that have a place for it was one for reward functions alone.
+    is_placed = recipe.data.render_as == "chat" or SYSTEM not in recipe.data.extra_columns
+    system = turned.pop(SYSTEM, None) if is_placed else None
+    answered_by_model = recipe.training.spec.rows == "prompts"
+    if isinstance(row["prompt"], str):
+        turned["prompt"] = [{"role": "user", "content": strip_alpaca(row["prompt"])}]
+        if answered_by_model:
+            turned[PROMPT_TEXT] = row["prompt"] + recipe.data.separator
+    for name in () if answered_by_model else ANSWERS:
+        if isinstance(row.get(name), str):
+            turned[name] = [{"role": "assistant", "content": row[name]}]
+    return with_system(turned, recipe, system)
+
+
+def with_system(row: Row, recipe: Recipe, own: str | None = None) -> Row:
+    """Returns a row with its own system message, or `data.system`, before its conversation, where that has no such turn
+    already."""
+    system = own or recipe.data.system
+    name = "messages" if "messages" in row else "prompt"
+    turns = row.get(name)
+    if system is None or not isinstance(turns, list) or "text" in row:
+        return row
+    if any(message["role"] in ("system", "developer") for message in turns):
+        return row
+    return {**row, name: [{"role": "system", "content": system}, *turns]}
+
+
+def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """Returns the added token that a chat template closes an assistant's answer with, None if it does with none."""
+    if not tokenizer.chat_template:
+        return None
+    messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": ANSWER}]
+    try:
+        text = str(tokenizer.apply_chat_template(messages, tokenize=False))
+    except Exception:  # a template may raise whatever it likes, of roles that it does not know for example
+        return None
+    _, _, tail = text.rpartition(ANSWER)
+    ids = tokenizer(tail.strip(), add_special_tokens=False)["input_ids"] if tail.strip() else []
+    return int(ids[0]) if ids and ids[0] in tokenizer.added_tokens_decoder else None

@@ -1,0 +1,178 @@
+"""Writing text with a causal language model: the same model writes the same text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from baton.errors import UserError
+from baton.models import chat, loading, user_code, vocabulary
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A model with its tokenizer, for reward functions that look at what wrote a completion."""
+
+    model: PreTrainedModel
+    processing_class: PreTrainedTokenizerBase
+
+
+def write_all(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[str],
+    *,
+    max_new_tokens: int,
+    max_length: int,
+    batch_size: int = 1,
+    temperature: float = 0.0,
+    top_p: float = 1.0,
+    seed: int = 0,
+    progress: Callable[[int, int], None] = lambda done, of: None,
+) -> list[str]:
+    """Returns what the model writes after each prompt, without the prompts, up to an end of text or of a turn.
+
+    Prompts of like length share a batch, padded on the left. The texts are those of writing one at a time, except
+    where two tokens come within the last bits of each other: the kernels of another shape round another way.
+
+    Args:
+        model: A causal language model, in evaluation mode.
+        tokenizer: Its tokenizer.
+        prompts: Texts to continue; cut at `max_length` tokens.
+        max_new_tokens: Longest continuation in tokens.
+        max_length: Longest prompt in tokens.
+        batch_size: Prompts at once.
+        temperature: Of the sampling; 0 takes the likeliest token each time.
+        top_p: Share of the probability that sampling draws from.
+        seed: With a prompt's place in the list it decides what is drawn for that prompt, whatever batch it is in.
+        progress: Called after each batch with the number of prompts that are done, and of all.
+    """
+    ids = [prompt_ids(tokenizer, prompt, max_length) for prompt in prompts]
+    order = sorted(range(len(ids)), key=lambda number: len(ids[number]))
+    stops = stop_ids(model, tokenizer)
+    texts = [""] * len(ids)
+    for first in range(0, len(order), batch_size):
+        numbers = order[first : first + batch_size]
+        drawing = _drawing(temperature, top_p, [(seed, number) for number in numbers]) if temperature else None
+        continuations = _continue(model, tokenizer, [ids[number] for number in numbers], max_new_tokens, stops, drawing)
+        for number, continuation in zip(numbers, continuations, strict=True):
+            end = next((at for at, token in enumerate(continuation) if token in stops), len(continuation))
+            texts[number] = str(tokenizer.decode(continuation[:end], skip_special_tokens=True))
+        progress(first + len(numbers), len(order))
+    return texts
+
+
+def stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Returns the tokens after which a model has nothing more to say: the tokenizer's end of text, those of the model's
+    own generation settings, what the chat template puts after an assistant's answer, and `end_of_turn`."""
+    own = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    known = [tokenizer.eos_token_id, *(own if isinstance(own, list) else [own]), chat.end_of_turn(tokenizer)]
+    known.append(vocabulary.end_of_turn(tokenizer))
+    return list(dict.fromkeys(token for token in known if token is not None))
+
+
+def prompt_ids(tokenizer: PreTrainedTokenizerBase, prompt: str, max_length: int) -> list[int]:
+    """Returns a prompt's tokens; a beginning of text that a chat template has written is not put in front twice."""
+    begun = bool(tokenizer.bos_token) and prompt.startswith(str(tokenizer.bos_token))
+    text = prompt or str(tokenizer.eos_token)
+    encoded = tokenizer(text, truncation=True, max_length=max_length, add_special_tokens=not begun)
+    return list(encoded["input_ids"])
+
+
+def _continue(
+    model: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: list[list[int]],
+    max_new_tokens: int,
+    stops: list[int],
+    drawing: Any,
+) -> list[list[int]]:
+    """Returns the tokens that a model writes after each of a batch of prompts, padding included."""
+    import torch
+
+    width = max(len(ids) for ids in prompts)
+    filler = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else stops[0]
+    padded = [[filler] * (width - len(ids)) + ids for ids in prompts]
+    mask = [[0] * (width - len(ids)) + [1] * len(ids) for ids in prompts]
+    with torch.inference_mode():
+        out = model.generate(
+            input_ids=torch.tensor(padded, device=model.device),
+            attention_mask=torch.tensor(mask, device=model.device),
+            max_new_tokens=max_new_tokens,
+            do_sample=False,  # a drawing puts its noise into the scores, and then the highest is taken
+            repetition_penalty=1.0,  # a model's own settings may have another, and then it is not the likeliest token
+            logits_processor=drawing,
+            pad_token_id=filler,
+            eos_token_id=stops or None,
+        )
+    continuations: list[list[int]] = out[:, width:].tolist()
+    return continuations
+
+
+def _drawing(temperature: float, top_p: float, seeds: list[tuple[int, int]]) -> Any:
+    """Returns what turns the choice of the highest score into a draw from the softmax of the scores."""
+    from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopPLogitsWarper
+
+    from baton.models.rng import GumbelNoise
+
+    steps: list[Any] = [TemperatureLogitsWarper(temperature)] if temperature != 1.0 else []
+    steps += [TopPLogitsWarper(top_p)] if top_p < 1.0 else []
+    return LogitsProcessorList([*steps, GumbelNoise(seeds)])
+
+
+def rendered(prompt: Any, tokenizer: PreTrainedTokenizerBase, tools: list[dict[str, Any]] | None = None) -> str:
+    """Returns a prompt as text: messages as the chat template writes them, up to where the assistant begins; with the
+    tools that the row declares.
+
+    Raises:
+        UserError: the template refuses them.
+    """
+    if isinstance(prompt, str):
+        return prompt
+    reason = ""
+    for messages in (prompt, chat.with_text_arguments(prompt)):
+        try:
+            return str(tokenizer.apply_chat_template(messages, tools, tokenize=False, add_generation_prompt=True))
+        except Exception as error:  # a template may raise whatever it likes, of arguments that are no text for example
+            reason = reason or " ".join(str(error).split())[:300] or type(error).__name__
+    raise UserError(
+        f"the chat template refuses it: {reason}.", remedy="Mend the row, or set model.chat_template to one that does."
+    )
+
+
+def load(model_uri: str, *, trust_remote_code: bool = False) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Loads an exported model, a checkpoint or a hub model; an adapter is put on its base.
+
+    Args:
+        model_uri: Folder, URI or hub id.
+        trust_remote_code: Run Python code that comes with it.
+
+    Returns:
+        The model, ready to write, and its tokenizer.
+
+    Raises:
+        UserError: there is no such model, or it needs code of its own.
+    """
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+    folder = loading.local_model(model_uri)
+    with user_code.asking_for_trust(model_uri):
+        return _loaded(folder, trust_remote_code)
+
+
+def _loaded(folder: str, trust_remote_code: bool) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    import json
+    import os
+
+    tokenizer = loading.load_tokenizer(folder, trust_remote_code=trust_remote_code)
+    if os.path.isfile(f"{folder}/config.json"):
+        return loading.load_model(folder, trust_remote_code=trust_remote_code).eval(), tokenizer
+    with open(f"{folder}/adapter_config.json", encoding="utf-8") as file:
+        base = json.load(file)["base_model_name_or_path"]
+    whole = loading.load_model(loading.local_model(base), trust_remote_code=trust_remote_code)
+    return loading.adapted(whole, folder, tokenizer).eval(), tokenizer

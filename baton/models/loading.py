@@ -1,0 +1,462 @@
+"""Models and tokenizers of a run: fetched, pinned by digest, loaded, counted and placed on devices.
+
+A model that only answers is placed on the CPU, on one GPU, or over all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import tempfile
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from baton import errors
+from baton.errors import UserError
+from baton.machine import cache_dir
+from baton.models import chat, trainable, user_code, vocabulary
+from baton.recipe.model import FromScratch
+from baton.recipe.recipe import Recipe
+from baton.store import bundle
+from baton.store.storage import Storage
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+# --- How many numbers a model has, wherever they are and however they are packed.
+
+
+def count_parameters(parameters: Iterable[torch.Tensor]) -> int:
+    """Returns how many numbers parameters have before they are packed or split over processes."""
+    return sum(map(_count_one, parameters))
+
+
+def _count_one(value: torch.Tensor) -> int:
+    packed = getattr(value, "quant_state", None)  # bitsandbytes' of 4 bits, two to a byte
+    if packed is not None:
+        return math.prod(packed.shape)
+    whole = getattr(value, "ds_numel", None)  # ZeRO's stage 3 leaves an empty tensor in its place
+    return value.numel() if whole is None else int(whole)
+
+
+# --- Where a model lies that is asked and not trained: on the CPU, on one GPU, or spread over all that there are.
+
+
+GPU_SHARE = 0.8
+"""Share of a GPU's free memory that weights may fill; activations and the keys of completions need the rest."""
+
+
+def place_model(model: Any) -> Any:
+    """Puts a model on the first GPU, on as many as it needs where that is too small, or on the CPU without one.
+
+    Raises:
+        UserError: all of them together have no room for it.
+    """
+    import torch
+
+    if getattr(model, "is_quantized", False):  # weights in few bits are on the accelerator already
+        return model
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    spread = spread_over(model, {number: torch.cuda.mem_get_info(number)[0] for number in range(count)})
+    if spread is None:
+        return model.to("cuda" if count else "cpu")
+    from accelerate import dispatch_model
+
+    return dispatch_model(model, spread)
+
+
+def move_to_cpu(model: Any) -> None:
+    """Puts a model that `place` has placed on the CPU again, so that another has the room."""
+    from accelerate.hooks import remove_hook_from_submodules
+    from torch import nn
+
+    remove_hook_from_submodules(model)
+    nn.Module.to(model, "cpu")  # that of a model that was spread is refused
+
+
+def spread_over(model: nn.Module, free: Mapping[int, int]) -> dict[str, int] | None:
+    """Returns the device of each part of a model, a block never cut; None where one has room for all of it.
+
+    Args:
+        model: The model.
+        free: Device → bytes that are free.
+
+    Raises:
+        UserError: all of them together have no room for it.
+    """
+    from accelerate import infer_auto_device_map
+    from accelerate.utils import compute_module_sizes
+
+    room = {device: int(GPU_SHARE * size) for device, size in free.items()}
+    size = compute_module_sizes(model)[""]
+    if len(room) < 2 or size <= room[min(room)]:
+        return None
+    whole = list(getattr(model, "_no_split_modules", None) or [])
+    # What has no room goes to the host's disk, where a model would answer for days.
+    spread: dict[str, int] = infer_auto_device_map(model, dict([*room.items(), ("cpu", 0)]), whole)
+    if not set(spread.values()) <= set(room):
+        raise UserError(
+            f"the model's weights are {size / 1e9:.1f} GB, and {len(room)} GPUs have {sum(room.values()) / 1e9:.1f} GB "
+            "for them.",
+            remedy="Raise resources.gpus, or hold the model in fewer bits: model.dtype.",
+        )
+    return spread
+
+
+# --- Models and tokenizers: where they come from, and what exactly was taken.
+
+
+WEIGHTS = ".safetensors"
+WANTED = (WEIGHTS, ".json", ".txt", ".model", ".jinja", ".py")
+"""Ends of the names of a model's files that are taken, from the hub or a store: no pickled weights among them."""
+IDENTITY = tuple(end for end in WANTED if end != ".py")
+"""Those that a model's identity is made of; its code has a digest of its own, `user_code.model_digest`."""
+TAKEN = ".taken"
+"""What a folder has of a store: size and time of each file there."""
+
+
+def local_model(base: str, revision: str | None = None, *, weights: bool = True) -> str:
+    """Returns a local folder with a model's files, fetched if need be.
+
+    Args:
+        base: Hub id, folder or URI.
+        revision: Branch, tag or commit of a hub id.
+        weights: Whether they are needed; else they may be missing.
+
+    Raises:
+        UserError: there is no such model, or it cannot be reached.
+    """
+    if os.path.isdir(base):
+        return os.path.abspath(base)
+    if "://" in base:
+        return _from_store(base, weights=weights)
+    if base.startswith((".", "/", "~")) or base.count("/") > 1:
+        raise UserError(f"model {base!r} is not a folder.", remedy="Give a hub id, an existing folder or a URI.")
+    from huggingface_hub import snapshot_download
+
+    wanted = [f"*{end}" for end in WANTED if weights or end != WEIGHTS]
+    try:
+        return str(snapshot_download(base, revision=revision, allow_patterns=wanted))
+    except Exception as error:
+        raise UserError(
+            f"model {base!r} cannot be had from the hub: {type(error).__name__}: {' '.join(str(error).split())[:300]}",
+            remedy="Check the id and revision, HF_TOKEN for a private model, and the network.",
+        ) from None
+
+
+def model_identity(folder: str) -> str:
+    """Returns the SHA-256 over names and contents of a model folder's files, weights included."""
+    digest = hashlib.sha256()
+    for name in sorted(os.listdir(folder)):
+        path = os.path.join(folder, name)
+        if os.path.isfile(path) and name.endswith(IDENTITY):
+            digest.update(f"{name} {bundle.file_sha256(path)}\n".encode())
+    return digest.hexdigest()
+
+
+def load_tokenizer(folder: str, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+    """Loads a tokenizer from a local folder."""
+    from transformers import AutoTokenizer
+
+    chat.hold_template_date()
+    return AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+
+
+def start_model(
+    recipe: Recipe, tokenizer: PreTrainedTokenizerBase, base_folder: str | None, *, weights: bool = True
+) -> PreTrainedModel:
+    """Builds what training starts from; the same call gives the same weights in any process.
+
+    Args:
+        recipe: The resolved recipe.
+        tokenizer: Sizes the embeddings of a model from scratch.
+        base_folder: Local files of `model.base`.
+        weights: Whether they are needed; left undefined for a checkpoint that is about to be loaded over them.
+    """
+    import torch
+    from transformers import set_seed
+    from transformers.initialization import no_init_weights
+
+    # What is drawn below, such as weights from scratch, then depends on nothing that was drawn before.
+    set_seed(recipe.seed)
+    if recipe.model.from_scratch:
+        config = scratch_config(recipe.model.from_scratch, tokenizer, recipe.data.max_length)
+        config.num_labels = 1 if recipe.training.spec.scores else config.num_labels
+        attention = {"attn_implementation": recipe.model.attention} if recipe.model.attention else {}
+        with contextlib.nullcontext() if weights else no_init_weights():
+            dtype = getattr(torch, recipe.model.dtype)
+            model: PreTrainedModel = auto_class(recipe).from_config(config, dtype=dtype, **attention)
+        model.tie_weights()  # which is left out with the weights, and a head of its own would have no state to restore
+        return model
+    model = load_model(base_folder or "", recipe)
+    if recipe.model.tokenizer:
+        vocabulary.align(vocabulary.resize_embeddings(model, tokenizer), tokenizer)
+    return model
+
+
+def adapted(base: PreTrainedModel, folder: str, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+    """Puts an adapter on its base, which is given the rows that the adapter's tokens need.
+
+    Args:
+        base: The base as it was before training.
+        folder: Local files of the adapter.
+        tokenizer: The tokenizer that lies with it.
+    """
+    from peft import PeftModel
+
+    adapted: PreTrainedModel = PeftModel.from_pretrained(vocabulary.resize_embeddings(base, tokenizer), folder)
+    return adapted
+
+
+def vocabulary_size(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, base_folder: str | None) -> int:
+    """Returns the rows of the embedding of what training starts from.
+
+    Args:
+        recipe: The recipe.
+        tokenizer: Sizes the embeddings; its new tokens are counted, where they are noted in it.
+        base_folder: Local files of `model.base`.
+    """
+    if recipe.model.from_scratch:
+        config = scratch_config(recipe.model.from_scratch, tokenizer, recipe.data.max_length)
+        return int(config.get_text_config().vocab_size)
+    return max(base_rows(recipe, base_folder), *(number + 1 for number in vocabulary.new_ids(tokenizer)), 0)
+
+
+def base_rows(recipe: Recipe, base_folder: str | None) -> int:
+    """Returns the rows of the embedding of `model.base`, by its configuration."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(base_folder, trust_remote_code=recipe.model.trust_remote_code)
+    return int(config.get_text_config().vocab_size)
+
+
+def second_model(recipe: Recipe, folder: str) -> PreTrainedModel:
+    """Loads the second model that a recipe's method names; it writes, and is not trained.
+
+    Args:
+        recipe: The recipe.
+        folder: Its local files.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    assert recipe.training.second_model
+    _, named = recipe.training.second_model
+    _require_writer(folder)
+    attention = {"attn_implementation": recipe.model.attention} if recipe.model.attention else {}
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        folder,
+        use_safetensors=True,
+        dtype=getattr(torch, named.dtype or recipe.model.dtype),
+        trust_remote_code=named.trust_remote_code,
+        **attention,
+    )
+    return model.requires_grad_(False).eval()
+
+
+def auto_class(recipe: Recipe) -> Any:
+    """Returns the class that loads the recipe's kind of model: one that writes, or one that scores."""
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+    return AutoModelForSequenceClassification if recipe.training.spec.scores else AutoModelForCausalLM
+
+
+def load_model(folder: str, recipe: Recipe | None = None, *, trust_remote_code: bool = False) -> PreTrainedModel:
+    """Loads a model from safetensors files; pickled weights are refused.
+
+    Args:
+        folder: Local files.
+        recipe: Says kind, type, quantization, attention and more; a causal language model as it was saved without one.
+        trust_remote_code: Run Python code that comes with it, where no recipe says.
+    """
+    from transformers import AutoModelForCausalLM
+
+    kind, settings = AutoModelForCausalLM, trainable.unpacked(folder)
+    is_packed = bool(settings)
+    if recipe is None:
+        _require_writer(folder)
+        settings["trust_remote_code"] = trust_remote_code
+    else:
+        kind, settings = auto_class(recipe), settings | load_settings(recipe)
+        settings |= {"num_labels": 1} if recipe.training.spec.scores else {}
+    model: PreTrainedModel = kind.from_pretrained(folder, use_safetensors=True, **settings)
+    if is_packed:
+        model._weight_conversions = None  # else it is saved under the names of packed weights, which nothing reads
+    return model
+
+
+def _require_writer(folder: str) -> None:
+    with open(os.path.join(folder, "config.json"), encoding="utf-8") as file:
+        kinds = json.load(file).get("architectures") or []
+    if any(kind.endswith("ForSequenceClassification") for kind in kinds):
+        raise UserError(f"{folder} is a reward model: it scores texts and writes none.", remedy="Name another model.")
+
+
+def load_settings(recipe: Recipe) -> dict[str, object]:
+    """Returns what `from_pretrained` is told beside the folder."""
+    import torch
+
+    spec = recipe.model
+    settings: dict[str, object] = {"dtype": getattr(torch, spec.dtype), "trust_remote_code": spec.trust_remote_code}
+    if spec.attention:
+        settings["attn_implementation"] = spec.attention
+    if spec.quantization:
+        from transformers import BitsAndBytesConfig
+
+        few = spec.quantization
+        settings["quantization_config"] = (
+            BitsAndBytesConfig(load_in_8bit=True)
+            if few.bits == 8
+            else BitsAndBytesConfig(
+                load_in_4bit=True,
+                bnb_4bit_quant_type=few.type,
+                bnb_4bit_use_double_quant=few.double,
+                bnb_4bit_compute_dtype=getattr(torch, few.compute_dtype),
+            )
+        )
+    return settings
+
+
+def scratch_config(spec: FromScratch, tokenizer: PreTrainedTokenizerBase | None, max_length: int) -> Any:
+    """Returns the Transformers configuration for a model from scratch.
+
+    Raises:
+        UserError: the architecture or one of its settings does not exist, or cannot be what is given.
+    """
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import AutoConfig
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    if spec.architecture not in CONFIG_MAPPING_NAMES:
+        hint = errors.suggest(spec.architecture, CONFIG_MAPPING_NAMES)
+        raise UserError(f"model.from_scratch.architecture {spec.architecture!r} is no Transformers model type.{hint}")
+    known = AutoConfig.for_model(spec.architecture)
+    for key in spec.config:
+        if not hasattr(known, key) or callable(getattr(known, key)):
+            hint = errors.suggest(key, known.to_dict())
+            raise UserError(f"model.from_scratch.config.{key} is no setting of {spec.architecture}.{hint}")
+    settings = {
+        "hidden_size": spec.hidden_size,
+        "num_hidden_layers": spec.num_hidden_layers,
+        "num_attention_heads": spec.num_attention_heads,
+        "num_key_value_heads": spec.num_key_value_heads or spec.num_attention_heads,
+        "intermediate_size": spec.intermediate_size or 4 * spec.hidden_size,
+        "max_position_embeddings": max(max_length, getattr(known, "max_position_embeddings", max_length)),
+        **spec.config,
+    }
+    if tokenizer is not None:
+        settings["vocab_size"] = max(spec.vocab_size or 0, len(tokenizer))
+        settings |= {f"{kind}_token_id": getattr(tokenizer, f"{kind}_token_id") for kind in ("bos", "eos", "pad")}
+    try:
+        return AutoConfig.for_model(spec.architecture, **settings)
+    except (StrictDataclassError, AttributeError, TypeError, ValueError) as error:
+        raise UserError(f"model.from_scratch makes no {spec.architecture}: {' '.join(str(error).split())}") from None
+
+
+def _from_store(uri: str, *, weights: bool) -> str:
+    """Returns a folder with a model of a store; what was taken before and has not changed there is not taken again."""
+    storage = Storage(uri)
+    objects = {} if storage.is_local else storage.find("")
+    if not {"config.json", "adapter_config.json"} & set(objects or storage.list("")):
+        raise UserError(f"model {uri!r} has no config.json.", remedy="Give the folder that holds the model's files.")
+    if storage.is_local:
+        return str(storage.root)
+    target = os.path.join(cache_dir(), "models", hashlib.sha256(uri.encode()).hexdigest()[:16])
+    if not weights:
+        target += "-tokenizer"
+    wanted = tuple(end for end in WANTED if weights or end != WEIGHTS)
+    there = {
+        name: [size, written.isoformat()]
+        for name, (size, written) in objects.items()
+        if name.endswith(wanted) and "/" not in name
+    }
+    if (taken := _taken(target)) != there:
+        for name in taken.keys() - there.keys():  # gone from the store
+            os.remove(os.path.join(target, name))
+        for name in there:
+            storage.download(name, os.path.join(target, name))
+        with tempfile.NamedTemporaryFile("w", dir=target, delete=False, encoding="utf-8") as file:
+            json.dump(there, file)
+        # Last: a download that broke off left no note of these sizes and times, and is made again.
+        os.replace(file.name, os.path.join(target, TAKEN))
+    return target
+
+
+def _taken(folder: str) -> dict[str, list[Any]]:
+    """Returns size and time of the files that were taken from a store, as far as they are whole here."""
+    try:
+        with open(os.path.join(folder, TAKEN), encoding="utf-8") as file:
+            taken: dict[str, list[Any]] = json.load(file)
+        return {name: mark for name, mark in taken.items() if os.path.getsize(os.path.join(folder, name)) == mark[0]}
+    except (OSError, ValueError):
+        return {}
+
+
+# --- The tokenizer of a run: the base's, another model's or one of its own, changed as the recipe says.
+
+
+def build_tokenizer(
+    recipe: Recipe, base: str | None, learned: PreTrainedTokenizerBase | None = None
+) -> PreTrainedTokenizerBase:
+    """Returns the tokenizer of a run, changed as its recipe says.
+
+    Args:
+        recipe: The recipe.
+        base: Local files of `model.base`.
+        learned: One that was learned from the training split, where the recipe asks for it.
+
+    Raises:
+        UserError: there is none, or it lacks a token that it needs.
+    """
+    spec = recipe.model.tokenizer
+    if learned is not None:
+        tokenizer = learned
+    else:
+        folder = local_model(spec.base) if spec and spec.base else base
+        if folder is None:
+            raise UserError("model.tokenizer is missing.", remedy="Give tokenizer: {train: …} or {base: …}.")
+        if spec and spec.base:
+            user_code.trusted_model(recipe, "model.tokenizer.base", folder)
+        tokenizer = load_tokenizer(folder, trust_remote_code=recipe.model.trust_remote_code)
+    before = tokenizer.get_vocab()
+    if spec:
+        vocabulary.change(tokenizer, spec)
+    if learned is None:
+        if tokenizer.pad_token is None:
+            tokenizer.pad_token = tokenizer.eos_token
+        if tokenizer.eos_token is None:
+            raise UserError(f"the tokenizer in {folder!r} has no end-of-sequence token.", remedy="Choose another one.")
+        vocabulary.record_new_tokens(tokenizer, before, base_rows(recipe, base) if spec and base else None)
+        _require_trainable(recipe, vocabulary.new_ids(tokenizer))
+    if recipe.model.chat_template:
+        tokenizer.chat_template = chat.chat_template(recipe.model.chat_template)
+    return tokenizer
+
+
+def tokenizer_identity(recipe: Recipe) -> str | None:
+    """Returns the identity of the files of `model.tokenizer.base`, None where there is none."""
+    other = recipe.model.tokenizer and recipe.model.tokenizer.base
+    return model_identity(local_model(other)) if other else None
+
+
+def _require_trainable(recipe: Recipe, new: list[int]) -> None:
+    """Refuses new tokens whose rows could not be trained.
+
+    Raises:
+        UserError: their rows would lie in shards, beside an adapter.
+    """
+    saved = {name.rpartition(".")[2] for name in (recipe.adapter and recipe.adapter.modules_to_save) or []}
+    is_sharded = recipe.world_size > 1 and recipe.parallel.is_sharded
+    if new and recipe.adapter and is_sharded and not {"embed_tokens", "lm_head"} <= saved:
+        raise UserError(
+            f"model.tokenizer: an adapter and the rows of {len(new)} new tokens do not go with training.parallel."
+            f"strategy {recipe.parallel.strategy}: PEFT replaces rows while it computes, and shards are no whole "
+            "embedding.",
+            remedy="Use ddp, or train the embeddings in full: adapter.modules_to_save: [embed_tokens, lm_head].",
+        )

@@ -1,0 +1,482 @@
+"""Metrics of generated text against references, with bootstrap intervals, and the user's own measures.
+
+Figures are sums over rows, so that rows can be drawn again (bootstrap: Efron 1979). BLEU, chrF, ROUGE and BERTScore
+come from their reference implementations.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from typing import Any, Literal
+
+import numpy as np
+
+from baton.errors import UserError, in_words
+from baton.models import hooks, loading
+from baton.models.rewards import final_number
+from baton.recipe import recipe
+from baton.recipe.evaluation import ROUGE, Evaluation
+from baton.recipe.methods import AGAINST_BASELINE
+from baton.recipe.run import Hook
+
+# --- Figures as sums over rows, so that rows can be drawn again: the bootstrap (Efron 1979).
+
+
+Array = np.ndarray[Any, Any]
+
+RESAMPLES = 1000
+"""Times the rows are drawn again for an interval."""
+
+RESAMPLE_BLOCK = 2**24
+"""Drawn row numbers in memory at once."""
+
+Interval = list[float]
+Better = Literal["higher", "lower"]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number over rows.
+
+    Attributes:
+        statistics: What each row adds, of shape (rows, k); zeros where a row does not count.
+        compute: From sums of shape (draws, k) to figures of shape (draws,), nan where no row counted.
+        each: The figure of each row by itself, None where it does not count or has none.
+        better: `higher` or `lower`, whichever the better model has; None where that is not known.
+    """
+
+    statistics: Array
+    compute: Callable[[Array], Array]
+    each: list[float | None]
+    better: Better | None = "higher"
+
+    @property
+    def value(self) -> float:
+        """The figure over all rows, nan where none counted."""
+        return float(self.compute(self.statistics.sum(0, keepdims=True))[0])
+
+    @property
+    def not_measured(self) -> str | None:
+        """The reason why it has no number, None where it has one."""
+        if math.isfinite(self.value):
+            return None
+        return "no row counted" if np.isfinite(self.statistics).all() and math.isnan(self.value) else "not finite"
+
+
+def mean_figure(values: Sequence[float | None], *, better: Better | None = "higher") -> Figure:
+    """Returns the mean of the rows' values; a row without one does not count."""
+    numbers = [0.0 if value is None else value for value in values]
+    return ratio_figure(numbers, [value is not None for value in values], list(values), better=better)
+
+
+def ratio_figure(
+    above: Sequence[float],
+    below: Sequence[float],
+    each: list[float | None] | None = None,
+    *,
+    better: Better | None = "higher",
+) -> Figure:
+    """Returns a sum over rows, divided by another: a loss per token, for example."""
+    statistics = np.array([above, below], dtype=np.float64).T.reshape(-1, 2)
+    return Figure(statistics, quotient, each if each is not None else [None] * len(statistics), better)
+
+
+def constant_figure(value: float, *, better: Better | None = "higher") -> Figure:
+    """Returns a number that is no sum over rows, and has no interval."""
+    return Figure(np.zeros((0, 0)), lambda sums: np.full(len(sums), value), [], better)
+
+
+def quotient(sums: Array) -> Array:
+    """Returns the first of each pair of sums over the second, nan where that is 0."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(sums[:, 1] != 0, sums[:, 0] / sums[:, 1], np.nan)
+
+
+def figure_values(figures: Mapping[str, Figure]) -> dict[str, float | None]:
+    """Returns the figures as numbers, None for one that was not measured; see `Figure.not_measured`."""
+    return {name: None if figure.not_measured else figure.value for name, figure in figures.items()}
+
+
+def intervals(models: Mapping[str, Mapping[str, Figure]], level: float, seed: int) -> dict[str, dict[str, Interval]]:
+    """Returns percentile intervals of each model's figures, and of what training gained.
+
+    Rows are drawn alike for all models, so that a difference is that of the same rows (a paired bootstrap; Koehn 2004).
+    An interval knows the rows alone: a share of 0 of 40 has one without width, and few rows make too narrow ones.
+
+    Args:
+        models: `before`, `after` and, where there is one, `production`, each with its figures.
+        level: Share of the draws inside an interval.
+        seed: Of the draws.
+
+    Returns:
+        `before`, `after`, `production`, `gain` (after − before) and `gain_on_production` (after − production), each a
+        mapping of the figure's name to the interval's ends; none for a figure that some draw leaves undefined.
+    """
+    drawn = {when: _drawn(figures, seed) for when, figures in models.items()}
+    for name, against in (("gain", "before"), ("gain_on_production", "production")):
+        theirs = drawn.get(against, {})
+        shared = [x for x in drawn["after"] if x in theirs and _paired(models["after"][x], models[against][x])]
+        drawn[name] = {x: drawn["after"][x] - theirs[x] for x in shared}
+    return {
+        when: {name: ends for name, draws in by_name.items() if (ends := _ends(draws, level))}
+        for when, by_name in drawn.items()
+    }
+
+
+def _paired(one: Figure, other: Figure) -> bool:
+    return len(one.statistics) == len(other.statistics)
+
+
+def _ends(draws: Array, level: float) -> Interval | None:
+    if not np.isfinite(draws).all():
+        return None
+    low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])
+    return [float(low), float(high)]
+
+
+def _drawn(figures: Mapping[str, Figure], seed: int) -> dict[str, Array]:
+    """Returns each figure over rows drawn with replacement, of shape (`RESAMPLES`,)."""
+    draws: dict[str, Array] = {}
+    for rows in {len(figure.statistics) for figure in figures.values()} - {0}:
+        same = {name: figure for name, figure in figures.items() if len(figure.statistics) == rows}
+        sums = _resampled(np.hstack([figure.statistics for figure in same.values()]), seed)
+        ends = np.cumsum([figure.statistics.shape[1] for figure in same.values()])[:-1]
+        for (name, figure), own in zip(same.items(), np.split(sums, ends, axis=1), strict=True):
+            draws[name] = figure.compute(own)
+    return {name: draws[name] for name in figures if name in draws}
+
+
+def _resampled(statistics: Array, seed: int) -> Array:
+    """Returns the sums over rows drawn with replacement, of shape (`RESAMPLES`, k): a function of rows and seed."""
+    rows = len(statistics)
+    random = np.random.default_rng([seed, rows])
+    block = max(1, min(RESAMPLES, RESAMPLE_BLOCK // rows))
+    sums = []
+    for first in range(0, RESAMPLES, block):
+        count = min(block, RESAMPLES - first)
+        taken = random.integers(rows, size=(count, rows)) + np.arange(count)[:, None] * rows
+        times = np.bincount(taken.ravel(), minlength=count * rows).reshape(count, rows)
+        sums.append(times @ statistics)
+    return np.concatenate(sums)
+
+
+# --- Compares a model's completions with the rows' own answers, by the metrics' reference implementations.
+
+
+@dataclass
+class Scored:
+    """A metric's figures and their signatures.
+
+    Attributes:
+        figures: By name, each over all rows; a row without a reference does not count.
+        signatures: What exactly was computed, by the figure's name, where a reference implementation says so.
+    """
+
+    figures: dict[str, Figure] = field(default_factory=dict)
+    signatures: dict[str, str] = field(default_factory=dict)
+
+
+Metric = Callable[[Sequence[str], Sequence[str]], Scored]
+"""Called with what was written and the rows' own answers, '' where a row has none."""
+
+
+def exact_match(completions: Sequence[str], references: Sequence[str]) -> Scored:
+    """Returns the share of texts that are the reference, white space at the ends aside."""
+    pairs = zip(completions, references, strict=True)
+    same = [float(completion.strip() == truth.strip()) if truth else None for completion, truth in pairs]
+    return Scored({"exact_match": mean_figure(same)})
+
+
+def numeric_match(completions: Sequence[str], references: Sequence[str]) -> Scored:
+    """Returns the share of texts whose number is the reference's: that after `####`, else the last one.
+
+    A row whose reference has no number does not count.
+    """
+    pairs = [
+        (final_number(completion), final_number(truth))
+        for completion, truth in zip(completions, references, strict=True)
+    ]
+    return Scored(
+        {
+            "numeric_match": mean_figure(
+                [None if truth is None else float(completion == truth) for completion, truth in pairs]
+            )
+        }
+    )
+
+
+def bleu(completions: Sequence[str], references: Sequence[str]) -> Scored:
+    """Returns sacreBLEU's corpus BLEU (Papineni et al. 2002, Post 2018), 0 to 100; of one row that with the effective
+    order, as one row often has no four words in common."""
+    from sacrebleu.metrics import BLEU
+
+    return _corpus("bleu", BLEU(), BLEU(effective_order=True), completions, references)
+
+
+def chrf(completions: Sequence[str], references: Sequence[str]) -> Scored:
+    """Returns sacreBLEU's corpus chrF2 (Popović 2015), 0 to 100."""
+    from sacrebleu.metrics import CHRF
+
+    return _corpus("chrf", CHRF(), CHRF(), completions, references)
+
+
+def rouge(completions: Sequence[str], references: Sequence[str]) -> Scored:
+    """Returns the mean F-measures of ROUGE-1, ROUGE-2 and ROUGE-L (Lin 2004), 0 to 1, without stemming.
+
+    The reference implementation knows words of ASCII letters and digits alone: in other scripts it finds nothing.
+    """
+    from rouge_score.rouge_scorer import RougeScorer
+
+    scorer = RougeScorer(list(ROUGE))
+    rows = [
+        scorer.score(truth, completion) if truth else None
+        for completion, truth in zip(completions, references, strict=True)
+    ]
+    figures = {kind: mean_figure([row and row[kind].fmeasure for row in rows]) for kind in ROUGE}
+    return Scored(figures, dict.fromkeys(ROUGE, f"rouge-score {version('rouge-score')}, F-measure, no stemming"))
+
+
+METRICS: dict[str, Metric] = {
+    "exact_match": exact_match,
+    "numeric_match": numeric_match,
+    "bleu": bleu,
+    "chrf": chrf,
+    "rouge": rouge,
+}
+"""By the recipe's names; `bertscore` needs a model, and is `BertScore`, below."""
+
+
+def _corpus(name: str, metric: Any, single: Any, completions: Sequence[str], references: Sequence[str]) -> Scored:
+    """Returns a metric that is computed from counts summed over the rows."""
+    rows = [at for at, truth in enumerate(references) if truth]
+    if not rows:
+        return Scored({name: mean_figure([None] * len(references))})
+    counts = metric._extract_corpus_statistics([completions[at] for at in rows], [[references[at] for at in rows]])
+    statistics = np.zeros((len(references), 1 + len(counts[0])))
+    statistics[rows] = [[1, *row] for row in counts]
+    each: list[float | None] = [None] * len(references)
+    for at, row in zip(rows, counts, strict=True):
+        each[at] = float(single._compute_score_from_stats(row).score)
+
+    def compute(sums: Array) -> Array:
+        return np.array(
+            [metric._compute_score_from_stats(row[1:].astype(int).tolist()).score if row[0] else np.nan for row in sums]
+        )
+
+    return Scored({name: Figure(statistics, compute, each)}, {name: str(metric.get_signature())})
+
+
+# --- BERTScore (Zhang et al., arXiv:1904.09675): texts compared by an encoder's view of their tokens.
+
+
+BERTSCORE_REMEDY = "Name an encoder such as FacebookAI/roberta-large, with weights as safetensors."
+
+
+class BertScore:
+    """The F1 of greedily matched tokens, without idf weights and without rescaling, computed by `bert-score`.
+
+    The encoder is on the accelerator only while texts are compared.
+
+    The layer is the one that `bert-score` recommends for the encoder, by the id or the folder's last part; the last one
+    for an encoder that it does not know.
+
+    Args:
+        encoder: Hub id, folder or address in a store.
+        batch_size: Texts per forward pass.
+
+    Raises:
+        UserError: the encoder cannot be had or is none.
+    """
+
+    def __init__(self, encoder: str, batch_size: int) -> None:
+        from bert_score import utils
+
+        self._utils, self._batch_size = utils, batch_size
+        folder = loading.local_model(encoder)
+        self._model, self.layers = self._load(encoder, folder)
+        self._tokenizer = self._load_tokenizer(encoder, folder)
+        self.signature = utils.get_hash(encoder.rstrip("/").rpartition("/")[2], self.layers, False, False, False, False)
+
+    def __call__(self, completions: Sequence[str], references: Sequence[str]) -> Scored:
+        """Returns the mean F1; 0 for a row where nothing was written."""
+        rows = [at for at, (completion, truth) in enumerate(zip(completions, references, strict=True)) if truth.strip()]
+        each: list[float | None] = [None] * len(references)
+        for at in rows:
+            each[at] = 0.0
+        written = [at for at in rows if completions[at].strip()]
+        if written:
+            scores = self._scores([references[at] for at in written], [completions[at] for at in written])
+            for at, value in zip(written, scores, strict=True):
+                each[at] = value
+        return Scored({"bertscore": mean_figure(each)}, {"bertscore": self.signature})
+
+    def _scores(self, references: list[str], completions: list[str]) -> list[float]:
+        import torch
+
+        weights: dict[int | None, float] = collections.defaultdict(lambda: 1.0)
+        weights |= {self._tokenizer.sep_token_id: 0.0, self._tokenizer.cls_token_id: 0.0}  # as bert_score.score does
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        scored = self._utils.bert_cos_score_idf(
+            self._model.to(device),
+            references,
+            completions,
+            self._tokenizer,
+            weights,
+            batch_size=self._batch_size,
+            device=device,
+        )
+        f1: list[float] = scored[:, 2].tolist()
+        return f1
+
+    def _load(self, encoder: str, folder: str) -> tuple[Any, int]:
+        import torch
+        from transformers import AutoConfig, AutoModel
+
+        known = {name.rpartition("/")[2]: layers for name, layers in self._utils.model2layers.items()}
+        try:
+            config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+            layers = known.get(os.path.basename(encoder.rstrip("/")), config.num_hidden_layers)
+            model = AutoModel.from_pretrained(
+                folder,
+                use_safetensors=True,
+                trust_remote_code=False,
+                num_hidden_layers=layers,
+                dtype=torch.float32,
+            )
+        except (OSError, ValueError, AttributeError, KeyError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise UserError(
+                f"evaluation.bertscore_model {encoder!r} cannot be used: {type(error).__name__}: {reason}",
+                remedy=BERTSCORE_REMEDY,
+            ) from None
+        whole = hasattr(model, "encoder") and hasattr(model, "decoder")
+        return (model.encoder if whole else model).eval(), layers
+
+    def _load_tokenizer(self, encoder: str, folder: str) -> Any:
+        tokenizer: Any = loading.load_tokenizer(folder)
+        positions = getattr(self._model.config, "max_position_embeddings", None) or tokenizer.model_max_length
+        reserved = 2 if getattr(self._model.config, "model_type", "") in ("roberta", "xlm-roberta", "camembert") else 0
+        tokenizer.model_max_length = min(tokenizer.model_max_length, positions - reserved)
+        if tokenizer.pad_token_id is None:
+            raise UserError(
+                f"evaluation.bertscore_model {encoder!r} has a tokenizer without padding.",
+                remedy=BERTSCORE_REMEDY,
+            )
+        return tokenizer
+
+
+# --- The user's own measures of what the model writes.
+
+
+TAKEN_NAMES = {*METRICS, *ROUGE, *AGAINST_BASELINE, "bertscore", "loss", "perplexity", "tokens", "accuracy", "margin"}
+"""Names of figures that are Baton's own."""
+
+Function = Callable[..., Any]
+
+
+def load_functions(configured: Sequence[Hook]) -> dict[str, Function]:
+    """Returns the functions by the names that their figures have: what follows the colon.
+
+    Raises:
+        UserError: one cannot be found, or has the name of another figure.
+    """
+    loaded: dict[str, Function] = {}
+    for hook in configured:
+        name = hook.use.rpartition(":")[2]
+        if name in loaded or name in TAKEN_NAMES or name.partition("_")[0] == "reward":
+            raise UserError(
+                f"evaluation.functions: {hook.use!r} has the name of another figure, {name!r}.", remedy="Rename it."
+            )
+        loaded[name] = functools.partial(hooks.find(hook.use), **hook.options)
+    return loaded
+
+
+def function_score(
+    name: str, function: Function, prompts: Sequence[str], completions: Sequence[str], references: Sequence[str]
+) -> Figure:
+    """Returns the mean of what a function says of each row; None and NaN say nothing of it.
+
+    Raises:
+        UserError: it fails, or does not return a number for each row.
+    """
+    try:
+        values = function(prompts=list(prompts), completions=list(completions), references=list(references))
+    except Exception as error:  # the user's code may raise anything
+        raise UserError(f"evaluation.functions: {name} failed: {in_words(error)}.") from None
+    return mean_figure(function_values(f"evaluation.functions: {name}", values, len(completions)), better=None)
+
+
+def function_values(function: str, values: Any, rows: int) -> list[float | None]:
+    """Returns what a user's function gave as numbers, None for a row of which it says nothing.
+
+    Args:
+        function: Setting and name, for messages.
+        values: The function's answer.
+        rows: Rows it was asked about.
+
+    Raises:
+        UserError: the answer is not a number for each row.
+    """
+    try:
+        given = [None if value is None or math.isnan(float(value)) else float(value) for value in values]
+    except (TypeError, ValueError):
+        raise UserError(f"{function} returned {values!r:.200}, expected a list of numbers.") from None
+    if len(given) != rows:
+        raise UserError(f"{function} returned {len(given)} numbers for {rows} rows, expected one for each.")
+    return given
+
+
+# --- All that a recipe measures of what its model writes, in training and after it.
+
+
+Pairs = Sequence[tuple[str, str]]
+"""Prompts and the rows' own answers, '' where a row has none."""
+
+
+class Judge:
+    """The metrics and functions of a recipe, found and checked before anything is written.
+
+    Args:
+        evaluation: Says which.
+        pairs: What the model is asked.
+        batch_size: Texts per forward pass of an encoder.
+
+    Raises:
+        UserError: a metric's package, a function or an encoder cannot be had, or the function fails on the first
+            row's own answer.
+    """
+
+    def __init__(self, evaluation: Evaluation, pairs: Pairs, batch_size: int) -> None:
+        self._pairs = pairs
+        recipe.require_metric_packages(evaluation)
+        self._functions = load_functions(evaluation.functions)
+        for name, function in self._functions.items() if pairs else ():  # fails now, not when models are judged
+            self._own(name, function, [pairs[0][1]])
+        self._metrics: list[Metric] = [METRICS[name] for name in evaluation.metrics if name in METRICS]
+        if "bertscore" in evaluation.metrics and pairs:
+            self._metrics.append(BertScore(evaluation.bertscore_model or "", batch_size))
+
+    def judge(self, writes: Sequence[str]) -> Scored:
+        """Returns the figures of what a model wrote after the prompts, and the metrics' signatures."""
+        judged = Scored()
+        if not self._pairs:
+            return judged
+        references = [reference for _, reference in self._pairs]
+        for metric in self._metrics:
+            scored = metric(writes, references)
+            judged.figures |= scored.figures
+            judged.signatures |= scored.signatures
+        for name, function in self._functions.items():
+            judged.figures[name] = self._own(name, function, writes)
+        return judged
+
+    def _own(self, name: str, function: Function, writes: Sequence[str]) -> Figure:
+        """Returns the figure of a user's function for what was written for the first prompts."""
+        asked, references = zip(*self._pairs[: len(writes)], strict=True)
+        return function_score(name, function, asked, writes, references)

@@ -1,0 +1,178 @@
+"""The models that a recipe names, held to the content that the run began with.
+
+Each has a role: `base`, which training starts from, and that of a method's second model, such as `teacher`. The
+tokenize stage writes the digest of each one's files to `model.json`; what trains fetches them and compares.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, NamedTuple
+
+from baton.errors import ExactnessError, UserError
+from baton.models import loading, user_code
+from baton.recipe.recipe import Recipe
+from baton.recipe.run import Trust
+from baton.runs.documents import PinnedModels
+from baton.runs.run import Run
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+BASE = "base"
+_compared: dict[tuple[str, str | None, str | None, str | None], str] = {}
+"""Folders whose content this process has compared, by address, revision and digests."""
+
+
+class Origin(NamedTuple):
+    """A model's address, the setting that names it, and whether Python code that comes with it is run."""
+
+    setting: str
+    base: str
+    revision: str | None
+    runs_code: bool
+
+    @property
+    def pin(self) -> str:
+        """The setting that pins it."""
+        return "model.revision" if self.setting == "model.base" else f"{self.setting}.revision"
+
+
+def origins(recipe: Recipe) -> dict[str, Origin]:
+    """Returns the models that a recipe names, by role; no base for a model from scratch."""
+    by_role = {}
+    if recipe.model.base:
+        model = recipe.model
+        by_role[BASE] = Origin("model.base", recipe.model.base, model.revision, model.trust_remote_code)
+    if second := recipe.training.second_model:
+        role, named = second
+        setting = f"training.{recipe.training.method}.{role}"
+        by_role[role] = Origin(setting, named.base, named.revision, named.trust_remote_code)
+    return by_role
+
+
+def fetch(recipe: Recipe) -> dict[str, str]:
+    """Fetches the models that a recipe names, side by side, and returns their local folders by role.
+
+    Raises:
+        UserError: one cannot be had, or nobody has consented to code that comes with it.
+    """
+    named = origins(recipe)
+    with ThreadPoolExecutor(max(1, len(named))) as pool:
+        folders = pool.map(lambda origin: _trusted(origin, recipe.trust), named.values())
+        return dict(zip(named, folders, strict=True))
+
+
+def document(recipe: Recipe, folders: dict[str, str], known: PinnedModels | None = None) -> PinnedModels:
+    """Returns what `model.json` holds: the digest of each model's files, None for the base of a model from scratch, and
+    that of the Python code that comes with it, where it is run.
+
+    Args:
+        recipe: The recipe.
+        folders: As `fetch` returns them.
+        known: What the run has noted before; an older Baton noted no code.
+    """
+    digests = {f"{role}_sha256": loading.model_identity(folder) for role, folder in folders.items()}
+    for role, origin in origins(recipe).items():
+        if origin.runs_code and (known is None or known.digest(f"{role}_code")):
+            digests[f"{role}_code_sha256"] = user_code.model_digest(folders[role])
+    return PinnedModels.model_validate({f"{BASE}_sha256": None, **digests})
+
+
+def compared(run: Run, recipe: Recipe) -> dict[str, str]:
+    """Fetches the models that a recipe names and returns their local folders by role, if they are those of the run.
+
+    Raises:
+        ExactnessError: the files of one are not those that the run began with.
+        UserError: nobody has consented to code that comes with one.
+    """
+    pins = run.need(PinnedModels)
+    named = origins(recipe)
+
+    def compare(role: str) -> str:
+        return _compare(named[role], recipe.trust, pins.digest(role), pins.digest(f"{role}_code"))
+
+    with ThreadPoolExecutor(max(1, len(named))) as pool:
+        return dict(zip(named, pool.map(compare, named), strict=True))
+
+
+def require_same_tokens(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, student: int, folder: str) -> None:
+    """Checks that a second model reads and writes the tokens of the trained one.
+
+    Args:
+        recipe: The recipe, whose method names the second model.
+        tokenizer: The run's tokenizer.
+        student: Rows of the trained model's embedding.
+        folder: Local files of the second model.
+
+    Raises:
+        UserError: its vocabulary has another size, or a token another number.
+    """
+    assert recipe.training.second_model
+    role, named = recipe.training.second_model
+    origin = origins(recipe)[role]
+    with open(os.path.join(folder, "config.json"), encoding="utf-8") as file:
+        config = json.load(file)
+    size = config.get("vocab_size", (config.get("text_config") or {}).get("vocab_size"))
+    remedy = f"Take a {role} of the same family, with the same tokenizer."
+    if size != student:
+        hint = f" Or set model.from_scratch.vocab_size to {size}." if recipe.model.from_scratch else ""
+        raise UserError(
+            f"{origin.setting} {origin.base!r} has a vocabulary of {size} tokens, and the model that is trained one of "
+            f"{student}; the two are compared token by token.",
+            remedy=remedy + hint,
+        )
+    if not any(name.startswith(("tokenizer", "vocab")) for name in os.listdir(folder)):
+        return  # weights alone: their number of tokens is all there is to compare
+    theirs = loading.load_tokenizer(folder, trust_remote_code=named.trust_remote_code).get_vocab()
+    differing = sorted(token for token, number in tokenizer.get_vocab().items() if theirs.get(token) != number)
+    if differing:
+        shown = ", ".join(repr(token) for token in differing[:3])
+        raise UserError(
+            f"{origin.setting} {origin.base!r} has another tokenizer: {len(differing)} tokens have another number or "
+            f"none there, such as {shown}.",
+            remedy=remedy,
+        )
+
+
+def check_second_model(recipe: Recipe, folders: dict[str, str]) -> None:
+    """Checks that a second model has the tokens of the trained one, before anything takes time.
+
+    Raises:
+        UserError: it has others.
+    """
+    if recipe.training.second_model is None:
+        return
+    base, (role, _) = folders.get(BASE), recipe.training.second_model
+    tokenizer = loading.build_tokenizer(recipe, base)
+    require_same_tokens(recipe, tokenizer, loading.vocabulary_size(recipe, tokenizer, base), folders[role])
+
+
+def _compare(origin: Origin, trust: Trust, digest: str | None, code_digest: str | None) -> str:
+    """Returns a model's local folder; what this process has compared before is not read again."""
+    key = (origin.base, origin.revision, digest, code_digest)
+    if key not in _compared:
+        folder = _trusted(origin, trust)
+        is_other = loading.model_identity(folder) != digest
+        if is_other or (origin.runs_code and code_digest and user_code.model_digest(folder) != code_digest):
+            what = "is not the model" if is_other else "comes with other Python code than"
+            raise ExactnessError(
+                f"{origin.setting} {origin.base!r} {what} that this run began with.",
+                remedy=f"Put it back, pin {origin.pin}, or start another run.",
+            )
+        _compared[key] = folder
+    return _compared[key]
+
+
+def _trusted(origin: Origin, trust: Trust) -> str:
+    """Returns a model's local folder, fetched if need be.
+
+    Raises:
+        UserError: it cannot be had, or nobody has consented to code that comes with it.
+    """
+    folder = loading.local_model(origin.base, origin.revision)
+    if origin.runs_code:
+        user_code.require_model_trusted(trust, origin.setting, folder)
+    return folder

@@ -1,0 +1,278 @@
+"""Reward functions: the ready ones, and the user's own, each giving one number per completion.
+
+The user's own are found by `module:object`. All are called as TRL calls them. `prompts` and `completions` are lists
+of texts or messages, the row's other columns lists of texts. A text prompt is judged as text, with `data.separator`
+at its end. If the model saw it as a conversation, that is in `prompt_messages`.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+import torch
+
+from baton.errors import UserError
+from baton.models import hooks
+from baton.models.chat import PROMPT_TEXT
+from baton.recipe.methods import REWARDS, RewardFunction
+
+# --- Reward functions: each judges a list of completions with one number apiece.
+#
+# a function here, `…_reward(**options)`; the user's own are found by `module:object`. All are called as TRL
+# calls them: `prompts` and `completions` as lists of texts or of messages, the row's other columns as lists of texts.
+# Which of the two goes by the row as it was brought: a prompt that is a text is judged as text, with `data.separator`
+# at its end, also where the model saw it as a turn of a conversation, which is then in `prompt_messages`.
+
+
+Judge = Callable[..., list[float | None]]
+
+
+def build(functions: list[RewardFunction]) -> list[Judge]:
+    """Returns the functions of a recipe, each with the name that its values are logged under.
+
+    Raises:
+        UserError: one cannot be found, or does not take its options.
+    """
+    return [_build(function) for function in functions]
+
+
+def bind(functions: list[Any], trainer: Any) -> None:
+    """Gives those functions that ask for it the trainer they judge for."""
+    for function in functions:
+        if hasattr(function, "bind"):
+            function.bind(trainer)
+
+
+def name(function: Any) -> str:
+    """Returns what a function's values are called."""
+    return str(function.__name__)
+
+
+def columns(row: dict[str, Any]) -> dict[str, Any]:
+    """Returns a row's columns as functions see them where its prompt was a text and became a conversation."""
+    rest = {name: value for name, value in row.items() if name != PROMPT_TEXT}
+    return {**rest, "prompt_messages": row["prompt"]}
+
+
+def text(completion: Any) -> str:
+    """Returns what a completion says, given as text or as messages."""
+    if isinstance(completion, str):
+        return completion
+    return "".join(message.get("content") or "" for message in completion)
+
+
+def _build(function: RewardFunction) -> Judge:
+    if function.use not in REWARDS:
+        reward = hooks.find(function.use)
+        judge: Any = functools.partial(reward, **function.options) if function.options else reward
+        return _named(judge, function.use.rpartition(":")[2])
+
+    ready: dict[str, Callable[..., Any]] = {
+        "exact": exact_reward,
+        "format": format_reward,
+        "length": length_reward,
+        "numeric": numeric_reward,
+        "information_gain": information_gain_reward,
+    }
+    try:
+        return _named(ready[function.use](**function.options), function.use)
+    except TypeError as error:
+        raise UserError(f"reward {function.use!r} does not take these options: {error}.") from None
+
+
+def _named(judge: Any, name: str) -> Judge:
+    if not hasattr(judge, "__name__"):
+        judge.__name__ = name
+    return judge  # type: ignore[no-any-return]
+
+
+# --- 1 for a completion that is the answer, white space at its ends aside.
+
+
+def exact_reward(right: float = 1.0, wrong: float = 0.0, ignore_case: bool = False) -> Callable[..., list[float]]:
+    """Returns the function.
+
+    Args:
+        right: Reward of the answer.
+        wrong: Reward of anything else.
+        ignore_case: Whether capital and small letters are the same.
+    """
+
+    def plain(value: str) -> str:
+        return value.strip().casefold() if ignore_case else value.strip()
+
+    def exact(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
+        pairs = zip(completions, answer, strict=True)
+        return [right if plain(text(completion)) == plain(truth) else wrong for completion, truth in pairs]
+
+    return exact
+
+
+# --- 1 for a completion that has a given form.
+
+
+THINK = r"<think>.*?</think>\s*\S.*"
+"""Thinking between tags, then something said."""
+
+
+def format_reward(pattern: str = THINK, right: float = 1.0, wrong: float = 0.0) -> Callable[..., list[float]]:
+    """Returns the function.
+
+    Args:
+        pattern: Regular expression that the whole completion must match; a dot also stands for a line's end.
+        right: Reward where it does.
+        wrong: Reward where it does not.
+
+    Raises:
+        UserError: the pattern is no regular expression.
+    """
+    try:
+        compiled = re.compile(pattern, re.DOTALL)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise UserError(f"reward 'format': pattern {pattern!r} is no regular expression: {error}.") from None
+
+    def format(completions: list[Any], **_: Any) -> list[float]:
+        return [right if compiled.fullmatch(text(completion).strip()) else wrong for completion in completions]
+
+    return format
+
+
+# --- 1 for a completion of the wished length, falling to 0 with the distance from it.
+
+
+def length_reward(target: int = 100, width: int | None = None) -> Callable[..., list[float]]:
+    """Returns the function.
+
+    Args:
+        target: Wished length in tokens.
+        width: Distance at which the reward is 0; `target` when left out.
+    """
+    reach = width or target
+
+    def length(completion_ids: list[list[int]], **_: Any) -> list[float]:
+        return [max(0.0, 1.0 - abs(len(ids) - target) / reach) for ids in completion_ids]
+
+    return length
+
+
+# --- 1 for a completion whose final number is that of the answer, as in GSM8K.
+
+
+_NUMBER = re.compile(r"(?:(?<![\w)])-)?\$?\d[\d,]*(?:\.\d+)?")
+"""A dash after a letter, digit or bracket is no sign: `10-18` ends on 18."""
+
+
+def numeric_reward(right: float = 1.0, wrong: float = 0.0, mark: str = "####") -> Callable[..., list[float]]:
+    """Returns the function.
+
+    Args:
+        right: Reward of a right number.
+        wrong: Reward of anything else.
+        mark: What the final number stands after; where it is missing, the last number counts.
+    """
+
+    def numeric(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
+        pairs = zip(completions, answer, strict=True)
+        return [
+            right if (value := final_number(text(completion), mark)) is not None and value == final_number(truth, mark)
+            else wrong
+            for completion, truth in pairs
+        ]  # fmt: skip
+
+    return numeric
+
+
+def final_number(text: str, mark: str = "####") -> Decimal | None:
+    """Returns the number a text ends on: the first after the last mark, else the last one, or None."""
+    _, separator, tail = text.rpartition(mark)
+    numbers = _NUMBER.findall(tail) if separator else _NUMBER.findall(text)
+    if not numbers:
+        return None
+    chosen = numbers[0] if separator else numbers[-1]
+    try:
+        return Decimal(chosen.replace(",", "").replace("$", "")).normalize()
+    except InvalidOperation:
+        return None
+
+
+# --- How much a completion, taken as thinking, raises the likelihood of what follows over not thinking.
+#
+# After RLP (Hatamizadeh et al., "Reinforcement as a Pretraining Objective", arXiv:2510.01265), equation 3: `r = log
+# p(x | context, thought) - log p(x | context)`, in nats per token of `x`, the row's `answer`. Both terms are of the
+# model as it is now; the paper's baseline is a moving average of it.
+
+
+class InformationGain:
+    """The reward function.
+
+    Args:
+        scale: Factor.
+        clip: Largest reward either way, before the factor; none when 0.
+    """
+
+    __name__ = "information_gain"
+
+    def __init__(self, scale: float = 1.0, clip: float = 0.0) -> None:
+        self.scale = scale
+        self.clip = clip
+        self._trainer: Any = None
+
+    def bind(self, trainer: Any) -> None:
+        """Takes the trainer whose model judges."""
+        self._trainer = trainer
+
+    def __call__(
+        self,
+        prompts: list[Any],
+        completion_ids: list[list[int]],
+        answer: list[str],
+        prompt_messages: list[Any] | None = None,
+        **columns: Any,
+    ) -> list[float]:
+        """Returns the gain of each completion."""
+        tokenizer = self._trainer.processing_class
+        gains = []
+        declared = columns.get("tools") or [None] * len(prompts)
+        asked = prompt_messages or prompts
+        for prompt, tools, thought, truth in zip(asked, declared, completion_ids, answer, strict=True):
+            head = self._prompt_ids(prompt, tools)
+            tail = tokenizer(truth, add_special_tokens=False)["input_ids"]
+            end = tokenizer.eos_token_id
+            thought = thought[:-1] if thought and thought[-1] == end else thought
+            gain = self._log_likelihood(head + thought, tail) - self._log_likelihood(head, tail)
+            gains.append(self.scale * (max(-self.clip, min(self.clip, gain)) if self.clip else gain))
+        return gains
+
+    def _prompt_ids(self, prompt: Any, tools: list[Any] | None) -> list[int]:
+        tokenizer = self._trainer.processing_class
+        if isinstance(prompt, str):
+            return list(tokenizer(prompt)["input_ids"])
+        rendered = tokenizer.apply_chat_template(
+            prompt, tools, tokenize=True, return_dict=True, add_generation_prompt=True
+        )
+        return list(rendered["input_ids"])
+
+    def _log_likelihood(self, context: list[int], tail: list[int]) -> float:
+        """Returns the mean log-probability of `tail` after `context`, in nats per token."""
+        if not tail or not context:
+            return 0.0
+        model = self._trainer.model
+        was_training = model.training
+        model.eval()
+        try:
+            with torch.no_grad():
+                ids = torch.tensor([context + tail], device=model.device)
+                logits = model(input_ids=ids).logits[0, len(context) - 1 : -1].float()
+                log_likelihoods = torch.log_softmax(logits, -1).gather(-1, ids[0, len(context) :, None])
+                return float(log_likelihoods.mean())
+        finally:
+            model.train(was_training)
+
+
+def information_gain_reward(scale: float = 1.0, clip: float = 0.0) -> InformationGain:
+    """Returns the function; see `InformationGain`."""
+    return InformationGain(scale, clip)

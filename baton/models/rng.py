@@ -1,0 +1,84 @@
+"""Random state of a process, captured, seeded and restored, and draws of tokens by prompt.
+
+`capture` advances no generator: python, numpy, torch on the CPU and on every CUDA device. With `GumbelNoise` a
+prompt's tokens do not depend on the prompts beside it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+# --- The random state of a process: python, numpy, torch on the CPU and on every CUDA device.
+
+
+def capture(*, cuda: bool = True) -> dict[str, Any]:
+    """Returns the state of every generator, without advancing any; of those on CUDA devices where they are asked for,
+    which a forked process must not do."""
+    return {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(),
+        "cpu": torch.random.get_rng_state(),
+        "cuda": torch.cuda.random.get_rng_state_all() if cuda and torch.cuda.is_available() else [],
+    }
+
+
+def seed(number: int) -> None:
+    """Seeds every generator.
+
+    Args:
+        number: From 0 to below 2**32, which is as much as numpy takes.
+    """
+    random.seed(number)
+    np.random.seed(number)
+    # Not `torch.manual_seed`: without CUDA it notes the call and its stack each time, for when there will be CUDA.
+    torch.default_generator.manual_seed(number)
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed_all(number)
+
+
+@contextlib.contextmanager
+def undisturbed(*, cuda: bool = True) -> Iterator[None]:
+    """Puts every generator back to where it was, whatever is drawn in between; see `capture`."""
+    before = capture(cuda=cuda)
+    try:
+        yield
+    finally:
+        random.setstate(before["python"])
+        np.random.set_state(before["numpy"])
+        torch.random.set_rng_state(before["cpu"])
+        if before["cuda"]:
+            torch.cuda.random.set_rng_state_all(before["cuda"])
+
+
+# --- Drawing tokens so that what one prompt gets does not depend on the prompts beside it.
+
+
+class GumbelNoise:
+    """Adds Gumbel noise to scores: the highest is then a draw from their softmax (Maddison et al., arXiv:1411.0030).
+
+    Each row has its own generator, on the CPU, so that its noise is the same in any batch and on any device.
+
+    Args:
+        seeds: What decides the noise of each row of the batch.
+    """
+
+    def __init__(self, seeds: list[tuple[int, int]]) -> None:
+        self._generators = [torch.Generator().manual_seed(_seed_number(seed)) for seed in seeds]
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Returns scores of shape (rows, vocabulary) with noise; -inf stays what it is."""
+        waits = torch.stack([torch.rand(scores.shape[-1], generator=each) for each in self._generators])
+        waits = -torch.log(waits.clamp_(torch.finfo(torch.float32).tiny))
+        noise = -torch.log(waits.clamp_(torch.finfo(torch.float32).tiny))
+        return scores.float() + noise.to(scores.device)
+
+
+def _seed_number(seed: tuple[int, int]) -> int:
+    return int.from_bytes(hashlib.sha256(repr(seed).encode()).digest()[:8], "big") >> 1

@@ -1,0 +1,144 @@
+"""Rows as training reads them: labels, messages as Arrow columns, and packing into sequences.
+
+Arrow gives each message the keys of all, so arguments and declarations of tools are JSON in a column. Packing goes by
+lengths alone, as TRL's `pack_dataset` does.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from baton.recipe.data import Data
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from datasets import Dataset
+
+
+# --- What labels of tokens stand for.
+
+
+IGNORED = -100
+"""Label of a token that does not count in the loss, as in torch's cross entropy."""
+
+
+# --- Prompts of messages as columns of Arrow, where a row may hold tools or a message more than role and content.
+#
+# Arrow gives each message the keys of all, and arguments and declarations have keys of their own: those are JSON here.
+# What is read back is the rows of the split again, without keys that are null. Rows of which none holds more are
+# columns of role and content, as TRL has them.
+
+
+Row = dict[str, Any]
+
+PLAIN = ("role", "content")
+TEXTS = (*PLAIN, "name", "tool_call_id", "reasoning_content")
+JSON = "tool_calls"
+FLAG = "train"
+TOOLS = "tools"
+
+_MAYBE = re.compile(rb'"(?:name|tool_call_id|reasoning_content|train|tool_calls|tools)"')
+"""Bytes of each row that holds more, and of some that do not: few rows have to be parsed."""
+
+
+def hold_more(paths: Iterable[str]) -> bool:
+    """Tells whether a row of the split's files holds more than messages of role and content."""
+    for path in paths:
+        with open(path, "rb") as file:
+            if any(_holds_more(json.loads(line)) for line in file if _MAYBE.search(line)):
+                return True
+    return False
+
+
+def _holds_more(row: Row) -> bool:
+    prompt = row.get("prompt")
+    # A text becomes a turn where the tokenizer has a template, and the tools go with it.
+    messages = prompt if isinstance(prompt, list) else []
+    return row.get(TOOLS) is not None or any(
+        value is not None and key not in PLAIN for message in messages for key, value in message.items()
+    )
+
+
+def message_kind(*, wide: bool) -> pa.DataType:
+    """Returns the type of a message in a column."""
+    import pyarrow as pa
+
+    texts = {key: pa.string() for key in (TEXTS if wide else PLAIN)}
+    return pa.struct({**texts, JSON: pa.string(), FLAG: pa.bool_()} if wide else texts)
+
+
+def stored(row: Row) -> Row:
+    """Returns a row as it lies in wide columns."""
+    if isinstance(row["prompt"], str):
+        return row
+    prompt = [
+        {**message, JSON: json.dumps(message[JSON], ensure_ascii=False)} if JSON in message else message
+        for message in row["prompt"]
+    ]
+    tools = json.dumps(row[TOOLS], ensure_ascii=False) if row.get(TOOLS) else None
+    # Last, whichever rows have some: batches and files have the same columns in the same order.
+    return {**{name: value for name, value in row.items() if name != TOOLS}, "prompt": prompt, TOOLS: tools}
+
+
+def restored(batch: Row) -> Row:
+    """Returns columns of rows as they were before `stored`: lists of values, by name."""
+    batch = dict(batch)
+    if "prompt" in batch:
+        batch["prompt"] = [[_message(message) for message in prompt] for prompt in batch["prompt"]]
+    if TOOLS in batch:
+        batch[TOOLS] = [tools and json.loads(tools) for tools in batch[TOOLS]]
+    return batch
+
+
+def readable(rows: Dataset) -> Dataset:
+    """Has a data set's rows come as they were before `stored`, where they lie in wide columns."""
+    if is_wide(rows.data.schema):
+        rows.set_transform(restored)
+    return rows
+
+
+def is_wide(schema: pa.Schema) -> bool:
+    """Tells whether rows lie in wide columns."""
+    import pyarrow as pa
+
+    kind = schema.field("prompt").type if "prompt" in schema.names else None
+    return isinstance(kind, pa.ListType) and pa.types.is_struct(kind.value_type) and kind.value_type.num_fields > 2
+
+
+def _message(message: Row) -> Row:
+    kept = {key: value for key, value in message.items() if value is not None}
+    return {**kept, JSON: json.loads(kept[JSON])} if JSON in kept else kept
+
+
+# --- Rows joined to sequences, as TRL's `pack_dataset` does it: their lengths alone decide which come together.
+
+
+def packs_rows(data: Data, side: str) -> bool:
+    """Tells whether the rows of a side are joined."""
+    return data.packing is True or (data.packing == "best-fit" and side == "train")
+
+
+def pack_rows(rows: pa.Table, data: Data, *, is_all: bool) -> pa.Table:
+    """Joins rows to sequences of `data.max_length`, a thousand at a time.
+
+    With `best-fit`, `seq_lengths` says where each row ends in its sequence. Else what does not fill a sequence at the
+    end of a thousand is left out, unless there is nothing else.
+
+    Args:
+        rows: Columns of tokens.
+        data: Says how to pack.
+        is_all: Whether the side has no other rows than these.
+    """
+    import datasets
+    import pyarrow.compute as pc
+    from trl import pack_dataset
+
+    datasets.disable_progress_bars()
+    strategy = "bfd" if data.packing == "best-fit" else "wrapped"
+    table: pa.Table = pack_dataset(datasets.Dataset(rows), data.max_length, strategy=strategy).data.table
+    if strategy == "wrapped" and not (is_all and len(table) == 1):
+        table = table.filter(pc.equal(pc.list_value_length(table["input_ids"]), data.max_length))
+    return table.replace_schema_metadata(None)

@@ -1,0 +1,267 @@
+"""Makes a model trainable, and saves frozen weights in files of their own, the same in each checkpoint.
+
+Training may need weights unpacked, an adapter attached, or all but some weights frozen. `from_pretrained` reads the
+saved folder as any other. The last file has the trained weights, and the index names each weight's file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from baton.errors import UserError
+from baton.models import vocabulary
+from baton.recipe.model import Adapter
+from baton.recipe.recipe import Recipe
+from baton.recipe.training import Trainable
+
+if TYPE_CHECKING:
+    import torch
+    from peft import LoraConfig
+    from torch import nn
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+# --- Makes a model trainable: unpacks its weights, attaches an adapter, or frees some of them.
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of layers that are trained for themselves.
+
+    Attributes:
+        by_layer: Their numbers by the layer's name; none of a layer that is trained in full.
+        shares: Whether such a layer shares its weight with another, which is then trained in full as well.
+    """
+
+    by_layer: dict[str, list[int]]
+    shares: bool
+
+
+def unpacked(folder: str) -> dict[str, Any]:
+    """Returns what `from_pretrained` is told beside the folder of a model whose files hold MXFP4, as gpt-oss' do.
+
+    Left to itself it keeps them packed wherever there are kernels that compute with them, and `Trainer` refuses to
+    train those; elsewhere it warns, and unpacks them.
+
+    Args:
+        folder: Local files.
+    """
+    with open(os.path.join(folder, "config.json"), encoding="utf-8") as file:
+        packed = json.load(file).get("quantization_config") or {}
+    if packed.get("quant_method") != "mxfp4":
+        return {}
+    from transformers import Mxfp4Config
+
+    return {"quantization_config": Mxfp4Config(dequantize=True)}
+
+
+def lora(recipe: Recipe, rows: Rows | None = None) -> LoraConfig | None:
+    """Returns PEFT's configuration of the recipe's adapter, None without one.
+
+    Args:
+        recipe: The recipe.
+        rows: Those of new tokens; see `rows_of_tokens`.
+    """
+    adapter = recipe.adapter
+    if adapter is None:
+        return None
+    from peft import LoraConfig
+
+    scores = recipe.training.spec.scores
+    saved = [*(adapter.modules_to_save or []), *(["score"] if scores else [])]
+    settings: dict[str, Any] = {"init_lora_weights": adapter.init} if adapter.init != "default" else {}
+    if rows:
+        settings |= {"trainable_token_indices": rows.by_layer or None, "ensure_weight_tying": rows.shares}
+    return LoraConfig(
+        task_type="SEQ_CLS" if scores else "CAUSAL_LM",
+        r=adapter.r,
+        lora_alpha=adapter.alpha,
+        lora_dropout=adapter.dropout,
+        target_modules=adapter.target_modules,
+        exclude_modules=adapter.exclude_modules,
+        target_parameters=adapter.target_parameters,
+        modules_to_save=saved or None,
+        layers_to_transform=adapter.layers_to_transform,
+        bias=adapter.bias,
+        use_rslora=adapter.rslora,
+        use_dora=adapter.dora,
+        rank_pattern=dict(adapter.rank_pattern),
+        alpha_pattern=dict(adapter.alpha_pattern),
+        **settings,
+    )
+
+
+def rows_of_tokens(recipe: Recipe, model: Any, tokenizer: PreTrainedTokenizerBase) -> Rows | None:
+    """Returns the rows that an adapter trains because their tokens are new, None without an adapter or such tokens.
+
+    Raises:
+        UserError: the adapter is to adapt a layer of such rows, too, PEFT does not know that kind of layer, or a recipe
+            without adapter has frozen it.
+    """
+    ids = vocabulary.new_ids(tokenizer)
+    if not ids:
+        return None
+    layers = vocabulary.layers(model)
+    if recipe.adapter is None:
+        frozen = [name for name, layer in layers.items() if not layer.weight.requires_grad]
+        if frozen and ids != [tokenizer.pad_token_id]:  # a filler is not learned
+            names = ", ".join(frozen)
+            raise UserError(
+                f"training.trainable: {names} would be frozen, and {len(ids)} new tokens have nothing but the mean of "
+                "the old ones there.",
+                remedy=f"Add {names} to training.trainable.patterns, or leave out the tokens.",
+            )
+        return None
+    saved = recipe.adapter.modules_to_save or []
+    whole = {layer for layer in layers if _is_in(saved, layer)}
+    shares = len({id(module.weight) for module in layers.values()}) < len(layers)
+    if shares and whole:
+        whole = {*layers}
+    by_layer = {layer: ids for layer in list(layers)[: 1 if shares else None] if layer not in whole}
+    for layer in layers.keys() - whole:
+        _require_rows(recipe.adapter, layer, layers[layer])
+    return Rows(by_layer, shares=shares and bool(whole))
+
+
+def _require_rows(adapter: Adapter, layer: str, module: Any) -> None:
+    targets = adapter.target_modules
+    if re.fullmatch(targets, layer) if isinstance(targets, str) else _is_in(targets or [], layer):
+        reason = "an adapter on it would not reach them"
+    elif getattr(module, "bias", None) is not None:
+        reason = "PEFT trains none of a layer that has a bias"
+    else:
+        return
+    raise UserError(
+        f"model.tokenizer: {layer} has rows of new tokens, which are trained beside the adapter, and {reason}.",
+        remedy="Leave it out of adapter.target_modules, and train it in full: adapter.modules_to_save.",
+    )
+
+
+def complete(model: Any) -> None:
+    """Gives an output layer whose rows are trained for themselves what losses that compute with its weight ask for."""
+    from peft.utils.other import TrainableTokensWrapper
+
+    head = model.get_output_embeddings()
+    if isinstance(head, TrainableTokensWrapper):
+        vars(head)["bias"] = None  # which has a weight in PEFT's eyes, and nothing else
+
+
+def _is_in(names: list[str], layer: str) -> bool:
+    return any(layer == name or layer.endswith(f".{name}") for name in names)
+
+
+def freeze(model: nn.Module, trainable: Trainable) -> None:
+    """Freezes all weights but those of the last blocks and those whose name fits a pattern.
+
+    Raises:
+        UserError: nothing is left to train.
+    """
+    wanted = {id(parameter) for block in _last_blocks(model, trainable.last_layers) for parameter in block.parameters()}
+    for name, parameter in model.named_parameters():
+        fits = any(re.search(pattern, name) for pattern in trainable.patterns)
+        parameter.requires_grad_(fits or id(parameter) in wanted)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        names = ", ".join(sorted({name.rsplit(".", 2)[-2] for name, _ in model.named_parameters() if "." in name}))
+        raise UserError(
+            f"training.trainable {trainable.patterns} fits no parameter.", remedy=f"Layers of this model: {names}."
+        )
+
+
+def blocks(model: Any) -> list[nn.Module]:
+    """Returns the transformer blocks of a model in their order, none where they cannot be told."""
+    from torch import nn
+
+    total = model.config.get_text_config().num_hidden_layers
+    return list(next((x for x in model.modules() if isinstance(x, nn.ModuleList) and len(x) == total), []))
+
+
+def _last_blocks(model: Any, count: int) -> list[nn.Module]:
+    if not count:
+        return []
+    layers = blocks(model)
+    if count > len(layers):
+        total = model.config.get_text_config().num_hidden_layers
+        raise UserError(f"training.trainable.last_layers is {count}, the model has {total} blocks.")
+    return layers[-count:]
+
+
+# --- Saves a model of which part is frozen: what is not trained in files of its own, the same in each checkpoint.
+#
+#     model-00001-of-00002.safetensors   the frozen weights, in one file or several
+#     model-00002-of-00002.safetensors   all others
+#     model.safetensors.index.json       which weight is where
+#
+# `from_pretrained` reads such a folder as any other.
+
+
+SHARD_SIZE = "1GB"
+"""Largest file of frozen weights: a store copies one in a single request, and several at a time."""
+INDEX = "model.safetensors.index.json"
+WEIGHTS = ".safetensors"
+Save = Callable[..., None]
+
+
+def frozen_names(model: PreTrainedModel) -> set[str]:
+    """Returns the names of the weights that are not trained, under each name that a shared one has."""
+    return {name for name, weight in model.named_parameters(remove_duplicate=False) if not weight.requires_grad}
+
+
+def save_frozen_separately(model: PreTrainedModel, save: Save) -> Save:
+    """Returns a `save_pretrained` that keeps frozen weights apart from the others.
+
+    Args:
+        model: The model.
+        save: Its own.
+    """
+
+    def save_apart(
+        folder: str, *rest: Any, state_dict: Mapping[str, torch.Tensor] | None = None, **options: Any
+    ) -> None:
+        weights = model.state_dict() if state_dict is None else state_dict
+        frozen = frozen_names(model)
+        kept = {name: value for name, value in weights.items() if name in frozen}
+        trained = {name: value for name, value in weights.items() if name not in frozen}
+        if not kept or not trained:
+            save(folder, *rest, state_dict=state_dict, **options)
+            return
+        beside = os.path.join(folder, ".frozen")
+        try:
+            save(beside, *rest, state_dict=kept, **{**options, "max_shard_size": SHARD_SIZE})
+            save(folder, *rest, state_dict=trained, **options)
+            _join_folders(folder, [beside, folder], sum(weight.numel() for weight in model.parameters()))
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)
+
+    return save_apart
+
+
+def _join_folders(folder: str, parts: list[str], total: int) -> None:
+    """Makes the files with weights of several folders those of one model, in this order."""
+    files = [os.path.join(part, name) for part in parts for name in sorted(os.listdir(part)) if name.endswith(WEIGHTS)]
+    renamed = {file: f"model-{number:05d}-of-{len(files):05d}{WEIGHTS}" for number, file in enumerate(files, 1)}
+    where: dict[str, str] = {}
+    size = 0
+    for file, name in renamed.items():
+        size += os.path.getsize(file)
+        where |= dict.fromkeys(_weights(file), name)
+    # Under names that none of them has: those of the one part may be those of the other.
+    for file, name in renamed.items():
+        os.replace(file, os.path.join(folder, f".{name}"))
+    for name in renamed.values():
+        os.replace(os.path.join(folder, f".{name}"), os.path.join(folder, name))
+    index = {"metadata": {"total_parameters": total, "total_size": size}, "weight_map": where}
+    with open(os.path.join(folder, INDEX), "w", encoding="utf-8") as document:
+        json.dump(index, document, indent=2, sort_keys=True)
+
+
+def _weights(file: str) -> list[str]:
+    from safetensors import safe_open
+
+    with safe_open(file, framework="pt") as opened:
+        return list(opened.keys())

@@ -1,0 +1,146 @@
+"""The vocabulary as a recipe changes it: tokens that are added, the embedding's rows for them, and what tokens are for.
+
+The tokenizer itself says which of its tokens the base lacks, as `new_tokens` in `tokenizer_config.json`, and which one
+ends a turn, as `eot_token`; so whoever has its files, with a checkpoint or an adapter, makes the same rows.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from baton import errors
+from baton.errors import UserError
+from baton.recipe.model import Tokenizer
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+NEW = "new_tokens"
+"""Setting of a tokenizer: its tokens that the base has no row for, or none that was ever learned."""
+END_OF_TURN = "eot_token"
+"""Setting of a tokenizer: the token that ends an assistant's turn."""
+BLOCK = 4096
+"""Rows of an embedding that are added up at a time."""
+
+
+def change(tokenizer: PreTrainedTokenizerBase, spec: Tokenizer) -> None:
+    """Adds the tokens that a recipe names, and gives tokens their tasks.
+
+    Raises:
+        UserError: a token is to have a task, and there is none of that text.
+    """
+    from transformers import AddedToken
+
+    vocabulary = tokenizer.get_vocab()
+    ids, bos, eos = tokenizer("a")["input_ids"], tokenizer.bos_token_id, tokenizer.eos_token_id
+    begins, ends = ids[0] == bos, ids[-1] == eos
+    lacking = [token for token in dict.fromkeys(spec.add_tokens) if token not in vocabulary]
+    # As they are written: a normalizer that puts a blank in front, for example, would keep them from being found.
+    tokenizer.add_tokens([AddedToken(token, normalized=False) for token in lacking])
+    special = spec.special_tokens
+    tokenizer.add_special_tokens(
+        {**special.named, "additional_special_tokens": special.additional_special_tokens},
+        replace_extra_special_tokens=False,
+    )
+    vocabulary = tokenizer.get_vocab()
+    for name in ("eos", "pad", "end_of_turn"):
+        token = getattr(spec, name)
+        if token and token not in vocabulary:
+            raise UserError(
+                f"model.tokenizer.{name}: {token!r} is no token of the vocabulary.{errors.suggest(token, vocabulary)}",
+                remedy="Name one that it has, or add it with model.tokenizer.add_tokens.",
+            )
+        if token and name != "end_of_turn":
+            tokenizer.add_special_tokens({f"{name}_token": token})
+    if spec.end_of_turn:
+        tokenizer.add_tokens([spec.end_of_turn], special_tokens=True)
+        if hasattr(tokenizer, END_OF_TURN):
+            setattr(tokenizer, END_OF_TURN, spec.end_of_turn)
+        tokenizer.init_kwargs[END_OF_TURN] = spec.end_of_turn
+    if (begins and tokenizer.bos_token_id != bos) or (ends and tokenizer.eos_token_id != eos):
+        # What puts the old ones around a text knows them by their numbers; set, each of these makes it anew.
+        tokenizer.add_bos_token, tokenizer.add_eos_token = begins, ends
+
+
+def record_new_tokens(tokenizer: PreTrainedTokenizerBase, before: dict[str, int], rows: int | None) -> None:
+    """Writes into a tokenizer which of its tokens the base has no learned row for.
+
+    Args:
+        tokenizer: The tokenizer as it was changed.
+        before: Its vocabulary before that.
+        rows: Rows of the base's embedding; None for a model from scratch, which has learned none.
+    """
+    tokenizer.init_kwargs.pop(NEW, None)  # a base that Baton trained says what was new to it, and is so no more
+    if rows is None:
+        return
+    vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
+    if new := [token for token, number in vocabulary if token not in before or number >= rows]:
+        tokenizer.init_kwargs[NEW] = new
+
+
+def new_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Returns the numbers of the tokens that the base has no learned row for, the lowest first."""
+    tokens = tokenizer.init_kwargs.get(NEW) or []
+    return sorted(tokenizer.convert_tokens_to_ids(tokens))
+
+
+def resize_embeddings(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+    """Gives a base the rows that a tokenizer's new tokens need, each the mean of those of its old tokens.
+
+    Rows that lie spare in the base are used before others are added. Input and output embeddings have each their own
+    mean, and the same one in any process.
+    """
+    new = new_ids(tokenizer)
+    if new:
+        rows = int(model.get_input_embeddings().weight.shape[0])
+        old = sorted(number for number in {*tokenizer.get_vocab().values()} - {*new} if number < rows)
+        if new[-1] >= rows:
+            model.resize_token_embeddings(new[-1] + 1, mean_resizing=False)
+        for weight in _by_token(model):
+            mean = _mean(weight, old)
+            weight.data[new] = mean
+    return model
+
+
+def align(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Tells a model which tokens begin, end and fill up a text, and where it is to stop writing."""
+    from transformers.trainer_utils import align_special_tokens
+
+    align_special_tokens(model, tokenizer)
+    settings, end = getattr(model, "generation_config", None), end_of_turn(tokenizer)
+    if settings is not None and end is not None:
+        known = settings.eos_token_id if isinstance(settings.eos_token_id, list) else [settings.eos_token_id]
+        settings.eos_token_id = list(dict.fromkeys([*(token for token in known if token is not None), end]))
+
+
+def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """Returns the token that a recipe says ends an assistant's turn, None where none does."""
+    token = getattr(tokenizer, END_OF_TURN, None) or tokenizer.init_kwargs.get(END_OF_TURN)
+    return int(tokenizer.convert_tokens_to_ids(token)) if token else None
+
+
+def layers(model: PreTrainedModel) -> dict[str, Any]:
+    """Returns the layers with a row for each token by name: the input, and the output of a model that writes."""
+    embeddings = [model.get_input_embeddings(), model.get_output_embeddings()]
+    named = {id(layer): name for name, layer in model.named_modules()}
+    return {named[id(layer)]: layer for layer in embeddings if layer is not None}
+
+
+def _by_token(model: PreTrainedModel) -> list[torch.Tensor]:
+    """Returns the weights and biases with a row for each token, none twice."""
+    values = [value for layer in layers(model).values() for value in layer.parameters(recurse=False)]
+    return list({id(value): value for value in values}.values())
+
+
+def _mean(weight: torch.Tensor, rows: list[int]) -> torch.Tensor:
+    """Returns the mean of some rows."""
+    import numpy as np
+    import torch
+
+    total = np.zeros(weight.shape[1:], dtype=np.float64)
+    for first in range(0, len(rows), BLOCK):
+        block = weight.data[rows[first : first + BLOCK]].double().cpu().numpy()
+        # Row after row: torch would divide the rows between as many threads as it happens to have.
+        total = np.add.reduce(np.concatenate([total[None], block]), axis=0)
+    return torch.from_numpy(np.asarray(total / max(1, len(rows)))).to(weight)

@@ -1,0 +1,370 @@
+"""Content of a run's report, gathered from the store: its documents, figures, gate and examples."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from baton.checkpoint.manifest import CheckpointMeta, LogEntry
+from baton.checkpoint.proof import proof_part
+from baton.checkpoint.store import Checkpoint, CheckpointStore
+from baton.documents import Json
+from baton.errors import StoreError
+from baton.pages import quality_page
+from baton.pages.html import number
+from baton.pages.quality_page import Rendered
+from baton.recipe import load
+from baton.runs import lineage
+from baton.runs.documents import (
+    ChunkRecord,
+    ForkNote,
+    ProofPart,
+    Restart,
+    RunInfo,
+    Skip,
+    SplitCounts,
+    StageRecord,
+    Tokens,
+    Tracking,
+    WarningRecord,
+)
+from baton.runs.outcomes import Evaluation, ExportedModel, Figures, GateLine, RunFailure
+from baton.runs.plan import Plan
+from baton.runs.run import Run
+
+# --- The report's content: a run's own documents, and what follows from several of them.
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A chunk and the attempts at it; spare ones come after the last of the plan."""
+
+    index: int
+    spare: bool
+    attempts: Sequence[ChunkRecord]
+
+
+@dataclass(frozen=True)
+class ProofEntry:
+    """A checkpoint's part of the resume proof, and why the checkpoint is no longer there."""
+
+    part: ProofPart
+    gone: Literal["removed", "damaged"] | None = None
+
+
+@dataclass(frozen=True)
+class Examples:
+    """The evaluation's examples, the first of them to be shown."""
+
+    count: int = 0
+    uri: str | None = None
+    shown: Sequence[Json] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What the page shows of a run; a document that the run does not have yet is None.
+
+    Attributes:
+        uri: The run's address.
+        method: The training method.
+        rendered: How texts became turns of a conversation; None where rows are rendered as they came.
+        attempts: At all chunks, those at spare ones that found nothing to do among them.
+        restarts: Processes that were lost and followed by another one in their pod.
+        skips: Steps that the run's guard has found, and that are skipped.
+        warnings: What a person was told of the run as it ran.
+        newest: Meta of the newest committed checkpoint.
+        log: What training logged up to that checkpoint.
+        stages: Seconds by stage, in the pipeline's order.
+        failure: Why the run ended before its end, None where it did not.
+    """
+
+    run: str
+    uri: str
+    created: str
+    recipe_name: str
+    recipe_yaml: str
+    method: str
+    plan: Plan | None = None
+    split: SplitCounts | None = None
+    tokens: Tokens | None = None
+    rendered: Rendered | None = None
+    tracking: Tracking | None = None
+    fork: ForkNote | None = None
+    evaluation: Evaluation | None = None
+    examples: Examples = Examples()
+    export: ExportedModel | None = None
+    newest: CheckpointMeta | None = None
+    log: Sequence[LogEntry] = ()
+    attempts: Sequence[ChunkRecord] = ()
+    restarts: Sequence[Restart] = ()
+    skips: Sequence[Skip] = ()
+    warnings: Sequence[WarningRecord] = ()
+    stages: Mapping[str, float] = field(default_factory=dict)
+    proof: Sequence[ProofEntry] = ()
+    family: lineage.Family = field(default_factory=dict)
+    failure: RunFailure | None = None
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether nothing is known but why the run failed."""
+        return self.failure is not None and not self.recipe_yaml
+
+    @property
+    def state(self) -> Literal["succeeded", "rejected", "failed", "cancelled"]:
+        """How the run ended."""
+        if self.failure:
+            return "cancelled" if self.failure.is_cancelled else "failed"
+        if not (self.plan and self.newest and (self.newest.finished or self.steps >= self.plan.num_steps)):
+            return "failed"
+        gate = self.evaluation.gate if self.evaluation else None
+        return "rejected" if gate and not gate.passed else "succeeded"
+
+    @property
+    def steps(self) -> int:
+        """Steps up to the newest checkpoint."""
+        return self.newest.step if self.newest else 0
+
+    @property
+    def skipped(self) -> Sequence[int]:
+        """Steps that were skipped: those found, those the recipe names, and those of the run that this one forked."""
+        before = self.newest.skips if self.newest else []
+        return sorted({*before, *(skip.step for skip in self.skips)})
+
+    @property
+    def stopped_before(self) -> int | None:
+        """The planned last step, where early stopping ended the run."""
+        return self.plan.num_steps if self.plan and self.newest and self.newest.finished else None
+
+    @property
+    def trained_tokens(self) -> int:
+        """Tokens that the model has been trained on, repetitions counted."""
+        return round(self.tokens.tokens * self.plan.passes(self.steps)) if self.tokens and self.plan else 0
+
+    @property
+    def targets(self) -> Sequence[int]:
+        """Steps at which the planned chunks end."""
+        return self.plan.targets if self.plan else ()
+
+    @property
+    def chunks(self) -> list[Chunk]:
+        """The planned chunks, and each spare one that an attempt was made at."""
+        if self.plan is None:
+            return []
+        planned = range(1, len(self.plan.targets) + 1)
+        worked = {attempt.chunk for attempt in self.attempts if attempt.outcome != "already_done"}
+        return [
+            Chunk(index, index not in planned, [attempt for attempt in self.attempts if attempt.chunk == index])
+            for index in (*planned, *sorted(chunk for chunk in worked if chunk > len(planned)))
+        ]
+
+    @property
+    def chunk_attempts(self) -> list[ChunkRecord]:
+        """The attempts at these chunks, in their order."""
+        return [attempt for chunk in self.chunks for attempt in chunk.attempts]
+
+    @property
+    def losses(self) -> list[LogEntry]:
+        """Log entries that have a training loss."""
+        return [entry for entry in self.log if "loss" in entry]
+
+    def figures(self, when: str) -> Figures:
+        """Returns the evaluation's figures of a model; see `Evaluation.figures`."""
+        return (self.evaluation.figures(when) if self.evaluation else None) or {}
+
+
+# --- The report's part on evaluation: every figure beside the models it is compared with, the gate, and each example.
+
+
+MAX_EXAMPLES = 400
+"""Examples that the page shows; the run's `examples.jsonl` has all of them."""
+
+PAGE = 20
+"""Examples on one page of the table."""
+
+LOWER_IS_BETTER = ("loss", "perplexity", "divergence", "word_perplexity", "byte_perplexity", "bits_per_byte")
+"""In evaluations that do not say which way is better, as older ones; of a task's figure its last part."""
+SIGNS = {"higher": 1, "lower": -1, None: 0}
+NOT_COMPARED = ("tokens",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """One figure of the evaluation.
+
+    Attributes:
+        name: Its name.
+        before: Of the model before training, None where it has none.
+        production: Of the production model.
+        after: Of the trained model.
+        why: The reason why it was not measured of the trained model.
+        low: Lower end of the confidence interval of `after`, None where there is none.
+        high: Upper end.
+        gain: What training changed, with its interval, in words.
+        tone: `good` where the whole interval of the gain lies on the better side, `bad` on the worse, else ``.
+        gate: The line of the gate on this figure, in words.
+        held: Whether it held.
+    """
+
+    name: str
+    before: float | None
+    production: float | None
+    after: float | None
+    why: str
+    low: float | None
+    high: float | None
+    gain: str
+    tone: str
+    gate: str
+    held: bool
+
+
+def examples(run: Run, evaluation: Evaluation | None) -> Examples:
+    """Returns the evaluation's examples, as many as the page shows."""
+    named = evaluation.examples if evaluation else None
+    if not named or not named.count:
+        return Examples()
+    lines = run.storage.read(run.path(named.path)).splitlines()
+    uri = run.storage.uri(run.path(named.path)) if lines else None
+    return Examples(len(lines), uri, [json.loads(line) for line in lines[:MAX_EXAMPLES]])
+
+
+def figure_rows(evaluation: Evaluation) -> list[Figure]:
+    """Returns a row for each figure, those of the gate first."""
+    lines = {line.figure: line for line in (evaluation.gate.lines if evaluation.gate else ())}
+    names = [name for name in evaluation.after if name not in NOT_COMPARED]
+    names.sort(key=lambda name: name not in lines)  # stable: the evaluation's order otherwise
+    return [_figure(name, evaluation, lines.get(name)) for name in names]
+
+
+def _figure(name: str, evaluation: Evaluation, line: GateLine | None) -> Figure:
+    intervals = evaluation.intervals or {}
+    low, high = intervals.get("after", {}).get(name, (None, None))
+    before, after = evaluation.before.get(name), evaluation.after[name]
+    change = [value for value in intervals.get("gain", {}).get(name, ()) if value is not None]
+    gain, tone = "", ""
+    if len(change) == 2 and before is not None and after is not None:
+        gain = f"{_signed(after - before)} ({_signed(change[0])} to {_signed(change[1])})"
+        better = [value * _sign(name, evaluation, line) for value in change]
+        tone = "good" if min(better) > 0 else "bad" if max(better) < 0 else ""
+    return Figure(
+        name=name,
+        before=before,
+        production=(evaluation.production or {}).get(name),
+        after=after,
+        why=evaluation.not_measured.get("after", {}).get(name, ""),
+        low=low,
+        high=high,
+        gain=gain,
+        tone=tone,
+        gate=line.words if line else "",
+        held=line is None or line.held,
+    )
+
+
+def _sign(name: str, evaluation: Evaluation, line: GateLine | None) -> int:
+    """Returns 1 where more of a figure is better, -1 where less is, 0 where nobody says."""
+    known = evaluation.better.get(name)
+    if known is None and line and line.line:  # the gate asks for more or for less
+        known = "lower" if line.line.startswith("<") else "higher"
+    if known is None and name not in evaluation.better:
+        known = "lower" if name.rpartition(".")[2] in LOWER_IS_BETTER else "higher"
+    return SIGNS[known]
+
+
+def _signed(value: float) -> str:
+    return f"{'+' if value > 0 else '−' if value < 0 else ''}{number(abs(value))}"
+
+
+def example_pages(shown: Sequence[Json]) -> list[tuple[str, Sequence[Json]]]:
+    """Returns the examples in pages, each with its title."""
+    starts = range(0, len(shown), PAGE)
+    return [(f"{start + 1}–{min(start + PAGE, len(shown))}", shown[start : start + PAGE]) for start in starts]
+
+
+# --- Gathers what the report shows from a run's objects in the store.
+
+
+logger = logging.getLogger("baton")
+
+
+def collect(run: Run, failure: RunFailure | None = None) -> Report:
+    """Returns the report's content.
+
+    Args:
+        run: The run.
+        failure: Why it ended before its end.
+    """
+    recipe = run.recipe()
+    store = CheckpointStore(run)
+    damaged: list[int] = []
+    committed = list(store.committed(lambda step, _: damaged.append(step)))
+    newest = committed[0] if committed else None
+    evaluation = run.read(Evaluation)
+    return Report(
+        run=run.name,
+        uri=run.uri,
+        created=run.need(RunInfo).created,
+        recipe_name=recipe.name,
+        recipe_yaml=load.to_yaml(recipe),
+        method=recipe.training.method,
+        plan=run.read(Plan),
+        split=run.read(SplitCounts),
+        tokens=run.read(Tokens),
+        rendered=quality_page.read_rendered(run),
+        tracking=run.read(Tracking),
+        fork=run.read(ForkNote),
+        evaluation=evaluation,
+        examples=examples(run, evaluation),
+        export=run.read(ExportedModel),
+        newest=newest.meta if newest else None,
+        log=store.history(newest) if newest else [],
+        attempts=run.attempts(),
+        restarts=run.restarts(),
+        skips=run.skips(),
+        warnings=run.warnings(),
+        stages=_stages(run.records()),
+        proof=_proof(store, committed, damaged),
+        family=_family(run),
+        failure=failure,
+    )
+
+
+def _family(run: Run) -> lineage.Family:
+    """Returns the run's relatives, none where the store lets a run see nothing but itself."""
+    try:
+        return lineage.related_runs(run)
+    except StoreError as error:
+        logger.warning("the report has no family tree: %s", error.message)
+        return {}
+
+
+def _stages(records: list[StageRecord]) -> dict[str, float]:
+    """Returns seconds per stage in the order of the pipeline, attempts added up."""
+    seconds: dict[str, float] = {}
+    for record in sorted(records, key=_place):
+        name = record.kind.replace("-", " ") + ("" if record.chunk is None else f" {record.chunk}")
+        seconds[name] = seconds.get(name, 0.0) + record.total
+    return seconds
+
+
+def _place(record: StageRecord) -> tuple[int, int, bool]:
+    """Orders stages as the pipeline has them: each chunk's checkpoint after it."""
+    order = ("data-split", "tokenize-shard", "tokenize", "lr-find", "train-chunk", "evaluate", "gate", "export")
+    at = order.index(record.kind if record.chunk is None else "train-chunk")
+    return (at, record.chunk or 0, record.kind != "train-chunk")
+
+
+def _proof(store: CheckpointStore, committed: list[Checkpoint], damaged: list[int]) -> list[ProofEntry]:
+    """Returns an entry for each checkpoint that is there, and for each that was read back before it went."""
+    parts = [store.run.need(ProofPart, chunk) for chunk in sorted(store.proven_chunks())]
+    read_back = {(part.step, part.digest) for part in parts}
+    entries = {part.step: ProofEntry(part, "damaged" if part.step in damaged else "removed") for part in parts}
+    for checkpoint in committed:
+        verified = (checkpoint.step, checkpoint.digest) in read_back
+        part = proof_part(store, checkpoint).model_copy(update={"verified": verified})
+        entries[checkpoint.step] = ProofEntry(part)
+    return [entries[step] for step in sorted(entries)]

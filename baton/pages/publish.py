@@ -1,0 +1,136 @@
+"""Writes a run's report, or the page of a failed run, to the store, Kubeflow and the tracking run.
+
+`python -m baton.pages.publish RUN_URI [--anew]` reads why a run failed from standard input. It is a process of its
+own, so that the stage's failure cannot keep it from writing the page.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import logging
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from baton import events
+from baton.errors import BatonError
+from baton.pages import quality_page
+from baton.pages.collect import Report, collect
+from baton.recipe import load
+from baton.runs.documents import RunInfo
+from baton.runs.outcomes import ReportPage, RunFailure
+from baton.runs.run import Run
+from baton.tracking import tracking_run
+
+# --- Renders a run's report into the store and for Kubeflow.
+
+
+def write_report(run_uri: str) -> dict[str, str]:
+    """Renders the run's report into the store and hands it to the tracking run.
+
+    Returns:
+        `report_uri` and the `html` as Kubeflow may have it: without what people and models wrote, where the recipe
+        wants that.
+    """
+    from baton.pages.run_page import render
+
+    started = time.time()
+    run = Run.open(run_uri)
+    report = collect(run)
+    uri, html = publish(run, report, "FINISHED")
+    run.write(ReportPage(report_uri=uri, seconds=time.time() - started))
+    events.emit(events.Report(uri=uri))
+    return {"report_uri": uri, "html": html if run.recipe().tracking.cards == "rows" else render(counts(report))}
+
+
+def publish(run: Run, report: Report, status: tracking_run.Ended) -> tuple[str, str]:
+    """Renders a report into the store and ends the tracking run with it.
+
+    Args:
+        run: The run.
+        report: Its report.
+        status: How it ended.
+
+    Returns:
+        Address of the page, and the page.
+    """
+    from baton.pages.run_page import render
+
+    html = render(report)
+    run.storage.write(run.path("report.html"), html.encode())
+    tracking_run.close(run, status, {"report.html": html, **_documents(run, report)})
+    if (warnings := run.warnings()) != list(report.warnings):  # MLflow did not take it
+        html = render(replace(report, warnings=warnings))
+        run.storage.write(run.path("report.html"), html.encode())
+    return run.storage.uri(run.path("report.html")), html
+
+
+def _documents(run: Run, report: Report) -> dict[str, str]:
+    """Returns what a tracking run keeps beside the report: the whole recipe and the proof, as far as there are any."""
+    if report.is_bare:
+        return {}
+    proof = [{**entry.part.to_json(), "gone": entry.gone} for entry in report.proof]
+    return {
+        "recipe.resolved.yaml": load.to_yaml(run.resolved_recipe()),
+        "proof.json": json.dumps({"run": run.uri, "checkpoints": proof}, indent=1),
+    }
+
+
+def counts(report: Report) -> Report:
+    """Returns a report without samples and examples."""
+    evaluation = report.evaluation and report.evaluation.model_copy(update={"samples": []})
+    examples = replace(report.examples, shown=())
+    return replace(report, evaluation=evaluation, examples=examples, rendered=quality_page.without_row(report.rendered))
+
+
+# --- The page of a run that failed: `python -m baton.pages.publish RUN_URI [--anew]`.
+#
+# Why is read from standard input. It is a process of its own, which `baton.runs.run` starts and ends: what a
+# stage has failed of, memory, a device, a store that does not answer, must not keep it from saying so.
+
+
+logger = logging.getLogger("baton")
+
+
+def publish_failure(run: Run, failure: RunFailure) -> str:
+    """Keeps why a run failed, shows it with what there is on the run's page, and ends the tracking run.
+
+    Returns:
+        Address of the page.
+    """
+    run.write(failure)
+    try:
+        report = collect(run, failure) if run.read(RunInfo) else _bare(run, failure)
+    except Exception as error:  # what the stage has failed of may be what lies there
+        logger.warning("the report has nothing but why the run failed: %s", error)
+        report = _bare(run, failure)
+    return publish(run, report, "KILLED" if failure.is_cancelled else "FAILED")[0]
+
+
+def _bare(run: Run, failure: RunFailure) -> Report:
+    """Returns the report of a run of which nothing is known but why it failed."""
+    return Report(
+        run=run.name, uri=run.uri, created=failure.at, recipe_name="", recipe_yaml="", method="sft", failure=failure
+    )
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Keep why a run failed.")
+    parser.add_argument("run_uri")
+    parser.add_argument("--anew", action="store_true", help="also where the store has no such run yet")
+    given = parser.parse_args()
+    events.setup_logging()
+    with contextlib.suppress(OSError):  # were there too little memory for both, the stage would be the larger one
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+    try:
+        run = Run.open(given.run_uri)
+        failure = RunFailure.read(sys.stdin.buffer.read(), "standard input")
+        # A run that has come to its end is none that fails where its data cannot be read once more.
+        has_ended = failure.stage == "data split" and run.read(ReportPage) is not None
+        if given.anew or (run.read(RunInfo) and not has_ended):
+            sys.stdout.write(publish_failure(run, failure) + "\n")
+    except BatonError as error:
+        sys.exit(str(error))

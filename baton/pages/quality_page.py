@@ -1,0 +1,413 @@
+"""The page of a run's rows: verdicts of all checks, lengths, and rows as the model sees them.
+
+It is written before a GPU is paid for, and written again once the rows are tokenized.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from baton.pages import html as rendering
+from baton.pages import rows_page
+from baton.pages.html import count
+from baton.recipe.data import Data
+from baton.runs.documents import PreviewRow, Tokens, TokensMeta
+from baton.runs.run import Run
+from baton.store.manifest import read_manifest
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+# --- What a run's pages say of rows that became turns of a conversation, and one of them.
+
+
+class Rendered(TypedDict):
+    """In which template rows are rendered."""
+
+    told: str
+    row: str
+    """The first training sequence in words, what is trained in marks; empty where it is not shown."""
+
+
+def read_rendered(run: Run) -> Rendered | None:
+    """Returns what tokenize has noted, None where rows are rendered as they came."""
+    tokens = run.get(Tokens.NAME) or {}
+    if not tokens.get("rendered"):
+        return None
+    prefix = tokens["prefix"]
+    manifest = read_manifest(run.storage, prefix)
+    meta = manifest and TokensMeta.read(manifest.meta, run.storage.uri(prefix))
+    return {"told": tokens["rendered"], "row": next(iter(meta.first.get("train", ())), "") if meta else ""}
+
+
+def without_row(rendered: Rendered | None) -> Rendered | None:
+    """Returns the same without the row."""
+    return rendered and {**rendered, "row": ""}
+
+
+# --- The verdict on a run's rows, in words: what the split found, what the tokenizer measured, check by check.
+
+
+QUALITY, FINDINGS, PAGE = "quality.json", "quality.jsonl", "data-quality.html"
+"""Files of a run: what was found in all, row by row, and as a page."""
+
+CHECKS = {
+    "rejected": ("Unusable rows", "They are broken, or lack a field, and nothing is learned from them."),
+    "few_rows": ("Enough rows", "With too few training rows a model learns them by heart."),
+    "truncation": ("Length", "What lies beyond max_length is cut off and never learned."),
+    "leakage": ("Leakage", "A model that has seen the held-out rows in training looks better than it is."),
+    "duplicates": ("Duplicates", "Rows that occur several times are learned by heart and paid for each time."),
+    "near_duplicates": ("Near duplicates", "Rows that say nearly the same add cost and no knowledge."),
+    "empty": ("Near-empty fields", "From next to nothing, next to nothing is learned."),
+    "encoding": ("Encoding", "Text that was decoded with the wrong table teaches garbage."),
+    "control_characters": ("Control characters", "They are learned like any other character, and written again."),
+    "turns": ("Turns", "Chat templates need known roles, with user and assistant in turn."),
+    "language": ("Language", "Rows in a language that is not expected pull the model towards it."),
+    "secrets": ("Secrets", "A model can repeat the keys and passwords that it was trained on."),
+    "emails": ("E-mail addresses", "A model can repeat the addresses of real people."),
+    "same_answers": ("Same answers", "A preference without a difference teaches nothing."),
+}
+"""What each check is called, and why it matters; the order in which they are listed."""
+
+SEVERITY = ("failed", "warn", "fixed", "ok", "off")
+"""Verdicts, the gravest first."""
+
+
+class Counts(TypedDict):
+    """What a check counted: rows that it found something in, of how many, what became of them, and the first ones."""
+
+    rows: int
+    of: int
+    share: float
+    mended: int
+    dropped: int
+    examples: list[dict[str, Any]]
+
+
+class Verdict(Counts):
+    """A check's counts, what the recipe asks of it and how it came out."""
+
+    action: str
+    verdict: str
+
+
+class Judged(Verdict):
+    """A check as the page lists it."""
+
+    name: str
+    title: str
+    why: str
+    told: str
+
+
+def collect(run: Run, data: Data | None = None) -> dict[str, Any]:
+    """Returns what is known about the rows of a run.
+
+    Args:
+        run: The run.
+        data: Settings by which to judge; the run's own when left out.
+
+    Returns:
+        `run`, `source`, `state` (`failed`, `warn` or `ok`), `sentence`, `rows` (by what became of them), `checks` (in
+        order of severity, each with `name`, `title`, `why`, `told` and what `quality.json` says), `languages`,
+        `sources` (in a line each, with which columns became what),
+        `columns`, `findings_uri`, `rejected_uri`, `max_length`, whether rows are `joined` and cut, and, once they are
+        tokenized, `lengths` and how texts are `rendered`, if they became turns of a conversation.
+    """
+    data = data or run.recipe().data
+    quality, tokens = run.get(QUALITY) or {}, run.get("tokens.json") or {}
+    by_check: dict[str, Counts] = dict(quality.get("checks", {}))
+    if lengths := tokens.get("lengths"):
+        by_check["truncation"] = _truncation(lengths, data)
+    checks: list[Judged] = []
+    for name, (title, why) in CHECKS.items():
+        if name in by_check:
+            check = judged(name, by_check[name], data)
+            checks.append({"name": name, "title": title, "why": why, **check, "told": told(name, check, data)})
+    checks.sort(key=lambda check: SEVERITY.index(check["verdict"]))
+    worst = checks[0]["verdict"] if checks else "ok"
+    return {
+        "run": run.name,
+        "source": ", ".join(source.uri for source in data.sources),
+        "state": worst if worst in ("failed", "warn") else "ok",
+        "sentence": sentence(checks),
+        "checks": checks,
+        **{part: quality.get(part, {}) for part in ("rows", "languages", "columns")},
+        **{place: quality.get(place) for place in ("findings_uri", "rejected_uri")},
+        "sources": quality.get("sources") or [f"From {', '.join(source.uri for source in data.sources)}"],
+        "lengths": lengths,
+        "rendered": read_rendered(run),
+        "max_length": data.max_length,
+        "joined": data.packing is True,
+    }
+
+
+def seen(run: Run) -> list[PreviewRow]:
+    """Returns the first rows of each side as the model sees them, once they are tokenized."""
+    tokens = run.read(Tokens)
+    manifest = tokens and read_manifest(run.storage, tokens.prefix)
+    rows: list[PreviewRow] = []
+    if tokens and manifest:
+        names = [f"seen/{side}-" for side in ("train", "eval", "test")]
+        for path in (path for name in names for path in sorted(manifest.files) if path.startswith(name)):
+            where = manifest.path(tokens.prefix, path)
+            lines = run.storage.read(where).splitlines()
+            rows += [PreviewRow.read(line, run.storage.uri(where)) for line in lines]
+    return rows
+
+
+def without_examples(found: dict[str, Any]) -> dict[str, Any]:
+    """Returns what `collect` returned, without what rows say."""
+    checks = [{**check, "examples": []} for check in found["checks"]]
+    return {**found, "checks": checks, "rendered": without_row(found["rendered"])}
+
+
+def judged(name: str, check: Counts, data: Data) -> Verdict:
+    """Returns what a check counted with its `action` and `verdict`.
+
+    Args:
+        name: The check; `rejected` for rows that could not be used.
+        check: `rows`, `of`, `share`, `mended`, `dropped`.
+        data: Settings.
+    """
+    if name == "rejected":
+        verdict = "failed" if check["rows"] > data.max_rejected * check["of"] else "warn" if check["rows"] else "ok"
+        return {**check, "action": f"at most {percent(data.max_rejected)}", "verdict": verdict}
+    action = str(getattr(data.quality, name))
+    is_found = check["rows"] > 0
+    if name == "few_rows":
+        is_found = check["rows"] < check["of"]
+    elif name == "truncation" and action != "fix":
+        is_found = check["rows"] > data.quality.truncated_share * check["of"]
+    is_fixed = action == "fix" and name != "few_rows" and check["mended"] + check["dropped"] == check["rows"]
+    verdict = "off" if action == "off" else "ok"
+    if is_found and action != "off":
+        verdict = "failed" if action == "fail" else "fixed" if is_fixed else "warn"
+    return {**check, "action": action, "verdict": verdict}
+
+
+def _truncation(lengths: dict[str, Any], data: Data) -> Counts:
+    """Returns what the tokenizer measured as the counts of a check."""
+    over, of = 0 if data.packing is True else int(lengths["over"]), int(lengths["rows"])
+    dropped = over if data.quality.truncation == "fix" else 0
+    share = round(over / of, 6) if of else 0.0
+    return {"rows": over, "of": of, "share": share, "mended": 0, "dropped": dropped, "examples": []}
+
+
+def told(name: str, check: Verdict, data: Data) -> str:
+    """Returns what a check found, in a few words."""
+    rows = int(check["rows"])
+    if check["verdict"] == "off":
+        return "not looked at"
+    if name == "few_rows":
+        advice = f", at least {check['of']:,} are advised" if rows < check["of"] else ""
+        return f"{count(rows, 'row')} to train on{advice}"
+    if name == "language" and not data.quality.languages:
+        return "none is expected"
+    if not rows:
+        return "nothing found"
+    what = f"{count(rows, 'row')} ({percent(check['share'])})"
+    if name == "truncation":
+        return f"{what} longer than {data.max_length:,} tokens{', dropped' if check['dropped'] else ''}"
+    done = [
+        f"{number:,} {part}" for part, number in (("mended", check["mended"]), ("dropped", check["dropped"])) if number
+    ]
+    return f"{what}{': ' if done else ''}{', '.join(done)}"
+
+
+def sentence(checks: list[Judged]) -> str:
+    """Returns the verdict on all checks, for people who decide whether to pay for a GPU."""
+    failed = [check["title"].lower() for check in checks if check["verdict"] == "failed"]
+    warned = [check["title"].lower() for check in checks if check["verdict"] == "warn"]
+    fixed = [check["title"].lower() for check in checks if check["verdict"] == "fixed"]
+    if failed:
+        return f"Do not train on this yet. What the recipe forbids was found: {_listed(failed)}."
+    if warned:
+        return f"Look at {_listed(warned)} before you pay for a GPU."
+    if fixed:
+        return f"These rows are ready: {_listed(fixed)} {'was' if len(fixed) == 1 else 'were'} dealt with."
+    return "These rows are ready: no check found anything."
+
+
+def percent(share: float | None) -> str:
+    """Returns a share in percent, small ones with as many digits as it takes to see them."""
+    if share is None:
+        return "—"
+    if share == 0:
+        return "0%"
+    if share < 0.0001:
+        return "< 0.01%"
+    return f"{share:.2%}" if share < 0.01 else f"{share:.1%}"
+
+
+def _listed(words: list[str]) -> str:
+    return " and ".join(part for part in (", ".join(words[:-1]), *words[-1:]) if part)
+
+
+# --- The page about a run's rows: what stands in the way of training on them, before a GPU is paid for.
+
+
+MARKS = {
+    "failed": ("bad", "✗", "not allowed"),
+    "warn": ("warn", "!", "look at it"),
+    "fixed": ("good", "✓", "dealt with"),
+    "ok": ("good", "✓", "fine"),
+    "off": ("", "–", "off"),
+}
+"""Tone, symbol and words of each verdict."""
+
+STATES = {"failed": ("bad", "do not train"), "warn": ("warn", "look first"), "ok": ("good", "ready")}
+SIDES = {"train": ("blue", "to train on"), "eval": ("orange", "evaluation"), "test": ("purple", "test")}
+HUES = ("blue", "orange", "green", "purple", "amber", "sky")
+"""Colours of the languages, the most frequent first; those after them are grey."""
+
+
+def write(run: Run) -> str:
+    """Writes the page of a run from what its stages have found so far.
+
+    Returns:
+        The page.
+    """
+    html = render(collect(run), seen(run))
+    run.storage.write(run.path(PAGE), html.encode())
+    return html
+
+
+def refresh(run: Run) -> None:
+    """Writes the page of a run again, if it has one: when the rows were split, their tokens were not known."""
+    if run.get(QUALITY):
+        write(run)
+
+
+def render(found: dict[str, Any], rows: Sequence[PreviewRow] = ()) -> str:
+    """Returns the page as one HTML document, which loads nothing.
+
+    Args:
+        found: What `collect` returned.
+        rows: What `seen` returned.
+    """
+    environment = rendering.environment(Path(__file__).parent)
+    environment.filters |= {"percent": percent}
+    tone, word = STATES[found["state"]]
+    return environment.get_template("quality.html.j2").render(
+        found=found,
+        tone=tone,
+        word=word,
+        marks=MARKS,
+        tiles=_tiles(found),
+        sides=_sides(found["rows"]),
+        languages=_languages(found["languages"]),
+        histogram=_histogram(found),
+        length_note=_length_note(found),
+        rows=rows_page.shown(rows),
+    )
+
+
+def _tiles(quality: dict[str, Any]) -> list[tuple[str, str, str]]:
+    rows, lengths = quality["rows"], quality["lengths"]
+    tiles = []
+    if rows:
+        tiles = [
+            ("Training rows", f"{rows['train']:,}", f"of {count(rows['looked_at'], 'row')} looked at"),
+            ("Held out", f"{rows['eval'] + rows['test']:,}", f"{rows['eval']:,} evaluation, {rows['test']:,} test"),
+            ("Dropped", f"{rows['dropped']:,}", "by checks set to fix"),
+            ("Mended", f"{rows['mended']:,}", "by checks set to fix"),
+            ("Unusable", f"{rows['rejected']:,}", "broken, or without a field"),
+        ]
+    if lengths:
+        tiles.append(("Longest row", f"{lengths['longest']:,}", f"tokens; {lengths['mean']:,.0f} on average"))
+    return tiles
+
+
+def _sides(rows: dict[str, int]) -> list[tuple[str, str, str, float]]:
+    """Returns colour, name, count and share of each side that has rows."""
+    total = sum(rows.get(side, 0) for side in SIDES)
+    return [
+        (color, name, f"{rows[side]:,}", rows[side] / total)
+        for side, (color, name) in SIDES.items()
+        if rows.get(side, 0)
+    ]
+
+
+def _languages(languages: dict[str, Any]) -> list[tuple[str, str, str, float]]:
+    """Returns colour, name, no count and share of the most frequent languages, and of the others together."""
+    shares = [(code, share) for code, share in languages.get("shares", []) if code != "und"]
+    unclear = sum(share for code, share in languages.get("shares", []) if code == "und")
+    shown = [(color, code, "", share) for color, (code, share) in zip(HUES, shares, strict=False)]
+    rest = {"others": sum(share for _, share in shares[len(HUES) :]), "not clear": unclear}
+    return shown + [("grey", name, "", share) for name, share in rest.items() if share > 0]
+
+
+def _length_note(quality: dict[str, Any]) -> str:
+    lengths = quality["lengths"]
+    if not lengths:
+        return ""
+    limit = quality["max_length"]
+    if quality["joined"]:
+        return f"Rows are joined, and cut into sequences of max_length, {limit:,} tokens."
+    if not lengths["over"]:
+        return f"Every row fits into max_length, {limit:,} tokens."
+    share = percent(lengths["over"] / lengths["rows"])
+    rest = "is" if lengths["over"] == 1 else "are"
+    return f"{count(lengths['over'], 'row')} ({share}) {rest} longer than max_length, {limit:,} tokens."
+
+
+def _histogram(quality: dict[str, Any]) -> Any:
+    lengths = quality["lengths"]
+    if not lengths or not lengths["rows"]:
+        return None
+    from baton.pages import svg
+
+    return svg.draw("lengths", "Rows by their number of tokens", partial(length_plot, quality))
+
+
+def length_plot(quality: dict[str, Any]) -> Figure | None:
+    """Draws the rows by length, what is too long in another colour, and the line of max_length."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
+
+    from baton.pages import svg
+
+    limit = int(quality["max_length"])
+    bars = length_bars(quality["lengths"], limit)
+    figure, (ax,) = svg.blank_figure(300)
+    for low, high, rows in bars:
+        color = svg.ORANGE if low >= limit else svg.BLUE
+        ax.bar(low, rows, high - low, align="edge", color=color, alpha=0.75, lw=0)
+    ax.axvline(limit, color=svg.INK, lw=1.2, ls=(0, (4, 3)))
+    ax.set_xscale("log", base=2)
+    left, right = min(bars[0][0], limit) / 1.2, max(bars[-1][1], limit) * 1.2
+    ax.set_xlim(left, right)
+    place: Any = ("data", "axes fraction")
+    ax.annotate(f"max_length {limit:,}", (limit, 1.01), xycoords=place, ha="center", va="bottom", color=svg.INK)
+    ax.set_xlabel("tokens in a row")
+    ax.set_ylabel("rows")
+    ticks = [2**power for power in range(40) if left <= 2**power <= right]
+    ax.xaxis.set_major_locator(FixedLocator(ticks))
+    ax.xaxis.set_minor_locator(FixedLocator([]))
+    ax.yaxis.set_major_locator(MaxNLocator(5, integer=True))
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_major_formatter(FuncFormatter(svg.compact))
+    return figure
+
+
+def length_bars(lengths: dict[str, Any], limit: int) -> list[tuple[float, float, int]]:
+    """Returns the bars of the histogram: from, to, rows.
+
+    The classes end at powers of two and the middles between them. The one that max_length falls into is cut there, by
+    the number of rows that are longer.
+    """
+    bars: list[tuple[float, float, int]] = []
+    over = int(lengths["over"])
+    for bound, rows in reversed(lengths["histogram"]):
+        is_power = bound & (bound - 1) == 0
+        low = bound * 3 / 4 if is_power else bound * 2 / 3
+        if low < limit < bound:
+            bars.append((limit, bound, min(over, rows)))
+            bound, rows = limit, rows - min(over, rows)
+        bars.append((low, bound, rows))
+        over -= rows if low >= limit else 0
+    return bars[::-1]

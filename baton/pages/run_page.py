@@ -1,0 +1,308 @@
+"""The run report: one HTML file that needs no network and no script.
+
+Everything that comes from a run (samples, recipe, names) is untrusted and escaped by the template.
+What the page says about the run is decided here, and it claims exactness only where it was checked.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from baton.checkpoint.manifest import LogEntry
+from baton.pages import collect, html, plots
+from baton.pages.collect import ProofEntry, Report
+from baton.pages.html import count, duration, number, size
+from baton.runs import lineage
+from baton.runs.documents import PARTS, ChunkRecord, OwnState, ProofPart
+from baton.runs.outcomes import Figures
+
+MARKS = {
+    "match": ("✓", "match"),
+    "absent": ("–", "absent: this run has none"),
+    "of other processes": ("–", "of another number of processes: not compared"),
+}
+MAX_SAMPLES = 40
+NUM_OPEN_SAMPLES = 4
+MAX_SAMPLE_CHARS = 6000
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProofRow:
+    """One checkpoint's link in the chain of digests."""
+
+    part: ProofPart
+    gone: str | None
+    marks: tuple[tuple[str, str, str], ...]
+    """Part, symbol and word; empty where nothing was restored before this checkpoint."""
+    problems: tuple[str, ...]
+    changes: tuple[str, ...]
+    """What differs from the checkpoint before it: the fingerprint, and state of the user's code that is not carried."""
+
+    @property
+    def tone(self) -> str:
+        if self.problems:
+            return "bad"
+        return "good" if self.part.level == "bitwise" else "warn"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proof:
+    """The resume proof as the page shows it."""
+
+    rows: tuple[ProofRow, ...]
+    parts: tuple[str, ...]
+    tone: str
+    word: str
+    sentence: str
+
+
+def render(report: Report) -> str:
+    """Returns the report as one HTML document; the same report gives the same bytes."""
+    environment = html.environment(Path(__file__).parent)
+    environment.filters |= {"clip": clip, "duration": duration}
+    proof = read_proof(report)
+    tone, sentence = verdict(report, proof)
+    evaluation = report.evaluation
+    samples = evaluation.samples if evaluation else []
+    return environment.get_template("run_page.html.j2").render(
+        report=report,
+        tone=tone,
+        sentence=sentence,
+        tiles=tiles(report),
+        plots=plots.draw(report),
+        proof=proof,
+        family=list(lineage.walk(report.family)) if len(report.family) > 1 else [],
+        time_note=time_note(report.chunk_attempts),
+        cost_note=cost_note(report),
+        curve_note=curve_note(report.losses),
+        evaluation=evaluation,
+        figures=collect.figure_rows(evaluation) if evaluation else [],
+        example_pages=collect.example_pages(report.examples.shown),
+        samples=samples[:NUM_OPEN_SAMPLES],
+        more_samples=samples[NUM_OPEN_SAMPLES:MAX_SAMPLES],
+        num_hidden_samples=max(len(samples) - MAX_SAMPLES, 0),
+    )
+
+
+def verdict(report: Report, proof: Proof) -> tuple[str, str]:
+    """Returns the page's tone (good, warn, bad) and the one sentence that sums the run up."""
+    loss_tone, loss = loss_clause(report.figures("before"), report.figures("after"))
+    if report.state in ("failed", "cancelled"):
+        logged = [int(entry["step"]) for entry in report.losses[-1:]]
+        reached = max([*logged, *(entry.part.step for entry in report.proof)], default=0)
+        planned = max([*report.targets, report.steps])
+        where = f"at step {reached:,} of {planned:,}" if planned else "before the first step"
+        told = proof.sentence if loss_tone == "none" else f"{loss}; {proof.sentence}"
+        ended = f"The run failed {where}. {told[:1].upper()}{told[1:]}."
+        if failure := report.failure:
+            ended = f"The run {'was cancelled' if failure.is_cancelled else 'failed'} in {failure.stage}"
+            ended += "." if report.is_bare else f", {where}."
+        return "bad", ended
+    if report.evaluation and (gate := report.evaluation.gate) and not gate.passed:
+        return "bad", f"The gate rejects the model, and nothing was exported: {'; '.join(gate.failed)}. {loss}."
+    extent = f"in {count(report.steps, 'step')} over {count(len(report.targets), 'chunk')}"
+    if report.stopped_before:
+        extent += f", stopped before step {report.stopped_before:,} as evaluation did not improve"
+    tone = "warn" if loss_tone == "warn" and proof.tone == "good" else proof.tone
+    return tone, f"{loss} {extent}; {proof.sentence}."
+
+
+JUDGED_BY = {
+    "reward": ("Reward", 1),
+    "accuracy": ("Accuracy on held-out pairs", 1),
+    "divergence": ("Divergence from the teacher", -1),
+}
+"""Figures that say more of a method than its loss: in words, and whether more or less of them is better."""
+
+
+def loss_clause(figures_before: Figures, figures_after: Figures) -> tuple[str, str]:
+    """Returns how what was evaluated moved: a tone (good, warn, none where not measured) and the words."""
+    for key, (label, sign) in JUDGED_BY.items():
+        old, new = figures_before.get(key), figures_after.get(key)
+        if old is not None and new is not None:
+            verb = "rose" if new > old else "fell" if new < old else "stayed"
+            moved = f"from {old:.3g} to {new:.3g}" if new != old else f"at {new:.3g}"
+            return "good" if sign * (new - old) > 0 else "warn", f"{label} {verb} {moved}"
+        if key in figures_after and (old, new) != (None, None):
+            return "warn", f"{label} was not measured {'after' if new is None else 'before'} training"
+    before, after = figures_before.get("loss"), figures_after.get("loss")
+    if after is not None and not math.isfinite(after):
+        return "warn", "Eval loss is no longer a finite number"
+    if after is None and before is not None and "loss" in figures_after:
+        return "warn", "Eval loss was not measured after training"
+    if before is None or after is None or not math.isfinite(before):
+        known = before if after is None else after
+        if known is None:
+            asked = next((label for key, (label, _) in JUDGED_BY.items() if key in figures_after), "Eval loss")
+            return "none", f"Trained, with no {asked[0].lower()}{asked[1:]} measured,"
+        return "good", f"Eval loss was {known:.2f} {'before' if after is None else 'after'} training"
+    old, new = figures_before.get("perplexity"), figures_after.get("perplexity")
+    perplexity = (
+        f" (perplexity {number(old)}\N{NO-BREAK SPACE}→\N{NO-BREAK SPACE}{number(new)})"
+        if old is not None and new is not None
+        else ""
+    )
+    if abs(after - before) < 0.005:
+        return "warn", f"Eval loss stayed at {after:.2f}{perplexity}"
+    verb = "fell" if after < before else "rose"
+    tone = "good" if after < before else "warn"
+    return tone, f"Eval loss {verb} from {before:.2f} to {after:.2f}{perplexity}"
+
+
+def read_proof(report: Report) -> Proof:
+    """Judges every checkpoint's entry: what was compared, whether it hangs on its parent, what changed."""
+    entries = sorted(report.proof, key=lambda entry: entry.part.step)
+    digests: dict[int | None, str | None] = {entry.part.step: entry.part.digest for entry in entries}
+    rows: list[ProofRow] = []
+    for before, entry in zip([None, *entries], entries, strict=False):
+        part = entry.part
+        checked = part.checked or {}
+        wrong = {name: result for name, result in checked.items() if result not in MARKS}
+        problems = [f"{name} {'differs' if result == 'mismatch' else result}" for name, result in wrong.items()]
+        if digests.get(part.parent_step, part.parent_digest) != part.parent_digest:
+            problems.append(f"parent is not the checkpoint of step {part.parent_step:,}")
+        rows.append(
+            ProofRow(
+                part=part,
+                gone=entry.gone,
+                marks=tuple((name, *MARKS.get(result, ("✗", result))) for name, result in checked.items()),
+                problems=tuple(problems),
+                changes=_changes(before, entry),
+            )
+        )
+    named = {name for row in rows for name, _, _ in row.marks}
+    parts = tuple(name for name in PARTS if name in named) + tuple(sorted(named - set(PARTS)))
+    tone, word, sentence = judge(rows, report)
+    return Proof(rows=tuple(rows), parts=parts, tone=tone, word=word, sentence=sentence)
+
+
+def _changes(before: ProofEntry | None, entry: ProofEntry) -> tuple[str, ...]:
+    old, new = (one.part.fingerprint.to_json() if one else {} for one in (before, entry))
+    changes = [f"{key} {old[key]} → {new[key]}" for key in new if old.get(key, new[key]) != new[key]]
+    own = entry.part.hooks or OwnState()
+    changes += [f"state of {name} is not carried" for name in own.lost]
+    if entry.part.level != "bitwise" and before and before.part.hooks is None:
+        changes += [f"state of {name} was not looked at before" for name in own.carried]
+    return tuple(changes)
+
+
+def judge(rows: Sequence[ProofRow], report: Report) -> tuple[str, str, str]:
+    """Returns tone, one word and a clause for the whole proof; never more than the rows bear out."""
+    if not rows:
+        return "warn", "no proof", "no resume proof was recorded"
+    broken = [row for row in rows if row.problems]
+    if broken:
+        others = f" and {count(len(broken) - 1, 'more checkpoint')}" if len(broken) > 1 else ""
+        where = f"step {broken[0].part.step:,}: {broken[0].problems[0]}{others}"
+        return "bad", "proof broken", f"the resume proof does not hold ({where})"
+    restored = [row for row in rows if row.marks]
+    changed = [row for row in rows if row.part.level != "bitwise"]
+    if changed:
+        reasons = list(dict.fromkeys(change for row in changed for change in row.changes))
+        reason = f" ({', '.join(reasons[:3])})" if reasons else ""
+        what = f"{len(changed)} of {count(len(rows), 'checkpoint')} only consistent{reason}"
+        return "warn", "consistent", f"not every hand-over was bit-exact: {what}"
+    began = report.fork.step if report.fork and report.fork.warm else 0
+    ends = [step for step in report.targets if step >= began]
+    # An attempt may train on past the end of a chunk before its own that had left it undone.
+    through = {end for end in ends for attempt in report.attempts if attempt.from_step < end < attempt.to_step}
+    crossed = [pair for pair in pairwise(ends) if pair[0] not in through and pair[1] <= rows[-1].part.step]
+    points = {row.part.restored_step for row in restored}
+    seen = sum(any(start <= point < end for point in points) for start, end in crossed)
+    if seen < len(crossed):
+        told = f"{seen} of {count(len(crossed), 'hand-over')} checked" + (", bit-exact each" if seen else "")
+        return "warn", "partly checked" if seen else "not checked", told
+    if not restored:
+        why = "nothing had to be handed over" if len(ends) < 2 else "no checkpoint follows a hand-over"
+        return "good", "no hand-over", why
+    which = "the one hand-over" if len(points) == 1 else "every hand-over"
+    unread = sum(not row.part.verified for row in rows if row.part.step in ends)
+    if unread:
+        told = f"{which} was bit-exact, with {count(unread, 'chunk end')} not yet read back from the store"
+        return "warn", "not read back", told
+    return "good", "bit-exact", f"{which} was bit-exact"
+
+
+def tiles(report: Report) -> list[tuple[str, str, str]]:
+    """Returns label, value and a remark for each key figure that is known."""
+    figures_before, figures_after = report.figures("before"), report.figures("after")
+    shown: list[tuple[str, str, str]] = []
+    for label, key in (
+        ("Reward", "reward"),
+        ("Accuracy", "accuracy"),
+        ("Eval loss", "loss"),
+        ("Perplexity", "perplexity"),
+    ):
+        before, after = figures_before.get(key), figures_after.get(key)
+        remark = "not measured before" if before is None else f"before: {number(before)}"
+        if after is not None:
+            shown.append((label, number(after), remark))
+        elif key in figures_after:
+            shown.append((label, "not measured", remark))
+        elif before is not None:
+            shown.append((label, number(before), "before training"))
+    if (accuracy := figures_after.get("reward_accuracy")) is not None:
+        remark = f"margin {number(figures_after.get('reward_margin'))} nats"
+        shown.append(("Preference accuracy", f"{accuracy:.0%}", remark))
+    if report.steps:
+        shown.append(("Steps", f"{report.steps:,}", f"in {count(len(report.targets), 'chunk')}"))
+    if report.trained_tokens:
+        shown.append(("Tokens trained", number(report.trained_tokens), ""))
+    if report.split and report.split.train is not None:
+        shown.append(("Training rows", number(report.split.train), f"{number(report.split.eval)} for eval"))
+    if report.evaluation and (parameters := report.evaluation.parameters):
+        trained = report.newest.trainable_parameters if report.newest else None
+        remark = "" if trained is None else f"{number(trained)} trained"
+        shown.append(("Parameters", number(parameters), "all trained" if trained == parameters else remark))
+    total, train = chunk_seconds(report.chunk_attempts)
+    if total:
+        shown.append(("Time in chunks", duration(total), f"{train / total:.0%} of it training"))
+    return shown
+
+
+def chunk_seconds(attempts: Sequence[ChunkRecord]) -> tuple[float, float]:
+    """Returns all seconds spent in chunk attempts, and those spent training."""
+    total = sum(attempt.seconds.get(phase) or 0.0 for attempt in attempts for phase in plots.PHASES)
+    return total, sum(attempt.seconds.get("train") or 0.0 for attempt in attempts)
+
+
+def time_note(attempts: Sequence[ChunkRecord]) -> str:
+    total, train = chunk_seconds(attempts)
+    if not total:
+        return ""
+    cut = sum(attempt.outcome in ("partial", "failed") for attempt in attempts)
+    note = f"{count(len(attempts), 'attempt')}, {duration(total)} in all, {train / total:.0%} training."
+    return f"{note} {count(cut, 'attempt')} ended early." if cut else note
+
+
+def cost_note(report: Report) -> str:
+    """Returns what chunks cost beside training, in one line; parts that are not known are left out."""
+    work = report.newest.work if report.newest else None
+    sent = sum(attempt.bytes_sent for attempt in report.attempts)
+    received = sum(attempt.bytes_received for attempt in report.attempts)
+    stalls = [seconds for attempt in report.attempts for seconds in attempt.save_stalls]
+    told = [
+        f"goodput {work.goodput:.0%} since the run began" if work else "",
+        f"{count(work.lost_steps, 'step')} lost to interruptions" if work else "",
+        f"{count(len(report.restarts), 'process', 'processes')} lost and started again" if report.restarts else "",
+        f"{size(sent)} sent" + (f" and {size(received)} fetched" if received else "") if sent else "",
+        f"a save holds training up for {duration(statistics.median(stalls))} (median)" if stalls else "",
+    ]
+    line = ", ".join(part for part in told if part)
+    return f"{line[:1].upper()}{line[1:]}." if line else ""
+
+
+def curve_note(losses: Sequence[LogEntry]) -> str:
+    lost = sum(entry["loss"] is not None and not math.isfinite(entry["loss"]) for entry in losses)
+    return f"{count(lost, 'logged loss', 'logged losses')} not finite and left out of the curve." if lost else ""
+
+
+def clip(text: str | None) -> str:
+    if text is None or len(text) <= MAX_SAMPLE_CHARS:
+        return text or ""
+    return f"{text[:MAX_SAMPLE_CHARS]}… ({count(len(text) - MAX_SAMPLE_CHARS, 'more character')})"

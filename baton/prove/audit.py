@@ -1,0 +1,502 @@
+"""`baton audit`: a chunk of another run, trained again here, and compared with the run's own record.
+
+It trains in a store of its own, from the checkpoint that the chunk began with. The run's own store is not written.
+The page tells what was proven, and what a difference can mean.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TypedDict
+
+from baton import fork
+from baton.checkpoint.store import Checkpoint, CheckpointStore
+from baton.errors import BatonError, DamagedError, UserError
+from baton.events import Event
+from baton.local import forkserver, processes
+from baton.local.processes import TRAIN_CHUNK
+from baton.pages import html
+from baton.pages.html import count
+from baton.prove.compare import MAX_TOLD, Comparison, Entry, Value, compare
+from baton.recipe import load
+from baton.recipe.recipe import Recipe
+from baton.runs.documents import ORIGINS, ForkNote, OwnCode, RunInfo, Tokens
+from baton.runs.run import Run, identity, now
+from baton.runs.versions import Fingerprint
+from baton.runtime import through_skips
+from baton.scratch import scratch_folder
+from baton.signing import SIGNED_BY, PublicKey
+from baton.store.manifest import Manifest, read_manifest
+from baton.store.storage import Storage
+
+# --- A chunk of another run, trained again here: in a store of its own, from the checkpoint that it began with.
+#
+# Nothing is written to the run's own store.
+
+
+@dataclass(frozen=True)
+class ChunkSpan:
+    """A chunk as the run has it.
+
+    Attributes:
+        index: Its number.
+        start: Step that it began at.
+        before: The checkpoint there, None at the start of the run.
+        after: The checkpoint that it ended on.
+    """
+
+    index: int
+    start: int
+    before: Checkpoint | None
+    after: Checkpoint
+
+
+def chunk_span(store: CheckpointStore, index: int) -> ChunkSpan:
+    """Returns a chunk of a run, by its number from 1.
+
+    Raises:
+        UserError: there is no such chunk, or a checkpoint that it takes is gone.
+    """
+    plan = store.run.plan()
+    if not 1 <= index <= len(plan.targets):
+        raise UserError(f"chunk {index} does not exist; run {store.run.name!r} has {len(plan.targets)}.")
+    start = max(plan.target(index - 1) if index > 1 else 0, fork.began(store.run))
+    if plan.target(index) <= start:
+        raise UserError(f"chunk {index} ends before step {start}, at which the fork {store.run.name!r} begins.")
+    after = _ended(store, start, plan.target(index))
+    if after is None:
+        raise _gone(store, index, plan.target(index), "it ended on")
+    if after.step <= start:
+        ended = f"early stopping ended the run at step {after.step}"
+        raise UserError(f"chunk {index} of run {store.run.name!r} was not trained: {ended}.")
+    before = store.read(start) if start else None
+    if start and before is None:
+        raise _gone(store, index, start, "it began with")
+    return ChunkSpan(index, start, before, after)
+
+
+def _ended(store: CheckpointStore, start: int, target: int) -> Checkpoint | None:
+    """Returns what is committed at a target, or where early stopping ended the run before."""
+    if checkpoint := store.read(target):
+        return checkpoint
+    finished = (each for each in store.committed() if each.meta.finished and each.step < target)
+    return next(finished, None)
+
+
+def _gone(store: CheckpointStore, index: int, step: int, which: str) -> UserError:
+    steps = store.committed_steps()
+    return UserError(
+        f"chunk {index} of run {store.run.name!r} cannot be audited: the checkpoint that {which}, of step {step}, is "
+        f"gone; steps {', '.join(map(str, steps)) or '(none)'} are here.",
+        remedy="Retention takes it, unless the recipe says chunks.keep.audit: true. A chunk that is still there can be "
+        "audited, and a run that is trained again with it.",
+    )
+
+
+class ChunkReplay:
+    """A run in a store of its own, ready to train one chunk of another.
+
+    Args:
+        store: The other run's checkpoints.
+        chunk: The chunk.
+        folder: Where the store of its own lies.
+        on_event: Called with each event of the processes.
+    """
+
+    def __init__(
+        self,
+        store: CheckpointStore,
+        chunk: ChunkSpan,
+        folder: str,
+        on_event: Callable[[Event], None] = lambda event: None,
+    ) -> None:
+        self._theirs, self._chunk = store, chunk
+        self._run = Run(Storage(folder), store.run.name)
+        self._on_event = on_event
+
+    def make_data(self, recipe: Recipe) -> list[str]:
+        """Splits and tokenizes the rows of a recipe that somebody has, and returns in what they differ from the run's.
+
+        Args:
+            recipe: The recipe, its paths absolute.
+
+        Raises:
+            UserError: it is not the one that the run was trained by.
+            BatonError: a process failed, with its message.
+        """
+        theirs = self._theirs.run
+        if changed := load.changed_paths(identity(theirs.recipe()), identity(recipe)):
+            raise UserError(
+                f"run {theirs.name!r} was trained by another recipe: {'; '.join(changed)}.",
+                remedy="Give the recipe that it was trained by, or none to take the one that lies with the run.",
+            )
+        # Begun on the same day, which a chat template may write.
+        self._run.put(RunInfo.NAME, theirs.require(RunInfo.NAME) | {"recipe": self._plain(recipe)})
+        with _unsigned():
+            processes.prepare(self._local(recipe), self._run.name, self._on_event, forkserver.launcher())
+        same = {
+            "rows": theirs.require("data.json") == self._run.require("data.json"),
+            "tokens": _tokens(theirs) == _tokens(self._run),
+            "base model": theirs.get("model.json") == self._run.get("model.json"),
+            "plan": theirs.require("plan.json") == self._run.require("plan.json"),
+        }
+        return [name for name, is_same in same.items() if not is_same]
+
+    def copy_data(self) -> None:
+        """Takes the rows, as tokens, from the run's store, every byte compared with what was committed there."""
+        theirs = self._theirs.run
+        self._run.put(RunInfo.NAME, theirs.require(RunInfo.NAME) | {"recipe": self._plain(theirs.recipe())})
+        for name in (*fork.CARRIED, "plan.json"):
+            if document := theirs.get(name):
+                self._run.put(name, document)
+        tokens, code = theirs.need(Tokens), theirs.read(OwnCode)
+        for prefix in (tokens.prefix, *([code.prefix] if code else [])):
+            self._copy_bundle(prefix)
+
+    def train(self) -> Checkpoint:
+        """Trains the chunk and returns what it came to.
+
+        Raises:
+            BatonError: its process failed, with its message.
+        """
+        self._copy_rest()
+        if self._chunk.before:
+            self._copy_bundle(self._theirs.prefix(self._chunk.start))
+        launch = forkserver.launcher()
+        with _unsigned():
+            arguments = [self._run.uri, str(self._chunk.index)]
+            through_skips(partial(processes.run, TRAIN_CHUNK, arguments, self._on_event, launch))
+            reached = CheckpointStore(self._run).newest()
+        if reached is None or reached.step <= self._chunk.start:
+            raise BatonError(f"chunk {self._chunk.index} left no checkpoint when it was trained again.")
+        return reached
+
+    def folder(self, checkpoint: Checkpoint) -> str:
+        """Returns the local folder of a checkpoint that was trained here."""
+        store = CheckpointStore(self._run)
+        return self._run.storage.key(checkpoint.manifest.path(store.prefix(checkpoint.step)))
+
+    def _local(self, recipe: Recipe) -> Recipe:
+        return load.validate(self._plain(recipe), origin=recipe.name)
+
+    def _plain(self, recipe: Recipe) -> dict[str, object]:
+        """Returns a recipe as it is trained by here: nothing is tracked, signed or kept that no bit depends on."""
+        document = recipe.model_dump(mode="json")
+        document["store"] = {"uri": str(self._run.storage.key(""))}
+        document["tracking"] = {"mlflow": None}
+        document["chunks"] |= {
+            "signing": None,
+            "checkpoint_every": None,
+            "checkpoints_per_epoch": None,
+            "exactness": "consistent",
+        }
+        return document
+
+    def _copy_rest(self) -> None:
+        """Takes what the chunk looks for besides: what was found out, skipped steps, what a fork began with."""
+        theirs = self._theirs.run
+        names = [name for name in theirs.storage.find(theirs.path()) if name.startswith(("skips/", "start/"))]
+        documents = (*fork.CARRIED[5:], ForkNote.NAME, ORIGINS)
+        for name in (*names, *documents):
+            with contextlib.suppress(FileNotFoundError):
+                self._run.storage.write(self._run.path(name), theirs.storage.read(theirs.path(name)))
+
+    def _copy_bundle(self, prefix: str) -> None:
+        storage = self._theirs.storage
+        manifest = read_manifest(storage, prefix)
+        if manifest is None:
+            raise BatonError(f"{storage.uri(prefix)} is gone, without which no chunk can be trained again.")
+        target = Path(self._run.storage.key(prefix))
+        fetch_read_only(storage, prefix, manifest, str(target / manifest.folder))
+        (target / "manifest.json").write_text(manifest.as_written())
+
+
+def fetch_read_only(storage: Storage, prefix: str, manifest: Manifest, folder: str) -> str:
+    """Downloads a bundle as `bundle.fetch` does, but marks nothing in the store: an audit only reads there.
+
+    Returns:
+        The folder.
+
+    Raises:
+        DamagedError: a file is missing or its SHA-256 differs.
+    """
+    for name, entry in sorted(manifest.files.items()):
+        local = os.path.join(folder, name)
+        os.makedirs(os.path.dirname(local), exist_ok=True)
+        try:
+            digest = storage.download(manifest.path(prefix, name), local, entry["size"])
+        except FileNotFoundError:
+            digest = "missing"
+        if digest != entry["sha256"]:
+            raise DamagedError(
+                f"{storage.uri(manifest.path(prefix, name))} is not what was committed: its SHA-256 is {digest}, "
+                f"committed was {entry['sha256']}."
+            )
+    return folder
+
+
+def _tokens(run: Run) -> object:
+    """Returns what tells tokenized rows apart: content and order of their files, whatever their names."""
+    tokens = run.need(Tokens)
+    manifest = read_manifest(run.storage, tokens.prefix)
+    if manifest is None:
+        return None
+    digests = {name: entry["sha256"] for name, entry in manifest.files.items()}
+    listed = {side: [digests[name] for name, _ in files] for side, files in manifest.meta["files"].items()}
+    return listed, {name: digest for name, digest in digests.items() if name.startswith("tokenizer/")}
+
+
+@contextlib.contextmanager
+def _unsigned() -> Iterator[None]:
+    """Asks for no signature for a while: what is trained here is signed by nobody."""
+    before = os.environ.pop(SIGNED_BY, None)
+    try:
+        yield
+    finally:
+        if before is not None:
+            os.environ[SIGNED_BY] = before
+
+
+# --- A chunk of somebody's run, trained again by somebody else, and held against what the run has.
+
+
+class Audit(TypedDict):
+    """Result of an audit.
+
+    `expected` is what the run has, `found` what was trained here; `claims` are the parts of the state whose digest the
+    run's manifest states otherwise, `data` the parts of the data that came out otherwise, and `differences` the entries
+    in which this machine is not the run's.
+    """
+
+    run: str
+    run_uri: str
+    recipe: str
+    chunk: int
+    start: int
+    end: int
+    created: str
+    equal: bool
+    verdict: str
+    signed_by: str | None
+    rows: str
+    data: list[str]
+    losses: int
+    files: int
+    tensors: int
+    numbers: int
+    first_difference: Entry | None
+    first_loss: Entry | None
+    num_differing: int
+    differing: list[Value]
+    claims: list[str]
+    expected: dict[str, str]
+    found: dict[str, str]
+    machine: str
+    fingerprint: dict[str, object]
+    differences: list[str]
+    seconds: float
+
+
+def audit(
+    run: Run,
+    index: int,
+    *,
+    recipe: Recipe | None = None,
+    key: PublicKey | None = None,
+    on_event: Callable[[Event], None] = lambda event: None,
+) -> Audit:
+    """Trains a chunk of a run again, in a store of its own, and compares all that it comes to.
+
+    Args:
+        run: The run. It is read, and nothing is written to it.
+        index: Number of the chunk.
+        recipe: The recipe, its paths absolute, by which rows are read and tokenized anew; without one the run's own and
+            its tokens are taken.
+        key: Key by which the checkpoints must be signed.
+        on_event: Called with each event of the processes.
+
+    Raises:
+        UserError: the recipe is another, or a checkpoint that it takes is gone.
+        DamagedError: a checkpoint is not what was committed.
+        BatonError: a process failed, with its message.
+    """
+    began, created = time.monotonic(), now()
+    store = CheckpointStore(run, key)
+    chunk = chunk_span(store, index)
+    with scratch_folder("audit") as scratch:
+        replay = ChunkReplay(store, chunk, f"{scratch}/store", on_event)
+        if recipe is None:
+            replay.copy_data()
+        elif differing := replay.make_data(recipe):
+            return _told(run, chunk, created, began, Comparison(), None, recipe, key, differing)
+        again = replay.train()
+        prefix = store.prefix(chunk.after.step)
+        theirs = fetch_read_only(store.storage, prefix, chunk.after.manifest, f"{scratch}/theirs")
+        comparison = compare(theirs, replay.folder(again), chunk.start)
+        return _told(run, chunk, created, began, comparison, again, recipe, key, [])
+
+
+def _told(
+    run: Run,
+    chunk: ChunkSpan,
+    created: str,
+    began: float,
+    comparison: Comparison,
+    again: Checkpoint | None,
+    recipe: Recipe | None,
+    key: PublicKey | None,
+    data: list[str],
+) -> Audit:
+    theirs = chunk.after.meta
+    ours = again.meta.fingerprint if again else Fingerprint()
+    found = again.meta.state if again else {}
+    # Of a state that is the same, another digest was written down.
+    claims = [part for part, digest in found.items() if theirs.state.get(part) != digest] if again else []
+    is_equal = again is not None and again.step == chunk.after.step and comparison.is_equal and not claims
+    return {
+        "run": run.name,
+        "run_uri": run.uri,
+        "recipe": run.recipe().name,
+        "chunk": chunk.index,
+        "start": chunk.start,
+        "end": chunk.after.step,
+        "created": created,
+        "equal": is_equal,
+        "verdict": _verdict(chunk, comparison, claims, data, again),
+        "signed_by": key.name if key else None,
+        "rows": "recipe" if recipe else "run",
+        "data": data,
+        "losses": comparison.logged,
+        "files": comparison.files,
+        "tensors": comparison.tensors,
+        "numbers": comparison.numbers,
+        "first_difference": comparison.first,
+        "first_loss": comparison.first_loss,
+        "num_differing": len(comparison.differing),
+        "differing": comparison.differing[:MAX_TOLD],
+        "claims": claims,
+        "expected": dict(theirs.state),
+        "found": dict(found),
+        "machine": platform.node(),
+        "fingerprint": dict(ours.to_json()),
+        "differences": ours.differences(theirs.fingerprint) if again else [],
+        "seconds": round(time.monotonic() - began, 1),
+    }
+
+
+def _verdict(
+    chunk: ChunkSpan, comparison: Comparison, claims: list[str], data: list[str], again: Checkpoint | None
+) -> str:
+    """Returns the sentence that an audit comes down to."""
+    name = f"chunk {chunk.index}, steps {chunk.start + 1} to {chunk.after.step},"
+    if data:
+        return f"differs: from this recipe and data come other {' and '.join(data)} than the run has"
+    assert again
+    if again.step != chunk.after.step:
+        return f"differs: trained again, {name} ends at step {again.step}"
+    if first := comparison.first:
+        loss = comparison.first_loss
+        more = f", another loss from step {loss['step']} on" if loss and loss != first else ""
+        return f"differs: {name} logs another {first['name']} from step {first['step']} on{more}"
+    if comparison.differing:
+        count = len(comparison.differing)
+        values = "value differs" if count == 1 else "values differ"
+        return f"differs: {name} logs the same, and {count} {values} in the checkpoint that it ends on"
+    if claims:
+        return f"differs: {name} holds the same, and its manifest states another digest of {', '.join(claims)}"
+    return f"equal: {name} comes to the same bits when it is trained again"
+
+
+# --- The page of `baton audit`: what was proven of a chunk, where, and what a difference can mean.
+
+
+def write_page(audit: Audit, path: str) -> None:
+    """Writes what `audit` returned as one HTML file."""
+    Path(path).write_text(render_page(audit), encoding="utf-8")
+
+
+def render_page(audit: Audit) -> str:
+    """Returns the page as one HTML document, which loads nothing."""
+    return (
+        html.environment(Path(__file__).parent)
+        .get_template("audit.html.j2")
+        .render(
+            audit=audit,
+            tone="good" if audit["equal"] else "bad",
+            proven=proven(audit),
+            meaning=meaning(audit),
+            first=first_differences(audit),
+            parts=[(name, audit["found"].get(name), digest) for name, digest in sorted(audit["expected"].items())],
+            took=html.duration(audit["seconds"]),
+        )
+    )
+
+
+def proven(audit: Audit) -> list[str]:
+    """Returns what the audit has shown, and what it has not."""
+    if audit["data"]:
+        return ["The chunk was not trained again: what it would have been trained on is not what the run has."]
+    rows = (
+        "The rows were read and tokenized anew from the recipe and data of whoever audits, and are the run's."
+        if audit["rows"] == "recipe"
+        else "The rows are the tokens in the run's own store; that they are those of the recipe was not looked at."
+    )
+    begin = (
+        f"It began with the run's checkpoint of step {audit['start']:,}, whose own making is not part of this audit."
+        if audit["start"]
+        else "It began at the run's start, with the base model that the recipe names."
+    )
+    compared = (
+        f"Compared bit for bit: {count(audit['losses'], 'logged value')}, {count(audit['tensors'], 'tensor')} with "
+        f"{count(audit['numbers'], 'number')} in {count(audit['files'], 'file')}, weights and optimizer among them."
+    )
+    signed = (
+        f"What it began with and what it ended on are signed by the key {audit['signed_by']}."
+        if audit["signed_by"]
+        else "Whether anybody has signed the checkpoints was not asked (--key)."
+    )
+    return [begin, rows, compared, signed]
+
+
+def meaning(audit: Audit) -> list[str]:
+    """Returns what a difference can mean here."""
+    if audit["equal"]:
+        return []
+    if audit["data"]:
+        lines = ["The data at hand, or a library that turns rows into tokens, is another than when the run was begun."]
+        return [*lines, "Or the run was not trained on what its recipe says."]
+    if audit["differences"]:
+        return [
+            "This machine is not the run's in what bits depend on (below). Sums that are rounded otherwise give other "
+            "last digits, which grow from step to step: such a difference alone proves nothing against the run.",
+            "Audit it on the machine and image that its fingerprint names to tell the two apart.",
+        ]
+    return [
+        "This machine has the run's fingerprint, so the same chunk gives the same bits here. Then the chunk was "
+        "trained with other rows, another setting or other code than the run says, or what it saved was changed.",
+        "A setting that is wrong from the start shows in the loss after the first step that it changes; a row, in the "
+        "step that it is part of; a checkpoint that was changed, in its tensors and in no loss.",
+        "A device that computes wrongly gives the same picture: audit once more, on another one.",
+    ]
+
+
+def first_differences(audit: Audit) -> list[list[tuple[str, str]]]:
+    """Returns the first logged value that differs, and the first loss, as lines with a name and a value."""
+    entries = [audit["first_difference"], audit["first_loss"]]
+    return [
+        [
+            ("Step", f"{entry['step']:,}"),
+            ("Value", entry["name"]),
+            ("In the run", repr(entry["expected"])),
+            ("Trained again", repr(entry["found"])),
+        ]
+        for number, entry in enumerate(entries)
+        if entry is not None and entry not in entries[:number]
+    ]

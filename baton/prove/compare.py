@@ -1,0 +1,239 @@
+"""Two checkpoints held against each other, file by file and tensor by tensor, bit for bit.
+
+What is compared is what the files hold. What their manifests say of it is a claim of whoever wrote them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from baton.checkpoint.sharded import code_in
+from baton.errors import DamagedError
+
+if TYPE_CHECKING:
+    import torch
+
+TIMED = ("_runtime", "_per_second", "step_time")
+"""How names of values end that depend on the clock."""
+HISTORY = "trainer_state.json"
+MAX_TOLD = 100
+"""Values that differ which are told one by one, those that differ most first."""
+_KINDS = ((".safetensors",), (".pt", ".pth", ".bin"))
+
+
+class Value(TypedDict):
+    """A tensor, or another value, that differs: how many of its numbers do, of how many, and by how much at most."""
+
+    file: str
+    name: str
+    what: str
+    count: int
+    of: int
+    max_abs: float | None
+
+
+class Entry(TypedDict):
+    """The first logged value that differs."""
+
+    step: int
+    name: str
+    expected: float | str | None
+    found: float | str | None
+
+
+@dataclass
+class Comparison:
+    """What was compared, and what differs.
+
+    Attributes:
+        files: Number of files.
+        tensors: Number of tensors in them.
+        numbers: Number of their numbers.
+        differing: The values that differ, those that differ most first.
+        first: The first logged value that differs.
+        first_loss: The first loss that does.
+        logged: Number of logged values.
+    """
+
+    files: int = 0
+    tensors: int = 0
+    numbers: int = 0
+    differing: list[Value] = field(default_factory=list)
+    first: Entry | None = None
+    first_loss: Entry | None = None
+    logged: int = 0
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether nothing differs."""
+        return not self.differing and self.first is None
+
+
+def compare(expected: str, found: str, after: int) -> Comparison:
+    """Compares the files of two checkpoints.
+
+    Args:
+        expected: Local folder of the one.
+        found: Local folder of the other.
+        after: Step after which logged values are compared; both have those before from the same checkpoint.
+
+    Raises:
+        DamagedError: a pickle of one of them holds code.
+    """
+    for folder in (expected, found):
+        if problems := code_in(folder):
+            raise DamagedError(f"{folder}: {'; '.join(problems)}.")
+    result = Comparison()
+    names = _names(expected) | _names(found)
+    for name in sorted(names):
+        result.files += 1
+        paths = os.path.join(expected, name), os.path.join(found, name)
+        absent = [path for path in paths if not os.path.isfile(path)]
+        if absent:
+            where = "in the run's checkpoint" if absent[0] == paths[0] else "in the one trained again"
+            result.differing.append(_value(name, "", f"the file is not {where}"))
+        elif name == HISTORY:
+            _compare_history(*paths, after, result)
+        else:
+            _compare_file(name, *paths, result)
+    result.differing.sort(key=lambda value: -(value["max_abs"] if value["max_abs"] is not None else math.inf))
+    return result
+
+
+def _names(folder: str) -> set[str]:
+    return {
+        os.path.relpath(os.path.join(parent, name), folder) for parent, _, names in os.walk(folder) for name in names
+    }
+
+
+def _compare_file(name: str, expected: str, found: str, result: Comparison) -> None:
+    if name.endswith(_KINDS[0]):
+        _compare_leaves(name, _stored(expected), _stored(found), result)
+    elif name.endswith(_KINDS[1]) and os.sep not in name:
+        _compare_leaves(name, _pickled(expected), _pickled(found), result)
+    elif not _same_bytes(expected, found):
+        result.differing.append(_value(name, "", "the file's bytes differ"))
+
+
+def _compare_leaves(name: str, expected: Mapping[str, Any], found: Mapping[str, Any], result: Comparison) -> None:
+    import torch
+
+    for key in sorted(expected.keys() | found.keys()):
+        if key.endswith(TIMED):
+            continue
+        if key not in expected or key not in found:
+            where = "trained again" if key not in found else "run's checkpoint"
+            result.differing.append(_value(name, key, f"not in the {where}"))
+            continue
+        ours, theirs = expected[key], found[key]
+        if isinstance(ours, torch.Tensor):
+            result.tensors += 1
+            result.numbers += ours.numel()
+        if difference := _differs(name, key, ours, theirs):
+            result.differing.append(difference)
+
+
+def _differs(file: str, name: str, ours: Any, theirs: Any) -> Value | None:
+    """Returns how a value differs from another, None where it does not."""
+    import torch
+
+    if not (isinstance(ours, torch.Tensor) and isinstance(theirs, torch.Tensor)):
+        return None if repr(ours) == repr(theirs) else _value(file, name, f"{_short(ours)} → {_short(theirs)}")
+    kinds = (ours.dtype, tuple(ours.shape)), (theirs.dtype, tuple(theirs.shape))
+    if kinds[0] != kinds[1]:
+        return _value(file, name, f"{kinds[0][0]} {kinds[0][1]} → {kinds[1][0]} {kinds[1][1]}", of=ours.numel())
+    bits = [tensor.detach().cpu().contiguous().flatten() for tensor in (ours, theirs)]
+    if torch.equal(bits[0].view(torch.uint8), bits[1].view(torch.uint8)):
+        return None
+    # By their bits: a number that is none equals none, and −0 is not 0.
+    width = bits[0].element_size()
+    unlike = (bits[0].view(torch.uint8) != bits[1].view(torch.uint8)).view(-1, width).any(dim=1)
+    gap = (bits[0].double() - bits[1].double()).abs()[unlike]
+    finite = gap[gap.isfinite()]
+    largest = float(finite.max()) if len(finite) == len(gap) else None
+    return {
+        "file": file,
+        "name": name,
+        "what": str(ours.dtype).removeprefix("torch."),
+        "count": int(unlike.sum()),
+        "of": ours.numel(),
+        "max_abs": largest,
+    }
+
+
+def _compare_history(expected: str, found: str, after: int, result: Comparison) -> None:
+    """Notes the first logged value that differs, and the first loss."""
+    ours, theirs = (_logged(path, after) for path in (expected, found))
+    result.logged = sum(len(entry) - 1 for entry in ours)
+    for mine, other in zip(ours, theirs, strict=False):
+        for name in sorted(mine.keys() | other.keys(), key=lambda name: (name != "step", name != "loss", name)):
+            if repr(mine.get(name)) == repr(other.get(name)):
+                continue
+            step = int(min(mine["step"], other["step"]))
+            entry: Entry = {"step": step, "name": name, "expected": mine.get(name), "found": other.get(name)}
+            result.first = result.first or entry
+            result.first_loss = result.first_loss or (entry if name == "loss" else None)
+    if len(ours) != len(theirs) and result.first is None:
+        longer = max(ours, theirs, key=len)
+        step = int(longer[min(len(ours), len(theirs))]["step"])
+        result.first = {"step": step, "name": "number of entries", "expected": len(ours), "found": len(theirs)}
+
+
+def _logged(path: str, after: int) -> list[dict[str, float]]:
+    with open(path, encoding="utf-8") as file:
+        history = json.load(file)["log_history"]
+    return [
+        {name: value for name, value in entry.items() if not name.endswith(TIMED)}
+        for entry in history
+        if entry["step"] > after
+    ]
+
+
+def _stored(path: str) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    return load_file(path)
+
+
+def _pickled(path: str) -> dict[str, Any]:
+    """Returns the values of a pickle by their paths in it; `code_in` has looked through it."""
+    import torch
+    from transformers.trainer_pt_utils import safe_globals
+
+    with safe_globals():
+        return dict(_leaves(torch.load(path, weights_only=True, map_location="cpu"), ""))
+
+
+def _leaves(node: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(node, Mapping) and node:
+        for key, value in node.items():
+            yield from _leaves(value, f"{path}.{key}".lstrip("."))
+    elif isinstance(node, list | tuple) and node and not _is_plain(node):
+        for number, value in enumerate(node):
+            yield from _leaves(value, f"{path}.{number}".lstrip("."))
+    else:
+        yield path, node
+
+
+def _is_plain(node: Sequence[Any]) -> bool:
+    """Tells whether a list holds numbers alone, such as a generator's state, and is one value."""
+    return all(isinstance(value, int | float) for value in node)
+
+
+def _same_bytes(expected: str, found: str) -> bool:
+    with open(expected, "rb") as one, open(found, "rb") as other:
+        return one.read() == other.read()
+
+
+def _value(file: str, name: str, what: str, of: int = 1) -> Value:
+    return {"file": file, "name": name, "what": what, "count": of, "of": of, "max_abs": None}
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}…"

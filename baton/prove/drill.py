@@ -1,0 +1,510 @@
+"""`baton drill`: a recipe killed again and again, in every phase, compared with an undisturbed run.
+
+Phases come from events and are dealt like cards, so that each is hit about as often.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import statistics
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import cycle
+from random import Random
+from typing import TypedDict
+
+from baton import events
+from baton.checkpoint.store import CheckpointStore
+from baton.errors import DamagedError, SkipError
+from baton.events import Event
+from baton.local import processes, results
+from baton.local.processes import CHECKPOINT, TRAIN_CHUNK, FreshProcess, Launcher
+from baton.prove import prove
+from baton.recipe import load
+from baton.recipe.recipe import Recipe
+from baton.runs.documents import Phase
+from baton.runs.run import Run, now
+from baton.runtime import through_skips
+
+# --- The phases of a train chunk in which a drill kills it: told from events, dealt like cards, and struck.
+
+
+PHASES = ("start-up", "restore", "first-step", "training", "snapshot", "upload", "commit", "prune")
+"""In the order in which a chunk comes to them; the last three happen beside training."""
+AT_ONCE = 0.001
+"""Seconds below which a kill does not wait for a timer."""
+ONCE = ("start-up", "restore", "first-step")
+"""Phases that a process comes to once."""
+PASSED_BY = 0.3
+"""Chance that a kill lets a phase go by once that a process comes to again and again."""
+UNKNOWN = 0.005
+"""Seconds that a phase is taken to last when none was measured."""
+
+
+class Tracker:
+    """Tracks the phases of a process by its events.
+
+    Args:
+        begins: What it does before its first event.
+
+    Attributes:
+        step: The last step that it told.
+        pruned: The step of the removal that it began last.
+        seconds: How long each phase that it came to lasted, once for each time that is known.
+    """
+
+    def __init__(self, begins: str = "start-up") -> None:
+        self.step = 0
+        self.pruned: int | None = None
+        self.seconds: dict[str, list[float]] = {}
+        self._lanes = {"main": (begins, time.monotonic()), "beside": ("", 0.0)}
+        self._came_from = 0
+        self._imports = self._trains = False
+
+    @property
+    def phases(self) -> list[str]:
+        """Its phases: on the training thread first, then beside it."""
+        return [phase for phase, _ in self._lanes.values() if phase]
+
+    def since(self, phase: str) -> float | None:
+        """Returns when it began what it is doing, None if it does something else."""
+        return next((began for name, began in self._lanes.values() if name == phase), None)
+
+    def heard(self, event: Event) -> str | None:
+        """Takes note of an event and returns the phase that begins with it, if one does."""
+        self.step = max(self.step, getattr(event, "step", None) or 0)
+        match event:
+            case events.Phase(phase, step):
+                return self._phase(phase, step)
+            case events.Step() if self.since("first-step"):
+                return self._enter("main", "training")
+            case events.Checkpoint() | events.Superseded():
+                return self._enter("beside", "")
+            case events.Verified() | events.AlreadyDone():
+                self._enter("main", "end")
+                return self._enter("beside", "")
+        return None
+
+    def _phase(self, name: str, step: int | None) -> str | None:
+        match name:
+            case "import":
+                self._imports = True
+            case "fetch" | "build" if self._imports:
+                return self._enter("main", "build")
+            case "restore":
+                self._came_from = step or 0
+                return self._enter("main", "restore" if step else "build")
+            case "train":
+                entered, self._trains = "training" if self._trains else "first-step", True
+                return self._enter("main", entered)
+            case "save":
+                return self._enter("main", "snapshot")
+            case "upload" if step is None:
+                return self._enter("main", "end")
+            case "upload":
+                if self.since("snapshot"):
+                    self._enter("main", "")
+                return self._enter("beside", "upload")
+            case "commit":
+                return self._enter("beside", "commit")
+            case "prune":
+                self.pruned = step
+                return self._enter("beside", "prune")
+        return None
+
+    def _enter(self, lane: str, phase: str) -> str | None:
+        before, began = self._lanes[lane]
+        now = time.monotonic()
+        if before == phase != "prune":
+            return None
+        if before and not (before == "prune" and phase == "upload"):  # nobody tells when a chunk's removals are over
+            # Losses are told every few steps only, so what is timed as the first step may be several.
+            steps = max(1, self.step - self._came_from) if before == "first-step" else 1
+            self.seconds.setdefault(before, []).append((now - began) / steps)
+        self.seconds.setdefault(phase, [])
+        self._lanes[lane] = (phase, now)
+        return phase or None
+
+
+class KillSchedule:
+    """Phases in random order, again and again, so that each is asked for about as often.
+
+    Args:
+        phases: The phases that can be reached.
+        usual: How long each lasts, once for each time that an undisturbed run was in it.
+        processes: Train chunks of that run.
+        random: Decides everything.
+    """
+
+    def __init__(
+        self, phases: Sequence[str], usual: Mapping[str, Sequence[float]], processes: int, random: Random
+    ) -> None:
+        self.phases = list(phases)
+        self._random = random
+        self._longest = {phase: statistics.median(usual.get(phase) or [UNKNOWN]) for phase in phases}
+        self._often = {phase for phase in phases if len(usual.get(phase, ())) >= 3 * processes}
+        self._cards: list[str] = []
+
+    def top(self) -> str:
+        """Returns the phase that is asked for now."""
+        if not self._cards:
+            self._cards = self._random.sample(self.phases, len(self.phases))
+        return self._cards[-1]
+
+    def done(self, *, hit: bool) -> None:
+        """Takes the top card off; after a kill that came too late for its phase it stays, to be tried again."""
+        if hit:
+            self._cards.pop()
+        else:
+            self.late(self._cards[-1])
+
+    def late(self, phase: str) -> None:
+        """Kills sooner after the phase begins, the next time."""
+        self._longest[phase] /= 2
+
+    def drop(self) -> str:
+        """Asks no more for the top phase, and returns it."""
+        phase = self.top()
+        self.phases.remove(phase)
+        self._cards = [card for card in self._cards if card != phase]
+        return phase
+
+    def passes(self, phase: str) -> bool:
+        """Decides whether a kill lets a phase go by that begins now."""
+        return phase in self._often and self._random.random() < PASSED_BY
+
+    def delay(self, phase: str) -> float:
+        """Returns after how many seconds of a phase that begins now to kill."""
+        return self._random.uniform(0, self._longest[phase])
+
+
+class PlannedKill:
+    """One kill, waiting for its phase in one process; a process that comes to it does not get away.
+
+    Args:
+        deck: Says for which, and how long after it begins.
+        tracker: Where the process is.
+        kill: Kills it.
+
+    Attributes:
+        phase: The phase.
+        struck_at: When it was killed, None while it was not.
+    """
+
+    def __init__(self, deck: KillSchedule, tracker: Tracker, kill: Callable[[], None]) -> None:
+        self.phase = deck.top()
+        self.struck_at: float | None = None
+        self._deck, self._tracker, self._kill = deck, tracker, kill
+        self._lock = threading.Lock()
+        self._timer: threading.Timer | None = None
+        self._passed = self._late = False
+        if tracker.since(self.phase) is not None:
+            self._aim()
+
+    def heard(self, event: Event) -> None:
+        """Follows the process, and kills it a while after its phase begins."""
+        with self._lock:
+            if self._tracker.heard(event) == self.phase and self._timer is None and self.struck_at is None:
+                self._aim()
+
+    def end(self) -> None:
+        """Kills no more."""
+        with self._lock:
+            if self._timer:
+                self._timer.cancel()
+
+    def _aim(self) -> None:
+        if not self._passed and self._deck.passes(self.phase):
+            self._passed = True
+            return
+        delay, began = 0.0 if self._late else self._deck.delay(self.phase), self._tracker.since(self.phase)
+        if delay < AT_ONCE:
+            self._strike()
+            return
+        self._timer = threading.Timer(delay, self._fire, [began])
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _fire(self, began: float) -> None:
+        with self._lock:
+            self._timer = None
+            if self._tracker.since(self.phase) == began or self.phase in ONCE:
+                self._strike()
+            else:  # over before the kill came: it waits for the next time
+                self._late = True
+                self._deck.late(self.phase)
+
+    def _strike(self) -> None:
+        self._kill()
+        self.struck_at = time.monotonic()
+
+
+# --- The promise under fire: a recipe killed again and again, compared with a run that nobody disturbs.
+
+
+class Kill(TypedDict):
+    """A process that was killed: the phase that was asked for, those that it was in, and what was committed then."""
+
+    number: int
+    run: str
+    asked: str
+    found: list[str]
+    hit: bool
+    stage: str
+    chunk: int
+    step: int
+    committed: list[int]
+    seconds_to_training: float | None
+
+
+class KilledRun(prove.RunSummary):
+    """A run whose processes were killed, compared with the undisturbed one."""
+
+    kills: int
+    difference: prove.Difference | None
+    checkpoints: list[int]
+    problems: list[str]
+
+
+class Report(TypedDict):
+    """Result of a drill: `phases` tells how often each was asked for and hit, `unreachable` which none came to."""
+
+    recipe: str
+    created: str
+    exact: bool
+    wanted: int
+    kills: list[Kill]
+    phases: dict[str, dict[str, int]]
+    unreachable: list[str]
+    undisturbed: prove.RunSummary
+    runs: list[KilledRun]
+
+
+class Drill:
+    """One drill.
+
+    Args:
+        recipe: The recipe, its paths absolute.
+        kills: How many processes to kill.
+        seed: Decides in which phases, and how long after they begin.
+        name: Prefix of the runs' names.
+        leave_out: Parts of the state not to restore in the disturbed runs, as a negative control.
+        processes: Numbers of processes that take turns in the disturbed runs, another one after each kill; the recipe's
+            when left out.
+        launch: Starts a process.
+        on_event: Called with each event of the processes.
+        on_kill: Called with each kill.
+
+    Attributes:
+        kills: What has been killed so far.
+        usual: Seconds that each phase took in the undisturbed run, once for each time.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        *,
+        kills: int,
+        seed: int,
+        name: str,
+        leave_out: Sequence[str] = (),
+        processes: Sequence[int] = (),
+        launch: Launcher = FreshProcess,
+        on_event: Callable[[Event], None] = lambda event: None,
+        on_kill: Callable[[Kill], None] = lambda kill: None,
+    ) -> None:
+        document = recipe.model_dump(mode="json")
+        document["tracking"]["mlflow"] = None
+        self.recipe = load.validate(document, origin=recipe.name)
+        self.wanted = kills
+        self.name = name
+        self.launch = launch
+        self.kills: list[Kill] = []
+        self.usual: dict[str, list[float]] = {}
+        self._random = Random(seed)
+        self._turns = cycle(processes)
+        self._left_out = [word for part in leave_out for word in ("--leave-out", part)]
+        self._on_event, self._on_kill = on_event, on_kill
+        self._waiting: list[tuple[Kill, float]] = []
+        self._verified: set[str] = set()
+        self._problems: list[str] = []
+
+    def run(self) -> Report:
+        """Runs the recipe undisturbed, then as often as it takes to use up all kills.
+
+        Raises:
+            BatonError: a process failed that was not killed, with its message.
+        """
+        created = now()
+        undisturbed = self._undisturbed()
+        seen = set(self.usual)
+        if len(self.usual.get("upload", ())) > 1:
+            seen.add("restore")  # one chunk with checkpoints inside restores them once it is killed
+        deck = KillSchedule(
+            [phase for phase in PHASES if phase in seen], self.usual, self.recipe.num_chunks, self._random
+        )
+        unreachable = [phase for phase in PHASES if phase not in deck.phases]
+        runs: list[KilledRun] = []
+        while deck.phases and len(self.kills) < self.wanted:
+            before = len(self.kills)
+            ordinal = "" if not runs else f"-{len(runs) + 1}"
+            runs.append(self._disturbed(f"{self.name}-killed{ordinal}", deck, undisturbed))
+            if len(self.kills) == before:  # a whole run went by without it
+                unreachable.append(deck.drop())
+        return {
+            "recipe": self.recipe.name,
+            "created": created,
+            "exact": bool(runs) and not any(found["difference"] or found["problems"] for found in runs),
+            "wanted": self.wanted,
+            "kills": self.kills,
+            "phases": {phase: self._count(phase) for phase in PHASES},
+            "unreachable": unreachable,
+            "undisturbed": prove.summary(undisturbed),
+            "runs": runs,
+        }
+
+    def _count(self, phase: str) -> dict[str, int]:
+        asked = [kill for kill in self.kills if kill["asked"] == phase]
+        return {"asked": len(asked), "hit": sum(kill["hit"] for kill in asked)}
+
+    def _undisturbed(self) -> prove.Outcome:
+        """Runs the recipe as it should go, and learns how long each phase takes."""
+        run = processes.prepare(self.recipe, f"{self.name}-undisturbed", self._on_event, self.launch)
+        for index in range(1, self.recipe.num_chunks + 1):
+            for module, begins in ((TRAIN_CHUNK, "start-up"), (CHECKPOINT, "verifying")):
+                through_skips(partial(self._learn, module, [run.uri, str(index)], begins))
+        return prove.outcome(run, self.recipe.num_chunks)
+
+    def _learn(self, module: str, arguments: Sequence[str], begins: str) -> None:
+        tracker = Tracker(begins)
+
+        def heard(event: Event) -> None:
+            tracker.heard(event)
+            self._on_event(event)
+
+        try:
+            processes.run(module, arguments, heard, self.launch)
+        finally:
+            for phase, seconds in tracker.seconds.items():
+                self.usual.setdefault(phase, []).extend(seconds)
+
+    def _disturbed(self, name: str, deck: KillSchedule, undisturbed: prove.Outcome) -> KilledRun:
+        """Brings a run to its end, however often its processes are killed, and compares it."""
+        began, chunks = len(self.kills), self.recipe.num_chunks
+        self._problems = []
+        run = processes.prepare(self.recipe, name, self._on_event, self.launch)
+        for index in range(1, chunks + 1):
+            until = began + math.ceil((self.wanted - began) * index / chunks)
+            for module in (TRAIN_CHUNK, CHECKPOINT):
+                while not self._attempt(run, module, index, deck, until):
+                    pass
+        self._waiting = []
+        rows = results.verify_checkpoints(run)
+        damaged = [f"step {row['step']}: {problem}" for row in rows for problem in row["problems"]]
+        outcome = prove.outcome(run, self.recipe.num_chunks)
+        return {
+            **prove.summary(outcome),
+            "kills": len(self.kills) - began,
+            "difference": prove.difference(undisturbed, outcome),
+            "checkpoints": [row["step"] for row in rows],
+            "problems": list(dict.fromkeys([*self._problems, *damaged])),
+        }
+
+    def _attempt(self, run: Run, module: str, index: int, deck: KillSchedule, until: int) -> bool:
+        """Runs a stage of a chunk once.
+
+        Args:
+            run: The run.
+            module: The stage.
+            index: The chunk, from 1.
+            deck: Says in which phase to kill it.
+            until: Kills in all, up to which it may be killed: each chunk leaves the next ones their share.
+
+        Returns:
+            Whether it ended by itself, and not to skip a step that it has found.
+        """
+        try:
+            return self._attempted(run, module, index, deck, until)
+        except SkipError:  # the undisturbed run has ended, so this one, which finds the same, does
+            return False
+
+    def _attempted(self, run: Run, module: str, index: int, deck: KillSchedule, until: int) -> bool:
+        arguments = [run.uri, str(index), *(self._left_out if module == TRAIN_CHUNK else ())]
+        if module == TRAIN_CHUNK and (number := next(self._turns, None)):
+            prove.set_num_processes(run, self.recipe, number)
+        strikes = bool(deck.phases) and len(self.kills) < until
+        if not strikes or (module == CHECKPOINT and deck.top() != "prune"):
+            processes.run(module, arguments, self._follow, self.launch)
+            return True
+        tracker = Tracker("start-up" if module == TRAIN_CHUNK else "verifying")
+        process = self.launch(module, arguments)
+        strike = PlannedKill(deck, tracker, process.kill)
+
+        def heard(event: Event) -> None:
+            strike.heard(event)
+            self._follow(event)
+
+        failure = processes.follow(process, heard)
+        strike.end()
+        if strike.struck_at is None or process.wait() != -signal.SIGKILL:
+            processes.require_success(module, arguments, process, failure)
+            return True
+        process.output()
+        processes.clear_staging(process.pid)
+        self._killed(run, module, index, strike, tracker, deck)
+        return False
+
+    def _follow(self, event: Event) -> None:
+        if isinstance(event, events.Phase) and event.phase == Phase.TRAIN:
+            for kill, at in self._waiting:
+                kill["seconds_to_training"] = time.monotonic() - at
+            self._waiting = []
+        self._on_event(event)
+
+    def _killed(
+        self, run: Run, module: str, index: int, strike: PlannedKill, tracker: Tracker, deck: KillSchedule
+    ) -> None:
+        """Notes a kill, and what it left in the store."""
+        phases = [phase for phase in tracker.phases if phase != "prune" or _is_unfinished(run, tracker.pruned)]
+        kill: Kill = {
+            "number": len(self.kills) + 1,
+            "run": run.name,
+            "asked": strike.phase,
+            "found": phases,
+            "hit": strike.phase in phases,
+            "stage": module.rpartition(".")[2],
+            "chunk": index,
+            "step": tracker.step,
+            "committed": self._committed(run),
+            "seconds_to_training": None,
+        }
+        deck.done(hit=kill["hit"])
+        self.kills.append(kill)
+        assert strike.struck_at is not None
+        self._waiting.append((kill, strike.struck_at))
+        self._on_kill(kill)
+
+    def _committed(self, run: Run) -> list[int]:
+        """Returns the steps that are committed, ascending; reads back each that was not there at the last kill."""
+        store, steps = CheckpointStore(run), []
+
+        def note_damaged(step: int, error: DamagedError) -> None:
+            steps.append(step)
+            self._problems.append(f"step {step}: {error}")
+
+        for checkpoint in store.committed(note_damaged):
+            steps.append(checkpoint.step)
+            if checkpoint.manifest.folder not in self._verified:
+                self._problems += [f"step {checkpoint.step}: {problem}" for problem in store.verify(checkpoint)]
+                self._verified.add(checkpoint.manifest.folder)
+        return steps[::-1]
+
+
+def _is_unfinished(run: Run, step: int | None) -> bool:
+    """Tells whether a removal left something; only the step of the last one is known, not whose files it took."""
+    assert step is not None
+    names = run.storage.find(CheckpointStore(run).prefix(step))
+    return any("/" in name or name.startswith("manifest") for name in names)

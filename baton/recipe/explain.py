@@ -1,0 +1,275 @@
+"""Problems that pydantic finds in a recipe, in one line: path, value and remedy.
+
+`ELSEWHERE` maps names of other trainers, and of other sections, to the recipe's own.
+"""
+
+from __future__ import annotations
+
+import copy
+import datetime
+import difflib
+import functools
+import json
+import re
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from baton.recipe.recipe import Recipe
+from baton.recipe.yaml_text import brief, lookalikes, plain
+
+# --- Names that a recipe has for what people know by another: of other trainers, and of our own other sections.
+
+
+ELSEWHERE = {
+    "base_model": "model.base",
+    "model_id": "model.base",
+    "model_name": "model.base",
+    "model_name_or_path": "model.base",
+    "tokenizer_name": "model.tokenizer.base",
+    "torch_dtype": "model.dtype",
+    "attn_implementation": "model.attention",
+    "load_in_4bit": "model.quantization.bits",
+    "load_in_8bit": "model.quantization.bits",
+    "dataset": "data.source",
+    "dataset_name": "data.source",
+    "dataset_path": "data.source",
+    "datasets": "data.source",
+    "path": "data.source",
+    "train_file": "data.source",
+    "column_mapping": "data.columns",
+    "cutoff_len": "data.max_length",
+    "max_seq_len": "data.max_length",
+    "max_seq_length": "data.max_length",
+    "sequence_len": "data.max_length",
+    "eval_ratio": "data.split.eval",
+    "test_size": "data.split.eval",
+    "val_set_size": "data.split.eval",
+    "val_size": "data.split.eval",
+    "sample_packing": "data.packing",
+    "lora": "adapter",
+    "lora_alpha": "adapter.alpha",
+    "lora_dropout": "adapter.dropout",
+    "lora_r": "adapter.r",
+    "lora_rank": "adapter.r",
+    "lora_target_modules": "adapter.target_modules",
+    "peft": "adapter",
+    "rank": "adapter.r",
+    "targets": "adapter.target_modules",
+    "use_dora": "adapter.dora",
+    "use_rslora": "adapter.rslora",
+    "bf16": "training.precision",
+    "fp16": "training.precision",
+    "effective_batch_size": "training.batch_size",
+    "global_batch_size": "training.batch_size",
+    "gradient_accumulation_steps": "training.micro_batch_size",
+    "per_device_train_batch_size": "training.micro_batch_size",
+    "learning_rate_scheduler": "training.lr_scheduler",
+    "lr": "training.learning_rate",
+    "lr_scheduler_type": "training.lr_scheduler",
+    "scheduler": "training.lr_scheduler",
+    "num_epochs": "training.epochs",
+    "num_train_epochs": "training.epochs",
+    "num_steps": "training.max_steps",
+    "steps": "training.max_steps",
+    "optim": "training.optimizer",
+    "stage": "training.method",
+    "warmup_ratio": "training.warmup_steps",
+    "logging_steps": "training.log_every",
+    "max_new_tokens": "evaluation.max_new_tokens",
+    "save_steps": "chunks.checkpoint_every",
+    "num_chunks": "chunks.count",
+    "save_total_limit": "chunks.keep.last",
+    "eval_steps": "evaluation.every",
+    "output_dir": "store.uri",
+    "report_to": "tracking",
+    "gpu": "resources.gpus",
+    "num_gpus": "resources.gpus",
+}
+"""Key of other trainers, or one that is easily taken for ours → dotted path of what it is called here."""
+
+EXAMPLES = {
+    "name": "my-model",
+    "model": "{base: Qwen/Qwen3-0.6B}",
+    "data": "{source: rows.jsonl}",
+    "source": "rows.jsonl",
+    "base": "Qwen/Qwen3-0.6B",
+    "teacher": "Qwen/Qwen3-8B",
+    "rewards": "[numeric]",
+}
+"""Last part of the path of a field without a default → what it may say."""
+
+SHORT = {
+    "adapter": ("type", "r"),
+    "chunks": ("count",),
+    "data": ("source",),
+    "hooks": ("source",),
+    "model": ("base",),
+    "model.quantization": ("bits", "type"),
+    "resources": ("gpus", "profile"),
+    "tracking": ("mlflow",),
+    "training": ("method",),
+}
+"""Section → the fields that a plain value in its place is likely meant for, the likeliest first."""
+
+
+# --- A problem that pydantic has found in a recipe, in one line with the path, the value and what to write instead.
+
+
+LIKE = 0.8
+"""Likeness from which a key is taken for a misspelt one before it is looked for in other sections."""
+NUMBER = re.compile(r"\s*([-+]?[\d.,_]*\d(?:[eE][-+]?\d+)?)\s*(%|[A-Za-z][A-Za-z ]*)?")
+WORD = re.compile(r"[A-Za-z0-9_./-]+")
+MEANT = "did you mean"
+
+
+def explain(problem: Mapping[str, Any], document: Mapping[str, Any], source: Callable[[], str | None]) -> str:
+    """Returns a problem in words.
+
+    Args:
+        problem: An entry of `ValidationError.errors()` of a recipe.
+        document: The recipe, by which remedies are tried out.
+        source: Returns how its value is written; None where that is not known.
+    """
+    location = place_of(problem)
+    path = ".".join(str(part) for part in location)
+    if problem["type"] == "extra_forbidden":
+        return f"{path}: unknown key; {_instead_of(location)}"
+    if problem["type"] == "missing":
+        example = EXAMPLES.get(str(location[-1]))
+        return f"{path}: missing, and it has no default" + (f"; write {location[-1]}: {example}" if example else "")
+    message = problem["msg"].removeprefix("Value error, ")
+    value = problem.get("input")
+    if problem["type"] == "value_error" or not isinstance(value, str | int | float | datetime.date | None):
+        return f"{path}: {message}" if path else message
+    # YAML 1.1 reads `no`, `0755`, `1e3` and dates as other values, whose own text nobody has written.
+    text = _as_yaml(value) if isinstance(value, str) else source() or _as_yaml(value)
+    shown = repr(value) if isinstance(value, str) else text
+    hints = (words for words, meant in _hints(problem, path, text) if _is_accepted(document, location, meant))
+    hint = next((f"; {words}" for words in hints), "")
+    return f"{path}: {message} (got {brief(shown)}){hint}"
+
+
+def place_of(problem: Mapping[str, Any]) -> tuple[str | int, ...]:
+    """Returns the place of a problem in the recipe, without the member of a union that was tried."""
+    location: tuple[str | int, ...] = problem["loc"]
+    is_tried = location and re.match(r"constrained|list\[|literal\[|str$", str(location[-1]))
+    return location[:-1] if is_tried else location
+
+
+def _as_yaml(value: str | float | datetime.date | None) -> str:
+    """Returns a scalar as YAML has it."""
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    return str(value).strip()
+
+
+def _is_accepted(document: Mapping[str, Any], location: tuple[str | int, ...], value: Any) -> bool:
+    """Tells whether a recipe has no problem at a place once it has a value there."""
+    changed: Any = copy.deepcopy(dict(document))
+    node = changed
+    try:
+        for part in location[:-1]:
+            node = node[part]
+        node[location[-1]] = value
+    except (LookupError, TypeError):  # a place in a text that the schema takes apart
+        return False
+    try:
+        Recipe.model_validate(changed)
+    except ValidationError as error:
+        return all(tuple(each["loc"][: len(location)]) != location for each in error.errors())
+    return True
+
+
+def _instead_of(location: tuple[Any, ...]) -> str:
+    """Returns what an unknown key may have been meant to be."""
+    key, keys = str(location[-1]), _keys_at(location[:-1])
+    if odd := lookalikes(key):
+        return f"it has {odd}; {MEANT} {plain(key).strip()!r}?"
+    here = ".".join(str(part) for part in location[:-1] if isinstance(part, str))
+    if close := difflib.get_close_matches(key, keys, n=1, cutoff=LIKE):
+        return f"{MEANT} {close[0]!r}?"
+    known = ELSEWHERE.get(key)
+    if known and known.rpartition(".")[0] == here:
+        return f"{MEANT} {known.rpartition('.')[2]!r}?"
+    others = [known] if known else [path for path in _all_paths() if path.rpartition(".")[2] == key]
+    if others and "." not in others[0]:
+        return f"{others[0]} belongs to the top level of the recipe: write it there, not below {here}"
+    if others:
+        depth = others[0].count(".")
+        return f"it is {' or '.join(path for path in others if path.count('.') == depth)} here"
+    if close := difflib.get_close_matches(key, keys, n=1, cutoff=0.6):
+        return f"{MEANT} {close[0]!r}?"
+    return f"known here: {', '.join(keys)}"
+
+
+def _hints(problem: Mapping[str, Any], path: str, text: str) -> Iterator[tuple[str, Any]]:
+    """Yields what may be written instead of a value of the wrong kind, in words and as a value."""
+    kind = str(problem["type"])
+    if kind == "literal_error":
+        expected = re.findall(r"'([^']+)'", problem["msg"])
+        for each in difflib.get_close_matches(text.lower(), expected, n=1):
+            yield f"{MEANT} {each!r}?", each
+    elif kind == "list_type":
+        yield f"write [{text}]", [problem["input"]]
+    elif kind in ("model_type", "model_attributes_type", "dict_type") and path in SHORT:
+        bits = re.fullmatch(r"(?i)int(\d)|(\d)[-_ ]?bits?", text)
+        meant = int(bits[1] or bits[2]) if bits else problem["input"]
+        for key in SHORT[path] if bits or WORD.fullmatch(text) else ():
+            yield f"write {path.rpartition('.')[2]}: {{{key}: {meant if bits else text}}}", {key: meant}
+    elif kind == "string_type":
+        written = "" if problem["input"] is None else text
+        yield f"write it in quotes: {written!r}", written
+    elif kind in ("float_parsing", "int_parsing") and (match := NUMBER.fullmatch(text)):
+        number = _as_number(match)
+        yield f"write {number}", number
+    elif kind == "string_pattern_mismatch":
+        slug = re.sub(r"[^a-z0-9]+", "-", text.lower())[:63].strip("-")
+        quantity = re.sub(r"(?i)^([\d.]+) *([kmgtpe])(i?)b?$", lambda m: f"{m[1]}{m[2].upper()}{m[3].lower()}", text)
+        for each in (quantity, slug):
+            yield f"{MEANT} {each!r}?", each
+
+
+def _as_number(match: re.Match[str]) -> str:
+    digits = match[1].replace(",", "").replace("_", "")
+    return f"{float(digits) / 100:g}" if match[2] == "%" else digits
+
+
+def _keys_at(location: tuple[Any, ...]) -> list[str]:
+    """Returns the field names of the section at a location of the schema."""
+    model: type[BaseModel] | None = Recipe
+    for part in location:
+        field = model.model_fields.get(str(part)) if model else None
+        if field is not None:
+            model = _section_of(field.annotation)
+    return list(model.model_fields) if model else []
+
+
+@functools.cache
+def _all_paths() -> tuple[str, ...]:
+    return tuple(_paths())
+
+
+def _paths(model: type[BaseModel] = Recipe, prefix: str = "") -> Iterator[str]:
+    """Yields the paths of all fields that are in no list, the shallow ones first."""
+    inner: list[tuple[type[BaseModel], str]] = []
+    for name, field in model.model_fields.items():
+        yield prefix + name
+        section = _section_of(field.annotation)
+        if section and "list[" not in str(field.annotation) and name != "sweep":
+            inner.append((section, f"{prefix}{name}."))
+    for section, path in inner:
+        yield from _paths(section, path)
+
+
+def _section_of(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType, list, typing.Annotated):
+        for argument in typing.get_args(annotation):
+            if section := _section_of(argument):
+                return section
+    return None

@@ -1,0 +1,216 @@
+"""Reading a recipe: YAML, overrides by dotted path, and messages that name the key and the remedy."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+import typing
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from baton.errors import UserError
+from baton.recipe import explain, yaml_text
+from baton.recipe.recipe import Recipe, check_effects
+
+MOST_PROBLEMS = 50
+"""Problems that a message tells of."""
+
+
+class _Read(dict[str, Any]):
+    """A recipe's values, with the text that they were read from and changes to it."""
+
+    text = ""
+    overrides: tuple[str, ...] = ()
+
+
+def _written(document: typing.Mapping[str, Any], location: tuple[str | int, ...]) -> str | None:
+    """Returns how a scalar of a recipe is written, None where that is not known."""
+    if not isinstance(document, _Read):
+        return None
+    path = ".".join(map(str, location))
+    changes = [change.partition("=") for change in document.overrides]
+    for changed, _, text in reversed(changes):
+        if changed.strip() == path:
+            return text.strip()
+    return yaml_text.written(document.text, location)
+
+
+def load(path: str, overrides: typing.Sequence[str] = ()) -> Recipe:
+    """Reads a recipe file and checks it.
+
+    Args:
+        path: YAML file.
+        overrides: `dotted.path=value` strings, the value in YAML, applied in order.
+
+    Raises:
+        UserError: the file is missing or not YAML, a key is unknown or a value does not fit.
+    """
+    return validate(read(path, overrides), origin=path)
+
+
+def read(path: str, overrides: typing.Sequence[str] = ()) -> dict[str, Any]:
+    """Reads a recipe file as plain values, not checked yet; see `load`.
+
+    Raises:
+        UserError: the file is missing or not YAML, or an override is malformed.
+    """
+    file = Path(path)
+    if not file.is_file():
+        raise UserError(f"recipe {path!r} is not a file.", remedy="Give the path of a YAML recipe.")
+    return parse(decode(file.read_bytes(), origin=path), overrides, origin=path)
+
+
+def decode(data: bytes, *, origin: str) -> str:
+    """Returns the text of a recipe.
+
+    Raises:
+        UserError: it is in an encoding that YAML is not written in.
+    """
+    try:
+        return yaml_text.decode(data)
+    except yaml.YAMLError as error:
+        raise UserError(f"recipe {origin!r} is not YAML: {error}.") from None
+
+
+def parse(
+    source: str | typing.Mapping[str, Any], overrides: typing.Sequence[str] = (), *, origin: str
+) -> dict[str, Any]:
+    """Reads a recipe as plain values, not checked yet; see `read`.
+
+    Args:
+        source: YAML, or plain values, which are not changed.
+        overrides: `dotted.path=value` strings.
+        origin: What messages call it.
+
+    Raises:
+        UserError: the text is not YAML, or an override is malformed.
+    """
+    try:
+        document = yaml_text.load(source) if isinstance(source, str) else copy.deepcopy(dict(source))
+    except yaml.YAMLError as error:
+        raise UserError(f"recipe {origin!r} is not YAML: {yaml_text.explain(str(source), error)}") from None
+    if document is None:
+        raise UserError(f"recipe {origin!r} is empty, expected keys and values.")
+    if not isinstance(document, dict):
+        raise UserError(f"recipe {origin!r} holds a {type(document).__name__}, expected keys and values.")
+    if isinstance(document.get("store"), str):
+        document["store"] = {"uri": document["store"]}
+    for override in overrides:
+        _override(document, override)
+    read = _Read(document)
+    read.text, read.overrides = source if isinstance(source, str) else "", tuple(overrides)
+    return read
+
+
+def validate(document: dict[str, Any], *, origin: str) -> Recipe:
+    """Checks a recipe given as plain values.
+
+    Raises:
+        UserError: one message with a line per problem, each naming the dotted path.
+    """
+    try:
+        return Recipe.model_validate(document)
+    except ValidationError as error:
+        # Each is compared with all keys there are, which for all keys of a file that is no recipe takes minutes.
+        lines = [
+            explain.explain(problem, document, functools.partial(_written, document, explain.place_of(problem)))
+            for problem in map(dict, error.errors()[:MOST_PROBLEMS])
+        ]
+        if error.error_count() > MOST_PROBLEMS:
+            lines.append(f"and {error.error_count() - MOST_PROBLEMS:,} more")
+        raise UserError("\n  ".join([f"recipe {origin!r} has {error.error_count()} problem(s):", *lines])) from None
+
+
+def require_effects(recipe: Recipe, *, origin: str) -> None:
+    """Checks that every setting of a recipe that somebody hands in does something where it stands.
+
+    Raises:
+        UserError: one does nothing.
+    """
+    try:
+        check_effects(recipe)
+    except ValueError as error:
+        raise UserError(f"recipe {origin!r} has a setting without effect:\n  {error}") from None
+
+
+def with_overrides(recipe: Recipe, overrides: typing.Sequence[str]) -> Recipe:
+    """Returns a recipe with `dotted.path=value` changes, checked like any recipe.
+
+    Raises:
+        UserError: a change is malformed, or does not fit.
+    """
+    document = recipe.model_dump(mode="json")
+    for override in overrides:
+        _override(document, override)
+    return validate(document, origin=recipe.name)
+
+
+def dumps(recipe: Recipe) -> str:
+    """Returns what a recipe sets as JSON for a pipeline argument; the schema has the defaults.
+
+    It is short, as Kubernetes keeps a dozen copies of it. The letters of `python3` are escaped: the local engine
+    replaces that word in every argument by the interpreter's path, also inside `/usr/lib/python3.11/…`.
+    """
+    document = recipe.model_dump(mode="json", exclude_defaults=True)
+    return json.dumps(document, sort_keys=True, separators=(",", ":")).replace("python3", "python\\u0033")
+
+
+def loads(text: str) -> Recipe:
+    """Reads what `dumps` wrote."""
+    return validate(json.loads(text), origin="recipe argument")
+
+
+def to_yaml(recipe: Recipe, *, only_set: bool = False) -> str:
+    """Returns the resolved recipe as YAML, for people.
+
+    Args:
+        recipe: The recipe.
+        only_set: Leave out what is as the schema has it anyway.
+    """
+    document = recipe.model_dump(mode="json", exclude_defaults=only_set)
+    return yaml_text.dump(document, sort_keys=False, allow_unicode=True)
+
+
+def changed_paths(a: Any, b: Any, path: str = "") -> list[str]:
+    """Returns one line for each dotted path whose value differs between two plain documents."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        keys = sorted(a.keys() | b.keys())
+        return [line for key in keys for line in changed_paths(a.get(key), b.get(key), f"{path}.{key}".lstrip("."))]
+    return [] if a == b else [f"{path}: {a!r} → {b!r}"]
+
+
+def set_path(document: dict[str, Any], path: str, value: Any) -> None:
+    """Puts a value at a dotted path of plain values, and makes the sections on the way that are not there.
+
+    Raises:
+        KeyError: a key on the way has a value that is no section; it is named.
+    """
+    *sections, last = path.split(".")
+    node = document
+    for key in sections:
+        child = node.get(key)
+        if child is None:
+            child = node[key] = {}
+        if not isinstance(child, dict):
+            raise KeyError(key)
+        node = child
+    node[last] = value
+
+
+def _override(document: dict[str, Any], override: str) -> None:
+    path, separator, text = override.partition("=")
+    keys = path.strip().split(".")
+    if not separator or not all(keys):
+        raise UserError(f"override {override!r} is not dotted.path=value, for example training.learning_rate=1e-4.")
+    try:
+        value = yaml_text.load(text)
+    except yaml.YAMLError:
+        raise UserError(f"override {override!r}: the value is not YAML; quote it.") from None
+    try:
+        set_path(document, path.strip(), value)
+    except KeyError as error:
+        raise UserError(f"override {override!r}: {error.args[0]!r} is a value, it has no keys below it.") from None

@@ -1,0 +1,585 @@
+"""The training methods: each with its settings and its `MethodSpec`; `SPECS` has all of them by name.
+
+A new method needs its settings and spec here, and its field and name in `Methods`. It also needs its trainer in
+`baton/train/methods/` and its row in `tests/resume/matrix.py`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BeforeValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
+
+from baton.recipe.base import Positive, Section
+from baton.recipe.model import NamedModel
+from baton.recipe.run import OBJECT, shorthand
+
+# --- What the rest of Baton knows of a training method: one value of `MethodSpec` for each.
+
+
+Rows = Literal["sequences", "pairs", "scored", "rated", "prompts"]
+"""What tokenized rows are: a sequence with labels, a prompt with two answers, two whole texts, a prompt with one answer
+and its label, or a prompt as it is."""
+Strategy = Literal["ddp", "fsdp", "zero2", "zero3"]
+
+PREFERENCES = ("preference", "ranked")
+"""Formats that hold a better and a worse answer."""
+AGAINST_BASELINE = ("reward_accuracy", "reward_margin")
+"""Figures that say how a model's likelihoods of pairs differ from those of the model before training."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SecondModel:
+    """A model that is held beside the trained one and is not trained itself.
+
+    Attributes:
+        name: Its role: `reference` or `teacher`.
+        is_named: Whether the method's settings name it, in a field called after its role. It is then fetched, pinned by
+            its files' digest and compared at each chunk, as `model.base` is. Else it is a copy of the start model, held
+            where the settings' `beta` is above 0 and no adapter can be taken off instead.
+    """
+
+    name: str
+    is_named: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodSpec:
+    """One training method.
+
+    Attributes:
+        name: As in `training.method`; the module in `baton.train.methods` that builds its trainer has the same name.
+        settings: Class of its section in `training`, None where it has none.
+        requires: What its section cannot leave out, in words; None where every setting has a default.
+        example: The least settings it takes.
+        formats: Shapes of source rows it learns from, the usual one first.
+        rows: What tokenized rows are.
+        sequences_per_row: Sequences that a row is in a forward pass.
+        scores: Whether the model scores texts, with one label, instead of writing them.
+        takes_loss: Whether `hooks.loss` can replace its loss.
+        counts_tokens: Whether the loss is a sum over the tokens of a step; else it is a mean over a micro-batch's rows.
+        micro_batch_decides_loss: Whether the loss depends on the rows that share a forward pass.
+        own_order: How it orders rows itself, in words; None where the recipe decides.
+        needs_all_rows: Whether its trainer goes over all training rows in every chunk.
+        strategies: Strategies of `training.parallel` it was compared with.
+        offloads_activations: Whether its trainer honours `training.activation_offloading`.
+        tiles_logits: Whether its trainer multiplies by the head's weights itself, in tiles.
+        second_model: The model held beside the trained one, if there is one.
+        buffers: Values its trainer keeps between steps and `Trainer` does not save: name in a checkpoint → attribute.
+        figures: What is measured on held-out rows.
+        logged: What its trainer logs beside the loss that the report plots, the most telling first: key → label.
+        forkable: Its settings that a warm fork may change; each changes the loss from there on.
+    """
+
+    name: str
+    settings: type[Section] | None = None
+    requires: str | None = None
+    example: Mapping[str, str | list[str]] = field(default_factory=dict)
+    formats: tuple[str, ...]
+    rows: Rows
+    sequences_per_row: int = 1
+    scores: bool = False
+    takes_loss: bool = False
+    counts_tokens: bool = False
+    micro_batch_decides_loss: bool = False
+    own_order: str | None = None
+    needs_all_rows: bool = False
+    strategies: tuple[Strategy, ...] = ("ddp", "fsdp")
+    offloads_activations: bool = False
+    tiles_logits: bool = True
+    second_model: SecondModel | None = None
+    buffers: Mapping[str, str] = field(default_factory=dict)
+    figures: tuple[str, ...] = ("loss", "perplexity")
+    logged: Mapping[str, str] = field(default_factory=dict)
+    forkable: tuple[str, ...] = ()
+
+    @property
+    def generates(self) -> bool:
+        """Whether the model writes what it learns from: of several ranks each holds its own share of a round."""
+        return self.rows == "prompts"
+
+    @property
+    def is_judged_by_rewards(self) -> bool:
+        """Whether the figures are rewards, one of each function among them."""
+        return "reward" in self.figures
+
+
+START_COPY = SecondModel(name="reference")
+"""A reference that is the model the run began with."""
+
+
+# --- Settings of methods that hold the model to a reference.
+
+
+Coefficient = Annotated[float, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class SyncReference(Section):
+    """Lets the reference follow the model (TR-DPO, arXiv:2404.09656)."""
+
+    every: Positive = 512
+    """Steps between updates."""
+    mix: Annotated[float, Field(gt=0, le=1)] = 0.6
+    """Share of the model in the new reference."""
+
+
+class Referenced(Section):
+    """Settings of a method whose loss compares the model with a reference."""
+
+    beta: Coefficient
+    """How strongly the reference holds the model; 0 needs none."""
+    sync_reference: SyncReference | None = None
+    """Let the reference follow; it is then part of each checkpoint. Full weights only."""
+
+
+# --- Settings of methods that let the model write during training.
+
+
+REWARDS = ("numeric", "exact", "format", "length", "information_gain")
+"""Ready reward functions; see `baton/models/rewards.py`."""
+
+
+def listed(value: Any) -> Any:
+    """Returns a text as a list of one."""
+    return [value] if isinstance(value, str) else value
+
+
+class RewardFunction(Section):
+    """What judges a completion."""
+
+    use: str
+    """A ready one (`numeric`, `exact`, `format`, `length`, `information_gain`) or `module:object`, called as TRL calls
+    reward functions: with `prompts`, `completions` and the row's columns as lists; returns a list of numbers. Of a row
+    whose prompt is a text, prompts and completions are texts, also where the model sees a conversation; else they are
+    lists of messages."""
+    weight: float = 1.0
+    """Factor in the sum of rewards."""
+    options: dict[str, Any] = {}
+    """Further keyword arguments."""
+
+    @field_validator("use")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        if value not in REWARDS and not re.match(OBJECT, value):
+            raise ValueError(f"is {value!r}; expected one of {', '.join(REWARDS)}, or module:object")
+        return value
+
+
+class Completions(Section):
+    """Completions that the model writes during training."""
+
+    max_completion_length: Positive = 256
+    """Longest completion in tokens."""
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    """Sampling temperature."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Sample from the most likely tokens of this much probability. Below 1 on a GPU only without
+    `training.deterministic`: CUDA has no deterministic kernel for it."""
+    top_k: Annotated[int, Field(ge=0)] = 0
+    """Sample from this many most likely tokens; 0 for all."""
+    min_p: Share | None = None
+    """Leave out tokens below this share of the most likely one's probability."""
+    repetition_penalty: Annotated[float, Field(gt=0)] = 1.0
+    """Above 1, tokens that occurred become less likely."""
+    disable_dropout: bool = False
+    """Train without the model's own dropout."""
+
+
+class Generation(Completions, Referenced):
+    """Completions of each prompt that are compared with each other, and what judges them."""
+
+    rewards: Annotated[list[Annotated[RewardFunction, shorthand("use")]], Field(min_length=1), BeforeValidator(listed)]
+    """Reward functions; their weighted sum counts."""
+    num_generations: Annotated[int, Field(ge=2)] = 8
+    """Completions per prompt, compared with each other. `batch_size` counts completions and must be a multiple."""
+    num_iterations: Positive = 1
+    """Times each batch of completions is trained on (μ)."""
+    steps_per_generation: Positive | None = None
+    """Micro-batches, of all processes, that one round of generation fills; those of an optimizer step when left out."""
+    epsilon: Annotated[float, Field(gt=0)] = 0.2
+    """Clipping range of the probability ratio."""
+    epsilon_high: Annotated[float, Field(gt=0)] | None = None
+    """Its upper side, where it differs (DAPO, arXiv:2503.14476)."""
+    mask_truncated: bool = False
+    """Leave completions that hit the length limit out of the loss."""
+
+
+OWN_ORDER = "repeats prompts in its own order"
+ROUND = {"step": "_step", "completions": "_buffered_inputs"}
+"""What TRL's trainers that write keep between steps: micro-batches so far, and completions still to be trained on."""
+
+
+# --- Supervised fine-tuning.
+
+
+SFT_SPEC = MethodSpec(
+    name="sft",
+    formats=("text", "prompt-completion", "instruction", "messages", "sharegpt", "tool-calls"),
+    rows="sequences",
+    takes_loss=True,
+    counts_tokens=True,
+    strategies=("ddp", "fsdp", "zero2", "zero3"),
+    offloads_activations=True,
+    logged={"entropy": "entropy", "mean_token_accuracy": "token accuracy"},
+)
+
+
+# --- Next-token prediction on plain text.
+
+
+PRETRAIN_SPEC = replace(SFT_SPEC, name="pretrain", formats=("text",))
+
+
+# --- Reward modelling.
+
+
+class Reward(Section):
+    """Reward modelling: a score per answer, trained on pairs (Bradley–Terry)."""
+
+    center_coefficient: Coefficient | None = None
+    """Weight of the term that keeps rewards around zero (arXiv:2312.09244); 0.01 is usual."""
+    disable_dropout: bool = True
+    """Train without the model's own dropout."""
+
+
+REWARD_SPEC = MethodSpec(
+    name="reward",
+    settings=Reward,
+    formats=PREFERENCES,
+    rows="scored",
+    sequences_per_row=2,
+    scores=True,
+    offloads_activations=True,
+    figures=("loss", "accuracy", "margin"),
+    logged={"margin": "score margin", "accuracy": "accuracy"},
+)
+
+
+# --- Direct preference optimisation.
+
+
+class DPO(Referenced):
+    """Direct preference optimisation (arXiv:2305.18290)."""
+
+    beta: Annotated[float, Field(gt=0)] = 0.1
+    """How strongly the reference holds the model."""
+    loss: Annotated[
+        list[
+            Literal[
+                "sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard", "aot",
+                "aot_unpaired", "apo_zero", "apo_down", "discopop", "sft", "sigmoid_norm",
+            ]
+        ],
+        BeforeValidator(listed, json_schema_input_type=str | list[str]),
+        Field(min_length=1),
+    ] = ["sigmoid"]  # fmt: skip
+    """One loss or several that are added, by TRL's names."""
+    loss_weights: list[float] | None = None
+    """Weight of each; 1 when left out."""
+    label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
+    """Share of pairs taken to be labelled the wrong way round, for `robust`; ε for `exo_pair`."""
+    f_divergence: Literal["reverse_kl", "forward_kl", "js_divergence", "alpha_divergence"] = "reverse_kl"
+    """Divergence from the reference (arXiv:2309.16240)."""
+    weighting: bool = False
+    """Weigh pairs by the model's own probability of them (WPO, arXiv:2406.11827)."""
+    length_desensitization: Share | None = None
+    """α of LD-DPO (arXiv:2409.06411): weight of the tokens beyond the shorter answer's length."""
+    disable_dropout: bool = True
+    """Train without the model's own dropout."""
+
+    @model_validator(mode="after")
+    def _one_weight_each(self) -> DPO:
+        if self.loss_weights is not None and len(self.loss_weights) != len(self.loss):
+            raise ValueError(f"loss_weights has {len(self.loss_weights)} values for {len(self.loss)} losses")
+        if "exo_pair" in self.loss and self.label_smoothing == 0:
+            raise ValueError("loss exo_pair needs label_smoothing above 0; 0.001 is usual")
+        return self
+
+
+DPO_SPEC = MethodSpec(
+    name="dpo",
+    settings=DPO,
+    formats=PREFERENCES,
+    rows="pairs",
+    sequences_per_row=2,
+    offloads_activations=True,
+    second_model=START_COPY,
+    figures=("loss", "perplexity", *AGAINST_BASELINE),
+    logged={
+        "rewards/margins": "reward margin",
+        "rewards/accuracies": "preference accuracy",
+        "kl": "KL",
+        "logps/chosen": "log p, chosen",
+        "logps/reference_chosen": "log p, chosen, reference",
+        "logps/rejected": "log p, rejected",
+        "logps/reference_rejected": "log p, rejected, reference",
+    },
+    forkable=("beta", "label_smoothing"),
+)
+
+
+# --- Kahneman–Tversky optimisation.
+
+
+class KTO(Referenced):
+    """Kahneman–Tversky optimisation on single answers that are good or bad (arXiv:2402.01306)."""
+
+    beta: Annotated[float, Field(gt=0)] = 0.1
+    """How strongly the reference holds the model."""
+    loss: Literal["kto", "apo_zero_unpaired"] = "kto"
+    """Loss, by TRL's names."""
+    desirable_weight: Annotated[float, Field(gt=0)] = 1.0
+    """Weight of good answers."""
+    undesirable_weight: Annotated[float, Field(gt=0)] = 1.0
+    """Weight of bad answers."""
+    disable_dropout: bool = True
+    """Train without the model's own dropout."""
+
+
+KTO_SPEC = MethodSpec(
+    name="kto",
+    settings=KTO,
+    formats=("rated", *PREFERENCES),
+    rows="rated",
+    micro_batch_decides_loss=True,
+    own_order="takes rows in their order",
+    needs_all_rows=True,
+    offloads_activations=True,
+    second_model=START_COPY,
+    logged={"rewards/margins": "reward margin", "kl": "KL", "entropy": "entropy"},
+    forkable=("beta", "desirable_weight", "undesirable_weight"),
+)
+
+
+# --- Contrastive preference optimisation.
+
+
+class CPO(Section):
+    """Contrastive preference optimisation, without a reference (arXiv:2401.08417), and SimPO (arXiv:2405.14734)."""
+
+    beta: Annotated[float, Field(gt=0)] = 0.1
+    """Steepness of the preference loss."""
+    loss: Literal["sigmoid", "hinge", "ipo", "simpo"] = "sigmoid"
+    """Loss, by TRL's names."""
+    likelihood: Coefficient = 1.0
+    """Weight of the likelihood of the chosen answer; 0 for SimPO proper."""
+    simpo_margin: Coefficient = 0.5
+    """Target margin γ of `simpo`."""
+    label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
+    """Share of pairs taken to be labelled the wrong way round."""
+    disable_dropout: bool = True
+    """Train without the model's own dropout."""
+
+
+CPO_SPEC = MethodSpec(
+    name="cpo",
+    settings=CPO,
+    formats=PREFERENCES,
+    rows="pairs",
+    sequences_per_row=2,
+    needs_all_rows=True,
+    tiles_logits=False,
+    figures=("loss", "perplexity", *AGAINST_BASELINE),
+    logged={"rewards/margins": "reward margin", "rewards/accuracies": "preference accuracy"},
+    forkable=("beta", "label_smoothing"),
+)
+
+
+# --- Odds-ratio preference optimisation.
+
+
+class ORPO(Section):
+    """Odds-ratio preference optimisation, without a reference (arXiv:2403.07691)."""
+
+    beta: Annotated[float, Field(gt=0)] = 0.1
+    """Weight of the odds ratio beside the likelihood of the chosen answer (λ in the paper)."""
+    disable_dropout: bool = True
+    """Train without the model's own dropout."""
+
+
+ORPO_SPEC = replace(CPO_SPEC, name="orpo", settings=ORPO, forkable=("beta",))
+
+
+# --- Group-relative policy optimisation.
+
+
+class GRPO(Generation):
+    """Group-relative policy optimisation (arXiv:2402.03300)."""
+
+    beta: Coefficient = 0.0
+    """Weight of the divergence from the start model; 0 needs no reference."""
+    loss: Literal["grpo", "dapo", "dr_grpo", "bnpo", "cispo", "sapo", "luspo", "vespo"] = "dapo"
+    """How token losses are brought together, by TRL's names."""
+    scale_rewards: Literal["group", "batch", "none"] = "group"
+    """What advantages are divided by: the spread in the group, in the batch, or nothing."""
+    importance_sampling: Literal["token", "sequence"] = "token"
+    """Ratio per token, or per sequence as in GSPO (arXiv:2507.18071)."""
+    top_entropy: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share of tokens, the most uncertain ones, that count in the loss (arXiv:2506.01939)."""
+
+
+GRPO_SPEC = MethodSpec(
+    name="grpo",
+    settings=GRPO,
+    requires="a reward",
+    example={"rewards": ["numeric"]},
+    formats=("prompt",),
+    rows="prompts",
+    micro_batch_decides_loss=True,
+    own_order=OWN_ORDER,
+    needs_all_rows=True,
+    second_model=START_COPY,
+    buffers=ROUND,
+    figures=("reward",),
+    logged={"reward": "reward", "completions/mean_length": "completion length", "kl": "KL", "entropy": "entropy"},
+)
+
+
+# --- REINFORCE with a leave-one-out baseline.
+
+
+class RLOO(Generation):
+    """REINFORCE with a leave-one-out baseline (arXiv:2402.14740)."""
+
+    beta: Coefficient = 0.05
+    """Weight of the divergence from the start model, taken off the reward; 0 needs no reference."""
+    normalize_advantages: bool = False
+    """Bring the advantages of a batch to mean 0 and variance 1."""
+
+
+RLOO_SPEC = replace(GRPO_SPEC, name="rloo", settings=RLOO)
+
+
+# --- Distillation: a student learns from a teacher on what it writes itself.
+
+
+class Distillation(Completions):
+    """On-policy distillation: the model writes, and learns to expect each token as its teacher does
+    (arXiv:2306.13649)."""
+
+    teacher: Annotated[NamedModel, shorthand("base")]
+    """The model to learn from, of the same tokenizer and vocabulary; `teacher: org/model` is short for its `base`."""
+    beta: Share = 1.0
+    """Which divergence between the two: 0 forward KL, 1 reverse KL, between them the generalized Jensen–Shannon
+    divergence."""
+
+
+DISTILLATION_SPEC = MethodSpec(
+    name="distillation",
+    settings=Distillation,
+    requires="a teacher",
+    example={"teacher": "org/model"},
+    formats=("prompt",),
+    rows="prompts",
+    own_order=OWN_ORDER,
+    needs_all_rows=True,
+    strategies=("ddp", "fsdp"),
+    second_model=SecondModel(name="teacher", is_named=True),
+    buffers=ROUND,
+    figures=("divergence",),
+    logged={"completions/mean_length": "completion length", "entropy": "entropy"},
+    forkable=("beta",),
+)
+
+
+# --- The training methods, all in this file, each with its settings and its `…_SPEC`; `SPECS` has all of them by name.
+#
+# Adding one: its section above, three lines below, its trainer in
+# `baton/train/methods/`, and its row in `tests/resume/matrix.py`.
+
+
+_ALL = (
+    SFT_SPEC,
+    PRETRAIN_SPEC,
+    REWARD_SPEC,
+    DPO_SPEC,
+    KTO_SPEC,
+    ORPO_SPEC,
+    CPO_SPEC,
+    GRPO_SPEC,
+    RLOO_SPEC,
+    DISTILLATION_SPEC,
+)
+SPECS: dict[str, MethodSpec] = {spec.name: spec for spec in _ALL}
+"""Every training method by its name."""
+ALWAYS_WRITTEN = ("reward", "dpo", "kto", "orpo", "cpo", "grpo", "rloo")
+"""Sections that a recipe is written with even where they are empty. Those of later methods are left out then: a run's
+identity and a compiled pipeline are made of what is written, and a new method changes neither."""
+
+
+class Methods(Section):
+    """The part of `training` that differs by method: which one, and the section of each."""
+
+    method: Literal["sft", "pretrain", "reward", "dpo", "kto", "orpo", "cpo", "grpo", "rloo", "distillation"] = "sft"
+    """Training method: supervised fine-tuning, next-token prediction on plain text, reward modelling, on preferences
+    (`dpo`, `kto`, `orpo`, `cpo`), by rewards of what the model writes (`grpo`, `rloo`), or from a teacher
+    (`distillation`)."""
+    reward: Reward | None = None
+    """Settings of `method: reward`."""
+    dpo: DPO | None = None
+    """Settings of `method: dpo`."""
+    kto: KTO | None = None
+    """Settings of `method: kto`."""
+    orpo: ORPO | None = None
+    """Settings of `method: orpo`."""
+    cpo: CPO | None = None
+    """Settings of `method: cpo`."""
+    grpo: GRPO | None = None
+    """Settings of `method: grpo`."""
+    rloo: RLOO | None = None
+    """Settings of `method: rloo`."""
+    distillation: Distillation | None = None
+    """Settings of `method: distillation`."""
+
+    @model_serializer(mode="wrap")
+    def _without_later_sections(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
+        written: dict[str, object] = handler(self)
+        later = SPECS.keys() - ALWAYS_WRITTEN
+        return {name: value for name, value in written.items() if value is not None or name not in later}
+
+    @property
+    def spec(self) -> MethodSpec:
+        """What is known of the method."""
+        return SPECS[self.method]
+
+    @property
+    def settings(self) -> Section | None:
+        """The method's own section, None where it has none."""
+        return getattr(self, self.method, None)
+
+    @property
+    def completions(self) -> Completions | None:
+        """Settings of a method that lets the model write."""
+        return self.settings if isinstance(self.settings, Completions) else None
+
+    @property
+    def generation(self) -> Generation | None:
+        """Settings of a method that judges what the model writes by rewards."""
+        return self.settings if isinstance(self.settings, Generation) else None
+
+    @property
+    def second_model(self) -> tuple[str, NamedModel] | None:
+        """Role and origin of the second model that the method's settings name, None where they name none."""
+        second = self.spec.second_model
+        named = getattr(self.settings, second.name) if second and second.is_named else None
+        return (second.name, named) if second and isinstance(named, NamedModel) else None
+
+    @property
+    def sync_reference(self) -> SyncReference | None:
+        """How the reference follows the model, None where it does not."""
+        return self.settings.sync_reference if isinstance(self.settings, Referenced) else None
+
+    def has_reference(self, *, adapter: bool) -> bool:
+        """Tells whether a copy of the start model is held; an adapter's reference is its base."""
+        return isinstance(self.settings, Referenced) and self.settings.beta > 0 and not adapter

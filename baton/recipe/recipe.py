@@ -1,0 +1,589 @@
+"""The whole recipe, the rules between its sections, and the extra packages that it needs.
+
+`check_rules` refuses a recipe that cannot be trained, wherever it is read. `check_effects` refuses settings without
+effect, in recipes that people hand in. A run that was started with such a setting has to resume.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import re
+from collections.abc import Callable
+from typing import Self
+
+from pydantic import model_validator
+
+from baton.errors import UserError
+from baton.recipe.base import amount
+from baton.recipe.cluster import MAX_PROCESSES
+from baton.recipe.data import MAX_SHARDS
+from baton.recipe.evaluation import REGISTERED, Evaluation
+from baton.recipe.methods import Referenced
+from baton.recipe.run import MAX_CHUNKS
+from baton.recipe.sections import Sections
+
+# --- What several processes can train together.
+
+
+ZERO_OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd")
+"""Optimizers that treat each number by itself, as DeepSpeed hands them all weights as one long row."""
+
+
+def check_nodes(recipe: Sections) -> None:
+    """Checks that a number of nodes that may vary leaves no trace, and that there is one.
+
+    Raises:
+        ValueError: it does, or there is none; the message names the remedy.
+    """
+    nodes, workers, processes = recipe.resources.nodes, recipe.parallel.virtual_workers, recipe.processes
+    if isinstance(nodes, int):
+        return
+    if not workers:
+        fitting = min(2 ** (max(2, nodes.max * processes).bit_length() - 1), MAX_PROCESSES)
+        raise ValueError(
+            f"resources.nodes: from {nodes.min} to {nodes.max} nodes train the same bits with virtual workers alone; "
+            f"set training.parallel.virtual_workers, for example to {fitting}, or nodes to a number"
+        )
+    if not recipe.node_counts:
+        powers = [2**power for power in range((workers // processes).bit_length())]
+        raise ValueError(
+            f"resources.nodes: no number from {nodes.min} to {nodes.max}, times {processes} process(es) on each, "
+            f"divides the {workers} virtual workers; let min and max have {' or '.join(map(str, powers))} between them"
+        )
+
+
+def check_parallel(recipe: Sections) -> None:
+    """Checks that several processes can train what a recipe asks for.
+
+    Raises:
+        ValueError: they cannot; the message names the setting.
+    """
+    training, workers, accelerators = recipe.training, recipe.workers, recipe.resources.gpus
+    of = f"{workers} {'virtual workers' if recipe.parallel.virtual_workers else 'processes'}"
+    if training.micro_batch_size == "auto":
+        raise ValueError("training.micro_batch_size: auto looks for it in one process; give a number for several")
+    rows = workers * (training.micro_batch_size or 1)
+    if training.batch_size % rows:
+        raise ValueError(
+            f"training.batch_size: {training.batch_size} rows are no multiple of {rows}, a micro-batch in each of "
+            f"{of}; take {-(-training.batch_size // rows) * rows}, or change micro_batch_size"
+        )
+    if accelerators and recipe.processes > accelerators:
+        raise ValueError(
+            f"training.parallel.processes: {recipe.processes} for {accelerators} accelerator(s); each needs its own"
+        )
+    together = workers * recipe.micro_batch_size_per_process
+    if training.round_size % together:
+        raise ValueError(
+            f"training.{training.method}.steps_per_generation: a round of {training.round_size} completions is no "
+            f"multiple of {together}, a micro-batch in each of {of}; change one of them"
+        )
+    if recipe.data.order == "blocks":
+        raise ValueError("data.order: blocks is for one process; set it to uniform")
+    if recipe.parallel.strategy not in training.spec.strategies:
+        tried = " or ".join(name for name in training.spec.strategies if not name.startswith("zero"))
+        raise ValueError(
+            f"training.parallel.strategy: {training.method} was not tried with {recipe.parallel.strategy}; use {tried}"
+        )
+    if recipe.parallel.virtual_workers:
+        _check_virtual(recipe)
+    if recipe.parallel.is_zero:
+        _check_zero(recipe)
+    if recipe.parallel.is_sharded:
+        _check_sharded(recipe)
+    elif recipe.parallel.offload == "cpu":
+        raise ValueError("training.parallel.offload: only shards are held in memory; set strategy: fsdp or zero3")
+
+
+def _check_virtual(recipe: Sections) -> None:
+    training, workers, world = recipe.training, recipe.workers, recipe.world_size
+    if workers % world:
+        raise ValueError(
+            f"training.parallel.virtual_workers: {workers} cannot be dealt evenly to {recipe.max_nodes} nodes "
+            f"with {recipe.processes} process(es) each; let resources.nodes times processes divide it"
+        )
+    refused = {
+        "training.parallel.strategy": (
+            recipe.parallel.is_sharded,
+            f"no process has the whole gradient with {recipe.parallel.strategy}; use ddp",
+        ),
+        "training.compile": (
+            training.compile or training.compile_optimizer,
+            "what is compiled follows the rows that a process has seen; leave it out",
+        ),
+        "hooks.trainer": (
+            recipe.hooks.trainer,
+            "it may do something else in each process; leave it out",
+        ),
+        "training.grpo.scale_rewards": (
+            training.grpo and training.grpo.scale_rewards == "batch",
+            "each worker sees the rewards of its own part of a batch; use group or none",
+        ),
+        "training.rloo.normalize_advantages": (
+            training.rloo and training.rloo.normalize_advantages,
+            "each worker sees the rewards of its own part of a batch; leave it out",
+        ),
+    }
+    for what, (is_set, why) in refused.items():
+        if is_set:
+            raise ValueError(f"{what}: does not go with training.parallel.virtual_workers: {why}")
+    if training.generation:
+        _check_groups(recipe, training.generation.num_generations)
+
+
+def _check_groups(recipe: Sections, num_generations: int) -> None:
+    """Checks that each virtual worker has all completions of its prompts."""
+    workers, rows = recipe.workers, recipe.micro_batch_size_per_process
+    if (rows * recipe.steps_per_generation) % num_generations:
+        raise ValueError(
+            f"training.{recipe.training.method}.num_generations: a virtual worker compares the {num_generations} "
+            f"completions of a prompt, and writes {rows * recipe.steps_per_generation} in a round; let a round have a "
+            f"multiple of {workers * math.lcm(rows, num_generations)} (training.batch_size, or steps_per_generation "
+            f"where it is set), or take fewer of {workers} virtual_workers"
+        )
+
+
+def _check_zero(recipe: Sections) -> None:
+    training, strategy = recipe.training, recipe.parallel.strategy
+    if training.precision == "fp16":
+        raise ValueError(f"training.precision: fp16 was not tried with {strategy}; use bf16")
+    if recipe.model.dtype != "float32" and training.precision != "bf16":
+        raise ValueError(
+            f"model.dtype: {recipe.model.dtype} goes with {strategy} where training.precision is bf16; else use float32"
+        )
+    if training.compile:
+        raise ValueError(
+            f"training.compile: does not go with training.parallel.strategy {strategy}: not tried; use fsdp"
+        )
+    if training.optimizer not in ZERO_OPTIMIZERS:
+        raise ValueError(
+            f"training.optimizer: {training.optimizer} looks at a weight's form, and {strategy} hands it all weights "
+            f"as one row; use one of {', '.join(ZERO_OPTIMIZERS)}"
+        )
+
+
+def _check_sharded(recipe: Sections) -> None:
+    training, strategy = recipe.training, recipe.parallel.strategy
+    rewards = training.generation.rewards if training.generation else []
+    refused = {
+        "model.quantization": (recipe.model.quantization, "weights in few bits were not tried in shards; use ddp"),
+        "adapter.target_parameters": (
+            recipe.adapter and recipe.adapter.target_parameters,
+            "PEFT replaces such weights while it computes, and shards are no whole weights; use ddp",
+        ),
+        "training.trainable": (training.trainable, "shards do not tell what is frozen; use ddp"),
+        "training.groups": (training.groups, "a group is clipped by its whole gradient, and shards have none; use ddp"),
+        "training.router": (training.router, "the router's losses were not tried in shards; use ddp"),
+        "training.compile_optimizer": (training.compile_optimizer, "the two together were not tried; leave one out"),
+        f"training.{training.method}.sync_reference": (
+            training.sync_reference,
+            "no process has the whole model; use ddp",
+        ),
+        f"training.{training.method}.rewards": (
+            any(reward.use == "information_gain" for reward in rewards),
+            "information_gain asks the model, which all processes would have to do as often; use ddp",
+        ),
+        "training.lr_find": (
+            training.lr_find,
+            "it tries rates in one process, with the whole model on one GPU; give training.learning_rate, or use ddp",
+        ),
+        "evaluation.write_every": (
+            recipe.evaluation.write_every,
+            "the process that writes has no whole model; use ddp",
+        ),
+    }
+    for what, (is_set, why) in refused.items():
+        if is_set:
+            raise ValueError(f"{what}: does not go with training.parallel.strategy {strategy}: {why}")
+    if recipe.parallel.offload == "cpu" and not recipe.resources.gpus:
+        raise ValueError("training.parallel.offload: without a GPU the shards are in the host's memory already")
+
+
+# --- Rules between the sections of a recipe.
+#
+# `check_rules` refuses what cannot be trained, wherever a recipe is read. `check_effects` refuses what is set and would
+# do nothing; it is for recipes that people hand in, as a run that was started with such a setting has to resume.
+
+
+PLATEAU = ("reduce_lr_on_plateau", "greedy")
+"""Schedules that look at evaluations."""
+
+MAX_CHUNK_PROCESSES = 36
+"""Processes that may train one chunk: one that fails each time is to end before it has cost a day of a GPU."""
+
+ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|file:|(databricks|databricks-uc|uc)(:|$)|[~.]?/|\.\./|[^:]+/")
+"""Beginning of an address of MLflow: a scheme, one of its own words, or a path."""
+
+
+def check_rules(recipe: Sections) -> None:
+    """Checks that the sections of a recipe fit each other; phases are recipes, and are checked as such.
+
+    Raises:
+        ValueError: they do not; the message names the setting and the remedy.
+    """
+    _check_phases(recipe)
+    _check_sweep(recipe)
+    _check_retrain(recipe)
+    if recipe.phases:
+        return
+    for rule in RULES:
+        rule(recipe)
+
+
+def check_effects(recipe: Sections) -> None:
+    """Checks that every setting that is given does something where it stands.
+
+    Raises:
+        ValueError: one does nothing; the message names it and the remedy.
+    """
+    for part in recipe.phase_recipes() or [recipe]:
+        _check_effects(part)
+
+
+def _check_phases(recipe: Sections) -> None:
+    names = [phase.name for phase in recipe.phases]
+    if len(set(names)) < len(names):
+        raise ValueError(f"phases: {', '.join(names)} are not different names")
+    if recipe.phases and recipe.training.guard and recipe.training.guard.skip:
+        raise ValueError("training.guard.skip: each phase counts its own steps; give the list in the phase it is for")
+    parts = recipe.phase_recipes()
+    for phase, part in zip(recipe.phases, parts, strict=True):
+        if part.training.spec.scores and phase is not recipe.phases[-1]:
+            raise ValueError(f"phases: {phase.name} trains a reward model, which nothing can start from; put it last")
+    slots = sum(part.slots for part in parts)
+    if slots > MAX_CHUNKS:
+        raise ValueError(f"phases: {slots} chunks in all, at most {MAX_CHUNKS} fit a workflow; use fewer")
+
+
+def _check_sweep(recipe: Sections) -> None:
+    if recipe.sweep is None:
+        return
+    if recipe.phases:
+        raise ValueError("sweep: compares trainings of one phase; write the phase you mean as a separate recipe")
+    if recipe.data.shards > 1:
+        raise ValueError(
+            f"data.shards: {recipe.data.shards}; expected 1, as a sweep tokenizes each data of its trials in one pod; "
+            "leave it out, and raise data.workers"
+        )
+    if recipe.training.lr_find:
+        raise ValueError("sweep: training.lr_find finds a learning rate for one recipe; leave one of the two out")
+    lengths = {"training", "training.epochs", "training.max_steps"} & recipe.sweep.parameters.keys()
+    if recipe.chunks.count == "per-epoch" and lengths:
+        raise ValueError(
+            f"sweep: {min(lengths)} differs between trials, and all have the same chunks; set chunks.count to a number"
+        )
+    if recipe.sweep.eta and recipe.num_chunks < recipe.sweep.eta:
+        raise ValueError(
+            f"sweep: trials are compared between chunks; set chunks.count to eta, {recipe.sweep.eta}, or more"
+        )
+
+
+def _check_retrain(recipe: Sections) -> None:
+    if recipe.retrain.start == "base":
+        return
+    if recipe.phases:
+        raise ValueError("retrain.start: several phases begin at the recipe's own model each time; set it to base")
+    if "safetensors" not in recipe.export.formats:
+        raise ValueError("retrain.start: continues from the whole model; add safetensors to export.formats")
+    if recipe.training.spec.scores:
+        raise ValueError("retrain.start: a reward model is made of one that writes; set it to base")
+
+
+def _check_chunks(recipe: Sections) -> None:
+    training, spare = recipe.training, recipe.chunks.spare
+    if recipe.chunks.count == "per-epoch":
+        if training.max_steps is not None:
+            raise ValueError(
+                "chunks.count: per-epoch counts training.epochs, and training.max_steps is set; set chunks.count to a "
+                "number, or training.epochs instead of max_steps"
+            )
+        if recipe.slots > MAX_CHUNKS:
+            raise ValueError(
+                f"chunks.count: per-epoch, {training.epochs or 1:g} epoch(s) and {spare} spare chunks make "
+                f"{recipe.slots} chunks, at most {MAX_CHUNKS} fit a workflow; set chunks.count to a number"
+            )
+    if recipe.slots > MAX_CHUNKS:
+        raise ValueError(
+            f"chunks: {recipe.num_chunks} chunks and {spare} spare ones are more than {MAX_CHUNKS}; use fewer"
+        )
+    if training.max_steps is not None and recipe.num_chunks > training.max_steps:
+        raise ValueError(
+            f"chunks.count: {recipe.num_chunks} chunks for {training.max_steps} steps; at most one per step: set it to "
+            f"{training.max_steps} or less"
+        )
+
+
+def _check_resources(recipe: Sections) -> None:
+    if recipe.adapter and recipe.model.from_scratch:
+        raise ValueError(
+            "adapter: an adapter on a model trained from scratch would freeze random weights; "
+            "remove adapter, or give model.base"
+        )
+    if recipe.training.precision == "fp16" and recipe.resources.gpus == 0:
+        raise ValueError("training.precision: fp16 needs an accelerator; set resources.gpus, or use bf16 or fp32")
+    if (recipe.training.tf32 or recipe.training.precision == "tf32") and recipe.resources.gpus == 0:
+        raise ValueError("training.tf32: only GPUs round so; set resources.gpus, or leave it and precision: tf32 out")
+    if recipe.resources.cache_claim and not recipe.store.cache_dir:
+        raise ValueError(
+            "resources.cache_claim: a claim is mounted at store.cache_dir, which is not set; "
+            "set it, for example to /cache, or remove the claim"
+        )
+
+
+def _check_data(recipe: Sections) -> None:
+    spec, data = recipe.training.spec, recipe.data
+    if not 1 <= data.shards <= MAX_SHARDS:
+        raise ValueError(
+            f"data.shards: {data.shards}; expected 1 to {MAX_SHARDS}, as the segments of the rows "
+            "are dealt to pods; leave it out for one pod, and raise data.workers for more processes in each"
+        )
+    if data.format != "auto" and data.format not in spec.formats:
+        raise ValueError(
+            f"data.format: {spec.name} does not learn from {data.format}; expected {' or '.join(spec.formats)}"
+        )
+    if data.packing and spec.rows != "sequences":
+        raise ValueError(f"data.packing: {spec.name} compares whole answers; set it to false")
+    if data.packing is True and data.format in ("messages", "sharegpt"):
+        raise ValueError("data.packing: conversations are not cut; set it to best-fit or false")
+    by = recipe.training.curriculum.by if recipe.training.curriculum else "length"
+    if by != "length" and by not in data.extra_columns:
+        raise ValueError(f"training.curriculum.by: column {by!r} is not kept; add it to data.extra_columns")
+    if by != "length" and data.packing:
+        raise ValueError(f"training.curriculum.by: packed rows have no {by!r}; leave out packing or use length")
+    if data.order == "blocks" and recipe.needs_all_rows:
+        raise ValueError(f"data.order: {recipe.needs_all_rows} needs all rows in every chunk; set it to uniform")
+
+
+def _check_processes(recipe: Sections) -> None:
+    check_nodes(recipe)
+    if recipe.world_size > 1 or recipe.parallel.virtual_workers:
+        check_parallel(recipe)
+
+
+def _check_weights(recipe: Sections) -> None:
+    training, model = recipe.training, recipe.model
+    if model.quantization and not recipe.adapter:
+        raise ValueError("model.quantization: weights in few bits cannot be trained; add an adapter")
+    if model.quantization and recipe.resources.gpus == 0:
+        raise ValueError("model.quantization: needs a CUDA GPU; set resources.gpus")
+    if recipe.adapter and recipe.adapter.adapts_head and training.spec.tiles_logits and not training.spec.scores:
+        raise ValueError(
+            f"adapter: {training.method} computes with lm_head's own weights and would not train an adapter on it; "
+            "leave lm_head out of its targets, or train it in full: modules_to_save: [lm_head]"
+        )
+    if training.trainable and recipe.adapter:
+        raise ValueError("training.trainable: an adapter freezes the weights already; leave one of the two out")
+    if training.second_model and model.tokenizer and model.tokenizer.train:
+        role, named = training.second_model
+        raise ValueError(
+            f"model.tokenizer.train: has other tokens than the {role}; take its own, tokenizer: {{base: {named.base}}}"
+        )
+
+
+def _check_reference(recipe: Sections) -> None:
+    training, settings = recipe.training, recipe.training.settings
+    if not isinstance(settings, Referenced):
+        return
+    if settings.sync_reference and recipe.adapter:
+        raise ValueError(f"training.{training.method}.sync_reference: an adapter's reference is its base, fixed")
+    if training.generation and settings.beta and recipe.model.from_scratch and not recipe.adapter:
+        raise ValueError(
+            f"training.{training.method}.beta: there is no reference for a model from scratch; set it to 0"
+        )
+    if settings.sync_reference and not settings.beta:
+        raise ValueError(f"training.{training.method}.sync_reference: without beta there is no reference")
+
+
+def _check_completions(recipe: Sections) -> None:
+    training = recipe.training
+    # What lies at the edge of the nucleus is drawn or not, and learned from: it may not vary from call to call.
+    if training.completions and training.completions.top_p < 1 and training.deterministic and recipe.resources.gpus:
+        raise ValueError(
+            f"training.{training.method}.top_p: CUDA has no deterministic kernel for the sum it takes; use top_k or "
+            "min_p, or set training.deterministic to false"
+        )
+
+
+def _check_evaluation(recipe: Sections) -> None:
+    training = recipe.training
+    best = recipe.export.checkpoint == "best"
+    watchers = {
+        "training.early_stopping": training.early_stopping,
+        "training.lr_scheduler": training.lr_scheduler in PLATEAU,
+        "export.checkpoint": best,
+    }
+    for setting, is_set in watchers.items():
+        if is_set and not recipe.evaluation.in_training:
+            raise ValueError(f"{setting}: looks at evaluations, and there are none; set evaluation.every or per_epoch")
+    if best and not recipe.chunks.keep.best:
+        raise ValueError("export.checkpoint: the best is not kept; set chunks.keep.best to 1 or more")
+    recipe.evaluation.check_gate(training.method)
+    if recipe.export.alias and not recipe.evaluation.gate:
+        raise ValueError("export.alias: an alias moves only when a gate has held; set evaluation.gate")
+    if "adapter" in recipe.export.formats and recipe.adapter is None:
+        raise ValueError("export.formats: there is no adapter; take safetensors, or add an adapter")
+
+
+def _check_hooks(recipe: Sections) -> None:
+    training = recipe.training
+    if recipe.hooks.loss and not training.spec.takes_loss:
+        raise ValueError(f"hooks.loss: {training.method} has its own loss; use hooks.trainer to change it")
+    if recipe.hooks.collator and (training.completions or recipe.data.packing == "best-fit"):
+        joins = training.method if training.completions else "best-fit packing"
+        raise ValueError(f"hooks.collator: {joins} joins its batches itself; leave one of the two out")
+
+
+RULES: tuple[Callable[[Sections], None], ...] = (
+    _check_chunks, _check_resources, _check_data, _check_processes, _check_weights, _check_reference,
+    _check_completions, _check_evaluation, _check_hooks,
+)  # fmt: skip
+"""Rules of one training, in the order in which they are told."""
+
+
+def _check_pods(recipe: Sections) -> None:
+    """Refuses what no pod can be."""
+    resources = recipe.resources
+    for name in ("cpu", "memory", "gpu_memory"):
+        quantity = getattr(resources, name)
+        if quantity and amount(quantity) <= 0:
+            raise ValueError(f"resources.{name}: is {quantity}; give what a pod needs, or remove it")
+    if resources.memory and resources.shm and amount(resources.memory) <= amount(resources.shm):
+        raise ValueError(
+            f"resources.memory: {resources.memory} is no more than resources.shm, {resources.shm}, which counts as "
+            "memory; raise memory, or lower shm"
+        )
+
+
+def _check_addresses(recipe: Sections) -> None:
+    """Refuses addresses that are none, before a pod looks there."""
+    address, production = recipe.tracking.mlflow, recipe.evaluation.production
+    if address and not ADDRESS.match(address):
+        meant = f"did you mean 'http://{address}'?" if re.fullmatch(r"[\w.-]+:\d+(/.*)?", address) else "or none"
+        raise ValueError(
+            f"tracking.mlflow: is {address!r}, which is no address; expected one such as http://mlflow:5000, "
+            f"sqlite:///mlflow.db or databricks; {meant}"
+        )
+    if production and production.startswith("models:") and not REGISTERED.fullmatch(production):
+        raise ValueError(
+            f"evaluation.production: is {production!r}; expected models:/NAME@ALIAS or models:/NAME/VERSION"
+        )
+
+
+def _check_effects(recipe: Sections) -> None:
+    training, export = recipe.training, recipe.export
+    inside, outside = recipe.chunks.retries, recipe.resources.retries
+    if (1 + inside) * (1 + outside) > MAX_CHUNK_PROCESSES:
+        raise ValueError(
+            f"chunks.retries: {inside} in each pod that resources.retries, {outside}, start make up to "
+            f"{(1 + inside) * (1 + outside)} processes a chunk, at most {MAX_CHUNK_PROCESSES}; lower one of the two"
+        )
+    _check_pods(recipe)
+    _check_addresses(recipe)
+    if training.activation_offloading and not training.spec.offloads_activations:
+        raise ValueError(
+            f"training.activation_offloading: {training.method}'s trainer holds activations where they are; "
+            "remove it, or set gradient_checkpointing"
+        )
+    if recipe.data.system is not None and (recipe.data.format == "text" or training.spec.formats == ("text",)):
+        raise ValueError("data.system: rows of plain text have no system message; remove it")
+    if recipe.data.shuffle and recipe.data.max_samples is None:
+        raise ValueError(
+            "data.shuffle: chooses the rows of data.max_samples, which is not set; each pass is shuffled in any case, "
+            "so remove it, or set max_samples"
+        )
+    for source in recipe.data.sources:
+        if source.weight != 1 and source.side not in (None, "train"):
+            raise ValueError(
+                f"data.source: the weight {source.weight:g} of {source.uri!r} does nothing on the side {source.side}, "
+                "whose rows are used once each; remove it"
+            )
+    for name in ("gguf", "onnx", "kserve"):
+        settings = getattr(export, name)
+        if name not in export.formats and settings != type(export).model_fields[name].default:
+            raise ValueError(f"export.{name}: there is no such export; add {name} to export.formats, or remove it")
+    if recipe.parallel.offload == "cpu" and recipe.world_size == 1:
+        raise ValueError(
+            "training.parallel.offload: one process holds no shards; set training.parallel.processes or "
+            "resources.gpus above 1, or remove it"
+        )
+
+
+# --- The whole recipe.
+
+
+class Recipe(Sections):
+    """One training run, from rows to an exported model."""
+
+    @model_validator(mode="after")
+    def _sections_fit(self) -> Self:
+        check_rules(self)
+        return self
+
+
+# --- Packages that some recipes need and the base install leaves out: which extra of Baton brings each.
+
+
+EXTRAS = {
+    "bert_score": "evaluate",
+    "lm_eval": "evaluate",
+    "gguf": "export",
+    "onnx": "export",
+    "onnxruntime": "export",
+    "onnxscript": "export",
+    "rouge_score": "metrics",
+    "sacrebleu": "metrics",
+    "optuna": "sweep",
+    "tensorboard": "tensorboard",
+    "wandb": "wandb",
+}
+"""Module → extra."""
+METRIC_PACKAGES = {"bleu": "sacrebleu", "chrf": "sacrebleu", "rouge": "rouge_score", "bertscore": "bert_score"}
+"""The recipe's metric → module that computes it."""
+
+
+def require_packages(what: str, *modules: str) -> None:
+    """Makes sure that modules are installed here.
+
+    Args:
+        what: The setting or command that needs them.
+        modules: Their import names.
+
+    Raises:
+        UserError: one is not; the remedy names the extra that brings it.
+    """
+    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    if missing:
+        extra = EXTRAS.get(missing[0])
+        package = f"'baton-llm[{extra}]'" if extra else " ".join(missing)
+        raise UserError(
+            f"{what} needs {', '.join(missing)}, which is not installed.",
+            remedy=f"Run `pip install {package}`, or build the image with {f'EXTRAS={extra}' if extra else 'it'}.",
+        )
+
+
+def require_metric_packages(evaluation: Evaluation) -> None:
+    """Makes sure that what computes a recipe's metrics is installed here.
+
+    Raises:
+        UserError: it is not.
+    """
+    for metric in evaluation.metrics:
+        if metric in METRIC_PACKAGES:
+            require_packages(f"evaluation.metrics: {metric}", METRIC_PACKAGES[metric])
+
+
+def require_all_packages(recipe: Recipe) -> None:
+    """Makes sure that all that a recipe's stages will import is installed here, before the first of them starts.
+
+    Formats of export are checked beside what else can be wrong with them, DeepSpeed where it is set up.
+
+    Raises:
+        UserError: something is missing.
+    """
+    require_metric_packages(recipe.evaluation)
+    if recipe.evaluation.tasks:
+        require_packages("evaluation.tasks", "lm_eval")
+    for sink in ("tensorboard", "wandb"):
+        if getattr(recipe.tracking, sink):
+            require_packages(f"tracking.{sink}", sink)

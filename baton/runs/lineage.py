@@ -1,0 +1,324 @@
+"""The family of runs in a store, and the models that were accepted under a recipe's name.
+
+A run's parent is the run it forked, else the source of its weights, else the run it replaced.
+models/<name>/accepted/000001.json, 000002.json, …: put-if-absent, and the highest is the model in use. A new model
+takes the number after its rival's, so one of several writers succeeds.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from baton.errors import BatonError, DamagedError, FormatError
+from baton.runs import documents
+from baton.runs.documents import Attached, ForkNote, RunInfo
+from baton.runs.outcomes import AcceptedModel, Evaluation, ExportedModel, ReportPage, TrialInfo
+from baton.runs.plan import Plan
+from baton.runs.run import Run, as_json
+from baton.store import bundle
+from baton.store.manifest import read_manifest
+from baton.store.storage import Storage
+
+# --- The models that were accepted under a recipe's name, one after the other.
+#
+#     models/<name>/accepted/000001.json     the first: put-if-absent, as all of them
+#     models/<name>/accepted/000002.json     the one that took its place, and so on
+#
+# The highest is the model in use. A run that is to take its place names the one that it was judged against and writes
+# the number after that: of any number of writers one succeeds, and a late one cannot undo a newer model.
+
+
+_ACCEPTED_FILE = re.compile(r"(\d{6})\.json")
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """A model that was accepted.
+
+    Attributes:
+        number: How many there have been with it; 0 where there is none yet.
+        model: What was written of it, None where there is none.
+    """
+
+    number: int = 0
+    model: AcceptedModel | None = None
+
+    @property
+    def model_uri(self) -> str | None:
+        """Address of the model, None where there is none yet."""
+        return self.model.model_uri if self.model else None
+
+
+def newest_accepted(storage: Storage, name: str) -> Accepted:
+    """Returns the model in use.
+
+    Args:
+        storage: The store.
+        name: The recipe's.
+    """
+    numbers = _accepted_numbers(storage, name)
+    return _read_accepted(storage, name, max(numbers)) if numbers else Accepted()
+
+
+def accepted_runs(storage: Storage, name: str) -> list[str]:
+    """Returns the runs whose models were accepted, one after the other."""
+    models = (_read_accepted(storage, name, number).model for number in sorted(_accepted_numbers(storage, name)))
+    return [model.run for model in models if model]
+
+
+def accept(storage: Storage, name: str, after: int, model: AcceptedModel) -> Accepted:
+    """Puts a model in the place of the one that it was judged against.
+
+    Args:
+        storage: The store.
+        name: The recipe's.
+        after: Number of the model that it was judged against, 0 for none.
+        model: The model.
+
+    Returns:
+        What stands now: this model, also where an earlier attempt of the same run has written it.
+
+    Raises:
+        BatonError: another run's model was accepted meanwhile.
+    """
+    data = as_json(model.to_json())
+    # What it returns does not tell whose model it is: the answer to a put may be lost, and a stage that is retried has
+    # written it before. So it is read back.
+    storage.create(f"{_accepted_folder(name)}/{after + 1:06d}.json", data)
+    committed = _read_accepted(storage, name, after + 1)
+    assert committed.model is not None
+    if committed.model.run != model.run:
+        raise BatonError(
+            f"run {model.run!r} was judged against model {after} of {name!r}, and meanwhile run "
+            f"{committed.model.run!r} was accepted; that model stays.",
+            remedy="Retrain again: the model is then judged against the new one.",
+        )
+    return committed
+
+
+def _accepted_folder(name: str) -> str:
+    return f"models/{name}/accepted"
+
+
+def _accepted_numbers(storage: Storage, name: str) -> list[int]:
+    return [
+        int(match[1]) for entry in storage.list(_accepted_folder(name)) if (match := _ACCEPTED_FILE.fullmatch(entry))
+    ]
+
+
+def _read_accepted(storage: Storage, name: str, number: int) -> Accepted:
+    path = f"{_accepted_folder(name)}/{number:06d}.json"
+    return Accepted(number, AcceptedModel.read(storage.read(path), storage.uri(path)))
+
+
+# --- The family of runs in a store: forks, phases, retrainings and trials of sweeps, as each run says of itself.
+#
+# A run's parent is the one that it forked, else the one whose model it starts from (a later phase, or a retraining
+# that begins with the model in use), else the one whose model it took the place of.
+
+
+logger = logging.getLogger("baton")
+
+MOST = 200
+"""Runs of a store up to which a report reads all of them to find a run's children."""
+
+_STEP = re.compile(r"step-(\d{8,})")
+
+
+@dataclass
+class RunNode:
+    """A run and what it comes from.
+
+    Attributes:
+        name: The run's name; a parent that is in another store or gone has its name alone.
+        created: When it began, ISO 8601; empty for one that is gone.
+        recipe: Name of its recipe.
+        parent: Name of the run it comes from.
+        kind: How: `fork`, `cold fork`, `goes on`, `retrained`, or empty for a run without a parent.
+        at: Step of the parent at which it was forked.
+        changed: What a fork changed: dotted path → value before and after.
+        sweep: The sweep that it is a trial of, and its id there.
+        values: A trial's own values.
+        step: Its newest checkpoint's step, 0 before there is one.
+        num_steps: Steps of its plan, None before it has one.
+        skips: How many steps its guard has found and skipped.
+        state: `new`, `unfinished`, `trained`, `done`, `rejected`, or `gone`.
+        children: Names of the runs that come from it, oldest first.
+    """
+
+    name: str
+    created: str = ""
+    recipe: str = ""
+    parent: str | None = None
+    kind: str = ""
+    at: int | None = None
+    changed: dict[str, list[Any]] = field(default_factory=dict)
+    sweep: tuple[str, str] | None = None
+    values: dict[str, Any] = field(default_factory=dict)
+    step: int = 0
+    num_steps: int | None = None
+    skips: int = 0
+    state: str = "gone"
+    children: list[str] = field(default_factory=list)
+
+    @property
+    def words(self) -> str:
+        """What it is to its parent, in a few words."""
+        origin = {
+            "fork": f"fork at step {self.at}",
+            "cold fork": f"cold fork of step {self.at}",
+            "goes on": "starts from its model",
+            "retrained": "took its place",
+        }.get(self.kind, "")
+        trial = f"trial {self.sweep[1]} of sweep {self.sweep[0]}" if self.sweep else ""
+        changed = ((path.rpartition(".")[2], after) for path, (_, after) in self.changed.items())
+        own = ", ".join(f"{name} {'none' if after is None else after}" for name, after in changed)
+        return "; ".join(part for part in (origin, own, trial) if part)
+
+
+Family = dict[str, RunNode]
+"""Runs by name."""
+
+
+def family(storage: Storage) -> Family:
+    """Returns all runs of a store with their parents and children."""
+    names = storage.list("runs")
+    members = {member.name: member for member in bundle.each(lambda name: _known(storage, name), names) if member}
+    _add_successors(storage, members)
+    for member in sorted(members.values(), key=lambda one: (one.created, one.name)):
+        if member.parent:
+            members.setdefault(member.parent, RunNode(member.parent)).children.append(member.name)
+    return members
+
+
+def related_runs(run: Run) -> Family:
+    """Returns a run with all who share an ancestor with it; in a store of many runs with its ancestors alone."""
+    if len(run.storage.list("runs")) <= MOST:
+        members = family(run.storage)
+        return relatives(members, run.name) if run.name in members else {}
+    kin: Family = {}
+    name: str | None = run.name
+    below: str | None = None
+    while name and name not in kin:
+        kin[name] = member = _known(run.storage, name) or RunNode(name)
+        member.children = [below] if below else []
+        name, below = member.parent, name
+    return kin
+
+
+def relatives(members: Family, name: str) -> Family:
+    """Returns a run with all who share an ancestor with it."""
+    top = name
+    seen = {name}
+    while (parent := members[top].parent) and parent not in seen:
+        top = parent
+        seen.add(top)
+    kin: Family = {}
+    waiting = [top]
+    while waiting:
+        one = waiting.pop()
+        if one not in kin:
+            kin[one] = members[one]
+            waiting += members[one].children
+    return kin
+
+
+def walk(members: Family) -> Iterator[tuple[int, RunNode, bool]]:
+    """Yields every run below its parent: how deep it lies, the run, and whether it is its parent's last.
+
+    Those that come from no other are first, the oldest of them first.
+    """
+    roots = [member for member in members.values() if member.parent is None or member.parent not in members]
+    starts = sorted(roots, key=lambda one: (one.created, one.name))
+    waiting = [(0, member, index == len(starts) - 1) for index, member in enumerate(starts)][::-1]
+    seen: set[str] = set()
+    while waiting:
+        depth, member, last = waiting.pop()
+        if member.name in seen:
+            continue
+        seen.add(member.name)
+        yield depth, member, last
+        below = [members[name] for name in member.children if name in members]
+        waiting += [(depth + 1, child, index == len(below) - 1) for index, child in enumerate(below)][::-1]
+
+
+def _known(storage: Storage, name: str) -> RunNode | None:
+    """Returns what is known of a run, None where its documents are not as Baton writes them."""
+    try:
+        run = Run(storage, name)
+        present = set(storage.list(run.path()))
+        head = run.read(RunInfo) if RunInfo.NAME in present else None
+        attached = run.read(Attached) if Attached.NAME in present and not head else None
+        if head is None and attached is None:
+            return None
+        plan = run.read(Plan) if Plan.NAME in present else None
+        fork = run.read(ForkNote) if ForkNote.NAME in present else None
+        trial = run.read(TrialInfo) if TrialInfo.NAME in present else None
+        step, finished = _newest(run) if "checkpoints" in present else (0, False)
+        member = RunNode(
+            name,
+            created=head.created if head else attached.created if attached else "",
+            recipe=head.recipe_name if head else os.path.basename(attached.script.path) if attached else "",
+            step=step,
+            num_steps=plan.num_steps if plan else None,
+            skips=len(run.skips()) if documents.SKIPS_FOLDER in present else 0,
+            sweep=(trial.sweep, trial.id) if trial else None,
+            values=trial.values if trial else {},
+        )
+        member.state = _state(member, present, finished=finished)
+        if fork:
+            member.parent, member.at = fork.parent.rpartition("/runs/")[2], fork.step
+            member.kind, member.changed = "fork" if fork.warm else "cold fork", fork.changed
+        elif head and (base := _run_of(head.base, storage)):
+            member.parent, member.kind = (base, "goes on") if base != name else (None, "")
+        return member
+    except (KeyError, TypeError, ValueError, BatonError) as error:
+        logger.warning("%s is passed over: %r", storage.uri(f"runs/{name}"), error)
+        return None
+
+
+def _newest(run: Run) -> tuple[int, bool]:
+    """Returns the step of the newest committed checkpoint, 0 for none, and whether early stopping ended the run."""
+    folder = run.path("checkpoints")
+    found = (match for name in run.storage.list(folder) if (match := _STEP.fullmatch(name)))
+    for match in sorted(found, key=lambda match: int(match[1]), reverse=True):
+        try:  # a folder alone may be an upload on its way, or one that was never committed
+            manifest = read_manifest(run.storage, f"{folder}/{match[0]}")
+        except DamagedError:
+            continue
+        except FormatError:  # a newer Baton's
+            return int(match[1]), False
+        if manifest:
+            return int(match[1]), bool(manifest.meta.get("finished"))
+    return 0, False
+
+
+def _state(member: RunNode, present: set[str], *, finished: bool) -> str:
+    if ExportedModel.NAME in present:
+        return "done"
+    if Evaluation.NAME in present:
+        return "rejected" if ReportPage.NAME in present else "trained"
+    if finished or (member.num_steps and member.step >= member.num_steps):
+        return "trained"
+    return "unfinished" if member.step else "new"
+
+
+def _run_of(uri: str | None, storage: Storage) -> str | None:
+    """Returns the run of this store below whose folder an address lies."""
+    runs = f"{storage.uri('runs')}/"
+    return uri.removeprefix(runs).partition("/")[0] if uri and uri.startswith(runs) else None
+
+
+def _add_successors(storage: Storage, members: Family) -> None:
+    """Gives each run whose model took another's place that one for a parent, where it has none."""
+    for recipe in storage.list("models"):
+        for before, after in pairwise(accepted_runs(storage, recipe)):
+            member = members.get(after)
+            if member and member.parent is None and before != after:
+                member.parent, member.kind = before, "retrained"

@@ -1,0 +1,79 @@
+"""Which line of which file each row to train on comes from: kept with a run whose guard may have to name them.
+
+    runs/<run>/origins.gz    a line for each line of the split's train.jsonl: its line number, and where its file is
+                             another one than that of the line before, a tab and the file as JSON
+
+A run's own, and not the split's, which is shared by all whose rows are the same, wherever those lie.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from collections.abc import Collection
+from typing import Self
+
+from baton.runs.documents import ORIGINS as ORIGINS
+from baton.runs.documents import SourceLocation, SplitData
+from baton.runs.run import Run
+from baton.scratch import scratch_folder
+
+
+class OriginsWriter:
+    """Writes where rows come from to a local file, as they come.
+
+    Args:
+        path: The file.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._file = gzip.open(path, "wt", encoding="utf-8", newline="\n")  # noqa: SIM115 - closed by `__exit__`
+        self._before = ""
+
+    def add(self, file: str, line: int) -> None:
+        """Notes a row."""
+        self._file.write(f"{line}\n" if file == self._before else f"{line}\t{json.dumps(file)}\n")
+        self._before = file
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+
+def places(run: Run, lines: Collection[int]) -> list[SourceLocation]:
+    """Returns where lines of the split's train.jsonl come from, in their order.
+
+    Args:
+        run: The run.
+        lines: Their numbers, from 1.
+
+    Returns:
+        Files and lines of the source; of the split itself where the run does not know them.
+    """
+    wanted = sorted(set(lines))
+    with scratch_folder("origins") as scratch:
+        local = os.path.join(scratch, ORIGINS)
+        try:
+            run.storage.download(run.path(ORIGINS), local)
+        except FileNotFoundError:
+            split = run.storage.uri(f"{run.need(SplitData).prefix}/train.jsonl")
+            return [SourceLocation(file=split, line=line) for line in wanted]
+        return _read(local, set(wanted))
+
+
+def _read(path: str, wanted: set[int]) -> list[SourceLocation]:
+    found: list[SourceLocation] = []
+    file_name = ""
+    with gzip.open(path, "rt", encoding="utf-8", newline="\n") as file:
+        for number, text in enumerate(file, 1):
+            line, _, other = text.rstrip("\n").partition("\t")
+            file_name = json.loads(other) if other else file_name
+            if number in wanted:
+                found.append(SourceLocation(file=file_name, line=int(line)))
+                if len(found) == len(wanted):
+                    break
+    return found

@@ -1,0 +1,391 @@
+"""Documents of evaluation, gate, export, report and retraining, and of sweeps and their trials."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field, JsonValue
+
+from baton.documents import Document, Json, NamedDocument
+
+# --- Documents that evaluation, gate, export and report write to a run.
+
+
+Figures = dict[str, int | float | None]
+"""Name of a figure → its value, None where it was not measured."""
+
+
+class GateLine(Document):
+    """One line of the gate, judged."""
+
+    figure: str = ""
+    line: str = ""
+    value: int | float | None = None
+    limit: int | float | None = None
+    """None against a production model that is not there yet."""
+    held: bool
+    words: str
+
+
+class Verdict(Document):
+    """The gate's verdict on a model."""
+
+    passed: bool
+    lines: list[GateLine] = Field(default_factory=list)
+
+    @property
+    def failed(self) -> list[str]:
+        """The lines that did not hold, in words."""
+        return [line.words for line in self.lines if not line.held]
+
+    @property
+    def words(self) -> str:
+        """The verdict, for people."""
+        return "accepted" if self.passed else f"rejected: {'; '.join(self.failed)}"
+
+
+class ExamplesFile(Document):
+    """Address of all examples."""
+
+    count: int = 0
+    path: str = ""
+
+
+class Evaluation(NamedDocument):
+    """The figures of the model before and after training, and of the one in use."""
+
+    NAME: ClassVar[str] = "evaluation.json"
+
+    before: Figures = Field(default_factory=dict)
+    after: Figures = Field(default_factory=dict)
+    production: Figures | None = None
+    production_model: str | None = None
+    side: str | None = None
+    batch_size: int | None = None
+    """Rows per forward pass; figures differ by rounding between sizes."""
+    intervals: dict[str, dict[str, list[int | float | None]]] | None = None
+    not_measured: dict[str, dict[str, str]] = Field(default_factory=dict)
+    """Model → figure → why it has no number."""
+    better: dict[str, str | None] = Field(default_factory=dict)
+    """Figure → `higher` or `lower`, whichever the better model has. None: not known."""
+    signatures: dict[str, str] = Field(default_factory=dict)
+    without_reference: int = 0
+    samples: list[Json] = Field(default_factory=list)
+    examples: ExamplesFile | None = None
+    summary: str = ""
+    parameters: int = 0
+    gate: Verdict | None = None
+
+    def figures(self, when: str) -> Figures | None:
+        """Returns the figures of a model, `before`, `after` or `production`; None where there is no such model."""
+        return {"before": self.before, "after": self.after, "production": self.production}[when]
+
+
+class Likeness(Document):
+    """How near an exported model's answers are to those of the model as it was trained."""
+
+    tokens: int
+    """Tokens shared before the first that differs."""
+    max_abs_difference: float
+
+
+class LlamaCpp(Document):
+    """What llama.cpp made of a GGUF file."""
+
+    version: str
+    tokens: int
+
+
+class Finding(Document):
+    """What was found when an export was loaded back; the figures where it was asked for tokens and logits."""
+
+    library: str = ""
+    words: str = ""
+    tokens: int = 0
+    """Tokens compared."""
+    bitwise: bool = False
+    max_abs_difference: float = 0.0
+    from_trained: Likeness | None = None
+    llama_cpp: LlamaCpp | None = None
+    files: dict[str, Finding] = Field(default_factory=dict)
+    """Of a format with several files, the finding in each."""
+
+
+class ModelMeta(Document):
+    """What the manifest of a model's files says of them."""
+
+    digest: str = ""
+    """State digest of the checkpoint."""
+    run: str = ""
+    format: str = ""
+    step: int = 0
+    settings: str | None = None
+    """Digest of what decides the bytes."""
+    checked: Finding | None = None
+
+
+class ExportEntry(Document):
+    """One format of the export."""
+
+    format: str
+    uri: str
+    bytes: int = 0
+    checked: Finding | None = None
+
+
+class Registered(NamedDocument):
+    """The export's entry in MLflow's registry."""
+
+    NAME: ClassVar[str] = "registry.json"
+
+    export: str = ""
+    """Whose files they are."""
+    mlflow: str = ""
+    model_id: str | None = None
+    name: str | None = None
+    version: str | None = None
+    alias: str | None = None
+
+
+class Pushed(NamedDocument):
+    """The export's repository and commit on the Hub."""
+
+    NAME: ClassVar[str] = "hub.json"
+
+    repo: str
+    revision: str
+    export: str
+    """Whose files they are."""
+    commit: str = ""
+
+
+class ExportedModel(NamedDocument):
+    """Addresses of the exported model."""
+
+    NAME: ClassVar[str] = "export.json"
+
+    model_uri: str
+    bytes: int = 0
+    files: int = 0
+    exports: list[ExportEntry] = Field(default_factory=list)
+    registry: Registered | None = None
+    hub: Pushed | None = None
+
+
+class ReportPage(NamedDocument):
+    """Address of the report."""
+
+    NAME: ClassVar[str] = "report.json"
+
+    report_uri: str
+    seconds: float = 0.0
+
+
+class RunFailure(NamedDocument):
+    """Why a run has ended before its end; it goes once the stage has got past it, or the run begins again."""
+
+    NAME: ClassVar[str] = "failed.json"
+
+    stage: str
+    """Name of the stage, as Kubeflow's page has it."""
+    message: str
+    remedy: str | None = None
+    exit_code: int | None = None
+    """What the stage ended with; None where it could not say so itself: its pod was lost, or the run cancelled."""
+    is_cancelled: bool = False
+    at: str = ""
+    attempt: int | None = None
+    """The engine's attempt at the stage, from 1; None where it does not count."""
+
+
+class AcceptedModel(Document):
+    """A model that was accepted."""
+
+    run: str
+    run_uri: str = ""
+    model_uri: str
+    digest: str = ""
+    """Of its state."""
+    data: str = ""
+    """Digest of the data it has learnt from."""
+    recipe: str = ""
+    """Digest of what the recipe made of that."""
+    learnt: list[str] = Field(default_factory=list)
+    """Digests of all splits that it and those before it have learnt from."""
+    summary: str = ""
+    registry: Json | None = None
+    at: str = ""
+
+
+class RetrainNote(NamedDocument):
+    """The retraining that a run belongs to."""
+
+    NAME: ClassVar[str] = "retrain.json"
+
+    model: str
+    number: int = 0
+    """The model that it is judged against, 0 for none."""
+    verdict: str = ""
+    """Digest by which a rejection is remembered."""
+    owner: str = ""
+    data: str = ""
+    recipe: str = ""
+    learnt: list[str] = Field(default_factory=list)
+
+
+# --- The documents of a sweep, and those that make a run its trial.
+
+
+TrialState = Literal["stop", "go"]
+
+
+class TrialEntry(NamedDocument):
+    """A configuration of a sweep."""
+
+    NAME: ClassVar[str] = "trials/{}.json"
+
+    id: str
+    run: str
+    bracket: int = 1
+    """Number of its bracket, 0 for one that was forked."""
+    values: dict[str, JsonValue] = Field(default_factory=dict)
+    """Dotted path → value."""
+    parent: Json | None = None
+
+
+class RungEntry(Document):
+    """A rung as it is planned."""
+
+    rung: int = 0
+    bracket: int = 1
+    chunk: int
+    keep: int
+
+
+class SweepHead(NamedDocument):
+    """A sweep: its recipe, its metric, its rungs and its trials."""
+
+    NAME: ClassVar[str] = "sweep.json"
+
+    name: str
+    created: str
+    recipe: Json
+    metric: str
+    mode: str
+    rungs: list[RungEntry] = Field(default_factory=list)
+    trials: list[TrialEntry] = Field(default_factory=list)
+
+    @property
+    def num_chunks(self) -> int:
+        """Chunks of each trial's run: each bracket's last rung is after the last one."""
+        return max(rung.chunk for rung in self.rungs)
+
+
+class RungScore(Document):
+    """A trial's score on a rung."""
+
+    value: float | None
+    step: int = 0
+    seconds: float | None = None
+
+
+class StoppedTrial(Document):
+    """A trial that was stopped."""
+
+    id: str
+    why: str
+    """In words, for people."""
+    cause: Literal["asked", "beaten", "not_finite", "failed"] | None = None
+    """None where an older Baton wrote it; see `RungVerdict.has_failed`."""
+    place: int | None = None
+    """Its place among those that have a score, from 1, where it was beaten."""
+    of: int | None = None
+    """How many have a score."""
+
+
+class RungVerdict(NamedDocument):
+    """A rung's decision: which trials advance, which are stopped."""
+
+    NAME: ClassVar[str] = "rungs/rung-{:03d}.json"
+
+    rung: int
+    bracket: int = 1
+    chunk: int = 0
+    scores: dict[str, RungScore] = Field(default_factory=dict)
+    kept: list[str] = Field(default_factory=list)
+    """Trials that resume, the best first."""
+    stopped: list[StoppedTrial] = Field(default_factory=list)
+    at: str = ""
+
+    def has_failed(self, stopped: StoppedTrial) -> bool:
+        """Tells whether a trial that was stopped came to no score, and nobody had asked to stop it."""
+        if stopped.cause is None:  # an older Baton told it by words and the missing score
+            return stopped.id not in self.scores and not stopped.why.startswith("asked to stop: ")
+        return stopped.cause == "failed"
+
+
+class TrialRequest(NamedDocument):
+    """A user's request to stop or resume a trial."""
+
+    NAME: ClassVar[str] = "control/{}.json"
+
+    state: TrialState
+    why: str = ""
+    at: str = ""
+
+
+class Winner(NamedDocument):
+    """The best of the trials that have come to their end."""
+
+    NAME: ClassVar[str] = "winner.json"
+
+    id: str
+    run: str = ""
+    value: float | None = None
+    at: str = ""
+
+
+class TrialInfo(NamedDocument):
+    """Marks a run as a trial of a sweep."""
+
+    NAME: ClassVar[str] = "trial.json"
+
+    sweep: str
+    id: str
+    values: dict[str, JsonValue] = Field(default_factory=dict)
+    metric: str = ""
+    tracking: str | None = None
+    """The sweep's tracking run."""
+
+
+class TrialScore(NamedDocument):
+    """A trial's score after a chunk."""
+
+    NAME: ClassVar[str] = "scores/chunk-{:03d}.json"
+
+    chunk: int
+    step: int
+    value: float | None
+    metrics: dict[str, float | None] = Field(default_factory=dict)
+    seconds: float | None = None
+    at: str = ""
+
+
+class TrialFailure(NamedDocument):
+    """The chunk of a trial that failed last."""
+
+    NAME: ClassVar[str] = "failure.json"
+
+    chunk: int
+    message: str
+    at: str = ""
+
+
+class SweepTracking(NamedDocument):
+    """The tracking run of a sweep."""
+
+    NAME: ClassVar[str] = "tracking.json"
+
+    mlflow: str | None = None
+    """The recipe's server where left out."""
+    run_id: str | None = None

@@ -1,0 +1,103 @@
+"""The plan: how many steps a run has and where its chunks end. A pure function of a few numbers."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar
+
+from pydantic import Field
+
+from baton.documents import NamedDocument
+from baton.errors import UserError
+from baton.recipe.recipe import Recipe
+from baton.recipe.training import Training
+
+
+class Plan(NamedDocument):
+    """Steps of a run and the targets of its chunks.
+
+    Attributes:
+        rows: Training sequences.
+        steps_per_epoch: Optimizer steps in one pass, the last one possibly of fewer rows.
+        num_steps: Optimizer steps of the whole run.
+        targets: Step at which each chunk ends, ascending; the last is `num_steps`.
+    """
+
+    NAME: ClassVar[str] = "plan.json"
+
+    rows: int
+    steps_per_epoch: int = Field(gt=0)
+    num_steps: int
+    targets: tuple[int, ...] = Field(min_length=1)
+
+    def target(self, index: int) -> int:
+        """Returns the step to which a chunk trains; spare chunks, after the last, have the last one's target."""
+        return self.targets[min(index, len(self.targets)) - 1]
+
+    def passes(self, step: int) -> float:
+        """Returns how often training has gone over all rows at a step."""
+        return step / self.steps_per_epoch
+
+    def is_due(self, step: int, per_epoch: int) -> bool:
+        """Tells whether something is done after a step that is done so many times in each epoch.
+
+        The one rule of all cadences by epoch: the k-th of n in an epoch of S steps comes after step k × S / n, rounded
+        up. An epoch's end is always among them, nothing drifts from one epoch to the next, and where n is more than S
+        each step is one.
+        """
+        return step * per_epoch // self.steps_per_epoch > (step - 1) * per_epoch // self.steps_per_epoch
+
+    def slots(self, spare: int) -> int:
+        """Returns how many chunks the run has, spare ones included."""
+        return len(self.targets) + spare
+
+
+def make_plan(recipe: Recipe, rows: int) -> Plan:
+    """Plans a run.
+
+    Args:
+        recipe: The resolved recipe.
+        rows: Training sequences after tokenizing.
+
+    Raises:
+        UserError: there is nothing to train on, or there are more chunks than steps.
+    """
+    training, count = recipe.training, recipe.num_chunks
+    if rows == 0:
+        raise UserError("no training rows are left after the split.", remedy="Check data.source and data.split.eval.")
+    steps_per_epoch = _steps_per_epoch(training, rows)
+    num_steps = training.max_steps or math.ceil(steps_per_epoch * (training.epochs or 1.0))
+    if count > num_steps:
+        raise UserError(
+            f"chunks.count is {count}, but {rows} rows at batch_size {training.batch_size} give {num_steps} steps.",
+            remedy=f"Use at most {num_steps} chunks, or train longer.",
+        )
+    if recipe.chunks.count == "per-epoch":
+        targets = (*(steps_per_epoch * (index + 1) for index in range(count - 1)), num_steps)
+    else:
+        # Rounded up: the last one is `num_steps`, and with no more chunks than steps no two are the same.
+        targets = tuple(-(-num_steps * (index + 1) // count) for index in range(count))
+    return Plan(rows=rows, steps_per_epoch=steps_per_epoch, num_steps=num_steps, targets=targets)
+
+
+def _steps_per_epoch(training: Training, rows: int) -> int:
+    """Returns the optimizer steps of one pass.
+
+    Where the model writes, a round takes as many prompts as its completions ask for, each round is trained on
+    `num_iterations` times, and prompts that do not fill a round are left out of that pass, as in TRL.
+
+    Raises:
+        UserError: there are too few prompts for one round.
+    """
+    if training.completions is None:
+        return math.ceil(rows / training.batch_size)
+    generation = training.generation
+    completions_each, passes = (generation.num_generations, generation.num_iterations) if generation else (1, 1)
+    prompts = training.round_size // completions_each
+    if rows < prompts:
+        raise UserError(
+            f"one round of {training.method} takes {prompts} prompts, and there are {rows}.",
+            remedy="Give more rows, or lower batch_size or steps_per_generation, or raise num_generations.",
+        )
+    completions = rows // prompts * training.round_size * passes
+    return math.ceil(completions / training.batch_size)

@@ -1,0 +1,99 @@
+"""The value that goes from stage to stage of a pipeline, and texts packed for their way through Kubeflow.
+
+Argo replaces `{{…}}` in any text and Kubernetes `$(…)` in a command, and some databases lose characters. So texts
+travel compressed, in base64, with a digest of the original.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from baton.errors import BatonError
+
+# --- The baton: the one value that goes from stage to stage of a pipeline.
+
+
+@dataclass(frozen=True)
+class RunRef:
+    """What a stage is given: its run, and what Kubeflow's cache has to tell apart. As text `URI#MADE.LOSSES`.
+
+    It holds no checkpoint, time or id of Kubeflow's: those would be others on each submission, and stages that could be
+    taken from the cache would run again. What a stage needs besides, it asks the store for.
+    """
+
+    run_uri: str
+    """Address of the run."""
+    made: str = ""
+    """When the run was created: one of the same name that was deleted and begun anew is another one."""
+    losses: int = 0
+    """How often something was gone that a finished stage had left, see `baton.data.missing_objects`."""
+
+    def __str__(self) -> str:
+        return f"{self.run_uri}#{self.made}.{self.losses}" if self.made else self.run_uri
+
+    @classmethod
+    def read(cls, text: str) -> RunRef:
+        """Returns a baton from its text; the address of a run alone is one, too."""
+        uri, mark, rest = text.rpartition("#")
+        made, _, losses = rest.rpartition(".")
+        return cls(uri, made, int(losses)) if mark and losses.isdigit() else cls(text)
+
+
+# --- Texts on their way through Kubeflow, from a recipe's file to a stage and from one stage to another.
+#
+# Argo replaces `{{…}}` in any text of a workflow and Kubernetes `$(…)` in a pod's command, and not every database on
+# the way holds every character. Such texts travel packed, with a digest of what was sent.
+
+
+PACKED = "baton:zlib:"
+"""How a packed text begins; digest and content follow."""
+READ_BY_OTHERS = ("{{", "}}", "$(", "${")
+
+
+def pack_text(text: str) -> str:
+    """Returns a text in base64 of its compressed bytes, behind the beginning of their SHA-256."""
+    data = text.encode("utf-8", "surrogatepass")
+    return f"{PACKED}{_text_digest(data)}:{base64.b64encode(zlib.compress(data, 9)).decode('ascii')}"
+
+
+def encode_text(text: str) -> str:
+    """Returns a text as it is where it arrives so, for people who read it on Kubeflow's page, else packed."""
+    arrives = text.isprintable() and max(text, default="") < "\U00010000" and not text.startswith(PACKED)
+    return text if arrives and not any(each in text for each in READ_BY_OTHERS) else pack_text(text)
+
+
+def decode_texts(value: Any) -> Any:
+    """Returns a value of a stage's inputs with all texts in it as they were sent.
+
+    Raises:
+        BatonError: a text has been changed on its way.
+    """
+    if isinstance(value, Mapping):
+        return {key: decode_texts(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [decode_texts(inner) for inner in value]
+    if not isinstance(value, str) or not value.startswith(PACKED):
+        return value
+    digest, _, content = value.removeprefix(PACKED).partition(":")
+    try:
+        packed = base64.b64decode(content, validate=True)
+        data = zlib.decompress(packed)
+        if base64.b64encode(packed).decode("ascii") == content and _text_digest(data) == digest:
+            return data.decode("utf-8", "surrogatepass")
+        arrived = f"its digest is {_text_digest(data)}"
+    except (binascii.Error, zlib.error, ValueError) as error:
+        arrived = f"it cannot be unpacked ({error})"
+    raise BatonError(
+        f"A text was changed between the compiled pipeline and this stage: {arrived}, expected {digest!r}.",
+        remedy="Submit the recipe again; if that repeats, see what rewrites the workflow's parameters in the cluster.",
+    )
+
+
+def _text_digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]

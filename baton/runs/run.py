@@ -1,0 +1,501 @@
+"""A run in the store: its documents, records and checkpoints by name, and why it failed.
+
+runs/<run>/{recipe,data,plan,…}.json      documents; JSON, one each
+runs/<run>/{records,restarts,warnings,skips}/…json   an object for each attempt, lost process, warning, skipped step
+runs/<run>/{checkpoints/step-…,export,exports/<format>}/   bundles
+data/<digest>/{split,tokens,…}            bundles shared between runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import hashlib
+import json
+import logging
+import os
+import re
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self, TypeVar
+
+from baton import events
+from baton.documents import Document, Json, NamedDocument, load_object
+from baton.errors import BatonError, OtherRunError, StoreError, UserError
+from baton.recipe import load
+from baton.recipe.recipe import Recipe
+from baton.runs.documents import (
+    SKIPS_FOLDER,
+    ChunkRecord,
+    LearningRate,
+    MicroBatch,
+    OwnCode,
+    PinnedModels,
+    Restart,
+    RunInfo,
+    Skip,
+    SplitData,
+    StageRecord,
+    WarningRecord,
+)
+from baton.runs.outcomes import RunFailure
+from baton.runs.plan import Plan
+from baton.runs.versions import RUN_FORMATS, FormatVersions
+from baton.store.storage import PATIENCE, Storage
+
+# --- JSON documents of one thing in the store, a run or a sweep, below its own folder.
+
+
+D = TypeVar("D", bound=NamedDocument)
+_TAKEN_BACK = b"null"
+"""A document that would have been removed, had that been allowed."""
+
+
+class DocumentFolder:
+    """The documents of one thing, addressed by the store and its name.
+
+    Args:
+        storage: The store.
+        name: The thing's name.
+    """
+
+    KIND: ClassVar[str]
+    """What it is; the folder of all of its kind has this name in the plural."""
+
+    def __init__(self, storage: Storage, name: str) -> None:
+        self.storage = storage
+        self.name = name
+
+    @classmethod
+    def open(cls, uri: str) -> Self:
+        """Opens one by its address, such as `<store>/runs/<name>`.
+
+        Raises:
+            UserError: the address is not of that form.
+        """
+        store, separator, rest = uri.rstrip("/").rpartition(f"/{cls.KIND}s/")
+        name, below, _ = rest.partition("/")
+        if not separator or below or name in ("", ".", ".."):
+            hint = f"Give the {cls.KIND} that it is part of: {store}{separator}{name}" if separator and below else None
+            raise UserError(f"{cls.KIND} URI {uri!r} is not of the form STORE/{cls.KIND}s/NAME.", remedy=hint)
+        return cls(Storage(store), name)
+
+    def path(self, name: str = "") -> str:
+        """Returns a path below its folder in the store."""
+        return f"{self.KIND}s/{self.name}/{name}".rstrip("/")
+
+    @property
+    def uri(self) -> str:
+        """Its address."""
+        return self.storage.uri(self.path())
+
+    def read(self, kind: type[D], *key: int | str) -> D | None:
+        """Returns a document by its type, of several the one of a key; None where there is none.
+
+        Raises:
+            FormatError: a newer Baton wrote it.
+            DamagedError: it is not such a document.
+        """
+        path = self.path(kind.file_name(*key))
+        try:
+            data = self.storage.read(path)
+        except FileNotFoundError:
+            return None
+        return None if data == _TAKEN_BACK else kind.read(data, self.storage.uri(path))
+
+    def remove(self, kind: type[NamedDocument]) -> None:
+        """Removes a document, if it is there; in a store from which nothing may be removed it is written over."""
+        path = self.path(kind.NAME)
+        if not self.storage.remove(path) and self.storage.exists(path):
+            self.storage.write(path, _TAKEN_BACK)
+
+    def need(self, kind: type[D], *key: int | str) -> D:
+        """Returns a document by its type.
+
+        Raises:
+            UserError: it is not there.
+        """
+        document = self.read(kind, *key)
+        if document is None:
+            uri = self.storage.uri(self.path(kind.file_name(*key)))
+            raise UserError(f"{uri} does not exist.", remedy=f"Check store and {self.KIND} name.")
+        return document
+
+    def write(self, document: NamedDocument, *key: int | str) -> None:
+        """Writes a document under its type's name, replacing the one before."""
+        self.put(document.file_name(*key), document.to_json())
+
+    def put(self, name: str, document: Mapping[str, Any]) -> None:
+        """Writes a document, replacing the one before."""
+        self.storage.write(self.path(name), as_json(document))
+
+    def put_new(self, name: str, document: Mapping[str, Any]) -> bool:
+        """Writes a document where there is none, and tells whether this call did; the first one stands."""
+        return self.storage.create(self.path(name), as_json(document))
+
+    def get(self, name: str) -> dict[str, Any] | None:
+        """Returns a document, or None.
+
+        Raises:
+            DamagedError: it is not a JSON object.
+        """
+        path = self.path(name)
+        try:
+            return load_object(self.storage.read(path), self.storage.uri(path))
+        except FileNotFoundError:
+            return None
+
+    def require(self, name: str) -> dict[str, Any]:
+        """Returns a document.
+
+        Raises:
+            UserError: it is not there.
+            DamagedError: it is not a JSON object.
+        """
+        document = self.get(name)
+        if document is None:
+            uri = self.storage.uri(self.path(name))
+            raise UserError(f"{uri} does not exist.", remedy=f"Check store and {self.KIND} name.")
+        return document
+
+
+def as_json(document: Mapping[str, Any]) -> bytes:
+    """Returns a document as it is written: the same for the same content."""
+    return json.dumps(document, indent=1, sort_keys=True).encode()
+
+
+# --- A run in the store: its recipe, plan, records and checkpoints, by name.
+#
+# runs/<run>/recipe.json, data.json, plan.json, evaluation.json, report.html
+# runs/<run>/records/<stage>-….json     what each attempt at a stage did, one object each
+# runs/<run>/restarts/<chunk>-….json   a process of a chunk that was lost, each
+# runs/<run>/warnings/….json            what a person was told, each
+# runs/<run>/skips/step-….json          a step that is skipped, each
+# runs/<run>/checkpoints/step-…/        see `baton.checkpoint.store`
+# runs/<run>/export/, exports/<format>/ bundles
+# data/<digest>/{split,tokens,…}        bundles shared between runs
+
+
+R = TypeVar("R", bound=Document)
+
+
+class Run(DocumentFolder):
+    """One run, addressed by the store and its name."""
+
+    KIND = "run"
+
+    def create(self, recipe: Recipe, data: FormatVersions | None = None) -> None:
+        """Starts a run, or joins one started with the same recipe; settings that change no bits may differ.
+
+        Args:
+            recipe: The recipe.
+            data: What the run's data was made with, where that is another run's.
+
+        Raises:
+            OtherRunError: the run exists with a recipe that trains something else, or by a Baton that this one does not
+                continue.
+        """
+        head = RunInfo(
+            recipe=recipe.model_dump(mode="json"),
+            created=now(),
+            name=self.name,
+            made=FormatVersions.here(RUN_FORMATS, data),
+        )
+        if not self.put_new(RunInfo.NAME, head.to_json()):
+            self.require_same(recipe)
+            # Its settings that change no bits are the new recipe's. `created` stays: Kubeflow's cache tells runs apart
+            # by it. So does what the run was begun with: it is what all its chunks have alike.
+            before = self.need(RunInfo).to_json()
+            kept: Json = {key: before[key] for key in ("created", "made") if key in before}
+            self.put(RunInfo.NAME, {"recipe": head.recipe, "name": self.name, **kept})
+
+    def require_same(self, recipe: Recipe) -> None:
+        """Compares a recipe with the one this run was started with, if it was.
+
+        Raises:
+            OtherRunError: they would train something else, or this Baton does not continue what the run was begun with.
+        """
+        head = self.read(RunInfo)
+        if head is None:
+            return
+        self.require_continued(head)
+        before = load.validate(head.recipe, origin=self.uri)
+        if changed := load.changed_paths(identity(before), identity(recipe)):
+            raise OtherRunError(
+                f"run {self.name!r} was started with another recipe: {'; '.join(changed)}.",
+                remedy="Choose another run name, or set these back.",
+            )
+
+    def require_continued(self, head: RunInfo | None = None) -> None:
+        """Checks that this Baton continues what the run was begun with.
+
+        Args:
+            head: What the run says of itself, where it is read already.
+
+        Raises:
+            FormatError: it does not.
+        """
+        (head or self.need(RunInfo)).made.require_continued(f"run {self.name!r}", RUN_FORMATS)
+
+    def recipe(self) -> Recipe:
+        """Returns the recipe the run was started with.
+
+        Raises:
+            UserError: there is no such run, or a newer Baton began it.
+        """
+        head = self.need(RunInfo)
+        head.made.require_known(f"run {self.name!r}")
+        return load.validate(head.recipe, origin=self.uri)
+
+    def resolved_recipe(self) -> Recipe:
+        """Returns the recipe with what was found out for this run in its place: learning rate, micro-batch size."""
+        recipe = self.recipe()
+        training: dict[str, float] = {}
+        if recipe.training.lr_find and (rate := self.read(LearningRate)):
+            training["learning_rate"] = rate.learning_rate
+        if recipe.training.micro_batch_size == "auto" and (micro_batch := self.read(MicroBatch)):
+            training["micro_batch_size"] = micro_batch.micro_batch_size
+        if not training:
+            return recipe
+        return recipe.model_copy(update={"training": recipe.training.model_copy(update=training)})
+
+    def plan(self) -> Plan:
+        """Returns the run's plan."""
+        return self.need(Plan)
+
+    def write_once(self, document: NamedDocument) -> None:
+        """Writes a document of the run; a different one under the same name is an error.
+
+        Raises:
+            OtherRunError: it was written before, and differs.
+        """
+        self.set_once(document.file_name(), document.to_json())
+
+    def set_once(self, name: str, document: Mapping[str, Any]) -> None:
+        """Writes a document of the run; a different one under the same name is an error.
+
+        Raises:
+            OtherRunError: it was written before, and differs.
+        """
+        if self.put_new(name, document):
+            return
+        if changed := load.changed_paths(self.require(name), document):
+            raise OtherRunError(
+                f"run {self.name!r} has another {name}: {'; '.join(changed)}.",
+                remedy="Choose another run name.",
+            )
+
+    def record(self, stage: str, document: Mapping[str, Any]) -> None:
+        """Keeps what one attempt at a stage did, under its own name."""
+        self.put(f"records/{stage}-{_unique()}.json", {"stage": stage, "at": now(), **document})
+
+    def records(self) -> list[StageRecord]:
+        """Returns all attempts at all stages, by stage and time."""
+        return self._records(StageRecord, "")
+
+    def recorded(self, since: datetime.datetime) -> set[str]:
+        """Returns the stages that have left a record since a moment, by one listing: names hold the time."""
+        names = (name.rsplit("-", 2) for name in self.storage.list(self.path("records")))
+        return {stage for stage, moment, _ in names if int(moment) >= since.timestamp() * 1000}
+
+    def note_restart(self, restart: Restart) -> None:
+        """Keeps that a chunk's process was lost, and is followed by another one."""
+        self.put(f"restarts/{restart.chunk:03d}-{_unique()}.json", restart.to_json())
+
+    def num_restarts(self) -> int:
+        """Returns how many processes of chunks were lost and followed by another one, by one listing."""
+        return len(self.storage.list(self.path("restarts")))
+
+    def restarts(self) -> list[Restart]:
+        """Returns the processes of chunks that were lost and followed by another one, by chunk and time."""
+        paths = [self.path(f"restarts/{name}") for name in self.storage.list(self.path("restarts"))]
+        return [Restart.read(self.storage.read(path), self.storage.uri(path)) for path in paths]
+
+    def warn(self, text: str) -> None:
+        """Tells a person that something goes on without what it was to do: in the log, on the screen, in the report."""
+        events.warn(text)
+        with contextlib.suppress(StoreError):
+            self.put(f"warnings/{_unique()}.json", WarningRecord(text=text, at=now()).to_json())
+
+    def warnings(self) -> list[WarningRecord]:
+        """Returns what a person was told, each text once, by time."""
+        paths = [self.path(f"warnings/{name}") for name in sorted(self.storage.list(self.path("warnings")))]
+        told = [WarningRecord.read(self.storage.read(path), self.storage.uri(path)) for path in paths]
+        return list({each.text: each for each in told[::-1]}.values())[::-1]
+
+    def note_skip(self, skip: Skip) -> bool:
+        """Keeps that a step is skipped, and tells whether this call did; who finds it first says why."""
+        return self.put_new(skip.file_name(skip.step), skip.to_json())
+
+    def skips(self) -> list[Skip]:
+        """Returns the steps that the run's guard has found, in their order."""
+        names = self.storage.list(self.path(SKIPS_FOLDER))  # beside them there may be leases, see `store.lease`
+        paths = [self.path(f"{SKIPS_FOLDER}/{name}") for name in names if name.endswith(".json")]
+        return [Skip.read(self.storage.read(path), self.storage.uri(path)) for path in paths]
+
+    def attempts(self, chunk: int | None = None) -> list[ChunkRecord]:
+        """Returns all attempts at all chunks, or at one, by chunk and time."""
+        return self._records(ChunkRecord, "train-chunk-" if chunk is None else f"train-chunk-{chunk:03d}-")
+
+    def _records(self, kind: type[R], prefix: str) -> list[R]:
+        names = self.storage.list(self.path("records"))
+        wanted = [self.path(f"records/{name}") for name in names if name.startswith(prefix)]
+        return [kind.read(self.storage.read(path), self.storage.uri(path)) for path in wanted]
+
+
+def identity(recipe: Recipe) -> Json:
+    """Returns the part of a recipe that decides the bits a run ends on, and its chunk count.
+
+    Where things lie, what pods ask for, what happens after training and how often a checkpoint is
+    written do not count; data and the user's code count by their digests (`data.json`, `code.json`), not by address.
+    """
+    document = recipe.model_dump(mode="json")
+    # By what is left out, not by what is taken: a new setting is part of the identity until somebody decides that it
+    # changes no bit.
+    for section in ("name", "store", "resources", "tracking", "export", "sweep", "trust"):
+        del document[section]
+    del document["training"]["parallel"]  # the world size is part of the fingerprint
+    if workers := recipe.parallel.virtual_workers:  # for which steps are cut, whatever the world size
+        document["training"]["parallel"] = {"virtual_workers": workers}
+    guard = document["training"].pop("guard")
+    if guard:  # which steps are skipped is part of the state
+        document["training"]["guard"] = {name: guard[name] for name in guard if name not in ("skip", "max_skips")}
+    rounds = document["training"].pop("tf32")
+    if rounds and recipe.training.precision == "fp32":  # another way to say the same
+        document["training"]["precision"] = "tf32"
+    elif rounds is not None and recipe.training.precision != "tf32":
+        document["training"]["tf32"] = rounds
+    document["evaluation"] = {"every": recipe.evaluation.every}
+    if recipe.evaluation.per_epoch:  # else left out: runs from before it was a setting are the same ones
+        document["evaluation"]["per_epoch"] = recipe.evaluation.per_epoch
+    document["chunks"] = {"count": recipe.num_chunks}
+    for name in ("source", "csv", "workers", "shards"):
+        del document["data"][name]
+    del document["data"]["train_on"]  # under the keys it had before, so that a run from then is the same one
+    document["data"] |= recipe.data.older_train_on
+    for name, left_out in (("render_as", "auto"), ("system", None), ("reasoning", "keep"), ("today", None)):  # likewise
+        if document["data"][name] == left_out:
+            del document["data"][name]
+    # What the other checks mend or drop is in the data's digest; this one drops rows when they are tokens.
+    document["data"]["quality"] = {"truncation": "fix" if recipe.data.quality.truncation == "fix" else None}
+    del document["hooks"]["source"]
+    learnt = recipe.retrain.learnt
+    document["retrain"] = {"learnt": learnt, "replay": recipe.retrain.replay} if learnt else {}
+    return document
+
+
+def state_identity(run: Run, recipe: Recipe, plan: Plan) -> str:
+    """Returns the digest of what must be the same for a checkpoint to be continued: recipe, data, model, code, plan.
+
+    Args:
+        run: The run, its data split and tokenized.
+        recipe: Its recipe, resolved.
+        plan: Its plan.
+    """
+    parts = [
+        identity(recipe),
+        plan.to_json(),
+        # As they lie there, whatever their keys: what an older or newer Baton wrote is hashed as it was.
+        *(run.require(document.NAME) for document in (SplitData, PinnedModels)),
+        run.get(OwnCode.NAME),
+    ]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def chosen_name(run_name: str, new_name: str, job_id: str, phase: str = "") -> str:
+    """Returns the name of the run that a pipeline trains.
+
+    Args:
+        run_name: The one that was asked for, empty for a new one.
+        new_name: What the name of a new run begins with.
+        job_id: What it ends in: the id of the pipeline's run.
+        phase: Name of one training of several, empty where there is one.
+    """
+    name = run_name or f"{new_name}-{job_id}"
+    return f"{name}-{phase}" if phase else name
+
+
+def check_name(name: str) -> str:
+    """Returns a run's name if it can be one.
+
+    Raises:
+        UserError: it is not lower-case letters, digits and dashes.
+    """
+    if not re.fullmatch(r"[a-z0-9-]{1,100}", name):
+        raise UserError(f"run name {name!r} is not lower-case letters, digits and dashes, at most 100.")
+    return name
+
+
+def _unique() -> str:
+    """Returns the end of a name: the time at a fixed width, by which names sort, and what keeps one millisecond's
+    apart."""
+    return f"{int(time.time() * 1000):013d}-{uuid.uuid4().hex[:6]}"
+
+
+def now() -> str:
+    """Returns the time in UTC, ISO 8601."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+# --- What is left with a run that ends before its end: why, and a page that says so.
+
+
+logger = logging.getLogger("baton")
+
+FAILURE_TIMEOUT_S = 60.0
+"""Seconds that it may take in all; it takes about four."""
+FAILURE_STORE_S = 10
+"""Seconds for which a store that does not answer is asked."""
+_FAILURE_PAGE = "baton.pages.publish"
+
+
+def record_failure(run_uri: str, failure: RunFailure, *, anew: bool = False) -> str | None:
+    """Keeps with a run why it failed, writes its page and ends its tracking run, in a process of its own.
+
+    Args:
+        run_uri: Address of the run.
+        failure: Why.
+        anew: Also where the store has no such run yet.
+
+    Returns:
+        Address of the page, None where there is no such run.
+
+    Raises:
+        BatonError: it could not be written: the store cannot be reached from here, or it took too long.
+    """
+    command = [sys.executable, "-m", _FAILURE_PAGE, run_uri, *(["--anew"] if anew else [])]
+    try:
+        done = subprocess.run(
+            command,
+            input=json.dumps(failure.to_json()),
+            capture_output=True,
+            text=True,
+            timeout=FAILURE_TIMEOUT_S,
+            env={**os.environ, PATIENCE: str(FAILURE_STORE_S)},
+            check=False,
+        )
+    except (subprocess.TimeoutExpired, OSError) as error:
+        raise BatonError(f"why the run failed could not be kept: {error}.") from None
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        raise BatonError(f"why the run failed could not be kept: {lines[-1]}")
+    return done.stdout.strip() or None
+
+
+def clear_failure(run: Run, stage: str | None) -> None:
+    """Removes why a run failed, once its stage has got past it.
+
+    Args:
+        run: The run.
+        stage: Name of the stage; None where the run begins again, or has come to its end.
+    """
+    run.storage.patience = FAILURE_STORE_S
+    try:
+        failure = run.read(RunFailure)
+        if failure and stage in (None, failure.stage):
+            run.remove(RunFailure)
+    except BatonError as error:
+        logger.warning("why run %s failed before is still told: %s", run.name, error)

@@ -1,0 +1,313 @@
+"""Versions that bits depend on: numbers of our own formats, and fingerprints of machine and libraries.
+
+`recipe.json` of a run has `made` with the numbers it began with, a checkpoint's manifest has `meta.made`. A number
+that is missing is 1. A newer release must not continue an older run unnoticed: `FORMATS` lists the older numbers that
+it continues. docs/upgrading.md tells users the effect, CONTRIBUTING.md when to raise a number.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.metadata
+import platform
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Self
+
+from pydantic import Field
+
+from baton.documents import Document
+from baton.errors import FormatError
+
+# --- What a run and its checkpoints were made with: a number for each format, and the numbers that this Baton
+# continues.
+#
+#     runs/<run>/recipe.json                         `made`: rows, tokens, draws and loss, as the run was begun
+#     runs/<run>/checkpoints/step-…/manifest.json    `meta.made`: digest and checkpoint, as it was written
+#
+# Another release may make other rows, tokens or random numbers of the same recipe; then a run that was begun before
+# must not change over unnoticed. A number that is not stated is 1. `FORMATS` is the table: what is made here, which
+# older numbers are continued, and what to do about the others. docs/upgrading.md tells users, CONTRIBUTING.md when to
+# raise one.
+
+
+PACKAGE = "baton-llm"
+
+
+@dataclass(frozen=True)
+class OlderFormat:
+    """An older number of a format.
+
+    Attributes:
+        release: The last release that makes it.
+        is_continued: Whether this one continues what was made with it, to the same bits.
+    """
+
+    release: str
+    is_continued: bool
+
+
+@dataclass(frozen=True)
+class Format:
+    """Something that is made of a recipe, and that another release may make otherwise.
+
+    Attributes:
+        number: The number of what is made here.
+        what: What it decides.
+        instead: What can be done with a number that is no longer continued, beside taking the release that makes it.
+        older: What is known of the numbers before.
+    """
+
+    number: int
+    what: str
+    instead: str
+    older: Mapping[int, OlderFormat] = field(default_factory=dict)
+
+    def is_continued(self, number: int) -> bool:
+        """Whether what was made with a number is continued here."""
+        return number == self.number or (number in self.older and self.older[number].is_continued)
+
+
+FORMATS: Mapping[str, Format] = {
+    "rows": Format(
+        2,
+        "which rows a split holds, and on which side",
+        "start the run under another name",
+        {1: OlderFormat("0.1.0", True)},
+    ),
+    "tokens": Format(
+        2,
+        "how rows become tokens, and which of those count in the loss",
+        "start the run under another name",
+        {1: OlderFormat("0.1.0", True)},
+    ),
+    "draws": Format(
+        1,
+        "the order of rows, and every random number",
+        "fork the run, which from there on draws as this Baton does: `baton runs fork NAME`",
+    ),
+    "loss": Format(
+        2,
+        "how much each row and token counts in the loss of a step and of an evaluation",
+        "fork the run, whose rows and tokens count as here from there on: `baton runs fork NAME`",
+        # Micro-batches and evaluation batches counted alike there, whatever they held.
+        {1: OlderFormat("0.1.0", is_continued=True)},
+    ),
+    "digest": Format(
+        1, "what a state digest is taken over", "fork its weights alone: `baton runs fork NAME@STEP --cold`"
+    ),
+    "checkpoint": Format(1, "the files of a checkpoint, and what is in them", "export it with that release"),
+}
+"""The formats, by name."""
+
+DATA_FORMATS = ("rows", "tokens")
+"""What a warm fork and a sweep's trial take over with the data of another run."""
+RUN_FORMATS = (*DATA_FORMATS, "draws", "loss")
+"""What every chunk of a run must have alike."""
+CHECKPOINT_FORMATS = ("digest", "checkpoint")
+"""What may change from one checkpoint of a run to the next."""
+
+
+class FormatVersions(Document):
+    """What something was made with."""
+
+    baton: str = ""
+    """The release; empty where it did not say so yet."""
+    formats: dict[str, int] = Field(default_factory=dict)
+    """Format → number, 1 where left out."""
+
+    @classmethod
+    def here(cls, names: Iterable[str], data: FormatVersions | None = None) -> FormatVersions:
+        """Returns what this Baton makes.
+
+        Args:
+            names: Of which formats.
+            data: What the data was made with, where that is another run's.
+        """
+        numbers = {name: FORMATS[name].number for name in names}
+        return cls(
+            baton=release(), formats=numbers | ({name: data.number(name) for name in DATA_FORMATS} if data else {})
+        )
+
+    def number(self, name: str) -> int:
+        """Returns the number of a format."""
+        return self.formats.get(name, 1)
+
+    def require_known(self, what: str, formats: Mapping[str, Format] = FORMATS) -> None:
+        """Checks that nothing about it is newer than this Baton.
+
+        Args:
+            what: What it is, for the message.
+            formats: The table.
+
+        Raises:
+            FormatError: something is.
+        """
+        for name, number in sorted(self.formats.items()):
+            newest = formats[name].number if name in formats else 1
+            if number > newest:
+                raise FormatError(
+                    f"{what} has {name} of format {number}, made by Baton {self.baton or 'of another release'}; this "
+                    f"Baton, {release()}, knows format {newest}{'' if newest == 1 else ' and those before it'}.",
+                    remedy=f"Use {_package(self.baton)} or a newer one, in the image of the pods too.",
+                )
+
+    def require_continued(self, what: str, names: Iterable[str], formats: Mapping[str, Format] = FORMATS) -> None:
+        """Checks that this Baton works on with it as the one did that made it.
+
+        Args:
+            what: What it is, for the message.
+            names: The formats that matter for the work.
+            formats: The table.
+
+        Raises:
+            FormatError: it is newer than this Baton, or so old that it is no longer continued.
+        """
+        self.require_known(what, formats)
+        for name in names:
+            entry, number = formats[name], self.number(name)
+            if not entry.is_continued(number):
+                last = entry.older[number].release if number in entry.older else self.baton
+                raise FormatError(
+                    f"{what} has {name} of format {number} ({entry.what}), which this Baton, {release()}, does not "
+                    f"continue; it makes format {entry.number}.",
+                    remedy=f"Resume with {_package(last)}, in the image of the pods too, or {entry.instead}.",
+                )
+
+
+@functools.cache
+def release() -> str:
+    """Returns this Baton's release."""
+    return importlib.metadata.version(PACKAGE)
+
+
+def _package(version: str) -> str:
+    """Returns a release as pip is asked for it."""
+    return f"{PACKAGE}=={version}" if version else f"the {PACKAGE} that made it"
+
+
+# --- Fingerprints of what bits depend on besides the recipe and the data: hardware, libraries, threads, flags.
+
+
+ADDED = ("datasets", "tokenizers", "safetensors")
+"""Libraries that fingerprints did not name at first: one from then differs in none of them."""
+LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "numpy", *ADDED)
+KERNELS = ("triton", "bitsandbytes", "liger-kernel", "flash-attn")
+"""Packages whose kernels a GPU may run, where they are installed."""
+
+
+def library_versions() -> dict[str, str]:
+    """Returns the versions of Python and of the libraries that compute."""
+    return {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}}
+
+
+class Fingerprint(Document):
+    """Hardware, libraries, threads and flags that bits depend on besides the recipe and the data."""
+
+    device: str = ""
+    cpu: str = ""
+    cuda: str | None = None
+    world_size: int = 1
+    """Processes that train together."""
+    strategy: str = "ddp"
+    """How they share the work; written only where there are several."""
+    virtual_workers: int | None = None
+    """For how many each step is cut, where the number of processes leaves no trace."""
+    threads: int = 0
+    deterministic: bool = False
+    tf32: bool = False
+    python: str = ""
+    torch: str = ""
+    transformers: str = ""
+    trl: str = ""
+    peft: str = ""
+    accelerate: str = ""
+    numpy: str = ""
+    datasets: str = ""
+    tokenizers: str = ""
+    safetensors: str = ""
+    deepspeed: str | None = None
+    cudnn: int | None = None
+    triton: str | None = None
+    bitsandbytes: str | None = None
+    liger_kernel: str | None = None
+    flash_attn: str | None = None
+
+    @classmethod
+    def here(cls, world_size: int = 1, strategy: str = "ddp", virtual_workers: int | None = None) -> Self:
+        """Returns this process's fingerprint; call it after threads and determinism are set.
+
+        Args:
+            world_size: Processes that train together.
+            strategy: How they share the work, where there are several.
+            virtual_workers: For how many each step is cut, where that is not the number of processes.
+        """
+        import torch
+
+        cuda = torch.cuda.is_available()
+        more: dict[str, Any] = library_versions() | (_kernels() if cuda else {})
+        if world_size > 1:
+            more["strategy"] = strategy
+        if world_size > 1 and strategy.startswith("zero"):
+            more["deepspeed"] = version("deepspeed")
+        if virtual_workers:
+            more["virtual_workers"] = virtual_workers
+        return cls(
+            device=torch.cuda.get_device_name(0) if cuda else "cpu",
+            cpu=platform.machine() if cuda else _cpu_name(),
+            cuda=torch.version.cuda if cuda else None,
+            world_size=world_size,
+            threads=torch.get_num_threads(),
+            deterministic=torch.are_deterministic_algorithms_enabled(),
+            tf32=cuda and rounds_products(),
+            **more,
+        )
+
+    def differences(self, theirs: Fingerprint) -> list[str]:
+        """Returns a line for each entry in which another fingerprint differs."""
+        ours, other = self.to_json(), theirs.to_json()
+        keys = sorted(ours.keys() | other.keys())
+        if not (self.datasets and theirs.datasets):  # one of them is from before these were written down
+            keys = [key for key in keys if key not in _LATER]
+        if self.virtual_workers and self.virtual_workers == theirs.virtual_workers:
+            keys = [key for key in keys if key not in ("world_size", "strategy")]
+        return [f"{key}: {other.get(key)} → {ours.get(key)}" for key in keys if ours.get(key) != other.get(key)]
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Versions of Python and of the libraries that compute."""
+        return {name: str(getattr(self, name)) for name in ("python", *LIBRARIES)}
+
+
+_LATER = {*ADDED, "cudnn", *(name.replace("-", "_") for name in KERNELS)}
+
+
+def _kernels() -> dict[str, Any]:
+    """Returns the versions of what a GPU computes with besides torch's own kernels."""
+    import torch
+
+    cudnn: Any = torch.backends.cudnn  # carries no types
+    found: dict[str, Any] = {"cudnn": cudnn.version()}
+    for name in KERNELS:
+        with contextlib.suppress(PackageNotFoundError):
+            found[name.replace("-", "_")] = version(name)
+    return found
+
+
+def rounds_products() -> bool:
+    """Tells whether matrix products on GPUs read their operands in TF32, whichever of torch's settings says so."""
+    import torch
+
+    # `allow_tf32` raises an error where `fp32_precision` was set, as Transformers does.
+    return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")
+
+
+def _cpu_name() -> str:
+    """Returns the processor's model: vector width, and so the order of sums, depends on it."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            return next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()

@@ -1,0 +1,208 @@
+"""Time, names and threads of a process, and the loop that waits and retries by them.
+
+`Runtime` is handed in, so that a test decides all of it; `SYSTEM` is this machine's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import random
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Protocol, TypeVar
+
+from baton.errors import SkipError
+
+# --- What a process takes from its machine: time, names, threads; handed in, so that a test can decide all of it.
+
+
+T = TypeVar("T")
+R = TypeVar("R")
+PARALLEL = 8
+"""Calls under way at once."""
+_BEHIND = 19
+"""Of nice(2): a seventieth of the processor beside a thread that wants all of it."""
+_OF_CLIENTS = "tokio-rt-worker"
+"""Name of the threads in which the store's client works; they are there from its first use on."""
+
+
+class Work(Protocol):
+    """Work that was begun beside this."""
+
+    def is_alive(self) -> bool:
+        """Tells whether it is still under way."""
+
+    def join(self, timeout: float | None = None) -> None:
+        """Waits for its end, or for so many seconds."""
+
+
+class Runtime:
+    """This machine's own."""
+
+    def monotonic(self) -> float:
+        """Returns seconds on a clock that never goes back."""
+        return time.monotonic()
+
+    def now(self) -> datetime:
+        """Returns the time of day as this machine has it, which may be wrong."""
+        return datetime.now(UTC)
+
+    def sleep(self, seconds: float) -> None:
+        """Waits."""
+        time.sleep(seconds)
+
+    def unique(self) -> str:
+        """Returns a name that nobody else has, 32 letters and digits."""
+        return uuid.uuid4().hex
+
+    def uniform(self, low: float, high: float) -> float:
+        """Draws a number; the global generator is part of the training state."""
+        return random.SystemRandom().uniform(low, high)
+
+    def each(self, work: Callable[[T], R], items: Iterable[T]) -> list[R]:
+        """Calls a function with each item, several at a time, and returns the results in the items' order."""
+        with ThreadPoolExecutor(PARALLEL) as pool:
+            # The first error cancels what has not begun; it is raised once what is under way has ended.
+            return list(pool.map(work, items))
+
+    def begin(self, work: Callable[[], None], name: str) -> Work:
+        """Begins work beside this, which has the processor first; it does not keep a process that is to end."""
+
+        def behind() -> None:
+            _stand_back()
+            work()
+
+        thread = threading.Thread(target=behind, name=name, daemon=True)
+        thread.start()
+        return thread
+
+
+def _stand_back() -> None:
+    """Gives this thread, those that it starts, and the store client's a low priority, for as long as they live."""
+    if sys.platform != "linux":  # elsewhere the priority is the process's
+        return
+    for thread in map(int, os.listdir("/proc/self/task")):
+        with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/comm", encoding="utf-8") as file:
+            if thread == threading.get_native_id() or file.read().strip() == _OF_CLIENTS:
+                os.setpriority(os.PRIO_PROCESS, thread, max(_BEHIND, os.getpriority(os.PRIO_PROCESS, thread)))
+
+
+SYSTEM = Runtime()
+
+
+# --- Waits and retries: one loop for all that try again until something holds, answers, or patience is over.
+#
+# for _ in backoff(60.0, pause=1.0):      # wait until something holds
+#     if is_gone():
+#         return
+#
+# answer = retry(ask, AwayError, backoff(300.0, pause=1.0), lambda error, attempt: logger.warning("%s", error))
+
+
+E = TypeVar("E", bound=Exception)
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One of several attempts.
+
+    Attributes:
+        number: Its number, from 1.
+        pause: Seconds from its end to the next one.
+        until: The `monotonic()` after which none begins.
+        world: Whose clock that is.
+    """
+
+    number: int
+    pause: float
+    until: float
+    world: Runtime = SYSTEM
+
+    @property
+    def is_last(self) -> bool:
+        """Whether patience is over before the next one could begin; to be asked at the attempt's end."""
+        return self.world.monotonic() + self.pause > self.until
+
+
+def backoff(
+    patience: float,
+    *,
+    pause: float,
+    growth: float = 1.0,
+    longest: float = float("inf"),
+    jitter: float = 0.0,
+    sleep: Callable[[float], object] | None = None,
+    world: Runtime = SYSTEM,
+) -> Iterator[Attempt]:
+    """Yields attempts, at least one, with pauses between them, until patience is over.
+
+    Args:
+        patience: Seconds from now after which no further attempt begins.
+        pause: Seconds between the first two attempts.
+        growth: Factor by which the pause grows from one attempt to the next.
+        longest: Most seconds between two attempts, jitter aside.
+        jitter: Share by which a pause varies at random, so that many processes do not return at once.
+        sleep: Waits between two attempts; may return early, such as `Event.wait`; the world's own where it is None.
+        world: Whose time it is.
+    """
+    until, regular = world.monotonic() + patience, pause
+    for number in itertools.count(1):
+        share = world.uniform(1 - jitter, 1 + jitter) if jitter else 1.0
+        attempt = Attempt(number, min(regular, longest) * share, until, world)
+        yield attempt
+        if attempt.is_last:
+            return
+        (sleep or world.sleep)(attempt.pause)
+        regular = min(regular * growth, longest)
+
+
+def retry(
+    operation: Callable[[], T], kind: type[E], tries: Iterable[Attempt], on_failure: Callable[[E, Attempt], object]
+) -> T:
+    """Returns what an operation returns, once it succeeds.
+
+    Args:
+        operation: Is called once for each attempt.
+        kind: The error after which another attempt makes sense; every other one is raised at once.
+        tries: See `backoff`.
+        on_failure: Called with each failure that another attempt follows, before the pause.
+
+    Raises:
+        E: the last attempt failed too.
+    """
+    failure: E | None = None
+    for attempt in tries:
+        try:
+            return operation()
+        except kind as error:
+            failure = error
+            if not attempt.is_last:
+                on_failure(error, attempt)
+    assert failure, "there is at least one attempt"
+    raise failure
+
+
+def through_skips(train: Callable[[], T]) -> T:
+    """Returns what training comes to, begun again each time that it has found a step that its run is to skip.
+
+    How often is up to the run, which counts the steps, see `training.guard`.
+
+    Raises:
+        SkipError: it has found the same one again.
+    """
+    found = ""
+    while True:
+        try:
+            return train()
+        except SkipError as error:
+            if error.message == found:  # what was written down is not heeded: it would never end
+                raise
+            found = error.message

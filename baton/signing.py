@@ -1,0 +1,295 @@
+"""Signatures in the form of sigstore's model-signing: an in-toto statement in a DSSE envelope, in a sigstore bundle.
+
+    BATON_SIGNING_KEY_FILE    file with the private key, PEM: who has it signs
+    BATON_SIGNED_BY           the public key whose signature is asked for, in one line
+
+Both come from a process's surroundings, a mounted Secret and the compiled pipeline, and never from the store: who may
+write there could name a key of their own. Keys are Ed25519, or ECDSA on P-256, which is what model-signing verifies.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
+
+from baton.documents import load
+from baton.errors import BatonError, UserError
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+    Private: TypeAlias = Ed25519PrivateKey | EllipticCurvePrivateKey
+    Public: TypeAlias = Ed25519PublicKey | EllipticCurvePublicKey
+
+KEY_FILE = "BATON_SIGNING_KEY_FILE"
+SIGNED_BY = "BATON_SIGNED_BY"
+PAYLOAD_TYPE = "application/vnd.in-toto+json"
+MEDIA_TYPE = "application/vnd.dev.sigstore.bundle.v0.3+json"
+KINDS = "Ed25519, or ECDSA on P-256"
+P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
+
+Kind = Literal["ed25519", "p256"]
+"""Kind of a key."""
+Bundle = dict[str, Any]
+"""A sigstore bundle as JSON."""
+
+
+class SignatureError(BatonError):
+    """Something was not signed by whom it must be, or is not what was signed."""
+
+
+@dataclass(frozen=True)
+class PublicKey:
+    """A public key.
+
+    Attributes:
+        line: The key in one line: its SubjectPublicKeyInfo in DER, in base64, which is a PEM file's body.
+    """
+
+    line: str
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Reads a key from one line or a PEM file's text.
+
+        Raises:
+            ValueError: it is none, or of another kind; the message does not repeat it, as it may be a private one.
+        """
+        if "PRIVATE KEY" in text:
+            raise ValueError("is a private key; expected the public one, which `baton keys show FILE` prints")
+        body = "".join(line.strip() for line in text.splitlines() if not line.startswith("-----"))
+        try:
+            return cls(_line(_loaded(base64.b64decode(body, validate=True))))
+        except (binascii.Error, ValueError) as error:
+            reason = str(error) if str(error).startswith("is ") else f"is no public key; expected one ({KINDS})"
+            raise ValueError(f"{reason} as `baton keys new FILE` prints it, or a PEM file's text") from None
+
+    @property
+    def pem(self) -> bytes:
+        """The key as a PEM file has it."""
+        lines = [self.line[start : start + 64] for start in range(0, len(self.line), 64)]
+        return "\n".join(["-----BEGIN PUBLIC KEY-----", *lines, "-----END PUBLIC KEY-----", ""]).encode()
+
+    @property
+    def hint(self) -> str:
+        """What a bundle knows the key by: the SHA-256 of its PEM file."""
+        return hashlib.sha256(self.pem).hexdigest()
+
+    @property
+    def name(self) -> str:
+        """A short name for messages."""
+        return self.hint[:12]
+
+    def open(self, bundle: object) -> dict[str, Any]:
+        """Returns the statement that this key has signed.
+
+        Args:
+            bundle: What should be a bundle.
+
+        Raises:
+            SignatureError: it is none, is of another key, or differs in any way from what was signed.
+        """
+        try:
+            envelope = bundle["dsseEnvelope"]  # type: ignore[index]
+            payload, signature = _decoded(envelope["payload"]), _decoded(envelope["signatures"][0]["sig"])
+        except (KeyError, IndexError, TypeError, ValueError):
+            raise SignatureError("its signature is not a bundle with a DSSE envelope.") from None
+        # The whole of it, and not what is looked at alone: nobody else can have written another form of the same.
+        if bundle != (expected := _bundle(payload, signature, self)):
+            hint = bundle.get("verificationMaterial", {}) if isinstance(bundle, dict) else {}
+            if hint != expected["verificationMaterial"]:
+                raise SignatureError(f"it is signed by another key than {self.name}.")
+            raise SignatureError("its signature's bundle is not in the form in which it was written.")
+        if not _verifies(_loaded(base64.b64decode(self.line)), signature, _encoding(payload)):
+            raise SignatureError(f"its signature is not one of the key {self.name}.")
+        try:
+            statement: dict[str, Any] = load(payload)
+        except ValueError:
+            raise SignatureError("what its signature signs is not a statement.") from None
+        return statement
+
+
+class Signer:
+    """A private key.
+
+    Args:
+        key: The key.
+
+    Attributes:
+        public: Its public key.
+    """
+
+    def __init__(self, key: Private) -> None:
+        self._key = key
+        self.public = PublicKey(_line(key.public_key()))
+
+    @classmethod
+    def new(cls, kind: Kind) -> Self:
+        """Makes a key."""
+        from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+
+        return cls(
+            ed25519.Ed25519PrivateKey.generate() if kind == "ed25519" else ec.generate_private_key(ec.SECP256R1())
+        )
+
+    @classmethod
+    def read(cls, path: str) -> Self:
+        """Reads a key from a PEM file.
+
+        Raises:
+            UserError: there is no such file, or it holds no such key.
+        """
+        from cryptography.exceptions import UnsupportedAlgorithm
+        from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+        try:
+            with open(path, "rb") as file:
+                key = load_pem_private_key(file.read(), None)
+            _line(key.public_key())  # type: ignore[arg-type]
+        except OSError as error:
+            raise UserError(
+                f"the signing key {path!r} cannot be read: {error.strerror}.",
+                remedy="On a cluster name its Secret in chunks.signing.secret; `baton keys new FILE` makes one.",
+            ) from None
+        except (ValueError, TypeError, UnsupportedAlgorithm):
+            raise UserError(
+                f"{path!r} holds no private key without a password; expected one ({KINDS}) in PEM.",
+                remedy="`baton keys new FILE` makes one.",
+            ) from None
+        return cls(key)  # type: ignore[arg-type]
+
+    def pem(self) -> bytes:
+        """Returns the key as a PEM file has it, without a password."""
+        from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+        return self._key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+    def sign(self, statement: Mapping[str, Any]) -> Bundle:
+        """Signs an in-toto statement."""
+        payload = json.dumps(statement, sort_keys=True).encode()
+        return _bundle(payload, _signed(self._key, _encoding(payload)), self.public)
+
+
+def signer_here() -> Signer | None:
+    """Returns what this process signs with, None where it has no key.
+
+    Raises:
+        UserError: its key cannot be read.
+    """
+    path = os.environ.get(KEY_FILE)
+    return Signer.read(path) if path else None
+
+
+def trusted_here() -> PublicKey | None:
+    """Returns the key whose signature this process asks for, None where it asks for none.
+
+    Raises:
+        UserError: what names it is no key.
+    """
+    try:
+        return PublicKey.parse(line) if (line := os.environ.get(SIGNED_BY)) else None
+    except ValueError as error:
+        raise UserError(f"the environment variable {SIGNED_BY} {error}.") from None
+
+
+def required(line: str, what: str) -> PublicKey:
+    """Returns the key that a recipe asks for.
+
+    Args:
+        line: The key in one line.
+        what: Whose recipe it is, for the message.
+
+    Raises:
+        UserError: this process was given another one.
+    """
+    wanted, here = PublicKey.parse(line), trusted_here()
+    if here and here != wanted:
+        raise UserError(
+            f"{what} names the signing key {wanted.name} (chunks.signing.public_key), and this process was given "
+            f"{here.name} ({SIGNED_BY}).",
+            remedy="Give it the key that belongs to the recipe. If you have not changed the recipe in the store, find "
+            "out who did.",
+        )
+    return wanted
+
+
+def _loaded(der: bytes) -> Public:
+    """Returns the key that a SubjectPublicKeyInfo is."""
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.serialization import load_der_public_key
+
+    try:
+        return load_der_public_key(der)  # type: ignore[return-value]
+    except UnsupportedAlgorithm:
+        raise ValueError(f"is a key of another kind; expected {KINDS}") from None
+
+
+def _line(key: Public) -> str:
+    from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePublicKey
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+    is_p256 = isinstance(key, EllipticCurvePublicKey) and isinstance(key.curve, SECP256R1)
+    if not (is_p256 or isinstance(key, Ed25519PublicKey)):
+        raise ValueError(f"is a key of another kind; expected {KINDS}")
+    return base64.b64encode(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).decode()
+
+
+def _signed(key: Private, data: bytes) -> bytes:
+    from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+    from cryptography.hazmat.primitives.hashes import SHA256
+
+    if isinstance(key, ed25519.Ed25519PrivateKey):
+        return key.sign(data)
+    from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
+
+    r, s = decode_dss_signature(key.sign(data, ec.ECDSA(SHA256())))
+    return encode_dss_signature(r, min(s, P256_ORDER - s))
+
+
+def _verifies(key: Public, signature: bytes, data: bytes) -> bool:
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+    from cryptography.hazmat.primitives.hashes import SHA256
+
+    try:
+        if isinstance(key, ed25519.Ed25519PublicKey):
+            key.verify(signature, data)
+            return True
+        key.verify(signature, data, ec.ECDSA(SHA256()))
+    except InvalidSignature:
+        return False
+    from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
+
+    # Of each signature by ECDSA anybody can make a second one that holds: only the form that is written here counts.
+    r, s = decode_dss_signature(signature)
+    return s <= P256_ORDER // 2 and encode_dss_signature(r, s) == signature
+
+
+def _encoding(payload: bytes) -> bytes:
+    """Returns what is signed: DSSE's encoding of the payload and its type, each after its length."""
+    kind = PAYLOAD_TYPE.encode()
+    return b"DSSEv1 %d %b %d %b" % (len(kind), kind, len(payload), payload)
+
+
+def _bundle(payload: bytes, signature: bytes, key: PublicKey) -> Bundle:
+    return {
+        "mediaType": MEDIA_TYPE,
+        "verificationMaterial": {"publicKey": {"hint": key.hint}, "tlogEntries": []},
+        "dsseEnvelope": {
+            "payload": base64.b64encode(payload).decode(),
+            "payloadType": PAYLOAD_TYPE,
+            "signatures": [{"sig": base64.b64encode(signature).decode(), "keyid": ""}],
+        },
+    }
+
+
+def _decoded(text: str) -> bytes:
+    return base64.b64decode(text, validate=True)

@@ -1,0 +1,390 @@
+"""From a recipe file to a recipe that can run: overrides, absolute paths, and checks that need no GPU.
+
+The checks cover chat templates, the model, the store, and whether this Baton resumes the runs that it would join.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from baton.checkpoint.store import CheckpointStore
+from baton.errors import DamagedError, StoreError, UserError
+from baton.export import exportable
+from baton.models import chat, loading
+from baton.models import chat as chat_templates
+from baton.models import chat as conversing
+from baton.recipe import load as recipe_file
+from baton.recipe.data import OLDER
+from baton.recipe.model import Model
+from baton.recipe.recipe import Recipe
+from baton.recipe.search import ACCEPTED
+from baton.runs.documents import RunInfo
+from baton.runs.plan import Plan
+from baton.runs.run import Run, check_name, chosen_name
+from baton.source import consent, credentials, origin, paths, profiles
+from baton.source.origin import RecipeSource
+from baton.source.profiles import Document
+from baton.store.storage import Storage, environment_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+# --- How a recipe's rows reach the model, as far as this machine can tell without a network.
+
+
+RENDERED_ANYHOW = ("text", "messages", "sharegpt")
+"""Formats in which nothing is left to `data.render_as`."""
+
+
+def rendering_report(recipe: Recipe) -> Iterator[str]:
+    """Yields for each training whose rows may be texts whether they become turns of a conversation, in words."""
+    for part in recipe.phase_recipes() or [recipe]:
+        asked = part.data.render_as != "auto" or part.model.base
+        if not asked or part.training.method == "pretrain" or part.data.format in RENDERED_ANYHOW:
+            continue
+        prefix = f"{part.name}: " if recipe.phases else ""
+        chat = _is_chat(part, recipe.model)
+        if chat is None:
+            depends = f"if {_origin(recipe.model)} has a chat template, which cannot be seen from here"
+            yield f"{prefix}{conversing.TURNS} {depends} (data.render_as: {part.data.render_as})"
+        else:
+            yield prefix + conversing.describe(_begun(part, recipe), chat=chat)
+
+
+def check_rendering(recipe: Recipe) -> None:
+    """Checks that there is a chat template where one is asked for, if that can be seen here.
+
+    Raises:
+        UserError: there is none.
+    """
+    for part in recipe.phase_recipes() or [recipe]:
+        if part.data.render_as == "chat" and (tokenizer := _tokenizer(recipe.model)) is not None:
+            conversing.require_template(_begun(part, recipe), tokenizer)
+
+
+def check_rows(part: Recipe, start: Model, rows: list[dict[str, Any]]) -> None:
+    """Checks that rows can be rendered as a training asks for, as far as that can be seen here.
+
+    Args:
+        part: The training.
+        start: The model that the recipe's first training begins with.
+        rows: Rows of the split.
+
+    Raises:
+        UserError: they cannot.
+    """
+    chat = _is_chat(part, start)
+    if chat is not None:
+        for row in rows:
+            conversing.rendering_changes(row, part, chat=chat)
+
+
+def _begun(part: Recipe, recipe: Recipe) -> Recipe:
+    """Returns a training with the model that the first one starts from, whose tokenizer it has."""
+    return part.model_copy(update={"model": part.model.model_copy(update={"base": recipe.model.base})})
+
+
+def _is_chat(part: Recipe, start: Model) -> bool | None:
+    """Returns whether texts become turns, None where the tokenizer cannot be seen."""
+    if part.data.render_as == "text":
+        return False
+    if start.tokenizer and start.tokenizer.train:
+        return part.data.render_as == "chat"
+    tokenizer = _tokenizer(start)
+    return None if tokenizer is None else conversing.uses_chat(part, tokenizer)
+
+
+def _tokenizer(start: Model) -> PreTrainedTokenizerBase | None:
+    """Returns the tokenizer that a recipe's first training begins with, if it is on this machine; it runs no code."""
+    origin, revision = _origin(start), None if start.tokenizer and start.tokenizer.base else start.revision
+    if origin is None or "://" in origin:
+        return None
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer: PreTrainedTokenizerBase = (
+            loading.load_tokenizer(origin)
+            if os.path.isdir(origin)
+            else AutoTokenizer.from_pretrained(
+                origin, revision=revision, local_files_only=True, trust_remote_code=False
+            )
+        )
+    except Exception:  # it is not here, or of a kind that only its own code reads; the tokenize stage tells which
+        return None
+    if start.chat_template:
+        tokenizer.chat_template = chat_templates.chat_template(start.chat_template)
+    return tokenizer
+
+
+def _origin(start: Model) -> str | None:
+    return start.tokenizer.base if start.tokenizer and start.tokenizer.base else start.base
+
+
+# --- From a recipe file to a recipe that can run: overrides, absolute paths, and checks that need no GPU.
+
+
+def load(
+    path: str | RecipeSource,
+    overrides: Sequence[str] = (),
+    *,
+    store: str | None = None,
+    chunks: int | None = None,
+    image: str | None = None,
+    here: bool = True,
+) -> Recipe:
+    """Reads a recipe with the command line's changes and its profile's choices.
+
+    Args:
+        path: YAML file, pipe or name; see `origin.find`.
+        overrides: Changes to it, `PATH=VALUE`.
+        store: URI instead of the recipe's.
+        chunks: Number of chunks instead of the recipe's.
+        image: Container image instead of the recipe's.
+        here: Whether it runs on this machine, so that the profile `auto` can look at it.
+
+    Raises:
+        UserError: see `origin.find`, `recipe_file.load` and `profiles.apply`, an address holds a
+            credential, or nobody has consented to the code of a recipe from elsewhere.
+    """
+    return load_explained(path, [*overrides, *options(store, chunks, image)], here=here)[0]
+
+
+def options(store: str | None = None, chunks: int | None = None, image: str | None = None) -> list[str]:
+    """Returns the options that have a name of their own as changes to a recipe."""
+    extra = [f"store.uri={json.dumps(store)}"] if store else []
+    extra += [f"chunks.count={chunks}"] if chunks is not None else []
+    extra += [f"resources.image={json.dumps(image)}"] if image else []
+    return extra
+
+
+def load_here(
+    path: str | RecipeSource,
+    overrides: Sequence[str] | None = None,
+    *,
+    store: str | None = None,
+    chunks: int | None = None,
+    image: str | None = None,
+) -> Recipe:
+    """Reads a recipe for a run on this machine; see `load` and `resolve_paths`."""
+    source = origin.find(path)
+    return resolve_paths(load(source, overrides or (), store=store, chunks=chunks, image=image), source)
+
+
+def load_explained(
+    path: str | RecipeSource, overrides: Sequence[str] = (), *, here: bool = True
+) -> tuple[Recipe, list[profiles.Choice]]:
+    """Reads a recipe, and tells what its profile chose; see `load`."""
+    source = origin.find(path)
+    document, chosen = profiles.apply(source.document(list(overrides)), here=here)
+    recipe = recipe_file.validate(document, origin=source.name)
+    for part in (document, *(phase for phase in document.get("phases") or () if isinstance(phase, dict))):
+        for key in OLDER & (part.get("data") or {}).keys():
+            logging.getLogger("baton").warning("note: data.%s is read as data.train_on, which has replaced it", key)
+    recipe_file.require_effects(recipe, origin=source.name)
+    credentials.require_none(recipe)
+    recipe = consent.require_consent(recipe, source)
+    if recipe.model.chat_template:
+        template = _template(recipe.model.chat_template, source.folder)
+        recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"chat_template": template})})
+    return recipe, chosen
+
+
+def resolve_paths(recipe: Recipe, path: str | RecipeSource) -> Recipe:
+    """Makes local paths absolute and checks that they exist, for a run on this machine.
+
+    Args:
+        recipe: The recipe.
+        path: Its file, or where else it comes from.
+
+    Raises:
+        UserError: a source or base model is missing, or a format of export cannot be made of it.
+    """
+    base_dir = path.folder if isinstance(path, RecipeSource) else os.path.dirname(os.path.abspath(path))
+    document: Document = recipe.model_dump(mode="json")
+    if not recipe.phases:
+        document["data"]["source"] = paths.data_sources(recipe, base_dir)
+    for phase, part in zip(document["phases"], recipe.phase_recipes(), strict=True):
+        phase["data"]["source"] = paths.data_sources(part, base_dir)
+        if part.hooks.source:
+            phase["hooks"]["source"] = paths.code(part.hooks.source, base_dir)
+    if "://" not in recipe.store.uri:
+        document["store"]["uri"] = os.path.abspath(os.path.expanduser(recipe.store.uri))
+    if recipe.model.base and (base := paths.model(recipe.model.base, base_dir, revision=recipe.model.revision)):
+        document["model"]["base"] = base
+    for section, part in zip(
+        [phase["training"] for phase in document["phases"]] or [document["training"]],
+        recipe.phase_recipes() or [recipe],
+        strict=True,
+    ):
+        method = part.training.method
+        if part.training.second_model and part.training.settings:
+            role, named = part.training.second_model
+            settings = part.training.settings.model_dump(mode="json")
+            setting = f"training.{method}.{role}"
+            path_here = paths.model(named.base, base_dir, setting, revision=named.revision)
+            settings[role]["base"] = path_here or named.base
+            section[method] = settings
+    if recipe.hooks.source:
+        document["hooks"]["source"] = paths.code(recipe.hooks.source, base_dir)
+    prefix = "sqlite:///"
+    if recipe.tracking.mlflow and recipe.tracking.mlflow.startswith(prefix):
+        document["tracking"]["mlflow"] = prefix + os.path.abspath(recipe.tracking.mlflow.removeprefix(prefix))
+    for section in (document["evaluation"], *(phase["evaluation"] for phase in document["phases"])):
+        _localise_evaluation(section, base_dir)
+    for part in recipe.phase_recipes() or [recipe]:
+        exportable.check(part, _architecture(document["model"]))
+        exportable.check_registry(part, recipe.tracking.mlflow)
+        for name in part.export.formats:
+            exportable.require_packages(name)
+    return recipe_file.validate(document, origin=path.name if isinstance(path, RecipeSource) else path)
+
+
+def check_model(recipe: Recipe) -> None:
+    """Checks that Transformers can make the model of a recipe that starts from scratch, and that a tokenizer which lies
+    here can be changed as the recipe says; it takes seconds to import.
+
+    Raises:
+        UserError: the architecture or one of its settings does not exist, or a token, or a chat template that is asked
+            for.
+    """
+    check_rendering(recipe)
+    base, spec = recipe.model.base, recipe.model.tokenizer
+    if spec and spec.changes and not spec.train and all(os.path.isdir(x) for x in (base, spec.base) if x):
+        loading.build_tokenizer(recipe, base)
+    if recipe.model.from_scratch:
+        loading.scratch_config(recipe.model.from_scratch, None, recipe.data.max_length)
+
+
+def require_single(recipe: Recipe, what: str) -> None:
+    """Refuses a recipe of several phases, for commands that run one training.
+
+    Raises:
+        UserError: it has phases.
+    """
+    if recipe.phases:
+        names = ", ".join(phase.name for phase in recipe.phases)
+        raise UserError(
+            f"recipe {recipe.name!r} has phases ({names}), and {what} takes one training.",
+            remedy="Write the phase you mean as its own recipe.",
+        )
+
+
+def last_run_name(recipe: Recipe, run_name: str) -> str:
+    """Returns the name of the run whose model is the result: the last phase's, where there are phases."""
+    return f"{run_name}-{recipe.phases[-1].name}" if recipe.phases else run_name
+
+
+def check_store(recipe: Recipe) -> Storage:
+    """Opens the store and writes to it.
+
+    Raises:
+        StoreError: it cannot be reached or written.
+    """
+    storage = Storage(recipe.store.uri)
+    storage.check()
+    return storage
+
+
+def parts_of(recipe: Recipe) -> Iterator[tuple[Recipe, str, bool]]:
+    """Yields the trainings of a recipe, each with the end of its page's name and whether its tokens can be counted.
+
+    Later phases count by the model that the first starts from, as they have its tokenizer; one that the first phase
+    learns is not known to them here.
+    """
+    if not recipe.phases:
+        yield recipe, "", True
+    model = recipe.model
+    base = model.base or (model.tokenizer and model.tokenizer.base)
+    for phase, part in zip(recipe.phases, recipe.phase_recipes(), strict=True):
+        is_first = phase is recipe.phases[0]
+        document = part.model_dump(mode="json")
+        if not is_first and base:
+            document["model"]["base"] = base
+        yield recipe_file.validate(document, origin=part.name), f"-{phase.name}", is_first or bool(base)
+
+
+def new_run_name(recipe: Recipe) -> str:
+    """Returns a name for a new run: the recipe's and the time."""
+    return f"{recipe.name}-{datetime.datetime.now(datetime.UTC):%Y%m%d-%H%M%S}"
+
+
+def _template(template: str, base_dir: str) -> str:
+    """Returns a chat template as the recipe carries it: a file beside the recipe as its text, which pods have too.
+
+    Raises:
+        UserError: there is no such template.
+    """
+    if template.endswith(".jinja") and "://" not in template and "\n" not in template:
+        beside = os.path.join(base_dir, os.path.expanduser(template))
+        template = beside if os.path.isfile(beside) else template
+        return chat.chat_template(template)
+    chat.chat_template(template)
+    return template
+
+
+def _localise_evaluation(section: Document, base_dir: str) -> None:
+    """Makes what a section `evaluation` names here absolute."""
+    for name in ("production", "bertscore_model"):
+        value = section.get(name)
+        if value and value != ACCEPTED and not value.startswith("models:"):
+            section[name] = paths.model(value, base_dir, f"evaluation.{name}") or value
+    tasks = section.get("tasks") or {}
+    if path := tasks.get("include_path"):
+        tasks["include_path"] = paths.model(path, base_dir, "evaluation.tasks.include_path") or path
+
+
+def _architecture(model: Document) -> str | None:
+    """Returns Transformers' name of the model type, None where it is not known here."""
+    if model["from_scratch"]:
+        return str(model["from_scratch"]["architecture"])
+    try:
+        with open(os.path.join(model["base"], "config.json"), encoding="utf-8") as file:
+            return str(json.load(file).get("model_type"))
+    except OSError:
+        return None
+
+
+# --- Whether this Baton resumes the runs that a pipeline would join, as far as the store tells before it is run.
+
+
+STORE_PATIENCE_S = 3.0
+"""Seconds for which a store that does not answer is asked: somebody waits."""
+
+
+def check_resumable(recipe: Recipe, storage: Storage, name: str) -> None:
+    """Checks that this Baton continues the runs of a name, of all phases, where they exist.
+
+    Raises:
+        FormatError: another release made one, and this one does not continue that.
+    """
+    for phase in [phase.name for phase in recipe.phases] or [""]:
+        run = Run(storage, chosen_name(name, "", "", phase))
+        if head := run.read(RunInfo):
+            run.require_continued(head)
+            newest, plan = CheckpointStore(run).newest(), run.read(Plan)
+            if newest and plan and newest.step < plan.num_steps and not newest.meta.finished:
+                newest.require_continued()
+
+
+def run_name_for_pods(recipe: Recipe, name: str | None) -> str:
+    """Returns the name of a run in pods, a new one where none is given, checked as far as the store can be asked.
+
+    Raises:
+        UserError: it is no name, or that of a run by another release, which this one does not continue.
+    """
+    if name is None:
+        return new_run_name(recipe)
+    check_name(name)
+    variables = environment_of(recipe.store.uri)
+    # Pods may have credentials where this machine has none, and reach a store that it does not.
+    if not variables or any(variable.startswith(variables) for variable in os.environ):
+        with contextlib.suppress(StoreError, DamagedError):
+            check_resumable(recipe, Storage(recipe.store.uri, patience=STORE_PATIENCE_S), name)
+    return name

@@ -1,0 +1,416 @@
+"""Bundles: folders of files committed to the store as one, by a manifest written last.
+
+Every writer uploads below its own name, so that a late one cannot touch the files of another. Files that an earlier
+bundle has unchanged are copied inside the store. A copy may share its bytes with its source, as a hard link does.
+So copies are taken from the last bundle but one, and damage never hits two bundles in a row.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from baton.errors import RewritableDamageError, StoreError, UnavailableError
+from baton.runtime import SYSTEM
+from baton.store.cache import NodeCache
+from baton.store.manifest import (
+    REMOVED,
+    FileEntry,
+    Manifest,
+    manifest_name,
+    mark_damaged,
+    newest_usable,
+    usable_manifest,
+)
+from baton.store.protocol import BLOCK, Entry
+from baton.store.storage import Storage
+
+# --- What need not be sent again: files that an earlier bundle has, unchanged, and that are copied inside the store.
+#
+# A copy may share its bytes with its source, as a hard link does: what damages one damages the other. So two bundles
+# that follow each other never have a file of the same origin. What did not change comes from the one before the last,
+# and there are always two sets of it that know nothing of each other.
+
+
+MAX_COPY_DEPTH = 3
+"""Bundles that are looked at: the last one, and two that may be copied from."""
+
+
+@dataclass(frozen=True)
+class CopySource:
+    """An object that is as a file was when its bundle was committed.
+
+    Attributes:
+        path: Where it lies.
+        sha256: Of its bytes.
+        origin: The attempt that sent them.
+    """
+
+    path: str
+    sha256: str
+    origin: str
+
+
+@dataclass(frozen=True)
+class CopySources:
+    """Bundles that were committed before the one that is being written.
+
+    Attributes:
+        bundles: Prefix and manifest of each, newest first; none older than one that was found damaged, whose bytes they
+            may share.
+    """
+
+    bundles: Sequence[tuple[str, Manifest]] = ()
+
+    def sources(self, name: str, size: int) -> list[CopySource]:
+        """Returns what a file may be a copy of, newest first, if its SHA-256 is theirs; see `CopySource`.
+
+        Args:
+            name: The file's relative name.
+            size: Its bytes.
+        """
+        if not self.bundles:
+            return []
+        last = self.bundles[0][1]
+        entry = last.files.get(name)
+        if entry is None or entry["size"] != size:
+            return []
+        # The same in two bundles: of what changes each time, such as the optimizer's state, no hash is taken for this.
+        return [
+            CopySource(manifest.path(prefix, name), entry["sha256"], origin(manifest, name))
+            for prefix, manifest in self.bundles[1:]
+            if _is_same(manifest.files.get(name), entry) and origin(manifest, name) != origin(last, name)
+        ]
+
+
+def origin(manifest: Manifest, name: str) -> str:
+    """Returns the attempt that sent the bytes of a bundle's file."""
+    return manifest.files[name].get("origin", manifest.folder)
+
+
+def may_share_bytes(ours: Manifest, theirs: Manifest) -> bool:
+    """Tells whether a file of two bundles may have the same bytes in the store, so that damage is of both."""
+    return any(origin(ours, name) == origin(theirs, name) for name in ours.files.keys() & theirs.files.keys())
+
+
+def _is_same(ours: FileEntry | None, theirs: FileEntry) -> bool:
+    return ours is not None and (ours["size"], ours["sha256"]) == (theirs["size"], theirs["sha256"])
+
+
+# --- Writes a bundle: its files first, below a name that no other process has, then the manifest.
+#
+# What an earlier bundle has already is copied inside the store: see `store.ancestors`.
+
+
+logger = logging.getLogger("baton")
+
+_ATTEMPT = re.compile("[0-9a-f]{12}")
+ROUNDS = 5
+"""Times a commit looks again after another writer's manifest came in its way and was gone."""
+
+
+class BundleWriter:
+    """One writer's attempt at a bundle: files first, then the manifest.
+
+    Args:
+        storage: Where to.
+        prefix: Path of the bundle in the store.
+        kind: What the files are.
+        check: Called every few megabytes; what it raises ends the attempt.
+        look: Returns the bundles that unchanged files may be copied from; called once, before the first is sent.
+
+    Attributes:
+        folder: Name of the attempt, which no other process has.
+        files: Size and SHA-256 of what is uploaded, by relative name.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        prefix: str,
+        *,
+        kind: str,
+        check: Callable[[], None] = lambda: None,
+        look: Callable[[], CopySources] = CopySources,
+    ) -> None:
+        self.storage = storage
+        self.prefix = prefix
+        self.kind = kind
+        self.folder = storage.world.unique()[:12]
+        self.files: dict[str, FileEntry] = {}
+        self._check = check
+        self._look = look
+        self._ancestors: CopySources | None = None
+
+    def send(self, local_dir: str) -> None:
+        """Uploads the files of a folder, at any depth, or copies them; those sent before are not sent again."""
+        if self._ancestors is None:
+            self._ancestors = self._look()
+        names = {
+            os.path.relpath(os.path.join(parent, name), local_dir).replace(os.sep, "/")
+            for parent, _, names in os.walk(local_dir)
+            for name in names
+        }
+        local = {name: os.path.join(local_dir, name) for name in sorted(names - self.files.keys())}
+        sources = {name: self._ancestors.sources(name, os.path.getsize(path)) for name, path in local.items()}
+
+        def upload(name: str) -> None:
+            # Noted only once all of the file is up: another `send`, after an error, then sends what is still missing.
+            digest = self.storage.upload(local[name], self._path(name), self._check)
+            self.files[name] = {"size": os.path.getsize(local[name]), "sha256": digest}
+
+        def copy(name: str) -> None:
+            if not self._copied(name, local[name], sources[name]):
+                upload(name)
+
+        # What changes goes first: a hard link has its source's age, by which retention would take an upload that has
+        # nothing else yet for one that was abandoned.
+        self.storage.world.each(upload, [name for name in local if not sources[name]])
+        self.storage.world.each(copy, [name for name in local if sources[name]])
+
+    def _copied(self, name: str, local_path: str, sources: Sequence[CopySource]) -> bool:
+        """Copies an unchanged file inside the store, and tells whether it did; else it is to be sent."""
+        size, digest = os.path.getsize(local_path), file_sha256(local_path, self._check)
+        for source in sources:
+            if source.sha256 != digest:
+                continue
+            self._check()
+            try:
+                if self.storage.copy(source.path, self._path(name), size):
+                    self.files[name] = {"size": size, "sha256": digest, "origin": source.origin}
+                    return True
+            except FileNotFoundError:  # retention took it meanwhile
+                continue
+            except StoreError as error:  # refused, or it takes longer than a request may
+                logger.info("%s is sent, not copied: %s", name, error.message)
+                return False
+        return False
+
+    def _path(self, name: str) -> str:
+        return f"{self.prefix}/{self.folder}/{name}"
+
+    def manifest(self, meta: Mapping[str, object]) -> Manifest:
+        """Returns what `commit` would write."""
+        return Manifest(kind=self.kind, folder=self.folder, files=dict(sorted(self.files.items())), meta=dict(meta))
+
+    def commit(self, meta: Mapping[str, object]) -> tuple[Manifest, bool]:
+        """Writes the manifest, unless another writer was first.
+
+        Returns:
+            The manifest that is committed now, and whether it is this attempt's.
+
+        Raises:
+            UnavailableError: other writers come and go, and none of their manifests stays.
+        """
+        manifest = self.manifest(meta)
+        data = manifest.as_written().encode()
+        for attempt in range(ROUNDS):
+            # Looks before it writes: a generation is made only above one that is damaged or gone, so that two writers
+            # never commit side by side. Who loses the put of the same generation looks again and finds the winner's.
+            committed, generation = newest_usable(self.storage, self.prefix)
+            if committed is not None:  # this attempt's where the answer to its put was lost
+                return committed, committed.folder == self.folder
+            if attempt and self._was_removed():
+                return manifest, True
+            if self.storage.create(f"{self.prefix}/{manifest_name(generation + 1)}", data):
+                return manifest, True
+        raise UnavailableError(f"{self.storage.uri(self.prefix)} could not be committed in {ROUNDS} rounds.")
+
+    def _was_removed(self) -> bool:
+        """Tells whether retention takes this attempt, or has: a put had an effect whose answer was lost."""
+        # In this order: the mark is there until the last file is gone.
+        if f"{REMOVED}{self.folder}" in self.storage.list(self.prefix):
+            return True
+        first = next(iter(self.files), None)
+        return first is not None and self.storage.size(f"{self.prefix}/{self.folder}/{first}") is None
+
+
+def publish(
+    storage: Storage, prefix: str, local_dir: str, *, kind: str, meta: Mapping[str, object]
+) -> tuple[Manifest, bool]:
+    """Uploads a folder and commits it.
+
+    Args:
+        storage: Where to.
+        prefix: Path of the bundle in the store.
+        local_dir: Folder whose files, at any depth, are the bundle.
+        kind: What the files are.
+        meta: Goes into the manifest; plain JSON values.
+
+    Returns:
+        The manifest that is committed now, and whether it is this call's: False when another writer was first.
+    """
+    writer = BundleWriter(storage, prefix, kind=kind)
+    writer.send(local_dir)
+    return writer.commit(meta)
+
+
+def clear_others(storage: Storage, prefix: str, manifest: Manifest) -> None:
+    """Removes what other writers left below a prefix that is committed: killed uploads, lost races, what was damaged.
+
+    The marks stay: a writer may only have slept, and commit after all where the bundle is found damaged meanwhile. Then
+    nobody reads what it commits.
+    """
+    others: dict[str, list[str]] = {}
+    for name in storage.find(prefix):
+        attempt, _, rest = name.partition("/")
+        if rest and _ATTEMPT.fullmatch(attempt) and attempt != manifest.folder:
+            others.setdefault(attempt, []).append(f"{prefix}/{name}")
+    for attempt, paths in others.items():
+        storage.write(f"{prefix}/{REMOVED}{attempt}", b"")
+        storage.world.each(storage.remove, paths)
+        storage.tidy(f"{prefix}/{attempt}")
+
+
+def file_sha256(local_path: str, check: Callable[[], None] = lambda: None) -> str:
+    """Returns the SHA-256 of a local file; what `check` raises, called every few megabytes, ends it."""
+    digest = hashlib.sha256()
+    with open(local_path, "rb") as file:
+        while block := file.read(BLOCK):
+            check()
+            digest.update(block)
+    return digest.hexdigest()
+
+
+# --- Bundles: folders of files committed to the store as one, by a manifest written last.
+#
+#     <prefix>/<attempt>/{files…}      what one writer uploaded
+#     <prefix>/manifest….json          what makes them a bundle: see `store.manifests`
+#
+# Every writer uploads below its own name, so that one who finishes late cannot touch the files of the one whose
+# manifest was first. Readers see a prefix only once it has a manifest: a writer that dies at any moment before leaves
+# files that nobody reads: retention takes those of checkpoints when they are old, the next export those of exports.
+
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def fetch(
+    storage: Storage,
+    prefix: str,
+    manifest: Manifest,
+    local_dir: str,
+    cache: NodeCache | None = None,
+    names: Iterable[str] | None = None,
+    *,
+    in_place: bool = True,
+) -> str:
+    """Downloads a bundle to this machine, checking every byte.
+
+    Args:
+        storage: Where from.
+        prefix: Path of the bundle in the store.
+        manifest: What is committed there.
+        local_dir: Folder for the files, unless the store is one itself: then they are read in place.
+        cache: Files this node has already, by their hashes.
+        names: The files that are wanted; all of them when None.
+        in_place: False where the files are to be in `local_dir` whatever the store is.
+
+    Returns:
+        The folder with the files.
+
+    Raises:
+        DamagedError: a file is missing or its SHA-256 differs; the bundle is marked.
+    """
+    in_place = in_place and storage.is_local
+    target = storage.key(manifest.path(prefix)) if in_place else local_dir
+    present = storage.find(manifest.path(prefix))
+
+    def receive(name: str) -> str | None:
+        # Read in place: nothing is copied, and the bytes are hashed all the same.
+        if in_place:
+            return _problem(storage, prefix, manifest, name, present, None)
+        local_path, digest = os.path.join(target, name), manifest.files[name]["sha256"]
+        if cache and cache.take(digest, local_path):
+            return None
+        problem = _problem(storage, prefix, manifest, name, present, local_path)
+        # Only what has the committed hash: a bad file here would be handed to every pod of this node.
+        if cache and problem is None:
+            cache.keep(digest, local_path)
+        return problem
+
+    wanted = manifest.files if names is None else names
+    require_whole(storage, prefix, manifest, [line for line in storage.world.each(receive, sorted(wanted)) if line])
+    return target
+
+
+def verify(storage: Storage, prefix: str, manifest: Manifest) -> list[str]:
+    """Reads every file of a bundle back and returns a line for each that is not what was committed."""
+    present = storage.find(manifest.path(prefix))
+    lines = storage.world.each(
+        lambda name: _problem(storage, prefix, manifest, name, present, None), sorted(manifest.files)
+    )
+    return [line for line in lines if line]
+
+
+def is_whole(storage: Storage, prefix: str, manifest: Manifest) -> bool:
+    """Tells whether all files of a bundle are there in full size, which costs one listing where they are."""
+    return not torn_files(storage, prefix, manifest)
+
+
+def torn_files(storage: Storage, prefix: str, manifest: Manifest) -> list[str]:
+    """Returns a line for each file of a bundle that is missing or not of its size: one listing where none is."""
+    present = storage.find(manifest.path(prefix))
+    lines = []
+    for name, entry in manifest.files.items():
+        # A listing may lag behind: what it lacks is asked for, before anybody calls it damage.
+        size = present[name].size if name in present else storage.size(manifest.path(prefix, name))
+        if size is None:
+            lines.append(f"{name}: missing")
+        elif size != entry["size"]:
+            lines.append(f"{name}: {size} bytes, committed were {entry['size']}")
+    return lines
+
+
+def require_whole(storage: Storage, prefix: str, manifest: Manifest, problems: list[str]) -> None:
+    """Marks a bundle in which problems were found.
+
+    Raises:
+        RewritableDamageError: there are any.
+    """
+    if problems:
+        # Retention takes files under a reader's hands: what it takes is not damaged, and a mark would outlive it.
+        if usable_manifest(storage, prefix) != manifest:
+            raise RewritableDamageError(
+                f"{storage.uri(prefix)} was removed or replaced while it was read.", remedy="Run again."
+            )
+        mark_damaged(storage, prefix, manifest)
+        raise RewritableDamageError(
+            f"{storage.uri(prefix)} is damaged: {'; '.join(problems)}.", remedy="Run again: it will be made anew."
+        )
+
+
+def each(work: Callable[[T], R], items: Iterable[T]) -> list[R]:
+    """Calls a function with each item, several at a time, and returns the results in the items' order."""
+    return SYSTEM.each(work, items)
+
+
+def _problem(
+    storage: Storage,
+    prefix: str,
+    manifest: Manifest,
+    name: str,
+    present: Mapping[str, Entry],
+    local_path: str | None,
+) -> str | None:
+    """Reads a file, to a local path or to nowhere, and returns what is wrong with it."""
+    expected, path = manifest.files[name], manifest.path(prefix, name)
+    size = present[name].size if name in present else None
+    # The listing tells a wrong size before a byte is read. What it lacks is asked for all the same: the request
+    # decides.
+    if size not in (None, expected["size"]):
+        return f"{name}: {size} bytes, committed were {expected['size']}"
+    try:
+        if local_path:
+            digest = storage.download(path, local_path, expected["size"])
+        else:
+            digest = storage.sha256(path)[1]
+    except FileNotFoundError:
+        return f"{name}: missing"
+    return None if digest == expected["sha256"] else f"{name}: SHA-256 is {digest}, committed was {expected['sha256']}"

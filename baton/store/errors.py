@@ -1,0 +1,258 @@
+"""Translates errors of a store's client library into ones that a person can act on, and tells which to retry."""
+
+from __future__ import annotations
+
+import errno
+import html
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+from baton.errors import AbsentError, BatonError, StoreError, UnavailableError
+from baton.machine import Proxy
+
+USABLE = "Use a folder or a bucket (s3://, gs://, az://) that can be written to."
+_SIGNATURE = re.compile(r"((?:sig|X-Amz-Signature|X-Goog-Signature)=)[^&\s\"']+")
+_DENIED = re.compile(
+    r"\b40[13] (?:Forbidden|Unauthorized)|(?<![:.\d])403\b(?!\.\d)"  # "in 403.09ms" is no answer
+    r"|InvalidAccessKeyId|SignatureDoesNot|AccessDenied|AuthenticationFailed"
+)
+_UNREACHED = re.compile(r"EndpointConnection|ConnectTimeout|Could not connect|ConnectionRefused|error sending request")
+_TRANSIENT = re.compile(
+    r"status code: (?:5\d\d|429|408)|SlowDown|RequestTimeout|InternalError|HTTP error|timed out|Timeout|non-partial"
+    r"|ConnectionReset|ConnectionError|IncompleteRead|Interrupted"
+)
+_BUSY = re.compile(r"status code: (?:5\d\d|429)")
+_NOWHERE = re.compile(r"Error performing (?:PUT|POST) (?!.*NoSuchUpload)", re.DOTALL)
+"""A write that finds nothing: not an object is missing, but the bucket; or an upload in parts that was cleaned up."""
+_UNSUPPORTED = re.compile(r"status code: 501|NotImplemented")
+_REQUEST = re.compile(r"Error performing ([A-Z]+) (\S+)")
+_STATUS = re.compile(r"status code: (\d+)")
+_FIELD = re.compile(r"<(\w+)>([^<]*)</\1>")
+_MOVED = "redirect without LOCATION"
+"""What obstore makes of a redirect to another region; the answer's own words are lost."""
+_NOT_AUTHORIZED = re.compile(r"not authorized to perform: (\S+?)(?: on resource: \W*?(arn:[^\s\"']+))?(?:[\s\"']|$)")
+
+
+class UnsupportedError(StoreError):
+    """The server does not know this request, and will not with another try."""
+
+
+class DeniedError(StoreError):
+    """The credentials are good and have not the right to this request."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a server has answered to a request, as far as a client's error tells.
+
+    Attributes:
+        status: Of HTTP; 0 where there is none.
+        code: The server's own, empty where there is none: to a `HEAD` no body is sent, and so no reason.
+        fields: What else the answer holds: `Message`, `Region`, `ServerTime`, …
+        request: The request, for people.
+        right: What it needs: `read`, `write`, `list` or `remove`; empty where that is not told.
+    """
+
+    status: int = 0
+    code: str = ""
+    fields: Mapping[str, str] = field(default_factory=dict)
+    request: str = ""
+    right: str = ""
+
+    @property
+    def message(self) -> str:
+        """The server's own words."""
+        return " ".join(self.fields.get("Message", "").split())
+
+    @property
+    def may_be_missing(self) -> bool:
+        """Whether a listing can tell more: why a `HEAD` was refused, or that there is no such object."""
+        return (self.status == 403 and self.code in ("", "AccessDenied")) or (self.status == 400 and not self.code)
+
+
+def answer(error: BaseException) -> Answer:
+    """Returns what a server has answered, from an error of obstore, botocore or what s3fs makes of it."""
+    # What obstore raises while an error of another's is looked at has that one as its context.
+    cause: BaseException | None = None if type(error).__module__.startswith("obstore") else error
+    while cause is not None and not isinstance(getattr(cause, "response", None), dict):
+        cause = cause.__cause__ or cause.__context__
+    if cause is not None:
+        return _botocores(getattr(cause, "operation_name", ""), cause.response)  # type: ignore[attr-defined]
+    text = str(error).partition("Debug source:")[0]
+    request, status = _REQUEST.search(text), _STATUS.search(text)
+    fields = {name: html.unescape(value) for name, value in _FIELD.findall(text)}
+    code = fields.get("Code", "")
+    method, url = (request[1], request[2]) if request else ("", "")
+    if failed := re.search(r"DeleteObjects request failed for key (.*): (.*) \(code: (\w+)\)", text):
+        method, url, code, fields = "DELETE", failed[1], failed[3], {"Message": failed[2]}
+    right = {"GET": "read", "HEAD": "read", "DELETE": "remove"}.get(method, "write" if method else "")
+    if "list request" in text:
+        right = "list"
+    elif method == "POST" and url.endswith("?delete"):
+        right = "remove"
+    if _MOVED in text:
+        code = "PermanentRedirect"
+    return Answer(int(status[1]) if status else 0, code, fields, f"{method} {urlsplit(url).path}".strip(), right)
+
+
+def _botocores(operation: str, response: Mapping[str, Mapping[str, object]]) -> Answer:
+    fields = {name: str(value) for name, value in response.get("Error", {}).items()}
+    about = response.get("ResponseMetadata", {})
+    headers = about.get("HTTPHeaders")
+    if isinstance(headers, Mapping) and headers.get("x-amz-bucket-region"):
+        fields.setdefault("Region", str(headers["x-amz-bucket-region"]))
+    status, code = int(str(about.get("HTTPStatusCode", 0))), fields.get("Code", "")
+    if status == 301:
+        code = "PermanentRedirect"
+    beginnings = {"List": "list", "HeadBucket": "list", "Delete": "remove", "Get": "read", "Head": "read"}
+    right = next((right for beginning, right in beginnings.items() if operation.startswith(beginning)), "write")
+    return Answer(status, "" if code.isdigit() else code, fields, operation, right)
+
+
+def _no_cause(answer: Answer) -> tuple[str, str] | None:
+    return None
+
+
+def _no_statement(right: str, root: str) -> str:
+    return ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreMessages:
+    """Names of one kind of store's errors, and their remedies.
+
+    Attributes:
+        no_container: Parts of a message that say that the bucket itself is missing.
+        no_credentials: Parts of a message that say that no credentials were found.
+        bad_credentials: Parts of a message that say that they are none.
+        credentials: What to set where there are none.
+        endpoint: The variable with the server's address.
+        own_endpoint: The server where that variable is not set.
+        container: What the store calls a bucket.
+        cause: Returns why a server refuses and what to do, for answers that have nothing to do with rights.
+        allow: Returns what to allow, for a right and `bucket/prefix`.
+    """
+
+    no_container: tuple[str, ...] = ()
+    no_credentials: tuple[str, ...] = ()
+    bad_credentials: tuple[str, ...] = ()
+    credentials: str = ""
+    endpoint: str = ""
+    own_endpoint: str = "the server"
+    container: str = "bucket"
+    cause: Callable[[Answer], tuple[str, str] | None] = _no_cause
+    allow: Callable[[str, str], str] = _no_statement
+
+
+def explain(error: Exception, uri: str, words: StoreMessages, proxy: Proxy | None = None) -> Exception:
+    """Returns the error to raise in place of a client library's; a missing object stays a FileNotFoundError.
+
+    Args:
+        error: The client library's.
+        uri: Address of the store.
+        words: Of its kind.
+        proxy: What requests to it pass.
+    """
+    if isinstance(error, BatonError):
+        return error
+    found = answer(error)
+    kind = type(error).__name__
+    everything = without_signature(str(error))
+    # obstore appends its inner structure; the line before says it all.
+    text = " ".join(everything.partition("Debug source:")[0].split())
+    known = f"{kind} {text} {everything}"
+    if found.code and found.code not in known:  # s3fs keeps the message alone
+        known += f" {found.code} status code: {found.status}"
+    through = f" through the proxy {proxy}" if proxy else ""
+    is_missing = isinstance(error, FileNotFoundError)
+    if any(part in known for part in words.no_container) or (is_missing and _NOWHERE.search(everything)):
+        return AbsentError(f"store {uri!r}: the {words.container} does not exist.", remedy="Create it first.")
+    if is_missing:
+        return FileNotFoundError(text)
+    # A pod's metadata server may be busy for a moment; that one is asked again.
+    if any(part in known for part in words.no_credentials) and not _BUSY.search(known):
+        return no_credentials(uri, words)
+    if any(part in known for part in words.bad_credentials):
+        return StoreError(f"store {uri!r}: the credentials cannot be used ({text}).", remedy=words.credentials)
+    if found.status == 407:
+        return StoreError(
+            f"store {uri!r}: the proxy {proxy or ''} asks for a user and a password (407).",
+            remedy="Write them into its address, http://USER:PASSWORD@HOST:PORT, or name the store's host in NO_PROXY.",
+        )
+    if cause := words.cause(found):
+        reason = _reason(text, found)
+        return StoreError(f"store {uri!r}: {cause[0]}{f' ({reason})' if found.code else ''}.", remedy=cause[1])
+    # Others than 401 and 403 are a PermissionError to s3fs too, MethodNotAllowed for one.
+    is_refused = isinstance(error, PermissionError) and found.status in (0, 401, 403)
+    if is_refused or kind == "PermissionDeniedError" or _DENIED.search(known):
+        return denied(found, uri, words, _reason(text, found) + through)
+    if _UNREACHED.search(known):
+        endpoint = os.environ.get(words.endpoint, words.own_endpoint)
+        remedy = f"Check {words.endpoint} and the network." if words.endpoint else "Check the network."
+        if proxy:
+            remedy = f"Check {proxy.variable}, or name the host in NO_PROXY. {remedy}"
+        return UnavailableError(f"store {uri!r}: {endpoint} cannot be reached{through}.", remedy=remedy)
+    if _UNSUPPORTED.search(known):
+        return UnsupportedError(f"store {uri!r}: {kind}: {text}.", remedy=USABLE)
+    if _TRANSIENT.search(known):
+        return UnavailableError(
+            f"store {uri!r} does not answer as it should{through}: {_reason(text, found)}.", remedy="Try later."
+        )
+    if isinstance(error, UnicodeEncodeError):
+        remedy = "Set PYTHONUTF8=1 or a UTF-8 locale, such as LC_ALL=C.UTF-8."
+        return StoreError(f"store {uri!r}: this process's locale cannot name it ({text}).", remedy=remedy)
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return StoreError(f"store {uri!r} is full.", remedy="Make room, or let chunks.keep hold fewer checkpoints.")
+    if found.code or found.status:
+        return StoreError(
+            f"store {uri!r} refuses {found.request or 'a request'}{through}: {_reason(text, found)}.",
+            remedy="Look for that answer in the documentation of the store.",
+        )
+    return StoreError(f"store {uri!r}: {kind}: {text}.", remedy=USABLE)
+
+
+def denied(found: Answer, uri: str, words: StoreMessages, reason: str, *, or_missing: bool = False) -> DeniedError:
+    """Returns the error of a request that its user has not the right to.
+
+    Args:
+        found: The answer.
+        uri: Address of the store.
+        words: Of its kind.
+        reason: The server's.
+        or_missing: Whether the object may also be missing, which the user has not the right to find out.
+    """
+    root = uri.partition("://")[2]
+    said = _NOT_AUTHORIZED.search(found.message)
+    if "explicit deny" in found.message:
+        remedy = "A policy denies it explicitly: take that statement back."
+    elif said and not said[1].startswith("s3:"):  # a key's policy, say
+        remedy = f"Allow {said[1]}{f' on {said[2]}' if said[2] else ''}."
+    else:
+        rights = (found.right, "list") if or_missing else (found.right,)
+        statements = [each for right in rights if right and (each := words.allow(right, root))]
+        remedy = " ".join(statements) or "Check the credentials and their rights."
+    perhaps = "; it may also be missing, which only a listing tells" if or_missing else ""
+    request = f" for {found.request}" if found.request else ""
+    return DeniedError(f"store {uri!r}: access denied ({reason}){request}{perhaps}.", remedy=remedy)
+
+
+def no_credentials(uri: str, words: StoreMessages) -> BatonError:
+    """Returns the error of a store for which no credentials were found."""
+    return StoreError(f"store {uri!r}: no credentials found.", remedy=words.credentials)
+
+
+def without_signature(text: str) -> str:
+    """Returns a message without the signatures that make an address in it a credential."""
+    return _SIGNATURE.sub(r"\1…", text)
+
+
+def _reason(text: str, found: Answer) -> str:
+    """Returns the code and message in a server's answer, or all of a shorter text."""
+    if found.code and found.message:
+        return f"{found.code}: {found.message.rstrip('.')}"
+    if found.code or found.status:
+        return found.code or str(found.status)
+    return text.rstrip(".: ")

@@ -1,0 +1,200 @@
+"""Reads what was committed under a prefix: manifests by generation, and the marks beside them.
+
+    <prefix>/manifest.json           sizes, SHA-256, and whose files they are: put-if-absent
+    <prefix>/damaged-<attempt>       a reader found files of this attempt that differ from its manifest
+    <prefix>/removed-<attempt>       retention is taking this attempt away (see `retention`)
+    <prefix>/manifest-2.json         what was committed in place of a damaged or removed one: put-if-absent
+
+Readers take the highest generation. Nothing is ever replaced, so there is no moment at which two processes can undo
+each other's work.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+from typing import Any, NotRequired, TypedDict
+
+from baton.documents import load
+from baton.errors import DamagedError, FormatError
+from baton.store.storage import Storage
+
+DAMAGED = "damaged-"
+REMOVED = "removed-"
+VERSION = 1
+MOST_BYTES = 2**63 - 1
+"""Largest file of any file system."""
+LONGEST_NAME = 255
+"""Bytes of the longest part of a path."""
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_GENERATION = re.compile(r"^manifest(?:-([1-9][0-9]*))?\.json$")
+
+
+class FileEntry(TypedDict):
+    """A file of a bundle.
+
+    Attributes:
+        size: Its bytes.
+        sha256: Their SHA-256 in hex.
+        origin: The attempt that sent them, where this one has copied them inside the store.
+    """
+
+    size: int
+    sha256: str
+    origin: NotRequired[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """A bundle's committed files and metadata.
+
+    Attributes:
+        kind: What the files are, such as `checkpoint` or `tokens`.
+        folder: The attempt whose files these are, relative to the prefix.
+        files: Size and SHA-256 by relative name.
+        meta: What the writer had to say about them.
+    """
+
+    kind: str
+    folder: str
+    files: dict[str, FileEntry]
+    meta: dict[str, Any] = field(default_factory=dict)
+    version: int = VERSION
+
+    @property
+    def bytes(self) -> int:
+        """Total size of the files."""
+        return sum(entry["size"] for entry in self.files.values())
+
+    def path(self, prefix: str, name: str = "") -> str:
+        """Returns where a file lies, or their folder."""
+        return f"{prefix}/{self.folder}/{name}".rstrip("/")
+
+    def as_written(self) -> str:
+        """Returns it as it lies in the store."""
+        return json.dumps(vars(self), indent=1, sort_keys=True)
+
+
+def read_manifest(storage: Storage, prefix: str, names: Sequence[str] | None = None) -> Manifest | None:
+    """Returns what is committed under a prefix, or None where nothing is.
+
+    Args:
+        storage: The store.
+        prefix: Path of the bundle in it.
+        names: What lies directly below, where that has been listed.
+
+    Raises:
+        DamagedError: the manifest is not one, names files outside its folder, or was marked as damaged.
+        FormatError: a newer Baton wrote it.
+    """
+    return _read_newest(storage, prefix, storage.list(prefix) if names is None else names)
+
+
+def usable_manifest(storage: Storage, prefix: str) -> Manifest | None:
+    """Returns what is committed under a prefix, or None where nothing is or it is damaged: then write it anew."""
+    return newest_usable(storage, prefix)[0]
+
+
+def newest_usable(storage: Storage, prefix: str) -> tuple[Manifest | None, int]:
+    """Returns what is committed and not known to be damaged, and the highest generation, whatever its state."""
+    # One listing for both answers: with two, a commit in between would make them speak of different generations.
+    names = storage.list(prefix)
+    try:
+        manifest = _read_newest(storage, prefix, names)
+    except DamagedError:
+        # It counts as none, and its generation as taken: what comes in its place is committed above it.
+        manifest = None
+    return manifest, _highest(names)
+
+
+def mark_damaged(storage: Storage, prefix: str, manifest: Manifest) -> None:
+    """Notes that files differ from their manifest, so that the bundle can be committed again.
+
+    The mark names the attempt: one that comes after a new commit says nothing against that.
+    """
+    # A plain write: any number of readers who find the same damage leave the same empty mark.
+    storage.write(f"{prefix}/{DAMAGED}{manifest.folder}", b"")
+
+
+def manifest_name(generation: int) -> str:
+    """Returns the name of a generation's manifest."""
+    return "manifest.json" if generation == 1 else f"manifest-{generation}.json"
+
+
+def _read_newest(storage: Storage, prefix: str, names: Sequence[str]) -> Manifest | None:
+    """Reads the manifest of the highest generation among the names below a prefix."""
+    generation = _highest(names)
+    if generation == 0:
+        return None
+    path = f"{prefix}/{manifest_name(generation)}"
+    try:
+        manifest = parsed(storage.read(path), storage.uri(path))
+    except FileNotFoundError:  # retention took it between the listing and this
+        return None
+    # Before the mark of damage: what retention is removing is absent, and no error.
+    if REMOVED + manifest.folder in names:
+        return None
+    if DAMAGED + manifest.folder in names:
+        raise DamagedError(f"{storage.uri(prefix)} was found damaged before.")
+    return manifest
+
+
+def _highest(names: Sequence[str]) -> int:
+    """Returns the highest generation of a manifest among names, 0 where there is none."""
+    matches = (_GENERATION.match(name) for name in names)
+    return max((int(match[1] or 1) for match in matches if match), default=0)
+
+
+def parsed(data: bytes, where: str) -> Manifest:
+    """Reads a manifest.
+
+    Raises:
+        DamagedError: it is none, or names files outside its folder.
+        FormatError: a newer Baton wrote it.
+    """
+    try:
+        document = load(data)
+        version = document["version"]
+        if isinstance(version, int) and version > VERSION:
+            # No damage: what is damaged is passed over, and written anew.
+            raise FormatError(
+                f"{where} is a manifest of version {version}, and this Baton reads version {VERSION}.",
+                remedy="Use the Baton that wrote it, or a newer one.",
+            )
+        if version != VERSION:
+            raise ValueError(f"version {version!r}")
+        manifest = Manifest(**document)
+        check_files(manifest.files)
+        if not _is_safe(manifest.folder) or not isinstance(manifest.meta, dict):
+            raise ValueError(f"folder {manifest.folder!r}")
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise DamagedError(f"{where} is not a manifest of version {VERSION}: {error}.") from None
+    return manifest
+
+
+def check_files(files: Mapping[str, FileEntry]) -> None:
+    """Checks entries of files that come from a store.
+
+    Raises:
+        ValueError: one is no name that stays in its folder, with size and SHA-256; other types raise what they do.
+    """
+    for name, entry in files.items():
+        is_size = type(entry["size"]) is int and 0 <= entry["size"] <= MOST_BYTES
+        if not (_is_safe(name) and is_size and _SHA256.fullmatch(entry["sha256"])):
+            raise ValueError(f"file entry {name!r} is not a relative name with size and sha256")
+        if not files.keys().isdisjoint(map(str, PurePosixPath(name).parents)):
+            raise ValueError(f"file entry {name!r} lies in another file")
+
+
+def _is_safe(name: object) -> bool:
+    """Tells a relative name from one that would be read, or written, outside the folder that it is joined to."""
+    if not isinstance(name, str) or "\\" in name or "\0" in name:
+        return False
+    parts = name.split("/")
+    # What no file system takes is no name either: a part that is too long, or half a character.
+    is_short = all(len(part.encode("utf-8", "surrogatepass")) <= LONGEST_NAME for part in parts)
+    return is_short and not {"", ".", ".."}.intersection(parts) and not _SURROGATE.search(name)

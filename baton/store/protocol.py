@@ -1,0 +1,117 @@
+"""What a store has to offer: one protocol, under which a folder and a cloud's objects behave alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from typing import NamedTuple, Protocol
+
+from fsspec import AbstractFileSystem
+
+from baton.errors import StoreError
+
+BLOCK = 4 * 1024 * 1024
+"""Bytes read at a time while an object is hashed on its way."""
+OWN = ".baton-"
+"""How the names of objects begin that are none of the user's: written, but not yet in their place."""
+
+
+def below(root: str, path: str) -> str:
+    """Returns the file system's own name of an object.
+
+    Raises:
+        StoreError: it would lie outside its store: documents there name others. Clouds' clients refuse such a name too.
+    """
+    if ".." in path.split("/"):
+        raise StoreError(
+            f"{path!r} leads out of the store {root}.",
+            remedy="Find out who wrote the document that names it; nothing of Baton's does.",
+        )
+    return f"{root}/{path}".rstrip("/")
+
+
+class Entry(NamedTuple):
+    """One object of a listing.
+
+    Attributes:
+        size: Its bytes.
+        modified: When it was written, by the store's clock.
+    """
+
+    size: int
+    modified: datetime
+
+
+class ObjectStore(Protocol):
+    """Objects below one URI, by paths relative to it.
+
+    Operations raise the client library's own errors, which `explain` translates; a missing object is a
+    `FileNotFoundError`. A client is made without asking the store or looking for credentials: both wait for the first
+    operation. To add a store, write such a client and name it in `STORES` of `baton.store.storage`.
+    """
+
+    @property
+    def uri(self) -> str:
+        """Address for people and other processes; never with credentials."""
+
+    @property
+    def root(self) -> str:
+        """The address as `file_system` writes it: an absolute folder, or `bucket/prefix`."""
+
+    @property
+    def is_local(self) -> bool:
+        """Whether objects are files of this machine, below `root`."""
+
+    @property
+    def create_is_certain(self) -> bool:
+        """Whether every server of this kind lets one of two creators win; else that is tried before it is relied on."""
+
+    def read(self, path: str) -> bytes:
+        """Returns a whole object."""
+
+    def write(self, path: str, data: bytes) -> None:
+        """Writes a small object, replacing what was there; readers see the old or the new one."""
+
+    def create(self, path: str, data: bytes) -> bool:
+        """Writes a small object unless there is one, and tells whether it did: put-if-absent."""
+
+    def size(self, path: str) -> int | None:
+        """Returns an object's bytes, None where there is no object."""
+
+    def list(self, path: str) -> list[str]:
+        """Returns the names directly below a path, in any order."""
+
+    def find(self, path: str) -> dict[str, Entry]:
+        """Returns all objects at any depth below a path, by their paths relative to it."""
+
+    def remove(self, path: str) -> None:
+        """Removes an object, if it is there."""
+
+    def tidy(self, path: str) -> None:
+        """Removes an empty folder, where the store has such."""
+
+    def upload(self, local_path: str, path: str, seen: Callable[[bytes], None]) -> None:
+        """Sends a file; `seen` is called with its bytes in their order, and what it raises ends the upload."""
+
+    def copy(self, source: str, path: str, size: int) -> bool:
+        """Copies an object of known size inside the store, and tells whether it did: not every kind or size can be.
+
+        The copy may share its bytes with the source, as a hard link does.
+        """
+
+    def download(self, path: str, local_path: str, size: int) -> str:
+        """Fetches an object of known size to a file and returns the SHA-256 of its bytes."""
+
+    def blocks(self, path: str) -> Iterator[bytes]:
+        """Yields an object's bytes in order."""
+
+    def explain(self, error: Exception, path: str | None = None) -> Exception:
+        """Returns what to raise in place of a client library's error: a `BatonError`, or `FileNotFoundError`.
+
+        Args:
+            error: The client library's.
+            path: The object that `file_system` was asked for.
+        """
+
+    def file_system(self) -> AbstractFileSystem:
+        """Returns an fsspec file system that reads the same objects, for those who read files that are not Baton's."""

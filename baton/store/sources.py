@@ -1,0 +1,170 @@
+"""Resolves sources of rows: which files a source names, looked up before anything is paid for."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import json
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from baton.errors import UserError, suggest_path
+from baton.store import errors
+from baton.store.storage import Storage
+
+Value: TypeAlias = str | dict[str, object]
+"""A member of `data.source` as a recipe has it: an address, or a mapping with its own settings."""
+
+BUILTIN = "builtin:stdlib-docs"
+"""Signatures and docstrings of Python's standard library, on every machine with Python."""
+
+TABLES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow", ".feather")
+"""File types whose rows have columns."""
+
+TEXTS = (".txt", ".md", ".text")
+"""File types of plain text; a folder with tables in it is not searched for them, as they describe the tables there."""
+
+SUFFIXES = (*TABLES, *TEXTS)
+"""File types a folder is searched for; each may also end in `.gz`, `.bz2`, `.xz` or `.zst` after these."""
+
+COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
+
+NOT_ROWS = ("dataset_info.json", "dataset_infos.json", "state.json", "dataset_dict.json")
+"""Files that `datasets` writes beside the rows."""
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """One file of a source: a store and a path in it, so that folders and clouds read alike."""
+
+    storage: Storage
+    path: str
+
+    @property
+    def uri(self) -> str:
+        """Address, for messages."""
+        return self.storage.uri(self.path)
+
+    @property
+    def suffix(self) -> str:
+        """File type without compression, such as `.jsonl`."""
+        return suffix(self.path)
+
+
+def suffix(path: str) -> str:
+    """Returns a file's type without compression, such as `.jsonl`."""
+    name = path.lower()
+    for compressed in COMPRESSED:
+        name = name.removesuffix(compressed)
+    return os.path.splitext(name)[1]
+
+
+def parse(parameter: str) -> list[Value]:
+    """Returns `data.source` from a pipeline's parameter: addresses joined by commas, or a JSON list.
+
+    Raises:
+        UserError: it begins like a list and is none.
+    """
+    if not parameter.lstrip().startswith("["):
+        return [part.strip() for part in parameter.split(",")]
+    try:
+        return list(json.loads(parameter))
+    except ValueError as error:
+        raise UserError(f"source {parameter!r} is not a JSON list: {error}.") from None
+
+
+def as_parameter(source: Sequence[Value]) -> str:
+    """Returns `data.source` as one parameter, which `parse` reads."""
+    addresses = [part for part in source if isinstance(part, str)]
+    return ",".join(addresses) if len(addresses) == len(source) else json.dumps(source)
+
+
+def is_dataset_id(source: str) -> bool:
+    """Tells a hub dataset (`hf://datasets/org/name?split=train`) from files on the hub."""
+    return source.startswith("hf://datasets/") and source.partition("?")[0].count("/") <= 4 and "*" not in source
+
+
+def resolve(source: str, *, base_dir: str) -> str:
+    """Returns a source with a relative local path made absolute.
+
+    Args:
+        source: As written in the recipe.
+        base_dir: The recipe's folder; tried before the current one.
+
+    Raises:
+        UserError: a local path that matches nothing.
+    """
+    if "://" in source or source.startswith("builtin:"):
+        if source.startswith("builtin:") and source != BUILTIN:
+            raise UserError(f"data.source {source!r} is unknown; the only builtin is {BUILTIN!r}.")
+        return source
+    tried = [os.path.abspath(os.path.join(folder, os.path.expanduser(source))) for folder in (base_dir, os.getcwd())]
+    for path in tried:
+        if os.path.exists(path) or next(glob.iglob(_at_any_depth(path), recursive=True), None):
+            return path
+    near = None if any(sign in source for sign in "*?[") else suggest_path(source, (base_dir, os.getcwd()))
+    raise UserError(
+        f"data.source {source!r} matches no file (looked for {' and '.join(dict.fromkeys(tried))}).",
+        remedy=(f"Did you mean {near!r}? " if near else "")
+        + "Give a file, folder, glob, s3://…, gs://…, az://… or hf://… that exists.",
+    )
+
+
+def files(sources: Sequence[str]) -> list[SourceFile]:
+    """Returns the files that sources name, other than hub datasets and the builtin, in a stable order.
+
+    Raises:
+        UserError: a source that cannot be opened, matches nothing, or holds no known file type.
+    """
+    return [file for source in sources if source != BUILTIN and not is_dataset_id(source) for file in _expand(source)]
+
+
+def _expand(source: str) -> list[SourceFile]:
+    is_pattern = any(sign in source for sign in "*?[") and not os.path.exists(source)
+    address = source.rstrip("/")
+    parent = address.rpartition("/")[0]
+    if is_pattern:
+        parent = address[: min(address.index(sign) for sign in "*?[" if sign in address)].rpartition("/")[0]
+    elif parent.endswith(":/"):  # a whole bucket
+        parent = address
+    storage, paths = Storage(parent or "/"), list[str]()
+    path = storage.key(address[len(parent) + 1 :])
+    with contextlib.suppress(FileNotFoundError), storage.translated(address[len(parent) + 1 :]):
+        if is_pattern:
+            paths = storage.fs.glob(_at_any_depth(path))
+        elif parent == address or _is_folder(storage, path):
+            rows = [each for each in storage.fs.find(path) if _holds_rows(each[len(path) + 1 :])]
+            paths = [each for each in rows if suffix(each) in TABLES] or rows
+        else:
+            paths = [path] if storage.fs.exists(path) else []
+    if not paths:
+        storage.list("")  # which tells a bucket that is not there from one without such a file
+        raise UserError(
+            f"data.source {source!r} matches no file.",
+            remedy=f"Expected files ending in {', '.join(SUFFIXES)}.",
+        )
+    return [SourceFile(storage, path[len(storage.root) + 1 :]) for path in sorted(paths) if not path.endswith("/")]
+
+
+def _is_folder(storage: Storage, path: str) -> bool:
+    try:
+        return bool(storage.fs.isdir(path))
+    except Exception as error:
+        if errors.answer(error).status == 403:
+            return False  # who may not list may still read a file
+        raise
+
+
+def _at_any_depth(pattern: str) -> str:
+    """Returns a pattern that says once what it says again and again: of `**/**/` a search looks through all pairs."""
+    return re.sub(r"(\*\*/)+", "**/", pattern)
+
+
+def _holds_rows(path: str) -> bool:
+    """Tells whether a file in a folder is one of its rows' files: not hidden, not `datasets`' own notes or cache."""
+    *folders, name = path.split("/")
+    hidden = any(part.startswith(".") for part in (*folders, name))
+    return not hidden and name not in NOT_ROWS and not name.startswith("cache-") and suffix(name) in SUFFIXES

@@ -1,0 +1,479 @@
+"""The object store as all of Baton uses it: its client by address, retries, and leases for put-if-absent.
+
+`Storage` is patient with faults that pass and clear about those that stay. A store without put-if-absent gets a lease
+object with expiry: one writer at a time looks and writes. Each writer measures expiry on its own clock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import itertools
+import logging
+import math
+import os
+import threading
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import TypeVar
+
+from fsspec import AbstractFileSystem
+
+from baton import machine
+from baton.errors import BatonError, UnavailableError
+from baton.runtime import SYSTEM, Attempt, Runtime, backoff, retry
+from baton.store.clouds import S3, Azure, CloudStore, Google
+from baton.store.errors import DeniedError, UnsupportedError, without_signature
+from baton.store.folder import FileSystem, Folder
+from baton.store.protocol import OWN, Entry, ObjectStore, below
+
+# --- Which client a store's address is for.
+
+
+CLOUDS: tuple[type[CloudStore], ...] = (S3, Google, Azure)
+
+STORES: dict[str, Callable[[str], ObjectStore]] = {
+    "": Folder,
+    "file": Folder,
+    **{scheme: cloud for cloud in CLOUDS for scheme in cloud.schemes},
+}
+"""Client by scheme; every other scheme is fsspec's."""
+
+ENVIRONMENT = tuple(beginning for cloud in CLOUDS for beginning in cloud.environment)
+"""Beginnings of the names of variables with a store's endpoint and credentials."""
+
+
+def environment_of(uri: str) -> tuple[str, ...]:
+    """Returns the beginnings of the names of variables that hold a store's credentials; none for a folder."""
+    scheme = uri.partition("://")[0]
+    return next((cloud.environment for cloud in CLOUDS if scheme in cloud.schemes), ())
+
+
+def open_store(uri: str) -> ObjectStore:
+    """Returns the client for an address; nothing is asked of the store yet.
+
+    Raises:
+        StoreError: the scheme is unknown, or the address is none of its kind.
+    """
+    scheme, separator, _ = uri.partition("://")
+    return STORES.get(scheme if separator else "", FileSystem)(uri)
+
+
+# --- Put-if-absent on a store that has none: a lease object with expiry lets one writer at a time look and write.
+#
+# A writer writes its name into the lease, waits for others who may have looked at the same time, and reads it back:
+# the one whose name is in it proceeds. A lease that has not changed for as long as it is valid was left by a writer
+# that died. Expiry is measured by each writer on its own clock, so that clocks need not agree: those who wait count
+# from when they first saw the name, the holder from before it wrote it, and so it ends first. A writer that was
+# stopped between two requests finds that out and begins again. A put that is itself on its way for longer than a
+# quarter of `LEASE_S` can still come too late; what it then replaces is a manifest of the same step, and either names
+# files that are whole.
+#
+# Seconds after the lease was looked at, with `LEASE_S` 20: a writer whose name was in it within 0.5 reads it back 0.5
+# later and writes until 5. One that took up to 5 may have put its name over such a holder's: it waits out the 10 by
+# which the holder's last request has arrived, reads back, and writes until 15. Whoever waits for either waits 20.
+
+
+LEASE_S = 20.0
+"""Seconds after which an unchanged lease has expired."""
+LEASE_SETTLE_S = 0.5
+"""Seconds in which a writer that saw no lease has written its own, where the store is quick."""
+
+
+def create_leased(client: ObjectStore, path: str, data: bytes, world: Runtime = SYSTEM) -> bool:
+    """Writes an object unless there is one, holding the lease `<path>.lease`.
+
+    Returns:
+        Whether this call wrote what is there now.
+    """
+    lease, owner = f"{path}.lease", world.unique().encode()
+    until = _acquire_lease(client, path, lease, owner, world)
+    if until is None:
+        return False
+    is_there = False
+    try:
+        # Again, now that no other may write: the last holder may have written between the look in `_acquire_lease` and
+        # its release. A crash from here on leaves the lease, which expires, with the object or without it.
+        is_there = client.size(path) is not None
+        if is_there:
+            return False
+        if world.monotonic() > until:
+            raise UnavailableError(f"the lease {lease} was not held for long enough to write in.")
+        client.write(path, data)
+        is_there = True
+        # Gone again: retention, which takes what it sees committed, has taken it.
+        return _content(client, path) in (data, b"")
+    finally:
+        # Once the object is there, nobody needs a lease any more. Before, it may have expired, and be another's by the
+        # time that a removal arrives.
+        if _content(client, lease) == owner and (is_there or world.monotonic() < until):
+            remove_quietly(client, lease)
+
+
+def remove_quietly(client: ObjectStore, path: str) -> None:
+    """Removes an object that harms nobody: where removing is denied, it stays."""
+    try:
+        client.remove(path)
+    except Exception as error:
+        if not isinstance(client.explain(error), DeniedError):
+            raise
+
+
+def _acquire_lease(client: ObjectStore, path: str, lease: str, owner: bytes, world: Runtime) -> float | None:
+    """Waits for the lease.
+
+    Returns:
+        Until when requests may begin: they have another quarter of what the lease is good for to arrive in. None once
+        the object is there, and nothing is left to hold it for.
+    """
+    seen, since = b"", world.monotonic()
+    for _ in backoff(math.inf, pause=LEASE_SETTLE_S, world=world):
+        if client.size(path) is not None:
+            break
+        looked = world.monotonic()
+        holder = _content(client, lease)
+        # A holder's name is new with each attempt: as long as it changes, somebody is alive.
+        if holder != seen:
+            seen, since = holder, world.monotonic()
+        if not holder or world.monotonic() - since > LEASE_S:
+            client.write(lease, owner)
+            took = world.monotonic() - looked
+            if took > LEASE_S / 4:
+                raise UnavailableError(f"{lease} took {took:.1f} s to read and write; {LEASE_S / 4:g} are safe.")
+            # Of several that saw none, each writes; all read after the last of them has written, and find one name.
+            world.sleep(LEASE_SETTLE_S if took <= LEASE_SETTLE_S else LEASE_S / 2)
+            if _content(client, lease) == owner:
+                return looked + (LEASE_S / 4 if took <= LEASE_SETTLE_S else LEASE_S * 3 / 4)
+    return None
+
+
+def _content(client: ObjectStore, path: str) -> bytes:
+    """Returns an object, empty where there is none."""
+    try:
+        return client.read(path)
+    except FileNotFoundError:
+        return b""
+
+
+# --- The object store as all of Baton uses it: patient with faults that pass, clear about those that stay.
+
+
+logger = logging.getLogger("baton")
+
+PATIENCE = "BATON_STORE_PATIENCE"
+"""Environment variable: seconds for which an operation on a store that does not answer is tried again."""
+FIRST_PAUSE = 0.4
+LONGEST_PAUSE = 10.0
+"""Seconds between two tries at an operation."""
+T = TypeVar("T")
+_counting = threading.Lock()
+
+
+class Storage:
+    """Objects below one URI, named by paths relative to it.
+
+    Args:
+        uri: A folder or an address whose scheme `store.registry` or fsspec knows. The endpoint and credentials come
+            from the environment (`AWS_ENDPOINT_URL`, `AWS_ACCESS_KEY_ID`, …).
+        patience: Seconds for which an operation is tried again while the store does not answer;
+            10 when neither this nor `BATON_STORE_PATIENCE` says otherwise.
+        client: What moves the bytes, in place of the registry's for the address.
+        world: Whose time, names and threads its users take.
+
+    Attributes:
+        sent: Bytes of files uploaded by this process.
+        received: Bytes of files downloaded by it.
+        client: What moves the bytes; its errors are its library's, see `translated`.
+
+    Raises:
+        StoreError: the URI has an unknown protocol, or names no bucket.
+    """
+
+    def __init__(
+        self, uri: str, *, patience: float | None = None, client: ObjectStore | None = None, world: Runtime = SYSTEM
+    ) -> None:
+        self.patience = machine.number_of(PATIENCE, 10) if patience is None else patience
+        self.world = world
+        self.client: ObjectStore = client or open_store(uri)
+        self.base_uri, self.root, self.is_local = self.client.uri, self.client.root, self.client.is_local
+        self.sent = self.received = 0
+        self._is_kept = False
+
+    @cached_property
+    def fs(self) -> AbstractFileSystem:
+        """The fsspec file system, for those who read files that are not Baton's."""
+        return self.client.file_system()
+
+    def uri(self, path: str = "") -> str:
+        """Returns the address of an object for people and for other processes."""
+        return f"{self.base_uri}/{path}".rstrip("/")
+
+    def key(self, path: str = "") -> str:
+        """Returns the file system's own name of an object."""
+        return below(self.root, path)
+
+    def read(self, path: str) -> bytes:
+        """Returns a whole object.
+
+        Raises:
+            FileNotFoundError: there is no such object.
+            StoreError: the store refused or could not be reached.
+        """
+        return self._patiently(lambda: self.client.read(path))
+
+    def first_lines(self, path: str, count: int) -> list[bytes]:
+        """Returns the first lines of an object without their ends; no more is read than holds them."""
+
+        def read() -> list[bytes]:
+            data, ends = bytearray(), 0
+            for block in self.client.blocks(path):
+                data += block
+                ends += block.count(b"\n")
+                if ends >= count:
+                    break
+            return bytes(data).split(b"\n", count)[:count]
+
+        return self._patiently(read)
+
+    def write(self, path: str, data: bytes) -> None:
+        """Writes a whole object, replacing what was there; readers see the old or the new one."""
+        self._patiently(lambda: self.client.write(path, data))
+
+    def create(self, path: str, data: bytes) -> bool:
+        """Writes an object only if there is none: put-if-absent.
+
+        Returns:
+            Whether this call created it. Among any number of writers at most one is told yes; none is
+            where the answer to the put that won was lost on its way.
+        """
+        # Where a put was answered and the answer lost, the next try finds its own object and says False: who needs to
+        # know whose it is, reads it back (`BundleWriter.commit`, `lineage.accept`).
+        if self.has_conditional_put:
+            return self._patiently(lambda: self.client.create(path, data))
+        return self._patiently(lambda: create_leased(self.client, path, data, self.world))
+
+    @cached_property
+    def has_conditional_put(self) -> bool:
+        """Whether the store refuses a put where there is an object: known, or tried once with an object made for it."""
+        if self.client.create_is_certain:
+            return True
+        # A name of its own, as many processes try at once; a crash leaves an object that `list` does not show.
+        path = f"{OWN}probe-{self.world.unique()}"
+
+        def probe() -> bool:
+            try:
+                # A server that ignores the condition lets both through; one that does not know it refuses the first.
+                return self.client.create(path, b"1") and not self.client.create(path, b"2")
+            finally:
+                remove_quietly(self.client, path)
+
+        try:
+            return self._patiently(probe)
+        except UnsupportedError:
+            return False
+
+    def exists(self, path: str) -> bool:
+        """Tells whether there is an object of this name."""
+        return self.size(path) is not None
+
+    def size(self, path: str) -> int | None:
+        """Returns an object's size in bytes, None where there is none."""
+        return self._patiently(lambda: self.client.size(path))
+
+    def list(self, path: str) -> list[str]:
+        """Returns the names directly below a path, sorted; none where there is nothing."""
+        names = self._patiently(lambda: self.client.list(path))
+        return sorted({name for name in names if name and not name.startswith(OWN)})
+
+    def find(self, path: str) -> dict[str, Entry]:
+        """Returns all objects below a path, by their paths relative to it, sorted."""
+        return dict(sorted(self._patiently(lambda: self.client.find(path)).items()))
+
+    def remove(self, path: str, is_still_so: Callable[[], bool] = lambda: True) -> bool:
+        """Removes an object, if it is there.
+
+        Args:
+            path: The object.
+            is_still_so: Asked before each further try: another process may have given the name to something new.
+
+        Returns:
+            Whether it was removed: not where that said no, nor where the user has not the right to remove anything.
+        """
+        tries = itertools.count()
+
+        def attempt() -> bool:
+            if next(tries) and not is_still_so():
+                return False
+            self.client.remove(path)
+            return True
+
+        try:
+            return self._patiently(attempt)
+        except DeniedError as error:
+            self._keep(error)
+            return False
+
+    @cached_property
+    def cannot_remove(self) -> DeniedError | None:
+        """Why nothing can be removed from a cloud, None where it can: tried once with an object that is not there."""
+        if not isinstance(self.client, CloudStore):
+            return None
+        try:
+            self._patiently(lambda: self.client.remove(f"{OWN}probe-{self.world.unique()}"))
+        except DeniedError as error:
+            self._keep(error)
+            return error
+        return None
+
+    def _keep(self, error: DeniedError) -> None:
+        """Says once that what is not needed any more stays."""
+        if not self._is_kept:
+            self._is_kept = True
+            logger.warning("What is not needed any more stays in the store. %s", error)
+
+    def tidy(self, path: str) -> None:
+        """Removes a folder, if it is empty and the store has such things."""
+        self.client.tidy(path)
+
+    def upload(self, local_path: str, path: str, check: Callable[[], None] = lambda: None) -> str:
+        """Copies a local file into the store.
+
+        Args:
+            local_path: The file.
+            path: Where to.
+            check: Called every few megabytes; a `BatonError` it raises ends the upload.
+
+        Returns:
+            SHA-256 of the bytes as they passed.
+        """
+
+        def send() -> str:
+            check()
+            # New with each try, which sends the file from its first byte.
+            digest = hashlib.sha256()
+
+            def seen(block: bytes) -> None:
+                check()
+                digest.update(block)
+
+            try:
+                self.client.upload(local_path, path, seen)
+            except Exception:
+                check()  # the client may have put another error in the place of the one raised
+                raise
+            # What was sent in vain does not count.
+            size = os.path.getsize(local_path)
+            with _counting:
+                self.sent += size
+            return digest.hexdigest()
+
+        return self._patiently(send)
+
+    def copy(self, source: str, path: str, size: int) -> bool:
+        """Copies an object inside the store; no byte of it passes through this machine.
+
+        Args:
+            source: The object, which nobody changes.
+            path: Where to.
+            size: Its bytes.
+
+        Returns:
+            Whether there is an object of that size now: else the store cannot, or the source is not what it was.
+
+        Raises:
+            FileNotFoundError: there is no such object.
+        """
+        return self._patiently(lambda: self.client.copy(source, path, size) and self.client.size(path) == size)
+
+    def download(self, path: str, local_path: str, size: int | None = None) -> str:
+        """Copies an object to a local file.
+
+        Args:
+            path: The object.
+            local_path: The file; its folder is made.
+            size: The object's bytes, where they are known.
+
+        Returns:
+            SHA-256 of the bytes as they passed.
+
+        Raises:
+            FileNotFoundError: there is no such object.
+        """
+        os.makedirs(os.path.dirname(local_path), exist_ok=True)
+
+        def receive() -> str:
+            known = self.client.size(path) if size is None else size
+            if known is None:
+                raise FileNotFoundError(self.uri(path))
+            try:
+                digest = self.client.download(path, local_path, known)
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+                raise BatonError(
+                    f"{os.path.dirname(local_path)} has no room for {self.uri(path)}, {known:,} bytes.",
+                    remedy="Give the machine more disk, or /dev/shm more memory (resources.shm).",
+                ) from None
+            with _counting:
+                self.received += known
+            return digest
+
+        return self._patiently(receive)
+
+    def sha256(self, path: str) -> tuple[int, str]:
+        """Returns size in bytes and SHA-256 of an object, read through."""
+
+        def read_through() -> tuple[int, str]:
+            digest, size = hashlib.sha256(), 0
+            for block in self.client.blocks(path):
+                digest.update(block)
+                size += len(block)
+            return size, digest.hexdigest()
+
+        return self._patiently(read_through)
+
+    def check(self) -> None:
+        """Writes a small object, without a second try, and removes it where that is allowed.
+
+        Raises:
+            StoreError: the store cannot be written to, with the reason and the remedy.
+        """
+        path = f"{OWN}check-{self.world.unique()}"
+        with self.translated():
+            self.client.write(path, b"baton")
+            remove_quietly(self.client, path)
+
+    def _patiently(self, operation: Callable[[], T]) -> T:
+        """Runs an operation, again and again while the store does not answer, for as long as patience lasts."""
+
+        def attempt() -> T:
+            with self.translated():
+                return operation()
+
+        # Of the translated errors only `UnavailableError` is tried again: what is denied or missing stays so.
+        tries = backoff(
+            self.patience, pause=FIRST_PAUSE, growth=2, longest=LONGEST_PAUSE, jitter=0.25, world=self.world
+        )
+        return retry(attempt, UnavailableError, tries, _warn)
+
+    @contextlib.contextmanager
+    def translated(self, path: str | None = None) -> Iterator[None]:
+        """Turns the client library's errors into `StoreError`; a missing object stays FileNotFoundError.
+
+        Args:
+            path: The object that `fs` is asked for: where that is refused, it is looked for by a listing.
+        """
+        try:
+            yield
+        except BatonError:
+            raise
+        except Exception as error:
+            explained = self.client.explain(error, path)
+            is_clear = isinstance(explained, FileNotFoundError)
+            # A signed address in the cause would be printed with a traceback.
+            raise explained from (None if is_clear or without_signature(str(error)) != str(error) else error)
+
+
+def _warn(error: UnavailableError, attempt: Attempt) -> None:
+    logger.warning("%s Next try in %.1f s.", error.message, attempt.pause)

@@ -1,0 +1,262 @@
+"""The page of a sweep: the leader, why trials were stopped, the time that saved, and learning curves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from markupsafe import Markup
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter
+
+from baton.pages import html as rendering
+from baton.pages import svg
+from baton.pages.html import count, duration, number
+from baton.runs import lineage
+from baton.runs.sweep import Sweep
+from baton.sweep import view as sweep_view
+from baton.sweep.view import STATES, Cost, Trial, View
+
+# --- The plots of a sweep's page: learning curves over each other.
+
+
+BEST, GOOD, MIDDLE, WORST = svg.ORANGE, svg.BLUE, svg.SKY, svg.GREY
+BANDS = ((BEST, "best"), (GOOD, "first quarter"), (MIDDLE, "to the middle"), (WORST, "the others"))
+"""Colours by rank, and what they stand for."""
+NAMED = 6
+"""Curves of survivors that the legend names."""
+
+
+def draw_plots(view: View) -> dict[str, Markup]:
+    """Returns all plots by name; one that has nothing to show is missing."""
+    plots = {
+        "score": (f"{view.metric} of each trial by step", score_plot),
+        "loss": ("Training loss of each trial by step", loss_plot),
+    }
+    return svg.draw_all(plots, view)
+
+
+def score_plot(view: View) -> Figure | None:
+    """Plots the score after each chunk."""
+    return _curves(view, view.metric, lambda trial: _points(trial.scores), marks=True)
+
+
+def loss_plot(view: View) -> Figure | None:
+    """Plots the training loss."""
+    return _curves(view, "training loss", lambda trial: svg.series(trial.losses, "loss"), marks=False)
+
+
+def color(trial: Trial, scored: int) -> str:
+    """Returns the colour of a trial among so many that have a score."""
+    if trial.rank is None:
+        return WORST
+    if trial.rank == 1:
+        return BEST
+    share = (trial.rank - 1) / max(scored, 1)
+    return GOOD if share < 0.25 else MIDDLE if share < 0.5 else WORST
+
+
+def _curves(view: View, name: str, points: Callable[[Trial], svg.Points], *, marks: bool) -> Figure | None:
+    curves = {trial.id: points(trial) for trial in view.trials}
+    shown = [trial for trial in view.trials if len(curves[trial.id][0])]
+    if not shown:
+        return None
+    scored = sum(trial.rank is not None for trial in view.trials)
+    figure, (ax,) = svg.blank_figure(360)
+    limit = max(24, svg.NUM_POINTS // len(shown))
+    for trial in reversed(shown):  # the best on top
+        xs, ys = curves[trial.id]
+        if not marks:
+            xs, ys = _smoothed(xs, ys)
+        alive = trial.is_alive
+        ax.plot(
+            *svg.thin((xs, ys), limit),
+            "-o" if marks else "-",
+            ms=4 if alive else 2.5,
+            color=color(trial, scored) if alive else WORST,
+            lw=2.2 if trial.rank == 1 else 1.5 if alive else 0.9,
+            alpha=1.0 if alive else 0.45,
+            zorder=3 if alive else 2,
+        )
+    values = np.concatenate([ys for _, ys in (curves[trial.id] for trial in shown)])
+    if len(values) and values.min() > 0 and values.max() / values.min() > 50:
+        ax.set_yscale("log")
+        ax.yaxis.set_major_formatter(FuncFormatter(svg.compact))
+    ax.set_ylabel(name)
+    svg.step_axis(ax, ax.get_xlim()[1])
+    _legend(figure, view, scored)
+    return figure
+
+
+def _smoothed(xs: np.ndarray, ys: np.ndarray) -> svg.Points:
+    """Returns the moving mean of a curve that has many points: of many curves only the course can be seen."""
+    window = len(xs) // 20
+    if window < 3:
+        return xs, ys
+    return xs[window // 2 : window // 2 + len(xs) - window + 1], np.convolve(ys, np.ones(window) / window, "valid")
+
+
+def _legend(figure: Figure, view: View, scored: int) -> None:
+    alive = [trial for trial in view.trials if trial.is_alive and trial.rank]
+    named: dict[str, list[str]] = {}
+    for trial in alive:
+        named.setdefault(color(trial, scored), []).append(trial.id)
+    handles = [
+        Line2D([], [], color=hue, lw=2, label=", ".join(named[hue]) if len(alive) <= NAMED else words)
+        for hue, words in BANDS
+        if hue in named
+    ]
+    if len(alive) < len(view.trials):
+        handles.append(Line2D([], [], color=WORST, lw=0.9, alpha=0.6, label="stopped or failed"))
+    figure.legend(handles=handles, loc="outside upper left", ncols=7)
+
+
+def _points(pairs: Sequence[tuple[int, float]]) -> svg.Points:
+    finite = [(step, value) for step, value in pairs if math.isfinite(value)]
+    return np.array([step for step, _ in finite], float), np.array([value for _, value in finite], float)
+
+
+# --- The page of a sweep: which configuration leads, why the others were stopped, and what that has saved.
+
+
+NAME = "page.html"
+TONES = {
+    "won": "good",
+    "goes on": "good",
+    "ended": "good",
+    "failed": "bad",
+    "stopped": "",
+    "training": "",
+    "waiting": "",
+}
+
+
+def write(sweep: Sweep) -> str:
+    """Writes the page of a sweep from what is in the store so far.
+
+    Returns:
+        The page.
+    """
+    html = render(sweep_view.gather(sweep))
+    sweep.storage.write(sweep.path(NAME), html.encode("utf-8", "backslashreplace"))
+    return html
+
+
+def render(view: View) -> str:
+    """Returns the page as one HTML document, which loads nothing; the same view gives the same bytes."""
+    environment = rendering.environment(Path(__file__).parent)
+    environment.filters |= {"value": value_text, "long": duration, "score": score_text}
+    tone, word = state(view)
+    return environment.get_template("sweep.html.j2").render(
+        view=view,
+        tone=tone,
+        word=word,
+        sentence=sentence(view),
+        tiles=tiles(view),
+        plots=draw_plots(view),
+        names=short_names(view),
+        tones=TONES,
+        where=where,
+        family=list(lineage.walk(view.families)),
+    )
+
+
+def state(view: View) -> tuple[str, str]:
+    """Returns the tone and the word of how the sweep stands."""
+    if view.is_over:
+        return "good", "over"
+    return "warn", f"rung {len(view.rungs)} of {view.num_rungs}" if view.rungs else "no rung yet"
+
+
+def sentence(view: View) -> str:
+    """Returns the one sentence that sums the sweep up."""
+    best, total = view.best, len(view.trials)
+    if best is None:
+        failed = sum(trial.state == "failed" for trial in view.trials)
+        told = f", {failed} of them failed" if failed else ""
+        return f"{count(total, 'configuration')}{told}; none has been scored yet."
+    leads = "is the best" if view.is_over else "leads"
+    stopped = sum(not trial.is_alive for trial in view.trials)
+    told = f"{best.id} {leads} with {view.metric} {score_text(best.score)} at step {best.step:,}"
+    return f"{told}; {stopped} of {count(total, 'configuration')} {'was' if stopped == 1 else 'were'} stopped early."
+
+
+def tiles(view: View) -> list[tuple[str, str, str]]:
+    """Returns label, value and a remark for each key figure that is known."""
+    shown, spent = [], sweep_view.cost(view)
+    states = [trial.state for trial in view.trials]
+    if view.best:
+        shown.append((f"Best {view.metric}", score_text(view.best.score), f"{view.best.id}, of all that came as far"))
+    alive = sum(trial.is_alive for trial in view.trials)
+    failed = f", {states.count('failed')} failed" if "failed" in states else ""
+    shown.append(("Configurations", f"{len(states)}", f"{alive} not stopped{failed}"))
+    for label, words, value, total in (
+        ("Steps trained", number, spent.steps, spent.steps_all),
+        ("Time of all chunks", duration, spent.seconds, spent.seconds_all),
+        ("GPU-hours", number, spent.gpu_hours, spent.gpu_hours_all),
+    ):
+        if value:
+            told = f"{value / total:.0%} of {words(total)}, all to the end" if total else "so far"
+            shown.append((label, words(value), told))
+    if spent.seconds and spent.seconds_all and view.rungs:
+        saved = max(spent.seconds_all - spent.seconds - _to_come(view, spent), 0.0)
+        remark = f"{duration(saved)} by stopping early, against training all to the end"
+        shown.append(("Saved", f"{saved / spent.seconds_all:.0%}", remark))
+    return shown
+
+
+def _to_come(view: View, spent: Cost) -> float:
+    """Returns the seconds that the trials which were not stopped still have before them."""
+    if view.is_over or not spent.steps:
+        return 0.0
+    pace = spent.seconds / spent.steps
+    length = max((trial.num_steps or 0 for trial in view.trials), default=0)
+    return sum(((trial.num_steps or length) - trial.step) * pace for trial in view.trials if trial.is_alive)
+
+
+def where(trial: Trial) -> str:
+    """Returns how far a trial came, in words."""
+    if trial.state == "won":
+        return "trained to its end, and ahead of all"
+    if trial.state == "failed":
+        return trial.why or "failed"
+    if trial.state == "stopped":
+        return f"rung {trial.rung}: {trial.why}"
+    if trial.state == "ended":
+        place = "number {} of {}".format(*trial.beaten) if trial.beaten else trial.why
+        return f"trained to its end{f'; {place}' if place else ''}"
+    return f"advanced from rung {trial.rung}" if trial.state == "goes on" else STATES[trial.state]
+
+
+def value_text(value: Any) -> str:
+    """Returns a setting's value in few characters."""
+    if value is None:
+        return "—"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def score_text(value: float | None) -> str:
+    """Returns a score in five digits."""
+    if value is None:
+        return "—"
+    return f"{value:.5g}" if math.isfinite(value) else "not finite"
+
+
+def short_names(view: View) -> dict[str, str]:
+    """Returns the end of each parameter's path, as much of it as tells it from the others."""
+    return {path: _short(path, view.parameters) for path in view.parameters}
+
+
+def _short(path: str, paths: Sequence[str]) -> str:
+    parts = path.split(".")
+    for size in range(1, len(parts)):
+        name = ".".join(parts[-size:])
+        if sum(other == name or other.endswith(f".{name}") for other in paths) == 1:
+            return name
+    return path

@@ -1,0 +1,337 @@
+"""Configurations of a sweep and its rungs: the values of trials, and the chunks after which they compare.
+
+Pure functions: values are all combinations, drawn from a seed, or proposed by Optuna.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count, product
+from typing import Any
+
+from baton.errors import UserError
+from baton.recipe import load
+from baton.recipe import recipe as extras
+from baton.recipe.recipe import Recipe
+from baton.recipe.search import MAX_TRIALS, Range, Search
+
+# --- The values in which the trials of a sweep differ: all combinations, drawn, or proposed by Optuna.
+
+
+Values = dict[str, Any]
+"""Dotted path → value."""
+Parameters = Mapping[str, "list[Any] | Range"]
+
+TRIES = 100
+"""Draws in a row that give nothing new after which a random search takes a configuration twice."""
+STARTUP = 10
+"""Trials known before TPE models them; until then it draws."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Known:
+    """A trial of an earlier bracket: its values and scores.
+
+    Attributes:
+        values: Its values.
+        scores: Chunk → value after it; one that is not a number is left out.
+        finished: Whether it trained to the end.
+    """
+
+    values: Values
+    scores: dict[int, float] = field(default_factory=dict)
+    finished: bool = False
+
+
+def draw(search: Search, seed: int, count: int, known: Sequence[Known] = ()) -> list[Values]:
+    """Returns the values of the next trials, the same for the same arguments.
+
+    Args:
+        search: What they are chosen from.
+        seed: The recipe's.
+        count: How many; of a grid always all.
+        known: The trials before them.
+
+    Raises:
+        UserError: Optuna is not installed.
+    """
+    if search.method == "grid":
+        return grid(search.parameters)
+    if search.method == "optuna":
+        return _proposed(search, seed, count, known)
+    before = [trial.values for trial in known]
+    return _drawn(search.parameters, random.Random(f"{seed}/{len(before)}"), count, before)
+
+
+def grid(parameters: Parameters) -> list[Values]:
+    """Returns every combination, the last parameter changing first."""
+    choices = [values if isinstance(values, list) else values.stepped() or [] for values in parameters.values()]
+    return [dict(zip(parameters, combination, strict=True)) for combination in product(*choices)]
+
+
+def value_ends(parameters: Parameters) -> list[Values]:
+    """Returns configurations that try each value of a list and both ends of a range once, for a check of all."""
+    tried: dict[str, list[Any]] = {
+        path: values if isinstance(values, list) else [values.min, values.max] for path, values in parameters.items()
+    }
+    longest = max(len(values) for values in tried.values())
+    return [{path: values[min(at, len(values) - 1)] for path, values in tried.items()} for at in range(longest)]
+
+
+def configured(recipe: Recipe, values: Values, name: str) -> Recipe:
+    """Returns the ordinary recipe of a trial: without a sweep, its values in their places.
+
+    Args:
+        recipe: The recipe with the sweep.
+        values: The trial's own.
+        name: How it is called in messages.
+
+    Raises:
+        UserError: the values make no recipe; see `baton.recipe.load.validate`.
+    """
+    document = recipe.model_dump(mode="json")
+    document["sweep"] = None
+    for path, value in values.items():
+        try:
+            load.set_path(document, path, value)
+        except KeyError as error:
+            raise UserError(
+                f"sweep.parameters.{path}: {error.args[0]!r} is a value, it has no keys below it."
+            ) from None
+    # What was given by the recipe and is the other way to say how long to train gives way.
+    if values.get("training.max_steps") is not None and "training.epochs" not in values:
+        document["training"]["epochs"] = None
+    if values.get("training.epochs") is not None and "training.max_steps" not in values:
+        document["training"]["max_steps"] = None
+    return load.validate(document, origin=f"{name}: {describe_values(values)}")
+
+
+def describe_values(values: Values) -> str:
+    """Returns values for people: `training.learning_rate=0.0001, training.batch_size=8`."""
+    return ", ".join(f"{path}={json.dumps(value)}" for path, value in values.items())
+
+
+def _drawn(parameters: Parameters, source: random.Random, count: int, before: list[Values]) -> list[Values]:
+    seen = {json.dumps(values, sort_keys=True) for values in before}
+    drawn: list[Values] = []
+    while len(drawn) < count:
+        for _ in range(TRIES):
+            values = {path: _one(choices, source) for path, choices in parameters.items()}
+            if json.dumps(values, sort_keys=True) not in seen:
+                break
+        seen.add(json.dumps(values, sort_keys=True))
+        drawn.append(values)
+    return drawn
+
+
+def _one(choices: list[Any] | Range, source: random.Random) -> Any:
+    if isinstance(choices, list):
+        return source.choice(choices)
+    if (stepped := choices.stepped()) is not None:
+        return source.choice(stepped)
+    if choices.log:
+        value = math.exp(source.uniform(math.log(choices.min), math.log(choices.max)))
+    else:
+        value = source.uniform(choices.min, choices.max)
+    return round(value) if choices.whole else float(f"{value:.6g}")
+
+
+def _proposed(search: Search, seed: int, count: int, known: Sequence[Known]) -> list[Values]:
+    """Asks TPE for trials in one batch, having told it of those before.
+
+    A trial that was stopped is told as pruned, with its score after each chunk: TPE ranks the pruned below the
+    finished, those that came further and scored better first. One without any score is not told.
+    """
+    optuna = _optuna()
+    distributions = {path: _distribution(choices) for path, choices in search.parameters.items()}
+    sampler = optuna.samplers.TPESampler(
+        seed=(seed + len(known)) % 2**32, n_startup_trials=min(STARTUP, count), constant_liar=True
+    )
+    study = optuna.create_study(sampler=sampler, direction="minimize" if search.mode == "min" else "maximize")
+    for trial in known:
+        if trial.scores:
+            study.add_trial(_told(search, trial, distributions))
+    asked = [study.ask(distributions) for _ in range(count)]
+    return [
+        {path: _value(choices, trial.params[path]) for path, choices in search.parameters.items()} for trial in asked
+    ]
+
+
+def _told(search: Search, trial: Known, distributions: dict[str, Any]) -> Any:
+    """Returns a trial as Optuna's `FrozenTrial`."""
+    optuna = _optuna()
+    states = optuna.trial.TrialState
+    return optuna.trial.create_trial(
+        params={
+            path: choices.index(trial.values[path]) if isinstance(choices, list) else trial.values[path]
+            for path, choices in search.parameters.items()
+        },
+        distributions=distributions,
+        intermediate_values=trial.scores,
+        state=states.COMPLETE if trial.finished else states.PRUNED,
+        value=trial.scores[max(trial.scores)],
+    )
+
+
+def _distribution(choices: list[Any] | Range) -> Any:
+    """Returns Optuna's form of a parameter; of a list, the position in it, whatever its values are."""
+    kinds = _optuna().distributions
+    if isinstance(choices, list):
+        return kinds.CategoricalDistribution(range(len(choices)))
+    if choices.whole:
+        return kinds.IntDistribution(choices.min, choices.max, log=choices.log, step=choices.step or 1)
+    return kinds.FloatDistribution(choices.min, choices.max, log=choices.log, step=choices.step)
+
+
+def _value(choices: list[Any] | Range, proposed: Any) -> Any:
+    return choices[proposed] if isinstance(choices, list) else proposed
+
+
+def _optuna() -> Any:
+    extras.require_packages("sweep.method: optuna", "optuna")
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna
+
+
+# --- The rungs of a sweep: after which chunk trials are compared and how many advance. Pure functions of a few
+# numbers.
+
+
+DEFAULT_TRIALS = 8
+OPTUNA_BRACKETS = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rung:
+    """One comparison.
+
+    Attributes:
+        number: Its number in the sweep, from 1.
+        bracket: Its bracket's number, from 1.
+        chunk: Chunk after which trials are compared.
+        keep: How many advance; at a bracket's last rung, which is after the last chunk, all but one are beaten.
+        first: The first chunk that trials train for it.
+    """
+
+    number: int
+    bracket: int
+    chunk: int
+    keep: int
+    first: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bracket:
+    """Trials that are compared with each other, from their first chunk on.
+
+    Attributes:
+        number: From 1.
+        trials: How many there are.
+        rungs: Their comparisons, in order.
+    """
+
+    number: int
+    trials: int
+    rungs: tuple[Rung, ...]
+
+
+def rungs(trials: int, chunks: int, eta: int | None, first: int = 1) -> list[tuple[int, int]]:
+    """Returns after which chunks trials are compared, and how many advance from there.
+
+    Args:
+        trials: How many begin.
+        chunks: Chunks of a run.
+        eta: One of so many advances; None compares at the end only.
+        first: Chunk of the first comparison; each next one is after `eta` times as many.
+
+    Returns:
+        Pairs of chunk and number of those that advance; the last is the last chunk, with one.
+    """
+    pairs: list[tuple[int, int]] = []
+    for level in count():
+        chunk = first * (eta or 1) ** level
+        left = trials // (eta or 1) ** level
+        if eta is None or chunk >= chunks or left <= 1:
+            return [*pairs, (chunks, 1)]
+        pairs.append((chunk, max(left // eta, 1)))
+    raise AssertionError  # count() has no end
+
+
+def brackets(recipe: Recipe) -> list[Bracket]:
+    """Returns the brackets of a recipe's sweep.
+
+    Raises:
+        UserError: they have too many trials.
+    """
+    search, chunks = recipe.sweep, recipe.num_chunks
+    assert search is not None
+    drawn: list[Bracket] = []
+    numbers = count(1)
+    for position, (trials, first) in enumerate(_sizes(search, chunks), 1):
+        steps = rungs(trials, chunks, search.eta, first)
+        begins = (1, *(chunk + 1 for chunk, _ in steps))
+        made = tuple(
+            Rung(number=next(numbers), bracket=position, chunk=chunk, keep=keep, first=begin)
+            for begin, (chunk, keep) in zip(begins, steps, strict=False)
+        )
+        drawn.append(Bracket(number=position, trials=trials, rungs=made))
+    if (total := sum(bracket.trials for bracket in drawn)) > MAX_TRIALS:
+        raise UserError(
+            f"the sweep has {total} trials, at most {MAX_TRIALS}.", remedy="Give fewer values to choose from."
+        )
+    return drawn
+
+
+def check_trials(recipe: Recipe) -> int:
+    """Makes sure that every trial of a sweep is a recipe, and returns how many there are.
+
+    Those that a later bracket will draw are not known yet; every value of a list and both ends of a range are tried.
+
+    Raises:
+        UserError: there is no sweep, a trial is no recipe, or there are too many of them.
+    """
+    if recipe.sweep is None:
+        raise UserError(
+            f"recipe {recipe.name!r} has no sweep, expected what differs between its trials.",
+            remedy="Add for example sweep: {parameters: {training.learning_rate: [1e-4, 3e-4]}}.",
+        )
+    planned = brackets(recipe)
+    drawn = draw(recipe.sweep, recipe.seed, planned[0].trials)
+    for values in value_ends(recipe.sweep.parameters):
+        configured(recipe, values, "sweep.parameters")
+    for number, values in enumerate(drawn):
+        configured(recipe, values, f"trial t{number:03d}")
+    return sum(bracket.trials for bracket in planned)
+
+
+def _sizes(search: Search, chunks: int) -> list[tuple[int, int]]:
+    """Returns of each bracket how many trials it has and the chunk of its first rung."""
+    if search.hyperband:
+        return _hyperband(search.trials, chunks, search.hyperband.eta)
+    total = search.trials or DEFAULT_TRIALS
+    if search.method == "grid":
+        total = len(grid(search.parameters))
+    parts = min(search.brackets or (OPTUNA_BRACKETS if search.method == "optuna" else 1), total)
+    return [(total // parts + (position < total % parts), 1) for position in range(parts)]
+
+
+def _hyperband(trials: int | None, chunks: int, eta: int) -> list[tuple[int, int]]:
+    """Returns the brackets of hyperband (arXiv:1603.06560, algorithm 1), scaled to `trials` where that is given."""
+    deepest = 0
+    while eta ** (deepest + 1) <= chunks:
+        deepest += 1
+    depths = range(deepest, -1, -1)
+    sizes = [math.ceil((deepest + 1) / (depth + 1) * eta**depth) for depth in depths]
+    if trials:
+        exact = [trials * size / sum(sizes) for size in sizes]
+        sizes = [max(int(share), 1) for share in exact]
+        by_rest = sorted(range(len(sizes)), key=lambda at: exact[at] - int(exact[at]), reverse=True)
+        for at in by_rest[: max(trials - sum(sizes), 0)]:
+            sizes[at] += 1
+    return [(size, max(chunks // eta**depth, 1)) for size, depth in zip(sizes, depths, strict=True)]

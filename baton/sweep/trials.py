@@ -1,0 +1,239 @@
+"""Trials of a sweep, drawn bracket by bracket: their data, their notes, and a run for each.
+
+Trials with the same data share it, split and tokenized once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from baton import fork
+from baton.documents import Json
+from baton.errors import UserError
+from baton.pages import quality_page
+from baton.recipe import load
+from baton.recipe.recipe import Recipe
+from baton.runs.documents import OwnCode, PinnedModels, RunInfo, SplitData
+from baton.runs.outcomes import RungEntry, SweepHead, TrialEntry, TrialInfo
+from baton.runs.plan import make_plan
+from baton.runs.run import Run, check_name, identity, now
+from baton.runs.sweep import Sweep
+from baton.runs.versions import FormatVersions
+from baton.store import bundle, sources
+from baton.store.storage import Storage
+from baton.sweep import search
+from baton.sweep import tracking as tracked
+from baton.sweep.search import Bracket, Known, brackets
+from baton.tracking import tracking_run
+
+# --- The data of a sweep's trials: split and tokenized once for all that have the same.
+
+
+CARRIED = (*fork.CARRIED, quality_page.QUALITY)
+"""What split and tokenize have found for one run, and holds for every trial on the same data."""
+
+DECIDING = (SplitData.NAME, PinnedModels.NAME, OwnCode.NAME)
+"""Those of them by which a run's checkpoints know each other."""
+
+
+def preparation_name(sweep: Sweep, recipe: Recipe) -> str:
+    """Returns the name of the run that a trial's data is split and tokenized in: the same for the same data."""
+    document = recipe.model_dump(mode="json")
+    del document["model"]["from_scratch"], document["data"]["workers"], document["data"]["shards"]
+    if recipe.data.csv is None:  # preparations of before it was a setting are the same ones
+        del document["data"]["csv"]
+    decides = [recipe.seed, document["model"], document["data"], recipe.training.method, recipe.hooks.source]
+    if recipe.training.second_model:  # its digest is found with the data
+        decides.append(recipe.training.second_model[1].model_dump(mode="json"))
+    digest = hashlib.sha256(json.dumps([*decides, recipe.needs_all_rows is None], sort_keys=True).encode()).hexdigest()
+    return f"{sweep.name}-data-{digest[:8]}"
+
+
+def preparation_recipe(recipe: Recipe, own: Recipe) -> Recipe:
+    """Returns the recipe by which a trial's data is made, in a run that trains nothing and is not tracked."""
+    document = own.model_dump(mode="json")
+    document["training"] |= {name: getattr(recipe.training, name) for name in ("learning_rate", "epochs", "max_steps")}
+    document["tracking"]["mlflow"] = None
+    return load.validate(document, origin=recipe.name)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Data that was made for trials.
+
+    Attributes:
+        rows: Training sequences.
+        documents: What its stages have found, by name of the document.
+        made: What it was made with.
+    """
+
+    rows: int
+    documents: dict[str, Json]
+    made: FormatVersions
+
+
+def read_prepared(sweep: Sweep, name: str) -> Prepared:
+    """Returns the data that was made in a run."""
+    run = Run(sweep.storage, name)
+    documents = {document: run.get(document) for document in CARRIED}
+    there = {document: content for document, content in documents.items() if content is not None}
+    return Prepared(run.plan().rows, there, run.need(RunInfo).made)
+
+
+# --- The trials of a sweep: drawn bracket by bracket, each noted with the sweep and with its run.
+
+
+def create_sweep(sweep: Sweep, recipe: Recipe, planned: list[Bracket]) -> None:
+    """Writes the sweep with the trials of its first bracket, or makes sure that the one there is this one."""
+    existing = sweep.find()
+    if existing is None:
+        assert recipe.sweep
+        drawn = search.draw(recipe.sweep, recipe.seed, planned[0].trials)
+        rungs = [
+            RungEntry(rung=rung.number, bracket=rung.bracket, chunk=rung.chunk, keep=rung.keep)
+            for bracket in planned
+            for rung in bracket.rungs
+        ]
+        head = SweepHead(
+            name=sweep.name,
+            created=now(),
+            recipe=recipe.model_dump(mode="json"),
+            metric=recipe.sweep.metric,
+            mode=recipe.sweep.mode,
+            rungs=rungs,
+            trials=[_trial(sweep, number, 1, values) for number, values in enumerate(drawn)],
+        )
+        if sweep.create(head):
+            return
+        existing = sweep.document()
+    before = load.validate(existing.recipe, origin=sweep.uri)
+    if changed := load.changed_paths(_identity(before), _identity(recipe)):
+        raise UserError(
+            f"sweep {sweep.name!r} was started with another recipe: {'; '.join(changed)}.",
+            remedy="Choose another name, or set these back.",
+        )
+
+
+def add_trials(sweep: Sweep, recipe: Recipe, planned: list[Bracket], bracket: Bracket) -> None:
+    """Draws the trials of a later bracket by what those before have shown, unless they are drawn."""
+    assert recipe.sweep
+    there = {trial.id for trial in sweep.trials()}
+    first = sum(before.trials for before in planned[: bracket.number - 1])
+    numbers = range(first, first + bracket.trials)
+    if all(_trial_id(number) in there for number in numbers):
+        return
+    before = [trial for trial in sweep.trials() if 1 <= trial.bracket < bracket.number]
+    known = bundle.each(lambda trial: _known(sweep, trial, recipe), before)
+    drawn = search.draw(recipe.sweep, recipe.seed, bracket.trials, known)
+    for number, values in zip(numbers, drawn, strict=True):
+        sweep.add(_trial(sweep, number, bracket.number, values))
+
+
+def bracket_trials(sweep: Sweep, recipe: Recipe, bracket: int) -> Iterator[tuple[TrialEntry, Recipe]]:
+    """Yields the trials of a bracket, each with its recipe."""
+    for trial in sweep.trials():
+        if trial.bracket == bracket:
+            yield trial, search.configured(recipe, trial.values, f"trial {trial.id}")
+
+
+def note_trial(sweep: Sweep, trial: TrialEntry, recipe: Recipe, parent: str | None) -> None:
+    """Notes with a trial's run what it is, before it is a run."""
+    assert recipe.sweep
+    metric = recipe.sweep.metric
+    about = TrialInfo(sweep=sweep.name, id=trial.id, values=trial.values, metric=metric, tracking=parent)
+    sweep.run(trial).write(about)
+
+
+def _identity(recipe: Recipe) -> Json:
+    """Returns what two recipes of one sweep have in common."""
+    assert recipe.sweep
+    return {**identity(recipe), "sweep": recipe.sweep.model_dump(mode="json", exclude={"parallel"})}
+
+
+def _known(sweep: Sweep, trial: TrialEntry, recipe: Recipe) -> Known:
+    scores = {score.chunk: score.value for score in sweep.scores(trial.run) if score.value is not None}
+    return Known(values=trial.values, scores=scores, finished=recipe.num_chunks in scores)
+
+
+def _trial_id(number: int) -> str:
+    return f"t{number:03d}"
+
+
+def _trial(sweep: Sweep, number: int, bracket: int, values: Json) -> TrialEntry:
+    name = _trial_id(number)
+    return TrialEntry(id=name, run=f"{sweep.name}-{name}", bracket=bracket, values=values, parent=None)
+
+
+# --- The beginning of a sweep's bracket: what is compared, once each content's tokens, and a run for every trial.
+
+
+logger = logging.getLogger("baton")
+
+
+def start_bracket(recipe: Recipe, name: str, bracket: int) -> tuple[Sweep, list[dict[str, str]]]:
+    """Draws the trials of a bracket, and tells which data has to be made for them.
+
+    Args:
+        recipe: The recipe with its sweep.
+        name: The sweep's name; one that exists resumes.
+        bracket: Number of the bracket, from 1.
+
+    Returns:
+        The sweep, and for each different data what split and tokenize are given: `recipe`, `run` and `source`.
+
+    Raises:
+        UserError: there is a sweep of this name with another recipe, or a trial's values make no recipe.
+    """
+    sweep = Sweep(Storage(recipe.store.uri), check_name(name))
+    planned = brackets(recipe)
+    if bracket == 1:
+        create_sweep(sweep, recipe, planned)
+    else:
+        add_trials(sweep, recipe, planned, planned[bracket - 1])
+    preparations: dict[str, dict[str, str]] = {}
+    trials = list(bracket_trials(sweep, recipe, bracket))
+    parent = tracked.parent(sweep, recipe)
+    bundle.each(lambda trial: note_trial(sweep, trial, recipe, parent), [trial for trial, _ in trials])
+    for _, own in trials:
+        run = preparation_name(sweep, own)
+        if run not in preparations:
+            source = sources.as_parameter(own.model_dump(mode="json")["data"]["source"])
+            preparations[run] = {
+                "recipe": load.dumps(preparation_recipe(recipe, own)),
+                "run": run,
+                "source": source,
+            }
+    num_trials = planned[bracket - 1].trials
+    logger.info("bracket %d has %d trials, on %d different data", bracket, num_trials, len(preparations))
+    return sweep, list(preparations.values())
+
+
+def create_trials(sweep: Sweep, bracket: int) -> list[str]:
+    """Gives each trial of a bracket a run with the data that was made for it.
+
+    Returns:
+        Addresses of the runs.
+    """
+    recipe = load.validate(sweep.document().recipe, origin=sweep.uri)
+    trials = list(bracket_trials(sweep, recipe, bracket))
+    names = {preparation_name(sweep, own) for _, own in trials}
+    prepared = {name: read_prepared(sweep, name) for name in names}
+
+    def enter_one(trial_with_recipe: tuple[TrialEntry, Recipe]) -> Run:
+        trial, own = trial_with_recipe
+        run, data = sweep.run(trial), prepared[preparation_name(sweep, own)]
+        run.create(own, data.made)
+        for name, content in data.documents.items():
+            (run.set_once if name in DECIDING else run.put)(name, content)
+        run.write_once(make_plan(own, data.rows))
+        return run
+
+    runs = bundle.each(enter_one, trials)
+    for run, (_, own) in zip(runs, trials, strict=True):
+        tracking_run.start(run, own)
+        tracking_run.log_data(run, own)
+    return [run.uri for run in runs]

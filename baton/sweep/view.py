@@ -1,0 +1,279 @@
+"""Gathers what a sweep's page shows from the store, and ranks its trials."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from baton.checkpoint.manifest import LogEntry
+from baton.checkpoint.store import CheckpointStore
+from baton.documents import Json
+from baton.runs import lineage
+from baton.runs.outcomes import RungVerdict, TrialEntry, TrialFailure, Winner
+from baton.runs.plan import Plan
+from baton.runs.run import Run
+from baton.runs.sweep import Sweep
+from baton.store import bundle
+
+MAX_CURVES = 200
+"""Trials whose losses are read for the curves; of the others the page has the scores alone."""
+BEGUN = {"checkpoints", "progress.json", "records", "scores"}
+"""What a run has of which a chunk has begun."""
+STATES = {
+    "won": "ahead of all that came to their end",
+    "goes on": "advances",
+    "ended": "trained to its end",
+    "stopped": "stopped",
+    "failed": "failed",
+    "training": "trains",
+    "waiting": "has not begun",
+}
+"""State of a trial → in words."""
+
+
+@dataclass
+class Trial:
+    """One configuration and how it did.
+
+    Attributes:
+        id: Its id in the sweep.
+        run: Name of its run.
+        values: Dotted path → value.
+        scores: Step and score after each chunk, ascending.
+        losses: What its run logged: step and training loss.
+        chunk: The last chunk after which it was scored.
+        step: The last step it is known to have trained.
+        num_steps: Steps of its whole plan, None where nothing is known of it.
+        num_chunks: Chunks of its whole plan.
+        seconds: What its chunks have taken.
+        state: One of `STATES`.
+        rung: The last rung that it came to, 0 before the first.
+        why: Why it was stopped.
+        beaten: Its place among how many on that rung, where others were better; an older sweep has it in `why` alone.
+        rank: Its place, from 1; None without a score.
+        parent: Run and step that it was forked from.
+        report: Whether its run has a report.
+    """
+
+    id: str
+    run: str
+    values: Json
+    scores: list[tuple[int, float]] = field(default_factory=list)
+    losses: list[LogEntry] = field(default_factory=list)
+    chunk: int = 0
+    step: int = 0
+    num_steps: int | None = None
+    num_chunks: int | None = None
+    seconds: float = 0.0
+    state: str = "waiting"
+    rung: int = 0
+    why: str = ""
+    beaten: tuple[int, int] | None = None
+    rank: int | None = None
+    parent: Json | None = None
+    report: bool = False
+
+    @property
+    def score(self) -> float | None:
+        """The newest score, None before there is one."""
+        return self.scores[-1][1] if self.scores else None
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it was not stopped before its end."""
+        return self.state not in ("stopped", "failed")
+
+
+@dataclass
+class View:
+    """A sweep as its page shows it.
+
+    Attributes:
+        name: Its name.
+        uri: Its address.
+        created: When it began.
+        metric: What trials are compared by.
+        mode: `min` or `max`.
+        parameters: Dotted paths of what is searched.
+        trials: All, the best first.
+        rungs: What was decided, in order.
+        num_rungs: How many rungs there will be.
+        gpus: Accelerators a trial takes, at most.
+        families: Runs that are forked from each other, by name; empty where none are.
+    """
+
+    name: str
+    uri: str
+    created: str
+    metric: str
+    mode: str
+    parameters: list[str]
+    trials: list[Trial]
+    rungs: list[RungVerdict]
+    num_rungs: int
+    gpus: int
+    families: lineage.Family
+
+    @property
+    def is_over(self) -> bool:
+        """Whether every rung was decided."""
+        return bool(self.rungs) and len(self.rungs) >= self.num_rungs
+
+    @property
+    def best(self) -> Trial | None:
+        """The trial at the head of the table, None before there is a score."""
+        return self.trials[0] if self.trials and self.trials[0].rank else None
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a sweep has trained, and (`_all`) all its trials to their ends; None where nothing is known."""
+
+    steps: int
+    steps_all: int | None
+    seconds: float
+    seconds_all: float | None
+    gpu_hours: float
+    gpu_hours_all: float | None
+
+
+def gather(sweep: Sweep, *, with_losses: bool = True) -> View:
+    """Reads a sweep, its rungs, and what is known of each of its runs.
+
+    Args:
+        sweep: The sweep.
+        with_losses: Also read what was logged at each step, which takes much longer.
+    """
+    document, rungs = sweep.document(), sweep.rungs()
+    recipe: Mapping[str, Any] = document.recipe
+    winner = sweep.read(Winner)
+    read = [trial.id for trial in document.trials[: MAX_CURVES if with_losses else 0]]
+    rows = {trial.id: trial for trial in document.trials}
+    trials = bundle.each(lambda name: _trial(sweep, rows[name], with_losses=name in read), rows)
+    _judge(trials, rungs, winner.id if winner else None, len(document.rungs))
+    # Who came further is ahead, and among those the better score; a score that is no number is the last.
+    sign = 1 if document.mode == "min" else -1
+    trials.sort(key=lambda trial: _place(trial, sign))
+    for rank, trial in enumerate((trial for trial in trials if _is_number(trial.score)), 1):
+        trial.rank = rank
+    choices: Mapping[str, Any] = (recipe.get("sweep") or {}).get("parameters") or {}
+    paths = list(dict.fromkeys([*choices, *(path for trial in trials for path in trial.values)]))
+    return View(
+        name=document.name,
+        uri=sweep.uri,
+        created=document.created,
+        metric=document.metric,
+        mode=document.mode,
+        parameters=paths,
+        trials=trials,
+        rungs=rungs,
+        num_rungs=len(document.rungs),
+        gpus=_gpus(recipe.get("resources") or {}),
+        families=_families(sweep, trials),
+    )
+
+
+def cost(view: View) -> Cost:
+    """Returns what was trained, and what all trials would have taken to their ends, each at its own pace."""
+    steps = sum(trial.step for trial in view.trials)
+    seconds = sum(trial.seconds for trial in view.trials)
+    length = max((trial.num_steps for trial in view.trials if trial.num_steps), default=None)
+    pace = seconds / steps if steps else None
+    steps_all = sum(trial.num_steps or length or 0 for trial in view.trials) if length else None
+    seconds_all = None
+    if pace is not None and length:
+        seconds_all = sum(
+            (trial.num_steps or length) * (trial.seconds / trial.step if trial.step and trial.seconds else pace)
+            for trial in view.trials
+        )
+    hours = view.gpus / 3600
+    return Cost(steps, steps_all, seconds, seconds_all, seconds * hours, seconds_all * hours if seconds_all else None)
+
+
+def _trial(sweep: Sweep, row: TrialEntry, *, with_losses: bool) -> Trial:
+    run = Run(sweep.storage, row.run)
+    trial = Trial(row.id, row.run, row.values, parent=row.parent)
+    present = set(sweep.storage.list(run.path()))
+    plan = run.read(Plan) if Plan.NAME in present else None
+    trial.num_steps = plan.num_steps if plan else None
+    trial.num_chunks = len(plan.targets) if plan else None
+    trial.report = "report.html" in present
+    scores = sweep.scores(run) if "scores" in present else []
+    scores.sort(key=lambda score: score.step)
+    trial.scores = [(score.step, score.value) for score in scores if score.value is not None]
+    trial.seconds = sum(score.seconds or 0.0 for score in scores)
+    trial.step = max((score.step for score in scores), default=0)
+    trial.chunk = max((score.chunk for score in scores), default=0)
+    if failure := run.read(TrialFailure) if TrialFailure.NAME in present else None:
+        trial.state, trial.why = "failed", f"chunk {failure.chunk} failed: {failure.message}"
+    elif BEGUN & present:
+        trial.state = "training"
+    if with_losses and "checkpoints" in present:
+        trial.losses = _losses(CheckpointStore(run))
+        trial.step = max(trial.step, *(int(entry["step"]) for entry in trial.losses), 0)
+    return trial
+
+
+def _losses(store: CheckpointStore) -> list[LogEntry]:
+    """Returns the losses that a run logged up to its newest checkpoint."""
+    for checkpoint in store.committed():
+        try:
+            return [entry for entry in store.history(checkpoint) if entry.get("loss") is not None]
+        except FileNotFoundError:  # retention was faster
+            continue
+    return []
+
+
+def _judge(trials: list[Trial], rungs: list[RungVerdict], winner: str | None, num_rungs: int) -> None:
+    """Gives each trial what the rungs have decided about it."""
+    by_id = {trial.id: trial for trial in trials}
+    for rung in rungs:
+        for name in rung.kept:
+            if trial := by_id.get(name):
+                trial.rung, trial.why, trial.beaten = rung.rung, "", None
+                trial.state = "ended" if _has_ended(trial) else "goes on"
+        for entry in rung.stopped:
+            if trial := by_id.get(entry.id):
+                trial.rung, trial.why = rung.rung, entry.why
+                trial.beaten = (entry.place, entry.of) if entry.place and entry.of else None
+                ended = "ended" if _has_ended(trial) else "stopped"
+                trial.state = "failed" if rung.has_failed(entry) else ended
+    if winner in by_id and len(rungs) >= num_rungs:
+        by_id[winner].state = "won"
+
+
+def _has_ended(trial: Trial) -> bool:
+    """Tells whether a trial has come to its last step, or has the score of its last chunk after early stopping."""
+    if trial.num_steps is None or trial.num_chunks is None:
+        return False
+    return trial.step >= trial.num_steps or trial.chunk >= trial.num_chunks
+
+
+def _place(trial: Trial, sign: int) -> tuple[bool, bool, int, float, str]:
+    if not _is_number(trial.score):
+        return (True, trial.state == "failed", 0, 0.0, trial.id)
+    assert trial.score is not None
+    return (False, trial.state != "won", -trial.chunk, sign * trial.score, trial.id)
+
+
+def _is_number(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)
+
+
+def _gpus(resources: Mapping[str, Any]) -> int:
+    nodes = resources.get("nodes", 1)
+    return int(resources.get("gpus", 0)) * int(nodes["max"] if isinstance(nodes, dict) else nodes)
+
+
+def _families(sweep: Sweep, trials: list[Trial]) -> lineage.Family:
+    """Returns the runs that are forked from each other, of which one is a trial."""
+    if not any(trial.parent for trial in trials):
+        return {}
+    members = lineage.family(sweep.storage)
+    families: lineage.Family = {}
+    for trial in trials:
+        if trial.parent and trial.run in members and trial.run not in families:
+            families |= lineage.relatives(members, trial.run)
+    return families

@@ -1,0 +1,288 @@
+"""Messages between a chunk and its MLflow sender, samples of machine use, and metrics held back as files.
+
+Opening a database takes two seconds of a core, more than the steps of a short chunk. So a short chunk keeps its
+lines below the run, and the next process that opens the database sends them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import importlib.util
+import json
+import os
+import threading
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import psutil
+
+from baton import events, machine
+
+# --- What a process beside training is told, and what it finds out of a run in MLflow; see `sender`.
+
+
+Value = dict[str, str | int | float]
+"""A metric as MLflow's API has it: key, value, timestamp, step; model and data set where it is one of these."""
+
+
+@dataclass(frozen=True)
+class LoggedModel:
+    """A logged model to be made, where the run has none.
+
+    Attributes:
+        name: Its name.
+        kind: What kind of model it is, by which MLflow's search tells them apart.
+        tags: Its tags.
+    """
+
+    name: str
+    kind: str
+    tags: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SenderConfig:
+    """Where metrics go.
+
+    Attributes:
+        uri: Address of the server or database.
+        run_id: The tracking run.
+        trains: Whether a chunk trains: then the run is set running, steps that it has already are left out, and the
+            machine's use is logged.
+        datasets: Side of the data → name and digest.
+        model: The logged model, None where none is to be made.
+        params: The run's parameters that were found out.
+        unsent: Folder of what was held back before, which is sent first; see `MetricBuffer`.
+    """
+
+    uri: str
+    run_id: str
+    trains: bool = False
+    datasets: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    model: LoggedModel | None = None
+    params: Mapping[str, str] = field(default_factory=dict)
+    unsent: str | None = None
+
+
+@dataclass(frozen=True)
+class TrackingState:
+    """A tracking run as it is.
+
+    Attributes:
+        experiment_id: Its experiment.
+        status: Its status.
+        params: Its parameters.
+        steps: Metric → the last step it has a value of.
+        models: Ids of the models that came out of it.
+    """
+
+    experiment_id: str
+    status: str
+    params: Mapping[str, str]
+    steps: Mapping[str, int]
+    models: Sequence[str]
+
+
+class Client(Protocol):
+    """What the process beside training, and who has little to say, ask of MLflow."""
+
+    def read(self, run_id: str) -> TrackingState:
+        """Returns a tracking run."""
+
+    def reopen(self, run_id: str) -> None:
+        """Sets a tracking run running."""
+
+    def log(self, run_id: str, values: Sequence[Value]) -> None:
+        """Logs metrics, at most a thousand."""
+
+    def log_params(self, run_id: str, params: Mapping[str, str]) -> None:
+        """Logs parameters."""
+
+    def tag(self, run_id: str, tags: Mapping[str, str]) -> None:
+        """Sets tags of a tracking run."""
+
+    def make_model(self, run_id: str, experiment_id: str, model: LoggedModel, params: Mapping[str, str]) -> str:
+        """Makes a logged model that comes out of a run, and returns its id."""
+
+    def tag_model(self, model_id: str, tags: Mapping[str, str]) -> None:
+        """Sets tags of a logged model."""
+
+
+# --- Use of this machine, under the names and by the variables of MLflow's own system metrics.
+
+
+USAGE_INTERVAL_S = 5.0
+"""Seconds between two samples."""
+
+
+def usage_prefix() -> str:
+    """Returns what the names begin with."""
+    node = os.environ.get("MLFLOW_SYSTEM_METRICS_NODE_ID")
+    return f"system/{node}/" if node else "system/"
+
+
+def usage_line(figures: dict[str, float], milliseconds: int) -> dict[str, Any]:
+    """Returns a sample as a line for the sender, which numbers it."""
+    return {"metrics": figures, "milliseconds": milliseconds}
+
+
+class Usage:
+    """Samples the use of this machine in a thread, and hands on the means of several samples.
+
+    Args:
+        take: Takes figures and the time in milliseconds.
+        imports_mlflow: Whether MLflow may be imported for those of AMD's GPUs.
+    """
+
+    def __init__(self, take: Callable[[dict[str, float], int], None], *, imports_mlflow: bool) -> None:
+        self._take = take
+        self._ended = threading.Event()
+        self._interval = machine.number_of("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", USAGE_INTERVAL_S)
+        self._samples = int(machine.number_of("MLFLOW_SYSTEM_METRICS_SAMPLES_BEFORE_LOGGING", 1))
+        self._network = _network()
+        self._gpus = _gpus(imports_mlflow)
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def end(self) -> None:
+        """Takes no more samples."""
+        self._ended.set()
+
+    def _run(self) -> None:
+        psutil.cpu_percent()  # the next call of this thread tells of the time since this one
+        while True:
+            found: dict[str, list[float]] = defaultdict(list)
+            for _ in range(self._samples):
+                if self._ended.wait(self._interval):
+                    return
+                for name, value in self._sample():
+                    found[name].append(value)
+            means = {usage_prefix() + name: round(sum(values) / len(values), 1) for name, values in found.items()}
+            self._take(means, int(time.time() * 1000))
+
+    def _sample(self) -> Iterator[tuple[str, float]]:
+        memory, disk = psutil.virtual_memory(), psutil.disk_usage(os.sep)
+        yield "cpu_utilization_percentage", psutil.cpu_percent()
+        yield "system_memory_usage_megabytes", memory.used / 1e6
+        yield "system_memory_usage_percentage", memory.used / memory.total * 100
+        yield "disk_usage_percentage", disk.percent
+        yield "disk_usage_megabytes", disk.used / 1e6
+        yield "disk_available_megabytes", disk.free / 1e6
+        for name, before, now in zip(("receive", "transmit"), self._network, _network(), strict=True):
+            yield f"network_{name}_megabytes", now - before
+        yield from self._gpus()
+
+
+def _network() -> tuple[float, float]:
+    counters = psutil.net_io_counters()
+    return (counters.bytes_recv / 1e6, counters.bytes_sent / 1e6) if counters else (0.0, 0.0)
+
+
+def _gpus(imports_mlflow: bool) -> Callable[[], Iterator[tuple[str, float]]]:
+    """Returns what samples the GPUs: NVIDIA's by their own library, AMD's by what MLflow has for them."""
+    with contextlib.suppress(Exception):
+        nvml = importlib.import_module("pynvml")
+        nvml.nvmlInit()
+        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        return lambda: _nvidia(nvml, handles)
+    if imports_mlflow and importlib.util.find_spec("pyrsmi"):
+        with contextlib.suppress(Exception):
+            from mlflow.system_metrics.metrics.rocm_monitor import ROCMMonitor
+
+            monitor = ROCMMonitor()
+            return lambda: _amd(monitor)
+    return lambda: iter(())
+
+
+def _nvidia(nvml: Any, handles: list[Any]) -> Iterator[tuple[str, float]]:
+    for index, handle in enumerate(handles):
+        with contextlib.suppress(nvml.NVMLError):
+            memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+            yield f"gpu_{index}_memory_usage_percentage", memory.used / memory.total * 100
+            yield f"gpu_{index}_memory_usage_megabytes", memory.used / 1e6
+        with contextlib.suppress(nvml.NVMLError):
+            yield f"gpu_{index}_utilization_percentage", nvml.nvmlDeviceGetUtilizationRates(handle).gpu
+        with contextlib.suppress(nvml.NVMLError):
+            watts = nvml.nvmlDeviceGetPowerUsage(handle) / 1000
+            yield f"gpu_{index}_power_usage_watts", watts
+            yield f"gpu_{index}_power_usage_percentage", watts * 1e5 / nvml.nvmlDeviceGetEnforcedPowerLimit(handle)
+
+
+def _amd(monitor: Any) -> Iterator[tuple[str, float]]:
+    monitor.clear_metrics()
+    monitor.collect_metrics()
+    yield from monitor.aggregate_metrics().items()
+
+
+# --- What a short chunk has for a database of this machine, held back as files until somebody sends it.
+#
+# Opening a database takes two seconds of a core, as MLflow's own client has to be imported for it: a short chunk takes
+# no more for its steps. So the lines are kept below the run, each as soon as there is one, and go with those of the
+# next process that opens the database: a chunk that lasts, the evaluation, the end.
+
+
+class MetricBuffer:
+    """Lines that are held back.
+
+    Args:
+        folder: Where.
+
+    Raises:
+        OSError: nothing can be written there.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._lock = threading.Lock()
+        os.makedirs(folder, exist_ok=True)
+        # By time: they are sent in the order in which they were begun.
+        path = os.path.join(folder, f"{time.time_ns():019d}-{uuid.uuid4().hex[:6]}.jsonl")
+        self._file = open(path, "w", encoding="utf-8")  # noqa: SIM115 - open as long as the chunk
+        # Let go by its end, however it ends: who sends finds by it the files that nobody writes to any more.
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+
+    def write(self, document: Mapping[str, object]) -> None:
+        """Keeps a line, whatever becomes of this process."""
+        with self._lock:
+            if self._file.closed:  # a thread that samples the machine may come late
+                return
+            try:
+                self._file.write(json.dumps(document) + "\n")
+                self._file.flush()
+            except OSError as error:  # a full disk is no reason to stop training
+                events.warn(f"metrics are not kept for MLflow: {error}")
+                self._end()
+
+    def close(self) -> None:
+        """Ends it."""
+        with self._lock:
+            self._end()
+
+    def _end(self) -> None:
+        with contextlib.suppress(OSError):  # what could not be written is not written now either
+            self._file.close()
+
+
+def buffered_files(folder: str | None) -> list[str]:
+    """Returns the paths of files that are held back, the oldest first."""
+    if folder is None or not os.path.isdir(folder):
+        return []
+    return [os.path.join(folder, name) for name in sorted(os.listdir(folder)) if name.endswith(".jsonl")]
+
+
+def finished_buffers(folder: str | None) -> list[tuple[str, list[dict[str, Any]]]]:
+    """Returns path and lines of each file that nobody writes to any more, the oldest first."""
+    return [(path, documents) for path in buffered_files(folder) if (documents := _read_buffer(path)) is not None]
+
+
+def _read_buffer(path: str) -> list[dict[str, Any]] | None:
+    """Returns the lines of a file, None where it is being written; the last may have been cut off with its process."""
+    with open(path, encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return None
+        return [json.loads(line) for line in file if line.endswith("\n")]

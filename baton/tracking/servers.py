@@ -1,0 +1,126 @@
+"""The MLflow server of a run, and links to the run in the store, MLflow and Kubeflow.
+
+The recipe names the server; without one it is the server that Kubeflow itself logs to.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from baton.recipe.recipe import Recipe
+from baton.runs.documents import Tracking
+from baton.runs.run import Run
+from baton.store.storage import Storage
+
+# --- Links to a run: in the store, in MLflow, in Kubeflow.
+
+
+KUBEFLOW_RUN = "KFP_RUN_ID"
+"""Variable with the id of the Kubeflow run that a pod belongs to; the compiled pipeline takes it from a label."""
+
+TRAINING = "workflowType=machine_learning"
+"""By which MLflow's pages show training, and not applications: they have two faces, and remember the last one."""
+
+KUBEFLOW_PAGE = "KF_PIPELINES_UI_ENDPOINT"
+"""Variable with the address of the Kubeflow Pipelines page, as kfp itself calls it."""
+
+
+def kubeflow_run() -> str | None:
+    """Returns the id of the Kubeflow run that this process belongs to, or None."""
+    return os.environ.get(KUBEFLOW_RUN) or None
+
+
+def kubeflow_url() -> str | None:
+    """Returns where the Kubeflow run of this process is shown, or None where that is not known."""
+    page, run_id = os.environ.get(KUBEFLOW_PAGE), kubeflow_run()
+    return f"{page.rstrip('/')}/#/runs/details/{run_id}" if page and run_id else None
+
+
+def mlflow_url(run: Run, recipe: Recipe) -> str | None:
+    """Returns where the tracking run of a training run is shown, or None where it has no page."""
+    tracking = run.read(Tracking)
+    if tracking is None or tracking.experiment_id is None:
+        return None
+    page = recipe.tracking.mlflow_page or tracking.mlflow
+    if not page.startswith(("http://", "https://")):
+        return None
+    return f"{page.rstrip('/')}/#/experiments/{tracking.experiment_id}/runs/{tracking.run_id}?{TRAINING}"
+
+
+def kubeflow_tags() -> dict[str, str]:
+    """Returns what leads from a tracking run to the Kubeflow run of this process."""
+    present = {"kubeflow.run_id": kubeflow_run(), "kubeflow.url": kubeflow_url()}
+    if url := present["kubeflow.url"]:
+        present["mlflow.note.content"] = f"[Kubeflow run]({url})"
+    return {name: value for name, value in present.items() if value}
+
+
+# --- Which MLflow a run is tracked in: the one that its recipe names, or the one that Kubeflow itself logs to.
+
+
+PARENT = "mlflow.parentRunId"
+"""Tag by which MLflow shows a run below another one of the same experiment."""
+
+KIND = {"mlflow.experimentKind": "custom_model_development"}
+"""Tag that says what an experiment is; without it MLflow's page guesses, see `TRAINING` too."""
+
+ACCESS = ("MLFLOW_WORKSPACE", "MLFLOW_TRACKING_AUTH")
+"""Variables beside the address by which Kubeflow tells a pod how to reach its MLflow; those of a Secret aside."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """An MLflow server or database."""
+
+    uri: str
+    experiment_id: str | None = None
+    """Kubeflow's experiment, where the server is Kubeflow's own."""
+    stage_run_id: str | None = None
+    """Kubeflow's tracking run of this stage, which is read and never written."""
+
+    def experiment(self, client: Any, recipe: Recipe, storage: Storage) -> str:
+        """Returns the number of a recipe's experiment: Kubeflow's own, or one by its name, made where there is none.
+
+        Beside a local database the experiment's artifacts go into the store.
+        """
+        if self.experiment_id and recipe.tracking.experiment is None:
+            return self.experiment_id
+        name = recipe.tracking.experiment or recipe.name
+        if existing := client.get_experiment_by_name(name):
+            return str(existing.experiment_id)
+        local = self.uri.startswith("sqlite:") and storage.is_local
+        location = storage.uri("mlflow") if local else None
+        # Only here: of one that is there already, its people have decided what it is.
+        return str(client.create_experiment(name, artifact_location=location, tags=KIND))
+
+    def parent(self, client: Any, experiment_id: str | None) -> dict[str, str]:
+        """Returns the tag that shows a run of an experiment below that of the Kubeflow run; none where it cannot be.
+
+        That is the parent of the stage's run: what lies below the stage's run Kubeflow ends together with the stage.
+        """
+        if self.stage_run_id is None or experiment_id != self.experiment_id:
+            return {}
+        tags = client.get_run(self.stage_run_id).data.tags
+        return {PARENT: tags[PARENT]} if PARENT in tags else {}
+
+
+def server_of(recipe: Recipe) -> Server | None:
+    """Returns the server that a new run is tracked in, None where it is not tracked."""
+    if recipe.tracking.mlflow:
+        return Server(recipe.tracking.mlflow)
+    variables = ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_ID", "MLFLOW_RUN_ID")
+    uri, experiment_id, stage_run_id = (os.environ.get(name) for name in variables)
+    # All three, in a Kubeflow pod: an address alone may stand in anybody's shell.
+    if kubeflow_run() and uri and experiment_id and stage_run_id:
+        return Server(uri, experiment_id, stage_run_id)
+    return None
+
+
+def server_address(run: Run, recipe: Recipe) -> str | None:
+    """Returns the address of the server that a run is tracked in; of one that is not, that which a new run would be."""
+    if tracking := run.read(Tracking):
+        return tracking.mlflow
+    server = server_of(recipe)
+    return server.uri if server else None

@@ -1,0 +1,309 @@
+"""The MLflow tracking run of a training run: started, tagged, given its rows as inputs, and ended.
+
+All processes of a run report to one tracking run. A server out of reach is a warning, not a failure.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from baton.recipe import load
+from baton.recipe.recipe import Recipe
+from baton.runs.documents import ForkNote, SplitCounts, Tracking
+from baton.runs.outcomes import TrialInfo
+from baton.runs.run import Run
+from baton.tracking import client as clients
+from baton.tracking import servers
+from baton.tracking import tracker as models
+from baton.tracking import tracker as parameters
+from baton.tracking.client import connect, without_credentials
+from baton.tracking.servers import Server
+from baton.tracking.tracker import Tracker, send_held
+
+# --- A run's rows as inputs in MLflow: where they come from, their digest, columns and number, by side.
+
+
+SIDES = ("train", "eval", "test")
+"""Sides of a split; MLflow's context of an input has the same words."""
+DIGEST_LENGTH = 12
+"""Characters of the data's digest, of which MLflow takes 36 and shows all."""
+COLUMN_TYPES = {bool: "boolean", int: "long", float: "double", str: "string"}
+"""Python's type → MLflow's."""
+SOURCE_TYPES = {"s3": "s3", "http": "http", "https": "http", "hf": "hugging_face"}
+"""Scheme of an address → MLflow's type of a source; others are `local`."""
+
+
+def dataset_columns(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the columns of rows as MLflow's schema has them, each by the first row that has a value there."""
+    found: dict[str, dict[str, Any]] = {}
+    required: dict[str, bool] = {}
+    rows = list(rows)
+    for name in dict.fromkeys(name for row in rows for name in row):
+        values = [row.get(name) for row in rows]
+        kind = next((kind for value in values if (kind := _column_type(value))), None)
+        found[name], required[name] = kind or {"type": "string"}, None not in values
+    return [{"name": name, **kind, "required": required[name]} for name, kind in found.items()]
+
+
+def _column_type(value: Any) -> dict[str, Any] | None:
+    if isinstance(value, list):
+        items = next((kind for entry in value if (kind := _column_type(entry))), None)
+        return {"type": "array", "items": items} if items else None
+    if isinstance(value, dict):
+        properties = {
+            str(name): {**kind, "required": True} for name, entry in value.items() if (kind := _column_type(entry))
+        }
+        return {"type": "object", "properties": properties} if properties else None
+    return {"type": COLUMN_TYPES[type(value)]} if type(value) in COLUMN_TYPES else None
+
+
+def dataset_keys(recipe: Recipe, counts: SplitCounts) -> dict[str, tuple[str, str]]:
+    """Returns name and digest of each side that has rows, by which MLflow knows it."""
+    digest = str(counts.to_json().get("digest", ""))[:DIGEST_LENGTH]
+    sizes = {side: getattr(counts, side) for side in SIDES}
+    return {side: (f"{_dataset_name(recipe)}-{side}", digest) for side in SIDES if sizes[side]} if digest else {}
+
+
+def dataset_inputs(recipe: Recipe, counts: SplitCounts) -> list[Any]:
+    """Returns each side as an input of a tracking run."""
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    kind, source = _dataset_source(recipe)
+    schema = json.dumps({"mlflow_colspec": counts.columns}) if counts.columns else None
+    found = []
+    for side, (name, digest) in dataset_keys(recipe, counts).items():
+        profile = json.dumps({"num_rows": getattr(counts, side), "digest": counts.to_json().get("digest")})
+        dataset = Dataset(name, digest, kind, source, schema=schema, profile=profile)
+        found.append(DatasetInput(dataset, [InputTag("mlflow.data.context", side)]))
+    return found
+
+
+def _dataset_name(recipe: Recipe) -> str:
+    """Returns the data's name: of one source the end of its address, of several the recipe's."""
+    addresses = [source.uri for source in recipe.data.sources]
+    if len(addresses) > 1:
+        return recipe.name
+    address = addresses[0].partition("?")[0].rstrip("/")
+    if address.startswith("hf://datasets/"):
+        return "/".join(address.removeprefix("hf://datasets/").split("/")[:2])
+    return address.rpartition("/")[2].rpartition(":")[2] or recipe.name
+
+
+def _dataset_source(recipe: Recipe) -> tuple[str, str]:
+    """Returns type and description of where the rows come from, as MLflow's own sources write them."""
+    addresses = [without_credentials(source.uri) for source in recipe.data.sources]
+    first = addresses[0]
+    kind = SOURCE_TYPES.get(first.partition("://")[0], "local") if len(addresses) == 1 else "local"
+    if kind == "hugging_face" and not first.startswith("hf://datasets/"):
+        kind = "local"
+    if kind == "hugging_face":
+        path, _, query = first.removeprefix("hf://datasets/").partition("?")
+        return kind, json.dumps({"path": "/".join(path.split("/")[:2]), "split": query.partition("split=")[2] or None})
+    key = "url" if kind == "http" else "uri"
+    return kind, json.dumps({key: ", ".join(addresses)})
+
+
+# --- MLflow: one tracking run for a training run, whichever processes report to it.
+#
+# A stage tells what it has to tell by MLflow's own client; metrics go by a process beside it: `baton.tracking.tracker`.
+
+
+Ended = Literal["FINISHED", "FAILED", "KILLED"]
+"""How MLflow calls the end of a run."""
+
+AT_ONCE = 100
+"""Parameters that a server takes in one request."""
+RECIPE = "recipe.yaml"
+"""Artifact with what the recipe sets."""
+
+
+def start(run: Run, recipe: Recipe) -> None:
+    """Creates a new run's tracking run, and sets a resumed run's running again; a server out of reach is a warning."""
+    server, tracking = servers.server_of(recipe), run.read(Tracking)
+    if tracking:
+        _resume(run, tracking, server)
+        return
+    if server is None:
+        return
+    try:
+        client = connect(server.uri)
+        number = server.experiment(client, recipe, run.storage)
+        tags = {"baton.run": run.name, "baton.run_uri": run.uri, **servers.kubeflow_tags()}
+        # The parent that Baton knows goes before Kubeflow's run: the run forked from, the sweep of a trial.
+        tags |= server.parent(client, number) | _of_fork(run, server.uri, number) | _of_trial(run)
+        tracked = client.create_run(number, run_name=run.name, tags=tags)
+        log_params(client, tracked.info.run_id, parameters.recipe_params(recipe))
+    except Exception as error:
+        run.warn(f"tracking at {without_credentials(server.uri)} is off for this run: {error}")
+        return
+    # A crash before this leaves a tracking run that nothing is logged to; the next attempt makes another.
+    run.write(Tracking(mlflow=server.uri, run_id=tracked.info.run_id, experiment_id=number))
+    log_texts(run.warn, client, server.uri, tracked.info.run_id, {RECIPE: load.to_yaml(recipe, only_set=True)})
+
+
+def log_params(client: Any, run_id: str, params: Mapping[str, str]) -> None:
+    """Logs parameters to a tracking run."""
+    from mlflow.entities import Param
+
+    entities = [Param(name, value) for name, value in params.items()]
+    for first in range(0, len(entities), AT_ONCE):
+        client.log_batch(run_id, params=entities[first : first + AT_ONCE])
+
+
+def log_texts(warn: Callable[[str], None], client: Any, uri: str, run_id: str, texts: Mapping[str, str]) -> None:
+    """Keeps texts as files among a tracking run's artifacts; a store of artifacts out of reach is a warning.
+
+    It may be another than the server, with credentials that this process has not: the rest goes on without.
+    """
+    try:
+        with tempfile.TemporaryDirectory(prefix="baton-mlflow-") as folder:
+            for name, text in texts.items():
+                Path(folder, name).write_text(without_credentials(text), encoding="utf-8")
+            client.log_artifacts(run_id, folder)
+    except Exception as error:
+        names = ", ".join(texts)
+        warn(f"tracking at {without_credentials(uri)} does not keep {names}: {error}")
+
+
+def _resume(run: Run, tracking: Tracking, server: Server | None) -> None:
+    """Sets the tracking run of a resumed run running again, with links to the Kubeflow run that resumes it."""
+
+    def tell(client: Any) -> None:
+        reopen(client, tracking.run_id)
+        models.resume_model(client, tracking.run_id)
+        tags = servers.kubeflow_tags()
+        if server and server.uri == tracking.mlflow:
+            number = tracking.experiment_id
+            tags |= server.parent(client, number) | _of_fork(run, server.uri, number) | _of_trial(run)
+        for name, value in tags.items():
+            client.set_tag(tracking.run_id, name, value)
+
+    _told(run, tracking, "does not know that this run resumes", tell)
+
+
+def _told(run: Run, tracking: Tracking, otherwise: str, tell: Callable[[Any], None]) -> bool:
+    """Tells a server something, and whether it has heard it; one out of reach is a warning."""
+    try:
+        tell(connect(tracking.mlflow))
+    except Exception as error:
+        run.warn(f"tracking at {without_credentials(tracking.mlflow)} {otherwise}: {error}")
+        return False
+    return True
+
+
+def _of_fork(run: Run, uri: str, number: str | None) -> dict[str, str]:
+    """Returns what names a fork's parent; where that is tracked in the same experiment, the fork is shown below it."""
+    fork = run.read(ForkNote)
+    if fork is None:
+        return {}
+    tags = {"baton.parent": fork.parent, "baton.parent_step": str(fork.step)}
+    theirs = Run.open(fork.parent).read(Tracking)
+    if theirs and (theirs.mlflow, theirs.experiment_id) == (uri, number):
+        tags[servers.PARENT] = theirs.run_id
+    return tags
+
+
+def _of_trial(run: Run) -> dict[str, str]:
+    """Returns what shows a trial below its sweep."""
+    trial = run.read(TrialInfo)
+    return {servers.PARENT: trial.tracking, "baton.sweep": trial.sweep} if trial and trial.tracking else {}
+
+
+def log_data(run: Run, recipe: Recipe) -> None:
+    """Logs the run's rows as inputs of its tracking run, once; a server out of reach is a warning."""
+    tracking, counts = run.read(Tracking), run.read(SplitCounts)
+    if tracking is None or counts is None or tracking.datasets:
+        return
+
+    def tell(client: Any) -> None:
+        client.log_inputs(tracking.run_id, dataset_inputs(recipe, counts))
+
+    if _told(run, tracking, "has no data set of this run", tell):
+        # Metrics are logged by these.
+        sides = {side: list(key) for side, key in dataset_keys(recipe, counts).items()}
+        run.write(tracking.model_copy(update={"datasets": sides}))
+
+
+def log_metrics(run: Run, metrics: dict[str, float], step: int) -> None:
+    """Logs metrics to the tracking run, if there is one; a server out of reach is a warning."""
+    with Tracker(run) as tracker:
+        tracker.log(metrics, step)
+
+
+def tag(run: Run, tags: dict[str, str]) -> None:
+    """Sets tags on the tracking run, if there is one; a server out of reach is a warning."""
+    tracking = run.read(Tracking)
+    if tracking is None or not tags:
+        return
+
+    try:
+        clients.open_client(tracking.mlflow).tag(tracking.run_id, tags)
+    except Exception as error:
+        run.warn(f"tracking at {without_credentials(tracking.mlflow)} has no tags of this run: {error}")
+
+
+def close(run: Run, status: Ended, texts: Mapping[str, str] | None = None) -> None:
+    """Ends the tracking run, if there is one, and keeps files with it; a server out of reach is a warning.
+
+    Args:
+        run: The run.
+        status: How it ended.
+        texts: Name → content of files such as the report.
+    """
+    tracking = run.read(Tracking)
+    if tracking is None:
+        return
+
+    def tell(client: Any) -> None:
+        send_held(run)
+        if texts:
+            log_texts(run.warn, client, tracking.mlflow, tracking.run_id, texts)
+        client.set_terminated(tracking.run_id, status)
+
+    if _told(run, tracking, f"was not told that this run is {status.lower()}", tell):
+        # A server before MLflow 3 has no models.
+        _told(run, tracking, "does not know how this run's model is", lambda client: _end_model(client, run, status))
+
+
+def _end_model(client: Any, run: Run, status: Ended) -> None:
+    models.end_model(client, run, run.need(Tracking).run_id, status)
+
+
+def close_left(uri: str, experiments: Iterable[str], kubeflow_run: str, status: Ended) -> list[str]:
+    """Ends what a Kubeflow run that has ended left running: its runs, its sweep, its trials.
+
+    A run that another Kubeflow run has resumed since is that one's, and stays as it is.
+
+    Args:
+        uri: Address of the server.
+        experiments: Names of the experiments to look through.
+        kubeflow_run: Id of the Kubeflow run.
+        status: How it ended.
+
+    Returns:
+        Names of the tracking runs that were ended.
+
+    Raises:
+        Exception: MLflow's own, where the server cannot be had.
+    """
+    client = connect(uri, retries="0")
+    existing = [client.get_experiment_by_name(name) for name in sorted(set(experiments))]
+    numbers = [found.experiment_id for found in existing if found]
+    if not numbers:
+        return []
+    wanted = f"tags.`kubeflow.run_id` = '{kubeflow_run}' and attributes.status = 'RUNNING'"
+    left = client.search_runs(numbers, wanted, max_results=1000)
+    for tracked in left:
+        client.set_terminated(tracked.info.run_id, status)
+        models.fail_model(client, tracked.info.run_id)
+    return [str(tracked.info.run_name) for tracked in left]
+
+
+def reopen(client: Any, run_id: str) -> None:
+    """Sets a tracking run running again."""
+    if client.get_run(run_id).info.status != "RUNNING":
+        client.update_run(run_id, "RUNNING")

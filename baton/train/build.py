@@ -1,0 +1,455 @@
+"""From recipe, rows and base model to a method's trainer, its arguments, and its micro-batch size.
+
+Settings that bits depend on are set before anything is computed. `training.micro_batch_size: auto` tries a throwaway
+model on a GPU, on ever fewer of the longest rows. On a CPU, where running out of memory ends the process, it is
+estimated. Neither leaves a trace: random state and the libraries' own are put back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+import logging
+import math
+import os
+import sys
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, cast
+
+import torch
+from accelerate.state import AcceleratorState, GradientState
+from accelerate.utils.memory import should_reduce_batch_size
+
+from baton import events, machine
+from baton.errors import UserError
+from baton.models import chat, loading, memory, pinned, rng, user_code
+from baton.models.trainable import freeze
+from baton.recipe.base import amount
+from baton.recipe.recipe import Recipe
+from baton.recipe.training import Training
+from baton.runs.documents import MicroBatch, RunInfo
+from baton.runs.documents import Tokens as TokensDocument
+from baton.runs.plan import Plan
+from baton.store.cache import NodeCache
+from baton.train import imports, methods, sharding
+from baton.train.context import TrainContext
+from baton.train.data import samplers
+from baton.train.data.tokens import ChunkTokens
+from baton.train.distributed import launch
+from baton.train.distributed.ranks import Ranks
+from baton.train.protocol import ChunkTrainer, Options
+from baton.train.trainer import Setup
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+# --- From the recipe to `TrainingArguments`: what every method shares.
+
+
+def training_arguments(recipe: Recipe, plan: Plan, output_dir: str) -> Options:
+    """Returns keyword arguments for the method's configuration class.
+
+    The run's total steps are given, never a chunk's: schedules and order of rows are those of one
+    uninterrupted run, and chunks stop it from outside.
+    """
+    training, processes = recipe.training, Ranks.here().size
+    return {
+        "output_dir": output_dir,
+        "seed": recipe.seed,
+        "data_seed": recipe.seed,
+        "max_steps": plan.num_steps,
+        "per_device_train_batch_size": recipe.micro_batch_size_per_process,
+        "per_device_eval_batch_size": recipe.evaluation_batch_size,
+        # One process that trains alone for several, as the learning-rate finder does, makes the others' passes too; one
+        # that has several virtual workers makes theirs.
+        "gradient_accumulation_steps": recipe.gradient_accumulation_steps * recipe.workers // processes,
+        "logging_strategy": "steps",
+        "logging_steps": training.log_every,
+        # A loss that is no number is logged as that, and not as an average.
+        "logging_nan_inf_filter": False,
+        # The checkpoint callback alone says when, by `control.should_save`.
+        "save_strategy": "no",
+        "eval_strategy": "steps" if recipe.evaluation.in_training else "no",
+        # With `per_epoch` those at epochs' ends; `EvaluationsPerEpoch` adds the others.
+        "eval_steps": plan.steps_per_epoch if recipe.evaluation.per_epoch else recipe.evaluation.every,
+        "dataloader_num_workers": training.workers,
+        "dataloader_pin_memory": recipe.resources.gpus > 0,
+        "use_cpu": recipe.resources.gpus == 0 and recipe.resources.profile != "mps",
+        "report_to": "none",
+        "disable_tqdm": True,
+        **_optimization(training),
+        **_arithmetic(training),
+        **_early_stopping(training),
+        **(sharding.sharding_arguments(recipe) if processes > 1 and not recipe.parallel.virtual_workers else {}),
+    }
+
+
+def _optimization(training: Training) -> Options:
+    options = ",".join(f"{name}={value}" for name, value in training.optimizer_options.items())
+    clips_groups = any(group.max_grad_norm for group in training.groups)
+    return {
+        "learning_rate": training.learning_rate,
+        "lr_scheduler_type": training.lr_scheduler,
+        "lr_scheduler_kwargs": dict(training.lr_scheduler_options) or None,
+        "warmup_steps": training.warmup_steps,
+        "weight_decay": training.weight_decay,
+        # Trainer clips nothing at 0, groups included
+        "max_grad_norm": training.max_grad_norm or (math.inf if clips_groups else 0.0),
+        "optim": training.optimizer,
+        "optim_args": options or None,
+        "adam_beta1": training.adam_betas[0],
+        "adam_beta2": training.adam_betas[1],
+        "adam_epsilon": training.adam_epsilon,
+        "neftune_noise_alpha": training.neftune_alpha,
+    }
+
+
+def _arithmetic(training: Training) -> Options:
+    mode = sharding.compile_mode(training)
+    arithmetic: Options = {
+        "bf16": training.precision == "bf16",
+        "fp16": training.precision == "fp16",
+        "gradient_checkpointing": training.gradient_checkpointing,
+        "torch_compile": mode is not None,
+        "use_liger_kernel": training.liger,
+    }
+    if mode:
+        arithmetic["torch_compile_mode"] = mode
+    if training.tf32 is not None or training.precision == "tf32":
+        arithmetic["tf32"] = training.tf32 is not False
+    return arithmetic
+
+
+def uses_tf32(recipe: Recipe) -> bool:
+    """Returns whether matrix products in 32 bits are rounded: as the recipe says, else as Transformers decides."""
+    training = recipe.training
+    if training.tf32 is not None or training.precision == "tf32":
+        return training.tf32 is not False
+    compiles = sharding.compile_mode(training) is not None and recipe.world_size == 1
+    return compiles and training.precision != "fp16" and recipe.resources.gpus > 0
+
+
+def _early_stopping(training: Training) -> Options:
+    stopping = training.early_stopping
+    if stopping is None:
+        return {}
+    return {
+        "metric_for_best_model": stopping.metric.removeprefix("eval_"),
+        "greater_is_better": stopping.greater_is_better,
+    }
+
+
+def make_deterministic(threads: int | None, deterministic: bool, *, tf32: bool = False) -> None:
+    """Sets what bits depend on, before anything is computed.
+
+    Args:
+        threads: CPU threads of torch; its own choice when None.
+        deterministic: Refuse kernels whose result varies from call to call.
+        tf32: Round what matrix products read in 32 bits.
+    """
+    # Read by cuBLAS when it is first used; without it torch refuses deterministic products on CUDA.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    import torch
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+    if threads:
+        torch.set_num_threads(threads)
+    imports.use_deterministic(deterministic)
+    # On, it fills each new tensor with NaN to catch kernels that read what they did not write; on the CPU that took
+    # a third of a small model's step.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    torch.backends.cudnn.benchmark = False
+    if tf32:
+        # Before Transformers does it, so that the fingerprint says it when a checkpoint is looked at; and by this call,
+        # as after Transformers' alone torch refuses to tell the precision, which `max-autotune` asks for.
+        torch.set_float32_matmul_precision("high")
+
+
+# --- From recipe, rows and base model to a method's trainer.
+
+
+def trainer_setup(
+    recipe: Recipe,
+    plan: Plan,
+    tokens: ChunkTokens,
+    folders: Mapping[str, str],
+    output_dir: str,
+    *,
+    start_weights: bool = True,
+    evaluates: bool | None = None,
+    weighs: bool = True,
+) -> Setup:
+    """Returns what the method's trainer is built from.
+
+    Args:
+        recipe: The resolved recipe, its micro-batch size a number.
+        plan: The run's plan.
+        tokens: The tokenized rows and the tokenizer.
+        folders: Local folders of the models that the recipe names, by role; see `pinned`.
+        output_dir: A local folder.
+        start_weights: Whether the model needs its own; left undefined where a checkpoint is loaded over them.
+        evaluates: Whether held-out rows are needed; as the recipe says when None.
+        weighs: Whether rows and tokens count alike, not batches; see `ChunkTrainer`.
+    """
+    tokenizer = loading.load_tokenizer(f"{tokens.folder}/tokenizer", trust_remote_code=recipe.model.trust_remote_code)
+    base = folders.get(pinned.BASE)
+    model = loading.start_model(recipe, tokenizer, base, weights=start_weights)
+    if recipe.training.trainable:
+        freeze(model, recipe.training.trainable)
+    evaluates = recipe.evaluation.in_training if evaluates is None else evaluates
+    return Setup(
+        recipe=recipe,
+        arguments=training_arguments(recipe, plan, output_dir),
+        model=model,
+        tokenizer=tokenizer,
+        train=tokens.train(),
+        held_out=tokens.held_out() if evaluates else None,
+        reference=lambda: loading.start_model(recipe, tokenizer, base),
+        second_model=lambda: _second_model(recipe, folders),
+        weighs=weighs,
+    )
+
+
+def build_trainer(parts: Setup) -> ChunkTrainer:
+    """Builds the trainer of the recipe's method."""
+    return cast(ChunkTrainer, methods.load(parts.recipe.training.method).build(parts))
+
+
+def _second_model(recipe: Recipe, folders: Mapping[str, str]) -> PreTrainedModel:
+    """Loads the second model that the method's settings name."""
+    assert recipe.training.second_model
+    role, _ = recipe.training.second_model
+    return loading.second_model(recipe, folders[role])
+
+
+# --- `training.micro_batch_size: auto`: the most rows per forward pass that memory takes, found once for a run.
+#
+# On a GPU it is tried: a model that is thrown away trains on the longest rows, with ever fewer of them, until none of
+# it runs out of memory. On a CPU, where running out ends the process, it is estimated. Neither leaves a trace in what
+# the chunk then computes: random state and the libraries' own are put back.
+
+
+logger = logging.getLogger("baton")
+
+USABLE = 0.95
+"""Share of a GPU's memory that a trial may fill: rows of other lengths leave holes in it."""
+HOST_SHARE = 0.8
+"""Share of the host's memory that may be filled."""
+STEPS = 2
+"""Optimizer steps of a trial: from the second on, the optimizer's state is there too."""
+
+
+def resolve_micro_batch(
+    context: TrainContext, tokens: ChunkTokens, folders: Mapping[str, str], output_dir: str
+) -> TrainContext:
+    """Finds the micro-batch size of a run whose recipe leaves it open, and notes it; the first note holds for all.
+
+    Args:
+        context: The chunk that is about to train.
+        tokens: The tokenized rows and the tokenizer.
+        folders: Local folders of the models that the recipe names, by role.
+        output_dir: A local folder, for trials.
+
+    Returns:
+        The chunk with the number in its recipe.
+
+    Raises:
+        UserError: not even one row fits.
+    """
+    recipe = context.recipe
+    if recipe.training.micro_batch_size != "auto":
+        return context
+    # Trials draw random numbers, and the run is to begin as one whose recipe names the size.
+    with rng.undisturbed():
+        if gpu := machine.gpu():
+            room = USABLE * gpu.bytes
+
+            def fits(rows: int) -> bool:
+                return _fits_gpu(
+                    lambda: _try(with_micro_batch(recipe, rows), context.plan, tokens, folders, output_dir), room
+                )
+
+            size, by = largest_micro_batch(recipe, fits), "trial"
+        else:
+            size, by = largest_micro_batch(recipe, _fits_host(recipe, folders.get(pinned.BASE))), "estimate"
+    try:
+        context.run.write_once(MicroBatch(micro_batch_size=size, found_by=by, device=gpu.name if gpu else "cpu"))
+    except UserError:
+        if context.run.read(MicroBatch) is None:  # not another process that was first
+            raise
+    context = context.resolved_again()
+    rows, passes = context.recipe.micro_batch_size_per_process, context.recipe.gradient_accumulation_steps
+    logger.info("%d rows per forward pass, %d passes per step, by %s", rows, passes, by)
+    events.emit(events.MicroBatch(size=rows, accumulation=passes, found_by=by))
+    return context
+
+
+def largest_micro_batch(recipe: Recipe, fits: Callable[[int], bool]) -> int:
+    """Returns the largest divisor of the batch size that fits.
+
+    Raises:
+        UserError: none does.
+    """
+    batch_size = recipe.training.batch_size
+    for size in range(batch_size, 0, -1):
+        if batch_size % size == 0 and fits(size):
+            return size
+    raise UserError(
+        f"training.micro_batch_size is auto, and not one row of data.max_length {recipe.data.max_length} fits memory.",
+        remedy="Set training.gradient_checkpointing, train an adapter, lower data.max_length, or use a larger machine; "
+        "`baton validate` shows what takes how much.",
+    )
+
+
+def with_micro_batch(recipe: Recipe, size: int) -> Recipe:
+    """Returns a recipe with its micro-batch size given as a number."""
+    training = recipe.training.model_copy(update={"micro_batch_size": size})
+    return recipe.model_copy(update={"training": training})
+
+
+def _fits_host(recipe: Recipe, base: str | None) -> Callable[[int], bool]:
+    local = recipe.model_copy(update={"model": recipe.model.model_copy(update={"base": base})})
+    model = memory.build_skeleton(local)
+    room = min(HOST_SHARE * machine.total_memory(), machine.available_memory())
+    if recipe.resources.memory:
+        room = min(room, amount(recipe.resources.memory) - amount(recipe.resources.shm or "0"))
+    return lambda size: memory.estimate(with_micro_batch(local, size), model).total <= room
+
+
+def _fits_gpu(trial: Callable[[], None], room: float) -> bool:
+    """Tells whether some steps of training on the longest rows stay within the room there is."""
+    fits = _survives(trial)
+    peak = torch.cuda.max_memory_allocated()
+    _forget()
+    return fits and peak <= room
+
+
+def _survives(trial: Callable[[], None]) -> bool:
+    """Tells whether a trial ends without running out of memory."""
+    try:
+        trial()
+    except RuntimeError as error:
+        if not isinstance(error, torch.cuda.OutOfMemoryError) and not should_reduce_batch_size(error):
+            raise
+        logger.info("that is too much: %s", str(error).partition(".")[0])
+        return False
+    return True
+
+
+def _try(recipe: Recipe, plan: Plan, tokens: ChunkTokens, folders: Mapping[str, str], output_dir: str) -> None:
+    """Trains a model that is thrown away, with nothing of the user's that could act outside of it."""
+    training = {"curriculum": None, "group_by_length": False, "early_stopping": None}
+    recipe = recipe.model_copy(
+        update={
+            "training": recipe.training.model_copy(update=training),
+            "hooks": recipe.hooks.model_copy(update={"callbacks": []}),
+            "evaluation": recipe.evaluation.model_copy(update={"every": None, "per_epoch": None}),
+        }
+    )
+    setup = trainer_setup(recipe, plan, tokens, folders, output_dir, evaluates=False)
+    size = recipe.micro_batch_size_per_process
+    passes = min(2, recipe.gradient_accumulation_steps)  # gradients are there while the second one's activations are
+    lengths = samplers.lengths(setup.train)
+    longest = sorted(range(len(lengths)), key=lambda row: -lengths[row])[: size * passes]
+    rows = [longest[number % len(longest)] for number in range(size * passes)]
+    changed = {
+        "max_steps": STEPS,
+        "gradient_accumulation_steps": passes,
+        "lr_scheduler_type": "constant",
+        "lr_scheduler_kwargs": None,
+        "warmup_steps": 0,
+        "logging_strategy": "no",
+        "dataloader_num_workers": 0,
+    }
+    setup = dataclasses.replace(setup, arguments={**setup.arguments, **changed}, train=setup.train.select(rows))
+    build_trainer(setup).train()
+
+
+def _forget() -> None:
+    """Frees what a trial held, and what libraries remember of it."""
+    if "bitsandbytes" in sys.modules:
+        sys.modules["bitsandbytes"].optim.GlobalOptimManager.get_instance().initialize()
+    if "torch._dynamo" in sys.modules:
+        torch._dynamo.reset()
+    # One for the whole process: what a trial has set would hold for the chunk's own trainer.
+    AcceleratorState._reset_state()
+    GradientState._reset_state()
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
+# --- A run's trainer on this machine, with all that bits depend on set before anything is computed.
+
+
+def prepare(
+    context: TrainContext,
+    tokens: ChunkTokens,
+    folders: Mapping[str, str],
+    output_dir: str,
+    *,
+    code_folder: str | None,
+    start_weights: bool = True,
+    evaluates: bool | None = None,
+    changed: Options | None = None,
+) -> tuple[TrainContext, ChunkTrainer]:
+    """Builds the trainer of the recipe's method.
+
+    Args:
+        context: The chunk.
+        tokens: The tokenized rows and the tokenizer.
+        folders: Local folders of the models that the recipe names, by role; see `pinned`.
+        output_dir: A local folder.
+        code_folder: Folder of the user's Python files, None where there are none.
+        start_weights: Whether the model needs its own; left undefined where a checkpoint is loaded over them.
+        evaluates: Whether held-out rows are needed; as the recipe says when None.
+        changed: Arguments of the method's configuration in place of the run's.
+
+    Returns:
+        The chunk with its micro-batch size found, and the trainer.
+    """
+    # In each rank: a method that writes renders its prompts, and one rank of a machine alone has fetched the tokens.
+    told = context.run.read(TokensDocument)
+    chat.set_template_date(told.today if told else None)
+    # Before anything is built: the recipe names hooks and functions that are imported from there.
+    user_code.install(code_folder)
+    context = resolve_micro_batch(context, tokens, folders, output_dir)
+    setup = trainer_setup(
+        context.recipe,
+        context.plan,
+        tokens,
+        folders,
+        output_dir,
+        start_weights=start_weights,
+        evaluates=evaluates,
+        weighs=context.run.need(RunInfo).made.number("loss") > 1,
+    )
+    setup = dataclasses.replace(setup, arguments={**setup.arguments, **(changed or {})})
+    # With virtual workers each process is told that it trains alone.
+    with context.ranks.hidden() if context.recipe.parallel.virtual_workers else contextlib.nullcontext():
+        return context, build_trainer(setup)
+
+
+def prepare_trial(context: TrainContext, num_steps: int, folder: str, changed: Options) -> ChunkTrainer:
+    """Builds the trainer that the run's first chunk begins with, for a model that is thrown away.
+
+    Args:
+        context: The first chunk.
+        num_steps: Steps for which rows are needed.
+        folder: A local folder for all that is downloaded and written.
+        changed: Arguments of the method's configuration in place of the run's.
+    """
+    recipe = context.recipe
+    machine.require_gpus(recipe.resources.image)
+    launch.pin_device(recipe, context.ranks)
+    training = recipe.training
+    make_deterministic(training.threads, training.deterministic, tf32=uses_tf32(recipe))
+    tokens = ChunkTokens(context.run, recipe, context.plan, lambda _: folder, NodeCache.of(recipe.store))
+    tokens.fetch(0, num_steps)
+    own_code = user_code.fetch(context.run, folder)
+    folders = pinned.compared(context.run, recipe)
+    return prepare(context, tokens, folders, folder, code_folder=own_code, evaluates=False, changed=changed)[1]

@@ -1,0 +1,134 @@
+"""Context of a chunk in one process: its run, recipe, plan and steps, and its seconds by phase."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import time
+from dataclasses import dataclass
+
+import psutil
+
+from baton import events
+from baton.checkpoint.store import CheckpointStore
+from baton.errors import UserError
+from baton.recipe.recipe import Recipe
+from baton.runs.documents import Phase
+from baton.runs.plan import Plan
+from baton.runs.run import Run, state_identity
+from baton.train.distributed.ranks import Ranks
+
+# --- Adds up a chunk's seconds by phase, from the start of its process.
+
+
+class Clock:
+    """Splits time into phases; the first runs from the process's start to the first `enter`."""
+
+    def __init__(self) -> None:
+        self.began = _began()
+        self._since = self.began
+        self._phase = Phase.START
+        self.seconds: dict[Phase, float] = {}
+
+    def enter(self, phase: Phase, **fields: int) -> None:
+        """Ends the phase that runs and starts another; seconds of a phase entered again add up."""
+        now = time.time()
+        self.seconds[self._phase] = self.seconds.get(self._phase, 0.0) + now - self._since
+        self._phase, self._since = phase, now
+        events.emit(events.Phase(phase=phase.value, **fields))
+
+    def restart(self) -> None:
+        """Begins anew: what came before was done beside another process's work."""
+        self.began = self._since = time.time()
+        self.seconds = {}
+
+    def total(self) -> float:
+        """Seconds since the process started."""
+        return time.time() - self.began
+
+    def split(self) -> dict[str, float]:
+        """Returns seconds per phase, the running one included."""
+        running = self.seconds.get(self._phase, 0.0) + time.time() - self._since
+        seconds = {**self.seconds, self._phase: running}
+        return {phase.value: spent for phase, spent in seconds.items()}
+
+    def trained(self) -> float:
+        """Returns the seconds of training, the running ones included."""
+        return self.split().get(Phase.TRAIN, 0.0)
+
+
+def _began() -> float:
+    """Returns when this process started, in seconds since the epoch."""
+    created: float = psutil.Process().create_time()
+    if sys.platform != "linux":
+        return created
+    # psutil counts there from a boot that is known only to the second: the difference of the two is exact.
+    since_boot: float = created - psutil.boot_time()
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + since_boot
+
+
+# --- The context of a chunk: its run, recipe and plan, and the part of it that it trains.
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainContext:
+    """One chunk of a run, in one of its processes.
+
+    Attributes:
+        run: The run.
+        recipe: Its resolved recipe.
+        plan: Its plan.
+        store: Its checkpoints.
+        index: Number of the chunk, from 1; those after the plan's last are spare and have its target.
+        target: Step to which the chunk trains.
+        identity: Digest of all that a checkpoint must have been made from to be resumed.
+        ranks: This process among those that train together.
+        clock: Where the seconds of this process go.
+    """
+
+    run: Run
+    recipe: Recipe
+    plan: Plan
+    store: CheckpointStore
+    index: int
+    target: int
+    identity: str
+    ranks: Ranks
+    clock: Clock
+
+    @classmethod
+    def open(cls, run_uri: str, index: int, clock: Clock | None = None) -> TrainContext:
+        """Reads a chunk from the store.
+
+        Args:
+            run_uri: Address of the run.
+            index: Number of the chunk.
+            clock: The launching process's, where it has begun.
+
+        Raises:
+            UserError: there is no such chunk, or this Baton does not continue what the run was begun with.
+        """
+        clock = clock or Clock()
+        run = Run.open(run_uri)
+        run.require_continued()
+        recipe, plan = run.resolved_recipe(), run.plan()
+        slots = plan.slots(recipe.chunks.spare)
+        if not 1 <= index <= slots:
+            raise UserError(f"chunk {index} does not exist; the run has {slots}, spare ones included.")
+        return cls(
+            run=run,
+            recipe=recipe,
+            plan=plan,
+            store=CheckpointStore.of(run, recipe),
+            index=index,
+            target=plan.target(index),
+            identity=state_identity(run, recipe, plan),
+            ranks=Ranks.here(),
+            clock=clock,
+        )
+
+    def resolved_again(self) -> TrainContext:
+        """Returns the chunk with what was found out for the run since it was opened."""
+        # The identity too: what was found out is part of it, and checkpoints are compared by it.
+        recipe = self.run.resolved_recipe()
+        return dataclasses.replace(self, recipe=recipe, identity=state_identity(self.run, recipe, self.plan))

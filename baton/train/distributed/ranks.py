@@ -1,0 +1,154 @@
+"""The ranks that train a chunk together, as torch's launcher numbers them; a world of one rank needs no torch."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import logging
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeVar, cast
+
+from baton.errors import BatonError
+
+T = TypeVar("T")
+
+PATIENCE = 7200.0
+"""Seconds for which a rank waits for the others in a collective call: while the first one downloads, or waits for the
+store. A rank that hangs in training is named earlier, by `watchdog`; one that ends is noticed at once."""
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among those of its chunk; by default a world of one rank.
+
+    Attributes:
+        rank: Its number among all.
+        size: How many there are.
+        local_rank: Its number on its machine.
+        node: Number of its machine.
+        nodes: How many machines there are.
+        launched: Whether torch's launcher started it.
+    """
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    node: int = 0
+    nodes: int = 1
+    launched: bool = False
+
+    @classmethod
+    def here(cls) -> Ranks:
+        """Reads the environment that torch's launcher gives to each process."""
+        if "LOCAL_RANK" not in os.environ:
+            return cls()
+        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "GROUP_RANK", "GROUP_WORLD_SIZE")
+        rank, size, local_rank, node, nodes = (int(os.environ[name]) for name in names)
+        return cls(rank, size, local_rank, node, nodes, launched=True)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this one reports, records and commits for all."""
+        return self.rank == 0
+
+    @property
+    def leads_node(self) -> bool:
+        """Whether this one downloads for its machine, and watches for its preemption."""
+        return self.local_rank == 0
+
+    @contextlib.contextmanager
+    def hidden(self) -> Iterator[None]:
+        """Has Accelerate take this process for one that trains alone, where it is set up in the block."""
+        names = ("LOCAL_RANK", "WORLD_SIZE")
+        kept = {name: os.environ.pop(name) for name in names if name in os.environ}
+        warned = logging.getLogger("transformers.training_args")
+        level = warned.level
+        warned.setLevel(logging.ERROR)  # it warns of the process group that it is not told of
+        try:
+            yield
+        finally:
+            warned.setLevel(level)
+            os.environ.update(kept)
+
+    def join(self, *, on_gpu: bool) -> None:
+        """Joins the default process group, which Accelerate then uses.
+
+        Args:
+            on_gpu: Whether each rank has its own CUDA device.
+        """
+        if self.size == 1:
+            return
+        import torch
+        import torch.distributed
+
+        if on_gpu:
+            torch.cuda.set_device(self.local_rank % torch.cuda.device_count())  # see `launch.pin_device`
+        # On GPUs both: what is gathered after each step lies on the CPU, of which NCCL knows nothing.
+        torch.distributed.init_process_group(
+            "cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=datetime.timedelta(seconds=PATIENCE)
+        )
+
+    def leave(self) -> None:
+        """Destroys the process group, once all ranks are here."""
+        if self.size > 1:
+            import torch.distributed
+
+            # They share the first one's folder, and upstream looks into it once more at its end: whoever is first must
+            # not go on to remove it.
+            self.gather(None)
+            torch.distributed.destroy_process_group()
+
+    def gather(self, value: T) -> list[T]:
+        """Returns the values of all ranks, in their order; each must call it."""
+        if self.size == 1:
+            return [value]
+        import torch.distributed
+
+        values: list[T | None] = [None] * self.size
+        torch.distributed.all_gather_object(values, value)
+        return cast(list[T], values)
+
+    def gather_numbers(self, numbers: list[float]) -> list[list[float]]:
+        """Returns the numbers of all ranks, as many from each, in their order: cheaper than `gather`."""
+        if self.size == 1:
+            return [numbers]
+        import torch
+        import torch.distributed
+
+        ours = torch.tensor(numbers, dtype=torch.float64)
+        rows = [torch.empty_like(ours) for _ in range(self.size)]
+        torch.distributed.all_gather(rows, ours)
+        return [row.tolist() for row in rows]
+
+    def on_first(self, work: Callable[[], T]) -> T:
+        """Runs `work` in the first rank alone, and returns its result, or raises its error, in all."""
+        return self._run(work, 0 if self.is_first else None, 0)
+
+    def on_node_leaders(self, work: Callable[[], T]) -> T:
+        """Runs `work` in one rank of each machine, and returns its result in all ranks of that machine.
+
+        Raises:
+            BatonError: it failed on some machine; all ranks raise the first such error.
+        """
+        return self._run(work, self.node if self.leads_node else None, self.node)
+
+    def _run(self, work: Callable[[], T], role: int | None, wanted: int) -> T:
+        """Runs `work` in the ranks that have a role, and returns the result of the rank whose role is `wanted`."""
+        if self.size == 1:
+            return work()
+        value: T | None = None
+        failure: BatonError | None = None
+        if role is not None:
+            try:
+                value = work()
+            except BatonError as error:  # the others wait in `gather`: they are told instead of left there
+                failure = error
+        # Those without the role wait here for as long as the work takes. An error that is no `BatonError` ends this
+        # process before, and the launcher then ends the others.
+        results = [row for row in self.gather((role, value, failure)) if row[0] is not None]
+        for _, _, theirs in results:
+            if theirs:
+                raise theirs
+        return cast(T, next(value for role, value, _ in results if role == wanted))

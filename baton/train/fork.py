@@ -1,0 +1,96 @@
+"""A fork's settings in its parent's state, which is restored and compared as it was saved before it gets them.
+
+`Trainer` restores optimizer and schedule with the settings they were saved with, so that a learning rate in a new
+recipe would be ignored silently. A fork gives them its own, once, before its first step; from then on they
+are part of its own checkpoints.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from typing import TYPE_CHECKING, Any
+
+import torch
+from pydantic import JsonValue
+from torch.optim.lr_scheduler import LambdaLR
+
+from baton.checkpoint.digest import tree_digest
+from baton.checkpoint.manifest import CheckpointMeta
+
+if TYPE_CHECKING:
+    from transformers import Trainer
+
+logger = logging.getLogger("baton")
+
+OF_STEP = ("lr", "params")
+"""What a group of parameters holds that is no setting."""
+
+
+class ForkOverrides:
+    """The settings in which a fork differs from what made the state that it restores.
+
+    Args:
+        folder: Local folder of the checkpoint.
+        changed: Dotted path → value before and after.
+    """
+
+    def __init__(self, folder: str, changed: dict[str, list[JsonValue]]) -> None:
+        self.changed = changed
+        with open(os.path.join(folder, "trainer_state.json"), encoding="utf-8") as file:
+            self._max_steps = json.load(file)["max_steps"]
+        self._scheduler = torch.load(os.path.join(folder, "scheduler.pt"), weights_only=True)
+        self._groups: list[dict[str, Any]] = []
+        self._rates: list[float] = []
+
+    @classmethod
+    def of(cls, folder: str, meta: CheckpointMeta) -> ForkOverrides | None:
+        """Returns what a checkpoint asks for, None where nothing of its recipe has changed."""
+        origin = meta.forked_from
+        return cls(folder, origin.changed) if origin and origin.changed else None
+
+    def note(self, trainer: Trainer) -> None:
+        """Keeps the settings of optimizer and schedule as the fork's recipe has made them, before they are restored."""
+        groups = trainer.optimizer.param_groups
+        self._groups = [{name: value for name, value in group.items() if name not in OF_STEP} for group in groups]
+        if isinstance(trainer.lr_scheduler, LambdaLR):
+            self._rates = [float(rate) for rate in trainer.lr_scheduler.base_lrs]
+
+    def restored(self, trainer: Trainer, skipped: tuple[int, ...] = ()) -> dict[str, str]:
+        """Returns the digests of what is compared with the parent's state but for what the fork's recipe decides.
+
+        These are the length of the run, and the form of the schedule, which is no state.
+
+        Args:
+            trainer: The trainer, restored.
+            skipped: Steps that were skipped so far.
+        """
+        now = trainer.state
+        schedule = trainer.lr_scheduler.state_dict()
+        if "lr_lambdas" in schedule:
+            schedule = {**schedule, "lr_lambdas": self._scheduler.get("lr_lambdas")}
+        return {
+            "position": tree_digest([now.global_step, now.epoch, self._max_steps, *skipped]),
+            "scheduler": tree_digest(schedule),
+        }
+
+    def apply(self, trainer: Trainer) -> None:
+        """Gives optimizer and schedule the fork's settings."""
+        groups, scheduler = trainer.optimizer.param_groups, trainer.lr_scheduler
+        for group, own in zip(groups, self._groups, strict=True):
+            group.update(own)
+        if isinstance(scheduler, LambdaLR):
+            scheduler.base_lrs = list(self._rates)
+            at = zip(self._rates, scheduler.lr_lambdas, strict=True)
+            rates = [rate * shape(scheduler.last_epoch) for rate, shape in at]
+        else:  # it lowers the rate by evaluations, and what it has lowered stays so
+            before, after = self.changed.get("training.learning_rate", (1.0, 1.0))
+            rates = [group["lr"] * after / before for group in groups]
+        for group, rate in zip(groups, rates, strict=True):
+            group["lr"] = rate
+        # What `get_last_lr` returns, and `Trainer` logs, until the schedule's next step.
+        scheduler._last_lr = rates
+        logger.info(
+            "a fork takes over step %d with changed %s", trainer.state.global_step, ", ".join(sorted(self.changed))
+        )

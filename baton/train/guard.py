@@ -1,0 +1,399 @@
+"""The guard: each step is judged before its checkpoint, and bad steps are skipped, by their rows.
+
+A step's rows are a function of seed, pass and step, traced back through packing to file and line. The first rank
+writes a bad step down before its process ends. The next process restores the newest checkpoint and skips it.
+A kill in between does no harm: the step is found again, or is known.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import math
+import os
+import statistics
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, islice
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from baton import events, fork
+from baton.checkpoint.restore import Restored
+from baton.errors import SkipError, UserError
+from baton.models import train_rows, trained
+from baton.recipe.recipe import Recipe
+from baton.runs import origins
+from baton.runs.documents import Skip, SourceLocation, SplitCounts, TokensMeta
+from baton.runs.run import Run, now
+from baton.scratch import scratch_folder
+from baton.store.manifest import Manifest
+from baton.train.checkpointer import Checkpointer, Services
+from baton.train.context import TrainContext
+from baton.train.distributed import launch
+from baton.train.protocol import ChunkTrainer, StateDict
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+# --- Which rows a step trains on: positions in the order of its pass, which is a function of seed, pass and step.
+
+
+LAYERS = ("batch_sampler", "batches", "sampler")
+"""Attributes by which batches know what they are made from."""
+
+
+def rows_of_step(loader: Any, recipe: Recipe, steps_per_epoch: int, step: int) -> list[int]:
+    """Returns the numbers of a step's rows; where the model writes, of all prompts of the round that it trains on.
+
+    Args:
+        loader: The trainer's batches, which are gone through no more.
+        recipe: The resolved recipe.
+        steps_per_epoch: Steps of a pass over the rows.
+        step: The step, from 1.
+    """
+    training = recipe.training
+    # TRL's order has a round's prompts, each as often as it is answered, once for every pass.
+    size = training.round_size * recipe.gradient_accumulation_steps if training.spec.generates else training.batch_size
+    epoch, index = divmod(step - 1, steps_per_epoch)
+    order = _row_order(loader)
+    if hasattr(order, "set_epoch"):
+        order.set_epoch(epoch)
+    rows: Iterator[int] = islice(iter(order), index * size, (index + 1) * size)
+    return list(dict.fromkeys(int(row) for row in rows))
+
+
+def _row_order(loader: Any) -> Any:
+    """Returns the order of rows inside all that makes batches of it."""
+    inner = loader.batch_sampler
+    while (layer := next((name for name in LAYERS if hasattr(inner, name)), None)) is not None:
+        inner = getattr(inner, layer)
+    return inner
+
+
+# --- Where rows of tokens come from: back through joining and dropping to lines of the split, and from there to files.
+
+
+def locate_rows(run: Run, recipe: Recipe, rows: Sequence[int]) -> list[SourceLocation]:
+    """Returns where rows to train on come from.
+
+    Args:
+        run: The run.
+        recipe: Its recipe.
+        rows: Their numbers among the tokens, from 0; of packed ones those of their sequences.
+
+    Returns:
+        Files and lines of the source, in their order; where an older Baton made the tokens, maybe files and rows of
+        these.
+
+    Raises:
+        BatonError: tokens or split are gone.
+    """
+    prefix, manifest = trained.tokens_manifest(run)
+    meta = TokensMeta.read(manifest.meta, run.storage.uri(prefix))
+    files = meta.files["train"]
+    starts = [0, *accumulate(count for _, count in files)]
+    by_file: dict[int, list[int]] = {}
+    for row in rows:
+        number = bisect_right(starts, row) - 1
+        by_file.setdefault(number, []).append(row - starts[number])
+    if not meta.first_lines and (
+        train_rows.packs_rows(recipe.data, "train") or meta.train != run.need(SplitCounts).train
+    ):
+        names = ((run.storage.uri(manifest.path(prefix, files[number][0])), by_file[number]) for number in by_file)
+        return [SourceLocation(file=name, line=row + 1) for name, within in names for row in within]
+    first_lines = meta.first_lines or [start + 1 for start in starts]
+    lines: set[int] = set()
+    for number, within in by_file.items():
+        noted = _noted(run, prefix, manifest, files[number][0])
+        lines.update(_lines(noted, recipe, within) if noted else (first_lines[number] + row for row in within))
+    return origins.places(run, lines)
+
+
+def _noted(run: Run, prefix: str, manifest: Manifest, name: str) -> list[tuple[int, int]] | None:
+    """Returns line and length of each row of a file before they were joined; None where each row is the next line's."""
+    import numpy as np
+
+    side, _, file = name.partition("/")
+    noted = f"lines/{side}-{file.rpartition('.')[0]}.npy"
+    if noted not in manifest.files:
+        return None
+    with scratch_folder("lines") as scratch:
+        local = os.path.join(scratch, "lines.npy")
+        run.storage.download(manifest.path(prefix, noted), local)
+        return [(int(line), int(length)) for line, length in np.load(local)]
+
+
+def _lines(noted: Sequence[tuple[int, int]], recipe: Recipe, rows: Iterable[int]) -> list[int]:
+    """Returns the lines of rows of a file."""
+    if not train_rows.packs_rows(recipe.data, "train"):
+        return [noted[row][0] for row in rows]
+    import pyarrow as pa
+
+    # Joined as they were, each token standing for the line that it is of.
+    kind = pa.list_(pa.int64())
+    table = pa.table({"input_ids": pa.array(([line] * length for line, length in noted), type=kind)})
+    joined = train_rows.pack_rows(table, recipe.data, is_all=True)["input_ids"]
+    return [line for row in rows for line in joined[row].as_py()]
+
+
+# --- The guard: each step is judged before its checkpoint can be, and a step that is known to be bad is skipped.
+
+
+FEWEST = 10
+"""Steps that a median is taken of at least, where so many are remembered."""
+STATE = "guard"
+"""Name of the window in the method's state."""
+
+
+class Guarded(ChunkTrainer):
+    """Mixin for a `Trainer`: judges each step by its loss and gradient norm, and skips those that are to be skipped.
+
+    A skipped step is counted, and schedule, rows and callbacks advance as ever; nothing is computed, and the optimizer
+    and its scaler do not know of it. What is found depends on the steps kept alone, so the window is state.
+    """
+
+    _kept: tuple[tuple[float, float], ...] = ()
+    _loss: torch.Tensor | float = 0.0
+
+    @property
+    def skips_step(self) -> bool:
+        """Whether the step that has begun is skipped."""
+        step = self.state.global_step + 1
+        return step in self.resumption.skips or bool(self.guard and step in self.guard.skip)
+
+    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+        """Makes a pass of a step, or passes over it."""
+        if not self.skips_step:
+            loss: torch.Tensor = super().training_step(model, inputs, num_items_in_batch)
+            if self.guard:
+                self._loss = self._loss + loss.float()
+            return loss
+        model.train()  # as a pass begins: an evaluation may have been before it, and TRL logs by it
+        if hasattr(self.optimizer, "train"):
+            self.optimizer.train()
+        self.pass_over(model, inputs)
+        return torch.zeros((), device=self.args.device)
+
+    def floating_point_ops(self, inputs: Any) -> float:
+        """Returns the operations of a pass."""
+        return 0.0 if self.skips_step else float(super().floating_point_ops(inputs))
+
+    def _clip_grad_norm(self, model: nn.Module) -> Any:
+        return None if self.skips_step else super()._clip_grad_norm(model)
+
+    def _get_grad_norm(self, model: nn.Module, grad_norm: torch.Tensor | float | None = None) -> Any:
+        """Returns the gradient norm of a step that may be taken over, None where it is skipped; see `_judge`."""
+        if self.skips_step:
+            self._skip()
+            return None
+        norm = super()._get_grad_norm(model, grad_norm=grad_norm)
+        if self.guard:
+            whole = norm.full_tensor() if hasattr(norm, "full_tensor") else norm  # of FSDP's shards, that of all
+            loss, size, self._loss = float(self._loss), 0.0 if whole is None else float(whole), 0.0
+            if self.args.world_size > 1:
+                self.figures = (loss, size)
+            else:  # with virtual workers each process has the loss of all
+                self._judge(self.state.global_step + 1, loss, size)
+        return norm
+
+    def judge(self, figures: Sequence[Sequence[float]]) -> None:
+        """Judges a step of several processes: after its update, which goes with the process if need be.
+
+        Before it each would have waited for the others once more.
+        """
+        if self.figures:
+            self.figures = ()
+            self._judge(self.state.global_step, sum(row[0] for row in figures) / len(figures), figures[0][1])
+
+    def _skip(self) -> None:
+        """Ends a step that was passed over: no update, and no part in the average that is logged."""
+        # Accelerate's optimizer makes a step, by its scaler where it has one, only where gradients are synced.
+        self.accelerator.gradient_state._set_sync_gradients(False)
+        # Where the scaler refused the update before, and this process made it, the schedule would stand still.
+        self.optimizer._is_overflow = False
+        self._globalstep_last_logged += 1
+        self.skipped = (*self.skipped, self.state.global_step + 1)
+
+    def _judge(self, step: int, loss: float, norm: float) -> None:
+        """Takes a step into the window.
+
+        Raises:
+            SkipError: it is out of bounds; in all ranks.
+        """
+        assert self.guard
+        if math.isfinite(loss) and math.isfinite(norm):
+            # The loss of a policy is about 0, and no multiple of it says anything.
+            times = None if self.recipe.training.generation else self.guard.loss
+            for at, (name, bound) in enumerate((("loss", times), ("grad_norm", self.guard.grad_norm))):
+                before = [row[at] for row in self._kept]
+                if bound and is_beyond((loss, norm)[at], before, bound, self.guard.window):
+                    raise _error(step, name, loss, norm, bound, before)
+            self._kept = (*self._kept, (loss, norm))[-self.guard.window :]
+        # A norm that the gradients' scale has made infinite is for the scaler: it refuses the update, and lowers it.
+        elif self.guard.nan and not (math.isfinite(loss) and self.accelerator.scaler is not None):
+            text = f"step {step} has the loss {loss:g} and the gradient norm {norm:g}; expected finite ones."
+            raise SkipError(text, step=step, reason="nan", loss=loss, grad_norm=norm)
+
+    def method_state(self) -> StateDict:
+        """Returns what the method keeps, and the window."""
+        state = super().method_state()
+        # Left out while it is empty: a fork may have another guard than its parent, or alone have one.
+        return {**state, STATE: self._kept} if self._kept else state
+
+    def load_method_state(self, saved: StateDict) -> None:
+        """Restores it."""
+        super().load_method_state(saved)
+        self._kept = tuple(saved.get(STATE, ()))
+
+    def load_skipped(self, saved: tuple[int, ...]) -> None:
+        """Restores which steps were skipped.
+
+        Raises:
+            UserError: the recipe has others, which were trained.
+        """
+        trained = [x for x in (self.guard.skip if self.guard else ()) if x <= self.state.global_step and x not in saved]
+        if trained:
+            raise UserError(
+                f"training.guard.skip has step {trained[0]}, which this run has trained: its newest checkpoint is that "
+                f"of step {self.state.global_step}.",
+                remedy="Leave it out, or start another run with the list.",
+            )
+        self.skipped = saved
+
+
+def is_beyond(value: float, before: list[float], times: float, window: int) -> bool:
+    """Tells whether a value is out of bounds.
+
+    One that is not above all before it is not: where a loss has fallen fast, it may rise to where it was.
+
+    Args:
+        value: The value.
+        before: Those of the steps kept before.
+        times: How many times their median it may be.
+        window: How many are remembered.
+    """
+    if len(before) < min(FEWEST, window) or value <= max(before):
+        return False
+    median = statistics.median(before)
+    return 0 < median * times < value
+
+
+def _error(step: int, name: str, loss: float, norm: float, bound: float, before: list[float]) -> SkipError:
+    """Returns the error of a step whose loss or gradient norm is out of bounds."""
+    median = statistics.median(before)
+    what, value = ("loss", loss) if name == "loss" else ("gradient norm", norm)
+    text = (
+        f"step {step} has the {what} {value:.4g}; expected at most {bound:g} times {median:.4g}, the median of the "
+        f"{len(before)} steps before it (training.guard.{name})."
+    )
+    return SkipError(text, step=step, reason=name, loss=loss, grad_norm=norm, median=median)
+
+
+# --- Steps that a run's guard does not let pass: kept with the run, by file and line of their rows, for all who resume
+# it.
+#
+# The first rank writes down a step before its process ends, once for all writers; the next process reads what is
+# there, restores the newest checkpoint, and skips it. So whoever is killed in between has done no harm: the step is
+# found again, or is known. A process that was thought gone finds what the others found, and its document stands there
+# already.
+
+
+logger = logging.getLogger("baton")
+
+MOST_ROWS = 1000
+"""Rows that a document names."""
+
+
+def known_skips(context: TrainContext, restored: Restored | None) -> tuple[int, ...]:
+    """Returns the steps that the run's guard has found; those that the recipe names are not among them."""
+    steps = [skip.step for skip in context.run.skips()]
+    # Of the steps before it the checkpoint says what became of them: it holds the state that followed.
+    if restored and (late := sorted(step for step in {*steps} - {*restored.meta.skips} if step <= restored.step)):
+        context.run.warn(f"steps {late} were trained before they were found: they are not skipped")
+    return tuple(steps)
+
+
+@contextlib.contextmanager
+def watch_for_skips(services: Services, trainer: ChunkTrainer, manager: Checkpointer) -> Iterator[None]:
+    """Has the run know a step that training finds in the block, before this process ends; says of a device that breaks
+    after which step it did.
+
+    Raises:
+        SkipError: a step is to be skipped, and the run knows it.
+        DeviceError: in the place of a device's error.
+    """
+    context = services.context
+
+    def note(error: SkipError) -> None:
+        manager.finish()  # the next process resumes from what is on its way; from here the store has its usual patience
+        keep_skip(context, trainer, error)
+
+    try:
+        with launch.watch_device(lambda: int(trainer.state.global_step)):
+            yield
+    except SkipError as error:
+        services.watchdog.stop()
+        # All ranks have found it, and wait here: the launcher ends them all as soon as one of them has ended.
+        context.ranks.on_first(functools.partial(note, error))
+        raise
+
+
+def keep_skip(context: TrainContext, trainer: ChunkTrainer, error: SkipError) -> None:
+    """Keeps with the run that a step is to be skipped, unless another process has.
+
+    Raises:
+        UserError: the run has skipped as many steps as it may.
+    """
+    run, guard = context.run, context.recipe.training.guard
+    assert guard is not None
+    rows = _rows_skipped(context, trainer, error.step)
+    skip = Skip(
+        step=error.step,
+        chunk=context.index,
+        reason=error.reason,
+        message=error.message,
+        loss=_finite(error.loss),
+        grad_norm=_finite(error.grad_norm),
+        median=_finite(error.median),
+        rows=rows[:MOST_ROWS],
+        num_rows=len(rows),
+        created=now(),
+    )
+    began = fork.began(run)
+    before = [other for other in run.skips() if other.step > began]
+    if len(before) >= guard.max_skips and skip.step not in {other.step for other in before}:
+        raise _too_many(before, skip, guard.max_skips)
+    run.note_skip(skip)
+    events.emit(events.StepSkipped(step=skip.step, chunk=skip.chunk, message=skip.message, rows=skip.rows_in_words))
+
+
+def _rows_skipped(context: TrainContext, trainer: ChunkTrainer, step: int) -> list[SourceLocation]:
+    """Returns where a step's rows come from; what cannot be found out is no reason to train on them."""
+    try:
+        loader = trainer.callback_handler.train_dataloader
+        numbers = rows_of_step(loader, context.recipe, context.plan.steps_per_epoch, step)
+        return locate_rows(context.run, context.recipe, numbers)
+    except Exception as error:
+        logger.warning("the rows of step %d are not known: %s: %s", step, type(error).__name__, error)
+        return []
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _too_many(before: list[Skip], last: Skip, most: int) -> UserError:
+    """Returns the error of a run that would skip one step more than it may."""
+    lines = (
+        f"{skip.message.rstrip('.')} ({skip.rows_in_words or 'its rows are not known'})" for skip in (*before, last)
+    )
+    allowed = "no step" if most == 0 else "1 step" if most == 1 else f"{most} steps"
+    return UserError(
+        f"training.guard.max_skips allows {allowed} to be skipped, and there is one more: {'; '.join(lines)}.",
+        remedy="Raise max_skips and run again; or mend these rows, or lower training.learning_rate where training "
+        "diverges, which makes another run.",
+    )

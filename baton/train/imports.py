@@ -1,0 +1,227 @@
+"""Imports the training stack, and defers what libraries import beside it.
+
+torch asks whether numbers are symbols wherever it makes a tensor without memory; here the answer loads nothing.
+Most chunks never load torch's compiler, which is told its settings beforehand.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import importlib
+import operator
+import sys
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+from baton.recipe.recipe import Recipe
+from baton.train import lazy_imports, methods
+from baton.train.lazy_imports import LazySpec
+
+# --- What torch asks about numbers that may be symbols, answered for plain ones without loading what makes symbols.
+#
+# It asks wherever it makes a tensor without memory, as all weights of a model are before they are read from its files.
+
+
+SYMBOLS = "torch.fx.experimental.symbolic_shapes"
+Function = Callable[..., Any]
+
+
+def _asking(name: str, is_plain: Callable[[Any], bool], answer: Function) -> Function:
+    """Returns what stands for a question about numbers that may be symbols, and answers it for plain ones.
+
+    Args:
+        name: The question's function in `torch.fx.experimental.symbolic_shapes`.
+        is_plain: Tells what the answer is known for.
+        answer: What it is.
+    """
+
+    def ask(*values: Any) -> Any:
+        if all(map(is_plain, values)):
+            return answer(*values)
+        package: Any = importlib.import_module(SYMBOLS)
+        assert package.ShapeEnv  # which nothing is told of: so it is loaded
+        return getattr(package, name)(*values)
+
+    return ask
+
+
+def _is_bool(value: Any) -> bool:
+    return type(value) is bool
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (bool, int)
+
+
+def _is_shape(value: Any) -> bool:
+    return type(value) is tuple and all(map(_is_number, value))
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+SYMBOL_QUESTIONS: dict[str, tuple[Callable[[Any], bool], Function]] = {
+    "expect_true": (_is_bool, _itself),
+    "guard_or_false": (_is_bool, _itself),
+    "guard_or_true": (_is_bool, _itself),
+    "guard_size_oblivious": (_is_bool, _itself),
+    "guarding_hint_or_throw": (_is_number, _itself),
+    "has_guarding_hint": (_is_number, lambda _: True),
+    "is_nested_int": (_is_number, lambda _: False),
+    "statically_known_true": (_is_bool, _itself),
+    "sym_and": (_is_bool, lambda *values: all(values)),
+    "sym_eq": (_is_shape, operator.eq),
+    "sym_or": (_is_bool, lambda *values: any(values)),
+}
+"""Of each function: what it can be told without symbols, and what it returns then."""
+SYMBOLS_SPEC = LazySpec(values={name: _asking(name, *question) for name, question in SYMBOL_QUESTIONS.items()})
+
+
+# --- What is said to torch's compiler before it is loaded, which most chunks never do.
+
+
+DYNAMO = "torch._dynamo"
+_marked: list[tuple[str, Function]] = []
+
+
+def _marking(name: str) -> Function:
+    """Returns what stands for a decorator that tells the compiler of a function and returns that as it is."""
+
+    def mark(function: Function) -> Function:
+        _marked.append((name, function))
+        return function
+
+    return mark
+
+
+def _tell(dynamo: ModuleType) -> None:
+    for name, function in _marked:
+        getattr(dynamo, name)(function)
+    _marked.clear()
+    import torch
+
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(torch.are_deterministic_algorithms_enabled(), warn_only=warn_only)
+
+
+def _disable(function: Function | None = None, recursive: bool = True, **options: Any) -> Function:
+    """Returns what stands for `torch._dynamo.disable`: nothing is compiled before the compiler is loaded."""
+    if function is None:
+        return functools.partial(_disable, recursive=recursive, **options)
+    disabled: Function | None = None
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        nonlocal disabled
+        if lazy_imports.is_waiting(DYNAMO):
+            return function(*args, **kwargs)
+        if disabled is None:
+            import torch._dynamo
+
+            disabled = torch._dynamo.disable(function, recursive, **options)  # type: ignore[no-untyped-call]
+        return disabled(*args, **kwargs)
+
+    return call
+
+
+DYNAMO_SPEC = LazySpec(
+    names=frozenset({"OptimizedModule", "TransformGetItemToIndex"}),
+    modules=frozenset({"config", "eval_frame"}),
+    values={
+        "allow_in_graph": _marking("allow_in_graph"),
+        "assume_constant_result": _marking("assume_constant_result"),
+        "disable": _disable,
+        "error_on_nested_fx_trace": True,  # a setting, which gradient checkpointing hands on
+        "graph_break": lambda msg="": None,
+    },
+    loaded=_tell,
+)
+"""What is told of the compiler without loading it."""
+
+
+def use_deterministic(deterministic: bool) -> None:
+    """Refuses kernels whose result varies from call to call, or lets them be used again.
+
+    As `torch.use_deterministic_algorithms`, which loads the compiler in order to tell it.
+    """
+    import torch
+
+    torch.set_deterministic_debug_mode("error" if deterministic else "default")
+    if DYNAMO in sys.modules and not lazy_imports.is_waiting(DYNAMO):
+        torch.use_deterministic_algorithms(deterministic)
+
+
+# --- Imports what a chunk trains with, and defers what libraries import beside it.
+
+
+_SHARDED = frozenset(
+    {
+        "CPUOffloadPolicy",
+        "DTensor",
+        "FSDPModule",
+        "FullyShardedDataParallel",
+        "HuggingFaceStorageReader",
+        "HuggingFaceStorageWriter",
+        "MixedPrecisionPolicy",
+        "_StridedShard",
+        "compute_local_shape_and_global_offset",
+        "distribute_tensor",
+        "fully_shard",
+    }
+)
+_ADAPTERS = frozenset(
+    {
+        "BaseTunerLayer",
+        "LoraConfig",
+        "PeftConfig",
+        "PeftMixedModel",
+        "PeftModel",
+        "PrefixTuningConfig",
+        "PromptLearningConfig",
+        "get_peft_model",
+    }
+)
+DEFERRED: lazy_imports.Packages = {
+    "boto3": LazySpec(),
+    "mlflow": LazySpec(),
+    "peft": LazySpec(_ADAPTERS),
+    "scipy": LazySpec(frozenset({"linear_sum_assignment"})),
+    "sklearn": LazySpec(frozenset({"roc_curve"})),
+    "wandb": LazySpec(values={"run": None}),
+}
+"""Packages that libraries import and a chunk may never use."""
+UNTRACED: lazy_imports.Packages = {
+    DYNAMO: DYNAMO_SPEC,
+    SYMBOLS: SYMBOLS_SPEC,
+    "sympy": LazySpec(frozenset({"Basic"})),
+    "torch.distributed._composable": LazySpec(_SHARDED),
+    "torch.distributed.checkpoint": LazySpec(_SHARDED),
+    "torch.distributed.fsdp": LazySpec(_SHARDED),
+    "torch.distributed.tensor": LazySpec(_SHARDED, made=frozenset({"Partial", "Replicate", "Shard"})),
+}
+"""Those whose names the compiler would find in what it traces."""
+
+
+def import_training_stack(recipe: Recipe) -> ModuleType:
+    """Returns the module of a recipe's method, imported with all that it trains with."""
+    is_compiled = recipe.training.compile or recipe.training.compile_optimizer
+    lazy_imports.defer(DEFERRED if is_compiled else {**DEFERRED, **UNTRACED})
+    with _uncollected(), lazy_imports.looked_up_once():
+        return methods.load(recipe.training.method)
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Leaves out the search for garbage: what modules define stays, and would be gone through a hundred times."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

@@ -1,0 +1,470 @@
+"""Packages that libraries import and may never use: known, and loaded once something of them is used.
+
+A deferred package is a module as `importlib.util.LazyLoader` makes it; `from package import Class` does not load it.
+`python -m baton.train.lazy_imports [FILE]` writes down the installed packages' own facts when an image is made.
+Imports read that file. It is ignored once other packages are installed, and nothing needs it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import importlib
+import importlib.metadata
+import json
+import operator
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+# --- What stands for an object of a package that is not loaded.
+
+
+class LazyObject:
+    """Stands for an object, and loads it when it is looked into.
+
+    Attributes:
+        resolved: What it stands for.
+    """
+
+    resolved: Any
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return type(self.resolved)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.resolved, name)
+
+    def __eq__(self, other: object) -> bool:
+        # By `type`: `isinstance` asks for `__class__`, which loads.
+        return bool(self.resolved == (other.resolved if issubclass(type(other), LazyObject) else other))  # type: ignore[attr-defined]
+
+    def __hash__(self) -> int:
+        return hash(self.resolved)
+
+    def __repr__(self) -> str:
+        return repr(self.resolved)
+
+
+# --- Packages that libraries import and may never use: installed, known, and loaded when something of them is used.
+#
+# A package that is hidden while others are imported would be answered as missing, and libraries keep that answer. A
+# deferred one is a module as `importlib.util.LazyLoader` makes it, with one thing more: `from package import Class`
+# alone does not load it, nor does `isinstance`.
+
+
+@dataclass(frozen=True)
+class LazySpec:
+    """What is told of a package without loading it.
+
+    Attributes:
+        names: Classes and functions that may be imported by name. A stand-in for a value would tell nothing.
+        made: Classes that may be called as well.
+        modules: Modules of it that the package itself imports.
+        values: Other attributes, as they are when the package has been imported and not used.
+        loaded: Called with the package when it has been loaded.
+    """
+
+    names: frozenset[str] = frozenset()
+    made: frozenset[str] = frozenset()
+    modules: frozenset[str] = frozenset()
+    values: Mapping[str, Any] = field(default_factory=dict)
+    loaded: Callable[[ModuleType], None] = lambda _: None
+
+
+Packages = Mapping[str, LazySpec]
+"""Package, or module, that is deferred with all below it."""
+
+
+def defer(packages: Packages) -> None:
+    """Defers packages from here on, in this process and those forked from it; what is imported already stays as it is.
+
+    Args:
+        packages: Which, and what is told of them.
+    """
+    finder = next((finder for finder in sys.meta_path if isinstance(finder, _LazyFinder)), None)
+    if finder is None:
+        finder = _LazyFinder()
+        sys.meta_path.insert(0, finder)
+    finder.add(packages)
+
+
+def is_waiting(name: str) -> bool:
+    """Tells whether a module is known and not loaded."""
+    return type(sys.modules.get(name)) is _Module
+
+
+class LazyName:
+    """A class or function of a package that is not loaded: loads it when it is called, subclassed, or looked into.
+
+    What is an instance of a class has its name among those of its own classes: `isinstance` loads nothing for others.
+    """
+
+    def __init__(self, module: ModuleType, name: str, *, is_made: bool) -> None:
+        self._module, self._name, self._is_made = module, name, is_made
+
+    def resolved(self) -> Any:
+        """Returns what it stands for."""
+        return getattr(_load(self._module), self._name)
+
+    def _may_be(self, kind: type) -> bool:
+        return kind is LazyInstance or any(base.__name__ == self._name for base in kind.__mro__)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._is_made and not _package(self._module).is_loaded:
+            return LazyInstance(self, args, kwargs)
+        return self.resolved()(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.resolved(), name)
+
+    def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (self.resolved(),)
+
+    def __instancecheck__(self, instance: object) -> bool:
+        return self._may_be(type(instance)) and isinstance(instance, self.resolved())
+
+    def __subclasscheck__(self, kind: type) -> bool:
+        return self._may_be(kind) and issubclass(kind, self.resolved())
+
+    def __getitem__(self, item: Any) -> Any:
+        return self.resolved()[item]
+
+    def __or__(self, other: Any) -> Any:
+        return LazyUnion((self, other))
+
+    def __ror__(self, other: Any) -> Any:
+        return LazyUnion((other, self))
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, LazyName):
+            return bool(self.resolved() == other.resolved())
+        return getattr(other, "__name__", None) == self._name and bool(self.resolved() == other)
+
+    def __hash__(self) -> int:
+        return hash(self.resolved())
+
+
+class LazyInstance(LazyObject):
+    """An instance of a class of a package that is not loaded."""
+
+    def __init__(self, name: LazyName, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._call = (name, args, kwargs)
+
+    @functools.cached_property
+    def resolved(self) -> Any:
+        """What it stands for."""
+        name, args, kwargs = self._call
+        return name.resolved()(*args, **kwargs)
+
+
+class LazyUnion(LazyObject):
+    """A union of classes of which one is not loaded, as annotations have it: `isinstance` asks each."""
+
+    def __init__(self, kinds: tuple[Any, ...]) -> None:
+        self._kinds = kinds
+
+    @functools.cached_property
+    def resolved(self) -> Any:
+        """What it stands for."""
+        return functools.reduce(operator.or_, map(_resolved, self._kinds))
+
+    def __instancecheck__(self, instance: object) -> bool:
+        return any(isinstance(instance, kind) for kind in self._kinds)
+
+    def __or__(self, other: Any) -> Any:
+        return LazyUnion((*self._kinds, other))
+
+    def __ror__(self, other: Any) -> Any:
+        return LazyUnion((other, *self._kinds))
+
+
+def _resolved(value: Any) -> Any:
+    if type(value) is LazyName:
+        return value.resolved()
+    return value.resolved if type(value) in (LazyInstance, LazyUnion) else value
+
+
+class _Module(ModuleType):
+    """A module whose code has not run, or is running; of a package that is loaded, what was handed out before."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "__path__":  # a package has it; imports ask each module for it
+            raise AttributeError(name)
+        package = _package(self)
+        contents = LazySpec() if package.is_loaded else package.contents
+        if name in contents.values:
+            return contents.values[name]
+        if name in contents.modules:
+            return importlib.import_module(f"{self.__name__}.{name}")
+        if name in contents.names | contents.made:
+            return LazyName(self, name, is_made=name in contents.made)
+        module = _load(self)
+        if type(module) is _Module:  # this thread is loading it
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        return getattr(module, name)
+
+
+class _LazyFinder(MetaPathFinder):
+    """Finds deferred packages and their modules."""
+
+    def __init__(self) -> None:
+        self._packages: dict[str, _Package] = {}
+
+    def add(self, packages: Packages) -> None:
+        """Adds packages that are not imported yet."""
+        for name, contents in packages.items():
+            if name not in sys.modules:
+                self._packages.setdefault(name, _Package(name, contents))
+
+    def find_spec(self, fullname: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        package = next((self._packages[name] for name in self._packages if f"{fullname}.".startswith(f"{name}.")), None)
+        if package is None or package.is_loaded:
+            return None
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader, package)
+        return spec
+
+
+class _Loader(Loader):
+    """Makes a module and leaves its code for later."""
+
+    def __init__(self, loader: Loader, package: _Package) -> None:
+        self.loader, self.package = loader, package
+        self.before: dict[str, Any] = {}
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self.loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__class__ = _Module
+        self.before = dict(vars(module))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.loader, name)  # `get_data` and others, for those who ask a module's loader
+
+
+class _Package:
+    """A deferred package.
+
+    Attributes:
+        name: Its name.
+        contents: What is told of it.
+        is_loaded: Whether something of it has been used: from there on its modules are as all are.
+        lock: Held while it is loaded.
+    """
+
+    def __init__(self, name: str, contents: LazySpec) -> None:
+        self.name, self.contents = name, contents
+        self.is_loaded = False
+        self.lock = threading.RLock()
+
+    def load(self) -> None:
+        """Runs its code, unless that is done or under way."""
+        with self.lock:
+            if self.is_loaded:
+                return
+            self.is_loaded = True
+            root = sys.modules[self.name]
+            # They are imported anew, by its own code and in the order in which that does.
+            below = {name: sys.modules[name] for name in list(sys.modules) if name.startswith(f"{self.name}.")}
+            news = {name: _news(module) for name, module in {self.name: root, **below}.items()}
+            for name in below:
+                del sys.modules[name]
+            try:
+                _loader(root).loader.exec_module(root)
+            except BaseException:
+                sys.modules.update(below)
+                self.is_loaded = False
+                raise
+            if type(root) is _Module:  # else its code has given it a class of its own
+                root.__class__ = ModuleType  # type: ignore[assignment]
+            for name, values in news.items():
+                for key, value in values.items():
+                    setattr(importlib.import_module(name), key, value)
+            self.contents.loaded(root)
+
+
+def _news(module: ModuleType) -> dict[str, Any]:
+    """Takes out what others have set in a module that has not run, and returns it but for its own modules."""
+    before = _loader(module).before
+    news = {name: value for name, value in vars(module).items() if name not in before or before[name] is not value}
+    for name in news:
+        delattr(module, name)
+    return {name: value for name, value in news.items() if type(value) is not _Module}
+
+
+def _loader(module: ModuleType) -> _Loader:
+    loader = module.__spec__.loader if module.__spec__ else None
+    assert isinstance(loader, _Loader)
+    return loader
+
+
+def _package(module: ModuleType) -> _Package:
+    return _loader(module).package
+
+
+def _load(module: ModuleType) -> ModuleType:
+    """Returns a module that was deferred, with all of its package loaded."""
+    if type(module) is not _Module:
+        return module
+    _package(module).load()
+    return importlib.import_module(module.__name__)
+
+
+# --- What libraries look up each time they are imported, and what depends on the installed packages alone: looked up
+# once.
+#
+# `python -m baton.train.lazy_imports [FILE]` writes it down where an environment is made, such as an image,
+# and imports in it read it there. It is not believed where other packages are installed than were then, and not
+# needed.
+
+
+INSTALLED_FILE = Path(sys.prefix) / "share" / "baton" / "known.json"
+"""Where it is written down."""
+_LOOKS_UP = "transformers.utils.import_utils"
+_MODELS_FOLDER = "models"
+Structure = dict[frozenset[str], dict[str, set[str]]]
+"""Of a package: what has to be installed for a module of it, the module, the names it has."""
+
+
+@dataclass(frozen=True)
+class InstalledPackages:
+    """What was written down.
+
+    Attributes:
+        key: What it depends on, see `installed_digest`.
+        distributions: Names of the distributions by the name of a package of theirs.
+        models: Transformers' modules of models: what each needs, and the names it has.
+    """
+
+    key: str
+    distributions: dict[str, list[str]]
+    models: list[tuple[list[str], dict[str, list[str]]]]
+
+
+def installed_digest() -> str:
+    """Returns the SHA-256 of the names and versions of all distributions that this interpreter finds."""
+    names = {sys.version}
+    for folder in sys.path:
+        with contextlib.suppress(OSError):
+            names |= {name for name in os.listdir(folder or ".") if name.endswith((".dist-info", ".egg-info"))}
+    return hashlib.sha256("\n".join(sorted(names)).encode()).hexdigest()
+
+
+def write_installed(file: Path) -> None:
+    """Looks all of it up, and writes it down."""
+    from transformers.utils.import_utils import define_import_structure
+
+    structure: Structure = define_import_structure(_models_folder())
+    # Modules stay in their order: of a name that two have, Transformers takes the last one's.
+    models = [
+        (sorted(needs), {module: sorted(names) for module, names in modules.items()})
+        for needs, modules in structure.items()
+    ]
+    distributions = {name: list(found) for name, found in importlib.metadata.packages_distributions().items()}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(asdict(InstalledPackages(installed_digest(), distributions, models))), encoding="utf-8")
+
+
+@contextlib.contextmanager
+def looked_up_once() -> Iterator[None]:
+    """Looks up once what libraries that are imported within ask several times; not at all where it is written down."""
+    known = _read_installed()
+    asked = importlib.metadata.packages_distributions
+    answer = functools.cache(asked) if known is None else _always(known.distributions)
+    finder = _LookupFinder(known)
+    importlib.metadata.packages_distributions = answer
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+        importlib.metadata.packages_distributions = asked
+
+
+def _read_installed() -> InstalledPackages | None:
+    """Returns what is written down; None where nothing is, or where it is of other packages."""
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        known = InstalledPackages(**json.loads(INSTALLED_FILE.read_text(encoding="utf-8")))
+        if known.key == installed_digest():
+            return known
+    return None
+
+
+def _always(distributions: dict[str, list[str]]) -> Callable[[], Mapping[str, list[str]]]:
+    return lambda: distributions
+
+
+def _models_folder() -> str:
+    import transformers
+
+    return os.path.join(os.path.dirname(transformers.__file__), _MODELS_FOLDER)
+
+
+class _LookupFinder(MetaPathFinder):
+    """Finds the module by which Transformers reads its own source to learn what models it has."""
+
+    def __init__(self, known: InstalledPackages | None) -> None:
+        self._known = known
+
+    def find_spec(self, fullname: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if fullname != _LOOKS_UP:
+            return None
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            run = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                run(module)
+                # A release that looks them up in another way is left alone.
+                if reads := getattr(module, "define_import_structure", None):
+                    module.define_import_structure = _reading_once(reads, self._known)  # type: ignore[attr-defined]
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def _reading_once(reads: Callable[..., Structure], known: InstalledPackages | None) -> Callable[..., Structure]:
+    """Returns the function that reads what models there are, which two packages ask for by two names of one folder."""
+
+    @functools.cache
+    def models(folder: str) -> Structure:
+        if known is None:
+            return reads(folder)
+        return {
+            frozenset(needs): {module: set(names) for module, names in modules.items()}
+            for needs, modules in known.models
+        }
+
+    @functools.wraps(reads)
+    def read(module_path: str | os.PathLike[str], prefix: str | None = None) -> Structure:
+        folder = os.fspath(module_path).removesuffix(f"{os.sep}__init__.py")
+        if os.path.basename(folder) != _MODELS_FOLDER:
+            return reads(module_path, prefix)
+        before = f"{prefix}." if prefix else ""
+        # Who asks adds to it.
+        return {
+            needs: {f"{before}{module}": set(names) for module, names in modules.items()}
+            for needs, modules in models(folder).items()
+        }
+
+    return read
+
+
+if __name__ == "__main__":
+    file = Path(sys.argv[1]) if sys.argv[1:] else INSTALLED_FILE
+    try:
+        write_installed(file)
+    except OSError as error:
+        sys.exit(f"{file} cannot be written: {error.strerror}. Nothing needs it: imports take half a second longer.")

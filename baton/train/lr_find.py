@@ -1,0 +1,183 @@
+"""Learning-rate range test: training for a few steps while the learning rate grows, and what the losses say.
+
+After Smith, "Cyclical Learning Rates for Training Neural Networks" (arXiv:1506.01186), section 3.3. The model that is
+trained here is thrown away; the run's first chunk starts from untouched state.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+from torch.optim import Optimizer
+from transformers import EarlyStoppingCallback, TrainerCallback, TrainerControl, TrainerState
+
+from baton import events
+from baton.errors import BatonError
+from baton.pages import html as rendering
+from baton.pages import svg
+from baton.recipe.training import LRFind
+from baton.runs.documents import LearningRate, Phase
+from baton.scratch import scratch_folder
+from baton.train import build
+from baton.train.context import TrainContext
+
+DIVERGED = 4.0
+"""Loss, in multiples of the lowest smoothed one, at which the test ends."""
+
+
+class Finding(NamedTuple):
+    """The learning rate that a test speaks for, and the page about it."""
+
+    learning_rate: float
+    html: str
+
+
+class Ramp(TrainerCallback):
+    """Lets the learning rate of all groups without one of their own grow from step to step, and notes the losses.
+
+    Args:
+        spec: From where to where, in how many steps.
+    """
+
+    stateless = True
+
+    def __init__(self, spec: LRFind) -> None:
+        self.spec = spec
+        self.rates: list[float] = []
+        self.losses: list[float] = []
+
+    def on_step_begin(
+        self, args: object, state: TrainerState, control: object, optimizer: Optimizer, **_: object
+    ) -> None:
+        """Sets the step's learning rate."""
+        rate = rate_at(self.spec, state.global_step)
+        for group in optimizer.param_groups:
+            if group.get("name") is None:
+                group["lr"] = rate
+
+    def on_log(
+        self, args: object, state: TrainerState, control: TrainerControl, logs: dict[str, float], **_: object
+    ) -> None:
+        """Notes the loss, and ends the test where it has gone out of bounds."""
+        if "loss" not in logs:
+            return
+        self.rates.append(rate_at(self.spec, state.global_step - 1))
+        self.losses.append(float(logs["loss"]))
+        events.emit(events.Step(step=state.global_step, of=self.spec.steps, loss=self.losses[-1]))
+        smoothed = smooth(self.losses, self.spec.smoothing)
+        if not math.isfinite(smoothed[-1]) or smoothed[-1] > DIVERGED * min(smoothed):
+            control.should_training_stop = True
+
+
+def find(run_uri: str) -> Finding:
+    """Tests learning rates for a run, unless that was done, and notes the one found with the run.
+
+    Raises:
+        BatonError: the losses never fall, so that nothing can be concluded.
+    """
+    started = time.time()
+    context = TrainContext.open(run_uri, 1)
+    run, spec = context.run, context.recipe.training.lr_find
+    assert spec
+    test = run.read(LearningRate)
+    if test is None:
+        ramp = Ramp(spec)
+        with scratch_folder("lr-find") as scratch:
+            changed = {
+                "max_steps": spec.steps,
+                "learning_rate": spec.start,
+                "lr_scheduler_type": "constant",
+                "lr_scheduler_kwargs": None,
+                "warmup_steps": 0,
+                "eval_strategy": "no",
+                "logging_steps": 1,
+                "output_dir": scratch,
+            }
+            trainer = build.prepare_trial(context, spec.steps, scratch, changed)
+            trainer.remove_callback(EarlyStoppingCallback)  # nothing is evaluated here, which it insists on
+            trainer.add_callback(ramp)
+            events.emit(events.Phase(phase=Phase.TRAIN, rows=context.plan.rows))
+            trainer.train()
+        rate = suggest(ramp.rates, ramp.losses, spec)
+        test = LearningRate(learning_rate=rate, rates=ramp.rates, losses=ramp.losses)
+        run.write_once(test)
+        run.record("lr-find", {"seconds": time.time() - started})
+    events.emit(events.LrFound(learning_rate=test.learning_rate))
+    return Finding(test.learning_rate, page(run.name, test, spec))
+
+
+def rate_at(spec: LRFind, step: int) -> float:
+    """Returns the learning rate of a step, from 0: it grows by the same factor each time."""
+    return float(spec.start * (spec.end / spec.start) ** (step / max(spec.steps - 1, 1)))
+
+
+def smooth(losses: list[float], weight: float) -> list[float]:
+    """Returns an exponential moving average without the bias of its start (Kingma and Ba, arXiv:1412.6980, section 3).
+
+    Args:
+        losses: Values in order.
+        weight: Share of the average that stays at each value.
+    """
+    average, averages = 0.0, []
+    for position, loss in enumerate(losses, 1):
+        average = weight * average + (1 - weight) * loss
+        averages.append(average / (1 - weight**position))
+    return averages
+
+
+def suggest(rates: list[float], losses: list[float], spec: LRFind) -> float:
+    """Returns the learning rate that a test speaks for.
+
+    `steepest` is where the smoothed loss falls fastest over the logarithm of the rate, before its lowest point;
+    `tenth` is a tenth of the rate at that point.
+
+    Raises:
+        BatonError: the loss does not fall.
+    """
+    # Up to the first that is not finite: numpy takes NaN for the lowest.
+    finite = itertools.takewhile(math.isfinite, losses)
+    smoothed = np.array(smooth([*finite], spec.smoothing))
+    lowest = int(smoothed.argmin()) if smoothed.size else 0
+    if lowest < 2:
+        raise BatonError(
+            f"training.lr_find: the loss never falls between {spec.start:g} and {spec.end:g}.",
+            remedy="Lower training.lr_find.start, take more steps, or set training.learning_rate yourself.",
+        )
+    if spec.take == "tenth":
+        return float(rates[lowest] / 10)
+    slopes = np.gradient(smoothed[: lowest + 1], np.log(rates[: lowest + 1]))
+    return float(rates[int(slopes.argmin())])
+
+
+def page(run_name: str, test: LearningRate, spec: LRFind) -> str:
+    """Returns the test as its own HTML page."""
+    plot = svg.draw("lr", "Loss by learning rate", lambda: _plot(test, spec))
+    template = rendering.environment(Path(__file__).parent).get_template("lr_find.html.j2")
+    return template.render(run=run_name, found=test, spec=spec, plot=plot)
+
+
+def _plot(test: LearningRate, spec: LRFind) -> Figure:
+    figure, (ax,) = svg.blank_figure(380)
+    rates, losses = np.array(test.rates), np.array(test.losses)
+    smoothed = np.array(smooth(test.losses, spec.smoothing))
+    ax.plot(rates, losses, color=svg.SKY, lw=0.8, label="loss")
+    ax.plot(rates, smoothed, color=svg.BLUE, lw=1.8, label="smoothed")
+    ax.axvline(test.learning_rate, color=svg.ORANGE, lw=1.4, label=f"taken: {test.learning_rate:.2g}")
+    ax.set_xscale("log")
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda rate, _: f"{rate:.0e}".replace("e-0", "e-").replace("e+00", "")))
+    finite = smoothed[np.isfinite(smoothed)]
+    low = float(min(finite.min(), losses[np.isfinite(losses)].min()))
+    high = min(float(finite.max()), float(finite[0]) * 1.5)
+    margin = 0.1 * max(high - low, 1e-9)
+    ax.set_ylim(low - margin, high + margin)
+    ax.set_xlabel("learning rate")
+    ax.set_ylabel("loss")
+    ax.legend(loc="lower left")
+    return figure

@@ -1,0 +1,58 @@
+"""Training methods, one file each, found by `training.method`, and a mixin for pairs of token ids.
+
+See the README beside this file. `Tokenized` is for those trainers of TRL that take text.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from types import ModuleType
+from typing import Any
+
+from baton.models.train_rows import IGNORED
+from baton.train.protocol import ChunkTrainer, all_counted
+
+# --- Training methods, one file each, found by the name in `training.method`; see the README beside this file.
+
+
+def load(method: str) -> ModuleType:
+    """Returns a method's module, whose `build` takes a `Setup` and returns a trainer."""
+    return importlib.import_module(f"{__name__}.{method}")
+
+
+# --- Tokenized pairs for those of TRL's trainers that take text.
+
+
+Row = dict[str, list[int]]
+"""Columns of one row."""
+
+
+class Tokenized(ChunkTrainer):
+    """Mixin for `ORPOTrainer` and `CPOTrainer`: takes rows of `prompt_ids`, `chosen_ids` and `rejected_ids`."""
+
+    def tokenize_row(self, feature: Row, model: object = None) -> Row:
+        """Returns the columns that the trainer's collator pads; answers end where `max_length` does."""
+        prompt = feature["prompt_ids"]
+        row: Row = {"prompt_input_ids": prompt, "prompt_attention_mask": [1] * len(prompt)}
+        for side in ("chosen", "rejected"):
+            ids = (prompt + feature[f"{side}_ids"])[: self.max_length]
+            row[f"{side}_input_ids"] = ids
+            row[f"{side}_attention_mask"] = [1] * len(ids)
+            row[f"{side}_labels"] = [IGNORED] * len(prompt) + ids[len(prompt) :]
+        return row
+
+    def concatenated_forward(self, model: Any, batch: Any) -> Any:
+        """Returns what the model makes of a batch; its likelihood is a mean over the tokens of all batches."""
+        *found, likelihood = super().concatenated_forward(model, batch)[:5]
+        share = self.token_share(batch)
+        return (*found, likelihood if share == 1.0 else likelihood * share)
+
+    def compute_loss(self, *arguments: Any, **options: Any) -> Any:
+        """Computes the loss; in training the figures are of all rows of a micro-batch, also in the last step of a pass.
+
+        These trainers gather a figure for each row. Of several processes some may have a row that only fills up there.
+        """
+        alone = self.model.training and self.accelerator.num_processes == 1
+        with all_counted(self.accelerator) if alone else contextlib.nullcontext():
+            return super().compute_loss(*arguments, **options)

@@ -1,0 +1,42 @@
+"""Contrastive preference optimisation and SimPO, by TRL's experimental `CPOTrainer`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import Trainer
+from trl.experimental.cpo import CPOConfig, CPOTrainer
+
+from baton.models.train_rows import IGNORED
+from baton.train.methods import Tokenized
+from baton.train.trainer import ExactResume, Setup
+
+
+class ChunkedCPOTrainer(Tokenized, ExactResume, CPOTrainer):
+    """`CPOTrainer` in chunks, on tokenized rows."""
+
+    @property
+    def has_likelihood(self) -> bool:
+        """Whether the likelihood of chosen answers counts."""
+        return bool(self.cpo_alpha)
+
+    def likelihood_tokens(self, inputs: Any) -> int:
+        """Returns the tokens of chosen answers."""
+        return int((inputs["chosen_labels"][:, 1:] != IGNORED).sum())
+
+
+def build(setup: Setup) -> Trainer:
+    """Builds the trainer on rows that have `prompt_ids`, `chosen_ids` and `rejected_ids`."""
+    settings = setup.recipe.training.cpo
+    assert settings
+    config = CPOConfig(
+        **setup.arguments,
+        max_length=setup.recipe.data.max_length,
+        beta=settings.beta,
+        loss_type=settings.loss,
+        cpo_alpha=settings.likelihood,
+        simpo_gamma=settings.simpo_margin,
+        label_smoothing=settings.label_smoothing,
+        disable_dropout=settings.disable_dropout,
+    )
+    return setup.trainer(ChunkedCPOTrainer, config)

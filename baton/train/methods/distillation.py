@@ -1,0 +1,39 @@
+"""On-policy distillation, by TRL's `DistillationTrainer`."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from transformers import Trainer
+from trl import DistillationConfig, DistillationTrainer
+
+from baton.train import generation
+from baton.train.protocol import ChunkTrainer, all_counted
+from baton.train.trainer import Setup
+
+
+class Counted(ChunkTrainer):
+    """Mixin for `DistillationTrainer`: no figure of a step is cut off."""
+
+    def compute_loss(self, *arguments: Any, **options: Any) -> Any:
+        """Computes the loss; in training each process's figures count, also in the last step of a pass."""
+        with all_counted(self.accelerator) if self.model.training else contextlib.nullcontext():
+            return super().compute_loss(*arguments, **options)
+
+
+class ChunkedDistillationTrainer(Counted, generation.ResumableGeneration, DistillationTrainer):
+    """`DistillationTrainer` in chunks."""
+
+    def figure_weights(self, inputs: Any) -> dict[str, float]:
+        """Returns the completions, and their tokens."""
+        tokens = float(inputs["completion_mask"].sum())
+        return {**super().figure_weights(inputs), "loss": tokens, "entropy": tokens}
+
+
+def build(setup: Setup) -> Trainer:
+    """Builds the trainer on rows that have a `prompt`."""
+    settings = setup.recipe.training.distillation
+    assert settings
+    config = DistillationConfig(**setup.arguments, **generation.sampling_arguments(settings), beta=settings.beta)
+    return setup.trainer(ChunkedDistillationTrainer, config, teacher_model=setup.second_model())

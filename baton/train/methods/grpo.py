@@ -1,0 +1,43 @@
+"""Group-relative policy optimisation, by TRL's `GRPOTrainer`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import Trainer
+from trl import GRPOConfig, GRPOTrainer
+
+from baton.train import generation
+from baton.train.trainer import Setup
+
+OF_TOKENS = ("entropy", "kl", *(f"clip_ratio/{part}_mean" for part in ("low", "high", "region")))
+"""Figures that are means over tokens."""
+
+
+class ChunkedGRPOTrainer(generation.Generating, GRPOTrainer):
+    """`GRPOTrainer` in chunks."""
+
+    def figure_weights(self, inputs: Any) -> dict[str, float]:
+        """Returns the completions, and their tokens where a figure is a mean over these."""
+        tokens = float(inputs["completion_mask"].sum())
+        found = {**super().figure_weights(inputs), **dict.fromkeys(OF_TOKENS, tokens)}
+        if self.loss_type == "bnpo":
+            found["loss"] = tokens
+        elif self.loss_type in ("cispo", "dapo", "vespo"):  # divided by those of all processes
+            found["loss"] = float(inputs["num_items_in_batch"].clamp(min=1)) / self.accelerator.num_processes
+        return found
+
+
+def build(setup: Setup) -> Trainer:
+    """Builds the trainer on rows that have a `prompt` and the columns that reward functions look at."""
+    grpo = setup.recipe.training.grpo
+    assert grpo
+    config = GRPOConfig(
+        **generation.generation_arguments(setup, grpo),
+        beta=grpo.beta,
+        loss_type=grpo.loss,
+        scale_rewards=grpo.scale_rewards,
+        importance_sampling_level=grpo.importance_sampling,
+        top_entropy_quantile=grpo.top_entropy,
+    )
+    return generation.build_generating(setup, ChunkedGRPOTrainer, config, grpo)

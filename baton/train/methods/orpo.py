@@ -1,0 +1,34 @@
+"""Odds-ratio preference optimisation, by TRL's experimental `ORPOTrainer`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import Trainer
+from trl.experimental.orpo import ORPOConfig, ORPOTrainer
+
+from baton.train.methods import Tokenized
+from baton.train.trainer import ExactResume, Setup
+
+
+class ChunkedORPOTrainer(Tokenized, ExactResume, ORPOTrainer):
+    """`ORPOTrainer` in chunks, on tokenized rows."""
+
+    has_likelihood = True
+
+    def likelihood_tokens(self, inputs: Any) -> int:
+        """Returns the tokens of prompts and chosen answers, without the first of each row."""
+        return int(inputs["chosen_attention_mask"][:, 1:].sum())
+
+
+def build(setup: Setup) -> Trainer:
+    """Builds the trainer on rows that have `prompt_ids`, `chosen_ids` and `rejected_ids`."""
+    settings = setup.recipe.training.orpo
+    assert settings
+    config = ORPOConfig(
+        **setup.arguments,
+        max_length=setup.recipe.data.max_length,
+        beta=settings.beta,
+        disable_dropout=settings.disable_dropout,
+    )
+    return setup.trainer(ChunkedORPOTrainer, config)

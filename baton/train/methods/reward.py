@@ -1,0 +1,26 @@
+"""Reward modelling on pairs, by TRL's `RewardTrainer`."""
+
+from __future__ import annotations
+
+from transformers import Trainer
+from trl import RewardConfig, RewardTrainer
+
+from baton.train.trainer import ExactResume, Setup
+
+
+class ChunkedRewardTrainer(ExactResume, RewardTrainer):
+    """`RewardTrainer` in chunks."""
+
+
+def build(setup: Setup) -> Trainer:
+    """Builds the trainer on rows that have `chosen_ids` and `rejected_ids`, on a model with one label."""
+    recipe, settings = setup.recipe, setup.recipe.training.reward
+    assert settings
+    config = RewardConfig(
+        **setup.arguments,
+        max_length=recipe.data.max_length,
+        center_rewards_coefficient=settings.center_coefficient,
+        disable_dropout=settings.disable_dropout,
+        activation_offloading=recipe.training.activation_offloading,
+    )
+    return setup.trainer(ChunkedRewardTrainer, config)

@@ -1,0 +1,29 @@
+"""REINFORCE with a leave-one-out baseline, by TRL's `RLOOTrainer`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import Trainer
+from trl import RLOOConfig, RLOOTrainer
+
+from baton.train import generation
+from baton.train.trainer import Setup
+
+
+class ChunkedRLOOTrainer(generation.Generating, RLOOTrainer):
+    """`RLOOTrainer` in chunks."""
+
+    def figure_weights(self, inputs: Any) -> dict[str, float]:
+        """Returns the completions, and their tokens."""
+        return {**super().figure_weights(inputs), "entropy": float(inputs["completion_mask"].sum())}
+
+
+def build(setup: Setup) -> Trainer:
+    """Builds the trainer on rows that have a `prompt` and the columns that reward functions look at."""
+    rloo = setup.recipe.training.rloo
+    assert rloo
+    config = RLOOConfig(
+        **generation.generation_arguments(setup, rloo), beta=rloo.beta, normalize_advantages=rloo.normalize_advantages
+    )
+    return generation.build_generating(setup, ChunkedRLOOTrainer, config, rloo)

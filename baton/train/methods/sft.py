@@ -1,0 +1,38 @@
+"""Supervised fine-tuning, by TRL's `SFTTrainer`; also from scratch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import Trainer
+from trl import SFTConfig, SFTTrainer
+
+from baton.models import hooks
+from baton.models.train_rows import IGNORED
+from baton.train.trainer import ExactResume, Setup
+
+
+class ChunkedSFTTrainer(ExactResume, SFTTrainer):
+    """`SFTTrainer` in chunks."""
+
+    def figure_weights(self, inputs: Any) -> dict[str, float]:
+        """Returns the tokens that count."""
+        labels = inputs["shift_labels"] if "shift_labels" in inputs else inputs["labels"][..., 1:]
+        return {"": float((labels != IGNORED).sum())}
+
+
+def build(setup: Setup) -> Trainer:
+    """Builds the trainer on rows that have `input_ids` and `labels`."""
+    recipe = setup.recipe
+    config = SFTConfig(
+        **setup.arguments,
+        max_length=recipe.data.max_length,
+        dataset_kwargs={"skip_prepare_dataset": True},
+        packing=recipe.data.packing == "best-fit",
+        eval_packing=False,
+        activation_offloading=recipe.training.activation_offloading,
+        router_aux_loss_coef=0.0 if recipe.training.router else None,
+    )
+    loss = hooks.loss(recipe.hooks)
+    extra: dict[str, object] = {"compute_loss_func": loss} if loss else {}
+    return setup.trainer(ChunkedSFTTrainer, config, **extra)

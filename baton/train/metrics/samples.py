@@ -1,0 +1,121 @@
+"""Texts that the model generates in the course of training."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TypedDict
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback, TrainerState
+
+from baton.models import generate, metrics, rng
+from baton.models.metrics import Judge
+from baton.models.prompts import held_out_prompts
+from baton.recipe.recipe import Recipe
+from baton.runs.run import Run
+from baton.train import imports
+from baton.train.metrics.live import LiveReport
+
+
+class Sample(TypedDict):
+    """A held-out prompt, what the data has for it, and what the model generated."""
+
+    prompt: str
+    reference: str
+    written: str
+
+
+class SampleCallback(TrainerCallback):
+    """Generates for held-out prompts every few steps and measures it, as the last evaluation does.
+
+    It leaves no trace in training: tokens are drawn by generators of their own, and whatever a metric or a function
+    draws from those that training uses is drawn from a copy.
+
+    Args:
+        run: The training run.
+        recipe: Its recipe.
+        tokenizer: The model's tokenizer.
+        report: Where the figures go.
+        alive: Gives a sign of life to other ranks, which wait meanwhile.
+    """
+
+    stateless = True
+
+    def __init__(
+        self,
+        run: Run,
+        recipe: Recipe,
+        tokenizer: PreTrainedTokenizerBase,
+        report: LiveReport,
+        alive: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._alive = alive
+        self._run = run
+        self._every = recipe.evaluation.write_every or 0
+        self._recipe = recipe
+        self._tokenizer = tokenizer
+        self._report = report
+        self._prompts = held_out_prompts(run, recipe, tokenizer, recipe.evaluation.samples)
+        self._batch_size = recipe.evaluation_batch_size
+        with rng.undisturbed():
+            self._judge = Judge(recipe.evaluation, self._prompts, self._batch_size)
+
+    def on_step_end(
+        self, args: object, state: TrainerState, control: object, model: PreTrainedModel, **_: object
+    ) -> None:
+        """Generates when it is time to."""
+        if not self._prompts or state.global_step % self._every:
+            return
+        was_training = model.training
+        model.eval()
+        try:
+            with rng.undisturbed(), _any_kernel():
+                written = generate.write_all(
+                    model,
+                    self._tokenizer,
+                    [prompt for prompt, _ in self._prompts],
+                    max_new_tokens=self._recipe.evaluation.max_new_tokens,
+                    max_length=self._recipe.data.max_length,
+                    batch_size=self._batch_size,
+                    temperature=self._recipe.evaluation.temperature,
+                    top_p=self._recipe.evaluation.top_p,
+                    seed=self._recipe.seed,
+                    progress=lambda *_: self._alive(),
+                )
+                judged = self._judge.judge(written).figures
+        finally:
+            model.train(was_training)
+        samples: list[Sample] = [
+            {"prompt": prompt, "reference": reference, "written": text}
+            for (prompt, reference), text in zip(self._prompts, written, strict=True)
+        ]
+        self._run.put(f"samples/step-{state.global_step:08d}.json", {"step": state.global_step, "samples": samples})
+        self._report.tell(matches(samples) | _logged(judged), state.global_step)
+
+
+@contextlib.contextmanager
+def _any_kernel() -> Iterator[None]:
+    """Allows kernels whose result varies: what is generated changes no bit of training, and CUDA has no other for the
+    sum that `top_p` takes."""
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    imports.use_deterministic(False)
+    try:
+        yield
+    finally:
+        imports.use_deterministic(deterministic)
+
+
+def matches(samples: list[Sample]) -> dict[str, float]:
+    """Returns the shares of texts that are the reference, and whose number is its number, see `baton.models.metrics`.
+
+    A share over no row is left out: no sample may have a reference, or none that has a number.
+    """
+    written, references = [sample["written"] for sample in samples], [sample["reference"] for sample in samples]
+    return _logged(
+        metrics.exact_match(written, references).figures | metrics.numeric_match(written, references).figures
+    )
+
+
+def _logged(measured: dict[str, metrics.Figure]) -> dict[str, float]:
+    return {f"written_{name}": value for name, value in metrics.figure_values(measured).items() if value is not None}

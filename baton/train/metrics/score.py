@@ -1,0 +1,162 @@
+"""The score of a sweep's trial after each chunk: the held-out rows evaluated once the last checkpoint is captured.
+
+An evaluation draws random numbers, so it comes after that: the next chunk restores what the checkpoint has, and the
+run ends on the bits that its recipe gives without a sweep. It is kept once the checkpoint is committed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from baton import events
+from baton.errors import UserError
+from baton.runs import outcomes
+from baton.runs.documents import Phase
+from baton.runs.outcomes import TrialInfo
+from baton.runs.run import Run, now
+from baton.runs.sweep import Sweep
+from baton.train.context import Clock
+
+if TYPE_CHECKING:
+    from baton.train.protocol import ChunkTrainer
+
+TIMED = ("_runtime", "_per_second")
+"""How names of figures end that depend on the clock."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """A trial's score.
+
+    Attributes:
+        step: At which step.
+        value: The sweep's metric, None for one that is not finite.
+        metrics: All that the evaluation gave.
+    """
+
+    step: int
+    value: float | None
+    metrics: dict[str, float | None]
+
+
+class Scoring:
+    """The score of a trial after one chunk.
+
+    Args:
+        run: The trial's run.
+        index: Number of the chunk.
+        clock: The chunk's.
+        trial: Its name in the sweep.
+        metric: The sweep's metric.
+        sweep: The sweep.
+    """
+
+    def __init__(self, run: Run, index: int, clock: Clock, *, trial: str, metric: str, sweep: Sweep) -> None:
+        self._run, self._index, self._clock = run, index, clock
+        self._trial, self._metric, self._sweep = trial, metric, sweep
+
+    @classmethod
+    def of(cls, run: Run, index: int, clock: Clock) -> Scoring | None:
+        """Returns the scoring of a run, None where it is no trial."""
+        note = run.read(TrialInfo)
+        if note is None:
+            return None
+        sweep = Sweep(run.storage, note.sweep)
+        return cls(run, index, clock, trial=note.id, metric=note.metric, sweep=sweep)
+
+    def is_stopped(self) -> bool:
+        """Tells whether the end of this trial was asked for."""
+        wish = self._sweep.control(self._trial)
+        return wish is not None and wish.state == "stop"
+
+    def is_kept(self, step: int) -> bool:
+        """Tells whether there is a score of the chunk, which ended at a step.
+
+        Where early stopping has ended the run, the score of the chunk in which it did counts for those after it.
+        """
+        if self._run.read(outcomes.TrialScore, self._index) is not None:
+            return True
+        before = next((score for score in self._sweep.scores(self._run) if score.step == step), None)
+        if before:
+            self.keep(Score(step, before.value, before.metrics))
+        return before is not None
+
+    def measure(self, trainer: ChunkTrainer, step: int) -> Score | None:
+        """Evaluates what a trainer has in memory; every rank takes part, and the first has the score.
+
+        Raises:
+            UserError: the evaluation does not give the sweep's metric.
+        """
+        self._clock.enter(Phase.SCORE, step=step)
+        values: dict[str, float] = trainer.evaluate()
+        if not trainer.is_world_process_zero():
+            return None
+        # JSON has no number that is not finite.
+        metrics = {
+            name: float(value) if math.isfinite(value) else None
+            for name, value in values.items()
+            if isinstance(value, int | float) and not name.endswith(TIMED) and name != "epoch"
+        }
+        name = next((x for x in (self._metric, f"eval_{self._metric}") if x in metrics), None)
+        if name is None:
+            raise UserError(
+                f"sweep.metric is {self._metric!r}, which the evaluation of the held-out rows does not give.",
+                remedy=f"It gives {', '.join(sorted(metrics))}.",
+            )
+        return Score(step, metrics[name], metrics)
+
+    def measure_again(
+        self,
+        trainer: ChunkTrainer,
+        step: int,
+        folder: str,
+        *,
+        restore: Callable[..., None],
+        prove: Callable[[], None],
+    ) -> Score | None:
+        """Scores a checkpoint that is committed and has no score, as the process would have that made it.
+
+        The trainer restores it as if to resume, with all ranks, shards and random state, and is left before its first
+        step. What the evaluation may depend on is compared with what was saved.
+
+        Args:
+            trainer: The trainer.
+            step: The checkpoint's step.
+            folder: Local folder of the checkpoint.
+            restore: Restores what `Trainer` does not, such as a reference that has moved, as training begins.
+            prove: Compares what is in memory with what was saved.
+
+        Raises:
+            ExactnessError: the state restored differs from the state saved.
+        """
+        from transformers import TrainerCallback
+
+        scoring, scores = self, []
+
+        class Left(Exception):  # noqa: N818
+            """The score is taken."""
+
+        class Scores(TrainerCallback):
+            def on_train_begin(self, *arguments: Any, **options: Any) -> None:
+                restore(*arguments, **options)
+                # `Trainer` does it after this event, and by then this has left; without it the evaluation would draw
+                # other numbers.
+                trainer._load_rng_state(folder)
+                prove()
+                scores.append(scoring.measure(trainer, step))
+                raise Left
+
+        trainer.add_callback(Scores())
+        with contextlib.suppress(Left):
+            trainer.train(resume_from_checkpoint=folder)
+        return scores[0]
+
+    def keep(self, score: Score) -> None:
+        """Writes the score of the chunk, whose checkpoint is committed."""
+        document = outcomes.TrialScore(chunk=self._index, **asdict(score), seconds=self._clock.total(), at=now())
+        self._run.write(document, self._index)
+        events.emit(events.Scored(trial=self._trial, chunk=self._index, step=score.step, value=score.value))

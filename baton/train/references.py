@@ -1,0 +1,58 @@
+"""A reference model: one that follows the trained one, and one that TRL loads by itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trl.trainer.callbacks import SyncRefModelCallback
+
+from baton.models import vocabulary
+from baton.recipe.methods import SyncReference
+from baton.train.protocol import ChunkTrainer, Options, StateDict
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+SyncRefModelCallback.stateless = True  # what it moves is saved by `MovingReference`
+
+
+def moving(sync: SyncReference | None) -> Options:
+    """Returns TRL's settings of a reference that follows; none where it stands still."""
+    if sync is None:
+        return {}
+    return {"sync_ref_model": True, "ref_model_sync_steps": sync.every, "ref_model_mixup_alpha": sync.mix}
+
+
+class MovingReference(ChunkTrainer):
+    """Mixin for trainers with a reference: keeps its weights with the checkpoint, where they move."""
+
+    def method_state(self) -> StateDict:
+        """Returns the reference's weights, if they move."""
+        state = super().method_state()
+        if self.args.sync_ref_model:
+            state["reference"] = self.ref_model.state_dict()
+        return state
+
+    def load_method_state(self, saved: StateDict) -> None:
+        """Restores them."""
+        super().load_method_state(saved)
+        if "reference" in saved:
+            self.ref_model.load_state_dict(saved["reference"])
+
+
+class OwnReference(ChunkTrainer):
+    """Mixin for trainers that load their reference from the base's files: it has the rows of new tokens, too."""
+
+    _reference: PreTrainedModel | None
+
+    @property
+    def ref_model(self) -> PreTrainedModel | None:
+        """The reference."""
+        return self._reference
+
+    @ref_model.setter
+    def ref_model(self, model: PreTrainedModel | None) -> None:
+        # As it was loaded, once: TRL sets it again where it has wrapped it, or split it into shards.
+        if model is not None and "_reference" not in vars(self):
+            vocabulary.resize_embeddings(model, self.processing_class)
+        self._reference = model

@@ -1,0 +1,586 @@
+"""ZeRO and FSDP2 through Accelerate: partitions, settings, and checkpoints for any number of processes.
+
+DeepSpeed puts values of weights in flat rows, padded with zeros, and gives each process a part. Stage 2 cuts a group
+of weights evenly, stage 3 each weight. A ZeRO checkpoint has whole weights and each process's optimizer part; nobody
+has to unpickle it, see `baton.checkpoint.zero_format`. FSDP2 also runs on CPUs.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+import torch
+from torch.utils.data import DataLoader
+
+from baton.checkpoint import sharded, zero_format
+from baton.errors import DamagedError
+from baton.models import trainable
+from baton.recipe.recipe import Recipe
+from baton.recipe.training import Training
+from baton.train.distributed.ranks import Ranks
+from baton.train.protocol import ChunkTrainer, Options, StateDict
+
+if TYPE_CHECKING:
+    from typing import Protocol
+
+    class Partitioned(Protocol):
+        """A weight whose values DeepSpeed splits over the ranks."""
+
+        ds_tensor: torch.Tensor
+        ds_numel: int
+
+    class Stage3(Protocol):
+        """The parts of DeepSpeed's stage 3 optimizer that are used."""
+
+        fp16_groups: list[list[Any]]
+        fp32_partitioned_groups_flat: list[torch.Tensor]
+
+        def checkpoint_event_prologue(self) -> None: ...
+
+        def checkpoint_event_epilogue(self) -> None: ...
+
+        def load_state_dict(self, parts: object, **options: bool) -> None: ...
+
+    from torch import nn
+    from transformers import PreTrainedModel
+
+
+# --- ZeRO's partitions: which values of which weight each process has, and what was saved cut for another number of
+# them.
+#
+# DeepSpeed lays values of weights in flat rows, and each process has a part of each row. In stage 2 a row is a group
+# of weights one after the other, which is cut evenly. In stage 3 each weight is cut evenly by itself, and a process's
+# row has its parts of all weights of a group. What does not come out even is filled up with zeros.
+
+
+ALIGNMENT = 2
+"""Stage 2 cuts a row into parts of a multiple of so many values."""
+MASTERS = {2: "single_partition_of_fp32_groups", 3: "fp32_flat_groups"}
+"""Stage → where the weights' masters are in its state."""
+OPTIMIZER_STATES = {2: "base_optimizer_state", 3: "optimizer_state_dict"}
+"""Stage → where the optimizer's own state is."""
+MASTER = "master"
+"""The kind of values that is no entry of the optimizer's own state."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Values of one weight in a process's row.
+
+    Attributes:
+        weight: The weight's number, in the optimizer's order.
+        start: First of its values.
+        stop: The one after the last.
+        padding: Zeros after them.
+    """
+
+    weight: int
+    start: int
+    stop: int
+    padding: int = 0
+
+    @property
+    def length(self) -> int:
+        """How many values it takes in the row."""
+        return self.stop - self.start + self.padding
+
+
+@dataclass(frozen=True)
+class SegmentPlace:
+    """Where some values of a weight lie: in which process's row, and from which of its values on."""
+
+    rank: int
+    row: int
+    offset: int
+    piece: Segment
+
+
+class Partitioning:
+    """Which values each of some processes has.
+
+    Args:
+        stage: DeepSpeed's stage.
+        groups: Sizes of the weights, by row.
+        ranks: Number of processes.
+
+    Attributes:
+        rows: Process → row → its pieces, in order.
+    """
+
+    def __init__(self, stage: int, groups: Sequence[Sequence[int]], ranks: int) -> None:
+        self.rows: list[list[list[Segment]]] = [[] for _ in range(ranks)]
+        self._places: dict[int, list[SegmentPlace]] = {}
+        first = 0
+        for row, group in enumerate(groups):
+            for rank, pieces in enumerate((_even_row if stage == 2 else _even_weights)(group, first, ranks)):
+                self.rows[rank].append(pieces)
+                offset = 0
+                for piece in pieces:
+                    self._places.setdefault(piece.weight, []).append(SegmentPlace(rank, row, offset, piece))
+                    offset += piece.length
+            first += len(group)
+
+    def all_places(self, weight: int) -> list[SegmentPlace]:
+        """Returns where a weight lies, process by process."""
+        return self._places[weight]
+
+    def places(self, weight: int, start: int, stop: int) -> Iterator[tuple[SegmentPlace, int, int]]:
+        """Yields where some values of a weight lie, each place with the first and last of those that it has."""
+        for place in self._places[weight]:
+            begin, end = max(place.piece.start, start), min(place.piece.stop, stop)
+            if begin < end:
+                yield place, begin, end
+
+
+def weight_sizes(groups: Sequence[Sequence[torch.Tensor]]) -> list[list[int]]:
+    """Returns how many values each weight of some groups has, also where a process has only some of them."""
+    return [[getattr(weight, "ds_numel", weight.numel()) for weight in group] for group in groups]
+
+
+def row_length(pieces: Sequence[Segment]) -> int:
+    """Returns how many values a process's row has, zeros at its end among them."""
+    return sum(piece.length for piece in pieces)
+
+
+def _even_row(group: Sequence[int], first: int, ranks: int) -> Iterator[list[Segment]]:
+    """Yields each process's part of a row that has its weights one after the other."""
+    share = -(-sum(group) // (ALIGNMENT * ranks)) * ALIGNMENT
+    for rank in range(ranks):
+        pieces, at = [], 0
+        for weight, size in enumerate(group, first):
+            start, stop = (min(max(edge * share - at, 0), size) for edge in (rank, rank + 1))
+            if start < stop:
+                pieces.append(Segment(weight, start, stop))
+            at += size
+        missing = share - row_length(pieces)
+        yield [*pieces, Segment(first + len(group) - 1, group[-1], group[-1], missing)] if missing else pieces
+
+
+def _even_weights(group: Sequence[int], first: int, ranks: int) -> Iterator[list[Segment]]:
+    """Yields each process's parts of weights that are cut each by itself."""
+    for rank in range(ranks):
+        pieces = []
+        for weight, size in enumerate(group, first):
+            share = -(-size // ranks)
+            start, stop = (min(edge * share, size) for edge in (rank, rank + 1))
+            pieces.append(Segment(weight, start, stop, share - (stop - start)))
+        yield pieces
+
+
+class SavedPartitions:
+    """What the processes of a checkpoint have written, each its own part.
+
+    Args:
+        checkpoint: Local files of the checkpoint.
+        ranks: How many processes wrote it.
+        groups: Sizes of the weights that are trained, by group of the optimizer.
+
+    Attributes:
+        parts: Their states; rows are slices of files, which read what is asked of them.
+        stage: DeepSpeed's stage.
+        cut: Which values each has.
+
+    Raises:
+        DamagedError: they are not what was written, or not cut as DeepSpeed cuts.
+    """
+
+    def __init__(self, checkpoint: str, ranks: int, groups: Sequence[Sequence[int]]) -> None:
+        self.parts = [
+            zero_format.read(os.path.join(checkpoint, zero_format.file_name(rank)), lazily=True)
+            for rank in range(ranks)
+        ]
+        self.stage = next((stage for stage in MASTERS if MASTERS[stage] in self.parts[0]), 0)
+        if not self.stage:
+            raise DamagedError(f"{zero_format.file_name(0)} holds no state of ZeRO.")
+        if self.stage == 3:
+            # Rows of stage 3 depend on the number of processes where they are long.
+            groups = _regrouped(
+                [size for group in groups for size in group],
+                [row.get_shape()[0] for row in self.parts[0][MASTERS[3]]],
+                ranks,
+            )
+        self.cut = Partitioning(self.stage, groups, ranks)
+        for rank, part in enumerate(self.parts):
+            for row, pieces in zip(part[MASTERS[self.stage]], self.cut.rows[rank], strict=True):
+                # Stage 2 saves its masters without the zeros at their end.
+                real = row_length(pieces) - (pieces[-1].padding if self.stage == 2 else 0)
+                if row.get_shape() != [real] or any(map(any, part.get("param_alignment_paddings", []))):
+                    raise DamagedError(
+                        f"{zero_format.file_name(rank)} is not cut as by DeepSpeed {zero_format.VERSION}."
+                    )
+
+    @property
+    def settings(self) -> list[StateDict]:
+        """The optimizer's groups, without their weights."""
+        groups = self.optimizer(0)["param_groups"]
+        return [{name: value for name, value in group.items() if name != "params"} for group in groups]
+
+    def optimizer(self, rank: int) -> StateDict:
+        """Returns a process's part of the optimizer's own state."""
+        state: StateDict = self.parts[rank][OPTIMIZER_STATES[self.stage]]
+        return state
+
+    def part(self, own: StateDict, cut: Partitioning, rank: int) -> StateDict:
+        """Returns the state of a process among another number of them.
+
+        Args:
+            own: Its state as DeepSpeed has made it, before anything is restored.
+            cut: Which values each of those processes has.
+            rank: Its number.
+        """
+        mine = own[OPTIMIZER_STATES[self.stage]]["param_groups"]
+        rows = cut.rows[rank]
+        optimizer = {
+            "state": {row: self.state(pieces) for row, pieces in enumerate(rows)},
+            "param_groups": [
+                {**saved, "params": now["params"]} for saved, now in zip(self.settings, mine, strict=True)
+            ],
+        }
+        masters = [self.row(MASTER, pieces) for pieces in rows]
+        return {**own, OPTIMIZER_STATES[self.stage]: optimizer, MASTERS[self.stage]: masters}
+
+    def is_row(self, rank: int, row: int, kind: str) -> bool:
+        """Tells whether an entry of the optimizer's own state has a value for each one of a row."""
+        value = self.optimizer(rank)["state"][row][kind]
+        return hasattr(value, "get_shape") and value.get_shape() == [row_length(self.cut.rows[rank][row])]
+
+    def row(self, kind: str, pieces: Sequence[Segment]) -> torch.Tensor:
+        """Returns a row that is cut in another way."""
+        parts = []
+        for piece in pieces:
+            for place, begin, end in self.cut.places(piece.weight, piece.start, piece.stop):
+                at = place.offset + begin - place.piece.start
+                parts.append(self._held(kind, place)[at : at + end - begin])
+            parts.append(torch.zeros(piece.padding, dtype=parts[-1].dtype if parts else torch.float32))
+        return torch.cat(parts)
+
+    def state(self, pieces: Sequence[Segment]) -> StateDict:
+        """Returns the optimizer's own state of a row that is cut in another way; nothing of it is another row's too."""
+        place, _, _ = next(self.cut.places(pieces[0].weight, 0, pieces[0].stop or 1))
+        entries = self.optimizer(place.rank)["state"].get(place.row, {})
+        return {
+            # A copy: optimizers count their steps in place, and one count for several weights would run ahead.
+            kind: self.row(kind, pieces) if self.is_row(place.rank, place.row, kind) else copy.deepcopy(value)
+            for kind, value in entries.items()
+        }
+
+    def _held(self, kind: str, place: SegmentPlace) -> Any:
+        if kind == MASTER:
+            return self.parts[place.rank][MASTERS[self.stage]][place.row]
+        return self.optimizer(place.rank)["state"][place.row][kind]
+
+
+def _regrouped(left: list[int], lengths: Sequence[int], ranks: int) -> list[list[int]]:
+    """Returns sizes of weights by row, given how long the rows of a process are."""
+    groups: list[list[int]] = []
+    for wanted in lengths:
+        groups.append([])
+        while left and sum(-(-size // ranks) for size in groups[-1]) < wanted:
+            groups[-1].append(left.pop(0))
+    if left:
+        raise DamagedError(f"{zero_format.file_name(0)} has fewer values than the model.")
+    return groups
+
+
+# --- DeepSpeed's ZeRO through Accelerate: its settings, and checkpoints of it that nobody has to unpickle.
+#
+# Its engine trains; optimizer, schedule and clipping are the recipe's. A checkpoint has the weights whole, as any
+# other, and each process's part of the optimizer beside them; see `baton.checkpoint.zero_format`.
+
+
+ZERO_BUCKET = 50_000_000
+"""Values that are joined at a time. DeepSpeed's own default takes ten times the memory for it."""
+NOT_KEPT_BY_ZERO = ("loss_scaler", "clip_grad", "zero_stage", "param_slice_mappings")
+"""What of the state follows from the recipe and the model: a scale of 1 (fp16 is refused), the recipe's own clipping,
+and where each weight lies."""
+
+
+def deepspeed_arguments(recipe: Recipe) -> Options:
+    """Returns the arguments of `TrainingArguments`; on CPUs, has DeepSpeed know that before anybody asks it.
+
+    Raises:
+        UserError: DeepSpeed is not installed.
+    """
+    zero_format.require_package(recipe)
+    if recipe.resources.gpus == 0:
+        # By gloo alone on CPUs: what DeepSpeed has besides, it compiles when it is first used.
+        os.environ["DS_ACCELERATOR"] = "cpu"  # also on a machine with GPUs
+        importlib.import_module("deepspeed.ops").__compatible_ops__["deepspeed_shm_comm"] = False
+    stage = recipe.parallel.zero_stage
+    settings: Options = {"stage": stage, "reduce_bucket_size": ZERO_BUCKET}
+    if stage == 3:
+        settings["stage3_gather_16bit_weights_on_model_save"] = True
+    if recipe.parallel.offload == "cpu":
+        host = {"device": "cpu", "pin_memory": recipe.resources.gpus > 0}
+        settings |= {"offload_optimizer": host} | ({"offload_param": host} if stage == 3 else {})
+    config = {
+        "zero_optimization": settings,
+        "zero_force_ds_cpu_optimizer": False,  # the recipe's optimizer, also where it runs on the host
+        "bf16": {"enabled": "auto"},
+        "gradient_clipping": "auto",
+        "gradient_accumulation_steps": "auto",
+        "train_batch_size": "auto",
+        "train_micro_batch_size_per_gpu": "auto",
+    }
+    return {"deepspeed": config}
+
+
+class Zero(ChunkTrainer):
+    """Mixin for a `Trainer`: keeps and restores what DeepSpeed splits over the processes."""
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """Makes the accelerator, which is told of accumulation: it warns where DeepSpeed knows of more than it."""
+        super().create_accelerator_and_postprocess()
+        if self.is_zero:
+            self.accelerator.gradient_accumulation_steps = self.args.gradient_accumulation_steps
+
+    def optimizer_state(self) -> StateDict:
+        """Returns what the optimizer keeps between steps, of one that DeepSpeed splits without what is not kept."""
+        whole = super().optimizer_state()
+        return {name: value for name, value in whole.items() if name not in NOT_KEPT_BY_ZERO} if self.is_zero else whole
+
+    def trained(self) -> list[list[torch.nn.Parameter]]:
+        """Returns the weights that are trained, by group of the optimizer; of DeepSpeed's, by its rows of values."""
+        if not self.is_zero:
+            return super().trained()
+        optimizer = self.deepspeed.optimizer
+        rows: list[list[torch.nn.Parameter]]
+        rows = optimizer.fp16_groups if _splits_weights(optimizer) else optimizer.bit16_groups
+        return rows
+
+    def num_parts(self) -> int:
+        """Returns how many ranks of this machine write a part of the optimizer's state each."""
+        ranks = Ranks.here()
+        return ranks.size // ranks.nodes if self.is_zero else 1
+
+    @property
+    def is_zero(self) -> bool:
+        """Whether DeepSpeed trains."""
+        return bool(self.is_deepspeed_enabled)
+
+    def _prepare_for_training(
+        self, max_steps: int, train_dataloader: DataLoader[Any], resume_from_checkpoint: str | None
+    ) -> object:
+        """Prepares, and restores the state itself: DeepSpeed would unpickle it."""
+        if not self.is_zero:
+            return super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
+        # Without the checkpoint: upstream would have DeepSpeed unpickle files that come from a bucket.
+        prepared = super()._prepare_for_training(max_steps, train_dataloader, None)
+        optimizer = self.deepspeed.optimizer
+        if _splits_weights(optimizer):
+            _clear_padding(optimizer)
+        if resume_from_checkpoint is not None:
+            self._load_optimizer_and_scheduler(resume_from_checkpoint)
+            self._load_scaler(resume_from_checkpoint)
+        return prepared
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if self.is_zero and checkpoint is not None:
+            # A negative control leaves out the optimizer alone; with it in the file are the weights' masters.
+            self._load_part(checkpoint, weights_alone="optimizer" in self.resumption.leave_out)
+        super()._load_optimizer_and_scheduler(checkpoint)
+
+    def _load_part(self, checkpoint: str, *, weights_alone: bool = False) -> None:
+        """Restores weights, their masters and the optimizer's state.
+
+        Args:
+            checkpoint: Local files of the checkpoint.
+            weights_alone: Leave the optimizer's state as it is.
+
+        Raises:
+            DamagedError: the process's file is not what was written.
+        """
+        optimizer = self.deepspeed.optimizer
+        rank, size = self.args.process_index, self.args.world_size
+        if self.resumption.is_reshaped:
+            sizes = weight_sizes(self.trained())
+            of_all = SavedPartitions(checkpoint, self.resumption.ranks, sizes)
+            saved = of_all.part(self.optimizer_state(), Partitioning(of_all.stage, sizes, size), rank)
+        else:
+            saved = zero_format.read(os.path.join(checkpoint, zero_format.file_name(rank)))
+        # DeepSpeed expects the states of all ranks, and reads its own.
+        parts: list[StateDict | None] = [None] * size
+        parts[rank] = {**saved, "loss_scaler": optimizer.loss_scaler}
+        _load_buffers(self.model, checkpoint)
+        if _splits_weights(optimizer):
+            optimizer.checkpoint_event_prologue()
+        optimizer.load_state_dict(parts, load_optimizer_states=not weights_alone, load_from_fp32_weights=True)
+        if _splits_weights(optimizer):
+            optimizer.checkpoint_event_epilogue()
+        else:  # the weights are what a step would make of their masters
+            optimizer.update_lp_params()
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        if not self.is_zero:
+            super()._save_optimizer_and_scheduler(output_dir)
+            return
+        zero_format.write(
+            os.path.join(output_dir, zero_format.file_name(self.args.process_index)), self.optimizer_state()
+        )
+        if self.args.should_save:
+            torch.save(self.lr_scheduler.state_dict(), os.path.join(output_dir, "scheduler.pt"))
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Saves the weights, which with stage 2 each process has: `Trainer` would copy them first."""
+        if self.is_zero and not _splits_weights(self.deepspeed.optimizer):
+            self._save(output_dir)
+        else:
+            super().save_model(output_dir, _internal_call)
+
+
+def _splits_weights(optimizer: object) -> TypeGuard[Stage3]:
+    """Tells whether no process has the whole model, which is stage 3."""
+    return hasattr(optimizer, "fp32_partitioned_groups_flat")
+
+
+def _clear_padding(optimizer: Stage3) -> None:
+    """Sets to 0 what stands after a weight's last value where it does not divide evenly over the ranks.
+
+    DeepSpeed leaves there what happened to be in memory. Nobody computes with it, but it is saved.
+    """
+    for group, masters in zip(optimizer.fp16_groups, optimizer.fp32_partitioned_groups_flat, strict=True):
+        for start, end, weights in _padding(group):
+            masters.data[start:end] = 0
+            weights.zero_()
+
+
+def _padding(group: list[Partitioned]) -> Iterator[tuple[int, int, torch.Tensor]]:
+    """Yields the padding of each weight of a group: where it lies in the group's masters, and itself."""
+    rank, at = Ranks.here().rank, 0
+    for weight in group:
+        part = weight.ds_tensor
+        real = min(max(weight.ds_numel - rank * part.numel(), 0), part.numel())
+        yield at + real, at + part.numel(), part.data[real:]
+        at += part.numel()
+
+
+def _load_buffers(model: torch.nn.Module, checkpoint: str) -> None:
+    """Restores what a model keeps besides weights, of which each process has all."""
+    from safetensors import safe_open
+
+    buffers = dict(model.named_buffers())
+    for name in os.listdir(checkpoint):
+        if not (name.startswith("model") and name.endswith(".safetensors")):
+            continue
+        with safe_open(os.path.join(checkpoint, name), framework="pt") as file:
+            for kept in buffers.keys() & file.keys():
+                buffers[kept].copy_(file.get_tensor(kept))
+
+
+# --- FSDP2 through Accelerate: on GPUs as it comes, on CPUs where Accelerate thinks of it only for GPUs.
+
+
+class Sharded(ChunkTrainer):
+    """Mixin for a `Trainer`: shards on CPUs too, and completes what Accelerate leaves out of a checkpoint in shards.
+
+    A checkpoint of one process, which has all as a whole, is split when it is restored.
+    """
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """Makes the accelerator.
+
+        Accelerate applies its FSDP plugin only where ranks have a GPU each; on CPUs it would ignore it silently, and
+        train with DDP.
+        """
+        from accelerate.state import DistributedType, PartialState
+
+        on_cpu = self.args.fsdp_plugin_args is not None and self.args.use_cpu
+        if on_cpu:
+            # For this call alone: it is what makes Accelerate apply the plugin.
+            PartialState(cpu=True).distributed_type = DistributedType.MULTI_GPU
+        super().create_accelerator_and_postprocess()
+        if on_cpu:
+            PartialState().distributed_type = DistributedType.FSDP
+
+    @property
+    def splits(self) -> bool:
+        """Whether the checkpoint is whole, and is to be in shards."""
+        return bool(self.is_fsdp_enabled) and self.resumption.is_reshaped and self.resumption.ranks == 1
+
+    def _prepare_for_training(
+        self, max_steps: int, train_dataloader: DataLoader[Any], resume_from_checkpoint: str | None
+    ) -> object:
+        """Prepares; weights that are whole are loaded before, as long as the model is."""
+        if resume_from_checkpoint is not None and self.splits:
+            self.is_fsdp_enabled = False
+            super()._load_from_checkpoint(resume_from_checkpoint)
+            self.is_fsdp_enabled = True
+        return super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        if not self.splits:
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        if checkpoint is not None and self.is_fsdp_enabled and not self.splits and sharded.is_unused(checkpoint):
+            # All steps before it were skipped: torch would ask for moments that the optimizer has not made.
+            self.lr_scheduler.load_state_dict(torch.load(os.path.join(checkpoint, "scheduler.pt"), weights_only=True))
+            for group, rate in zip(self.optimizer.param_groups, self.lr_scheduler.get_last_lr(), strict=True):
+                group["lr"] = rate
+            return
+        if checkpoint is None or not self.splits:
+            super()._load_optimizer_and_scheduler(checkpoint)
+            return
+        from torch.distributed.checkpoint.state_dict import StateDictOptions, set_optimizer_state_dict
+
+        # Mapped, as each process needs its part alone.
+        saved = torch.load(os.path.join(checkpoint, "optimizer.pt"), weights_only=True, mmap=True)
+        names = {weight: name for name, weight in self.model.named_parameters()}
+        order = [names[weight] for group in self.trained() for weight in group]
+        state: StateDict = {
+            "state": {order[number]: entries for number, entries in saved["state"].items()},
+            "param_groups": [
+                {**group, "params": [order[number] for number in group["params"]]} for group in saved["param_groups"]
+            ],
+        }
+        set_optimizer_state_dict(
+            self.model, self.bare_optimizer(), state, options=StateDictOptions(full_state_dict=True)
+        )
+        self.lr_scheduler.load_state_dict(torch.load(os.path.join(checkpoint, "scheduler.pt"), weights_only=True))
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Saves the weights; of a checkpoint in shards, what else makes a model: configuration and tokenizer."""
+        if not (self.is_fsdp_enabled and _internal_call):
+            super().save_model(output_dir, _internal_call)
+        elif self.args.should_save:
+            if self.recipe.adapter:
+                adapter = copy.copy(self.model.active_peft_config)
+                adapter.inference_mode = True  # as PEFT saves it
+                adapter.save_pretrained(output_dir)
+            else:
+                self.model.config.save_pretrained(output_dir)
+                if self.model.can_generate():
+                    self.model.generation_config.save_pretrained(output_dir)
+            self.processing_class.save_pretrained(output_dir)
+
+
+def sharding_arguments(recipe: Recipe) -> Options:
+    """Returns the arguments of `TrainingArguments` for several processes."""
+    uncompiled = {"torch_compile": False, "torch_compile_mode": None}  # `compile_first` does it, and once is enough
+    if not recipe.parallel.is_sharded:
+        return uncompiled
+    if recipe.parallel.is_zero:
+        return {**deepspeed_arguments(recipe), **uncompiled}
+    config = {"version": 2, "state_dict_type": "SHARDED_STATE_DICT", "cpu_offload": recipe.parallel.offload == "cpu"}
+    return {"fsdp": True, "fsdp_config": config, **uncompiled}
+
+
+def compile_first(model: PreTrainedModel, recipe: Recipe) -> None:
+    """Compiles a model, if the recipe asks for it, in place and before it is wrapped.
+
+    One that will be in shards block by block: a block is what is brought together at once.
+    """
+    mode = compile_mode(recipe.training)
+    if mode:
+        for part in trainable.blocks(model) if recipe.parallel.is_sharded else [model]:
+            part.compile(mode=mode)
+
+
+def compile_mode(training: Training) -> str | None:
+    """Returns how `torch.compile` is to work, None where it is not to."""
+    return ("default" if training.compile else None) if isinstance(training.compile, bool) else training.compile

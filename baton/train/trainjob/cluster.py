@@ -1,0 +1,285 @@
+"""Kubernetes for a chunk's job: the few requests, their refusals, and the log of the first node.
+
+The log's events become events of the stage, and its other lines stay as they are.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import os
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, cast
+
+from baton import events
+from baton.errors import BatonError, UserError
+from baton.train.distributed.preemption import SERVICE_ACCOUNT
+from baton.train.trainjob.manifest import GROUP, NODE, PLURAL, VERSION, OwnerReference, Pod, TrainJob, Warning
+
+if TYPE_CHECKING:
+    from kubernetes.client import ApiClient
+    from kubernetes.client.rest import ApiException
+
+
+# --- The few things that a stage asks of Kubernetes, and what its refusals mean.
+
+
+TIMEOUT = 30.0
+"""Seconds for one answer."""
+JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
+"""Label of a job's pods; Trainer gives its JobSet the TrainJob's name."""
+NO_SUCH_KIND = ("404 page not found", "the server could not find the requested resource")
+"""How messages begin that tell of a kind that does not exist, and not of an object."""
+INSTALL = "Install Kubeflow Trainer 2.2 or newer (docs/parallel.md), or set resources.nodes to 1."
+RIGHTS = "Apply k8s/components/trainer, which gives the stages' account these rights."
+
+
+class AwayError(BatonError):
+    """The API server does not answer as it should just now."""
+
+
+class NoRoomError(UserError):
+    """The cluster does not give all that a job asks for just now."""
+
+
+class Cluster:
+    """One namespace.
+
+    Args:
+        client: A client of the API server (`kubernetes.client.ApiClient`).
+        namespace: Where jobs and their pods live.
+    """
+
+    def __init__(self, client: ApiClient, namespace: str) -> None:
+        from kubernetes import client as api
+
+        self.namespace = namespace
+        self._jobs = api.CustomObjectsApi(client)
+        self._core = api.CoreV1Api(client)
+
+    @classmethod
+    def here(cls) -> Cluster:
+        """Returns the cluster that this process is a pod of, as the pod's account.
+
+        Raises:
+            UserError: this is no pod.
+        """
+        from kubernetes import client, config
+
+        if not os.path.exists(os.path.join(SERVICE_ACCOUNT, "token")):
+            raise UserError(
+                "resources.nodes asks for several machines, and this is one: no pod of a cluster, or one without its "
+                "account's token.",
+                remedy="Submit the run to a cluster, or set resources.nodes to 1 and resources.gpus to what is here.",
+            )
+        config.load_incluster_config()
+        with open(os.path.join(SERVICE_ACCOUNT, "namespace"), encoding="ascii") as file:
+            return cls(client.ApiClient(), file.read().strip())
+
+    def create(self, job: TrainJob) -> bool:
+        """Creates a job; False where one of its name is there.
+
+        Raises:
+            NoRoomError: a quota does not let it in.
+            UserError: Kubernetes refuses it.
+        """
+        return (
+            self._ask("create", self._jobs.create_namespaced_custom_object, *self._kind, job, expected=409) is not None
+        )
+
+    def job(self, name: str) -> TrainJob | None:
+        """Returns a job, None where there is none."""
+        get = self._jobs.get_namespaced_custom_object
+        return cast("TrainJob | None", self._ask("get", get, *self._kind, name, expected=404))
+
+    def jobs(self, labels: dict[str, str]) -> list[TrainJob]:
+        """Returns all jobs with some labels."""
+        selector = ",".join(f"{key}={value}" for key, value in labels.items())
+        answer = self._ask("list", self._jobs.list_namespaced_custom_object, *self._kind, label_selector=selector)
+        return list(answer["items"])
+
+    def adopt(self, name: str, owners: list[OwnerReference]) -> bool:
+        """Gives a job owners in the place of those before; False where the job is gone."""
+        change = {"metadata": {"ownerReferences": owners}}
+        patch = self._jobs.patch_namespaced_custom_object
+        return self._ask("patch", patch, *self._kind, name, change, expected=404) is not None
+
+    def delete(self, name: str) -> bool:
+        """Deletes a job, and with it its pods; False where it is gone."""
+        delete = self._jobs.delete_namespaced_custom_object
+        answer = self._ask("delete", delete, *self._kind, name, propagation_policy="Background", expected=404)
+        return answer is not None
+
+    def pods(self, name: str) -> list[Pod]:
+        """Returns the pods of a job, as the API server has them."""
+        return self._list("list pods", self._core.list_namespaced_pod, label_selector=f"{JOBSET_LABEL}={name}")
+
+    def warnings(self, job: TrainJob) -> list[Warning]:
+        """Returns the warnings about a job and what was made for it, oldest first."""
+        name, since = job["metadata"]["name"], job["metadata"].get("creationTimestamp", "")
+        listed = self._core.list_namespaced_event
+        events: list[Warning] = self._list("list events", listed, field_selector="type=Warning")
+        # The job before it may have had its name. Of an event's time and a job's the one has fractions of a second.
+        ours = [event for event in events if event["involvedObject"].get("name", "").startswith(name)]
+        return sorted((event for event in ours if _time(event)[:19] >= since[:19]), key=_time)
+
+    def tail(self, pod: str, lines: int) -> list[str]:
+        """Returns the last lines of a pod's log, none where it is gone."""
+        read = self._core.read_namespaced_pod_log
+        text = self._ask("get logs", read, pod, self.namespace, container=NODE, tail_lines=lines, expected=404)
+        return (text or "").splitlines()
+
+    def log(self, pod: str) -> Iterator[str]:
+        """Yields the lines of a pod's log with their time before them, until the pod ends."""
+        answer = self._core.read_namespaced_pod_log(
+            pod, self.namespace, container=NODE, follow=True, timestamps=True, _preload_content=False
+        )
+        rest = b""
+        with answer:
+            for data in answer.stream(decode_content=True):
+                *lines, rest = (rest + data).split(b"\n")
+                yield from (line.decode(errors="replace") for line in lines)
+        if rest:
+            yield rest.decode(errors="replace")
+
+    @property
+    def _kind(self) -> tuple[str, str, str, str]:
+        return GROUP, VERSION, self.namespace, PLURAL
+
+    def _list(self, what: str, call: Callable[..., Any], **selector: str) -> list[Any]:
+        """Returns plain objects: the client's classes know only the fields of its version."""
+        read = functools.partial(call, _preload_content=False, **selector)
+        answer = self._ask(what, read, self.namespace)
+        return list(json.loads(answer.data)["items"])
+
+    def _ask(
+        self, what: str, call: Callable[..., Any], *arguments: object, expected: int | None = None, **options: object
+    ) -> Any:
+        """Sends a request, and returns the answer; None for a refusal that is expected.
+
+        Raises:
+            UserError: the answer will be the same next time.
+            AwayError: it may be another one next time.
+        """
+        from kubernetes.client.rest import ApiException
+        from urllib3.exceptions import HTTPError
+
+        try:
+            return call(*arguments, _request_timeout=TIMEOUT, **options)
+        except ApiException as error:
+            message = _message(error)
+            if error.status == expected and not (expected == 404 and message.startswith(NO_SUCH_KIND)):
+                return None
+            raise _refusal(what, error.status, message, self.namespace) from None
+        except HTTPError as error:
+            raise AwayError(f"the API server of Kubernetes cannot be reached: {error}.") from None
+
+
+def _time(event: Warning) -> str:
+    return str(event.get("lastTimestamp") or event.get("eventTime") or "")
+
+
+def _message(error: ApiException) -> str:
+    try:
+        return str(json.loads(error.body)["message"])
+    except (TypeError, ValueError, KeyError):
+        return str(error.body or error.reason or "no reason given").strip()
+
+
+def _refusal(what: str, status: int, message: str, namespace: str) -> BatonError:
+    """Returns what an answer of the API server means to a person."""
+    if status == 404:
+        return UserError(
+            f"resources.nodes needs Kubeflow Trainer, and this cluster has no {PLURAL}.{GROUP}/{VERSION}.",
+            remedy=INSTALL,
+        )
+    if status == 403 and "exceeded quota" in message:
+        return NoRoomError(f"the quota of namespace {namespace} is used up: {message}.", remedy="Raise it, or wait.")
+    if status in (401, 403) and "admission webhook" not in message:
+        subject = what if " " in what else f"{what} {PLURAL}"
+        return UserError(f"the stage's account may not {subject} in {namespace}: {message}.", remedy=RIGHTS)
+    if status in (400, 403, 422):
+        return UserError(f"Kubernetes refuses the TrainJob: {message}.", remedy=_advice(message))
+    return AwayError(f"the API server of Kubernetes answers {status} to {what}: {message}.")
+
+
+def _advice(message: str) -> str:
+    if "untime" in message:
+        return "resources.runtime names the runtime; k8s/components/trainer brings the one that is named by default."
+    return "Check resources in the recipe."
+
+
+# --- The log of the first node, in the stage's own: its events as events, its other lines as they are.
+
+
+logger = logging.getLogger("baton")
+
+LAST_LINES = 20
+"""Lines that are kept, for the message of a failure that says nothing itself."""
+
+
+class RankLog:
+    """Follows the log of one pod in a thread.
+
+    Args:
+        cluster: Where the pod is.
+        pod: Its name.
+        after: Time of the last line that was told before, as Kubernetes writes it; from the first line when empty.
+
+    Attributes:
+        told: Time of the last line told.
+        error: The event with which the node's own stage failed.
+        partial: Whether the node said that it left before its target.
+        tail: The last lines that were no events.
+    """
+
+    def __init__(self, cluster: Cluster, pod: str, after: str = "") -> None:
+        self.pod = pod
+        self.told = after
+        self.error: events.Error | None = None
+        self.partial = False
+        self.tail: deque[str] = deque(maxlen=LAST_LINES)
+        self._cluster = cluster
+        self._thread = threading.Thread(target=self._follow, name=f"log-{pod}", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there may be more to come."""
+        return self._thread.is_alive()
+
+    def again(self) -> RankLog:
+        """Returns what follows the same log from where this one broke off."""
+        further = RankLog(self._cluster, self.pod, self.told)
+        further.partial, further.tail = self.partial, self.tail
+        return further
+
+    def finish(self, seconds: float) -> None:
+        """Waits for the log's end, at most for some time."""
+        self._thread.join(seconds)
+
+    def _follow(self) -> None:
+        try:
+            for line in self._cluster.log(self.pod):
+                time, _, text = line.partition(" ")
+                if time > self.told:  # RFC 3339 in UTC, to the nanosecond: in order as text, too
+                    self.told = time
+                    self._tell(text)
+        except Exception as error:  # a connection that broke, a pod that is gone: `Job` asks again
+            logger.info("the log of %s broke off: %s", self.pod, str(error).splitlines()[0] if str(error) else error)
+
+    def _tell(self, text: str) -> None:
+        event = events.parse(text)
+        if event is None:
+            self.tail.append(text)
+            print(text, file=sys.stderr, flush=True)
+            return
+        if isinstance(event, events.Error):
+            self.error = event
+        elif not isinstance(event, events.Stage):  # the stage that follows tells these of itself
+            self.partial = self.partial or isinstance(event, events.Partial)
+            events.emit(event)

@@ -1,0 +1,467 @@
+"""A chunk's job on Kubernetes: created or found, followed, explained, and deleted whatever happens.
+
+If the number of nodes may vary, the job gets the most first, and fewer if they cannot be had.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
+
+from baton import events
+from baton.errors import BatonError, ProcessLostError, SkipError, UserError
+from baton.events import Error
+from baton.recipe.base import seconds
+from baton.recipe.recipe import Recipe
+from baton.runtime import Attempt, backoff, retry
+from baton.train.distributed import launch
+from baton.train.trainjob.cluster import LAST_LINES, AwayError, Cluster, NoRoomError, RankLog
+from baton.train.trainjob.manifest import Condition, Owner, Pod, Terminated, TrainJob, Warning, labels, train_job
+
+# --- Why the nodes of a job do not start, or have ended: one sentence out of what Kubernetes says in five places.
+
+
+INDEX = "batch.kubernetes.io/job-completion-index"
+"""Annotation, and in newer versions label, with a pod's number."""
+IMAGE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
+SETTINGS = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
+OUT_OF_MEMORY = "OOMKilled"
+KILLED = (137, 143)
+"""Exit codes of a container that got SIGKILL, by the kernel or at the end of its grace period, or SIGTERM."""
+LOST = ("NodeLost", "NodeShutdown", "Shutdown", "Terminated")
+"""Reasons of a pod whose node is gone or going."""
+TOO_MUCH = ("exceeds the limit", "exceeds the total limit", "exceeded its local")
+"""What the message of an eviction says where the pod itself took more than it may."""
+DEADLINE = "DeadlineExceeded"
+
+
+def condition_of(job: Pod | TrainJob, kind: str) -> Condition | None:
+    """Returns a condition of an object where it holds, None where it does not."""
+    conditions = job["status"].get("conditions") or [] if "status" in job else []
+    return next((entry for entry in conditions if entry["type"] == kind and entry["status"] == "True"), None)
+
+
+def node_index(pod: Pod) -> int:
+    """Returns the number of a node in its job."""
+    metadata = pod["metadata"]
+    number = (metadata.get("annotations") or {}).get(INDEX) or (metadata.get("labels") or {}).get(INDEX)
+    return int(number or 0)
+
+
+def is_over(job: TrainJob) -> bool:
+    """Tells whether a job has ended, or is being deleted."""
+    ended = condition_of(job, "Complete") or condition_of(job, "Failed")
+    return bool(ended or job["metadata"].get("deletionTimestamp"))
+
+
+def has_place(pod: Pod) -> bool:
+    """Tells whether a pod has been given a machine."""
+    return bool(pod["spec"].get("nodeName"))
+
+
+def has_started(pod: Pod) -> bool:
+    """Tells whether a pod runs, or has run."""
+    return pod["status"].get("phase") in ("Running", "Succeeded", "Failed")
+
+
+def not_starting(pods: Iterable[Pod]) -> str | None:
+    """Returns why a pod will not start by itself: its image or its settings."""
+    for pod in pods:
+        for status in pod["status"].get("containerStatuses") or []:
+            waiting = status.get("state", {}).get("waiting") or {}
+            reason, message = waiting.get("reason"), waiting.get("message") or ""
+            if reason in IMAGE:
+                return f"the image {status.get('image')!r} cannot be had on {_place(pod)}: {reason}. {message}".strip()
+            if reason in SETTINGS:
+                return f"node {node_index(pod)} cannot be started: {reason}. {message}".strip()
+    return None
+
+
+def waiting_for(job: TrainJob, nodes: int, pods: Sequence[Pod], warnings: Sequence[Warning]) -> str:
+    """Returns what the nodes that do not run yet wait for, as far as Kubernetes tells."""
+    if suspended := condition_of(job, "Suspended"):
+        return f"the job is suspended: {suspended.get('message', '')}"
+    running = sum(map(has_started, pods))
+    lines = [line for pod in pods if not has_started(pod) if (line := _unschedulable(pod))]
+    lines += [f"{event['reason']}: {event['message']}" for event in warnings[-1:]] if not lines else []
+    if not lines and not pods:
+        lines = ["no pod was made for it, as where Kubeflow Trainer's controller does not run"]
+    return f"{running} of {nodes} nodes run" + (f"; {'; '.join(dict.fromkeys(lines))}" if lines else "")
+
+
+def first_failed(pods: Iterable[Pod]) -> Pod | None:
+    """Returns the pod whose container ended with another code than 0 before all others, None where none has."""
+    failed = [pod for pod in pods if _ended(pod).get("exitCode")]
+    return min(failed, key=lambda pod: (str(_ended(pod).get("finishedAt")), node_index(pod)), default=None)
+
+
+def failure_of(job: TrainJob, pods: Sequence[Pod], error: Error | None, tail: Sequence[str]) -> BatonError:
+    """Returns why a job failed; a `ProcessLostError` where another job may be spared it, a `SkipError` where another
+    skips the step that this one has found.
+
+    What befell a pod comes before what the first node said: where one is killed, the others end for want of it.
+
+    Args:
+        job: The job, as it is now.
+        pods: Its pods, each as it was last seen.
+        error: The event with which a node's stage failed: that of the first pod to fail, or of the first node.
+        tail: The last lines of that log.
+    """
+    again, first = "Run again: it resumes from the newest checkpoint.", first_failed(pods)
+    for pod in sorted(pods, key=lambda pod: (not _took_too_much(pod), node_index(pod))):
+        if line := _befallen(pod):
+            return (BatonError if _took_too_much(pod) else ProcessLostError)(f"{line}.", remedy=again)
+    if first and _ended(first)["exitCode"] in KILLED:
+        where = f"node {node_index(first)} ({_place(first)})"
+        return ProcessLostError(f"{where} was killed, by the kernel for its memory or with its machine.", remedy=again)
+    if error:
+        kinds = {
+            UserError: error.exit_code == UserError.exit_code,
+            SkipError: error.skips,
+            ProcessLostError: error.lost,
+        }
+        return next((kind for kind, is_it in kinds.items() if is_it), BatonError)(error.message)
+    if first:
+        kind = ProcessLostError if launch.is_device_broken(" ".join(tail)) else BatonError
+        last = f" Its last lines: {' | '.join(tail)}" if tail else ""
+        return kind(f"node {node_index(first)} ({_place(first)}) ended with code {_ended(first)['exitCode']}.{last}")
+    failed = condition_of(job, "Failed") or {}
+    # Where pods have run, and none has an end: they were taken away with their machine.
+    kind = ProcessLostError if any(map(has_started, pods)) and failed.get("reason") != DEADLINE else BatonError
+    return kind(f"the TrainJob failed: {failed.get('reason', 'no reason given')}: {failed.get('message', '')}")
+
+
+def _took_too_much(pod: Pod) -> bool:
+    """Tells whether a pod was ended for what it took itself, which the next one would take, too."""
+    message = pod["status"].get("message") or ""
+    return _ended(pod).get("reason") == OUT_OF_MEMORY or any(words in message for words in TOO_MUCH)
+
+
+def _befallen(pod: Pod) -> str | None:
+    """Returns what was done to a pod, None where it ended by itself or has not."""
+    status, ended = pod["status"], _ended(pod)
+    node = f"node {node_index(pod)} ({_place(pod)})"
+    if ended.get("reason") == OUT_OF_MEMORY:
+        return f"{node} ran out of memory and was killed: raise resources.memory, or lower micro_batch_size"
+    if status.get("reason") == "Evicted":
+        return f"{node} was evicted: {status.get('message', '').rstrip('.')}"
+    if disruption := condition_of(pod, "DisruptionTarget"):
+        return f"{node} was preempted: {disruption.get('reason')}: {disruption.get('message', '').rstrip('.')}"
+    if status.get("reason") in LOST or status.get("phase") == "Unknown":
+        return f"{node} is lost: {status.get('message') or status.get('reason') or 'its machine does not answer'}"
+    return None
+
+
+def _ended(pod: Pod) -> Terminated:
+    for status in pod["status"].get("containerStatuses") or []:
+        for state in (status.get("state", {}), status.get("lastState", {})):
+            if terminated := state.get("terminated"):
+                return terminated
+    return {}
+
+
+def _unschedulable(pod: Pod) -> str | None:
+    for entry in pod["status"].get("conditions") or []:
+        if entry["type"] == "PodScheduled" and entry["status"] == "False":
+            return f"node {node_index(pod)}: {entry.get('message') or entry.get('reason')}"
+    return not_starting([pod])
+
+
+def _place(pod: Pod) -> str:
+    return str(pod["spec"].get("nodeName") or "no machine yet")
+
+
+# --- One job from its creation to its end: made or found, followed, and deleted whatever happens.
+
+
+logger = logging.getLogger("baton")
+
+T = TypeVar("T")
+POLL = 3.0
+"""Seconds between two looks."""
+PATIENCE = 300.0
+"""Seconds for which the API server may not answer: a control plane that is upgraded takes minutes."""
+IMAGE_PATIENCE = 120.0
+"""Seconds for which an image may not be had: registries refuse now and then, and Kubernetes asks again."""
+OTHERS_LINES = 200
+"""Lines that are read of another node's log, where that is the one that failed."""
+LAST_LINES_WAIT = 10.0
+"""Seconds for the end of a log whose pod has ended."""
+GONE_WAIT = 180.0
+"""Seconds for a job's end after it was deleted: its pods have their grace period."""
+
+
+def patiently(ask: Callable[[], T]) -> T:
+    """Asks the API server until there is an answer.
+
+    Raises:
+        AwayError: there was none for `PATIENCE` seconds.
+    """
+    tries = backoff(PATIENCE, pause=1.0)
+    return retry(ask, AwayError, tries, lambda error, _: logger.warning("%s Asking again.", error))
+
+
+class Job:
+    """The job of one attempt at a chunk.
+
+    Args:
+        cluster: Where it runs.
+        document: The job as it is to be; see `manifest.train_job`.
+        siblings: Labels by which all jobs of the chunk are found.
+        wait: Seconds that the nodes may take until all run.
+        patience: Seconds for which nodes may have no machine or quota; None where that is a matter of `wait` alone, and
+            a job that no quota lets in fails at once.
+        notice: Returns that this stage's machine will be preempted, None while it stays.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        document: TrainJob,
+        siblings: dict[str, str],
+        *,
+        wait: float,
+        patience: float | None = None,
+        notice: Callable[[], str | None],
+    ) -> None:
+        self.name = document["metadata"]["name"]
+        self.nodes = document["spec"]["trainer"]["numNodes"]
+        self._cluster = cluster
+        self._document = document
+        self._siblings = siblings
+        self._wait = wait
+        self._patience = patience
+        self._notice = notice
+        self._present: list[Pod] = []
+        self._pods: dict[str, Pod] = {}
+        self._leftover: set[str] = set()
+        self._log: RankLog | None = None
+        self._reason = ""
+        self._waiting_since: float | None = None
+        self._stuck_since: float | None = None
+        self._roomless_since: float | None = None
+
+    def run(self) -> bool:
+        """Creates the job, or finds it, and follows it to its end.
+
+        Returns:
+            Whether it ended by itself: False where this stage must go, or somebody else deleted it.
+
+        Raises:
+            NoRoomError: the cluster does not give as many nodes.
+            ProcessLostError: it failed of what another job may be spared.
+            BatonError: it failed otherwise, does not start, or Kubernetes does not answer.
+        """
+        # First what earlier attempts left of this chunk, but for a job that is this one and still runs: its nodes hold
+        # the devices that this one asks for.
+        for other in patiently(lambda: self._cluster.jobs(self._siblings)):
+            name, nodes = other["metadata"]["name"], other["spec"]["trainer"]["numNodes"]
+            if (name, nodes) != (self.name, self.nodes) or is_over(other):
+                logger.info("TrainJob %s is of an earlier attempt: it is deleted", name)
+                self._remove(name)
+        created = self._create()
+        # A stage that is killed deletes nothing. Its job goes with the pod that owns it; what is left is deleted by the
+        # next attempt, or taken over where it asks for the same.
+        with self._deleted_after():
+            # The end of its owner before does not end it then.
+            if not created and (owners := self._document["metadata"]["ownerReferences"]):
+                patiently(lambda: self._cluster.adopt(self.name, owners))
+            logger.info("TrainJob %s is %s, with %d node(s)", self.name, "created" if created else "found", self.nodes)
+            return self._follow()
+
+    def _create(self) -> bool:
+        """Creates the job; False where it is there.
+
+        Raises:
+            NoRoomError: no quota has let it in for as long as the nodes may have none.
+        """
+
+        def wait(error: NoRoomError, _: Attempt) -> None:
+            if self._notice():
+                raise error
+            self._tell(error.message)
+
+        # On a machine that is lost, pods of the job that had this name before may end late.
+        before = patiently(lambda: self._cluster.pods(self.name))
+        self._leftover = {pod["metadata"]["name"] for pod in before if pod["metadata"].get("deletionTimestamp")}
+        tries = backoff(self._patience or 0.0, pause=POLL)
+        return retry(lambda: patiently(lambda: self._cluster.create(self._document)), NoRoomError, tries, wait)
+
+    def _follow(self) -> bool:
+        while True:
+            if notice := self._notice():
+                logger.warning("%s: TrainJob %s is deleted; its nodes save what they have", notice, self.name)
+                return False
+            job = patiently(lambda: self._cluster.job(self.name))
+            if job is None:
+                logger.warning("TrainJob %s is gone: somebody deleted it", self.name)
+                return False
+            self._look()
+            if condition_of(job, "Complete"):
+                self._hear_out()
+                return True
+            if condition_of(job, "Failed"):
+                # The last lines say whether the nodes left early.
+                self._hear_out()
+                if self.left_early:  # all is saved; that a machine was preempted meanwhile is no failure of the chunk
+                    return True
+                raise self._failure(job)
+            self._require_start(job)
+            self._pause()
+
+    def _pause(self) -> None:
+        """Waits until it is time to look again; not with a notice, as little time is left then."""
+        for _ in backoff(POLL, pause=0.1):
+            if self._notice():
+                return
+
+    def _look(self) -> None:
+        """Takes note of the pods, and follows the first one's log once there is one."""
+        pods = patiently(lambda: self._cluster.pods(self.name))
+        self._present = [pod for pod in pods if pod["metadata"]["name"] not in self._leftover]
+        self._pods.update({pod["metadata"]["name"]: pod for pod in self._present})
+        first = [pod for pod in self._pods.values() if node_index(pod) == 0 and has_started(pod)]
+        if not first:
+            return
+        newest = max(first, key=lambda pod: str(pod["metadata"]["creationTimestamp"]))["metadata"]["name"]
+        if self._log is None or self._log.pod != newest:
+            self._log = RankLog(self._cluster, newest)
+        elif not self._log.is_open and self._pods[newest]["status"].get("phase") == "Running":
+            self._log = self._log.again()
+
+    def _require_start(self, job: TrainJob) -> None:
+        """Says what the nodes wait for.
+
+        Raises:
+            NoRoomError: nodes have had no machine or quota for too long.
+            UserError: an image cannot be had, or the time for starting is over.
+        """
+        pods, now = self._present, time.monotonic()
+        if len(pods) >= self.nodes and all(map(has_started, pods)):
+            self._waiting_since = self._stuck_since = self._roomless_since = None
+            return
+        is_queued = condition_of(job, "Suspended")  # which is nobody's fault
+        if self._waiting_since is None or is_queued:
+            self._waiting_since = now
+        has_room = is_queued or (len(pods) >= self.nodes and all(map(has_place, pods)))
+        self._roomless_since = None if has_room else self._roomless_since or now
+        stuck = not_starting(pods)
+        self._stuck_since = (self._stuck_since or now) if stuck else None
+        if stuck and self._stuck_since and now - self._stuck_since >= IMAGE_PATIENCE:
+            raise UserError(stuck, remedy="Check resources.image, resources.secret and the other names there.")
+        reason = waiting_for(job, self.nodes, pods, patiently(lambda: self._cluster.warnings(job)))
+        if now - self._waiting_since >= self._wait:
+            raise (NoRoomError if self._roomless_since else UserError)(
+                f"resources.wait_for_nodes is over, {self._wait:.0f} s: {reason}.",
+                remedy="Ask for fewer or other nodes, or give them more time.",
+            )
+        if self._patience is not None and self._roomless_since and now - self._roomless_since >= self._patience:
+            raise NoRoomError(reason)
+        self._tell(reason)
+
+    def _tell(self, reason: str) -> None:
+        """Says what the nodes wait for, once each time that changes."""
+        if reason != self._reason:
+            self._reason = reason
+            logger.info("TrainJob %s: %s", self.name, reason)
+
+    def _failure(self, job: TrainJob) -> BatonError:
+        """Returns why the job failed, by the pod that failed first: the others end for want of it."""
+        self._look()  # states that came with the end
+        pods = list(self._pods.values())
+        error, tail = (self._log.error, list(self._log.tail)) if self._log else (None, [])
+        first = first_failed(pods)
+        if first and node_index(first):
+            lines = patiently(lambda: self._cluster.tail(first["metadata"]["name"], OTHERS_LINES))
+            errors = (event for line in lines if isinstance(event := events.parse(line), events.Error))
+            error, tail = next(errors, error), lines[-LAST_LINES:]
+        return failure_of(job, pods, error, tail)
+
+    def _hear_out(self) -> None:
+        if self._log:
+            self._log.finish(LAST_LINES_WAIT)
+
+    @property
+    def left_early(self) -> bool:
+        """Whether the nodes said that they left before the target."""
+        return self._log is not None and self._log.partial
+
+    @contextlib.contextmanager
+    def _deleted_after(self) -> Iterator[None]:
+        """Deletes the job on every way out; that this fails never hides what went before."""
+        try:
+            yield
+        finally:
+            try:
+                self._remove(self.name)
+            except BatonError as error:
+                logger.warning("TrainJob %s may still be there: %s", self.name, error)
+
+    def _remove(self, name: str) -> None:
+        """Deletes a job and waits until it and its pods are gone, as the next one's pods would find no room."""
+        if not patiently(lambda: self._cluster.delete(name)):
+            return
+        for _ in backoff(GONE_WAIT, pause=1.0):
+            if patiently(lambda: self._cluster.job(name)) is None and not self._alive(name):
+                return
+        logger.warning("TrainJob %s is being deleted, and not gone after %.0f s", name, GONE_WAIT)
+
+    def _alive(self, name: str) -> bool:
+        pods = patiently(lambda: self._cluster.pods(name))
+        return any(pod["status"].get("phase") in ("Pending", "Running") for pod in pods)
+
+
+# --- A chunk's job with as many nodes as the cluster gives: the most first, and where those cannot be had, fewer.
+
+
+def run_job(
+    cluster: Cluster, recipe: Recipe, run_uri: str, index: int, notice: Callable[[], str | None]
+) -> tuple[Job, bool]:
+    """Runs the job of a chunk; where the number of its nodes may vary, the first one that can be had.
+
+    Within a job the number stays. A job of an earlier attempt that has not ended is followed, however many nodes of
+    those that are possible it has.
+
+    Args:
+        cluster: Where.
+        recipe: The run's recipe.
+        run_uri: Address of the run.
+        index: Number of the chunk, from 1.
+        notice: Returns that this stage's machine will be preempted, None while it stays.
+
+    Returns:
+        The last job, and whether that ended by itself; see `Job.run`.
+
+    Raises:
+        BatonError: it failed, or does not start with the fewest nodes either.
+    """
+    nodes, wait, siblings = recipe.resources.nodes, seconds(recipe.resources.wait_for_nodes), labels(run_uri, index)
+    documents = [train_job(recipe, run_uri, index, Owner.here(), number) for number in recipe.node_counts]
+    if len(documents) > 1:
+        documents = documents[_position(patiently(lambda: cluster.jobs(siblings)), documents) :]
+    while True:
+        document, *fewer = documents
+        patience = None if isinstance(nodes, int) else seconds(nodes.patience) if fewer else wait
+        job = Job(cluster, document, siblings, wait=wait, patience=patience, notice=notice)
+        try:
+            return job, job.run()
+        except NoRoomError as error:
+            if notice():
+                return job, False
+            if not fewer:
+                raise
+            less = fewer[0]["spec"]["trainer"]["numNodes"]
+            why = error.message.rstrip(".")
+            events.warn(f"TrainJob {job.name}: {job.nodes} nodes could not be had ({why}); going on with {less}")
+            documents = fewer
+
+
+def _position(jobs: list[TrainJob], documents: list[TrainJob]) -> int:
+    """Returns which of a chunk's possible jobs an earlier attempt has left; the first where none has."""
+    named = {document["spec"]["trainer"]["numNodes"]: place for place, document in enumerate(documents)}
+    name = documents[0]["metadata"]["name"]
+    left = [job for job in jobs if job["metadata"]["name"] == name and not is_over(job)]
+    return next((named[number] for job in left if (number := job["spec"]["trainer"]["numNodes"]) in named), 0)

@@ -1,0 +1,336 @@
+"""The `TrainJob` of a chunk, and Kubernetes objects with the fields that a stage reads and writes.
+
+Needs Kubeflow Trainer 2.2, which has `runtimePatches`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from typing import TypedDict
+
+from baton.recipe.base import seconds
+from baton.recipe.recipe import Recipe
+from baton.recipe.run import SIGNING_FOLDER
+from baton.signing import KEY_FILE, SIGNED_BY
+from baton.tracking import servers
+from baton.tracking.servers import KUBEFLOW_RUN, kubeflow_run
+
+# --- Kubernetes objects as the API server has them: the fields that a stage writes or reads.
+
+
+class OwnerReference(TypedDict):
+    """An object with which another one is deleted."""
+
+    apiVersion: str
+    kind: str
+    name: str
+    uid: str
+
+
+class Metadata(TypedDict, total=False):
+    """An object's name, labels and owners."""
+
+    name: str
+    labels: dict[str, str]
+    annotations: dict[str, str]
+    ownerReferences: list[OwnerReference]
+    creationTimestamp: str
+    deletionTimestamp: str
+
+
+class Condition(TypedDict, total=False):
+    """Something that holds of an object, or does not."""
+
+    type: str
+    status: str
+    reason: str
+    message: str
+
+
+class ContainerState(TypedDict, total=False):
+    """A container's state: waiting with its reason, or terminated."""
+
+    waiting: Waiting
+    terminated: Terminated
+
+
+class Waiting(TypedDict, total=False):
+    """Why a container does not run yet."""
+
+    reason: str
+    message: str
+
+
+class Terminated(TypedDict, total=False):
+    """A terminated container's exit code and reason."""
+
+    exitCode: int
+    reason: str
+    finishedAt: str
+
+
+class ContainerStatus(TypedDict, total=False):
+    """A container's image and states."""
+
+    image: str
+    state: ContainerState
+    lastState: ContainerState
+
+
+class PodStatus(TypedDict, total=False):
+    """A pod's phase, reason and containers."""
+
+    phase: str
+    reason: str
+    message: str
+    conditions: list[Condition]
+    containerStatuses: list[ContainerStatus]
+
+
+class PodSpec(TypedDict, total=False):
+    """The node of a pod."""
+
+    nodeName: str
+
+
+class Pod(TypedDict):
+    """A node of a job."""
+
+    metadata: Metadata
+    spec: PodSpec
+    status: PodStatus
+
+
+class InvolvedObject(TypedDict, total=False):
+    """The object of an event."""
+
+    name: str
+
+
+class Warning(TypedDict, total=False):
+    """An event of type Warning."""
+
+    reason: str
+    message: str
+    involvedObject: InvolvedObject
+    lastTimestamp: str
+    eventTime: str
+
+
+class JobStatus(TypedDict, total=False):
+    """A job's conditions."""
+
+    conditions: list[Condition]
+
+
+class EnvironmentVariable(TypedDict, total=False):
+    """A variable with a value, or with where it comes from."""
+
+    name: str
+    value: str
+    valueFrom: dict[str, dict[str, str]]
+
+
+class Trainer(TypedDict):
+    """The processes of a job."""
+
+    image: str
+    command: list[str]
+    args: list[str]
+    env: list[EnvironmentVariable]
+    numNodes: int
+    numProcPerNode: int
+    resourcesPerNode: dict[str, dict[str, str]]
+
+
+class JobSpec(TypedDict, total=False):
+    """A job's specification."""
+
+    runtimeRef: dict[str, str]
+    trainer: Trainer
+    runtimePatches: list[dict[str, object]]
+    activeDeadlineSeconds: int
+
+
+class TrainJob(TypedDict, total=False):
+    """A job of Kubeflow Trainer; what is created has no status yet."""
+
+    apiVersion: str
+    kind: str
+    metadata: Metadata
+    spec: JobSpec
+    status: JobStatus
+
+
+# --- The `TrainJob` of a chunk, as plain values. Needs Kubeflow Trainer 2.2, which has `runtimePatches`.
+
+
+GROUP, VERSION, PLURAL = "trainer.kubeflow.org", "v1alpha1", "trainjobs"
+NODE = "node"
+"""Name of the job and of its container, in every torch runtime of Trainer."""
+NODE_STAGE = "train-node"
+"""`app.kubernetes.io/component` of the pods; network policies go by it."""
+MANAGER = "baton/train-chunk"
+"""Who patched the runtime; Trainer asks for a name with a domain."""
+RUN_LABEL, CHUNK_LABEL = "baton/run", "baton/chunk"
+LEAVE = 120
+"""Seconds that a pod has between SIGTERM and its end, to save."""
+LONGEST_NAME = 24
+"""Letters of a run's name that go into the job's: pods and their service add to it, and all fit 63."""
+
+
+@dataclass(frozen=True)
+class Owner:
+    """The pod of the stage; when it is deleted, Kubernetes deletes the job with it."""
+
+    name: str
+    uid: str
+
+    @classmethod
+    def here(cls) -> Owner | None:
+        """Returns the pod of this process as Kubeflow Pipelines tells it, None outside one."""
+        name, uid = os.environ.get("KFP_POD_NAME"), os.environ.get("KFP_POD_UID")
+        return cls(name, uid) if name and uid else None
+
+    def reference(self) -> OwnerReference:
+        """Returns it as an owner of other objects."""
+        return {"apiVersion": "v1", "kind": "Pod", "name": self.name, "uid": self.uid}
+
+
+def labels(run_uri: str, index: int) -> dict[str, str]:
+    """Returns the labels by which all jobs of a chunk are found, whichever attempt made them."""
+    return {RUN_LABEL: hashlib.sha256(run_uri.encode()).hexdigest()[:16], CHUNK_LABEL: str(index)}
+
+
+def train_job(recipe: Recipe, run_uri: str, index: int, owner: Owner | None, nodes: int | None = None) -> TrainJob:
+    """Returns the job of a chunk.
+
+    Its name is that of run, chunk and everything it asks for: an attempt that finds it found its predecessor's, of the
+    same image, nodes and settings. Where the number of nodes may vary, that is not in the name: an attempt that would
+    be given another number follows the job that trains already.
+
+    Args:
+        recipe: The run's recipe, with `resources.nodes` above 1.
+        run_uri: Address of the run.
+        index: Number of the chunk, from 1.
+        owner: The stage's pod.
+        nodes: How many nodes, one of `recipe.node_counts`; the most when left out.
+    """
+    is_fixed = isinstance(recipe.resources.nodes, int)
+    spec = _spec(recipe, run_uri, index, recipe.max_nodes if is_fixed else 0)
+    digest = hashlib.sha256(json.dumps([run_uri, index, spec], sort_keys=True).encode()).hexdigest()[:8]
+    spec["trainer"]["numNodes"] = nodes or recipe.max_nodes
+    if kubeflow := kubeflow_run():  # not in the name: a run that is submitted again follows the job that it finds
+        spec["trainer"]["env"].append({"name": KUBEFLOW_RUN, "value": kubeflow})
+    named = {variable["name"] for variable in spec["trainer"]["env"]}
+    reaching = [name for name in servers.ACCESS if name in os.environ and name not in named]
+    spec["trainer"]["env"] += [{"name": name, "value": os.environ[name]} for name in reaching]
+    run_name = run_uri.rpartition("/")[2][:LONGEST_NAME].strip("-")
+    return {
+        "apiVersion": f"{GROUP}/{VERSION}",
+        "kind": "TrainJob",
+        "metadata": {
+            "name": f"baton-{run_name}-{index:03d}-{digest}",
+            "labels": recipe.resources.pod_labels(recipe.name, NODE_STAGE) | labels(run_uri, index),
+            "annotations": {"baton/run-uri": run_uri},
+            "ownerReferences": [owner.reference()] if owner else [],
+        },
+        "spec": spec,
+    }
+
+
+def _spec(recipe: Recipe, run_uri: str, index: int, nodes: int) -> JobSpec:
+    resources = recipe.resources
+    scope, _, name = resources.runtime.rpartition("/")
+    asked = {"cpu": resources.cpu, "memory": resources.memory}
+    plain = {name: quantity for name, quantity in asked.items() if quantity}
+    limits = {**plain, **({resources.accelerator: str(resources.gpus)} if resources.gpus else {})}
+    spec: JobSpec = {
+        "runtimeRef": {
+            "apiGroup": GROUP,
+            "kind": "ClusterTrainingRuntime" if scope else "TrainingRuntime",
+            "name": name,
+        },
+        "trainer": {
+            "image": resources.image,
+            "command": ["python3", "-m", "baton.train"],
+            "args": [run_uri, str(index)],
+            "env": _environment(recipe),
+            "numNodes": nodes,
+            "numProcPerNode": recipe.processes,
+            "resourcesPerNode": {
+                kind: values for kind, values in (("limits", limits), ("requests", dict(limits))) if values
+            },
+        },
+        "runtimePatches": [
+            {
+                "manager": MANAGER,
+                "trainingRuntimeSpec": {
+                    "template": {
+                        "spec": {
+                            "replicatedJobs": [{"name": NODE, "template": {"spec": {"template": _pod(recipe)}}}],
+                        }
+                    }
+                },
+            }
+        ],
+    }
+    if resources.deadline:
+        spec["activeDeadlineSeconds"] = int(seconds(resources.deadline))
+    return spec
+
+
+def _environment(recipe: Recipe) -> list[EnvironmentVariable]:
+    """Returns the environment of a node; where it meets the others, Trainer adds."""
+    plain = {**recipe.resources.plain_env, **recipe.resources.promised_env, "BATON_EVENTS": "stdout"}
+    environment: list[EnvironmentVariable] = [{"name": name, "value": value} for name, value in plain.items()]
+    for secret, variables in recipe.resources.secrets:
+        for key, variable in variables.items():
+            environment.append({"name": variable, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}})
+    signing = recipe.chunks.signing
+    # The chunk's pod has it from the pipeline; the recipe comes from the store, where somebody may have changed it.
+    if signed_by := os.environ.get(SIGNED_BY) or (signing.public_key if signing else None):
+        environment.append({"name": SIGNED_BY, "value": signed_by})
+    if signing and signing.secret:
+        environment.append({"name": KEY_FILE, "value": signing.key_file})
+    if recipe.chunks.preemption.node_taints:
+        environment.append({"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}})
+    return environment
+
+
+def _pod(recipe: Recipe) -> dict[str, object]:
+    """Returns what the runtime's pods are patched with: Pod Security "restricted", and the recipe's `resources`."""
+    resources = recipe.resources
+    volumes: list[dict[str, object]] = []
+    mounts: list[dict[str, str]] = []
+    if resources.shm:
+        volumes.append({"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": resources.shm}})
+        mounts.append({"name": "shm", "mountPath": "/dev/shm"})
+    if resources.cache_claim and recipe.store.cache_dir:
+        volumes.append({"name": "cache", "persistentVolumeClaim": {"claimName": resources.cache_claim}})
+        mounts.append({"name": "cache", "mountPath": recipe.store.cache_dir})
+    if recipe.chunks.signing and recipe.chunks.signing.secret:
+        volumes.append({"name": "signing", "secret": {"secretName": recipe.chunks.signing.secret.partition("/")[0]}})
+        mounts.append({"name": "signing", "mountPath": SIGNING_FOLDER})
+    port = recipe.tracking.prometheus_port
+    capacity = {"baton/capacity": resources.capacity} if resources.capacity else {}
+    pod_security = {"seccompProfile": {"type": "RuntimeDefault"}}
+    container_security = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    return {
+        "metadata": {
+            "labels": resources.pod_labels(recipe.name, NODE_STAGE) | capacity,
+            "annotations": {"prometheus.io/scrape": "true", "prometheus.io/port": str(port)} if port else {},
+        },
+        "spec": {
+            "nodeSelector": resources.node_selector,
+            "tolerations": [toleration.model_dump(exclude_none=True) for toleration in resources.tolerations],
+            "imagePullSecrets": [{"name": resources.image_pull_secret}] if resources.image_pull_secret else [],
+            "securityContext": pod_security | ({"runAsNonRoot": True} if resources.run_as_non_root else {}),
+            "terminationGracePeriodSeconds": LEAVE,
+            "volumes": volumes,
+            "containers": [{"name": NODE, "volumeMounts": mounts, "securityContext": container_security}],
+        },
+    }

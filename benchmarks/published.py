@@ -1,0 +1,142 @@
+"""`docs/benchmarks.md`: the newest figures of each row, where and with what they were measured, and their pictures.
+
+The figures are kept beside the page, in `benchmarks.json`, so that rows can be measured one at a time.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure as Drawing
+from matplotlib.ticker import FuncFormatter
+
+from baton.pages import svg
+from benchmarks import rows
+from benchmarks.table import cell
+from tests.pictures import picture
+
+DOCS = Path(__file__).parents[1] / "docs"
+COLORS = (svg.BLUE, svg.ORANGE, svg.GREEN, svg.PURPLE, svg.AMBER, svg.SKY, svg.GREY, svg.INK)
+LIBRARIES = ("torch", "transformers", "trl", "peft", "datasets", "obstore")
+
+HEAD = """# Benchmarks
+
+Written by `make bench ARGS="--publish"`, which measures Baton beside a plain TRL script that does the same, or beside
+what the machine or the server allows, in turn and in one run. A cell is the median of all rounds with the least and
+the greatest. Goals that were missed stand here as well.
+
+"""
+
+
+def publish(document: Mapping[str, Any], folder: Path = DOCS) -> None:
+    """Puts the rows of a benchmark in the place of earlier ones, and writes the page and its pictures.
+
+    Args:
+        document: What `python -m benchmarks` writes as JSON.
+        folder: Where the page, `benchmarks.json` and `pictures/` lie.
+    """
+    path = folder / "benchmarks.json"
+    known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    about = {key: document[key] for key in ("created", "machine", "server")}
+    about["versions"] = {name: document["versions"][name] for name in LIBRARIES if name in document["versions"]}
+    about["commit"] = _commit()
+    known |= {name: {"about": about, **row} for name, row in document["rows"].items()}
+    known = {name: known[name] for name in rows.ALL if name in known}
+    path.write_text(json.dumps(known, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    (folder / "benchmarks.md").write_text(page(known), encoding="utf-8")
+    for name, row in known.items():
+        for end, chart in row["charts"].items():
+            drawn = picture(f"{name}-{end}", chart["title"], partial(_plot, chart))
+            (folder / "pictures" / f"bench-{name}-{end}.svg").write_text(drawn, encoding="utf-8")
+
+
+def page(known: Mapping[str, Any]) -> str:
+    """Returns the page in Markdown."""
+    contents = "\n".join(f"- [{row['title']}](#{name})" for name, row in known.items())
+    return f"{HEAD}{contents}\n" + "".join(_section(name, row) for name, row in known.items())
+
+
+def _section(name: str, row: Mapping[str, Any]) -> str:
+    about, machine = row["about"], row["about"]["machine"]
+    figures = "\n".join(_line(figure) for figure in row["figures"])
+    pictures = "".join(
+        f"\n![{chart['title']}](pictures/bench-{name}-{end}.svg)\n" for end, chart in sorted(row["charts"].items())
+    )
+    void = [figure["void"] for figure in row["figures"] if figure["void"]]
+    notes = "".join(f"- {note}\n" for note in [*row["notes"], *void])
+    versions = ", ".join(f"{library} {version}" for library, version in about["versions"].items())
+    return (
+        f"\n## {name}\n\n{_sentence(row['title'])} {_sentence(row['conditions'])}\n{pictures}\n"
+        f"| | Baton | compared with | ratio | goal | met |\n|---|---|---|---|---|---|\n{figures}\n\n{notes}\n"
+        f"<sub>{about['created'][:10]}, commit {about['commit']}, {machine['processor']}, {machine['cores']} cores, "
+        f"{machine['memory'] / 2**30:.0f} GiB; S3: {about['server']}; {versions}; "
+        f'`make bench ARGS="--only {name}"`, {row["seconds"] / 60:.0f} min.</sub>\n'
+    )
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+def _line(figure: Mapping[str, Any]) -> str:
+    theirs = f"{figure['other']} {cell(figure['theirs'], figure['unit'])}" if figure["theirs"] else ""
+    met = {True: "yes", False: "**no**", None: "–" if figure["goal"] else ""}[figure["met"]]
+    ratio = cell(figure["ratio"], figure["ratio_unit"])
+    cells = (figure["what"], cell(figure["ours"], figure["unit"]), theirs, ratio, figure["goal"], met)
+    return f"| {' | '.join(text.replace('|', chr(92) + '|') for text in cells)} |"
+
+
+def _plot(chart: Mapping[str, Any]) -> Drawing:
+    """Draws bars from the left, their parts one after the other, or lines."""
+    if chart["lines"]:
+        return _lines(chart)
+    bars: Mapping[str, Mapping[str, float]] = chart["bars"]
+    figure, (ax,) = svg.blank_figure(90 + 46 * len(bars))
+    parts = list(dict.fromkeys(part for found in bars.values() for part in found))
+    left = dict.fromkeys(bars, 0.0)
+    for part, color in zip(parts, _colors(len(parts)), strict=True):
+        lengths = [bars[name].get(part, 0.0) for name in bars]
+        ax.barh(list(bars), lengths, left=list(left.values()), color=color, height=0.6, label=part)
+        left = {name: left[name] + length for name, length in zip(bars, lengths, strict=True)}
+    for name, length in left.items():
+        ax.annotate(f" {length:.3g}", (length, name), va="center", color=svg.INK)
+    ax.grid(visible=False)
+    ax.grid(axis="x")
+    ax.invert_yaxis()
+    ax.set_xlim(0, 1.08 * max(left.values()))
+    ax.set_xlabel(chart["unit"])
+    if len(parts) > 1:
+        ax.legend(ncols=len(parts), loc="lower center", bbox_to_anchor=(0.5, 1.0), handlelength=1.0, columnspacing=1.2)
+    return figure
+
+
+def _lines(chart: Mapping[str, Any]) -> Drawing:
+    figure, (ax,) = svg.blank_figure(300)
+    for (name, points), color in zip(chart["lines"].items(), _colors(len(chart["lines"])), strict=True):
+        ax.plot(*zip(*points, strict=True), color=color, lw=1.6, marker="o", label=name)
+    ax.set_ylim(0)
+    ax.set_xlabel(chart["across"])
+    ax.set_ylabel(chart["unit"])
+    ax.xaxis.set_major_formatter(FuncFormatter(svg.compact))
+    ax.legend()
+    return figure
+
+
+def _colors(number: int) -> Sequence[str]:
+    return [COLORS[place % len(COLORS)] for place in range(number)]
+
+
+def _commit() -> str:
+    """Returns the commit that is measured, with a word where the code differs from it."""
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", *arguments], cwd=DOCS.parent, capture_output=True, text=True, check=True).stdout
+
+    measured = ("baton", "components", "pipelines", "benchmarks", "tests", "requirements.lock")
+    changed = git("status", "--porcelain", "--", *measured).strip()
+    return git("rev-parse", "--short", "HEAD").strip() + ("-dirty" if changed else "")

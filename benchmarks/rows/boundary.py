@@ -1,0 +1,109 @@
+"""From the last step of one chunk to the first step of the next."""
+
+from __future__ import annotations
+
+from baton.checkpoint.store import CheckpointStore
+from baton.runs.run import Run
+from benchmarks.bench import Bench, best, parse_mark
+from benchmarks.ours import ENVIRONMENT, Ours
+from benchmarks.process import Trace, watch
+from benchmarks.sizes import Size
+from benchmarks.table import Chart, Row, keep, share
+from benchmarks.theirs import Theirs
+
+NAME = "boundary"
+TITLE = "from the last step of one chunk to the first of the next, each in a fresh process"
+TARGET, STEPS = 2, 4
+
+
+def measure(bench: Bench, ours: Ours, theirs: Theirs) -> Row:
+    size = bench.options.large
+    theirs.inputs(size)
+    modules = ours.modules()
+    splits: dict[str, dict[str, list[float]]] = {"ours": {}, "script": {}, "floor": {}}
+    totals: dict[str, list[float]] = {}
+    for _ in bench.rounds(dear=True):
+        bench.server.expect(size.bytes)
+        bench.touch_memory(size)
+        run, split = _ours(ours, size)
+        floor = {
+            "import": watch(["-m", "benchmarks.imports", modules], parse_mark, environment=ENVIRONMENT).seconds,
+            "fetch": best(bench.raw_down(_checkpoint(run))),
+        }
+        ours.rewind(run)
+        bench.touch_memory(size)
+        floor["upload"] = best(bench.raw_up(bench.payload(size), "boundary", ("obstore",)))
+        bench.server.expect(size.bytes)
+        bench.touch_memory(size)
+        their_split = _theirs(theirs, size)
+        for name, found in (("ours", split), ("script", their_split), ("floor", floor)):
+            keep(splits[name], found)
+            keep(totals, {name: sum(found.values())})
+    seconds = {"unit": "s"}
+    return Row(
+        title=TITLE,
+        conditions=f"{size}; one torch thread on each side; the next process starts when the one before is gone",
+        figures=[
+            share("chunk boundary", totals["ours"], totals["script"], "script", **seconds, at_most=0.5),
+            share("chunk boundary", totals["ours"], totals["floor"], "floor", **seconds, at_most=1.25),
+        ],
+        splits=splits,
+        charts={"split": Chart.of_splits("Seconds between two chunks", splits)},
+        notes=[
+            "floor: a process that imports what a chunk imports and exits, and the checkpoint's bytes up and down by "
+            "the fastest raw client, one after the other",
+            "free memory is touched before each side: a virtual machine has to wait for what its host took back",
+            "start: until a chunk's own code runs; the script's start is part of its imports",
+            "tokenize: the script's trainer, which tokenizes its rows; a chunk fetches them tokenized and builds its "
+            "trainer in build",
+        ],
+    )
+
+
+def _ours(ours: Ours, size: Size) -> tuple[Run, dict[str, float]]:
+    """Returns a run whose first chunk is done, and the parts of the boundary after it."""
+    run = ours.run(size, steps=STEPS, count=2)
+    first = ours.chunk(run, 1)
+    then = ours.chunk(run, 2, until=lambda event: event.get("phase") == "train")
+    split = {"save": _saved(first) - first.at("step", step=TARGET), "upload": first.at("checkpoint") - _saved(first)}
+    split |= {"exit": first.ended - first.at("checkpoint"), "start": _phase(then, "fetch") - first.ended}
+    look = _phase(then, "import") - _phase(then, "fetch")
+    fetch_again = then.at("phase", last=True, phase="fetch")
+    split |= {"import": fetch_again - _phase(then, "import"), "fetch": look + _phase(then, "build") - fetch_again}
+    split |= {"build": _phase(then, "restore") - _phase(then, "build")}
+    split |= {"restore": _phase(then, "train") - _phase(then, "restore")}
+    return run, split
+
+
+def _checkpoint(run: Run) -> str:
+    """Returns where the checkpoint of a run's first chunk lies."""
+    store = CheckpointStore(run)
+    checkpoint = store.read(TARGET)
+    assert checkpoint
+    return store.uri(checkpoint)
+
+
+def _saved(trace: Trace) -> float:
+    """Returns when a chunk's training thread had its last checkpoint staged."""
+    return trace.at("phase", last=True, phase="train")
+
+
+def _phase(trace: Trace, phase: str) -> float:
+    return trace.at("phase", phase=phase)
+
+
+def _theirs(theirs: Theirs, size: Size) -> dict[str, float]:
+    uri = theirs.begin("boundary")
+    first = theirs.process(uri, size, steps=STEPS, target=TARGET)
+    then = theirs.process(uri, size, steps=STEPS, target=STEPS, until=lambda event: event["event"] == "restored")
+    theirs.begin("boundary")
+    return {
+        "save": first.at("saved") - first.at("step", step=TARGET),
+        "upload": first.at("put") - first.at("saved"),
+        "exit": first.ended - first.at("put"),
+        "import": then.at("imported") - first.ended,
+        "fetch": then.at("got") - then.at("imported"),
+        "build": then.at("model") - then.at("got"),
+        "tokenize": then.at("built") - then.at("model"),
+        "restore": then.at("restored") - then.at("built"),
+    }

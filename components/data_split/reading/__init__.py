@@ -1,1 +1,0 @@
-"""Files of rows, of every supported type, as streams that are read once."""

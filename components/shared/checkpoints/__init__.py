@@ -1,1 +1,0 @@
-"""Checkpoints of a run: what their manifests say, which there are, which stay, what they prove."""

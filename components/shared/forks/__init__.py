@@ -1,1 +1,0 @@
-"""Runs that begin at another run's checkpoint."""

@@ -1,1 +1,0 @@
-"""What HTML pages share: templates, figures, the page of the data's quality."""

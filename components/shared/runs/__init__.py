@@ -1,1 +1,0 @@
-"""A run in the store: its documents, plan, lineage and tracking."""

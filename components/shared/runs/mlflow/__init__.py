@@ -1,1 +1,0 @@
-"""MLflow: what a run tells it, and by which client."""

@@ -1,1 +1,0 @@
-"""Many configurations of one recipe, judged in rungs."""

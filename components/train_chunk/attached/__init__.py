@@ -1,1 +1,0 @@
-"""Trainers that somebody else has built, trained in chunks: what `baton.attach` does."""

@@ -1,1 +1,0 @@
-"""Checkpoints of a chunk: when one is due, what is in it, how it reaches the store, and what is restored."""

@@ -1,5 +1,0 @@
-"""Next-token prediction on plain text, from scratch or continued from a base: `sft` on whole rows."""
-
-from baton.components.train_chunk.methods.sft import build
-
-__all__ = ["build"]

@@ -1,1 +1,0 @@
-"""Reports of a chunk while it trains: metrics, progress, samples, scores, and where its time went."""

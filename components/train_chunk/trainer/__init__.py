@@ -1,1 +1,0 @@
-"""The trainer of a chunk: TRL's, with mixins for exact resume, shards, groups of parameters and orders of rows."""

@@ -1,1 +1,0 @@
-"""From a recipe file to the package that Kubeflow and the local engine run."""

@@ -1,1 +1,0 @@
-"""Submits, schedules and follows runs on a Kubeflow Pipelines endpoint."""

@@ -1,1 +1,0 @@
-"""Runs a compiled pipeline, a sweep or single stages on this machine."""

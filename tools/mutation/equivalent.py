@@ -1,0 +1,32 @@
+# ruff: noqa: E501 - names are as long as they are
+"""Mutants that no test can kill, by name, and why: what they change cannot be seen."""
+
+EQUIVALENT: dict[str, str] = {
+    "baton/store/bundle.py: constant: 8 -> 9 #0": (
+        "how many files are in flight at once decides how long it takes, and nothing else"
+    ),
+    "baton/store/storage.py:_acquire return: return False -> return None #0": (
+        "its one caller asks whether it is true, and None is not either"
+    ),
+    "baton/store/storage.py:_acquire comparison: > -> >= #0": (
+        "two readings of a clock that differ by exactly ten seconds, to the nanosecond"
+    ),
+    'baton/train/data/samplers.py:follow_epochs condition: hasattr(inner, "set_epoch") -> False #0': (
+        "`DistributedBatches` passes the epoch on to its sampler, which is what the other branch sets it on"
+    ),
+    "baton/train/data/samplers.py:share comparison: >= -> > #0": (
+        "at exactly 1 each ramp gives 1.0: start + (1 - start), start ** 0 and a whole number of levels are exact"
+    ),
+    "baton/train/reshard.py:_Partitions.__init__ constant: \"\" -> '-' #0": (
+        'a state that is compared with another number of ranks\' was restored, so there is a folder; `or ""` is for types'
+    ),
+    "baton/train/sharding.py:Sharded._load_optimizer_and_scheduler keyword: , weights_only=True ->  #1": (
+        "PyTorch's own default since 2.6; it is written out so that nobody has to know"
+    ),
+    "baton/train/sharding.py:Sharded._load_optimizer_and_scheduler constant: True -> False #1": (
+        "mapped or read: the same values, in less memory"
+    ),
+    "baton/train/trainer.py:Resumable._load_from_checkpoint operand: weight.requires_grad and weight.dtype != types[name] -> (weight.dtype != types[name]) #0": (
+        "what is frozen is not loaded from an adapter's checkpoint, so its type has not changed"
+    ),
+}
