@@ -12,11 +12,12 @@ PIP_VERSION := 26.3
 RECIPE ?= pipelines/recipes/quickstart.yaml
 ARGS ?=
 
-# One torch thread per test worker: two workers share the machine, and thread counts change sums. Bytecode is kept
+# One torch thread per test worker: workers share the machine, three on two cores as tests also wait, and thread counts
+# change sums. Bytecode is kept
 # whatever the shell says: tests start `baton` in hundreds of fresh interpreters, and pytest rewrites every assertion.
 TEST_ENV := HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 PYTEST := $(TEST_ENV) $(PY) -m pytest
-WORKERS ?= 2
+WORKERS ?= 3
 
 .PHONY: help setup run site test test-all test-chaos test-deepspeed test-gpu test-schedules fuzz test-mutants test-cluster test-versions lint code-report format typecheck compile golden docs dist images bench lock clean
 

@@ -58,6 +58,7 @@ def refused(start: Started, name: str, **parameters: object) -> str:
     return str(caught.value)
 
 
+@pytest.mark.slow
 def test_parameters_and_overrides_reach_the_run_with_their_types(start: Started, store: Path) -> None:
     stages = start("changed", seed=5, batch_size=4, overrides=SHORT)
 

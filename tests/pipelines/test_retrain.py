@@ -161,6 +161,7 @@ def test_a_retraining_that_is_killed_goes_on_and_one_beside_it_is_dropped(tmp_pa
     assert [attempt.outcome for attempt in attempts[-1:]] == ["already_done"]
 
 
+@pytest.mark.slow
 def test_without_a_gate_nothing_is_retrained(tmp_path: Path) -> None:
     _recipe(tmp_path, "org/model", evaluation={})
     _write(tmp_path / "rows.jsonl", _rows(6, 1))

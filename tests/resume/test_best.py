@@ -62,6 +62,7 @@ def test_early_stopping_counts_across_chunks(count: int, recipes: dict[str, Reci
     assert code == 0, printed
 
 
+@pytest.mark.slow
 def test_evaluations_by_epoch_are_those_of_one_run(recipes: dict[str, Recipe], legs: Any) -> None:
     """Chunks end within epochs and at steps that are evaluated; five steps an epoch, twice: 3, 5, 8, 10, 13, 15."""
     plateau = {"training__lr_scheduler": "reduce_lr_on_plateau", "training__warmup_steps": 0}
@@ -93,6 +94,7 @@ def test_evaluations_by_epoch_are_those_of_one_run(recipes: dict[str, Recipe], l
     assert legs.final(other).meta.state["weights"] != ends["whole"][1]["weights"]
 
 
+@pytest.mark.slow
 def test_a_chunk_for_each_epoch_ends_on_the_bits_of_one_run(
     recipes: dict[str, Recipe], undisturbed: dict[str, Any], legs: Any
 ) -> None:

@@ -65,6 +65,7 @@ def test_twenty_kills_lose_nothing(drill: Callable[..., dict[str, Any]], capsys:
     assert last.startswith(f"exact: after 20 kill(s) in {len(found['runs'])} run(s)")
 
 
+@pytest.mark.slow
 def test_without_the_random_state_a_drill_finds_the_difference(drill: Callable[..., dict[str, Any]]) -> None:
     found = drill("lora", 1, prefix="drill-no-rng", leave_out=("rng",))
     assert not found["exact"]

@@ -18,6 +18,7 @@ from baton.train import lr_find
 SPEC = LRFind(start=1e-5, end=10.0, steps=40, smoothing=0.5)
 
 
+@pytest.mark.slow
 def test_the_run_is_that_of_the_rate_written_out(recipes: dict[str, Recipe], legs: Any) -> None:
     recipe = legs.changed(recipes["scratch"], chunks__count=2, training__lr_find=SPEC.model_dump(mode="json"))
     run = legs.prepare(recipe, "lr-found")

@@ -176,6 +176,7 @@ def test_a_user_without_a_home_runs_a_recipe(own: Path, scratch_recipe: dict[str
     assert (own / "store/runs/r/report.html").is_file()
 
 
+@pytest.mark.slow
 def test_a_cache_that_cannot_be_written_is_named_with_its_variable(own: Path, scratch_recipe: dict[str, Any]) -> None:
     scratch_recipe["store"] = str(own / "store")
     (own / "rows.jsonl").write_text('{"text": "row"}\n' * 30, encoding="utf-8")

@@ -94,6 +94,7 @@ def test_models_side_by_side_over_a_file(model: str, adapted: str, tmp_path: Pat
     assert all(line["answers"][model] != line["answers"][adapted] for line in lines)
 
 
+@pytest.mark.slow
 def test_a_chat_keeps_what_was_said_in_mind_until_it_begins_anew(model: str) -> None:
     done = _generate(model, "--chat", "--system", "Be brief.", stdin="Who?\nWhat?\n/new\nWho?\n/quit\n")
     assert done.returncode == 0, done.stderr

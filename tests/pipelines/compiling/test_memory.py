@@ -170,6 +170,7 @@ def recipe_path(tmp_path: Path) -> str:
     return str(path)
 
 
+@pytest.mark.slow
 def test_validate_says_what_the_profile_chose_and_what_it_takes(recipe_path: str) -> None:
     done = subprocess.run([BATON, "validate", recipe_path], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")

@@ -87,6 +87,7 @@ def test_what_a_killed_export_left_goes_with_the_next(adapted: Run) -> None:
     assert set(run.storage.find(run.path("export"))) == {"manifest.json", "removed-0123456789ab"} | own
 
 
+@pytest.mark.slow
 def test_an_adapter_and_a_model_of_texts_say_how_they_were_asked(adapted: Run) -> None:
     from baton.models import prompts
 

@@ -72,6 +72,7 @@ def test_it_is_looked_up_once_where_it_is_not_written_down(plain: Any, tmp_path:
     assert not list(tmp_path.iterdir()), "written where an environment is made, never by who reads it"
 
 
+@pytest.mark.slow
 def test_what_is_written_down_is_not_looked_up(plain: Any, written: Path) -> None:
     scans, found = told(COUNT, written)
     assert scans == ["distributions"], "the test's own"
