@@ -13,8 +13,8 @@ RECIPE ?= pipelines/recipes/quickstart.yaml
 ARGS ?=
 
 # One torch thread per test worker: workers share the machine, three on two cores as tests also wait, and thread counts
-# change sums. Bytecode is kept
-# whatever the shell says: tests start `baton` in hundreds of fresh interpreters, and pytest rewrites every assertion.
+# change sums. Bytecode is kept whatever the shell says: tests start `baton` in hundreds of fresh interpreters, and pytest
+# rewrites every assertion.
 TEST_ENV := HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 PYTEST := $(TEST_ENV) $(PY) -m pytest
 WORKERS ?= 3

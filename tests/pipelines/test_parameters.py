@@ -73,6 +73,7 @@ def test_parameters_and_overrides_reach_the_run_with_their_types(start: Started,
     assert Run(Storage(str(store)), "changed").plan().targets[-1] == 2
 
 
+@pytest.mark.slow  # joins the run that the test above began
 def test_a_run_that_was_started_with_other_overrides_is_not_joined(start: Started, store: Path) -> None:
     said = refused(start, "changed", seed=5, batch_size=4, overrides={**SHORT, "training.max_steps": 3})
     assert "run 'changed' was started with another recipe: training.max_steps: 2 → 3" in said
