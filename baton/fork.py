@@ -427,8 +427,12 @@ def _carry(parent: Run, run: Run, recipe: Recipe, plan: Plan, start: _Start, cha
     writer = store.open_writer(step)
     with contextlib.suppress(FileNotFoundError):  # retention may take it away meanwhile
         writer.send(start.folder)
-    # Where the store is a folder the files were read in place, and not from a copy.
-    if writer.files != start.checkpoint.manifest.files:
+    # Where the store is a folder the files were read in place, and not from a copy. Who sent them first does not count.
+    sent, meant = (
+        {name: (entry["size"], entry["sha256"]) for name, entry in files.items()}
+        for files in (writer.files, start.checkpoint.manifest.files)
+    )
+    if sent != meant:
         raise DamagedError(f"step {step} of {parent.uri} changed while it was copied.", remedy="Fork again.")
     identity = state_identity(run, run.resolved_recipe(), plan)
     # Last: with it the fork is complete, and a chunk may resume from it.

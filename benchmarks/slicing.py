@@ -19,7 +19,7 @@ def main(run_uri: str, num_steps: int) -> None:
     recipe, plan = run.recipe(), run.plan()
     with tempfile.TemporaryDirectory(prefix="baton-bench-") as scratch:
         began = time.perf_counter()
-        tokens = slices.Tokens(run, recipe, plan, lambda _: scratch)
+        tokens = slices.ChunkTokens(run, recipe, plan, lambda _: scratch)
         tokens.fetch(0, num_steps)
         rows = tokens.train()
         if isinstance(rows, sliced.Sliced):

@@ -67,6 +67,21 @@ def test_a_fork_with_nothing_changed_ends_on_its_parents_bits(
     assert set(legs.final(run, 10).meta.restored.checked.values()) == {"match", "absent"}
 
 
+def test_a_checkpoint_is_forked_whose_files_were_copied_from_earlier_ones(
+    recipes: dict[str, Recipe], legs: Any
+) -> None:
+    recipe = legs.changed(recipes["scratch"], chunks__checkpoint_every=1, chunks__keep__last=99)
+    parent = legs.prepare(recipe, "copied")
+    legs.train(parent)
+    of_parent = legs.final(parent, 4)
+    assert any("origin" in entry for entry in of_parent.manifest.files.values())
+
+    again = legs.prepare(fork.fork(parent, 4, "of-copies", []).recipe, "of-copies")
+    of_fork = legs.final(again, 4)
+    assert not any("origin" in entry for entry in of_fork.manifest.files.values())
+    assert of_fork.meta.state == of_parent.meta.state
+
+
 @pytest.mark.slow
 def test_other_cuts_and_what_decides_no_bits_change_none(parent: Run, forked: Callable[..., Run], legs: Any) -> None:
     run = forked("recut", "chunks.count=2", "chunks.checkpoint_every=3", "evaluation.samples=1", step=10)

@@ -231,12 +231,11 @@ def test_a_trial_is_scored_by_all_processes_and_its_bits_stay(
         assert code == 0, printed
         assert "INFO baton: step " in printed
         before = run.require(TrialScore.file_name(index))
-        assert before["metrics"].pop("eval_num_tokens") > 0, "of those that this process has trained on"
+        assert before["metrics"]["eval_num_tokens"] > 0
         run.storage.remove(run.path(TrialScore.file_name(index)))
         code, printed = legs.leg(legs.chunk, run.uri, index)
         assert code == 0, printed
         after = run.require(TrialScore.file_name(index))
-        assert after["metrics"].pop("eval_num_tokens") == 0
         assert (after["step"], after["metrics"]) == (before["step"], before["metrics"])
         assert run.attempts(index)[-1].outcome == "already_done"
         assert "INFO baton: step " not in printed
