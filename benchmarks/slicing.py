@@ -11,7 +11,7 @@ import time
 from baton.runs.run import Run
 from baton.train.data import samplers as ordering
 from baton.train.data import samplers as sliced
-from baton.train.data import slices
+from baton.train.data.tokens import ChunkTokens
 
 
 def main(run_uri: str, num_steps: int) -> None:
@@ -19,7 +19,7 @@ def main(run_uri: str, num_steps: int) -> None:
     recipe, plan = run.recipe(), run.plan()
     with tempfile.TemporaryDirectory(prefix="baton-bench-") as scratch:
         began = time.perf_counter()
-        tokens = slices.ChunkTokens(run, recipe, plan, lambda _: scratch)
+        tokens = ChunkTokens(run, recipe, plan, lambda _: scratch)
         tokens.fetch(0, num_steps)
         rows = tokens.train()
         if isinstance(rows, sliced.Sliced):
