@@ -93,6 +93,7 @@ def test_sources_are_shown_with_what_is_wrong_in_them(here: Path):
     assert [path.name for path in Path("../data").iterdir()] == ["rows.jsonl"]
 
 
+@pytest.mark.slow
 def test_a_recipe_is_judged_by_its_own_words_and_counted_in_tokens(here: Path):
     """Everything is looked at and told, although two settings would have ended the run early."""
     recipe = here / "recipe.yaml"

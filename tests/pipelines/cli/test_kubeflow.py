@@ -449,13 +449,8 @@ def test_cancel_leaves_a_page_and_ends_the_tracking_run(tracked_run: Run, baton:
     assert _state_in_mlflow(tracked_run) == "KILLED"
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        ("status", "mine", "--wait"),
-        *(pytest.param(each, marks=pytest.mark.slow) for each in (("status", "mine"), ("retry", "mine"))),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [("status", "mine", "--wait"), ("status", "mine"), ("retry", "mine")])
 def test_who_meets_a_lost_pod_leaves_a_page(
     command: tuple[str, ...], tracked_run: Run, kfp_api: Any, baton: Baton
 ) -> None:

@@ -174,6 +174,7 @@ def test_every_bundled_recipe_says_what_it_is() -> None:
         assert load.validate(found.document(), origin=name).name
 
 
+@pytest.mark.slow
 def test_a_recipe_from_a_pipe(here: Path) -> None:
     """Relative paths begin in the working folder; the pipe, which can be read once, is read once."""
     (here / "elsewhere").mkdir()

@@ -158,6 +158,7 @@ def test_a_model_without_a_registry_is_refused(tmp_path: Path, scratch_recipe: d
         exportable.check_registry(recipe, servers.server_address(run, recipe))
 
 
+@pytest.mark.slow
 def test_the_model_of_training_takes_the_files_once(
     database: Path, tmp_path: Path, scratch_recipe: dict[str, Any]
 ) -> None:
