@@ -70,14 +70,14 @@ def test_a_fork_with_nothing_changed_ends_on_its_parents_bits(
 def test_a_checkpoint_is_forked_whose_files_were_copied_from_earlier_ones(
     recipes: dict[str, Recipe], legs: Any
 ) -> None:
-    recipe = legs.changed(recipes["scratch"], chunks__checkpoint_every=1, chunks__keep__last=99)
+    recipe = legs.changed(recipes["scratch"], chunks__count=5, chunks__keep__last=9)
     parent = legs.prepare(recipe, "copied")
     legs.train(parent)
-    of_parent = legs.final(parent, 4)
+    of_parent = legs.final(parent, 12)
     assert any("origin" in entry for entry in of_parent.manifest.files.values())
 
-    again = legs.prepare(fork.fork(parent, 4, "of-copies", []).recipe, "of-copies")
-    of_fork = legs.final(again, 4)
+    again = legs.prepare(fork.fork(parent, 12, "of-copies", []).recipe, "of-copies")
+    of_fork = legs.final(again, 12)
     assert not any("origin" in entry for entry in of_fork.manifest.files.values())
     assert of_fork.meta.state == of_parent.meta.state
 
