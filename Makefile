@@ -173,4 +173,4 @@ lock: ## Resolve pyproject.toml into requirements.lock
 
 clean: ## Remove what was built and cached; .venv and baton-store stay
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage
-	find baton components pipelines tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find baton components pipelines tests tools benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,6 +1,6 @@
-"""The executor, under the name that pipelines compiled before 2026-11-26 have in their commands."""
+"""The executor, under the name in the commands of pipelines compiled before 2026-11-26."""
 
-from baton.kfp.executor import main
+import runpy
 
 if __name__ == "__main__":
-    main()
+    runpy.run_module("baton.kfp.executor", run_name="__main__", alter_sys=True)

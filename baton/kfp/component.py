@@ -1,4 +1,4 @@
-"""How `component.py` of each room declares its stages to Kubeflow Pipelines."""
+"""How each `component.py` declares its stages to Kubeflow Pipelines."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ SOURCES = (".py", ".yaml", ".yml", ".json", ".jsonl", ".j2", ".jinja", ".html", 
 """Endings of the files that a wheel holds, too."""
 NOT_IN_STAGES = (
     *("__main__.py", "api.py", "cli", "compiler", "doctor", "importers", "kubeflow", "local", "pipelines", "prove"),
-    *("source", "terminal.py"),
+    "source",
 )
-"""Parts of the package that no stage imports: what compiles, submits and shows."""
+"""Parts that no stage imports: they lie above `components` in the layers that `lint-imports` holds."""
 CODE = "code"
 """Stands for `code_version()` in a command until a pipeline is compiled: most processes compile none."""
 

@@ -1,4 +1,4 @@
-"""A chunk on a node, under the name that train jobs of before 2026-11-26 have in their commands."""
+"""A chunk on a node, under the name in the commands of train jobs made before 2026-11-26."""
 
 import runpy
 
