@@ -69,54 +69,37 @@ def run_recipe(
     """
     require_one_machine(recipe)
     if not _taken.acquire(blocking=False):
-        _run_apart(recipe, name, pipeline, arguments, on_event, containers=containers)
+        request = {
+            "recipe": load.dumps(recipe),
+            "name": name,
+            "pipeline": pipeline,
+            "arguments": dict(arguments),
+            "containers": containers,
+            "environment": dict(_before),
+        }
+        _run_apart(request, on_event)
         return
     try:
-        _run_here(recipe, name, pipeline, arguments, on_event, containers=containers)
+        recipe = credentials.require_signing_key(recipe)
+        if not containers:
+            for part in recipe.phase_recipes() or [recipe]:
+                zero_format.require_package(part)
+                extras.require_all_packages(part)
+            forkserver.start()  # imports beside this process
+        prepare.check_model(recipe)
+        # kfp's engine would start whatever fails again, mistakes too, after a pause; who sits here can do so himself.
+        at_once = recipe.model_copy(update={"resources": recipe.resources.model_copy(update={"retries": 0})})
+        with (
+            packaged(at_once, "pipeline", pipeline) as package,
+            _environment(**credentials.signing_environment(recipe)),
+        ):
+            run(package, name, arguments, on_event=on_event, in_containers=recipe if containers else None)
     finally:
         _taken.release()
 
 
-def _run_here(
-    recipe: Recipe,
-    name: str,
-    pipeline: Pipeline,
-    arguments: Mapping[str, object],
-    on_event: Callable[[Event], None],
-    *,
-    containers: bool,
-) -> None:
-    recipe = credentials.require_signing_key(recipe)
-    if not containers:
-        for part in recipe.phase_recipes() or [recipe]:
-            zero_format.require_package(part)
-            extras.require_all_packages(part)
-        forkserver.start()  # imports beside this process
-    prepare.check_model(recipe)
-    # kfp's engine would start whatever fails again, mistakes too, after a pause; who sits here can do so himself.
-    at_once = recipe.model_copy(update={"resources": recipe.resources.model_copy(update={"retries": 0})})
-    with packaged(at_once, "pipeline", pipeline) as package, _environment(**credentials.signing_environment(recipe)):
-        run(package, name, arguments, on_event=on_event, in_containers=recipe if containers else None)
-
-
-def _run_apart(
-    recipe: Recipe,
-    name: str,
-    pipeline: Pipeline,
-    arguments: Mapping[str, object],
-    on_event: Callable[[Event], None],
-    *,
-    containers: bool,
-) -> None:
-    """Runs a recipe by `main` in a fresh interpreter; raises what that does."""
-    request = {
-        "recipe": load.dumps(recipe),
-        "name": name,
-        "pipeline": pipeline,
-        "arguments": dict(arguments),
-        "containers": containers,
-        "environment": dict(_before),
-    }
+def _run_apart(request: Mapping[str, object], on_event: Callable[[Event], None]) -> None:
+    """Has `main` run a recipe in a fresh interpreter, and raises its error."""
     ends: list[Error] = []
 
     def heard(event: Event) -> None:
@@ -134,7 +117,7 @@ def _run_apart(
     if ends:
         raise (UserError if ends[0].exit_code == UserError.exit_code else BatonError)(ends[0].message)
     if code:
-        raise BatonError(f"the engine of run {name!r} ended with code {code}: {printed}")
+        raise BatonError(f"the engine of run {request['name']!r} ended with code {code}: {printed}")
 
 
 def main(path: str) -> int:
