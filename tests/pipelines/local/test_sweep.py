@@ -214,7 +214,9 @@ def test_a_wish_is_taken_up_at_the_next_chunk(tmp_path: Path) -> None:
     watched = Watched(recipe, "w", ask)
     assert watched.run().name == "w-t000"
     assert watched.trained() == [("t000", 1), ("t001", 1), ("t000", 2), ("t001", 2), ("t000", 3), ("t000", 4)]
-    assert watched.sweep.rungs()[0].stopped == [StoppedTrial(id="t001", why="asked to stop: seen enough")]
+    assert watched.sweep.rungs()[0].stopped == [
+        StoppedTrial(id="t001", why="asked to stop: seen enough", cause="asked")
+    ]
     heard: list[Event] = []
     stopped = sweep.run(sweep.trial("t001"))
     processes.run(processes.TRAIN_CHUNK, [stopped.uri, "3"], heard.append, forkserver.launcher())  # as a pod would
