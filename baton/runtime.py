@@ -21,9 +21,6 @@ from typing import Protocol, TypeVar
 
 from baton.errors import SkipError
 
-# --- What a process takes from its machine: time, names, threads; handed in, so that a test can decide all of it.
-
-
 T = TypeVar("T")
 R = TypeVar("R")
 PARALLEL = 8
@@ -98,15 +95,6 @@ def _stand_back() -> None:
 SYSTEM = Runtime()
 
 
-# --- Waits and retries: one loop for all that try again until something holds, answers, or patience is over.
-#
-# for _ in backoff(60.0, pause=1.0):      # wait until something holds
-#     if is_gone():
-#         return
-#
-# answer = retry(ask, AwayError, backoff(300.0, pause=1.0), lambda error, attempt: logger.warning("%s", error))
-
-
 E = TypeVar("E", bound=Exception)
 
 
@@ -168,12 +156,6 @@ def retry(
     operation: Callable[[], T], kind: type[E], tries: Iterable[Attempt], on_failure: Callable[[E, Attempt], object]
 ) -> T:
     """Returns what an operation returns, once it succeeds.
-
-    Args:
-        operation: Is called once for each attempt.
-        kind: The error after which another attempt makes sense; every other one is raised at once.
-        tries: See `backoff`.
-        on_failure: Called with each failure that another attempt follows, before the pause.
 
     Raises:
         E: the last attempt failed too.

@@ -31,10 +31,6 @@ def data_digest(recipe: Recipe, storage: Storage) -> str:
     whether it is the one whose content was hashed before: then nothing of it is read. What was seen is kept in the
     store below the recipe's name.
 
-    Args:
-        recipe: The recipe, its phases included.
-        storage: The store.
-
     Raises:
         UserError: a source matches nothing, or cannot be reached.
     """

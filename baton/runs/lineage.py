@@ -25,15 +25,6 @@ from baton.store import bundle
 from baton.store.manifest import read_manifest
 from baton.store.storage import Storage
 
-# --- The models that were accepted under a recipe's name, one after the other.
-#
-#     models/<name>/accepted/000001.json     the first: put-if-absent, as all of them
-#     models/<name>/accepted/000002.json     the one that took its place, and so on
-#
-# The highest is the model in use. A run that is to take its place names the one that it was judged against and writes
-# the number after that: of any number of writers one succeeds, and a late one cannot undo a newer model.
-
-
 _ACCEPTED_FILE = re.compile(r"(\d{6})\.json")
 
 
@@ -56,12 +47,7 @@ class Accepted:
 
 
 def newest_accepted(storage: Storage, name: str) -> Accepted:
-    """Returns the model in use.
-
-    Args:
-        storage: The store.
-        name: The recipe's.
-    """
+    """Returns the model in use."""
     numbers = _accepted_numbers(storage, name)
     return _read_accepted(storage, name, max(numbers)) if numbers else Accepted()
 
@@ -115,12 +101,6 @@ def _accepted_numbers(storage: Storage, name: str) -> list[int]:
 def _read_accepted(storage: Storage, name: str, number: int) -> Accepted:
     path = f"{_accepted_folder(name)}/{number:06d}.json"
     return Accepted(number, AcceptedModel.read(storage.read(path), storage.uri(path)))
-
-
-# --- The family of runs in a store: forks, phases, retrainings and trials of sweeps, as each run says of itself.
-#
-# A run's parent is the one that it forked, else the one whose model it starts from (a later phase, or a retraining
-# that begins with the model in use), else the one whose model it took the place of.
 
 
 logger = logging.getLogger("baton")

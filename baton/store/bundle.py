@@ -30,13 +30,6 @@ from baton.store.manifest import (
 from baton.store.protocol import BLOCK, Entry
 from baton.store.storage import Storage
 
-# --- What need not be sent again: files that an earlier bundle has, unchanged, and that are copied inside the store.
-#
-# A copy may share its bytes with its source, as a hard link does: what damages one damages the other. So two bundles
-# that follow each other never have a file of the same origin. What did not change comes from the one before the last,
-# and there are always two sets of it that know nothing of each other.
-
-
 MAX_COPY_DEPTH = 3
 """Bundles that are looked at: the last one, and two that may be copied from."""
 
@@ -68,12 +61,7 @@ class CopySources:
     bundles: Sequence[tuple[str, Manifest]] = ()
 
     def sources(self, name: str, size: int) -> list[CopySource]:
-        """Returns what a file may be a copy of, newest first, if its SHA-256 is theirs; see `CopySource`.
-
-        Args:
-            name: The file's relative name.
-            size: Its bytes.
-        """
+        """Returns what a file may be a copy of, newest first, if its SHA-256 is theirs; see `CopySource`."""
         if not self.bundles:
             return []
         last = self.bundles[0][1]
@@ -100,11 +88,6 @@ def may_share_bytes(ours: Manifest, theirs: Manifest) -> bool:
 
 def _is_same(ours: FileEntry | None, theirs: FileEntry) -> bool:
     return ours is not None and (ours["size"], ours["sha256"]) == (theirs["size"], theirs["sha256"])
-
-
-# --- Writes a bundle: its files first, below a name that no other process has, then the manifest.
-#
-# What an earlier bundle has already is copied inside the store: see `store.ancestors`.
 
 
 logger = logging.getLogger("baton")
@@ -235,13 +218,6 @@ def publish(
 ) -> tuple[Manifest, bool]:
     """Uploads a folder and commits it.
 
-    Args:
-        storage: Where to.
-        prefix: Path of the bundle in the store.
-        local_dir: Folder whose files, at any depth, are the bundle.
-        kind: What the files are.
-        meta: Goes into the manifest; plain JSON values.
-
     Returns:
         The manifest that is committed now, and whether it is this call's: False when another writer was first.
     """
@@ -275,16 +251,6 @@ def file_sha256(local_path: str, check: Callable[[], None] = lambda: None) -> st
             check()
             digest.update(block)
     return digest.hexdigest()
-
-
-# --- Bundles: folders of files committed to the store as one, by a manifest written last.
-#
-#     <prefix>/<attempt>/{files…}      what one writer uploaded
-#     <prefix>/manifest….json          what makes them a bundle: see `store.manifests`
-#
-# Every writer uploads below its own name, so that one who finishes late cannot touch the files of the one whose
-# manifest was first. Readers see a prefix only once it has a manifest: a writer that dies at any moment before leaves
-# files that nobody reads: retention takes those of checkpoints when they are old, the next export those of exports.
 
 
 T = TypeVar("T")

@@ -37,12 +37,6 @@ if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig, S3Config, S3Credential
 
 
-# --- Objects of a cloud by way of obstore: parallel parts and ranges, and few processor cycles per byte.
-#
-# For Baton's own objects fsspec's clients spent three times the processor time per byte and 0.6 s of import in every
-# pod; the figures are in `DECISIONS.md`.
-
-
 PART = 16 * 1024 * 1024
 """Bytes per request when a large object is written, or more where it would have more parts than `MOST_PARTS`."""
 MOST_PARTS = 10_000
@@ -60,9 +54,6 @@ RETRIES: RetryConfig = {"max_retries": 3, "retry_timeout": timedelta(seconds=30)
 
 class CloudStore(ABC):
     """Objects of one bucket below a prefix; a kind of cloud says how it is reached and what its errors mean.
-
-    Args:
-        uri: `<scheme>://bucket[/prefix]`.
 
     Raises:
         StoreError: the address names no bucket, or more than a bucket and a prefix.
@@ -169,13 +160,7 @@ class CloudStore(ABC):
         """Does nothing: there are no folders that could be left empty."""
 
     def upload(self, local_path: str, path: str, seen: Callable[[bytes], None]) -> None:
-        """Sends a file in parallel parts.
-
-        Args:
-            local_path: The file.
-            path: Where to.
-            seen: Called with the bytes in their order; what it raises ends the upload.
-        """
+        """Sends a file in parallel parts."""
         size = os.path.getsize(local_path)
         if size <= PART:
             with open(local_path, "rb") as file:
@@ -231,12 +216,7 @@ class CloudStore(ABC):
             yield bytes(block)
 
     def explain(self, error: Exception, path: str | None = None) -> Exception:
-        """Returns what to raise in place of obstore's or fsspec's error.
-
-        Args:
-            error: Theirs.
-            path: The object that was read, where the client has not looked for it itself.
-        """
+        """Returns what to raise in place of obstore's or fsspec's error."""
         if path is not None and errors.answer(error).may_be_missing:
             try:
                 if self._listed_size(path, error) is None:
@@ -260,14 +240,6 @@ class CloudStore(ABC):
 
         To who may not list all of a bucket S3 answers 403 for a key that is not there; and no answer to a HEAD has a
         body that says why it is refused.
-
-        Args:
-            path: The object.
-            error: What a request for it has ended with.
-
-        Raises:
-            DeniedError: it may not be listed either.
-            Exception: obstore's, of the listing: what was wrong with the first request is wrong with it too.
         """
         key = self._key(path)
         parent = key.rpartition("/")[0]
@@ -359,11 +331,6 @@ def _parts(file: BinaryIO, size: int, part: int, seen: Callable[[bytes], None]) 
             raise StoreError(f"{file.name} became shorter while it was sent.")
         seen(data)
         yield data
-
-
-# --- S3, Amazon's and every server that speaks it: `s3://bucket[/prefix]`.
-#
-# s3fs reads the sources of data; see `CloudStore` for why it does not move Baton's own objects.
 
 
 S3_RIGHTS = {"read": "s3:GetObject", "write": "s3:PutObject", "list": "s3:ListBucket", "remove": "s3:DeleteObject"}
@@ -526,9 +493,6 @@ def _s3_region() -> str | None:
     return os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
 
 
-# --- Google Cloud Storage: `gs://bucket[/prefix]`.
-
-
 def _gcs_allow(right: str, root: str) -> str:
     rights = {"read": "get", "write": "create", "list": "list", "remove": "delete"}
     return f"Grant storage.objects.{rights[right]} on the bucket {root.partition('/')[0]}."
@@ -570,9 +534,6 @@ class Google(CloudStore):
     def address(self) -> str:
         """Where requests go."""
         return endpoint_in("GOOGLE_BASE_URL", uri=self.uri) or "https://storage.googleapis.com"
-
-
-# --- Azure's blob storage: `az://container[/prefix]`, in the account that the environment names.
 
 
 def _azure_cause(answer: errors.Answer) -> tuple[str, str] | None:

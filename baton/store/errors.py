@@ -148,14 +148,7 @@ class StoreMessages:
 
 
 def explain(error: Exception, uri: str, words: StoreMessages, proxy: Proxy | None = None) -> Exception:
-    """Returns the error to raise in place of a client library's; a missing object stays a FileNotFoundError.
-
-    Args:
-        error: The client library's.
-        uri: Address of the store.
-        words: Of its kind.
-        proxy: What requests to it pass.
-    """
+    """Returns the error to raise in place of a client library's; a missing object stays a FileNotFoundError."""
     if isinstance(error, BatonError):
         return error
     found = answer(error)
@@ -215,15 +208,7 @@ def explain(error: Exception, uri: str, words: StoreMessages, proxy: Proxy | Non
 
 
 def denied(found: Answer, uri: str, words: StoreMessages, reason: str, *, or_missing: bool = False) -> DeniedError:
-    """Returns the error of a request that its user has not the right to.
-
-    Args:
-        found: The answer.
-        uri: Address of the store.
-        words: Of its kind.
-        reason: The server's.
-        or_missing: Whether the object may also be missing, which the user has not the right to find out.
-    """
+    """Returns the error of a request that its user has not the right to."""
     root = uri.partition("://")[2]
     said = _NOT_AUTHORIZED.search(found.message)
     if "explicit deny" in found.message:

@@ -23,15 +23,9 @@ from baton.errors import StoreError
 from baton.store import errors
 from baton.store.protocol import BLOCK, OWN, Entry, below
 
-# --- Any store that fsspec knows, by way of its file systems: `memory://`, `sftp://`, `hf://`, …
-
 
 class FileSystem:
     """Objects of an fsspec file system.
-
-    Args:
-        uri: An address whose protocol fsspec knows.
-        options: For the file system.
 
     Raises:
         StoreError: the protocol is unknown, or what it needs is not installed.
@@ -156,9 +150,6 @@ def _time(entry: dict[str, object]) -> datetime:
     return written if isinstance(written, datetime) else datetime.fromtimestamp(float(str(written)), UTC)
 
 
-# --- A folder of this machine, or one that several mount: readers see all of a file or nothing.
-
-
 TRIES = 100
 """Times that a file's folder is made while others remove it as empty."""
 NO_LINK = (errno.EPERM, errno.EXDEV, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS, errno.EOPNOTSUPP)
@@ -170,9 +161,6 @@ class Folder(FileSystem):
 
     A writer that is killed leaves a `.baton-…` file, which no listing shows, or half an upload below its attempt's
     name, which no manifest names.
-
-    Args:
-        uri: A path or `file://…`.
     """
 
     is_local = True

@@ -90,10 +90,6 @@ def is_dataset_id(source: str) -> bool:
 def resolve(source: str, *, base_dir: str) -> str:
     """Returns a source with a relative local path made absolute.
 
-    Args:
-        source: As written in the recipe.
-        base_dir: The recipe's folder; tried before the current one.
-
     Raises:
         UserError: a local path that matches nothing.
     """

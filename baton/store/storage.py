@@ -28,9 +28,6 @@ from baton.store.errors import DeniedError, UnsupportedError, without_signature
 from baton.store.folder import FileSystem, Folder
 from baton.store.protocol import OWN, Entry, ObjectStore, below
 
-# --- Which client a store's address is for.
-
-
 CLOUDS: tuple[type[CloudStore], ...] = (S3, Google, Azure)
 
 STORES: dict[str, Callable[[str], ObjectStore]] = {
@@ -58,21 +55,6 @@ def open_store(uri: str) -> ObjectStore:
     """
     scheme, separator, _ = uri.partition("://")
     return STORES.get(scheme if separator else "", FileSystem)(uri)
-
-
-# --- Put-if-absent on a store that has none: a lease object with expiry lets one writer at a time look and write.
-#
-# A writer writes its name into the lease, waits for others who may have looked at the same time, and reads it back:
-# the one whose name is in it proceeds. A lease that has not changed for as long as it is valid was left by a writer
-# that died. Expiry is measured by each writer on its own clock, so that clocks need not agree: those who wait count
-# from when they first saw the name, the holder from before it wrote it, and so it ends first. A writer that was
-# stopped between two requests finds that out and begins again. A put that is itself on its way for longer than a
-# quarter of `LEASE_S` can still come too late; what it then replaces is a manifest of the same step, and either names
-# files that are whole.
-#
-# Seconds after the lease was looked at, with `LEASE_S` 20: a writer whose name was in it within 0.5 reads it back 0.5
-# later and writes until 5. One that took up to 5 may have put its name over such a holder's: it waits out the 10 by
-# which the holder's last request has arrived, reads back, and writes until 15. Whoever waits for either waits 20.
 
 
 LEASE_S = 20.0
@@ -121,12 +103,7 @@ def remove_quietly(client: ObjectStore, path: str) -> None:
 
 
 def _acquire_lease(client: ObjectStore, path: str, lease: str, owner: bytes, world: Runtime) -> float | None:
-    """Waits for the lease.
-
-    Returns:
-        Until when requests may begin: they have another quarter of what the lease is good for to arrive in. None once
-        the object is there, and nothing is left to hold it for.
-    """
+    """Waits for the lease."""
     seen, since = b"", world.monotonic()
     for _ in backoff(math.inf, pause=LEASE_SETTLE_S, world=world):
         if client.size(path) is not None:
@@ -154,9 +131,6 @@ def _content(client: ObjectStore, path: str) -> bytes:
         return client.read(path)
     except FileNotFoundError:
         return b""
-
-
-# --- The object store as all of Baton uses it: patient with faults that pass, clear about those that stay.
 
 
 logger = logging.getLogger("baton")
@@ -373,11 +347,6 @@ class Storage:
     def copy(self, source: str, path: str, size: int) -> bool:
         """Copies an object inside the store; no byte of it passes through this machine.
 
-        Args:
-            source: The object, which nobody changes.
-            path: Where to.
-            size: Its bytes.
-
         Returns:
             Whether there is an object of that size now: else the store cannot, or the source is not what it was.
 
@@ -388,11 +357,6 @@ class Storage:
 
     def download(self, path: str, local_path: str, size: int | None = None) -> str:
         """Copies an object to a local file.
-
-        Args:
-            path: The object.
-            local_path: The file; its folder is made.
-            size: The object's bytes, where they are known.
 
         Returns:
             SHA-256 of the bytes as they passed.
@@ -459,11 +423,7 @@ class Storage:
 
     @contextlib.contextmanager
     def translated(self, path: str | None = None) -> Iterator[None]:
-        """Turns the client library's errors into `StoreError`; a missing object stays FileNotFoundError.
-
-        Args:
-            path: The object that `fs` is asked for: where that is refused, it is looked for by a listing.
-        """
+        """Turns the client library's errors into `StoreError`; a missing object stays FileNotFoundError."""
         try:
             yield
         except BatonError:

@@ -73,10 +73,6 @@ def rank_trials(sweep: Sweep, number: int) -> Verdict:
 
     A rung that was judged before stands; only what people have asked for since is taken up.
 
-    Args:
-        sweep: The sweep.
-        number: The rung's number, from 1.
-
     Raises:
         BatonError: no trial has a score.
     """

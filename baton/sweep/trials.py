@@ -30,9 +30,6 @@ from baton.sweep import tracking as tracked
 from baton.sweep.search import Bracket, Known, brackets
 from baton.tracking import tracking_run
 
-# --- The data of a sweep's trials: split and tokenized once for all that have the same.
-
-
 CARRIED = (*fork.CARRIED, quality_page.QUALITY)
 """What split and tokenize have found for one run, and holds for every trial on the same data."""
 
@@ -82,9 +79,6 @@ def read_prepared(sweep: Sweep, name: str) -> Prepared:
     documents = {document: run.get(document) for document in CARRIED}
     there = {document: content for document, content in documents.items() if content is not None}
     return Prepared(run.plan().rows, there, run.need(RunInfo).made)
-
-
-# --- The trials of a sweep: drawn bracket by bracket, each noted with the sweep and with its run.
 
 
 def create_sweep(sweep: Sweep, recipe: Recipe, planned: list[Bracket]) -> None:
@@ -168,19 +162,11 @@ def _trial(sweep: Sweep, number: int, bracket: int, values: Json) -> TrialEntry:
     return TrialEntry(id=name, run=f"{sweep.name}-{name}", bracket=bracket, values=values, parent=None)
 
 
-# --- The beginning of a sweep's bracket: what is compared, once each content's tokens, and a run for every trial.
-
-
 logger = logging.getLogger("baton")
 
 
 def start_bracket(recipe: Recipe, name: str, bracket: int) -> tuple[Sweep, list[dict[str, str]]]:
     """Draws the trials of a bracket, and tells which data has to be made for them.
-
-    Args:
-        recipe: The recipe with its sweep.
-        name: The sweep's name; one that exists resumes.
-        bracket: Number of the bracket, from 1.
 
     Returns:
         The sweep, and for each different data what split and tokenize are given: `recipe`, `run` and `source`.

@@ -140,12 +140,7 @@ class Cost:
 
 
 def gather(sweep: Sweep, *, with_losses: bool = True) -> View:
-    """Reads a sweep, its rungs, and what is known of each of its runs.
-
-    Args:
-        sweep: The sweep.
-        with_losses: Also read what was logged at each step, which takes much longer.
-    """
+    """Reads a sweep, its rungs, and what is known of each of its runs."""
     document, rungs = sweep.document(), sweep.rungs()
     recipe: Mapping[str, Any] = document.recipe
     winner = sweep.read(Winner)
