@@ -106,18 +106,18 @@ class Attempt:
         number: Its number, from 1.
         pause: Seconds from its end to the next one.
         until: The `monotonic()` after which none begins.
-        world: Whose clock that is.
+        runtime: Whose clock that is.
     """
 
     number: int
     pause: float
     until: float
-    world: Runtime = SYSTEM
+    runtime: Runtime = SYSTEM
 
     @property
     def is_last(self) -> bool:
         """Whether patience is over before the next one could begin; to be asked at the attempt's end."""
-        return self.world.monotonic() + self.pause > self.until
+        return self.runtime.monotonic() + self.pause > self.until
 
 
 def backoff(
@@ -128,7 +128,7 @@ def backoff(
     longest: float = float("inf"),
     jitter: float = 0.0,
     sleep: Callable[[float], object] | None = None,
-    world: Runtime = SYSTEM,
+    runtime: Runtime = SYSTEM,
 ) -> Iterator[Attempt]:
     """Yields attempts, at least one, with pauses between them, until patience is over.
 
@@ -138,17 +138,17 @@ def backoff(
         growth: Factor by which the pause grows from one attempt to the next.
         longest: Most seconds between two attempts, jitter aside.
         jitter: Share by which a pause varies at random, so that many processes do not return at once.
-        sleep: Waits between two attempts; may return early, such as `Event.wait`; the world's own where it is None.
-        world: Whose time it is.
+        sleep: Waits between two attempts; may return early, such as `Event.wait`; the runtime's own where it is None.
+        runtime: Whose time it is.
     """
-    until, regular = world.monotonic() + patience, pause
+    until, regular = runtime.monotonic() + patience, pause
     for number in itertools.count(1):
-        share = world.uniform(1 - jitter, 1 + jitter) if jitter else 1.0
-        attempt = Attempt(number, min(regular, longest) * share, until, world)
+        share = runtime.uniform(1 - jitter, 1 + jitter) if jitter else 1.0
+        attempt = Attempt(number, min(regular, longest) * share, until, runtime)
         yield attempt
         if attempt.is_last:
             return
-        (sleep or world.sleep)(attempt.pause)
+        (sleep or runtime.sleep)(attempt.pause)
         regular = min(regular * growth, longest)
 
 

@@ -21,7 +21,7 @@ from baton.runs.documents import Attached, ForkNote, RunInfo
 from baton.runs.outcomes import AcceptedModel, Evaluation, ExportedModel, ReportPage, TrialInfo
 from baton.runs.plan import Plan
 from baton.runs.run import Run, as_json
-from baton.store import bundle
+from baton.runtime import SYSTEM
 from baton.store.manifest import read_manifest
 from baton.store.storage import Storage
 
@@ -169,7 +169,7 @@ Family = dict[str, RunNode]
 def family(storage: Storage) -> Family:
     """Returns all runs of a store with their parents and children."""
     names = storage.list("runs")
-    members = {member.name: member for member in bundle.each(lambda name: _known(storage, name), names) if member}
+    members = {member.name: member for member in SYSTEM.each(lambda name: _known(storage, name), names) if member}
     _add_successors(storage, members)
     for member in sorted(members.values(), key=lambda one: (one.created, one.name)):
         if member.parent:

@@ -23,7 +23,8 @@ from baton.runs.plan import make_plan
 from baton.runs.run import Run, check_name, identity, now
 from baton.runs.sweep import Sweep
 from baton.runs.versions import FormatVersions
-from baton.store import bundle, sources
+from baton.runtime import SYSTEM
+from baton.store import sources
 from baton.store.storage import Storage
 from baton.sweep import search
 from baton.sweep import tracking as tracked
@@ -121,7 +122,7 @@ def add_trials(sweep: Sweep, recipe: Recipe, planned: list[Bracket], bracket: Br
     if all(_trial_id(number) in there for number in numbers):
         return
     before = [trial for trial in sweep.trials() if 1 <= trial.bracket < bracket.number]
-    known = bundle.each(lambda trial: _known(sweep, trial, recipe), before)
+    known = SYSTEM.each(lambda trial: _known(sweep, trial, recipe), before)
     drawn = search.draw(recipe.sweep, recipe.seed, bracket.trials, known)
     for number, values in zip(numbers, drawn, strict=True):
         sweep.add(_trial(sweep, number, bracket.number, values))
@@ -183,7 +184,7 @@ def start_bracket(recipe: Recipe, name: str, bracket: int) -> tuple[Sweep, list[
     preparations: dict[str, dict[str, str]] = {}
     trials = list(bracket_trials(sweep, recipe, bracket))
     parent = tracked.parent(sweep, recipe)
-    bundle.each(lambda trial: note_trial(sweep, trial, recipe, parent), [trial for trial, _ in trials])
+    SYSTEM.each(lambda trial: note_trial(sweep, trial, recipe, parent), [trial for trial, _ in trials])
     for _, own in trials:
         run = preparation_name(sweep, own)
         if run not in preparations:
@@ -218,7 +219,7 @@ def create_trials(sweep: Sweep, bracket: int) -> list[str]:
         run.write_once(make_plan(own, data.rows))
         return run
 
-    runs = bundle.each(enter_one, trials)
+    runs = SYSTEM.each(enter_one, trials)
     for run, (_, own) in zip(runs, trials, strict=True):
         tracking_run.start(run, own)
         tracking_run.log_data(run, own)
