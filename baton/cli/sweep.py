@@ -280,7 +280,7 @@ def run(
         from baton.local import sweep as winner
         from baton.local.sweep import LocalSweep
 
-        loaded = prepare.load_here(recipe, overrides, store=store, chunks=chunks)
+        loaded = prepare.load(recipe, overrides, store=store, chunks=chunks).localised()
         engine.require_one_machine(loaded)
         trials = check_trials(loaded)
         sweep_name = check_name(name or prepare.new_run_name(loaded))
