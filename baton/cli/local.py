@@ -144,7 +144,7 @@ def retrain(
     where the gate rejects the model.
     """
     with reported(output):
-        loaded = prepare.load_here(recipe, overrides, store=store, chunks=chunks, image=image)
+        loaded = prepare.load(recipe, overrides, store=store, chunks=chunks, image=image).localised()
         prepare.check_store(loaded)
         outcome = _run(loaded, runner)
         document = {name: value for name, value in outcome.fields().items() if name != "at"}

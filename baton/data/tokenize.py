@@ -31,6 +31,7 @@ from baton.runs.documents import PinnedModels, RunInfo, SplitData, Tokens, Token
 from baton.runs.plan import Plan, make_plan
 from baton.runs.run import Run
 from baton.runs.versions import FORMATS, release
+from baton.runtime import SYSTEM
 from baton.scratch import scratch_folder
 from baton.store import bundle
 from baton.store.bundle import BundleWriter
@@ -204,9 +205,7 @@ def split_manifest(run: Run, split: str) -> Manifest:
 
 def _first_row(run: Run, split: str) -> dict[str, Any]:
     manifest = split_manifest(run, split)
-    path = manifest.path(f"data/{split}/split", "train.jsonl")
-    with run.storage.translated(path), run.storage.fs.open(run.storage.key(path), "rb") as file:
-        line = file.readline()
+    (line,) = run.storage.first_lines(manifest.path(f"data/{split}/split", "train.jsonl"), 1)
     return json.loads(line) if line else {"text": ""}
 
 
@@ -248,7 +247,7 @@ class Parts:
     def done(self) -> dict[str, dict[str, Any]]:
         """Returns what each part that is there says about itself, by name."""
         names = self.storage.list(self._path("parts"))
-        documents = bundle.each(self._read, names)
+        documents = SYSTEM.each(self._read, names)
         return {name.removesuffix(".json"): part for name, part in zip(sorted(names), documents, strict=True)}
 
     def add(self, made: Made) -> dict[str, Any]:

@@ -60,7 +60,6 @@ def is_prepared(run: Run) -> bool:
 
 logger = logging.getLogger("baton")
 
-SWEEP = "baton.sweep"
 BESIDE = 2
 """Stages beside the chunk that trains, at most: what was committed is read back, and the page is written again."""
 TRIES = 2
@@ -99,7 +98,7 @@ class LocalSweep:
                 for rung in bracket.rungs:
                     self._train(rung, survivors)
                     verdict = self._stage(events.Verdict, "judge", self.sweep.uri, str(rung.number))
-                    self._later(SWEEP, "page", self.sweep.uri, str(rung.number))
+                    self._later("baton.kfp.process page", self.sweep.uri, str(rung.number))
                     survivors, best = verdict.kept, verdict.winner
             self._finish_beside()
         finally:
@@ -166,12 +165,12 @@ class LocalSweep:
         """Returns the last chunk after which a trial has a score, 0 before there is one."""
         return max((score.chunk for score in self.sweep.scores(run)), default=0)
 
-    def _later(self, module: str, *arguments: str) -> None:
+    def _later(self, program: str, *arguments: str) -> None:
         """Runs a stage beside the next ones, unseen."""
         while sum(not ended.done() for _, ended in self._pending) >= BESIDE:
             next(ended for _, ended in self._pending if not ended.done()).result()
-        process = self._launch(module, arguments)
-        self._pending.append((process, self._beside.submit(_ended, module, arguments, process)))
+        process = self._launch(program, arguments)
+        self._pending.append((process, self._beside.submit(_ended, program, arguments, process)))
 
     def _finish_beside(self) -> None:
         """Waits for what runs beside; raises what went wrong there."""
@@ -189,7 +188,7 @@ class LocalSweep:
 
         return heard
 
-    def _stage(self, answer: type[Answer], *arguments: str) -> Answer:
+    def _stage(self, answer: type[Answer], stage: str, *arguments: str) -> Answer:
         """Runs a stage of the sweep itself and returns the event that it answers with."""
         answers: list[Answer] = []
 
@@ -197,9 +196,9 @@ class LocalSweep:
             answers.extend([event] if isinstance(event, answer) else [])
             self._on_event(event)
 
-        processes.run(SWEEP, arguments, heard, self._launch)
+        processes.run(f"baton.kfp.process {stage}", arguments, heard, self._launch)
         return answers[-1]
 
 
-def _ended(module: str, arguments: Sequence[str], process: Process) -> None:
-    processes.require_success(module, arguments, process, processes.follow(process, lambda event: None))
+def _ended(program: str, arguments: Sequence[str], process: Process) -> None:
+    processes.require_success(program, arguments, process, processes.follow(process, lambda event: None))

@@ -120,9 +120,8 @@ def format_of_run(run: Run, recipe: Recipe, tokenizer: PreTrainedTokenizerBase) 
     manifest = read_manifest(run.storage, prefix)
     if manifest is None:
         return None
-    path = manifest.path(prefix, "eval.jsonl")
-    with run.storage.translated(path), run.storage.fs.open(run.storage.key(path), "rb") as file:
-        return format_of_row(json.loads(file.readline()), as_rendered(run, recipe), tokenizer)
+    (line,) = run.storage.first_lines(manifest.path(prefix, "eval.jsonl"), 1)
+    return format_of_row(json.loads(line), as_rendered(run, recipe), tokenizer)
 
 
 def asks_in_turns(run: Run, recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> bool:

@@ -25,11 +25,6 @@ from baton.store import bundle
 from baton.store.manifest import usable_manifest
 from baton.store.storage import Storage
 
-# --- Outcomes of retrainings, kept in the store for the process that started them.
-#
-# models/<name>/outcomes/<owner>.json     of each retraining: `Retraining`
-# models/<name>/rejected/<digest>.json    what a gate has rejected: the same again would be
-
 
 class Rejection(Document):
     """A run that a gate has rejected."""
@@ -68,9 +63,6 @@ def _path(name: str, owner: str) -> str:
     return f"models/{name}/outcomes/{owner}.json"
 
 
-# --- The first stage of a retraining: is there anything to do, is it our turn, and what is there to train.
-
-
 @dataclass(frozen=True)
 class Decision:
     """The decision, its reason and, where there is something to train, the run and its recipe.
@@ -92,10 +84,6 @@ def check_for_changes(recipe: Recipe, owner: str) -> Decision:
     """Decides whether a model is trained again; where it is, nobody else retrains it until the turn is ended.
 
     What has not changed since the model in use was accepted, or what its gate rejected already, is not trained again.
-
-    Args:
-        recipe: The recipe.
-        owner: The retraining, by a name that a second attempt at this stage has too.
 
     Raises:
         UserError: a source cannot be found or read.
@@ -122,11 +110,7 @@ def check_for_changes(recipe: Recipe, owner: str) -> Decision:
 
 
 def _examine(recipe: Recipe, storage: Storage) -> tuple[Decision, RetrainNote | None]:
-    """Compares data and recipe with those of the model in use.
-
-    Returns:
-        What there is to do, and what the run is to know of it.
-    """
+    """Compares data and recipe with those of the model in use."""
     in_use = lineage.newest_accepted(storage, recipe.name)
     digests = {"data": data_digest(recipe, storage), "recipe": recipe_digest(recipe)}
     before = in_use.model
@@ -159,14 +143,8 @@ def _tell_waiting(holder: LockHolder) -> None:
     events.emit(events.Queued(behind=holder.owner, since=holder.at))
 
 
-# --- The last stages of a retraining: the new model takes its place or not, and the turn is ended.
-
-
 def promote_or_keep(run_uri: str) -> str:
     """Puts a run's model in the place of the one in use where the gate held, and leaves that where it did not.
-
-    Args:
-        run_uri: The run, judged and exported.
 
     Returns:
         `promoted` or `rejected`.

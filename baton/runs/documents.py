@@ -13,9 +13,6 @@ from pydantic import Field, JsonValue
 from baton.documents import Document, Json, NamedDocument
 from baton.runs.versions import Fingerprint, FormatVersions
 
-# --- The state of training between two steps, by name: its parts, and the phases in which a chunk's time is counted.
-
-
 PARTS = ("weights", "optimizer", "scheduler", "scaler", "rng", "position", "callbacks", "log", "method")
 """What a checkpoint restores, item by item."""
 
@@ -48,9 +45,6 @@ PHASES_OF_A_CHUNK = (
     Phase.UPLOAD,
 )
 """Those into which a chunk's seconds are split, in the order in which it comes to them."""
-
-
-# --- Rows as the model sees them, for people.
 
 
 class SourceLocation(Document):
@@ -125,9 +119,6 @@ class Preview(Document):
     rows: list[PreviewRow] = Field(default_factory=list)
 
 
-# --- Documents of the steps that a run's guard has found, one each: all who come after skip them.
-
-
 SKIPS_FOLDER = "skips"
 SKIPPED_ROWS_SHOWN = 4
 """Rows that a line names."""
@@ -169,9 +160,6 @@ class Skip(NamedDocument):
         shown = "; ".join(f"{file} line {', '.join(lines)}" for file, lines in by_file.items())
         rest = self.num_rows - min(len(self.rows), SKIPPED_ROWS_SHOWN)
         return f"{shown} and {rest:,} more" if rest > 0 else shown
-
-
-# --- Documents that data split and tokenize write to a run.
 
 
 ORIGINS = "origins.gz"
@@ -321,9 +309,6 @@ class MissingArtifacts(NamedDocument):
     losses: list[MissingArtifact] = Field(default_factory=list)
 
 
-# --- Rows looked at before there is a recipe for them.
-
-
 class Fit(Document):
     """What rows are to the methods that learn from the same formats."""
 
@@ -370,9 +355,6 @@ class Survey(Document):
         return next(fit for fit in self.fits if method in fit.methods)
 
 
-# --- The document of a run that a script of somebody's own trains, by `baton.attach`: there is no recipe.
-
-
 class Script(Document):
     """The program that began the run."""
 
@@ -395,9 +377,6 @@ class Attached(NamedDocument):
     script: Script = Script()
     made: FormatVersions = FormatVersions()
     """What the run was begun with."""
-
-
-# --- Documents that training and the checkpoint stage write to a run.
 
 
 class LearningRate(NamedDocument):

@@ -8,9 +8,6 @@ from pydantic import Field, JsonValue
 
 from baton.documents import Document, Json, NamedDocument
 
-# --- Documents that evaluation, gate, export and report write to a run.
-
-
 Figures = dict[str, int | float | None]
 """Name of a figure → its value, None where it was not measured."""
 
@@ -231,9 +228,6 @@ class RetrainNote(NamedDocument):
     data: str = ""
     recipe: str = ""
     learnt: list[str] = Field(default_factory=list)
-
-
-# --- The documents of a sweep, and those that make a run its trial.
 
 
 TrialState = Literal["stop", "go"]

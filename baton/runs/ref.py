@@ -16,8 +16,6 @@ from typing import Any
 
 from baton.errors import BatonError
 
-# --- The baton: the one value that goes from stage to stage of a pipeline.
-
 
 @dataclass(frozen=True)
 class RunRef:
@@ -43,12 +41,6 @@ class RunRef:
         uri, mark, rest = text.rpartition("#")
         made, _, losses = rest.rpartition(".")
         return cls(uri, made, int(losses)) if mark and losses.isdigit() else cls(text)
-
-
-# --- Texts on their way through Kubeflow, from a recipe's file to a stage and from one stage to another.
-#
-# Argo replaces `{{…}}` in any text of a workflow and Kubernetes `$(…)` in a pod's command, and not every database on
-# the way holds every character. Such texts travel packed, with a digest of what was sent.
 
 
 PACKED = "baton:zlib:"

@@ -23,7 +23,7 @@ from baton.runs.outcomes import (
 from baton.runs.plan import Plan
 from baton.runs.run import now
 from baton.runs.sweep import Sweep
-from baton.store import bundle
+from baton.runtime import SYSTEM
 from baton.sweep import page as sweep_page
 from baton.sweep import tracking as tracked
 from baton.sweep.search import Rung, brackets
@@ -73,10 +73,6 @@ def rank_trials(sweep: Sweep, number: int) -> Verdict:
 
     A rung that was judged before stands; only what people have asked for since is taken up.
 
-    Args:
-        sweep: The sweep.
-        number: The rung's number, from 1.
-
     Raises:
         BatonError: no trial has a score.
     """
@@ -85,7 +81,7 @@ def rank_trials(sweep: Sweep, number: int) -> Verdict:
     rungs = [rung for bracket in brackets(recipe) for rung in bracket.rungs]
     rung = rungs[number - 1]
     trials = {trial.id: trial for trial in document.trials}
-    wishes = dict(zip(trials, bundle.each(sweep.control, trials), strict=True))
+    wishes = dict(zip(trials, SYSTEM.each(sweep.control, trials), strict=True))
     committed = sweep.rung(number)
     verdict = committed or _judged(sweep, document, rung, trials, wishes)
     verdict = _with_wishes(sweep, verdict, trials, wishes)
@@ -130,7 +126,7 @@ def _judged(
 ) -> RungVerdict:
     """Returns a rung's document as the scores have it."""
     entered = _entered(sweep, rung, trials)
-    read = bundle.each(lambda trial: sweep.run(trials[trial]).read(TrialScore, rung.chunk), entered)
+    read = SYSTEM.each(lambda trial: sweep.run(trials[trial]).read(TrialScore, rung.chunk), entered)
     scores = dict(zip(entered, read, strict=True))
     values = {trial: score.value for trial, score in scores.items() if score}
     stopped = {trial for trial in entered if _wish(wishes, trial) == "stop"}
