@@ -96,7 +96,7 @@ FORMATS: Mapping[str, Format] = {
         {1: OlderFormat("0.1.0", is_continued=True)},
     ),
     "digest": Format(
-        1, "what a state digest is taken over", "fork its weights alone: `baton runs fork NAME@STEP --cold`"
+        1, "what a state digest is taken over", "fork its weights alone: `baton runs fork NAME@STEP --weights-only`"
     ),
     "checkpoint": Format(1, "the files of a checkpoint, and what is in them", "export it with that release"),
 }
