@@ -33,8 +33,6 @@ from baton.runtime import through_skips
 from baton.store.manifest import usable_manifest
 from baton.sweep.search import Rung, brackets
 
-# --- A sweep's best trial, judged and exported; and whether the data of a trial is there.
-
 
 def export_best_trial(run: Run, sweep: str, on_event: Callable[[Event], None]) -> None:
     """Runs what comes after the last chunk of the best trial, whose run it is, as the compiled pipeline does."""
@@ -50,12 +48,6 @@ def is_prepared(run: Run) -> bool:
     if run.read(Plan) is None or tokens is None:
         return False
     return usable_manifest(run.storage, tokens.prefix) is not None
-
-
-# --- A sweep on one machine: the trials take turns chunk by chunk, each chunk a process forked from one warm server.
-#
-# The stages are those of `baton.pipelines.sweep`; only who calls them differs: the chunks of a rung go round all
-# trials. So the learning curves grow side by side, and what people ask for is taken up at a trial's next chunk.
 
 
 logger = logging.getLogger("baton")

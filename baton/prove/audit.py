@@ -36,10 +36,6 @@ from baton.signing import SIGNED_BY, PublicKey
 from baton.store.manifest import Manifest, read_manifest
 from baton.store.storage import Storage
 
-# --- A chunk of another run, trained again here: in a store of its own, from the checkpoint that it began with.
-#
-# Nothing is written to the run's own store.
-
 
 @dataclass(frozen=True)
 class ChunkSpan:
@@ -264,9 +260,6 @@ def _unsigned() -> Iterator[None]:
             os.environ[SIGNED_BY] = before
 
 
-# --- A chunk of somebody's run, trained again by somebody else, and held against what the run has.
-
-
 class Audit(TypedDict):
     """Result of an audit.
 
@@ -412,9 +405,6 @@ def _verdict(
     if claims:
         return f"differs: {name} holds the same, and its manifest states another digest of {', '.join(claims)}"
     return f"equal: {name} comes to the same bits when it is trained again"
-
-
-# --- The page of `baton audit`: what was proven of a chunk, where, and what a difference can mean.
 
 
 def write_page(audit: Audit, path: str) -> None:

@@ -29,8 +29,6 @@ from baton.runs.documents import Phase
 from baton.runs.run import Run, now
 from baton.runtime import through_skips
 
-# --- The phases of a train chunk in which a drill kills it: told from events, dealt like cards, and struck.
-
 
 PHASES = ("start-up", "restore", "first-step", "training", "snapshot", "upload", "commit", "prune")
 """In the order in which a chunk comes to them; the last three happen beside training."""
@@ -240,9 +238,6 @@ class PlannedKill:
     def _strike(self) -> None:
         self._kill()
         self.struck_at = time.monotonic()
-
-
-# --- The promise under fire: a recipe killed again and again, compared with a run that nobody disturbs.
 
 
 class Kill(TypedDict):

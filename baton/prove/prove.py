@@ -26,8 +26,6 @@ from baton.runs.documents import OwnState
 from baton.runs.run import Run, now
 from baton.runtime import through_skips
 
-# --- Numbers of processes that take turns: with virtual workers, another one for each chunk, or after each kill.
-
 
 def parse_processes(text: str | None, recipe: Recipe) -> list[int]:
     """Returns the numbers in `1,2,4`, none where none are given.
@@ -57,9 +55,6 @@ def set_num_processes(run: Run, recipe: Recipe, processes: int) -> None:
     document = recipe.model_dump(mode="json")
     document["training"]["parallel"]["processes"] = processes
     run.create(load.validate(document, origin=recipe.name))
-
-
-# --- The promise, tried: a recipe run once per number of chunks, in fresh processes, compared byte for byte.
 
 
 _WEIGHTS = re.compile(r"(adapter_)?model(-\d+-of-\d+)?\.safetensors")

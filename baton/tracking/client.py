@@ -21,8 +21,6 @@ from urllib3.util import Retry
 
 from baton.tracking.messages import Client, LoggedModel, TrackingState, Value
 
-# --- MLflow's own client, which gives up soon.
-
 
 TIMEOUT = "5"
 """Seconds a call to a tracking server may take, and it is tried twice: training matters more."""
@@ -50,12 +48,6 @@ def connect(uri: str, timeout: str = TIMEOUT, retries: str = "1") -> Any:
 def without_credentials(text: str) -> str:
     """Returns a text without names and passwords in its addresses."""
     return CREDENTIALS.sub("//", text)
-
-
-# --- A tracking server by its REST API: importing MLflow for it takes seconds of a core, beside a chunk that trains.
-#
-# Addresses, retries and credentials are those of MLflow's own client. What it has plugins for is left to it; see
-# `speaks_rest`.
 
 
 PLUGINS = ("mlflow.request_header_provider", "mlflow.request_auth_provider", "mlflow.tracking_store")
@@ -253,9 +245,6 @@ def _pairs(values: Mapping[str, str]) -> list[dict[str, str]]:
     return [{"key": key, "value": value} for key, value in values.items()]
 
 
-# --- A tracking server or database by MLflow's own client: for databases, and for what it has plugins for.
-
-
 class LibraryClient:
     """A tracking server or database.
 
@@ -313,9 +302,6 @@ class LibraryClient:
     def tag_model(self, model_id: str, tags: Mapping[str, str]) -> None:
         """Sets tags of a logged model."""
         self._client.set_logged_model_tags(model_id, dict(tags))
-
-
-# --- Which client speaks to a server or database.
 
 
 def open_client(uri: str) -> Client:

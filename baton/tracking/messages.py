@@ -23,8 +23,6 @@ import psutil
 
 from baton import events, machine
 
-# --- What a process beside training is told, and what it finds out of a run in MLflow; see `sender`.
-
 
 Value = dict[str, str | int | float]
 """A metric as MLflow's API has it: key, value, timestamp, step; model and data set where it is one of these."""
@@ -111,9 +109,6 @@ class Client(Protocol):
 
     def tag_model(self, model_id: str, tags: Mapping[str, str]) -> None:
         """Sets tags of a logged model."""
-
-
-# --- Use of this machine, under the names and by the variables of MLflow's own system metrics.
 
 
 USAGE_INTERVAL_S = 5.0
@@ -216,13 +211,6 @@ def _amd(monitor: Any) -> Iterator[tuple[str, float]]:
     monitor.clear_metrics()
     monitor.collect_metrics()
     yield from monitor.aggregate_metrics().items()
-
-
-# --- What a short chunk has for a database of this machine, held back as files until somebody sends it.
-#
-# Opening a database takes two seconds of a core, as MLflow's own client has to be imported for it: a short chunk takes
-# no more for its steps. So the lines are kept below the run, each as soon as there is one, and go with those of the
-# next process that opens the database: a chunk that lasts, the evaluation, the end.
 
 
 class MetricBuffer:

@@ -14,8 +14,6 @@ from baton.runs.documents import Tracking
 from baton.runs.run import Run
 from baton.store.storage import Storage
 
-# --- Links to a run: in the store, in MLflow, in Kubeflow.
-
 
 KUBEFLOW_RUN = "KFP_RUN_ID"
 """Variable with the id of the Kubeflow run that a pod belongs to; the compiled pipeline takes it from a label."""
@@ -55,9 +53,6 @@ def kubeflow_tags() -> dict[str, str]:
     if url := present["kubeflow.url"]:
         present["mlflow.note.content"] = f"[Kubeflow run]({url})"
     return {name: value for name, value in present.items() if value}
-
-
-# --- Which MLflow a run is tracked in: the one that its recipe names, or the one that Kubeflow itself logs to.
 
 
 PARENT = "mlflow.parentRunId"

@@ -25,12 +25,6 @@ from baton.runs.run import Run
 from baton.tracking import messages
 from baton.tracking.messages import LoggedModel, SenderConfig
 
-# --- A run's parameters in MLflow: what its recipe sets, and what follows from that.
-#
-# Names are the recipe's own dotted paths, so that one run's page can be compared with another's. A setting that is
-# left at its default is none, but for those that every table of runs has. What depends on the place alone, where
-# things lie and what pods ask for, is in the resolved recipe among the artifacts.
-
 
 ELSEWHERE = frozenset({"name", "phases", "resources", "retrain", "store", "sweep", "tracking"})
 """Sections that say nothing of what is trained."""
@@ -121,9 +115,6 @@ def _flat(document: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, An
             yield name, value
 
 
-# --- The trained model as MLflow's logged model: pending while chunks train, ready once there is what can be used.
-
-
 EXTERNAL = "mlflow.model.isExternal"
 """MLflow's tag of a model whose files are elsewhere."""
 
@@ -185,9 +176,6 @@ def resume_model(client: Any, run_id: str) -> None:
     model = newest_model(client, run_id)
     if model is not None and model.status == "FAILED":
         client.finalize_logged_model(model.model_id, "PENDING")
-
-
-# --- Metrics on their way to MLflow, by a process beside the one that has them.
 
 
 SENDER = "baton.tracking.sender"

@@ -24,8 +24,6 @@ from baton.tracking.client import connect, without_credentials
 from baton.tracking.servers import Server
 from baton.tracking.tracker import Tracker, send_held
 
-# --- A run's rows as inputs in MLflow: where they come from, their digest, columns and number, by side.
-
 
 SIDES = ("train", "eval", "test")
 """Sides of a split; MLflow's context of an input has the same words."""
@@ -105,11 +103,6 @@ def _dataset_source(recipe: Recipe) -> tuple[str, str]:
         return kind, json.dumps({"path": "/".join(path.split("/")[:2]), "split": query.partition("split=")[2] or None})
     key = "url" if kind == "http" else "uri"
     return kind, json.dumps({key: ", ".join(addresses)})
-
-
-# --- MLflow: one tracking run for a training run, whichever processes report to it.
-#
-# A stage tells what it has to tell by MLflow's own client; metrics go by a process beside it: `baton.tracking.tracker`.
 
 
 Ended = Literal["FINISHED", "FAILED", "KILLED"]
