@@ -21,7 +21,6 @@ from baton.runs.documents import Preview, Survey
 from baton.source import prepare
 from baton.store import sources
 
-
 HEAD = "baton.data.head"
 LOOKED_AT = 20
 """Rows that tell whether a recipe's method learns from them."""

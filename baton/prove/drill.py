@@ -29,7 +29,6 @@ from baton.runs.documents import Phase
 from baton.runs.run import Run, now
 from baton.runtime import through_skips
 
-
 PHASES = ("start-up", "restore", "first-step", "training", "snapshot", "upload", "commit", "prune")
 """In the order in which a chunk comes to them; the last three happen beside training."""
 AT_ONCE = 0.001

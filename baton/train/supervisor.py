@@ -35,7 +35,6 @@ from baton.train import imports
 from baton.train.chunk import Outcome, run_chunk
 from baton.train.distributed import launch
 
-
 logger = logging.getLogger("baton")
 
 ROOM = 2**30

@@ -43,7 +43,6 @@ from baton.train.distributed.preemption import PreemptionWatch
 from baton.train.distributed.ranks import Ranks
 from baton.train.distributed.watchdog import NullWatchdog
 
-
 logger = logging.getLogger("baton")
 
 

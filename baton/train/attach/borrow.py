@@ -29,7 +29,6 @@ from baton.train.protocol import StateDict
 from baton.train.references import MovingReference
 from baton.train.trainer import ExactResume, Resumable
 
-
 FIXED = (SequentialSampler, RepeatSampler)
 """Samplers that draw nothing, and TRL's, which `ResumableGeneration` seeks."""
 

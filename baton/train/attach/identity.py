@@ -22,7 +22,6 @@ from baton.documents import Json
 from baton.errors import UserError
 from baton.runs.documents import Script
 
-
 AT_ONCE = 1000
 """Rows that are hashed at a time: a whole number of bytes also where a value takes one bit."""
 

@@ -17,7 +17,6 @@ from baton.recipe.recipe import Recipe
 from baton.runs.plan import Plan
 from baton.runs.run import Run
 
-
 Target = int | float | str | tuple[int, int] | None
 """A step, a share of the run, or chunk k of n as `(k, n)` or `"k/n"`; None is the whole run."""
 

@@ -15,7 +15,6 @@ from baton.runs.documents import Progress, Work
 from baton.runs.run import Run, now
 from baton.train.context import Clock, TrainContext
 
-
 logger = logging.getLogger("baton")
 
 EVERY = 10.0
