@@ -7,14 +7,14 @@ by the stage that never is cached, counts how often something was gone: it chang
 from __future__ import annotations
 
 from baton.checkpoint.store import CheckpointStore
-from baton.runs.documents import LearningRate, MissingArtifact, MissingArtifacts, PinnedModels, RunInfo, Tokens
+from baton.runs.documents import LearningRate, MissingArtifact, MissingArtifacts, PinnedModels, RunInfo, TokenizedRows
 from baton.runs.plan import Plan
 from baton.runs.ref import RunRef
 from baton.runs.run import Run, now
 from baton.store import bundle
 from baton.store.manifest import mark_damaged, usable_manifest
 
-LEFT_BY = {"tokenize-": (PinnedModels.NAME, Tokens.NAME, Plan.NAME), "lr-find-": (LearningRate.NAME,)}
+LEFT_BY = {"tokenize-": (PinnedModels.NAME, TokenizedRows.NAME, Plan.NAME), "lr-find-": (LearningRate.NAME,)}
 """How a stage's records begin → the documents that it leaves with the run."""
 
 
@@ -38,7 +38,7 @@ def _lost(run: Run) -> str | None:
             for name in names:
                 if run.get(name) is None:
                     return name
-    tokens = run.read(Tokens)
+    tokens = run.read(TokenizedRows)
     return (_lost_bundle(run, tokens.prefix) if tokens else None) or _lost_checkpoint(run, records)
 
 

@@ -16,7 +16,7 @@ from baton.errors import BatonError, ProcessLostError, SkipError, UserError
 from baton.events import Error
 from baton.recipe.base import seconds
 from baton.recipe.recipe import Recipe
-from baton.runtime import Attempt, backoff, retry
+from baton.runtime import RetryAttempt, backoff, retry
 from baton.train.distributed import launch
 from baton.train.trainjob.cluster import LAST_LINES, AwayError, Cluster, NoRoomError, RankLog
 from baton.train.trainjob.manifest import Condition, Owner, Pod, Terminated, TrainJob, Warning, labels, train_job
@@ -279,7 +279,7 @@ class Job:
             NoRoomError: no quota has let it in for as long as the nodes may have none.
         """
 
-        def wait(error: NoRoomError, _: Attempt) -> None:
+        def wait(error: NoRoomError, _: RetryAttempt) -> None:
             if self._notice():
                 raise error
             self._tell(error.message)
