@@ -30,7 +30,7 @@ class RunRef:
     made: str = ""
     """When the run was created: one of the same name that was deleted and begun anew is another one."""
     losses: int = 0
-    """How often something was gone that a finished stage had left, see `baton.data.missing_objects`."""
+    """How often something was gone that a finished stage had left, see `baton.data.split`."""
 
     def __str__(self) -> str:
         return f"{self.run_uri}#{self.made}.{self.losses}" if self.made else self.run_uri

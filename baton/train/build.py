@@ -28,8 +28,7 @@ from baton.models.trainable import freeze
 from baton.recipe.base import amount
 from baton.recipe.recipe import Recipe
 from baton.recipe.training import Training
-from baton.runs.documents import MicroBatchSize, RunInfo
-from baton.runs.documents import TokenizedRows
+from baton.runs.documents import MicroBatchSize, RunInfo, TokenizedRows
 from baton.runs.plan import Plan
 from baton.store.cache import NodeCache
 from baton.train import imports, methods, sharding
