@@ -309,7 +309,7 @@ class Retraining(Event, kind="retraining"):
     run_uri: str | None = None
     report_uri: str | None = None
     summary: str | None = None
-    gate: list[dict[str, str | bool]] | None = None
+    gate: list[dict[str, Any]] | None = None
     """Each condition of the gate in words, and whether it held."""
     model_uri: str | None = None
 
