@@ -23,7 +23,7 @@ import typer
 import yaml
 
 from baton.cli.app import app
-from baton.events import GateLine, Retraining
+from baton.events import Retraining
 from baton.retrain import decide
 from baton.runs.outcomes import EvaluationResult, ReportPage
 from baton.runs.run import Run, now
@@ -31,7 +31,7 @@ from baton.store.storage import Storage
 from tests.pipelines.kfp_schedules import ScheduleApi
 
 ROOT = Path(__file__).parents[3]
-GATE: list[GateLine] = [{"words": "loss 2 is <= production = 2.1", "held": True}]
+GATE: list[dict[str, Any]] = [{"words": "loss 2 is <= production = 2.1", "held": True}]
 COMMENT = """\
 ### Retraining of again: promoted
 
