@@ -49,7 +49,7 @@ def prove(
         from baton.prove import prove as proving
 
         counts = proving.parse_counts(chunks)
-        loaded = prepare.load_here(recipe, overrides, store=store)
+        loaded = prepare.load(recipe, overrides, store=store).localised()
         page = options.page_path(report or f"prove-{loaded.name}.html")
         prepare.require_single(loaded, "prove")
         numbers = proving.parse_processes(processes, loaded)
@@ -91,7 +91,7 @@ def drill(
         from baton.prove.drill import Drill
         from baton.prove.prove import parse_processes
 
-        loaded = prepare.load_here(recipe, overrides, store=store, chunks=chunks)
+        loaded = prepare.load(recipe, overrides, store=store, chunks=chunks).localised()
         prepare.require_single(loaded, "drill")
         prepare.check_store(loaded)
         prepare.check_model(loaded)
@@ -202,7 +202,7 @@ def audit(
         run.require("recipe.json")
         page = options.page_path(report or f"audit-{run.name}-{chunk}.html")
         public = read_public(key) if key else None
-        loaded = prepare.load_here(recipe, overrides) if recipe else None
+        loaded = prepare.load(recipe, overrides).localised() if recipe else None
         code = code_in(run.recipe().model_dump(mode="json", exclude_defaults=True))
         consent.refuse_untrusted(RecipeSource(run.uri, "", ""), code if "://" in run_uri else [])
         forkserver.start()

@@ -25,7 +25,7 @@ from baton.errors import UserError
 from baton.machine import cache_dir
 from baton.recipe.base import amount
 from baton.recipe.recipe import Recipe
-from baton.store.storage import ENVIRONMENT
+from baton.store.clouds import ENVIRONMENT
 
 if TYPE_CHECKING:
     from types import FrameType

@@ -21,10 +21,10 @@ from baton.runs.run import Run
 from baton.runtime import through_skips
 from baton.store.storage import Storage
 
-DATA_SPLIT = "baton.data.split_process"
-TOKENIZE = "baton.data.tokenize_process"
-TRAIN_CHUNK = "baton.train"
-CHECKPOINT = "baton.train.promote_process"
+DATA_SPLIT = "baton.kfp.process data_split"
+TOKENIZE = "baton.kfp.process tokenize"
+TRAIN_CHUNK = "baton.kfp.process train_chunk"
+CHECKPOINT = "baton.kfp.process checkpoint"
 
 
 class StageRepaired(Event):
@@ -63,17 +63,17 @@ class Process(Protocol):
 
 
 Launcher = Callable[[str, Sequence[str]], Process]
-"""Starts a stage, given as a module with its arguments."""
+"""Starts a program, given as `python -m` takes it: a module and perhaps the name of a stage, with its arguments."""
 
 
 class FreshProcess:
     """A stage in a fresh interpreter, in its own process group; see `Process`."""
 
-    def __init__(self, module: str, arguments: Sequence[str]) -> None:
+    def __init__(self, program: str, arguments: Sequence[str]) -> None:
         # A file, and not a second pipe: nobody reads it while events are read, and a full one would stop the stage.
         self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
+            [sys.executable, "-m", *program.split(), *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -109,15 +109,15 @@ class FreshProcess:
 
 
 def run(
-    module: str, arguments: Sequence[str], on_event: Callable[[Event], None], launch: Launcher = FreshProcess
+    program: str, arguments: Sequence[str], on_event: Callable[[Event], None], launch: Launcher = FreshProcess
 ) -> None:
     """Runs one stage to its end.
 
     Raises:
         BatonError: it failed, with the message that it gave.
     """
-    process = launch(module, arguments)
-    require_success(module, arguments, process, follow(process, on_event))
+    process = launch(program, arguments)
+    require_success(program, arguments, process, follow(process, on_event))
 
 
 def follow(process: Process, on_event: Callable[[Event], None]) -> Error | None:
@@ -143,7 +143,7 @@ def clear_staging(pid: int) -> None:
         scratch.clear_left(place, pid)
 
 
-def require_success(module: str, arguments: Sequence[str], process: Process, failure: Error | None) -> None:
+def require_success(program: str, arguments: Sequence[str], process: Process, failure: Error | None) -> None:
     """Waits for a process.
 
     Raises:
@@ -154,7 +154,7 @@ def require_success(module: str, arguments: Sequence[str], process: Process, fai
         return
     if failure:
         raise error_of(failure)
-    raise BatonError(f"{module} {json.dumps(list(arguments))} ended with code {code}: {printed}")
+    raise BatonError(f"{program} {json.dumps(list(arguments))} ended with code {code}: {printed}")
 
 
 def error_of(failure: Error) -> BatonError:

@@ -24,7 +24,7 @@ from baton.pages.html import count
 from baton.prove.compare import MAX_TOLD, Comparison, LoggedDifference, Value, compare
 from baton.recipe import load
 from baton.recipe.recipe import Recipe
-from baton.runs.documents import ORIGINS, ForkNote, OwnCode, RunInfo, Tokens
+from baton.runs.documents import ORIGINS, ForkNote, OwnCode, RunInfo, TokenizedRows
 from baton.runs.run import Run, identity, now
 from baton.runs.versions import Fingerprint
 from baton.scratch import scratch_folder
@@ -126,7 +126,7 @@ class ChunkReplay:
         for name in (*fork.CARRIED, "plan.json"):
             if document := theirs.get(name):
                 self._run.put(name, document)
-        tokens, code = theirs.need(Tokens), theirs.read(OwnCode)
+        tokens, code = theirs.need(TokenizedRows), theirs.read(OwnCode)
         for prefix in (tokens.prefix, *([code.prefix] if code else [])):
             self._copy_bundle(prefix)
 
@@ -202,7 +202,7 @@ def fetch_read_only(storage: Storage, prefix: str, manifest: Manifest, folder: s
 
 def _tokens(run: Run) -> object:
     """Returns what tells tokenized rows apart: content and order of their files, whatever their names."""
-    tokens = run.need(Tokens)
+    tokens = run.need(TokenizedRows)
     manifest = read_manifest(run.storage, tokens.prefix)
     if manifest is None:
         return None

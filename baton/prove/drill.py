@@ -26,7 +26,7 @@ from baton.local.processes import CHECKPOINT, TRAIN_CHUNK, FreshProcess, Launche
 from baton.prove import prove
 from baton.recipe import load
 from baton.recipe.recipe import Recipe
-from baton.runs.documents import Phase
+from baton.runs.documents import StagePhase
 from baton.runs.run import Run, now
 from baton.runtime import through_skips
 
@@ -451,7 +451,7 @@ class Drill:
         return False
 
     def _follow(self, event: Event) -> None:
-        if isinstance(event, events.Phase) and event.phase == Phase.TRAIN:
+        if isinstance(event, events.Phase) and event.phase == StagePhase.TRAIN:
             for kill, at in self._waiting:
                 kill["seconds_to_training"] = time.monotonic() - at
             self._waiting = []

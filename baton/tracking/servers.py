@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from baton.recipe.recipe import Recipe
-from baton.runs.documents import Tracking
+from baton.runs.documents import TrackingRun
 from baton.runs.run import Run
 from baton.store.storage import Storage
 
@@ -31,7 +31,7 @@ def kubeflow_run() -> str | None:
 
 def mlflow_url(run: Run, recipe: Recipe) -> str | None:
     """Returns where the tracking run of a training run is shown, or None where it has no page."""
-    tracking = run.read(Tracking)
+    tracking = run.read(TrackingRun)
     if tracking is None or tracking.experiment_id is None:
         return None
     page = recipe.tracking.mlflow_page or tracking.mlflow
@@ -110,7 +110,7 @@ def server_of(recipe: Recipe) -> Server | None:
 
 def server_address(run: Run, recipe: Recipe) -> str | None:
     """Returns the address of the server that a run is tracked in; of one that is not, that which a new run would be."""
-    if tracking := run.read(Tracking):
+    if tracking := run.read(TrackingRun):
         return tracking.mlflow
     server = server_of(recipe)
     return server.uri if server else None

@@ -19,8 +19,8 @@ from dataclasses import asdict
 from typing import Any
 
 from baton.recipe.recipe import Recipe
-from baton.runs.documents import Tokens, Tracking
-from baton.runs.outcomes import Evaluation, ExportedModel
+from baton.runs.documents import TokenizedRows, TrackingRun
+from baton.runs.outcomes import EvaluationResult, ExportedModel
 from baton.runs.plan import Plan
 from baton.runs.run import Run
 from baton.tracking import messages
@@ -57,7 +57,7 @@ def recipe_params(recipe: Recipe) -> Parameters:
 
 
 def resolved_params(
-    recipe: Recipe, plan: Plan, tokens: Tokens, *, world_size: int, parameters: int, trainable: int
+    recipe: Recipe, plan: Plan, tokens: TokenizedRows, *, world_size: int, parameters: int, trainable: int
 ) -> Parameters:
     """Returns what a chunk has found out; its recipe is resolved."""
     return _texts(
@@ -136,7 +136,7 @@ def end_model(client: Any, run: Run, run_id: str, status: str) -> None:
     tags = {EXTERNAL: "true"}
     if exported := run.read(ExportedModel):
         tags["baton.model_uri"] = exported.model_uri
-    evaluation = run.read(Evaluation)
+    evaluation = run.read(EvaluationResult)
     if evaluation and evaluation.gate:
         tags["baton.verdict"] = evaluation.gate.words
     client.set_logged_model_tags(model.model_id, tags)
@@ -187,7 +187,7 @@ class Tracker:
         self._held: messages.MetricBuffer | None = None
         self._usage: messages.Usage | None = None
         self._began = time.monotonic()
-        tracking = run.read(Tracking)
+        tracking = run.read(TrackingRun)
         if tracking is None:
             return
         folder = _unsent(run, tracking)
@@ -286,7 +286,7 @@ def send_held(run: Run) -> None:
     Raises:
         Exception: MLflow's own, where the database does not take it.
     """
-    tracking = run.read(Tracking)
+    tracking = run.read(TrackingRun)
     folder = _unsent(run, tracking) if tracking else None
     if tracking and messages.buffered_files(folder):
         from baton.tracking.sender import Sender
@@ -295,7 +295,7 @@ def send_held(run: Run) -> None:
         Sender(SenderConfig(tracking.mlflow, tracking.run_id, datasets=tracking.datasets, model=model, unsent=folder))
 
 
-def _unsent(run: Run, tracking: Tracking) -> str | None:
+def _unsent(run: Run, tracking: TrackingRun) -> str | None:
     """Returns where lines are held back, None where they are not: for a server, and in a store that is no folder."""
     is_held = tracking.mlflow.startswith("sqlite:") and run.storage.is_local
     return os.path.abspath(run.storage.key(run.path("unsent"))) if is_held else None

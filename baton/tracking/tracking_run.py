@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from baton.recipe import load
 from baton.recipe.recipe import Recipe
-from baton.runs.documents import ForkNote, SplitCounts, Tracking
+from baton.runs.documents import ForkNote, SplitCounts, TrackingRun
 from baton.runs.outcomes import TrialInfo
 from baton.runs.run import Run
 from baton.tracking import servers, tracker
@@ -113,7 +113,7 @@ RECIPE = "recipe.yaml"
 
 def start(run: Run, recipe: Recipe) -> None:
     """Creates a new run's tracking run, and sets a resumed run's running again; a server out of reach is a warning."""
-    server, tracking = servers.server_of(recipe), run.read(Tracking)
+    server, tracking = servers.server_of(recipe), run.read(TrackingRun)
     if tracking:
         _resume(run, tracking, server)
         return
@@ -131,7 +131,7 @@ def start(run: Run, recipe: Recipe) -> None:
         run.warn(f"tracking at {without_credentials(server.uri)} is off for this run: {error}")
         return
     # A crash before this leaves a tracking run that nothing is logged to; the next attempt makes another.
-    run.write(Tracking(mlflow=server.uri, run_id=tracked.info.run_id, experiment_id=number))
+    run.write(TrackingRun(mlflow=server.uri, run_id=tracked.info.run_id, experiment_id=number))
     log_texts(run.warn, client, server.uri, tracked.info.run_id, {RECIPE: load.to_yaml(recipe, only_set=True)})
 
 
@@ -159,7 +159,7 @@ def log_texts(warn: Callable[[str], None], client: Any, uri: str, run_id: str, t
         warn(f"tracking at {without_credentials(uri)} does not keep {names}: {error}")
 
 
-def _resume(run: Run, tracking: Tracking, server: Server | None) -> None:
+def _resume(run: Run, tracking: TrackingRun, server: Server | None) -> None:
     """Sets the tracking run of a resumed run running again, with links to the Kubeflow run that resumes it."""
 
     def tell(client: Any) -> None:
@@ -176,7 +176,7 @@ def _resume(run: Run, tracking: Tracking, server: Server | None) -> None:
     _told(run, tracking, "does not know that this run resumes", tell)
 
 
-def _told(run: Run, tracking: Tracking, otherwise: str, tell: Callable[[Any], None]) -> bool:
+def _told(run: Run, tracking: TrackingRun, otherwise: str, tell: Callable[[Any], None]) -> bool:
     """Tells a server something, and whether it has heard it; one out of reach is a warning."""
     try:
         tell(connect(tracking.mlflow))
@@ -192,7 +192,7 @@ def _of_fork(run: Run, uri: str, number: str | None) -> dict[str, str]:
     if fork is None:
         return {}
     tags = {"baton.parent": fork.parent, "baton.parent_step": str(fork.step)}
-    theirs = Run.open(fork.parent).read(Tracking)
+    theirs = Run.open(fork.parent).read(TrackingRun)
     if theirs and (theirs.mlflow, theirs.experiment_id) == (uri, number):
         tags[servers.PARENT] = theirs.run_id
     return tags
@@ -206,7 +206,7 @@ def _of_trial(run: Run) -> dict[str, str]:
 
 def log_data(run: Run, recipe: Recipe) -> None:
     """Logs the run's rows as inputs of its tracking run, once; a server out of reach is a warning."""
-    tracking, counts = run.read(Tracking), run.read(SplitCounts)
+    tracking, counts = run.read(TrackingRun), run.read(SplitCounts)
     if tracking is None or counts is None or tracking.datasets:
         return
 
@@ -227,7 +227,7 @@ def log_metrics(run: Run, metrics: dict[str, float], step: int) -> None:
 
 def tag(run: Run, tags: dict[str, str]) -> None:
     """Sets tags on the tracking run, if there is one; a server out of reach is a warning."""
-    tracking = run.read(Tracking)
+    tracking = run.read(TrackingRun)
     if tracking is None or not tags:
         return
 
@@ -239,7 +239,7 @@ def tag(run: Run, tags: dict[str, str]) -> None:
 
 def close(run: Run, status: Ended, texts: Mapping[str, str] | None = None) -> None:
     """Ends the tracking run, if there is one, and keeps texts as files with it; a server out of reach is a warning."""
-    tracking = run.read(Tracking)
+    tracking = run.read(TrackingRun)
     if tracking is None:
         return
 
@@ -250,7 +250,7 @@ def close(run: Run, status: Ended, texts: Mapping[str, str] | None = None) -> No
         client.set_terminated(tracking.run_id, status)
 
     if _told(run, tracking, f"was not told that this run is {status.lower()}", end):
-        # A server before MLflow 3 has no tracker.
+        # A server before MLflow 3 has no models.
         end_model = partial(tracker.end_model, run=run, run_id=tracking.run_id, status=status)
         _told(run, tracking, "does not know how this run's model is", end_model)
 

@@ -88,7 +88,7 @@ def test_the_schema_refuses_what_trainer_would() -> None:
 def test_what_the_nodes_run() -> None:
     trainer = _job(*EVERYTHING)["spec"]["trainer"]
     assert trainer["command"] + trainer["args"] == [
-        *("python3", "-m", "baton.train"),
+        *("python3", "-m", "baton.kfp.process", "train_chunk"),
         *(RUN, "3"),
     ]
     assert (trainer["numNodes"], trainer["numProcPerNode"]) == (2, 4)

@@ -11,7 +11,7 @@ from typing import TypedDict
 import psutil
 
 from baton.errors import BatonError
-from baton.runs.documents import Progress, Work
+from baton.runs.documents import Progress, RunCost
 from baton.runs.run import Run, now
 from baton.train.context import Clock, TrainContext
 
@@ -115,13 +115,13 @@ class Accounting:
 
     clock: Clock
     progress: ProgressNotes
-    before: Work
+    before: RunCost
     lost: Lost
     restarts: int = 0
     stalls: list[float] = field(default_factory=list)
 
     @classmethod
-    def of(cls, context: TrainContext, before: Work | None, start_step: int) -> Accounting:
+    def of(cls, context: TrainContext, before: RunCost | None, start_step: int) -> Accounting:
         """Returns the costs of an attempt that begins.
 
         Args:
@@ -130,9 +130,9 @@ class Accounting:
             start_step: The step that it begins at.
         """
         progress = ProgressNotes(context.run, context.index)
-        return cls(context.clock, progress, before or Work(), progress.lost(start_step), context.run.num_restarts())
+        return cls(context.clock, progress, before or RunCost(), progress.lost(start_step), context.run.num_restarts())
 
-    def work(self, trained_for: float) -> Work:
+    def work(self, trained_for: float) -> RunCost:
         """Returns what the run has cost, all its chunks together.
 
         Args:
@@ -140,7 +140,7 @@ class Accounting:
         """
         started = self.before.started or self.clock.began
         trained = self.before.trained_seconds + trained_for
-        return Work(
+        return RunCost(
             started=started,
             trained_seconds=trained,
             goodput=trained / max(time.time() - started, 1e-9),

@@ -15,7 +15,7 @@ from baton.errors import BatonError, ProcessLostError, SkipError, UserError
 from baton.events import Error
 from baton.recipe.base import seconds
 from baton.recipe.recipe import Recipe
-from baton.runtime import Attempt, backoff, retry
+from baton.runtime import RetryAttempt, backoff, retry
 from baton.train.distributed import launch
 from baton.train.trainjob.cluster import LAST_LINES, Cluster, NoAnswerError, NoRoomError, RankLog
 from baton.train.trainjob.manifest import Object, labels, stage_owner, train_job
@@ -271,7 +271,7 @@ class Job:
             NoRoomError: no quota has let it in for as long as the nodes may have none.
         """
 
-        def wait(error: NoRoomError, _: Attempt) -> None:
+        def wait(error: NoRoomError, _: RetryAttempt) -> None:
             if self._notice():
                 raise error
             self._say(error.message)

@@ -98,7 +98,7 @@ def _spec(recipe: Recipe, run_uri: str, index: int, nodes: int) -> Object:
         },
         "trainer": {
             "image": resources.image,
-            "command": ["python3", "-m", "baton.train"],
+            "command": ["python3", "-m", "baton.kfp.process", "train_chunk"],
             "args": [run_uri, str(index)],
             "env": _environment(recipe),
             "numNodes": nodes,
