@@ -24,7 +24,7 @@ from baton.local import results
 from baton.local.results import Listed, Result, Verified
 from baton.recipe.recipe import Recipe
 from baton.recipe.run import Chunks
-from baton.runs.documents import Attached
+from baton.runs.documents import AttachedRun
 from baton.runs.outcomes import ReportPage
 from baton.runs.run import Run, check_name
 from baton.source import origin, prepare
@@ -203,14 +203,14 @@ def existing_run(run_uri: str) -> Run:
         UserError: it was not.
     """
     run = Run.open(run_uri)
-    if run.get(Attached.NAME) is None:
+    if run.get(AttachedRun.NAME) is None:
         run.require("recipe.json")
     return run
 
 
 def chunks_of(run: Run) -> Chunks:
     """Returns how a run is cut and what it keeps, as its recipe or its script says."""
-    attached = run.read(Attached)
+    attached = run.read(AttachedRun)
     return Chunks.model_validate(attached.chunks) if attached else run.recipe().chunks
 
 

@@ -22,7 +22,7 @@ from baton.errors import BatonError, DamagedError, UserError
 from baton.events import Retraining
 from baton.recipe import load as recipe_file
 from baton.recipe.recipe import Recipe
-from baton.runs.outcomes import Evaluation, ExportedModel, ReportPage
+from baton.runs.outcomes import EvaluationResult, ExportedModel, ReportPage
 from baton.runs.run import Run, now
 from baton.source import origin, prepare
 from baton.store.storage import Storage
@@ -406,7 +406,7 @@ def _of_run(storage: Storage, recipe: Recipe, submitted: RunAnswer) -> Retrainin
         return came_to
     run = Run(storage, prepare.last_run_name(recipe, came_to.run))
     try:
-        evaluation, exported, page = run.read(Evaluation), run.read(ExportedModel), run.read(ReportPage)
+        evaluation, exported, page = run.read(EvaluationResult), run.read(ExportedModel), run.read(ReportPage)
     except BatonError:
         return came_to
     gate = evaluation.gate.lines if evaluation and evaluation.gate else []
