@@ -18,8 +18,7 @@ from rich.table import Table
 
 from baton.api import Submitter
 from baton.cli.display import console
-from baton.cli.kubeflow import EXIT_CODES, UNKNOWN, RunAnswer
-from baton.cli.options import INTERRUPTED
+from baton.cli.options import EXIT_CODES, INTERRUPTED, UNKNOWN, RunAnswer
 from baton.errors import BatonError
 from baton.kubeflow import connection, failures, run_status, submit
 from baton.kubeflow.connection import AwayError, Client, KubeflowRun, RefusedError

@@ -10,12 +10,11 @@ from typing import Annotated
 import typer
 from pydantic import TypeAdapter, ValidationError
 from rich.markup import escape
-from typing_extensions import TypedDict
 
 from baton import api
 from baton.cli import options
 from baton.cli.display import console, note, print_table, screen
-from baton.cli.options import REJECTED, answer, print_json
+from baton.cli.options import EXIT_CODES, UNKNOWN, RunAnswer, answer, print_json
 from baton.compiler.pipeline_file import Pipeline
 from baton.documents import load
 from baton.errors import BatonError, DamagedError, UserError
@@ -29,10 +28,6 @@ from baton.store.storage import Storage
 
 app = typer.Typer(help="Retraining by the clock.", no_args_is_help=True)
 
-UNKNOWN = "unknown"
-"""State of a run that could not be followed to its end."""
-EXIT_CODES = {"failed": 1, "canceled": 1, "skipped": 1, "rejected": REJECTED, UNKNOWN: 4}
-"""By the state of a run; 0 where it has succeeded or still runs."""
 RETRAINED = {
     "unchanged": "nothing to do",
     "busy": "dropped",
@@ -50,42 +45,6 @@ ENDED = {
 }
 """State of any other run → in words."""
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="Name or id of the run.", show_default=False)]
-
-
-class StageAnswer(TypedDict):
-    """A stage, for `--json`."""
-
-    name: str
-    state: str
-    seconds: float | None
-    message: str | None
-
-
-class FailedAnswer(TypedDict):
-    """A stage that failed, for `--json`."""
-
-    stage: str
-    message: str | None
-    exit_code: int | None
-    """What the stage ended with; None where its pod was lost."""
-
-
-class RunAnswer(TypedDict, total=False):
-    """A run, for `--json`."""
-
-    run: str
-    run_id: str
-    url: str
-    state: str
-    pipeline: str
-    version: str
-    """Names of the registered pipeline and of the version that the run was started from."""
-    sweep_uri: str
-    stages: list[StageAnswer]
-    failed: list[FailedAnswer]
-    error: str
-    """Why the command failed, in place of all else; beside the run where it could not be followed to its end."""
-    exit_code: int
 
 
 def submit(

@@ -14,6 +14,7 @@ from typing import Annotated, Any, TextIO
 
 import typer
 from typer.core import TyperGroup
+from typing_extensions import TypedDict
 
 from baton import machine
 from baton.compiler.pipeline_file import Pipeline
@@ -26,6 +27,12 @@ REJECTED = 3
 """Exit code of a run that the recipe's gate rejects."""
 INTERRUPTED = 130
 """Exit code of a command that Ctrl-C ended."""
+
+
+UNKNOWN = "unknown"
+"""State of a run that could not be followed to its end."""
+EXIT_CODES = {"failed": 1, "canceled": 1, "skipped": 1, "rejected": REJECTED, UNKNOWN: 4}
+"""By the state of a run; 0 where it has succeeded or still runs."""
 
 
 class Runner(StrEnum):
@@ -176,6 +183,42 @@ def start(app: typer.Typer) -> None:
         typer.secho(f"baton: {error.format_message()}", err=True, fg=typer.colors.RED)
         code = error.exit_code
     sys.exit(code or 0)
+
+
+class StageAnswer(TypedDict):
+    """A stage, for `--json`."""
+
+    name: str
+    state: str
+    seconds: float | None
+    message: str | None
+
+
+class FailedAnswer(TypedDict):
+    """A stage that failed, for `--json`."""
+
+    stage: str
+    message: str | None
+    exit_code: int | None
+    """What the stage ended with; None where its pod was lost."""
+
+
+class RunAnswer(TypedDict, total=False):
+    """A run, for `--json`."""
+
+    run: str
+    run_id: str
+    url: str
+    state: str
+    pipeline: str
+    version: str
+    """Names of the registered pipeline and of the version that the run was started from."""
+    sweep_uri: str
+    stages: list[StageAnswer]
+    failed: list[FailedAnswer]
+    error: str
+    """Why the command failed, in place of all else; beside the run where it could not be followed to its end."""
+    exit_code: int
 
 
 _stdout: ContextVar[TextIO | None] = ContextVar("stdout", default=None)
