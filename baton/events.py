@@ -18,7 +18,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self, TypedDict, dataclass_transform
+from typing import Any, ClassVar, Self, dataclass_transform
 
 from baton import machine
 from baton.errors import BatonError, ProcessLostError, RewritableDamageError, SkipError, in_words, no_room
@@ -295,13 +295,6 @@ class Queued(Event, kind="queued"):
     since: str
 
 
-class GateLine(TypedDict):
-    """A condition of the gate, in words, and whether it held."""
-
-    words: str
-    held: bool
-
-
 class Retraining(Event, kind="retraining"):
     """What a retraining came to, as it is also kept in the store.
 
@@ -316,7 +309,8 @@ class Retraining(Event, kind="retraining"):
     run_uri: str | None = None
     report_uri: str | None = None
     summary: str | None = None
-    gate: list[GateLine] | None = None
+    gate: list[dict[str, Any]] | None = None
+    """Each condition of the gate in words, and whether it held."""
     model_uri: str | None = None
 
 
@@ -350,7 +344,7 @@ class Verdict(Event, kind="verdict"):
 
 
 class Phase(Event, kind="phase"):
-    """A phase begins, one of `baton.runs.documents.Phase`; of a checkpoint, with its step."""
+    """A phase begins, one of `baton.runs.documents.StagePhase`; of a checkpoint, with its step."""
 
     phase: str
     step: int | None = None

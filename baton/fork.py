@@ -26,16 +26,16 @@ from baton.recipe.recipe import Recipe
 from baton.runs.documents import (
     ORIGINS,
     ForkNote,
+    ForkOrigin,
     LearningRate,
-    MicroBatch,
-    Origin,
+    MicroBatchSize,
     OwnCode,
     PinnedModels,
+    RunCost,
     RunInfo,
     SplitCounts,
     SplitData,
-    Tokens,
-    Work,
+    TokenizedRows,
 )
 from baton.runs.plan import Plan, make_plan
 from baton.runs.run import Run, check_name, identity, now, state_identity
@@ -157,7 +157,7 @@ def require_warm(before: Recipe, after: Recipe) -> Changes:
     if refused:
         raise UserError(
             "\n  ".join(["a warm fork cannot change", *refused]),
-            remedy="\nUse --cold to start at step 0 from the parent's weights, or leave these as they are.",
+            remedy="\nUse --weights-only to start at step 0 from the parent's weights, or leave these as they are.",
         )
     return changed
 
@@ -240,7 +240,9 @@ def _reason(path: str) -> str:
     return next((FIXED[name] for name in names if name in FIXED), "the state at that step is made for the old value")
 
 
-CARRIED = tuple(kind.NAME for kind in (SplitData, PinnedModels, OwnCode, SplitCounts, Tokens, LearningRate, MicroBatch))
+CARRIED = tuple(
+    kind.NAME for kind in (SplitData, PinnedModels, OwnCode, SplitCounts, TokenizedRows, LearningRate, MicroBatchSize)
+)
 """What stages had found for the parent, and holds for a warm fork."""
 MODEL_FILES = (".safetensors", ".json", ".model", ".txt", ".jinja", ".py")
 """Files of a checkpoint that make a model and its tokenizer."""
@@ -386,7 +388,7 @@ def _carry(parent: Run, run: Run, recipe: Recipe, plan: Plan, start: _Start, cha
     """Gives a warm fork its parent's state, with a note of what its recipe changes in it."""
     run.create(recipe, data=parent.need(RunInfo).made)
     left_out = {LearningRate.NAME} if recipe.training.lr_find is None else set()
-    left_out |= {MicroBatch.NAME} if recipe.training.micro_batch_size != "auto" else set()
+    left_out |= {MicroBatchSize.NAME} if recipe.training.micro_batch_size != "auto" else set()
     for name in (name for name in CARRIED if name not in left_out):
         if document := parent.get(name):
             run.put(name, document)
@@ -415,7 +417,7 @@ def _carry(parent: Run, run: Run, recipe: Recipe, plan: Plan, start: _Start, cha
         writer,
         meta.model_copy(
             update={
-                "forked_from": Origin(
+                "forked_from": ForkOrigin(
                     run_uri=parent.uri, step=start.checkpoint.step, digest=meta.digest, changed=differs
                 ),
                 "parent": None,
@@ -424,7 +426,7 @@ def _carry(parent: Run, run: Run, recipe: Recipe, plan: Plan, start: _Start, cha
                 ),
                 "finished": meta.finished and not differs,
                 "created": now(),
-                "work": Work(started=time.time(), trained_seconds=0.0, goodput=0.0, lost_steps=0, lost_seconds=0.0),
+                "work": RunCost(started=time.time(), trained_seconds=0.0, goodput=0.0, lost_steps=0, lost_seconds=0.0),
                 "identity": identity,
             }
         ),

@@ -99,7 +99,7 @@ E = TypeVar("E", bound=Exception)
 
 
 @dataclass(frozen=True)
-class Attempt:
+class RetryAttempt:
     """One of several attempts.
 
     Attributes:
@@ -129,7 +129,7 @@ def backoff(
     jitter: float = 0.0,
     sleep: Callable[[float], object] | None = None,
     runtime: Runtime = SYSTEM,
-) -> Iterator[Attempt]:
+) -> Iterator[RetryAttempt]:
     """Yields attempts, at least one, with pauses between them, until patience is over.
 
     Args:
@@ -144,7 +144,7 @@ def backoff(
     until, regular = runtime.monotonic() + patience, pause
     for number in itertools.count(1):
         share = runtime.uniform(1 - jitter, 1 + jitter) if jitter else 1.0
-        attempt = Attempt(number, min(regular, longest) * share, until, runtime)
+        attempt = RetryAttempt(number, min(regular, longest) * share, until, runtime)
         yield attempt
         if attempt.is_last:
             return
@@ -153,7 +153,10 @@ def backoff(
 
 
 def retry(
-    operation: Callable[[], T], kind: type[E], tries: Iterable[Attempt], on_failure: Callable[[E, Attempt], object]
+    operation: Callable[[], T],
+    kind: type[E],
+    tries: Iterable[RetryAttempt],
+    on_failure: Callable[[E, RetryAttempt], object],
 ) -> T:
     """Returns what an operation returns, once it succeeds.
 

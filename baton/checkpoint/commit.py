@@ -13,8 +13,8 @@ from baton import events
 from baton.checkpoint.manifest import CheckpointMeta
 from baton.checkpoint.store import Checkpoint, CheckpointStore
 from baton.errors import BatonError, ExactnessError, UnavailableError
-from baton.runs.documents import Phase
-from baton.runtime import Attempt, Work, backoff, retry
+from baton.runs.documents import StagePhase
+from baton.runtime import RetryAttempt, Work, backoff, retry
 from baton.store.bundle import BundleWriter
 
 logger = logging.getLogger("baton")
@@ -148,18 +148,18 @@ class Committer:
     def _commit(self, snapshot: PendingCheckpoint) -> None:
         writer = snapshot.writer or self._store.open_writer(snapshot.step, snapshot.check)
         began = self._runtime.monotonic()
-        events.emit(events.Phase(phase=Phase.UPLOAD, step=snapshot.step))
+        events.emit(events.Phase(phase=StagePhase.UPLOAD, step=snapshot.step))
 
         def send() -> tuple[Checkpoint, bool, float]:
             snapshot.check()
             writer.send(snapshot.folder)  # what is in the store already is not sent again
             uploaded = self._runtime.monotonic()
             snapshot.check()
-            events.emit(events.Phase(phase=Phase.COMMIT, step=snapshot.step))
+            events.emit(events.Phase(phase=StagePhase.COMMIT, step=snapshot.step))
             # The manifest comes last: a crash before it leaves files that no reader takes for a checkpoint.
             return *self._store.commit(snapshot.step, writer, snapshot.meta()), uploaded
 
-        def bear(error: UnavailableError, _: Attempt) -> None:
+        def bear(error: UnavailableError, _: RetryAttempt) -> None:
             snapshot.check()
             self._is_failing = True
             unsaved = self._runtime.monotonic() - self._saved_at

@@ -41,7 +41,7 @@ from baton.runs.documents import (
     RunInfo,
     SplitCounts,
     SplitData,
-    Tokens,
+    TokenizedRows,
 )
 from baton.runs.origins import OriginsWriter
 from baton.runs.plan import Plan
@@ -340,7 +340,7 @@ def quality_html(run: Run, page: str) -> str:
     return quality_page.render(quality_page.without_examples(quality_page.collect(run)))
 
 
-LEFT_BY = {"tokenize-": (PinnedModels.NAME, Tokens.NAME, Plan.NAME), "lr-find-": (LearningRate.NAME,)}
+LEFT_BY = {"tokenize-": (PinnedModels.NAME, TokenizedRows.NAME, Plan.NAME), "lr-find-": (LearningRate.NAME,)}
 """How a stage's records begin → the documents that it leaves with the run."""
 
 
@@ -364,7 +364,7 @@ def _lost(run: Run) -> str | None:
             for name in names:
                 if run.get(name) is None:
                     return name
-    tokens = run.read(Tokens)
+    tokens = run.read(TokenizedRows)
     return (_lost_bundle(run, tokens.prefix) if tokens else None) or _lost_checkpoint(run, records)
 
 

@@ -17,7 +17,7 @@ PARTS = ("weights", "optimizer", "scheduler", "scaler", "rng", "position", "call
 """What a checkpoint restores, item by item."""
 
 
-class Phase(StrEnum):
+class StagePhase(StrEnum):
     """What a stage is doing: the clock adds up seconds by it, and events tell when one begins."""
 
     START = "start"
@@ -35,14 +35,14 @@ class Phase(StrEnum):
 
 
 PHASES_OF_A_CHUNK = (
-    Phase.START,
-    Phase.IMPORT,
-    Phase.FETCH,
-    Phase.BUILD,
-    Phase.RESTORE,
-    Phase.TRAIN,
-    Phase.SAVE,
-    Phase.UPLOAD,
+    StagePhase.START,
+    StagePhase.IMPORT,
+    StagePhase.FETCH,
+    StagePhase.BUILD,
+    StagePhase.RESTORE,
+    StagePhase.TRAIN,
+    StagePhase.SAVE,
+    StagePhase.UPLOAD,
 )
 """Those into which a chunk's seconds are split, in the order in which it comes to them."""
 
@@ -66,7 +66,7 @@ class Token(Document):
     """Whether it is learned from."""
 
 
-class Span(Document):
+class TokenSpan(Document):
     """Neighbouring tokens that are treated alike, as one text."""
 
     text: str
@@ -102,7 +102,7 @@ class PreviewRow(Document):
     """Tokens that are left by `data.max_length`, from the first on."""
     learned: int = 0
     """Tokens that are learned from."""
-    spans: list[Span] = Field(default_factory=list)
+    spans: list[TokenSpan] = Field(default_factory=list)
     rejected: str | None = None
     """Why it cannot be used."""
 
@@ -221,7 +221,7 @@ class SplitCounts(NamedDocument):
     """The rows' columns, as MLflow's schema has them."""
 
 
-class Tokens(NamedDocument):
+class TokenizedRows(NamedDocument):
     """The tokenized rows."""
 
     NAME: ClassVar[str] = "tokens.json"
@@ -363,7 +363,7 @@ class Script(Document):
     sha256: str = ""
 
 
-class Attached(NamedDocument):
+class AttachedRun(NamedDocument):
     """What a script trains: part of what its checkpoints know each other by."""
 
     NAME: ClassVar[str] = "attached.json"
@@ -389,7 +389,7 @@ class LearningRate(NamedDocument):
     losses: list[float] = Field(default_factory=list)
 
 
-class MicroBatch(NamedDocument):
+class MicroBatchSize(NamedDocument):
     """The rows that fit a forward pass, where that was found out."""
 
     NAME: ClassVar[str] = "micro_batch.json"
@@ -410,7 +410,7 @@ class Progress(NamedDocument):
     at: str = ""
 
 
-class Tracking(NamedDocument):
+class TrackingRun(NamedDocument):
     """The tracking run that metrics go to."""
 
     NAME: ClassVar[str] = "tracking.json"
@@ -422,7 +422,7 @@ class Tracking(NamedDocument):
     """Side of the data → name and digest by which the server knows its rows."""
 
 
-class Attempt(Document):
+class ChunkAttempt(Document):
     """The record of one attempt at a chunk."""
 
     outcome: str = ""
@@ -440,7 +440,7 @@ class Attempt(Document):
     peak_bytes: int | None = None
 
 
-class ChunkRecord(Attempt):
+class ChunkRecord(ChunkAttempt):
     """The record of an attempt at a chunk."""
 
     stage: str
@@ -515,7 +515,7 @@ class Transfer(Document):
     received: int = 0
 
 
-class Work(Document):
+class RunCost(Document):
     """Cost of the run so far, all its chunks together."""
 
     started: float = 0.0
@@ -530,7 +530,7 @@ class Work(Document):
     """Processes of chunks that were lost, and followed by a fresh one in their pod."""
 
 
-class Origin(Document):
+class ForkOrigin(Document):
     """The checkpoint of another run that a warm fork began with."""
 
     run_uri: str
@@ -577,11 +577,11 @@ class ProofPart(NamedDocument):
     fingerprint: Fingerprint = Fingerprint()
     seconds: dict[str, float] = Field(default_factory=dict)
     moved: Transfer = Transfer()
-    work: Work = Work()
-    forked_from: Origin | None = None
+    work: RunCost = RunCost()
+    forked_from: ForkOrigin | None = None
     chunk: int | None = None
     """The chunk that left it; None before the checkpoint stage has read it back."""
-    attempts: list[Attempt] = Field(default_factory=list)
+    attempts: list[ChunkAttempt] = Field(default_factory=list)
     verified: bool = False
     verified_at: str | None = None
     verify_seconds: float | None = None

@@ -17,8 +17,8 @@ from typing import Any
 
 from baton.errors import BatonError, DamagedError, FormatError
 from baton.runs import documents
-from baton.runs.documents import Attached, ForkNote, RunInfo
-from baton.runs.outcomes import AcceptedModel, Evaluation, ExportedModel, ReportPage, TrialInfo
+from baton.runs.documents import AttachedRun, ForkNote, RunInfo
+from baton.runs.outcomes import AcceptedModel, EvaluationResult, ExportedModel, ReportPage, TrialInfo
 from baton.runs.plan import Plan
 from baton.runs.run import Run, as_json
 from baton.runtime import SYSTEM
@@ -234,7 +234,7 @@ def _known(storage: Storage, name: str) -> RunNode | None:
         run = Run(storage, name)
         present = set(storage.list(run.path()))
         head = run.read(RunInfo) if RunInfo.NAME in present else None
-        attached = run.read(Attached) if Attached.NAME in present and not head else None
+        attached = run.read(AttachedRun) if AttachedRun.NAME in present and not head else None
         if head is None and attached is None:
             return None
         plan = run.read(Plan) if Plan.NAME in present else None
@@ -282,7 +282,7 @@ def _newest(run: Run) -> tuple[int, bool]:
 def _state(member: RunNode, present: set[str], *, finished: bool) -> str:
     if ExportedModel.NAME in present:
         return "done"
-    if Evaluation.NAME in present:
+    if EvaluationResult.NAME in present:
         return "rejected" if ReportPage.NAME in present else "trained"
     if finished or (member.num_steps and member.step >= member.num_steps):
         return "trained"

@@ -31,7 +31,7 @@ from baton.runs.documents import (
     SKIPS_FOLDER,
     ChunkRecord,
     LearningRate,
-    MicroBatch,
+    MicroBatchSize,
     OwnCode,
     PinnedModels,
     Restart,
@@ -229,7 +229,7 @@ class Run(DocumentFolder):
         training: dict[str, float] = {}
         if recipe.training.lr_find and (rate := self.read(LearningRate)):
             training["learning_rate"] = rate.learning_rate
-        if recipe.training.micro_batch_size == "auto" and (micro_batch := self.read(MicroBatch)):
+        if recipe.training.micro_batch_size == "auto" and (micro_batch := self.read(MicroBatchSize)):
             training["micro_batch_size"] = micro_batch.micro_batch_size
         if not training:
             return recipe

@@ -38,7 +38,7 @@ class OlderFormat:
 
 
 @dataclass(frozen=True)
-class Format:
+class FormatSpec:
     """Something that is made of a recipe, and that another release may make otherwise.
 
     Attributes:
@@ -58,35 +58,35 @@ class Format:
         return number == self.number or (number in self.older and self.older[number].is_continued)
 
 
-FORMATS: Mapping[str, Format] = {
-    "rows": Format(
+FORMATS: Mapping[str, FormatSpec] = {
+    "rows": FormatSpec(
         2,
         "which rows a split holds, and on which side",
         "start the run under another name",
         {1: OlderFormat("0.1.0", True)},
     ),
-    "tokens": Format(
+    "tokens": FormatSpec(
         2,
         "how rows become tokens, and which of those count in the loss",
         "start the run under another name",
         {1: OlderFormat("0.1.0", True)},
     ),
-    "draws": Format(
+    "draws": FormatSpec(
         1,
         "the order of rows, and every random number",
         "fork the run, which from there on draws as this Baton does: `baton runs fork NAME`",
     ),
-    "loss": Format(
+    "loss": FormatSpec(
         2,
         "how much each row and token counts in the loss of a step and of an evaluation",
         "fork the run, whose rows and tokens count as here from there on: `baton runs fork NAME`",
         # Micro-batches and evaluation batches counted alike there, whatever they held.
         {1: OlderFormat("0.1.0", is_continued=True)},
     ),
-    "digest": Format(
-        1, "what a state digest is taken over", "fork its weights alone: `baton runs fork NAME@STEP --cold`"
+    "digest": FormatSpec(
+        1, "what a state digest is taken over", "fork its weights alone: `baton runs fork NAME@STEP --weights-only`"
     ),
-    "checkpoint": Format(1, "the files of a checkpoint, and what is in them", "export it with that release"),
+    "checkpoint": FormatSpec(1, "the files of a checkpoint, and what is in them", "export it with that release"),
 }
 """The formats, by name."""
 
@@ -118,7 +118,7 @@ class FormatVersions(Document):
         """Returns the number of a format."""
         return self.formats.get(name, 1)
 
-    def require_known(self, what: str, formats: Mapping[str, Format] = FORMATS) -> None:
+    def require_known(self, what: str, formats: Mapping[str, FormatSpec] = FORMATS) -> None:
         """Checks that nothing about it is newer than this Baton.
 
         Raises:
@@ -133,7 +133,7 @@ class FormatVersions(Document):
                     remedy=f"Use {_package(self.baton)} or a newer one, in the image of the pods too.",
                 )
 
-    def require_continued(self, what: str, names: Iterable[str], formats: Mapping[str, Format] = FORMATS) -> None:
+    def require_continued(self, what: str, names: Iterable[str], formats: Mapping[str, FormatSpec] = FORMATS) -> None:
         """Checks that this Baton works on with it as the one did that made it.
 
         Raises:

@@ -190,7 +190,7 @@ OPTUNA_BRACKETS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rung:
+class PlannedRung:
     """One comparison.
 
     Attributes:
@@ -220,7 +220,7 @@ class Bracket:
 
     number: int
     trials: int
-    rungs: tuple[Rung, ...]
+    rungs: tuple[PlannedRung, ...]
 
 
 def rungs(trials: int, chunks: int, eta: int | None, first: int = 1) -> list[tuple[int, int]]:
@@ -253,7 +253,7 @@ def brackets(recipe: Recipe) -> list[Bracket]:
         steps = rungs(trials, chunks, search.eta, first)
         begins = (1, *(chunk + 1 for chunk, _ in steps))
         made = tuple(
-            Rung(number=next(numbers), bracket=position, chunk=chunk, keep=keep, first=begin)
+            PlannedRung(number=next(numbers), bracket=position, chunk=chunk, keep=keep, first=begin)
             for begin, (chunk, keep) in zip(begins, steps, strict=False)
         )
         drawn.append(Bracket(number=position, trials=trials, rungs=made))

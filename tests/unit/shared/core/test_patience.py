@@ -7,7 +7,7 @@ import random
 import pytest
 
 from baton.errors import SkipError
-from baton.runtime import Attempt, Runtime, backoff, retry, through_skips
+from baton.runtime import RetryAttempt, Runtime, backoff, retry, through_skips
 
 
 class Clock(Runtime):
@@ -75,7 +75,7 @@ def test_an_operation_is_tried_until_it_succeeds() -> None:
             raise failing.pop(0)
         return "here"
 
-    def note(error: AwayError, attempt: Attempt) -> None:
+    def note(error: AwayError, attempt: RetryAttempt) -> None:
         failures.append((str(error), attempt.number))
 
     assert retry(operation, AwayError, backoff(1, pause=0.001), note) == "here"
