@@ -78,7 +78,7 @@ def data_split(
             chosen = load.with_overrides(chosen, [f"model.base={json.dumps(start_from)}"])
         split = split_data(chosen, chosen_name(run_name, new_name, job_id, phase))
         run = Run.open(split["run_uri"])
-        card.rows_card(run, split, chosen_name(run_name, new_name, job_id)).leave(rows)
+        card.rows_card(run, split, chosen_name(run_name, new_name, job_id)).write(rows)
         with open(quality.path, "w", encoding="utf-8") as file:
             file.write(card.quality_html(run, split["page"]))
         return str(missing_objects.run_ref(run))

@@ -21,7 +21,7 @@ from baton.checkpoint.restore import Restorer
 from baton.checkpoint.store import CheckpointStore
 from baton.errors import BatonError, DamagedError, StoreError, UserError
 from baton.evaluate import production
-from baton.export import answers
+from baton.export import parity
 from baton.models import loading, trained, user_code
 from baton.recipe.recipe import Recipe
 from baton.runs.documents import OwnCode, Tokens
@@ -240,7 +240,7 @@ def test_an_array_of_objects_is_not_read(tmp_path: Path) -> None:
     mark, path = Mark(tmp_path), tmp_path / "answers.npz"
     np.savez(path, **{"tokens-0": np.array([mark], dtype=object), "logits-0": np.zeros(1)})
     with pytest.raises(ValueError, match="allow_pickle=False"):
-        answers.load(str(path))
+        parity.load_answers(str(path))
     assert not mark.ran
     with np.load(path, allow_pickle=True) as arrays:
         arrays["tokens-0"]
