@@ -20,7 +20,7 @@ from baton.checkpoint.manifest import CheckpointMeta
 from baton.checkpoint.restore import Restorer
 from baton.checkpoint.store import CheckpointStore
 from baton.errors import BatonError, DamagedError, StoreError, UserError
-from baton.evaluate import production
+from baton.evaluate import evaluate
 from baton.export import parity
 from baton.models import loading, trained, user_code
 from baton.recipe.recipe import Recipe
@@ -188,7 +188,7 @@ def model(tiny_base: str, tmp_path: Path) -> Path:
 LOADERS: dict[str, Callable[[str, Recipe], object]] = {
     "chat, export check": lambda folder, recipe: loading.load_model(folder),
     "training": lambda folder, recipe: loading.load_model(folder, recipe),
-    "model in production": lambda folder, recipe: production.load(folder, recipe),
+    "model in production": lambda folder, recipe: evaluate.load_production(folder, recipe),
 }
 
 
