@@ -24,11 +24,12 @@ from baton.local import results
 from baton.local.results import Listed, Result, Verified
 from baton.recipe.recipe import Recipe
 from baton.recipe.run import Chunks
-from baton.runs.documents import Attached
+from baton.runs.documents import AttachedRun
 from baton.runs.outcomes import ReportPage
 from baton.runs.run import Run, check_name
 from baton.source import origin, prepare
 from baton.source.origin import RecipeSource
+from baton.source.prepare import LoadedRecipe
 from baton.store.storage import Storage
 from baton.tracking.servers import KUBEFLOW_PAGE
 
@@ -47,32 +48,6 @@ Source = str | os.PathLike[str] | Mapping[str, Any] | Recipe
 
 HERE = "recipe"
 """What a recipe is called in messages that lies in no file; paths in it start at the working directory."""
-
-
-@dataclass(frozen=True)
-class LoadedRecipe:
-    """A recipe that was read and checked.
-
-    Attributes:
-        recipe: Its values, typed; see docs/recipe.md.
-        origin: Where it comes from, and so where relative paths start.
-    """
-
-    recipe: Recipe
-    origin: RecipeSource
-
-    @property
-    def name(self) -> str:
-        """The recipe's name."""
-        return self.recipe.name
-
-    def localised(self) -> Recipe:
-        """Returns the recipe as it runs on this machine, its paths absolute.
-
-        Raises:
-            UserError: a source or base model is missing.
-        """
-        return prepare.resolve_paths(self.recipe, self.origin)
 
 
 def load(
@@ -101,12 +76,11 @@ def load(
         UserError: the file is missing or not YAML, a key is unknown, or a value does not fit; it names each. Or nobody
             has consented to the code of a recipe from elsewhere.
     """
-    changed = [*lines(overrides), *prepare.options(store, chunks, image)]
-    if isinstance(source, LoadedRecipe) and not changed:
+    if isinstance(source, LoadedRecipe) and not (overrides or store or image) and chunks is None:
         return source
     found = _origin(source)
     found = replace(found, is_trusted=True) if trust else found
-    return LoadedRecipe(prepare.load(found, changed, here=here), found)
+    return prepare.load(found, lines(overrides), store=store, chunks=chunks, image=image, here=here)
 
 
 def lines(overrides: Overrides) -> list[str]:
@@ -228,14 +202,14 @@ def existing_run(run_uri: str) -> Run:
         UserError: it was not.
     """
     run = Run.open(run_uri)
-    if run.get(Attached.NAME) is None:
+    if run.get(AttachedRun.NAME) is None:
         run.require("recipe.json")
     return run
 
 
 def chunks_of(run: Run) -> Chunks:
     """Returns how a run is cut and what it keeps, as its recipe or its script says."""
-    attached = run.read(Attached)
+    attached = run.read(AttachedRun)
     return Chunks.model_validate(attached.chunks) if attached else run.recipe().chunks
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -31,6 +30,8 @@ from baton.recipe.recipe import Recipe
 from baton.runs.documents import Preview, PreviewRow
 from baton.runs.run import Run
 from baton.source import origin, prepare
+from baton.source.origin import RecipeSource
+from baton.source.prepare import LoadedRecipe
 from baton.store.storage import Storage
 from baton.terminal import Terminal
 
@@ -70,7 +71,7 @@ def show(
     """
     with reported(output):
         stem, _, ending = page_path(page).rpartition(".")
-        trainings = list(prepare.parts_of(prepare.load_here(recipe, overrides)))
+        trainings = list(prepare.parts_of(prepare.load(recipe, overrides).localised()))
         results: list[dict[str, Any]] = []
         for training, name, has_tokenizer in trainings:
             if not has_tokenizer:  # the first phase learns it
@@ -210,7 +211,7 @@ def check(
         if is_recipe:
             _refuse(method=method != "sft", format=row_format != "auto", base=base, tokenizer=tokenizer)
             changes = [*(overrides or ()), *([f"data.max_length={max_length}"] if max_length else [])]
-            parts = list(prepare.parts_of(prepare.load_here(source[0], changes)))
+            parts = list(prepare.parts_of(prepare.load(source[0], changes).localised()))
         else:
             data: dict[str, Any] = {"source": source, "format": row_format}
             if max_length:
@@ -307,12 +308,8 @@ def _recipe_for(
         "data": data,
         "training": {"method": method, **({method: dict(least)} if least else {})},
     }
-    with tempfile.NamedTemporaryFile("w", suffix=".yaml", encoding="utf-8") as file:
-        json.dump(document, file)
-        file.flush()
-        changed = load.read(file.name, overrides)
-    here = os.path.join(os.getcwd(), "options")
-    return prepare.resolve_paths(load.validate(changed, origin="the options"), here)
+    recipe = load.validate(load.parse(document, overrides, origin="the options"), origin="the options")
+    return LoadedRecipe(recipe, RecipeSource("the options", "", os.getcwd())).localised()
 
 
 def _refuse(**options: object) -> None:

@@ -177,7 +177,7 @@ def _reach(path: str, folder: str) -> str:
 def _checked(text: str, target: str | None, folder: str) -> Recipe:
     """Returns what a file's text says, as `baton validate` reads it."""
     try:
-        return prepare.load_here(RecipeSource(target or STDIN, text, folder))
+        return prepare.load(RecipeSource(target or STDIN, text, folder)).localised()
     except UserError as error:
         raise BatonError(f"what was chosen makes no recipe: {error}") from error
 

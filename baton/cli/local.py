@@ -28,7 +28,7 @@ from baton.models import prompts
 from baton.models.prompts import PromptFormat
 from baton.recipe import load as recipe_file
 from baton.recipe.recipe import Recipe
-from baton.runs.outcomes import Evaluation, ExportedModel, ReportPage
+from baton.runs.outcomes import EvaluationResult, ExportedModel, ReportPage
 from baton.runs.run import Run, now
 from baton.source import origin, prepare
 from baton.store.storage import Storage
@@ -144,7 +144,7 @@ def retrain(
     where the gate rejects the model.
     """
     with reported(output):
-        loaded = prepare.load_here(recipe, overrides, store=store, chunks=chunks, image=image)
+        loaded = prepare.load(recipe, overrides, store=store, chunks=chunks, image=image).localised()
         prepare.check_store(loaded)
         outcome = _run(loaded, runner)
         document = {name: value for name, value in outcome.fields().items() if name != "at"}
@@ -243,7 +243,7 @@ def _of_run(storage: Storage, recipe: Recipe, told: Shown) -> Retraining:
         return came_to
     run = Run(storage, prepare.last_run_name(recipe, came_to.run))
     try:
-        evaluation, exported, page = run.read(Evaluation), run.read(ExportedModel), run.read(ReportPage)
+        evaluation, exported, page = run.read(EvaluationResult), run.read(ExportedModel), run.read(ReportPage)
     except BatonError:
         return came_to
     gate = evaluation.gate.lines if evaluation and evaluation.gate else []

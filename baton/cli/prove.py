@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -20,7 +21,7 @@ from baton.terminal import Terminal
 
 if TYPE_CHECKING:
     from baton.prove.audit import Audit
-    from baton.prove.drill import Kill, Report
+    from baton.prove.drill import DrillReport, Kill
 
 
 # --- `baton prove`: a recipe in several numbers of chunks, compared bit for bit.
@@ -46,13 +47,12 @@ def prove(
         from baton.local import forkserver
         from baton.prove import proof_page
         from baton.prove import prove as proving
-        from baton.prove import prove as turns
 
         counts = proving.parse_counts(chunks)
-        loaded = prepare.load_here(recipe, overrides, store=store)
+        loaded = prepare.load(recipe, overrides, store=store).localised()
         page = options.page_path(report or f"prove-{loaded.name}.html")
         prepare.require_single(loaded, "prove")
-        numbers = turns.parse_processes(processes, loaded)
+        numbers = proving.parse_processes(processes, loaded)
         prepare.check_store(loaded)
         forkserver.start()
         prepare.check_model(loaded)
@@ -62,7 +62,7 @@ def prove(
                 loaded, counts, name=name, leave_out=leave_out or (), processes=numbers, on_event=display.heard
             )
         proof["report"] = page
-        proof_page.write(proof, page)
+        Path(page).write_text(proof_page.render(proof), encoding="utf-8")
         print_json(proof) if output is Output.json else proving.print_table(proof)
         if not proof["exact"]:
             raise typer.Exit(1)
@@ -88,10 +88,10 @@ def drill(
     checkpoint that was committed reads back whole.
     """
     with reported(output):
-        from baton.prove import prove as turns
         from baton.prove.drill import Drill
+        from baton.prove.prove import parse_processes
 
-        loaded = prepare.load_here(recipe, overrides, store=store, chunks=chunks)
+        loaded = prepare.load(recipe, overrides, store=store, chunks=chunks).localised()
         prepare.require_single(loaded, "drill")
         prepare.check_store(loaded)
         prepare.check_model(loaded)
@@ -103,7 +103,7 @@ def drill(
                 seed=seed,
                 name=f"drill-{prepare.new_run_name(loaded)}",
                 leave_out=leave_out or (),
-                processes=turns.parse_processes(processes, loaded),
+                processes=parse_processes(processes, loaded),
                 on_event=display.heard,
                 on_kill=lambda kill: display.killed(kill, kills),
             ).run()
@@ -123,7 +123,7 @@ class _Display(Display):
         console.print(f"[red]killed[/] {kill['number']}/{of}: {stage} {kill['chunk']}, {phases}")
 
 
-def print_table(report: Report) -> None:
+def print_table(report: DrillReport) -> None:
     """Prints a drill for people.
 
     Args:
@@ -154,7 +154,7 @@ def print_table(report: Report) -> None:
     screen.print(verdict(report), soft_wrap=True)
 
 
-def verdict(report: Report) -> str:
+def verdict(report: DrillReport) -> str:
     """Returns the sentence that a drill comes down to."""
     count, digest = len(report["kills"]), report["undisturbed"]["state_digest"][:16]
     short = f" ({report['wanted']} were asked for)" if count < report["wanted"] else ""
@@ -196,20 +196,19 @@ def audit(
     """
     with reported(output):
         from baton.local import forkserver
-        from baton.prove import audit as audit_page
         from baton.prove import audit as auditing
 
         run = Run.open(run_uri)
         run.require("recipe.json")
         page = options.page_path(report or f"audit-{run.name}-{chunk}.html")
         public = read_public(key) if key else None
-        loaded = prepare.load_here(recipe, overrides) if recipe else None
+        loaded = prepare.load(recipe, overrides).localised() if recipe else None
         code = code_in(run.recipe().model_dump(mode="json", exclude_defaults=True))
         consent.refuse_untrusted(RecipeSource(run.uri, "", ""), code if "://" in run_uri else [])
         forkserver.start()
         with Display(len(run.plan().targets)) as display:
             found = auditing.audit(run, chunk, recipe=loaded, key=public, on_event=display.heard)
-        audit_page.write_page(found, page)
+        Path(page).write_text(auditing.render_page(found), encoding="utf-8")
         print_json({**found, "report": page}) if output is Output.json else _print(found, page)
         if not found["equal"]:
             raise typer.Exit(1)

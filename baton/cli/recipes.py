@@ -69,9 +69,8 @@ def validate(recipe: options.RecipePath, overrides: options.Overrides = None) ->
     with reported():
         from baton.local import preview
 
-        source = origin.find(recipe)
-        loaded, chosen = prepare.load_explained(source, overrides or ())
-        localised = prepare.resolve_paths(loaded, source)
+        found = prepare.load(recipe, overrides)
+        source, loaded, localised = found.origin, found.recipe, found.localised()
         trials = check_trials(localised) if localised.sweep else 0
         seen = list(preview.describe_rows(localised))
         prepare.check_model(localised)
@@ -81,7 +80,7 @@ def validate(recipe: options.RecipePath, overrides: options.Overrides = None) ->
             "guard": [_guarded(loaded.training.guard, by_loss=loaded.training.generation is None)]
             if loaded.training.guard
             else [],
-            "profile": list(profiles.explained(loaded, chosen)),
+            "profile": list(profiles.explained(loaded, found.choices)),
             "rendering": list(prepare.rendering_report(localised)),
             "memory": list(memory.report(localised)),
             "on_a_cluster": pipeline_file.cluster_warnings(loaded),

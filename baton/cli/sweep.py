@@ -26,8 +26,8 @@ from baton.local.results import Result
 from baton.runs.outcomes import SweepHead, TrialEntry, TrialInfo, TrialRequest, TrialState, Winner
 from baton.runs.run import check_name
 from baton.runs.sweep import Sweep
+from baton.runtime import SYSTEM
 from baton.source import prepare
-from baton.store import bundle
 from baton.store.storage import Storage
 from baton.sweep import view as sweep_view
 from baton.sweep.search import check_trials, describe_values
@@ -98,7 +98,7 @@ def gather(sweep: Sweep) -> Shown:
     """Reads what is shown of a sweep."""
     document, view = sweep.document(), sweep_view.gather(sweep, with_losses=False)
     names = [trial.id for trial in document.trials]
-    wishes = dict(zip(names, bundle.each(sweep.control, names), strict=True))
+    wishes = dict(zip(names, SYSTEM.each(sweep.control, names), strict=True))
     return Shown(document, view, wishes, sweep.read(Winner))
 
 
@@ -280,7 +280,7 @@ def run(
         from baton.local import sweep as winner
         from baton.local.sweep import LocalSweep
 
-        loaded = prepare.load_here(recipe, overrides, store=store, chunks=chunks)
+        loaded = prepare.load(recipe, overrides, store=store, chunks=chunks).localised()
         engine.require_one_machine(loaded)
         trials = check_trials(loaded)
         sweep_name = check_name(name or prepare.new_run_name(loaded))

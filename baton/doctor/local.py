@@ -31,7 +31,7 @@ from baton import machine
 from baton.errors import BatonError, UserError
 from baton.models import pinned
 from baton.recipe.recipe import Recipe
-from baton.source import origin, prepare
+from baton.source import prepare
 from baton.store.cache import NodeCache
 from baton.store.clouds import CloudStore
 from baton.store.errors import DeniedError
@@ -269,10 +269,9 @@ def examine(recipe_path: str | None = None, overrides: Sequence[str] = (), *, st
     if overrides and not recipe_path:
         raise UserError("--set changes a recipe, and none is given.", remedy="Name the recipe.")
     checks: list[Check] = []
-    source = origin.find(recipe_path) if recipe_path else None
-    recipe = prepare.load(source, overrides, store=store) if source else None
-    if source and recipe:
-        recipe, checked = _localised(recipe, source)
+    recipe: Recipe | None = None
+    if recipe_path:
+        recipe, checked = _localised(prepare.load(recipe_path, overrides, store=store))
         checks.append(checked)
     checks += [_python(), _libraries(), _devices(recipe), _threads(recipe), _memory(), _shm(), _temporary()]
     uri = recipe.store.uri if recipe else store
@@ -301,13 +300,13 @@ def print_table(checks: Sequence[Check]) -> None:
     console.print(table)
 
 
-def _localised(recipe: Recipe, source: origin.RecipeSource) -> tuple[Recipe, Check]:
+def _localised(loaded: prepare.LoadedRecipe) -> tuple[Recipe, Check]:
     try:
-        localised = prepare.resolve_paths(recipe, source)
+        localised = loaded.localised()
         prepare.check_model(localised)
-        return localised, Check("recipe", "ok", f"{source.name}: {recipe.name}, all it names is there")
+        return localised, Check("recipe", "ok", f"{loaded.origin.name}: {loaded.name}, all it names is there")
     except UserError as error:
-        return recipe, Check("recipe", "problem", error.message, error.remedy or "")
+        return loaded.recipe, Check("recipe", "problem", error.message, error.remedy or "")
 
 
 def _python() -> Check:

@@ -37,7 +37,7 @@ from baton.export.parity import Reference
 from baton.export.source import ExportSource
 from baton.recipe.evaluation import ONNX
 from baton.recipe.recipe import Recipe
-from baton.runs.outcomes import Finding, ModelMeta
+from baton.runs.outcomes import ExportCheck, ModelMeta
 from baton.store import bundle
 from baton.store.manifest import Manifest
 
@@ -119,20 +119,20 @@ def _copy_model(draft: ExportDraft) -> None:
             shutil.copyfile(f"{folder}/{name}", f"{draft.target}/{name}")
 
 
-def _compare_weights(export_format: str, draft: ExportDraft, reference: Reference, **request: Any) -> Finding:
+def _compare_weights(export_format: str, draft: ExportDraft, reference: Reference, **request: Any) -> ExportCheck:
     """Reads an export back that holds the weights as they are, and compares weights, logits and tokens."""
     reading = parity.read(export_format, draft.target, draft.source.inputs, reference, **request)
     parity.require_weights(f"the {export_format} export", reading.notes["weights"], reference.weights)
     return parity.compare(export_format, reading, reference, reference.rounding)
 
 
-def _check_safetensors(draft: ExportDraft, export_format: str = "safetensors") -> Finding:
+def _check_safetensors(draft: ExportDraft, export_format: str = "safetensors") -> ExportCheck:
     source = draft.source
     finding = _compare_weights(export_format, draft, source.merged_reference)
     return source.compare_with_trained(finding, source.merged_reference)
 
 
-def _check_adapter(draft: ExportDraft) -> Finding:
+def _check_adapter(draft: ExportDraft) -> ExportCheck:
     source = draft.source
     request = {"base": source.base, "dtype": source.recipe.model.dtype}
     return _compare_weights("adapter", draft, source.trained_reference, **request)
@@ -150,7 +150,7 @@ def _write_gguf(draft: ExportDraft) -> None:
         draft.hashes[name] = gguf_file.write(source.merged, source.tokenizer, tokenizer_folder, path, kind, **about)
 
 
-def _check_gguf(draft: ExportDraft) -> Finding:
+def _check_gguf(draft: ExportDraft) -> ExportCheck:
     source = draft.source
     config = gguf_file.plain_config(source.merged.config)
     texts = [source.tokenizer(text)["input_ids"] for text in source.inputs.texts]
@@ -165,7 +165,7 @@ def _check_gguf(draft: ExportDraft) -> Finding:
         finding = finding.model_copy(update={"llama_cpp": engine}) if engine else finding
         files[name] = source.compare_with_trained(finding, reference)
     words = "; ".join(f"{name} {finding.words}" for name, finding in files.items())
-    return Finding(library=finding.library, files=files, words=words)
+    return ExportCheck(library=finding.library, files=files, words=words)
 
 
 ONNX_FILE = "model.onnx"
@@ -213,7 +213,7 @@ def _quiet() -> Iterator[None]:
         torch_log.setLevel(level)
 
 
-def _check_onnx(draft: ExportDraft) -> Finding:
+def _check_onnx(draft: ExportDraft) -> ExportCheck:
     source = draft.source
     reference = parity.make_reference(source.in_float32(), source.inputs)
     reading = parity.read("onnx", draft.target, source.inputs, reference)
@@ -244,7 +244,7 @@ def _write_mlflow(draft: ExportDraft) -> None:
     )
 
 
-def _check_mlflow(draft: ExportDraft) -> Finding:
+def _check_mlflow(draft: ExportDraft) -> ExportCheck:
     return _check_safetensors(draft, "mlflow")
 
 
@@ -338,12 +338,12 @@ def _write_layer(source: str, names: list[str], blobs: str) -> BlobDescriptor:
     }
 
 
-def _check_oci(draft: ExportDraft) -> Finding:
+def _check_oci(draft: ExportDraft) -> ExportCheck:
     files = draft.require_main().manifest.files
     return check_image_layout(draft.target, {name: entry["sha256"] for name, entry in files.items()})
 
 
-def check_image_layout(folder: str, expected: dict[str, str]) -> Finding:
+def check_image_layout(folder: str, expected: dict[str, str]) -> ExportCheck:
     """Reads a layout from its index down and compares every file of the model.
 
     Args:
@@ -381,7 +381,7 @@ def check_image_layout(folder: str, expected: dict[str, str]) -> Finding:
     if digests != expected:
         wrong = sorted(name for name in {*digests, *expected} if digests.get(name) != expected.get(name))
         raise BatonError(f"the oci export does not hold the model's {', '.join(wrong)}; it does not count.")
-    return Finding(library="tarfile", words=f"all digests and sizes, {len(digests)} files as in the model")
+    return ExportCheck(library="tarfile", words=f"all digests and sizes, {len(digests)} files as in the model")
 
 
 KSERVE_FILE = "inferenceservice.yaml"
@@ -448,12 +448,12 @@ def inference_service(recipe: Recipe, *, model_uri: str, size: int, run: str, di
     }
 
 
-def _check_kserve(draft: ExportDraft) -> Finding:
+def _check_kserve(draft: ExportDraft) -> ExportCheck:
     with open(f"{draft.target}/{KSERVE_FILE}", encoding="utf-8") as file:
         return check_inference_service(yaml.safe_load(file))
 
 
-def check_inference_service(document: dict[str, Any]) -> Finding:
+def check_inference_service(document: dict[str, Any]) -> ExportCheck:
     """Checks a manifest that was read back.
 
     Raises:
@@ -463,7 +463,7 @@ def check_inference_service(document: dict[str, Any]) -> Finding:
     values = document["metadata"]["labels"].values()
     if document["kind"] != "InferenceService" or not all(LABEL.fullmatch(value) for value in values):
         raise BatonError(f"the kserve export is no InferenceService with valid labels: {document['metadata']}.")
-    return Finding(library="yaml", words=f"read back, serves {uri}")
+    return ExportCheck(library="yaml", words=f"read back, serves {uri}")
 
 
 @dataclass(frozen=True)
@@ -478,7 +478,7 @@ class FormatSpec:
     """
 
     write: Callable[[ExportDraft], None]
-    check: Callable[[ExportDraft], Finding]
+    check: Callable[[ExportDraft], ExportCheck]
     settings: tuple[str, ...] = ()
     made_of_main: bool = False
 

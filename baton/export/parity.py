@@ -23,7 +23,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from baton.errors import BatonError
-from baton.runs.outcomes import Finding, LlamaCpp
+from baton.runs.outcomes import ExportCheck, LlamaCpp
 from baton.scratch import scratch_folder
 
 if TYPE_CHECKING:
@@ -220,7 +220,7 @@ def read(export_format: str, folder: str, inputs: ParityInputs, reference: Refer
             return Reading(load_answers(f"{scratch}/answers.npz"), json.load(file))
 
 
-def compare(export_format: str, reading: Reading, reference: Reference, share: float) -> Finding:
+def compare(export_format: str, reading: Reading, reference: Reference, share: float) -> ExportCheck:
     """Compares what an export says with what it must say.
 
     Args:
@@ -253,7 +253,7 @@ def compare(export_format: str, reading: Reading, reference: Reference, share: f
     words.append(f"logits differ by {furthest:.2g} at most" if furthest else "logits the same bit for bit")
     if "weights" in reading.notes:
         words.insert(0, "weights the same bit for bit")
-    return Finding(
+    return ExportCheck(
         library=reading.notes["library"],
         tokens=num_tokens,
         bitwise=furthest == 0,

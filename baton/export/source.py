@@ -13,7 +13,7 @@ from baton.export.parity import ParityInputs, Reference, make_reference, shared_
 from baton.models import loading, prompts, trained
 from baton.models.prompts import PromptFormat
 from baton.recipe.recipe import Recipe
-from baton.runs.outcomes import Finding, Likeness
+from baton.runs.outcomes import ExportCheck, Likeness
 from baton.runs.run import Run
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class ExportSource:
         copied: PreTrainedModel = copy.deepcopy(self.merged).float()
         return copied
 
-    def compare_with_trained(self, finding: Finding, exported: Reference) -> Finding:
+    def compare_with_trained(self, finding: ExportCheck, exported: Reference) -> ExportCheck:
         """Returns a finding with how near the exported model's answers are to those of the model as it was trained."""
         lengths = [len(prompt) for prompt in self.inputs.prompts]
         pairs = list(zip(exported.answers, self.trained_reference.answers, lengths, strict=True))

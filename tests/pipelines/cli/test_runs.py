@@ -63,7 +63,7 @@ def test_a_fork_says_what_it_keeps_and_what_comes_next(store: Storage) -> None:
         "warm": True,
         "changed": {"training.learning_rate": [0.01, 0.005]},
     }
-    loaded = prepare.resolve_paths(prepare.load("base-fork-1.yaml"), "base-fork-1.yaml")
+    loaded = prepare.load("base-fork-1.yaml").localised()
     run.require_same(loaded)
     assert loaded.training.learning_rate == 5e-3
     said = invoke("runs", "fork", "base", "--store", "store")

@@ -88,7 +88,7 @@ HOOKED: dict[str, Any] = {"hooks": {"source": "own.py"}, "evaluation": FUNCTIONS
 def read(folder: Path, text: str, *, trusted: bool) -> Recipe:
     """Read a recipe as it comes through a pipe."""
     source = origin.RecipeSource("-", text, str(folder), is_foreign=True, is_trusted=trusted)
-    return prepare.resolve_paths(prepare.load(source), source)
+    return prepare.load(source).localised()
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_nothing_is_asked_where_no_code_runs(stranger: Path) -> None:
 
 def test_of_ones_own_file_nothing_is_asked(stranger: Path) -> None:
     written(stranger, **REMOTE)
-    assert prepare.load_here("recipe.yaml").trust is None
+    assert prepare.load("recipe.yaml").localised().trust is None
 
 
 def test_consent_that_a_stranger_has_written_counts_for_nothing(stranger: Path) -> None:
@@ -304,7 +304,7 @@ def test_an_address_that_is_no_recipes_is_refused(address: str, said: str, stran
 
 def test_own_code_of_a_model_is_pinned_for_ones_own_recipes_too(stranger: Path) -> None:
     written(stranger, **REMOTE)
-    recipe = prepare.load_here("recipe.yaml")
+    recipe = prepare.load("recipe.yaml").localised()
     run = Run(Storage(str(stranger / "store")), "run")
     run.write_once(pinned.document(recipe, pinned.fetch(recipe)))
     with (stranger / "base" / "own.py").open("a", encoding="utf-8") as file:
@@ -315,7 +315,7 @@ def test_own_code_of_a_model_is_pinned_for_ones_own_recipes_too(stranger: Path) 
 
 def test_a_run_that_noted_no_code_goes_on(stranger: Path) -> None:
     written(stranger, **REMOTE)
-    recipe = prepare.load_here("recipe.yaml")
+    recipe = prepare.load("recipe.yaml").localised()
     folders = pinned.fetch(recipe)
     before = pinned.document(recipe, folders).model_copy(update={"base_code_sha256": None})
     assert pinned.document(recipe, folders, before).to_json().keys() == {"base_sha256"}
@@ -339,7 +339,7 @@ def test_a_model_with_code_goes_through_the_pipeline(stranger: Path, mark: Path)
 def test_code_of_a_run_in_a_bucket_is_audited_with_consent_alone(stranger: Path, s3_store: str) -> None:
     written(stranger, **HOOKED)
     run = Run(Storage(s3_store), "theirs")
-    run.create(prepare.load_here("recipe.yaml", [f"store.uri={s3_store}"]))
+    run.create(prepare.load("recipe.yaml", [f"store.uri={s3_store}"]).localised())
     asked = CliRunner().invoke(app, ["audit", run.uri])
     assert asked.exit_code == 2
     assert "comes from elsewhere and would run code: hooks.source" in asked.output

@@ -70,7 +70,7 @@ def _write_recipe(folder: Path, **sweep: Any) -> Path:
 
 
 def _loaded(path: Path) -> Recipe:
-    return prepare.resolve_paths(prepare.load(str(path), store=str(path.parent / "store")), str(path))
+    return prepare.load(str(path), store=str(path.parent / "store")).localised()
 
 
 class Watched(LocalSweep):
