@@ -15,8 +15,8 @@ from baton.cli import options
 from baton.cli.display import Display
 from baton.cli.options import print_json, reported
 from baton.errors import BatonError, UserError, suggest_path
-from baton.importers import axolotl, files, llamafactory
-from baton.importers.files import Trainer
+from baton.importers import files
+from baton.importers.files import OtherTrainer
 from baton.local import preview
 from baton.recipe.recipe import Recipe
 from baton.runs.documents import Survey
@@ -238,6 +238,8 @@ def import_llamafactory(file: TheirFile, output: Target = None) -> None:
     Data sets are looked up in dataset_info.json: in dataset_dir, or beside the file.
     """
     with reported():
+        from baton.importers import llamafactory  # whose tables take a while to read
+
         _import(llamafactory.TRAINER, file, output)
 
 
@@ -245,10 +247,12 @@ def import_llamafactory(file: TheirFile, output: Target = None) -> None:
 def import_axolotl(file: TheirFile, output: Target = None) -> None:
     """Makes a recipe from an axolotl training file."""
     with reported():
+        from baton.importers import axolotl
+
         _import(axolotl.TRAINER, file, output)
 
 
-def _import(trainer: Trainer, file: str, output: str | None) -> None:
+def _import(trainer: OtherTrainer, file: str, output: str | None) -> None:
     if output and os.path.exists(output):
         raise UserError(f"{output!r} exists already.", remedy="Give another name, or remove it.")
     draft = files.draft_of(trainer, file, os.path.dirname(output or "") or os.getcwd())
