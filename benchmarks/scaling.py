@@ -163,7 +163,7 @@ def _counted(server: Counting, folder: str) -> dict[str, collections.Counter[str
     uri = "s3://counted/runs/counted"
     stages = {"data split, tokenize": ["-c", PREPARE, load.dumps(recipe)]}
     for index in (1, 2):
-        stages[f"train-chunk {index}"] = ["-m", "baton.train", uri, str(index)]
+        stages[f"train-chunk {index}"] = ["-m", "baton.kfp.process", "train_chunk", uri, str(index)]
         stages[f"checkpoint {index}"] = ["-c", CHECKPOINT, uri, str(index)]
     counts = {}
     for stage, command in stages.items():

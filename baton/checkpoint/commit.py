@@ -13,8 +13,8 @@ from baton import events
 from baton.checkpoint.manifest import CheckpointMeta
 from baton.checkpoint.store import Checkpoint, CheckpointStore
 from baton.errors import BatonError, ExactnessError, UnavailableError
-from baton.runs.documents import Phase
-from baton.runtime import Attempt, Work, backoff, retry
+from baton.runs.documents import StagePhase
+from baton.runtime import RetryAttempt, Work, backoff, retry
 from baton.store.bundle import BundleWriter
 
 logger = logging.getLogger("baton")
@@ -72,12 +72,12 @@ class Committer:
         self._store = store
         self._max_unsaved = max_unsaved
         self._committed = committed
-        self._world = store.storage.world
+        self._runtime = store.storage.runtime
         self._thread: Work | None = None
         self._snapshot: PendingCheckpoint | None = None
         self._failure: BaseException | None = None
         self._is_failing = self._made_way = False
-        self._saved_at = self._world.monotonic()
+        self._saved_at = self._runtime.monotonic()
 
     @property
     def is_free(self) -> bool:
@@ -88,7 +88,7 @@ class Committer:
         """Sends a snapshot on its way and returns at once; `make_way` comes before."""
         # An older one that still hangs in a request has its own event, and can fail no more: see `make_way`.
         self._snapshot, self._is_failing = snapshot, False
-        self._thread = self._world.begin(partial(self._work, snapshot), "baton-commit")
+        self._thread = self._runtime.begin(partial(self._work, snapshot), "baton-commit")
 
     def make_way(self) -> None:
         """Ends what is on its way, for a newer snapshot; waits for it where it must be kept and gets through.
@@ -147,22 +147,22 @@ class Committer:
 
     def _commit(self, snapshot: PendingCheckpoint) -> None:
         writer = snapshot.writer or self._store.open_writer(snapshot.step, snapshot.check)
-        began = self._world.monotonic()
-        events.emit(events.Phase(phase=Phase.UPLOAD, step=snapshot.step))
+        began = self._runtime.monotonic()
+        events.emit(events.Phase(phase=StagePhase.UPLOAD, step=snapshot.step))
 
         def send() -> tuple[Checkpoint, bool, float]:
             snapshot.check()
             writer.send(snapshot.folder)  # what is in the store already is not sent again
-            uploaded = self._world.monotonic()
+            uploaded = self._runtime.monotonic()
             snapshot.check()
-            events.emit(events.Phase(phase=Phase.COMMIT, step=snapshot.step))
+            events.emit(events.Phase(phase=StagePhase.COMMIT, step=snapshot.step))
             # The manifest comes last: a crash before it leaves files that no reader takes for a checkpoint.
             return *self._store.commit(snapshot.step, writer, snapshot.meta()), uploaded
 
-        def bear(error: UnavailableError, _: Attempt) -> None:
+        def bear(error: UnavailableError, _: RetryAttempt) -> None:
             snapshot.check()
             self._is_failing = True
-            unsaved = self._world.monotonic() - self._saved_at
+            unsaved = self._runtime.monotonic() - self._saved_at
             events.emit(events.StoreUnavailable(step=snapshot.step, unsaved=unsaved, reason=error.message))
             logger.warning("%s Training continues; nothing has been saved for %.0f s.", error.message, unsaved)
 
@@ -170,17 +170,17 @@ class Committer:
         patience = self._max_unsaved - (began - self._saved_at)
         try:
             # A newer snapshot ends the pause, so that `make_way` need not sit it out.
-            tries = backoff(patience, pause=PAUSE, sleep=snapshot.superseded.wait, world=self._world)
+            tries = backoff(patience, pause=PAUSE, sleep=snapshot.superseded.wait, runtime=self._runtime)
             checkpoint, ours, uploaded = retry(send, UnavailableError, tries, bear)
         except UnavailableError as error:
             raise self._lost_patience(error, snapshot) from error
         # Before the callback: retention in it may fail, and this one is saved.
-        self._saved_at, self._is_failing = self._world.monotonic(), False
+        self._saved_at, self._is_failing = self._runtime.monotonic(), False
         self._committed(snapshot, checkpoint, ours, {"upload": uploaded - began, "commit": self._saved_at - uploaded})
 
     def _lost_patience(self, error: UnavailableError, snapshot: PendingCheckpoint) -> BatonError:
         snapshot.check()
-        unsaved = self._world.monotonic() - self._saved_at
+        unsaved = self._runtime.monotonic() - self._saved_at
         events.emit(events.StoreUnavailable(step=snapshot.step, unsaved=unsaved, reason=error.message))
         return UnavailableError(
             f"{error.message} No checkpoint could be saved for {unsaved:.0f} s, chunks.max_unsaved is "

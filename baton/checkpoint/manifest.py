@@ -9,7 +9,7 @@ from pydantic import Field
 
 from baton.documents import Document, load_object
 from baton.errors import DamagedError
-from baton.runs.documents import Origin, OwnState, Transfer, Work
+from baton.runs.documents import ForkOrigin, OwnState, RunCost, Transfer
 from baton.runs.versions import Fingerprint, FormatVersions
 
 # --- What a trainer has logged up to a checkpoint, as `trainer_state.json` has it.
@@ -110,8 +110,8 @@ class CheckpointMeta(Document):
     seconds: dict[str, float] = Field(default_factory=dict)
     """Phase → seconds of the process that made it."""
     moved: Transfer = Transfer()
-    work: Work = Work()
-    forked_from: Origin | None = None
+    work: RunCost = RunCost()
+    forked_from: ForkOrigin | None = None
     skips: list[int] = Field(default_factory=list)
     """Steps up to this one that were skipped, those of its parent's run too; see `training.guard`."""
     hooks: OwnState | None = None

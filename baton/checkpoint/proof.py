@@ -9,13 +9,13 @@ from baton import events
 from baton.checkpoint import retention
 from baton.checkpoint.store import Checkpoint, CheckpointStore
 from baton.recipe.run import Keep
-from baton.runs.documents import PHASES_OF_A_CHUNK, Attempt, CheckpointRef, ChunkRecord, Promoted, ProofPart
+from baton.runs.documents import PHASES_OF_A_CHUNK, CheckpointRef, ChunkAttempt, ChunkRecord, Promoted, ProofPart
 from baton.runs.run import now
 
 # --- The resume proof: what each checkpoint says of the state it continues, part by part.
 
 
-FIGURES = frozenset(Attempt.model_fields)
+FIGURES = frozenset(ChunkAttempt.model_fields)
 
 
 def proof_part(store: CheckpointStore, checkpoint: Checkpoint) -> ProofPart:
@@ -87,9 +87,9 @@ def prove(
     return part
 
 
-def _figures(record: ChunkRecord) -> Attempt:
+def _figures(record: ChunkRecord) -> ChunkAttempt:
     """Returns what an attempt cost, without what the proof says already."""
-    return Attempt.model_validate({name: value for name, value in record.to_json().items() if name in FIGURES})
+    return ChunkAttempt.model_validate({name: value for name, value in record.to_json().items() if name in FIGURES})
 
 
 def _mark(store: CheckpointStore, checkpoint: Checkpoint) -> None:

@@ -158,8 +158,8 @@ class CheckpointStore:
 
     def open_writer(self, step: int, check: Callable[[], None] = lambda: None) -> BundleWriter:
         """Begins an attempt at a checkpoint; see `bundle.BundleWriter`."""
-        look = partial(self.ancestors, step)
-        return BundleWriter(self.storage, self.prefix(step), kind="checkpoint", check=check, look=look)
+        find = partial(self.ancestors, step)
+        return BundleWriter(self.storage, self.prefix(step), kind="checkpoint", check=check, find_copy_sources=find)
 
     def ancestors(self, step: int) -> CopySources:
         """Returns the newest checkpoints before a step whose files its own may be copies of."""

@@ -29,7 +29,7 @@ from baton.importers.parse import (
 from baton.importers.sources import FORMS, DataSet, RowShape, speaks_as
 from baton.recipe.data import Columns, Side
 from baton.recipe.methods import SPECS
-from baton.store.storage import STORES
+from baton.store.clouds import CLOUDS
 
 Entry = dict[str, Any]
 
@@ -305,7 +305,7 @@ def _source(draft: RecipeDraft, folder: str | None, name: str, entry: Entry) -> 
     if "file_name" in entry:
         return draft.relative(str(entry["file_name"]), folder or "")
     address = str(entry.get("cloud_file_name", ""))
-    if "://" in address and address.partition("://")[0] in STORES:
+    if "://" in address and address.partition("://")[0] in ("file", *CLOUDS):
         return address
     draft.unsupported(_about(name), "comes from no file, store or Hugging Face's hub; put its address into data.source")
     return name

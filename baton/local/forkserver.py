@@ -24,7 +24,7 @@ from typing import Protocol
 from baton import events, machine
 from baton.kfp.component import EXECUTOR, RUNTIME
 from baton.local import processes
-from baton.store.storage import ENVIRONMENT
+from baton.store.clouds import ENVIRONMENT
 
 _PRELOADED = (
     "baton.local.forkserver_first",  # first: it makes the environment that all others are imported in
@@ -107,10 +107,10 @@ def _received(descriptor: Descriptor) -> Descriptor:
 
 
 class ForkedProcess:
-    """A module that runs as a program, as `python -m` runs it, in a forked process; see `processes.Process`.
+    """A program as `python -m` runs it, in a forked process; see `processes.Process`.
 
     Args:
-        module: The module.
+        program: A module, and perhaps the name of a stage.
         arguments: Its arguments.
         environment: Its environment; this process's, and events as JSON lines, when left out.
         own_group: Whether it is in its own process group, so that `kill` ends its children too and Ctrl-C does
@@ -119,7 +119,7 @@ class ForkedProcess:
 
     def __init__(
         self,
-        module: str,
+        program: str,
         arguments: Sequence[str],
         environment: Mapping[str, str] | None = None,
         *,
@@ -129,9 +129,10 @@ class ForkedProcess:
         self._own_group, self._printed = own_group, list[str]()
         self._reader, writer = os.pipe()
         variables = {**os.environ, "BATON_EVENTS": "stdout"} if environment is None else dict(environment)
+        module, *stage = program.split()
         try:
             self._process = _context.Process(
-                target=_serve, args=(_Passed(writer), module, tuple(arguments), variables, own_group)
+                target=_serve, args=(_Passed(writer), module, (*stage, *arguments), variables, own_group)
             )
             with _children:
                 self._process.start()

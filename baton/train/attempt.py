@@ -11,7 +11,7 @@ from baton.checkpoint.restore import Restored
 from baton.checkpoint.staging import Staging
 from baton.errors import BatonError, ExactnessError, UserError
 from baton.recipe.recipe import Recipe
-from baton.runs.documents import OwnState, Phase
+from baton.runs.documents import OwnState, StagePhase
 from baton.runs.versions import Fingerprint
 from baton.store.cache import NodeCache
 from baton.train import build, guard
@@ -265,7 +265,7 @@ class Attempt:
         attached = assemble(
             trainer, services, restored, level=level, skipped=self._fetched.skipped, leave_out=self._leave_out
         )
-        self._context.clock.enter(Phase.RESTORE, step=restored.step if restored else 0)
+        self._context.clock.enter(StagePhase.RESTORE, step=restored.step if restored else 0)
         try:
             # With a notice before the first step there is nothing to save.
             if not attached.manager.leaves_at_once():
@@ -279,7 +279,7 @@ class Attempt:
         return attached.lead
 
     def _build(self) -> ChunkTrainer:
-        self._context.clock.enter(Phase.BUILD)
+        self._context.clock.enter(StagePhase.BUILD)
         self._context, trainer = build.prepare(
             self._context,
             self._fetched.tokens,

@@ -22,7 +22,7 @@ from baton.checkpoint.signatures import manifest_digest
 from baton.checkpoint.staging import Staging
 from baton.checkpoint.store import Checkpoint
 from baton.errors import BatonError, ExactnessError
-from baton.runs.documents import OwnState, Phase, Transfer, Work
+from baton.runs.documents import OwnState, RunCost, StagePhase, Transfer
 from baton.runs.run import now
 from baton.runs.versions import CHECKPOINT_FORMATS, Fingerprint, FormatVersions
 from baton.store.bundle import BundleWriter
@@ -92,7 +92,7 @@ class Lineage:
         """The step of the newest checkpoint."""
         return self.parent.step if self.parent else 0
 
-    def meta(self, capture: Capture, work: Work) -> CheckpointMeta:
+    def meta(self, capture: Capture, work: RunCost) -> CheckpointMeta:
         """Returns what the manifest of a checkpoint says besides its files."""
         # Read as the commit is made, and not at the capture: only then is it known which checkpoint was committed
         # before this one.
@@ -361,7 +361,7 @@ class CheckpointManager(Checkpointer):
 
     def on_first_step(self) -> None:
         """Notes that training begins."""
-        self._context.clock.enter(Phase.TRAIN)
+        self._context.clock.enter(StagePhase.TRAIN)
         self._saved_at = time.monotonic()
         if self._restored_folder:
             self._staging.drop(self._restored_folder)  # one copy in memory, not two
@@ -371,7 +371,7 @@ class CheckpointManager(Checkpointer):
 
     def finish(self) -> None:
         """Waits until the last checkpoint is committed."""
-        self._context.clock.enter(Phase.UPLOAD)
+        self._context.clock.enter(StagePhase.UPLOAD)
         self._committer.finish()
         self._context.run.storage.patience = self._patience
 
@@ -403,7 +403,7 @@ class CheckpointManager(Checkpointer):
 
     def _places_here(self, num_bytes: int) -> Iterator[StagingFolder]:
         step = self._trainer.state.global_step
-        self._context.clock.enter(Phase.SAVE, step=step)
+        self._context.clock.enter(StagePhase.SAVE, step=step)
         self._stall_began = time.monotonic()
         self._committer.make_way()  # before anything is written: two checkpoints may not fit in memory
         self._committer.raise_failure()
@@ -428,7 +428,7 @@ class CheckpointManager(Checkpointer):
     def _take(self, capture: Capture) -> None:
         every = self._context.recipe.chunks.keep.every
         self.finished = capture.finished
-        trained_for = self._context.clock.seconds.get(Phase.TRAIN, 0.0)
+        trained_for = self._context.clock.seconds.get(StagePhase.TRAIN, 0.0)
         snapshot = PendingCheckpoint(
             capture.step,
             capture.folder,
@@ -444,7 +444,7 @@ class CheckpointManager(Checkpointer):
             if self._waits or self._writing:  # sent in parts: there is no room for another one meanwhile
                 self._committer.finish()
         self.accounting.stalls.append(time.monotonic() - self._stall_began)
-        self._context.clock.enter(Phase.TRAIN)
+        self._context.clock.enter(StagePhase.TRAIN)
 
     def _on_commit(
         self, snapshot: PendingCheckpoint, checkpoint: Checkpoint, ours: bool, seconds: dict[str, float]

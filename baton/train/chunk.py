@@ -17,7 +17,7 @@ from baton.checkpoint.store import Checkpoint, CheckpointStore
 from baton.errors import BatonError
 from baton.recipe.recipe import Recipe
 from baton.recipe.run import Preemption
-from baton.runs.documents import Phase, Tokens
+from baton.runs.documents import StagePhase, TokenizedRows
 from baton.train import inputs
 from baton.train.checkpointer import CheckpointManager
 from baton.train.context import Clock, TrainContext
@@ -117,7 +117,7 @@ def record_attempt(
     context: TrainContext, ending: Ending, from_step: int, to_step: int, figures: Figures | None = None
 ) -> None:
     """Keeps what an attempt did with the run."""
-    storage, tokens = context.run.storage, context.run.read(Tokens)
+    storage, tokens = context.run.storage, context.run.read(TokenizedRows)
     context.run.record(
         f"train-chunk-{context.index:03d}",
         {
@@ -224,7 +224,7 @@ def run_chunk(
     recipe, ranks = context.recipe, context.ranks
     if ranks.launched:
         launch.join_ranks(ranks, recipe)
-    context.clock.enter(Phase.FETCH, chunk=index, target=context.target)
+    context.clock.enter(StagePhase.FETCH, chunk=index, target=context.target)
     scoring = Scoring.of(context.run, index, context.clock)
     # One rank asks the store for all: two that saw a commit between their looks would part ways, and one would hang.
     if outcome := ranks.on_first(lambda: without_training(context, scoring)):
@@ -251,6 +251,6 @@ def run_chunk(
 def _launch(context: TrainContext, arguments: tuple[object, ...]) -> Outcome | None:
     """Runs the chunk in the processes of this machine, and returns what it has come to."""
     processes, name = context.recipe.processes, f"{context.run.name}-{context.index}"
-    context.clock.enter(Phase.LAUNCH, processes=processes)
+    context.clock.enter(StagePhase.LAUNCH, processes=processes)
     forks = context.run.storage.is_local
     return launch.launch_ranks(run_chunk, arguments, name=name, processes=processes, forks=forks)

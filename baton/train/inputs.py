@@ -11,7 +11,7 @@ from baton import fork
 from baton.checkpoint.restore import Restored, Restorer
 from baton.checkpoint.staging import Staging
 from baton.models import pinned, user_code
-from baton.runs.documents import Phase
+from baton.runs.documents import StagePhase
 from baton.store.cache import NodeCache
 from baton.train import imports
 from baton.train.context import TrainContext
@@ -77,9 +77,9 @@ def _fetch(context: TrainContext, restorer: Restorer, tokens: ChunkTokens, scrat
         early = pool.submit(_fetch_tokens, context, tokens)
         models = pool.submit(pinned.compared, context.run, context.recipe)
         own_code = pool.submit(user_code.fetch, context.run, scratch)
-        context.clock.enter(Phase.IMPORT)
+        context.clock.enter(StagePhase.IMPORT)
         imports.import_training_stack(context.recipe)
-        context.clock.enter(Phase.FETCH)
+        context.clock.enter(StagePhase.FETCH)
         restored = restorer.require_no_code(fetching.result())
         start = restored.step if restored else 0
         if early.result() != start < context.target:  # a damaged checkpoint was passed over: other rows are needed

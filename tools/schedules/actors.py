@@ -110,7 +110,7 @@ class House:
             self.opened += 1
             name = f"fresh{self.opened}"
         machine = Machine(actor, self.scheduler, name)
-        storage = Storage("simulated://store", patience=self.patience, client=client, world=machine)
+        storage = Storage("simulated://store", patience=self.patience, client=client, runtime=machine)
         storage.__dict__["has_conditional_put"] = self.server.conditional
         run = SimulatedRun(storage, "r")
         run.keep = self.keep
@@ -152,7 +152,7 @@ class House:
 
         committer = Committer(store, committed, max_unsaved=600.0)
         for step in steps:
-            store.storage.world.sleep(TRAINING / 10)
+            store.storage.runtime.sleep(TRAINING / 10)
             committer.make_way()
             committer.raise_failure()
             meta = partial(CheckpointMeta, digest=f"state {step}", identity=IDENTITY)
@@ -180,7 +180,7 @@ class House:
         if usable_at_target(store, target) is None:
             start = self.restore(actor, store, target)
             for step in range(start // every * every + every, target + 1, every):
-                store.storage.world.sleep(TRAINING)
+                store.storage.runtime.sleep(TRAINING)
                 self.commit(actor, store, step)
                 if step < target:
                     with contextlib.suppress(UnavailableError):  # as `CheckpointManager._on_commit`

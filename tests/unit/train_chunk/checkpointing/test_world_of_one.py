@@ -11,7 +11,7 @@ import pytest
 from baton.checkpoint.staging import Staging
 from baton.recipe import load
 from baton.recipe.run import Preemption
-from baton.runs.documents import Work
+from baton.runs.documents import RunCost
 from baton.runs.run import Run
 from baton.store.storage import Storage
 from baton.train.checkpointer import Capture, Checkpointer, Decision, Lineage, Services
@@ -74,7 +74,7 @@ def _capture(finished: bool) -> Capture:
 
 def test_a_manifest_has_the_keys_of_old_and_what_it_was_written_with(context: TrainContext) -> None:
     lineage = Lineage(context, None, "bitwise", [])
-    work = Work(started=1.0, trained_seconds=2.0, goodput=0.5, lost_steps=0, lost_seconds=0.0)
+    work = RunCost(started=1.0, trained_seconds=2.0, goodput=0.5, lost_steps=0, lost_seconds=0.0)
     meta = lineage.meta(_capture(finished=False), work).to_json()
     assert set(meta) == {
         *("digest", "state", "parent", "chain", "restored", "identity", "finished", "fingerprint"),
@@ -95,4 +95,4 @@ def test_a_manifest_has_the_keys_of_old_and_what_it_was_written_with(context: Tr
 @pytest.mark.parametrize("finished", [True, False])
 def test_a_checkpoint_says_that_the_run_ended_only_where_it_did(finished: bool, context: TrainContext) -> None:
     """One that is still on its way when a later evaluation ends the run is not the run's last."""
-    assert Lineage(context, None, "bitwise", []).meta(_capture(finished), Work()).finished is finished
+    assert Lineage(context, None, "bitwise", []).meta(_capture(finished), RunCost()).finished is finished
