@@ -12,7 +12,7 @@ from rich.table import Table
 from baton.cli import options
 from baton.cli.checkpoints import read_public
 from baton.cli.display import Display, console
-from baton.cli.options import Output, OutputOption, print_json, reported
+from baton.cli.options import answer, print_json
 from baton.recipe.run import code_in
 from baton.runs.run import Run
 from baton.source import consent, prepare
@@ -22,9 +22,6 @@ from baton.terminal import Terminal
 if TYPE_CHECKING:
     from baton.prove.audit import Audit
     from baton.prove.drill import DrillReport, Kill
-
-
-# --- `baton prove`: a recipe in several numbers of chunks, compared bit for bit.
 
 
 def prove(
@@ -37,13 +34,14 @@ def prove(
     ] = None,
     overrides: options.Overrides = None,
     store: options.Store = None,
-    output: OutputOption = Output.text,
+    json: options.Json = False,
+    trust: options.Trust = False,
 ) -> None:
     """Runs a recipe once per number of chunks, in fresh processes, and compares losses and state byte for byte.
 
     The page that it writes shows the curves over each other and what differs, if anything does.
     """
-    with reported(output):
+    with answer(json, trust):
         from baton.local import forkserver
         from baton.prove import proof_page
         from baton.prove import prove as proving
@@ -63,12 +61,9 @@ def prove(
             )
         proof["report"] = page
         Path(page).write_text(proof_page.render(proof), encoding="utf-8")
-        print_json(proof) if output is Output.json else proving.print_table(proof)
+        print_json(proof) if json else proving.print_table(proof)
         if not proof["exact"]:
             raise typer.Exit(1)
-
-
-# --- `baton drill`: kill a recipe's processes again and again, on the user's own store, and show that nothing is lost.
 
 
 def drill(
@@ -80,14 +75,15 @@ def drill(
     overrides: options.Overrides = None,
     store: options.Store = None,
     chunks: options.ChunkCount = None,
-    output: OutputOption = Output.text,
+    json: options.Json = False,
+    trust: options.Trust = False,
 ) -> None:
     """Kills a recipe's chunks at random moments of every phase, and compares with a run that nobody disturbs.
 
     The exit code is 0 only where every run ends on the same losses and state, byte for byte, and every
     checkpoint that was committed reads back whole.
     """
-    with reported(output):
+    with answer(json, trust):
         from baton.prove.drill import Drill
         from baton.prove.prove import parse_processes
 
@@ -107,7 +103,7 @@ def drill(
                 on_event=display.heard,
                 on_kill=lambda kill: display.killed(kill, kills),
             ).run()
-        print_json(report) if output is Output.json else print_table(report)
+        print_json(report) if json else print_table(report)
         if not report["exact"]:
             raise typer.Exit(1)
 
@@ -164,9 +160,6 @@ def verdict(report: DrillReport) -> str:
     return f"NOT exact: after {told} not every run is as the undisturbed one, state {digest}"
 
 
-# --- `baton audit`: a chunk of somebody's run, trained again and compared bit for bit.
-
-
 TOLD = 8
 """Values that differ which a terminal shows."""
 
@@ -187,14 +180,15 @@ def audit(
         str | None, typer.Option(metavar="FILE.html", help="Page to write; audit-RUN-CHUNK.html when left out.")
     ] = None,
     overrides: options.Overrides = None,
-    output: OutputOption = Output.text,
+    json: options.Json = False,
+    trust: options.Trust = False,
 ) -> None:
     """Trains one chunk of a run again, here, and compares weights, optimizer, random state and logged losses.
 
     It begins with the checkpoint that the chunk began with, which chunks.keep.audit keeps, and writes nothing into the
     run's store. The exit code is 0 where all is equal, 1 where something differs, 2 where it cannot be tried.
     """
-    with reported(output):
+    with answer(json, trust):
         from baton.local import forkserver
         from baton.prove import audit as auditing
 
@@ -209,7 +203,7 @@ def audit(
         with Display(len(run.plan().targets)) as display:
             found = auditing.audit(run, chunk, recipe=loaded, key=public, on_event=display.heard)
         Path(page).write_text(auditing.render_page(found), encoding="utf-8")
-        print_json({**found, "report": page}) if output is Output.json else _print(found, page)
+        print_json({**found, "report": page}) if json else _print(found, page)
         if not found["equal"]:
             raise typer.Exit(1)
 

@@ -1,4 +1,4 @@
-"""What a run came to, read from the store: for `--output json` and for the last lines on the screen."""
+"""What a run came to, read from the store: for `--json` and for the last lines on the screen."""
 
 from __future__ import annotations
 
