@@ -17,7 +17,7 @@ from huggingface_hub import ModelCardData
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from baton.errors import UserError
-from baton.evaluate import production
+from baton.evaluate import evaluate
 from baton.export import model_card
 from baton.models import chat, generate, loading, memory
 from baton.models.chat_template import ChatTemplate, Conversation
@@ -46,7 +46,7 @@ LOADERS: dict[str, Callable[[str, Recipe], object]] = {
     "rows of the embedding": lambda folder, recipe: loading.base_rows(recipe, folder),
     "memory": lambda folder, recipe: memory._of_base(folder, None, False),
     "memory, in a store": lambda folder, recipe: memory._of_base(f"file://{folder}", None, False),
-    "model in production": lambda folder, recipe: production.load(folder, recipe),
+    "model in production": lambda folder, recipe: evaluate.load_production(folder, recipe),
 }
 
 
