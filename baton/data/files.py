@@ -18,7 +18,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
-from baton.data.rows import DECODER, MAX_ROW, SHOWN, TOO_LONG, Rejected, Row, UnreadableError, as_read, loads
+from baton.data.rows import DECODER, MAX_ROW, SHOWN, TOO_LONG, SourceRow, UnreadableError, UnusableRow, as_read, loads
 from baton.store.sources import SourceFile
 
 # --- Files as streams of bytes and lines, unpacked on the way, in memory that does not grow with the file.
@@ -219,38 +219,38 @@ NOTHING = " \t\r\n\x1a"
 _ESCAPED = re.compile("[\udc80-\udcff]")
 
 
-def decode_line(file: str, line: Line, data: bytes) -> str | Rejected:
+def decode_line(file: str, line: Line, data: bytes) -> str | UnusableRow:
     """Returns bytes of a line as text, or why they are none."""
     if line.too_long:
-        return Rejected(file, line.number, TOO_LONG, as_read(data))
+        return UnusableRow(file, line.number, TOO_LONG, as_read(data))
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        return Rejected(file, line.number, f"not UTF-8 at byte {error.start}", as_read(data))
+        return UnusableRow(file, line.number, f"not UTF-8 at byte {error.start}", as_read(data))
 
 
-def read_jsonl(file: str, lines: Iterator[Line]) -> Iterator[Row | Rejected]:
+def read_jsonl(file: str, lines: Iterator[Line]) -> Iterator[SourceRow | UnusableRow]:
     """Reads an object from each line that is not blank."""
     for line in lines:
         if not line.data.strip():
             continue
         text = decode_line(file, line, line.data.rstrip(b"\r\n"))
-        yield text if isinstance(text, Rejected) else _object(file, line.number, text)
+        yield text if isinstance(text, UnusableRow) else _object(file, line.number, text)
 
 
-def _object(file: str, number: int, text: str) -> Row | Rejected:
+def _object(file: str, number: int, text: str) -> SourceRow | UnusableRow:
     try:
         value = loads(text, DECODER)
     except ValueError as error:  # also a key that is there twice
-        return Rejected(file, number, f"broken JSON: {error}", text)
+        return UnusableRow(file, number, f"broken JSON: {error}", text)
     return as_row(file, number, value, text)
 
 
-def as_row(file: str, number: int, value: Any, raw: str) -> Row | Rejected:
+def as_row(file: str, number: int, value: Any, raw: str) -> SourceRow | UnusableRow:
     """Returns a JSON value as a row, which it is if it is an object."""
     if not isinstance(value, dict):
-        return Rejected(file, number, f"a JSON {type(value).__name__}, expected an object", raw)
-    return Row(file, number, value)
+        return UnusableRow(file, number, f"a JSON {type(value).__name__}, expected an object", raw)
+    return SourceRow(file, number, value)
 
 
 class _Record:
@@ -281,15 +281,15 @@ class _Record:
         self.taken: list[Line] = []
         self._size = 0
 
-    def rejected(self, file: str, reason: str) -> Iterator[Rejected]:
+    def rejected(self, file: str, reason: str) -> Iterator[UnusableRow]:
         for line in self.taken:
             if line.data.strip():
-                yield Rejected(file, line.number, reason, as_read(line.data))
+                yield UnusableRow(file, line.number, reason, as_read(line.data))
 
 
 def read_delimited(
     file: str, lines: Iterator[Line], sample: bytes, separator: str | None = None
-) -> Iterator[Row | Rejected]:
+) -> Iterator[SourceRow | UnusableRow]:
     """Reads a CSV with a header, as spreadsheets and databases write it.
 
     A quote that is never closed takes the lines after it along, up to the longest record: each counts as rejected.
@@ -387,7 +387,7 @@ def _row(
     names: list[str],
     separator: str,
     remedy: Callable[[], str],
-) -> list[Row | Rejected] | None:
+) -> list[SourceRow | UnusableRow] | None:
     """Returns what the next record holds, None at the end."""
     try:
         fields = next(reader)
@@ -403,17 +403,17 @@ def _row(
     raw = as_read(b"".join(line.data for line in record.taken))
     if any(field.strip(NOTHING) for field in fields[len(names) :]):
         advice = f"put texts that hold {separator!r} in quotes, or set data.csv.delimiter"
-        return [Rejected(file, number, f"more fields than the header has; {advice}", raw)]
+        return [UnusableRow(file, number, f"more fields than the header has; {advice}", raw)]
     if any(map(_ESCAPED.search, fields)):
-        return [Rejected(file, number, f"not UTF-8; {remedy()}", raw)]
+        return [UnusableRow(file, number, f"not UTF-8; {remedy()}", raw)]
     values: dict[str, object] = dict.fromkeys(filter(None, names))
     for at, (name, field) in enumerate(zip(names, fields, strict=False)):
         if name or field:
             values[name or f"Unnamed: {at}"] = field  # as pandas calls it
-    return [Row(file, number, values)]
+    return [SourceRow(file, number, values)]
 
 
-def read_plain_text(file: str, lines: Iterator[Line], sample_by: str) -> Iterator[Row | Rejected]:
+def read_plain_text(file: str, lines: Iterator[Line], sample_by: str) -> Iterator[SourceRow | UnusableRow]:
     """Reads plain text.
 
     Args:
@@ -446,9 +446,9 @@ def read_plain_text(file: str, lines: Iterator[Line], sample_by: str) -> Iterato
         yield _text(file, block)
 
 
-def _text(file: str, block: list[Line], data: bytes | None = None) -> Row | Rejected:
+def _text(file: str, block: list[Line], data: bytes | None = None) -> SourceRow | UnusableRow:
     whole = b"".join(line.data for line in block) if data is None else data
     too_long = len(whole) > MAX_ROW or any(line.too_long for line in block)
     shown = whole[:SHOWN] if too_long else whole
     text = decode_line(file, Line(block[0].number, shown, too_long), shown)
-    return text if isinstance(text, Rejected) else Row(file, block[0].number, {"text": text})
+    return text if isinstance(text, UnusableRow) else SourceRow(file, block[0].number, {"text": text})

@@ -13,9 +13,9 @@ from baton.data.rows import (
     SHOWN,
     TOKEN,
     TOO_LONG,
-    Rejected,
-    Row,
+    SourceRow,
     UnreadableError,
+    UnusableRow,
     as_read,
     require_few_signs,
     row_value,
@@ -33,7 +33,7 @@ def is_array(head: bytes) -> bool:
     return re.match(rb"\s*\[\s*{", head) is not None
 
 
-def values(file: str, stream: Iterable[bytes]) -> Iterator[Row | Rejected]:
+def values(file: str, stream: Iterable[bytes]) -> Iterator[SourceRow | UnusableRow]:
     """Reads the objects of an array, or those that stand one after the other; a row's number is its place, from 1.
 
     A broken value is rejected alone where its brackets tell where it ends.
@@ -102,7 +102,7 @@ class _Text:
             if self.at < len(self._text) or not self.more():
                 return self._text[self.at : self.at + 1]
 
-    def value(self, file: str, number: int, in_array: bool) -> Row | Rejected:
+    def value(self, file: str, number: int, in_array: bool) -> SourceRow | UnusableRow:
         """Takes the next value."""
         while True:
             try:
@@ -119,12 +119,12 @@ class _Text:
                 continue  # a number may continue
             raw, self.at = self._text[self.at : end], end
             if len(raw) > MAX_ROW:
-                return Rejected(file, number, TOO_LONG, _as_read(raw[:SHOWN]))
+                return UnusableRow(file, number, TOO_LONG, _as_read(raw[:SHOWN]))
             if _ESCAPED.search(raw):
-                return Rejected(file, number, "not UTF-8", _as_read(raw))
+                return UnusableRow(file, number, "not UTF-8", _as_read(raw))
             return as_row(file, number, value, raw)
 
-    def _broken(self, file: str, number: int, reason: str, in_array: bool) -> Rejected:
+    def _broken(self, file: str, number: int, reason: str, in_array: bool) -> UnusableRow:
         """Takes a value that cannot be read, up to where its brackets close.
 
         Raises:
@@ -134,7 +134,7 @@ class _Text:
             if not self._may_grow() or not self.more():
                 raise self.damaged(reason if self._may_grow() else f"broken JSON: {TOO_LONG}")
         raw, self.at = self._text[self.at : end], end
-        return Rejected(file, number, reason, _as_read(raw))
+        return UnusableRow(file, number, reason, _as_read(raw))
 
     def _end(self, in_array: bool) -> int | None:
         depth = 0

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from baton.data.files import blocks, packing
-from baton.data.rows import MAX_ROW, SHOWN, TOO_LONG, Rejected, Row, UnreadableError, as_read
+from baton.data.rows import MAX_ROW, SHOWN, TOO_LONG, SourceRow, UnreadableError, UnusableRow, as_read
 from baton.store.sources import SourceFile
 
 # --- A bound on the memory that a library may take at once, where a few bytes can say that they are gigabytes.
@@ -68,7 +68,7 @@ BUFFER = 2**22
 """Bytes of a Parquet column read at once; with `pre_buffer`, a row group of 300 MB took 323 MB and not 44."""
 
 
-def read_parquet(file: SourceFile) -> Iterator[Row | Rejected]:
+def read_parquet(file: SourceFile) -> Iterator[SourceRow | UnusableRow]:
     """Reads a Parquet file.
 
     Raises:
@@ -106,7 +106,7 @@ def _at_once(group: Any) -> int:
     return max(1, min(BATCH, MAX_ROW * group.num_rows // max(1, group.total_byte_size)))
 
 
-def read_arrow(file: SourceFile) -> Iterator[Row | Rejected]:
+def read_arrow(file: SourceFile) -> Iterator[SourceRow | UnusableRow]:
     """Reads an Arrow file or stream, such as `save_to_disk` of `datasets` writes.
 
     A batch is held whole, see `HELD`.
@@ -155,7 +155,7 @@ def _opened(file: SourceFile, **options: Any) -> Iterator[Any]:
         yield unpacked
 
 
-def _guarded(file: str, kind: str, open_batches: Any) -> Iterator[Row | Rejected]:
+def _guarded(file: str, kind: str, open_batches: Any) -> Iterator[SourceRow | UnusableRow]:
     import pyarrow
 
     number = 1
@@ -165,7 +165,7 @@ def _guarded(file: str, kind: str, open_batches: Any) -> Iterator[Row | Rejected
             for start in range(0, batch.num_rows, BATCH):
                 for values in _values(batch.slice(start, BATCH)):
                     place = (file, number)
-                    yield Row(*place, values) if isinstance(values, dict) else Rejected(*place, *values)
+                    yield SourceRow(*place, values) if isinstance(values, dict) else UnusableRow(*place, *values)
                     number += 1
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError, MemoryError, KeyError) as error:
         if getattr(error, "errno", None):  # of the store, not of the content

@@ -1,4 +1,4 @@
-"""Reads a source's files of every type, told by content, and yields unreadable parts as `Rejected`.
+"""Reads a source's files of every type, told by content, and yields unreadable parts as `UnusableRow`.
 
 The standard library's own docstrings are a source too: real text on every machine with Python.
 """
@@ -17,7 +17,7 @@ from urllib.parse import parse_qs
 
 from baton.data import files, json_stream, parquet
 from baton.data.files import lines
-from baton.data.rows import MAX_ROW, SHOWN, TOO_LONG, Rejected, Row, UnreadableError, as_read
+from baton.data.rows import MAX_ROW, SHOWN, TOO_LONG, SourceRow, UnreadableError, UnusableRow, as_read
 from baton.errors import UserError
 from baton.recipe.data import Csv
 from baton.store import sources
@@ -77,7 +77,7 @@ def _statements(tree: ast.Module) -> Iterator[ast.AST]:
         yield node
 
 
-# --- Reading a source: its files of every supported type, found by their content; what cannot be read is `Rejected`.
+# --- Reading a source: its files of every supported type, found by their content; what cannot be read is `UnusableRow`.
 
 
 NAMED = {".ndjson": "jsonl", ".feather": "arrow", **dict.fromkeys(sources.TEXTS, "text")}
@@ -91,7 +91,7 @@ AS_IT_IS = Csv()
 
 def read(
     source: str, sample_by: str, seen: Callable[[str], None] = lambda kind: None, csv: Csv = AS_IT_IS
-) -> Iterator[Row | Rejected]:
+) -> Iterator[SourceRow | UnusableRow]:
     """Yields every row of a source in a stable order.
 
     Args:
@@ -106,7 +106,7 @@ def read(
     """
     if source == sources.BUILTIN:
         seen("builtin")
-        yield from (Row(source, number, dict(row)) for number, row in enumerate(stdlib_rows(), 1))
+        yield from (SourceRow(source, number, dict(row)) for number, row in enumerate(stdlib_rows(), 1))
     elif sources.is_dataset_id(source):
         seen("hub")
         yield from _dataset(source)
@@ -161,7 +161,7 @@ def _is_value(text: bytes) -> bool:
     return True
 
 
-def _file(file: SourceFile, sample_by: str, seen: Callable[[str], None], csv: Csv) -> Iterator[Row | Rejected]:
+def _file(file: SourceFile, sample_by: str, seen: Callable[[str], None], csv: Csv) -> Iterator[SourceRow | UnusableRow]:
     try:
         stream = files.blocks(file)
         head = next(stream, b"")
@@ -189,10 +189,10 @@ def _file(file: SourceFile, sample_by: str, seen: Callable[[str], None], csv: Cs
                     raise UnreadableError("a table of text in UTF-16; give its name the ending .tsv", raw=head[:SHOWN])
                 yield from files.read_plain_text(file.uri, lines(text, end), sample_by)
     except UnreadableError as error:
-        yield Rejected(file.uri, error.line, error.reason, as_read(error.raw), rest=True)
+        yield UnusableRow(file.uri, error.line, error.reason, as_read(error.raw), rest=True)
 
 
-def _dataset(source: str) -> Iterator[Row | Rejected]:
+def _dataset(source: str) -> Iterator[SourceRow | UnusableRow]:
     """Reads a hub dataset: `hf://datasets/org/name[@revision][?config=…&split=…]`."""
     import datasets
 
@@ -209,9 +209,9 @@ def _dataset(source: str) -> Iterator[Row | Rejected]:
         )
         for number, values in enumerate(rows, 1):
             if _num_bytes(values) <= MAX_ROW:
-                yield Row(source, number, dict(values))
+                yield SourceRow(source, number, dict(values))
             else:
-                yield Rejected(source, number, TOO_LONG, as_read(_beginning(values)))
+                yield UnusableRow(source, number, TOO_LONG, as_read(_beginning(values)))
     except Exception as error:
         raise UserError(
             f"data.source {source!r} cannot be read from the hub: {type(error).__name__}: {error}",

@@ -169,7 +169,7 @@ BATCH_ROWS, BATCH_BYTES = 1000, 2**22
 
 
 @dataclass(frozen=True, kw_only=True)
-class Segment:
+class SideSegment:
     """Lines of a file.
 
     Attributes:
@@ -217,18 +217,20 @@ class Made:
     figures: dict[str, object]
 
 
-def cut(path: str, side: str) -> list[Segment]:
+def cut(path: str, side: str) -> list[SideSegment]:
     """Returns the segments of a file of lines."""
     # A function of the file alone: a stage that was started again cuts the same segments, and finds by name which of
     # them are made.
     size = min(max(os.path.getsize(path) // SHARE, LEAST), MOST)
-    segments: list[Segment] = []
+    segments: list[SideSegment] = []
     start, line = 0, 1
     with open(path, "rb") as file:
         while block := file.read(size):
             rest = b"" if block.endswith(b"\n") else file.readline()
             end = start + len(block) + len(rest)
-            segments.append(Segment(side=side, index=len(segments), path=path, start=start, end=end, first_line=line))
+            segments.append(
+                SideSegment(side=side, index=len(segments), path=path, start=start, end=end, first_line=line)
+            )
             line += block.count(b"\n") + rest.count(b"\n")
             start = end
     return segments
@@ -243,7 +245,7 @@ def are_wide(recipe: Recipe, paths: Iterable[str]) -> bool:
 
 
 def make(
-    segment: Segment,
+    segment: SideSegment,
     recipe: Recipe,
     tokenizer_folder: str,
     folder: str,
@@ -313,7 +315,7 @@ def _tokenizer(folder: str, trust_remote_code: bool) -> PreTrainedTokenizerBase:
 
 
 def _fitted(
-    segment: Segment,
+    segment: SideSegment,
     encode: encoding.BatchEncoder,
     tokenizer: PreTrainedTokenizerBase,
     fitting: Fitting,
@@ -347,7 +349,7 @@ def _fitted(
             yield batch
 
 
-def _batches(segment: Segment) -> Iterator[list[Row]]:
+def _batches(segment: SideSegment) -> Iterator[list[Row]]:
     with open(segment.path, "rb") as file:
         file.seek(segment.start)
         batch: list[Row] = []
@@ -380,8 +382,8 @@ PRELOADED = [
 
 
 def make_each(
-    segments: Sequence[Segment], make: Callable[[Segment], Made], workers: int | None
-) -> Iterator[tuple[Segment, Made]]:
+    segments: Sequence[SideSegment], make: Callable[[SideSegment], Made], workers: int | None
+) -> Iterator[tuple[SideSegment, Made]]:
     """Yields segments as they are made.
 
     Args:
@@ -401,7 +403,7 @@ def make_each(
     context.set_forkserver_preload(PRELOADED)
     with ProcessPoolExecutor(count, mp_context=context, initializer=_begin) as pool:
         waiting = iter(segments)
-        running: dict[Future[Made], Segment] = {}
+        running: dict[Future[Made], SideSegment] = {}
         try:
             while True:
                 for segment in waiting:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from baton import events
 from baton.data import encoding, fitting, segments
 from baton.data.fitting import Lengths, TemplateErrors
-from baton.data.segments import Made, Segment
+from baton.data.segments import Made, SideSegment
 from baton.documents import Json, load_object
 from baton.errors import DamagedError, FormatError, UserError
 from baton.models import chat, loading, pinned, prompts
@@ -355,7 +355,7 @@ BLOCKS_FROM = 2**30
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class TokenizeJob:
     """What there is to tokenize.
 
     Attributes:
@@ -470,7 +470,7 @@ def without_effect(recipe: Recipe, plan: Plan, *, pad_is_end: bool = False) -> l
     return told
 
 
-def _pad_is_end(job: Job) -> bool:
+def _pad_is_end(job: TokenizeJob) -> bool:
     """Tells whether a reward model's rows are filled up with the token that ends them; of others nobody asks."""
     if job.recipe.training.method != "reward" or learns_tokenizer(job.recipe):
         return False
@@ -502,7 +502,7 @@ def tokenize_shard(run_uri: str, index: int, of: int) -> None:
     job.run.record(f"{SHARD}-{index:03d}", record)
 
 
-def dealt(wanted: Sequence[Segment], index: int, of: int) -> Sequence[Segment]:
+def dealt(wanted: Sequence[SideSegment], index: int, of: int) -> Sequence[SideSegment]:
     """Returns the segments of one of several processes: a function of the files and these two numbers alone."""
     return wanted[index - 1 :: of] if index else []
 
@@ -514,7 +514,7 @@ def order(recipe: Recipe, num_bytes: int) -> str:
     return "blocks" if num_bytes >= BLOCKS_FROM and recipe.needs_all_rows is None else "uniform"
 
 
-def _job(run_uri: str) -> Job:
+def _job(run_uri: str) -> TokenizeJob:
     run = Run.open(run_uri)
     run.require_continued()
     recipe = run.recipe()
@@ -525,10 +525,10 @@ def _job(run_uri: str) -> Job:
     split = run.need(SplitData).digest
     found = find_address(run, recipe, split, base, pins.base_sha256)
     found.tell_day()
-    return Job(run=run, recipe=recipe, split=split, base=base, address=found)
+    return TokenizeJob(run=run, recipe=recipe, split=split, base=base, address=found)
 
 
-def _make(job: Job, parts: Parts, scratch: str, *, index: int = 1, of: int = 1) -> dict[str, dict[str, Any]]:
+def _make(job: TokenizeJob, parts: Parts, scratch: str, *, index: int = 1, of: int = 1) -> dict[str, dict[str, Any]]:
     """Makes the parts of one of several processes that are not there yet; returns all of its parts in order."""
     recipe, storage = job.recipe, job.run.storage
     manifest = split_manifest(job.run, job.split)

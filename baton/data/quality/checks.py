@@ -118,7 +118,7 @@ NUM_EXAMPLES = 5
 
 
 @dataclass(frozen=True)
-class Finding:
+class RowFinding:
     """A check's finding in one row.
 
     Attributes:
@@ -162,7 +162,7 @@ class FindingsLog:
         self.tallies = {check: CheckCounts() for check in checks}
         self._file = open(path, "w", encoding="utf-8")  # noqa: SIM115
 
-    def note(self, check: str, record: Record, finding: Finding, outcome: Outcome, row: Row) -> None:
+    def note(self, check: str, record: Record, finding: RowFinding, outcome: Outcome, row: Row) -> None:
         """Keeps what a check found in a row, and the row as it was where it was mended or dropped; all masked."""
         tally = self.tallies[check]
         tally.found += 1
@@ -255,7 +255,7 @@ class LanguageMix:
 # --- Checks that look at one row at a time.
 
 
-RowCheck = Callable[[Row], Finding | None]
+RowCheck = Callable[[Row], RowFinding | None]
 
 ROW_CHECKS = ("encoding", "control_characters", "same_answers", "empty", "turns", "secrets", "emails")
 """In the order in which they see a row: text is mended before it is judged."""
@@ -281,7 +281,7 @@ def row_checks(recipe: Recipe) -> dict[str, RowCheck]:
     }
 
 
-def encoding(row: Row) -> Finding | None:
+def encoding(row: Row) -> RowFinding | None:
     """Finds text that was decoded with the wrong table, by ftfy's heuristic, and U+FFFD, which nothing can mend."""
     damaged = [text for text in row_texts(row) if not text.isascii() and _is_damaged(text)]
     if not damaged:
@@ -290,11 +290,11 @@ def encoding(row: Row) -> Finding | None:
 
     mended = changed_row(row, ftfy.fix_encoding)
     if mended == row:
-        return Finding("replacement characters (U+FFFD)", damaged[0], damaged[0].find("\ufffd"), row)
+        return RowFinding("replacement characters (U+FFFD)", damaged[0], damaged[0].find("\ufffd"), row)
     text = next((text for text in damaged if ftfy.fix_encoding(text) != text), damaged[0])
     shown, meant = pii.redact(text), pii.redact(ftfy.fix_encoding(text))
     place = next((at for at, pair in enumerate(zip(shown, meant, strict=False)) if pair[0] != pair[1]), 0)
-    return Finding(f"decoded with the wrong table: {meant[place : place + 20]!r} is meant", text, place, mended)
+    return RowFinding(f"decoded with the wrong table: {meant[place : place + 20]!r} is meant", text, place, mended)
 
 
 def _is_damaged(text: str) -> bool:
@@ -303,24 +303,24 @@ def _is_damaged(text: str) -> bool:
     return "\ufffd" in text or (bool(ftfy.badness.is_bad(text)) and ftfy.fix_encoding(text) != text)
 
 
-def control_characters(row: Row) -> Finding | None:
+def control_characters(row: Row) -> RowFinding | None:
     """Finds control characters but tab and line break."""
     for text in row_texts(row):
         if match := _CONTROL.search(text):
             mended = changed_row(row, lambda part: _CONTROL.sub("", part))
-            return Finding(f"control character U+{ord(match[0]):04X}", text, match.start(), mended)
+            return RowFinding(f"control character U+{ord(match[0]):04X}", text, match.start(), mended)
     return None
 
 
-def same_answers(row: Row) -> Finding | None:
+def same_answers(row: Row) -> RowFinding | None:
     """Finds preferences whose answers differ in white space at most."""
     if "chosen" not in row or "rejected" not in row:
         return None
     chosen, rejected = (" ".join(" ".join(texts_of(row[side])).split()) for side in ("chosen", "rejected"))
-    return Finding("chosen and rejected are the same", chosen) if chosen == rejected else None
+    return RowFinding("chosen and rejected are the same", chosen) if chosen == rejected else None
 
 
-def near_empty(row: Row, least: int) -> Finding | None:
+def near_empty(row: Row, least: int) -> RowFinding | None:
     """Finds fields with fewer visible characters than `least`, and turns of a conversation with none.
 
     Of a conversation, the text is what the assistant says in it. A turn that calls a tool may have no text.
@@ -330,15 +330,15 @@ def near_empty(row: Row, least: int) -> Finding | None:
         if isinstance(value, list):
             for number, message in enumerate(value, 1):
                 if not any(has_visible(text, 1) for text in texts_of(message)):
-                    return Finding(f"turn {number} of {name} has no text", _summary(row))
+                    return RowFinding(f"turn {number} of {name} has no text", _summary(row))
             answers = [message for message in value if message.get("role") == "assistant"]
             value = " ".join(text for message in answers for text in texts_of(message)) if answers else None
         if isinstance(value, str) and not has_visible(value, least):
-            return Finding(f"{name} has fewer than {least} visible characters", _summary(row))
+            return RowFinding(f"{name} has fewer than {least} visible characters", _summary(row))
     return None
 
 
-def turns(row: Row) -> Finding | None:
+def turns(row: Row) -> RowFinding | None:
     """Finds conversations with unknown roles, or in which user and assistant do not take turns."""
     if isinstance(row.get("messages"), list):
         talks = [(row["messages"], True)]
@@ -349,7 +349,7 @@ def turns(row: Row) -> Finding | None:
         return None
     for talk, is_answered in talks:
         if reason := _out_of_turn([str(message.get("role")) for message in talk], is_answered):
-            return Finding(reason, _summary(row))
+            return RowFinding(reason, _summary(row))
     return None
 
 
@@ -372,14 +372,14 @@ def _out_of_turn(roles: list[str], is_answered: bool) -> str | None:
     return None
 
 
-def _private(row: Row, find: Callable[[str], list[pii.Span]], word: str) -> Finding | None:
+def _private(row: Row, find: Callable[[str], list[pii.PiiSpan]], word: str) -> RowFinding | None:
     places = [(text, spans) for text in row_texts(row) if (spans := find(text))]
     if not places:
         return None
     kinds = dict.fromkeys(span.kind for _, spans in places for span in spans)
     text, spans = places[0]
     mended = changed_row(row, lambda part: pii.without(part, find(part), word))
-    return Finding(", ".join(kinds), pii.without(text, spans, word), spans[0].start, mended)
+    return RowFinding(", ".join(kinds), pii.without(text, spans, word), spans[0].start, mended)
 
 
 def _summary(row: Row) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 from baton import events
 from baton.data.quality import checks as rows
 from baton.data.quality import pii
-from baton.data.quality.checks import NUM_EXAMPLES, Finding, FindingsLog, Row
+from baton.data.quality.checks import NUM_EXAMPLES, FindingsLog, Row, RowFinding
 from baton.data.quality.dedup import DEDUP_CHECKS, NONE, DedupChecks
 from baton.data.rows import SIDES, Record, Spool, as_content
 from baton.errors import UserError
@@ -85,7 +85,7 @@ class Inspection:
         self.dropped += 1
         return None
 
-    def _judge(self, check: str, finding: Finding, record: Record, row: Row) -> Row | None:
+    def _judge(self, check: str, finding: RowFinding, record: Record, row: Row) -> Row | None:
         """Does with a row what the check's action says."""
         if self._action(check) != "fix" or finding.mended is row:
             self.findings.note(check, record, finding, "kept", row)
@@ -106,7 +106,7 @@ class Inspection:
         self._mix.count(code)
         if code in (rows.UNKNOWN_LANGUAGE, *expected):
             return False
-        finding = Finding(f"language {code}, expected {' or '.join(expected)}", text)
+        finding = RowFinding(f"language {code}, expected {' or '.join(expected)}", text)
         return self._judge("language", finding, record, row) is None
 
     def remember(self, record: Record) -> None:
@@ -141,7 +141,7 @@ class Inspection:
             file, line = self._sets.where(partner)
             place = "" if file == record.file else f"{os.path.basename(file)} "
             reason = f"{LIKE[check]} {place}line {line} ({SIDES[sides[partner]]})"
-            finding = Finding(reason, rows.training_text(record.row))
+            finding = RowFinding(reason, rows.training_text(record.row))
             if self._judge(check, finding, record, record.row) is None:
                 return True
         return False
