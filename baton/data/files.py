@@ -21,9 +21,6 @@ from typing import Any, NamedTuple
 from baton.data.rows import DECODER, MAX_ROW, SHOWN, TOO_LONG, SourceRow, UnreadableError, UnusableRow, as_read, loads
 from baton.store.sources import SourceFile
 
-# --- Files as streams of bytes and lines, unpacked on the way, in memory that does not grow with the file.
-
-
 BLOCK = 2**20
 """Bytes read at once."""
 
@@ -131,11 +128,8 @@ def marked_encoding(head: bytes) -> str | None:
 def text_blocks(stream: Iterable[bytes], encoding: str | None = None) -> Iterator[bytes]:
     """Yields a text as UTF-8, without the mark it may begin with.
 
-    Characters that are none remain bytes that are not UTF-8, so that only their row is lost.
-
-    Args:
-        stream: Its bytes.
-        encoding: Its encoding, where the first bytes state none; UTF-8 when left out.
+    Characters that are none remain bytes that are not UTF-8, so that only their row is lost. Where the first bytes
+    state no encoding, it is the given one, or UTF-8.
 
     Raises:
         UnreadableError: it breaks off within a character, or holds what its encoding does not have.
@@ -160,10 +154,6 @@ def text_blocks(stream: Iterable[bytes], encoding: str | None = None) -> Iterato
 
 def lines(stream: Iterable[bytes], end: bytes = b"\n") -> Iterator[Line]:
     """Yields the lines of a text, each with its end.
-
-    Args:
-        stream: Its bytes.
-        end: Byte that ends a line.
 
     Raises:
         UnreadableError: the text breaks off; with the number of the line and what was read of it.
@@ -197,9 +187,6 @@ def lines(stream: Iterable[bytes], end: bytes = b"\n") -> Iterator[Line]:
         yield line()
 
 
-# --- Files that are read line by line: JSON lines, CSV and plain text.
-
-
 csv.field_size_limit(MAX_ROW)
 
 MAX_LINES = 100_000
@@ -216,7 +203,8 @@ HIGH = re.compile(rb"[^\s,;|]*[\x80-\xff][^\s,;|]*")
 NOTHING = " \t\r\n\x1a"
 """Empty fields, and the sign that ends a file of DOS."""
 
-_ESCAPED = re.compile("[\udc80-\udcff]")
+ESCAPED = re.compile("[\udc80-\udcff]")
+"""Bytes that are not UTF-8 travel through parsers as these, so that only their row is lost."""
 
 
 def decode_line(file: str, line: Line, data: bytes) -> str | UnusableRow:
@@ -254,10 +242,7 @@ def as_row(file: str, number: int, value: Any, raw: str) -> SourceRow | Unusable
 
 
 class _Record:
-    """Lines for the CSV parser, with those of the record it is at.
-
-    Bytes that are not UTF-8 travel as surrogates through the parser, so that only their row is lost.
-    """
+    """Lines for the CSV parser, with those of the record it is at."""
 
     def __init__(self, lines: Iterator[Line]) -> None:
         self._lines = lines
@@ -277,7 +262,6 @@ class _Record:
         return line.data.decode("utf-8", "surrogateescape")
 
     def begin(self) -> None:
-        """Begins the next record."""
         self.taken: list[Line] = []
         self._size = 0
 
@@ -301,9 +285,6 @@ def read_delimited(
         lines: Its lines.
         sample: How it begins.
         separator: Between fields; found in the sample when left out.
-
-    Raises:
-        UnreadableError: the file breaks off.
     """
     first = next((line for line in lines if line.data.strip()), None)
     if first is not None and (told := EXCELS.fullmatch(first.data)):
@@ -404,7 +385,7 @@ def _row(
     if any(field.strip(NOTHING) for field in fields[len(names) :]):
         advice = f"put texts that hold {separator!r} in quotes, or set data.csv.delimiter"
         return [UnusableRow(file, number, f"more fields than the header has; {advice}", raw)]
-    if any(map(_ESCAPED.search, fields)):
+    if any(map(ESCAPED.search, fields)):
         return [UnusableRow(file, number, f"not UTF-8; {remedy()}", raw)]
     values: dict[str, object] = dict.fromkeys(filter(None, names))
     for at, (name, field) in enumerate(zip(names, fields, strict=False)):
@@ -414,16 +395,7 @@ def _row(
 
 
 def read_plain_text(file: str, lines: Iterator[Line], sample_by: str) -> Iterator[SourceRow | UnusableRow]:
-    """Reads plain text.
-
-    Args:
-        file: Its address.
-        lines: Its lines.
-        sample_by: What one row is: `line`, `paragraph` or `document`.
-
-    Raises:
-        UnreadableError: the file breaks off.
-    """
+    """Reads plain text, of which one row is a `line`, `paragraph` or `document`."""
     block: list[Line] = []
     size = 0
     try:

@@ -19,9 +19,6 @@ from baton.data.files import blocks, packing
 from baton.data.rows import MAX_ROW, SHOWN, TOO_LONG, SourceRow, UnreadableError, UnusableRow, as_read
 from baton.store.sources import SourceFile
 
-# --- A bound on the memory that a library may take at once, where a few bytes can say that they are gigabytes.
-
-
 HELD = 2**31
 """Bytes that a part of a table may take: a page of Parquet or a batch of Arrow, unpacked, and its rows."""
 _DATA = re.compile(rb"VmData:\s+(\d+) kB")
@@ -29,13 +26,10 @@ _DATA = re.compile(rb"VmData:\s+(\d+) kB")
 
 @contextlib.contextmanager
 def bounded(most: int) -> Iterator[None]:
-    """Has what takes more memory in the block fail with a `MemoryError`, in any thread of this process; on Linux.
+    """Has what takes so many more bytes in the block fail with a `MemoryError`, in any thread of the process; on Linux.
 
     The system knows no bound of a thread, and Arrow's pools have none. Nothing else of Baton's runs beside a table that
     is read, so that nothing else meets it; a test holds that.
-
-    Args:
-        most: Bytes beyond those that the process has.
     """
     match = _DATA.search(Path("/proc/self/status").read_bytes()) if sys.platform == "linux" else None
     if match is None:
@@ -49,9 +43,6 @@ def bounded(most: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
-
-
-# --- Columnar files: Parquet and Arrow, in batches whose values are checked before they are touched.
 
 
 STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
@@ -69,11 +60,6 @@ BUFFER = 2**22
 
 
 def read_parquet(file: SourceFile) -> Iterator[SourceRow | UnusableRow]:
-    """Reads a Parquet file.
-
-    Raises:
-        UnreadableError: it breaks off or is not what it should be.
-    """
     import pyarrow.parquet
 
     with _opened(file, cache_type="none") as opened:
@@ -107,13 +93,7 @@ def _at_once(group: Any) -> int:
 
 
 def read_arrow(file: SourceFile) -> Iterator[SourceRow | UnusableRow]:
-    """Reads an Arrow file or stream, such as `save_to_disk` of `datasets` writes.
-
-    A batch is held whole, see `HELD`.
-
-    Raises:
-        UnreadableError: it breaks off or is not what it should be.
-    """
+    """Reads an Arrow file or stream, such as `save_to_disk` of `datasets` writes; a batch is held whole, see `HELD`."""
     import pyarrow
 
     with _opened(file) as opened:
@@ -138,9 +118,7 @@ def read_arrow(file: SourceFile) -> Iterator[SourceRow | UnusableRow]:
 def _opened(file: SourceFile, **options: Any) -> Iterator[Any]:
     """Opens a file that is not read from front to end; a packed one is unpacked to disk.
 
-    Args:
-        file: The file.
-        options: For the file system. Columns are read in turns, which an S3 client that reads ahead would do in vain.
+    Options are the file system's: columns are read in turns, which an S3 client that reads ahead would do in vain.
     """
     with file.open(**options) as opened:
         packed = packing(file.path, opened.read(8))
@@ -174,11 +152,7 @@ def _guarded(file: str, kind: str, open_batches: Any) -> Iterator[SourceRow | Un
 
 
 def _within_bounds(work: Callable[[], T]) -> T:
-    """Does what may take as much memory as a file says.
-
-    Raises:
-        ValueError: it takes more than it may.
-    """
+    """Does what may take as much memory as a file says; raises ValueError where that is more than it may."""
     try:
         with bounded(HELD):
             return work()

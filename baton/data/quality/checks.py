@@ -20,9 +20,6 @@ from baton.data.quality import pii
 from baton.data.rows import Record
 from baton.recipe.recipe import Recipe
 
-# --- The texts of a normalised row, whatever its shape.
-
-
 Row = dict[str, Any]
 
 LEARNED = ("text", "prompt", "completion", "messages", "chosen", "rejected", "answer")
@@ -110,9 +107,6 @@ def excerpt(text: str, start: int = 0) -> str:
     return f"{'…' if begin else ''}{text[begin:end]}{'…' if end < len(text) else ''}"
 
 
-# --- The findings in the rows: a line each in `quality.jsonl`, a count and a few examples per check.
-
-
 Outcome = Literal["kept", "mended", "dropped"]
 NUM_EXAMPLES = 5
 
@@ -145,15 +139,7 @@ class CheckCounts:
 
 
 class FindingsLog:
-    """Writes what is found, and keeps counts.
-
-    Args:
-        path: File for the lines.
-        checks: Names of the checks.
-
-    Attributes:
-        last: What was found last, in words.
-    """
+    """Writes what the checks find, a line each, and keeps counts; `last` is what was found last, in words."""
 
     def __init__(self, path: str, checks: Sequence[str]) -> None:
         self.path = path
@@ -184,11 +170,7 @@ class FindingsLog:
         self.last = f"data.quality.{check}: {entry['reason']}"
 
     def close(self) -> None:
-        """Ends the file."""
         self._file.close()
-
-
-# --- Languages of the rows, by py3langid's classifier (97 languages), and the mix of a sample.
 
 
 UNKNOWN_LANGUAGE = "und"
@@ -229,16 +211,10 @@ class LanguageMix:
         self._sample: list[tuple[int, str]] = []
 
     def count(self, code: str) -> None:
-        """Counts a row whose language is known."""
         self._counts[code] += 1
 
     def offer(self, content: int, text: str) -> None:
-        """Takes a row into the sample, if it belongs there.
-
-        Args:
-            content: Hash of the row's content, 64 bits.
-            text: What is learned from it.
-        """
+        """Takes what is learned from a row into the sample, if by the hash of its content it belongs there."""
         if len(self._sample) < LANGUAGE_SAMPLE:
             heapq.heappush(self._sample, (-content, text[:LANGUAGE_CHARACTERS]))
         elif content < -self._sample[0][0]:
@@ -252,13 +228,7 @@ class LanguageMix:
         return {"rows": total, "shares": [[code, round(counts[code] / total, 4)] for code in order]}
 
 
-# --- Checks that look at one row at a time.
-
-
 RowCheck = Callable[[Row], RowFinding | None]
-
-ROW_CHECKS = ("encoding", "control_characters", "same_answers", "empty", "turns", "secrets", "emails")
-"""In the order in which they see a row: text is mended before it is judged."""
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
 """Roles that chat templates know."""
@@ -268,13 +238,12 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 
 
 def row_checks(recipe: Recipe) -> dict[str, RowCheck]:
-    """Returns the checks of single rows, in their order."""
-    quality = recipe.data.quality
+    """Returns the checks of single rows, in the order in which they see a row: text is mended before it is judged."""
     return {
         "encoding": encoding,
         "control_characters": control_characters,
         "same_answers": same_answers,
-        "empty": lambda row: near_empty(row, quality.near_empty_characters),
+        "empty": lambda row: near_empty(row, recipe.data.quality.near_empty_characters),
         "turns": turns,
         "secrets": lambda row: _private(row, pii.secrets, pii.SECRET),
         "emails": lambda row: _private(row, pii.emails, pii.EMAIL),

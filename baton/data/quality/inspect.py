@@ -26,9 +26,6 @@ LEAST_ROWS, LEAST_ROWS_ADAPTER = 100, 50
 """Training rows below which `few_rows` speaks up: Unsloth's guide to datasets names 100 as the least for reasonable
 results, OpenAI's guide to fine-tuning sees clear improvements from 50 to 100 rows."""
 
-CHECKS_OF_ROWS = (*rows.ROW_CHECKS, "language", *DEDUP_CHECKS)
-"""The checks of this stage that find rows; `few_rows` looks at their number, and `truncation` is the tokenizer's."""
-
 LIKE = {"duplicates": "the same as", "near_duplicates": "nearly the same as", "leakage": "like the held-out"}
 
 
@@ -59,8 +56,10 @@ class Inspection:
     def __init__(self, recipe: Recipe, scratch: str) -> None:
         self._recipe = recipe
         self._quality = recipe.data.quality
-        self._checks = [(name, check) for name, check in rows.row_checks(recipe).items() if self._action(name) != "off"]
-        self.findings = FindingsLog(f"{scratch}/quality.jsonl", CHECKS_OF_ROWS)
+        checks = rows.row_checks(recipe)
+        self._checks = [(name, check) for name, check in checks.items() if self._action(name) != "off"]
+        # Those that find rows; `few_rows` looks at their number, and `truncation` is the tokenizer's.
+        self.findings = FindingsLog(f"{scratch}/quality.jsonl", [*checks, "language", *DEDUP_CHECKS])
         self._sets = DedupChecks(self._quality, scratch)
         self._mix = rows.LanguageMix()
         self._columns: dict[str, _Column] = {}

@@ -170,9 +170,9 @@ def test_json_that_is_too_deep(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.csv", "rows.txt", "rows.json"])
 def test_a_row_that_is_longer_than_rows_may_be(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("files", "json_stream"):
-        monkeypatch.setattr(f"baton.data.{module}.MAX_ROW", 5000)
-        monkeypatch.setattr(f"baton.data.{module}.BLOCK", 1000)
+    monkeypatch.setattr(files, "BLOCK", 1000)
+    for module in (files, readers):
+        monkeypatch.setattr(module, "MAX_ROW", 5000)
     long = b"x" * 20_000
     content, line = {
         "rows.jsonl": (b'{"a": "y"}\n{"a": "' + long + b'"}\n{"a": "z"}\n', 2),
