@@ -343,12 +343,6 @@ def require_start(run: Run) -> None:
         )
 
 
-def began(run: Run) -> int:
-    """Returns the step that a run began at: its parent's, for a warm fork."""
-    note = run.read(ForkNote)
-    return note.step if note and note.warm else 0
-
-
 def _with_rate(before: Recipe, overrides: Sequence[str]) -> list[str]:
     """Turns the search for a learning rate off where one is given, which would hold in its place."""
     sets_rate = any(override.partition("=")[0].strip() == "training.learning_rate" for override in overrides)
