@@ -13,11 +13,11 @@ from baton.checkpoint import retention
 from baton.checkpoint.store import Checkpoint, CheckpointStore
 from baton.errors import DamagedError
 from baton.recipe.run import Keep
-from baton.runs.documents import PHASES_OF_A_CHUNK, Attempt, CheckpointRef, ChunkRecord, Promoted, ProofPart
+from baton.runs.documents import PHASES_OF_A_CHUNK, CheckpointRef, ChunkAttempt, ChunkRecord, Promoted, ProofPart
 from baton.runs.outcomes import TrialInfo
 from baton.runs.run import Run, now
 
-FIGURES = frozenset(Attempt.model_fields)
+FIGURES = frozenset(ChunkAttempt.model_fields)
 
 
 def proof_part(store: CheckpointStore, checkpoint: Checkpoint) -> ProofPart:
@@ -77,7 +77,7 @@ def prove(
     part = proof_part(store, checkpoint).model_copy(
         update={
             "chunk": index,
-            "attempts": [Attempt.model_validate(each) for each in figures],
+            "attempts": [ChunkAttempt.model_validate(each) for each in figures],
             "verified": True,
             "verified_at": now(),
             "verify_seconds": verify_seconds,

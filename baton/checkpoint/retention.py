@@ -107,7 +107,7 @@ def _listed(store: CheckpointStore, keep: Keep, targets: Sequence[int], in_use: 
     newest = max(whole)
     # By the store's own clock, as far as the newest object tells it: one of ours that is ahead would take an upload
     # from under its writer.
-    now = max(written, store.storage.world.now() - CLOCKS_DIFFER)
+    now = max(written, store.storage.runtime.now() - CLOCKS_DIFFER)
     staying = _staying(store, whole, keep, targets) | {in_use}
     removals = []
     for step in sorted(steps):
@@ -164,7 +164,7 @@ def _take(store: CheckpointStore, removal: Removal) -> bool:
         if not storage.remove(path, partial(_is_still_so, store, removal)):
             return False
     # A crash here leaves files without a manifest under a marked attempt: `_strays` names them next time.
-    storage.world.each(storage.remove, removal.files)
+    storage.runtime.each(storage.remove, removal.files)
     # Last: while files are left, the mark says that nobody may read them and that they may go.
     for mark in marks if removal.forget else ():
         storage.remove(mark)

@@ -16,7 +16,7 @@ from typing import Any
 
 from baton.documents import Document
 from baton.errors import UserError
-from baton.runs.documents import Attached, OwnCode, PinnedModels, SplitData, Tokens
+from baton.runs.documents import AttachedRun, OwnCode, PinnedModels, SplitData, TokenizedRows
 from baton.runs.plan import Plan
 from baton.runs.run import Run
 from baton.signing import KEY_FILE, Bundle, PublicKey, SignatureError, signer_here
@@ -60,14 +60,14 @@ def sources_of(run: Run) -> Sources:
         DamagedError: some of it is not JSON.
         UserError: some of it is not there, or a newer Baton wrote it.
     """
-    head = run.get("recipe.json") or run.get(Attached.NAME) or run.require("recipe.json")
-    tokens = run.read(Tokens)
+    head = run.get("recipe.json") or run.get(AttachedRun.NAME) or run.require("recipe.json")
+    tokens = run.read(TokenizedRows)
     manifest = read_manifest(run.storage, tokens.prefix) if tokens and tokens.prefix else None
     return Sources(
         recipe=_digest(head.get("recipe", head.get("facts"))),
         plan=_digest(run.get(Plan.NAME)),
         data=_digest(run.get(SplitData.NAME)),
-        tokens=_digest([run.get(Tokens.NAME), manifest_digest(manifest)] if manifest else None),
+        tokens=_digest([run.get(TokenizedRows.NAME), manifest_digest(manifest)] if manifest else None),
         models=_digest(run.get(PinnedModels.NAME)),
         code=_digest(run.get(OwnCode.NAME)),
     )

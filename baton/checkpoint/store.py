@@ -20,7 +20,7 @@ from baton.checkpoint.signatures import Sources, require_no_unlisted_files, requ
 from baton.documents import Document, load_object
 from baton.errors import DamagedError, FormatError, UserError
 from baton.recipe.recipe import Recipe
-from baton.runs.documents import Origin, OwnState, Transfer, Work
+from baton.runs.documents import ForkOrigin, OwnState, RunCost, Transfer
 from baton.runs.run import Run
 from baton.runs.versions import CHECKPOINT_FORMATS, Fingerprint, FormatVersions
 from baton.scratch import scratch_folder
@@ -87,8 +87,8 @@ class CheckpointMeta(Document):
     seconds: dict[str, float] = Field(default_factory=dict)
     """Phase → seconds of the process that made it."""
     moved: Transfer = Transfer()
-    work: Work = Work()
-    forked_from: Origin | None = None
+    work: RunCost = RunCost()
+    forked_from: ForkOrigin | None = None
     skips: list[int] = Field(default_factory=list)
     """Steps up to this one that were skipped, those of its parent's run too; see `training.guard`."""
     hooks: OwnState | None = None
@@ -223,8 +223,8 @@ class CheckpointStore:
 
     def open_writer(self, step: int, check: Callable[[], None] = lambda: None) -> BundleWriter:
         """Begins an attempt at a checkpoint; see `bundle.BundleWriter`."""
-        look = partial(self.ancestors, step)
-        return BundleWriter(self.storage, self.prefix(step), kind="checkpoint", check=check, look=look)
+        find = partial(self.ancestors, step)
+        return BundleWriter(self.storage, self.prefix(step), kind="checkpoint", check=check, find_copy_sources=find)
 
     def ancestors(self, step: int) -> CopySources:
         """Returns the newest checkpoints before a step whose files its own may be copies of."""

@@ -57,7 +57,7 @@ def head(recipe: Recipe, count: int, side: str | None, scratch: str) -> Iterator
     for outcome in islice((outcome for outcome in in_turn if outcome), LOOKED_AT):
         after = inspection.look(outcome) if isinstance(outcome, Record) else outcome
         if after is None:
-            after = Rejected(outcome.file, outcome.line, inspection.last, _raw(outcome))
+            after = Rejected(outcome.file, outcome.line, inspection.findings.last, _raw(outcome))
         place: dict[str, object] = {"file": after.file, "line": after.line}
         if isinstance(after, Rejected):
             rejected += 1

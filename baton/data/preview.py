@@ -26,7 +26,7 @@ from baton.models.train_rows import IGNORED
 from baton.pages.card import Card, table, visible
 from baton.recipe import load
 from baton.recipe.recipe import Recipe
-from baton.runs.documents import Preview, PreviewRow, SourceLocation, Span, Token
+from baton.runs.documents import Preview, PreviewRow, SourceLocation, Token, TokenSpan
 from baton.runs.versions import FORMATS
 
 if TYPE_CHECKING:
@@ -184,16 +184,16 @@ def _preview_of(
     trained = [each and at < kept and base.rejected is None for at, each in enumerate(sequence.trained)]
     begins = trained.index(True) if any(trained) else 0
     tokens: list[Token] = []
-    spans: list[Span] = []
+    spans: list[TokenSpan] = []
     for start, end in _windows(length, begins, most):
         if start > sum(span.tokens for span in spans):
-            spans.append(Span(text="", tokens=start - sum(span.tokens for span in spans), left_out=True))
+            spans.append(TokenSpan(text="", tokens=start - sum(span.tokens for span in spans), left_out=True))
         words = bytes_of_tokens(sequence.ids[start:end], tokenizer)
         each = list(zip(sequence.ids[start:end], words, trained[start:end], strict=True))
         tokens += [Token(id=token, text=readable(word), trained=is_trained) for token, word, is_trained in each]
         spans += _spans(words, trained[start:end], kept - start)
     if rest := length - sum(span.tokens for span in spans):
-        spans.append(Span(text="", tokens=rest, left_out=True))
+        spans.append(TokenSpan(text="", tokens=rest, left_out=True))
     found: dict[str, object] = {
         "part": sequence.part,
         "text": "".join(" … " if span.left_out else span.text for span in spans),
@@ -216,11 +216,11 @@ def _windows(length: int, begins: int, most: int) -> list[tuple[int, int]]:
     return [(0, most // 2), (start, min(length, start + most // 2))]
 
 
-def _spans(words: list[bytes], trained: list[bool], kept: int) -> Iterator[Span]:
+def _spans(words: list[bytes], trained: list[bool], kept: int) -> Iterator[TokenSpan]:
     each = zip(words, trained, (at >= kept for at in range(len(words))), strict=True)
     for (is_trained, is_cut), group in groupby(each, key=lambda entry: entry[1:]):
         parts = [word for word, *_ in group]
-        yield Span(text=readable(b"".join(parts)), tokens=len(parts), trained=is_trained, cut=is_cut)
+        yield TokenSpan(text=readable(b"".join(parts)), tokens=len(parts), trained=is_trained, cut=is_cut)
 
 
 # --- What tokenize leaves in Kubeflow: the first sequences as the model sees them, counts, and where all of them are.

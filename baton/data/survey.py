@@ -10,10 +10,11 @@ from collections import Counter
 from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from baton import events
 from baton.data import normalize, readers, schema
-from baton.data.rows import Rejected, Row
+from baton.data.rows import Rejected, Row, RowError
 from baton.data.schema import TALKS, ColumnMapping
 from baton.errors import UserError
 from baton.recipe.data import Source
@@ -76,8 +77,13 @@ def _fit(source: str, methods: list[str], rows: list[Row], present: list[str]) -
         return Fit(methods=methods, reason=error.message)
     if layout.format not in recipe.training.spec.formats:
         return Fit(methods=methods, reason="the rows are plain text")
-    outcomes = [normalize.normalize_row(row.values, layout) for row in rows]
-    normal = [outcome for outcome in outcomes if isinstance(outcome, dict)]
+    normal: list[dict[str, Any]] = []
+    reason = ""
+    for row in rows:
+        try:
+            normal.append(normalize.normalize_row(row.values, layout))
+        except RowError as error:
+            reason = reason or str(error)
     answers = [str(row["answer"]) for row in normal if row.get("answer")]
     characters = sorted(_characters(row) for row in normal)
     talks = [talk for row in normal for talk in row.values() if isinstance(talk, list)]
@@ -86,7 +92,7 @@ def _fit(source: str, methods: list[str], rows: list[Row], present: list[str]) -
         format=layout.format,
         columns={ours: theirs for ours, theirs in layout.columns.items() if _is_named(ours, theirs, layout)},
         usable=len(normal),
-        reason=next((outcome for outcome in outcomes if isinstance(outcome, str)), ""),
+        reason=reason,
         is_chat=layout.format in TALKS or bool(talks),
         turns=max((len(talk) for talk in talks), default=0),
         answers=len(answers),

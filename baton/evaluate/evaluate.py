@@ -25,8 +25,8 @@ from baton.models.loading import count_parameters
 from baton.models.metrics import Figure, Judge
 from baton.pages.card import Card
 from baton.recipe.recipe import Recipe
-from baton.runs.documents import Tokens
-from baton.runs.outcomes import Evaluation, Figures
+from baton.runs.documents import TokenizedRows
+from baton.runs.outcomes import EvaluationResult, Figures
 from baton.runs.run import Run
 from baton.scratch import scratch_folder
 from baton.tracking import tracking_run
@@ -51,7 +51,7 @@ def evaluation_card(run: Run, evaluation: dict[str, Any]) -> Card:
     """
     chosen, last = trained.chosen_checkpoint(run), trained.final_checkpoint(run)
     work, origin = last.meta.work, last.meta.forked_from
-    per_step = run.need(Tokens).tokens * run.plan().passes(1)
+    per_step = run.need(TokenizedRows).tokens * run.plan().passes(1)
     own_steps = last.step - (origin.step if origin else 0)
     losses = CheckpointStore(run).evaluation_losses(chosen)
     peaks = [attempt.peak_bytes for attempt in run.attempts() if attempt.peak_bytes]
@@ -113,7 +113,7 @@ class EvaluationSet:
     """
 
     def __init__(self, run: Run, recipe: Recipe, scratch: str) -> None:
-        today.set_template_date(run.need(Tokens).today)
+        today.set_template_date(run.need(TokenizedRows).today)
         parts = {name.partition("/")[0] for name in trained.tokens_manifest(run)[1].files}
         self.side = "test" if prompts.judged_side(run) == "test" and "test" in parts else "eval"
         tokens = trained.tokens_folder(run, scratch, parts=("tokenizer", self.side))
@@ -250,7 +250,7 @@ def evaluate_run(run_uri: str) -> dict[str, Any]:
     for when in ("before", "after"):
         events.emit(events.Evaluated(when, evaluation[when]))
     # In the store before it is sent on: a tracking server may be out of reach.
-    run.put(Evaluation.NAME, evaluation)
+    run.put(EvaluationResult.NAME, evaluation)
     logged = {
         f"final_{when}_{name}": value
         for when in judged

@@ -18,7 +18,7 @@ from baton.export.source import ExportSource
 from baton.models import chat
 from baton.pages.card import Artifact, Card
 from baton.recipe.recipe import Recipe
-from baton.runs.documents import Tokens
+from baton.runs.documents import TokenizedRows
 from baton.runs.outcomes import ExportedModel, ExportEntry, ModelMeta
 from baton.runs.run import Run
 from baton.scratch import scratch_folder
@@ -82,7 +82,7 @@ def export_run(run_uri: str) -> ExportedModel:
     started = time.time()
     run = Run.open(run_uri)
     recipe = run.recipe()
-    tokens = run.read(Tokens)
+    tokens = run.read(TokenizedRows)
     chat.set_template_date(tokens.today if tokens else None)
     exportable.check(recipe)
     exportable.check_registry(recipe, servers.server_address(run, recipe))

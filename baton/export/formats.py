@@ -21,7 +21,7 @@ from baton.export.source import ExportSource
 from baton.models import prompts
 from baton.recipe.evaluation import ONNX
 from baton.recipe.recipe import Recipe
-from baton.runs.outcomes import Finding, ModelMeta
+from baton.runs.outcomes import ExportCheck, ModelMeta
 from baton.store.manifest import Manifest
 
 if TYPE_CHECKING:
@@ -211,7 +211,7 @@ class Draft:
         return self.main
 
 
-def _compared(export_format: str, draft: Draft, expected: Expected, **request: Any) -> Finding:
+def _compared(export_format: str, draft: Draft, expected: Expected, **request: Any) -> ExportCheck:
     """Reads an export back that holds the weights as they are, and compares weights, logits and tokens."""
     reading = parity.read(export_format, draft.target, draft.source.context, expected, **request)
     parity.require_weights(f"the {export_format} export", reading.notes["weights"], expected.weights)
@@ -223,7 +223,7 @@ def _write_safetensors(draft: Draft) -> None:
     write_whole(source.whole, source.tokenizer, source.recipe, source.folder, draft.target)
 
 
-def _check_safetensors(draft: Draft) -> Finding:
+def _check_safetensors(draft: Draft) -> ExportCheck:
     source = draft.source
     return source.beside_trained(_compared("safetensors", draft, source.said_whole), source.said_whole)
 
@@ -232,7 +232,7 @@ def _write_adapter(draft: Draft) -> None:
     copy_model(draft.source.folder, draft.target)
 
 
-def _check_adapter(draft: Draft) -> Finding:
+def _check_adapter(draft: Draft) -> ExportCheck:
     source = draft.source
     asked = {"base": source.base, "dtype": source.recipe.model.dtype}
     return _compared("adapter", draft, source.said_trained, **asked)
@@ -254,7 +254,7 @@ def _gguf_name(source: ExportSource, kind: str) -> str:
     return f"{source.recipe.name}-{kind}.gguf"
 
 
-def _check_gguf(draft: Draft) -> Finding:
+def _check_gguf(draft: Draft) -> ExportCheck:
     source = draft.source
     config = gguf_file.plain_config(source.whole.config)
     files = {}
@@ -270,7 +270,7 @@ def _check_gguf(draft: Draft) -> Finding:
         finding = finding.model_copy(update={"llama_cpp": engine}) if engine else finding
         files[name] = source.beside_trained(finding, expected)
     words = "; ".join(f"{name} {finding.words}" for name, finding in files.items())
-    return Finding(library=finding.library, files=files, words=words)
+    return ExportCheck(library=finding.library, files=files, words=words)
 
 
 def _write_onnx(draft: Draft) -> None:
@@ -278,7 +278,7 @@ def _write_onnx(draft: Draft) -> None:
     save_onnx(source.in_float32(), source.tokenizer, source.recipe.export.onnx, draft.target)
 
 
-def _check_onnx(draft: Draft) -> Finding:
+def _check_onnx(draft: Draft) -> ExportCheck:
     source = draft.source
     expected = source.ask(source.in_float32())
     reading = parity.read("onnx", draft.target, source.context, expected)
@@ -293,7 +293,7 @@ def _write_mlflow(draft: Draft) -> None:
     save_mlflow_model(source.whole, source.tokenizer, draft.target, example=example, scores=source.scores)
 
 
-def _check_mlflow(draft: Draft) -> Finding:
+def _check_mlflow(draft: Draft) -> ExportCheck:
     source = draft.source
     return source.beside_trained(_compared("mlflow", draft, source.said_whole), source.said_whole)
 
@@ -304,7 +304,7 @@ def _write_oci(draft: Draft) -> None:
     oci.write(draft.require_main().folder(), draft.target, tag=source.run.name, labels=labels)
 
 
-def _check_oci(draft: Draft) -> Finding:
+def _check_oci(draft: Draft) -> ExportCheck:
     files = draft.require_main().manifest.files
     return oci.check(draft.target, {name: entry["sha256"] for name, entry in files.items()})
 
@@ -316,7 +316,7 @@ def _write_kserve(draft: Draft) -> None:
     kserve.write(source.recipe, draft.target, model_uri=uri, size=main.manifest.bytes, **about)
 
 
-def _check_kserve(draft: Draft) -> Finding:
+def _check_kserve(draft: Draft) -> ExportCheck:
     return kserve.check(draft.target)
 
 
@@ -331,7 +331,7 @@ class Format:
     """
 
     write: Callable[[Draft], None]
-    check: Callable[[Draft], Finding]
+    check: Callable[[Draft], ExportCheck]
     settings: tuple[str, ...] = ()
 
 
@@ -362,7 +362,7 @@ def write_prompting(draft: Draft, export_format: str) -> None:
             prompts.write_ends(folder, source.tokenizer)
 
 
-def write_card(draft: Draft, export_format: str, finding: Finding) -> None:
+def write_card(draft: Draft, export_format: str, finding: ExportCheck) -> None:
     """Puts the model card beside the model, in formats that people look at."""
     if export_format in model_card.LOADING:
         source = draft.source

@@ -9,7 +9,7 @@ import yaml
 
 from baton.errors import BatonError
 from baton.recipe.recipe import Recipe
-from baton.runs.outcomes import Finding
+from baton.runs.outcomes import ExportCheck
 
 FILE = "inferenceservice.yaml"
 LABEL = 63
@@ -71,7 +71,7 @@ def manifest(recipe: Recipe, *, model_uri: str, size: int, run: str, digest: str
     }
 
 
-def check(folder: str) -> Finding:
+def check(folder: str) -> ExportCheck:
     """Reads the manifest back.
 
     Raises:
@@ -83,4 +83,4 @@ def check(folder: str) -> Finding:
     values = document["metadata"]["labels"].values()
     if document["kind"] != "InferenceService" or not all(LABELS.fullmatch(value) for value in values):
         raise BatonError(f"the kserve export is no InferenceService with valid labels: {document['metadata']}.")
-    return Finding(library="yaml", words=f"read back, serves {uri}")
+    return ExportCheck(library="yaml", words=f"read back, serves {uri}")

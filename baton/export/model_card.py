@@ -11,7 +11,7 @@ from baton.checkpoint.store import CheckpointMeta
 from baton.models import vocabulary
 from baton.recipe.recipe import Recipe
 from baton.runs.documents import SplitCounts
-from baton.runs.outcomes import Evaluation
+from baton.runs.outcomes import EvaluationResult
 from baton.runs.run import Run
 
 LICENCES = {"Apache License": "apache-2.0", "MIT License": "mit", "GNU GENERAL PUBLIC LICENSE": "gpl"}
@@ -75,7 +75,7 @@ def write(run: Run, recipe: Recipe, facts: Facts, export_format: str, target: st
         f"Trained by Baton, run `{run.name}`, {facts.step} steps in {recipe.num_chunks} chunk(s).",
         _training(run, recipe),
         _tokens(target),
-        _figures(run.read(Evaluation)),
+        _figures(run.read(EvaluationResult)),
         _lineage(run, facts),
         f"## Loading\n\n{_loading(recipe, export_format, target)}\n\nLoaded back before it was handed out: {check}.",
     ]
@@ -173,7 +173,7 @@ def _tokens(target: str) -> str:
     return f"## Tokens\n\nThe base lacks {len(new)} of the tokens, whose rows are trained and come with this: {shown}."
 
 
-def _figures(evaluation: Evaluation | None) -> str:
+def _figures(evaluation: EvaluationResult | None) -> str:
     if evaluation is None or not evaluation.after:
         return ""
     intervals = (evaluation.intervals or {}).get("after") or {}

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any, NotRequired, TypedDict
 
 from baton.errors import BatonError
-from baton.runs.outcomes import Finding
+from baton.runs.outcomes import ExportCheck
 from baton.store import bundle
 
 MEDIA = "application/vnd.oci.image"
@@ -67,7 +67,7 @@ def write(source: str, target: str, *, tag: str, labels: dict[str, str]) -> None
     _write(f"{target}/oci-layout", _json({"imageLayoutVersion": "1.0.0"}))
 
 
-def check(folder: str, expected: dict[str, str]) -> Finding:
+def check(folder: str, expected: dict[str, str]) -> ExportCheck:
     """Reads a layout from its index down and compares every file of the model.
 
     Args:
@@ -93,7 +93,7 @@ def check(folder: str, expected: dict[str, str]) -> Finding:
     if digests != expected:
         wrong = sorted(name for name in {*digests, *expected} if digests.get(name) != expected.get(name))
         raise BatonError(f"the oci export does not hold the model's {', '.join(wrong)}; it does not count.")
-    return Finding(library="tarfile", words=f"all digests and sizes, {len(digests)} files as in the model")
+    return ExportCheck(library="tarfile", words=f"all digests and sizes, {len(digests)} files as in the model")
 
 
 def _layer(source: str, names: list[str], blobs: str) -> Descriptor:

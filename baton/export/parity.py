@@ -23,7 +23,7 @@ from typing import Any
 from baton.errors import BatonError
 from baton.export import answers
 from baton.export.answers import Answer, Expected, ParityInputs
-from baton.runs.outcomes import Finding, LlamaCpp
+from baton.runs.outcomes import ExportCheck, LlamaCpp
 from baton.scratch import scratch_folder
 
 TOLERANCE = 1e-3
@@ -98,7 +98,7 @@ def read(export_format: str, folder: str, context: Context, expected: Expected, 
             return Reading(answers.load(f"{scratch}/answers.npz"), json.load(file))
 
 
-def compare(export_format: str, reading: Reading, expected: Expected, share: float) -> Finding:
+def compare(export_format: str, reading: Reading, expected: Expected, share: float) -> ExportCheck:
     """Holds what an export said against what it must say.
 
     Args:
@@ -129,7 +129,7 @@ def compare(export_format: str, reading: Reading, expected: Expected, share: flo
     words.append(f"logits differ by {furthest:.2g} at most" if furthest else "logits the same bit for bit")
     if "weights" in reading.notes:
         words.insert(0, "weights the same bit for bit")
-    return Finding(
+    return ExportCheck(
         library=reading.notes["library"],
         tokens=tokens,
         bitwise=furthest == 0,

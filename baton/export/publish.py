@@ -12,8 +12,8 @@ from typing import Any
 from baton.errors import BatonError, UserError
 from baton.recipe.evaluation import Hub
 from baton.recipe.recipe import Recipe
-from baton.runs.documents import Tracking
-from baton.runs.outcomes import Evaluation, Pushed, Registered
+from baton.runs.documents import TrackingRun
+from baton.runs.outcomes import EvaluationResult, Pushed, RegistryEntry
 from baton.runs.run import Run
 from baton.scratch import scratch_folder
 from baton.store.manifest import Manifest
@@ -93,7 +93,7 @@ MARK = "baton.export"
 """Tag of a version: whose files it is. Running the stage again finds it by that."""
 
 
-def log_to_mlflow(run: Run, recipe: Recipe, manifest: Manifest, folder: str, digest: str) -> Registered | None:
+def log_to_mlflow(run: Run, recipe: Recipe, manifest: Manifest, folder: str, digest: str) -> RegistryEntry | None:
     """Logs an MLflow model and registers it, each at most once for the same files.
 
     Args:
@@ -109,15 +109,15 @@ def log_to_mlflow(run: Run, recipe: Recipe, manifest: Manifest, folder: str, dig
     Raises:
         BatonError: the server refuses or is out of reach, and a version was to be made there; else that is a warning.
     """
-    tracked = run.read(Tracking)
+    tracked = run.read(TrackingRun)
     server = servers.server_address(run, recipe)
     run_id = tracked.run_id if tracked else None
     if server is None:
         return None
     # Not `run.read`: the document's `version` is the model's, not that of its form.
-    logged = Registered.model_validate(run.get(Registered.NAME) or {})
+    logged = RegistryEntry.model_validate(run.get(RegistryEntry.NAME) or {})
     if logged.export != manifest.folder:
-        logged = Registered(export=manifest.folder, mlflow=server)
+        logged = RegistryEntry(export=manifest.folder, mlflow=server)
     tags = {MARK: manifest.folder, "baton.run": run.name, "baton.run_uri": run.uri, "baton.digest": digest}
     try:
         client = connect(server, timeout="60", retries="2")  # files of a model take longer than figures
@@ -208,5 +208,5 @@ def _register(client: Any, name: str, model_id: str, run_id: str | None, tags: d
 
 
 def _gate_held(run: Run) -> bool:
-    evaluation = run.read(Evaluation)
+    evaluation = run.read(EvaluationResult)
     return bool(evaluation and evaluation.gate and evaluation.gate.passed)

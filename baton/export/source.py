@@ -13,7 +13,7 @@ from baton.export.answers import Expected, ParityInputs
 from baton.models import loading, prompts, trained
 from baton.models.prompts import PromptFormat, held_out_prompts
 from baton.recipe.recipe import Recipe
-from baton.runs.outcomes import Finding, Likeness
+from baton.runs.outcomes import ExportCheck, Likeness
 from baton.runs.run import Run
 
 if TYPE_CHECKING:
@@ -146,7 +146,7 @@ class ExportSource:
         copied: PreTrainedModel = copy.deepcopy(self.whole).float()
         return copied
 
-    def beside_trained(self, finding: Finding, said: Expected) -> Finding:
+    def beside_trained(self, finding: ExportCheck, said: Expected) -> ExportCheck:
         """Returns a finding with how near the exported model's answers are to those of the model as it was trained."""
         lengths = [len(prompt) for prompt in self.context.questions.prompts]
         pairs = list(zip(said.answers, self.said_trained.answers, lengths, strict=True))

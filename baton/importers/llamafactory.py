@@ -32,7 +32,7 @@ from baton.importers.parse import (
 from baton.importers.sources import FORMS, Rows, Shape, speaks_as
 from baton.recipe.data import Columns, Side
 from baton.recipe.methods import SPECS
-from baton.store.storage import STORES
+from baton.store.clouds import CLOUDS
 
 # --- LLaMA-Factory's data sets: what `dataset_info.json` says of their rows, and the template these are written with.
 
@@ -324,7 +324,7 @@ def _source(draft: Draft, folder: str | None, name: str, entry: Entry) -> str:
     if "file_name" in entry:
         return draft.reach(str(entry["file_name"]), folder or "")
     address = str(entry.get("cloud_file_name", ""))
-    if "://" in address and address.partition("://")[0] in STORES:
+    if "://" in address and address.partition("://")[0] in ("file", *CLOUDS):
         return address
     draft.left(_about(name), "comes from no file, store or Hugging Face's hub; put its address into data.source")
     return name

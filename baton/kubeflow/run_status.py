@@ -35,7 +35,7 @@ from baton.kubeflow.connection import (
 )
 from baton.kubeflow.submit import FINAL_STATES
 from baton.runs.documents import Progress, RunInfo
-from baton.runs.outcomes import Evaluation, RunFailure
+from baton.runs.outcomes import EvaluationResult, RunFailure
 from baton.runs.plan import Plan
 from baton.runs.run import Run, chosen_name
 from baton.store.storage import Storage
@@ -697,7 +697,7 @@ def training_run(remote: connection.KubeflowRun, specification: connection.Poste
 
 def _asked(stages: list[StageStatus], run: Run, remote: connection.KubeflowRun) -> list[StageStatus]:
     recorded = run.recorded(remote.created_at)
-    progress, plan, evaluation = run.read(Progress), run.read(Plan), run.read(Evaluation)
+    progress, plan, evaluation = run.read(Progress), run.read(Plan), run.read(EvaluationResult)
     failure = run.read(RunFailure)
     failed = failure.stage if failure and failure.exit_code is not None and is_failure_of(failure, remote) else None
     verdict: dict[str, bool] = {}

@@ -41,7 +41,7 @@ from baton.kubeflow.connection import (
     quiet,
     ui_address,
 )
-from baton.runtime import Attempt, backoff, retry
+from baton.runtime import RetryAttempt, backoff, retry
 
 # --- A compiled pipeline as Kubeflow is given it: its file, name, parameters and the digest of its content.
 
@@ -381,7 +381,7 @@ def _asked(client: Client, run_id: str, poll_s: float) -> KubeflowRun:
     return retry(ask, TransientError, _tries(poll_s), lambda *_: None)
 
 
-def _tries(poll_s: float) -> Iterator[Attempt]:
+def _tries(poll_s: float) -> Iterator[RetryAttempt]:
     tries = backoff(math.inf, pause=2 * poll_s, growth=2.0, longest=_MAX_PAUSE_S)
     return itertools.islice(tries, MAX_TRANSIENT_FAILURES + 1)
 

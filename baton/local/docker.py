@@ -25,7 +25,7 @@ from baton.errors import UserError
 from baton.machine import cache_dir
 from baton.recipe.base import amount
 from baton.recipe.recipe import Recipe
-from baton.store.storage import ENVIRONMENT
+from baton.store.clouds import ENVIRONMENT
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -33,13 +33,6 @@ if TYPE_CHECKING:
     from docker import DockerClient  # type: ignore[import-untyped]
     from docker.types import Mount  # type: ignore[import-untyped]
     from kfp.local import DockerRunner
-
-
-# --- One container, run to its end: what `kfp.local` calls for each stage, in place of kfp's.
-#
-# kfp's own (2.17.0) runs a container with `auto_remove` and takes one that is gone before its exit code was read for a
-# success: of short failures one in six passed with Docker 20.10, and every failure after much output. Here a container
-# is removed only once it has been waited for, and whatever interrupts that.
 
 
 KILLED = 137
@@ -210,14 +203,6 @@ def containers_installed(containers: Containers) -> Iterator[None]:
 
 def _function(command: Sequence[str]) -> str:
     return command[command.index("--function_to_execute") + 1]
-
-
-# --- What containers of `baton run --runner docker` get from this machine: folders, environment, network, a user.
-#
-# A container sees the folders that the recipe names, at their own paths, and nothing else of this machine. Its root is
-# read-only; it writes to the store, to the caches, to its own `/tmp` and to `/dev/shm`. It runs as the caller, so
-# that what it writes is the caller's. Credentials are passed on as environment: they are in no file, and in
-# `docker inspect` while the container lives.
 
 
 NETWORK = "BATON_DOCKER_NETWORK"

@@ -24,7 +24,7 @@ from typing import Protocol
 from baton import events, machine
 from baton.kfp.component import EXECUTOR, RUNTIME
 from baton.local import processes
-from baton.store.storage import ENVIRONMENT
+from baton.store.clouds import ENVIRONMENT
 
 _PRELOADED = (
     "baton.local.forkserver_first",  # first: it makes the environment that all others are imported in

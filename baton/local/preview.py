@@ -21,9 +21,6 @@ from baton.runs.documents import Preview, Survey
 from baton.source import prepare
 from baton.store import sources
 
-# --- The first rows of a recipe's sources, looked at on this machine before anything runs.
-
-
 HEAD = "baton.data.head"
 LOOKED_AT = 20
 """Rows that tell whether a recipe's method learns from them."""
@@ -102,9 +99,6 @@ def first_rows(
         file.write_text(load.dumps(recipe), encoding="utf-8")
         processes.run(HEAD, [str(file), str(count), side or "", str(head)], on_event)
         return [json.loads(line) for line in head.read_text(encoding="ascii").splitlines()]
-
-
-# --- What a starter recipe is made from: the rows as they are found, and their lengths in tokens.
 
 
 SURVEY = "baton.data.survey"

@@ -24,16 +24,14 @@ from baton.local.processes import Process, TrialFailed
 from baton.pipelines.sweep import winners
 from baton.recipe import load
 from baton.recipe.recipe import Recipe
-from baton.runs.documents import ProofPart, Tokens
+from baton.runs.documents import ProofPart, TokenizedRows
 from baton.runs.outcomes import TrialFailure, TrialInfo
 from baton.runs.plan import Plan
 from baton.runs.run import Run, now
 from baton.runs.sweep import Sweep
 from baton.runtime import through_skips
 from baton.store.manifest import usable_manifest
-from baton.sweep.search import Rung, brackets
-
-# --- A sweep's best trial, judged and exported; and whether the data of a trial is there.
+from baton.sweep.search import PlannedRung, brackets
 
 
 def export_best_trial(run: Run, sweep: str, on_event: Callable[[Event], None]) -> None:
@@ -46,16 +44,10 @@ def export_best_trial(run: Run, sweep: str, on_event: Callable[[Event], None]) -
 
 def is_prepared(run: Run) -> bool:
     """Tells whether the data that was made in a run is still there."""
-    tokens = run.read(Tokens)
+    tokens = run.read(TokenizedRows)
     if run.read(Plan) is None or tokens is None:
         return False
     return usable_manifest(run.storage, tokens.prefix) is not None
-
-
-# --- A sweep on one machine: the trials take turns chunk by chunk, each chunk a process forked from one warm server.
-#
-# The stages are those of `baton.pipelines.sweep`; only who calls them differs: the chunks of a rung go round all
-# trials. So the learning curves grow side by side, and what people ask for is taken up at a trial's next chunk.
 
 
 logger = logging.getLogger("baton")
@@ -122,7 +114,7 @@ class LocalSweep:
                 processes.prepare(prepared, preparation["run"], self._on_event, self._launch)
         return self._stage(events.Entered, "enter", self.sweep.uri, str(bracket)).runs
 
-    def _train(self, rung: Rung, survivors: list[str]) -> None:
+    def _train(self, rung: PlannedRung, survivors: list[str]) -> None:
         """Trains the chunks of a rung, each for all trials that are left before the next one."""
         runs = [Run.open(uri) for uri in survivors]
         for index in range(rung.first, rung.chunk + 1):

@@ -13,7 +13,7 @@ from baton.documents import Document
 from baton.errors import DamagedError, UserError
 from baton.models import chat, generate, vocabulary
 from baton.recipe.recipe import Recipe
-from baton.runs.documents import RunInfo, SplitData, Tokens
+from baton.runs.documents import RunInfo, SplitData, TokenizedRows
 from baton.runs.run import Run
 from baton.store.manifest import read_manifest
 from baton.store.storage import Storage
@@ -108,7 +108,7 @@ def as_rendered(run: Run, recipe: Recipe) -> Recipe:
     """Returns a run's recipe with `data.render_as` as its tokens were made: before there was a choice, as text."""
     if recipe.data.render_as != "auto":
         return recipe
-    head, tokens = run.read(RunInfo), run.read(Tokens)
+    head, tokens = run.read(RunInfo), run.read(TokenizedRows)
     if head is None or head.made.baton or tokens is None or tokens.rendered:
         return recipe
     return recipe.model_copy(update={"data": recipe.data.model_copy(update={"render_as": "text"})})
@@ -120,9 +120,8 @@ def format_of_run(run: Run, recipe: Recipe, tokenizer: PreTrainedTokenizerBase) 
     manifest = read_manifest(run.storage, prefix)
     if manifest is None:
         return None
-    path = manifest.path(prefix, "eval.jsonl")
-    with run.storage.translated(path), run.storage.fs.open(run.storage.key(path), "rb") as file:
-        return format_of_row(json.loads(file.readline()), as_rendered(run, recipe), tokenizer)
+    (line,) = run.storage.first_lines(manifest.path(prefix, "eval.jsonl"), 1)
+    return format_of_row(json.loads(line), as_rendered(run, recipe), tokenizer)
 
 
 def asks_in_turns(run: Run, recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> bool:

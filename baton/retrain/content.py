@@ -13,7 +13,8 @@ from baton.models import user_code
 from baton.recipe.data import Source
 from baton.recipe.recipe import Recipe
 from baton.runs.run import identity
-from baton.store import bundle, sources
+from baton.runtime import SYSTEM
+from baton.store import sources
 from baton.store.sources import SourceFile
 from baton.store.storage import Storage
 
@@ -30,10 +31,6 @@ def data_digest(recipe: Recipe, storage: Storage) -> str:
     Where files lie and what they are called does not count. A file's ETag, or size, time and number on the disk, say
     whether it is the one whose content was hashed before: then nothing of it is read. What was seen is kept in the
     store below the recipe's name.
-
-    Args:
-        recipe: The recipe, its phases included.
-        storage: The store.
 
     Raises:
         UserError: a source matches nothing, or cannot be reached.
@@ -84,15 +81,14 @@ def _contents(source: Source, before: Seen, now: Seen) -> list[str]:
         return [signature, files[uri].storage.sha256(files[uri].path)[1]]
 
     files = {file.uri: file for file in sources.files([source.uri])}
-    digests = dict(zip(sorted(files), bundle.each(look, sorted(files)), strict=True))
+    digests = dict(zip(sorted(files), SYSTEM.each(look, sorted(files)), strict=True))
     now |= digests
     return [digest for _, digest in digests.values()]
 
 
 def _signature(file: SourceFile) -> str:
     """Returns what tells a file from another at the same place without reading it."""
-    with file.storage.translated(file.path):
-        info = file.storage.fs.info(file.storage.key(file.path))
+    info = file.info()
     tag = next((info[name] for name in TAGS if info.get(name)), None)
     told = [tag] if tag else [info.get(name) for name in ("mtime", "created", "ino")]
     return json.dumps([str(part) for part in (info.get("size"), *told)])

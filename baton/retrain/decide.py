@@ -19,16 +19,11 @@ from baton.retrain.content import data_digest, digest_of, recipe_digest
 from baton.retrain.lock import LockHolder, RetrainLock
 from baton.runs import lineage
 from baton.runs.documents import SplitData
-from baton.runs.outcomes import AcceptedModel, Evaluation, ExportedModel, ModelMeta, RetrainNote, Verdict
+from baton.runs.outcomes import AcceptedModel, EvaluationResult, ExportedModel, GateVerdict, ModelMeta, RetrainNote
 from baton.runs.run import Run, now
 from baton.store import bundle
 from baton.store.manifest import usable_manifest
 from baton.store.storage import Storage
-
-# --- Outcomes of retrainings, kept in the store for the process that started them.
-#
-# models/<name>/outcomes/<owner>.json     of each retraining: `Retraining`
-# models/<name>/rejected/<digest>.json    what a gate has rejected: the same again would be
 
 
 class Rejection(Document):
@@ -68,11 +63,8 @@ def _path(name: str, owner: str) -> str:
     return f"models/{name}/outcomes/{owner}.json"
 
 
-# --- The first stage of a retraining: is there anything to do, is it our turn, and what is there to train.
-
-
 @dataclass(frozen=True)
-class Decision:
+class RetrainDecision:
     """The decision, its reason and, where there is something to train, the run and its recipe.
 
     Attributes:
@@ -88,14 +80,10 @@ class Decision:
     recipe: str = ""
 
 
-def check_for_changes(recipe: Recipe, owner: str) -> Decision:
+def check_for_changes(recipe: Recipe, owner: str) -> RetrainDecision:
     """Decides whether a model is trained again; where it is, nobody else retrains it until the turn is ended.
 
     What has not changed since the model in use was accepted, or what its gate rejected already, is not trained again.
-
-    Args:
-        recipe: The recipe.
-        owner: The retraining, by a name that a second attempt at this stage has too.
 
     Raises:
         UserError: a source cannot be found or read.
@@ -114,25 +102,21 @@ def check_for_changes(recipe: Recipe, owner: str) -> Decision:
             else:
                 turns.end()
         else:
-            result = Decision("busy", f"another retraining of {recipe.name} is under way")
+            result = RetrainDecision("busy", f"another retraining of {recipe.name} is under way")
     if result.decision != "train":
         keep_outcome(storage, recipe.name, owner, events.Retraining(result.decision, result.words, now()))
     events.emit(events.Looked(decision=result.decision, words=result.words, run=result.run))
     return result
 
 
-def _examine(recipe: Recipe, storage: Storage) -> tuple[Decision, RetrainNote | None]:
-    """Compares data and recipe with those of the model in use.
-
-    Returns:
-        What there is to do, and what the run is to know of it.
-    """
+def _examine(recipe: Recipe, storage: Storage) -> tuple[RetrainDecision, RetrainNote | None]:
+    """Compares data and recipe with those of the model in use."""
     in_use = lineage.newest_accepted(storage, recipe.name)
     digests = {"data": data_digest(recipe, storage), "recipe": recipe_digest(recipe)}
     before = in_use.model
     changed = [name for name in digests if before is None or getattr(before, name) != digests[name]]
     if before and not changed:
-        return Decision("unchanged", f"data and recipe are those of {before.run}, accepted {before.at}"), None
+        return RetrainDecision("unchanged", f"data and recipe are those of {before.run}, accepted {before.at}"), None
     continues = recipe.retrain.start == "accepted" and changed == ["data"]
     start = [in_use.number, recipe.retrain.replay] if continues else []
     parts = recipe.phase_recipes() or [recipe]
@@ -141,7 +125,7 @@ def _examine(recipe: Recipe, storage: Storage) -> tuple[Decision, RetrainNote | 
     # With the model that it is judged against: what was rejected beside one may be accepted beside the next.
     verdict = digest_of(digests, start, in_use.number, parts[-1].evaluation.model_dump(mode="json"))
     if known := find_rejection(storage, recipe.name, verdict):
-        return Decision("unchanged", f"data and recipe are those of {known.run}, rejected {known.at}"), None
+        return RetrainDecision("unchanged", f"data and recipe are those of {known.run}, rejected {known.at}"), None
     if continues:
         assert in_use.model is not None
         document = recipe.model_dump(mode="json")
@@ -152,21 +136,15 @@ def _examine(recipe: Recipe, storage: Storage) -> tuple[Decision, RetrainNote | 
     note = RetrainNote(model=recipe.name, number=in_use.number, verdict=verdict, learnt=learnt, **digests)
     words = f"{' and '.join(changed)} changed since {before.run}" if before else "no model was accepted yet"
     words += f"; continues from model {in_use.number}" if continues else ""
-    return Decision("train", words, run, load.dumps(recipe)), note
+    return RetrainDecision("train", words, run, load.dumps(recipe)), note
 
 
 def _tell_waiting(holder: LockHolder) -> None:
     events.emit(events.Queued(behind=holder.owner, since=holder.at))
 
 
-# --- The last stages of a retraining: the new model takes its place or not, and the turn is ended.
-
-
 def promote_or_keep(run_uri: str) -> str:
     """Puts a run's model in the place of the one in use where the gate held, and leaves that where it did not.
-
-    Args:
-        run_uri: The run, judged and exported.
 
     Returns:
         `promoted` or `rejected`.
@@ -175,8 +153,8 @@ def promote_or_keep(run_uri: str) -> str:
         BatonError: the export is not what was committed, or another model was accepted meanwhile.
     """
     run = Run.open(run_uri)
-    about, evaluation = run.need(RetrainNote), run.need(Evaluation)
-    gate = evaluation.gate or Verdict(passed=True)
+    about, evaluation = run.need(RetrainNote), run.need(EvaluationResult)
+    gate = evaluation.gate or GateVerdict(passed=True)
     came_to = Retraining(
         "rejected",
         "; ".join(gate.failed),

@@ -45,13 +45,7 @@ class LockHolder(Document):
 
 
 class RetrainLock:
-    """The turns of one model.
-
-    Args:
-        storage: The store.
-        name: The recipe's.
-        owner: Who asks, by a name that a restarted stage of the same retraining has too.
-    """
+    """The turns of one model."""
 
     def __init__(self, storage: Storage, name: str, owner: str) -> None:
         self._storage, self._owner = storage, owner
@@ -61,11 +55,6 @@ class RetrainLock:
         self, *, wait: bool, expires_s: float, on_wait: Callable[[LockHolder], None] = lambda holder: None
     ) -> bool:
         """Takes the turn, at most one owner at a time.
-
-        Args:
-            wait: Whether to wait while another has it.
-            expires_s: Seconds without a sign of life after which another counts as gone.
-            on_wait: Told once of each other that is waited for: `owner`, `at` and `process`.
 
         Returns:
             Whether it is ours now; always, when waiting.

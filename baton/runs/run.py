@@ -32,7 +32,7 @@ from baton.runs.documents import (
     ChunkRecord,
     ForkNote,
     LearningRate,
-    MicroBatch,
+    MicroBatchSize,
     OwnCode,
     PinnedModels,
     Promoted,
@@ -49,21 +49,13 @@ from baton.runs.plan import Plan
 from baton.runs.versions import RUN_FORMATS, FormatVersions
 from baton.store.storage import PATIENCE, Storage
 
-# --- JSON documents of one thing in the store, a run or a sweep, below its own folder.
-
-
 D = TypeVar("D", bound=NamedDocument)
 _TAKEN_BACK = b"null"
 """A document that would have been removed, had that been allowed."""
 
 
 class DocumentFolder:
-    """The documents of one thing, addressed by the store and its name.
-
-    Args:
-        storage: The store.
-        name: The thing's name.
-    """
+    """The documents of one thing, addressed by the store and its name."""
 
     KIND: ClassVar[str]
     """What it is; the folder of all of its kind has this name in the plural."""
@@ -170,18 +162,6 @@ def as_json(document: Mapping[str, Any]) -> bytes:
     return json.dumps(document, indent=1, sort_keys=True).encode()
 
 
-# --- A run in the store: its recipe, plan, records and checkpoints, by name.
-#
-# runs/<run>/recipe.json, data.json, plan.json, evaluation.json, report.html
-# runs/<run>/records/<stage>-….json     what each attempt at a stage did, one object each
-# runs/<run>/restarts/<chunk>-….json   a process of a chunk that was lost, each
-# runs/<run>/warnings/….json            what a person was told, each
-# runs/<run>/skips/step-….json          a step that is skipped, each
-# runs/<run>/checkpoints/step-…/        see `baton.checkpoint.store`
-# runs/<run>/export/, exports/<format>/ bundles
-# data/<digest>/{split,tokens,…}        bundles shared between runs
-
-
 R = TypeVar("R", bound=Document)
 
 
@@ -192,10 +172,6 @@ class Run(DocumentFolder):
 
     def create(self, recipe: Recipe, data: FormatVersions | None = None) -> None:
         """Starts a run, or joins one started with the same recipe; settings that change no bits may differ.
-
-        Args:
-            recipe: The recipe.
-            data: What the run's data was made with, where that is another run's.
 
         Raises:
             OtherRunError: the run exists with a recipe that trains something else, or by a Baton that this one does not
@@ -235,9 +211,6 @@ class Run(DocumentFolder):
     def require_continued(self, head: RunInfo | None = None) -> None:
         """Checks that this Baton continues what the run was begun with.
 
-        Args:
-            head: What the run says of itself, where it is read already.
-
         Raises:
             FormatError: it does not.
         """
@@ -259,7 +232,7 @@ class Run(DocumentFolder):
         training: dict[str, float] = {}
         if recipe.training.lr_find and (rate := self.read(LearningRate)):
             training["learning_rate"] = rate.learning_rate
-        if recipe.training.micro_batch_size == "auto" and (micro_batch := self.read(MicroBatch)):
+        if recipe.training.micro_batch_size == "auto" and (micro_batch := self.read(MicroBatchSize)):
             training["micro_batch_size"] = micro_batch.micro_batch_size
         if not training:
             return recipe
@@ -408,13 +381,7 @@ def identity(recipe: Recipe) -> Json:
 
 
 def state_identity(run: Run, recipe: Recipe, plan: Plan) -> str:
-    """Returns the digest of what must be the same for a checkpoint to be continued: recipe, data, model, code, plan.
-
-    Args:
-        run: The run, its data split and tokenized.
-        recipe: Its recipe, resolved.
-        plan: Its plan.
-    """
+    """Returns the digest of what must be the same for a checkpoint to be continued: recipe, data, model, code, plan."""
     parts = [
         identity(recipe),
         plan.to_json(),
@@ -460,9 +427,6 @@ def now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-# --- What is left with a run that ends before its end: why, and a page that says so.
-
-
 logger = logging.getLogger("baton")
 
 FAILURE_TIMEOUT_S = 60.0
@@ -474,11 +438,6 @@ _FAILURE_PAGE = "baton.pages.publish"
 
 def record_failure(run_uri: str, failure: RunFailure, *, anew: bool = False) -> str | None:
     """Keeps with a run why it failed, writes its page and ends its tracking run, in a process of its own.
-
-    Args:
-        run_uri: Address of the run.
-        failure: Why.
-        anew: Also where the store has no such run yet.
 
     Returns:
         Address of the page, None where there is no such run.

@@ -18,7 +18,7 @@ from baton.documents import Document
 from baton.errors import UserError
 from baton.runs.outcomes import RungVerdict, SweepHead, TrialEntry, TrialRequest, TrialScore, TrialState
 from baton.runs.run import DocumentFolder, Run, now
-from baton.store.bundle import each
+from baton.runtime import SYSTEM
 
 D = TypeVar("D", bound=Document)
 
@@ -103,4 +103,4 @@ class Sweep(DocumentFolder):
     def _all(self, folder: str, kind: type[D]) -> list[D]:
         """Returns the documents of a folder, by name."""
         paths = [self.path(f"{folder}/{name}") for name in self.storage.list(self.path(folder))]
-        return each(lambda path: kind.read(self.storage.read(path), self.storage.uri(path)), paths)
+        return SYSTEM.each(lambda path: kind.read(self.storage.read(path), self.storage.uri(path)), paths)

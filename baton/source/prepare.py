@@ -28,7 +28,8 @@ from baton.runs.plan import Plan
 from baton.runs.run import Run, check_name, chosen_name
 from baton.source import consent, credentials, origin, paths, profiles
 from baton.source.origin import RecipeSource
-from baton.store.storage import Storage, environment_of
+from baton.store.clouds import environment_of
+from baton.store.storage import Storage
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

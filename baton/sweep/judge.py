@@ -23,15 +23,15 @@ from baton.runs.outcomes import (
 from baton.runs.plan import Plan
 from baton.runs.run import now
 from baton.runs.sweep import Sweep
-from baton.store import bundle
+from baton.runtime import SYSTEM
 from baton.sweep import page as sweep_page
 from baton.sweep import tracking as tracked
-from baton.sweep.search import Rung, brackets
+from baton.sweep.search import PlannedRung, brackets
 from baton.tracking import tracking_run
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class RungResult:
     """The runs that advance from a rung, and the winner of the last.
 
     Attributes:
@@ -68,14 +68,10 @@ def decide(
     return ranked[:keep], ranked[keep:]
 
 
-def rank_trials(sweep: Sweep, number: int) -> Verdict:
+def rank_trials(sweep: Sweep, number: int) -> RungResult:
     """Compares the trials of a rung and writes what comes of it.
 
     A rung that was judged before stands; only what people have asked for since is taken up.
-
-    Args:
-        sweep: The sweep.
-        number: The rung's number, from 1.
 
     Raises:
         BatonError: no trial has a score.
@@ -85,7 +81,7 @@ def rank_trials(sweep: Sweep, number: int) -> Verdict:
     rungs = [rung for bracket in brackets(recipe) for rung in bracket.rungs]
     rung = rungs[number - 1]
     trials = {trial.id: trial for trial in document.trials}
-    wishes = dict(zip(trials, bundle.each(sweep.control, trials), strict=True))
+    wishes = dict(zip(trials, SYSTEM.each(sweep.control, trials), strict=True))
     committed = sweep.rung(number)
     verdict = committed or _judged(sweep, document, rung, trials, wishes)
     verdict = _with_wishes(sweep, verdict, trials, wishes)
@@ -103,7 +99,7 @@ def rank_trials(sweep: Sweep, number: int) -> Verdict:
     events.emit(
         events.Rung(rung=number, of=len(rungs), chunk=rung.chunk, kept=verdict.kept, stopped=len(verdict.stopped))
     )
-    return Verdict(
+    return RungResult(
         kept=[sweep.run(trials[trial]).uri for trial in verdict.kept],
         winner=sweep.run(trials[winner]).uri if winner else "",
     )
@@ -124,13 +120,13 @@ def publish(sweep: Sweep, number: int) -> str:
 def _judged(
     sweep: Sweep,
     document: SweepHead,
-    rung: Rung,
+    rung: PlannedRung,
     trials: dict[str, TrialEntry],
     wishes: Mapping[str, TrialRequest | None],
 ) -> RungVerdict:
     """Returns a rung's document as the scores have it."""
     entered = _entered(sweep, rung, trials)
-    read = bundle.each(lambda trial: sweep.run(trials[trial]).read(TrialScore, rung.chunk), entered)
+    read = SYSTEM.each(lambda trial: sweep.run(trials[trial]).read(TrialScore, rung.chunk), entered)
     scores = dict(zip(entered, read, strict=True))
     values = {trial: score.value for trial, score in scores.items() if score}
     stopped = {trial for trial in entered if _wish(wishes, trial) == "stop"}
@@ -176,7 +172,7 @@ def _with_wishes(
     return verdict.model_copy(update={"kept": remaining, "stopped": stopped})
 
 
-def _entered(sweep: Sweep, rung: Rung, trials: dict[str, TrialEntry]) -> list[str]:
+def _entered(sweep: Sweep, rung: PlannedRung, trials: dict[str, TrialEntry]) -> list[str]:
     """Returns the trials that trained for a rung."""
     if rung.first == 1:
         return [trial for trial, entry in trials.items() if entry.bracket == rung.bracket]
@@ -189,7 +185,7 @@ def _entered(sweep: Sweep, rung: Rung, trials: dict[str, TrialEntry]) -> list[st
 def _winner(
     sweep: Sweep,
     mode: str,
-    rungs: Sequence[Rung],
+    rungs: Sequence[PlannedRung],
     trials: dict[str, TrialEntry],
     wishes: Mapping[str, TrialRequest | None],
 ) -> str | None:

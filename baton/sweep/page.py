@@ -21,9 +21,6 @@ from baton.runs.sweep import Sweep
 from baton.sweep import view as sweep_view
 from baton.sweep.view import STATES, Cost, Trial, View
 
-# --- The plots of a sweep's page: learning curves over each other.
-
-
 BEST, GOOD, MIDDLE, WORST = svg.ORANGE, svg.BLUE, svg.SKY, svg.GREY
 BANDS = ((BEST, "best"), (GOOD, "first quarter"), (MIDDLE, "to the middle"), (WORST, "the others"))
 """Colours by rank, and what they stand for."""
@@ -118,9 +115,6 @@ def _legend(figure: Figure, view: View, scored: int) -> None:
 def _points(pairs: Sequence[tuple[int, float]]) -> svg.Points:
     finite = [(step, value) for step, value in pairs if math.isfinite(value)]
     return np.array([step for step, _ in finite], float), np.array([value for _, value in finite], float)
-
-
-# --- The page of a sweep: which configuration leads, why the others were stopped, and what that has saved.
 
 
 NAME = "page.html"

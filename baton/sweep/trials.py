@@ -23,15 +23,13 @@ from baton.runs.plan import make_plan
 from baton.runs.run import Run, check_name, identity, now
 from baton.runs.sweep import Sweep
 from baton.runs.versions import FormatVersions
-from baton.store import bundle, sources
+from baton.runtime import SYSTEM
+from baton.store import sources
 from baton.store.storage import Storage
 from baton.sweep import search
 from baton.sweep import tracking as tracked
 from baton.sweep.search import Bracket, Known, brackets
 from baton.tracking import tracking_run
-
-# --- The data of a sweep's trials: split and tokenized once for all that have the same.
-
 
 CARRIED = (*fork.CARRIED, quality_page.QUALITY)
 """What split and tokenize have found for one run, and holds for every trial on the same data."""
@@ -84,9 +82,6 @@ def read_prepared(sweep: Sweep, name: str) -> Prepared:
     return Prepared(run.plan().rows, there, run.need(RunInfo).made)
 
 
-# --- The trials of a sweep: drawn bracket by bracket, each noted with the sweep and with its run.
-
-
 def create_sweep(sweep: Sweep, recipe: Recipe, planned: list[Bracket]) -> None:
     """Writes the sweep with the trials of its first bracket, or makes sure that the one there is this one."""
     existing = sweep.find()
@@ -127,7 +122,7 @@ def add_trials(sweep: Sweep, recipe: Recipe, planned: list[Bracket], bracket: Br
     if all(_trial_id(number) in there for number in numbers):
         return
     before = [trial for trial in sweep.trials() if 1 <= trial.bracket < bracket.number]
-    known = bundle.each(lambda trial: _known(sweep, trial, recipe), before)
+    known = SYSTEM.each(lambda trial: _known(sweep, trial, recipe), before)
     drawn = search.draw(recipe.sweep, recipe.seed, bracket.trials, known)
     for number, values in zip(numbers, drawn, strict=True):
         sweep.add(_trial(sweep, number, bracket.number, values))
@@ -168,19 +163,11 @@ def _trial(sweep: Sweep, number: int, bracket: int, values: Json) -> TrialEntry:
     return TrialEntry(id=name, run=f"{sweep.name}-{name}", bracket=bracket, values=values, parent=None)
 
 
-# --- The beginning of a sweep's bracket: what is compared, once each content's tokens, and a run for every trial.
-
-
 logger = logging.getLogger("baton")
 
 
 def start_bracket(recipe: Recipe, name: str, bracket: int) -> tuple[Sweep, list[dict[str, str]]]:
     """Draws the trials of a bracket, and tells which data has to be made for them.
-
-    Args:
-        recipe: The recipe with its sweep.
-        name: The sweep's name; one that exists resumes.
-        bracket: Number of the bracket, from 1.
 
     Returns:
         The sweep, and for each different data what split and tokenize are given: `recipe`, `run` and `source`.
@@ -197,7 +184,7 @@ def start_bracket(recipe: Recipe, name: str, bracket: int) -> tuple[Sweep, list[
     preparations: dict[str, dict[str, str]] = {}
     trials = list(bracket_trials(sweep, recipe, bracket))
     parent = tracked.parent(sweep, recipe)
-    bundle.each(lambda trial: note_trial(sweep, trial, recipe, parent), [trial for trial, _ in trials])
+    SYSTEM.each(lambda trial: note_trial(sweep, trial, recipe, parent), [trial for trial, _ in trials])
     for _, own in trials:
         run = preparation_name(sweep, own)
         if run not in preparations:
@@ -232,7 +219,7 @@ def create_trials(sweep: Sweep, bracket: int) -> list[str]:
         run.write_once(make_plan(own, data.rows))
         return run
 
-    runs = bundle.each(enter_one, trials)
+    runs = SYSTEM.each(enter_one, trials)
     for run, (_, own) in zip(runs, trials, strict=True):
         tracking_run.start(run, own)
         tracking_run.log_data(run, own)

@@ -15,7 +15,7 @@ from baton.checkpoint.restore import FetchedCheckpoint
 from baton.checkpoint.staging import Staging
 from baton.errors import BatonError, ExactnessError, UserError
 from baton.recipe.recipe import Recipe
-from baton.runs.documents import OwnState, Phase
+from baton.runs.documents import OwnState, StagePhase
 from baton.runs.versions import Fingerprint
 from baton.train import build, guard
 from baton.train.callbacks import EvaluationsPerEpoch, Pace, RestoreCheck, SaveAndStop, SaveSchedule
@@ -225,7 +225,7 @@ def train_chunk(
     context, trainer = build_trainer()
     made = assemble(context, trainer, restored, staging, watch, level=level, skipped=skipped, reports=not is_script)
     checkpointer = made.checkpointer
-    context.clock.enter(Phase.RESTORE, step=restored.step if restored else 0)
+    context.clock.enter(StagePhase.RESTORE, step=restored.step if restored else 0)
     try:
         # With a notice before the first step there is nothing to save.
         if not checkpointer.is_preempted():
@@ -265,7 +265,7 @@ def train_recipe(
     """Trains a chunk of a recipe's run, see `train_chunk`, by what was downloaded for it."""
 
     def build_trainer() -> tuple[TrainContext, ChunkTrainer]:
-        context.clock.enter(Phase.BUILD)
+        context.clock.enter(StagePhase.BUILD)
         found, trainer = build.prepare(
             context,
             fetched.tokens,

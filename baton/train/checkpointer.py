@@ -22,10 +22,10 @@ from baton.checkpoint.signatures import manifest_digest
 from baton.checkpoint.staging import PendingCheckpoint, Staging, SupersededError
 from baton.checkpoint.store import Checkpoint, CheckpointMeta, CheckpointStore, Parent
 from baton.errors import BatonError, ExactnessError, UnavailableError
-from baton.runs.documents import Phase, Transfer
+from baton.runs.documents import StagePhase, Transfer
 from baton.runs.run import now
 from baton.runs.versions import CHECKPOINT_FORMATS, Fingerprint, FormatVersions
-from baton.runtime import Attempt, Work, backoff, retry
+from baton.runtime import RetryAttempt, Work, backoff, retry
 from baton.store.cache import NodeCache
 from baton.train.context import TrainContext
 from baton.train.distributed.preemption import PreemptionWatch
@@ -59,12 +59,12 @@ class Uploader:
         self._store = store
         self._max_unsaved = max_unsaved
         self._committed = committed
-        self._world = store.storage.world
+        self._runtime = store.storage.runtime
         self._thread: Work | None = None
         self._newest: PendingCheckpoint | None = None
         self._failure: BaseException | None = None
         self._is_failing = self._made_way = False
-        self._saved_at = self._world.monotonic()
+        self._saved_at = self._runtime.monotonic()
 
     @property
     def is_idle(self) -> bool:
@@ -80,7 +80,7 @@ class Uploader:
         """
         # An older one that still hangs in a request has its own event, and can fail no more: see `make_way`.
         self._newest, self._is_failing = pending, False
-        self._thread = self._world.begin(partial(self._work, pending, meta), "baton-commit")
+        self._thread = self._runtime.begin(partial(self._work, pending, meta), "baton-commit")
 
     def make_way(self) -> None:
         """Ends what is on its way, for a newer one; waits for it where it must be kept and gets through.
@@ -139,24 +139,24 @@ class Uploader:
 
     def _commit(self, pending: PendingCheckpoint, meta: Callable[[], CheckpointMeta]) -> None:
         writer = pending.writer or self._store.open_writer(pending.step, pending.check)
-        began = self._world.monotonic()
-        events.emit(events.Phase(phase=Phase.UPLOAD, step=pending.step))
+        began = self._runtime.monotonic()
+        events.emit(events.Phase(phase=StagePhase.UPLOAD, step=pending.step))
 
         def send() -> tuple[Checkpoint, bool, float]:
             pending.check()
             writer.send(pending.folder)  # what is in the store already is not sent again
-            uploaded = self._world.monotonic()
+            uploaded = self._runtime.monotonic()
             pending.check()
-            events.emit(events.Phase(phase=Phase.COMMIT, step=pending.step))
+            events.emit(events.Phase(phase=StagePhase.COMMIT, step=pending.step))
             # The manifest comes last: a crash before it leaves files that no reader takes for a checkpoint.
             return *self._store.commit(pending.step, writer, meta()), uploaded
 
         def unsaved_for(error: UnavailableError) -> float:
-            unsaved = self._world.monotonic() - self._saved_at
+            unsaved = self._runtime.monotonic() - self._saved_at
             events.emit(events.StoreUnavailable(step=pending.step, unsaved=unsaved, reason=error.message))
             return unsaved
 
-        def on_retry(error: UnavailableError, _: Attempt) -> None:
+        def on_retry(error: UnavailableError, _: RetryAttempt) -> None:
             pending.check()
             self._is_failing = True
             saving = "%s Training continues; nothing has been saved for %.0f s."
@@ -166,7 +166,7 @@ class Uploader:
         patience = self._max_unsaved - (began - self._saved_at)
         try:
             # A newer one ends the pause, so that `make_way` need not sit it out.
-            tries = backoff(patience, pause=PAUSE, sleep=pending.superseded.wait, world=self._world)
+            tries = backoff(patience, pause=PAUSE, sleep=pending.superseded.wait, runtime=self._runtime)
             checkpoint, ours, uploaded = retry(send, UnavailableError, tries, on_retry)
         except UnavailableError as error:
             pending.check()
@@ -176,7 +176,7 @@ class Uploader:
                 remedy="Mend the store and run again: training resumes from the newest checkpoint.",
             ) from error
         # Before the callback: retention in it may fail, and this one is saved.
-        self._saved_at, self._is_failing = self._world.monotonic(), False
+        self._saved_at, self._is_failing = self._runtime.monotonic(), False
         self._committed(pending, checkpoint, ours, {"upload": uploaded - began, "commit": self._saved_at - uploaded})
 
 
@@ -224,7 +224,7 @@ class Committer:
 
     def on_first_step(self) -> None:
         """Notes that training begins."""
-        self._context.clock.enter(Phase.TRAIN)
+        self._context.clock.enter(StagePhase.TRAIN)
         self._saved_at = time.monotonic()
         self.accounting.progress.start(self.start_step)
         # A checkpoint that does not get through is to be noticed soon; `Uploader` has the patience.
@@ -239,7 +239,7 @@ class Committer:
 
     def make_way(self, step: int) -> None:
         """Prepares for a checkpoint before anything of it is written: two may not fit in memory."""
-        self._context.clock.enter(Phase.SAVE, step=step)
+        self._context.clock.enter(StagePhase.SAVE, step=step)
         self._stall_began = time.monotonic()
         self.uploader.make_way()
         self.uploader.raise_failure()
@@ -253,7 +253,7 @@ class Committer:
         """
         chunks, clock = self._context.recipe.chunks, self._context.clock
         self.finished = meta.finished
-        trained_for = clock.seconds.get(Phase.TRAIN, 0.0)
+        trained_for = clock.seconds.get(StagePhase.TRAIN, 0.0)
         pending.must_keep |= bool(chunks.keep.every and pending.step % chunks.keep.every == 0)
         if self.lost_race:
             shutil.rmtree(pending.folder, ignore_errors=True)
@@ -262,7 +262,7 @@ class Committer:
             if chunks.wait_for_commit or pending.writer:  # sent in parts: there is no room for another one meanwhile
                 self.uploader.finish()
         self.accounting.stalls.append(time.monotonic() - self._stall_began)
-        clock.enter(Phase.TRAIN)
+        clock.enter(StagePhase.TRAIN)
 
     def meta(self, meta: CheckpointMeta, trained_for: float) -> CheckpointMeta:
         """Returns all that the manifest of a checkpoint says besides its files.
@@ -302,7 +302,7 @@ class Committer:
 
     def finish(self) -> None:
         """Waits until the last checkpoint is committed."""
-        self._context.clock.enter(Phase.UPLOAD)
+        self._context.clock.enter(StagePhase.UPLOAD)
         self.uploader.finish()
         self._context.run.storage.patience = self._patience
 

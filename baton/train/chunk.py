@@ -16,7 +16,7 @@ from baton.checkpoint.staging import Staging, clear_left
 from baton.checkpoint.store import Checkpoint, CheckpointStore
 from baton.errors import BatonError
 from baton.recipe.run import Preemption
-from baton.runs.documents import Phase, Tokens
+from baton.runs.documents import StagePhase, TokenizedRows
 from baton.train import inputs
 from baton.train.checkpointer import Checkpointer
 from baton.train.context import Clock, TrainContext
@@ -127,7 +127,7 @@ def record_attempt(
     context: TrainContext, ending: Ending, from_step: int, to_step: int, figures: Figures | None = None
 ) -> None:
     """Keeps what an attempt did with the run."""
-    storage, tokens = context.run.storage, context.run.read(Tokens)
+    storage, tokens = context.run.storage, context.run.read(TokenizedRows)
     context.run.record(
         f"train-chunk-{context.index:03d}",
         {
@@ -203,7 +203,7 @@ def run_chunk(
     recipe, ranks = context.recipe, context.ranks
     if ranks.launched:
         launch.join_ranks(ranks, recipe)
-    context.clock.enter(Phase.FETCH, chunk=index, target=context.target)
+    context.clock.enter(StagePhase.FETCH, chunk=index, target=context.target)
     scoring = Scoring.of(context.run, index, context.clock)
     # One rank asks the store for all: two that saw a commit between their looks would part ways, and one would hang.
     if outcome := ranks.on_first(lambda: without_training(context, scoring)):
@@ -214,7 +214,7 @@ def run_chunk(
     machine.require_gpus(recipe.resources.image)
     context.store.require_signer()  # before hours are trained that nobody may restore
     if recipe.world_size > 1 and not ranks.launched:
-        context.clock.enter(Phase.LAUNCH, processes=recipe.processes)
+        context.clock.enter(StagePhase.LAUNCH, processes=recipe.processes)
         arguments, name = (run_uri, index, leave_out, context.clock), f"{context.run.name}-{index}"
         forks = context.run.storage.is_local
         return launch.launch_ranks(run_chunk, arguments, name=name, processes=recipe.processes, forks=forks)

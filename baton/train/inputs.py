@@ -13,7 +13,7 @@ from baton import fork
 from baton.checkpoint.restore import FetchedCheckpoint, Restorer
 from baton.checkpoint.staging import Staging
 from baton.models import pinned, user_code
-from baton.runs.documents import Phase
+from baton.runs.documents import StagePhase
 from baton.store.cache import NodeCache
 from baton.train import imports
 from baton.train.context import TrainContext
@@ -99,9 +99,9 @@ def fetch_inputs(context: TrainContext, staging: Staging, *, to_score: bool, lea
             early = pool.submit(fetch_tokens)
             models = pool.submit(pinned.compared, context.run, context.recipe)
             own_code = pool.submit(user_code.fetch, context.run, staging.folder(0))
-            context.clock.enter(Phase.IMPORT)
+            context.clock.enter(StagePhase.IMPORT)
             imports.import_training_stack(context.recipe)
-            context.clock.enter(Phase.FETCH)
+            context.clock.enter(StagePhase.FETCH)
             restored = restorer.require_no_code(fetching.result())
             start = restored.step if restored else 0
             if early.result() != start < context.target:  # a damaged one was passed over: other rows are needed

@@ -16,6 +16,7 @@ from baton.doctor import kubeflow as doctor_kubeflow
 from baton.doctor import local
 from baton.errors import BatonError, UnavailableError
 from baton.kubeflow.connection import connect
+from baton.store.sources import file_system
 from baton.store.storage import Storage
 
 VARIABLES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
@@ -87,7 +88,7 @@ def store(address: str) -> None:
 
 
 def rows(address: str) -> None:
-    Storage("s3://b/p", patience=0).fs.info("b/p/k")
+    file_system(Storage("s3://b/p", patience=0)).info("b/p/k")
 
 
 def kubeflow(address: str) -> None:

@@ -23,7 +23,8 @@ from baton.machine import PROMISED_GPUS
 from baton.recipe import load
 from baton.recipe.recipe import Recipe
 from baton.runs.run import Run
-from baton.store.storage import ENVIRONMENT, Storage
+from baton.store.clouds import ENVIRONMENT
+from baton.store.storage import Storage
 from tests import without
 
 _context = multiprocessing.get_context("forkserver")

@@ -23,7 +23,7 @@ from baton.evaluate import production
 from baton.export import answers
 from baton.models import loading, trained, user_code
 from baton.recipe.recipe import Recipe
-from baton.runs.documents import OwnCode, Tokens
+from baton.runs.documents import OwnCode, TokenizedRows
 from baton.runs.run import Run
 from baton.store import bundle
 from baton.store.manifest import Manifest, read_manifest
@@ -77,11 +77,11 @@ def test_a_document_that_names_a_path_outside_is_refused(tmp_path: Path) -> None
     (tmp_path / "files" / "a").write_text("a")
     bundle.publish(outside, "tokens", str(tmp_path / "files"), kind="tokens", meta={})
     before = sorted(path.name for path in (tmp_path / "elsewhere" / "tokens").iterdir())
-    run.write(Tokens(prefix="../elsewhere/tokens"))
+    run.write(TokenizedRows(prefix="../elsewhere/tokens"))
     with pytest.raises(StoreError, match=r"'\.\./elsewhere/tokens' leads out of the store .*Find out who wrote"):
         trained.tokens_manifest(run)
     assert sorted(path.name for path in (tmp_path / "elsewhere" / "tokens").iterdir()) == before
-    run.write(Tokens(prefix="tokens"))
+    run.write(TokenizedRows(prefix="tokens"))
     bundle.publish(run.storage, "tokens", str(tmp_path / "files"), kind="tokens", meta={})
     assert trained.tokens_manifest(run)[0] == "tokens"
 

@@ -109,7 +109,7 @@ class House:
             self.opened += 1
             name = f"fresh{self.opened}"
         machine = Machine(actor, self.scheduler, name)
-        storage = Storage("simulated://store", patience=self.patience, client=client, world=machine)
+        storage = Storage("simulated://store", patience=self.patience, client=client, runtime=machine)
         storage.__dict__["has_conditional_put"] = self.server.conditional
         run = SimulatedRun(storage, "r")
         run.keep = self.keep
@@ -179,7 +179,7 @@ class House:
         if usable_at_target(store, target) is None:
             start = self.restore(actor, store, target)
             for step in range(start // every * every + every, target + 1, every):
-                store.storage.world.sleep(TRAINING)
+                store.storage.runtime.sleep(TRAINING)
                 self.commit(actor, store, step)
                 if step < target:
                     with contextlib.suppress(UnavailableError):  # as `Committer._on_commit`

@@ -146,41 +146,41 @@ def _oldest(real: Any) -> Any:
 
 
 def _forgetful_wait(real: Any) -> Any:
-    def acquire(client: Any, path: str, name: str, owner: bytes, world: Any) -> float | None:
+    def acquire(client: Any, path: str, name: str, owner: bytes, runtime: Any) -> float | None:
         for _ in range(3000):
             if client.size(path) is not None:
                 return None
             if not lease._content(client, name):
                 client.write(name, owner)
-                world.sleep(lease.LEASE_SETTLE_S)
+                runtime.sleep(lease.LEASE_SETTLE_S)
                 if lease._content(client, name) == owner:
-                    return float(world.monotonic()) + lease.LEASE_S / 4
-            world.sleep(lease.LEASE_SETTLE_S)
+                    return float(runtime.monotonic()) + lease.LEASE_S / 4
+            runtime.sleep(lease.LEASE_SETTLE_S)
         return None
 
     return acquire
 
 
 def _unsettled(real: Any) -> Any:
-    def acquire(client: Any, path: str, name: str, owner: bytes, world: Any) -> float | None:
+    def acquire(client: Any, path: str, name: str, owner: bytes, runtime: Any) -> float | None:
         for _ in range(300):
             if client.size(path) is not None:
                 return None
             if not lease._content(client, name):
                 client.write(name, owner)
-                return float(world.monotonic()) + lease.LEASE_S / 4
-            world.sleep(lease.LEASE_SETTLE_S)
+                return float(runtime.monotonic()) + lease.LEASE_S / 4
+            runtime.sleep(lease.LEASE_SETTLE_S)
         return None
 
     return acquire
 
 
 def _hasty(real: Any) -> Any:
-    def acquire(client: Any, path: str, name: str, owner: bytes, world: Any) -> Any:
+    def acquire(client: Any, path: str, name: str, owner: bytes, runtime: Any) -> Any:
         hasty = SimpleNamespace(
-            monotonic=world.monotonic,
-            uniform=world.uniform,
-            sleep=lambda seconds: world.sleep(min(seconds, lease.LEASE_SETTLE_S)),
+            monotonic=runtime.monotonic,
+            uniform=runtime.uniform,
+            sleep=lambda seconds: runtime.sleep(min(seconds, lease.LEASE_SETTLE_S)),
         )
         return real(client, path, name, owner, hasty)
 
@@ -252,7 +252,7 @@ def _whatever_was_damaged(real: Any) -> Any:
 
 def _copies_first(real: Any) -> Any:
     def send(self: BundleWriter, local_dir: str) -> None:
-        each = self.storage.world.each
+        each = self.storage.runtime.each
         later: list[Any] = []
 
         def reordered(work: Any, items: Any) -> Any:
@@ -262,7 +262,7 @@ def _copies_first(real: Any) -> Any:
             each(work, items)
             return each(*later[0])
 
-        with mock.patch.object(self.storage.world, "each", reordered):
+        with mock.patch.object(self.storage.runtime, "each", reordered):
             real(self, local_dir)
 
     return send

@@ -25,7 +25,7 @@ from baton.documents import Json
 from baton.errors import OtherRunError, UserError
 from baton.recipe import load
 from baton.recipe.recipe import Recipe
-from baton.runs.documents import Attached, Phase, ProofPart, RunInfo
+from baton.runs.documents import AttachedRun, ProofPart, RunInfo, StagePhase
 from baton.runs.plan import Plan
 from baton.runs.run import Run, check_name, now
 from baton.runs.versions import RUN_FORMATS, FormatVersions
@@ -38,9 +38,6 @@ from baton.train.chunk import Outcome, conclude, without_training
 from baton.train.context import Clock, TrainContext
 from baton.train.distributed.preemption import PreemptionWatch
 from baton.train.distributed.ranks import Ranks
-
-# --- The run of a script in the store: begun by the first of its processes, joined by the others.
-
 
 logger = logging.getLogger("baton")
 
@@ -67,7 +64,7 @@ def begin_or_join(run: Run, found: Json, section: Json) -> None:
     Raises:
         OtherRunError: it was begun with something else, which is named, or by a Baton that this one does not continue.
     """
-    ours = Attached(
+    ours = AttachedRun(
         name=run.name,
         created=now(),
         facts=found,
@@ -75,9 +72,9 @@ def begin_or_join(run: Run, found: Json, section: Json) -> None:
         script=identity.running_script(),
         made=FormatVersions.here(RUN_FORMATS),
     )
-    if run.put_new(Attached.NAME, ours.to_json()):
+    if run.put_new(AttachedRun.NAME, ours.to_json()):
         return
-    before = run.need(Attached)
+    before = run.need(AttachedRun)
     before.made.require_continued(f"run {run.name!r}", RUN_FORMATS)
     if changed := load.changed_paths(before.facts, ours.facts):
         hint = " Seed the generators before the model is built." if _only_weights(changed) else ""
@@ -99,9 +96,6 @@ def chunk_number(run: Run, step: int) -> int:
     return max(done, default=0) + 1
 
 
-# --- One attempt at a chunk of an attached trainer: fetch, restore, train, and wait for the last commit.
-
-
 _used: WeakSet[Trainer] = WeakSet()
 """Trainers that a chunk of this process has trained: neither their weights nor the random state are as at the start."""
 
@@ -119,7 +113,7 @@ def train_attempt(trainer: Trainer, context: TrainContext, leave_out: tuple[str,
         BatonError: the state restored differs from the state saved, or the store fails for good.
     """
     recipe = context.recipe
-    context.clock.enter(Phase.FETCH, chunk=context.index, target=context.target)
+    context.clock.enter(StagePhase.FETCH, chunk=context.index, target=context.target)
     with PreemptionWatch(recipe.chunks.preemption) as watch, Staging() as staging:
         restorer = inputs.open_restorer(context, staging, NodeCache.of(recipe.store))
         restored = restorer.require_no_code(restorer.fetch())
@@ -135,9 +129,6 @@ def train_attempt(trainer: Trainer, context: TrainContext, leave_out: tuple[str,
                 context, restored, restorer.skipped, staging, watch, lambda: (context, attached), is_script=True
             )
             return conclude(context, checkpointer)
-
-
-# --- A chunk of an attached trainer: what `baton.attach` returns.
 
 
 NOT_WEIGHTS = ("optimizer", "scheduler", "scaler", "rng_state", "baton_state")
@@ -211,7 +202,7 @@ class Chunk:
         checkpoint = self._checkpoint(step)
         checkpoint.require_continued()
         names = [name for name in checkpoint.manifest.files if not os.path.basename(name).startswith(NOT_WEIGHTS)]
-        self._context.clock.enter(Phase.FETCH)
+        self._context.clock.enter(StagePhase.FETCH)
         with Staging() as staging, borrow.borrow_trainer(trainer, self._context.recipe, resumes=True) as attached:
             place = os.path.join(staging.folder(checkpoint.bytes), "weights")
             folder = store.fetch(checkpoint, place, names=names)
@@ -255,12 +246,6 @@ class Chunk:
             state = self._trainer.state
             self.load(best)
             self._trainer.state = state
-
-
-# --- `baton.attach`: chunks of a trainer that a script of somebody's own has built.
-#
-# The run has no recipe. `attached.json` says what its checkpoints know each other by, `plan.json` how long it is; all
-# else is as with any run, and made by the same code.
 
 
 def attach(

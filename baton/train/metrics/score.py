@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from baton import events
 from baton.errors import UserError
 from baton.runs import outcomes
-from baton.runs.documents import Phase
+from baton.runs.documents import StagePhase
 from baton.runs.outcomes import TrialInfo
 from baton.runs.run import Run, now
 from baton.runs.sweep import Sweep
@@ -93,7 +93,7 @@ class Scoring:
         Raises:
             UserError: the evaluation does not give the sweep's metric.
         """
-        self._clock.enter(Phase.SCORE, step=step)
+        self._clock.enter(StagePhase.SCORE, step=step)
         values: dict[str, float] = trainer.evaluate()
         if not trainer.is_world_process_zero():
             return None

@@ -13,7 +13,7 @@ from baton.errors import BatonError, DamagedError
 from baton.recipe import load, parameters
 from baton.recipe.recipe import Recipe
 from baton.retrain.content import data_digest, recipe_digest
-from baton.retrain.decide import Decision, check_for_changes, promote_or_keep, release_lock
+from baton.retrain.decide import RetrainDecision, check_for_changes, promote_or_keep, release_lock
 from baton.retrain.lock import RetrainLock
 from baton.runs import lineage
 from baton.runs.run import Run
@@ -48,11 +48,13 @@ def _recipe(document: dict[str, Any], **sections: Any) -> Recipe:
     return load.validate({**document, **sections}, origin="test")
 
 
-def _look(recipe: Recipe, owner: str = "first") -> Decision:
+def _look(recipe: Recipe, owner: str = "first") -> RetrainDecision:
     return check_for_changes(recipe, owner)
 
 
-def _trained(recipe: Recipe, found: Decision, tmp_path: Path, *, passed: bool = True, data: str = "split-1") -> Storage:
+def _trained(
+    recipe: Recipe, found: RetrainDecision, tmp_path: Path, *, passed: bool = True, data: str = "split-1"
+) -> Storage:
     """Leaves what a run leaves that was judged and exported."""
     storage = Storage(recipe.store.uri)
     run = Run(storage, found.run)

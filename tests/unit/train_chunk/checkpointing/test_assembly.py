@@ -17,7 +17,7 @@ from baton.checkpoint.store import Checkpoint, CheckpointMeta
 from baton.models import rng
 from baton.recipe import load
 from baton.recipe.run import Preemption
-from baton.runs.documents import Work
+from baton.runs.documents import RunCost
 from baton.runs.versions import Fingerprint
 from baton.store.manifest import Manifest
 from baton.train import attempt, state
@@ -112,7 +112,7 @@ def test_evaluations_by_epoch_and_shards(attach: Attach) -> None:
 def test_what_is_restored_says_whose_it_was(
     fingerprint: Fingerprint, ranks: Ranks, overrides: list[str], reshaped: bool, attach: Attach, tmp_path: Path
 ) -> None:
-    work = Work(trained_seconds=7.0)
+    work = RunCost(trained_seconds=7.0)
     meta = CheckpointMeta(digest="d", state={"weights": "w"}, fingerprint=fingerprint, work=work)
     checkpoint = Checkpoint(2, Manifest(kind="checkpoint", folder="f", files={}), meta)
     restored = FetchedCheckpoint(checkpoint, str(tmp_path / "from-2"))

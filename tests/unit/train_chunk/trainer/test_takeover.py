@@ -12,7 +12,7 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
 from baton.checkpoint.store import CheckpointMeta
-from baton.runs.documents import Origin
+from baton.runs.documents import ForkOrigin
 from baton.train.fork import ForkOverrides
 
 
@@ -91,7 +91,7 @@ def test_the_length_and_form_that_the_fork_decides_are_no_difference_of_state(tm
 
 
 def test_a_fork_with_nothing_changed_takes_nothing_over(tmp_path: Path) -> None:
-    origin = Origin(run_uri="parent", step=4, digest="d", changed={})
+    origin = ForkOrigin(run_uri="parent", step=4, digest="d", changed={})
     assert ForkOverrides.of(str(tmp_path), CheckpointMeta(digest="d")) is None
     assert ForkOverrides.of(str(tmp_path), CheckpointMeta(digest="d", forked_from=origin)) is None
     (tmp_path / "trainer_state.json").write_text(json.dumps({"max_steps": 10}))
