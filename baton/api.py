@@ -20,7 +20,7 @@ from baton.compiler.pipeline_file import Pipeline, packaged
 from baton.errors import UserError
 from baton.events import Event
 from baton.local import results
-from baton.local.results import Listed, Result, Verified
+from baton.local.results import Listed, Result, VerifiedCheckpoint
 from baton.recipe.recipe import Recipe
 from baton.recipe.run import Chunks
 from baton.runs.documents import AttachedRun
@@ -151,7 +151,7 @@ class Checkpoints(Sequence[Listed]):
         """
         return chosen_checkpoint(self._store, step)
 
-    def verify(self) -> list[Verified]:
+    def verify(self) -> list[VerifiedCheckpoint]:
         """Reads every checkpoint back, byte for byte, and checks that they continue each other.
 
         Returns:

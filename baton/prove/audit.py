@@ -9,7 +9,7 @@ import contextlib
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
@@ -80,6 +80,10 @@ def _gone(store: CheckpointStore, index: int, step: int, which: str) -> UserErro
     )
 
 
+UNSIGNED = {SIGNED_BY: None}
+"""What is trained here is signed by nobody, and asks for no signature."""
+
+
 class ChunkReplay:
     """A run in a store of its own, below a local folder, ready to train one chunk of another."""
 
@@ -108,7 +112,7 @@ class ChunkReplay:
             )
         # Begun on the same day, which a chat template may write.
         self._run.put(RunInfo.NAME, theirs.require(RunInfo.NAME) | {"recipe": self._plain(recipe)})
-        with _unsigned():
+        with processes.environment(**UNSIGNED):
             local = load.validate(self._plain(recipe), origin=recipe.name)
             processes.prepare(local, self._run.name, self._on_event, forkserver.launcher())
         same = {
@@ -144,7 +148,7 @@ class ChunkReplay:
                 self._run.storage.write(self._run.path(name), theirs.storage.read(theirs.path(name)))
         if self._chunk.before:
             self._copy_bundle(self._theirs.prefix(self._chunk.start))
-        with _unsigned():
+        with processes.environment(**UNSIGNED):
             processes.train_chunk(self._run.uri, self._chunk.index, self._on_event, forkserver.launcher())
             reached = CheckpointStore(self._run).newest()
         if reached is None or reached.step <= self._chunk.start:
@@ -209,17 +213,6 @@ def _tokens(run: Run) -> object:
     digests = {name: entry["sha256"] for name, entry in manifest.files.items()}
     listed = {side: [digests[name] for name, _ in files] for side, files in manifest.meta["files"].items()}
     return listed, {name: digest for name, digest in digests.items() if name.startswith("tokenizer/")}
-
-
-@contextlib.contextmanager
-def _unsigned() -> Iterator[None]:
-    """Asks for no signature for a while: what is trained here is signed by nobody."""
-    before = os.environ.pop(SIGNED_BY, None)
-    try:
-        yield
-    finally:
-        if before is not None:
-            os.environ[SIGNED_BY] = before
 
 
 class Audit(TypedDict):
