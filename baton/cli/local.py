@@ -66,7 +66,7 @@ def run(
         if output is Output.json:
             print_json(result)
         else:
-            _print_end(result, (local.last.get("evaluation.json") or {}).get("samples", []))
+            _print_end(result, (local.last.raw("evaluation.json") or {}).get("samples", []))
         if result["state"] == "rejected":
             raise typer.Exit(REJECTED)
 

@@ -77,7 +77,7 @@ class Prepared:
 def read_prepared(sweep: Sweep, name: str) -> Prepared:
     """Returns the data that was made in a run."""
     run = Run(sweep.storage, name)
-    documents = {document: run.get(document) for document in CARRIED}
+    documents = {document: run.raw(document) for document in CARRIED}
     there = {document: content for document, content in documents.items() if content is not None}
     return Prepared(run.plan().rows, there, run.need(RunInfo).made)
 
