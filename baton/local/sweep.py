@@ -158,8 +158,8 @@ class LocalSweep:
         return True
 
     def _is_stopped(self, trial: str) -> bool:
-        wish = self.sweep.control(trial)
-        return wish is not None and wish.state == "stop"
+        request = self.sweep.request(trial)
+        return request is not None and request.state == "stop"
 
     def _scored(self, run: Run) -> int:
         """Returns the last chunk after which a trial has a score, 0 before there is one."""

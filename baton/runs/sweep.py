@@ -3,7 +3,7 @@
 sweeps/<name>/sweep.json           recipe, metric, rungs, and the trials it began with
 sweeps/<name>/trials/<id>.json     trials that came later: of a later bracket, or forked
 sweeps/<name>/rungs/rung-001.json  scores, who was kept, who was stopped and why
-sweeps/<name>/control/<id>.json    the newest wish: `stop` or `go`
+sweeps/<name>/control/<id>.json    the newest request: `stop` or `go`
 sweeps/<name>/page.html            leaderboard and curves
 runs/<run>/trial.json              makes a run a trial: the sweep, its id, the values that are its own
 runs/<run>/scores/chunk-001.json   how well it does after each chunk
@@ -76,18 +76,14 @@ class Sweep(DocumentFolder):
         """Returns what a rung has decided, None before it has."""
         return self.read(RungVerdict, number)
 
-    def keep_rung(self, verdict: RungVerdict) -> None:
-        """Writes what a rung has decided."""
-        self.write(verdict, verdict.rung)
-
     def scores(self, run: str | Run) -> list[TrialScore]:
         """Returns how a run of this sweep did after each chunk that is scored."""
         return (run if isinstance(run, Run) else Run(self.storage, run)).read_all(TrialScore, "scores")
 
-    def control(self, trial_id: str) -> TrialRequest | None:
-        """Returns the newest wish for a trial; None where nobody asked for anything."""
+    def request(self, trial_id: str) -> TrialRequest | None:
+        """Returns the newest request for a trial; None where nobody asked for anything."""
         return self.read(TrialRequest, trial_id)
 
     def ask(self, trial_id: str, state: TrialState, why: str) -> None:
-        """Notes a wish for a trial, taken up at its next chunk boundary."""
+        """Notes a request for a trial, taken up at its next chunk boundary."""
         self.write(TrialRequest(state=state, why=why, at=now()), trial_id)
