@@ -157,7 +157,7 @@ def require_warm(before: Recipe, after: Recipe) -> Changes:
     if refused:
         raise UserError(
             "\n  ".join(["a warm fork cannot change", *refused]),
-            remedy="\nUse --cold to start at step 0 from the parent's weights, or leave these as they are.",
+            remedy="\nUse --weights-only to start at step 0 from the parent's weights, or leave these as they are.",
         )
     return changed
 

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from baton import events
 from baton.cli.display import Display, screen
-from baton.cli.options import Output, OutputOption, Overrides, RecipePath, page_path, print_json, reported
+from baton.cli.options import Json, Overrides, RecipePath, Trust, answer, page_path, print_json
 from baton.errors import BatonError, UserError
 from baton.local import processes
 from baton.local.preview import HEAD
@@ -34,9 +34,6 @@ from baton.source.origin import RecipeSource
 from baton.source.prepare import LoadedRecipe
 from baton.store.storage import Storage
 from baton.terminal import Terminal
-
-# --- `baton data show`: the first rows as the model sees them.
-
 
 PREVIEW = "baton.data.preview"
 LEARNED = 1000
@@ -62,14 +59,15 @@ def show(
     side: Annotated[Side | None, typer.Option(help="Show rows of this side alone.")] = None,
     overrides: Overrides = None,
     page: Annotated[str, typer.Option(metavar="FILE.html", help="Page to write.")] = "data-rows.html",
-    output: OutputOption = Output.text,
+    json: Json = False,
+    trust: Trust = False,
 ) -> None:
     """Shows the first rows as the model sees them: text, tokens, what is trained, what is cut and what is not used.
 
     Only these rows are read and tokenized, by what the run does it with. Sources take turns. What a run looks for in
     all rows, such as duplicates, is for `baton data check`. A recipe's phases have a page each.
     """
-    with reported(output):
+    with answer(json, trust):
         stem, _, ending = page_path(page).rpartition(".")
         trainings = list(prepare.parts_of(prepare.load(recipe, overrides).localised()))
         results: list[dict[str, Any]] = []
@@ -82,10 +80,10 @@ def show(
             html = rows_page.render(training.name, seen, training.training.spec.rows)
             Path(file).write_text(html, encoding="utf-8", errors="backslashreplace")
             results.append({"recipe": training.name, **as_json(seen), "page": file})
-            if output is Output.text:
+            if not json:
                 print_rows(Terminal(highlight=False), seen)
                 typer.echo(f"page: {file}")
-        if output is Output.json:
+        if json:
             print_json(results[0] if len(results) == 1 else {"phases": results})
 
 
@@ -165,9 +163,6 @@ def _marked(out: Console, words: str, name: str) -> Text:
     return Text(f"{before}{words}{after}")
 
 
-# --- `baton data check`: what is wrong with rows, on a page, before a GPU is paid for.
-
-
 app = typer.Typer(help="Examines rows before a GPU is paid for.", no_args_is_help=True)
 
 RUN = "data-check"
@@ -198,14 +193,15 @@ def check(
     max_length: Annotated[int | None, typer.Option(min=8, help="Longest sequence in tokens.")] = None,
     overrides: Overrides = None,
     report: Annotated[str, typer.Option(metavar="FILE.html", help="Page to write.")] = "data-quality.html",
-    output: OutputOption = Output.text,
+    json: Json = False,
+    trust: Trust = False,
 ) -> None:
     """Checks rows, and writes a page of what was found; the rows themselves are only read.
 
     Lengths are counted where there is a tokenizer. The exit code is 1 where a check that is set to fail found
     something, or where more rows are unusable than data.max_rejected allows. A recipe's phases have a page each.
     """
-    with reported(output):
+    with answer(json, trust):
         stem, _, ending = page_path(report).rpartition(".")
         is_recipe = len(source) == 1 and origin.is_recipe(source[0])
         if is_recipe:
@@ -221,9 +217,9 @@ def check(
             results = [
                 examine(part, f"{stem}{name}.{ending}", counts=counts, display=display) for part, name, counts in parts
             ]
-        if output is Output.json:
+        if json:
             print_json(results[0] if len(results) == 1 else {"phases": results})
-        for each in results if output is Output.text else []:
+        for each in results if not json else []:
             _print(each)
         if any(each["state"] == "failed" for each in results):
             raise typer.Exit(1)

@@ -79,7 +79,7 @@ def create(
     namespace: str | None,
     service_account: str | None = None,
     registers: bool = True,
-    tell: Callable[[str], None] = lambda line: None,
+    on_warning: Callable[[str], None] = lambda line: None,
 ) -> Schedule:
     """Creates the recurring run of a recipe, in place of those of Baton that there are.
 
@@ -94,7 +94,7 @@ def create(
         namespace: The user's namespace on a multi-user Kubeflow.
         service_account: Account that the pods run under; the endpoint's own choice when left out.
         registers: Whether the pipeline is registered, and its runs started from its version.
-        tell: Called with what somebody should know.
+        on_warning: Called with what somebody should know.
 
     Raises:
         UserError: the address, the token or the namespace is at fault.
@@ -122,7 +122,7 @@ def create(
             client.delete_recurring_run(recurring.identifier)
     for run in named:
         if not _is_ours(run):
-            tell(f"recurring run {run.display_name} ({run.recurring_run_id}) is not Baton's, and stays")
+            on_warning(f"recurring run {run.display_name} ({run.recurring_run_id}) is not Baton's, and stays")
     identifier = required(made.recurring_run_id, "the recurring run", endpoint)
     return Schedule(identifier, recipe, _five(cron), is_enabled=True)
 

@@ -21,9 +21,6 @@ from baton.runs.documents import Preview, Survey
 from baton.source import prepare
 from baton.store import sources
 
-# --- The first rows of a recipe's sources, looked at on this machine before anything runs.
-
-
 HEAD = "baton.data.head"
 LOOKED_AT = 20
 """Rows that tell whether a recipe's method learns from them."""
@@ -31,9 +28,6 @@ LOOKED_AT = 20
 
 def describe_rows(recipe: Recipe) -> Iterator[str]:
     """Yields what the first rows of a recipe are, in words; of sources that are elsewhere, whether they are there.
-
-    Args:
-        recipe: The recipe, its paths absolute.
 
     Raises:
         UserError: its method does not learn from such rows, none of the first ones can be used, or a source is not
@@ -65,15 +59,11 @@ def _seen_from_here(uri: str) -> str:
 
 
 def _describe_rows(recipe: Recipe, of: str, start: Model) -> Iterator[str]:
-    found: list[events.Source] = []
-
-    def heard(event: events.Event) -> None:
-        if isinstance(event, events.Source):
-            found.append(event)
-
-    rows = first_rows(recipe, LOOKED_AT, None, heard)
-    for source in found:
-        yield f"{of}{os.path.basename(source.uri)} holds {source.in_words}"
+    heard: list[Event] = []
+    rows = first_rows(recipe, LOOKED_AT, None, heard.append)
+    for source in heard:
+        if isinstance(source, events.Source):
+            yield f"{of}{os.path.basename(source.uri)} holds {source.in_words}"
     if recipe.data.system is not None:
         prepare.check_rows(recipe, start, [row["row"] for row in rows if "row" in row])
     rejected = [row for row in rows if "reason" in row]
@@ -89,9 +79,7 @@ def _describe_rows(recipe: Recipe, of: str, start: Model) -> Iterator[str]:
     yield f"{of}{len(rejected)} of the first {len(rows)} rows are unusable, such as {example}; see `baton data check`"
 
 
-def first_rows(
-    recipe: Recipe, count: int, side: str | None, on_event: Callable[[events.Event], None]
-) -> list[dict[str, Any]]:
+def first_rows(recipe: Recipe, count: int, side: str | None, on_event: Callable[[Event], None]) -> list[dict[str, Any]]:
     """Returns the first rows of a recipe as `baton.data.head.head` writes them, unusable ones among them.
 
     Raises:
@@ -104,9 +92,6 @@ def first_rows(
         return [json.loads(line) for line in head.read_text(encoding="ascii").splitlines()]
 
 
-# --- What a starter recipe is made from: the rows as they are found, and their lengths in tokens.
-
-
 SURVEY = "baton.data.survey"
 PREVIEW = "baton.data.preview"
 MEASURED = 200
@@ -114,10 +99,7 @@ MEASURED = 200
 
 
 def survey(sources: Sequence[str]) -> Survey:
-    """Looks at the first rows of sources, in a process of its own.
-
-    Args:
-        sources: As `data.source`, local paths absolute.
+    """Looks at the first rows of sources, whose local paths are absolute, in a process of its own.
 
     Raises:
         BatonError: they cannot be read, or hold no rows.
@@ -147,12 +129,8 @@ def lengths(recipe: Recipe, on_event: Callable[[Event], None] = lambda event: No
     """Returns the tokens of the first usable rows as the model sees them, ascending; of a pair, of the longer side.
 
     Nothing is fetched. Returns none where they cannot be counted.
-
-    Args:
-        recipe: A recipe for the rows, its paths absolute.
-        on_event: Told what the processes tell.
     """
-    with tempfile.TemporaryDirectory(prefix="baton-lengths-") as folder, _offline():
+    with tempfile.TemporaryDirectory(prefix="baton-lengths-") as folder, processes.environment(HF_HUB_OFFLINE="1"):
         file, head, seen = (Path(folder, name) for name in ("recipe.json", "head.jsonl", "seen.json"))
         file.write_text(load.dumps(recipe), encoding="utf-8")
         try:
@@ -166,17 +144,3 @@ def lengths(recipe: Recipe, on_event: Callable[[Event], None] = lambda event: No
                 place = (row.source.file, row.source.line)
                 longest[place] = max(longest.get(place, 0), row.length)
         return sorted(longest.values())
-
-
-@contextlib.contextmanager
-def _offline() -> Iterator[None]:
-    """Keeps processes that are started within off the hub."""
-    before = os.environ.get("HF_HUB_OFFLINE")
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["HF_HUB_OFFLINE"]
-        else:
-            os.environ["HF_HUB_OFFLINE"] = before

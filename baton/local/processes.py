@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from baton import events, scratch
@@ -18,6 +18,7 @@ from baton.events import Error, Event
 from baton.recipe import load
 from baton.recipe.recipe import Recipe
 from baton.runs.run import Run
+from baton.runtime import through_skips
 from baton.store.storage import Storage
 
 DATA_SPLIT = "baton.kfp.process data_split"
@@ -107,6 +108,24 @@ class FreshProcess:
             return file.read()[-2000:]
 
 
+@contextlib.contextmanager
+def environment(**values: str | None) -> Iterator[None]:
+    """Sets variables of this process's environment for a while, and removes those that are None."""
+
+    def put(values: Mapping[str, str | None]) -> None:
+        for name, value in values.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+    before = {name: os.environ.get(name) for name in values}
+    put(values)
+    try:
+        yield
+    finally:
+        put(before)
+
+
 def run(
     program: str, arguments: Sequence[str], on_event: Callable[[Event], None], launch: Launcher = FreshProcess
 ) -> None:
@@ -160,6 +179,18 @@ def error_of(failure: Error) -> BatonError:
     """Returns the error that a stage told, to be raised here."""
     kind = SkipError if failure.skips else UserError if failure.exit_code == UserError.exit_code else BatonError
     return kind(f"{failure.stage}: {failure.message}")
+
+
+def train_chunk(
+    run_uri: str,
+    index: int,
+    on_event: Callable[[Event], None],
+    launch: Launcher = FreshProcess,
+    leave_out: Sequence[str] = (),
+) -> None:
+    """Trains a chunk of a run, begun again for each step that its guard finds; see `run`."""
+    arguments = [run_uri, str(index), *(word for part in leave_out for word in ("--leave-out", part))]
+    through_skips(lambda: run(TRAIN_CHUNK, arguments, on_event, launch))
 
 
 def prepare(recipe: Recipe, name: str, on_event: Callable[[Event], None], launch: Launcher = FreshProcess) -> Run:

@@ -84,7 +84,7 @@ FORMATS: Mapping[str, FormatSpec] = {
         {1: OlderFormat("0.1.0", is_continued=True)},
     ),
     "digest": FormatSpec(
-        1, "what a state digest is taken over", "fork its weights alone: `baton runs fork NAME@STEP --cold`"
+        1, "what a state digest is taken over", "fork its weights alone: `baton runs fork NAME@STEP --weights-only`"
     ),
     "checkpoint": FormatSpec(1, "the files of a checkpoint, and what is in them", "export it with that release"),
 }

@@ -210,7 +210,7 @@ def test_what_the_saved_state_is_made_of_cannot_be_changed(parent: Run) -> None:
     assert "training.batch_size: the place in the data is counted in batches of this size" in said
     assert "seed: it decides the order of rows" in said
     assert "model.from_scratch.hidden_size: " in said
-    assert "--cold" in said
+    assert "--weights-only" in said
     assert Run(parent.storage, "refused").raw("fork.json") is None
 
 

@@ -47,7 +47,7 @@ class Finished:
         names: What lies in the store, with a star where a writer's name is.
     """
 
-    outcome: prove.Outcome
+    outcome: prove.FinishedRun
     rows: Mapping[int, Mapping[int, list[tuple[int, str]]]]
     evaluated: tuple[bytes, bytes]
     exported: Mapping[str, str]

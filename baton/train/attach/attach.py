@@ -43,9 +43,6 @@ from baton.train.distributed.preemption import PreemptionWatch
 from baton.train.distributed.ranks import Ranks
 from baton.train.distributed.watchdog import NullWatchdog
 
-# --- The run of a script in the store: begun by the first of its processes, joined by the others.
-
-
 logger = logging.getLogger("baton")
 
 
@@ -103,9 +100,6 @@ def chunk_number(run: Run, step: int) -> int:
     return max(done, default=0) + 1
 
 
-# --- One attempt at a chunk of an attached trainer: fetch, restore, train, and wait for the last commit.
-
-
 _used: WeakSet[Trainer] = WeakSet()
 """Trainers that a chunk of this process has trained: neither their weights nor the random state are as at the start."""
 
@@ -160,9 +154,6 @@ def train_attempt(trainer: Trainer, context: TrainContext, leave_out: tuple[str,
             finally:
                 made.close()
             return conclude(context, made.lead)
-
-
-# --- A chunk of an attached trainer: what `baton.attach` returns.
 
 
 NOT_WEIGHTS = ("optimizer", "scheduler", "scaler", "rng_state", "baton_state")
@@ -280,12 +271,6 @@ class Chunk:
             state = self._trainer.state
             self.load(best)
             self._trainer.state = state
-
-
-# --- `baton.attach`: chunks of a trainer that a script of somebody's own has built.
-#
-# The run has no recipe. `attached.json` says what its checkpoints know each other by, `plan.json` how long it is; all
-# else is as with any run, and made by the same code.
 
 
 def attach(

@@ -29,9 +29,6 @@ from baton.train.protocol import StateDict
 from baton.train.references import MovingReference
 from baton.train.trainer import ExactResume, Resumable
 
-# --- Draws of rows and batches that follow from seed and epoch alone, in the place of those that upstream leaves open.
-
-
 FIXED = (SequentialSampler, RepeatSampler)
 """Samplers that draw nothing, and TRL's, which `ResumableGeneration` seeks."""
 
@@ -167,10 +164,6 @@ def _number(*parts: object) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
 
 
-# --- The classes by which a trainer of somebody else's becomes one that trains in chunks, for as long as a chunk
-# lasts.
-
-
 BUFFERS = {"step": "_step", "completions": "_buffered_inputs"}
 """What trainers whose model generates keep between steps: name in a checkpoint → attribute."""
 
@@ -248,9 +241,6 @@ def exact_class(trainer: Trainer) -> type[Trainer]:
     if getattr(trainer.args, "sync_ref_model", False):
         mixins.insert(0, MovingReference)
     return type(kind.__name__, (*mixins, kind), {"__module__": kind.__module__, "__qualname__": kind.__qualname__})
-
-
-# --- Takes a trainer over for the time of a chunk, and gives it back: class, arguments, callbacks, modes of torch.
 
 
 CHANGED: dict[str, Any] = {

@@ -15,9 +15,6 @@ from baton.runs.documents import Progress, RunCost
 from baton.runs.run import Run, now
 from baton.train.context import Clock, TrainContext
 
-# --- The step a chunk is at, written to the store every few seconds: it tells what a killed process had not saved.
-
-
 logger = logging.getLogger("baton")
 
 EVERY = 10.0
@@ -92,9 +89,6 @@ class ProgressNotes:
                 self.run.write(Progress(step=noted, chunk=self.chunk, seconds_per_step=pace, at=now()))
             except BatonError as error:
                 logger.warning("progress was not noted: %s", error.message)
-
-
-# --- Accounts for the cost of a run, and for what one attempt at a chunk adds to it.
 
 
 class Figures(TypedDict):

@@ -197,7 +197,7 @@ def test_every_command_that_takes_a_recipe_reads_it_from_standard_input(here: Pa
     assert json.loads(compiled.stdout)["package"] == "package.yaml", compiled.stderr
     shown = baton("data", "check", "-", "--json", text=text)
     assert json.loads(shown.stdout)["run"] == "piped", shown.stderr
-    for command in (["submit", "-", "--endpoint", "http://127.0.0.1:9"], ["outcome", "-", "--id", "x"]):
+    for command in (["submit", "-", "--endpoint", "http://127.0.0.1:9"], ["ci-report", "-", "--id", "x"]):
         done = baton(*command, "--json", text=text)
         assert "recipe" not in json.loads(done.stdout)["error"], "it was read; what fails comes after"
     for command in ("run", "prove", "drill", "retrain"):

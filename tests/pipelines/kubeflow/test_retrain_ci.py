@@ -244,8 +244,8 @@ def _parse(words: list[str]) -> None:
 
 
 def test_an_option_that_does_not_exist_is_seen() -> None:
-    (command,) = _commands('if true; then\n  baton outcome "$x" \\\n  --resul f > y || z\nfi\n')
-    assert command == ["outcome", "x", "--resul", "f"]
+    (command,) = _commands('if true; then\n  baton ci-report "$x" \\\n  --resul f > y || z\nfi\n')
+    assert command == ["ci-report", "x", "--resul", "f"]
     with pytest.raises(Exception, match="No such option: --resul"):
         _parse(command)
     assert sum(len(_commands(script)) for script in SCRIPTS.values()) == 12
@@ -430,7 +430,7 @@ def test_the_plain_script(folder: Path, backend: Backend) -> None:
 
 
 def test_an_outcome_that_is_not_there_is_one_message(folder: Path, backend: Backend) -> None:
-    done = _shell(folder, backend, "baton outcome recipe.yaml --id 0123")
+    done = _shell(folder, backend, "baton ci-report recipe.yaml --id 0123")
     assert done.returncode == 2
     assert "outcomes/0123.json does not exist; expected what retraining '0123' came to." in done.stderr
 

@@ -122,8 +122,8 @@ def twice():
 
 if __name__ == "__main__":
     told = []
-    forked = warm.Forked.__init__
-    warm.Forked.__init__ = lambda self, *args, **more: (told.append(args[1]), forked(self, *args, **more))[1]
+    forked = warm.ForkedProcess.__init__
+    warm.ForkedProcess.__init__ = lambda self, *args, **more: (told.append(args[1]), forked(self, *args, **more))[1]
     with warm.installed():
         local.init(local.SubprocessRunner(use_venv=False), pipeline_root={str(tmp_path)!r}, raise_on_error=True)
         components.load_component_from_file({str(two_step_package)!r})(num_rows=3)  # not ours: as kfp runs it

@@ -199,9 +199,9 @@ def test_short_chunks_hold_back_and_the_next_that_opens_the_database_sends_each_
 
 LOST = """
 import os, signal, sys
-from baton.tracking import tracking_run as tracking
+from baton.tracking.tracker import Tracker
 from baton.runs.run import Run
-tracker = tracking.Tracker(Run.open(sys.argv[1]), trains=True)
+tracker = Tracker(Run.open(sys.argv[1]), trains=True)
 for step in (4, 5):
     tracker.log({"loss": float(step)}, step)
 os.kill(os.getpid(), signal.SIGKILL)
