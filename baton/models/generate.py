@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from baton.errors import UserError
@@ -11,14 +10,6 @@ from baton.models import chat, loading, user_code, vocabulary
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-
-@dataclass(frozen=True)
-class Judged:
-    """A model with its tokenizer, for reward functions that look at what wrote a completion."""
-
-    model: PreTrainedModel
-    processing_class: PreTrainedTokenizerBase
 
 
 def write_all(

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
 from baton.data.render import Conversation, Template
 from baton.errors import UserError
-from baton.evaluate import production
+from baton.evaluate import evaluate
 from baton.export import model_card
 from baton.models import chat, generate, loading, memory
 from baton.recipe import load as recipe_file
@@ -46,7 +46,7 @@ LOADERS: dict[str, Callable[[str, Recipe], object]] = {
     "rows of the embedding": lambda folder, recipe: loading.base_rows(recipe, folder),
     "memory": lambda folder, recipe: memory._of_base(folder, None, False),
     "memory, in a store": lambda folder, recipe: memory._of_base(f"file://{folder}", None, False),
-    "model in production": lambda folder, recipe: production.load(folder, recipe),
+    "model in production": lambda folder, recipe: evaluate.load_production(folder, recipe),
 }
 
 

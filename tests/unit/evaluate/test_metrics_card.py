@@ -49,7 +49,7 @@ def _run(folder: Path, *, origin: ForkOrigin | None = None, **sections: Any) -> 
 
 def _metrics(run: Run) -> dict[str, Any]:
     artifact = SimpleNamespace(path="/nowhere", metadata={})
-    evaluation_card(run, EVALUATION).tell(artifact)
+    evaluation_card(run, EVALUATION).write_metadata(artifact)
     json.dumps(artifact.metadata, allow_nan=False)
     return artifact.metadata
 
