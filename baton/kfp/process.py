@@ -77,9 +77,45 @@ def page(sweep_uri: str, rung: int) -> None:
     publish(Sweep.open(sweep_uri), rung)
 
 
+def first_rows(recipe: Path, count: int, side: str, target: Path) -> None:
+    import json
+
+    from baton.data.first_rows import first_rows
+    from baton.recipe import load
+    from baton.scratch import scratch_folder
+
+    chosen = load.loads(recipe.read_text(encoding="utf-8"))
+    with scratch_folder("head") as scratch, target.open("w", encoding="ascii") as file:
+        file.writelines(json.dumps(row) + "\n" for row in first_rows(chosen, count, side or None, scratch))
+
+
+def preview(recipe: Path, count: int, side: str, target: Path) -> None:
+    import json
+
+    from baton.data.first_rows import preview
+    from baton.recipe import load
+    from baton.scratch import scratch_folder
+
+    with scratch_folder("head") as scratch:
+        seen = preview(load.loads(recipe.read_text(encoding="utf-8")), count, side or None, scratch)
+    target.write_text(json.dumps(seen.model_dump(mode="json")), encoding="ascii")  # a text may be half of a character
+
+
+def survey(sources: Path, target: Path) -> None:
+    import json
+
+    from baton.data.first_rows import survey
+
+    found = survey(json.loads(sources.read_text(encoding="utf-8")))
+    target.write_text(json.dumps(found.model_dump(mode="json")), encoding="ascii")
+
+
 STAGES: dict[Callable[..., None], str] = {
     data_split: "data split",
     tokenize: "tokenize",
+    first_rows: "data split",
+    preview: "preview",
+    survey: "data split",
     train_chunk: "train chunk {index}",
     checkpoint: "checkpoint {index}",
     begin: "begin bracket {bracket}",
