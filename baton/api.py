@@ -202,7 +202,7 @@ def existing_run(run_uri: str) -> Run:
         UserError: it was not.
     """
     run = Run.open(run_uri)
-    if run.get(AttachedRun.NAME) is None:
+    if run.raw(AttachedRun.NAME) is None:
         run.require("recipe.json")
     return run
 

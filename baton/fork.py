@@ -384,7 +384,7 @@ def _carry(parent: Run, run: Run, recipe: Recipe, plan: Plan, start: _Start, cha
     left_out = {LearningRate.NAME} if recipe.training.lr_find is None else set()
     left_out |= {MicroBatchSize.NAME} if recipe.training.micro_batch_size != "auto" else set()
     for name in (name for name in CARRIED if name not in left_out):
-        if document := parent.get(name):
+        if document := parent.raw(name):
             run.put(name, document)
     if ORIGINS in parent.storage.list(parent.path()):
         run.storage.write(run.path(ORIGINS), parent.storage.read(parent.path(ORIGINS)))

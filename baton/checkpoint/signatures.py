@@ -60,16 +60,16 @@ def sources_of(run: Run) -> Sources:
         DamagedError: some of it is not JSON.
         UserError: some of it is not there, or a newer Baton wrote it.
     """
-    head = run.get("recipe.json") or run.get(AttachedRun.NAME) or run.require("recipe.json")
+    head = run.raw("recipe.json") or run.raw(AttachedRun.NAME) or run.require("recipe.json")
     tokens = run.read(TokenizedRows)
     manifest = read_manifest(run.storage, tokens.prefix) if tokens and tokens.prefix else None
     return Sources(
         recipe=_digest(head.get("recipe", head.get("facts"))),
-        plan=_digest(run.get(Plan.NAME)),
-        data=_digest(run.get(SplitData.NAME)),
-        tokens=_digest([run.get(TokenizedRows.NAME), manifest_digest(manifest)] if manifest else None),
-        models=_digest(run.get(PinnedModels.NAME)),
-        code=_digest(run.get(OwnCode.NAME)),
+        plan=_digest(run.raw(Plan.NAME)),
+        data=_digest(run.raw(SplitData.NAME)),
+        tokens=_digest([run.raw(TokenizedRows.NAME), manifest_digest(manifest)] if manifest else None),
+        models=_digest(run.raw(PinnedModels.NAME)),
+        code=_digest(run.raw(OwnCode.NAME)),
     )
 
 

@@ -191,7 +191,7 @@ class Verification:
                 return
             for name in changed_sources(self._run, newest.meta.sources):
                 yield f"{name}: not what step {head} was signed with"
-            if self._run.get(AttachedRun.NAME):
+            if self._run.raw(AttachedRun.NAME):
                 identity = sources_of(self._run).recipe
             else:
                 identity = state_identity(self._run, self._run.resolved_recipe(), self._run.plan())

@@ -73,7 +73,7 @@ def judge(sweep_uri: str, rung: int) -> None:
 
 def page(sweep_uri: str, rung: int) -> None:
     from baton.runs.sweep import Sweep
-    from baton.sweep.judge import publish
+    from baton.sweep.page import publish
 
     publish(Sweep.open(sweep_uri), rung)
 

@@ -118,7 +118,7 @@ class ChunkReplay:
         same = {
             "rows": theirs.require("data.json") == self._run.require("data.json"),
             "tokens": _tokens(theirs) == _tokens(self._run),
-            "base model": theirs.get("model.json") == self._run.get("model.json"),
+            "base model": theirs.raw("model.json") == self._run.raw("model.json"),
             "plan": theirs.require("plan.json") == self._run.require("plan.json"),
         }
         return [name for name, is_same in same.items() if not is_same]
@@ -128,7 +128,7 @@ class ChunkReplay:
         theirs = self._theirs.run
         self._run.put(RunInfo.NAME, theirs.require(RunInfo.NAME) | {"recipe": self._plain(theirs.recipe())})
         for name in (*fork.CARRIED, "plan.json"):
-            if document := theirs.get(name):
+            if document := theirs.raw(name):
                 self._run.put(name, document)
         tokens, code = theirs.need(TokenizedRows), theirs.read(OwnCode)
         for prefix in (tokens.prefix, *([code.prefix] if code else [])):

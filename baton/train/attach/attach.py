@@ -72,7 +72,7 @@ def begin_or_join(run: Run, found: Json, section: Json) -> None:
         script=identity.running_script(),
         made=FormatVersions.here(RUN_FORMATS),
     )
-    if run.put_new(AttachedRun.NAME, ours.to_json()):
+    if run.write_new(ours):
         return
     before = run.need(AttachedRun)
     before.made.require_continued(f"run {run.name!r}", RUN_FORMATS)

@@ -72,8 +72,8 @@ class Scoring:
 
     def is_stopped(self) -> bool:
         """Tells whether the end of this trial was asked for."""
-        wish = self._sweep.control(self._trial)
-        return wish is not None and wish.state == "stop"
+        request = self._sweep.request(self._trial)
+        return request is not None and request.state == "stop"
 
     def is_kept(self, step: int) -> bool:
         """Tells whether there is a score of the chunk, which ended at a step.
