@@ -14,14 +14,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
 
-from baton.checkpoint.manifest import LogEntry
-from baton.checkpoint.store import Checkpoint, CheckpointStore
+from baton.checkpoint.store import Checkpoint, CheckpointStore, LogEntry
 from baton.compiler import pipeline_file
 from baton.compiler.pipeline_file import Pipeline, packaged
 from baton.errors import UserError
 from baton.events import Event
 from baton.local import results
-from baton.local.results import Listed, Result, Verified
+from baton.local.results import Listed, Result, VerifiedCheckpoint
 from baton.recipe.recipe import Recipe
 from baton.recipe.run import Chunks
 from baton.runs.documents import AttachedRun
@@ -152,7 +151,7 @@ class Checkpoints(Sequence[Listed]):
         """
         return chosen_checkpoint(self._store, step)
 
-    def verify(self) -> list[Verified]:
+    def verify(self) -> list[VerifiedCheckpoint]:
         """Reads every checkpoint back, byte for byte, and checks that they continue each other.
 
         Returns:
@@ -203,7 +202,7 @@ def existing_run(run_uri: str) -> Run:
         UserError: it was not.
     """
     run = Run.open(run_uri)
-    if run.get(AttachedRun.NAME) is None:
+    if run.raw(AttachedRun.NAME) is None:
         run.require("recipe.json")
     return run
 

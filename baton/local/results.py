@@ -30,7 +30,7 @@ class Listed(TypedDict, total=False):
     not_carried: dict[str, str]
 
 
-class Verified(TypedDict):
+class VerifiedCheckpoint(TypedDict):
     """A checkpoint that was read back."""
 
     step: int
@@ -119,10 +119,10 @@ def list_checkpoints(run: Run) -> list[Listed]:
     return rows[::-1]
 
 
-def verify_checkpoints(run: Run) -> list[Verified]:
+def verify_checkpoints(run: Run) -> list[VerifiedCheckpoint]:
     """Reads every checkpoint back and returns a row for each, with its problems and those of the chain."""
     store = CheckpointStore(run)
-    rows: list[Verified] = []
+    rows: list[VerifiedCheckpoint] = []
 
     def note_damaged(step: int, error: DamagedError) -> None:
         rows.append({"step": step, "ok": False, "problems": [str(error)]})

@@ -12,7 +12,6 @@ import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from typing import TypeVar
 
 from baton import events
@@ -29,7 +28,6 @@ from baton.runs.outcomes import TrialFailure, TrialInfo
 from baton.runs.plan import Plan
 from baton.runs.run import Run, now
 from baton.runs.sweep import Sweep
-from baton.runtime import through_skips
 from baton.store.manifest import usable_manifest
 from baton.sweep.search import PlannedRung, brackets
 
@@ -61,13 +59,7 @@ Answer = TypeVar("Answer", bound=Event)
 
 
 class LocalSweep:
-    """One sweep on this machine.
-
-    Args:
-        recipe: The recipe with its sweep, its paths absolute.
-        name: Name of the sweep; one that exists resumes where it stopped.
-        on_event: Called with each event of a stage.
-    """
+    """One sweep on this machine, of a recipe whose paths are absolute; one that exists resumes where it stopped."""
 
     def __init__(self, recipe: Recipe, name: str, on_event: Callable[[Event], None]) -> None:
         self.recipe = recipe
@@ -124,19 +116,20 @@ class LocalSweep:
     def _one(self, run: Run, index: int) -> bool:
         """Trains a chunk of a trial, and tells whether the trial continues with the next one."""
         trial = run.need(TrialInfo).id
-        if self._is_stopped(trial):
+        request = self.sweep.request(trial)
+        if request is not None and request.state == "stop":
             return False
-        scored = self._scored(run)
+        # The last chunk after which the trial has a score.
+        scored = max((score.chunk for score in self.sweep.scores(run)), default=0)
         if index < scored:
             return True
         if index == scored:
             if run.read(ProofPart, index) is None:
                 self._later(processes.CHECKPOINT, run.uri, str(index))
             return True
-        chunk, heard = (run.uri, str(index)), self._named(trial)
         for attempt in range(1, TRIES + 1):
             try:
-                through_skips(partial(processes.run, processes.TRAIN_CHUNK, chunk, heard, self._launch))
+                processes.train_chunk(run.uri, index, self._named(trial), self._launch)
                 break
             except BatonError as error:
                 if attempt == TRIES or isinstance(error, UserError):
@@ -148,14 +141,6 @@ class LocalSweep:
         # Of an earlier attempt at this chunk, or of one that a resumed trial has got past.
         run.remove(TrialFailure)
         return True
-
-    def _is_stopped(self, trial: str) -> bool:
-        wish = self.sweep.control(trial)
-        return wish is not None and wish.state == "stop"
-
-    def _scored(self, run: Run) -> int:
-        """Returns the last chunk after which a trial has a score, 0 before there is one."""
-        return max((score.chunk for score in self.sweep.scores(run)), default=0)
 
     def _later(self, program: str, *arguments: str) -> None:
         """Runs a stage beside the next ones, unseen."""

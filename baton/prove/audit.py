@@ -9,7 +9,7 @@ import contextlib
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
@@ -52,7 +52,7 @@ def chunk_span(store: CheckpointStore, index: int) -> ChunkSpan:
     plan = store.run.plan()
     if not 1 <= index <= len(plan.targets):
         raise UserError(f"chunk {index} does not exist; run {store.run.name!r} has {len(plan.targets)}.")
-    start = max(plan.target(index - 1) if index > 1 else 0, fork.began(store.run))
+    start = max(plan.target(index - 1) if index > 1 else 0, store.run.began())
     if plan.target(index) <= start:
         raise UserError(f"chunk {index} ends before step {start}, at which the fork {store.run.name!r} begins.")
     target = plan.target(index)
@@ -78,6 +78,10 @@ def _gone(store: CheckpointStore, index: int, step: int, which: str) -> UserErro
         remedy="Retention takes it, unless the recipe says chunks.keep.audit: true. A chunk that is still there can be "
         "audited, and a run that is trained again with it.",
     )
+
+
+UNSIGNED = {SIGNED_BY: None}
+"""What is trained here is signed by nobody, and asks for no signature."""
 
 
 class ChunkReplay:
@@ -108,13 +112,13 @@ class ChunkReplay:
             )
         # Begun on the same day, which a chat template may write.
         self._run.put(RunInfo.NAME, theirs.require(RunInfo.NAME) | {"recipe": self._plain(recipe)})
-        with _unsigned():
+        with processes.environment(**UNSIGNED):
             local = load.validate(self._plain(recipe), origin=recipe.name)
             processes.prepare(local, self._run.name, self._on_event, forkserver.launcher())
         same = {
             "rows": theirs.require("data.json") == self._run.require("data.json"),
             "tokens": _tokens(theirs) == _tokens(self._run),
-            "base model": theirs.get("model.json") == self._run.get("model.json"),
+            "base model": theirs.raw("model.json") == self._run.raw("model.json"),
             "plan": theirs.require("plan.json") == self._run.require("plan.json"),
         }
         return [name for name, is_same in same.items() if not is_same]
@@ -124,7 +128,7 @@ class ChunkReplay:
         theirs = self._theirs.run
         self._run.put(RunInfo.NAME, theirs.require(RunInfo.NAME) | {"recipe": self._plain(theirs.recipe())})
         for name in (*fork.CARRIED, "plan.json"):
-            if document := theirs.get(name):
+            if document := theirs.raw(name):
                 self._run.put(name, document)
         tokens, code = theirs.need(TokenizedRows), theirs.read(OwnCode)
         for prefix in (tokens.prefix, *([code.prefix] if code else [])):
@@ -144,7 +148,7 @@ class ChunkReplay:
                 self._run.storage.write(self._run.path(name), theirs.storage.read(theirs.path(name)))
         if self._chunk.before:
             self._copy_bundle(self._theirs.prefix(self._chunk.start))
-        with _unsigned():
+        with processes.environment(**UNSIGNED):
             processes.train_chunk(self._run.uri, self._chunk.index, self._on_event, forkserver.launcher())
             reached = CheckpointStore(self._run).newest()
         if reached is None or reached.step <= self._chunk.start:
@@ -209,17 +213,6 @@ def _tokens(run: Run) -> object:
     digests = {name: entry["sha256"] for name, entry in manifest.files.items()}
     listed = {side: [digests[name] for name, _ in files] for side, files in manifest.meta["files"].items()}
     return listed, {name: digest for name, digest in digests.items() if name.startswith("tokenizer/")}
-
-
-@contextlib.contextmanager
-def _unsigned() -> Iterator[None]:
-    """Asks for no signature for a while: what is trained here is signed by nobody."""
-    before = os.environ.pop(SIGNED_BY, None)
-    try:
-        yield
-    finally:
-        if before is not None:
-            os.environ[SIGNED_BY] = before
 
 
 class Audit(TypedDict):

@@ -473,7 +473,7 @@ class Drill:
             "asked": strike.phase,
             "found": phases,
             "hit": strike.phase in phases,
-            "stage": module.rpartition(".")[2],
+            "stage": module.rpartition(" ")[2],
             "chunk": index,
             "step": tracker.step,
             "committed": self._committed(run),
