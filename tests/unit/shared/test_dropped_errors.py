@@ -26,8 +26,6 @@ REASONS = {
     "baton/checkpoint/verify.py:_notes": "what is wrong with the run is told the same error",
     "baton/models/chat.py:end_of_turn": "a template may refuse the probe; it then closes nothing",
     "baton/tracking/messages.py:_gpus": "a machine without the library has no such GPU",
-    "baton/train/supervisor.py:_note": "it returns what is kept, and the rest is tried again",
-    "baton/train/supervisor.py:_retries": "a store that is out of reach does not tell: one retry",
     "baton/train/distributed/launch.py:note_failure": "a traceback is printed",
     "baton/train/distributed/preemption.py:_ask_again": "a warning, once for each source",
     "baton/train/distributed/preemption.py:_azure_name": "without a name every event counts",
