@@ -28,7 +28,7 @@ REASONS = {
     "baton/tracking/messages.py:_gpus": "a machine without the library has no such GPU",
     "baton/train/distributed/launch.py:note_failure": "a traceback is printed",
     "baton/train/distributed/preemption.py:_ask_again": "a warning, once for each source",
-    "baton/train/distributed/preemption.py:_azure_name": "without a name every event counts",
+    "baton/train/distributed/preemption.py:_look_at_azure": "without a name every event counts",
     "baton/train/build.py:resolve_micro_batch": "another process was first",
     "baton/train/supervisor.py:_import": "training imports the same, and raises",
     "baton/cli/kubeflow.py:with_retries": "a run that cannot be resumed is submitted again",
