@@ -14,8 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
 
-from baton.checkpoint.manifest import LogEntry
-from baton.checkpoint.store import Checkpoint, CheckpointStore
+from baton.checkpoint.store import Checkpoint, CheckpointStore, LogEntry
 from baton.compiler import pipeline_file
 from baton.compiler.pipeline_file import Pipeline, packaged
 from baton.errors import UserError
@@ -203,7 +202,7 @@ def existing_run(run_uri: str) -> Run:
         UserError: it was not.
     """
     run = Run.open(run_uri)
-    if run.get(AttachedRun.NAME) is None:
+    if run.raw(AttachedRun.NAME) is None:
         run.require("recipe.json")
     return run
 

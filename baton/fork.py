@@ -329,12 +329,6 @@ def require_start(run: Run) -> None:
         )
 
 
-def began(run: Run) -> int:
-    """Returns the step that a run began at: its parent's, for a warm fork."""
-    note = run.read(ForkNote)
-    return note.step if note and note.warm else 0
-
-
 def _with_rate(before: Recipe, overrides: Sequence[str]) -> list[str]:
     """Turns the search for a learning rate off where one is given, which would hold in its place."""
     sets_rate = any(override.partition("=")[0].strip() == "training.learning_rate" for override in overrides)
@@ -390,7 +384,7 @@ def _carry(parent: Run, run: Run, recipe: Recipe, plan: Plan, start: _Start, cha
     left_out = {LearningRate.NAME} if recipe.training.lr_find is None else set()
     left_out |= {MicroBatchSize.NAME} if recipe.training.micro_batch_size != "auto" else set()
     for name in (name for name in CARRIED if name not in left_out):
-        if document := parent.get(name):
+        if document := parent.raw(name):
             run.put(name, document)
     if ORIGINS in parent.storage.list(parent.path()):
         run.storage.write(run.path(ORIGINS), parent.storage.read(parent.path(ORIGINS)))

@@ -13,8 +13,8 @@ import typer
 from baton.cli.display import Display
 from baton.cli.options import Json, answer, print_json
 from baton.errors import BatonError, UserError, suggest_path
-from baton.importers import axolotl, files, llamafactory
-from baton.importers.files import Trainer
+from baton.importers import files
+from baton.importers.files import OtherTrainer
 from baton.local import preview
 from baton.recipe.recipe import Recipe
 from baton.runs.documents import Survey
@@ -185,16 +185,20 @@ def import_llamafactory(file: TheirFile, output: Target = None, json: Json = Fal
 
     Data sets are looked up in dataset_info.json: in dataset_dir, or beside the file.
     """
+    from baton.importers import llamafactory  # whose tables take a while to read
+
     _import(llamafactory.TRAINER, file, output, json)
 
 
 @import_app.command("axolotl")
 def import_axolotl(file: TheirFile, output: Target = None, json: Json = False) -> None:
     """Makes a recipe from an axolotl training file."""
+    from baton.importers import axolotl
+
     _import(axolotl.TRAINER, file, output, json)
 
 
-def _import(trainer: Trainer, file: str, output: str | None, json: bool) -> None:
+def _import(trainer: OtherTrainer, file: str, output: str | None, json: bool) -> None:
     with answer(json):
         if output and os.path.exists(output):
             raise UserError(f"{output!r} exists already.", remedy="Give another name, or remove it.")

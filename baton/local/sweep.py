@@ -116,8 +116,8 @@ class LocalSweep:
     def _one(self, run: Run, index: int) -> bool:
         """Trains a chunk of a trial, and tells whether the trial continues with the next one."""
         trial = run.need(TrialInfo).id
-        wish = self.sweep.control(trial)
-        if wish is not None and wish.state == "stop":
+        request = self.sweep.request(trial)
+        if request is not None and request.state == "stop":
             return False
         # The last chunk after which the trial has a score.
         scored = max((score.chunk for score in self.sweep.scores(run)), default=0)
