@@ -114,11 +114,7 @@ PLATEAU = ("reduce_lr_on_plateau", "greedy")
 
 
 def require_continued(parent: Run, checkpoint: Checkpoint, *, warm: bool) -> None:
-    """Checks that this Baton works on with what a fork takes over.
-
-    Raises:
-        FormatError: it does not.
-    """
+    """Checks that this Baton works on with what a fork takes over."""
     if warm:  # whose order of rows and random numbers are this Baton's from here on
         parent.need(RunInfo).made.require_continued(f"run {parent.name!r}", DATA_FORMATS)
     checkpoint.require_continued(*(CHECKPOINT_FORMATS if warm else ("checkpoint",)))
@@ -143,11 +139,7 @@ def changes(before: Recipe, after: Recipe) -> tuple[Changes, set[str]]:
 
 
 def require_warm(before: Recipe, after: Recipe) -> Changes:
-    """Returns what a warm fork changes.
-
-    Raises:
-        UserError: settings that it cannot change, each by name with the reason.
-    """
+    """Returns what a warm fork changes; settings that it cannot change are refused, each with the reason."""
     changed, deciding = changes(before, after)
     refused = [f"{path}: {_reason(path)}" for path in sorted(deciding) if not _is_taken_over(path, before, after)]
     if _form(before) != _form(after):
@@ -169,11 +161,7 @@ def of_state(before: Recipe, after: Recipe) -> Changes:
 
 
 def require_cold(before: Recipe, after: Recipe) -> Changes:
-    """Returns what a cold fork changes.
-
-    Raises:
-        UserError: another start model is asked for, or another store.
-    """
+    """Returns what a cold fork changes; another start model or store is refused."""
     changed, _ = changes(before, after)
     starts = ("model.base", "model.revision", "model.from_scratch", "model.tokenizer", "phases", "store.uri")
     refused = [path for path in changed if any(path == start or path.startswith(f"{start}.") for start in starts)]
@@ -201,9 +189,7 @@ def in_words(changed: Mapping[str, list[Any]], *, step: int, end: int, warm: boo
 def combined(inherited: Mapping[str, list[Any]], own: Mapping[str, list[Any]]) -> Changes:
     """Returns in what a fork's recipe differs from the one that made the state it takes over.
 
-    Args:
-        inherited: What its parent had changed, where the parent is a fork that has not trained since.
-        own: What it changes itself.
+    `inherited` is what its parent had changed, where the parent is a fork that has not trained since.
     """
     merged = {path: list(values) for path, values in inherited.items()}
     for path, (before, after) in own.items():
@@ -252,15 +238,9 @@ STATE_FILES = ("trainer_state.json",)
 
 @dataclass(frozen=True)
 class Fork:
-    """A fork that was made.
+    """A fork that was made: of the parent's step and the digest of the state there.
 
-    Attributes:
-        run: The new run.
-        step: The parent's step that it begins at.
-        digest: Digest of the state there.
-        recipe: The fork's recipe.
-        lines: What it changes, and what that means, for people.
-        warm: Whether it keeps the state; else it begins at step 0 with the weights.
+    Warm it keeps the state; else it begins at step 0 with the weights. `lines` say for people what it changes.
     """
 
     run: Run
@@ -272,16 +252,10 @@ class Fork:
 
 
 def fork(parent: Run, step: int | None, name: str, overrides: Sequence[str] = (), *, warm: bool = True) -> Fork:
-    """Makes a new run of a checkpoint.
+    """Makes a new run of a checkpoint, the newest that is whole where no step is given, in the parent's store.
 
-    Done again with the same arguments it completes what a call that died had begun.
-
-    Args:
-        parent: The run to fork.
-        step: One of its checkpoints; the newest that is whole when None.
-        name: Name of the new run, in the same store.
-        overrides: Changes to the recipe, `PATH=VALUE`.
-        warm: Keep optimizer, schedule, random state and place in the data.
+    Done again with the same arguments it completes what a call that died had begun. Overrides are changes to the recipe,
+    `PATH=VALUE`.
 
     Raises:
         UserError: there is no such run or step, a setting cannot be changed, the name is another run's, or this Baton
@@ -315,11 +289,7 @@ def fork(parent: Run, step: int | None, name: str, overrides: Sequence[str] = ()
 
 
 def require_start(run: Run) -> None:
-    """Makes sure that a run may begin with its own weights: a warm fork begins with its parent's state.
-
-    Raises:
-        BatonError: it is one, and the checkpoint that it began with is not there, or not whole.
-    """
+    """Makes sure that a run may begin with its own weights: a warm fork begins with its parent's state."""
     note = run.read(ForkNote)
     if note and note.warm:
         raise BatonError(
@@ -342,7 +312,6 @@ def _with_rate(before: Recipe, overrides: Sequence[str]) -> list[str]:
 
 
 def _chosen(store: CheckpointStore, step: int | None) -> Checkpoint:
-    """Returns the checkpoint to fork."""
     if step is not None and (checkpoint := store.read(step)):
         return checkpoint
     if step is None and (newest := next(store.whole(), None)):
@@ -355,7 +324,6 @@ def _chosen(store: CheckpointStore, step: int | None) -> Checkpoint:
 
 
 def _fork_plan(parent: Run, recipe: Recipe, step: int) -> Plan:
-    """Returns the plan of a warm fork."""
     plan = make_plan(recipe, parent.plan().rows)
     if plan.num_steps < step:
         raise UserError(
@@ -378,8 +346,6 @@ def _fetched(store: CheckpointStore, checkpoint: Checkpoint, scratch: str) -> st
 
 @dataclass(frozen=True)
 class _Start:
-    """A parent's checkpoint, brought to this machine."""
-
     checkpoint: Checkpoint
     folder: str
 
@@ -434,7 +400,6 @@ def _carry(parent: Run, run: Run, recipe: Recipe, plan: Plan, start: _Start, cha
 
 
 def _begin_cold(run: Run, before: Recipe, after: Recipe, folder: str, scratch: str) -> Recipe:
-    """Gives a cold fork its start model, and returns its recipe."""
     model = f"{scratch}/model"
     if sharded.is_sharded(folder):
         sharded.merge(folder, f"{scratch}/merged", shard_size=sharded.SHARD_SIZE)
@@ -462,14 +427,12 @@ def _begin_cold(run: Run, before: Recipe, after: Recipe, folder: str, scratch: s
 
 
 def _copy_model(folder: str, target: str) -> None:
-    """Copies weights, configuration and tokenizer of a checkpoint."""
     for name in os.listdir(folder):
         if name.endswith(MODEL_FILES) and name not in STATE_FILES:
             shutil.copyfile(os.path.join(folder, name), os.path.join(target, name))
 
 
 def _merge(recipe: Recipe, folder: str, target: str) -> None:
-    """Writes the base with the checkpoint's adapter folded in, and the tokenizer."""
     from baton.models import loading, trained
 
     tokenizer = loading.load_tokenizer(folder, trust_remote_code=recipe.model.trust_remote_code)

@@ -48,8 +48,6 @@ PHASES_OF_A_CHUNK = (
 
 
 class SourceLocation(Document):
-    """Where a row stands."""
-
     file: str
     """Address of its file."""
     line: int
@@ -57,8 +55,6 @@ class SourceLocation(Document):
 
 
 class Token(Document):
-    """A token of a row."""
-
     id: int
     text: str
     """What it stands for; bytes that are no whole character by themselves as `\\xNN`."""
@@ -167,8 +163,6 @@ ORIGINS = "origins.gz"
 
 
 class RunInfo(NamedDocument):
-    """A run's recipe, resolved, and when it was created."""
-
     NAME: ClassVar[str] = "recipe.json"
 
     recipe: Json
@@ -179,12 +173,10 @@ class RunInfo(NamedDocument):
 
     @property
     def recipe_name(self) -> str:
-        """The recipe's name."""
         return str(self.recipe["name"])
 
     @property
     def base(self) -> str | None:
-        """The model that training began with, None for one from scratch."""
         model = self.recipe.get("model")
         base = model.get("base") if isinstance(model, dict) else None
         return base if isinstance(base, str) else None
@@ -205,8 +197,6 @@ class SplitData(NamedDocument):
 
 
 class SplitCounts(NamedDocument):
-    """Counts of rows by side, and of rejected ones."""
-
     NAME: ClassVar[str] = "split.json"
 
     rows: int = 0
@@ -222,8 +212,6 @@ class SplitCounts(NamedDocument):
 
 
 class TokenizedRows(NamedDocument):
-    """The tokenized rows."""
-
     NAME: ClassVar[str] = "tokens.json"
 
     prefix: str
@@ -246,8 +234,6 @@ class TokenizedRows(NamedDocument):
 
 
 class TokensMeta(Document):
-    """What the manifest of tokenized rows says of them."""
-
     tokens: int
     """Training tokens."""
     truncated: int
@@ -337,8 +323,6 @@ class Fit(Document):
 
 
 class Survey(Document):
-    """Sources as they were found."""
-
     columns: list[str]
     """Names of their columns; none where they are plain text."""
     looked_at: int
@@ -351,13 +335,10 @@ class Survey(Document):
     """A fit for each group of methods."""
 
     def of(self, method: str) -> Fit:
-        """Returns what the rows are to a method."""
         return next(fit for fit in self.fits if method in fit.methods)
 
 
 class Script(Document):
-    """The program that began the run."""
-
     path: str = ""
     """Empty where there is no file, as in a notebook."""
     sha256: str = ""
@@ -380,8 +361,6 @@ class AttachedRun(NamedDocument):
 
 
 class LearningRate(NamedDocument):
-    """The learning rate that was looked for."""
-
     NAME: ClassVar[str] = "lr_find.json"
 
     learning_rate: float
@@ -400,8 +379,6 @@ class MicroBatchSize(NamedDocument):
 
 
 class Progress(NamedDocument):
-    """The step that a training process has reached."""
-
     NAME: ClassVar[str] = "progress.json"
 
     step: int
@@ -423,8 +400,6 @@ class TrackingRun(NamedDocument):
 
 
 class ChunkAttempt(Document):
-    """The record of one attempt at a chunk."""
-
     outcome: str = ""
     """`done`, `already_done`, `finished` where early stopping ended the run, or `partial` where it was preempted."""
     from_step: int = 0
@@ -441,8 +416,6 @@ class ChunkAttempt(Document):
 
 
 class ChunkRecord(ChunkAttempt):
-    """The record of an attempt at a chunk."""
-
     stage: str
     chunk: int = 0
     at: str = ""
@@ -469,8 +442,6 @@ class WarningRecord(Document):
 
 
 class StageRecord(Document):
-    """The record of an attempt at any stage."""
-
     stage: str
     at: str = ""
     chunk: int | None = None
@@ -485,15 +456,12 @@ class StageRecord(Document):
 
     @property
     def total(self) -> float:
-        """Seconds in all."""
         if self.total_seconds is not None:
             return self.total_seconds
         return sum(self.seconds.values()) if isinstance(self.seconds, dict) else self.seconds
 
 
 class CheckpointRef(Document):
-    """A checkpoint that was read back."""
-
     step: int
     uri: str = ""
     eval_loss: float | None = None

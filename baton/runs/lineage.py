@@ -30,19 +30,13 @@ _ACCEPTED_FILE = re.compile(r"(\d{6})\.json")
 
 @dataclass(frozen=True)
 class Accepted:
-    """A model that was accepted.
-
-    Attributes:
-        number: How many there have been with it; 0 where there is none yet.
-        model: What was written of it, None where there is none.
-    """
+    """The newest of so many models that were accepted; None where there is none yet."""
 
     number: int = 0
     model: AcceptedModel | None = None
 
     @property
     def model_uri(self) -> str | None:
-        """Address of the model, None where there is none yet."""
         return self.model.model_uri if self.model else None
 
 
@@ -59,19 +53,10 @@ def accepted_runs(storage: Storage, name: str) -> list[str]:
 
 
 def accept(storage: Storage, name: str, after: int, model: AcceptedModel) -> Accepted:
-    """Puts a model in the place of the one that it was judged against.
+    """Puts a model in the place of the one that it was judged against, whose number is `after`; 0 for none.
 
-    Args:
-        storage: The store.
-        name: The recipe's.
-        after: Number of the model that it was judged against, 0 for none.
-        model: The model.
-
-    Returns:
-        What stands now: this model, also where an earlier attempt of the same run has written it.
-
-    Raises:
-        BatonError: another run's model was accepted meanwhile.
+    Returns what is accepted now: this model, also where an earlier attempt of the same run has written it. Where another
+    run's model was accepted meanwhile, that one stays, and this one is a BatonError.
     """
     data = as_json(model.to_json())
     # What it returns does not tell whose model it is: the answer to a put may be lost, and a stage that is retried has
@@ -113,43 +98,34 @@ _STEP = re.compile(r"step-(\d{8,})")
 
 @dataclass
 class RunNode:
-    """A run and what it comes from.
-
-    Attributes:
-        name: The run's name; a parent that is in another store or gone has its name alone.
-        created: When it began, ISO 8601; empty for one that is gone.
-        recipe: Name of its recipe.
-        parent: Name of the run it comes from.
-        kind: How: `fork`, `cold fork`, `goes on`, `retrained`, or empty for a run without a parent.
-        at: Step of the parent at which it was forked.
-        changed: What a fork changed: dotted path → value before and after.
-        sweep: The sweep that it is a trial of, and its id there.
-        values: A trial's own values.
-        step: Its newest checkpoint's step, 0 before there is one.
-        num_steps: Steps of its plan, None before it has one.
-        skips: How many steps its guard has found and skipped.
-        state: `new`, `unfinished`, `trained`, `done`, `rejected`, or `gone`.
-        children: Names of the runs that come from it, oldest first.
-    """
+    """A run and what it comes from; a parent that is in another store or gone has its name alone."""
 
     name: str
     created: str = ""
     recipe: str = ""
     parent: str | None = None
     kind: str = ""
+    """`fork`, `cold fork`, `goes on`, `retrained`, or empty for a run without a parent."""
     at: int | None = None
+    """Step of the parent at which it was forked."""
     changed: dict[str, list[Any]] = field(default_factory=dict)
+    """What a fork changed: dotted path → value before and after."""
     sweep: tuple[str, str] | None = None
+    """The sweep that it is a trial of, and its id there."""
     values: dict[str, Any] = field(default_factory=dict)
+    """A trial's own values."""
     step: int = 0
+    """Its newest checkpoint's, 0 before there is one."""
     num_steps: int | None = None
+    """None before it has a plan."""
     skips: int = 0
     state: str = "gone"
+    """`new`, `unfinished`, `trained`, `done`, `rejected`, or `gone`."""
     children: list[str] = field(default_factory=list)
+    """Names of the runs that come from it, oldest first."""
 
     @property
     def words(self) -> str:
-        """What it is to its parent, in a few words."""
         origin = {
             "fork": f"fork at step {self.at}",
             "cold fork": f"cold fork of step {self.at}",
@@ -264,7 +240,6 @@ def _known(storage: Storage, name: str) -> RunNode | None:
 
 
 def _newest(run: Run) -> tuple[int, bool]:
-    """Returns the step of the newest committed checkpoint, 0 for none, and whether early stopping ended the run."""
     folder = run.path("checkpoints")
     found = (match for name in run.storage.list(folder) if (match := _STEP.fullmatch(name)))
     for match in sorted(found, key=lambda match: int(match[1]), reverse=True):
@@ -290,7 +265,6 @@ def _state(member: RunNode, present: set[str], *, finished: bool) -> str:
 
 
 def _run_of(uri: str | None, storage: Storage) -> str | None:
-    """Returns the run of this store below whose folder an address lies."""
     runs = f"{storage.uri('runs')}/"
     return uri.removeprefix(runs).partition("/")[0] if uri and uri.startswith(runs) else None
 

@@ -13,8 +13,6 @@ Figures = dict[str, int | float | None]
 
 
 class JudgedLine(Document):
-    """One line of the gate, judged."""
-
     figure: str = ""
     line: str = ""
     value: int | float | None = None
@@ -25,25 +23,19 @@ class JudgedLine(Document):
 
 
 class GateVerdict(Document):
-    """The gate's verdict on a model."""
-
     passed: bool
     lines: list[JudgedLine] = Field(default_factory=list)
 
     @property
     def failed(self) -> list[str]:
-        """The lines that did not hold, in words."""
         return [line.words for line in self.lines if not line.held]
 
     @property
     def words(self) -> str:
-        """The verdict, for people."""
         return "accepted" if self.passed else f"rejected: {'; '.join(self.failed)}"
 
 
 class ExamplesFile(Document):
-    """Address of all examples."""
-
     count: int = 0
     path: str = ""
 
@@ -74,7 +66,6 @@ class EvaluationResult(NamedDocument):
     gate: GateVerdict | None = None
 
     def figures(self, when: str) -> Figures | None:
-        """Returns the figures of a model, `before`, `after` or `production`; None where there is no such model."""
         return {"before": self.before, "after": self.after, "production": self.production}[when]
 
 
@@ -87,8 +78,6 @@ class Likeness(Document):
 
 
 class LlamaCpp(Document):
-    """What llama.cpp made of a GGUF file."""
-
     version: str
     tokens: int
 
@@ -122,8 +111,6 @@ class ModelMeta(Document):
 
 
 class ExportEntry(Document):
-    """One format of the export."""
-
     format: str
     uri: str
     bytes: int = 0
@@ -131,8 +118,6 @@ class ExportEntry(Document):
 
 
 class RegistryEntry(NamedDocument):
-    """The export's entry in MLflow's registry."""
-
     NAME: ClassVar[str] = "registry.json"
 
     export: str = ""
@@ -145,8 +130,6 @@ class RegistryEntry(NamedDocument):
 
 
 class Pushed(NamedDocument):
-    """The export's repository and commit on the Hub."""
-
     NAME: ClassVar[str] = "hub.json"
 
     repo: str
@@ -157,8 +140,6 @@ class Pushed(NamedDocument):
 
 
 class ExportedModel(NamedDocument):
-    """Addresses of the exported model."""
-
     NAME: ClassVar[str] = "export.json"
 
     model_uri: str
@@ -170,8 +151,6 @@ class ExportedModel(NamedDocument):
 
 
 class ReportPage(NamedDocument):
-    """Address of the report."""
-
     NAME: ClassVar[str] = "report.json"
 
     report_uri: str
@@ -196,8 +175,6 @@ class RunFailure(NamedDocument):
 
 
 class AcceptedModel(Document):
-    """A model that was accepted."""
-
     run: str
     run_uri: str = ""
     model_uri: str
@@ -248,8 +225,6 @@ class TrialEntry(NamedDocument):
 
 
 class RungEntry(Document):
-    """A rung as it is planned."""
-
     rung: int = 0
     bracket: int = 1
     chunk: int
@@ -276,16 +251,12 @@ class SweepHead(NamedDocument):
 
 
 class RungScore(Document):
-    """A trial's score on a rung."""
-
     value: float | None
     step: int = 0
     seconds: float | None = None
 
 
 class StoppedTrial(Document):
-    """A trial that was stopped."""
-
     id: str
     why: str
     """In words, for people."""
@@ -353,8 +324,6 @@ class TrialInfo(NamedDocument):
 
 
 class TrialScore(NamedDocument):
-    """A trial's score after a chunk."""
-
     NAME: ClassVar[str] = "scores/chunk-{:03d}.json"
 
     chunk: int
@@ -366,8 +335,6 @@ class TrialScore(NamedDocument):
 
 
 class TrialFailure(NamedDocument):
-    """The chunk of a trial that failed last."""
-
     NAME: ClassVar[str] = "failure.json"
 
     chunk: int
@@ -376,8 +343,6 @@ class TrialFailure(NamedDocument):
 
 
 class SweepTracking(NamedDocument):
-    """The tracking run of a sweep."""
-
     NAME: ClassVar[str] = "tracking.json"
 
     mlflow: str | None = None
