@@ -254,8 +254,8 @@ class Fork:
 def fork(parent: Run, step: int | None, name: str, overrides: Sequence[str] = (), *, warm: bool = True) -> Fork:
     """Makes a new run of a checkpoint, the newest that is whole where no step is given, in the parent's store.
 
-    Done again with the same arguments it completes what a call that died had begun. Overrides are changes to the recipe,
-    `PATH=VALUE`.
+    Done again with the same arguments it completes what a call that died had begun. Overrides are changes to the
+    recipe, `PATH=VALUE`.
 
     Raises:
         UserError: there is no such run or step, a setting cannot be changed, the name is another run's, or this Baton

@@ -55,8 +55,8 @@ def accepted_runs(storage: Storage, name: str) -> list[str]:
 def accept(storage: Storage, name: str, after: int, model: AcceptedModel) -> Accepted:
     """Puts a model in the place of the one that it was judged against, whose number is `after`; 0 for none.
 
-    Returns what is accepted now: this model, also where an earlier attempt of the same run has written it. Where another
-    run's model was accepted meanwhile, that one stays, and this one is a BatonError.
+    Returns what is accepted now: this model, also where an earlier attempt of the same run has written it. Where
+    another run's model was accepted meanwhile, that one stays, and this one is a BatonError.
     """
     data = as_json(model.to_json())
     # What it returns does not tell whose model it is: the answer to a put may be lost, and a stage that is retried has

@@ -26,7 +26,8 @@ PACKAGE = "baton-llm"
 
 @dataclass(frozen=True)
 class OlderFormat:
-    """An older number of a format: the last release that makes it, and whether this one continues it to the same bits."""
+    """An older number of a format, the last release that makes it, and whether this one continues it to the same
+    bits."""
 
     release: str
     is_continued: bool
@@ -36,8 +37,8 @@ class OlderFormat:
 class FormatSpec:
     """Something that is made of a recipe, and that another release may make otherwise.
 
-    `number` is of what is made here, `what` it decides, and `instead` says what can be done with a number that is no longer
-    continued, beside taking the release that makes it.
+    `number` is of what is made here, `what` it decides, and `instead` says what can be done with a number that is no
+    longer continued, beside taking the release that makes it.
     """
 
     number: int

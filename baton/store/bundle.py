@@ -92,8 +92,8 @@ class BundleWriter:
     """One writer's attempt at a bundle of a kind: files first, then the manifest.
 
     `check` is called every few megabytes; what it raises ends the attempt. `find_copy_sources` returns the bundles that
-    unchanged files may be copied from; it is called once, before the first is sent. `folder` is the name of the attempt,
-    which no other process has; `files` has size and SHA-256 of what is uploaded, by relative name.
+    unchanged files may be copied from; it is called once, before the first is sent. `folder` is the name of the
+    attempt, which no other process has; `files` has size and SHA-256 of what is uploaded, by relative name.
     """
 
     def __init__(
@@ -244,8 +244,8 @@ def fetch(
 ) -> str:
     """Downloads a bundle, or some of its files, to a folder of this machine, checking every byte; returns the folder.
 
-    Where the store is a folder itself the files are read in place, and the folder is the store's, unless `in_place` says
-    otherwise.
+    Where the store is a folder itself the files are read in place, and the folder is the store's, unless `in_place`
+    says otherwise.
 
     Raises:
         DamagedError: a file is missing or its SHA-256 differs; the bundle is marked.

@@ -178,8 +178,8 @@ OPTUNA_BRACKETS = 3
 class PlannedRung:
     """One comparison, after a chunk, of the trials of a bracket; all numbers count from 1.
 
-    At a bracket's last rung, which is after the last chunk, all but one are beaten. `first` is the first chunk that trials
-    train for it.
+    At a bracket's last rung, which is after the last chunk, all but one are beaten. `first` is the first chunk that
+    trials train for it.
     """
 
     number: int
