@@ -93,10 +93,13 @@ class Document(BaseModel):
 
 
 class NamedDocument(Document):
-    """A document of a run or a sweep, which lies below its folder."""
+    """A document of a run or a sweep, which lies below its folder; `{}` in its name is the key of one of several."""
 
     NAME: ClassVar[str]
-    """Its path there; `{}` stands for the number or id of one of several."""
+
+    def __init_subclass__(cls, name: str, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.NAME = name
 
     @classmethod
     def file_name(cls, *key: int | str) -> str:

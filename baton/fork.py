@@ -113,27 +113,10 @@ PLATEAU = ("reduce_lr_on_plateau", "greedy")
 """Schedules that keep their own state, beside the step."""
 
 
-def require_continued(parent: Run, checkpoint: Checkpoint, *, warm: bool) -> None:
-    """Checks that this Baton works on with what a fork takes over."""
-    if warm:  # whose order of rows and random numbers are this Baton's from here on
-        parent.need(RunInfo).made.require_continued(f"run {parent.name!r}", DATA_FORMATS)
-    checkpoint.require_continued(*(CHECKPOINT_FORMATS if warm else ("checkpoint",)))
-
-
-def differences(before: Any, after: Any, path: str = "") -> Changes:
-    """Returns the dotted paths whose values differ between two plain documents."""
-    if isinstance(before, dict) and isinstance(after, dict):
-        differing: Changes = {}
-        for key in sorted(before.keys() | after.keys()):
-            differing |= differences(before.get(key), after.get(key), f"{path}.{key}".lstrip("."))
-        return differing
-    return {} if before == after else {path: [before, after]}
-
-
 def changes(before: Recipe, after: Recipe) -> tuple[Changes, set[str]]:
     """Returns all settings in which a fork differs from its parent, and which of them decide bits."""
-    all_of_them = differences(before.model_dump(mode="json"), after.model_dump(mode="json"))
-    deciding = set(differences(identity(before), identity(after)))
+    all_of_them = load.differences(before.model_dump(mode="json"), after.model_dump(mode="json"))
+    deciding = set(load.differences(identity(before), identity(after)))
     # These count by content elsewhere; a fork has its parent's content, so another address is another content.
     return all_of_them, deciding | {path for path in all_of_them if path in ("data.source", "hooks.source")}
 
@@ -232,8 +215,8 @@ CARRIED = tuple(
 """What stages had found for the parent, and holds for a warm fork."""
 MODEL_FILES = (".safetensors", ".json", ".model", ".txt", ".jinja", ".py")
 """Files of a checkpoint that make a model and its tokenizer."""
-STATE_FILES = ("trainer_state.json",)
-"""Files of a checkpoint that end like those and are none."""
+TRAINER_STATE = "trainer_state.json"
+"""File of a checkpoint that ends like those and is none."""
 
 
 @dataclass(frozen=True)
@@ -268,20 +251,30 @@ def fork(parent: Run, step: int | None, name: str, overrides: Sequence[str] = ()
     # completed.
     if name == parent.name or (run.read(ForkNote) is None and run.read(RunInfo) is not None):
         raise UserError(f"run {run.uri!r} exists and is no fork of this one.", remedy="Choose another name with --run.")
-    after = load.with_overrides(before, _with_rate(before, overrides) if warm else overrides)
+    if warm and before.training.lr_find:  # one that is given would otherwise be looked for all the same
+        gives_rate = any(override.partition("=")[0].strip() == "training.learning_rate" for override in overrides)
+        overrides = [*overrides, *(["training.lr_find=null"] if gives_rate else [])]
+    after = load.with_overrides(before, overrides)
     changed = require_warm(before, after) if warm else require_cold(before, after)
     store = CheckpointStore.of(parent, before)
     checkpoint = _chosen(store, step)
-    require_continued(parent, checkpoint, warm=warm)
+    if warm:  # for rows and tokens are the parent's; their order and random numbers are this Baton's from here on
+        parent.need(RunInfo).made.require_continued(f"run {parent.name!r}", DATA_FORMATS)
+    checkpoint.require_continued(*(CHECKPOINT_FORMATS if warm else ("checkpoint",)))
     step, digest = checkpoint.step, checkpoint.digest
-    plan = _fork_plan(parent, after, step) if warm else None
+    plan = make_plan(after, parent.plan().rows) if warm else None
+    if plan and plan.num_steps < step:
+        raise UserError(
+            f"the fork would end at step {plan.num_steps}, before step {step}, at which it begins.",
+            remedy="Fork an earlier step, or train longer.",
+        )
     with scratch_folder("fork") as scratch:
         folder = _fetched(store, checkpoint, scratch)
-        # Before anything else of the run: it lets the same command complete what a crash broke off (`_new`), and keeps
+        # Before anything else of the run: it lets the same command complete what a crash broke off, and keeps
         # a chunk of a warm fork from beginning with weights of its own meanwhile (`require_start`).
         run.write_once(ForkNote(parent=parent.uri, step=step, digest=digest, warm=warm, changed=changed))
         if plan:
-            _carry(parent, run, after, plan, _Start(checkpoint, folder), of_state(before, after))
+            _carry(parent, run, after, plan, checkpoint, folder, of_state(before, after))
         else:
             after = _begin_cold(run, before, after, folder, scratch)
     lines = in_words(changed, step=step, end=plan.num_steps if plan else 0, warm=warm)
@@ -305,12 +298,6 @@ def began(run: Run) -> int:
     return note.step if note and note.warm else 0
 
 
-def _with_rate(before: Recipe, overrides: Sequence[str]) -> list[str]:
-    """Turns the search for a learning rate off where one is given, which would hold in its place."""
-    sets_rate = any(override.partition("=")[0].strip() == "training.learning_rate" for override in overrides)
-    return [*overrides, *(["training.lr_find=null"] if sets_rate and before.training.lr_find else [])]
-
-
 def _chosen(store: CheckpointStore, step: int | None) -> Checkpoint:
     if step is not None and (checkpoint := store.read(step)):
         return checkpoint
@@ -321,16 +308,6 @@ def _chosen(store: CheckpointStore, step: int | None) -> Checkpoint:
         f"run {store.run.uri!r} has no checkpoint{'' if step is None else f' of step {step}'}; it has {there}.",
         remedy="Name one that is there as RUN@STEP; chunks.keep decides which stay.",
     )
-
-
-def _fork_plan(parent: Run, recipe: Recipe, step: int) -> Plan:
-    plan = make_plan(recipe, parent.plan().rows)
-    if plan.num_steps < step:
-        raise UserError(
-            f"the fork would end at step {plan.num_steps}, before step {step}, at which it begins.",
-            remedy="Fork an earlier step, or train longer.",
-        )
-    return plan
 
 
 def _fetched(store: CheckpointStore, checkpoint: Checkpoint, scratch: str) -> str:
@@ -344,13 +321,9 @@ def _fetched(store: CheckpointStore, checkpoint: Checkpoint, scratch: str) -> st
     return folder
 
 
-@dataclass(frozen=True)
-class _Start:
-    checkpoint: Checkpoint
-    folder: str
-
-
-def _carry(parent: Run, run: Run, recipe: Recipe, plan: Plan, start: _Start, changed: Changes) -> None:
+def _carry(
+    parent: Run, run: Run, recipe: Recipe, plan: Plan, checkpoint: Checkpoint, folder: str, changed: Changes
+) -> None:
     """Gives a warm fork its parent's state, with a note of what its recipe changes in it."""
     run.create(recipe, data=parent.need(RunInfo).made)
     left_out = {LearningRate.NAME} if recipe.training.lr_find is None else set()
@@ -362,50 +335,52 @@ def _carry(parent: Run, run: Run, recipe: Recipe, plan: Plan, start: _Start, cha
         run.storage.write(run.path(ORIGINS), parent.storage.read(parent.path(ORIGINS)))
     run.write_once(plan)
     store = CheckpointStore.of(run, recipe)
-    step = start.checkpoint.step
+    step, meta = checkpoint.step, checkpoint.meta
     writer = store.open_writer(step)
     with contextlib.suppress(FileNotFoundError):  # retention may take it away meanwhile
-        writer.send(start.folder)
+        writer.send(folder)
     # Where the store is a folder the files were read in place, and not from a copy. Who sent them first does not count.
     sent, meant = (
         {name: (entry["size"], entry["sha256"]) for name, entry in files.items()}
-        for files in (writer.files, start.checkpoint.manifest.files)
+        for files in (writer.files, checkpoint.manifest.files)
     )
     if sent != meant:
         raise DamagedError(f"step {step} of {parent.uri} changed while it was copied.", remedy="Fork again.")
     identity = state_identity(run, run.resolved_recipe(), plan)
-    # Last: with it the fork is complete, and a chunk may resume from it.
-    meta = start.checkpoint.meta
     # The state of a fork that has not trained yet was made by the recipe of its own parent.
     differs = combined(meta.forked_from.changed if meta.forked_from else {}, changed)
-    store.commit(
-        step,
-        writer,
-        meta.model_copy(
-            update={
-                "forked_from": ForkOrigin(
-                    run_uri=parent.uri, step=start.checkpoint.step, digest=meta.digest, changed=differs
-                ),
-                "parent": None,
-                "restored": meta.restored.model_copy(
-                    update={"step": start.checkpoint.step, "checked": None, "skipped": []}
-                ),
-                "finished": meta.finished and not differs,
-                "created": now(),
-                "work": RunCost(started=time.time(), trained_seconds=0.0, goodput=0.0, lost_steps=0, lost_seconds=0.0),
-                "identity": identity,
-            }
-        ),
+    begun = meta.model_copy(
+        update={
+            "forked_from": ForkOrigin(run_uri=parent.uri, step=step, digest=meta.digest, changed=differs),
+            "parent": None,
+            "restored": meta.restored.model_copy(update={"step": step, "checked": None, "skipped": []}),
+            "finished": meta.finished and not differs,
+            "created": now(),
+            "work": RunCost(started=time.time(), trained_seconds=0.0, goodput=0.0, lost_steps=0, lost_seconds=0.0),
+            "identity": identity,
+        }
     )
+    store.commit(step, writer, begun)  # last: with it the fork is complete, and a chunk may resume from it
 
 
 def _begin_cold(run: Run, before: Recipe, after: Recipe, folder: str, scratch: str) -> Recipe:
+    """Gives a cold fork its start model, and returns its recipe."""
     model = f"{scratch}/model"
     if sharded.is_sharded(folder):
         sharded.merge(folder, f"{scratch}/merged", shard_size=sharded.SHARD_SIZE)
         folder = f"{scratch}/merged"
     os.makedirs(model)
-    _merge(before, folder, model) if before.adapter else _copy_model(folder, model)
+    if before.adapter:  # the base with the adapter folded in
+        from baton.models import loading, trained
+
+        tokenizer = loading.load_tokenizer(folder, trust_remote_code=before.model.trust_remote_code)
+        whole: Any = trained.trained_model(before, tokenizer, folder, whole=True)
+        whole.merge_and_unload().save_pretrained(model)
+        tokenizer.save_pretrained(model)
+    else:
+        for name in os.listdir(folder):
+            if name.endswith(MODEL_FILES) and name != TRAINER_STATE:
+                shutil.copyfile(os.path.join(folder, name), os.path.join(model, name))
     names = sorted(os.listdir(model))
     lines = [f"{name} {bundle.file_sha256(os.path.join(model, name))}\n" for name in names]
     digest = hashlib.sha256("".join(lines).encode()).hexdigest()
@@ -424,18 +399,3 @@ def _begin_cold(run: Run, before: Recipe, after: Recipe, folder: str, scratch: s
     recipe = load.validate(document, origin=run.uri)
     run.create(recipe)
     return recipe
-
-
-def _copy_model(folder: str, target: str) -> None:
-    for name in os.listdir(folder):
-        if name.endswith(MODEL_FILES) and name not in STATE_FILES:
-            shutil.copyfile(os.path.join(folder, name), os.path.join(target, name))
-
-
-def _merge(recipe: Recipe, folder: str, target: str) -> None:
-    from baton.models import loading, trained
-
-    tokenizer = loading.load_tokenizer(folder, trust_remote_code=recipe.model.trust_remote_code)
-    model: Any = trained.trained_model(recipe, tokenizer, folder, whole=True)
-    model.merge_and_unload().save_pretrained(target)
-    tokenizer.save_pretrained(target)

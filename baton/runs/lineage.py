@@ -13,8 +13,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
+from baton.documents import NamedDocument
 from baton.errors import BatonError, DamagedError, FormatError
 from baton.runs import documents
 from baton.runs.documents import AttachedRun, ForkNote, RunInfo
@@ -25,6 +26,13 @@ from baton.runtime import SYSTEM
 from baton.store.manifest import read_manifest
 from baton.store.storage import Storage
 
+logger = logging.getLogger("baton")
+D = TypeVar("D", bound=NamedDocument)
+
+MOST = 200
+"""Runs of a store up to which a report reads all of them to find a run's children."""
+
+_STEP = re.compile(r"step-(\d{8,})")
 _ACCEPTED_FILE = re.compile(r"(\d{6})\.json")
 
 
@@ -88,14 +96,6 @@ def _read_accepted(storage: Storage, name: str, number: int) -> Accepted:
     return Accepted(number, AcceptedModel.read(storage.read(path), storage.uri(path)))
 
 
-logger = logging.getLogger("baton")
-
-MOST = 200
-"""Runs of a store up to which a report reads all of them to find a run's children."""
-
-_STEP = re.compile(r"step-(\d{8,})")
-
-
 @dataclass
 class RunNode:
     """A run and what it comes from; a parent that is in another store or gone has its name alone."""
@@ -105,7 +105,7 @@ class RunNode:
     recipe: str = ""
     parent: str | None = None
     kind: str = ""
-    """`fork`, `cold fork`, `goes on`, `retrained`, or empty for a run without a parent."""
+    """`fork`, `cold fork`, `continues`, `retrained`, or empty for a run without a parent."""
     at: int | None = None
     """Step of the parent at which it was forked."""
     changed: dict[str, list[Any]] = field(default_factory=dict)
@@ -129,7 +129,7 @@ class RunNode:
         origin = {
             "fork": f"fork at step {self.at}",
             "cold fork": f"cold fork of step {self.at}",
-            "goes on": "starts from its model",
+            "continues": "starts from its model",
             "retrained": "took its place",
         }.get(self.kind, "")
         trial = f"trial {self.sweep[1]} of sweep {self.sweep[0]}" if self.sweep else ""
@@ -146,7 +146,11 @@ def family(storage: Storage) -> Family:
     """Returns all runs of a store with their parents and children."""
     names = storage.list("runs")
     members = {member.name: member for member in SYSTEM.each(lambda name: _known(storage, name), names) if member}
-    _add_successors(storage, members)
+    for recipe in storage.list("models"):
+        for before, after in pairwise(accepted_runs(storage, recipe)):
+            successor = members.get(after)
+            if successor and successor.parent is None and before != after:
+                successor.parent, successor.kind = before, "retrained"
     for member in sorted(members.values(), key=lambda one: (one.created, one.name)):
         if member.parent:
             members.setdefault(member.parent, RunNode(member.parent)).children.append(member.name)
@@ -209,18 +213,23 @@ def _known(storage: Storage, name: str) -> RunNode | None:
     try:
         run = Run(storage, name)
         present = set(storage.list(run.path()))
-        head = run.read(RunInfo) if RunInfo.NAME in present else None
-        attached = run.read(AttachedRun) if AttachedRun.NAME in present and not head else None
-        if head is None and attached is None:
+
+        def read(kind: type[D]) -> D | None:
+            return run.read(kind) if kind.NAME in present else None
+
+        head, attached = read(RunInfo), read(AttachedRun)
+        if head:
+            created, recipe = head.created, head.recipe_name
+        elif attached:
+            created, recipe = attached.created, os.path.basename(attached.script.path)
+        else:
             return None
-        plan = run.read(Plan) if Plan.NAME in present else None
-        fork = run.read(ForkNote) if ForkNote.NAME in present else None
-        trial = run.read(TrialInfo) if TrialInfo.NAME in present else None
+        plan, fork, trial = read(Plan), read(ForkNote), read(TrialInfo)
         step, finished = _newest(run) if "checkpoints" in present else (0, False)
         member = RunNode(
             name,
-            created=head.created if head else attached.created if attached else "",
-            recipe=head.recipe_name if head else os.path.basename(attached.script.path) if attached else "",
+            created=created,
+            recipe=recipe,
             step=step,
             num_steps=plan.num_steps if plan else None,
             skips=len(run.skips()) if documents.SKIPS_FOLDER in present else 0,
@@ -231,8 +240,10 @@ def _known(storage: Storage, name: str) -> RunNode | None:
         if fork:
             member.parent, member.at = fork.parent.rpartition("/runs/")[2], fork.step
             member.kind, member.changed = "fork" if fork.warm else "cold fork", fork.changed
-        elif head and (base := _run_of(head.base, storage)):
-            member.parent, member.kind = (base, "goes on") if base != name else (None, "")
+        elif head and (base := (head.base or "")).startswith(runs := f"{storage.uri('runs')}/"):
+            parent = base.removeprefix(runs).partition("/")[0]
+            if parent not in ("", name):
+                member.parent, member.kind = parent, "continues"
         return member
     except (KeyError, TypeError, ValueError, BatonError) as error:
         logger.warning("%s is passed over: %r", storage.uri(f"runs/{name}"), error)
@@ -262,17 +273,3 @@ def _state(member: RunNode, present: set[str], *, finished: bool) -> str:
     if finished or (member.num_steps and member.step >= member.num_steps):
         return "trained"
     return "unfinished" if member.step else "new"
-
-
-def _run_of(uri: str | None, storage: Storage) -> str | None:
-    runs = f"{storage.uri('runs')}/"
-    return uri.removeprefix(runs).partition("/")[0] if uri and uri.startswith(runs) else None
-
-
-def _add_successors(storage: Storage, members: Family) -> None:
-    """Gives each run whose model took another's place that one for a parent, where it has none."""
-    for recipe in storage.list("models"):
-        for before, after in pairwise(accepted_runs(storage, recipe)):
-            member = members.get(after)
-            if member and member.parent is None and before != after:
-                member.parent, member.kind = before, "retrained"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
 
 from pydantic import Field
 
@@ -13,10 +12,8 @@ from baton.recipe.recipe import Recipe
 from baton.recipe.training import Training
 
 
-class Plan(NamedDocument):
+class Plan(NamedDocument, name="plan.json"):
     """Steps of a run and the targets of its chunks."""
-
-    NAME: ClassVar[str] = "plan.json"
 
     rows: int
     """Training sequences."""

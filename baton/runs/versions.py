@@ -26,8 +26,7 @@ PACKAGE = "baton-llm"
 
 @dataclass(frozen=True)
 class OlderFormat:
-    """An older number of a format, the last release that makes it, and whether this one continues it to the same
-    bits."""
+    """An older number: the last release that makes it, and whether this one continues it to the same bits."""
 
     release: str
     is_continued: bool

@@ -414,8 +414,7 @@ def _s3_files(address: str) -> AbstractFileSystem:
 
 
 def _s3_cause(answer: errors.ServerAnswer) -> tuple[str, str] | None:
-    """Returns why S3 refuses where that is no right:
-    <https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html>."""
+    # <https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html>
     code, message = answer.code, answer.message.lower()
     match code:
         case "ExpiredToken" | "ExpiredTokenException" | "TokenRefreshRequired" | "RequestExpired":
