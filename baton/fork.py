@@ -292,12 +292,6 @@ def require_start(run: Run) -> None:
         )
 
 
-def began(run: Run) -> int:
-    """Returns the step that a run began at: its parent's, for a warm fork."""
-    note = run.read(ForkNote)
-    return note.step if note and note.warm else 0
-
-
 def _chosen(store: CheckpointStore, step: int | None) -> Checkpoint:
     if step is not None and (checkpoint := store.read(step)):
         return checkpoint

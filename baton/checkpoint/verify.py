@@ -185,7 +185,7 @@ class Verification:
             yield f"step {max(hidden)} is marked as being removed, and nothing newer is here"
         newest = here[head].current if head else None
         try:
-            if (reached := self._store.verified_step()) > head:
+            if (reached := self._run.verified_step()) > head:
                 yield f"step {reached} was read back once, and the newest here is step {head}"
             if newest is None:
                 return

@@ -384,6 +384,6 @@ def _lost_checkpoint(run: Run, records: list[str]) -> str | None:
     store = CheckpointStore(run)
     attempts = run.attempts() if any(record.startswith("train-chunk-") for record in records) else []
     left = attempts[-1].to_step if attempts else 0
-    reached = max(store.verified_step(), left)
+    reached = max(store.run.verified_step(), left)
     newest = next(store.whole(), None)
     return store.prefix(reached) if reached and (newest is None or newest.step < reached) else None

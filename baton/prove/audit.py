@@ -52,7 +52,7 @@ def chunk_span(store: CheckpointStore, index: int) -> ChunkSpan:
     plan = store.run.plan()
     if not 1 <= index <= len(plan.targets):
         raise UserError(f"chunk {index} does not exist; run {store.run.name!r} has {len(plan.targets)}.")
-    start = max(plan.target(index - 1) if index > 1 else 0, fork.began(store.run))
+    start = max(plan.target(index - 1) if index > 1 else 0, store.run.began())
     if plan.target(index) <= start:
         raise UserError(f"chunk {index} ends before step {start}, at which the fork {store.run.name!r} begins.")
     target = plan.target(index)

@@ -30,10 +30,13 @@ from baton.recipe.recipe import Recipe
 from baton.runs.documents import (
     SKIPS_FOLDER,
     ChunkRecord,
+    ForkNote,
     LearningRate,
     MicroBatchSize,
     OwnCode,
     PinnedModels,
+    Promoted,
+    ProofPart,
     Restart,
     RunInfo,
     Skip,
@@ -275,6 +278,23 @@ class Run(DocumentFolder):
     def skips(self) -> list[Skip]:
         """Returns the steps that the run's guard has found, in their order."""
         return self.read_all(Skip, SKIPS_FOLDER)
+
+    def began(self) -> int:
+        """Returns the step that the run began at: its parent's, for a warm fork."""
+        note = self.read(ForkNote)
+        return note.step if note and note.warm else 0
+
+    def proven_chunks(self) -> set[int]:
+        """Returns the numbers of the chunks whose checkpoint the checkpoint stage has read back."""
+        names = self.storage.list(self.path("proof"))
+        return {int(match[1]) for name in names if (match := re.fullmatch(r"chunk-(\d+)\.json", name))}
+
+    def verified_step(self) -> int:
+        """Returns the newest step that the checkpoint stage has read back and found whole, 0 before there is one."""
+        promoted, proven = self.read(Promoted), self.proven_chunks()
+        # Of two checkpoint stages at once the slower may write the older step last. Each has its own part of the proof.
+        part = self.read(ProofPart, max(proven)) if proven else None
+        return max(promoted.newest.step if promoted else 0, part.step if part else 0)
 
     def attempts(self, chunk: int | None = None) -> list[ChunkRecord]:
         """Returns all attempts at all chunks, or at one, by chunk and time."""

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from baton.checkpoint.manifest import LogEntry
-from baton.checkpoint.store import CheckpointStore
+from baton.checkpoint.store import CheckpointStore, LogEntry
 from baton.documents import Json
 from baton.runs import lineage
 from baton.runs.outcomes import RungVerdict, TrialEntry, TrialFailure, Winner

@@ -8,8 +8,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from baton.checkpoint.manifest import CheckpointMeta
-from baton.checkpoint.store import CheckpointStore
+from baton.checkpoint.store import CheckpointMeta, CheckpointStore
 from baton.recipe import load
 from baton.runs.outcomes import RungVerdict, SweepHead, TrialEntry, TrialInfo
 from baton.runs.plan import Plan
