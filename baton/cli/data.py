@@ -230,7 +230,7 @@ def examine(recipe: Recipe, page: str, *, counts: bool, display: Display) -> Exa
             if counts:
                 processes.run(processes.TOKENIZE, [run.uri], heard)
         except BatonError as raised:
-            if run.get(QUALITY) is None:
+            if run.raw(QUALITY) is None:
                 raise
             error = str(raised)  # of a stage that ended after the rows were looked at
         result = {**quality_page.collect(run, recipe.data), "run": recipe.name}

@@ -41,9 +41,10 @@ def train_chunk(run_uri: str, index: int, leave_out: list[str]) -> None:
 
 
 def checkpoint(run_uri: str, index: int) -> None:
-    from baton.train.promote import promote
+    from baton.checkpoint.proof import promote
+    from baton.runs.run import Run
 
-    promote(run_uri, index)
+    promote(Run.open(run_uri), index)
 
 
 def begin(recipe: Path, name: str, store: str, bracket: int) -> None:
@@ -72,7 +73,7 @@ def judge(sweep_uri: str, rung: int) -> None:
 
 def page(sweep_uri: str, rung: int) -> None:
     from baton.runs.sweep import Sweep
-    from baton.sweep.judge import publish
+    from baton.sweep.page import publish
 
     publish(Sweep.open(sweep_uri), rung)
 
