@@ -13,7 +13,7 @@ from baton.errors import UserError
 from baton.models import generate, user_code
 from baton.models import user_code as own_tasks
 from baton.models.metrics import Better, Figure, constant_figure, mean_figure
-from baton.recipe import recipe
+from baton.recipe import extras
 from baton.recipe.evaluation import Tasks
 from baton.recipe.run import Trust
 
@@ -36,7 +36,7 @@ class Harness:
     """
 
     def __init__(self, tasks: Tasks, scratch: str, trust: Trust = None) -> None:
-        recipe.require_packages(f"evaluation.tasks: {', '.join(tasks.names)}", "lm_eval")
+        extras.require_packages(f"evaluation.tasks: {', '.join(tasks.names)}", "lm_eval")
         from lm_eval.tasks import TaskManager
 
         logging.getLogger("lm_eval").setLevel(logging.ERROR)

@@ -87,11 +87,7 @@ ATTENTION = {"flash": "flash_attention_2", "sdp": "sdpa", "flex": "flex_attentio
 
 
 def _choose(draft: RecipeDraft) -> tuple[str, Document]:
-    """Returns the training method, and settings that follow from its name.
-
-    Raises:
-        UserError: Baton has nothing like the method.
-    """
+    """Returns the training method, and settings that follow from its name."""
     rl = str(draft.get("rl") or "")
     if draft.has("process_reward_model"):
         raise draft.wrong("process_reward_model", "no reward per step, which Baton does not train", "Remove it.")
@@ -122,11 +118,7 @@ def _dpo(draft: RecipeDraft) -> None:
 
 
 def _grpo(draft: RecipeDraft) -> None:
-    """Sets what judges completions: axolotl finds functions by `module.function`, in the folder it runs in.
-
-    Raises:
-        UserError: there is no reward function.
-    """
+    """Sets what judges completions: axolotl finds functions by `module.function`, in the folder it runs in."""
     key = "trl.reward_funcs"
     names = read(draft, key, words, [])
     if not names or not all("." in name.strip(".") for name in names):

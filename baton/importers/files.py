@@ -70,11 +70,7 @@ class OtherTrainer:
     keys: Table
 
     def convert(self, draft: RecipeDraft) -> None:
-        """Fills a recipe and handles each key of the file. Later steps look at what earlier ones have set.
-
-        Raises:
-            UserError: the file is another kind of file, or asks for what Baton cannot do at all.
-        """
+        """Fills a recipe and handles each key of the file. Later steps look at what earlier ones have set."""
         method, settings = self.choose(draft)
         draft.put("training.method", method)
         for name, value in settings.items():
@@ -118,11 +114,7 @@ SECRET = re.compile(r"token$|secret|password|api_key|webhook", re.IGNORECASE)
 
 
 def draft_of(trainer: OtherTrainer, file: str, target: str) -> RecipeDraft:
-    """Returns what becomes of a trainer's file; `target` is the folder in which the recipe will be.
-
-    Raises:
-        UserError: the file cannot be read, or asks for what cannot be meant.
-    """
+    """Returns what becomes of a trainer's file; `target` is the folder in which the recipe will be."""
     draft = RecipeDraft(
         flatten(load_file(file, trainer.tool), trainer.nested), tool=trainer.tool, origin=file, target=target
     )
@@ -146,11 +138,7 @@ def _without_model(draft: RecipeDraft, key: str) -> UserError:
 
 
 def load_file(path: str, tool: str) -> Document:
-    """Reads a file of another trainer.
-
-    Raises:
-        UserError: it is missing, not YAML, or does not hold keys and values.
-    """
+    """Reads a file of another trainer."""
     file = Path(path)
     if not os.path.isfile(path):
         raise UserError(f"{path!r} is not a file.", remedy=f"Give the path of a training file of {tool}.")
@@ -200,11 +188,7 @@ def shown(key: str, value: object) -> str:
 
 
 def recipe_of(draft: RecipeDraft) -> Recipe:
-    """Returns the recipe, checked.
-
-    Raises:
-        UserError: what the file asks for is no valid recipe; the message names the recipe's keys.
-    """
+    """Returns the recipe, checked."""
     document = {"name": name_for(draft.origin), **draft.document}
     if code_in(document):
         document["trust"] = ASK

@@ -222,11 +222,7 @@ MIXED = (
 
 
 def data(draft: RecipeDraft, method: str) -> None:
-    """Sets source, format and columns, and what part of a row counts.
-
-    Raises:
-        UserError: there is no data set, or `dataset_info.json` is broken.
-    """
+    """Sets source, format and columns, and what part of a row counts."""
     names = read(draft, "dataset", words, [])
     if not names:
         raise UserError(f"{draft.origin}: dataset is missing.", remedy="Name the data sets to train on.")
@@ -437,11 +433,7 @@ RATE = 5e-5
 
 
 def _choose(draft: RecipeDraft) -> tuple[str, Document]:
-    """Returns the training method, and settings that follow from stage and loss.
-
-    Raises:
-        UserError: Baton has nothing like the stage.
-    """
+    """Returns the training method, and settings that follow from stage and loss."""
     stage = str(draft.get("stage", "sft"))
     if stage == "ppo":
         raise UserError(

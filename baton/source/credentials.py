@@ -16,10 +16,6 @@ from baton.recipe.run import Signing, leaves
 from baton.signing import SIGNED_BY, PublicKey
 from baton.store.clouds import environment_of
 
-# --- Credentials in a recipe, found in its addresses; and in a compiled pipeline, by the names of fields and
-# variables.
-
-
 _CREDENTIAL_ENDINGS = ("SECRET", "TOKEN", "PASSWORD", "APIKEY", "ACCESSKEY")
 _REFERENCE_WORDS = frozenset({"NAME", "FILE", "PATH", "REF"})
 _REFERENCE_FIELDS = frozenset({"key", "secretKey", "configMapKey", "topologyKey", "outputParameterKey"})
@@ -39,11 +35,7 @@ _SIGNED = re.compile(r"[?&](sig|X-Amz-(Signature|Credential)|AWSAccessKeyId|X-Go
 
 
 def require_none(recipe: Recipe) -> None:
-    """Refuses a recipe in which an address holds a credential: what is in it gets into runs, logs and pipelines.
-
-    Raises:
-        UserError: one does; the message holds the address without it, and never the credential.
-    """
+    """Refuses a recipe in which an address holds a credential: what is in it gets into runs, logs and pipelines."""
     for path, value in leaves(recipe.model_dump(mode="json", exclude_defaults=True)):
         if not isinstance(value, str):
             continue
@@ -107,9 +99,6 @@ def literal_credential(place: str) -> str:
     return f"{place}: holds a credential; expected a reference to a Kubernetes secret (use_secret_as_env)."
 
 
-# --- What a recipe whose checkpoints are signed needs around its processes, looked at before any of them starts.
-
-
 def signing_settings(recipe: Recipe) -> list[Signing]:
     """Returns what a recipe, or each of its phases, says of signatures."""
     return [part.chunks.signing for part in recipe.phase_recipes() or [recipe] if part.chunks.signing]
@@ -122,11 +111,7 @@ def signing_environment(recipe: Recipe) -> dict[str, str]:
 
 
 def require_signing_key(recipe: Recipe) -> Recipe:
-    """Checks that this machine can sign, and returns the recipe without the Secret that a cluster mounts.
-
-    Raises:
-        UserError: it has not the key.
-    """
+    """Checks that this machine can sign, and returns the recipe without the Secret that a cluster mounts."""
     found = signing_settings(recipe)
     for signing in found:
         require_signer(PublicKey(signing.public_key))
@@ -140,11 +125,7 @@ def require_signing_key(recipe: Recipe) -> Recipe:
 
 
 def require_signing_secret(recipe: Recipe) -> None:
-    """Checks that pods will have the key.
-
-    Raises:
-        UserError: no Secret is named.
-    """
+    """Checks that pods will have the key."""
     if any(signing.secret is None for signing in signing_settings(recipe)):
         raise UserError(
             "chunks.signing names no Secret, and pods have no other way to the private key.",
