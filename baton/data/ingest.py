@@ -14,9 +14,9 @@ from typing import Any
 from baton import events
 from baton.data import normalize, readers, schema
 from baton.data.assign import SIDE_NAMES
-from baton.data.rows import Record, Rejected, RejectedRows, Row, RowError, as_content
+from baton.data.rows import Record, Rejected, RejectedRows, Row, as_content
 from baton.data.schema import BESIDE, TALKS, ColumnMapping
-from baton.errors import UserError
+from baton.errors import RowError, UserError
 from baton.models import chat
 from baton.recipe.data import Columns, Source
 from baton.recipe.recipe import Recipe

@@ -56,10 +56,6 @@ class Row:
     values: dict[str, object]
 
 
-class RowError(Exception):
-    """A row cannot be used; the message says why, and the other rows go on."""
-
-
 class UnreadableError(BatonError):
     """After a line, of which `raw` was read, nothing more can be read from a file."""
 

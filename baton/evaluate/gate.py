@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import time
 
 from baton import events
@@ -12,17 +13,8 @@ from baton.runs.outcomes import EvaluationResult, GateVerdict, JudgedLine
 from baton.runs.run import Run
 from baton.tracking import tracking_run
 
-SIGNS = {
-    "<=": lambda value, limit: value <= limit,
-    ">=": lambda value, limit: value >= limit,
-    "<": lambda value, limit: value < limit,
-    ">": lambda value, limit: value > limit,
-}
-OPERATORS = {
-    "*": lambda value, by: value * by,
-    "+": lambda value, by: value + by,
-    "-": lambda value, by: value - by,
-}
+COMPARISONS = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt}
+OPERATORS = {"*": operator.mul, "+": operator.add, "-": operator.sub}
 MODELS = {"baseline": "before", "production": "production"}
 """Whose figures a line compares with, by the key of the evaluation."""
 WHOSE = {
@@ -52,30 +44,16 @@ def judge_run(run_uri: str) -> GateVerdict:
 
 def as_markdown(verdict: GateVerdict) -> str:
     """Returns each figure beside its limit as a table."""
-    lines = [
-        f"# {verdict.words}",
-        "",
-        "| figure | value | limit | |",
-        "|---|---|---|---|",
-        *(
-            f"| {line.figure} | {_number(line.value)} | {line.line} ({_number(line.limit)}) | "
-            f"{'held' if line.held else '**not held**'} |"
-            for line in verdict.lines
-        ),
-    ]
+    lines = [f"# {verdict.words}", "", "| figure | value | limit | |", "|---|---|---|---|"]
+    for line in verdict.lines:
+        value, limit = ("—" if each is None else f"{each:.4g}" for each in (line.value, line.limit))
+        held = "held" if line.held else "**not held**"
+        lines.append(f"| {line.figure} | {value} | {line.line} ({limit}) | {held} |")
     return "\n".join(lines) + "\n"
 
 
-def _number(value: float | None) -> str:
-    return "—" if value is None else f"{value:.4g}"
-
-
 def reject_run(run_uri: str) -> str:
-    """Ends a run as rejected.
-
-    Returns:
-        Which lines failed, in words.
-    """
+    """Ends a run as rejected, and returns which lines failed, in words."""
     verdict = Run.open(run_uri).need(EvaluationResult).gate
     return verdict.words if verdict else ""
 
@@ -117,11 +95,11 @@ def _judge(figure: str, line: str, evaluation: EvaluationResult) -> JudgedLine:
         why = evaluation.not_measured.get(unmeasured, {}).get(figure, "no row counted")
         words = f"{figure} of {WHOSE[unmeasured]} was not measured: {why}"
         return JudgedLine(figure=figure, line=line, value=value, limit=limit, held=False, words=words)
-    passes = SIGNS[match["sign"]](value, limit)
-    words = f"{figure} {value:.4g} is {'' if passes else 'not '}{match['sign']} {bound}"
-    if passes and not (math.isfinite(value) and math.isfinite(limit)):
-        passes, words = False, f"{words}, but not finite"
-    return JudgedLine(figure=figure, line=line, value=value, limit=limit, held=passes, words=words)
+    held = COMPARISONS[match["sign"]](value, limit)
+    words = f"{figure} {value:.4g} is {'' if held else 'not '}{match['sign']} {bound}"
+    if held and not (math.isfinite(value) and math.isfinite(limit)):
+        held, words = False, f"{words}, but not finite"
+    return JudgedLine(figure=figure, line=line, value=value, limit=limit, held=held, words=words)
 
 
 def _figure(name: str, when: str, evaluation: EvaluationResult) -> float | None:

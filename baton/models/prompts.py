@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from baton.checkpoint.store import CheckpointStore
 from baton.documents import Document
 from baton.errors import DamagedError, UserError
-from baton.models import chat, generate, vocabulary
+from baton.models import chat, chat_template, generate
 from baton.recipe.recipe import Recipe
 from baton.runs.documents import RunInfo, SplitData, TokenizedRows
 from baton.runs.run import Run
@@ -70,10 +70,9 @@ def with_system_turn(prompt: str | list[dict[str, Any]], system: str | None) -> 
 def end_tokens(folder: str, tokenizer: PreTrainedTokenizerBase) -> list[int] | None:
     """Returns the tokens that an answer ends with, None where a model's own settings for writing have them all."""
     own = _settings(folder).get("eos_token_id", tokenizer.eos_token_id)
-    listed = own if isinstance(own, list) else [own] if own is not None else []
-    known = (chat.end_of_turn(tokenizer), vocabulary.end_of_turn(tokenizer))
-    missing = [end for end in dict.fromkeys(known) if end is not None and end not in listed]
-    return [*listed, *missing] if missing else None
+    listed = own if isinstance(own, list) else [own]
+    ends = chat_template.end_tokens(tokenizer, listed)
+    return ends if set(ends) - set(listed) else None
 
 
 def write_ends(folder: str, tokenizer: PreTrainedTokenizerBase) -> None:

@@ -76,7 +76,7 @@ def data_split(
             chosen = load.with_overrides(chosen, [f"model.base={json.dumps(start_from)}"])
         split = stage.split_data(chosen, chosen_name(run_name, new_name, job_id, phase))
         run = Run.open(split["run_uri"])
-        stage.rows_card(run, split, chosen_name(run_name, new_name, job_id)).leave(rows)
+        stage.rows_card(run, split, chosen_name(run_name, new_name, job_id)).write(rows)
         with open(quality.path, "w", encoding="utf-8") as file:
             file.write(stage.quality_html(run, split["page"]))
         return str(stage.run_ref(run))

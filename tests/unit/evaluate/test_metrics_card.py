@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from baton.checkpoint.manifest import CheckpointMeta
-from baton.checkpoint.store import CheckpointStore
+from baton.checkpoint.store import CheckpointMeta, CheckpointStore
 from baton.evaluate.evaluate import evaluation_card
 from baton.runs.documents import ForkOrigin, RunCost
 from baton.runs.plan import Plan
@@ -49,7 +48,7 @@ def _run(folder: Path, *, origin: ForkOrigin | None = None, **sections: Any) -> 
 
 def _metrics(run: Run) -> dict[str, Any]:
     artifact = SimpleNamespace(path="/nowhere", metadata={})
-    evaluation_card(run, EVALUATION).tell(artifact)
+    evaluation_card(run, EVALUATION).write_metadata(artifact)
     json.dumps(artifact.metadata, allow_nan=False)
     return artifact.metadata
 
