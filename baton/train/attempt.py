@@ -183,8 +183,12 @@ def assemble(
         reports: Whether metrics go where the recipe says.
     """
     context, recipe = services.context, services.context.recipe
-    trainer.ranks, trainer.watchdog, trainer.guard = context.ranks, services.watchdog, recipe.training.guard
-    trainer.resumption = resumption(restored, context, leave_out)
+    trainer.begin_chunk(
+        context.ranks,
+        services.watchdog,
+        resumption(restored, context, leave_out),
+        lambda: callback.places(),  # which is made below, and looks at the trainer
+    )
     if recipe.evaluation.per_epoch:
         trainer.add_callback(EvaluationsPerEpoch(context.plan, recipe.evaluation.per_epoch))
     lead: CheckpointManager | None = None

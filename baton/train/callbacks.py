@@ -227,7 +227,6 @@ class CheckpointCallback(TrainerCallback):
         self._is_free = True
         # The manifest has each file's SHA-256; CRC-32 on top takes a third of the time of writing.
         torch.serialization.set_crc32_options(False)
-        trainer.places = self._places
         trainer.remove_callback(state.PrinterCallback)
         # Last, so that it sees `control` as all others have left it.
         trainer.add_callback(self)
@@ -385,7 +384,8 @@ class CheckpointCallback(TrainerCallback):
         if "loss" in logs:
             events.emit(events.Step(step=trainer_state.global_step, of=trainer_state.max_steps, loss=logs["loss"]))
 
-    def _places(self) -> Iterator[StagingFolder]:
+    def places(self) -> Iterator[StagingFolder]:
+        """Yields folders for a checkpoint, best first."""
         if self._schedule.pace:
             self._schedule.pace.saving()
         return self._manager.places(state.num_bytes(self._trainer))

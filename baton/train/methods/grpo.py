@@ -8,14 +8,15 @@ from transformers import Trainer
 from trl import GRPOConfig, GRPOTrainer
 
 from baton.train import generation
-from baton.train.trainer import Setup
+from baton.train.build import Setup
+from baton.train.protocol import ChunkTrainer
 
 OF_TOKENS = ("entropy", "kl", *(f"clip_ratio/{part}_mean" for part in ("low", "high", "region")))
 """Figures that are means over tokens."""
 
 
-class ChunkedGRPOTrainer(generation.Generating, GRPOTrainer):
-    """`GRPOTrainer` in chunks."""
+class ExactGRPO(ChunkTrainer):
+    """What `GRPOTrainer` does besides."""
 
     def figure_weights(self, inputs: Any) -> dict[str, float]:
         """Returns the completions, and their tokens where a figure is a mean over these."""
@@ -40,4 +41,4 @@ def build(setup: Setup) -> Trainer:
         importance_sampling_level=grpo.importance_sampling,
         top_entropy_quantile=grpo.top_entropy,
     )
-    return generation.build_generating(setup, ChunkedGRPOTrainer, config, grpo)
+    return generation.build_generating(setup, GRPOTrainer, config, ExactGRPO, grpo)

@@ -8,11 +8,12 @@ from transformers import Trainer
 from trl import RLOOConfig, RLOOTrainer
 
 from baton.train import generation
-from baton.train.trainer import Setup
+from baton.train.build import Setup
+from baton.train.protocol import ChunkTrainer
 
 
-class ChunkedRLOOTrainer(generation.Generating, RLOOTrainer):
-    """`RLOOTrainer` in chunks."""
+class ExactRLOO(ChunkTrainer):
+    """What `RLOOTrainer` does besides."""
 
     def figure_weights(self, inputs: Any) -> dict[str, float]:
         """Returns the completions, and their tokens."""
@@ -26,4 +27,4 @@ def build(setup: Setup) -> Trainer:
     config = RLOOConfig(
         **generation.generation_arguments(setup, rloo), beta=rloo.beta, normalize_advantages=rloo.normalize_advantages
     )
-    return generation.build_generating(setup, ChunkedRLOOTrainer, config, rloo)
+    return generation.build_generating(setup, RLOOTrainer, config, ExactRLOO, rloo)

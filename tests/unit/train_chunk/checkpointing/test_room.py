@@ -194,7 +194,7 @@ def test_a_failure_that_is_no_exception_of_pythons_counts(tiny_base: str, tmp_pa
             full = RuntimeError("PytorchStreamWriter failed writing file data/3")
             raise CheckpointException("", {0: (full, StackSummary())})
 
-    trainer._write_checkpoint = write
+    trainer.write_checkpoint = write
     trainer.places = lambda: iter(
         [StagingFolder(str(tmp_path / "a")), StagingFolder(str(tmp_path / "b")), StagingFolder(str(tmp_path / "c"))]
     )
