@@ -11,7 +11,6 @@ if TYPE_CHECKING:
 
     from baton.api import Checkpoints as Checkpoints
     from baton.api import Compiled as Compiled
-    from baton.api import LoadedRecipe as LoadedRecipe
     from baton.api import LocalRun as LocalRun
     from baton.api import Report as Report
     from baton.api import checkpoints as checkpoints
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from baton.kubeflow.submit import Submission as Submission
     from baton.local.results import Result as Result
     from baton.recipe.recipe import Recipe as Recipe
+    from baton.source.prepare import LoadedRecipe as LoadedRecipe
     from baton.train.attach.attach import Chunk as Chunk
     from baton.train.attach.attach import attach as attach
     from baton.train.chunk import Ending as Ending
@@ -39,7 +39,7 @@ _PLACES = {
     "Chunk": "train.attach.attach",
     "Compiled": "api",
     "Ending": "train.chunk",
-    "LoadedRecipe": "api",
+    "LoadedRecipe": "source.prepare",
     "LocalRun": "api",
     "Outcome": "train.chunk",
     "Recipe": "recipe",

@@ -14,26 +14,27 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
 
-from baton.checkpoint.manifest import LogEntry
-from baton.checkpoint.store import Checkpoint, CheckpointStore
+from baton.checkpoint.store import Checkpoint, CheckpointStore, LogEntry
 from baton.compiler import pipeline_file
 from baton.compiler.pipeline_file import Pipeline, packaged
 from baton.errors import UserError
 from baton.events import Event
 from baton.local import results
-from baton.local.results import Listed, Result, Verified
+from baton.local.results import Listed, Result, VerifiedCheckpoint
 from baton.recipe.recipe import Recipe
 from baton.recipe.run import Chunks
-from baton.runs.documents import Attached
+from baton.runs.documents import AttachedRun
 from baton.runs.outcomes import ReportPage
 from baton.runs.run import Run, check_name
 from baton.source import origin, prepare
 from baton.source.origin import RecipeSource
+from baton.source.prepare import LoadedRecipe
 from baton.store.storage import Storage
 from baton.tracking.servers import KUBEFLOW_PAGE
 
 if TYPE_CHECKING:
     from baton.compiler.workflow_size import WorkflowSize
+    from baton.kubeflow.schedule import Schedule
     from baton.kubeflow.submit import Submission
 
 
@@ -47,32 +48,6 @@ Source = str | os.PathLike[str] | Mapping[str, Any] | Recipe
 
 HERE = "recipe"
 """What a recipe is called in messages that lies in no file; paths in it start at the working directory."""
-
-
-@dataclass(frozen=True)
-class LoadedRecipe:
-    """A recipe that was read and checked.
-
-    Attributes:
-        recipe: Its values, typed; see docs/recipe.md.
-        origin: Where it comes from, and so where relative paths start.
-    """
-
-    recipe: Recipe
-    origin: RecipeSource
-
-    @property
-    def name(self) -> str:
-        """The recipe's name."""
-        return self.recipe.name
-
-    def localised(self) -> Recipe:
-        """Returns the recipe as it runs on this machine, its paths absolute.
-
-        Raises:
-            UserError: a source or base model is missing.
-        """
-        return prepare.resolve_paths(self.recipe, self.origin)
 
 
 def load(
@@ -101,12 +76,11 @@ def load(
         UserError: the file is missing or not YAML, a key is unknown, or a value does not fit; it names each. Or nobody
             has consented to the code of a recipe from elsewhere.
     """
-    changed = [*lines(overrides), *prepare.options(store, chunks, image)]
-    if isinstance(source, LoadedRecipe) and not changed:
+    if isinstance(source, LoadedRecipe) and not (overrides or store or image) and chunks is None:
         return source
     found = _origin(source)
     found = replace(found, is_trusted=True) if trust else found
-    return LoadedRecipe(prepare.load(found, changed, here=here), found)
+    return prepare.load(found, lines(overrides), store=store, chunks=chunks, image=image, here=here)
 
 
 def lines(overrides: Overrides) -> list[str]:
@@ -177,7 +151,7 @@ class Checkpoints(Sequence[Listed]):
         """
         return chosen_checkpoint(self._store, step)
 
-    def verify(self) -> list[Verified]:
+    def verify(self) -> list[VerifiedCheckpoint]:
         """Reads every checkpoint back, byte for byte, and checks that they continue each other.
 
         Returns:
@@ -228,14 +202,14 @@ def existing_run(run_uri: str) -> Run:
         UserError: it was not.
     """
     run = Run.open(run_uri)
-    if run.get(Attached.NAME) is None:
+    if run.raw(AttachedRun.NAME) is None:
         run.require("recipe.json")
     return run
 
 
 def chunks_of(run: Run) -> Chunks:
     """Returns how a run is cut and what it keeps, as its recipe or its script says."""
-    attached = run.read(Attached)
+    attached = run.read(AttachedRun)
     return Chunks.model_validate(attached.chunks) if attached else run.recipe().chunks
 
 
@@ -471,23 +445,6 @@ class Compiled:
     note: str
 
 
-def load_for_pods(
-    recipe: Source | LoadedRecipe,
-    overrides: Overrides = (),
-    store: str | None = None,
-    chunks: int | None = None,
-    image: str | None = None,
-    *,
-    tell: OnWarning = untold,
-) -> LoadedRecipe:
-    """Reads a recipe that will run in pods, and tells what will not work there; see `load`."""
-    loaded = load(recipe, overrides, store=store, chunks=chunks, image=image, here=False)
-    prepare.check_rendering(loaded.recipe)
-    for warning in pipeline_file.cluster_warnings(loaded.recipe):
-        tell(warning)
-    return loaded
-
-
 def compile(
     recipe: Source | LoadedRecipe,
     path: str,
@@ -523,7 +480,8 @@ def compile(
 
         graph.check_ending(picture)
     kind = Pipeline(pipeline)
-    loaded = load_for_pods(recipe, overrides, store, chunks, image, tell=tell).recipe
+    loaded = load(recipe, overrides, store=store, chunks=chunks, image=image, here=False).recipe
+    _warn(loaded, tell)
     with packaged(pipeline_file.for_cluster(loaded), "pipeline", kind) as package:
         size = pipeline_file.check_fits(package, loaded, kind)
         if picture:
@@ -569,65 +527,100 @@ def submit(
         UserError: a mistake in recipe, address, token or name.
         BatonError: the endpoint cannot be reached or fails.
     """
-    loaded = load_for_pods(recipe, overrides, store, chunks, image, tell=tell)
-    return submitting(loaded.recipe, endpoint, name, pipeline=Pipeline(pipeline), tell=tell, **terms)()
+    loaded = load(recipe, overrides, store=store, chunks=chunks, image=image, here=False)
+    return Submitter(loaded, endpoint, name, Pipeline(pipeline), tell, **terms).submit()
 
 
-def submitting(
-    recipe: Recipe,
-    endpoint: str,
-    name: str | None,
-    *,
-    pipeline: Pipeline,
-    tell: OnWarning,
-    **terms: Unpack[Terms],
-) -> Callable[[], Submission]:
-    """Returns what submits a recipe, as often as it is called, a week later too; see `submit`."""
-    from baton.kubeflow import connection
-    from baton.kubeflow import submit as kubeflow
-
-    name = prepare.run_name_for_pods(recipe, name)
-    with packaged_for(recipe, endpoint, pipeline, tell) as package:
-        content = Path(package).read_bytes()  # the file would have to last as long as the run
-
-    def post() -> Submission:
-        with tempfile.TemporaryDirectory(prefix="baton-submit-") as folder:
-            path = Path(folder, f"{recipe.name}.yaml")
-            path.write_bytes(content)
-            return kubeflow.submit(
-                str(path),
-                endpoint,
-                experiment=terms.get("experiment") or recipe.name,
-                run_name=name,
-                arguments=dict.fromkeys(NAMED_BY[pipeline], name),
-                token=connection.token(),
-                namespace=terms.get("namespace"),
-                service_account=terms.get("service_account"),
-                cache=terms.get("cache", True),
-                registers=terms.get("registers", True),
-            )
-
-    return post
-
-
-@contextlib.contextmanager
-def packaged_for(recipe: Recipe, endpoint: str, pipeline: Pipeline, tell: OnWarning) -> Iterator[str]:
-    """Yields the path of a recipe's package for an endpoint, and tells from where on its record cannot be read.
+class Submitter:
+    """A recipe's pipeline for an endpoint: compiled once, submitted as often as it is asked, a week later too.
 
     Args:
-        recipe: The recipe.
-        endpoint: Where its pods will be started, and linked to.
-        pipeline: The kind of pipeline.
-        tell: Called with what somebody should know before a run.
+        loaded: The recipe, as `load` returns it with `here=False`.
+        endpoint: Kubeflow Pipelines API.
+        name: The run's name; one that exists resumes where it stopped.
+        pipeline: Its kind.
+        on_warning: Called with what somebody should know before a run.
+        terms: See `Terms`.
 
     Raises:
-        UserError: the workflow would be too large to end.
+        UserError: the name is none, the recipe is not for pods, or the workflow would be too large to end.
     """
-    settled = pipeline_file.for_cluster(_with_page(recipe, endpoint))
-    with packaged(settled, recipe.name, pipeline) as package:
-        if note := pipeline_file.readability_warning(pipeline_file.check_fits(package, settled, pipeline)):
-            tell(note)
-        yield package
+
+    def __init__(
+        self,
+        loaded: LoadedRecipe,
+        endpoint: str,
+        name: str | None = None,
+        pipeline: Pipeline = Pipeline.finetune,
+        on_warning: OnWarning = untold,
+        **terms: Unpack[Terms],
+    ) -> None:
+        recipe = loaded.recipe
+        _warn(recipe, on_warning)
+        self.endpoint, self.namespace = endpoint, terms.get("namespace")
+        self._recipe, self._pipeline, self._terms = recipe.name, pipeline, terms
+        self._on_warning = on_warning
+        self._name = prepare.run_name_for_pods(recipe, name)
+        recipe = pipeline_file.for_cluster(_with_page(recipe, endpoint))
+        with packaged(recipe, recipe.name, pipeline) as package:
+            size = pipeline_file.check_fits(package, recipe, pipeline)
+            self._content = Path(package).read_bytes()  # the file would have to last as long as the run
+        if note := pipeline_file.readability_warning(size):
+            on_warning(note)
+
+    def submit(self) -> Submission:
+        """Starts a run, and does not wait for it.
+
+        Raises:
+            UserError: a mistake in address, token or name.
+            BatonError: the endpoint cannot be reached or fails.
+        """
+        from baton.kubeflow import connection, submit
+
+        with self._package() as path:
+            return submit.submit(
+                path,
+                self.endpoint,
+                experiment=self._terms.get("experiment") or self._recipe,
+                run_name=self._name,
+                arguments=dict.fromkeys(NAMED_BY[self._pipeline], self._name),
+                token=connection.token(),
+                namespace=self.namespace,
+                service_account=self._terms.get("service_account"),
+                cache=self._terms.get("cache", True),
+                registers=self._terms.get("registers", True),
+            )
+
+    def schedule(self, cron: str) -> Schedule:
+        """Makes it a recurring run, see `baton.kubeflow.schedule.create`."""
+        from baton.kubeflow import connection, schedule
+
+        with self._package() as path:
+            return schedule.create(
+                path,
+                self.endpoint,
+                recipe=self._recipe,
+                cron=cron,
+                token=connection.token(),
+                namespace=self.namespace,
+                service_account=self._terms.get("service_account"),
+                registers=self._terms.get("registers", True),
+                on_warning=self._on_warning,
+            )
+
+    @contextlib.contextmanager
+    def _package(self) -> Iterator[str]:
+        with tempfile.TemporaryDirectory(prefix="baton-submit-") as folder:
+            path = Path(folder, f"{self._recipe}.yaml")
+            path.write_bytes(self._content)
+            yield str(path)
+
+
+def _warn(recipe: Recipe, on_warning: OnWarning) -> None:
+    """Tells what of a recipe will not work in pods."""
+    prepare.check_rendering(recipe)
+    for warning in pipeline_file.cluster_warnings(recipe):
+        on_warning(warning)
 
 
 def _with_page(recipe: Recipe, endpoint: str) -> Recipe:

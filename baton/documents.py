@@ -37,10 +37,6 @@ def load(data: bytes | str) -> Any:
 def load_object(data: bytes, where: str) -> dict[str, Any]:
     """Returns a JSON object that comes from a store.
 
-    Args:
-        data: The document.
-        where: Its address, for messages.
-
     Raises:
         DamagedError: it is none.
     """
@@ -71,10 +67,6 @@ class Document(BaseModel):
     @classmethod
     def read(cls, data: bytes | object, where: str) -> Self:
         """Reads a document.
-
-        Args:
-            data: The JSON, as bytes or parsed.
-            where: Its address, for messages.
 
         Raises:
             FormatError: a newer Baton wrote it.

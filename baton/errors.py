@@ -12,9 +12,6 @@ import tempfile
 import traceback
 from collections.abc import Iterable, Sequence
 
-# --- Errors a person reads: what was found, what was expected, what to do.
-
-
 LIBRARIES = frozenset(
     {
         *("accelerate", "baton", "bitsandbytes", "datasets", "deepspeed", "kernels", "liger_kernel", "mlflow", "numpy"),
@@ -50,6 +47,10 @@ class UserError(BatonError):
     """A mistake in what the user gave: a recipe, a path, a credential."""
 
     exit_code = 2
+
+
+class RowError(Exception):
+    """A row cannot be used; the message says why, and the other rows go on."""
 
 
 class OtherRunError(UserError):
@@ -167,9 +168,6 @@ def no_room(error: BaseException) -> BatonError | None:
     )
 
 
-# --- Names and paths that exist and are nearly what was asked for.
-
-
 def suggest(name: str, known: Iterable[str]) -> str:
     """Returns a sentence, to be put behind another, with the known name that is most like one; or nothing."""
     close = difflib.get_close_matches(name, known, n=1)
@@ -177,13 +175,7 @@ def suggest(name: str, known: Iterable[str]) -> str:
 
 
 def suggest_path(path: str, folders: Sequence[str], *, cutoff: float = 0.6) -> str | None:
-    """Returns the path that one which does not exist may have been meant to be, None where there is none like it.
-
-    Args:
-        path: As written, relative or absolute.
-        folders: Where a relative one may begin, in the order in which they are looked through.
-        cutoff: How like each part of it must be, from 0 to 1.
-    """
+    """Returns the path that one which does not exist may have been meant to be, None where there is none like it."""
     for folder in folders:
         with contextlib.suppress(OSError):
             if found := _like_path(path, folder, cutoff):

@@ -18,13 +18,10 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self, TypedDict, dataclass_transform
+from typing import Any, ClassVar, Self, dataclass_transform
 
 from baton import machine
 from baton.errors import BatonError, ProcessLostError, RewritableDamageError, SkipError, in_words, no_room
-
-# --- An event: what a stage tells while it runs, written as its kind and its fields.
-
 
 KINDS: dict[str, type[Event]] = {}
 """Kind on the wire → its event."""
@@ -69,9 +66,6 @@ class Unknown(Event):
     def fields(self) -> dict[str, object]:
         """Returns what was read."""
         return self.values
-
-
-# --- What every stage tells, and the stages before and after training.
 
 
 class Stage(Event, kind="stage"):
@@ -301,13 +295,6 @@ class Queued(Event, kind="queued"):
     since: str
 
 
-class GateLine(TypedDict):
-    """A condition of the gate, in words, and whether it held."""
-
-    words: str
-    held: bool
-
-
 class Retraining(Event, kind="retraining"):
     """What a retraining came to, as it is also kept in the store.
 
@@ -322,7 +309,8 @@ class Retraining(Event, kind="retraining"):
     run_uri: str | None = None
     report_uri: str | None = None
     summary: str | None = None
-    gate: list[GateLine] | None = None
+    gate: list[dict[str, Any]] | None = None
+    """Each condition of the gate in words, and whether it held."""
     model_uri: str | None = None
 
 
@@ -355,11 +343,8 @@ class Verdict(Event, kind="verdict"):
     winner: str
 
 
-# --- What a train chunk tells.
-
-
 class Phase(Event, kind="phase"):
-    """A phase begins, one of `baton.runs.documents.Phase`; of a checkpoint, with its step."""
+    """A phase begins, one of `baton.runs.documents.StagePhase`; of a checkpoint, with its step."""
 
     phase: str
     step: int | None = None
@@ -519,11 +504,6 @@ class Stopped(Event, kind="stopped"):
     step: int
 
 
-# --- The last words of a stage, where Kubernetes keeps them: with its pod, and in Argo's and Kubeflow's pages.
-#
-# The launcher of Kubeflow Pipelines exits with 1 whatever a stage exits with, so the code is in the words.
-
-
 TERMINATION_LOG = "BATON_TERMINATION_LOG"
 """Environment variable: the container's `terminationMessagePath`, where that is not Kubernetes' own choice."""
 MAX_TERMINATION_BYTES = 4096
@@ -533,12 +513,7 @@ _EXIT_CODE = re.compile(r" \(baton exit code (\d+)\)$")
 
 
 def write_termination_message(message: str, exit_code: int) -> None:
-    """Writes a message for Kubernetes; outside a pod nothing.
-
-    Args:
-        message: What was found, what was expected, what to do.
-        exit_code: What the stage ends with.
-    """
+    """Writes a message for Kubernetes; outside a pod nothing."""
     path = os.environ.get(TERMINATION_LOG, "/dev/termination-log")
     if not os.path.exists(path):
         return
@@ -556,9 +531,6 @@ def read_termination_message(text: str) -> tuple[str, int | None]:
     """Returns a stage's message and its exit code, None where it has left none."""
     match = _EXIT_CODE.search(text)
     return (text[: match.start()], int(match[1])) if match else (text, None)
-
-
-# --- Events of a stage: human lines in a pod's log, JSON lines to the local engine.
 
 
 MARK = "::baton "

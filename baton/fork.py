@@ -26,16 +26,16 @@ from baton.recipe.recipe import Recipe
 from baton.runs.documents import (
     ORIGINS,
     ForkNote,
+    ForkOrigin,
     LearningRate,
-    MicroBatch,
-    Origin,
+    MicroBatchSize,
     OwnCode,
     PinnedModels,
+    RunCost,
     RunInfo,
     SplitCounts,
     SplitData,
-    Tokens,
-    Work,
+    TokenizedRows,
 )
 from baton.runs.plan import Plan, make_plan
 from baton.runs.run import Run, check_name, identity, now, state_identity
@@ -43,12 +43,6 @@ from baton.runs.versions import CHECKPOINT_FORMATS, DATA_FORMATS
 from baton.scratch import scratch_folder
 from baton.store import bundle
 from baton.store.manifest import usable_manifest
-
-# --- Which settings a fork may change, and what each change means from the step at which it begins.
-#
-# A warm fork keeps optimizer, schedule, random state and place in the data, so it can change what is read anew at each
-# step. What decides which rows come next, or what the saved state is made of, it cannot.
-
 
 Changes = dict[str, list[Any]]
 """Dotted path → value before and after."""
@@ -163,7 +157,7 @@ def require_warm(before: Recipe, after: Recipe) -> Changes:
     if refused:
         raise UserError(
             "\n  ".join(["a warm fork cannot change", *refused]),
-            remedy="\nUse --cold to start at step 0 from the parent's weights, or leave these as they are.",
+            remedy="\nUse --weights-only to start at step 0 from the parent's weights, or leave these as they are.",
         )
     return changed
 
@@ -246,17 +240,9 @@ def _reason(path: str) -> str:
     return next((FIXED[name] for name in names if name in FIXED), "the state at that step is made for the old value")
 
 
-# --- Forks: runs that begin at a checkpoint of another run, warm with all of its state or cold with its weights alone.
-#
-#     runs/<fork>/fork.json                     whose child it is, and what it changes; written first
-#     runs/<fork>/{data,model,plan,…}.json      warm: what its parent's stages had found
-#     runs/<fork>/checkpoints/step-N/           warm: the parent's files, committed under the fork's own name
-#     runs/<fork>/start/{<attempt>/…, manifest.json}   cold: the model it starts from
-#
-# Nothing is left in the parent's folder that a fork needs, so the parent may be deleted.
-
-
-CARRIED = tuple(kind.NAME for kind in (SplitData, PinnedModels, OwnCode, SplitCounts, Tokens, LearningRate, MicroBatch))
+CARRIED = tuple(
+    kind.NAME for kind in (SplitData, PinnedModels, OwnCode, SplitCounts, TokenizedRows, LearningRate, MicroBatchSize)
+)
 """What stages had found for the parent, and holds for a warm fork."""
 MODEL_FILES = (".safetensors", ".json", ".model", ".txt", ".jinja", ".py")
 """Files of a checkpoint that make a model and its tokenizer."""
@@ -343,12 +329,6 @@ def require_start(run: Run) -> None:
         )
 
 
-def began(run: Run) -> int:
-    """Returns the step that a run began at: its parent's, for a warm fork."""
-    note = run.read(ForkNote)
-    return note.step if note and note.warm else 0
-
-
 def _with_rate(before: Recipe, overrides: Sequence[str]) -> list[str]:
     """Turns the search for a learning rate off where one is given, which would hold in its place."""
     sets_rate = any(override.partition("=")[0].strip() == "training.learning_rate" for override in overrides)
@@ -356,12 +336,7 @@ def _with_rate(before: Recipe, overrides: Sequence[str]) -> list[str]:
 
 
 def _chosen(store: CheckpointStore, step: int | None) -> Checkpoint:
-    """Returns the checkpoint to fork.
-
-    Raises:
-        UserError: there is none, or none of this step.
-        DamagedError: its manifest was found damaged.
-    """
+    """Returns the checkpoint to fork."""
     if step is not None and (checkpoint := store.read(step)):
         return checkpoint
     if step is None and (newest := next(store.whole(), None)):
@@ -374,11 +349,7 @@ def _chosen(store: CheckpointStore, step: int | None) -> Checkpoint:
 
 
 def _fork_plan(parent: Run, recipe: Recipe, step: int) -> Plan:
-    """Returns the plan of a warm fork.
-
-    Raises:
-        UserError: it ends before the step at which it begins.
-    """
+    """Returns the plan of a warm fork."""
     plan = make_plan(recipe, parent.plan().rows)
     if plan.num_steps < step:
         raise UserError(
@@ -389,11 +360,7 @@ def _fork_plan(parent: Run, recipe: Recipe, step: int) -> Plan:
 
 
 def _fetched(store: CheckpointStore, checkpoint: Checkpoint, scratch: str) -> str:
-    """Brings a checkpoint here, every byte checked, and no code in it.
-
-    Raises:
-        DamagedError: it is not what was committed, or a pickle of it holds code.
-    """
+    """Brings a checkpoint here, every byte checked, and no code in it."""
     try:
         folder = store.fetch(checkpoint, f"{scratch}/checkpoint")
     except DamagedError as error:
@@ -415,9 +382,9 @@ def _carry(parent: Run, run: Run, recipe: Recipe, plan: Plan, start: _Start, cha
     """Gives a warm fork its parent's state, with a note of what its recipe changes in it."""
     run.create(recipe, data=parent.need(RunInfo).made)
     left_out = {LearningRate.NAME} if recipe.training.lr_find is None else set()
-    left_out |= {MicroBatch.NAME} if recipe.training.micro_batch_size != "auto" else set()
+    left_out |= {MicroBatchSize.NAME} if recipe.training.micro_batch_size != "auto" else set()
     for name in (name for name in CARRIED if name not in left_out):
-        if document := parent.get(name):
+        if document := parent.raw(name):
             run.put(name, document)
     if ORIGINS in parent.storage.list(parent.path()):
         run.storage.write(run.path(ORIGINS), parent.storage.read(parent.path(ORIGINS)))
@@ -444,7 +411,7 @@ def _carry(parent: Run, run: Run, recipe: Recipe, plan: Plan, start: _Start, cha
         writer,
         meta.model_copy(
             update={
-                "forked_from": Origin(
+                "forked_from": ForkOrigin(
                     run_uri=parent.uri, step=start.checkpoint.step, digest=meta.digest, changed=differs
                 ),
                 "parent": None,
@@ -453,7 +420,7 @@ def _carry(parent: Run, run: Run, recipe: Recipe, plan: Plan, start: _Start, cha
                 ),
                 "finished": meta.finished and not differs,
                 "created": now(),
-                "work": Work(started=time.time(), trained_seconds=0.0, goodput=0.0, lost_steps=0, lost_seconds=0.0),
+                "work": RunCost(started=time.time(), trained_seconds=0.0, goodput=0.0, lost_steps=0, lost_seconds=0.0),
                 "identity": identity,
             }
         ),

@@ -18,9 +18,6 @@ from urllib.parse import urlsplit
 
 from baton.errors import BatonError, NodeError, ProcessLostError, UserError
 
-# --- Finds this machine's GPU, and the memory of this process.
-
-
 PROMISED_GPUS = "BATON_PROMISED_GPUS"
 """Environment variable of the pods of a cluster that run the model: how many GPUs they have asked for."""
 FORKSERVER = "BATON_WARM"
@@ -81,9 +78,6 @@ def gpu() -> GPU | None:
 
 def require_gpus(image: str) -> None:
     """Checks that a pod sees the GPUs that it was promised; without this it would train on CPUs, at a GPU's price.
-
-    Args:
-        image: The pod's, for the message.
 
     Raises:
         NodeError: it sees fewer.
@@ -193,11 +187,6 @@ def _field(path: Path, name: str) -> int:
         return next((int(line[1]) for line in lines if line[0] == name), 0)
     except (OSError, ValueError, IndexError):
         return 0
-
-
-# --- Proxies of the environment: which one a request passes, by the same rules for every client.
-#
-# Clients differ: one ignores `NO_PROXY=host:port` and `*`, one ranges of addresses, one the variables altogether.
 
 
 class Proxy(NamedTuple):

@@ -21,9 +21,6 @@ from typing import Protocol, TypeVar
 
 from baton.errors import SkipError
 
-# --- What a process takes from its machine: time, names, threads; handed in, so that a test can decide all of it.
-
-
 T = TypeVar("T")
 R = TypeVar("R")
 PARALLEL = 8
@@ -98,38 +95,29 @@ def _stand_back() -> None:
 SYSTEM = Runtime()
 
 
-# --- Waits and retries: one loop for all that try again until something holds, answers, or patience is over.
-#
-# for _ in backoff(60.0, pause=1.0):      # wait until something holds
-#     if is_gone():
-#         return
-#
-# answer = retry(ask, AwayError, backoff(300.0, pause=1.0), lambda error, attempt: logger.warning("%s", error))
-
-
 E = TypeVar("E", bound=Exception)
 
 
 @dataclass(frozen=True)
-class Attempt:
+class RetryAttempt:
     """One of several attempts.
 
     Attributes:
         number: Its number, from 1.
         pause: Seconds from its end to the next one.
         until: The `monotonic()` after which none begins.
-        world: Whose clock that is.
+        runtime: Whose clock that is.
     """
 
     number: int
     pause: float
     until: float
-    world: Runtime = SYSTEM
+    runtime: Runtime = SYSTEM
 
     @property
     def is_last(self) -> bool:
         """Whether patience is over before the next one could begin; to be asked at the attempt's end."""
-        return self.world.monotonic() + self.pause > self.until
+        return self.runtime.monotonic() + self.pause > self.until
 
 
 def backoff(
@@ -140,8 +128,8 @@ def backoff(
     longest: float = float("inf"),
     jitter: float = 0.0,
     sleep: Callable[[float], object] | None = None,
-    world: Runtime = SYSTEM,
-) -> Iterator[Attempt]:
+    runtime: Runtime = SYSTEM,
+) -> Iterator[RetryAttempt]:
     """Yields attempts, at least one, with pauses between them, until patience is over.
 
     Args:
@@ -150,30 +138,27 @@ def backoff(
         growth: Factor by which the pause grows from one attempt to the next.
         longest: Most seconds between two attempts, jitter aside.
         jitter: Share by which a pause varies at random, so that many processes do not return at once.
-        sleep: Waits between two attempts; may return early, such as `Event.wait`; the world's own where it is None.
-        world: Whose time it is.
+        sleep: Waits between two attempts; may return early, such as `Event.wait`; the runtime's own where it is None.
+        runtime: Whose time it is.
     """
-    until, regular = world.monotonic() + patience, pause
+    until, regular = runtime.monotonic() + patience, pause
     for number in itertools.count(1):
-        share = world.uniform(1 - jitter, 1 + jitter) if jitter else 1.0
-        attempt = Attempt(number, min(regular, longest) * share, until, world)
+        share = runtime.uniform(1 - jitter, 1 + jitter) if jitter else 1.0
+        attempt = RetryAttempt(number, min(regular, longest) * share, until, runtime)
         yield attempt
         if attempt.is_last:
             return
-        (sleep or world.sleep)(attempt.pause)
+        (sleep or runtime.sleep)(attempt.pause)
         regular = min(regular * growth, longest)
 
 
 def retry(
-    operation: Callable[[], T], kind: type[E], tries: Iterable[Attempt], on_failure: Callable[[E, Attempt], object]
+    operation: Callable[[], T],
+    kind: type[E],
+    tries: Iterable[RetryAttempt],
+    on_failure: Callable[[E, RetryAttempt], object],
 ) -> T:
     """Returns what an operation returns, once it succeeds.
-
-    Args:
-        operation: Is called once for each attempt.
-        kind: The error after which another attempt makes sense; every other one is raised at once.
-        tries: See `backoff`.
-        on_failure: Called with each failure that another attempt follows, before the pause.
 
     Raises:
         E: the last attempt failed too.

@@ -21,11 +21,7 @@ _locks: dict[str, int | None] = {}
 
 @contextlib.contextmanager
 def scratch_folder(name: str) -> Iterator[str]:
-    """Makes a temporary folder for the time of a block, and removes those that killed processes left.
-
-    Args:
-        name: What it is for.
-    """
+    """Makes a temporary folder for the time of a block, and removes those that killed processes left."""
     clear_left(tempfile.gettempdir())
     folder = make(tempfile.gettempdir(), name)
     try:
@@ -35,12 +31,7 @@ def scratch_folder(name: str) -> Iterator[str]:
 
 
 def make(place: str, name: str = "staging") -> str:
-    """Makes a folder that stays as long as this process lives; see `remove`.
-
-    Args:
-        place: Where.
-        name: What it is for.
-    """
+    """Makes a folder that stays as long as this process lives; see `remove`."""
     while True:
         folder = tempfile.mkdtemp(prefix=f"{_OURS}{os.getpid()}-{name}-", dir=place)
         lock, is_free = _lock(folder)
@@ -63,10 +54,6 @@ def clear_left(place: str, pid: int | None = None) -> None:
 
     Containers that share the folder may share the host name too, and neither sees the other's processes: whose
     folder is locked lives. Without a lock, as older releases made them, a process of that number keeps it.
-
-    Args:
-        place: The folder.
-        pid: Number of a process that has died, whose folders alone are looked at.
     """
     for folder in glob.glob(os.path.join(glob.escape(place), f"{_OURS}{'' if pid is None else f'{pid}-'}*")):
         number = os.path.basename(folder).removeprefix(_OURS).partition("-")[0]

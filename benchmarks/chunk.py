@@ -33,5 +33,5 @@ if __name__ == "__main__":
 
         for name, value in json.loads(knobs).items():
             setattr(clouds, name, value)
-    del sys.argv[1:3]
-    runpy.run_module("baton.train", run_name="__main__", alter_sys=True)
+    sys.argv[1:3] = ["train_chunk"]
+    runpy.run_module("baton.kfp.process", run_name="__main__", alter_sys=True)

@@ -126,9 +126,9 @@ class Ours:
         path = f"{self.bench.work}/{name}.json"
         with open(path, "w", encoding="utf-8") as file:
             file.write(load.dumps(recipe))
-        watch(["-m", "baton.data.split_process", path, name], parse_event, environment=ENVIRONMENT)
+        watch(["-m", "baton.kfp.process", "data_split", path, name], parse_event, environment=ENVIRONMENT)
         run = Run.open(f"{self.bench.server.uri}/runs/{name}")
-        watch(["-m", "baton.data.tokenize_process", run.uri], parse_event, environment=ENVIRONMENT)
+        watch(["-m", "baton.kfp.process", "tokenize", run.uri], parse_event, environment=ENVIRONMENT)
         return run
 
     def rows(self) -> str:

@@ -33,7 +33,10 @@ from baton.recipe import load as recipe_file
 from baton.data.tokenize import tokenize_run
 print(tokenize_run(split_data(recipe_file.loads(sys.argv[1]), "counted")["run_uri"]))
 """
-CHECKPOINT = "import sys; from baton.train.promote import promote; promote(sys.argv[1], int(sys.argv[2]))"
+CHECKPOINT = (
+    "from baton.checkpoint.proof import promote; from baton.runs.run import Run; import sys; "
+    "promote(Run.open(sys.argv[1]), int(sys.argv[2]))"
+)
 
 
 def main() -> None:
@@ -163,7 +166,7 @@ def _counted(server: Counting, folder: str) -> dict[str, collections.Counter[str
     uri = "s3://counted/runs/counted"
     stages = {"data split, tokenize": ["-c", PREPARE, load.dumps(recipe)]}
     for index in (1, 2):
-        stages[f"train-chunk {index}"] = ["-m", "baton.train", uri, str(index)]
+        stages[f"train-chunk {index}"] = ["-m", "baton.kfp.process", "train_chunk", uri, str(index)]
         stages[f"checkpoint {index}"] = ["-c", CHECKPOINT, uri, str(index)]
     counts = {}
     for stage, command in stages.items():

@@ -77,9 +77,9 @@ def main(folder: Path) -> None:
         Path(place, "recipe.json").write_text(json.dumps(recipe), encoding="utf-8")
         uri = f"{place}/store/runs/reads"
         for command in (
-            ["-m", "baton.data.split_process", "recipe.json", "reads"],
-            ["-m", "baton.data.tokenize_process", uri],
-            ["-m", "baton.train", uri, "1"],
+            ["-m", "baton.kfp.process", "data_split", "recipe.json", "reads"],
+            ["-m", "baton.kfp.process", "tokenize", uri],
+            ["-m", "baton.kfp.process", "train_chunk", uri, "1"],
             [os.path.abspath(__file__), "--record", str(folder.resolve()), uri],  # the second chunk restores, too
         ):
             subprocess.run([sys.executable, *command], cwd=place, env={**os.environ, **ENVIRONMENT}, check=True)

@@ -18,7 +18,7 @@ from baton.pipelines.chunks import Value
 from baton.recipe import load
 from baton.recipe.recipe import Recipe
 from baton.runs import ref
-from baton.sweep.search import Bracket, Rung, brackets, check_trials
+from baton.sweep.search import Bracket, PlannedRung, brackets, check_trials
 
 PARALLEL = 4
 """Trials at once where the recipe does not say."""
@@ -125,7 +125,7 @@ def _prepared(recipe: Recipe, preparations: Value, store: Value, placed: chunks.
         return placed(tokens, "tokenize")
 
 
-def _rung(recipe: Recipe, rung: Rung, survivors: Value, placed: chunks.Placed) -> dsl.PipelineTask:
+def _rung(recipe: Recipe, rung: PlannedRung, survivors: Value, placed: chunks.Placed) -> dsl.PipelineTask:
     """Adds the chunks of a rung for each trial that is left, one after the other, and returns the last stage."""
     slots = [(index, f"train chunk {index}") for index in range(rung.first, rung.chunk + 1)]
     slots += [(rung.chunk, f"spare chunk {rung.chunk}")] * recipe.chunks.spare

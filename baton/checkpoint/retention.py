@@ -107,7 +107,7 @@ def _listed(store: CheckpointStore, keep: Keep, targets: Sequence[int], in_use: 
     newest = max(whole)
     # By the store's own clock, as far as the newest object tells it: one of ours that is ahead would take an upload
     # from under its writer.
-    now = max(written, store.storage.world.now() - CLOCKS_DIFFER)
+    now = max(written, store.storage.runtime.now() - CLOCKS_DIFFER)
     staying = _staying(store, whole, keep, targets) | {in_use}
     removals = []
     for step in sorted(steps):
@@ -164,7 +164,7 @@ def _take(store: CheckpointStore, removal: Removal) -> bool:
         if not storage.remove(path, partial(_is_still_so, store, removal)):
             return False
     # A crash here leaves files without a manifest under a marked attempt: `_strays` names them next time.
-    storage.world.each(storage.remove, removal.files)
+    storage.runtime.each(storage.remove, removal.files)
     # Last: while files are left, the mark says that nobody may read them and that they may go.
     for mark in marks if removal.forget else ():
         storage.remove(mark)
@@ -240,12 +240,12 @@ def _whole(store: CheckpointStore, step: int, listing: _Step) -> Checkpoint | No
 
 def _staying(store: CheckpointStore, whole: dict[int, Checkpoint], keep: Keep, targets: Sequence[int]) -> set[int]:
     staying = set(sorted(whole)[-keep.last :])
-    proven = store.proven_chunks()
+    proven = store.run.proven_chunks()
     # The proof of a chunk is read off its last checkpoint, which must be there until the checkpoint stage has done so.
     waiting = [step for number, step in enumerate(targets, 1) if number not in proven]
     # Also the run's last, which evaluation and export read, and the newest that was read back: what is newer may yet
     # turn out damaged.
-    staying |= {store.verified_step(), *targets[-1:], *waiting} & whole.keys()
+    staying |= {store.run.verified_step(), *targets[-1:], *waiting} & whole.keys()
     if keep.audit:
         # From each of them its chunk's successor can be trained again, and its own be compared.
         staying |= {*targets} & whole.keys()

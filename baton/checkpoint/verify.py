@@ -18,7 +18,7 @@ from baton.checkpoint.sharded import code_in
 from baton.checkpoint.signatures import changed_sources, manifest_digest, signature_problem, sources_of
 from baton.checkpoint.store import Checkpoint, CheckpointStore
 from baton.errors import BatonError
-from baton.runs.documents import Attached, Tokens
+from baton.runs.documents import AttachedRun, TokenizedRows
 from baton.runs.run import state_identity
 from baton.signing import PublicKey
 from baton.store import bundle
@@ -185,20 +185,20 @@ class Verification:
             yield f"step {max(hidden)} is marked as being removed, and nothing newer is here"
         newest = here[head].current if head else None
         try:
-            if (reached := self._store.verified_step()) > head:
+            if (reached := self._run.verified_step()) > head:
                 yield f"step {reached} was read back once, and the newest here is step {head}"
             if newest is None:
                 return
             for name in changed_sources(self._run, newest.meta.sources):
                 yield f"{name}: not what step {head} was signed with"
-            if self._run.get(Attached.NAME):
+            if self._run.raw(AttachedRun.NAME):
                 identity = sources_of(self._run).recipe
             else:
                 identity = state_identity(self._run, self._run.resolved_recipe(), self._run.plan())
             for number, objects in sorted(here.items()):
                 if objects.current and objects.current.meta.identity != identity:
                     yield f"recipe, data, model, code or plan are not those that step {number} was made from"
-            if tokens := self._run.read(Tokens):
+            if tokens := self._run.read(TokenizedRows):
                 manifest = read_manifest(self._storage, tokens.prefix)
                 problems = bundle.verify(self._storage, tokens.prefix, manifest) if manifest else ["they are gone"]
                 yield from (f"tokens: {problem}" for problem in problems)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -18,10 +17,10 @@ from rich.text import Text
 
 from baton import events
 from baton.cli.display import Display, screen
-from baton.cli.options import Output, OutputOption, Overrides, RecipePath, page_path, print_json, reported
+from baton.cli.options import Json, Overrides, RecipePath, Trust, answer, page_path, print_json
 from baton.errors import BatonError, UserError
 from baton.local import processes
-from baton.local.preview import HEAD
+from baton.local.preview import preview
 from baton.pages import quality_page, rows_page
 from baton.pages.quality_page import FINDINGS, QUALITY
 from baton.pages.rows_page import parts, tone
@@ -31,15 +30,11 @@ from baton.recipe.recipe import Recipe
 from baton.runs.documents import Preview, PreviewRow
 from baton.runs.run import Run
 from baton.source import origin, prepare
+from baton.source.origin import RecipeSource
+from baton.source.prepare import LoadedRecipe
 from baton.store.storage import Storage
 from baton.terminal import Terminal
 
-# --- `baton data show`: the first rows as the model sees them.
-
-
-PREVIEW = "baton.data.preview"
-LEARNED = 1000
-"""Rows that a tokenizer is trained on where the run trains one."""
 LONGEST = 3000
 """Characters of a part of a row that are printed; the page has all."""
 STYLES = {"trained": "green", "read": "dim", "cut": "strike red", "gap": "dim italic"}
@@ -61,54 +56,32 @@ def show(
     side: Annotated[Side | None, typer.Option(help="Show rows of this side alone.")] = None,
     overrides: Overrides = None,
     page: Annotated[str, typer.Option(metavar="FILE.html", help="Page to write.")] = "data-rows.html",
-    output: OutputOption = Output.text,
+    json: Json = False,
+    trust: Trust = False,
 ) -> None:
     """Shows the first rows as the model sees them: text, tokens, what is trained, what is cut and what is not used.
 
     Only these rows are read and tokenized, by what the run does it with. Sources take turns. What a run looks for in
     all rows, such as duplicates, is for `baton data check`. A recipe's phases have a page each.
     """
-    with reported(output):
+    with answer(json, trust):
         stem, _, ending = page_path(page).rpartition(".")
-        trainings = list(prepare.parts_of(prepare.load_here(recipe, overrides)))
+        trainings = list(prepare.parts_of(prepare.load(recipe, overrides).localised()))
         results: list[dict[str, Any]] = []
         for training, name, has_tokenizer in trainings:
             if not has_tokenizer:  # the first phase learns it
                 continue
             with Display(0) as display:
-                seen = look(training, rows, side, display)
+                seen = preview(training, rows, side, display.heard)
             file = f"{stem}{name}.{ending}"
             html = rows_page.render(training.name, seen, training.training.spec.rows)
             Path(file).write_text(html, encoding="utf-8", errors="backslashreplace")
             results.append({"recipe": training.name, **as_json(seen), "page": file})
-            if output is Output.text:
+            if not json:
                 print_rows(Terminal(highlight=False), seen)
                 typer.echo(f"page: {file}")
-        if output is Output.json:
+        if json:
             print_json(results[0] if len(results) == 1 else {"phases": results})
-
-
-def look(recipe: Recipe, rows: int, side: str | None, display: Display) -> Preview:
-    """Returns the first rows of a recipe as the model sees them.
-
-    Args:
-        recipe: The recipe, its paths absolute.
-        rows: How many, those that cannot be used not counted.
-        side: Whose; None for all.
-        display: Shows how far it is.
-
-    Raises:
-        BatonError: the rows or the tokenizer cannot be had.
-    """
-    learns = recipe.model.tokenizer and recipe.model.tokenizer.train
-    with tempfile.TemporaryDirectory(prefix="baton-show-") as folder:
-        file = Path(folder, "recipe.json")
-        file.write_text(load.dumps(recipe), encoding="utf-8")
-        head, seen = f"{folder}/head.jsonl", f"{folder}/seen.json"
-        count = max(rows, LEARNED) if learns else rows
-        processes.run(HEAD, [str(file), str(count), side or "", head], display.heard)
-        processes.run(PREVIEW, [str(file), head, str(rows), seen], display.heard)
-        return Preview.read(Path(seen).read_bytes(), seen)
 
 
 def as_json(seen: Preview) -> dict[str, Any]:
@@ -164,9 +137,6 @@ def _marked(out: Console, words: str, name: str) -> Text:
     return Text(f"{before}{words}{after}")
 
 
-# --- `baton data check`: what is wrong with rows, on a page, before a GPU is paid for.
-
-
 app = typer.Typer(help="Examines rows before a GPU is paid for.", no_args_is_help=True)
 
 RUN = "data-check"
@@ -197,20 +167,21 @@ def check(
     max_length: Annotated[int | None, typer.Option(min=8, help="Longest sequence in tokens.")] = None,
     overrides: Overrides = None,
     report: Annotated[str, typer.Option(metavar="FILE.html", help="Page to write.")] = "data-quality.html",
-    output: OutputOption = Output.text,
+    json: Json = False,
+    trust: Trust = False,
 ) -> None:
     """Checks rows, and writes a page of what was found; the rows themselves are only read.
 
     Lengths are counted where there is a tokenizer. The exit code is 1 where a check that is set to fail found
     something, or where more rows are unusable than data.max_rejected allows. A recipe's phases have a page each.
     """
-    with reported(output):
+    with answer(json, trust):
         stem, _, ending = page_path(report).rpartition(".")
         is_recipe = len(source) == 1 and origin.is_recipe(source[0])
         if is_recipe:
             _refuse(method=method != "sft", format=row_format != "auto", base=base, tokenizer=tokenizer)
             changes = [*(overrides or ()), *([f"data.max_length={max_length}"] if max_length else [])]
-            parts = list(prepare.parts_of(prepare.load_here(source[0], changes)))
+            parts = list(prepare.parts_of(prepare.load(source[0], changes).localised()))
         else:
             data: dict[str, Any] = {"source": source, "format": row_format}
             if max_length:
@@ -220,9 +191,9 @@ def check(
             results = [
                 examine(part, f"{stem}{name}.{ending}", counts=counts, display=display) for part, name, counts in parts
             ]
-        if output is Output.json:
+        if json:
             print_json(results[0] if len(results) == 1 else {"phases": results})
-        for each in results if output is Output.text else []:
+        for each in results if not json else []:
             _print(each)
         if any(each["state"] == "failed" for each in results):
             raise typer.Exit(1)
@@ -259,7 +230,7 @@ def examine(recipe: Recipe, page: str, *, counts: bool, display: Display) -> Exa
             if counts:
                 processes.run(processes.TOKENIZE, [run.uri], heard)
         except BatonError as raised:
-            if run.get(QUALITY) is None:
+            if run.raw(QUALITY) is None:
                 raise
             error = str(raised)  # of a stage that ended after the rows were looked at
         result = {**quality_page.collect(run, recipe.data), "run": recipe.name}
@@ -307,12 +278,8 @@ def _recipe_for(
         "data": data,
         "training": {"method": method, **({method: dict(least)} if least else {})},
     }
-    with tempfile.NamedTemporaryFile("w", suffix=".yaml", encoding="utf-8") as file:
-        json.dump(document, file)
-        file.flush()
-        changed = load.read(file.name, overrides)
-    here = os.path.join(os.getcwd(), "options")
-    return prepare.resolve_paths(load.validate(changed, origin="the options"), here)
+    recipe = load.validate(load.parse(document, overrides, origin="the options"), origin="the options")
+    return LoadedRecipe(recipe, RecipeSource("the options", "", os.getcwd())).localised()
 
 
 def _refuse(**options: object) -> None:

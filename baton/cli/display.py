@@ -29,7 +29,7 @@ def screen() -> Terminal:
     return Terminal(highlight=False)
 
 
-def answer(table: Table) -> None:
+def print_table(table: Table) -> None:
     """Prints what a command was asked for on standard output; a pipe gets each row on one line."""
     out = screen()
     if not out.is_terminal:

@@ -1,18 +1,212 @@
-"""`baton generate`: a trained model, tried out."""
+"""`baton generate`: a trained model, tried out: prompts from anywhere, several models side by side, a chat."""
 
 from __future__ import annotations
 
+import json as json_text
 import sys
-from typing import Annotated
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.columns import Columns
+from rich.console import Console
+from rich.markup import escape
+from rich.panel import Panel
+from rich.progress import Progress
+from rich.text import Text
 
-from baton.cli.options import Output, OutputOption, print_json, reported
+from baton import events
+from baton.cli.display import console, screen
+from baton.cli.options import Json, answer, print_json
 from baton.errors import UserError
-from baton.terminal import Terminal, visible
+from baton.models import generate as generation
+from baton.models import loading
+from baton.models import prompts as prompting
+from baton.models.prompts import PromptFormat
+from baton.terminal import visible
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+DEFAULT_LENGTH = 2048
+"""Tokens that a model without a stated limit reads."""
+
+Messages = list[dict[str, str]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Writing:
+    """How models are asked, and how they write; see `baton.models.generate.write_all`."""
+
+    max_new_tokens: int
+    temperature: float
+    top_p: float
+    seed: int
+    chat: bool | None = None
+    """Whether a text is what a user says, and not the beginning of a text; None: as the model was trained."""
+    system: str | None = None
+    """What a conversation begins with; None: as in training."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A text to continue, or a conversation to answer."""
+
+    content: str | Messages
+
+    def shown(self) -> str:
+        """Returns the text, or the last message."""
+        return self.content if isinstance(self.content, str) else self.content[-1]["content"]
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model in memory, under the name it was asked for."""
+
+    uri: str
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    trained: PromptFormat | None = None
+    """How it was asked in training, where that is known."""
+
+    def render(self, prompt: Prompt, settings: Writing) -> str:
+        """Returns a prompt as the text that the model reads: as in training, unless the settings say otherwise.
+
+        Raises:
+            UserError: it is a conversation, and the model has no chat template.
+        """
+        trained, content, chat = self.trained, prompt.content, settings.chat
+        if chat is None:
+            chat = settings.system is not None or (trained is not None and trained.is_chat)
+        if isinstance(content, str) and not chat:
+            return trained.as_text(content) if trained and settings.chat is None else content
+        if not self.tokenizer.chat_template:
+            raise UserError(f"{self.uri} has no chat template.", remedy="Leave out --chat, or name an instruct model.")
+        system = trained.system if settings.system is None and trained else settings.system
+        return generation.rendered(prompting.with_system_turn(content, system), self.tokenizer)
+
+
+def _load(uri: str, *, trust: bool) -> LoadedModel:
+    """Loads a model onto the GPU, where there is one.
+
+    Args:
+        uri: Its address.
+        trust: Run Python code that comes with it.
+
+    Raises:
+        UserError: there is no such model, this Baton does not read it, or it needs code that is not to run.
+    """
+    prompting.require_readable(uri)
+    model, tokenizer = generation.load(uri, trust_remote_code=trust)
+    trained = prompting.format_of_model(uri, loading.local_model(uri), tokenizer)
+    return LoadedModel(uri, loading.place_model(model), tokenizer, trained)
+
+
+def _prompts_of(file: str) -> list[Prompt]:
+    """Reads prompts: JSON lines with `prompt` or `messages` where the first line is a JSON object, else lines of text.
+
+    Raises:
+        UserError: there is no such file, it holds none, or a line is not one.
+    """
+    try:
+        if file == "-":
+            lines = sys.stdin.read().splitlines()
+        else:
+            with open(file, encoding="utf-8-sig") as opened:
+                lines = opened.read().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--file {file!r} cannot be read: {error}.") from None
+    numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    if not numbered:
+        raise UserError(f"--file {file!r} holds no prompts.")
+    if not numbered[0][1].lstrip().startswith("{"):
+        return [Prompt(line) for _, line in numbered]
+    return [_prompt(file, number, line) for number, line in numbered]
+
+
+def _prompt(file: str, number: int, line: str) -> Prompt:
+    try:
+        row = json_text.loads(line)
+    except ValueError as error:
+        raise UserError(f"{file} line {number}: broken JSON: {error}.") from None
+    content = row.get("messages", row.get("prompt")) if isinstance(row, dict) else None
+    whole = isinstance(content, list) and all(
+        isinstance(message, dict) and all(isinstance(message.get(key), str) for key in ("role", "content"))
+        for message in content
+    )
+    if not content or not (isinstance(content, str) or whole):
+        raise UserError(
+            f"{file} line {number} is no prompt.",
+            remedy='Expected {"prompt": text} or {"messages": [{"role": …, "content": …}]}.',
+        )
+    return Prompt(content)
+
+
+def _write(loaded: LoadedModel, prompts: Sequence[Prompt], settings: Writing, batch_size: int) -> list[str]:
+    """Returns what a model writes after each prompt, with a bar where there are many."""
+    texts = [loaded.render(prompt, settings) for prompt in prompts]
+    with Progress(console=console, transient=True, disable=len(texts) < 2 or not console.is_terminal) as bar:
+        task = bar.add_task(loaded.uri, total=len(texts))
+        limit = int(getattr(loaded.model.config, "max_position_embeddings", DEFAULT_LENGTH))
+        return generation.write_all(
+            loaded.model,
+            loaded.tokenizer,
+            texts,
+            max_new_tokens=settings.max_new_tokens,
+            max_length=max(1, limit - settings.max_new_tokens),
+            batch_size=batch_size,
+            temperature=settings.temperature,
+            top_p=settings.top_p,
+            seed=settings.seed,
+            progress=lambda done, _: bar.update(task, completed=done),
+        )
+
+
+def _show(console: Console, prompt: str, answers: dict[str, str]) -> None:
+    """Prints a prompt, and the answers beside each other."""
+    console.print(Panel(Text(prompt), title="prompt", title_align="left", border_style="dim"))
+    width = max(30, (console.width - 2 * len(answers)) // len(answers))
+    panels = [
+        Panel(Text(text), title=escape(uri[-(width - 6) :]), title_align="left", width=width)
+        for uri, text in answers.items()
+    ]
+    console.print(Columns(panels, padding=(0, 1)))
+
+
+def _converse(console: Console, loaded: Sequence[LoadedModel], settings: Writing) -> None:
+    """Talks until the input ends; each model keeps its own answers in mind. `/new` begins anew, `/quit` ends it."""
+    histories: dict[str, Messages] = {model.uri: [] for model in loaded}
+    console.print("[dim]/new begins anew, /quit ends it.[/]")
+    for line in _inputs(console):
+        if line == "/new":
+            histories = {model.uri: [] for model in loaded}
+            continue
+        answers = {}
+        for model in loaded:
+            history = histories[model.uri]
+            history.append({"role": "user", "content": line})
+            answers[model.uri] = _write(model, [Prompt(history)], settings, 1)[0]
+            history.append({"role": "assistant", "content": answers[model.uri]})
+        if len(answers) == 1:
+            console.print(Text(next(iter(answers.values()))))
+        else:
+            _show(console, line, answers)
+
+
+def _inputs(console: Console) -> Iterator[str]:
+    while True:
+        try:
+            line = console.input("[bold]> [/]").strip()
+        except EOFError:
+            return
+        if line == "/quit":
+            return
+        if line:
+            yield line
+
 
 ModelUris = Annotated[list[str], typer.Argument(metavar="MODEL_URI…", help="Exported models, checkpoints or hub ids.")]
-Trust = Annotated[bool, typer.Option("--trust", help="Run Python code that comes with the model.")]
 Chat = Annotated[
     bool | None,
     typer.Option(
@@ -40,49 +234,35 @@ def generate(
     top_p: Annotated[float, typer.Option(min=0, max=1, help="Share of the probability to sample from.")] = 1.0,
     seed: Annotated[int, typer.Option(min=0, help="Decides what is sampled.")] = 0,
     batch_size: Annotated[int, typer.Option(min=1, help="Prompts at once.")] = 8,
-    trust: Trust = False,
-    output: OutputOption = Output.text,
+    trust: Annotated[bool, typer.Option("--trust", help="Run Python code that comes with the model.")] = False,
+    json: Json = False,
 ) -> None:
     """Writes text with a model, or with several side by side: for one prompt, a file of them, or in a chat.
 
     With a file, `--json` prints a JSON line for each prompt.
     """
-    with reported(output):
-        from baton import events
-        from baton.cli import chat as using
-
-        _require_one(prompt, file, chat=bool(chat), in_json=output is Output.json)
+    with answer(json):
+        if prompt is not None and file is not None:
+            raise UserError("--prompt and --file are given both.", remedy="Give one of them.")
+        if prompt is None and file is None and chat and json:
+            raise UserError("a chat at the terminal is no JSON.", remedy="Give --prompt or --file.")
+        if prompt is None and file is None and not chat:
+            raise UserError("there is nothing to continue.", remedy="Give --prompt, --file or --chat.")
         events.setup_logging()
-        out = Terminal(highlight=False)
-        settings = using.Settings(
+        out = screen()
+        settings = Writing(
             max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed, chat=chat, system=system
         )
         if prompt is None and file is None:
-            using.converse(out, [using.load(uri, trust=trust) for uri in model_uris], settings)
+            _converse(out, [_load(uri, trust=trust) for uri in model_uris], settings)
             return
-        prompts = using.prompts_of(file) if file is not None else [using.Prompt(prompt or "")]
-        texts_by_model = {
-            uri: using.write(using.load(uri, trust=trust), prompts, settings, batch_size) for uri in model_uris
-        }
+        prompts = _prompts_of(file) if file is not None else [Prompt(prompt or "")]
+        texts_by_model = {uri: _write(_load(uri, trust=trust), prompts, settings, batch_size) for uri in model_uris}
         for number, item in enumerate(prompts):
             answers = {uri: texts[number] for uri, texts in texts_by_model.items()}
-            if output is Output.json:
+            if json:
                 print_json({"prompt": item.shown(), "answers": answers})
             elif len(prompts) == 1 and len(answers) == 1:
                 typer.echo(visible(answers[model_uris[0]]) if sys.stdout.isatty() else answers[model_uris[0]])
             else:
-                using.show(out, item.shown(), answers)
-
-
-def _require_one(prompt: str | None, file: str | None, *, chat: bool, in_json: bool) -> None:
-    """Makes sure that there is one thing to continue.
-
-    Raises:
-        UserError: there is none, or there are two.
-    """
-    if prompt is not None and file is not None:
-        raise UserError("--prompt and --file are given both.", remedy="Give one of them.")
-    if prompt is None and file is None and chat and in_json:
-        raise UserError("a chat at the terminal is no JSON.", remedy="Give --prompt or --file.")
-    if prompt is None and file is None and not chat:
-        raise UserError("there is nothing to continue.", remedy="Give --prompt, --file or --chat.")
+                _show(out, item.shown(), answers)

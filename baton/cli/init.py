@@ -6,17 +6,15 @@ import os
 import re
 import shlex
 import sys
-from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 
-from baton.cli import options
 from baton.cli.display import Display
-from baton.cli.options import print_json, reported
+from baton.cli.options import Json, answer, print_json
 from baton.errors import BatonError, UserError, suggest_path
-from baton.importers import axolotl, files, llamafactory
-from baton.importers.files import Trainer
+from baton.importers import files
+from baton.importers.files import OtherTrainer
 from baton.local import preview
 from baton.recipe.recipe import Recipe
 from baton.runs.documents import Survey
@@ -25,11 +23,17 @@ from baton.source.origin import STDIN, RecipeSource
 from baton.source.starter import SCRATCH, Plan
 from baton.store import sources
 
-# --- `baton init`: a first recipe for a method, a model, and rows that it has looked at.
-
+import_app = typer.Typer(
+    help="Turn another trainer's file into a recipe, and list what it could not carry over.", no_args_is_help=True
+)
 
 SUGGESTED = "Qwen/Qwen3-0.6B"
 """Model that is proposed where a person is asked for one."""
+TheirFile = Annotated[str, typer.Argument(metavar="FILE.yaml", help="Training file to read.", show_default=False)]
+Target = Annotated[
+    str | None,
+    typer.Option("-o", "--output", metavar="RECIPE.yaml", help="Where to write the recipe; printed when left out."),
+]
 
 
 def init(
@@ -43,108 +47,102 @@ def init(
     data: Annotated[
         list[str] | None, typer.Option(metavar="SOURCE", help="Rows, as data.source. Repeatable.", show_default=False)
     ] = None,
-    output: Annotated[
-        str | None,
-        typer.Option("-o", "--output", metavar="RECIPE.yaml", help="Where to write it; printed when left out."),
-    ] = None,
+    output: Target = None,
     full: Annotated[bool, typer.Option("--full", help="Train all weights instead of a LoRA adapter.")] = False,
     teacher: Annotated[str | None, typer.Option(help="With distillation: the model to learn from.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+    json: Json = False,
 ) -> None:
     """Writes a first recipe for rows that it has looked at: a method they serve, and values with the reasons for them.
 
     Nothing is fetched from the hub. On a terminal it asks for what is left out.
     """
-    with reported():
-        asks = not options.as_json() and sys.stdin.isatty() and sys.stderr.isatty()
-        if output:
-            _refuse_file(output, force)
+    with answer(json):
+        asks = not json and sys.stdin.isatty() and sys.stderr.isatty()
+        _refuse_file(output, force)
         given = list(data or ()) or _asked(asks, "data", "Rows (file, folder or URI)", None).split()
-        rows = _Rows.look(given)
-        chosen = _method(method, rows, asks)
-        starter.require_fit(rows.survey, chosen, rows.label)
-        start = os.path.expanduser(model or _asked(asks, "model", "Model (hub id, folder, or scratch)", SUGGESTED))
-        _check(start, chosen, teacher)
-        name = _name(given[0], chosen)
-        target = output or (_asked(asks, "output", "File to write", f"{name}.yaml") if asks else None)
-        if target and not output:
-            _refuse_file(target, force)
-        _make(rows, chosen, start, target, name, full=full, teacher=teacher)
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """Rows, and what was found in them."""
-
-    label: str
-    sources: list[str]
-    survey: Survey
-
-    @classmethod
-    def look(cls, given: list[str]) -> _Rows:
-        """Looks at sources, as they are given."""
-        found = [sources.resolve(source, base_dir=os.getcwd()) for source in given]
+        found, label = [sources.resolve(source, base_dir=os.getcwd()) for source in given], ", ".join(given)
         with Display(0):
-            return cls(", ".join(given), found, preview.survey(found))
+            survey = preview.survey(found)
+        usable = starter.usable_by(survey)
+        if not method:
+            method = starter.method_for(survey, label)
+            method = _asked(asks, "method", f"Method ({', '.join(usable)})", method) if asks else method
+        method = method.lower()
+        starter.require_fit(survey, method, label)
+        start = os.path.expanduser(model or _asked(asks, "model", "Model (hub id, folder, or scratch)", SUGGESTED))
+        _check(start, method, teacher)
+        stem = os.path.basename(given[0].partition("?")[0].rstrip("/")).partition(".")[0].lower()
+        name = f"{re.sub(r'[^a-z0-9]+', '-', stem).strip('-')[:40].strip('-') or 'rows'}-{method}"
+        if asks and not output:
+            output = _asked(asks, "output", "File to write", f"{name}.yaml")
+            _refuse_file(output, force)
+        folder = os.path.dirname(os.path.abspath(output or "recipe.yaml"))
+
+        def written(lengths: list[int]) -> tuple[Plan, str]:
+            plan = starter.plan(survey, method, start, full=full, teacher=teacher, lengths=lengths, source=label)
+            there = [_reach(source, folder) for source in found]
+            base = _reach(start, folder) if os.path.isdir(start) else start
+            return plan, starter.to_yaml(plan, survey, name=name, model=base, sources=there)
+
+        with Display(0) as display:
+            rough = _checked(written([])[1], output, folder)
+            is_here = start == SCRATCH or preview.is_at_hand(start)
+            lengths = preview.lengths(rough, display.heard) if is_here else []
+        plan, text = written(lengths)
+        prepare.check_model(_checked(text, output, folder))
+        if output:
+            _write(output, text)
+        if json:
+            print_json(
+                {
+                    "state": "written" if output else "made",
+                    "recipe": output,
+                    "yaml": text,
+                    "method": method,
+                    "methods": usable,
+                    "format": plan.fit.format,
+                    "columns": survey.columns,
+                    "rows": survey.rows,
+                    "max_length": plan.max_length,
+                    "lengths_counted": bool(lengths),
+                }
+            )
+        else:
+            _explain(plan, survey, usable, text, output)
 
 
-def _make(
-    rows: _Rows, method: str, model: str, target: str | None, name: str, *, full: bool, teacher: str | None
-) -> None:
-    """Chooses the values, checks the recipe that they make, writes it and tells of it."""
-    folder = os.path.dirname(os.path.abspath(target or "recipe.yaml"))
-
-    def written(lengths: list[int]) -> tuple[Plan, str]:
-        plan = starter.plan(rows.survey, method, model, full=full, teacher=teacher, lengths=lengths, source=rows.label)
-        there = [_reach(source, folder) for source in rows.sources]
-        base = _reach(model, folder) if os.path.isdir(model) else model
-        return plan, starter.to_yaml(plan, rows.survey, name=name, model=base, sources=there)
-
-    _, rough = written([])
-    with Display(0) as display:
-        recipe = _checked(rough, target, folder)
-        is_here = model == SCRATCH or preview.is_at_hand(model)
-        lengths = preview.lengths(recipe, display.heard) if is_here else []
-    plan, text = written(lengths)
-    prepare.check_model(_checked(text, target, folder))
-    _answer(plan, rows.survey, text, target, bool(lengths))
+def _explain(plan: Plan, survey: Survey, usable: list[str], text: str, target: str | None) -> None:
+    if not target:
+        typer.echo(text, nl=False)
+    rows = f"{survey.rows:,} rows" if survey.rows is not None else "rows"
+    others = [name for name in usable if name != plan.method]
+    also = f" ({', '.join(others)} would do, too)" if others else ""
+    typer.echo(f"{rows} of {plan.fit.format}: {plan.method}{also}", err=True)
+    typer.echo(f"data.max_length is {plan.max_length}. {plan.length_reason}", err=True)
+    if plan.method == "sft" and "kto" in usable and survey.of("kto").format == "rated":
+        typer.echo("note: sft learns the answers that are rated bad, too; kto learns from the rating", err=True)
+    if target:
+        typer.echo(f"wrote {target}; next: baton validate {shlex.quote(target)}", err=True)
 
 
-def _refuse_file(path: str, force: bool) -> None:
-    if os.path.exists(path) and not force:
+def _refuse_file(path: str | None, force: bool) -> None:
+    if path and os.path.exists(path) and not force:
         raise UserError(f"{path!r} exists already.", remedy="Give another name, or --force to overwrite it.")
 
 
-def _method(method: str | None, rows: _Rows, asks: bool) -> str:
-    """Returns the method: the one that is named, or that suits the rows and is not declined."""
-    if method:
-        return method.lower()
-    suits = starter.method_for(rows.survey, rows.label)
-    would = ", ".join(starter.usable_by(rows.survey))
-    return _asked(asks, "method", f"Method ({would})", suits) if asks else suits
-
-
 def _asked(asks: bool, option: str, question: str, default: str | None) -> str:
-    """Returns what a person at a terminal answers.
-
-    Raises:
-        UserError: there is none to be asked.
-    """
+    """Returns what a person answers; an error without a terminal to ask at."""
     if not asks:
         example = {"data": "rows.jsonl", "model": f"{SUGGESTED}, a folder, or {SCRATCH}"}[option]
         raise UserError(
             f"--{option} is left out, and there is no terminal to ask at.", remedy=f"Give --{option} {example}."
         )
-    answer: str = typer.prompt(question, default=default, err=True)
-    return answer
+    words: str = typer.prompt(question, default=default, err=True)
+    return words
 
 
 def _check(model: str, method: str, teacher: str | None) -> None:
-    """Checks what goes together.
-
-    Raises:
-        UserError: it does not, or the model is a path that does not exist.
-    """
     if (method == "distillation") != bool(teacher):
         if teacher:
             raise UserError(f"--teacher is for distillation, not for {method}.", remedy="Leave it out.")
@@ -156,13 +154,6 @@ def _check(model: str, method: str, teacher: str | None) -> None:
     if method == "distillation" and model == SCRATCH:
         remedy = "Give --model a base of the teacher's family."
         raise UserError("a model from scratch has other tokens than a teacher.", remedy=remedy)
-
-
-def _name(source: str, method: str) -> str:
-    """Returns a recipe's name for rows and a method."""
-    stem = os.path.basename(source.partition("?")[0].rstrip("/")).partition(".")[0].lower()
-    slug = re.sub(r"[^a-z0-9]+", "-", stem).strip("-")[:40].strip("-")
-    return f"{slug or 'rows'}-{method}"
 
 
 def _reach(path: str, folder: str) -> str:
@@ -177,94 +168,52 @@ def _reach(path: str, folder: str) -> str:
 def _checked(text: str, target: str | None, folder: str) -> Recipe:
     """Returns what a file's text says, as `baton validate` reads it."""
     try:
-        return prepare.load_here(RecipeSource(target or STDIN, text, folder))
+        return prepare.load(RecipeSource(target or STDIN, text, folder)).localised()
     except UserError as error:
         raise BatonError(f"what was chosen makes no recipe: {error}") from error
 
 
-def _answer(plan: Plan, survey: Survey, text: str, target: str | None, is_measured: bool) -> None:
-    if target:
-        os.makedirs(os.path.dirname(os.path.abspath(target)), exist_ok=True)
-        with open(target, "w", encoding="utf-8") as file:
-            file.write(text)
-    would = starter.usable_by(survey)
-    if options.as_json():
-        print_json(
-            {
-                "state": "written" if target else "made",
-                "recipe": target,
-                "yaml": text,
-                "method": plan.method,
-                "methods": would,
-                "format": plan.fit.format,
-                "columns": survey.columns,
-                "rows": survey.rows,
-                "max_length": plan.max_length,
-                "lengths_counted": is_measured,
-            }
-        )
-        return
-    if not target:
-        typer.echo(text, nl=False)
-    rows = f"{survey.rows:,} rows" if survey.rows is not None else "rows"
-    others = [name for name in would if name != plan.method]
-    also = f" ({', '.join(others)} would do, too)" if others else ""
-    typer.echo(f"{rows} of {plan.fit.format}: {plan.method}{also}", err=True)
-    typer.echo(f"data.max_length is {plan.max_length}. {plan.length_reason}", err=True)
-    if plan.method == "sft" and "kto" in would and survey.of("kto").format == "rated":
-        typer.echo("note: sft learns the answers that are rated bad, too; kto learns from the rating", err=True)
-    if target:
-        typer.echo(f"wrote {target}; next: baton validate {shlex.quote(target)}", err=True)
-
-
-# --- `baton import`: a recipe from another trainer's file, and a list of what it could not carry over.
-
-
-import_app = typer.Typer(
-    help="Turn another trainer's file into a recipe, and list what it could not carry over.", no_args_is_help=True
-)
-
-TheirFile = Annotated[str, typer.Argument(metavar="FILE.yaml", help="Training file to read.", show_default=False)]
-Target = Annotated[
-    str | None,
-    typer.Option("-o", "--output", metavar="RECIPE.yaml", help="Where to write the recipe; printed when left out."),
-]
+def _write(path: str, text: str) -> None:
+    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
 
 
 @import_app.command("llamafactory")
-def import_llamafactory(file: TheirFile, output: Target = None) -> None:
+def import_llamafactory(file: TheirFile, output: Target = None, json: Json = False) -> None:
     """Makes a recipe from a LLaMA-Factory training file.
 
     Data sets are looked up in dataset_info.json: in dataset_dir, or beside the file.
     """
-    with reported():
-        _import(llamafactory.TRAINER, file, output)
+    from baton.importers import llamafactory  # whose tables take a while to read
+
+    _import(llamafactory.TRAINER, file, output, json)
 
 
 @import_app.command("axolotl")
-def import_axolotl(file: TheirFile, output: Target = None) -> None:
+def import_axolotl(file: TheirFile, output: Target = None, json: Json = False) -> None:
     """Makes a recipe from an axolotl training file."""
-    with reported():
-        _import(axolotl.TRAINER, file, output)
+    from baton.importers import axolotl
+
+    _import(axolotl.TRAINER, file, output, json)
 
 
-def _import(trainer: Trainer, file: str, output: str | None) -> None:
-    if output and os.path.exists(output):
-        raise UserError(f"{output!r} exists already.", remedy="Give another name, or remove it.")
-    draft = files.draft_of(trainer, file, os.path.dirname(output or "") or os.getcwd())
-    recipe = files.recipe_of(draft)
-    document = files.to_yaml(recipe, draft)
-    if output:
-        os.makedirs(os.path.dirname(os.path.abspath(output)), exist_ok=True)
-        with open(output, "x", encoding="utf-8") as opened:
-            opened.write(document)
-    lines = list(files.import_report(draft, output or recipe.name))
-    if options.as_json():
-        print_json({"state": "imported", "recipe": output, "yaml": document, "report": lines})
-        return
-    if output is None:
-        typer.echo(document, nl=False)
-    for line in lines:
-        typer.echo(line, err=output is None)
-    if output:
-        typer.echo(f"next: baton validate {shlex.quote(output)}")
+def _import(trainer: OtherTrainer, file: str, output: str | None, json: bool) -> None:
+    with answer(json):
+        if output and os.path.exists(output):
+            raise UserError(f"{output!r} exists already.", remedy="Give another name, or remove it.")
+        draft = files.draft_of(trainer, file, os.path.dirname(output or "") or os.getcwd())
+        recipe = files.recipe_of(draft)
+        document = files.to_yaml(recipe, draft)
+        if output:
+            _write(output, document)
+        lines = list(files.import_report(draft, output or recipe.name))
+        if json:
+            print_json({"state": "imported", "recipe": output, "yaml": document, "report": lines})
+            return
+        if output is None:
+            typer.echo(document, nl=False)
+        for line in lines:
+            typer.echo(line, err=output is None)
+        if output:
+            typer.echo(f"next: baton validate {shlex.quote(output)}")

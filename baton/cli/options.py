@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import inspect
 import itertools
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any, TextIO
 
 import typer
 from typer.core import TyperGroup
+from typing_extensions import TypedDict
 
 from baton import machine
 from baton.compiler.pipeline_file import Pipeline
@@ -31,11 +29,10 @@ INTERRUPTED = 130
 """Exit code of a command that Ctrl-C ended."""
 
 
-class Output(StrEnum):
-    """Form of a command's answer."""
-
-    text = "text"
-    json = "json"
+UNKNOWN = "unknown"
+"""State of a run that could not be followed to its end."""
+EXIT_CODES = {"failed": 1, "canceled": 1, "skipped": 1, "rejected": REJECTED, UNKNOWN: 4}
+"""By the state of a run; 0 where it has succeeded or still runs."""
 
 
 class Runner(StrEnum):
@@ -116,124 +113,67 @@ PipelineOption = Annotated[
 ]
 DEFAULT_STORE: str = StoreSection.model_fields["uri"].default
 """Where a name is looked up when no store is given."""
-OutputOption = Annotated[Output, typer.Option("--output", help="json prints one object on standard output.")]
-AsJson = Annotated[
-    bool, typer.Option("--json", help="Print one JSON object on standard output, and nothing else there.")
-]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output, and nothing else there.")]
 Trust = Annotated[
     bool, typer.Option("--trust", help="Consent to run the code of a recipe from elsewhere, as it is now.")
 ]
-MAY_TAKE_RECIPE = ("data check",)
-"""Commands that take a recipe as one of several things."""
-
 
 GONE = {
-    ("baton", "serve"): "`baton serve` is gone: run `vllm serve` or `transformers serve`, see docs/evaluation.md.",
-    ("sweep", "submit"): "`baton sweep submit RECIPE` is gone: run `baton submit RECIPE --pipeline sweep`.",
+    "baton serve": "`baton serve` is gone: run `vllm serve` or `transformers serve`, see docs/evaluation.md.",
+    "sweep submit": "`baton sweep submit RECIPE` is gone: run `baton submit RECIPE --pipeline sweep`.",
 }
 """Group and command of an earlier release → the remedy."""
+RENAMED = {
+    "baton outcome": "ci-report",
+    "runs fork --cold": "--weights-only",
+    "runs fork --start": "--run-now",
+}
+"""Group, command and perhaps option of an earlier release → the command's or the option's name of today."""
 
 
 class Commands(TyperGroup):
-    """Group that answers a command of an earlier release with its remedy."""
+    """Group that takes the words of earlier releases, too."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Returns the command of the words, and the words after it."""
-        if gone := GONE.get((str(self.name), args[0])):
+        called = f"{self.name} {args[0]}"
+        if gone := GONE.get(called):
             ctx.fail(gone)
-        return super().resolve_command(ctx, args)
+        name, command, words = super().resolve_command(ctx, [_today(called, args[0]), *args[1:]])
+        takes = {option for parameter in command.params for option in parameter.opts} if command else set()
+        if "--json" in takes and "--output" not in takes:
+            words = list(_without_output(words))
+        return name, command, [_today(f"{called} {word}", word) for word in words]
 
 
-@dataclass
-class _Answer:
-    """Form in which the command that runs answers, and where to."""
-
-    output: Output
-    stream: TextIO
-
-
-_answer: ContextVar[_Answer | None] = ContextVar("answer", default=None)
-Function = Callable[..., None]
+def _today(former: str, word: str) -> str:
+    if former not in RENAMED:
+        return word
+    typer.echo(f"note: {word} is called {RENAMED[former]} now", err=True)
+    return RENAMED[former]
 
 
-def give_json(app: typer.Typer) -> None:
-    """Gives every command of an app, and of those below it, the option `--json`.
-
-    A command with `--output json` has `--json` as another word for it. A command without asks `as_json`.
-
-    Args:
-        app: The app, its commands registered.
-    """
-    _replace(app, lambda name, function: _with_json(function))
-
-
-def give_trust(app: typer.Typer, reading: Mapping[str, str]) -> None:
-    """Gives every command of an app that runs something of a recipe, and of those below it, the option `--trust`.
-
-    Args:
-        app: The app, its commands registered.
-        reading: Command with a recipe → why it has no such option.
-    """
-
-    def replace(name: str, function: Function) -> Function:
-        takes_recipe = "recipe" in inspect.signature(function).parameters or name in MAY_TAKE_RECIPE
-        return _with_trust(function) if takes_recipe and name not in reading else function
-
-    _replace(app, replace)
+def _without_output(words: list[str]) -> Iterator[str]:
+    """Yields words with `--json` for `--output json`, its name in earlier releases, which takes `text`, too."""
+    rest = iter(words)
+    for word in rest:
+        if word == "--":
+            yield from (word, *rest)
+        elif word == "--output":
+            form = next(rest, "")
+            yield from {"json": ["--json"], "text": []}.get(form, [word, form])
+        elif word != "--output=text":
+            yield "--json" if word == "--output=json" else word
 
 
-def _replace(app: typer.Typer, replace: Callable[[str, Function], Function], path: str = "") -> None:
-    """Puts other functions behind the commands of an app, by their names."""
-    for info in app.registered_commands:
-        assert info.callback is not None
-        name = info.name or info.callback.__name__.replace("_", "-")
-        info.callback = replace(f"{path}{name}", info.callback)
-    if app.registered_callback and app.registered_callback.callback:
-        app.registered_callback.callback = replace(path.strip(), app.registered_callback.callback)
-    for group in app.registered_groups:
-        assert group.typer_instance is not None
-        _replace(group.typer_instance, replace, f"{path}{group.name} ")
-
-
-def _with_trust(function: Function) -> Function:
-    """Returns a command with the option `--trust`."""
-
-    @functools.wraps(function)
-    def command(*, trust: bool, **given: Any) -> None:
-        with origin.consenting(trust):
-            function(**given)
-
-    return _announced(command, function, "trust", Trust)
-
-
-def _with_json(function: Function) -> Function:
-    """Returns a command with the option `--json`."""
-    takes_output = inspect.signature(function, eval_str=True).parameters.get("output")
-    has_output = takes_output is not None and isinstance(takes_output.default, Output)
-
-    @functools.wraps(function)
-    def command(*, json_wanted: bool, **given: Any) -> None:
-        if json_wanted and has_output:
-            given["output"] = Output.json
-        with answering(Output.json if json_wanted or (has_output and given["output"] is Output.json) else Output.text):
-            function(**given)
-
-    return _announced(command, function, "json_wanted", AsJson)
-
-
-def _announced(command: Function, function: Function, name: str, annotation: Any) -> Function:
-    """Tells typer that a command has the parameters of a function, and a switch besides."""
-    signature = inspect.signature(function, eval_str=True)
-    switch = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=annotation)
-    command.__signature__ = signature.replace(parameters=[*signature.parameters.values(), switch])  # type: ignore[attr-defined]
-    command.__annotations__ = {**function.__annotations__, name: annotation}
-    return command
+def wants_json(words: Sequence[str]) -> bool:
+    """Tells whether a command line is to answer in JSON."""
+    return "--json" in words or "--output=json" in words or ("--output", "json") in itertools.pairwise(words)
 
 
 def start(app: typer.Typer) -> None:
     """Runs the command line; where it is to answer in JSON, what is wrong with its words is an object, too."""
-    words = sys.argv[1:]
-    if "--json" not in words and "--output=json" not in words and ("--output", "json") not in itertools.pairwise(words):
+    if not wants_json(sys.argv[1:]):
         app()
         return
     try:
@@ -245,50 +185,76 @@ def start(app: typer.Typer) -> None:
     sys.exit(code or 0)
 
 
+class StageAnswer(TypedDict):
+    """A stage, for `--json`."""
+
+    name: str
+    state: str
+    seconds: float | None
+    message: str | None
+
+
+class FailedAnswer(TypedDict):
+    """A stage that failed, for `--json`."""
+
+    stage: str
+    message: str | None
+    exit_code: int | None
+    """What the stage ended with; None where its pod was lost."""
+
+
+class RunAnswer(TypedDict, total=False):
+    """A run, for `--json`."""
+
+    run: str
+    run_id: str
+    url: str
+    state: str
+    pipeline: str
+    version: str
+    """Names of the registered pipeline and of the version that the run was started from."""
+    sweep_uri: str
+    stages: list[StageAnswer]
+    failed: list[FailedAnswer]
+    error: str
+    """Why the command failed, in place of all else; beside the run where it could not be followed to its end."""
+    exit_code: int
+
+
+_stdout: ContextVar[TextIO | None] = ContextVar("stdout", default=None)
+"""Standard output of the command that runs; `sys.stdout` may be standard error meanwhile."""
+
+
 @contextlib.contextmanager
-def answering(output: Output) -> Iterator[None]:
-    """Lets a command answer in a form: for JSON, whatever else is printed goes to standard error."""
-    token = _answer.set(_Answer(output, sys.stdout))
-    try:
-        if output is Output.text:
-            yield
-        else:
-            with contextlib.redirect_stdout(sys.stderr):
-                yield
-    finally:
-        _answer.reset(token)
-
-
-def as_json() -> bool:
-    """Tells whether the command that runs is to answer in JSON."""
-    answer = _answer.get()
-    return answer is not None and answer.output is Output.json
-
-
-@contextlib.contextmanager
-def reported(output: Output | None = None) -> Iterator[None]:
-    """Turns a known error into one message and its exit code.
+def answer(json: bool, trust: bool = False) -> Iterator[None]:
+    """Runs a command: a known error becomes one message and its exit code.
 
     Args:
-        output: Form of the command's answer; as `--json` says when left out.
+        json: Whether it answers by `print_json`; whatever else is printed then goes to standard error.
+        trust: Consent to run the code of a recipe from elsewhere.
     """
-    in_json = as_json() if output is None else output is Output.json
+
+    def ended(words: str, code: int, color: str | None = None) -> typer.Exit:
+        if json:
+            print_json({"state": "failed", "error": words, "exit_code": code})
+        typer.secho(f"baton: {visible(words)}", err=True, fg=color)
+        return typer.Exit(code)
+
+    token = _stdout.set(sys.stdout)
+    aside = contextlib.redirect_stdout(sys.stderr) if json else contextlib.nullcontext()
     try:
-        try:
-            yield
-        except OSError as error:
-            raise of_file(error) from error
+        with aside, origin.consenting(trust):
+            try:
+                yield
+            except OSError as error:
+                raise of_file(error) from error
     except BatonError as error:
-        if in_json:
-            print_json({"state": "failed", "error": str(error), "exit_code": error.exit_code})
-        typer.secho(f"baton: {visible(str(error))}", err=True, fg=typer.colors.RED)
-        raise typer.Exit(error.exit_code) from None
+        raise ended(str(error), error.exit_code, typer.colors.RED) from None
     except KeyboardInterrupt:
         words = "interrupted; the same command with --run NAME resumes from the last checkpoint"
-        if in_json:
-            print_json({"state": "failed", "error": words, "exit_code": INTERRUPTED})
-        typer.secho(f"baton: {words}", err=True)
-        raise typer.Exit(INTERRUPTED) from None
+        raise ended(words, INTERRUPTED) from None
+    finally:
+        _stdout.reset(token)
 
 
 def page_path(path: str) -> str:
@@ -324,6 +290,5 @@ def of_file(error: OSError) -> BatonError:
 
 def print_json(document: Mapping[str, object]) -> None:
     """Prints the one JSON object of a command; a number that is not finite, which JSON has no name for, is null."""
-    answer = _answer.get()
     plain = json.loads(json.dumps(document), parse_constant=lambda name: None)
-    (answer.stream if answer else sys.stdout).write(json.dumps(plain) + "\n")
+    (_stdout.get() or sys.stdout).write(json.dumps(plain) + "\n")

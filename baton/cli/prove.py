@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,7 +12,7 @@ from rich.table import Table
 from baton.cli import options
 from baton.cli.checkpoints import read_public
 from baton.cli.display import Display, console
-from baton.cli.options import Output, OutputOption, print_json, reported
+from baton.cli.options import answer, print_json
 from baton.recipe.run import code_in
 from baton.runs.run import Run
 from baton.source import consent, prepare
@@ -20,10 +21,7 @@ from baton.terminal import Terminal
 
 if TYPE_CHECKING:
     from baton.prove.audit import Audit
-    from baton.prove.drill import Kill, Report
-
-
-# --- `baton prove`: a recipe in several numbers of chunks, compared bit for bit.
+    from baton.prove.drill import DrillReport, Kill
 
 
 def prove(
@@ -36,23 +34,23 @@ def prove(
     ] = None,
     overrides: options.Overrides = None,
     store: options.Store = None,
-    output: OutputOption = Output.text,
+    json: options.Json = False,
+    trust: options.Trust = False,
 ) -> None:
     """Runs a recipe once per number of chunks, in fresh processes, and compares losses and state byte for byte.
 
     The page that it writes shows the curves over each other and what differs, if anything does.
     """
-    with reported(output):
+    with answer(json, trust):
         from baton.local import forkserver
         from baton.prove import proof_page
         from baton.prove import prove as proving
-        from baton.prove import prove as turns
 
         counts = proving.parse_counts(chunks)
-        loaded = prepare.load_here(recipe, overrides, store=store)
+        loaded = prepare.load(recipe, overrides, store=store).localised()
         page = options.page_path(report or f"prove-{loaded.name}.html")
         prepare.require_single(loaded, "prove")
-        numbers = turns.parse_processes(processes, loaded)
+        numbers = proving.parse_processes(processes, loaded)
         prepare.check_store(loaded)
         forkserver.start()
         prepare.check_model(loaded)
@@ -62,13 +60,10 @@ def prove(
                 loaded, counts, name=name, leave_out=leave_out or (), processes=numbers, on_event=display.heard
             )
         proof["report"] = page
-        proof_page.write(proof, page)
-        print_json(proof) if output is Output.json else proving.print_table(proof)
+        Path(page).write_text(proof_page.render(proof), encoding="utf-8")
+        print_json(proof) if json else proving.print_table(proof)
         if not proof["exact"]:
             raise typer.Exit(1)
-
-
-# --- `baton drill`: kill a recipe's processes again and again, on the user's own store, and show that nothing is lost.
 
 
 def drill(
@@ -80,18 +75,19 @@ def drill(
     overrides: options.Overrides = None,
     store: options.Store = None,
     chunks: options.ChunkCount = None,
-    output: OutputOption = Output.text,
+    json: options.Json = False,
+    trust: options.Trust = False,
 ) -> None:
     """Kills a recipe's chunks at random moments of every phase, and compares with a run that nobody disturbs.
 
     The exit code is 0 only where every run ends on the same losses and state, byte for byte, and every
     checkpoint that was committed reads back whole.
     """
-    with reported(output):
-        from baton.prove import prove as turns
+    with answer(json, trust):
         from baton.prove.drill import Drill
+        from baton.prove.prove import parse_processes
 
-        loaded = prepare.load_here(recipe, overrides, store=store, chunks=chunks)
+        loaded = prepare.load(recipe, overrides, store=store, chunks=chunks).localised()
         prepare.require_single(loaded, "drill")
         prepare.check_store(loaded)
         prepare.check_model(loaded)
@@ -103,11 +99,11 @@ def drill(
                 seed=seed,
                 name=f"drill-{prepare.new_run_name(loaded)}",
                 leave_out=leave_out or (),
-                processes=turns.parse_processes(processes, loaded),
+                processes=parse_processes(processes, loaded),
                 on_event=display.heard,
                 on_kill=lambda kill: display.killed(kill, kills),
             ).run()
-        print_json(report) if output is Output.json else print_table(report)
+        print_json(report) if json else print_table(report)
         if not report["exact"]:
             raise typer.Exit(1)
 
@@ -123,7 +119,7 @@ class _Display(Display):
         console.print(f"[red]killed[/] {kill['number']}/{of}: {stage} {kill['chunk']}, {phases}")
 
 
-def print_table(report: Report) -> None:
+def print_table(report: DrillReport) -> None:
     """Prints a drill for people.
 
     Args:
@@ -154,7 +150,7 @@ def print_table(report: Report) -> None:
     screen.print(verdict(report), soft_wrap=True)
 
 
-def verdict(report: Report) -> str:
+def verdict(report: DrillReport) -> str:
     """Returns the sentence that a drill comes down to."""
     count, digest = len(report["kills"]), report["undisturbed"]["state_digest"][:16]
     short = f" ({report['wanted']} were asked for)" if count < report["wanted"] else ""
@@ -162,9 +158,6 @@ def verdict(report: Report) -> str:
     if report["exact"]:
         return f"exact: after {told} the state is {digest}, as undisturbed, and every checkpoint is whole"
     return f"NOT exact: after {told} not every run is as the undisturbed one, state {digest}"
-
-
-# --- `baton audit`: a chunk of somebody's run, trained again and compared bit for bit.
 
 
 TOLD = 8
@@ -187,30 +180,30 @@ def audit(
         str | None, typer.Option(metavar="FILE.html", help="Page to write; audit-RUN-CHUNK.html when left out.")
     ] = None,
     overrides: options.Overrides = None,
-    output: OutputOption = Output.text,
+    json: options.Json = False,
+    trust: options.Trust = False,
 ) -> None:
     """Trains one chunk of a run again, here, and compares weights, optimizer, random state and logged losses.
 
     It begins with the checkpoint that the chunk began with, which chunks.keep.audit keeps, and writes nothing into the
     run's store. The exit code is 0 where all is equal, 1 where something differs, 2 where it cannot be tried.
     """
-    with reported(output):
+    with answer(json, trust):
         from baton.local import forkserver
-        from baton.prove import audit as audit_page
         from baton.prove import audit as auditing
 
         run = Run.open(run_uri)
         run.require("recipe.json")
         page = options.page_path(report or f"audit-{run.name}-{chunk}.html")
         public = read_public(key) if key else None
-        loaded = prepare.load_here(recipe, overrides) if recipe else None
+        loaded = prepare.load(recipe, overrides).localised() if recipe else None
         code = code_in(run.recipe().model_dump(mode="json", exclude_defaults=True))
         consent.refuse_untrusted(RecipeSource(run.uri, "", ""), code if "://" in run_uri else [])
         forkserver.start()
         with Display(len(run.plan().targets)) as display:
             found = auditing.audit(run, chunk, recipe=loaded, key=public, on_event=display.heard)
-        audit_page.write_page(found, page)
-        print_json({**found, "report": page}) if output is Output.json else _print(found, page)
+        Path(page).write_text(auditing.render_page(found), encoding="utf-8")
+        print_json({**found, "report": page}) if json else _print(found, page)
         if not found["equal"]:
             raise typer.Exit(1)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from json import dumps
 from typing import Annotated
 
 import typer
@@ -10,7 +10,7 @@ import typer
 from baton import api
 from baton.cli import options
 from baton.cli.display import note, screen
-from baton.cli.options import Output, OutputOption, print_json, reported
+from baton.cli.options import answer, print_json
 from baton.compiler import pipeline_file
 from baton.compiler.pipeline_file import Pipeline
 from baton.recipe.recipe import Recipe
@@ -22,18 +22,18 @@ app = typer.Typer(help="Lists the recipes that Baton brings along, and prints on
 
 
 @app.callback(invoke_without_command=True)
-def recipes(context: typer.Context) -> None:
+def recipes(context: typer.Context, json: options.Json = False) -> None:
     """Lists the recipes that Baton brings along, which every command takes by their names; `show` prints one."""
     if context.invoked_subcommand is None:
-        list_recipes()
+        list_recipes(json)
 
 
 @app.command("list")
-def list_recipes() -> None:
+def list_recipes(json: options.Json = False) -> None:
     """Lists the recipes that Baton brings along, which every command takes by their names."""
-    with reported():
+    with answer(json):
         listed = [origin.described(name) for name in origin.bundled()]
-        if options.as_json():
+        if json:
             print_json({"recipes": listed})
             return
         from rich import box
@@ -51,27 +51,32 @@ def list_recipes() -> None:
 @app.command("show")
 def show(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of a bundled recipe.", show_default=False)],
+    json: options.Json = False,
 ) -> None:
     """Prints a recipe that Baton brings along, for a file of your own."""
-    with reported():
+    with answer(json):
         found = origin.of_bundle(name)
-        if options.as_json():
+        if json:
             print_json({**origin.described(name), "yaml": found.standalone()})
         else:
             typer.echo(found.standalone(), nl=False)
 
 
-def validate(recipe: options.RecipePath, overrides: options.Overrides = None) -> None:
+def validate(
+    recipe: options.RecipePath,
+    overrides: options.Overrides = None,
+    json: options.Json = False,
+    trust: options.Trust = False,
+) -> None:
     """Checks a recipe: every key, every value, that the data it names exists and suits the method, and fits the GPU.
 
     Of rows on this machine the first ones are looked at; `baton data check` looks at all of them.
     """
-    with reported():
+    with answer(json, trust):
         from baton.local import preview
 
-        source = origin.find(recipe)
-        loaded, chosen = prepare.load_explained(source, overrides or ())
-        localised = prepare.resolve_paths(loaded, source)
+        found = prepare.load(recipe, overrides)
+        source, loaded, localised = found.origin, found.recipe, found.localised()
         trials = check_trials(localised) if localised.sweep else 0
         seen = list(preview.describe_rows(localised))
         prepare.check_model(localised)
@@ -81,12 +86,12 @@ def validate(recipe: options.RecipePath, overrides: options.Overrides = None) ->
             "guard": [_guarded(loaded.training.guard, by_loss=loaded.training.generation is None)]
             if loaded.training.guard
             else [],
-            "profile": list(profiles.explained(loaded, chosen)),
+            "profile": list(profiles.explained(loaded, found.choices)),
             "rendering": list(prepare.rendering_report(localised)),
             "memory": list(memory.report(localised)),
             "on_a_cluster": pipeline_file.cluster_warnings(loaded),
         }
-        if options.as_json():
+        if json:
             print_json({"state": "valid", "recipe": source.name, **_extent(loaded), **reports})
             return
         training = loaded.training
@@ -131,10 +136,10 @@ def _guarded(guard: Guard, *, by_loss: bool) -> str:
     return f"its guard skips {', and '.join(part for part in (found, known) if part)}"
 
 
-def schema() -> None:
+def schema(json: options.Json = False) -> None:
     """Prints the recipe's JSON Schema, for editors that complete and check YAML."""
     schema = Recipe.model_json_schema()
-    print_json(schema) if options.as_json() else typer.echo(json.dumps(schema, indent=2))
+    print_json(schema) if json else typer.echo(dumps(schema, indent=2))
 
 
 def doctor(
@@ -148,22 +153,21 @@ def doctor(
         typer.Option(help="Look at this Kubeflow Pipelines, too, e.g. http://localhost:8888.", show_default=False),
     ] = None,
     namespace: options.Namespace = None,
-    output: OutputOption = Output.text,
+    json: options.Json = False,
+    trust: options.Trust = False,
 ) -> None:
     """Looks for what would be in a run's way: on this machine, in the store, on Kubeflow, and in what the recipe names.
 
     What it writes it removes. The exit code is 1 where there is a problem.
     """
-    with reported(output):
-        from baton.doctor import local as examining
+    with answer(json, trust):
+        from baton import doctor as examining
 
         checks = examining.examine(recipe, overrides or (), store=store)
         if endpoint:
-            from baton.doctor import kubeflow as remote
-
-            checks += remote.examine(endpoint, namespace)
+            checks += examining.examine_kubeflow(endpoint, namespace)
         examined = examining.examined(checks)
-        print_json(examined) if output is Output.json else examining.print_table(checks)
+        print_json(examined) if json else examining.print_table(checks)
         if not examined["ok"]:
             raise typer.Exit(1)
 
@@ -180,9 +184,11 @@ def compile_recipe(
         str | None,
         typer.Option("--graph", metavar="FILE.mmd", help="Write its graph, too, as Mermaid text."),
     ] = None,
+    json: options.Json = False,
+    trust: options.Trust = False,
 ) -> None:
     """Compiles a recipe to a file for `kfp run submit -f` or the Kubeflow page."""
-    with reported():
+    with answer(json, trust):
         compiled = api.compile(
             recipe,
             output,
@@ -195,7 +201,7 @@ def compile_recipe(
             tell=note,
         )
         size = compiled.workflow
-        if options.as_json():
+        if json:
             at_end = size.spec + size.nodes
             figures = {"bytes": compiled.bytes, "workflow_bytes": size.spec, "workflow_bytes_at_end": at_end}
             about = {"package": output, "chunks": compiled.num_chunks, "note": compiled.note, "graph": picture}

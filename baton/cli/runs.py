@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from baton.cli import local
-from baton.cli.options import DEFAULT_STORE, Output, OutputOption, Overrides, print_json, reported
+from baton.cli.options import DEFAULT_STORE, Json, Overrides, answer, print_json
 from baton.errors import UserError
 from baton.recipe import load
 from baton.runs import lineage
@@ -31,12 +31,12 @@ StoreOption = Annotated[
 
 
 @app.command("list")
-def list_runs(store: StoreOption = DEFAULT_STORE, output: OutputOption = Output.text) -> None:
+def list_runs(store: StoreOption = DEFAULT_STORE, json: Json = False) -> None:
     """Lists the runs of a store, newest first: how far they are, and what they come from."""
-    with reported(output):
+    with answer(json):
         family = lineage.family(Storage(store))
         members = sorted((x for x in family.values() if x.state != "gone"), key=lambda x: x.created, reverse=True)
-        if output is Output.json:
+        if json:
             print_json({"runs": [asdict(member) for member in members]})
             return
         from rich import box
@@ -57,17 +57,17 @@ def tree(
         str | None, typer.Argument(metavar="[RUN]", help="Name or STORE/runs/NAME: its family only.")
     ] = None,
     store: StoreOption = DEFAULT_STORE,
-    output: OutputOption = Output.text,
+    json: Json = False,
 ) -> None:
     """Draws which run comes from which: forks, phases, retrainings, and trials of sweeps."""
-    with reported(output):
+    with answer(json):
         chosen = _run(run, store) if run else None
         family = lineage.family(chosen.storage if chosen else Storage(store))
         if chosen:
             if chosen.name not in family:
                 raise UserError(f"{chosen.uri} does not exist.", remedy="`baton runs list` shows the runs of a store.")
             family = lineage.relatives(family, chosen.name)
-        if output is Output.json:
+        if json:
             print_json({"runs": [asdict(member) for _, member, _ in lineage.walk(family)]})
             return
         _print_tree(family, chosen.name if chosen else None)
@@ -80,23 +80,23 @@ def fork(
     ],
     overrides: Overrides = None,
     name: Annotated[str | None, typer.Option("--run", help="Name of the new run.")] = None,
-    cold: Annotated[
-        bool, typer.Option("--cold", help="Keep the weights alone, and begin at step 0; nearly all can then change.")
+    weights_only: Annotated[
+        bool, typer.Option("--weights-only", help="Keep the weights alone, from step 0; nearly all can then change.")
     ] = False,
     recipe: Annotated[
         str | None, typer.Option(metavar="FILE.yaml", help="Where to write its recipe; NAME.yaml when left out.")
     ] = None,
-    start: Annotated[bool, typer.Option("--start", help="Run it on this machine right away.")] = False,
+    run_now: Annotated[bool, typer.Option("--run-now", help="Run it on this machine right away.")] = False,
     store: StoreOption = DEFAULT_STORE,
-    output: OutputOption = Output.text,
+    json: Json = False,
 ) -> None:
     """Begins a new run at a checkpoint of another, with other settings.
 
-    Warm, it keeps optimizer, schedule, random state and place in the data: with nothing changed it ends on its
+    It keeps optimizer, schedule, random state and place in the data: with nothing changed it ends on its
     parent's bits. What a setting means for the rest is said; what cannot change is refused by name. The fork needs
     nothing of its parent, which may be deleted. `baton run FILE.yaml --run NAME`, or `baton submit`, trains it.
     """
-    with reported(output):
+    with answer(json):
         from baton import fork as forking
 
         parent, step = _parent(run, store)
@@ -107,7 +107,7 @@ def fork(
             raise UserError(f"{path!r} exists already.", remedy="Give another name by --recipe, or remove it.")
         with open(path, "x", encoding="utf-8") as file:  # first: no run is made whose recipe cannot be written
             try:
-                made = forking.fork(parent, step, wanted, overrides or (), warm=not cold)
+                made = forking.fork(parent, step, wanted, overrides or (), warm=not weights_only)
                 file.write(load.to_yaml(made.recipe))
             except BaseException:
                 os.remove(path)
@@ -122,13 +122,13 @@ def fork(
             "changed": made.run.need(ForkNote).changed,
             "recipe": os.path.abspath(path),
         }
-        if output is Output.text:
+        if not json:
             _tell(made, path)
-        if not start:
-            if output is Output.json:
+        if not run_now:
+            if json:
                 print_json(forked)
             return
-    local.run(path, run_name=wanted, output=output)
+    local.run(path, run_name=wanted, json=json)
 
 
 def _tell(made: Fork, path: str) -> None:

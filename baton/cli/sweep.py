@@ -14,9 +14,9 @@ from rich.table import Table
 
 from baton import events
 from baton import fork as forking
-from baton.cli import options
-from baton.cli.display import Display, answer, console
-from baton.cli.options import DEFAULT_STORE, REJECTED, Output, OutputOption, Overrides, print_json, reported
+from baton.cli import display, options
+from baton.cli.display import Display, console
+from baton.cli.options import DEFAULT_STORE, REJECTED, Overrides, answer, print_json
 from baton.documents import Json
 from baton.errors import UserError
 from baton.events import Event
@@ -26,14 +26,18 @@ from baton.local.results import Result
 from baton.runs.outcomes import SweepHead, TrialEntry, TrialInfo, TrialRequest, TrialState, Winner
 from baton.runs.run import check_name
 from baton.runs.sweep import Sweep
+from baton.runtime import SYSTEM
 from baton.source import prepare
-from baton.store import bundle
 from baton.store.storage import Storage
 from baton.sweep import view as sweep_view
 from baton.sweep.search import check_trials, describe_values
 from baton.sweep.view import View
 
-# --- What a person sees of a sweep: a line per score while it runs, and a table of its trials.
+app = typer.Typer(
+    help="Compare many configurations of a recipe while they train: the worse ones stop early.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+)
 
 
 def sweep_listener(show: Callable[[Event], None]) -> Callable[[Event], None]:
@@ -58,12 +62,12 @@ def sweep_listener(show: Callable[[Event], None]) -> Callable[[Event], None]:
 
 
 @dataclass(frozen=True)
-class Shown:
-    """A sweep as a command answers: its trials, the wishes for them, and the winner once there is one."""
+class SweepAnswer:
+    """A sweep as a command answers: its trials, the requests for them, and the winner once there is one."""
 
     document: SweepHead
     view: View
-    wishes: dict[str, TrialRequest | None]
+    requests: dict[str, TrialRequest | None]
     winner: Winner | None
 
     def to_json(self) -> dict[str, object]:
@@ -73,7 +77,7 @@ class Shown:
             {
                 **entries[trial.id].to_json(),
                 "state": trial.state,
-                "asked": wish.state if (wish := self.wishes[trial.id]) else None,
+                "asked": request.state if (request := self.requests[trial.id]) else None,
                 "why": None if trial.is_alive else trial.why,
                 "chunks": trial.chunk,
                 "value": trial.score,
@@ -94,15 +98,15 @@ class Shown:
         }
 
 
-def gather(sweep: Sweep) -> Shown:
+def gather(sweep: Sweep) -> SweepAnswer:
     """Reads what is shown of a sweep."""
     document, view = sweep.document(), sweep_view.gather(sweep, with_losses=False)
     names = [trial.id for trial in document.trials]
-    wishes = dict(zip(names, bundle.each(sweep.control, names), strict=True))
-    return Shown(document, view, wishes, sweep.read(Winner))
+    requests = dict(zip(names, SYSTEM.each(sweep.request, names), strict=True))
+    return SweepAnswer(document, view, requests, sweep.read(Winner))
 
 
-def print_table(shown: Shown) -> None:
+def print_table(shown: SweepAnswer) -> None:
     """Prints a sweep for people."""
     view = shown.view
     table = Table(title=f"{view.name}: rung {len(view.rungs)} of {view.num_rungs}", title_justify="left")
@@ -111,15 +115,17 @@ def print_table(shown: Shown) -> None:
     for trial in view.trials:
         score = "—" if trial.score is None else f"{trial.score:.6g}"
         state = sweep_view.STATES[trial.state] + (f": {trial.why}" if trial.why and not trial.is_alive else "")
-        wish = shown.wishes[trial.id]
-        state += "; asked to stop" if wish and wish.state == "stop" and trial.state in ("training", "goes on") else ""
+        request = shown.requests[trial.id]
+        state += (
+            "; asked to stop" if request and request.state == "stop" and trial.state in ("training", "goes on") else ""
+        )
         done = f"{trial.chunk} of {shown.document.num_chunks}"
         values = describe_values({path.rpartition(".")[2]: value for path, value in trial.values.items()})
         table.add_row(trial.id, values, done, score, f"{trial.seconds:.0f}", state)
-    answer(table)
+    display.print_table(table)
 
 
-def print_winner(shown: Shown, run: Result) -> None:
+def print_winner(shown: SweepAnswer, run: Result) -> None:
     """Prints where the best trial is, whose run is over."""
     best, view = shown.winner, shown.view
     assert best is not None
@@ -131,9 +137,6 @@ def print_winner(shown: Shown, run: Result) -> None:
         typer.secho("The winner is rejected and nothing is exported.", fg=typer.colors.RED)
     else:
         typer.echo(f"model:  {run['model_uri']}")
-
-
-# --- `baton sweep stop`, `resume` and `fork`: single trials of a sweep.
 
 
 Given = Annotated[
@@ -157,53 +160,56 @@ def open_sweep(address: str, store: str) -> Sweep:
     return sweep
 
 
+@app.command()
 def stop(
     sweep: Given,
     trial: Trial,
     why: Why = "asked by hand",
     store: WhereOption = DEFAULT_STORE,
-    output: OutputOption = Output.text,
+    json: options.Json = False,
 ) -> None:
     """Stops a trial at its next chunk boundary. Its newest checkpoint stays; `baton sweep resume` continues from it."""
-    with reported(output):
-        _ask(open_sweep(sweep, store), trial, "stop", why, output)
+    with answer(json):
+        _ask(open_sweep(sweep, store), trial, "stop", why, json)
 
 
+@app.command()
 def resume(
     sweep: Given,
     trial: Trial,
     why: Why = "asked by hand",
     store: WhereOption = DEFAULT_STORE,
-    output: OutputOption = Output.text,
+    json: options.Json = False,
 ) -> None:
     """Brings a stopped trial back: from the next rung on it trains to the end, whatever its scores.
 
     It catches up what it has missed from its newest checkpoint. Where no rung is to come, start the sweep again under
     its name.
     """
-    with reported(output):
-        _ask(open_sweep(sweep, store), trial, "go", why, output)
+    with answer(json):
+        _ask(open_sweep(sweep, store), trial, "go", why, json)
 
 
+@app.command()
 def fork(
     sweep: Given,
     trial: Trial,
     overrides: Overrides = None,
     step: Annotated[int | None, typer.Option(help="One of its checkpoints; the newest when left out.")] = None,
     store: WhereOption = DEFAULT_STORE,
-    output: OutputOption = Output.text,
+    json: options.Json = False,
 ) -> None:
     """Adds a trial that begins with all of the state at a checkpoint of another one, with other values.
 
     It joins at the next rung and trains to the end.
     """
-    with reported(output):
+    with answer(json):
         opened = open_sweep(sweep, store)
         if not overrides:
             raise UserError("a fork with nothing changed is its parent.", remedy="Change a value with --set.")
         made, lines = _forked(opened, opened.trial(trial), step, overrides)
         opened.ask(made.id, "go", f"forked from {trial}")
-        if output is Output.json:
+        if json:
             print_json({"sweep": opened.name, **made.to_json()})
         else:
             begins = f"{made.id}: run {made.run} begins at step {made.parent and made.parent['step']}"
@@ -229,10 +235,10 @@ def _forked(sweep: Sweep, parent: TrialEntry, step: int | None, overrides: list[
     return trial, made.lines
 
 
-def _ask(sweep: Sweep, trial: str, state: TrialState, why: str, output: Output) -> None:
+def _ask(sweep: Sweep, trial: str, state: TrialState, why: str, json: bool) -> None:
     sweep.trial(trial)
     sweep.ask(trial, state, why)
-    if output is Output.json:
+    if json:
         print_json({"sweep": sweep.name, "trial": trial, "state": state, "why": why})
     else:
         at = "at its next chunk boundary" if state == "stop" else "at the next rung"
@@ -240,25 +246,10 @@ def _ask(sweep: Sweep, trial: str, state: TrialState, why: str, output: Output) 
 
 
 def _when(sweep: Sweep, at: str) -> str:
-    """Returns when a wish is taken up, in words."""
+    """Returns when a request is taken up, in words."""
     if len(sweep.rungs()) < len(sweep.document().rungs):
         return at
     return f"once the sweep, which is over, is started again: baton sweep run RECIPE --run {sweep.name}"
-
-
-# --- `baton sweep`: many configurations of a recipe, compared while they train.
-
-
-app = typer.Typer(
-    cls=options.Commands,
-    help="Compare many configurations of a recipe while they train: the worse ones stop early.",
-    no_args_is_help=True,
-    rich_markup_mode="markdown",
-)
-
-SweepName = Annotated[
-    str | None, typer.Option("--run", help="Name of the sweep; one that exists resumes where it stopped.")
-]
 
 
 @app.command()
@@ -266,21 +257,24 @@ def run(
     recipe: options.RecipePath,
     overrides: options.Overrides = None,
     store: options.Store = None,
-    name: SweepName = None,
+    name: Annotated[
+        str | None, typer.Option("--run", help="Name of the sweep; one that exists resumes where it stopped.")
+    ] = None,
     chunks: options.ChunkCount = None,
-    output: OutputOption = Output.text,
+    json: options.Json = False,
+    trust: options.Trust = False,
 ) -> None:
     """Compares the configurations of a recipe on this machine, chunk by chunk in turns, and hands out the best.
 
     A sweep that was interrupted resumes where it stopped when it is given its name again with --run, and ends on the
     same winner with the same bits. The exit code is 3 where the recipe's gate rejects the winner.
     """
-    with reported(output):
+    with answer(json, trust):
         from baton.local import engine, forkserver
         from baton.local import sweep as winner
         from baton.local.sweep import LocalSweep
 
-        loaded = prepare.load_here(recipe, overrides, store=store, chunks=chunks)
+        loaded = prepare.load(recipe, overrides, store=store, chunks=chunks).localised()
         engine.require_one_machine(loaded)
         trials = check_trials(loaded)
         sweep_name = check_name(name or prepare.new_run_name(loaded))
@@ -293,7 +287,7 @@ def run(
             best = LocalSweep(loaded, sweep_name, heard).run()
             winner.export_best_trial(best, sweep_name, heard)
         shown, result = gather(Sweep(storage, sweep_name)), results.result(best)
-        if output is Output.json:
+        if json:
             print_json({**shown.to_json(), "winner_run": result})
         else:
             print_table(shown)
@@ -303,13 +297,8 @@ def run(
 
 
 @app.command()
-def status(sweep: Given, store: WhereOption = options.DEFAULT_STORE, output: OutputOption = Output.text) -> None:
+def status(sweep: Given, store: WhereOption = options.DEFAULT_STORE, json: options.Json = False) -> None:
     """Shows a sweep: how far each trial is, how well it does, and why one was stopped."""
-    with reported(output):
+    with answer(json):
         shown = gather(open_sweep(sweep, store))
-        print_json(shown.to_json()) if output is Output.json else print_table(shown)
-
-
-app.command()(stop)
-app.command()(resume)
-app.command()(fork)
+        print_json(shown.to_json()) if json else print_table(shown)

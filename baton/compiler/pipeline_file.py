@@ -21,7 +21,6 @@ import yaml
 
 from baton import machine
 from baton.errors import BatonError, UserError
-from baton.recipe import load
 from baton.recipe.cluster import Resources
 from baton.recipe.recipe import Recipe
 from baton.runs import ref
@@ -309,10 +308,9 @@ def for_cluster(recipe: Recipe) -> Recipe:
             "{{…}} and $(…) in it.",
             remedy="Name a bucket or folder without braces, $( and what does not print.",
         )
-    document = recipe.model_dump(mode="json")
     if recipe.tracking.mlflow and recipe.tracking.mlflow.startswith("sqlite:"):
-        document["tracking"]["mlflow"] = None
-    return load.validate(document, origin=recipe.name)
+        return recipe.model_copy(update={"tracking": recipe.tracking.model_copy(update={"mlflow": None})})
+    return recipe
 
 
 # --- Whether the workflow of a compiled recipe fits Kubeflow, and what is to be said about it before it runs.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from baton.data.rows import Record, Spool
+from baton.data.rows import SIDES, Record, Spool
 from baton.documents import Document
 from baton.errors import UserError
 from baton.recipe.recipe import Recipe
@@ -23,9 +23,6 @@ from baton.store.storage import Storage
 
 if TYPE_CHECKING:
     import numpy as np
-
-
-# --- Which side a row lies on, for good: decided by its content and the seed, whatever rows come beside it.
 
 
 ALL = 2**64
@@ -82,11 +79,8 @@ class SplitAssigner:
     `MAX_POSITIONS` rows that holds for all of them. Rows of one group, and rows with the same content, stay together,
     so counts are met to within one group.
 
-    Args:
-        recipe: The recipe.
-        storage: The store, for what is pinned.
-
     Attributes:
+        needs_all: Whether all rows decide, so that `fit` must see them first.
         pinned: Address of what was pinned; None without.
     """
 
@@ -106,15 +100,20 @@ class SplitAssigner:
         """Returns a record's side: `train`, `eval` or `test`."""
         if record.side:
             return record.side
-        at = self._position(record)
-        below, above = self._cuts.get(self._stratum(record), self._plain)
+        stratum, at = self._place(record)
+        below, above = self._cuts.get(stratum, self._plain)
         return "eval" if at < below else "test" if at >= above else "train"
 
-    def set_cuts(self, records: Iterable[Record]) -> None:
-        """Sets the cuts where they need all rows, or takes those that are pinned.
+    def assign(self, rows: Spool) -> np.ndarray[Any, Any]:
+        """Returns the side of each row, by its place in `SIDES`."""
+        import numpy as np
 
-        Args:
-            records: All rows; gone through once.
+        if self.needs_all:
+            self.fit(rows)
+        return np.fromiter((SIDES.index(self.side(record)) for record in rows), np.uint8, len(rows))
+
+    def fit(self, records: Iterable[Record]) -> None:
+        """Sets the cuts by all rows, or takes those that are pinned.
 
         Raises:
             UserError: too many strata, or fewer rows than are to be held out.
@@ -141,9 +140,8 @@ class SplitAssigner:
                 made = {"rows": count, "shares": shares, "cuts": cuts}
                 # Two splits at once may see different rows: one of them decides, for both.
                 self._storage.create(path, json.dumps(made, indent=1, sort_keys=True).encode())
-            pin = PinnedThresholds.read(
-                self._storage.read(path), self._storage.uri(path)
-            )  # of the writer that was first
+            # Of the writer that was first.
+            pin = PinnedThresholds.read(self._storage.read(path), self._storage.uri(path))
             self._sizes = pin.shares.model_dump()
             self._plain = _plain(self._sizes)
             self._cuts |= pin.cuts
@@ -157,9 +155,10 @@ class SplitAssigner:
         for record in records:
             if record.side:
                 continue
-            positions = gathered.setdefault(self._stratum(record), array("Q"))
+            stratum, at = self._place(record)
+            positions = gathered.setdefault(stratum, array("Q"))
             if count < MAX_POSITIONS:
-                positions.append(self._position(record))
+                positions.append(at)
             count += 1
             if len(gathered) > MAX_STRATA:
                 raise UserError(
@@ -183,11 +182,11 @@ class SplitAssigner:
         of_test = min(held_out["test"], len(ordered) - held_out["eval"])
         return _between(ordered, held_out["eval"], below), _between(ordered, len(ordered) - of_test, above)
 
-    def _position(self, record: Record) -> int:
-        return position(self._seed, f"group:{record.key}" if self._split.group_by else record.content)
-
-    def _stratum(self, record: Record) -> str:
-        return record.key if self._split.stratify_by else ""
+    def _place(self, record: Record) -> tuple[str, int]:
+        """Returns a record's stratum and its position in it."""
+        if self._split.stratify_by:
+            return record.key, position(self._seed, record.content)
+        return "", position(self._seed, f"group:{record.key}" if self._split.group_by else record.content)
 
 
 def _plain(shares: dict[str, float]) -> Cut:
@@ -201,51 +200,33 @@ def _between(ordered: np.ndarray[Any, Any], count: int, wanted: int) -> int:
     return min(max(low, wanted), high)
 
 
-# --- Chooses rows and how often each is used: `max_samples`, `shuffle` and weights, decided by content and seed.
-
-
-def smallest_draws(spool: Spool, seed: int, count: int) -> Iterator[Record]:
-    """Yields the rows whose drawn numbers are smallest, in the order in which they stand.
+def smallest_draws(rows: Spool, seed: int, count: int) -> Iterator[Record]:
+    """Yields the `count` rows whose drawn numbers are smallest, in the order in which they stand.
 
     Which rows these are does not depend on their order; more rows push some out, and move none. Memory holds `count`
     numbers.
-
-    Args:
-        spool: All rows.
-        seed: The recipe's.
-        count: How many.
     """
-    heap: list[int] = []  # negative: the largest of the smallest is in front
-    for record in spool:
-        drawn = -_drawn(record, seed)
-        if len(heap) < count:
-            heapq.heappush(heap, drawn)
-        elif drawn > heap[0]:
-            heapq.heapreplace(heap, drawn)
-    if not heap:
+
+    def drawn(record: Record) -> int:
+        return position(seed, f"sample:{record.content}")
+
+    smallest = heapq.nsmallest(count, map(drawn, rows))
+    if not smallest:
         return
-    last = -heap[0]
-    level = sum(-drawn == last for drawn in heap)  # rows with the same content, of which not all may be taken
-    for record in spool:
-        drawn = _drawn(record, seed)
-        if drawn < last:
-            yield record
-        elif drawn == last and level:
+    last = smallest[-1]
+    level = smallest.count(last)  # rows with the same content, of which not all may be taken
+    for record in rows:
+        number = drawn(record)
+        if number == last:
             level -= 1
+        if number < last or (number == last and level >= 0):
             yield record
-
-
-def _drawn(record: Record, seed: int) -> int:
-    return position(seed, f"sample:{record.content}")
 
 
 def times_used(content: str, seed: int, weight: float) -> int:
     """Returns how often a training row is used in one pass.
 
-    Args:
-        content: The row.
-        seed: The recipe's.
-        weight: Its source's: the whole part always, the rest of it as the chance of one use more.
+    The whole part of its source's weight counts always, the rest of it as the chance of one use more.
     """
     whole = math.floor(weight)
     return whole + (position(seed, f"weight:{content}") < (weight - whole) * ALL)

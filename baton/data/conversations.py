@@ -1,18 +1,243 @@
-"""Rows that are conversations: lists of messages, ShareGPT's turns, and glaive's two texts."""
+"""Conversations as data sets have them, brought to messages in OpenAI's form.
+
+Lists of messages, ShareGPT's turns, mappings of question and answer, and glaive's two texts come in. Declarations and
+calls of tools may be JSON text, bare, or in a list; keys that are null are left out, as Parquet gives each object the
+keys of all.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Sequence
 from typing import Any
 
-from baton.data import messages
-from baton.data import messages as single
-from baton.data.messages import Message
 from baton.data.rows import loads
+from baton.errors import RowError
 
-# --- Conversations with tools that are written into two texts, as in glaive-function-calling.
+Call = dict[str, Any]
+Tool = dict[str, Any]
+Message = dict[str, Any]
+"""`role` and `content`, and what the source has beside them: `tool_calls`, `tool_call_id`, `name`, `reasoning_content`
+and `train`."""
+
+ARGUMENTS = ("arguments", "parameters", "args")
+"""What the arguments of a call are called."""
+
+
+def all_encodable(value: Any) -> bool:
+    """Tells whether all texts of a value can be written as UTF-8."""
+    return "\\ud" not in json.dumps(value).lower() or is_encodable(json.dumps(value, ensure_ascii=False))
+
+
+def parse_tool_calls(value: Any) -> list[Call]:
+    """Returns tool calls, none where the value is empty; an error's reason follows the word "calls"."""
+    listed = _listed(value)
+    if listed is None:
+        raise RowError("are no JSON of a name and arguments")
+    return [_call(each) for each in listed]
+
+
+def parse_tools(value: Any) -> list[Tool]:
+    """Returns declarations of tools, none where the value is empty; an error's reason follows the word "tools"."""
+    listed = _listed(value)
+    if listed is None:
+        raise RowError("are no JSON of functions")
+    made: list[Tool] = []
+    for each in listed:
+        each = _parsed(each)
+        kind = each.get("type") if isinstance(each, dict) else None
+        function = _parsed(each.get("function")) if isinstance(each, dict) and "function" in each else each
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
+            raise RowError("are not all functions with a name")
+        if "function" not in each and kind == "function":
+            function = {key: part for key, part in function.items() if key != "type"}
+        made.append({"type": "function", "function": function})
+    return made
+
+
+def _call(value: Any) -> Call:
+    value = _parsed(value)
+    function = _parsed(value.get("function")) if isinstance(value, dict) and value.get("function") else value
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(value, dict) or not isinstance(function, dict) or not isinstance(name, str) or not name:
+        raise RowError("are no JSON of a name and arguments")
+    kind = value.get("type") if function is not value else None
+    if kind not in (None, "function"):
+        raise RowError(f"have type {kind!r}, expected function")
+    given = next((function[key] for key in ARGUMENTS if function.get(key) is not None), None)
+    arguments = {} if given is None or given == "" else _parsed(given)
+    if not isinstance(arguments, dict):
+        raise RowError(f"call {name} with arguments that are no JSON object")
+    call: Call = {"type": "function", "function": {"name": name, "arguments": arguments}}
+    if isinstance(value.get("id"), str) and value["id"]:
+        call["id"] = value["id"]
+    return call
+
+
+def _listed(value: Any) -> list[Any] | None:
+    """Returns the members of a list or of its JSON, one object as a list; None of what is neither."""
+    value = _parsed(value)
+    if isinstance(value, dict):
+        return [value]
+    if value is None or value == "":
+        return []
+    return value if isinstance(value, list) else None
+
+
+def _parsed(value: Any) -> Any:
+    """Returns what a JSON text holds, or an object without keys that are null; a text that is no JSON as it is."""
+    if not isinstance(value, str):
+        return _plain(value)
+    try:
+        return loads(value) if value.strip() else None
+    except ValueError:
+        return value
+
+
+def _plain(value: Any) -> Any:
+    """Returns a value as JSON can hold it."""
+    if isinstance(value, dict):
+        return {str(key): _plain(part) for key, part in value.items() if part is not None}
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
+    return value if value is None or isinstance(value, str | int | float | bool) else str(value)
+
+
+ROLES = {
+    **dict.fromkeys(("user", "human"), "user"),
+    **dict.fromkeys(("assistant", "gpt", "chatgpt", "bing", "bard", "model", "bot", "function_call"), "assistant"),
+    "system": "system",
+    **dict.fromkeys(("tool", "function", "observation"), "tool"),
+}
+"""What speakers are called → their roles."""
+
+REASONING = ("reasoning_content", "thinking", "reasoning")
+FLAGS = ("train", "training", "weight")
+"""Keys of a message that say what the assistant thought, and whether it is learned."""
+
+PARTS = ("text", "input_text", "output_text")
+"""Types of the parts of a content that are text."""
+
+THOUGHT = re.compile(r"\s*<think>.*?</think>\s*", re.DOTALL)
+"""What a content begins with where the thinking is written into it."""
+
+
+def is_encodable(text: str) -> bool:
+    """Tells whether a text can be written as UTF-8: a lone surrogate cannot."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def parse_message(raw: Any, *, has_tools: bool = False) -> Message:
+    """Returns a message as it is written; keys that mean nothing to us are left out.
+
+    Args:
+        raw: With role and content, or with ShareGPT's from and value.
+        has_tools: Whether the row declares tools: a `function_call` turn must then be one. Else it stays text where it
+            is no JSON of a name and arguments.
+
+    Raises:
+        RowError: it is none; the reason follows the words "message 1".
+    """
+    if not isinstance(raw, dict):
+        raise RowError("has no role")
+    role, content = raw.get("role"), raw.get("content")
+    if role is None and "from" in raw:
+        role, content = raw["from"], raw.get("value")
+        if isinstance(role, str) and role.lower() not in ROLES:
+            raise RowError(f"is from {role!r}, expected {', '.join(ROLES)}")
+    if not isinstance(role, str) or not is_encodable(role):
+        raise RowError("has no role")
+    said = ROLES.get(role.lower(), role)
+    calls = _calls(raw, said)
+    content = _text(content)
+    if role.lower() == "function_call" and not calls and isinstance(content, str):
+        problem = "are none"
+        try:
+            calls = parse_tool_calls(content)
+        except RowError as error:
+            problem = str(error)
+        if calls:
+            content = ""
+        elif has_tools:
+            raise RowError(f"is from 'function_call', and its calls {problem}")
+    if not isinstance(content, str) and not (calls and content is None):
+        raise RowError("has no text content")
+    whole = {"role": said, "content": content or "", **({"tool_calls": calls} if calls else {}), **_beside(raw, said)}
+    if not is_encodable(whole["content"]):
+        raise RowError("has no text content")
+    if len(whole) > 2 and not all_encodable(whole):
+        raise RowError("holds a lone surrogate")
+    return whole
+
+
+def _text(content: Any) -> Any:
+    """Returns a content that is a list of text parts as text, any other as it is.
+
+    Raises:
+        RowError: a part is a picture or sound.
+    """
+    if not isinstance(content, list):
+        return content
+    texts = []
+    for part in content:
+        if isinstance(part, dict) and part.get("type", "text") not in PARTS:
+            raise RowError(f"has a part of type {part['type']!r}, and only text is learned")
+        if not isinstance(part, dict) or not isinstance(part.get("text"), str):
+            return content
+        texts.append(part["text"])
+    return "".join(texts) if texts else content
+
+
+def _calls(raw: dict[str, Any], role: str) -> list[Call]:
+    key = next((key for key in ("tool_calls", "function_call") if raw.get(key)), None)
+    if key is None:
+        return []
+    try:
+        calls = parse_tool_calls(raw[key])
+    except RowError as error:
+        raise RowError(f"has {key} that {error}") from None
+    if calls and role != "assistant":
+        raise RowError(f"has {key}, and is not the assistant's")
+    return calls
+
+
+def _beside(raw: dict[str, Any], role: str) -> Message:
+    """Returns what a message holds beside role, content and tool calls."""
+    more: Message = {}
+    for key in ("name", "tool_call_id"):
+        if isinstance(raw.get(key), str) and raw[key] and (key == "name" or role == "tool"):
+            more[key] = raw[key]
+    for key in REASONING if role == "assistant" else ():
+        with contextlib.suppress(RowError):  # a thought that is no text is not learned
+            thought = _text(raw.get(key))
+            if isinstance(thought, str) and thought.strip():
+                more["reasoning_content"] = thought
+                break
+    flags = {key: raw[key] for key in FLAGS if raw.get(key) is not None}
+    for key, flag in flags.items():
+        if not isinstance(flag, bool | int | float) or flag not in (0, 1):
+            raise RowError(f"has {key} {flag!r}, expected 0 or 1, false or true")
+    if len({bool(flag) for flag in flags.values()}) > 1:
+        listed = " and ".join(f"{key} {flag!r}" for key, flag in flags.items())
+        raise RowError(f"has {listed}, which contradict each other")
+    for flag in flags.values():
+        more["train"] = bool(flag)
+    return more
+
+
+def without_reasoning(value: Any) -> Any:
+    """Returns what is said, a text or messages, without what the assistant thought before."""
+    if isinstance(value, str):
+        return THOUGHT.sub("", value, count=1) if THOUGHT.match(value) else value
+    return [
+        {key: part for key, part in turn.items() if key != "reasoning_content"}
+        | {"content": without_reasoning(turn["content"])}
+        if turn["role"] == "assistant"
+        else turn
+        for turn in value
+    ]
 
 
 GLAIVE_TURN = re.compile(r"(?:\A|\n)[^\S\n]*(USER|ASSISTANT|FUNCTION RESPONSE):")
@@ -47,7 +272,7 @@ def parse_glaive(chat: str, system: object) -> dict[str, Any] | None:
     return {"messages": turns, "tools": functions, "system": None if functions else words}
 
 
-def _objects(text: str) -> list[messages.Tool]:
+def _objects(text: str) -> list[Tool]:
     """Returns the JSON objects that stand at the beginnings of a text's lines."""
     objects, decoder, at = [], json.JSONDecoder(), 0
     while match := re.compile(r"^[^\S\n]*(?=\{)", re.MULTILINE).search(text, at):
@@ -58,9 +283,6 @@ def _objects(text: str) -> list[messages.Tool]:
             continue
         objects.append(value)
     return objects
-
-
-# --- Rows that are conversations: lists of messages with role and content, or with ShareGPT's from and value.
 
 
 TURNS = (("input", "output"), ("human", "assistant"), ("user", "assistant"), ("instruction", "response"))
@@ -91,21 +313,23 @@ def shared_length(a: Sequence[Any], b: Sequence[Any]) -> int:
     return next((at for at, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
-def conversation(messages: Any, name: str = "messages", *, has_tools: bool = False) -> dict[str, object] | str:
-    """Returns `{messages}`, or the reason why they cannot be used; they may be JSON text."""
+def conversation(messages: Any, name: str = "messages", *, has_tools: bool = False) -> dict[str, object]:
+    """Returns `{messages}`; they may be JSON text."""
     if isinstance(messages, str) and messages.lstrip().startswith("["):
         try:
             messages = loads(messages)
         except ValueError:
-            return f"{name} is a text that is no JSON"
-    turns = _messages(_spoken(messages), name, has_tools)
-    if isinstance(turns, str):
+            raise RowError(f"{name} is a text that is no JSON") from None
+    try:
+        turns = _messages(_spoken(messages), name, has_tools)
+    except RowError as error:
         first = messages[0] if isinstance(messages, list) and messages else None
         if isinstance(first, dict) and {"role", "from"}.isdisjoint(first):
-            turns += f" but {', '.join(map(str, first))}; if the list holds rows, write each on a line of its own"
-        return turns
+            has = ", ".join(map(str, first))
+            raise RowError(f"{error} but {has}; if the list holds rows, write each on a line of its own") from None
+        raise
     if not any(message["role"] == "assistant" for message in turns):
-        return f"{name} has no assistant turn"
+        raise RowError(f"{name} has no assistant turn")
     return {"messages": turns}
 
 
@@ -126,8 +350,8 @@ def texts(row: dict[str, str]) -> dict[str, str]:
     return {"prompt": shared[:end], "chosen": row["chosen"][end:], "rejected": row["rejected"][end:]}
 
 
-def preference(row: dict[str, object], *, has_tools: bool = False) -> dict[str, object] | str:
-    """Returns `{prompt, chosen, rejected}`, each a list of messages, or the reason why the row cannot be used.
+def preference(row: dict[str, object], *, has_tools: bool = False) -> dict[str, object]:
+    """Returns `{prompt, chosen, rejected}`, each a list of messages.
 
     Without a prompt, it is what the two conversations share from the start. An answer may also be one message, or a
     text after a prompt of messages.
@@ -136,54 +360,45 @@ def preference(row: dict[str, object], *, has_tools: bool = False) -> dict[str, 
     for side in ("chosen", "rejected"):
         # A text alone may hold the prompt as well: only after one is it an answer.
         one = "prompt" in row or isinstance(row[side], dict)
-        messages = _messages(_answer(row[side]) if one else row[side], side, has_tools)
-        if isinstance(messages, str):
-            return messages
-        sides[side] = messages
+        sides[side] = _messages(_answer(row[side]) if one else row[side], side, has_tools)
     if isinstance(row.get("prompt"), str):
         row["prompt"] = [{"role": "user", "content": row["prompt"]}]
-    shared = _shared(sides["chosen"], sides["rejected"])
+    chosen, rejected = sides.values()
+    # Equal answers are left to the check of same answers.
+    same = len(chosen) - 1 if chosen == rejected else shared_length(_said(chosen), _said(rejected))
+    shared = chosen[:same]
     head = _messages(row["prompt"], "prompt", has_tools) if "prompt" in row else shared
-    if isinstance(head, str):
-        return head
     if len(head) == 1 and not _begins(shared, head) and any(_begins([turn], head) for turn in shared):
         head = shared  # one turn of what both begin with, beside the whole
     if not head:
-        return "chosen and rejected share no first message, and there is no prompt"
+        raise RowError("chosen and rejected share no first message, and there is no prompt")
     answers = {side: messages[len(head) :] if _begins(messages, head) else messages for side, messages in sides.items()}
     for side, messages in answers.items():
         if not messages or messages[-1]["role"] != "assistant":
-            return f"{side} does not end on an assistant turn"
+            raise RowError(f"{side} does not end on an assistant turn")
     return {"prompt": head, **answers}
 
 
-def answered(row: dict[str, object], *, has_tools: bool = False) -> dict[str, object] | str:
-    """Returns `{prompt, completion}`, each a list of messages, or the reason why the row cannot be used.
+def answered(row: dict[str, object], *, has_tools: bool = False) -> dict[str, object]:
+    """Returns `{prompt, completion}`, each a list of messages.
 
     Without a prompt, it is what the conversation has before its last message.
     """
     completion = _messages(_spoken(_answer(row["completion"])), "completion", has_tools)
-    if isinstance(completion, str):
-        return completion
     given = row.get("prompt", completion[:-1])
-    asked = [{"role": "user", "content": given}] if isinstance(given, str) else given
-    head = _messages(asked, "prompt", has_tools)
-    if isinstance(head, str):
-        return head
+    head = _messages([{"role": "user", "content": given}] if isinstance(given, str) else given, "prompt", has_tools)
     if _begins(completion, head):
         completion = completion[len(head) :]
     if not completion or completion[-1]["role"] != "assistant":
-        return "completion does not end on an assistant turn"
+        raise RowError("completion does not end on an assistant turn")
     return {"prompt": head, "completion": completion}
 
 
-def prompt(row: dict[str, object], *, has_tools: bool = False) -> dict[str, object] | str:
+def prompt(row: dict[str, object], *, has_tools: bool = False) -> dict[str, object]:
     """Returns a row whose prompt is messages."""
     head = _messages(row["prompt"], "prompt", has_tools)
-    if isinstance(head, str):
-        return head
     if head[-1]["role"] == "assistant":
-        return "prompt ends on an assistant turn"
+        raise RowError("prompt ends on an assistant turn")
     return {**row, "prompt": head}
 
 
@@ -218,8 +433,8 @@ def _round(each: dict[str, Any], keys: tuple[str, str]) -> list[Message]:
     return [*before, {"role": "user", "content": asked}, {"role": "assistant", "content": said, **learned}]
 
 
-def rounds(value: Any) -> list[Message] | str:
-    """Returns the rounds before a prompt as messages, or why they are none; they are pairs of question and answer."""
+def rounds(value: Any, name: str) -> list[Message]:
+    """Returns the rounds before a prompt as messages; a column has them as pairs of question and answer."""
     if value is None:
         return []
     pairs = value if isinstance(value, list) else [value]
@@ -227,32 +442,27 @@ def rounds(value: Any) -> list[Message] | str:
         return [
             {"role": role, "content": x} for pair in pairs for role, x in zip(("user", "assistant"), pair, strict=True)
         ]
-    turns = _messages(_spoken(value), "history", False)
-    return turns if isinstance(turns, list) else "is no list of questions and their answers"
-
-
-def _shared(a: list[Message], b: list[Message]) -> list[Message]:
-    if a == b:  # for the check of same answers to judge
-        return a[:-1]
-    return a[: shared_length(list(map(_said, a)), list(map(_said, b)))]
+    try:
+        return _messages(_spoken(value), "history", False)
+    except RowError:
+        raise RowError(f"column {name!r} is no list of questions and their answers") from None
 
 
 def _begins(messages: list[Message], head: list[Message]) -> bool:
-    """Tells whether messages begin with what others say."""
-    return list(map(_said, messages[: len(head)])) == list(map(_said, head))
+    return _said(messages[: len(head)]) == _said(head)
 
 
-def _said(message: Message) -> Message:
-    return {key: value for key, value in message.items() if key not in UNSAID}
+def _said(messages: list[Message]) -> list[Message]:
+    return [{key: value for key, value in message.items() if key not in UNSAID} for message in messages]
 
 
-def _messages(messages: Any, name: str, has_tools: bool) -> list[Message] | str:
+def _messages(messages: Any, name: str, has_tools: bool) -> list[Message]:
     if not isinstance(messages, list) or not messages:
-        return f"{name} is a {type(messages).__name__}, expected a non-empty list"
+        raise RowError(f"{name} is a {type(messages).__name__}, expected a non-empty list")
     turns = []
     for position, raw in enumerate(messages, 1):
-        message = single.parse_message(raw, has_tools=has_tools)
-        if isinstance(message, str):
-            return f"message {position} {message}"
-        turns.append(message)
+        try:
+            turns.append(parse_message(raw, has_tools=has_tools))
+        except RowError as error:
+            raise RowError(f"message {position} {error}") from None
     return turns

@@ -77,7 +77,7 @@ def blocks(file: SourceFile) -> Generator[bytes, None, None]:
     Raises:
         UnreadableError: the packed file breaks off, or is not what it should be; all before that was yielded.
     """
-    with file.storage.translated(file.path), file.storage.fs.open(file.storage.key(file.path), "rb") as opened:
+    with file.open() as opened:
         head = opened.read(8)
         opened.seek(0)
         kind = packing(file.path, head)

@@ -14,17 +14,13 @@ from typing import Any
 from baton import events
 from baton.data import normalize, readers, schema
 from baton.data.assign import SIDE_NAMES
-from baton.data.messages import is_encodable
 from baton.data.rows import Record, Rejected, RejectedRows, Row, as_content
 from baton.data.schema import BESIDE, TALKS, ColumnMapping
-from baton.errors import UserError
+from baton.errors import RowError, UserError
 from baton.models import chat
 from baton.recipe.data import Columns, Source
 from baton.recipe.recipe import Recipe
 from baton.runs.run import Run
-
-# --- From sources to records: each read in its own format, and what cannot be used kept with the reason.
-
 
 LOOKED_AT = 20
 """Rows whose columns decide the format."""
@@ -37,8 +33,6 @@ class OpenSource:
     """A source that is being read.
 
     Attributes:
-        source: What the recipe says of it.
-        layout: How its rows become ours.
         rows: Those not yet taken.
         files: Type of file → how many of it.
         used: Rows that can be used, so far.
@@ -70,11 +64,7 @@ class OpenSource:
 
 
 class Ingest:
-    """All sources of a recipe.
-
-    Args:
-        recipe: The recipe.
-        refused: Where rows go that cannot be used.
+    """All sources of a recipe; rows that cannot be used go to `refused`.
 
     Attributes:
         supplies: The sources, as far as they are read.
@@ -124,44 +114,42 @@ class Ingest:
             yield outcome
 
     def _record(self, row: Row, supply: OpenSource, place: int) -> Record | Rejected:
+        data = self._recipe.data
         try:
-            data = self._recipe.data
-            options = {"reasoning": data.reasoning == "keep", "chat": chat.may_use_chat(self._recipe)}
-            normal = normalize.normalize_row(row.values, supply.layout, **options)
-            if isinstance(normal, dict):
+            try:
+                normal = normalize.normalize_row(
+                    row.values, supply.layout, reasoning=data.reasoning == "keep", chat=chat.may_use_chat(self._recipe)
+                )
                 # Some rows may have tools or a system message, and others none.
                 shape = {name: type(value) for name, value in normal.items() if name not in BESIDE}
                 if self._shape is not None and shape != self._shape:
-                    normal = _unlike(self._shape, shape)
-            if isinstance(normal, dict):
-                placed = self._placed(row.values, supply.source)
-                if isinstance(placed, dict):
-                    record = Record(as_content(normal), row.file, row.line, place, **placed)
-                    self._shape = shape  # the first row that can be used decides for all sources
-                    return record
-                normal = placed
-            return Rejected(row.file, row.line, normal, normalize.as_json(row.values))
-        except RecursionError:  # what the parser just read may be too deep to be written
+                    raise RowError(_unlike(self._shape, shape))
+                side, key = self._placed(row.values, supply.source)
+                record = Record(as_content(normal), row.file, row.line, place, side, key)
+            except RowError as error:
+                return Rejected(row.file, row.line, str(error), json.dumps(row.values, default=str))
+        except RecursionError:  # what the parser just read may be too deep to be written, as it is or as a row
             return Rejected(row.file, row.line, "nested too deep", "")
+        self._shape = shape  # the first row that can be used decides for all sources
+        return record
 
-    def _placed(self, values: dict[str, object], source: Source) -> dict[str, str] | str:
-        """Returns what decides a row's side beside its content, or why it has none."""
+    def _placed(self, values: dict[str, object], source: Source) -> tuple[str, str]:
+        """Returns the side that a row was given, and the key that decides it; each empty where there is none."""
         split = self._recipe.data.split
         if source.side:
-            return {"side": source.side}
+            return source.side, ""
         for setting in ("column", "stratify_by", "group_by"):
             if name := getattr(split, setting):
                 value = schema.value_at(values, name)
                 if value is None:
-                    return f"column {name!r} is missing (data.split.{setting})"
-                text = normalize.as_text(value)
-                if not is_encodable(text):
-                    return f"column {name!r} holds a lone surrogate"
+                    raise RowError(f"column {name!r} is missing (data.split.{setting})")
+                text = normalize.encodable_text(value, repr(name))
                 if setting != "column":
-                    return {"key": text}
-                side = SIDE_NAMES.get(text.strip().lower())
-                return {"side": side} if side else f"column {name!r} is {text!r}, expected train, eval or test"
-        return {}
+                    return "", text
+                if side := SIDE_NAMES.get(text.strip().lower()):
+                    return side, ""
+                raise RowError(f"column {name!r} is {text!r}, expected train, eval or test")
+        return "", ""
 
 
 def _open(source: Source, recipe: Recipe) -> OpenSource:
@@ -248,9 +236,6 @@ def _unlike(shape: dict[str, type], other: dict[str, type]) -> str:
     name = next(name for name in shape if shape[name] is not other[name])
     kinds: dict[type, str] = {list: "a conversation", str: "a text"}
     return f"{name} is {kinds.get(other[name], other[name].__name__)}, in the rows before it is not"
-
-
-# --- Rows that cannot be used: kept with the run, counted, and shown where there are too many.
 
 
 NUM_REASONS = 3

@@ -8,15 +8,12 @@ import math
 import re
 from typing import Any
 
-from baton.data import conversations, messages, schema
-from baton.data.conversations import shared_length
-from baton.data.messages import is_encodable
+from baton.data import conversations, schema
+from baton.data.conversations import is_encodable, shared_length
 from baton.data.rows import loads
 from baton.data.schema import OPTIONAL, SIDE_BY_SIDE, ColumnMapping
-from baton.models import chat as conversing
-
-# --- Ranked answers: several responses to a prompt, from which one pair is made.
-
+from baton.errors import RowError
+from baton.models import chat as chats
 
 TEXTS = ("text", "response", "answer", "completion", "output", "content", "summary")
 SCORES = ("score", "overall_score", "pm_score", "rating", "reward")
@@ -26,8 +23,8 @@ LEVEL = ("tie", "both", "neither", "none", "equal", "same", "draw")
 """How a word begins that prefers no response."""
 
 
-def pair_of_ranked(row: dict[str, object], names: list[str] | None = None) -> dict[str, object] | str:
-    """Returns `{prompt, chosen, rejected}`, or the reason why no pair can be made.
+def pair_of_ranked(row: dict[str, object], names: list[str] | None = None) -> dict[str, object]:
+    """Returns `{prompt, chosen, rejected}`.
 
     The best response is preferred to one of those below it, which the row's content draws: the rule of the binarized
     UltraFeedback that Zephyr was trained with (Tunstall et al. 2023, arXiv:2310.16944), whose authors draw and do not
@@ -41,26 +38,24 @@ def pair_of_ranked(row: dict[str, object], names: list[str] | None = None) -> di
     """
     responses = row["responses"]
     if not isinstance(responses, list) or len(responses) < 2:
-        return "responses is not a list of at least two"
+        raise RowError("responses is not a list of at least two")
     if all(isinstance(each, dict) and not {"role", "from"} & each.keys() for each in responses):
         row = row | _parts(responses)
         responses = row["responses"]
         if not isinstance(responses, list):
-            return f"responses are mappings without {' or '.join(TEXTS)}"
-    if names and (conversations := _written_turns(row.get("prompt"), responses)):
-        row, responses = {**row, "prompt": None}, conversations
+            raise RowError(f"responses are mappings without {' or '.join(TEXTS)}")
+    if names and (whole := _written_turns(row.get("prompt"), responses)):
+        row, responses = {**row, "prompt": None}, whole
     numbers = _goodness(row, names or [str(at) for at in range(len(responses))])
-    if isinstance(numbers, str):
-        return numbers
     if numbers is None:
         if names:
-            return "nothing says which of the responses is better (scores, ranks, preferred or margin)"
+            raise RowError("nothing says which of the responses is better (scores, ranks, preferred or margin)")
         best, lower = 0, [at for at in range(1, len(responses)) if responses[at] != responses[0]]
     else:
         best = max(range(len(numbers)), key=lambda at: numbers[at])  # the first of those that are level
         lower = [at for at, number in enumerate(numbers) if number < numbers[best] and responses[at] != responses[best]]
     if not lower:
-        return "no response is better than another"
+        raise RowError("no response is better than another")
     prompt = row.get("prompt")
     content = json.dumps([prompt, responses], sort_keys=True, default=str)
     drawn = int.from_bytes(hashlib.sha256(content.encode()).digest()[:8], "big")
@@ -101,54 +96,50 @@ def _written_turns(prompt: object, responses: list[object]) -> list[object] | No
     ]
 
 
-def _goodness(row: dict[str, object], names: list[str]) -> list[float] | str | None:
-    """Returns a number for each response, higher for a better one; a reason why there is none, None without a word."""
+def _goodness(row: dict[str, object], names: list[str]) -> list[float] | None:
+    """Returns a number for each response, higher for a better one; None where nothing says which is better."""
     for ours, sign in (("scores", 1), ("ranks", -1)):
         if row.get(ours) is not None:
-            numbers = _numbers(row[ours], len(names), ours)
-            return numbers if isinstance(numbers, str) else [sign * number for number in numbers]
+            return [sign * number for number in _numbers(row[ours], len(names), ours)]
     if row.get("preferred") is not None:
         return _preferred(row["preferred"], names)
     if row.get("margin") is not None:
-        margin = _numbers([row["margin"]], 1, "margin")
-        if isinstance(margin, str) or len(names) == 2:
-            return margin if isinstance(margin, str) else [-margin[0], margin[0]]
-        return "margin is between two responses"
+        (margin,) = _numbers([row["margin"]], 1, "margin")
+        if len(names) != 2:
+            raise RowError("margin is between two responses")
+        return [-margin, margin]
     return None
 
 
-def _preferred(value: object, names: list[str]) -> list[float] | str:
+def _preferred(value: object, names: list[str]) -> list[float]:
     """Returns 1 for the response that is named by its column or what that ends in (`model_b` for `response_b`)."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     word = str(value).strip().lower()
     if not word or word.startswith(LEVEL):
-        return "no response is better than another"
+        raise RowError("no response is better than another")
     lowered = [name.lower() for name in names]
     shared = shared_length(min(lowered), max(lowered))
-    ends = [name[shared:] for name in lowered]
     # `B`, `model_b` and `assistant 2` name the one that ends so; a word that merely has that last letter does not.
     named = [
-        at
-        for at, (name, end) in enumerate(zip(lowered, ends, strict=True))
-        if word in (name, end) or re.search(rf"[^a-z0-9]{re.escape(end)}$", word)
+        word in (name, name[shared:]) or re.search(rf"[^a-z0-9]{re.escape(name[shared:])}$", word) is not None
+        for name in lowered
     ]
-    if len(named) != 1:
-        return f"preferred is {value!r}, expected one of {', '.join(names)}"
-    return [float(at == named[0]) for at in range(len(names))]
+    if sum(named) != 1:
+        raise RowError(f"preferred is {value!r}, expected one of {', '.join(names)}")
+    return list(map(float, named))
 
 
-def _numbers(values: object, count: int, name: str) -> list[float] | str:
+def _numbers(values: object, count: int, name: str) -> list[float]:
     if not isinstance(values, list) or len(values) != count:
-        return f"{name} is not a list of {count}, one for each response"
+        raise RowError(f"{name} is not a list of {count}, one for each response")
     try:
         numbers = [float(value) for value in values]
     except (TypeError, ValueError, OverflowError):
-        return f"{name} are not numbers"
-    return f"{name} are not numbers" if any(math.isnan(number) for number in numbers) else numbers
-
-
-# --- Shapes of a row: bringing each to the one its method learns from.
+        numbers = [math.nan]
+    if any(map(math.isnan, numbers)):
+        raise RowError(f"{name} are not numbers")
+    return numbers
 
 
 TURNS = ("messages", "prompt", "completion", "chosen", "rejected")
@@ -164,7 +155,7 @@ TRUE, FALSE = ("true", "yes", "good", "1", "1.0"), ("false", "no", "bad", "0", "
 
 def normalize_row(
     values: dict[str, object], layout: ColumnMapping, *, reasoning: bool = True, chat: bool = False
-) -> dict[str, Any] | str:
+) -> dict[str, Any]:
     """Brings a row to `{text}`, `{prompt, completion}`, `{messages}`, `{prompt, chosen, rejected}`,
     `{prompt, completion, label}` or `{prompt, answer}`, with `extra_columns` beside it, and `tools` where the row is
     messages and declares some.
@@ -175,8 +166,8 @@ def normalize_row(
         reasoning: Whether to keep what the assistant thought.
         chat: Whether a row of texts may become turns, which have a place for tools and a system message.
 
-    Returns:
-        The row, or the reason why it cannot be used.
+    Raises:
+        RowError: it cannot be used.
     """
     row: dict[str, Any] = {}
     for ours in (*layout.needed, *OPTIONAL.get(layout.format, ())):
@@ -185,31 +176,25 @@ def normalize_row(
         if value is not None:
             row[ours] = value
         elif ours in layout.needed:
-            return f"column {layout.name(ours)} is missing"
+            raise RowError(f"column {layout.name(ours)} is missing")
     beside = {ours: _joined(values, theirs, layout.join) for ours, theirs in layout.beside.items()}
-    earlier = conversations.rounds(schema.value_at(values, layout.earlier)) if layout.earlier else None
-    if isinstance(earlier, str):
-        return f"column {layout.earlier!r} {earlier}"
+    name = layout.earlier
+    earlier = conversations.rounds(schema.value_at(values, name), name) if name else None
     normal = _shape(row, layout, beside, reasoning, earlier)
-    is_talk = isinstance(normal, dict) and isinstance(normal.get("messages", normal.get("prompt")), list)
+    is_talk = isinstance(normal.get("messages", normal.get("prompt")), list)
     media = next((name for name in MEDIA if values.get(name) and name not in layout.extra_columns), None)
     if is_talk and media:
-        return f"column {media!r} holds pictures or sound, and only text is learned"
-    if isinstance(normal, dict) and (is_talk or (chat and "prompt" in normal)):
+        raise RowError(f"column {media!r} holds pictures or sound, and only text is learned")
+    if is_talk or (chat and "prompt" in normal):
         normal = _equipped(normal, beside, reasoning)
-        if not isinstance(normal, str) and "tools" in normal and "tools" in layout.extra_columns:
-            return "column 'tools' declares the row's tools, which are kept without data.extra_columns"
-    if isinstance(normal, str):
-        return normal
+        if "tools" in normal and "tools" in layout.extra_columns:
+            raise RowError("column 'tools' declares the row's tools, which are kept without data.extra_columns")
     for name in layout.extra_columns:
-        if name in normal:
-            continue
-        value = schema.value_at(values, name)
-        if value is None:
-            return f"column {name!r} is missing"
-        normal[name] = as_text(value)
-        if not is_encodable(normal[name]):
-            return f"column {name!r} holds a lone surrogate"
+        if name not in normal:
+            value = schema.value_at(values, name)
+            if value is None:
+                raise RowError(f"column {name!r} is missing")
+            normal[name] = encodable_text(value, repr(name))
     return normal
 
 
@@ -227,22 +212,24 @@ def _side_by_side(values: dict[str, object], theirs: str | list[str]) -> Any:
     return None if None in parts else parts
 
 
-def _equipped(row: dict[str, Any], beside: dict[str, Any], reasoning: bool) -> dict[str, Any] | str:
+def _equipped(row: dict[str, Any], beside: dict[str, Any], reasoning: bool) -> dict[str, Any]:
     """Returns a row of messages, or one that is to be, with its tools, and its system message where it has none."""
     if not reasoning:
         row = {
-            name: messages.without_reasoning(value) if name in TURNS and isinstance(value, list) else value
+            name: conversations.without_reasoning(value) if name in TURNS and isinstance(value, list) else value
             for name, value in row.items()
         }
-    declared, system = messages.parse_tools(beside.get("tools")), beside.get("system")
+    system = beside.get("system")
     system = system if isinstance(system, str) and system.strip() else None
-    if isinstance(declared, str):
-        return f"tools {declared}"
-    if not messages.all_encodable([declared, system]):
-        return "tools or system holds a lone surrogate"
+    try:
+        declared = conversations.parse_tools(beside.get("tools"))
+    except RowError as error:
+        raise RowError(f"tools {error}") from None
+    if not conversations.all_encodable([declared, system]):
+        raise RowError("tools or system holds a lone surrogate")
     first = "messages" if "messages" in row else "prompt"
     if system and isinstance(row[first], str):
-        row = {**row, conversing.SYSTEM: system}
+        row = {**row, chats.SYSTEM: system}
     elif system and row[first][0]["role"] not in ("system", "developer"):
         row = {**row, first: [{"role": "system", "content": system}, *row[first]]}
     return {**row, "tools": declared} if declared else row
@@ -253,12 +240,12 @@ def _shape(
     layout: ColumnMapping,
     beside: dict[str, Any],
     reasoning: bool,
-    earlier: list[dict[str, Any]] | None = None,
-) -> dict[str, Any] | str:
+    earlier: list[dict[str, Any]] | None,
+) -> dict[str, Any]:
     row_format, has_tools = layout.format, bool(beside.get("tools"))
     if earlier is not None:
         if row_format == "instruction" and all(isinstance(value, str) for value in row.values()):
-            asked = conversing.strip_alpaca(conversing.alpaca(row["instruction"], row.get("input")))
+            asked = chats.strip_alpaca(chats.alpaca(row["instruction"], row.get("input")))
             row, row_format = {"prompt": asked, "completion": row["output"]}, "prompt-completion"
         if isinstance(row.get("prompt"), str):
             row["prompt"] = [*earlier, {"role": "user", "content": row["prompt"]}]
@@ -269,60 +256,58 @@ def _shape(
             beside |= written
         return conversations.conversation(row[name], name, has_tools=bool(beside.get("tools")))
     if row_format == "tool-calls":
-        calls = messages.parse_tool_calls(row["calls"])
-        if not isinstance(calls, list) or not calls:
-            return f"{layout.name('calls')} {calls or 'are none'}"
+        problem = "are none"
+        try:
+            calls = conversations.parse_tool_calls(row["calls"])
+        except RowError as error:
+            calls, problem = [], str(error)
+        if not calls:
+            raise RowError(f"{layout.name('calls')} {problem}")
         completion = {"role": "assistant", "content": "", "tool_calls": calls}
         return conversations.answered({"prompt": row["prompt"], "completion": completion})
     if row_format == "ranked":
         names = layout.columns.get("responses")
-        pair = pair_of_ranked(row, names if isinstance(names, list) else None)
-        if isinstance(pair, str):
-            return pair
-        row, row_format = pair, "preference"
+        row, row_format = pair_of_ranked(row, names if isinstance(names, list) else None), "preference"
     if row_format == "preference" and any(map(conversations.is_conversation, row.values())):
         return conversations.preference(row, has_tools=has_tools)
     if row_format == "preference" and "prompt" not in row and all(isinstance(side, str) for side in row.values()):
         row = conversations.texts(row)
         if not row["prompt"]:
-            return "chosen and rejected are texts that share no first words, but there is no prompt"
+            raise RowError("chosen and rejected are texts that share no first words, but there is no prompt")
     if row_format == "prompt" and "answer" in row:
-        row["answer"] = as_text(row["answer"])
-        if not is_encodable(row["answer"]):
-            return f"column {layout.name('answer')} holds a lone surrogate"
-    label = _label(row.pop("label")) if row_format == "rated" else None
-    if isinstance(label, str):
-        return label
+        row["answer"] = encodable_text(row["answer"], layout.name("answer"))
+    label = {"label": _label(row.pop("label"))} if row_format == "rated" else {}
     if row_format == "prompt" and conversations.is_conversation(row["prompt"]):
         return conversations.prompt(row, has_tools=has_tools)
     talks = conversations.has_speakers if row_format == "prompt-completion" else conversations.is_conversation
     if row_format in ("rated", "prompt-completion") and any(map(talks, row.values())):
-        answered = conversations.answered(row, has_tools=has_tools)
-        return answered if isinstance(answered, str) or label is None else {**answered, "label": label}
+        return conversations.answered(row, has_tools=has_tools) | label
     for ours, value in row.items():
         if not isinstance(value, str):
-            return f"column {layout.name(ours)} is a {type(value).__name__}, expected text"
-        if not is_encodable(value):
-            return f"column {layout.name(ours)} holds a lone surrogate"
+            raise RowError(f"column {layout.name(ours)} is a {type(value).__name__}, expected text")
+        encodable_text(value, layout.name(ours))
     if not reasoning:
-        row = {ours: messages.without_reasoning(value) if ours in SAID else value for ours, value in row.items()}
-    return _texts(row, row_format, label)
+        row = {ours: conversations.without_reasoning(value) if ours in SAID else value for ours, value in row.items()}
+    return _texts(row, row_format) | label
 
 
-def _texts(row: dict[str, str], row_format: str, label: bool | None) -> dict[str, Any] | str:
-    if row_format == "text":
-        return row if row["text"].strip() else "text is empty"
+def _texts(row: dict[str, str], row_format: str) -> dict[str, Any]:
     if row_format == "instruction":
-        row = {"prompt": conversing.alpaca(row["instruction"], row.get("input")), "completion": row["output"]}
-    if row_format in ("prompt", "preference") and not row["prompt"].strip():
-        return "prompt is empty"
-    if "completion" in row and not row["completion"].strip():
-        return "completion is empty"
-    if row_format == "preference":
-        for side in ("chosen", "rejected"):
-            if not row[side].strip():
-                return f"{side} is empty"
-    return {**row, "label": label} if row_format == "rated" else row
+        row = {"prompt": chats.alpaca(row["instruction"], row.get("input")), "completion": row["output"]}
+    # Of rated pairs and of completions the prompt may be empty.
+    filled = {"text": ("text",), "prompt": ("prompt",), "preference": ("prompt", "chosen", "rejected")}
+    for name in filled.get(row_format, ("completion",)):
+        if not row[name].strip():
+            raise RowError(f"{name} is empty")
+    return row
+
+
+def encodable_text(value: Any, column: str) -> str:
+    """Returns a column's value as text that can be written as UTF-8."""
+    text = as_text(value)
+    if not is_encodable(text):
+        raise RowError(f"column {column} holds a lone surrogate")
+    return text
 
 
 def as_text(value: Any) -> str:
@@ -330,13 +315,8 @@ def as_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
-def as_json(values: dict[str, object]) -> str:
-    """Returns a row as it was read, for people."""
-    return json.dumps(values, ensure_ascii=True, default=str)
-
-
-def _label(value: Any) -> bool | str:
+def _label(value: Any) -> bool:
     text = str(value).strip().lower()
-    if text in TRUE or text in FALSE:
-        return text in TRUE
-    return f"label is {value!r}, expected true or false"
+    if text not in (*TRUE, *FALSE):
+        raise RowError(f"label is {value!r}, expected true or false")
+    return text in TRUE

@@ -142,8 +142,7 @@ def _opened(file: SourceFile, **options: Any) -> Iterator[Any]:
         file: The file.
         options: For the file system. Columns are read in turns, which an S3 client that reads ahead would do in vain.
     """
-    key = file.storage.key(file.path)
-    with file.storage.translated(file.path), file.storage.fs.open(key, "rb", **options) as opened:
+    with file.open(**options) as opened:
         packed = packing(file.path, opened.read(8))
         opened.seek(0)
         if packed is None:

@@ -1,7 +1,6 @@
 """First rows as the model sees them: their tokens, the trained part, and the part that is cut.
 
 Used by `baton data show` and by the card of tokenize in Kubeflow.
-`python -m baton.data.preview RECIPE_JSON_FILE HEAD_FILE COUNT TARGET` writes a JSON document.
 """
 
 from __future__ import annotations
@@ -9,31 +8,24 @@ from __future__ import annotations
 import functools
 import json
 import re
-import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from baton import events
 from baton.data import encoding
-from baton.data.encoding import Ids, Row
+from baton.data.encoding import Ids, Row, each
 from baton.data.fitting import Fitting, left_out_in_words
-from baton.models import chat, generate, loading, train_rows
+from baton.errors import RowError
+from baton.models import generate, train_rows
 from baton.models.train_rows import IGNORED
 from baton.pages.card import Card, table, visible
-from baton.recipe import load
 from baton.recipe.recipe import Recipe
-from baton.runs.documents import Preview, PreviewRow, SourceLocation, Span, Token
+from baton.runs.documents import PreviewRow, SourceLocation, Token, TokenSpan
 from baton.runs.versions import FORMATS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-
-# --- Tokens in words: what each stands for, also where it is part of a character.
 
 
 BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -85,9 +77,6 @@ def _alphabet() -> dict[str, bytes]:
     return {character: bytes([byte]) for character, byte in written.items()}
 
 
-# --- Rows as the model sees them: their tokens, what is trained, and what is cut.
-
-
 FIRST = 3
 """Rows of a side that the tokenize stage keeps."""
 MOST, AROUND_TRAINED = 800, 20
@@ -132,17 +121,17 @@ def preview_rows(
     for place, side, row in rows:
         encoding.require_template(tokenizer, row)
         (made,) = encode([row])
-        if isinstance(made, str):
-            yield PreviewRow(source=place, side=side, text=json.dumps(row, ensure_ascii=False), rejected=made)
+        if isinstance(made, RowError):
+            yield PreviewRow(source=place, side=side, text=json.dumps(row, ensure_ascii=False), rejected=str(made))
             continue
         for encoded in made:
-            fitted = Fitting(recipe).fit(encoded)
+            (fitted,) = each(Fitting(recipe).fit, [encoded])
             base = PreviewRow(
                 source=place,
                 side=side,
                 label=encoded.get("label"),
                 columns={name: value for name, value in encoded.items() if isinstance(value, str) and name != "prompt"},
-                rejected=fitted if isinstance(fitted, str) else None,
+                rejected=str(fitted) if isinstance(fitted, RowError) else None,
             )
             for sequence in _sequences(encoded, tokenizer):
                 yield _preview_of(sequence, base, recipe, tokenizer, most or len(sequence.ids))
@@ -184,16 +173,16 @@ def _preview_of(
     trained = [each and at < kept and base.rejected is None for at, each in enumerate(sequence.trained)]
     begins = trained.index(True) if any(trained) else 0
     tokens: list[Token] = []
-    spans: list[Span] = []
+    spans: list[TokenSpan] = []
     for start, end in _windows(length, begins, most):
         if start > sum(span.tokens for span in spans):
-            spans.append(Span(text="", tokens=start - sum(span.tokens for span in spans), left_out=True))
+            spans.append(TokenSpan(text="", tokens=start - sum(span.tokens for span in spans), left_out=True))
         words = bytes_of_tokens(sequence.ids[start:end], tokenizer)
         each = list(zip(sequence.ids[start:end], words, trained[start:end], strict=True))
         tokens += [Token(id=token, text=readable(word), trained=is_trained) for token, word, is_trained in each]
         spans += _spans(words, trained[start:end], kept - start)
     if rest := length - sum(span.tokens for span in spans):
-        spans.append(Span(text="", tokens=rest, left_out=True))
+        spans.append(TokenSpan(text="", tokens=rest, left_out=True))
     found: dict[str, object] = {
         "part": sequence.part,
         "text": "".join(" … " if span.left_out else span.text for span in spans),
@@ -216,14 +205,11 @@ def _windows(length: int, begins: int, most: int) -> list[tuple[int, int]]:
     return [(0, most // 2), (start, min(length, start + most // 2))]
 
 
-def _spans(words: list[bytes], trained: list[bool], kept: int) -> Iterator[Span]:
+def _spans(words: list[bytes], trained: list[bool], kept: int) -> Iterator[TokenSpan]:
     each = zip(words, trained, (at >= kept for at in range(len(words))), strict=True)
     for (is_trained, is_cut), group in groupby(each, key=lambda entry: entry[1:]):
         parts = [word for word, *_ in group]
-        yield Span(text=readable(b"".join(parts)), tokens=len(parts), trained=is_trained, cut=is_cut)
-
-
-# --- What tokenize leaves in Kubeflow: the first sequences as the model sees them, counts, and where all of them are.
+        yield TokenSpan(text=readable(b"".join(parts)), tokens=len(parts), trained=is_trained, cut=is_cut)
 
 
 TokenRow = dict[str, Any]
@@ -323,79 +309,3 @@ def _lengths(lengths: dict[str, Any], limit: int) -> str:
     most = max((rows for _, rows in lengths["histogram"]), default=0)
     bars = {f"up to {bound:,}": f"{'█' * -(-rows * WIDTH // most)} {rows:,}" for bound, rows in lengths["histogram"]}
     return "\n".join([head, table(bars)])
-
-
-# --- First rows as the model sees them, for people:
-# `python -m baton.data.preview RECIPE_JSON_FILE HEAD_FILE COUNT TARGET`.
-
-
-def preview(recipe: Recipe, head: list[dict[str, Any]], count: int) -> Preview:
-    """Returns the first rows of a recipe as the model sees them.
-
-    Args:
-        recipe: The recipe, its paths absolute.
-        head: What `baton.data.head.head` wrote.
-        count: Rows that are shown; a tokenizer that the run trains is trained on all of them here.
-
-    Raises:
-        UserError: there is no tokenizer, or no chat template that does.
-    """
-    note = ""
-    if recipe.model.tokenizer and recipe.model.tokenizer.train:
-        learned = len(_learned(head))
-        note = f"The tokenizer was trained on {learned:,} rows here; the run trains it on all, so that tokens differ."
-    return Preview(
-        method=recipe.training.method,
-        max_length=recipe.data.max_length,
-        joined=recipe.data.packing is True,
-        note=note,
-        rows=list(_rows(recipe, head, count)),
-    )
-
-
-def _rows(recipe: Recipe, head: list[dict[str, Any]], count: int) -> Iterator[PreviewRow]:
-    first = next((entry["row"] for entry in head if "row" in entry), None)
-    tokenizer = None
-    if first is not None:
-        tokenizer = _tokenizer(recipe, head)
-        chat.set_template_date(recipe.data.today)
-        chat.require_template(recipe, tokenizer)
-        chat.rendering_changes(first, recipe, chat=chat.uses_chat(recipe, tokenizer))
-    used = 0
-    for entry in head:
-        place = SourceLocation(file=entry["file"], line=entry["line"])
-        if "reason" in entry:
-            yield PreviewRow(source=place, text=entry["raw"], rejected=entry["reason"])
-        elif tokenizer:
-            yield from preview_rows([(place, entry["side"], entry["row"])], recipe, tokenizer)
-            used += 1
-        if used == count:
-            return
-
-
-def _tokenizer(recipe: Recipe, head: list[dict[str, Any]]) -> PreTrainedTokenizerBase:
-    base, revision = recipe.model.base, recipe.model.revision
-    folder = loading.local_model(base, revision, weights=False) if base else None
-    with tempfile.NamedTemporaryFile("w", suffix=".jsonl", encoding="utf-8") as file:
-        file.writelines(json.dumps(row) + "\n" for row in _learned(head))
-        file.flush()
-        return encoding.run_tokenizer(recipe, folder, file.name)
-
-
-def _learned(head: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the rows that a tokenizer is trained on."""
-    rows = [entry for entry in head if "row" in entry]
-    return [entry["row"] for entry in rows if entry["side"] in (None, "train")] or [entry["row"] for entry in rows]
-
-
-def main(recipe_path: str, head_path: str, count: int, target: str) -> None:
-    """Writes the first rows as the model sees them as a JSON document."""
-    recipe = load.loads(Path(recipe_path).read_text(encoding="utf-8"))
-    with open(head_path, encoding="ascii") as file:
-        head = [json.loads(line) for line in file]
-    Path(target).write_text(json.dumps(preview(recipe, head, count).model_dump(mode="json")), encoding="ascii")
-
-
-if __name__ == "__main__":
-    with events.stage("tokenize"):
-        main(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4])

@@ -1,18 +1,17 @@
-"""Rows and rejected rows, from a reader's value to a record with its source, on disk if they are many."""
+"""Rows, rejected rows, and records: rows as they will be written, with their source, on disk if they are many."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import Any, TypeVar
 
 from baton.errors import BatonError
 
-# --- Rows and rejected rows, as readers return them.
-
-
+SIDES = ("train", "eval", "test")
 MAX_ROW = 2**26
 """Longest row in bytes, 64 MiB: what bounds the memory that reading takes."""
 
@@ -58,13 +57,7 @@ class Row:
 
 
 class UnreadableError(BatonError):
-    """After a place, nothing more can be read from a file.
-
-    Args:
-        reason: Why.
-        line: Line or row number of the place, from 1.
-        raw: What was read of that row.
-    """
+    """After a line, of which `raw` was read, nothing more can be read from a file."""
 
     def __init__(self, reason: str, line: int = 1, raw: bytes = b"") -> None:
         super().__init__(reason)
@@ -89,11 +82,7 @@ _LONG = json.JSONDecoder(object_pairs_hook=_distinct, parse_int=_number)
 
 
 def loads(text: str, decoder: json.JSONDecoder | None = None) -> Any:
-    """Returns a value of JSON that anybody may have written.
-
-    Args:
-        text: Its text.
-        decoder: By which it is read, instead of Python's own.
+    """Returns a value of JSON that anybody may have written, by Python's own decoder or `DECODER`.
 
     Raises:
         ValueError: it is broken, nested too deep, or of too many values.
@@ -107,9 +96,6 @@ def loads(text: str, decoder: json.JSONDecoder | None = None) -> Any:
 
 def row_value(decode: Callable[[json.JSONDecoder], T]) -> T:
     """Returns a row's value; a number of more digits than Python takes is their text.
-
-    Args:
-        decode: Reads it by a decoder.
 
     Raises:
         ValueError: it is broken, or has a key twice.
@@ -125,15 +111,7 @@ def row_value(decode: Callable[[json.JSONDecoder], T]) -> T:
 
 
 def require_few_signs(text: str, at: int = 0) -> None:
-    """Refuses a JSON value that would take far more memory than its text.
-
-    Args:
-        text: Text in which it stands.
-        at: Where it begins.
-
-    Raises:
-        ValueError: it has more brackets and commas than `MAX_SIGNS`.
-    """
+    """Raises ValueError of a JSON value, from a place in a text on, that would take far more memory than its text."""
     if len(text) - at <= MAX_SIGNS:
         return
     signs = depth = 0
@@ -154,10 +132,7 @@ def as_read(data: bytes) -> str:
     return data.decode("utf-8", "backslashreplace")
 
 
-# --- Rows on their way to a side: as they will be written, with where they come from; on disk where they are many.
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Record:
     """A row that can be used.
 
@@ -177,9 +152,9 @@ class Record:
     side: str = ""
     key: str = ""
 
-    @property
-    def row(self) -> dict[str, object]:
-        """The row, parsed anew each time."""
+    @cached_property
+    def row(self) -> dict[str, Any]:
+        """The row as it will be read."""
         return json.loads(self.content)
 
 
@@ -199,28 +174,25 @@ def _ordered(value: object) -> object:
 
 
 class Spool:
-    """Records in a file, to be gone through more than once.
-
-    Args:
-        records: What to keep; gone through here.
-        path: The file, which is written.
-
-    Attributes:
-        count: Number of records.
-    """
+    """Records in a file, to be gone through more than once: a line has where it comes from, a tab, and its content."""
 
     def __init__(self, records: Iterable[Record], path: str) -> None:
         self._path = path
-        self.count = 0
-        with open(path, "w", encoding="utf-8") as file:
+        self._count = 0
+        with open(path, "w", encoding="utf-8", newline="\n") as file:
             for record in records:
-                file.write(json.dumps(astuple(record)) + "\n")
-                self.count += 1
+                place = json.dumps([record.file, record.line, record.source, record.side, record.key])
+                file.write(f"{place}\t{record.content}\n")
+                self._count += 1
+
+    def __len__(self) -> int:
+        return self._count
 
     def __iter__(self) -> Iterator[Record]:
-        with open(self._path, encoding="utf-8") as file:
+        with open(self._path, encoding="utf-8", newline="\n") as file:
             for line in file:
-                yield Record(*json.loads(line))
+                place, _, content = line.partition("\t")
+                yield Record(content[:-1], *json.loads(place))
 
 
 MAX_REASONS = 1000
@@ -229,9 +201,6 @@ MAX_REASONS = 1000
 
 class RejectedRows:
     """Rows that are not used, in a file with their reasons: one JSON object a line, as `Rejected` has it.
-
-    Args:
-        path: The file, which is written as they come.
 
     Attributes:
         count: Number of rows.
@@ -250,7 +219,6 @@ class RejectedRows:
         self._file = open(path, "w", encoding="ascii")  # noqa: SIM115 - closed by `close`
 
     def add(self, row: Rejected) -> None:
-        """Keeps a row."""
         self._file.write(json.dumps(asdict(row)) + "\n")
         self.count += 1
         row = replace(row, reason=row.reason[:SHOWN], raw=row.raw[:SHOWN])  # those that are held in memory
@@ -262,5 +230,4 @@ class RejectedRows:
             self.reasons[row.reason] = count + 1, first
 
     def close(self) -> None:
-        """Ends the file."""
         self._file.close()

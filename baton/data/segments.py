@@ -25,7 +25,7 @@ from baton import machine
 from baton.data import encoding, preview
 from baton.data.encoding import Row
 from baton.data.fitting import Fitting, TemplateErrors
-from baton.errors import BatonError
+from baton.errors import BatonError, RowError
 from baton.models import loading, train_rows
 from baton.recipe.data import Data
 from baton.recipe.recipe import Recipe
@@ -324,24 +324,23 @@ def _fitted(
     """Yields batches of rows that can be used, and notes the others."""
     number = segment.first_line
 
-    def drop(line: int, reason: str) -> None:
-        dropped.append({"file": os.path.basename(segment.path), "line": line, "reason": reason})
+    def drop(line: int, error: RowError) -> None:
+        dropped.append({"file": os.path.basename(segment.path), "line": line, "reason": str(error)})
 
     for rows in _batches(segment):
         encoding.require_template(tokenizer, rows[0])
         batch: list[Row] = []
         for line, made in enumerate(encode(rows), number):
-            if isinstance(made, str):
-                refused.add(os.path.basename(segment.path), line, made)
+            if isinstance(made, RowError):
+                refused.add(os.path.basename(segment.path), line, str(made))
                 drop(line, made)
                 continue
             for row in made:
-                fitted = fitting.fit(row)
-                if isinstance(fitted, str):
-                    drop(line, fitted)
-                else:
-                    batch.append(fitted)
-                    origins.add(line, fitted)
+                try:
+                    batch.append(fitting.fit(row))
+                    origins.add(line, batch[-1])
+                except RowError as error:
+                    drop(line, error)
         number += len(rows)
         refused.of += len(rows)
         if batch:

@@ -27,10 +27,11 @@ from baton.documents import Json, load_object
 from baton.errors import DamagedError, FormatError, UserError
 from baton.models import chat, loading, pinned, prompts
 from baton.recipe.recipe import Recipe
-from baton.runs.documents import PinnedModels, RunInfo, SplitData, Tokens, TokensMeta
+from baton.runs.documents import PinnedModels, RunInfo, SplitData, TokenizedRows, TokensMeta
 from baton.runs.plan import Plan, make_plan
 from baton.runs.run import Run
 from baton.runs.versions import FORMATS, release
+from baton.runtime import SYSTEM
 from baton.scratch import scratch_folder
 from baton.store import bundle
 from baton.store.bundle import BundleWriter
@@ -70,7 +71,7 @@ def find_address(run: Run, recipe: Recipe, split: str, base: str | None, base_di
     Raises:
         FormatError: it would, and the run's are gone or not made yet.
     """
-    own = run.read(Tokens)
+    own = run.read(TokenizedRows)
     tokenizer = None if learns_tokenizer(recipe) else loading.build_tokenizer(recipe, base)
     words = rendering_note(run, recipe, split, tokenizer)
     day = _day(run, recipe, split, tokenizer, own)
@@ -173,7 +174,7 @@ def learns_tokenizer(recipe: Recipe) -> bool:
 
 
 def _day(
-    run: Run, recipe: Recipe, split: str, tokenizer: PreTrainedTokenizerBase | None, own: Tokens | None
+    run: Run, recipe: Recipe, split: str, tokenizer: PreTrainedTokenizerBase | None, own: TokenizedRows | None
 ) -> str | None:
     """Returns the day that the chat template is told, None where it does not ask, or no row goes through it.
 
@@ -204,9 +205,7 @@ def split_manifest(run: Run, split: str) -> Manifest:
 
 def _first_row(run: Run, split: str) -> dict[str, Any]:
     manifest = split_manifest(run, split)
-    path = manifest.path(f"data/{split}/split", "train.jsonl")
-    with run.storage.translated(path), run.storage.fs.open(run.storage.key(path), "rb") as file:
-        line = file.readline()
+    (line,) = run.storage.first_lines(manifest.path(f"data/{split}/split", "train.jsonl"), 1)
     return json.loads(line) if line else {"text": ""}
 
 
@@ -248,7 +247,7 @@ class Parts:
     def done(self) -> dict[str, dict[str, Any]]:
         """Returns what each part that is there says about itself, by name."""
         names = self.storage.list(self._path("parts"))
-        documents = bundle.each(self._read, names)
+        documents = SYSTEM.each(self._read, names)
         return {name.removesuffix(".json"): part for name, part in zip(sorted(names), documents, strict=True)}
 
     def add(self, made: Made) -> dict[str, Any]:
@@ -407,7 +406,7 @@ def tokenize_run(run_uri: str) -> dict[str, Any]:
     facts |= {name: value for name, value in (("rendered", turned), ("today", day)) if value}
     if meta.dropped:
         facts["dropped_uri"] = run.storage.uri(manifest.path(prefix, "dropped"))
-    run.put(Tokens.NAME, {"prefix": prefix, "digest": digest, **facts})
+    run.put(TokenizedRows.NAME, {"prefix": prefix, "digest": digest, **facts})
     fitting.judge_truncation(recipe, meta.lengths)
     fitting.TemplateErrors.tell(meta.left_out)
     plan = make_plan(recipe, meta.train)

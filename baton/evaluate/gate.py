@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import math
+import operator
 import time
 
 from baton import events
 from baton.errors import UserError
 from baton.recipe.evaluation import GATE
-from baton.runs.outcomes import Evaluation, GateLine, Verdict
+from baton.runs.outcomes import EvaluationResult, GateVerdict, JudgedLine
 from baton.runs.run import Run
 from baton.tracking import tracking_run
 
-SIGNS = {
-    "<=": lambda value, limit: value <= limit,
-    ">=": lambda value, limit: value >= limit,
-    "<": lambda value, limit: value < limit,
-    ">": lambda value, limit: value > limit,
-}
-OPERATORS = {
-    "*": lambda value, by: value * by,
-    "+": lambda value, by: value + by,
-    "-": lambda value, by: value - by,
-}
+COMPARISONS = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt}
+OPERATORS = {"*": operator.mul, "+": operator.add, "-": operator.sub}
 MODELS = {"baseline": "before", "production": "production"}
 """Whose figures a line compares with, by the key of the evaluation."""
 WHOSE = {
@@ -32,7 +24,7 @@ WHOSE = {
 }
 
 
-def judge_run(run_uri: str) -> Verdict:
+def judge_run(run_uri: str) -> GateVerdict:
     """Judges a run and keeps the verdict with its evaluation.
 
     Raises:
@@ -40,9 +32,9 @@ def judge_run(run_uri: str) -> Verdict:
     """
     started = time.time()
     run = Run.open(run_uri)
-    evaluation = run.need(Evaluation)
+    evaluation = run.need(EvaluationResult)
     lines = judge(run.recipe().evaluation.gate, evaluation)
-    verdict = Verdict(passed=all(line.held for line in lines), lines=lines)
+    verdict = GateVerdict(passed=all(line.held for line in lines), lines=lines)
     run.write(evaluation.model_copy(update={"gate": verdict}))
     tracking_run.tag(run, {"baton.verdict": verdict.words})
     run.record("gate", {"seconds": time.time() - started})
@@ -50,37 +42,23 @@ def judge_run(run_uri: str) -> Verdict:
     return verdict
 
 
-def as_markdown(verdict: Verdict) -> str:
+def as_markdown(verdict: GateVerdict) -> str:
     """Returns each figure beside its limit as a table."""
-    lines = [
-        f"# {verdict.words}",
-        "",
-        "| figure | value | limit | |",
-        "|---|---|---|---|",
-        *(
-            f"| {line.figure} | {_number(line.value)} | {line.line} ({_number(line.limit)}) | "
-            f"{'held' if line.held else '**not held**'} |"
-            for line in verdict.lines
-        ),
-    ]
+    lines = [f"# {verdict.words}", "", "| figure | value | limit | |", "|---|---|---|---|"]
+    for line in verdict.lines:
+        value, limit = ("—" if each is None else f"{each:.4g}" for each in (line.value, line.limit))
+        held = "held" if line.held else "**not held**"
+        lines.append(f"| {line.figure} | {value} | {line.line} ({limit}) | {held} |")
     return "\n".join(lines) + "\n"
 
 
-def _number(value: float | None) -> str:
-    return "—" if value is None else f"{value:.4g}"
-
-
 def reject_run(run_uri: str) -> str:
-    """Ends a run as rejected.
-
-    Returns:
-        Which lines failed, in words.
-    """
-    verdict = Run.open(run_uri).need(Evaluation).gate
+    """Ends a run as rejected, and returns which lines failed, in words."""
+    verdict = Run.open(run_uri).need(EvaluationResult).gate
     return verdict.words if verdict else ""
 
 
-def judge(gate: dict[str, str], evaluation: Evaluation) -> list[GateLine]:
+def judge(gate: dict[str, str], evaluation: EvaluationResult) -> list[JudgedLine]:
     """Compares an evaluation with the lines of a gate; one whose figures were not measured does not hold.
 
     Args:
@@ -93,7 +71,7 @@ def judge(gate: dict[str, str], evaluation: Evaluation) -> list[GateLine]:
     return [_judge(figure, line.strip(), evaluation) for figure, line in gate.items()]
 
 
-def _judge(figure: str, line: str, evaluation: Evaluation) -> GateLine:
+def _judge(figure: str, line: str, evaluation: EvaluationResult) -> JudgedLine:
     match = GATE.fullmatch(line)
     assert match, line  # the recipe has checked it
     value, limit, bound = _figure(figure, "after", evaluation), None, ""
@@ -104,7 +82,7 @@ def _judge(figure: str, line: str, evaluation: Evaluation) -> GateLine:
     elif match["against"] == "production" and evaluation.production is None:
         if value is not None:
             words = f"{figure} {value:.4g}: there is no production model yet"
-            return GateLine(figure=figure, line=line, value=value, limit=None, held=True, words=words)
+            return JudgedLine(figure=figure, line=line, value=value, limit=None, held=True, words=words)
     else:
         against = MODELS[match["against"]]
         limit = _figure(figure, against, evaluation)
@@ -116,15 +94,15 @@ def _judge(figure: str, line: str, evaluation: Evaluation) -> GateLine:
         assert unmeasured
         why = evaluation.not_measured.get(unmeasured, {}).get(figure, "no row counted")
         words = f"{figure} of {WHOSE[unmeasured]} was not measured: {why}"
-        return GateLine(figure=figure, line=line, value=value, limit=limit, held=False, words=words)
-    passes = SIGNS[match["sign"]](value, limit)
-    words = f"{figure} {value:.4g} is {'' if passes else 'not '}{match['sign']} {bound}"
-    if passes and not (math.isfinite(value) and math.isfinite(limit)):
-        passes, words = False, f"{words}, but not finite"
-    return GateLine(figure=figure, line=line, value=value, limit=limit, held=passes, words=words)
+        return JudgedLine(figure=figure, line=line, value=value, limit=limit, held=False, words=words)
+    held = COMPARISONS[match["sign"]](value, limit)
+    words = f"{figure} {value:.4g} is {'' if held else 'not '}{match['sign']} {bound}"
+    if held and not (math.isfinite(value) and math.isfinite(limit)):
+        held, words = False, f"{words}, but not finite"
+    return JudgedLine(figure=figure, line=line, value=value, limit=limit, held=held, words=words)
 
 
-def _figure(name: str, when: str, evaluation: Evaluation) -> float | None:
+def _figure(name: str, when: str, evaluation: EvaluationResult) -> float | None:
     """Returns a figure of a model, None where it was not measured."""
     figures = evaluation.figures(when) or {}
     if name not in figures:

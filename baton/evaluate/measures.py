@@ -1,7 +1,12 @@
-"""Measures models on held-out rows, by the kind of rows a method learns from."""
+"""Measures models on held-out rows, by the kind of rows a method learns from, and on tasks of the LM evaluation harness
+(`lm-eval`).
+"""
 
 from __future__ import annotations
 
+import contextlib
+import difflib
+import logging
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -9,40 +14,48 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from baton.models import chat, generate, loading, pinned, rewards
-from baton.models import metrics as own_functions
-from baton.models.metrics import Array, Figure, mean_figure, quotient, ratio_figure
+from baton.errors import UserError
+from baton.models import chat, generate, loading, metrics, pinned, rewards, user_code
+from baton.models.metrics import Array, Better, Figure, constant_figure, mean_figure, quotient, ratio_figure
 from baton.models.train_rows import IGNORED
+from baton.recipe import recipe as extras
+from baton.recipe.evaluation import Tasks
 from baton.recipe.recipe import Recipe
+from baton.recipe.run import Trust
 
 if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-LEAST_PROMPTS = 32
+MIN_PROMPTS = 32
 """Held-out prompts over which a reward is averaged, at least."""
+
+NO_FILTER = "none"
+"""What the harness calls answers that are taken as they are."""
+BETTER: dict[bool | None, Better | None] = {True: "higher", False: "lower", None: None}
+"""By the harness's `higher_is_better`."""
 
 Progress = Callable[[int, int], None]
 Likelihoods = dict[str, list[float]]
 
 
-def _silent(done: int, of: int) -> None:
-    """Tells nobody."""
-
-
 @dataclass
 class Measured:
-    """Figures of one model on held-out rows.
+    """The results of one model.
 
     Attributes:
         figures: By name.
         counts: Numbers that are no measure of quality.
         likelihoods: For pairs, of each row's `chosen` and `rejected` answer, in nats.
+        completions: What it wrote for each prompt.
+        scores: Those of the figures that judge its completions, over the prompts.
     """
 
     figures: dict[str, Figure] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
     likelihoods: Likelihoods = field(default_factory=dict)
+    completions: list[str] = field(default_factory=list)
+    scores: dict[str, Figure] = field(default_factory=dict)
 
 
 def measure(
@@ -50,18 +63,10 @@ def measure(
     tokenizer: PreTrainedTokenizerBase,
     rows: Dataset,
     recipe: Recipe,
-    progress: Progress = _silent,
+    progress: Progress = lambda done, of: None,
     second_model: PreTrainedModel | None = None,
 ) -> Measured:
-    """Measures a model on the rows of its method.
-
-    Args:
-        model: The model.
-        tokenizer: Its tokenizer.
-        rows: Held-out rows, tokenized.
-        recipe: The recipe.
-        progress: Told how far it is.
-        second_model: The model that the method's settings name, see `second_model`, where they name one.
+    """Measures a model on held-out rows of its method, tokenized.
 
     Returns:
         The figures: `loss` in nats per token and `perplexity`, with the count `tokens`, where rows have something to
@@ -104,17 +109,19 @@ def preference(before: Likelihoods, after: Likelihoods) -> dict[str, Figure]:
     gains = {side: [b - a for a, b in zip(before[side], after[side], strict=True)] for side in before}
     margins = [chosen - rejected for chosen, rejected in zip(gains["chosen"], gains["rejected"], strict=True)]
     return {
-        "reward_accuracy": mean_figure([_above(margin) for margin in margins]),
+        "reward_accuracy": mean_figure([_is_above(margin) for margin in margins]),
         "reward_margin": mean_figure(margins),
     }
 
 
-def _above(margin: float) -> float:
+def _is_above(margin: float) -> float:
     """Returns 1 for a margin above 0 and 0 for another; one that is no number stays none."""
     return margin if math.isnan(margin) else float(margin > 0)
 
 
-def row_losses(model: PreTrainedModel, rows: Dataset, batch_size: int, progress: Progress = _silent) -> Array:
+def row_losses(
+    model: PreTrainedModel, rows: Dataset, batch_size: int, progress: Progress = lambda done, of: None
+) -> Array:
     """Returns each row's negative log-likelihood of its labelled tokens, in nats, and their number: of shape (rows, 2).
 
     Args:
@@ -123,12 +130,22 @@ def row_losses(model: PreTrainedModel, rows: Dataset, batch_size: int, progress:
         batch_size: Rows per forward pass; does not change the result beyond rounding.
         progress: Called after each batch with the rows that are done, and all.
     """
-    losses_and_counts, done = np.zeros((len(rows), 2)), 0
-    for numbers, losses, counted in _token_losses(model, rows, batch_size):
-        losses_and_counts[numbers, 0] = losses.double().sum(1).cpu().numpy()
-        losses_and_counts[numbers, 1] = counted.sum(1).cpu().numpy()
-        done += len(numbers)
-        progress(done, len(rows))
+    import torch
+
+    losses_and_counts, order = np.zeros((len(rows), 2)), _by_length(rows["input_ids"])
+    with torch.inference_mode():
+        for start in range(0, len(order), batch_size):
+            numbers = order[start : start + batch_size]
+            batch = rows[numbers]
+            ids, mask = _padded(batch["input_ids"], 0), _padded([[1] * len(x) for x in batch["input_ids"]], 0)
+            labels = _padded(batch["labels"], IGNORED).to(model.device)[:, 1:]
+            logits = model(input_ids=ids.to(model.device), attention_mask=mask.to(model.device)).logits[:, :-1]
+            losses = torch.nn.functional.cross_entropy(
+                logits.float().flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="none"
+            ).view(labels.shape)
+            losses_and_counts[numbers, 0] = losses.double().sum(1).cpu().numpy()
+            losses_and_counts[numbers, 1] = (labels != IGNORED).sum(1).cpu().numpy()
+            progress(start + len(numbers), len(order))
     return losses_and_counts
 
 
@@ -144,51 +161,28 @@ def held_out(sums: Array) -> Measured:
     return Measured(figures, {"tokens": int(sums[:, 1].sum())})
 
 
-def _token_losses(model: PreTrainedModel, rows: Dataset, batch_size: int) -> Iterator[tuple[list[int], Any, Any]]:
-    """Yields row numbers, losses and which tokens counted, both of shape (rows, length - 1), for each batch."""
-    import torch
-
-    order = _by_length(rows["input_ids"])
-    with torch.inference_mode():
-        for start in range(0, len(order), batch_size):
-            numbers = order[start : start + batch_size]
-            batch = rows[numbers]
-            ids, mask = _padded(batch["input_ids"], 0), _padded([[1] * len(x) for x in batch["input_ids"]], 0)
-            labels = _padded(batch["labels"], IGNORED).to(model.device)[:, 1:]
-            logits = model(input_ids=ids.to(model.device), attention_mask=mask.to(model.device)).logits[:, :-1]
-            losses = torch.nn.functional.cross_entropy(
-                logits.float().flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="none"
-            )
-            yield numbers, losses.view(labels.shape), labels != IGNORED
-
-
 def _scores(model: Any, rows: Dataset, batch_size: int) -> dict[str, Figure]:
     """Returns how a reward model tells pairs apart; `loss` is that of Bradley and Terry, -log σ(margin)."""
     import torch
 
-    sides = {side: _side_scores(model, rows[f"{side}_ids"], batch_size) for side in ("chosen", "rejected")}
-    margins = sides["chosen"] - sides["rejected"]
+    def scored(sequences: Any) -> torch.Tensor:
+        order = _by_length(sequences)
+        scores = torch.zeros(len(order))
+        with torch.inference_mode():
+            for start in range(0, len(order), batch_size):
+                numbers = order[start : start + batch_size]
+                batch = [sequences[number] for number in numbers]
+                ids = _padded(batch, model.config.get_text_config().pad_token_id or 0).to(model.device)
+                mask = _padded([[1] * len(x) for x in batch], 0).to(model.device)
+                scores[torch.tensor(numbers)] = model(input_ids=ids, attention_mask=mask).logits[:, 0].float().cpu()
+        return scores
+
+    margins = scored(rows["chosen_ids"]) - scored(rows["rejected_ids"])
     return {
         "loss": mean_figure((-torch.nn.functional.logsigmoid(margins)).tolist(), better="lower"),
-        "accuracy": mean_figure([_above(margin) for margin in margins.tolist()]),
+        "accuracy": mean_figure([_is_above(margin) for margin in margins.tolist()]),
         "margin": mean_figure(margins.tolist()),
     }
-
-
-def _side_scores(model: Any, sequences: Any, batch_size: int) -> Any:
-    import torch
-
-    order = _by_length(sequences)
-    scored = torch.zeros(len(order))
-    with torch.inference_mode():
-        for start in range(0, len(order), batch_size):
-            numbers = order[start : start + batch_size]
-            batch = [sequences[number] for number in numbers]
-            ids = _padded(batch, model.config.get_text_config().pad_token_id or 0)
-            mask = _padded([[1] * len(x) for x in batch], 0)
-            scores = model(input_ids=ids.to(model.device), attention_mask=mask.to(model.device)).logits[:, 0]
-            scored[torch.tensor(numbers)] = scores.float().cpu()
-    return scored
 
 
 def _rewards(model: Any, tokenizer: Any, rows: Dataset, recipe: Recipe, progress: Progress) -> dict[str, Figure]:
@@ -203,7 +197,7 @@ def _rewards(model: Any, tokenizer: Any, rows: Dataset, recipe: Recipe, progress
     prompts = list(some["prompt"])
     ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in completions]
     functions: list[Callable[..., Any]] = rewards.build(settings.rewards)
-    rewards.bind(functions, generate.Judged(model, tokenizer))
+    rewards.bind(functions, rewards.JudgedModel(model, tokenizer))
     answers: list[Any] = list(completions)
     if chat.PROMPT_TEXT in given[0]:
         prompts, given = [row[chat.PROMPT_TEXT] for row in given], [rewards.columns(row) for row in given]
@@ -211,9 +205,9 @@ def _rewards(model: Any, tokenizer: Any, rows: Dataset, recipe: Recipe, progress
         answers = [[{"role": "assistant", "content": text}] for text in completions]
     columns = {name: [row[name] for row in given] for name in given[0] if name != "prompt"}
     arguments = {"prompts": prompts, "completions": answers, "completion_ids": ids, **columns}
-    names = [rewards.name(function) for function in functions]
+    names = [function.__name__ for function in functions]
     parts = [
-        own_functions.function_values(f"reward {name!r}", function(**arguments), len(ids))
+        metrics.function_values(f"reward {name!r}", function(**arguments), len(ids))
         for name, function in zip(names, functions, strict=True)
     ]
     weights = [spec.weight for spec in settings.rewards]
@@ -261,7 +255,7 @@ def _completions(
     """Returns the first held-out rows, their prompts as text, and the model's greedy completions of them."""
     settings = recipe.training.completions
     assert settings
-    some = rows.select(range(min(len(rows), max(recipe.evaluation.samples, LEAST_PROMPTS))))
+    some = rows.select(range(min(len(rows), max(recipe.evaluation.samples, MIN_PROMPTS))))
     declared = some["tools"] if "tools" in some.column_names else [None] * len(some)
     pairs = zip(some["prompt"], declared, strict=True)
     prompts = [generate.rendered(prompt, tokenizer, tools) for prompt, tools in pairs]
@@ -297,3 +291,136 @@ def _padded(rows: list[list[int]], filler: int) -> Any:
     import torch
 
     return torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=filler)
+
+
+class Harness:
+    """The harness's tasks of a recipe, found and loaded before a model is.
+
+    Args:
+        tasks: Names and settings.
+        scratch: Folder for tasks that come from a store.
+        trust: As in the recipe: tasks may call functions.
+
+    Raises:
+        UserError: the package is missing, a task is unknown or cannot be loaded, or nobody has consented to it.
+    """
+
+    def __init__(self, tasks: Tasks, scratch: str, trust: Trust = None) -> None:
+        extras.require_packages(f"evaluation.tasks: {', '.join(tasks.names)}", "lm_eval")
+        from lm_eval.tasks import TaskManager
+
+        logging.getLogger("lm_eval").setLevel(logging.ERROR)
+        self._tasks = tasks
+        self._folder = user_code.fetch_tasks(tasks.include_path, scratch) if tasks.include_path else None
+        if self._folder:
+            user_code.require_trusted(trust, user_code.TASKS_SETTING, self._folder, user_code.TASK_ENDINGS)
+        self._manager: Any = TaskManager(include_path=self._folder, include_defaults=False)
+        single = set(self._manager.all_tasks) - {*self._manager.all_groups, *self._manager.all_tags}
+        if not single.issuperset(tasks.names):  # reading the harness's own thirteen thousand files takes ten seconds
+            self._manager = TaskManager(include_path=self._folder)
+        for name in tasks.names:
+            if name not in self._manager.all_tasks:
+                close = difflib.get_close_matches(name, self._manager.all_tasks, n=1)
+                hint = f"Did you mean {close[0]!r}?" if close else "`lm-eval ls tasks` lists them."
+                raise UserError(f"evaluation.tasks: {name!r} is no task of the harness. {hint}")
+        with self._in_own_folder():
+            try:
+                self._manager.load(list(tasks.names))
+            except Exception as error:  # whatever a task's file, its functions or the hub have to say
+                raise self._failed("loaded", error) from None
+
+    def run(
+        self, model: Any, tokenizer: Any, batch_size: int, *, chat: bool = False, system: str | None = None
+    ) -> dict[str, Figure]:
+        """Runs the tasks on a model.
+
+        A task that says itself that it has no examples gets none, whatever `few_shot` says.
+
+        Args:
+            model: A causal language model.
+            tokenizer: Its tokenizer.
+            batch_size: Requests at once.
+            chat: Whether questions and examples are turns of the tokenizer's chat template.
+            system: What conversations begin with.
+
+        Returns:
+            Figures named `<task>.<metric>`, with the harness's filter after them where a metric has several. One that
+            is no mean over documents is a constant.
+
+        Raises:
+            UserError: a task fails, or runs code of the model's and so is refused.
+        """
+        from lm_eval import simple_evaluate
+        from lm_eval.models.huggingface import HFLM
+
+        judged = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=batch_size)
+        with self._in_own_folder(), _stopping_as_chat(model, tokenizer):
+            try:
+                evaluated: Any = simple_evaluate(
+                    model=judged,
+                    tasks=list(self._tasks.names),
+                    num_fewshot=self._tasks.few_shot,
+                    limit=self._tasks.limit,
+                    task_manager=self._manager,
+                    bootstrap_iters=0,
+                    apply_chat_template=chat,
+                    fewshot_as_multiturn=chat,
+                    system_instruction=system if chat else None,
+                )
+            except (ValueError, KeyError, TypeError, ImportError) as error:  # of a task, or of its own functions
+                raise self._failed("run", error) from None
+        figures: dict[str, Figure] = {}
+        for task, results in evaluated["results"].items():
+            higher = evaluated["higher_is_better"].get(task) or {}
+            for name, key, value in _task_figures(task, results):
+                better = BETTER[higher.get(key.partition(",")[0])]
+                each = _by_document(evaluated["samples"].get(task, []), key, value)
+                figures[name] = mean_figure(each, better=better) if each else constant_figure(value, better=better)
+        return figures
+
+    def _in_own_folder(self) -> contextlib.AbstractContextManager[None]:
+        """Lets a task name its own folder's files by their relative paths."""
+        return contextlib.chdir(self._folder or ".")
+
+    def _failed(self, what: str, error: Exception) -> UserError:
+        return UserError(
+            f"evaluation.tasks: {', '.join(self._tasks.names)} cannot be {what}: {type(error).__name__}: "
+            f"{' '.join(str(error).split())[:300]}",
+            remedy="Check the task's file, the packages it asks for, and the network where its data is remote.",
+        )
+
+
+@contextlib.contextmanager
+def _stopping_as_chat(model: Any, tokenizer: Any) -> Iterator[None]:
+    """Lets a model end its answers where the chat template does, too."""
+    settings = model.generation_config
+    before = settings.eos_token_id
+    settings.eos_token_id = generate.stop_ids(model, tokenizer) or None
+    try:
+        yield
+    finally:
+        settings.eos_token_id = before
+
+
+def _task_figures(task: str, results: dict[str, Any]) -> list[tuple[str, str, float]]:
+    """Returns name, the harness's key and the value of each figure of a task."""
+    keys = [key for key in results if "," in key and not key.partition(",")[0].endswith("_stderr")]
+    keys = [key for key in keys if isinstance(results[key], int | float)]
+    metrics = [key.partition(",")[0] for key in keys]
+    measured = []
+    for key, metric in zip(keys, metrics, strict=True):
+        filtered = key.partition(",")[2]
+        several = metrics.count(metric) > 1 and filtered != NO_FILTER
+        measured.append((f"{task}.{metric}" + (f".{filtered}" if several else ""), key, float(results[key])))
+    return measured
+
+
+def _by_document(samples: list[dict[str, Any]], key: str, value: float) -> list[float | None] | None:
+    """Returns a figure of each of a task's documents, if it is their mean."""
+    metric, _, filtered = key.partition(",")
+    rows = [row for row in samples if row.get("filter", NO_FILTER) == filtered]
+    each = [row.get(metric) for row in sorted(rows, key=lambda row: row["doc_id"])]
+    if not each or not all(isinstance(one, int | float) for one in each):
+        return None
+    numbers: list[float | None] = [float(one) for one in each if one is not None]
+    return numbers if math.isclose(mean_figure(numbers).value, value, rel_tol=1e-9, abs_tol=1e-12) else None

@@ -23,11 +23,6 @@ PACKAGES = {"gguf": ("gguf",), "onnx": ("onnx", "onnxscript", "onnxruntime"), "m
 """Packages that a format needs."""
 
 
-def supported(architecture: str) -> bool:
-    """Tells whether the format `gguf` can hold a model type of Transformers."""
-    return architecture in GGUF_NAMES
-
-
 def check_registry(recipe: Recipe, server: str | None) -> None:
     """Refuses to register a model, or to compare with a registered one, where there is no registry.
 
@@ -66,7 +61,7 @@ def check(recipe: Recipe, architecture: str | None = None) -> None:
             raise UserError(
                 "export.formats: gguf holds models that write; a reward model scores.", remedy="Leave gguf out."
             )
-        if architecture and not supported(architecture):
+        if architecture and architecture not in GGUF_NAMES:
             raise UserError(
                 f"export.formats: gguf does not hold the architecture {architecture!r}, only {', '.join(GGUF_NAMES)}.",
                 remedy="Leave gguf out.",

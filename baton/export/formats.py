@@ -1,104 +1,184 @@
-"""Export formats: safetensors, an adapter, ONNX, MLflow's flavour; each with how it is checked when read back."""
+"""Export formats: how each is written, and what must hold when it is read back.
+
+A format is a pair of functions here and an entry of `FORMATS`. Models and adapters are safetensors; ONNX is a graph for
+ONNX Runtime, `input_ids` and `attention_mask` in, `logits` out, in float32; MLflow's is its `transformers` flavour.
+
+The OCI image layout (https://github.com/opencontainers/image-spec/blob/main/image-layout.md) has the files under
+/models, as KServe expects of an `oci://` address: those without weights in a first layer, each file of weights in one
+of its own, so that a registry keeps what did not change. The image holds data alone: it mounts as an image volume;
+KServe's sidecar of older releases wants a shell in it too (`FROM busybox` and this copied in). The format `kserve` is a
+manifest for KServe: an `InferenceService` with its Hugging Face runtime.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import json
 import logging
+import math
 import os
+import re
 import shutil
+import tarfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
+
+import yaml
 
 from baton.checkpoint.store import TRAINING_FILES
-from baton.export import exportable, gguf_file, kserve, model_card, oci, parity
-from baton.export.answers import Expected
+from baton.errors import BatonError
+from baton.export import exportable, gguf_file, parity
+from baton.export.parity import Reference
 from baton.export.source import ExportSource
-from baton.models import prompts
 from baton.recipe.evaluation import ONNX
 from baton.recipe.recipe import Recipe
-from baton.runs.outcomes import Finding, ModelMeta
+from baton.runs.outcomes import ExportCheck, ModelMeta
+from baton.store import bundle
 from baton.store.manifest import Manifest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
-# --- The model as safetensors: whole, an adapter folded in, or the adapter alone.
+@dataclass(frozen=True)
+class CommittedExport:
+    """An export that is committed.
 
-
-UNITS = {"MB": 10**6, "GB": 10**9}
-
-
-def write_whole(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, recipe: Recipe, checkpoint: str, target: str
-) -> None:
-    """Writes the whole model; the checkpoint's own files are taken where they hold it as it was asked for.
-
-    Args:
-        model: The whole model, in the type asked for.
-        tokenizer: Its tokenizer.
-        recipe: Says type and shard size.
-        checkpoint: Files of the checkpoint.
-        target: Folder to write to.
+    Attributes:
+        uri: Its address.
+        manifest: What is committed there.
+        meta: What it says of the files.
+        folder: Brings its files to this machine and returns where they are.
     """
-    spec = recipe.export
-    changed = recipe.adapter or spec.dtype not in (None, recipe.model.dtype) or _has_experts(recipe, checkpoint)
-    if not changed and _largest(checkpoint) <= _bytes(spec.shard_size):
-        copy_model(checkpoint, target)
-        return
-    model.save_pretrained(target, max_shard_size=spec.shard_size)
-    tokenizer.save_pretrained(target)
+
+    uri: str
+    manifest: Manifest
+    meta: ModelMeta
+    folder: Callable[[], str]
 
 
-def copy_model(checkpoint: str, target: str) -> None:
-    """Copies the files of a checkpoint that are of the model or the adapter."""
-    for name in sorted(os.listdir(checkpoint)):
-        if not TRAINING_FILES.match(name) and name != "README.md" and os.path.isfile(f"{checkpoint}/{name}"):
-            shutil.copyfile(f"{checkpoint}/{name}", f"{target}/{name}")
+@dataclass(frozen=True)
+class ExportDraft:
+    """An export that is written and not yet checked.
+
+    Attributes:
+        source: What is exported.
+        target: Folder with the files.
+        main: The main export; None while that itself is made.
+        hashes: Of the tensors of each GGUF file.
+    """
+
+    source: ExportSource
+    target: str
+    main: CommittedExport | None = None
+    hashes: dict[str, dict[str, str]] = field(default_factory=dict)
+
+    def require_main(self) -> CommittedExport:
+        """Returns the main export."""
+        assert self.main
+        return self.main
 
 
-def _largest(checkpoint: str) -> int:
-    sizes = [
-        os.path.getsize(f"{checkpoint}/{name}") for name in os.listdir(checkpoint) if name.endswith(".safetensors")
-    ]
-    return max(sizes, default=0)
+SIZE_UNITS = {"MB": 10**6, "GB": 10**9}
 
 
-def _bytes(size: str) -> int:
-    return int(size[:-2]) * UNITS[size[-2:]]
+def _write_safetensors(draft: ExportDraft) -> None:
+    """Writes the whole model; the checkpoint's own files are taken where they hold it as it was asked for."""
+    source, spec = draft.source, draft.source.recipe.export
+    is_changed = source.recipe.adapter or spec.dtype not in (None, source.recipe.model.dtype) or _has_experts(source)
+    files = [f"{source.folder}/{name}" for name in os.listdir(source.folder) if name.endswith(".safetensors")]
+    limit = int(spec.shard_size[:-2]) * SIZE_UNITS[spec.shard_size[-2:]]
+    if is_changed or max(map(os.path.getsize, files), default=0) > limit:
+        source.merged.save_pretrained(draft.target, max_shard_size=spec.shard_size)
+        source.tokenizer.save_pretrained(draft.target)
+    else:
+        _copy_model(draft)
 
 
-def _has_experts(recipe: Recipe, checkpoint: str) -> bool:
+def _has_experts(source: ExportSource) -> bool:
     """Tells whether weights are of a mixture of experts, which a checkpoint holds under the names in memory."""
     from transformers import AutoConfig
 
-    if not os.path.isfile(f"{checkpoint}/config.json"):
+    if not os.path.isfile(f"{source.folder}/config.json"):
         return False
-    runs_code = recipe.model.trust_remote_code
-    config: Any = AutoConfig.from_pretrained(checkpoint, trust_remote_code=runs_code).get_text_config()
+    runs_code = source.recipe.model.trust_remote_code
+    config: Any = AutoConfig.from_pretrained(source.folder, trust_remote_code=runs_code).get_text_config()
     return any(hasattr(config, name) for name in ("num_local_experts", "num_experts", "n_routed_experts"))
 
 
-# --- The model as a graph for ONNX Runtime: `input_ids` and `attention_mask` in, `logits` out, in float32.
+def _copy_model(draft: ExportDraft) -> None:
+    """Copies the files of a checkpoint that are of the model or the adapter."""
+    folder = draft.source.folder
+    for name in sorted(os.listdir(folder)):
+        if not TRAINING_FILES.match(name) and name != "README.md" and os.path.isfile(f"{folder}/{name}"):
+            shutil.copyfile(f"{folder}/{name}", f"{draft.target}/{name}")
+
+
+def _compare_weights(export_format: str, draft: ExportDraft, reference: Reference, **request: Any) -> ExportCheck:
+    """Reads an export back that holds the weights as they are, and compares weights, logits and tokens."""
+    reading = parity.read(export_format, draft.target, draft.source.inputs, reference, **request)
+    parity.require_weights(f"the {export_format} export", reading.notes["weights"], reference.weights)
+    return parity.compare(export_format, reading, reference, reference.rounding)
+
+
+def _check_safetensors(draft: ExportDraft, export_format: str = "safetensors") -> ExportCheck:
+    source = draft.source
+    finding = _compare_weights(export_format, draft, source.merged_reference)
+    return source.compare_with_trained(finding, source.merged_reference)
+
+
+def _check_adapter(draft: ExportDraft) -> ExportCheck:
+    source = draft.source
+    request = {"base": source.base, "dtype": source.recipe.model.dtype}
+    return _compare_weights("adapter", draft, source.trained_reference, **request)
+
+
+def _write_gguf(draft: ExportDraft) -> None:
+    source = draft.source
+    exportable.check(source.recipe, source.merged.config.model_type)
+    tokenizer_folder = f"{source.scratch}/tokenizer"
+    source.tokenizer.save_pretrained(tokenizer_folder)
+    about = {"name": source.recipe.name, "license": source.facts.licence or ""}
+    for kind in source.recipe.export.gguf.types:
+        name = f"{source.recipe.name}-{kind}.gguf"
+        path = f"{draft.target}/{name}"
+        draft.hashes[name] = gguf_file.write(source.merged, source.tokenizer, tokenizer_folder, path, kind, **about)
+
+
+def _check_gguf(draft: ExportDraft) -> ExportCheck:
+    source = draft.source
+    config = gguf_file.plain_config(source.merged.config)
+    texts = [source.tokenizer(text)["input_ids"] for text in source.inputs.texts]
+    files = {}
+    for kind, (name, hashes) in zip(source.recipe.export.gguf.types, draft.hashes.items(), strict=True):
+        reference = parity.make_reference(gguf_file.dequantized(source.merged, kind), source.inputs)
+        reading = parity.read("gguf", draft.target, source.inputs, reference, file=name, config=config)
+        parity.require_weights(name, reading.notes["tensors"], hashes)
+        parity.require_weights(f"{name}, once loaded,", reading.notes["weights"], reference.weights)
+        finding = parity.compare("gguf", reading, reference, reference.rounding)
+        engine = parity.check_llama_cpp(name, reading, reference, texts, exact=kind == "f32")
+        finding = finding.model_copy(update={"llama_cpp": engine}) if engine else finding
+        files[name] = source.compare_with_trained(finding, reference)
+    words = "; ".join(f"{name} {finding.words}" for name, finding in files.items())
+    return ExportCheck(library=finding.library, files=files, words=words)
 
 
 ONNX_FILE = "model.onnx"
 
 
-def save_onnx(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, spec: ONNX, target: str) -> None:
-    """Writes the graph with free batch size and length, its weights beside it, and the tokenizer.
+def _write_onnx(draft: ExportDraft) -> None:
+    source = draft.source
+    save_onnx(source.in_float32(), source.tokenizer, source.recipe.export.onnx, draft.target)
 
-    Args:
-        model: The whole model, in float32.
-        tokenizer: Its tokenizer.
-        spec: Version of the operators.
-        target: Folder to write to.
-    """
+
+def save_onnx(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, spec: ONNX, target: str) -> None:
+    """Writes the graph of a model in float32 with free batch size and length, its weights beside it, and the
+    tokenizer."""
     import torch
     from transformers.exporters.exporter_onnx import OnnxConfig, OnnxExporter
 
@@ -133,237 +213,282 @@ def _quiet() -> Iterator[None]:
         torch_log.setLevel(level)
 
 
-# --- The model in MLflow's `transformers` flavour, with signature, example and requirements.
+def _check_onnx(draft: ExportDraft) -> ExportCheck:
+    source = draft.source
+    reference = parity.make_reference(source.in_float32(), source.inputs)
+    reading = parity.read("onnx", draft.target, source.inputs, reference)
+    return source.compare_with_trained(parity.compare("onnx", reading, reference, parity.TOLERANCE), reference)
 
 
 MLFLOW_PACKAGES = ("transformers", "torch", "accelerate")
 """What the model needs where it is loaded, pinned to what it was checked with."""
 
 
-def save_mlflow_model(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, target: str, *, example: str, scores: bool
-) -> None:
-    """Writes the model.
-
-    Args:
-        model: The whole model.
-        tokenizer: Its tokenizer.
-        target: Folder to write to; it does not exist yet.
-        example: A text as the model is given it.
-        scores: Whether it scores texts instead of writing them.
-    """
+def _write_mlflow(draft: ExportDraft) -> None:
     import mlflow
     from mlflow.models import ModelSignature
     from mlflow.types import ColSpec, DataType, Schema
 
+    source = draft.source
+    os.rmdir(draft.target)  # MLflow makes it
     logging.getLogger("mlflow").setLevel(logging.ERROR)
     texts = Schema([ColSpec(DataType.string)])
     labelled = Schema([ColSpec(DataType.string, "label"), ColSpec(DataType.double, "score")])
     mlflow.transformers.save_model(
-        transformers_model={"model": model, "tokenizer": tokenizer},
-        path=target,
-        task="text-classification" if scores else "text-generation",
-        signature=ModelSignature(inputs=texts, outputs=labelled if scores else texts),
-        input_example=[example],
+        transformers_model={"model": source.merged, "tokenizer": source.tokenizer},
+        path=draft.target,
+        task="text-classification" if source.scores else "text-generation",
+        signature=ModelSignature(inputs=texts, outputs=labelled if source.scores else texts),
+        input_example=source.inputs.texts[:1],
         pip_requirements=[f"{name}=={version(name).partition('+')[0]}" for name in MLFLOW_PACKAGES],
     )
 
 
-# --- The formats: how each is written, and what must hold when it is read back.
+def _check_mlflow(draft: ExportDraft) -> ExportCheck:
+    return _check_safetensors(draft, "mlflow")
 
 
-@dataclass(frozen=True)
-class Export:
-    """An export that is committed.
+MEDIA = "application/vnd.oci.image"
+OCI_FOLDER = "models"
 
-    Attributes:
-        uri: Its address.
-        manifest: What is committed there.
-        meta: What it says of the files.
-        folder: Brings its files to this machine and returns where they are.
+
+class BlobDescriptor(TypedDict):
+    """Names a blob of the image: its kind, digest and bytes."""
+
+    mediaType: str
+    digest: str
+    size: int
+    annotations: NotRequired[dict[str, str]]
+
+
+def _write_oci(draft: ExportDraft) -> None:
+    run = draft.source.run
+    labels = {"baton.run": run.name, "baton.run_uri": run.uri, "baton.digest": draft.source.digest}
+    write_image_layout(draft.require_main().folder(), draft.target, tag=run.name, labels=labels)
+
+
+def write_image_layout(source: str, target: str, *, tag: str, labels: dict[str, str]) -> None:
+    """Writes the files of a folder as an OCI image layout; the same files give the same bytes.
+
+    Args:
+        source: Folder with the model's files.
+        target: Folder to write to.
+        tag: Name of the image in the index.
+        labels: Go into the image's configuration.
     """
+    blobs = f"{target}/blobs/sha256"
+    os.makedirs(blobs)
 
-    uri: str
-    manifest: Manifest
-    meta: ModelMeta
-    folder: Callable[[], str]
+    def describe(content: Mapping[str, object], media: str) -> BlobDescriptor:
+        data = _canonical_json(content)
+        digest = hashlib.sha256(data).hexdigest()
+        _write_bytes(f"{blobs}/{digest}", data)
+        return {"mediaType": media, "digest": f"sha256:{digest}", "size": len(data)}
 
-
-@dataclass(frozen=True)
-class Draft:
-    """An export that is written and not yet checked.
-
-    Attributes:
-        source: What is exported.
-        target: Folder with the files.
-        main: The main export; None while that itself is made.
-        hashes: Of the tensors of each GGUF file.
-    """
-
-    source: ExportSource
-    target: str
-    main: Export | None = None
-    hashes: dict[str, dict[str, str]] = field(default_factory=dict)
-
-    def require_main(self) -> Export:
-        """Returns the main export."""
-        assert self.main
-        return self.main
-
-
-def _compared(export_format: str, draft: Draft, expected: Expected, **request: Any) -> Finding:
-    """Reads an export back that holds the weights as they are, and compares weights, logits and tokens."""
-    reading = parity.read(export_format, draft.target, draft.source.context, expected, **request)
-    parity.require_weights(f"the {export_format} export", reading.notes["weights"], expected.weights)
-    return parity.compare(export_format, reading, expected, expected.rounding)
+    names = sorted(os.listdir(source))
+    large = [name for name in names if name.endswith(".safetensors")]
+    # A layer for each file of weights: who has one already need not fetch it again.
+    groups = [[name for name in names if name not in large], *([name] for name in large)]
+    layers = [_write_layer(source, group, blobs) for group in groups if group]
+    config = {
+        "architecture": "amd64",
+        "os": "linux",
+        "config": {"Labels": labels},
+        "rootfs": {"type": "layers", "diff_ids": [layer["digest"] for layer in layers]},  # of tars not compressed
+    }
+    manifest = {
+        "schemaVersion": 2,
+        "mediaType": f"{MEDIA}.manifest.v1+json",
+        "config": describe(config, f"{MEDIA}.config.v1+json"),
+        "layers": layers,
+    }
+    entry = describe(manifest, f"{MEDIA}.manifest.v1+json")
+    entry["annotations"] = {"org.opencontainers.image.ref.name": tag}
+    index = {"schemaVersion": 2, "mediaType": f"{MEDIA}.index.v1+json", "manifests": [entry]}
+    _write_bytes(f"{target}/index.json", _canonical_json(index))
+    _write_bytes(f"{target}/oci-layout", _canonical_json({"imageLayoutVersion": "1.0.0"}))
 
 
-def _write_safetensors(draft: Draft) -> None:
-    source = draft.source
-    write_whole(source.whole, source.tokenizer, source.recipe, source.folder, draft.target)
+def _canonical_json(document: Mapping[str, object]) -> bytes:
+    return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
 
 
-def _check_safetensors(draft: Draft) -> Finding:
-    source = draft.source
-    return source.beside_trained(_compared("safetensors", draft, source.said_whole), source.said_whole)
+def _write_bytes(path: str, data: bytes) -> None:
+    with open(path, "wb") as file:
+        file.write(data)
 
 
-def _write_adapter(draft: Draft) -> None:
-    copy_model(draft.source.folder, draft.target)
+def _write_layer(source: str, names: list[str], blobs: str) -> BlobDescriptor:
+    path = f"{blobs}/unfinished"
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as tar:
+        folder = tarfile.TarInfo(OCI_FOLDER)
+        folder.type, folder.mode = tarfile.DIRTYPE, 0o755
+        tar.addfile(folder)
+        for name in names:
+            entry = tarfile.TarInfo(f"{OCI_FOLDER}/{name}")  # owner root, time 0
+            entry.size, entry.mode = os.path.getsize(f"{source}/{name}"), 0o644
+            with open(f"{source}/{name}", "rb") as file:
+                tar.addfile(entry, file)
+    digest = bundle.file_sha256(path)
+    os.replace(path, f"{blobs}/{digest}")
+    return {
+        "mediaType": f"{MEDIA}.layer.v1.tar",
+        "digest": f"sha256:{digest}",
+        "size": os.path.getsize(f"{blobs}/{digest}"),
+    }
 
 
-def _check_adapter(draft: Draft) -> Finding:
-    source = draft.source
-    asked = {"base": source.base, "dtype": source.recipe.model.dtype}
-    return _compared("adapter", draft, source.said_trained, **asked)
-
-
-def _write_gguf(draft: Draft) -> None:
-    source = draft.source
-    exportable.check(source.recipe, source.whole.config.model_type)
-    for kind in source.recipe.export.gguf.types:
-        name = _gguf_name(source, kind)
-        about = {"name": source.recipe.name, "license": source.facts.licence or ""}
-        path = f"{draft.target}/{name}"
-        draft.hashes[name] = gguf_file.write(
-            source.whole, source.tokenizer, source.tokenizer_folder, path, kind, **about
-        )
-
-
-def _gguf_name(source: ExportSource, kind: str) -> str:
-    return f"{source.recipe.name}-{kind}.gguf"
-
-
-def _check_gguf(draft: Draft) -> Finding:
-    source = draft.source
-    config = gguf_file.plain_config(source.whole.config)
-    files = {}
-    for kind in source.recipe.export.gguf.types:
-        name = _gguf_name(source, kind)
-        expected = source.ask(gguf_file.dequantized(source.whole, kind))
-        reading = parity.read("gguf", draft.target, source.context, expected, file=name, config=config)
-        parity.require_weights(name, reading.notes["tensors"], draft.hashes[name])
-        parity.require_weights(f"{name}, once loaded,", reading.notes["weights"], expected.weights)
-        finding = parity.compare("gguf", reading, expected, expected.rounding)
-        expected_texts = [source.tokenizer(text)["input_ids"] for text in source.texts]
-        engine = parity.of_llama_cpp(name, reading, expected, expected_texts, exact=kind == "f32")
-        finding = finding.model_copy(update={"llama_cpp": engine}) if engine else finding
-        files[name] = source.beside_trained(finding, expected)
-    words = "; ".join(f"{name} {finding.words}" for name, finding in files.items())
-    return Finding(library=finding.library, files=files, words=words)
-
-
-def _write_onnx(draft: Draft) -> None:
-    source = draft.source
-    save_onnx(source.in_float32(), source.tokenizer, source.recipe.export.onnx, draft.target)
-
-
-def _check_onnx(draft: Draft) -> Finding:
-    source = draft.source
-    expected = source.ask(source.in_float32())
-    reading = parity.read("onnx", draft.target, source.context, expected)
-    finding = parity.compare("onnx", reading, expected, parity.TOLERANCE)
-    return source.beside_trained(finding, expected)
-
-
-def _write_mlflow(draft: Draft) -> None:
-    source = draft.source
-    os.rmdir(draft.target)
-    example = source.texts[0]
-    save_mlflow_model(source.whole, source.tokenizer, draft.target, example=example, scores=source.scores)
-
-
-def _check_mlflow(draft: Draft) -> Finding:
-    source = draft.source
-    return source.beside_trained(_compared("mlflow", draft, source.said_whole), source.said_whole)
-
-
-def _write_oci(draft: Draft) -> None:
-    source = draft.source
-    labels = {"baton.run": source.run.name, "baton.run_uri": source.run.uri, "baton.digest": source.digest}
-    oci.write(draft.require_main().folder(), draft.target, tag=source.run.name, labels=labels)
-
-
-def _check_oci(draft: Draft) -> Finding:
+def _check_oci(draft: ExportDraft) -> ExportCheck:
     files = draft.require_main().manifest.files
-    return oci.check(draft.target, {name: entry["sha256"] for name, entry in files.items()})
+    return check_image_layout(draft.target, {name: entry["sha256"] for name, entry in files.items()})
 
 
-def _write_kserve(draft: Draft) -> None:
+def check_image_layout(folder: str, expected: dict[str, str]) -> ExportCheck:
+    """Reads a layout from its index down and compares every file of the model.
+
+    Args:
+        folder: The layout.
+        expected: SHA-256 of each file under /models.
+
+    Raises:
+        BatonError: a digest or size is not what the layout says, or a file is not the model's.
+    """
+
+    def checked(descriptor: BlobDescriptor) -> str:
+        path = f"{folder}/blobs/{descriptor['digest'].replace(':', '/')}"
+        if not os.path.isfile(path) or os.path.getsize(path) != descriptor["size"]:
+            raise BatonError(
+                f"the oci export's {descriptor['digest']} is missing or of another size; it does not count."
+            )
+        if f"sha256:{bundle.file_sha256(path)}" != descriptor["digest"]:
+            raise BatonError(f"the oci export's {descriptor['digest']} has another digest; it does not count.")
+        return path
+
+    def document(path: str) -> Any:
+        with open(path, encoding="utf-8") as file:
+            return json.load(file)
+
+    manifest = document(checked(document(f"{folder}/index.json")["manifests"][0]))
+    config = document(checked(manifest["config"]))
+    if config["rootfs"]["diff_ids"] != [layer["digest"] for layer in manifest["layers"]]:
+        raise BatonError("the oci export's configuration lists other layers than its manifest; it does not count.")
+    digests: dict[str, str] = {}
+    for layer in manifest["layers"]:
+        with tarfile.open(checked(layer), "r:") as tar:
+            for member in (member for member in tar if member.isfile()):
+                content: Any = tar.extractfile(member)
+                digests[member.name.removeprefix(f"{OCI_FOLDER}/")] = hashlib.file_digest(content, "sha256").hexdigest()
+    if digests != expected:
+        wrong = sorted(name for name in {*digests, *expected} if digests.get(name) != expected.get(name))
+        raise BatonError(f"the oci export does not hold the model's {', '.join(wrong)}; it does not count.")
+    return ExportCheck(library="tarfile", words=f"all digests and sizes, {len(digests)} files as in the model")
+
+
+KSERVE_FILE = "inferenceservice.yaml"
+MAX_LABEL = 63
+"""Characters that a label's value may have."""
+LABEL = re.compile(rf"[A-Za-z0-9]([\w.-]{{0,{MAX_LABEL - 2}}}[A-Za-z0-9])?")
+SERVER_GIB = 4
+"""What a server takes beside the weights, which are counted one and a half times."""
+
+
+def _write_kserve(draft: ExportDraft) -> None:
     source, main = draft.source, draft.require_main()
     uri = source.recipe.export.kserve.model_uri or main.uri
     about = {"run": source.run.name, "digest": source.digest}
-    kserve.write(source.recipe, draft.target, model_uri=uri, size=main.manifest.bytes, **about)
+    document = inference_service(source.recipe, model_uri=uri, size=main.manifest.bytes, **about)
+    with open(f"{draft.target}/{KSERVE_FILE}", "w", encoding="utf-8") as file:
+        yaml.safe_dump(document, file, sort_keys=False)
 
 
-def _check_kserve(draft: Draft) -> Finding:
-    return kserve.check(draft.target)
+def inference_service(recipe: Recipe, *, model_uri: str, size: int, run: str, digest: str) -> dict[str, Any]:
+    """Returns the manifest of KServe's `InferenceService`.
+
+    Args:
+        recipe: Names service, namespace, account and GPUs.
+        model_uri: Address that the model is served from.
+        size: Bytes of the model.
+        run: Name of the run.
+        digest: State digest of the checkpoint.
+    """
+    spec = recipe.export.kserve
+    gpus = recipe.resources.gpus if spec.gpus is None else spec.gpus
+    name = spec.name or recipe.name
+    arguments = [f"--model_name={name}"]
+    if recipe.training.spec.scores:
+        arguments.append("--task=sequence_classification")
+    if recipe.model.trust_remote_code:
+        arguments.append("--trust_remote_code")
+    memory = f"{math.ceil(size * 1.5 / 2**30) + SERVER_GIB}Gi"
+    accelerators = {recipe.resources.accelerator: str(gpus)} if gpus else {}
+    model = {
+        "modelFormat": {"name": "huggingface"},
+        "args": arguments,
+        "storageUri": model_uri,
+        "resources": {
+            "requests": {"cpu": "1", "memory": memory, **accelerators},
+            "limits": {"memory": memory, **accelerators},
+        },
+    }
+    account = {"serviceAccountName": spec.service_account} if spec.service_account else {}
+    return {
+        "apiVersion": "serving.kserve.io/v1beta1",
+        "kind": "InferenceService",
+        "metadata": {
+            "name": name if name[0].isalpha() else f"m-{name}",  # a service's name begins with a letter
+            **({"namespace": spec.namespace} if spec.namespace else {}),
+            "labels": {
+                "app.kubernetes.io/managed-by": "baton",
+                "baton/run": run[:MAX_LABEL].rstrip("-"),
+                "baton/digest": digest[:MAX_LABEL],
+            },
+            "annotations": {"baton/run": run, "baton/digest": digest},
+        },
+        "spec": {"predictor": {**account, "model": model}},
+    }
+
+
+def _check_kserve(draft: ExportDraft) -> ExportCheck:
+    with open(f"{draft.target}/{KSERVE_FILE}", encoding="utf-8") as file:
+        return check_inference_service(yaml.safe_load(file))
+
+
+def check_inference_service(document: dict[str, Any]) -> ExportCheck:
+    """Checks a manifest that was read back.
+
+    Raises:
+        BatonError: it is not what KServe takes.
+    """
+    uri = document["spec"]["predictor"]["model"]["storageUri"]
+    values = document["metadata"]["labels"].values()
+    if document["kind"] != "InferenceService" or not all(LABEL.fullmatch(value) for value in values):
+        raise BatonError(f"the kserve export is no InferenceService with valid labels: {document['metadata']}.")
+    return ExportCheck(library="yaml", words=f"read back, serves {uri}")
 
 
 @dataclass(frozen=True)
-class Format:
+class FormatSpec:
     """A format.
 
     Attributes:
         write: Fills the draft's folder.
         check: Reads it back and returns the finding; raises where it does not count.
         settings: What of the recipe's export section it depends on.
+        made_of_main: Whether it holds or names the files of the main export.
     """
 
-    write: Callable[[Draft], None]
-    check: Callable[[Draft], Finding]
+    write: Callable[[ExportDraft], None]
+    check: Callable[[ExportDraft], ExportCheck]
     settings: tuple[str, ...] = ()
+    made_of_main: bool = False
 
 
 FORMATS = {
-    "safetensors": Format(_write_safetensors, _check_safetensors, ("dtype", "shard_size")),
-    "adapter": Format(_write_adapter, _check_adapter),
-    "gguf": Format(_write_gguf, _check_gguf, ("dtype", "gguf")),
-    "onnx": Format(_write_onnx, _check_onnx, ("dtype", "onnx")),
-    "mlflow": Format(_write_mlflow, _check_mlflow, ("dtype",)),
-    "oci": Format(_write_oci, _check_oci, ("dtype", "shard_size")),
-    "kserve": Format(_write_kserve, _check_kserve, ("dtype", "shard_size", "kserve")),
+    "safetensors": FormatSpec(_write_safetensors, _check_safetensors, ("dtype", "shard_size")),
+    "adapter": FormatSpec(_copy_model, _check_adapter),
+    "gguf": FormatSpec(_write_gguf, _check_gguf, ("dtype", "gguf")),
+    "onnx": FormatSpec(_write_onnx, _check_onnx, ("dtype", "onnx")),
+    "mlflow": FormatSpec(_write_mlflow, _check_mlflow, ("dtype",)),
+    "oci": FormatSpec(_write_oci, _check_oci, ("dtype", "shard_size"), made_of_main=True),
+    "kserve": FormatSpec(_write_kserve, _check_kserve, ("dtype", "shard_size", "kserve"), made_of_main=True),
 }
-
-
-MADE_OF_MAIN = ("oci", "kserve")
-"""Formats that hold or name the files of the main export."""
-
-
-def write_prompting(draft: Draft, export_format: str) -> None:
-    """Puts beside a model how it was asked in training, and lets its own settings end an answer where it does."""
-    source = draft.source
-    if source.prompting is None or export_format not in (*model_card.LOADING, "mlflow"):
-        return
-    with open(f"{draft.target}/{prompts.FILE}", "w", encoding="utf-8") as file:
-        json.dump(source.prompting.to_json(), file, indent=2)
-    for folder, _, names in os.walk(draft.target):
-        if source.prompting.is_chat and prompts.SETTINGS in names:
-            prompts.write_ends(folder, source.tokenizer)
-
-
-def write_card(draft: Draft, export_format: str, finding: Finding) -> None:
-    """Puts the model card beside the model, in formats that people look at."""
-    if export_format in model_card.LOADING:
-        source = draft.source
-        model_card.write(source.run, source.recipe, source.facts, export_format, draft.target, finding.words)

@@ -1,4 +1,4 @@
-"""GGUF files for llama.cpp: a model's settings and tensors by GGUF's names, one file per type of weights.
+"""GGUF files for llama.cpp: a model's settings, vocabulary and tensors, one file per type of weights.
 
 Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. The `gguf` library writes the file.
 """
@@ -8,45 +8,139 @@ from __future__ import annotations
 import copy
 import functools
 import hashlib
+import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from baton.errors import UserError
-from baton.export import gguf_vocabulary
 from baton.export.exportable import GGUF_NAMES
+from baton.models import vocabulary
 
 if TYPE_CHECKING:
     import numpy as np
     from gguf import GGMLQuantizationType, GGUFWriter
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-
-# --- A model's settings as GGUF knows them. Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md.
-
+Array = Any
+Layout = Callable[[Array], Array]
 
 ACTIVATIONS = {"gpt2": ("gelu_new",), "gemma2": ("gelu_pytorch_tanh",), "gemma3": ("gelu_pytorch_tanh",)}
 """Activation functions that llama.cpp computes, where not SiLU."""
-
 GEMMA = ("gemma2", "gemma3")
 GEMMA3_PATTERN = 6
 """Of so many layers of Gemma 3 the last sees everything, in llama.cpp always."""
 GEMMA3_LOCAL_BASE = 10_000.0
 """Base of the position embeddings in the other layers, in llama.cpp always."""
 
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_MODERN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+SPLITS = {_GPT2: "gpt-2", _MODERN % r"\p{N}{1,3}": "llama-bpe", _MODERN % r"\p{N}": "qwen2"}
+"""How text is split before it is encoded → the name under which llama.cpp knows that."""
+GENERATION_TAG = re.compile(r"{%(-?)\s*(?:end)?generation\s*(-?)%}")
+"""A tag of chat templates that Transformers alone knows."""
+LOWEST_SCORE = -1e6
+"""Of a token that no merge makes."""
+
+
+def write(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: str, path: str, kind: str, **about: str
+) -> dict[str, str]:
+    """Writes one file.
+
+    Args:
+        model: The whole model.
+        tokenizer: Its tokenizer.
+        folder: Where the tokenizer's files are.
+        path: File to write.
+        kind: Type of the weights, such as `q8_0`; vectors and position embeddings stay in float32.
+        about: `name` of the model, and its `license` where known.
+
+    Returns:
+        SHA-256 of each tensor as the library's quantizer yields it, by name.
+
+    Raises:
+        UserError: GGUF cannot hold the model or its tokenizer.
+    """
+    import gguf
+    import numpy as np
+
+    writer = gguf.GGUFWriter(path, GGUF_NAMES[model.config.model_type])
+    writer.add_name(about["name"])
+    if about.get("license"):
+        writer.add_license(about["license"])
+    writer.add_file_type(gguf.LlamaFileType["ALL_F32" if kind == "f32" else f"MOSTLY_{kind.upper()}"])
+    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+    add_settings(writer, model.config)
+    add_vocabulary(writer, tokenizer, folder, model.config.vocab_size)
+    weights = list(model_tensors(model))
+    floats = {gguf.GGMLQuantizationType.F32: np.float32, gguf.GGMLQuantizationType.F16: np.float16}
+    for weight in weights:
+        values = weight.read()
+        used = _type(weight.name, values, kind)
+        shape = values.shape if used in floats else gguf.quant_shape_to_byte_shape(values.shape, used)
+        dtype = np.dtype(floats.get(used, np.uint8))
+        writer.add_tensor_info(weight.name, shape, dtype, int(np.prod(shape)) * dtype.itemsize, raw_dtype=used)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    hashes = {}
+    for weight in weights:  # read again, so that no more than one is in memory twice
+        values = weight.read()
+        data = _quantized(values, _type(weight.name, values, kind))
+        writer.write_tensor_data(data)
+        hashes[weight.name] = hashlib.sha256(data.tobytes()).hexdigest()
+    writer.close()
+    return hashes
+
+
+def dequantized(model: PreTrainedModel, kind: str) -> Any:
+    """Returns a copy of a model in float32 with the weights that a file of a type holds."""
+    import gguf
+    import torch
+
+    copied = copy.deepcopy(model).float()
+    state = copied.state_dict()
+    with torch.no_grad():
+        for weight in model_tensors(model):
+            if weight.source is None:
+                continue
+            values = weight.read()
+            used = _type(weight.name, values, kind)
+            read = gguf.dequantize(_quantized(values, used), used).reshape(values.shape)
+            state[weight.source].copy_(torch.from_numpy(weight.back(read).copy()))
+    return copied
+
+
+def _quantized(values: Array, used: GGMLQuantizationType) -> np.ndarray[Any, Any]:
+    import gguf
+    import numpy as np
+
+    data: np.ndarray[Any, Any] = np.ascontiguousarray(gguf.quantize(np.ascontiguousarray(values), used))
+    return data
+
+
+def _type(name: str, values: Array, kind: str) -> GGMLQuantizationType:
+    """Returns the type of one tensor: rows that are no whole number of blocks are held in 16 bits."""
+    import gguf
+
+    asked = gguf.GGMLQuantizationType[kind.upper()]
+    if values.ndim == 1 or name == "position_embd.weight":
+        return gguf.GGMLQuantizationType.F32
+    block, _ = gguf.GGML_QUANT_SIZES[asked]
+    return asked if values.shape[-1] % block == 0 else gguf.GGMLQuantizationType.F16
+
 
 def add_settings(writer: GGUFWriter, config: Any) -> None:
     """Writes a model's settings.
-
-    Args:
-        writer: Of the file.
-        config: Transformers' configuration of the model.
 
     Raises:
         UserError: llama.cpp does not compute what a setting asks for.
     """
     name = GGUF_NAMES[config.model_type]
-    _require(config, name)
+    _require_computable(config, name)
     writer.add_vocab_size(config.vocab_size)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
@@ -56,7 +150,10 @@ def add_settings(writer: GGUFWriter, config: Any) -> None:
         writer.add_feed_forward_length(config.n_inner or 4 * config.hidden_size)
         writer.add_layer_norm_eps(config.layer_norm_epsilon)
         return
-    writer.add_context_length(_context(config, name))
+    context, window = config.max_position_embeddings, getattr(config, "sliding_window", None)
+    if name in ("llama", "qwen2", "qwen3") and window and getattr(config, "use_sliding_window", True):
+        context = min(context, window)  # llama.cpp knows no sliding window of Mistral: it ends where that would begin
+    writer.add_context_length(int(context))
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
@@ -97,36 +194,14 @@ def rope_settings(config: Any) -> dict[str, Any]:
     return settings.get("full_attention", settings)
 
 
-def rope_factors(config: Any) -> np.ndarray[Any, Any] | None:
-    """Returns by what Llama 3 divides each frequency, of shape (head size / 2,), None for other models.
-
-    The factor is how much Transformers' own frequencies lie below the unscaled ones, base^(-2i/d).
-    """
-    import numpy as np
-
-    if config.model_type == "gpt2" or rope_settings(config)["rope_type"] != "llama3":
-        return None
-    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")
-    size = head_size(config)
-    plain = 1.0 / rope_settings(config)["rope_theta"] ** (np.arange(0, size, 2, dtype=np.float64) / size)
-    return (plain / scaled.double().numpy()).astype(np.float32)
-
-
-def _context(config: Any, name: str) -> int:
-    """Returns the longest context; llama.cpp knows no sliding window of Mistral, so it ends where that would begin."""
-    window = getattr(config, "sliding_window", None)
-    if name in ("llama", "qwen2", "qwen3") and window and getattr(config, "use_sliding_window", True):
-        return int(min(config.max_position_embeddings, window))
-    return int(config.max_position_embeddings)
-
-
-def _require(config: Any, name: str) -> None:
-    activation = config.activation_function if name == "gpt2" else _activation(config)
+def _require_computable(config: Any, name: str) -> None:
+    is_gpt2 = name == "gpt2"
+    activation = (
+        config.activation_function if is_gpt2 else getattr(config, "hidden_activation", None) or config.hidden_act
+    )
     allowed = ACTIVATIONS.get(name, ("silu",))
     problems = [] if activation in allowed else [f"the activation {activation!r}, not {allowed[0]!r}"]
-    if name != "gpt2" and rope_settings(config)["rope_type"] not in ("default", "linear", "llama3"):
+    if not is_gpt2 and rope_settings(config)["rope_type"] not in ("default", "linear", "llama3"):
         problems.append(f"position embeddings of type {rope_settings(config)['rope_type']!r}")
     if name != "llama" and getattr(config, "mlp_bias", False):
         problems.append("biases in the feed-forward layers")
@@ -145,41 +220,116 @@ def _require(config: Any, name: str) -> None:
         )
 
 
-def _activation(config: Any) -> str:
-    return str(getattr(config, "hidden_activation", None) or config.hidden_act)
+def add_vocabulary(writer: GGUFWriter, tokenizer: PreTrainedTokenizerBase, folder: str, vocab_size: int) -> None:
+    """Writes the vocabulary, merges, special tokens and chat template.
+
+    A tokenizer is one of byte-level BPE, or SentencePiece's BPE with single bytes to fall back on.
+
+    Args:
+        writer: Of the file.
+        tokenizer: The tokenizer.
+        folder: Where its files are.
+        vocab_size: Rows of the model's embedding; names are made up for those without a token.
+
+    Raises:
+        UserError: the tokenizer is of a kind that llama.cpp does not have.
+    """
+    import gguf
+
+    file = Path(folder) / "tokenizer.json"
+    document = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {"model": {"type": "without file"}}
+    has_pieces = document["model"].get("byte_fallback", False)
+    if document["model"]["type"] != "BPE":
+        raise UserError(
+            f"export.formats: gguf holds tokenizers of type BPE, not {document['model']['type']}.",
+            remedy="Leave gguf out.",
+        )
+    writer.add_tokenizer_model("llama" if has_pieces else "gpt2")
+    writer.add_tokenizer_pre("default" if has_pieces else _split_name(document))
+    texts, kinds = _tokens(document, vocab_size)
+    writer.add_token_list(texts)
+    writer.add_token_types(kinds)
+    if has_pieces:
+        writer.add_token_scores(_scores(document, texts))
+        writer.add_add_space_prefix(tokenizer.tokenize("a")[0].startswith("▁"))
+    special = gguf.SpecialVocab(folder, load_merges=not has_pieces, n_vocab=vocab_size)
+    ids = tokenizer("a")["input_ids"]
+    special.add_special_token = {"bos": ids[0] == tokenizer.bos_token_id, "eos": ids[-1] == tokenizer.eos_token_id}
+    if isinstance(special.chat_template, str):
+        special.chat_template = GENERATION_TAG.sub(r"{#\1 \2#}", special.chat_template)
+    special.add_to_gguf(writer, quiet=True)
+    if (end := vocabulary.end_of_turn(tokenizer)) is not None:
+        writer.add_eot_token_id(end)
 
 
-# --- A model's weights under the names and in the layout of GGUF, and back.
+def _split_name(document: dict[str, Any]) -> str:
+    """Returns llama.cpp's name for how a byte-level tokenizer splits text."""
+    pre_tokenizer = document.get("pre_tokenizer") or {}
+    parts = pre_tokenizer.get("pretokenizers", [pre_tokenizer])
+    kinds = [part.get("type") for part in parts]
+    if kinds == ["ByteLevel"] and parts[0].get("use_regex", True) and not parts[0]["add_prefix_space"]:
+        return "gpt-2"
+    if kinds == ["Digits", "ByteLevel"] and parts[0]["individual_digits"] and parts[1].get("use_regex", True):
+        return "smollm"
+    if kinds == ["Split", "ByteLevel"] and not parts[1].get("use_regex", True):
+        name = SPLITS.get(parts[0]["pattern"].get("Regex", ""))
+        if name and parts[0]["behavior"] == "Isolated" and not parts[0]["invert"]:
+            return name
+    raise UserError(
+        "export.formats: gguf knows the ways in which GPT-2, Llama 3, Qwen 2 and SmolLM split text, not this "
+        f"tokenizer's: {json.dumps(pre_tokenizer, ensure_ascii=False)[:200]}.",
+        remedy="Leave gguf out.",
+    )
 
 
-Array = Any
-Turn = Callable[[Array], Array]
+def _tokens(document: dict[str, Any], vocab_size: int) -> tuple[list[str], list[int]]:
+    """Returns text and type of each token, by id."""
+    from gguf import TokenType
 
-ROPE_FACTORS = "rope_freqs.weight"
+    texts = [f"[PAD{number}]" for number in range(vocab_size)]
+    kinds = [int(TokenType.UNUSED)] * vocab_size
+    unknown = document["model"].get("unk_token")
+    for text, number in document["model"]["vocab"].items():
+        texts[number] = text
+        is_byte = document["model"].get("byte_fallback") and re.fullmatch("<0x[0-9A-F]{2}>", text)
+        kinds[number] = TokenType.BYTE if is_byte else TokenType.NORMAL
+    for token in document.get("added_tokens", []):
+        texts[token["id"]] = token["content"]
+        kinds[token["id"]] = TokenType.CONTROL if token["special"] else TokenType.USER_DEFINED
+        if token["content"] == unknown:
+            kinds[token["id"]] = TokenType.UNKNOWN
+    return texts, kinds
+
+
+def _scores(document: dict[str, Any], texts: list[str]) -> list[float]:
+    """Returns a score for each token: SentencePiece joins what makes the token with the highest, so earlier merges
+    score higher."""
+    scores: dict[str, float] = {}
+    for rank, merge in enumerate(document["model"]["merges"]):
+        left, right = merge.split(" ") if isinstance(merge, str) else merge
+        scores.setdefault(left + right, -float(rank))
+    return [scores.get(text, LOWEST_SCORE) for text in texts]
 
 
 @dataclass(frozen=True)
-class Weight:
+class TensorSource:
     """One tensor of the file.
 
     Attributes:
         name: In the file.
         source: In the model; None for one that is computed.
         read: Returns its values in float32, in the file's layout.
-        back: Turns such values into the model's layout.
+        back: Brings such values into the model's layout.
     """
 
     name: str
     source: str | None
-    read: Callable[[], np.ndarray[Any, Any]]
-    back: Turn
+    read: Callable[[], Array]
+    back: Layout
 
 
-def model_tensors(model: Any) -> Iterator[Weight]:
+def model_tensors(model: Any) -> Iterator[TensorSource]:
     """Yields the tensors of a model, none of them twice where the output shares the embedding's.
-
-    Args:
-        model: A causal language model of Transformers.
 
     Raises:
         UserError: GGUF has no name for one of them.
@@ -189,45 +339,57 @@ def model_tensors(model: Any) -> Iterator[Weight]:
     config = model.config
     architecture = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}[GGUF_NAMES[config.model_type]]
     names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
-    factors = rope_factors(config)
-    if factors is not None:
-        yield Weight(ROPE_FACTORS, None, lambda: factors, lambda values: values)
+    if config.model_type != "gpt2" and rope_settings(config)["rope_type"] == "llama3":
+        yield TensorSource("rope_freqs.weight", None, functools.partial(_rope_factors, config), _unchanged)
     for source, tensor in model.state_dict().items():
         if source == "lm_head.weight" and config.tie_word_embeddings:
             continue
         name = names.get_name(source, try_suffixes=(".weight", ".bias"))
         if name is None:
             raise UserError(f"export.formats: gguf has no name for the weights {source!r} of {config.model_type}.")
-        there, back = _turns(config, source)
-        yield Weight(name, source, functools.partial(_values, tensor, there), back)
+        there, back = _layouts(config, source)
+        yield TensorSource(name, source, functools.partial(_values, tensor, there), back)
 
 
-def _values(tensor: Any, there: Turn) -> np.ndarray[Any, Any]:
-    values: np.ndarray[Any, Any] = there(tensor.float().numpy())
-    return values
+def _values(tensor: Any, there: Layout) -> Array:
+    return there(tensor.float().numpy())
 
 
-def _turns(config: Any, source: str) -> tuple[Turn, Turn]:
+def _rope_factors(config: Any) -> np.ndarray[Any, Any]:
+    """Returns by what Llama 3 divides each frequency, of shape (head size / 2,).
+
+    The factor is how much Transformers' own frequencies lie below the unscaled ones, base^(-2i/d).
+    """
+    import numpy as np
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")
+    size = head_size(config)
+    plain = 1.0 / rope_settings(config)["rope_theta"] ** (np.arange(0, size, 2, dtype=np.float64) / size)
+    return (plain / scaled.double().numpy()).astype(np.float32)
+
+
+def _layouts(config: Any, source: str) -> tuple[Layout, Layout]:
     """Returns how a tensor's layout changes, there and back."""
+    import numpy as np
+
     kind = GGUF_NAMES[config.model_type]
     if kind == "llama" and ".q_proj." in source:
         return _rotary(config.num_attention_heads)
     if kind == "llama" and ".k_proj." in source:
         return _rotary(config.num_key_value_heads)
     if kind == "gpt2" and source.endswith(("c_attn.weight", "c_fc.weight", "c_proj.weight")):
-        return _transposed, _transposed  # GPT-2's layers hold (in, out)
+        return (lambda values: np.ascontiguousarray(values.T),) * 2  # GPT-2's layers hold (in, out)
     if kind in GEMMA and source.endswith("norm.weight"):
         return lambda values: values + 1, lambda values: values - 1  # Transformers multiplies by 1 + weight
-    return lambda values: values, lambda values: values
+    return _unchanged, _unchanged
 
 
-def _transposed(values: Array) -> Array:
-    import numpy as np
-
-    return np.ascontiguousarray(values.T)
+def _unchanged(values: Array) -> Array:
+    return values
 
 
-def _rotary(num_heads: int) -> tuple[Turn, Turn]:
+def _rotary(num_heads: int) -> tuple[Layout, Layout]:
     """Returns how the rows of a projection are put in order, there and back.
 
     Transformers rotates row i of a head with row i + d/2, llama.cpp row 2i with 2i + 1.
@@ -242,105 +404,3 @@ def _rotary(num_heads: int) -> tuple[Turn, Turn]:
         return pairs.swapaxes(1, 2).reshape(values.shape)
 
     return there, back
-
-
-# --- The model as GGUF files for llama.cpp, written with its `gguf` library; one for each type of weights.
-
-
-FILE_TYPES = {"f32": "ALL_F32"}
-"""Names of the library for a file's type, where not `MOSTLY_…`."""
-
-
-def write(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: str, path: str, kind: str, **about: str
-) -> dict[str, str]:
-    """Writes one file.
-
-    Args:
-        model: The whole model.
-        tokenizer: Its tokenizer.
-        folder: Where the tokenizer's files are.
-        path: File to write.
-        kind: Type of the weights, such as `q8_0`; vectors and position embeddings stay in float32.
-        about: `name` of the model, and its `license` where known.
-
-    Returns:
-        SHA-256 of each tensor as the library's quantizer yields it, by name.
-
-    Raises:
-        UserError: GGUF cannot hold the model or its tokenizer.
-    """
-    import gguf
-
-    writer = gguf.GGUFWriter(path, GGUF_NAMES[model.config.model_type])
-    writer.add_name(about["name"])
-    if about.get("license"):
-        writer.add_license(about["license"])
-    writer.add_file_type(gguf.LlamaFileType[FILE_TYPES.get(kind, f"MOSTLY_{kind.upper()}")])
-    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
-    add_settings(writer, model.config)
-    gguf_vocabulary.add(writer, tokenizer, folder, model.config.vocab_size)
-    weights = list(model_tensors(model))
-    for weight in weights:
-        _announce(writer, weight, kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
-    hashes = {}
-    for weight in weights:  # read again, so that no more than one is in memory twice
-        values = weight.read()
-        data = _quantized(values, _type(weight.name, values, kind))
-        writer.write_tensor_data(data)
-        hashes[weight.name] = hashlib.sha256(data.tobytes()).hexdigest()
-    writer.close()
-    return hashes
-
-
-def _announce(writer: GGUFWriter, weight: Weight, kind: str) -> None:
-    """Adds a tensor's name, shape and type to the head of the file."""
-    import gguf
-    import numpy as np
-
-    values = weight.read()
-    used = _type(weight.name, values, kind)
-    floats = {gguf.GGMLQuantizationType.F32: np.float32, gguf.GGMLQuantizationType.F16: np.float16}
-    shape = values.shape if used in floats else gguf.quant_shape_to_byte_shape(values.shape, used)
-    dtype = np.dtype(floats.get(used, np.uint8))
-    writer.add_tensor_info(weight.name, shape, dtype, int(np.prod(shape)) * dtype.itemsize, raw_dtype=used)
-
-
-def dequantized(model: PreTrainedModel, kind: str) -> Any:
-    """Returns a copy of a model in float32 with the weights that a file of a type holds."""
-    import gguf
-    import torch
-
-    copied = copy.deepcopy(model).float()
-    state = copied.state_dict()
-    with torch.no_grad():
-        for weight in model_tensors(model):
-            if weight.source is None:
-                continue
-            values = weight.read()
-            used = _type(weight.name, values, kind)
-            read = gguf.dequantize(_quantized(values, used), used).reshape(values.shape)
-            state[weight.source].copy_(torch.from_numpy(weight.back(read).copy()))
-    return copied
-
-
-def _quantized(values: np.ndarray[Any, Any], used: GGMLQuantizationType) -> np.ndarray[Any, Any]:
-    import gguf
-    import numpy as np
-
-    data: np.ndarray[Any, Any] = np.ascontiguousarray(gguf.quantize(np.ascontiguousarray(values), used))
-    return data
-
-
-def _type(name: str, values: np.ndarray[Any, Any], kind: str) -> GGMLQuantizationType:
-    """Returns the type of one tensor: rows that are no whole number of blocks are held in 16 bits."""
-    import gguf
-
-    asked = gguf.GGMLQuantizationType[kind.upper()]
-    if values.ndim == 1 or name == "position_embd.weight":
-        return gguf.GGMLQuantizationType.F32
-    block, _ = gguf.GGML_QUANT_SIZES[asked]
-    return asked if values.shape[-1] % block == 0 else gguf.GGMLQuantizationType.F16

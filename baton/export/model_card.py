@@ -7,37 +7,37 @@ import os
 import re
 from dataclasses import dataclass
 
-from baton.checkpoint.manifest import CheckpointMeta
+from baton.checkpoint.store import CheckpointMeta
 from baton.models import vocabulary
 from baton.recipe.recipe import Recipe
 from baton.runs.documents import SplitCounts
-from baton.runs.outcomes import Evaluation
+from baton.runs.outcomes import EvaluationResult
 from baton.runs.run import Run
 
 LICENCES = {"Apache License": "apache-2.0", "MIT License": "mit", "GNU GENERAL PUBLIC LICENSE": "gpl"}
 """How the text of a licence begins → the Hub's name for it."""
-MANY = 20
+MAX_TOKENS = 20
 """New tokens that are named, at most."""
-PATIENCE = 10
-"""Seconds to wait for the Hub."""
+HUB_TIMEOUT = 10
+"""Seconds."""
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 LOADING = {
     "safetensors": (
-        "model = AutoModelFor{kind}.from_pretrained(folder)\ntokenizer = AutoTokenizer.from_pretrained(folder)"
+        "from transformers import AutoModelFor{kind}, AutoTokenizer",
+        "model = AutoModelFor{kind}.from_pretrained(folder)\ntokenizer = AutoTokenizer.from_pretrained(folder)",
     ),
     "adapter": (
-        "model = AutoPeftModelFor{kind}.from_pretrained(folder)\ntokenizer = AutoTokenizer.from_pretrained(folder)"
+        "from peft import AutoPeftModelFor{kind}\nfrom transformers import AutoTokenizer",
+        "model = AutoPeftModelFor{kind}.from_pretrained(folder)\ntokenizer = AutoTokenizer.from_pretrained(folder)",
     ),
-    "gguf": "model = llama_cpp.Llama(folder + '/{file}')",
-    "onnx": "session = onnxruntime.InferenceSession(folder + '/model.onnx')  # input_ids, attention_mask → logits",
+    "gguf": ("import llama_cpp", "model = llama_cpp.Llama(folder + '/{file}')"),
+    "onnx": (
+        "import onnxruntime",
+        "session = onnxruntime.InferenceSession(folder + '/model.onnx')  # input_ids, attention_mask → logits",
+    ),
 }
-IMPORTS = {
-    "safetensors": "from transformers import AutoModelFor{kind}, AutoTokenizer",
-    "adapter": "from peft import AutoPeftModelFor{kind}\nfrom transformers import AutoTokenizer",
-    "gguf": "import llama_cpp",
-    "onnx": "import onnxruntime",
-}
+"""Imports and code that load a format, of those that have a card."""
 LIBRARIES = {"safetensors": "transformers", "adapter": "peft", "gguf": "gguf", "onnx": "onnx"}
 
 
@@ -59,24 +59,16 @@ class Facts:
 
 
 def write(run: Run, recipe: Recipe, facts: Facts, export_format: str, target: str, check: str) -> None:
-    """Writes the card of one export.
-
-    Args:
-        run: The run.
-        recipe: Its recipe.
-        facts: Of the checkpoint.
-        export_format: The format.
-        target: Folder to write to.
-        check: What came out when the export was loaded back, in words.
-    """
+    """Writes the card of one export into its folder, with what came out when it was loaded back, in words."""
     parts = [
         f"---\n{_metadata(recipe, facts, export_format)}\n---",
         f"# {recipe.name}",
         f"Trained by Baton, run `{run.name}`, {facts.step} steps in {recipe.num_chunks} chunk(s).",
         _training(run, recipe),
-        _tokens(target),
-        _figures(run.read(Evaluation)),
-        _lineage(run, facts),
+        _new_tokens(target),
+        _figures(run.read(EvaluationResult)),
+        f"## Lineage\n\n- run: {run.uri}\n- checkpoint: {facts.checkpoint}, step {facts.step}\n"
+        f"- state digest: `{facts.meta.digest}`\n- resume proof: `{facts.meta.chain}`",
         f"## Loading\n\n{_loading(recipe, export_format, target)}\n\nLoaded back before it was handed out: {check}.",
     ]
     with open(f"{target}/README.md", "w", encoding="utf-8") as file:
@@ -109,7 +101,7 @@ def _hub_licence(base: str, revision: str | None) -> str | None:
     from huggingface_hub import HfApi
 
     try:
-        about = HfApi().model_info(base, revision=revision, timeout=PATIENCE).card_data
+        about = HfApi().model_info(base, revision=revision, timeout=HUB_TIMEOUT).card_data
     except Exception:  # a card without licence is better than no export
         return None
     licence = about.license if about else None
@@ -124,14 +116,13 @@ def _metadata(recipe: Recipe, facts: Facts, export_format: str) -> str:
         source.uri.removeprefix("hf://datasets/") for source in recipe.data.sources if source.uri.startswith("hf://")
     ]
     adapter = [f"base_model:adapter:{base}"] if base and export_format == "adapter" else []
-    scores = recipe.training.spec.scores
     data = ModelCardData(
         license=facts.licence,
         base_model=None if base and os.path.isdir(base) else base,
         datasets=sources or None,
         library_name=LIBRARIES[export_format],
         tags=["baton", recipe.training.method, *(["lora"] if recipe.adapter else []), *adapter],
-        pipeline_tag="text-classification" if scores else "text-generation",
+        pipeline_tag="text-classification" if recipe.training.spec.scores else "text-generation",
     )
     return str(data.to_yaml())
 
@@ -158,7 +149,7 @@ def _training(run: Run, recipe: Recipe) -> str:
     return "## Training\n\n" + "\n".join(lines)
 
 
-def _tokens(target: str) -> str:
+def _new_tokens(target: str) -> str:
     """Returns which tokens the base lacks, as the tokenizer's own files say."""
     path = f"{target}/tokenizer_config.json"
     if not os.path.isfile(path):
@@ -167,46 +158,38 @@ def _tokens(target: str) -> str:
         new = json.load(file).get(vocabulary.NEW)
     if not new:
         return ""
-    shown = ", ".join(f"`{token}`" for token in new[:MANY]) + (
-        f" and {len(new) - MANY} more" if len(new) > MANY else ""
+    shown = ", ".join(f"`{token}`" for token in new[:MAX_TOKENS])
+    rest = f" and {len(new) - MAX_TOKENS} more" if len(new) > MAX_TOKENS else ""
+    return (
+        f"## Tokens\n\nThe base lacks {len(new)} of the tokens, whose rows are trained and come with this: "
+        f"{shown}{rest}."
     )
-    return f"## Tokens\n\nThe base lacks {len(new)} of the tokens, whose rows are trained and come with this: {shown}."
 
 
-def _figures(evaluation: Evaluation | None) -> str:
+def _figures(evaluation: EvaluationResult | None) -> str:
     if evaluation is None or not evaluation.after:
         return ""
+
+    def number(value: float | None) -> str:
+        return f"{value:.4g}" if isinstance(value, int | float) else ""
+
     intervals = (evaluation.intervals or {}).get("after") or {}
     rows = []
     for name, value in evaluation.after.items():
         low, high = intervals.get(name) or (None, None)
         extent = f" ({low:.4g} to {high:.4g})" if low is not None else ""
-        rows.append(f"| {name} | {_number(evaluation.before.get(name))} | {_number(value)}{extent} |")
+        rows.append(f"| {name} | {number(evaluation.before.get(name))} | {number(value)}{extent} |")
     side = "rows kept for testing" if evaluation.side == "test" else "held-out rows"
     verdict = evaluation.gate
-    said = f"\n\nGate: {'accepted' if verdict.passed else 'rejected'}." if verdict else ""
+    gate = f"\n\nGate: {'accepted' if verdict.passed else 'rejected'}." if verdict else ""
     head = f"## Figures\n\nOn {side}, before and after training:\n\n| figure | before | after |\n|---|---|---|\n"
-    return head + "\n".join(rows) + said
-
-
-def _number(value: float | None) -> str:
-    return f"{value:.4g}" if isinstance(value, int | float) else ""
-
-
-def _lineage(run: Run, facts: Facts) -> str:
-    lines = [
-        f"- run: {run.uri}",
-        f"- checkpoint: {facts.checkpoint}, step {facts.step}",
-        f"- state digest: `{facts.meta.digest}`",
-        f"- resume proof: `{facts.meta.chain}`",
-    ]
-    return "## Lineage\n\n" + "\n".join(lines)
+    return head + "\n".join(rows) + gate
 
 
 def _loading(recipe: Recipe, export_format: str, target: str) -> str:
     kind = "SequenceClassification" if recipe.training.spec.scores else "CausalLM"
     file = next((name for name in sorted(os.listdir(target)) if name.endswith(".gguf")), "")
-    code = f"{IMPORTS[export_format]}\n\n{LOADING[export_format]}".format(kind=kind, file=file)
+    code = "\n\n".join(LOADING[export_format]).format(kind=kind, file=file)
     if recipe.model.trust_remote_code:
         code = code.replace("from_pretrained(folder)", "from_pretrained(folder, trust_remote_code=True)")
     return f"```python\n{code}\n```"

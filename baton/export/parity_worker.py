@@ -1,5 +1,5 @@
-"""An export, read back by the library it is for, in a process that has seen nothing else:
-`python -m baton.export.parity_worker FORMAT FOLDER REQUEST ANSWERS`."""
+"""Reads an export back by the library it is for, in a process that has seen nothing else:
+`python -m baton.export.parity_worker FORMAT FOLDER SCRATCH`, with `request.json` in the scratch folder."""
 
 from __future__ import annotations
 
@@ -7,54 +7,62 @@ import hashlib
 import json
 import os
 import sys
+from importlib.metadata import version
 from typing import Any
 
-from baton.export import answers
-from baton.export.answers import Answer, ParityInputs
+from baton.export.parity import ModelAnswer, ParityInputs, ask_model, save_answers, weight_digests
 
 Request = dict[str, Any]
+Answers = tuple[list[ModelAnswer], dict[str, Any]]
+"""An export's answers, and notes on it."""
 
 
-def main(export_format: str, folder: str, request_path: str, answers_path: str) -> None:
-    """Loads an export, asks it, and writes answers, notes and the library's name and version."""
-    with open(request_path, encoding="utf-8") as file:
+def main(export_format: str, folder: str, scratch: str) -> None:
+    """Loads an export, asks it, and writes its answers, notes on it and the library's name and version."""
+    with open(f"{scratch}/request.json", encoding="utf-8") as file:
         request = json.load(file)
-    questions = ParityInputs(request["prompts"], request["num_tokens"], request["followed"])
-    found, notes = READERS[export_format](folder, request, questions)
-    answers.save(found, answers_path)
-    with open(f"{answers_path}.json", "w", encoding="utf-8") as file:
-        json.dump({**notes, "library": _library(export_format)}, file)
+    answers, notes = READERS[export_format](folder, request, ParityInputs(**request["inputs"]))
+    save_answers(answers, f"{scratch}/answers.npz")
+    package = {"safetensors": "transformers", "adapter": "peft", "onnx": "onnxruntime"}.get(
+        export_format, export_format
+    )
+    library = f"{package} {version(package)}"
+    if export_format in ("gguf", "mlflow"):
+        library += f" with transformers {version('transformers')}"
+    with open(f"{scratch}/notes.json", "w", encoding="utf-8") as file:
+        json.dump({**notes, "library": library}, file)
 
 
-def _model(folder: str, request: Request, **settings: Any) -> Any:
+def _load(folder: str, request: Request, inputs: ParityInputs, **settings: Any) -> Any:
     import torch
     import transformers
 
     torch.set_num_threads(request["threads"])
-    kind = getattr(transformers, request["kind"])
-    return kind.from_pretrained(folder, trust_remote_code=request["trust_remote_code"], **settings)
+    auto_class = getattr(transformers, inputs.auto_class)
+    return auto_class.from_pretrained(folder, trust_remote_code=inputs.trust_remote_code, **settings)
 
 
-def _asked(model: Any, questions: ParityInputs) -> tuple[list[Answer], Request]:
-    return answers.of_model(model, questions), {"weights": answers.weights(model)}
+def _ask(model: Any, inputs: ParityInputs) -> Answers:
+    return ask_model(model, inputs), {"weights": weight_digests(model)}
 
 
-def _safetensors(folder: str, request: Request, questions: ParityInputs) -> tuple[list[Answer], Request]:
-    return _asked(_model(folder, request, use_safetensors=True), questions)
+def _safetensors(folder: str, request: Request, inputs: ParityInputs) -> Answers:
+    return _ask(_load(folder, request, inputs, use_safetensors=True), inputs)
 
 
-def _adapter(folder: str, request: Request, questions: ParityInputs) -> tuple[list[Answer], Request]:
+def _adapter(folder: str, request: Request, inputs: ParityInputs) -> Answers:
     import torch
 
     from baton.models import loading, trainable
 
-    settings = trainable.unpacked(request["base"]) | ({} if request["num_tokens"] else {"num_labels": 1})
-    base = _model(request["base"], request, use_safetensors=True, dtype=getattr(torch, request["dtype"]), **settings)
-    tokenizer = loading.load_tokenizer(folder, trust_remote_code=request["trust_remote_code"])
-    return _asked(loading.adapted(base, folder, tokenizer), questions)
+    settings = trainable.unpacked(request["base"]) | ({} if inputs.num_tokens else {"num_labels": 1})
+    dtype = getattr(torch, request["dtype"])
+    base = _load(request["base"], request, inputs, use_safetensors=True, dtype=dtype, **settings)
+    tokenizer = loading.load_tokenizer(folder, trust_remote_code=inputs.trust_remote_code)
+    return _ask(loading.adapted(base, folder, tokenizer), inputs)
 
 
-def _gguf(folder: str, request: Request, questions: ParityInputs) -> tuple[list[Answer], Request]:
+def _gguf(folder: str, request: Request, inputs: ParityInputs) -> Answers:
     import gguf
     import torch
     from transformers import AutoConfig
@@ -65,36 +73,33 @@ def _gguf(folder: str, request: Request, questions: ParityInputs) -> tuple[list[
     }
     # Some settings have no reader there, such as the size of Qwen 3's heads, so the weights meet their own.
     config = AutoConfig.for_model(**request["config"])
-    model = _model(folder, request, gguf_file=request["file"], dtype=torch.float32, config=config)
-    answers, notes = _asked(model, questions)
-    notes["tensors"] = hashes
-    if llama := _llama_cpp(path, request):
-        notes["llama_cpp"] = llama
-    return answers, notes
+    model = _load(folder, request, inputs, gguf_file=request["file"], dtype=torch.float32, config=config)
+    answers, notes = _ask(model, inputs)
+    return answers, {**notes, "tensors": hashes, "llama_cpp": _llama_cpp(path, request["threads"], inputs)}
 
 
-def _llama_cpp(path: str, request: Request) -> Request | None:
+def _llama_cpp(path: str, num_threads: int, inputs: ParityInputs) -> dict[str, Any] | None:
     """Asks llama.cpp itself, where its binding is installed: for tokens of texts and the greedy continuation."""
     try:
         import llama_cpp
     except ImportError:
         return None
-    length = max(map(len, request["prompts"])) + request["num_tokens"] + 1
-    model = llama_cpp.Llama(path, n_ctx=max(length, 64), n_threads=request["threads"], verbose=False, logits_all=True)
-    texts = [model.tokenize(text.encode(), special=True) for text in request["texts"]]
+    length = max(map(len, inputs.prompts)) + inputs.num_tokens + 1
+    model = llama_cpp.Llama(path, n_ctx=max(length, 64), n_threads=num_threads, verbose=False, logits_all=True)
+    texts = [model.tokenize(text.encode(), special=True) for text in inputs.texts]
     written = []
-    for prompt in request["prompts"]:
+    for prompt in inputs.prompts:
         model.reset()
         model.eval(prompt)
         tokens: list[int] = []
-        while len(tokens) < request["num_tokens"]:
+        while len(tokens) < inputs.num_tokens:
             tokens.append(int(model.scores[model.n_tokens - 1].argmax()))
             model.eval(tokens[-1:])
         written.append(tokens)
     return {"version": llama_cpp.__version__, "texts": texts, "tokens": written}
 
 
-def _onnx(folder: str, request: Request, questions: ParityInputs) -> tuple[list[Answer], Request]:
+def _onnx(folder: str, request: Request, inputs: ParityInputs) -> Answers:
     import numpy as np
     import onnxruntime
 
@@ -108,41 +113,30 @@ def _onnx(folder: str, request: Request, questions: ParityInputs) -> tuple[list[
         answers: np.ndarray[Any, Any] = session.run(["logits"], {"input_ids": ids, "attention_mask": mask})[0]
         return answers
 
-    if not questions.num_tokens:
-        return [Answer([], logits([prompt], len(prompt))) for prompt in questions.prompts], {}
+    if not inputs.num_tokens:
+        return [ModelAnswer([], logits([prompt], len(prompt))) for prompt in inputs.prompts], {}
     answers, paths = [], []
-    for number, prompt in enumerate(questions.prompts):
+    for number, prompt in enumerate(inputs.prompts):
         ids = list(prompt)
-        for _ in range(questions.num_tokens):
+        for _ in range(inputs.num_tokens):
             ids.append(int(logits([ids], len(ids))[0, -1].argmax()))
         tokens = ids[len(prompt) :]
-        paths.append(prompt + questions.continuation(number, tokens)[:-1])
-        answers.append(Answer(tokens, logits(paths[-1:], len(paths[-1]))[0]))
+        paths.append(inputs.path(number, tokens))
+        answers.append(ModelAnswer(tokens, logits(paths[-1:], len(paths[-1]))[0]))
     together = logits(paths, max(map(len, paths)) + 1)  # the shapes are free: all rows at once, padded
-    batch = [Answer(answer.tokens, row[: len(ids)]) for ids, row, answer in zip(paths, together, answers, strict=True)]
-    return answers + batch, {}
+    batch = zip(answers, paths, together, strict=True)
+    return answers + [ModelAnswer(answer.tokens, row[: len(path)]) for answer, path, row in batch], {}
 
 
-def _mlflow(folder: str, request: Request, questions: ParityInputs) -> tuple[list[Answer], Request]:
+def _mlflow(folder: str, request: Request, inputs: ParityInputs) -> Answers:
     import mlflow
     import torch
 
     torch.set_num_threads(request["threads"])
-    parts = mlflow.transformers.load_model(folder, return_type="components")
-    return _asked(parts["model"], questions)
+    return _ask(mlflow.transformers.load_model(folder, return_type="components")["model"], inputs)
 
 
 READERS = {"safetensors": _safetensors, "adapter": _adapter, "gguf": _gguf, "onnx": _onnx, "mlflow": _mlflow}
-PACKAGES = {"safetensors": "transformers", "adapter": "peft", "onnx": "onnxruntime"}
-
-
-def _library(export_format: str) -> str:
-    from importlib.metadata import version
-
-    name = PACKAGES.get(export_format, export_format)
-    with_transformers = f" with transformers {version('transformers')}" if export_format in ("gguf", "mlflow") else ""
-    return f"{name} {version(name)}{with_transformers}"
-
 
 if __name__ == "__main__":
-    main(*sys.argv[1:5])
+    main(*sys.argv[1:4])

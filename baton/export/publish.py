@@ -12,25 +12,20 @@ from typing import Any
 from baton.errors import BatonError, UserError
 from baton.recipe.evaluation import Hub
 from baton.recipe.recipe import Recipe
-from baton.runs.documents import Tracking
-from baton.runs.outcomes import Evaluation, Pushed, Registered
+from baton.runs.documents import TrackingRun
+from baton.runs.outcomes import EvaluationResult, Pushed, RegistryEntry
 from baton.runs.run import Run
 from baton.scratch import scratch_folder
 from baton.store.manifest import Manifest
 from baton.tracking import servers, tracker
 from baton.tracking.client import connect, without_credentials
 
-# --- A push to the Hugging Face Hub, or whatever speaks its protocol at `HF_ENDPOINT`.
+VERSION_TAG = "baton.export"
+"""Tag of a registered version: whose files it is. Running the stage again finds it by that."""
 
 
 def push_to_hub(run: Run, spec: Hub, manifest: Manifest, folder: str) -> Pushed:
-    """Pushes the files of an export, once.
-
-    Args:
-        run: The run, which remembers what was pushed.
-        spec: Where to.
-        manifest: Of the export.
-        folder: Its files.
+    """Pushes the files of an export, once; the run remembers what was pushed.
 
     Raises:
         UserError: there is no token, or the Hub refuses.
@@ -45,13 +40,6 @@ def push_to_hub(run: Run, spec: Hub, manifest: Manifest, folder: str) -> Pushed:
             f"export.hub.repo: nothing can be pushed to {spec.repo} without HF_TOKEN in the environment.",
             remedy="Set it to a token that may write there; in a cluster by resources.secret_env.",
         )
-    commit = _push(spec, folder, token, run.name)
-    pushed = Pushed(repo=spec.repo, revision=spec.revision, export=manifest.folder, commit=commit)
-    run.write(pushed)
-    return pushed
-
-
-def _push(spec: Hub, folder: str, token: str, name: str) -> str:
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, HTTPError  # type: ignore[attr-defined]  # of its own client
 
@@ -61,7 +49,7 @@ def _push(spec: Hub, folder: str, token: str, name: str) -> str:
         if spec.revision != "main":
             api.create_branch(spec.repo, branch=spec.revision, exist_ok=True)
         commit = api.upload_folder(
-            repo_id=spec.repo, folder_path=folder, revision=spec.revision, commit_message=f"Baton run {name}"
+            repo_id=spec.repo, folder_path=folder, revision=spec.revision, commit_message=f"Baton run {run.name}"
         )
     except HfHubHTTPError as error:
         status = error.response.status_code
@@ -83,17 +71,12 @@ def _push(spec: Hub, folder: str, token: str, name: str) -> str:
             f"the Hub cannot be reached for a push to {spec.repo}: {type(error).__name__}: {reason}",
             remedy="The export itself is committed; run again.",
         ) from None
-    return str(commit.oid)
+    pushed = Pushed(repo=spec.repo, revision=spec.revision, export=manifest.folder, commit=str(commit.oid))
+    run.write(pushed)
+    return pushed
 
 
-# --- MLflow's tracking server and registry: the model with the run that made it, and a version of a registered model.
-
-
-MARK = "baton.export"
-"""Tag of a version: whose files it is. Running the stage again finds it by that."""
-
-
-def log_to_mlflow(run: Run, recipe: Recipe, manifest: Manifest, folder: str, digest: str) -> Registered | None:
+def log_to_mlflow(run: Run, recipe: Recipe, manifest: Manifest, folder: str, digest: str) -> RegistryEntry | None:
     """Logs an MLflow model and registers it, each at most once for the same files.
 
     Args:
@@ -109,27 +92,28 @@ def log_to_mlflow(run: Run, recipe: Recipe, manifest: Manifest, folder: str, dig
     Raises:
         BatonError: the server refuses or is out of reach, and a version was to be made there; else that is a warning.
     """
-    tracked = run.read(Tracking)
+    tracked = run.read(TrackingRun)
     server = servers.server_address(run, recipe)
     run_id = tracked.run_id if tracked else None
     if server is None:
         return None
     # Not `run.read`: the document's `version` is the model's, not that of its form.
-    logged = Registered.model_validate(run.get(Registered.NAME) or {})
+    logged = RegistryEntry.model_validate(run.raw(RegistryEntry.NAME) or {})
     if logged.export != manifest.folder:
-        logged = Registered(export=manifest.folder, mlflow=server)
-    tags = {MARK: manifest.folder, "baton.run": run.name, "baton.run_uri": run.uri, "baton.digest": digest}
+        logged = RegistryEntry(export=manifest.folder, mlflow=server)
+    tags = {VERSION_TAG: manifest.folder, "baton.run": run.name, "baton.run_uri": run.uri, "baton.digest": digest}
     try:
         client = connect(server, timeout="60", retries="2")  # files of a model take longer than figures
         if (model_id := logged.model_id) is None:
-            model_id = _log(client, folder, _made(client, run, recipe, run_id, tags), run_id)
+            model_id = _log_files(client, folder, _logged_model(client, run, recipe, run_id, tags), run_id)
             logged = logged.model_copy(update={"model_id": model_id})
             run.write(logged)
         if name := recipe.export.registered_model:
             version = _register(client, name, model_id, run_id, tags)
             logged = logged.model_copy(update={"name": name, "version": version})
             run.write(logged)
-            if recipe.export.alias and _gate_held(run):
+            evaluation = run.read(EvaluationResult)
+            if recipe.export.alias and evaluation and evaluation.gate and evaluation.gate.passed:
                 client.set_registered_model_alias(name, recipe.export.alias, version)
                 logged = logged.model_copy(update={"alias": recipe.export.alias})
                 run.write(logged)
@@ -145,16 +129,7 @@ def log_to_mlflow(run: Run, recipe: Recipe, manifest: Manifest, folder: str, dig
     return logged
 
 
-def _experiment(client: Any, run: Run, recipe: Recipe, run_id: str | None) -> str:
-    """Returns the experiment of the tracked run, or the recipe's own where nothing was tracked."""
-    if run_id:
-        return str(client.get_run(run_id).info.experiment_id)
-    server = servers.server_of(recipe)
-    assert server  # what is not tracked yet goes to where it would be
-    return server.experiment(client, recipe, run.storage)
-
-
-def _made(client: Any, run: Run, recipe: Recipe, run_id: str | None, tags: dict[str, str]) -> Any:
+def _logged_model(client: Any, run: Run, recipe: Recipe, run_id: str | None, tags: dict[str, str]) -> Any:
     """Returns the logged model that takes the files: the one that training has logged metrics of, where it has none."""
     from mlflow.entities import LoggedModelOutput
 
@@ -163,14 +138,19 @@ def _made(client: Any, run: Run, recipe: Recipe, run_id: str | None, tags: dict[
         client.set_logged_model_tags(newest.model_id, tags)
         return newest
     about = tracker.model_of(run, recipe)
-    experiment = _experiment(client, run, recipe, run_id)
+    if run_id:
+        experiment = str(client.get_run(run_id).info.experiment_id)
+    else:
+        server = servers.server_of(recipe)
+        assert server  # what is not tracked yet goes to where it would be
+        experiment = server.experiment(client, recipe, run.storage)
     made = client.create_logged_model(experiment, about.name, run_id, {**about.tags, **tags}, model_type=about.kind)
     if run_id:
         client.log_outputs(run_id, [LoggedModelOutput(made.model_id, step=0)])
     return made
 
 
-def _log(client: Any, folder: str, logged: Any, run_id: str | None) -> str:
+def _log_files(client: Any, folder: str, logged: Any, run_id: str | None) -> str:
     """Logs the files as they were checked; only `MLmodel` learns whose they are."""
     from mlflow.models import Model
 
@@ -199,14 +179,9 @@ def _register(client: Any, name: str, model_id: str, run_id: str | None, tags: d
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
     # An attempt may have died between making a version and noting it: the server knows it by its tag.
-    existing = client.search_model_versions(f"tags.`{MARK}` = '{tags[MARK]}'")
+    existing = client.search_model_versions(f"tags.`{VERSION_TAG}` = '{tags[VERSION_TAG]}'")
     for version in existing:
         if version.name == name:
             return str(version.version)
     made = client.create_model_version(name, f"models:/{model_id}", run_id=run_id, tags=tags, model_id=model_id)
     return str(made.version)
-
-
-def _gate_held(run: Run) -> bool:
-    evaluation = run.read(Evaluation)
-    return bool(evaluation and evaluation.gate and evaluation.gate.passed)

@@ -1,4 +1,4 @@
-"""The model that is exported, loaded once, with its answers to the questions of the check."""
+"""The model that is exported, loaded once, with its answers to the prompts of the check."""
 
 from __future__ import annotations
 
@@ -8,50 +8,35 @@ from typing import TYPE_CHECKING, Any
 
 from baton.checkpoint import sharded
 from baton.checkpoint.store import CheckpointStore
-from baton.export import answers, model_card, parity
-from baton.export.answers import Expected, ParityInputs
+from baton.export import model_card
+from baton.export.parity import ParityInputs, Reference, make_reference, shared_tokens
 from baton.models import loading, prompts, trained
-from baton.models.prompts import PromptFormat, held_out_prompts
+from baton.models.prompts import PromptFormat
 from baton.recipe.recipe import Recipe
-from baton.runs.outcomes import Finding, Likeness
+from baton.runs.outcomes import ExportCheck, Likeness
 from baton.runs.run import Run
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-PROMPTS = 3
+NUM_PROMPTS = 3
 """Held-out rows that the check continues."""
-LONGEST = 64
-"""Tokens of a prompt in the check, at most."""
-PLAIN = ("The", "1 + 1 =", "What is this about?\n")
+MAX_PROMPT_TOKENS = 64
+PLAIN_PROMPTS = ("The", "1 + 1 =", "What is this about?\n")
 """Prompts where no held-out row gives one."""
 
 
 class ExportSource:
-    """The checkpoint, model and tokenizer that a run's exports are made from and compared with.
-
-    Args:
-        run: The run.
-        recipe: Its recipe.
-        scratch: Folder for files.
-    """
+    """The checkpoint, model and tokenizer that a run's exports are made from and compared with."""
 
     def __init__(self, run: Run, recipe: Recipe, scratch: str) -> None:
         self.run = run
         self.scratch = scratch
         self.checkpoint = trained.chosen_checkpoint(run)
+        self.digest = self.checkpoint.digest
+        self.scores = recipe.training.spec.scores
         # Kernels of attention that training may use need a GPU, and change no weight.
         self.recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"attention": None})})
-
-    @property
-    def scores(self) -> bool:
-        """Whether the model scores texts instead of writing them."""
-        return self.recipe.training.spec.scores
-
-    @property
-    def digest(self) -> str:
-        """State digest of the checkpoint."""
-        return self.checkpoint.digest
 
     @cached_property
     def folder(self) -> str:
@@ -78,83 +63,68 @@ class ExportSource:
         return loading.load_tokenizer(self.folder, trust_remote_code=self.recipe.model.trust_remote_code)
 
     @cached_property
-    def tokenizer_folder(self) -> str:
-        """Local files of the tokenizer as it is now."""
-        folder = f"{self.scratch}/tokenizer"
-        self.tokenizer.save_pretrained(folder)
-        return folder
-
-    @cached_property
-    def texts(self) -> list[str]:
-        """Texts that the model is asked about."""
-        given = held_out_prompts(self.run, self.recipe, self.tokenizer, PROMPTS)
-        return [prompt for prompt, *_ in given if prompt] or list(PLAIN)
-
-    @cached_property
     def prompting(self) -> PromptFormat | None:
         """How the model was asked in training; None for one that scores."""
         return None if self.scores else prompts.format_of_run(self.run, self.recipe, self.tokenizer)
 
     @cached_property
-    def context(self) -> parity.Context:
-        """What every check needs."""
-        spec = self.recipe.export
-        ids = [self.tokenizer(text)["input_ids"][:LONGEST] for text in self.texts]
-        return parity.Context(
-            questions=ParityInputs([prompt for prompt in ids if prompt], 0 if self.scores else spec.check_tokens),
-            texts=self.texts,
-            kind=loading.auto_class(self.recipe).__name__,
+    def inputs(self) -> ParityInputs:
+        """What every model of the check is asked."""
+        given = prompts.held_out_prompts(self.run, self.recipe, self.tokenizer, NUM_PROMPTS)
+        texts = [prompt for prompt, *_ in given if prompt] or list(PLAIN_PROMPTS)
+        ids = [self.tokenizer(text)["input_ids"][:MAX_PROMPT_TOKENS] for text in texts]
+        return ParityInputs(
+            prompts=[prompt for prompt in ids if prompt],
+            num_tokens=0 if self.scores else self.recipe.export.check_tokens,
+            texts=texts,
+            auto_class=loading.auto_class(self.recipe).__name__,
             trust_remote_code=self.recipe.model.trust_remote_code,
         )
 
     @cached_property
-    def _loaded(self) -> tuple[Any, Expected]:
-        """The model as trained, an adapter on its base, and what it says; before anything is merged into it."""
+    def _trained(self) -> tuple[Any, Reference]:
+        """The model as trained, an adapter on its base, and its answers; before anything is merged into it."""
         model = trained.trained_model(self.recipe, self.tokenizer, self.folder, whole=True)
-        return model, self.ask(model)
+        return model, make_reference(model, self.inputs)
 
     @property
-    def said_trained(self) -> Expected:
-        """What the model is and says as it was trained."""
-        return self._loaded[1]
+    def trained_reference(self) -> Reference:
+        """Weights and answers of the model as it was trained."""
+        return self._trained[1]
 
     @cached_property
-    def whole(self) -> PreTrainedModel:
+    def merged(self) -> PreTrainedModel:
         """The model with the adapter folded in, in the type asked for."""
         import torch
 
-        model = self._loaded[0]
+        model = self._trained[0]
         if self.recipe.adapter:
             model = model.merge_and_unload()
-        whole: PreTrainedModel = model
+        merged: PreTrainedModel = model
         dtype = getattr(torch, self.recipe.export.dtype or self.recipe.model.dtype)
-        for weight in whole.parameters():  # not `to`, which would round the rotary frequencies too
+        for weight in merged.parameters():  # not `to`, which would round the rotary frequencies too
             weight.data = weight.data.to(dtype)
-        return whole
+        return merged
 
     @cached_property
-    def said_whole(self) -> Expected:
-        """What the whole model is and says, in the type asked for."""
-        return self.ask(self.whole)
-
-    def ask(self, model: Any) -> Expected:
-        """Returns what a model says to the questions of the check, and its weights' digests."""
-        return answers.expected(model, self.context.questions)
+    def merged_reference(self) -> Reference:
+        """Weights and answers of the merged model, in the type asked for."""
+        return make_reference(self.merged, self.inputs)
 
     def in_float32(self) -> PreTrainedModel:
-        """Returns a copy of the whole model in float32."""
-        copied: PreTrainedModel = copy.deepcopy(self.whole).float()
+        """Returns a copy of the merged model in float32."""
+        copied: PreTrainedModel = copy.deepcopy(self.merged).float()
         return copied
 
-    def beside_trained(self, finding: Finding, said: Expected) -> Finding:
+    def compare_with_trained(self, finding: ExportCheck, exported: Reference) -> ExportCheck:
         """Returns a finding with how near the exported model's answers are to those of the model as it was trained."""
-        lengths = [len(prompt) for prompt in self.context.questions.prompts]
-        pairs = list(zip(said.answers, self.said_trained.answers, lengths, strict=True))
-        apart = max(float(abs(one.logits[:length] - other.logits[:length]).max()) for one, other, length in pairs)
-        shared = parity.agreement([one.tokens for one, _, _ in pairs], [other.tokens for _, other, _ in pairs])
+        lengths = [len(prompt) for prompt in self.inputs.prompts]
+        pairs = list(zip(exported.answers, self.trained_reference.answers, lengths, strict=True))
+        furthest = max(float(abs(one.logits[:length] - other.logits[:length]).max()) for one, other, length in pairs)
+        shared = shared_tokens([one.tokens for one, _, _ in pairs], [other.tokens for _, other, _ in pairs])
         words = finding.words
-        if apart:
+        if furthest:
             beside = f"{shared} of {finding.tokens} tokens and " if finding.tokens else ""
-            words += f" (as before merging and rounding: {beside}logits within {apart:.2g})"
-        likeness = Likeness(tokens=shared, max_abs_difference=apart)
+            words += f" (as before merging and rounding: {beside}logits within {furthest:.2g})"
+        likeness = Likeness(tokens=shared, max_abs_difference=furthest)
         return finding.model_copy(update={"words": words, "from_trained": likeness})

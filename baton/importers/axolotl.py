@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from typing import get_args
+from typing import Literal
 
 from baton.errors import UserError
 from baton.importers import axolotl_rows, common
-from baton.importers.common import SHARED
-from baton.importers.draft import Document, Draft
-from baton.importers.files import Trainer
+from baton.importers.draft import Document, KeyResult, RecipeDraft
+from baton.importers.files import OtherTrainer
 from baton.importers.parse import (
-    Carried,
     boolean,
     choice,
     fill,
@@ -22,69 +20,34 @@ from baton.importers.parse import (
     numbers,
     positive_int,
     read,
-    switch,
-    table,
+    tables,
     text,
     words,
 )
 from baton.recipe.methods import GRPO, SPECS
 
-# --- What becomes of axolotl's keys.
-
-
-START = choice(("gaussian", "orthogonal"), {}, "no such start; adapter.init says how matrices start")
-LOSS = choice(get_args(GRPO.model_fields["loss"].annotation), {}, "no such loss; dapo is used")
 ORDER = "the order of rows is drawn from seed"
 
-METHOD_KEYS = table(
+START = choice(Literal["gaussian", "orthogonal"], "no such start; adapter.init says how matrices start")
+
+TABLES = tables(
+    "axolotl",
     {
-        "rl_beta": Carried("training.{method}.beta", number, methods=("dpo", "kto", "orpo", "cpo")),
-        "dpo_beta": Carried("training.dpo.beta", number),
-        "dpo_use_weighting": Carried("training.dpo.weighting", boolean),
-        "dpo_loss_type": Carried("training.dpo.loss", words),
-        "dpo_loss_weights": Carried("training.dpo.loss_weights", numbers),
-        "kto_desirable_weight": Carried("training.kto.desirable_weight", number),
-        "kto_undesirable_weight": Carried("training.kto.undesirable_weight", number),
-        "orpo_alpha": Carried("training.orpo.beta", number),
-        "cpo_alpha": Carried("training.cpo.likelihood", number),
-        "simpo_gamma": Carried("training.cpo.simpo_margin", number),
-        **{
-            f"trl.{name}": Carried(f"training.grpo.{name}", kind)
-            for kind, names in {
-                number: "beta temperature top_p min_p repetition_penalty epsilon epsilon_high",
-                positive_int: "num_generations max_completion_length num_iterations",
-            }.items()
-            for name in names.split()
-        },
-        "trl.top_k": Carried("training.grpo.top_k", lambda value: non_negative_int(max(number(value), 0))),
-        "trl.mask_truncated_completions": Carried("training.grpo.mask_truncated", boolean),
-        "trl.importance_sampling_level": Carried("training.grpo.importance_sampling", text),
-        "trl.loss_type": Carried("training.grpo.loss", LOSS),
-        "trl.scale_rewards": Carried(
-            "training.grpo.scale_rewards",
-            lambda value: {True: "group", False: "none"}[value] if isinstance(value, bool) else text(value),
-        ),
-    }
+        "dtype": lambda value: text(value).removeprefix("torch."),
+        "fix": lambda value: "fix" if boolean(value) else None,
+        "grpo_loss": choice(GRPO.model_fields["loss"].annotation, "no such loss; dapo is used"),
+        "layers": lambda value: [non_negative_int(layer) for layer in words(value)],
+        "merged": lambda value: ["safetensors"] if boolean(value) else None,
+        "scale": lambda value: {True: "group", False: "none"}[value] if isinstance(value, bool) else text(value),
+        "start": lambda value: None if value is True else START(value),
+        "top_k": lambda value: non_negative_int(max(number(value), 0)),
+    },
 )
-"""Settings of a method's own section."""
-
-BITS_AND_BYTES = table(
-    {
-        "bnb_config_kwargs.bnb_4bit_quant_type": Carried("model.quantization.type", text),
-        "bnb_config_kwargs.bnb_4bit_use_double_quant": Carried("model.quantization.double", boolean),
-        "bnb_config_kwargs.bnb_4bit_compute_dtype": Carried(
-            "model.quantization.compute_dtype", lambda value: text(value).removeprefix("torch.")
-        ),
-    }
-)
-"""Settings of weights in 4 bits."""
-
-
 PLUGINS = ("liger", "lm_eval", "cut_cross_entropy", "kernels", "swanlab")
 """Parts of the names of plugins that nothing is lost without, or that have a setting here."""
 
 
-def _plugins(draft: Draft, key: str) -> None:
+def _plugins(draft: RecipeDraft, key: str) -> None:
     """Sets Liger's kernels, and names the plugins that have nothing here."""
     names = read(draft, key, words, [])
     others = [name for name in names if not any(known in name.lower() for known in PLUGINS)]
@@ -93,137 +56,13 @@ def _plugins(draft: Draft, key: str) -> None:
     if any("lm_eval" in name.lower() for name in names):
         draft.carry("evaluation.tasks", key)
     if others:
-        draft.left(key, f"{', '.join(others)}: Baton runs no plugins; the user's own code goes into hooks")
+        draft.unsupported(key, f"{', '.join(others)}: Baton runs no plugins; the user's own code goes into hooks")
     elif not draft.is_handled(key):
-        draft.needless(key, "kernels: they change the speed, not the result; see training.liger")
+        draft.not_needed(key, "kernels: they change the speed, not the result; see training.liger")
 
 
-TABLE = SHARED | table(
-    {
-        "base_model": Carried("model.base", text),
-        "model_revision revision_of_model": Carried("model.revision", text),
-        "tokenizer_config": Carried("model.tokenizer.base", text),
-        "lora_target_parameters": Carried("adapter.target_parameters", words),
-        "peft_layers_to_transform": Carried(
-            "adapter.layers_to_transform", lambda value: [non_negative_int(layer) for layer in words(value)]
-        ),
-        "peft_init_lora_weights": Carried("adapter.init", lambda value: None if value is True else START(value)),
-        "sequence_len": Carried("data.max_length", positive_int),
-        "dataset_exact_deduplication": Carried(
-            "data.quality.duplicates", lambda value: "fix" if boolean(value) else None
-        ),
-        "eval_batch_size": Carried("evaluation.batch_size", positive_int),
-        "eval_max_new_tokens": Carried("evaluation.max_new_tokens", positive_int),
-        "merge_lora": Carried("export.formats", lambda value: ["safetensors"] if boolean(value) else None),
-        "use_tensorboard": Carried("tracking.tensorboard", boolean),
-        "wandb_project": Carried("tracking.wandb", text),
-        "mlflow_tracking_uri": Carried("tracking.mlflow", text),
-        "mlflow_experiment_name": Carried("tracking.experiment", text),
-        "plugins": _plugins,
-        "special_tokens tokens added_tokens_overrides eot_tokens": common.settle_tokens,
-        "default_system_message": Carried("data.system", text),
-        "flash_attention sdp_attention flex_attention eager_attention activation_offloading": switch,
-        "reward_model process_reward_model batch_size excess_length_strategy unfrozen_parameters": switch,
-        "shuffle_merged_datasets": lambda draft, key: (
-            draft.needless(key, ORDER) if draft.get(key) else draft.left(key, ORDER)
-        ),
-    },
-    left={
-        "put the config.json beside the weights of the base": "base_model_config",
-        "model says how the base is loaded": "model_kwargs",
-        "training begins from the trained weights here; model.from_scratch makes untrained ones": "reinit_weights",
-        "only bitsandbytes is there: model.quantization": "gptq peft quantization*",
-        "give adapter.target_modules as a pattern": "peft_layers_pattern",
-        "Baton has no ReLoRA": "relora relora_*",
-        "has no effect with this rl and adapter": "lr_groups",
-        "its form is not known; put the addresses into data.source with side: eval": "test_datasets",
-        "its form is not known; put the address into data.source": "pretraining_dataset",
-        "short rows stay; remove them before": "min_sample_len",
-        "prompt and answer share data.max_length": "max_prompt_len",
-        "training.curriculum brings easy rows first": "curriculum_sampling",
-        "the loss depends on the rows per pass; they stay as given": "auto_find_batch_size",
-        "a callback of hooks.callbacks can stop the run": "loss_watchdog_threshold loss_watchdog_patience",
-        "see training.early_stopping": "early_stopping_patience",
-        "for MMLU as the LM evaluation harness has it: evaluation.tasks: {names: [mmlu], few_shot: 0}": (
-            "do_bench_eval bench_*"
-        ),
-        "the model that is trained is judged, and the one that training started from": "lm_eval_model",
-        "model.attention: sdpa does the same": "xformers_attention",
-        "new tokens begin as the mean of the others": "fix_untrained_tokens",
-        "see training.optimizer for what there is": "torchdistx_path adam_*",
-        "training.trainable says which parameters are trained": "optim_target_modules",
-        "the learning rate rises evenly": "lr_quadratic_warmup",
-        "see training.lr_scheduler: warmup_stable_decay is the nearest": "cosine_constant_lr_ratio",
-        "see training.lr_scheduler_options": "lr_div_factor",
-        "see training.lr_scheduler": "jagged_restart*",
-        "see training.compile": "torch_compile_*",
-        "TRL has it no longer, or it has no effect with this rl": "dpo_*",
-        "the model writes with Transformers; Baton runs no vLLM yet": "trl.use_vllm* trl.vllm* vllm*",
-        "not a setting of Baton's; see training.grpo in docs/recipe.md": "trl.*",
-        "not a setting of Baton's; see adapter in docs/recipe.md": "peft_*",
-        "not a setting of Baton's; see model.quantization in docs/recipe.md": "bnb_config_kwargs.*",
-        "Baton has no LoftQ; adapter.init says how matrices start": "loftq*",
-        "Baton has no LISA; training.trainable says which parameters are trained": "lisa_*",
-        "Baton has no tensor, sequence or context parallelism; training.parallel splits weights by fsdp or zero3": (
-            "sequence_parallel_degree* tensor_parallel_size* context_parallel_size*"
-        ),
-        "data.max_samples takes so many rows from the start": "dataset_shard*",
-        "Baton does not stretch the context": "use_pose* pose_*",
-        "Baton has no quantization-aware training": "qat*",
-        "Baton learns from text alone: rows with pictures or sound are refused": "processor_type",
-        "experts are held as model.quantization says, where bitsandbytes can": "quantize_moe_experts",
-        "texts are tokenized by Transformers, with the template of the tokenizer's files": (
-            "tokenizer_use_mistral_common"
-        ),
-    },
-    elsewhere={
-        "rows stay in the store; upload them yourself": "push_dataset_to_hub",
-        "a chunk is one process": "local_rank",
-        "checkpoints stay in the store": "hf_mlflow_log_artifacts",
-        "Baton names the run as it is named itself; tracking.wandb is the project": "wandb_*",
-    },
-    needless={
-        "recipes are always strict": "strict",
-        "the class follows from the base's config.json": (
-            "model_type type_of_model cls_model_config is_falcon* is_llama* is_mistral* is_qwen*"
-        ),
-        "the class follows from the tokenizer's files": "tokenizer_type",
-        "the tokenizer's files say it": "tokenizer_legacy",
-        "a reward is one number": "num_labels",
-        ORDER: "shuffle_before_merging_datasets",
-        "has no effect without do_causal_lm_eval": "eval_causal_lm_metrics",
-        "has no effect without generate_samples": "num_generation_samples generation_*",
-        "changes how fast tasks are done, not the result": "lm_eval_batch_size",
-        "the evaluate stage judges the result": "lm_eval_post_train",
-        "padding changes the speed, not the result": "pad_to_sequence_len",
-        "held-out rows are packed as the others are": "eval_sample_packing",
-        "follows from data.packing": ("sample_packing_* pretraining_sample_concatenation pretrain_multipack*"),
-        "changes the speed, not the result; see training.liger and training.compile": (
-            "batch_flattening lora_mlp* lora_qkv* lora_o_* cut_cross_entropy* flash_attn_* flash_optimum* unsloth_* "
-            "use_kernels use_scattermoe use_sonicmoe use_dsv4_kernels use_glm_dsa_kernels experts_implementation "
-            "fused_attn_kernel flex_attn_* tiled_mlp*"
-        ),
-        "training.liger takes all of its kernels": "liger_*",
-        "has no effect with this rl and adapter": (
-            "train_on_inputs load_in_8bit load_in_4bit rpo_alpha cosine_min_lr_ratio rl_beta* kto_* lora_* loraplus_*"
-        ),
-        "tracking.wandb says where metrics go": "use_wandb",
-        "tracking.mlflow says where metrics go": "use_mlflow",
-        "baton drill shows that saving works": "save_first_step",
-        "Baton always resumes from the newest checkpoint": "auto_resume_from_checkpoints",
-        "PEFT finds it out": "lora_fan_in_fan_out",
-        "has no effect on the result": "lora_on_cpu",
-        "is for another kind of hardware": "xpu",
-        "changes memory, not the result": "gc_steps",
-        "changes how fast batches come, not the batches": "dataloader_*",
-        "with an adapter the reference is its base": "rl_adapter_ref_model",
-        "bf16 or fp16 is given, and decides": "bfloat16 float16 float32",
-        "is off": "embedding_lr*",
-    },
-)
-
-
-# --- axolotl's training files: what they say, in a recipe's terms.
+def _shuffled(draft: RecipeDraft, key: str) -> None:
+    draft.not_needed(key, ORDER) if draft.get(key) else draft.unsupported(key, ORDER)
 
 
 METHODS: dict[str, tuple[str, Document]] = {
@@ -247,7 +86,7 @@ ATTENTION = {"flash": "flash_attention_2", "sdp": "sdpa", "flex": "flex_attentio
 """Attention by its short name; the key that turns it on is that name and `_attention`."""
 
 
-def _choose(draft: Draft) -> tuple[str, Document]:
+def _choose(draft: RecipeDraft) -> tuple[str, Document]:
     """Returns the training method, and settings that follow from its name.
 
     Raises:
@@ -266,12 +105,12 @@ def _choose(draft: Draft) -> tuple[str, Document]:
     return ("pretrain" if draft.keys("pretraining_dataset") else "sft"), {}
 
 
-def _dpo(draft: Draft) -> None:
+def _dpo(draft: RecipeDraft) -> None:
     """Sets what is added to the loss, and smoothing where the loss takes it."""
-    losses = draft.look("training.dpo.loss", ["sigmoid"])
+    losses = draft.peek("training.dpo.loss", ["sigmoid"])
     share = read(draft, "rpo_alpha", number, 0.0)
     if share:
-        shares = draft.look("training.dpo.loss_weights", [1.0] * len(losses))
+        shares = draft.peek("training.dpo.loss_weights", [1.0] * len(losses))
         losses = [*losses, "sft"]
         draft.put("training.dpo.loss", losses, "rpo_alpha")
         draft.put("training.dpo.loss_weights", [*shares, share])
@@ -279,10 +118,10 @@ def _dpo(draft: Draft) -> None:
     if draft.has(key) and ("robust" in losses or "exo_pair" in losses):
         draft.put("training.dpo.label_smoothing", read(draft, key, number), key)
     elif draft.has(key):
-        draft.left(key, f"has an effect only with training.dpo.loss robust or exo_pair, not {', '.join(losses)}")
+        draft.unsupported(key, f"has an effect only with training.dpo.loss robust or exo_pair, not {', '.join(losses)}")
 
 
-def _grpo(draft: Draft) -> None:
+def _grpo(draft: RecipeDraft) -> None:
     """Sets what judges completions: axolotl finds functions by `module.function`, in the folder it runs in.
 
     Raises:
@@ -303,7 +142,7 @@ def _grpo(draft: Draft) -> None:
     ]
     draft.put("training.grpo.rewards", rewards, key, "trl.reward_weights")
     modules = sorted({name.rsplit(".", 1)[0].split(".")[0] for name in names})
-    paths = [draft.reach(f"{name}.py") for name in modules]
+    paths = [draft.relative(f"{name}.py") for name in modules]
     files = [path for path in paths if os.path.exists(os.path.join(draft.target, path))]
     if len(files) == len(modules) == 1:
         draft.put("hooks.source", files[0])
@@ -311,15 +150,15 @@ def _grpo(draft: Draft) -> None:
         imported = ", ".join(modules)
         draft.changed(key, f"the code of {imported} must be in the image, or in the file or folder of hooks.source")
     sync, steps, share = "trl.sync_ref_model", "trl.ref_model_sync_steps", "trl.ref_model_mixup_alpha"
-    if draft.has(sync) and (draft.has("adapter") or not draft.look("training.grpo.beta")):
-        draft.left(sync, "the reference follows only full weights, with beta above 0")
+    if draft.has(sync) and (draft.has("adapter") or not draft.peek("training.grpo.beta")):
+        draft.unsupported(sync, "the reference follows only full weights, with beta above 0")
     elif draft.has(sync):
         every, mix = read(draft, steps, positive_int, 64), read(draft, share, number, 0.9)
         draft.put("training.grpo.sync_reference", {"every": every, "mix": mix}, sync, steps, share)
-    common.fit_generations(draft, draft.look("training.grpo.num_generations", 8), MICRO)
+    common.fit_generations(draft, draft.peek("training.grpo.num_generations", 8), MICRO)
 
 
-def _weights(draft: Draft, method: str) -> None:
+def _weights(draft: RecipeDraft, method: str) -> None:
     if method == "dpo":
         _dpo(draft)
     if method == "grpo":
@@ -329,16 +168,16 @@ def _weights(draft: Draft, method: str) -> None:
     keys = [key for key in ("load_in_8bit", "load_in_4bit") if read(draft, key, boolean, False)]
     bits = 8 if "load_in_8bit" in keys else 4 if keys or draft.get("adapter") == "qlora" else None
     if common.quantization(draft, bits, "load_in_8bit", "load_in_4bit"):
-        fill(draft, BITS_AND_BYTES)
+        fill(draft, TABLES["four_bits"])
     if draft.has("unfrozen_parameters"):
         _unfrozen(draft)
     _groups(draft)
 
 
-def _adapter(draft: Draft) -> None:
+def _adapter(draft: RecipeDraft) -> None:
     kind = draft.get("adapter")
     if not kind:
-        draft.rest("adapter")
+        draft.ignore("adapter")
         return
     if kind not in ("lora", "qlora"):
         raise draft.wrong("adapter", "lora or qlora, which Baton has", "Choose one of them, or leave adapter empty.")
@@ -347,14 +186,14 @@ def _adapter(draft: Draft) -> None:
     if read(draft, linear, boolean, False):
         draft.put("adapter.target_modules", "all-linear", linear)
         if draft.has(modules):
-            draft.needless(modules, f"{linear} takes all linear layers")
+            draft.not_needed(modules, f"{linear} takes all linear layers")
     elif draft.has(modules):
         pattern = draft.get(modules)
         target = pattern if isinstance(pattern, str) else read(draft, modules, words)
         draft.put("adapter.target_modules", target, modules)
 
 
-def _precision(draft: Draft) -> None:
+def _precision(draft: RecipeDraft) -> None:
     """Sets types: axolotl holds all weights in the type it computes in."""
     pure = next((name for name in ("bfloat16", "float16", "float32") if is_on(draft, name)), None)
     keys = ("bf16", "fp16")
@@ -366,7 +205,7 @@ def _precision(draft: Draft) -> None:
     half = read(draft, "fp16", boolean, False)
     wanted = "bf16" if not auto and read(draft, "bf16", boolean) else "fp16" if half else "bf16" if auto else "fp32"
     common.precision(draft, wanted, *keys)
-    if wanted == "bf16" or (wanted == "fp16" and draft.look("adapter") is not None):
+    if wanted == "bf16" or (wanted == "fp16" and draft.peek("adapter") is not None):
         draft.put("model.dtype", common.DTYPES[wanted])
     if wanted == "bf16" and draft.get("bf16") == "auto":
         draft.changed("bf16", "taken as bf16, which needs an Ampere GPU or a newer one; fp16 for older ones")
@@ -374,10 +213,10 @@ def _precision(draft: Draft) -> None:
         draft.assumed.append("training.precision bf16, model.dtype bfloat16")
 
 
-def _groups(draft: Draft) -> None:
+def _groups(draft: RecipeDraft) -> None:
     """Sets the parameters with their own learning rate."""
     rate = read(draft, "learning_rate", number, RATE)
-    groups: list[Document] = [*draft.look("training.groups", [])]
+    groups: list[Document] = [*draft.peek("training.groups", [])]
     if draft.has("lr_groups"):
         groups += read(draft, "lr_groups", _groups_of, [])
         draft.carry("training.groups", "lr_groups")
@@ -401,11 +240,11 @@ def _groups_of(value: object) -> list[Document]:
     ]
 
 
-def _unfrozen(draft: Draft) -> None:
+def _unfrozen(draft: RecipeDraft) -> None:
     """Sets the trained parameters: axolotl looks for its patterns at the start of a name."""
     key = "unfrozen_parameters"
-    if draft.look("adapter") is not None:
-        draft.left(key, "an adapter freezes the weights; whole layers beside it: adapter.modules_to_save")
+    if draft.peek("adapter") is not None:
+        draft.unsupported(key, "an adapter freezes the weights; whole layers beside it: adapter.modules_to_save")
         return
     patterns = []
     for pattern in read(draft, key, words, []):
@@ -416,7 +255,7 @@ def _unfrozen(draft: Draft) -> None:
     draft.put("training.trainable.patterns", patterns, key)
 
 
-def _arithmetic(draft: Draft, method: str) -> None:
+def _arithmetic(draft: RecipeDraft, method: str) -> None:
     """Sets attention, what is recomputed, and the floor of a cosine."""
     for short, name in ATTENTION.items():
         if is_on(draft, f"{short}_attention"):
@@ -429,13 +268,13 @@ def _arithmetic(draft: Draft, method: str) -> None:
     _recomputation(draft, method)
     key = "cosine_min_lr_ratio"
     if draft.has(key) and draft.get("lr_scheduler", "cosine") != "cosine":
-        draft.needless(key, "lr_scheduler is not cosine")
+        draft.not_needed(key, "lr_scheduler is not cosine")
     elif draft.has(key):
         draft.put("training.lr_scheduler", "cosine_with_min_lr", "lr_scheduler", key)
         draft.put("training.lr_scheduler_options", {"min_lr_rate": read(draft, key, number)})
 
 
-def _recomputation(draft: Draft, method: str) -> None:
+def _recomputation(draft: RecipeDraft, method: str) -> None:
     """Sets whether activations are computed again or offloaded, where the method's trainer does."""
     key, asked = "gradient_checkpointing", "activation_offloading"
     value = draft.get(key)
@@ -451,10 +290,84 @@ def _recomputation(draft: Draft, method: str) -> None:
     if offloads:
         draft.changed(key, f"activations are computed again, not offloaded: {method}'s trainer keeps them there")
     if draft.has(asked):
-        draft.left(asked, f"{method}'s trainer does not offload; take gradient_checkpointing: true")
+        draft.unsupported(asked, f"{method}'s trainer does not offload; take gradient_checkpointing: true")
 
 
-TRAINER = Trainer(
+METRICS = {"sacrebleu": "bleu", "chrf": "chrf"}
+"""Our metric by axolotl's."""
+BY_DEFAULT = ["sacrebleu", "comet", "ter", "chrf"]
+"""axolotl's metrics where the file names none."""
+ALWAYS = "perplexity"
+"""Metric that every evaluation has."""
+
+
+def _results(draft: RecipeDraft, method: str) -> None:
+    """Sets what the model writes, what is measured over it, tasks, and where the model goes."""
+    _samples(draft)
+    _metrics(draft, method)
+    _evaluation_tasks(draft)
+    if draft.has("hub_model_id"):
+        common.push(draft, "hub_model_id")
+
+
+def _samples(draft: RecipeDraft) -> None:
+    """Sets for how many rows the model writes, and how: axolotl does it at each evaluation."""
+    if is_on(draft, "generate_samples"):
+        fill(draft, TABLES["samples"])
+        if not read(draft, "generation_do_sample", boolean, True):
+            draft.put("evaluation.temperature", 0.0)
+        draft.carry("evaluation.temperature", "generation_do_sample")
+        _write_every(draft, "generate_samples")
+    draft.ignore("generate_samples")
+    if draft.has("eval_table_size") and not draft.peek("evaluation.samples"):
+        draft.put("evaluation.samples", read(draft, "eval_table_size", positive_int), "eval_table_size")
+        _write_every(draft, "eval_table_size")
+    else:
+        draft.drop("eval_table_size", "generate_samples decides", KeyResult.not_needed)
+
+
+def _write_every(draft: RecipeDraft, key: str) -> None:
+    draft.carry("evaluation.samples", key)
+    if every := draft.peek("evaluation.every"):
+        draft.put("evaluation.write_every", every)
+    else:
+        draft.changed(key, "written before and after training; in between: evaluation.write_every in steps")
+
+
+def _metrics(draft: RecipeDraft, method: str) -> None:
+    key, which = "do_causal_lm_eval", "eval_causal_lm_metrics"
+    if not is_on(draft, key) or SPECS[method].rows != "sequences":
+        draft.drop(key, f"has no effect with {method}", KeyResult.not_needed)
+        return
+    wanted = read(draft, which, words, []) or BY_DEFAULT
+    metrics = [METRICS[name] for name in wanted if name in METRICS]
+    if metrics:
+        draft.put("evaluation.metrics", list(dict.fromkeys(metrics)))
+        draft.changed(key, "over evaluation.samples held-out rows, before and after training, not at each evaluation")
+    draft.carry("evaluation.metrics", key, which)
+    if others := [name for name in wanted if name not in METRICS and name != ALWAYS]:
+        draft.unsupported(
+            which if draft.has(which) else key,
+            f"{', '.join(others)}: Baton has none; functions of your own go into evaluation.functions",
+        )
+
+
+def _evaluation_tasks(draft: RecipeDraft) -> None:
+    """Sets tasks of the LM evaluation harness, which axolotl takes as `name` or `name:examples`."""
+    key = "lm_eval_tasks"
+    tasks = [task.partition(":") for task in read(draft, key, words, [])]
+    if not tasks:
+        draft.ignore(key)
+        return
+    draft.put("evaluation.tasks.names", list(dict.fromkeys(name for name, _, _ in tasks)), key)
+    shots = {examples for _, _, examples in tasks}
+    if len(shots) > 1 or not all(examples.isdecimal() for examples in shots - {""}):
+        draft.changed(key, "one number of examples is for all tasks: evaluation.tasks.few_shot; their own are used")
+    elif examples := "".join(shots):
+        draft.put("evaluation.tasks.few_shot", int(examples))
+
+
+TRAINER = OtherTrainer(
     tool="axolotl",
     model="base_model",
     nested=("datasets", "test_datasets", "pretraining_dataset", "trl", "bnb_config_kwargs"),
@@ -469,10 +382,16 @@ TRAINER = Trainer(
     scheduler="lr_scheduler",
     assumed={"training.lr_scheduler": "cosine", "training.optimizer": "adamw_torch_fused"},
     choose=_choose,
-    methods=METHOD_KEYS,
+    methods=TABLES["methods"],
     weights=_weights,
     data=axolotl_rows.data,
     arithmetic=_arithmetic,
-    results=common.axolotl_results,
-    keys=TABLE,
+    results=_results,
+    keys={
+        **common.TABLES["keys"],
+        **TABLES["keys"],
+        **dict.fromkeys(("special_tokens", "tokens", "added_tokens_overrides", "eot_tokens"), common.settle_tokens),
+        "plugins": _plugins,
+        "shuffle_merged_datasets": _shuffled,
+    },
 )

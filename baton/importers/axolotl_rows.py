@@ -8,14 +8,11 @@ from typing import Literal
 
 from baton.errors import UserError
 from baton.importers import sources
-from baton.importers.draft import Draft, Result
-from baton.importers.parse import boolean, positive_int, read, table, text, words
-from baton.importers.sources import FORMS, Rows, Shape, speaks_as
+from baton.importers.draft import KeyResult, RecipeDraft
+from baton.importers.parse import boolean, positive_int, read, tables, text, words
+from baton.importers.sources import FORMS, DataSet, RowShape, speaks_as
 from baton.recipe.data import Columns
 from baton.recipe.methods import SPECS
-
-# --- axolotl's data sets: which shape of rows their `type` stands for.
-
 
 SFT: dict[str, str] = {
     "alpaca": "instruction",
@@ -67,31 +64,11 @@ CARRIED = {
 }
 """Keys of a data set with the values that are what Baton does, and where the recipe says it."""
 
-UNREAD = table(
-    {},
-    left={
-        "what the assistant says counts, or everything: data.train_on": "roles_to_train",
-        "the token that ends what the assistant says counts, no other one": "train_on_eos train_on_eot",
-        "call it train in the rows' messages": "message_field_training",
-        "no part of a turn is left out": "message_field_training_detail",
-        "system messages stay; remove them from the rows": "drop_system_message",
-        "messages go in as the rows have them": "split_thinking",
-        "only conversations have tools": "field_tools",
-        "call it reasoning_content in the rows' messages": "field_thinking template_thinking_key",
-        "only conversations have a system message; put it into the prompt": "field_system",
-        "prompts go in as the rows have them; write them out there": (
-            "system_prompt system_format format no_input_format prompt_format chosen_format rejected_format "
-            "completion_format input_format input_transform"
-        ),
-        "rows are tokenized a batch at a time": "preprocess_shards",
-        "every row is read": "skip",
-        "data sets that are programs are not run": "trust_remote_code",
-    },
-)
+UNREAD = tables("axolotl_rows", {})["unread"]
 """Keys of a data set that Baton has no place for."""
 
 
-def row_shape(draft: Draft, start: str, method: str) -> Shape:
+def row_shape(draft: RecipeDraft, start: str, method: str) -> RowShape:
     """Returns the shape of the data set whose keys begin with `start`, from its type and those that name columns."""
     key = f"{start}.type"
     kind = str(draft.get(key, "pretrain" if start.startswith("pre") else ""))
@@ -133,15 +110,15 @@ def row_shape(draft: Draft, start: str, method: str) -> Shape:
             if not draft.is_handled(part):
                 entry(draft, part)
     columns = {ours: theirs for ours, theirs in columns.items() if ours != theirs}
-    return Shape(format=shape, columns=columns, talks=talks, renders=renders)
+    return RowShape(format=shape, columns=columns, talks=talks, renders=renders)
 
 
-def _texts(draft: Draft, start: str, kind: str) -> str:
+def _texts(draft: RecipeDraft, start: str, kind: str) -> str:
     """Returns the format of rows to learn from, of a type that axolotl has a name for."""
     key = f"{start}.type"
     name = re.split("[.:]", kind)[0]
     if name not in SFT:
-        draft.left(key, "Baton has no such prompt; the shape is found from the columns: write text or messages")
+        draft.unsupported(key, "Baton has no such prompt; the shape is found from the columns: write text or messages")
         return "auto"
     draft.carry("data.format", key)
     if name != kind:
@@ -151,11 +128,11 @@ def _texts(draft: Draft, start: str, kind: str) -> str:
     return SFT[name]
 
 
-def _rows(draft: Draft, key: str, kind: str, method: str) -> Columns:
+def _rows(draft: RecipeDraft, key: str, kind: str, method: str) -> Columns:
     """Returns the columns of pairs or rated answers, and notes how their text is used."""
     last = kind.rpartition(".")[2]
     if last not in ROWS or (method == "kto" and last == "argilla_chat"):
-        draft.left(key, "its own transform; the rows must have the columns that data.format needs already")
+        draft.unsupported(key, "its own transform; the rows must have the columns that data.format needs already")
         return {}
     draft.carry("data.columns", key)
     if kind == "chat_template.default":
@@ -165,7 +142,7 @@ def _rows(draft: Draft, key: str, kind: str, method: str) -> Columns:
     return {"prompt": "instruction"} if (method, last) == ("kto", "argilla") else ROWS[last]
 
 
-def _join(draft: Draft, key: str, columns: Columns) -> None:
+def _join(draft: RecipeDraft, key: str, columns: Columns) -> None:
     """Sets how a prompt of the user's own is put together, in which an input follows the instruction."""
     second = columns.pop("input", None)
     if isinstance(second, str):
@@ -187,7 +164,7 @@ def _join(draft: Draft, key: str, columns: Columns) -> None:
         draft.carry("data.separator", without)
 
 
-def _spoken(draft: Draft, start: str, shape: str) -> str:
+def _spoken(draft: RecipeDraft, start: str, shape: str) -> str:
     """Settles how messages name who says what, and returns the format that this is."""
     keys = {
         name: (f"{start}.message_property_mappings.{name}", f"{start}.message_field_{name}")
@@ -198,7 +175,9 @@ def _spoken(draft: Draft, start: str, shape: str) -> str:
         if (role, content) in FORMS:
             draft.carry("data.format", part)
         elif draft.has(part):
-            draft.left(part, f"Baton reads role and content, or from and value; rename {draft.get(part)!r} there")
+            draft.unsupported(
+                part, f"Baton reads role and content, or from and value; rename {draft.get(part)!r} there"
+            )
     for part in draft.keys(f"{start}.message_property_mappings."):
         if draft.get(part) == part.rpartition(".")[2] or draft.get(part) in THOUGHTS:
             draft.carry("data.format", part)
@@ -208,7 +187,9 @@ def _spoken(draft: Draft, start: str, shape: str) -> str:
         if shape in ("messages", "sharegpt", "preference") and _all_speak_as(names, part.rpartition(".")[2]):
             draft.carry("data.format", part)
         else:
-            draft.left(part, "Baton knows user or human, assistant or gpt, system, tool; rename others in the rows")
+            draft.unsupported(
+                part, "Baton knows user or human, assistant or gpt, system, tool; rename others in the rows"
+            )
     return FORMS.get((role, content), "messages")
 
 
@@ -216,15 +197,12 @@ def _all_speak_as(names: list[object], role: str) -> bool:
     return bool(names) and all(speaks_as(name, role) for name in names)
 
 
-# --- axolotl's chat templates: those that Baton has, those of the user's own, and what is said of the others.
-
-
 FALLBACK = "tokenizer_default_fallback_"
 WITH_TEMPLATE = ("messages", "sharegpt", "preference", "prompt", "rated", "auto")
 """Formats of rows that may be conversations."""
 
 
-def row_template(draft: Draft, shapes: dict[str, Shape]) -> None:
+def row_template(draft: RecipeDraft, shapes: dict[str, RowShape]) -> None:
     """Sets `model.chat_template`, of which a recipe has one, from the first data set that has one.
 
     Shapes are by how the data set's keys begin.
@@ -233,7 +211,7 @@ def row_template(draft: Draft, shapes: dict[str, Shape]) -> None:
         _conversation(draft, f"{start}.conversation")
     starts = [start for start, shape in shapes.items() if shape.format in WITH_TEMPLATE]
     if not starts and draft.has("chat_template"):
-        draft.needless("chat_template", f"{next(iter(shapes.values())).format} has no chat template")
+        draft.not_needed("chat_template", f"{next(iter(shapes.values())).format} has no chat template")
     chosen: str | None = None
     for start in starts:
         given = (_by_type(draft, start, shapes[start]), _given(draft, f"{start}."), _given(draft, ""))
@@ -244,14 +222,14 @@ def row_template(draft: Draft, shapes: dict[str, Shape]) -> None:
             if draft.get("chat_template") == template:  # where the type of rows says it, too
                 draft.carry("model.chat_template", "chat_template")
         elif key and template != chosen:
-            draft.left(key, "one recipe has one chat template; that of the first data set is used")
+            draft.unsupported(key, "one recipe has one chat template; that of the first data set is used")
         else:
             draft.carry("model.chat_template", key)
     for prefix in (*(f"{start}." for start in shapes), ""):
         _handle_rest(draft, prefix, chosen)
 
 
-def _given(draft: Draft, prefix: str) -> tuple[str, str] | None:
+def _given(draft: RecipeDraft, prefix: str) -> tuple[str, str] | None:
     """Returns the key that names a template or holds it, and its value."""
     name, own = f"{prefix}chat_template", f"{prefix}chat_template_jinja"
     if draft.has(name) and draft.get(name) != "jinja":
@@ -259,7 +237,7 @@ def _given(draft: Draft, prefix: str) -> tuple[str, str] | None:
     return (own, read(draft, own, text, "")) if draft.has(own) else None
 
 
-def _by_type(draft: Draft, start: str, shape: Shape) -> tuple[str, str] | None:
+def _by_type(draft: RecipeDraft, start: str, shape: RowShape) -> tuple[str, str] | None:
     """Returns the template that the type of pairs or rated answers names, such as `llama3.ultra`, and its key."""
     key = f"{start}.type"
     style, dot, _ = str(draft.get(key, "")).partition(".")
@@ -267,61 +245,58 @@ def _by_type(draft: Draft, start: str, shape: Shape) -> tuple[str, str] | None:
     return (key, style) if known else None
 
 
-def _handle_rest(draft: Draft, prefix: str, chosen: str | None) -> None:
+def _handle_rest(draft: RecipeDraft, prefix: str, chosen: str | None) -> None:
     """Handles the keys that say nothing beside the template which is used."""
     name, own = f"{prefix}chat_template", f"{prefix}chat_template_jinja"
     for key in (name, own):
         if draft.is_handled(key) or not draft.has(key):
-            draft.rest(key)
+            draft.ignore(key)
         elif draft.get(key) == "jinja" and draft.has(own):
             draft.carry("model.chat_template", key)
         else:
             why = "no data set has conversations" if chosen is None else "another template is given, and decides"
-            draft.needless(key, why)
+            draft.not_needed(key, why)
 
 
-def _named(draft: Draft, key: str, template: str) -> None:
+def _named(draft: RecipeDraft, key: str, template: str) -> None:
     """Sets a template by its name, where Baton's writes the same text or nearly so."""
     if template == "tokenizer_default":
         draft.carry("model.chat_template", key)
     elif template.startswith(FALLBACK):
         name = template.removeprefix(FALLBACK)
         none = f"the tokenizer's own chat template is used; where it has none, set model.chat_template: {name}"
-        draft.left(key, none)
+        draft.unsupported(key, none)
     else:
         sources.named_template(draft, key, template, str(draft.get("base_model")))
 
 
-def _own(draft: Draft, key: str, template: str) -> None:
+def _own(draft: RecipeDraft, key: str, template: str) -> None:
     """Sets a template of the user's own: the path of its file, or the template itself."""
     paths = (os.path.join(folder, template) for folder in draft.folders)
     path = next(filter(os.path.isfile, paths), "")
     if path and template.endswith(".jinja"):
-        draft.put("model.chat_template", draft.reach(template), key)
+        draft.put("model.chat_template", draft.relative(template), key)
         return
     if path:
         try:
             with open(path, encoding="utf-8") as file:
                 template = file.read()
         except (OSError, ValueError):
-            draft.left(key, "cannot be read as text; give a .jinja file in model.chat_template")
+            draft.unsupported(key, "cannot be read as text; give a .jinja file in model.chat_template")
             return
     if "{" in template or template.endswith(".jinja"):
         draft.put("model.chat_template", template, key)
     else:
-        draft.left(key, "neither a template nor a file that is there; give one in model.chat_template")
+        draft.unsupported(key, "neither a template nor a file that is there; give one in model.chat_template")
 
 
-def _conversation(draft: Draft, key: str) -> None:
+def _conversation(draft: RecipeDraft, key: str) -> None:
     """Settles the name of a conversation style, which axolotl once took for `sharegpt`."""
     if draft.get(key) == "chatml" and not draft.has("chat_template"):
         draft.put("model.chat_template", "chatml")
         draft.changed(key, "without the system message that axolotl puts before conversations which have none")
     else:
         draft.drop(key, "conversations are written with model.chat_template, or the tokenizer's own")
-
-
-# --- axolotl's data sets: where rows are, and what part of them counts.
 
 
 HUB = ("json", "csv", "parquet", "text")
@@ -341,7 +316,7 @@ TOO_LONG: dict[str, dict[str, object]] = {
 """Settings of `data.quality` by `excess_length_strategy`."""
 
 
-def data(draft: Draft, method: str) -> None:
+def data(draft: RecipeDraft, method: str) -> None:
     """Sets source, format and columns, and what part of a row counts.
 
     Raises:
@@ -357,7 +332,7 @@ def data(draft: Draft, method: str) -> None:
     addresses = {start: _sources(draft, start) for start in (*starts, *held_out)}
     shapes = {start: row_shape(draft, start, method) for start in addresses}
     sets = [
-        Rows(
+        DataSet(
             key=f"{start}.type",
             uris=uris,
             shape=shapes[start],
@@ -374,7 +349,7 @@ def data(draft: Draft, method: str) -> None:
     _length(draft, method, shapes[starts[0]])
 
 
-def _entries(draft: Draft, name: str) -> list[str]:
+def _entries(draft: RecipeDraft, name: str) -> list[str]:
     """Returns how the keys of each data set begin, such as `datasets[0]`."""
     if isinstance(draft.get(name), str):  # the short form of one address
         return [name]
@@ -382,25 +357,25 @@ def _entries(draft: Draft, name: str) -> list[str]:
     return list(dict.fromkeys(sections))
 
 
-def _sources(draft: Draft, start: str) -> list[str]:
+def _sources(draft: RecipeDraft, start: str) -> list[str]:
     key = start if isinstance(draft.get(start), str) else f"{start}.path"
     path = read(draft, key, text)
     if not path:
         raise UserError(f"{draft.origin}: {start} has no path.", remedy="Say where its rows are.")
     files = read(draft, f"{start}.data_files", words, [])
     draft.carry("data.source", key, f"{start}.data_files", f"{start}.ds_type")
-    if (path in HUB or draft.reach(path) != path) and draft.has(split := f"{start}.split"):
+    if (path in HUB or draft.relative(path) != path) and draft.has(split := f"{start}.split"):
         sources.side(draft, split, draft.get(split))  # files have one side, whatever it is called
         draft.carry("data.source", split)
     if path in HUB:
-        return [draft.reach(file) for file in files] or [path]
-    local = draft.reach(path)
+        return [draft.relative(file) for file in files] or [path]
+    local = draft.relative(path)
     if local != path or os.path.exists(path) or "://" in path or path.startswith((".", "/", "~")) or "/" not in path:
         return [f"{local.rstrip('/')}/{file}" for file in files] or [local]
     return [f"hf://datasets/{path}/{file}" for file in files] or [_hub(draft, start, path)]
 
 
-def _hub(draft: Draft, start: str, path: str) -> str:
+def _hub(draft: RecipeDraft, start: str, path: str) -> str:
     """Returns a hub data set's address, with what the file says of config, split and revision."""
     config, split, revision = (f"{start}.{name}" for name in ("name", "split", "revision"))
     side = sources.side(draft, split, draft.get(split, "test" if start.startswith(HELD_OUT) else "train"))
@@ -409,35 +384,35 @@ def _hub(draft: Draft, start: str, path: str) -> str:
     return sources.on_hub(path, revision=version, config=draft.get(config), split=side)
 
 
-def _weight(draft: Draft, start: str, *, trains: bool) -> float:
+def _weight(draft: RecipeDraft, start: str, *, trains: bool) -> float:
     """Returns a source's weight: one of so many shards is that share of its rows."""
     key, index = f"{start}.shards", f"{start}.shards_idx"
     shards = read(draft, key, positive_int, 1)
     if shards > 1 and not trains:
-        draft.left(key, "all rows that are held out are read")
+        draft.unsupported(key, "all rows that are held out are read")
         draft.drop(index, "all rows that are held out are read")
         return 1.0
     draft.carry("data.source", key)
     if shards > 1:
         draft.changed(key, f"a weight: 1/{shards} of the training rows, which their content chooses, not their place")
-    draft.drop(index, "the rows of a shard are chosen by content", Result.needless)
+    draft.drop(index, "the rows of a shard are chosen by content", KeyResult.not_needed)
     return float(f"{1 / shards:.12g}")
 
 
-def _packing(draft: Draft, method: str) -> None:
+def _packing(draft: RecipeDraft, method: str) -> None:
     key = "sample_packing"
     if read(draft, key, boolean, False) and SPECS[method].rows != "sequences":
-        draft.left(key, sources.UNPACKED)
+        draft.unsupported(key, sources.UNPACKED)
     elif method == "pretrain":
         draft.put("data.packing", True, key)
         if draft.has(key):
             draft.changed(key, "texts are joined and cut, so that nothing of long ones is lost; they see each other")
     elif draft.has(key):
         draft.put("data.packing", "best-fit", key)
-    draft.rest(key)
+    draft.ignore(key)
 
 
-def _length(draft: Draft, method: str, shape: Shape) -> None:
+def _length(draft: RecipeDraft, method: str, shape: RowShape) -> None:
     """Sets what becomes of rows longer than a sequence: axolotl leaves them out where it is not told."""
     key = "excess_length_strategy"
     wanted = str(draft.get(key) or "").lower()

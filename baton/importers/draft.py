@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from baton.errors import UserError
+from baton.recipe.load import set_path
 
 Document = dict[str, Any]
 
@@ -16,33 +17,26 @@ EMPTY: tuple[object, ...] = (None, "", [], {})
 """Values that ask for nothing."""
 
 
-class Result(StrEnum):
-    """Outcome of a key that is not simply carried over."""
+class KeyResult(StrEnum):
+    """What became of a key that is not simply carried over."""
 
-    left = "not carried over"
+    unsupported = "not carried over"
     changed = "carried over, with a difference"
     elsewhere = "said elsewhere, with no effect on what is learned"
-    needless = "not needed"
+    not_needed = "not needed"
 
 
 @dataclass(frozen=True)
 class Remark:
-    """Remark on one key, for the reader of the recipe.
+    """What became of one key, for the reader of the recipe; `text` says why, and what to do instead."""
 
-    Attributes:
-        fate: What became of it.
-        key: The key, dotted below the first level.
-        value: What the file says.
-        text: Why, and what to do instead.
-    """
-
-    fate: Result
+    result: KeyResult
     key: str
     value: object
     text: str
 
 
-class Draft:
+class RecipeDraft:
     """A recipe in the making.
 
     Each key of the file ends up in exactly one of `carried`, `idle` and, by its first remark, `remarks`.
@@ -70,7 +64,6 @@ class Draft:
         return self.given.get(key) not in (*EMPTY, False)
 
     def get(self, key: str, default: object = None) -> Any:
-        """Returns a key's value, the default where there is none."""
         value = self.given.get(key)
         return default if value is None else value
 
@@ -84,11 +77,7 @@ class Draft:
 
     def put(self, path: str, value: object, *keys: str) -> None:
         """Sets a value of the recipe, and counts the keys it comes from as carried over."""
-        *parents, last = path.split(".")
-        node = self.document
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[last] = value
+        set_path(self.document, path, value)
         self.carry(path, *keys)
 
     def carry(self, path: str, *keys: str) -> None:
@@ -97,7 +86,7 @@ class Draft:
             if self.given.get(key) not in EMPTY and not self.is_handled(key):
                 self.carried[key] = path
 
-    def look(self, path: str, default: object = None) -> Any:
+    def peek(self, path: str, default: object = None) -> Any:
         """Returns what the recipe says so far."""
         node: Any = self.document
         for part in path.split("."):
@@ -108,36 +97,34 @@ class Draft:
 
     def assume(self, path: str, value: object) -> None:
         """Sets what the file leaves out, where the other trainer's default is not ours."""
-        if self.look(path) is None:
+        if self.peek(path) is None:
             self.put(path, value)
             self.assumed.append(f"{path} {value}")
 
-    def left(self, key: str, text: str) -> None:
+    def unsupported(self, key: str, text: str) -> None:
         """Notes that a key is not carried over, why, and what to do."""
-        self.note(Result.left, key, text)
+        self.note(KeyResult.unsupported, key, text)
 
     def changed(self, key: str, text: str) -> None:
         """Notes that a key is carried over, and in what its effect differs."""
-        self.note(Result.changed, key, text)
+        self.note(KeyResult.changed, key, text)
 
-    def needless(self, key: str, text: str) -> None:
+    def not_needed(self, key: str, text: str) -> None:
         """Notes that a key is not carried over because nothing is lost without it."""
-        self.note(Result.needless, key, text)
+        self.note(KeyResult.not_needed, key, text)
 
-    def drop(self, key: str, text: str, fate: Result = Result.left) -> None:
+    def drop(self, key: str, text: str, result: KeyResult = KeyResult.unsupported) -> None:
         """Notes that a key is not carried over, if it asks for something."""
-        self.note(fate, key, text) if self.has(key) else self.rest(key)
+        self.note(result, key, text) if self.has(key) else self.ignore(key)
 
-    def rest(self, key: str) -> None:
-        """Notes that a key asks for nothing."""
-        if key in self.given and not self.is_handled(key):
-            self.idle.append(key)
+    def ignore(self, *keys: str) -> None:
+        """Notes that keys ask for nothing, those that nothing has dealt with."""
+        self.idle += [key for key in keys if key in self.given and not self.is_handled(key)]
 
-    def note(self, fate: Result, key: str, text: str) -> None:
-        """Notes what became of a key, and why."""
+    def note(self, result: KeyResult, key: str, text: str) -> None:
         if not any(remark.key == key and remark.text == text for remark in self.remarks):
             self.carried.pop(key, None)
-            self.remarks.append(Remark(fate, key, self.given.get(key), text))
+            self.remarks.append(Remark(result, key, self.given.get(key), text))
 
     def wrong(self, key: str, expected: str, remedy: str | None = None) -> UserError:
         """Returns the error for a value that cannot be meant."""
@@ -151,7 +138,7 @@ class Draft:
         """Where the other trainer's relative paths may start: the current folder, or the file's."""
         return os.getcwd(), os.path.dirname(os.path.abspath(self.origin))
 
-    def reach(self, path: str, *folders: str) -> str:
+    def relative(self, path: str, *folders: str) -> str:
         """Returns a local path as the recipe should name it: from its own folder where the file is in one of these."""
         for folder in folders or self.folders:
             found = os.path.abspath(os.path.join(folder, os.path.expanduser(path)))

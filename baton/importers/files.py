@@ -13,18 +13,16 @@ from pydantic import BaseModel
 
 from baton.errors import UserError
 from baton.importers import common
-from baton.importers.draft import Document, Draft, Result
+from baton.importers.draft import Document, KeyResult, RecipeDraft
 from baton.importers.parse import Table, apply_table, fill
 from baton.recipe import load, yaml_text
 from baton.recipe.recipe import Recipe
 from baton.recipe.run import ASK, code_in
 from baton.recipe.training import SECTIONS
 
-# --- What the files of every trainer go through on the way to a recipe, in one order.
-
 
 @dataclass(frozen=True, kw_only=True)
-class Trainer:
+class OtherTrainer:
     """A trainer whose files can be imported: what its keys are called, and what it takes where they are left out.
 
     Attributes:
@@ -63,15 +61,15 @@ class Trainer:
     patience: str
     scheduler: str
     assumed: Mapping[str, object] = field(default_factory=dict)
-    choose: Callable[[Draft], tuple[str, Document]]
+    choose: Callable[[RecipeDraft], tuple[str, Document]]
     methods: Table
-    weights: Callable[[Draft, str], None]
-    data: Callable[[Draft, str], None]
-    arithmetic: Callable[[Draft, str], None]
-    results: Callable[[Draft, str], None]
+    weights: Callable[[RecipeDraft, str], None]
+    data: Callable[[RecipeDraft, str], None]
+    arithmetic: Callable[[RecipeDraft, str], None]
+    results: Callable[[RecipeDraft, str], None]
     keys: Table
 
-    def convert(self, draft: Draft) -> None:
+    def convert(self, draft: RecipeDraft) -> None:
         """Fills a recipe and handles each key of the file. Later steps look at what earlier ones have set.
 
         Raises:
@@ -112,30 +110,29 @@ class Trainer:
         draft.put("resources.gpus", 1)
 
 
-# --- The other trainer's file: YAML with keys and values, made flat.
-
-
 MODELS = {"base_model": "axolotl", "model_name_or_path": "LLaMA-Factory"}
-"""Trainer by its key for the base model."""
+"""OtherTrainer by its key for the base model."""
 
 SECRET = re.compile(r"token$|secret|password|api_key|webhook", re.IGNORECASE)
 """Keys whose values are not repeated."""
 
 
-def draft_of(trainer: Trainer, file: str, target: str) -> Draft:
+def draft_of(trainer: OtherTrainer, file: str, target: str) -> RecipeDraft:
     """Returns what becomes of a trainer's file; `target` is the folder in which the recipe will be.
 
     Raises:
         UserError: the file cannot be read, or asks for what cannot be meant.
     """
-    draft = Draft(flatten(load_file(file, trainer.tool), trainer.nested), tool=trainer.tool, origin=file, target=target)
+    draft = RecipeDraft(
+        flatten(load_file(file, trainer.tool), trainer.nested), tool=trainer.tool, origin=file, target=target
+    )
     if not draft.has(trainer.model):
         raise _without_model(draft, trainer.model)
     trainer.convert(draft)
     return draft
 
 
-def _without_model(draft: Draft, key: str) -> UserError:
+def _without_model(draft: RecipeDraft, key: str) -> UserError:
     """Returns the error for a file that names no model by its trainer's key, perhaps by the other one's."""
     for other, tool in MODELS.items():
         if other != key and draft.has(other):
@@ -202,10 +199,7 @@ def shown(key: str, value: object) -> str:
     return line if len(line) <= 60 else f"{line[:57]}…"
 
 
-# --- The recipe file that an import ends in, and the report of what became of every key.
-
-
-def recipe_of(draft: Draft) -> Recipe:
+def recipe_of(draft: RecipeDraft) -> Recipe:
     """Returns the recipe, checked.
 
     Raises:
@@ -217,9 +211,9 @@ def recipe_of(draft: Draft) -> Recipe:
     return load.validate(document, origin=f"made from {draft.origin}")
 
 
-def to_yaml(recipe: Recipe, draft: Draft) -> str:
+def to_yaml(recipe: Recipe, draft: RecipeDraft) -> str:
     """Returns a recipe's file: what differs from the defaults, in the schema's order, below where it comes from."""
-    left = dict.fromkeys(remark.key for remark in draft.remarks if remark.fate is Result.left)
+    left = dict.fromkeys(remark.key for remark in draft.remarks if remark.result is KeyResult.unsupported)
     head = [f"Made from {draft.tool}'s {os.path.basename(draft.origin)} by `baton import`; see docs/recipe.md."]
     if left:
         head.append(f"Not carried over: {', '.join(left)}.")
@@ -279,17 +273,17 @@ def _plain(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def import_report(draft: Draft, target: str) -> Iterator[str]:
+def import_report(draft: RecipeDraft, target: str) -> Iterator[str]:
     """Yields the lines that say what became of every key; `target` is what the recipe is called."""
-    keys = {fate: {remark.key for remark in draft.remarks if remark.fate is fate} for fate in Result}
+    keys = {fate: {remark.key for remark in draft.remarks if remark.result is fate} for fate in KeyResult}
     asking = len(draft.given) - len(draft.idle)
-    changed = keys[Result.changed] - keys[Result.left]
+    changed = keys[KeyResult.changed] - keys[KeyResult.unsupported]
     yield (
         f"{target}: from {draft.tool}'s {draft.origin}, {len(draft.carried) + len(changed & draft.given.keys())} of "
         f"{asking} settings carried over"
     )
-    for fate in Result:
-        remarks = [remark for remark in draft.remarks if remark.fate is fate]
+    for fate in KeyResult:
+        remarks = [remark for remark in draft.remarks if remark.result is fate]
         if remarks:
             yield f"{fate}:"
         for remark in remarks:

@@ -12,30 +12,24 @@ from typing import Any
 
 from baton.errors import UserError
 from baton.importers import common, sources
-from baton.importers.common import SHARED
-from baton.importers.draft import Document, Draft, Result
-from baton.importers.files import Trainer
+from baton.importers.draft import Document, KeyResult, RecipeDraft
+from baton.importers.files import OtherTrainer
 from baton.importers.files import name_for as project_for
 from baton.importers.parse import (
     Carried,
     boolean,
-    fill,
     is_on,
     number,
     positive_int,
     read,
-    switch,
-    table,
+    tables,
     text,
     words,
 )
-from baton.importers.sources import FORMS, Rows, Shape, speaks_as
+from baton.importers.sources import FORMS, DataSet, RowShape, speaks_as
 from baton.recipe.data import Columns, Side
 from baton.recipe.methods import SPECS
-from baton.store.storage import STORES
-
-# --- LLaMA-Factory's data sets: what `dataset_info.json` says of their rows, and the template these are written with.
-
+from baton.store.clouds import CLOUDS
 
 Entry = dict[str, Any]
 
@@ -116,7 +110,7 @@ PREAMBLE = "written with Stanford's prompt: an input stands under its own headin
 NOTHING_AROUND = "prompt and answer without anything between them, and the end of the text after the answer"
 
 
-def row_shape(method: str, entry: Entry, template: str) -> Shape:
+def row_shape(method: str, entry: Entry, template: str) -> RowShape:
     """Returns what rows of a data set look like.
 
     Args:
@@ -143,7 +137,7 @@ def row_shape(method: str, entry: Entry, template: str) -> Shape:
     if theirs.get("query") and shape != "instruction" and not talks:
         ours = "text" if shape == "text" else "prompt"
         columns[ours] = [str(theirs[name]) for name in ("prompt", "query") if theirs.get(name)]
-    return Shape(
+    return RowShape(
         format=shape,
         columns={ours: name for ours, name in columns.items() if ours != name},
         talks=talks,
@@ -160,7 +154,7 @@ def _form(entry: Entry) -> tuple[str, str]:
     return str(tags["role_tag"]), str(tags["content_tag"])
 
 
-def unread_keys(entry: Entry, shape: Shape) -> list[str]:
+def unread_keys(entry: Entry, shape: RowShape) -> list[str]:
     """Returns a line for each thing in a data set's description that Baton does not read."""
     given, tags = entry.get("columns") or {}, _tags(entry)
     read = {} if shape.renders == "text" or shape.format == "text" else {**BESIDE}
@@ -180,14 +174,14 @@ def unread_keys(entry: Entry, shape: Shape) -> list[str]:
     return [*lines, "folder is not read"] if entry.get("folder") else lines
 
 
-def row_template(draft: Draft, shape: Shape | None) -> None:
+def row_template(draft: RecipeDraft, shape: RowShape | None) -> None:
     """Sets the chat template of conversations and of rows that become some, from the first data set's shape."""
     key = "template"
     name = str(draft.get(key, ""))
     if not draft.has(key):
-        draft.rest(key)
+        draft.ignore(key)
     elif shape and shape.format == "text":
-        draft.needless(key, "plain text has no template")
+        draft.not_needed(key, "plain text has no template")
     elif shape and shape.renders == "text":
         draft.put("data.render_as", "text", key)
         if name in AS_TEXT:
@@ -199,7 +193,7 @@ def row_template(draft: Draft, shape: Shape | None) -> None:
         _named(draft, key, name)
 
 
-def _named(draft: Draft, key: str, name: str) -> None:
+def _named(draft: RecipeDraft, key: str, name: str) -> None:
     """Sets a template by its name, and the system message that comes with it."""
     model = str(draft.get("model_name_or_path"))
     plain = name.removesuffix(UNTHINKING)
@@ -207,7 +201,7 @@ def _named(draft: Draft, key: str, name: str) -> None:
         draft.put("model.chat_template", name, key)
         draft.changed(key, ALIKE[name])
     elif name in NOT_ALIKE:
-        draft.left(key, NOT_ALIKE[name])
+        draft.unsupported(key, NOT_ALIKE[name])
     elif name in ("default", "llama2"):
         draft.put("model.chat_template", sources.WRITTEN_OUT_TEMPLATES[name], key)
     elif name != plain and TAUGHT not in model.lower():
@@ -216,22 +210,10 @@ def _named(draft: Draft, key: str, name: str) -> None:
     elif name != "fewshot":
         sources.named_template(draft, key, "chatml" if name == "chatml_de" else plain, model)
     else:
-        draft.left(key, sources.OTHER_TEMPLATE)
+        draft.unsupported(key, sources.OTHER_TEMPLATE)
     if name in SYSTEMS and not draft.has("default_system"):
         draft.put("data.system", SYSTEMS[name])
 
-
-# --- LLaMA-Factory's data sets: names that its `dataset_info.json` explains.
-
-
-LEFT = table(
-    {},
-    left={
-        "the chat template says how tools are written": "tool_format",
-        "the chat template says what becomes of earlier thoughts": "preserve_thinking",
-    },
-)
-"""Keys of how rows are read that Baton has no place for."""
 
 MIXED = (
     "data sets are joined, each row once; a source's weight is how often each of its rows is used in a pass, not the "
@@ -239,7 +221,7 @@ MIXED = (
 )
 
 
-def data(draft: Draft, method: str) -> None:
+def data(draft: RecipeDraft, method: str) -> None:
     """Sets source, format and columns, and what part of a row counts.
 
     Raises:
@@ -267,10 +249,9 @@ def data(draft: Draft, method: str) -> None:
     _turns(draft, method, shape)
     _packing(draft, method)
     _mix(draft)
-    fill(draft, LEFT)
 
 
-def _find(draft: Draft, names: list[str]) -> tuple[str | None, Entry]:
+def _find(draft: RecipeDraft, names: list[str]) -> tuple[str | None, Entry]:
     """Returns where `dataset_info.json` lies, and what it holds."""
     dataset_dir = os.path.expanduser(str(draft.get("dataset_dir", "data")))
     if dataset_dir == "ONLINE":
@@ -301,32 +282,32 @@ def _checked(name: str, entry: Any) -> Entry:
 
 
 def _rows(
-    draft: Draft, method: str, folder: str | None, name: str, key: str, entries: Entry, side: Side | None
-) -> Rows:
+    draft: RecipeDraft, method: str, folder: str | None, name: str, key: str, entries: Entry, side: Side | None
+) -> DataSet:
     """Returns a data set by its name, and notes what it has that Baton does not read."""
     if name not in entries:
         place = folder or f"{draft.get('dataset_dir', 'data')!r} or beside the file"
-        draft.left(key, f"{name!r} is in no dataset_info.json in {place}; put its address into data.source")
-        return Rows(key=_about(name), uris=[name], side=side)
+        draft.unsupported(key, f"{name!r} is in no dataset_info.json in {place}; put its address into data.source")
+        return DataSet(key=_about(name), uris=[name], side=side)
     entry = _checked(name, entries[name])
     shape = row_shape(method, entry, str(draft.get("template", "")))
     for line in unread_keys(entry, shape):
-        draft.left(_about(name), line)
-    return Rows(key=_about(name), uris=[_source(draft, folder, name, entry)], shape=shape, side=side)
+        draft.unsupported(_about(name), line)
+    return DataSet(key=_about(name), uris=[_source(draft, folder, name, entry)], shape=shape, side=side)
 
 
-def _source(draft: Draft, folder: str | None, name: str, entry: Entry) -> str:
+def _source(draft: RecipeDraft, folder: str | None, name: str, entry: Entry) -> str:
     """Returns where a data set's rows are: its name where that is in no place that Baton reads."""
     if hub := entry.get("hf_hub_url"):
         split = entry.get("split") and sources.side(draft, _about(name), entry["split"])
         where = {"revision": entry.get("revision"), "config": entry.get("subset"), "split": split}
         return sources.on_hub(hub, **where)
     if "file_name" in entry:
-        return draft.reach(str(entry["file_name"]), folder or "")
+        return draft.relative(str(entry["file_name"]), folder or "")
     address = str(entry.get("cloud_file_name", ""))
-    if "://" in address and address.partition("://")[0] in STORES:
+    if "://" in address and address.partition("://")[0] in ("file", *CLOUDS):
         return address
-    draft.left(_about(name), "comes from no file, store or Hugging Face's hub; put its address into data.source")
+    draft.unsupported(_about(name), "comes from no file, store or Hugging Face's hub; put its address into data.source")
     return name
 
 
@@ -334,7 +315,7 @@ def _about(name: str) -> str:
     return f"dataset_info.json: {name}"
 
 
-def _samples(draft: Draft, sets: int, entries: Entry) -> None:
+def _samples(draft: RecipeDraft, sets: int, entries: Entry) -> None:
     """Sets how many rows are used: the first, or of a data set with its own number those that are drawn."""
     key = "max_samples"
     Carried("data.max_samples", positive_int)(draft, key)
@@ -343,82 +324,77 @@ def _samples(draft: Draft, sets: int, entries: Entry) -> None:
     for name, entry in entries.items():
         wanted = entry.get("num_samples")
         if wanted and (sets > 1 or draft.has(key)):
-            draft.left(_about(name), "num_samples is not read: data.max_samples and shuffle are for all rows together")
+            draft.unsupported(
+                _about(name), "num_samples is not read: data.max_samples and shuffle are for all rows together"
+            )
         elif wanted:
             draft.put("data.max_samples", wanted)
             draft.put("data.shuffle", True)
             draft.changed(_about(name), "num_samples: rows are drawn, and none is used twice where there are fewer")
 
 
-def _mix(draft: Draft) -> None:
+def _mix(draft: RecipeDraft) -> None:
     """Settles how data sets are mixed: where each row is used once, they are joined."""
     strategy = str(draft.get("mix_strategy", "concat"))
     for key in ("mix_strategy", "interleave_probs"):
         if not draft.has(key):
-            draft.rest(key)
+            draft.ignore(key)
         elif strategy == "concat":
             draft.carry("data.source", key)
         elif strategy == "interleave_once":
-            draft.needless(key, "each row is used once in a pass, in an order that is drawn from seed")
+            draft.not_needed(key, "each row is used once in a pass, in an order that is drawn from seed")
         else:
-            draft.left(key, MIXED if key == "mix_strategy" else "see mix_strategy")
+            draft.unsupported(key, MIXED if key == "mix_strategy" else "see mix_strategy")
 
 
-def _turns(draft: Draft, method: str, shape: Shape | None) -> None:
+def _turns(draft: RecipeDraft, method: str, shape: RowShape | None) -> None:
     """Sets what of conversations counts, is thought and is said in front."""
     last, system, thinks = "mask_history", "default_system", "enable_thinking"
     if not is_on(draft, last):
-        draft.rest(last)
+        draft.ignore(last)
     elif method != "sft" or not (shape and shape.talks):
-        draft.needless(last, "each row has one answer")
+        draft.not_needed(last, "each row has one answer")
     else:
         draft.put("data.train_on", "last", last)
     if not draft.has(system):
-        draft.rest(system)
+        draft.ignore(system)
     elif shape and (shape.format == "text" or shape.renders == "text"):
-        draft.left(system, "text that is written without a chat template has no system message")
+        draft.unsupported(system, "text that is written without a chat template has no system message")
     else:
         draft.put("data.system", read(draft, system, text), system)
     if method == "sft" and draft.get(thinks) is not None:
         draft.put("data.reasoning", "keep" if read(draft, thinks, boolean) else "drop", thinks)
     else:
-        draft.drop(thinks, f"has no effect with {method}", Result.needless)
+        draft.drop(thinks, f"has no effect with {method}", KeyResult.not_needed)
 
 
-def _packing(draft: Draft, method: str) -> None:
+def _packing(draft: RecipeDraft, method: str) -> None:
     packing, neat = "packing", "neat_packing"
     if method == "pretrain":
         draft.put("data.packing", read(draft, packing, boolean, True), packing, neat)
         return
     for key in filter(draft.has, (packing, neat)):
         if method != "sft":
-            draft.left(key, sources.UNPACKED)
+            draft.unsupported(key, sources.UNPACKED)
             continue
         draft.put("data.packing", "best-fit", key)
         if not draft.has(neat):
             draft.changed(key, "rows that share a sequence do not see each other, as with neat_packing")
-    draft.rest(packing)
-    draft.rest(neat)
+    draft.ignore(packing)
+    draft.ignore(neat)
 
 
-# --- What becomes of LLaMA-Factory's keys.
-
-
-DRAWN = "samples are drawn by evaluation.temperature and top_p alone, 0 takes the likeliest token"
-
-METHOD_KEYS = table(
+TABLES = tables(
+    "llamafactory",
     {
-        "pref_beta": Carried("training.{method}.beta", number, methods=("dpo", "kto", "orpo", "cpo")),
-        "ld_alpha": Carried("training.dpo.length_desensitization", number),
-        "kto_chosen_weight": Carried("training.kto.desirable_weight", number),
-        "kto_rejected_weight": Carried("training.kto.undesirable_weight", number),
-        "simpo_gamma": Carried("training.cpo.simpo_margin", number),
-    }
+        "gigabytes": lambda value: f"{positive_int(value)}GB",
+        "revision": lambda value: None if value == "main" else text(value),
+    },
 )
-"""Settings of a method's own section."""
+DRAWN = "samples are drawn by evaluation.temperature and top_p alone"
 
 
-def _tracking(draft: Draft, key: str) -> None:
+def _tracking(draft: RecipeDraft, key: str) -> None:
     """Sets where metrics go; with `none`, nowhere."""
     names = read(draft, key, words, [])
     if names == ["none"]:
@@ -432,91 +408,13 @@ def _tracking(draft: Draft, key: str) -> None:
     draft.carry("tracking.mlflow", *([key] if "mlflow" in names else []))
     if others := [name for name in names if name not in ("mlflow", "tensorboard", "wandb")]:
         logged = "Baton logs to MLflow, TensorBoard and Weights & Biases: tracking"
-        draft.left(key, f"{', '.join(others)}: {logged}")
+        draft.unsupported(key, f"{', '.join(others)}: {logged}")
 
 
-def _beams(draft: Draft, key: str) -> None:
-    draft.left(key, DRAWN) if read(draft, key, positive_int, 1) > 1 else draft.rest(key)
-
-
-TABLE = SHARED | table(
-    {
-        "model_name_or_path": Carried("model.base", text),
-        "model_revision": Carried("model.revision", lambda value: None if value == "main" else text(value)),
-        "moe_aux_loss_coef": Carried("training.router.balance", number),
-        "enable_liger_kernel": Carried("training.liger", boolean),
-        "cutoff_len": Carried("data.max_length", positive_int),
-        "per_device_eval_batch_size": Carried("evaluation.batch_size", positive_int),
-        "export_size": Carried("export.shard_size", lambda value: f"{positive_int(value)}GB"),
-        "report_to": _tracking,
-        "num_beams eval_num_beams": _beams,
-        "add_tokens add_special_tokens new_special_tokens": common.settle_tokens,
-        "push_to_hub": switch,
-    },
-    left={
-        "Baton has no mixture of depths": "mixture_of_depths",
-        "Baton trains with TRL's own code; speed: training.liger, training.compile": "use_unsloth",
-        "Baton checkpoints with PyTorch; memory: training.activation_offloading": "use_unsloth_gc",
-        "types follow model.dtype; float32 keeps all weights in 32 bits": "upcast_layernorm",
-        "types follow model.dtype and training.precision": "upcast_lmhead_output",
-        "describe the model in model.from_scratch; as it stands, training starts from base": "train_from_scratch",
-        "Baton has no PiSSA; adapter.init says how matrices start": "pissa_*",
-        "Baton trains one adapter": "create_new_adapter",
-        "Baton does not expand blocks; training.trainable says which are trained": "use_llama_pro",
-        "give the loss as hooks.loss": "use_dft_loss label_smoothing_factor",
-        "Baton does not have this optimizer; training.optimizer says which is used": (
-            "use_adam_mini use_muon use_galore* galore_* use_apollo* apollo_* use_badam* badam_*"
-        ),
-        "Baton trains with Transformers, not with Megatron": "use_mca",
-        "kto's loss depends on the rows per pass; they stay as given": "auto_find_batch_size",
-        "give the metric in hooks.metrics": "compute_accuracy",
-        "the order of rows is drawn from seed; training.curriculum brings easy ones first": "disable_shuffling",
-        "the reference is the start model": "ref_model ref_model_adapters",
-        "the reference is the start model, held as the model is": "ref_model_quantization_bit",
-        "the evaluate stage writes samples: evaluation.samples": "do_predict",
-        "held-out rows are evaluated together": "eval_on_each_dataset",
-        "weights are always safetensors": "export_legacy_format",
-        DRAWN: "repetition_penalty length_penalty generation_*",
-        "give training.trainable": "freeze_language*",
-        "GGUF has weights in few bits: export.formats: [safetensors, gguf], export.gguf.types": "export_quantization_*",
-    },
-    elsewhere={
-        "set HF_HOME in resources.env": "cache_dir",
-        "what a run hands out goes to the store; set store, a folder or s3://bucket": "export_dir",
-        "resources says where pods run": "placement_strategy*",
-        "set HF_TOKEN in the environment of the export stage": "hub_token*",
-        "Baton reads Hugging Face's hub, folders and S3": "ms_hub_token* om_hub_token*",
-    },
-    needless={
-        "a recipe is there to train": "do_train",
-        "has no effect without predict_with_generate": "do_sample temperature top_p top_k max_new_tokens",
-        "max_new_tokens decides, for what is generated": "max_length",
-        "special tokens are left out of samples": "skip_special_tokens",
-        "evaluation.every says when": "do_eval",
-        "tokenized data is reused only for the same content and settings": "overwrite_cache",
-        "every run has its own folder": "overwrite_output_dir",
-        "every run's report has the curves": "plot_loss",
-        "tokens are counted when they are made": "include_num_input_tokens_seen",
-        "has no effect in training": "use_kv_cache quantization_device_map",
-        "changes the speed, not the result": "use_v1_kernels",
-        "new tokens begin as the mean of the others": "init_special_tokens",
-        "padding never counts": "ignore_pad_token_for_loss",
-        "on where there is a GPU": "dataloader_pin_memory",
-        "the first step is logged where logging_steps is 1": "logging_first_step",
-        "Baton learns from text alone": (
-            "media_dir freeze_vision* freeze_multi* image_* video_* audio_* crop_to_patches* use_audio_in_video*"
-        ),
-        "has no effect with this stage and finetuning_type": (
-            "double_quantization dpo_label_smoothing pref_* kto_* lora* freeze_* quantization_* oft_* ppo_* "
-            "reward_model*"
-        ),
-        "is for inference, which is not what a recipe describes": "vllm_*",
-        "has no effect on what comes out": "export_*",
-    },
-)
-
-
-# --- LLaMA-Factory's training files: what they say, in a recipe's terms.
+def _beams(draft: RecipeDraft, key: str) -> None:
+    draft.unsupported(key, f"{DRAWN}, 0 takes the likeliest token") if read(
+        draft, key, positive_int, 1
+    ) > 1 else draft.ignore(key)
 
 
 ATTENTION = {"disabled": "eager", "sdpa": "sdpa", "fa2": "flash_attention_2", "fa3": "flash_attention_3"}
@@ -538,7 +436,7 @@ RATE = 5e-5
 """Its default of the learning rate."""
 
 
-def _choose(draft: Draft) -> tuple[str, Document]:
+def _choose(draft: RecipeDraft) -> tuple[str, Document]:
     """Returns the training method, and settings that follow from stage and loss.
 
     Raises:
@@ -558,10 +456,10 @@ def _choose(draft: Draft) -> tuple[str, Document]:
     return _preference(draft) if stage == "dpo" else (STAGES[stage], {})
 
 
-def _preference(draft: Draft) -> tuple[str, Document]:
+def _preference(draft: RecipeDraft) -> tuple[str, Document]:
     loss = str(draft.get("pref_loss", "sigmoid"))
     if loss not in PREFERENCES:
-        draft.left("pref_loss", f"no such loss; sigmoid is used. Baton has {', '.join(PREFERENCES)} and more")
+        draft.unsupported("pref_loss", f"no such loss; sigmoid is used. Baton has {', '.join(PREFERENCES)} and more")
         loss = "sigmoid"
     method, settings = PREFERENCES[loss]
     draft.carry(f"training.{method}", "pref_loss")
@@ -575,11 +473,11 @@ def _preference(draft: Draft) -> tuple[str, Document]:
             draft.changed(key, f"added as loss {name}, whose mean is TRL's: over the batch's tokens, not per answer")
     if draft.has("dpo_label_smoothing"):
         nearest = f"{{loss: robust, label_smoothing: {draft.get('dpo_label_smoothing')}}}"
-        draft.left("dpo_label_smoothing", f"sigmoid takes none here; training.dpo: {nearest} is the nearest")
+        draft.unsupported("dpo_label_smoothing", f"sigmoid takes none here; training.dpo: {nearest} is the nearest")
     return method, {"loss": losses, "loss_weights": shares} if len(losses) > 1 else settings
 
 
-def _weights(draft: Draft, method: str) -> None:
+def _weights(draft: RecipeDraft, method: str) -> None:
     kind = str(draft.get("finetuning_type", "lora"))
     if kind == "lora":
         common.lora(draft, "finetuning_type", "lora_rank", alpha=None, rate=RATE)
@@ -595,7 +493,7 @@ def _weights(draft: Draft, method: str) -> None:
     _quantization(draft)
 
 
-def _freeze(draft: Draft) -> None:
+def _freeze(draft: RecipeDraft) -> None:
     """Sets the trained layers: the last ones by number, the first ones by their names."""
     key, parts, extra = "freeze_trainable_layers", "freeze_trainable_modules", "freeze_extra_modules"
     count = int(read(draft, key, number, 2))
@@ -615,10 +513,10 @@ def _freeze(draft: Draft) -> None:
     if draft.get(parts, "all") == "all":
         draft.carry("training.trainable", parts)
     else:
-        draft.left(parts, "whole blocks are trained; give their parts in trainable.patterns")
+        draft.unsupported(parts, "whole blocks are trained; give their parts in trainable.patterns")
 
 
-def _precision(draft: Draft, kind: str) -> None:
+def _precision(draft: RecipeDraft, kind: str) -> None:
     """Sets types: what is frozen is held in the short type, what is trained in 32 bits unless `pure_bf16`."""
     pure = read(draft, "pure_bf16", boolean, False)
     short = next((name for name in ("bf16", "fp16") if read(draft, name, boolean, False)), "fp32")
@@ -627,25 +525,25 @@ def _precision(draft: Draft, kind: str) -> None:
         draft.put("model.dtype", "bfloat16", "pure_bf16")
     elif kind == "lora" and short != "fp32":
         draft.put("model.dtype", common.DTYPES[short])
-    draft.rest("pure_bf16")
+    draft.ignore("pure_bf16")
 
 
-def _quantization(draft: Draft) -> None:
+def _quantization(draft: RecipeDraft) -> None:
     key, method = "quantization_bit", "quantization_method"
     if draft.has(key) and str(draft.get(method, "bnb")) not in ("bnb", "bitsandbytes"):
         for named in (key, method):
-            draft.left(named, "only bitsandbytes is there: set model.quantization; weights are whole here")
+            draft.unsupported(named, "only bitsandbytes is there: set model.quantization; weights are whole here")
         return
     bits = read(draft, key, positive_int)
     if bits not in (None, 4, 8):
-        draft.left(key, "bitsandbytes has 4 and 8 bits: set model.quantization; weights are whole here")
+        draft.unsupported(key, "bitsandbytes has 4 and 8 bits: set model.quantization; weights are whole here")
     elif common.quantization(draft, bits, key, method):
         draft.put("model.quantization.type", str(draft.get("quantization_type", "nf4")), "quantization_type")
         double = read(draft, "double_quantization", boolean, True)
         draft.put("model.quantization.double", double, "double_quantization")
 
 
-def _arithmetic(draft: Draft, method: str) -> None:
+def _arithmetic(draft: RecipeDraft, method: str) -> None:
     """Sets attention and what is recomputed."""
     off, path = "disable_gradient_checkpointing", "training.gradient_checkpointing"
     draft.put(path, not read(draft, off, boolean, False), off)
@@ -657,7 +555,66 @@ def _arithmetic(draft: Draft, method: str) -> None:
         draft.carry("model.attention", "flash_attn")
 
 
-TRAINER = Trainer(
+def _results(draft: RecipeDraft, method: str) -> None:
+    """Sets what the model writes and what is measured over it, and where it goes."""
+    _generation(draft, method)
+    _hub(draft)
+
+
+def _generation(draft: RecipeDraft, method: str) -> None:
+    """Sets how the model writes, and the metrics that LLaMA-Factory takes then."""
+    key = "predict_with_generate"
+    if not is_on(draft, key):
+        draft.ignore(key)
+        return
+    if method != "sft":
+        draft.not_needed(key, f"has no effect with {method}")
+        return
+    draft.put("evaluation.metrics", ["bleu", "rouge"])
+    draft.changed(
+        key,
+        "over evaluation.samples held-out rows, with sacreBLEU and rouge-score: LLaMA-Factory cuts texts into words "
+        "with jieba, and takes BLEU over the characters of each",
+    )
+    draft.carry("evaluation.temperature", "do_sample")
+    usual = {"temperature": 0.95, "top_p": 0.7, "max_new_tokens": 1024}
+    if not read(draft, "do_sample", boolean, True):
+        usual = {"max_new_tokens": 1024}
+        draft.put("evaluation.temperature", 0.0, "temperature")
+        for name in ("top_p", "top_k", "temperature"):
+            draft.drop(name, "do_sample is off", KeyResult.not_needed)
+    elif draft.has("top_k"):
+        draft.unsupported("top_k", DRAWN)
+    else:
+        draft.changed(key, "its usual top_k of 50 has no counterpart")
+    for name, value in usual.items():
+        draft.put(
+            f"evaluation.{name}", read(draft, name, positive_int if name == "max_new_tokens" else number, value), name
+        )
+        if draft.get(name) is None:
+            draft.assumed.append(f"evaluation.{name} {value:g}")
+
+
+def _hub(draft: RecipeDraft) -> None:
+    """Sets where LLaMA-Factory pushes the model: by an export, or by training."""
+    export, model, private = "export_hub_model_id", "hub_model_id", "hub_private_repo"
+    pushed = export if draft.has(export) and common.push(draft, export) else None
+    asked = is_on(draft, "push_to_hub")
+    if asked and draft.has(model):
+        if pushed:
+            draft.unsupported(model, f"a run pushes to one repository: {export}")
+        elif common.push(draft, model):
+            pushed = model
+        draft.carry("export.hub", "push_to_hub")
+    elif asked:
+        draft.unsupported("push_to_hub", "without hub_model_id; give organisation/name in export.hub.repo")
+    if pushed and draft.get(private) is None:
+        draft.changed(pushed, "a new repository is private: export.hub.private")
+    elif pushed:
+        draft.put("export.hub.private", read(draft, private, boolean), private)
+
+
+TRAINER = OtherTrainer(
     tool="LLaMA-Factory",
     model="model_name_or_path",
     micro=("per_device_train_batch_size", 8),
@@ -668,10 +625,16 @@ TRAINER = Trainer(
     scheduler="lr_scheduler_type",
     assumed={"training.learning_rate": RATE, "data.max_length": 2048},
     choose=_choose,
-    methods=METHOD_KEYS,
+    methods=TABLES["methods"],
     weights=_weights,
     data=data,
     arithmetic=_arithmetic,
-    results=common.llamafactory_results,
-    keys=TABLE,
+    results=_results,
+    keys={
+        **common.TABLES["keys"],
+        **TABLES["keys"],
+        **dict.fromkeys(("add_tokens", "add_special_tokens", "new_special_tokens"), common.settle_tokens),
+        **dict.fromkeys(("num_beams", "eval_num_beams"), _beams),
+        "report_to": _tracking,
+    },
 )

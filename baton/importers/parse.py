@@ -1,57 +1,63 @@
-"""Kinds of values and tables of keys, by which a file of another trainer is read."""
+"""Kinds of values and tables of keys, by which a file of another trainer is read.
+
+A table lies in a YAML file beside this module. `carried` has keys → path in the recipe, kind and, where the other
+trainer's default is to be written out, that; `switches` has keys with an effect only where they are on, which has been
+seen to by then. The other parts, named after `KeyResult`, have reasons → keys: why a key is
+not carried over, and what to do instead. A key that ends in `*` stands for all that begin so and have no nearer entry.
+"""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeVar, get_args, get_origin, overload
+from pathlib import Path
+from typing import Any, get_args, get_origin
 
-from baton.importers.draft import EMPTY, Draft, Result
+from baton.importers.draft import EMPTY, KeyResult, RecipeDraft
+from baton.recipe import yaml_text
 from baton.recipe.methods import SPECS
-from baton.recipe.training import Training
 
-# --- Kinds of values: what a key of another trainer may hold, and how it is read.
-
-
-Read = TypeVar("Read")
-Other = TypeVar("Other")
-Kind = Callable[[object], object]
+Kind = Callable[[Any], Any]
+"""Reads a value, None for one that asks for nothing; raises `ValueError` with what it expects, or the error below."""
+Entry = Callable[[RecipeDraft, str], None]
+"""What becomes of a key: a `Carried`, or a function where it takes more than a line."""
+Table = dict[str, Entry]
 
 
-class UnsupportedError(Exception):
+class NoCounterpartError(Exception):
     """A value that is fine for the other trainer and that Baton has nothing for; the text says what to do."""
 
 
-@overload
-def read(draft: Draft, key: str, kind: Callable[[object], Read]) -> Read | None: ...
-@overload
-def read(draft: Draft, key: str, kind: Callable[[object], Read], default: Other) -> Read | Other: ...
-def read(draft: Draft, key: str, kind: Callable[[object], Read], default: object = None) -> object:
-    """Returns a key's value, the default where it has none or one that Baton has nothing for.
-
-    Raises:
-        UserError: the value cannot be meant.
-    """
+def read(draft: RecipeDraft, key: str, kind: Kind, default: Any = None) -> Any:
+    """Returns a key's value, the default where it has none or one that Baton has nothing for."""
     value = draft.get(key)
     if value is None:
         return default
     try:
         return kind(value)
-    except UnsupportedError as error:
-        draft.left(key, str(error))
+    except NoCounterpartError as error:
+        draft.unsupported(key, str(error))
         return default
     except ValueError as error:
         raise draft.wrong(key, str(error)) from None
 
 
-def is_on(draft: Draft, key: str) -> bool:
-    """Tells whether a key is there and true.
-
-    Raises:
-        UserError: its value is neither true nor false.
-    """
+def is_on(draft: RecipeDraft, key: str) -> bool:
+    """Tells whether a key is there and true."""
     return draft.has(key) and read(draft, key, boolean, False)
+
+
+def number(value: object) -> float:
+    """Returns a number, also where YAML 1.1 reads text: it takes `1e-4` for a word."""
+    try:
+        result = math.nan if isinstance(value, bool) or not isinstance(value, int | float | str) else float(value)
+    except (ValueError, OverflowError):
+        result = math.nan
+    if not math.isfinite(result):
+        raise ValueError("a number")
+    return result
 
 
 def positive_int(value: object) -> int:
@@ -62,19 +68,6 @@ def positive_int(value: object) -> int:
     return int(result)
 
 
-def number(value: object) -> float:
-    """Returns a number, also where YAML 1.1 reads text: it takes `1e-4` for a word."""
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise ValueError("a number")
-    try:
-        result = float(value)
-    except (ValueError, OverflowError):
-        raise ValueError("a number") from None
-    if not math.isfinite(result):
-        raise ValueError("a number")
-    return result
-
-
 def non_negative_int(value: object) -> int:
     """Returns a whole number, 0 included."""
     result = number(value)
@@ -83,11 +76,9 @@ def non_negative_int(value: object) -> int:
     return int(result)
 
 
-def times(value: object) -> int | None:
-    """Returns how often in an epoch, None for 0; less than once is not a whole number of times."""
-    if number(value) % 1:
-        raise UnsupportedError("only a whole number of times in an epoch; give a number of steps instead")
-    return non_negative_int(value) or None
+def positive(value: object) -> float | None:
+    """Returns a number above 0, None for 0: what it is for is off then."""
+    return number(value) or None
 
 
 def numbers(value: object) -> list[float]:
@@ -97,15 +88,17 @@ def numbers(value: object) -> list[float]:
     return [number(item) for item in value]
 
 
-def positive(value: object) -> float | None:
-    """Returns a number above 0, None for 0: what it is for is off then."""
-    return number(value) or None
+def times(value: object) -> int | None:
+    """Returns how often in an epoch, None for 0; less than once is not a whole number of times."""
+    if number(value) % 1:
+        raise NoCounterpartError("only a whole number of times in an epoch; give a number of steps instead")
+    return non_negative_int(value) or None
 
 
 def steps(value: object) -> int:
     """Returns a number of steps; a share of all steps, which Transformers takes as well, is none."""
     if 0 < number(value) < 1:
-        raise UnsupportedError("a share of all steps; give a number of steps")
+        raise NoCounterpartError("a share of all steps; give a number of steps")
     return positive_int(value)
 
 
@@ -139,7 +132,7 @@ def mapping(value: object) -> dict[str, object]:
     """Returns keys and values, also from `a=1,b=2`."""
     if isinstance(value, str) and all("=" in part for part in value.split(",")):
         pairs = [part.split("=", 1) for part in value.split(",")]
-        return {name.strip(): _plain(given.strip()) for name, given in pairs}
+        value = {name.strip(): given.strip() for name, given in pairs}
     if not isinstance(value, dict):
         raise ValueError("keys and values")
     return {str(name): _plain(given) if isinstance(given, str) else given for name, given in value.items()}
@@ -152,32 +145,24 @@ def _plain(value: str) -> float | bool | str:
         return {"true": True, "false": False}.get(value.lower(), value)
 
 
-def choice(allowed: tuple[str, ...], aliases: Mapping[str, str], why: str) -> Callable[[object], str]:
-    """Returns a kind for names of which Baton has some, with other names of the same, and what to do without one."""
+def choice(annotation: Any, why: str, aliases: Mapping[str, str] | None = None) -> Kind:
+    """Returns a kind for the names of a `Literal`, with other names of the same, and what to do without one."""
+    assert get_origin(annotation), annotation
+    allowed = get_args(annotation)
 
     def named(value: object) -> str:
-        name = aliases.get(text(value), text(value))
+        name = (aliases or {}).get(text(value), text(value))
         if name not in allowed:
-            raise UnsupportedError(why)
+            raise NoCounterpartError(why)
         return name
 
     return named
 
 
-def names_of(field: str) -> tuple[str, ...]:
-    """Returns the names that a setting of `training` allows."""
-    annotation = Training.model_fields[field].annotation
-    assert get_origin(annotation) is Literal, field
-    return tuple(str(name) for name in get_args(annotation))
-
-
-# --- The format of the tables that say what becomes of another trainer's keys, and what deals with a file by them.
-
-
-Entry = Callable[[Draft, str], None]
-"""What becomes of a key: a `Carried`, or a function where it takes more than a line."""
-Table = dict[str, Entry]
-"""By key; one that ends in `*` stands for all that begin so and have no nearer entry."""
+PLAIN_KINDS: dict[str, Kind] = {
+    kind.__name__: kind
+    for kind in (number, positive_int, non_negative_int, positive, numbers, steps, boolean, text, words, mapping)
+}
 
 
 @dataclass(frozen=True)
@@ -185,61 +170,55 @@ class Carried:
     """A key whose value the recipe has. It has no effect where the recipe has no such section.
 
     Attributes:
-        path: Where it has it; `{method}` stands for the training method.
-        kind: Reads the value, None for one that asks for nothing; raises `ValueError` with what it expects, or
-            `UnsupportedError`.
+        path: Where it has it; `{dpo,kto}` stands for the training method, and for those with which it has an effect.
+        kind: Reads the value.
         default: What the other trainer takes where the file leaves the key out and Baton does not.
-        methods: The methods with which it has an effect, where `path` does not name one.
     """
 
     path: str
     kind: Kind
     default: object = None
-    methods: tuple[str, ...] = ()
 
-    def __call__(self, draft: Draft, key: str) -> None:
+    def __call__(self, draft: RecipeDraft, key: str) -> None:
         """Sets the recipe's value, or notes why it has none."""
         section, *names = self.path.split(".")
-        method = draft.look("training.method")
-        methods = self.methods or [name for name in names[:1] if name in SPECS]
-        if section == "adapter" and draft.look(section) is None:
-            draft.drop(key, "has no effect without adapter", Result.needless)
-        elif methods and method not in methods:
-            draft.drop(key, f"has no effect with {method}", Result.needless)
+        method = draft.peek("training.method")
+        methods = names[0].strip("{}").split(",") if names and section == "training" else []
+        if section == "adapter" and draft.peek(section) is None:
+            draft.drop(key, "has no effect without adapter", KeyResult.not_needed)
+        elif SPECS.keys() & methods and method not in methods:
+            draft.drop(key, f"has no effect with {method}", KeyResult.not_needed)
         elif (value := read(draft, key, self.kind, self.default)) is None:
-            draft.rest(key)
+            draft.ignore(key)
         else:
-            draft.put(self.path.format(method=method), value, key)
+            draft.put(re.sub(r"\{.*\}", method, self.path), value, key)
 
 
-def noted(why: str, fate: Result) -> Entry:
-    """Returns the entry of a key that is not carried over: why, what to do instead, and whether something is lost."""
-    return lambda draft, key: draft.drop(key, why, fate)
+def tables(name: str, kinds: Mapping[str, Kind]) -> dict[str, Table]:
+    """Returns the tables of a file; `kinds` are those of its own, beside `PLAIN_KINDS`."""
+    document = yaml_text.load(Path(__file__).with_name(f"{name}.yaml").read_text(encoding="utf-8"))
+    return {title: _table(parts, {**PLAIN_KINDS, **kinds}) for title, parts in document.items()}
 
 
-def table(
-    carried: Mapping[str, Entry],
-    left: Mapping[str, str] | None = None,
-    needless: Mapping[str, str] | None = None,
-    elsewhere: Mapping[str, str] | None = None,
-) -> Table:
-    """Returns a table, written down shortly.
-
-    Args:
-        carried: Entry by keys, with a space between them.
-        left: Why not, and what to do instead → the keys that are not carried over.
-        needless: Why → the keys that nothing is lost without.
-        elsewhere: Where else it is said → the keys of names, places and logs: what is learned is the same.
-    """
-    entries = {key: entry for keys, entry in carried.items() for key in keys.split()}
-    groups = {Result.left: left, Result.needless: needless, Result.elsewhere: elsewhere}
-    for fate, reasons in ((fate, reasons or {}) for fate, reasons in groups.items()):
-        for why, keys in reasons.items():
-            entries.update(dict.fromkeys(keys.split(), noted(why, fate)))
+def _table(parts: dict[str, Any], kinds: Mapping[str, Kind]) -> Table:
+    entries: Table = {}
+    for keys, described in parts.get("carried", {}).items():
+        path, kind, *default = described.split()
+        entry = Carried(path, kinds[kind], *map(kinds[kind], default))
+        entries.update(dict.fromkeys(keys.split(), entry))
+    entries.update(dict.fromkeys(parts.get("switches", "").split(), switch))
+    for result in KeyResult:
+        for why, keys in parts.get(result.name, {}).items():
+            entries.update(dict.fromkeys(keys.split(), noted(why, result)))
     return entries
 
 
-def apply_table(draft: Draft, entries: Table) -> None:
+def noted(why: str, result: KeyResult) -> Entry:
+    """Returns the entry of a key that is not carried over."""
+    return lambda draft, key: draft.drop(key, why, result)
+
+
+def apply_table(draft: RecipeDraft, entries: Table) -> None:
     """Deals with every key that is left: by its name, by how it begins, or as unknown."""
     families = sorted((key[:-1] for key in entries if key.endswith("*")), key=len, reverse=True)
     for key in draft.given:
@@ -248,22 +227,22 @@ def apply_table(draft: Draft, entries: Table) -> None:
         family = next((family for family in families if key.startswith(family)), None)
         entry = entries.get(key) or (note_unknown if family is None else entries[f"{family}*"])
         if draft.given[key] in EMPTY:
-            draft.rest(key)
+            draft.ignore(key)
         else:
             entry(draft, key)
 
 
-def note_unknown(draft: Draft, key: str) -> None:
+def note_unknown(draft: RecipeDraft, key: str) -> None:
     """Notes that nothing is known of a key."""
-    draft.left(key, f"unknown: no setting of {draft.tool} that this command knows; see docs/recipe.md")
+    draft.unsupported(key, f"unknown: no setting of {draft.tool} that this command knows; see docs/recipe.md")
 
 
-def switch(draft: Draft, key: str) -> None:
+def switch(draft: RecipeDraft, key: str) -> None:
     """Deals with a key that has an effect only where it is on, and has been dealt with then."""
-    note_unknown(draft, key) if draft.has(key) else draft.rest(key)
+    note_unknown(draft, key) if draft.has(key) else draft.ignore(key)
 
 
-def fill(draft: Draft, entries: Table, prefix: str = "") -> None:
+def fill(draft: RecipeDraft, entries: Table) -> None:
     """Deals with the keys of a table before all others, and with those that the file leaves out."""
     for key, entry in entries.items():
-        entry(draft, f"{prefix}{key}")
+        entry(draft, key)

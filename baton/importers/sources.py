@@ -10,13 +10,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 from urllib.parse import urlencode
 
-from baton.importers.draft import Document, Draft
+from baton.importers.draft import Document, RecipeDraft
 from baton.importers.parse import boolean, read
 from baton.models import chat
 from baton.recipe.data import Columns, Side
-
-# --- Data sets of a file as sources of a recipe: one format for all of them where it fits, else one for each.
-
 
 SPEAKERS = {
     **dict.fromkeys(("user", "human"), "user"),
@@ -35,8 +32,8 @@ TRAINED_AS = {"sharegpt": "messages", "instruction": "prompt-completion", "ranke
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape:
-    """Shape of a data set's rows.
+class RowShape:
+    """RowShape of a data set's rows.
 
     Attributes:
         format: As `data.format`.
@@ -63,7 +60,7 @@ class Shape:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rows:
+class DataSet:
     """A data set of the file.
 
     Attributes:
@@ -76,7 +73,7 @@ class Rows:
 
     key: str
     uris: list[str]
-    shape: Shape | None = None
+    shape: RowShape | None = None
     side: Side | None = None
     weight: float = 1.0
 
@@ -86,7 +83,7 @@ def speaks_as(name: object, role: str) -> bool:
     return SPEAKERS.get(str(name).lower()) == role
 
 
-def put(draft: Draft, sets: list[Rows]) -> None:
+def put(draft: RecipeDraft, sets: list[DataSet]) -> None:
     """Sets `data.source`, and format and columns: once where they are the same for all, else for each source."""
     known = [(rows, rows.shape) for rows in sets if rows.shape]
     alike = all(shape == known[0][1] for _, shape in known)
@@ -97,7 +94,7 @@ def put(draft: Draft, sets: list[Rows]) -> None:
     for rows, shape in known:
         first, other = known[0][1].trained_as, shape.trained_as
         if other != first and "auto" not in (*first, *other):
-            draft.left(
+            draft.unsupported(
                 rows.key,
                 f"{_named(*other)} are not trained on together with {_named(*first)} of the first data set: "
                 "bring both to one format",
@@ -111,19 +108,19 @@ def on_hub(name: object, *, revision: object, config: object, split: object) -> 
     return f"hf://datasets/{name}{f'@{revision}' if revision else ''}{'?' if query else ''}{query}"
 
 
-def side(draft: Draft, key: str, value: object) -> str:
+def side(draft: RecipeDraft, key: str, value: object) -> str:
     """Returns the side of a data set that a `split` names, and notes where it is a part of one: all of it is read."""
     name, bracket, _ = str(value).partition("[")
     if bracket:
-        draft.left(key, f"{value}: all rows of {name} are read; data.max_samples takes so many from the start")
+        draft.unsupported(key, f"{value}: all rows of {name} are read; data.max_samples takes so many from the start")
     return name
 
 
-def loss(draft: Draft, key: str, method: str, shape: Shape | None) -> None:
+def loss(draft: RecipeDraft, key: str, method: str, shape: RowShape | None) -> None:
     """Sets what counts: by default all that the assistant says, and nothing of the prompt."""
     whole_row = read(draft, key, boolean, False)
     if method != "sft":
-        draft.needless(key, f"has no effect with {method}") if whole_row else draft.rest(key)
+        draft.not_needed(key, f"has no effect with {method}") if whole_row else draft.ignore(key)
     elif whole_row:
         draft.put("data.train_on", "all", key)
     elif shape is None or shape.talks or shape.format == "auto":  # of texts, assistant means the completion
@@ -132,7 +129,7 @@ def loss(draft: Draft, key: str, method: str, shape: Shape | None) -> None:
         draft.carry("data.train_on", key)  # of a prompt and its completion, the completion counts anyway
 
 
-def rendering(draft: Draft, sets: list[Rows]) -> None:
+def rendering(draft: RecipeDraft, sets: list[DataSet]) -> None:
     """Sets how prompts and answers that are texts reach the model: a recipe has one way for all."""
     known = [(rows, rows.shape.renders) for rows in sets if rows.shape and rows.shape.renders]
     if not known:
@@ -144,12 +141,12 @@ def rendering(draft: Draft, sets: list[Rows]) -> None:
             draft.changed(rows.key, f"as {chosen} like the first data set, not as {renders}: data.render_as is for all")
 
 
-def given_sides(draft: Draft) -> bool:
+def given_sides(draft: RecipeDraft) -> bool:
     """Tells whether sources say on which side their rows lie."""
-    return any(isinstance(source, dict) and "side" in source for source in draft.look("data.source", []))
+    return any(isinstance(source, dict) and "side" in source for source in draft.peek("data.source", []))
 
 
-def _source(rows: Rows, uri: str, alike: bool) -> str | Document:
+def _source(rows: DataSet, uri: str, alike: bool) -> str | Document:
     source: Document = {} if rows.weight == 1 else {"weight": rows.weight}
     if rows.shape and not alike:
         source.update(rows.shape.settings)
@@ -162,9 +159,6 @@ def _named(trained_as: str, talks: bool) -> str:
     if trained_as == "messages":
         return "conversations"
     return f"rows of {trained_as}{' as messages' if talks else ''}"
-
-
-# --- Chat templates by the names that other trainers have for them: Baton's, the model's own, or written out.
 
 
 TEMPLATE_KEY = "model.chat_template"
@@ -239,7 +233,7 @@ def is_own_template(template: str, model: str) -> bool:
     return bool(wanted) and wanted in name
 
 
-def named_template(draft: Draft, key: str, template: str, model: str) -> None:
+def named_template(draft: RecipeDraft, key: str, template: str, model: str) -> None:
     """Sets a template by its name: Baton's of that name, the text of it, or the one that the tokenizer has."""
     if template in chat.TEMPLATES and template in NAMED_TEMPLATES:
         draft.put(TEMPLATE_KEY, template, key)
@@ -250,4 +244,4 @@ def named_template(draft: Draft, key: str, template: str, model: str) -> None:
     elif is_own_template(template, model):
         draft.changed(key, OWN_TEMPLATE)
     else:
-        draft.left(key, OTHER_TEMPLATE)
+        draft.unsupported(key, OTHER_TEMPLATE)

@@ -1,6 +1,8 @@
 """Containers for `baton run --runner docker`: their folders, environment, network and user, run to the end.
 
-`kfp.local` calls `Containers.run` instead of kfp's runner (2.17.0), which counted one short failure in six a success.
+`kfp.local` calls `Containers.run` instead of kfp's runner, which (2.17.0) runs a container with `auto_remove` and takes
+one that is gone before its exit code was read for a success: of short failures one in six passed with Docker 20.10, and
+every failure after much output. Here a container is removed only once it has been waited for.
 A container sees the recipe's folders at their own paths, has a read-only root, and runs as the caller.
 Credentials are environment variables: in no file, but shown by `docker inspect` while it lives.
 """
@@ -15,7 +17,7 @@ import signal
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlparse
 
 import yaml
@@ -25,21 +27,13 @@ from baton.errors import UserError
 from baton.machine import cache_dir
 from baton.recipe.base import amount
 from baton.recipe.recipe import Recipe
-from baton.store.storage import ENVIRONMENT
+from baton.store.clouds import ENVIRONMENT
 
 if TYPE_CHECKING:
     from types import FrameType
 
     from docker import DockerClient  # type: ignore[import-untyped]
-    from docker.types import Mount  # type: ignore[import-untyped]
     from kfp.local import DockerRunner
-
-
-# --- One container, run to its end: what `kfp.local` calls for each stage, in place of kfp's.
-#
-# kfp's own (2.17.0) runs a container with `auto_remove` and takes one that is gone before its exit code was read for a
-# success: of short failures one in six passed with Docker 20.10, and every failure after much output. Here a container
-# is removed only once it has been waited for, and whatever interrupts that.
 
 
 KILLED = 137
@@ -49,14 +43,7 @@ _SHM = "/dev/shm"
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """Resources that the compiled file asks for a stage; 0 where it asks for nothing.
-
-    Attributes:
-        cpu: Cores.
-        memory: Bytes.
-        shm: Bytes of `/dev/shm`.
-        gpus: Accelerators.
-    """
+    """Resources that the compiled file asks for a stage: cores, bytes and accelerators, 0 where it asks for none."""
 
     cpu: float = 0.0
     memory: int = 0
@@ -73,7 +60,7 @@ class Needs:
         if self.shm:
             limits["shm_size"] = self.shm
         if self.gpus:
-            from docker.types import DeviceRequest
+            from docker.types import DeviceRequest  # type: ignore[import-untyped]
 
             limits["device_requests"] = [DeviceRequest(count=self.gpus, capabilities=[["gpu"]])]
         return limits
@@ -104,11 +91,7 @@ def read_needs(package_path: str) -> dict[str, Needs]:
 
 
 class Containers:
-    """Runs stages in containers.
-
-    Args:
-        needs: What each stage may use, by the name of its function.
-    """
+    """Runs stages in containers, each with the resources that are named by the function of the stage."""
 
     def __init__(self, needs: dict[str, Needs]) -> None:
         self._needs = needs
@@ -128,7 +111,7 @@ class Containers:
         """
         stage = _function(command)
         needs = self._needs.get(stage, Needs())
-        container = start_container(client, image, command, volumes=volumes, **needs.arguments(), **arguments)
+        container = Container(client, image, command, volumes=volumes, **needs.arguments(), **arguments)
         try:
             for line in container.lines():
                 print(line)
@@ -143,16 +126,25 @@ class Containers:
 
 
 class Container:
-    """A container that runs; `arguments` are what else Docker's client takes."""
+    """A container that runs; `arguments` are what else Docker's client takes.
+
+    Raises:
+        UserError: the engine refuses it, with the reason that it gives.
+    """
 
     def __init__(self, client: DockerClient, image: str, command: Sequence[str], **arguments: object) -> None:
-        self._container = client.containers.create(image, list(command), **arguments)
+        import docker
+
         try:
-            self._output = self._container.attach(stream=True, demux=True)  # before the start, so that nothing is lost
-            self._container.start()
-        except BaseException:
-            self.remove()
-            raise
+            self._container = client.containers.create(image, list(command), **arguments)
+            try:
+                self._output = self._container.attach(stream=True, demux=True)  # before the start: nothing is lost
+                self._container.start()
+            except BaseException:
+                self.remove()
+                raise
+        except docker.errors.APIError as error:
+            raise UserError(f"the container engine refuses a container of {image!r}: {error.explanation}.") from None
 
     def lines(self) -> Iterator[str]:
         """Yields what it prints until it ends, whole lines of either stream."""
@@ -181,20 +173,6 @@ class Container:
             self._container.remove(force=True, v=True)
 
 
-def start_container(client: DockerClient, image: str, command: Sequence[str], **arguments: object) -> Container:
-    """Starts a container.
-
-    Raises:
-        UserError: the engine refuses, with the reason that it gives.
-    """
-    import docker
-
-    try:
-        return Container(client, image, command, **arguments)
-    except docker.errors.APIError as error:
-        raise UserError(f"the container engine refuses a container of {image!r}: {error.explanation}.") from None
-
-
 @contextlib.contextmanager
 def containers_installed(containers: Containers) -> Iterator[None]:
     """Puts `Containers.run` where kfp's Docker runner calls its own function."""
@@ -210,14 +188,6 @@ def containers_installed(containers: Containers) -> Iterator[None]:
 
 def _function(command: Sequence[str]) -> str:
     return command[command.index("--function_to_execute") + 1]
-
-
-# --- What containers of `baton run --runner docker` get from this machine: folders, environment, network, a user.
-#
-# A container sees the folders that the recipe names, at their own paths, and nothing else of this machine. Its root is
-# read-only; it writes to the store, to the caches, to its own `/tmp` and to `/dev/shm`. It runs as the caller, so
-# that what it writes is the caller's. Credentials are passed on as environment: they are in no file, and in
-# `docker inspect` while the container lives.
 
 
 NETWORK = "BATON_DOCKER_NETWORK"
@@ -267,12 +237,9 @@ def runner(recipe: Recipe, package_path: str, root: str) -> Iterator[DockerRunne
 
 
 def environment(recipe: Recipe, here: Mapping[str, str]) -> dict[str, str]:
-    """Returns the environment of the containers.
+    """Returns the environment of the containers, out of this machine's.
 
-    Args:
-        recipe: Its `resources.env` is in the compiled file and comes before what this machine has;
-            `resources.secret_env` names credentials.
-        here: This machine's environment.
+    `resources.env` is in the compiled file and comes before that; `resources.secret_env` names credentials.
     """
     wanted = {*FORWARDED_NAMES, *(name.lower() for name in FORWARDED_NAMES), *recipe.resources.secret_env}
     passed = {name: value for name, value in here.items() if name in wanted or name.startswith(FORWARDED)}
@@ -287,11 +254,7 @@ def environment(recipe: Recipe, here: Mapping[str, str]) -> dict[str, str]:
 
 
 def folders(recipe: Recipe, env: Mapping[str, str]) -> dict[str, bool]:
-    """Returns what containers see of this machine's files: path → whether they may write there.
-
-    Args:
-        recipe: The recipe, its paths absolute.
-        env: The environment of the containers.
+    """Returns what containers with some environment see of this machine's files: path → whether they may write there.
 
     Raises:
         UserError: the store is a folder that an image has itself.
@@ -319,14 +282,8 @@ def network(env: Mapping[str, str], recipe: Recipe) -> str | None:
     if chosen := os.environ.get(NETWORK):
         return chosen
     addresses = [*env.values(), *recipe.resources.env.values(), recipe.tracking.mlflow or ""]
-    return "host" if any(_is_here(address) for address in addresses) else None
-
-
-def _is_here(address: str) -> bool:
-    if "://" not in address:
-        return False
-    host = urlparse(address).hostname or ""
-    return host in ("localhost", "::1") or host.startswith("127.")
+    hosts = [urlparse(address).hostname or "" for address in addresses if "://" in address]
+    return "host" if any(host in ("localhost", "::1") or host.startswith("127.") for host in hosts) else None
 
 
 def _paths(value: object) -> Iterator[str]:
@@ -344,20 +301,8 @@ def _paths(value: object) -> Iterator[str]:
             yield os.path.normpath(plain)
 
 
-class Arguments(TypedDict):
-    """Options that every container is run with, as Docker's client takes it."""
-
-    environment: dict[str, str]
-    mounts: list[Mount]
-    network_mode: str | None
-    user: str
-    read_only: bool
-    cap_drop: list[str]
-    security_opt: list[str]
-    labels: dict[str, str]
-
-
-def _arguments(recipe: Recipe, client: DockerClient) -> Arguments:
+def _arguments(recipe: Recipe, client: DockerClient) -> dict[str, Any]:
+    """Returns the options that every container is run with, as Docker's client takes them."""
     from docker.types import Mount
 
     env = environment(recipe, os.environ)
@@ -421,7 +366,7 @@ def _require_image(client: DockerClient, image: str) -> None:
     )
 
 
-def _look(client: DockerClient, recipe: Recipe, root: str, arguments: Arguments) -> None:
+def _look(client: DockerClient, recipe: Recipe, root: str, arguments: dict[str, Any]) -> None:
     """Starts one container to see whether stages will find what they need.
 
     Raises:
@@ -434,7 +379,7 @@ def _look(client: DockerClient, recipe: Recipe, root: str, arguments: Arguments)
         volumes = {root: {"bind": root, "mode": "rw"}}
         script = f"{_SEEN}shift {len(seen) + 1}\n{_WRITABLE}"
         command = ["sh", "-c", script, "sh", mark.name, *seen, root, *written]
-        container = start_container(client, recipe.resources.image, command, volumes=volumes, **arguments)
+        container = Container(client, recipe.resources.image, command, volumes=volumes, **arguments)
         try:
             answer = " ".join(container.lines())
             code = container.wait()

@@ -124,12 +124,6 @@ def main(path: str) -> int:
     """Runs what `_run_apart` asks for, and tells its events; an error without a stage is the run's own end."""
     with open(path, encoding="utf-8") as file:
         request = json.load(file)
-    for variable, value in request["environment"].items():
-        os.environ.pop(variable, None)
-        if value is not None:
-            os.environ[variable] = value
-    # A server of forks would hold the output open that somebody reads to its end.
-    os.environ[machine.FORKSERVER] = "0"
     output = sys.stdout
 
     def tell(event: Event) -> None:
@@ -137,14 +131,16 @@ def main(path: str) -> int:
             events.emit(event)
 
     try:
-        run_recipe(
-            load.loads(request["recipe"]),
-            request["name"],
-            pipeline=Pipeline(request["pipeline"]),
-            arguments=request["arguments"],
-            on_event=tell,
-            containers=request["containers"],
-        )
+        # A server of forks would hold the output open that somebody reads to its end.
+        with processes.environment(**{**request["environment"], machine.FORKSERVER: "0"}):
+            run_recipe(
+                load.loads(request["recipe"]),
+                request["name"],
+                pipeline=Pipeline(request["pipeline"]),
+                arguments=request["arguments"],
+                on_event=tell,
+                containers=request["containers"],
+            )
     except BatonError as error:
         tell(Error("", str(error), error.exit_code))
         return error.exit_code
@@ -187,22 +183,18 @@ def run(
         local.init(containers or local.SubprocessRunner(use_venv=False), pipeline_root=root, raise_on_error=True)
         pipeline = components.load_component_from_file(package_path)
         with _captured(_Lines(heard, log)), _environment(BATON_EVENTS="stdout", PYTHONUNBUFFERED="1"):
-            try:
-                pipeline(**arguments)
-            except RuntimeError as error:
-                if not (failures and failures[-1].marked):
-                    raise _failure(failures, error, log_path) from None
-                on_event(StageRepaired(failures[-1].stage, failures.pop().message))
-                try:  # what is whole is found done, and what was marked is made again
+            for may_repair in (True, False):
+                try:
                     pipeline(**arguments)
-                except RuntimeError as second:
-                    raise _failure(failures, second, log_path) from None
-
-
-def _failure(failures: list[Error], error: RuntimeError, log_path: str) -> BatonError:
-    if failures:
-        return error_of(failures[-1])
-    return BatonError(f"{error} The stage ended without a message.", remedy=f"Its output is in {log_path}.")
+                    return
+                except RuntimeError as error:
+                    if not failures:
+                        remedy = f"Its output is in {log_path}."
+                        raise BatonError(f"{error} The stage ended without a message.", remedy=remedy) from None
+                    if not (may_repair and failures[-1].marked):
+                        raise error_of(failures[-1]) from None
+                    # Once more: what is whole is found done, and what was marked is made again.
+                    on_event(StageRepaired(failures[-1].stage, failures.pop().message))
 
 
 class _Lines(io.TextIOBase):
@@ -243,17 +235,10 @@ def _captured(stream: _Lines) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _environment(**values: str) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in values}
-    _before.update({name: value for name, value in before.items() if name not in _before})
-    os.environ.update(values)
-    try:
+    for name in values:
+        _before.setdefault(name, os.environ.get(name))
+    with processes.environment(**values):
         yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 if __name__ == "__main__":

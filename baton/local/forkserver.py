@@ -17,29 +17,15 @@ import runpy
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing.connection import wait
-from typing import Protocol
+from typing import Any
 
 from baton import events, machine
 from baton.kfp.component import EXECUTOR, RUNTIME
 from baton.local import processes
-from baton.store.storage import ENVIRONMENT
+from baton.store.clouds import ENVIRONMENT
 
-_PRELOADED = (
-    "baton.local.forkserver_first",  # first: it makes the environment that all others are imported in
-    "__main__",
-    "kfp.dsl.executor",
-    "baton.train.attempt",
-    "baton.train.methods.sft",
-    "baton.train.methods.grpo",
-    "baton.data.tokenize",
-    "baton.data.split",
-    "baton.evaluate.evaluate",
-    "baton.export.export",
-    "datasets",
-    "baton.local.forkserver_ready",  # last: it works on what has been imported
-)
 _READ_LATE = (
     *ENVIRONMENT,
     *("BATON_", "MLFLOW_", "_MLFLOW_", "PYTEST_", "TORCHINDUCTOR_CACHE_DIR", "CUBLAS_WORKSPACE_CONFIG"),
@@ -75,19 +61,13 @@ def _is_on() -> bool:
 def _require_server() -> None:
     from multiprocessing import forkserver
 
-    _context.set_forkserver_preload(list(_PRELOADED))
+    _context.set_forkserver_preload(["__main__", "baton.local.preloaded"])
     forkserver.ensure_running()
 
 
-class Descriptor(Protocol):
-    """A file descriptor on its way into another process."""
-
-    def detach(self) -> int:
-        """Returns it, once, as that process has it."""
-
-
-class _Passed:
-    """A descriptor that goes with the request to fork: a process that is killed before it asks for it leaves none open.
+class _Pipe:
+    """The end of a pipe that goes with the request to fork: a process that is killed before it fetches it leaves none
+    open.
 
     Pickled for a process that is being started, it is sent with that; at any other time a thread would wait for who
     fetches it.
@@ -96,21 +76,21 @@ class _Passed:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
-    def __reduce__(self) -> tuple[Callable[[Descriptor], Descriptor], tuple[Descriptor]]:
+    def __reduce__(self) -> tuple[Any, ...]:
         from multiprocessing.reduction import DupFd
 
         return _received, (DupFd(self._descriptor),)
 
 
-def _received(descriptor: Descriptor) -> Descriptor:
+def _received(descriptor: Any) -> Any:
     return descriptor
 
 
 class ForkedProcess:
-    """A module that runs as a program, as `python -m` runs it, in a forked process; see `processes.Process`.
+    """A program as `python -m` runs it, in a forked process; see `processes.Process`.
 
     Args:
-        module: The module.
+        program: A module, and perhaps the name of a stage.
         arguments: Its arguments.
         environment: Its environment; this process's, and events as JSON lines, when left out.
         own_group: Whether it is in its own process group, so that `kill` ends its children too and Ctrl-C does
@@ -119,7 +99,7 @@ class ForkedProcess:
 
     def __init__(
         self,
-        module: str,
+        program: str,
         arguments: Sequence[str],
         environment: Mapping[str, str] | None = None,
         *,
@@ -129,9 +109,10 @@ class ForkedProcess:
         self._own_group, self._printed = own_group, list[str]()
         self._reader, writer = os.pipe()
         variables = {**os.environ, "BATON_EVENTS": "stdout"} if environment is None else dict(environment)
+        module, *stage = program.split()
         try:
             self._process = _context.Process(
-                target=_serve, args=(_Passed(writer), module, tuple(arguments), variables, own_group)
+                target=_serve, args=(_Pipe(writer), module, (*stage, *arguments), variables, own_group)
             )
             with _children:
                 self._process.start()
@@ -216,9 +197,7 @@ def installed() -> Iterator[None]:
         handler.run_local_subprocess = before
 
 
-def _serve(
-    output: Descriptor, module: str, arguments: tuple[str, ...], environment: dict[str, str], own_group: bool
-) -> None:
+def _serve(output: Any, module: str, arguments: tuple[str, ...], environment: dict[str, str], own_group: bool) -> None:
     """Runs the module in the forked process."""
     if own_group:
         os.setpgid(0, 0)
@@ -252,9 +231,9 @@ def _serve(
 
 def _unlike_fresh(environment: Mapping[str, str]) -> str | None:
     """Returns why what the server has imported is not what a fresh interpreter would import, None where it is."""
-    from baton.local import forkserver_first
+    from baton.local import preloaded
 
-    wanted, imported = _read_early(environment), _read_early(forkserver_first.ENVIRONMENT)
+    wanted, imported = _read_early(environment), _read_early(preloaded.ENVIRONMENT)
     if changed := sorted(name for name in wanted.keys() | imported.keys() if wanted.get(name) != imported.get(name)):
         return f"{', '.join(changed)} changed since libraries were imported"
     torch = sys.modules.get("torch")

@@ -21,19 +21,13 @@ from baton.runs.documents import Preview, Survey
 from baton.source import prepare
 from baton.store import sources
 
-# --- The first rows of a recipe's sources, looked at on this machine before anything runs.
-
-
-HEAD = "baton.data.head"
+PROCESS = "baton.kfp.process"
 LOOKED_AT = 20
 """Rows that tell whether a recipe's method learns from them."""
 
 
 def describe_rows(recipe: Recipe) -> Iterator[str]:
     """Yields what the first rows of a recipe are, in words; of sources that are elsewhere, whether they are there.
-
-    Args:
-        recipe: The recipe, its paths absolute.
 
     Raises:
         UserError: its method does not learn from such rows, none of the first ones can be used, or a source is not
@@ -65,15 +59,11 @@ def _seen_from_here(uri: str) -> str:
 
 
 def _describe_rows(recipe: Recipe, of: str, start: Model) -> Iterator[str]:
-    found: list[events.Source] = []
-
-    def heard(event: events.Event) -> None:
-        if isinstance(event, events.Source):
-            found.append(event)
-
-    rows = first_rows(recipe, LOOKED_AT, None, heard)
-    for source in found:
-        yield f"{of}{os.path.basename(source.uri)} holds {source.in_words}"
+    heard: list[Event] = []
+    rows = first_rows(recipe, LOOKED_AT, None, heard.append)
+    for source in heard:
+        if isinstance(source, events.Source):
+            yield f"{of}{os.path.basename(source.uri)} holds {source.in_words}"
     if recipe.data.system is not None:
         prepare.check_rows(recipe, start, [row["row"] for row in rows if "row" in row])
     rejected = [row for row in rows if "reason" in row]
@@ -89,10 +79,8 @@ def _describe_rows(recipe: Recipe, of: str, start: Model) -> Iterator[str]:
     yield f"{of}{len(rejected)} of the first {len(rows)} rows are unusable, such as {example}; see `baton data check`"
 
 
-def first_rows(
-    recipe: Recipe, count: int, side: str | None, on_event: Callable[[events.Event], None]
-) -> list[dict[str, Any]]:
-    """Returns the first rows of a recipe as `baton.data.head.head` writes them, unusable ones among them.
+def first_rows(recipe: Recipe, count: int, side: str | None, on_event: Callable[[Event], None]) -> list[dict[str, Any]]:
+    """Returns the first rows of a recipe as `baton.data.first_rows` has them, unusable ones among them.
 
     Raises:
         BatonError: they cannot be read, or fit no format that the method learns from.
@@ -100,24 +88,29 @@ def first_rows(
     with tempfile.TemporaryDirectory(prefix="baton-head-") as folder:
         file, head = Path(folder, "recipe.json"), Path(folder, "head.jsonl")
         file.write_text(load.dumps(recipe), encoding="utf-8")
-        processes.run(HEAD, [str(file), str(count), side or "", str(head)], on_event)
+        processes.run(f"{PROCESS} first_rows", [str(file), str(count), side or "", str(head)], on_event)
         return [json.loads(line) for line in head.read_text(encoding="ascii").splitlines()]
 
 
-# --- What a starter recipe is made from: the rows as they are found, and their lengths in tokens.
+def preview(recipe: Recipe, count: int, side: str | None, on_event: Callable[[Event], None]) -> Preview:
+    """Returns the first rows of a recipe as the model sees them; those that cannot be used are not counted.
+
+    Raises:
+        BatonError: the rows or the tokenizer cannot be had.
+    """
+    with tempfile.TemporaryDirectory(prefix="baton-preview-") as folder:
+        file, seen = Path(folder, "recipe.json"), Path(folder, "seen.json")
+        file.write_text(load.dumps(recipe), encoding="utf-8")
+        processes.run(f"{PROCESS} preview", [str(file), str(count), side or "", str(seen)], on_event)
+        return Preview.read(seen.read_bytes(), str(seen))
 
 
-SURVEY = "baton.data.survey"
-PREVIEW = "baton.data.preview"
 MEASURED = 200
 """Rows whose tokens are counted."""
 
 
 def survey(sources: Sequence[str]) -> Survey:
-    """Looks at the first rows of sources, in a process of its own.
-
-    Args:
-        sources: As `data.source`, local paths absolute.
+    """Looks at the first rows of sources, whose local paths are absolute, in a process of its own.
 
     Raises:
         BatonError: they cannot be read, or hold no rows.
@@ -125,7 +118,7 @@ def survey(sources: Sequence[str]) -> Survey:
     with tempfile.TemporaryDirectory(prefix="baton-survey-") as folder:
         asked, found = Path(folder, "sources.json"), Path(folder, "survey.json")
         asked.write_text(json.dumps(list(sources)), encoding="utf-8")
-        processes.run(SURVEY, [str(asked), str(found)], lambda event: None)
+        processes.run(f"{PROCESS} survey", [str(asked), str(found)], lambda event: None)
         return Survey.read(found.read_bytes(), str(found))
 
 
@@ -147,36 +140,15 @@ def lengths(recipe: Recipe, on_event: Callable[[Event], None] = lambda event: No
     """Returns the tokens of the first usable rows as the model sees them, ascending; of a pair, of the longer side.
 
     Nothing is fetched. Returns none where they cannot be counted.
-
-    Args:
-        recipe: A recipe for the rows, its paths absolute.
-        on_event: Told what the processes tell.
     """
-    with tempfile.TemporaryDirectory(prefix="baton-lengths-") as folder, _offline():
-        file, head, seen = (Path(folder, name) for name in ("recipe.json", "head.jsonl", "seen.json"))
-        file.write_text(load.dumps(recipe), encoding="utf-8")
-        try:
-            processes.run(HEAD, [str(file), str(MEASURED), "", str(head)], on_event)
-            processes.run(PREVIEW, [str(file), str(head), str(MEASURED), str(seen)], on_event)
-        except BatonError:
-            return []
-        longest: dict[tuple[str, int], int] = {}
-        for row in Preview.read(seen.read_bytes(), str(seen)).rows:
-            if not row.rejected:
-                place = (row.source.file, row.source.line)
-                longest[place] = max(longest.get(place, 0), row.length)
-        return sorted(longest.values())
-
-
-@contextlib.contextmanager
-def _offline() -> Iterator[None]:
-    """Keeps processes that are started within off the hub."""
-    before = os.environ.get("HF_HUB_OFFLINE")
-    os.environ["HF_HUB_OFFLINE"] = "1"
     try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["HF_HUB_OFFLINE"]
-        else:
-            os.environ["HF_HUB_OFFLINE"] = before
+        with processes.environment(HF_HUB_OFFLINE="1"):
+            seen = preview(recipe, MEASURED, None, on_event)
+    except BatonError:
+        return []
+    longest: dict[tuple[str, int], int] = {}
+    for row in seen.rows:
+        if not row.rejected:
+            place = (row.source.file, row.source.line)
+            longest[place] = max(longest.get(place, 0), row.length)
+    return sorted(longest.values())

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from baton import events, scratch
@@ -18,12 +18,13 @@ from baton.events import Error, Event
 from baton.recipe import load
 from baton.recipe.recipe import Recipe
 from baton.runs.run import Run
+from baton.runtime import through_skips
 from baton.store.storage import Storage
 
-DATA_SPLIT = "baton.data.split_process"
-TOKENIZE = "baton.data.tokenize_process"
-TRAIN_CHUNK = "baton.train"
-CHECKPOINT = "baton.train.promote_process"
+DATA_SPLIT = "baton.kfp.process data_split"
+TOKENIZE = "baton.kfp.process tokenize"
+TRAIN_CHUNK = "baton.kfp.process train_chunk"
+CHECKPOINT = "baton.kfp.process checkpoint"
 
 
 class StageRepaired(Event):
@@ -62,17 +63,17 @@ class Process(Protocol):
 
 
 Launcher = Callable[[str, Sequence[str]], Process]
-"""Starts a stage, given as a module with its arguments."""
+"""Starts a program, given as `python -m` takes it: a module and perhaps the name of a stage, with its arguments."""
 
 
 class FreshProcess:
     """A stage in a fresh interpreter, in its own process group; see `Process`."""
 
-    def __init__(self, module: str, arguments: Sequence[str]) -> None:
+    def __init__(self, program: str, arguments: Sequence[str]) -> None:
         # A file, and not a second pipe: nobody reads it while events are read, and a full one would stop the stage.
         self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
+            [sys.executable, "-m", *program.split(), *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=self._errors,
@@ -107,16 +108,34 @@ class FreshProcess:
             return file.read()[-2000:]
 
 
+@contextlib.contextmanager
+def environment(**values: str | None) -> Iterator[None]:
+    """Sets variables of this process's environment for a while, and removes those that are None."""
+
+    def put(values: Mapping[str, str | None]) -> None:
+        for name, value in values.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+    before = {name: os.environ.get(name) for name in values}
+    put(values)
+    try:
+        yield
+    finally:
+        put(before)
+
+
 def run(
-    module: str, arguments: Sequence[str], on_event: Callable[[Event], None], launch: Launcher = FreshProcess
+    program: str, arguments: Sequence[str], on_event: Callable[[Event], None], launch: Launcher = FreshProcess
 ) -> None:
     """Runs one stage to its end.
 
     Raises:
         BatonError: it failed, with the message that it gave.
     """
-    process = launch(module, arguments)
-    require_success(module, arguments, process, follow(process, on_event))
+    process = launch(program, arguments)
+    require_success(program, arguments, process, follow(process, on_event))
 
 
 def follow(process: Process, on_event: Callable[[Event], None]) -> Error | None:
@@ -142,7 +161,7 @@ def clear_staging(pid: int) -> None:
         scratch.clear_left(place, pid)
 
 
-def require_success(module: str, arguments: Sequence[str], process: Process, failure: Error | None) -> None:
+def require_success(program: str, arguments: Sequence[str], process: Process, failure: Error | None) -> None:
     """Waits for a process.
 
     Raises:
@@ -153,13 +172,25 @@ def require_success(module: str, arguments: Sequence[str], process: Process, fai
         return
     if failure:
         raise error_of(failure)
-    raise BatonError(f"{module} {json.dumps(list(arguments))} ended with code {code}: {printed}")
+    raise BatonError(f"{program} {json.dumps(list(arguments))} ended with code {code}: {printed}")
 
 
 def error_of(failure: Error) -> BatonError:
     """Returns the error that a stage told, to be raised here."""
     kind = SkipError if failure.skips else UserError if failure.exit_code == UserError.exit_code else BatonError
     return kind(f"{failure.stage}: {failure.message}")
+
+
+def train_chunk(
+    run_uri: str,
+    index: int,
+    on_event: Callable[[Event], None],
+    launch: Launcher = FreshProcess,
+    leave_out: Sequence[str] = (),
+) -> None:
+    """Trains a chunk of a run, begun again for each step that its guard finds; see `run`."""
+    arguments = [run_uri, str(index), *(word for part in leave_out for word in ("--leave-out", part))]
+    through_skips(lambda: run(TRAIN_CHUNK, arguments, on_event, launch))
 
 
 def prepare(recipe: Recipe, name: str, on_event: Callable[[Event], None], launch: Launcher = FreshProcess) -> Run:

@@ -1,4 +1,4 @@
-"""What a run came to, read from the store: for `--output json` and for the last lines on the screen."""
+"""What a run came to, read from the store: for `--json` and for the last lines on the screen."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NotRequired, Required, TypedDict
 from baton.checkpoint.store import CheckpointStore
 from baton.documents import Json
 from baton.errors import DamagedError
-from baton.runs.outcomes import Evaluation, ExportedModel, ReportPage, Verdict
+from baton.runs.outcomes import EvaluationResult, ExportedModel, GateVerdict, ReportPage
 from baton.runs.plan import Plan
 from baton.runs.run import Run
 
@@ -30,7 +30,7 @@ class Listed(TypedDict, total=False):
     not_carried: dict[str, str]
 
 
-class Verified(TypedDict):
+class VerifiedCheckpoint(TypedDict):
     """A checkpoint that was read back."""
 
     step: int
@@ -58,7 +58,7 @@ class Result(TypedDict):
 
 def result(run: Run) -> Result:
     """Returns a run's outcome."""
-    evaluation = run.read(Evaluation) or Evaluation()
+    evaluation = run.read(EvaluationResult) or EvaluationResult()
     plan = run.read(Plan)
     report = run.read(ReportPage)
     checkpoints = [row for row in list_checkpoints(run) if "digest" in row]
@@ -68,7 +68,7 @@ def result(run: Run) -> Result:
         for name, value in (evaluation.figures(when) or {}).items()
     }
     done = plan is not None and any(row["step"] == plan.num_steps or row["finished"] for row in checkpoints)
-    gate = evaluation.gate or Verdict(passed=True)
+    gate = evaluation.gate or GateVerdict(passed=True)
     exported = run.read(ExportedModel) if gate.passed else None
     state = "succeeded" if exported else "failed" if gate.passed else "rejected"
     store = CheckpointStore(run)
@@ -119,10 +119,10 @@ def list_checkpoints(run: Run) -> list[Listed]:
     return rows[::-1]
 
 
-def verify_checkpoints(run: Run) -> list[Verified]:
+def verify_checkpoints(run: Run) -> list[VerifiedCheckpoint]:
     """Reads every checkpoint back and returns a row for each, with its problems and those of the chain."""
     store = CheckpointStore(run)
-    rows: list[Verified] = []
+    rows: list[VerifiedCheckpoint] = []
 
     def note_damaged(step: int, error: DamagedError) -> None:
         rows.append({"step": step, "ok": False, "problems": [str(error)]})

@@ -12,7 +12,6 @@ import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from typing import TypeVar
 
 from baton import events
@@ -24,16 +23,13 @@ from baton.local.processes import Process, TrialFailed
 from baton.pipelines.sweep import winners
 from baton.recipe import load
 from baton.recipe.recipe import Recipe
-from baton.runs.documents import ProofPart, Tokens
+from baton.runs.documents import ProofPart, TokenizedRows
 from baton.runs.outcomes import TrialFailure, TrialInfo
 from baton.runs.plan import Plan
 from baton.runs.run import Run, now
 from baton.runs.sweep import Sweep
-from baton.runtime import through_skips
 from baton.store.manifest import usable_manifest
-from baton.sweep.search import Rung, brackets
-
-# --- A sweep's best trial, judged and exported; and whether the data of a trial is there.
+from baton.sweep.search import PlannedRung, brackets
 
 
 def export_best_trial(run: Run, sweep: str, on_event: Callable[[Event], None]) -> None:
@@ -46,21 +42,14 @@ def export_best_trial(run: Run, sweep: str, on_event: Callable[[Event], None]) -
 
 def is_prepared(run: Run) -> bool:
     """Tells whether the data that was made in a run is still there."""
-    tokens = run.read(Tokens)
+    tokens = run.read(TokenizedRows)
     if run.read(Plan) is None or tokens is None:
         return False
     return usable_manifest(run.storage, tokens.prefix) is not None
 
 
-# --- A sweep on one machine: the trials take turns chunk by chunk, each chunk a process forked from one warm server.
-#
-# The stages are those of `baton.pipelines.sweep`; only who calls them differs: the chunks of a rung go round all
-# trials. So the learning curves grow side by side, and what people ask for is taken up at a trial's next chunk.
-
-
 logger = logging.getLogger("baton")
 
-SWEEP = "baton.sweep"
 BESIDE = 2
 """Stages beside the chunk that trains, at most: what was committed is read back, and the page is written again."""
 TRIES = 2
@@ -70,13 +59,7 @@ Answer = TypeVar("Answer", bound=Event)
 
 
 class LocalSweep:
-    """One sweep on this machine.
-
-    Args:
-        recipe: The recipe with its sweep, its paths absolute.
-        name: Name of the sweep; one that exists resumes where it stopped.
-        on_event: Called with each event of a stage.
-    """
+    """One sweep on this machine, of a recipe whose paths are absolute; one that exists resumes where it stopped."""
 
     def __init__(self, recipe: Recipe, name: str, on_event: Callable[[Event], None]) -> None:
         self.recipe = recipe
@@ -99,7 +82,7 @@ class LocalSweep:
                 for rung in bracket.rungs:
                     self._train(rung, survivors)
                     verdict = self._stage(events.Verdict, "judge", self.sweep.uri, str(rung.number))
-                    self._later(SWEEP, "page", self.sweep.uri, str(rung.number))
+                    self._later("baton.kfp.process page", self.sweep.uri, str(rung.number))
                     survivors, best = verdict.kept, verdict.winner
             self._finish_beside()
         finally:
@@ -123,7 +106,7 @@ class LocalSweep:
                 processes.prepare(prepared, preparation["run"], self._on_event, self._launch)
         return self._stage(events.Entered, "enter", self.sweep.uri, str(bracket)).runs
 
-    def _train(self, rung: Rung, survivors: list[str]) -> None:
+    def _train(self, rung: PlannedRung, survivors: list[str]) -> None:
         """Trains the chunks of a rung, each for all trials that are left before the next one."""
         runs = [Run.open(uri) for uri in survivors]
         for index in range(rung.first, rung.chunk + 1):
@@ -133,19 +116,20 @@ class LocalSweep:
     def _one(self, run: Run, index: int) -> bool:
         """Trains a chunk of a trial, and tells whether the trial continues with the next one."""
         trial = run.need(TrialInfo).id
-        if self._is_stopped(trial):
+        request = self.sweep.request(trial)
+        if request is not None and request.state == "stop":
             return False
-        scored = self._scored(run)
+        # The last chunk after which the trial has a score.
+        scored = max((score.chunk for score in self.sweep.scores(run)), default=0)
         if index < scored:
             return True
         if index == scored:
             if run.read(ProofPart, index) is None:
                 self._later(processes.CHECKPOINT, run.uri, str(index))
             return True
-        chunk, heard = (run.uri, str(index)), self._named(trial)
         for attempt in range(1, TRIES + 1):
             try:
-                through_skips(partial(processes.run, processes.TRAIN_CHUNK, chunk, heard, self._launch))
+                processes.train_chunk(run.uri, index, self._named(trial), self._launch)
                 break
             except BatonError as error:
                 if attempt == TRIES or isinstance(error, UserError):
@@ -158,20 +142,12 @@ class LocalSweep:
         run.remove(TrialFailure)
         return True
 
-    def _is_stopped(self, trial: str) -> bool:
-        wish = self.sweep.control(trial)
-        return wish is not None and wish.state == "stop"
-
-    def _scored(self, run: Run) -> int:
-        """Returns the last chunk after which a trial has a score, 0 before there is one."""
-        return max((score.chunk for score in self.sweep.scores(run)), default=0)
-
-    def _later(self, module: str, *arguments: str) -> None:
+    def _later(self, program: str, *arguments: str) -> None:
         """Runs a stage beside the next ones, unseen."""
         while sum(not ended.done() for _, ended in self._pending) >= BESIDE:
             next(ended for _, ended in self._pending if not ended.done()).result()
-        process = self._launch(module, arguments)
-        self._pending.append((process, self._beside.submit(_ended, module, arguments, process)))
+        process = self._launch(program, arguments)
+        self._pending.append((process, self._beside.submit(_ended, program, arguments, process)))
 
     def _finish_beside(self) -> None:
         """Waits for what runs beside; raises what went wrong there."""
@@ -189,7 +165,7 @@ class LocalSweep:
 
         return heard
 
-    def _stage(self, answer: type[Answer], *arguments: str) -> Answer:
+    def _stage(self, answer: type[Answer], stage: str, *arguments: str) -> Answer:
         """Runs a stage of the sweep itself and returns the event that it answers with."""
         answers: list[Answer] = []
 
@@ -197,9 +173,9 @@ class LocalSweep:
             answers.extend([event] if isinstance(event, answer) else [])
             self._on_event(event)
 
-        processes.run(SWEEP, arguments, heard, self._launch)
+        processes.run(f"baton.kfp.process {stage}", arguments, heard, self._launch)
         return answers[-1]
 
 
-def _ended(module: str, arguments: Sequence[str], process: Process) -> None:
-    processes.require_success(module, arguments, process, processes.follow(process, lambda event: None))
+def _ended(program: str, arguments: Sequence[str], process: Process) -> None:
+    processes.require_success(program, arguments, process, processes.follow(process, lambda event: None))

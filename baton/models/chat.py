@@ -1,12 +1,11 @@
-"""Conversations as the model reads them: chat templates, tool calls, the day, and rows as turns.
+"""Conversations as the model reads them: chat templates by name, the day that they are told, and rows as turns.
 
-The templates mark the assistant's text with `generation`. Some templates write today's date. All stages of a run use
-the same day, or a chunk after midnight would train on another text.
+The templates mark the assistant's text with `generation`. Those of Llama 3.2, gpt-oss and others write today's date, by
+`strftime_now`. All stages of a run use the same day, or a chunk after midnight would train on another text.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import sys
@@ -20,9 +19,6 @@ from baton.store.storage import Storage
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-
-# --- How conversations are written: templates by name, each with what the assistant says between `generation` marks.
 
 
 CHATML = (
@@ -124,12 +120,6 @@ def _read(path: str) -> str:
         raise UserError(f"model.chat_template {path!r} cannot be read: {error.strerror}.") from None
 
 
-# --- The day that chat templates are told: the same one in all stages of a run, however many days it takes.
-#
-# The templates of Llama 3.2, gpt-oss and others write today's date into what a model reads, by `strftime_now`. Left to
-# the clock, a chunk that begins after midnight would train on another text than the one before.
-
-
 logger = logging.getLogger("baton")
 
 DATE_VARIABLE = "BATON_TODAY"
@@ -181,33 +171,6 @@ def asks_for_date(template: object) -> bool:
     return DATE_FUNCTION in str(template)
 
 
-# --- Tool calls as chat templates take them.
-
-
-Message = dict[str, Any]
-
-
-def with_text_arguments(messages: list[Message]) -> list[Message]:
-    """Returns messages with the arguments of calls as JSON text, which some templates ask for."""
-    return [
-        {**message, "tool_calls": [_with_text_arguments(call) for call in message["tool_calls"]]}
-        if message.get("tool_calls")
-        else message
-        for message in messages
-    ]
-
-
-def _with_text_arguments(call: dict[str, Any]) -> dict[str, Any]:
-    function = call["function"]
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        return call
-    return {**call, "function": {**function, "arguments": json.dumps(arguments, ensure_ascii=False)}}
-
-
-# --- Rows as conversations: which rows become user and assistant turns, and what an answer ends with.
-
-
 Row = dict[str, Any]
 
 PREAMBLE = (
@@ -226,8 +189,6 @@ BESIDE = (SYSTEM, "tools")
 """Columns of a row of texts that turns alone have a place for."""
 PROMPT_TEXT = "prompt_text"
 """Column of a prompt that became turns: its text, for reward functions."""
-ANSWER = "baton"
-"""Stands for what an assistant says, to see what a chat template puts after it."""
 
 
 def alpaca(instruction: str, context: str | None) -> str:
@@ -380,17 +341,3 @@ def with_system(row: Row, recipe: Recipe, own: str | None = None) -> Row:
     if any(message["role"] in ("system", "developer") for message in turns):
         return row
     return {**row, name: [{"role": "system", "content": system}, *turns]}
-
-
-def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """Returns the added token that a chat template closes an assistant's answer with, None if it does with none."""
-    if not tokenizer.chat_template:
-        return None
-    messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": ANSWER}]
-    try:
-        text = str(tokenizer.apply_chat_template(messages, tokenize=False))
-    except Exception:  # a template may raise whatever it likes, of roles that it does not know for example
-        return None
-    _, _, tail = text.rpartition(ANSWER)
-    ids = tokenizer(tail.strip(), add_special_tokens=False)["input_ids"] if tail.strip() else []
-    return int(ids[0]) if ids and ids[0] in tokenizer.added_tokens_decoder else None

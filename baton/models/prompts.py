@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from baton.checkpoint.store import CheckpointStore
 from baton.documents import Document
 from baton.errors import DamagedError, UserError
-from baton.models import chat, generate, vocabulary
+from baton.models import chat, chat_template, generate
 from baton.recipe.recipe import Recipe
-from baton.runs.documents import RunInfo, SplitData, Tokens
+from baton.runs.documents import RunInfo, SplitData, TokenizedRows
 from baton.runs.run import Run
 from baton.store.manifest import read_manifest
 from baton.store.storage import Storage
@@ -70,10 +70,9 @@ def with_system_turn(prompt: str | list[dict[str, Any]], system: str | None) -> 
 def end_tokens(folder: str, tokenizer: PreTrainedTokenizerBase) -> list[int] | None:
     """Returns the tokens that an answer ends with, None where a model's own settings for writing have them all."""
     own = _settings(folder).get("eos_token_id", tokenizer.eos_token_id)
-    listed = own if isinstance(own, list) else [own] if own is not None else []
-    known = (chat.end_of_turn(tokenizer), vocabulary.end_of_turn(tokenizer))
-    missing = [end for end in dict.fromkeys(known) if end is not None and end not in listed]
-    return [*listed, *missing] if missing else None
+    listed = own if isinstance(own, list) else [own]
+    ends = chat_template.end_tokens(tokenizer, listed)
+    return ends if set(ends) - set(listed) else None
 
 
 def write_ends(folder: str, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -108,7 +107,7 @@ def as_rendered(run: Run, recipe: Recipe) -> Recipe:
     """Returns a run's recipe with `data.render_as` as its tokens were made: before there was a choice, as text."""
     if recipe.data.render_as != "auto":
         return recipe
-    head, tokens = run.read(RunInfo), run.read(Tokens)
+    head, tokens = run.read(RunInfo), run.read(TokenizedRows)
     if head is None or head.made.baton or tokens is None or tokens.rendered:
         return recipe
     return recipe.model_copy(update={"data": recipe.data.model_copy(update={"render_as": "text"})})
@@ -120,9 +119,8 @@ def format_of_run(run: Run, recipe: Recipe, tokenizer: PreTrainedTokenizerBase) 
     manifest = read_manifest(run.storage, prefix)
     if manifest is None:
         return None
-    path = manifest.path(prefix, "eval.jsonl")
-    with run.storage.translated(path), run.storage.fs.open(run.storage.key(path), "rb") as file:
-        return format_of_row(json.loads(file.readline()), as_rendered(run, recipe), tokenizer)
+    (line,) = run.storage.first_lines(manifest.path(prefix, "eval.jsonl"), 1)
+    return format_of_row(json.loads(line), as_rendered(run, recipe), tokenizer)
 
 
 def asks_in_turns(run: Run, recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> bool:

@@ -1,8 +1,9 @@
 """Reward functions: the ready ones, and the user's own, each giving one number per completion.
 
-The user's own are found by `module:object`. All are called as TRL calls them. `prompts` and `completions` are lists
-of texts or messages, the row's other columns lists of texts. A text prompt is judged as text, with `data.separator`
-at its end. If the model saw it as a conversation, that is in `prompt_messages`.
+`READY` makes the ready ones from their options; the user's own are found by `module:object`. All are called as TRL
+calls them. `prompts` and `completions` are lists of texts or messages, the row's other columns lists of texts. A text
+prompt is judged as text, with `data.separator` at its end. If the model saw it as a conversation, that is in
+`prompt_messages`.
 """
 
 from __future__ import annotations
@@ -10,34 +11,60 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from baton.errors import UserError
 from baton.models import hooks
 from baton.models.chat import PROMPT_TEXT
-from baton.recipe.methods import REWARDS, RewardFunction
+from baton.recipe.methods import RewardFunction
 
-# --- Reward functions: each judges a list of completions with one number apiece.
-#
-# a function here, `…_reward(**options)`; the user's own are found by `module:object`. All are called as TRL
-# calls them: `prompts` and `completions` as lists of texts or of messages, the row's other columns as lists of texts.
-# Which of the two goes by the row as it was brought: a prompt that is a text is judged as text, with `data.separator`
-# at its end, also where the model saw it as a turn of a conversation, which is then in `prompt_messages`.
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+Reward = Callable[..., list[float | None]]
+
+THINK = r"<think>.*?</think>\s*\S.*"
+"""Thinking between tags, then something said."""
+_NUMBER = re.compile(r"(?:(?<![\w)])-)?\$?\d[\d,]*(?:\.\d+)?")
+"""A dash after a letter, digit or bracket is no sign: `10-18` ends on 18."""
 
 
-Judge = Callable[..., list[float | None]]
+@dataclass(frozen=True)
+class JudgedModel:
+    """A model with its tokenizer, in the place of a trainer, for functions that look at what wrote a completion."""
+
+    model: PreTrainedModel
+    processing_class: PreTrainedTokenizerBase
 
 
-def build(functions: list[RewardFunction]) -> list[Judge]:
+def build(functions: list[RewardFunction]) -> list[Reward]:
     """Returns the functions of a recipe, each with the name that its values are logged under.
 
     Raises:
         UserError: one cannot be found, or does not take its options.
     """
     return [_build(function) for function in functions]
+
+
+def _build(function: RewardFunction) -> Reward:
+    name, options = function.use, function.options
+    reward: Any
+    if name not in READY:
+        reward = hooks.find(name)
+        reward = functools.partial(reward, **options) if options else reward
+        name = name.rpartition(":")[2]
+    else:
+        try:
+            reward = READY[name](**options)
+        except TypeError as error:
+            raise UserError(f"reward {name!r} does not take these options: {error}.") from None
+    if not hasattr(reward, "__name__"):
+        reward.__name__ = name
+    return reward  # type: ignore[no-any-return]
 
 
 def bind(functions: list[Any], trainer: Any) -> None:
@@ -47,11 +74,6 @@ def bind(functions: list[Any], trainer: Any) -> None:
             function.bind(trainer)
 
 
-def name(function: Any) -> str:
-    """Returns what a function's values are called."""
-    return str(function.__name__)
-
-
 def columns(row: dict[str, Any]) -> dict[str, Any]:
     """Returns a row's columns as functions see them where its prompt was a text and became a conversation."""
     rest = {name: value for name, value in row.items() if name != PROMPT_TEXT}
@@ -59,48 +81,14 @@ def columns(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def text(completion: Any) -> str:
-    """Returns what a completion says, given as text or as messages."""
+    """Returns a completion as text, given as text or as messages."""
     if isinstance(completion, str):
         return completion
     return "".join(message.get("content") or "" for message in completion)
 
 
-def _build(function: RewardFunction) -> Judge:
-    if function.use not in REWARDS:
-        reward = hooks.find(function.use)
-        judge: Any = functools.partial(reward, **function.options) if function.options else reward
-        return _named(judge, function.use.rpartition(":")[2])
-
-    ready: dict[str, Callable[..., Any]] = {
-        "exact": exact_reward,
-        "format": format_reward,
-        "length": length_reward,
-        "numeric": numeric_reward,
-        "information_gain": information_gain_reward,
-    }
-    try:
-        return _named(ready[function.use](**function.options), function.use)
-    except TypeError as error:
-        raise UserError(f"reward {function.use!r} does not take these options: {error}.") from None
-
-
-def _named(judge: Any, name: str) -> Judge:
-    if not hasattr(judge, "__name__"):
-        judge.__name__ = name
-    return judge  # type: ignore[no-any-return]
-
-
-# --- 1 for a completion that is the answer, white space at its ends aside.
-
-
 def exact_reward(right: float = 1.0, wrong: float = 0.0, ignore_case: bool = False) -> Callable[..., list[float]]:
-    """Returns the function.
-
-    Args:
-        right: Reward of the answer.
-        wrong: Reward of anything else.
-        ignore_case: Whether capital and small letters are the same.
-    """
+    """Returns a function that gives `right` to a completion that is the answer, white space at its ends aside."""
 
     def plain(value: str) -> str:
         return value.strip().casefold() if ignore_case else value.strip()
@@ -112,15 +100,8 @@ def exact_reward(right: float = 1.0, wrong: float = 0.0, ignore_case: bool = Fal
     return exact
 
 
-# --- 1 for a completion that has a given form.
-
-
-THINK = r"<think>.*?</think>\s*\S.*"
-"""Thinking between tags, then something said."""
-
-
 def format_reward(pattern: str = THINK, right: float = 1.0, wrong: float = 0.0) -> Callable[..., list[float]]:
-    """Returns the function.
+    """Returns a function that gives `right` to a completion of a form.
 
     Args:
         pattern: Regular expression that the whole completion must match; a dot also stands for a line's end.
@@ -141,11 +122,8 @@ def format_reward(pattern: str = THINK, right: float = 1.0, wrong: float = 0.0) 
     return format
 
 
-# --- 1 for a completion of the wished length, falling to 0 with the distance from it.
-
-
 def length_reward(target: int = 100, width: int | None = None) -> Callable[..., list[float]]:
-    """Returns the function.
+    """Returns a function that gives 1 to a completion of `target` tokens, falling to 0 with the distance from it.
 
     Args:
         target: Wished length in tokens.
@@ -159,15 +137,8 @@ def length_reward(target: int = 100, width: int | None = None) -> Callable[..., 
     return length
 
 
-# --- 1 for a completion whose final number is that of the answer, as in GSM8K.
-
-
-_NUMBER = re.compile(r"(?:(?<![\w)])-)?\$?\d[\d,]*(?:\.\d+)?")
-"""A dash after a letter, digit or bracket is no sign: `10-18` ends on 18."""
-
-
 def numeric_reward(right: float = 1.0, wrong: float = 0.0, mark: str = "####") -> Callable[..., list[float]]:
-    """Returns the function.
+    """Returns a function that gives `right` to a completion whose final number is that of the answer, as in GSM8K.
 
     Args:
         right: Reward of a right number.
@@ -199,15 +170,12 @@ def final_number(text: str, mark: str = "####") -> Decimal | None:
         return None
 
 
-# --- How much a completion, taken as thinking, raises the likelihood of what follows over not thinking.
-#
-# After RLP (Hatamizadeh et al., "Reinforcement as a Pretraining Objective", arXiv:2510.01265), equation 3: `r = log
-# p(x | context, thought) - log p(x | context)`, in nats per token of `x`, the row's `answer`. Both terms are of the
-# model as it is now; the paper's baseline is a moving average of it.
-
-
 class InformationGain:
-    """The reward function.
+    """How much a completion, taken as thinking, raises the likelihood of the row's answer over not thinking.
+
+    After RLP (Hatamizadeh et al., "Reinforcement as a Pretraining Objective", arXiv:2510.01265), equation 3: `r = log
+    p(x | context, thought) - log p(x | context)`, in nats per token of `x`, the row's `answer`. Both terms are of the
+    model as it is now; the paper's baseline is a moving average of it.
 
     Args:
         scale: Factor.
@@ -273,6 +241,10 @@ class InformationGain:
             model.train(was_training)
 
 
-def information_gain_reward(scale: float = 1.0, clip: float = 0.0) -> InformationGain:
-    """Returns the function; see `InformationGain`."""
-    return InformationGain(scale, clip)
+READY: dict[str, Callable[..., Any]] = {
+    "exact": exact_reward,
+    "format": format_reward,
+    "length": length_reward,
+    "numeric": numeric_reward,
+    "information_gain": InformationGain,
+}

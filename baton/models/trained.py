@@ -10,7 +10,7 @@ from baton.checkpoint.store import Checkpoint, CheckpointStore
 from baton.errors import BatonError, ExactnessError
 from baton.models import loading, train_rows, user_code
 from baton.recipe.recipe import Recipe
-from baton.runs.documents import Tokens
+from baton.runs.documents import TokenizedRows
 from baton.runs.run import Run, state_identity
 from baton.store import bundle
 from baton.store.manifest import Manifest, read_manifest
@@ -104,7 +104,7 @@ def tokens_manifest(run: Run) -> tuple[str, Manifest]:
     Raises:
         BatonError: they are gone.
     """
-    prefix = run.need(Tokens).prefix
+    prefix = run.need(TokenizedRows).prefix
     manifest = read_manifest(run.storage, prefix)
     if manifest is None:
         raise BatonError(f"{run.storage.uri(prefix)} is gone.", remedy="Run the tokenize stage again.")

@@ -1,4 +1,4 @@
-"""Cards: what stands in Kubeflow for something that lies in the store.
+"""Cards: what Kubeflow shows for something that lies in the store.
 
 Kubeflow wants each artifact under its own root, previews one that is a single file (255 bytes of it, 20 lines) and
 shows the metadata of any. So an artifact of Baton's is a small text that begins with what matters most, and metadata
@@ -40,15 +40,22 @@ class Card:
     text: str
     facts: Mapping[str, Fact | None] = field(default_factory=dict)
 
-    def leave(self, artifact: Artifact) -> None:
+    def write(self, artifact: Artifact) -> None:
         """Writes the card as an output artifact of a stage."""
+        data = self.text.encode("utf-8", "backslashreplace")  # lone surrogates, which JSON may hold, have no bytes
+        if len(data) > LARGEST:
+            data = data[:LARGEST].decode("utf-8", "ignore").encode() + "\n…\n".encode()
         with open(artifact.path, "wb") as file:
-            file.write(_clipped(self.text))
-        self.tell(artifact)
+            file.write(data)
+        self.write_metadata(artifact)
 
-    def tell(self, artifact: Artifact) -> None:
-        """Writes the facts alone, for an artifact that has no file or other ones."""
-        artifact.metadata.update({name: _plain(fact) for name, fact in self.facts.items() if fact is not None})
+    def write_metadata(self, artifact: Artifact) -> None:
+        """Writes the facts alone, for an artifact that has no file or other ones; a number that is not finite becomes a
+        word, as JSON has none."""
+        for name, fact in self.facts.items():
+            if fact is not None:
+                is_finite = not isinstance(fact, float) or math.isfinite(fact)
+                artifact.metadata[name] = fact if is_finite else str(fact)
 
 
 def visible(text: str, length: int) -> str:
@@ -63,16 +70,3 @@ def table(lines: Mapping[str, str | None]) -> str:
     known = {name: value for name, value in lines.items() if value}
     width = max(map(len, known), default=0)
     return "\n".join(f"{name:{width}}  {value}" for name, value in known.items())
-
-
-def _clipped(text: str) -> bytes:
-    # Lone surrogates, which JSON may hold, have no bytes in UTF-8.
-    data = text.encode("utf-8", "backslashreplace")
-    if len(data) <= LARGEST:
-        return data
-    return data[:LARGEST].decode("utf-8", "ignore").encode() + "\n…\n".encode()
-
-
-def _plain(fact: Fact) -> Fact:
-    """Returns a fact as JSON can hold it, in which what is not finite is a word."""
-    return str(fact) if isinstance(fact, float) and not math.isfinite(fact) else fact

@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from baton.checkpoint.manifest import CheckpointMeta, LogEntry
 from baton.checkpoint.proof import proof_part
-from baton.checkpoint.store import Checkpoint, CheckpointStore
+from baton.checkpoint.store import Checkpoint, CheckpointMeta, CheckpointStore, LogEntry
 from baton.documents import Json
 from baton.errors import StoreError
 from baton.pages import quality_page
@@ -27,11 +26,11 @@ from baton.runs.documents import (
     Skip,
     SplitCounts,
     StageRecord,
-    Tokens,
-    Tracking,
+    TokenizedRows,
+    TrackingRun,
     WarningRecord,
 )
-from baton.runs.outcomes import Evaluation, ExportedModel, Figures, GateLine, RunFailure
+from baton.runs.outcomes import EvaluationResult, ExportedModel, Figures, JudgedLine, RunFailure
 from baton.runs.plan import Plan
 from baton.runs.run import Run
 
@@ -90,11 +89,11 @@ class Report:
     method: str
     plan: Plan | None = None
     split: SplitCounts | None = None
-    tokens: Tokens | None = None
+    tokens: TokenizedRows | None = None
     rendered: Rendered | None = None
-    tracking: Tracking | None = None
+    tracking: TrackingRun | None = None
     fork: ForkNote | None = None
-    evaluation: Evaluation | None = None
+    evaluation: EvaluationResult | None = None
     examples: Examples = Examples()
     export: ExportedModel | None = None
     newest: CheckpointMeta | None = None
@@ -222,7 +221,7 @@ class Figure:
     held: bool
 
 
-def examples(run: Run, evaluation: Evaluation | None) -> Examples:
+def examples(run: Run, evaluation: EvaluationResult | None) -> Examples:
     """Returns the evaluation's examples, as many as the page shows."""
     named = evaluation.examples if evaluation else None
     if not named or not named.count:
@@ -232,7 +231,7 @@ def examples(run: Run, evaluation: Evaluation | None) -> Examples:
     return Examples(len(lines), uri, [json.loads(line) for line in lines[:MAX_EXAMPLES]])
 
 
-def figure_rows(evaluation: Evaluation) -> list[Figure]:
+def figure_rows(evaluation: EvaluationResult) -> list[Figure]:
     """Returns a row for each figure, those of the gate first."""
     lines = {line.figure: line for line in (evaluation.gate.lines if evaluation.gate else ())}
     names = [name for name in evaluation.after if name not in NOT_COMPARED]
@@ -240,7 +239,7 @@ def figure_rows(evaluation: Evaluation) -> list[Figure]:
     return [_figure(name, evaluation, lines.get(name)) for name in names]
 
 
-def _figure(name: str, evaluation: Evaluation, line: GateLine | None) -> Figure:
+def _figure(name: str, evaluation: EvaluationResult, line: JudgedLine | None) -> Figure:
     intervals = evaluation.intervals or {}
     low, high = intervals.get("after", {}).get(name, (None, None))
     before, after = evaluation.before.get(name), evaluation.after[name]
@@ -265,7 +264,7 @@ def _figure(name: str, evaluation: Evaluation, line: GateLine | None) -> Figure:
     )
 
 
-def _sign(name: str, evaluation: Evaluation, line: GateLine | None) -> int:
+def _sign(name: str, evaluation: EvaluationResult, line: JudgedLine | None) -> int:
     """Returns 1 where more of a figure is better, -1 where less is, 0 where nobody says."""
     known = evaluation.better.get(name)
     if known is None and line and line.line:  # the gate asks for more or for less
@@ -303,7 +302,7 @@ def collect(run: Run, failure: RunFailure | None = None) -> Report:
     damaged: list[int] = []
     committed = list(store.committed(lambda step, _: damaged.append(step)))
     newest = committed[0] if committed else None
-    evaluation = run.read(Evaluation)
+    evaluation = run.read(EvaluationResult)
     return Report(
         run=run.name,
         uri=run.uri,
@@ -313,9 +312,9 @@ def collect(run: Run, failure: RunFailure | None = None) -> Report:
         method=recipe.training.method,
         plan=run.read(Plan),
         split=run.read(SplitCounts),
-        tokens=run.read(Tokens),
+        tokens=run.read(TokenizedRows),
         rendered=quality_page.read_rendered(run),
-        tracking=run.read(Tracking),
+        tracking=run.read(TrackingRun),
         fork=run.read(ForkNote),
         evaluation=evaluation,
         examples=examples(run, evaluation),
@@ -360,7 +359,7 @@ def _place(record: StageRecord) -> tuple[int, int, bool]:
 
 def _proof(store: CheckpointStore, committed: list[Checkpoint], damaged: list[int]) -> list[ProofEntry]:
     """Returns an entry for each checkpoint that is there, and for each that was read back before it went."""
-    parts = [store.run.need(ProofPart, chunk) for chunk in sorted(store.proven_chunks())]
+    parts = [store.run.need(ProofPart, chunk) for chunk in sorted(store.run.proven_chunks())]
     read_back = {(part.step, part.digest) for part in parts}
     entries = {part.step: ProofEntry(part, "damaged" if part.step in damaged else "removed") for part in parts}
     for checkpoint in committed:

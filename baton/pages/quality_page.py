@@ -14,7 +14,7 @@ from baton.pages import html as rendering
 from baton.pages import rows_page
 from baton.pages.html import count
 from baton.recipe.data import Data
-from baton.runs.documents import PreviewRow, Tokens, TokensMeta
+from baton.runs.documents import PreviewRow, TokenizedRows, TokensMeta
 from baton.runs.run import Run
 from baton.store.manifest import read_manifest
 
@@ -35,7 +35,7 @@ class Rendered(TypedDict):
 
 def read_rendered(run: Run) -> Rendered | None:
     """Returns what tokenize has noted, None where rows are rendered as they came."""
-    tokens = run.get(Tokens.NAME) or {}
+    tokens = run.raw(TokenizedRows.NAME) or {}
     if not tokens.get("rendered"):
         return None
     prefix = tokens["prefix"]
@@ -119,7 +119,7 @@ def collect(run: Run, data: Data | None = None) -> dict[str, Any]:
         tokenized, `lengths` and how texts are `rendered`, if they became turns of a conversation.
     """
     data = data or run.recipe().data
-    quality, tokens = run.get(QUALITY) or {}, run.get("tokens.json") or {}
+    quality, tokens = run.raw(QUALITY) or {}, run.raw("tokens.json") or {}
     by_check: dict[str, Counts] = dict(quality.get("checks", {}))
     if lengths := tokens.get("lengths"):
         by_check["truncation"] = _truncation(lengths, data)
@@ -148,7 +148,7 @@ def collect(run: Run, data: Data | None = None) -> dict[str, Any]:
 
 def seen(run: Run) -> list[PreviewRow]:
     """Returns the first rows of each side as the model sees them, once they are tokenized."""
-    tokens = run.read(Tokens)
+    tokens = run.read(TokenizedRows)
     manifest = tokens and read_manifest(run.storage, tokens.prefix)
     rows: list[PreviewRow] = []
     if tokens and manifest:
@@ -279,7 +279,7 @@ def write(run: Run) -> str:
 
 def refresh(run: Run) -> None:
     """Writes the page of a run again, if it has one: when the rows were split, their tokens were not known."""
-    if run.get(QUALITY):
+    if run.raw(QUALITY):
         write(run)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from baton.pages import html
 from baton.pages.html import count
-from baton.runs.documents import Preview, PreviewRow, Span, Token
+from baton.runs.documents import Preview, PreviewRow, Token, TokenSpan
 
 BYTES = re.compile(r"\\x[89a-f][0-9a-f]")
 """A byte that is no character by itself."""
@@ -104,7 +104,7 @@ def shown(rows: Sequence[PreviewRow]) -> list[PreviewView]:
     return [_shown(group) for group in groups(rows)]
 
 
-def parts(rows: Sequence[PreviewRow]) -> Iterator[tuple[str, list[Span], list[Token]]]:
+def parts(rows: Sequence[PreviewRow]) -> Iterator[tuple[str, list[TokenSpan], list[Token]]]:
     """Yields the parts of a row: a prompt that two answers share is one of its own."""
     heads = [list(takewhile(lambda span: not (span.trained or span.cut), row.spans)) for row in rows]
     taken = 0
@@ -116,11 +116,11 @@ def parts(rows: Sequence[PreviewRow]) -> Iterator[tuple[str, list[Span], list[To
         yield name, row.spans[taken:], row.tokens[_present(row.spans[:taken]) :]
 
 
-def _present(spans: Sequence[Span]) -> int:
+def _present(spans: Sequence[TokenSpan]) -> int:
     return sum(span.tokens for span in spans if not span.left_out)
 
 
-def tone(span: Span) -> str:
+def tone(span: TokenSpan) -> str:
     """Returns how a span is shown."""
     return "gap" if span.left_out else "cut" if span.cut else "trained" if span.trained else "read"
 
@@ -154,15 +154,15 @@ def _shown(rows: Sequence[PreviewRow]) -> PreviewView:
     return found
 
 
-def _spans(spans: Sequence[Span]) -> list[tuple[str, str]]:
+def _spans(spans: Sequence[TokenSpan]) -> list[tuple[str, str]]:
     return [(tone(span), _gap(span) if span.left_out else span.text) for span in spans]
 
 
-def _gap(span: Span) -> str:
+def _gap(span: TokenSpan) -> str:
     return f" … {count(span.tokens, 'token')} … "
 
 
-def _tokens(spans: Sequence[Span], tokens: Sequence[Token]) -> list[tuple[str, str, int | None, bool]]:
+def _tokens(spans: Sequence[TokenSpan], tokens: Sequence[Token]) -> list[tuple[str, str, int | None, bool]]:
     rest = iter(tokens)
     listed: list[tuple[str, str, int | None, bool]] = []
     for span in spans:

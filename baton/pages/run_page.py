@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from baton.checkpoint.manifest import LogEntry
+from baton.checkpoint.store import LogEntry
 from baton.pages import collect, html, plots
 from baton.pages.collect import ProofEntry, Report
 from baton.pages.html import count, duration, number, size

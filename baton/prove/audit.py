@@ -1,7 +1,6 @@
 """`baton audit`: a chunk of another run, trained again here, and compared with the run's own record.
 
 It trains in a store of its own, from the checkpoint that the chunk began with. The run's own store is not written.
-The page tells what was proven, and what a difference can mean.
 """
 
 from __future__ import annotations
@@ -10,9 +9,8 @@ import contextlib
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TypedDict
 
@@ -21,36 +19,23 @@ from baton.checkpoint.store import Checkpoint, CheckpointStore
 from baton.errors import BatonError, DamagedError, UserError
 from baton.events import Event
 from baton.local import forkserver, processes
-from baton.local.processes import TRAIN_CHUNK
 from baton.pages import html
 from baton.pages.html import count
-from baton.prove.compare import MAX_TOLD, Comparison, Entry, Value, compare
+from baton.prove.compare import MAX_TOLD, Comparison, LoggedDifference, Value, compare
 from baton.recipe import load
 from baton.recipe.recipe import Recipe
-from baton.runs.documents import ORIGINS, ForkNote, OwnCode, RunInfo, Tokens
+from baton.runs.documents import ORIGINS, ForkNote, OwnCode, RunInfo, TokenizedRows
 from baton.runs.run import Run, identity, now
 from baton.runs.versions import Fingerprint
-from baton.runtime import through_skips
 from baton.scratch import scratch_folder
 from baton.signing import SIGNED_BY, PublicKey
 from baton.store.manifest import Manifest, read_manifest
 from baton.store.storage import Storage
 
-# --- A chunk of another run, trained again here: in a store of its own, from the checkpoint that it began with.
-#
-# Nothing is written to the run's own store.
-
 
 @dataclass(frozen=True)
 class ChunkSpan:
-    """A chunk as the run has it.
-
-    Attributes:
-        index: Its number.
-        start: Step that it began at.
-        before: The checkpoint there, None at the start of the run.
-        after: The checkpoint that it ended on.
-    """
+    """A chunk as the run has it, from one checkpoint, or the run's start, to another."""
 
     index: int
     start: int
@@ -67,12 +52,15 @@ def chunk_span(store: CheckpointStore, index: int) -> ChunkSpan:
     plan = store.run.plan()
     if not 1 <= index <= len(plan.targets):
         raise UserError(f"chunk {index} does not exist; run {store.run.name!r} has {len(plan.targets)}.")
-    start = max(plan.target(index - 1) if index > 1 else 0, fork.began(store.run))
+    start = max(plan.target(index - 1) if index > 1 else 0, store.run.began())
     if plan.target(index) <= start:
         raise UserError(f"chunk {index} ends before step {start}, at which the fork {store.run.name!r} begins.")
-    after = _ended(store, start, plan.target(index))
+    target = plan.target(index)
+    # Early stopping may have ended the run before.
+    finished = (each for each in store.committed() if each.meta.finished and each.step < target)
+    after = store.read(target) or next(finished, None)
     if after is None:
-        raise _gone(store, index, plan.target(index), "it ended on")
+        raise _gone(store, index, target, "it ended on")
     if after.step <= start:
         ended = f"early stopping ended the run at step {after.step}"
         raise UserError(f"chunk {index} of run {store.run.name!r} was not trained: {ended}.")
@@ -80,14 +68,6 @@ def chunk_span(store: CheckpointStore, index: int) -> ChunkSpan:
     if start and before is None:
         raise _gone(store, index, start, "it began with")
     return ChunkSpan(index, start, before, after)
-
-
-def _ended(store: CheckpointStore, start: int, target: int) -> Checkpoint | None:
-    """Returns what is committed at a target, or where early stopping ended the run before."""
-    if checkpoint := store.read(target):
-        return checkpoint
-    finished = (each for each in store.committed() if each.meta.finished and each.step < target)
-    return next(finished, None)
 
 
 def _gone(store: CheckpointStore, index: int, step: int, which: str) -> UserError:
@@ -100,22 +80,15 @@ def _gone(store: CheckpointStore, index: int, step: int, which: str) -> UserErro
     )
 
 
-class ChunkReplay:
-    """A run in a store of its own, ready to train one chunk of another.
+UNSIGNED = {SIGNED_BY: None}
+"""What is trained here is signed by nobody, and asks for no signature."""
 
-    Args:
-        store: The other run's checkpoints.
-        chunk: The chunk.
-        folder: Where the store of its own lies.
-        on_event: Called with each event of the processes.
-    """
+
+class ChunkReplay:
+    """A run in a store of its own, below a local folder, ready to train one chunk of another."""
 
     def __init__(
-        self,
-        store: CheckpointStore,
-        chunk: ChunkSpan,
-        folder: str,
-        on_event: Callable[[Event], None] = lambda event: None,
+        self, store: CheckpointStore, chunk: ChunkSpan, folder: str, on_event: Callable[[Event], None]
     ) -> None:
         self._theirs, self._chunk = store, chunk
         self._run = Run(Storage(folder), store.run.name)
@@ -139,12 +112,13 @@ class ChunkReplay:
             )
         # Begun on the same day, which a chat template may write.
         self._run.put(RunInfo.NAME, theirs.require(RunInfo.NAME) | {"recipe": self._plain(recipe)})
-        with _unsigned():
-            processes.prepare(self._local(recipe), self._run.name, self._on_event, forkserver.launcher())
+        with processes.environment(**UNSIGNED):
+            local = load.validate(self._plain(recipe), origin=recipe.name)
+            processes.prepare(local, self._run.name, self._on_event, forkserver.launcher())
         same = {
             "rows": theirs.require("data.json") == self._run.require("data.json"),
             "tokens": _tokens(theirs) == _tokens(self._run),
-            "base model": theirs.get("model.json") == self._run.get("model.json"),
+            "base model": theirs.raw("model.json") == self._run.raw("model.json"),
             "plan": theirs.require("plan.json") == self._run.require("plan.json"),
         }
         return [name for name, is_same in same.items() if not is_same]
@@ -154,9 +128,9 @@ class ChunkReplay:
         theirs = self._theirs.run
         self._run.put(RunInfo.NAME, theirs.require(RunInfo.NAME) | {"recipe": self._plain(theirs.recipe())})
         for name in (*fork.CARRIED, "plan.json"):
-            if document := theirs.get(name):
+            if document := theirs.raw(name):
                 self._run.put(name, document)
-        tokens, code = theirs.need(Tokens), theirs.read(OwnCode)
+        tokens, code = theirs.need(TokenizedRows), theirs.read(OwnCode)
         for prefix in (tokens.prefix, *([code.prefix] if code else [])):
             self._copy_bundle(prefix)
 
@@ -166,13 +140,16 @@ class ChunkReplay:
         Raises:
             BatonError: its process failed, with its message.
         """
-        self._copy_rest()
+        # What the chunk looks for besides: what was found out, skipped steps, what a fork began with.
+        theirs = self._theirs.run
+        names = [name for name in theirs.storage.find(theirs.path()) if name.startswith(("skips/", "start/"))]
+        for name in (*names, *fork.CARRIED[5:], ForkNote.NAME, ORIGINS):
+            with contextlib.suppress(FileNotFoundError):
+                self._run.storage.write(self._run.path(name), theirs.storage.read(theirs.path(name)))
         if self._chunk.before:
             self._copy_bundle(self._theirs.prefix(self._chunk.start))
-        launch = forkserver.launcher()
-        with _unsigned():
-            arguments = [self._run.uri, str(self._chunk.index)]
-            through_skips(partial(processes.run, TRAIN_CHUNK, arguments, self._on_event, launch))
+        with processes.environment(**UNSIGNED):
+            processes.train_chunk(self._run.uri, self._chunk.index, self._on_event, forkserver.launcher())
             reached = CheckpointStore(self._run).newest()
         if reached is None or reached.step <= self._chunk.start:
             raise BatonError(f"chunk {self._chunk.index} left no checkpoint when it was trained again.")
@@ -182,9 +159,6 @@ class ChunkReplay:
         """Returns the local folder of a checkpoint that was trained here."""
         store = CheckpointStore(self._run)
         return self._run.storage.key(checkpoint.manifest.path(store.prefix(checkpoint.step)))
-
-    def _local(self, recipe: Recipe) -> Recipe:
-        return load.validate(self._plain(recipe), origin=recipe.name)
 
     def _plain(self, recipe: Recipe) -> dict[str, object]:
         """Returns a recipe as it is trained by here: nothing is tracked, signed or kept that no bit depends on."""
@@ -199,15 +173,6 @@ class ChunkReplay:
         }
         return document
 
-    def _copy_rest(self) -> None:
-        """Takes what the chunk looks for besides: what was found out, skipped steps, what a fork began with."""
-        theirs = self._theirs.run
-        names = [name for name in theirs.storage.find(theirs.path()) if name.startswith(("skips/", "start/"))]
-        documents = (*fork.CARRIED[5:], ForkNote.NAME, ORIGINS)
-        for name in (*names, *documents):
-            with contextlib.suppress(FileNotFoundError):
-                self._run.storage.write(self._run.path(name), theirs.storage.read(theirs.path(name)))
-
     def _copy_bundle(self, prefix: str) -> None:
         storage = self._theirs.storage
         manifest = read_manifest(storage, prefix)
@@ -219,10 +184,7 @@ class ChunkReplay:
 
 
 def fetch_read_only(storage: Storage, prefix: str, manifest: Manifest, folder: str) -> str:
-    """Downloads a bundle as `bundle.fetch` does, but marks nothing in the store: an audit only reads there.
-
-    Returns:
-        The folder.
+    """Downloads a bundle as `bundle.fetch` does, but marks nothing in the store; returns the folder.
 
     Raises:
         DamagedError: a file is missing or its SHA-256 differs.
@@ -244,27 +206,13 @@ def fetch_read_only(storage: Storage, prefix: str, manifest: Manifest, folder: s
 
 def _tokens(run: Run) -> object:
     """Returns what tells tokenized rows apart: content and order of their files, whatever their names."""
-    tokens = run.need(Tokens)
+    tokens = run.need(TokenizedRows)
     manifest = read_manifest(run.storage, tokens.prefix)
     if manifest is None:
         return None
     digests = {name: entry["sha256"] for name, entry in manifest.files.items()}
     listed = {side: [digests[name] for name, _ in files] for side, files in manifest.meta["files"].items()}
     return listed, {name: digest for name, digest in digests.items() if name.startswith("tokenizer/")}
-
-
-@contextlib.contextmanager
-def _unsigned() -> Iterator[None]:
-    """Asks for no signature for a while: what is trained here is signed by nobody."""
-    before = os.environ.pop(SIGNED_BY, None)
-    try:
-        yield
-    finally:
-        if before is not None:
-            os.environ[SIGNED_BY] = before
-
-
-# --- A chunk of somebody's run, trained again by somebody else, and held against what the run has.
 
 
 class Audit(TypedDict):
@@ -291,8 +239,8 @@ class Audit(TypedDict):
     files: int
     tensors: int
     numbers: int
-    first_difference: Entry | None
-    first_loss: Entry | None
+    first_difference: LoggedDifference | None
+    first_loss: LoggedDifference | None
     num_differing: int
     differing: list[Value]
     claims: list[str]
@@ -330,65 +278,53 @@ def audit(
     began, created = time.monotonic(), now()
     store = CheckpointStore(run, key)
     chunk = chunk_span(store, index)
+
+    def result(comparison: Comparison, again: Checkpoint | None, data: list[str]) -> Audit:
+        theirs = chunk.after.meta
+        ours = again.meta.fingerprint if again else Fingerprint()
+        found = again.meta.state if again else {}
+        # Of a state that is the same, another digest was written down.
+        claims = [part for part, digest in found.items() if theirs.state.get(part) != digest]
+        return {
+            "run": run.name,
+            "run_uri": run.uri,
+            "recipe": run.recipe().name,
+            "chunk": chunk.index,
+            "start": chunk.start,
+            "end": chunk.after.step,
+            "created": created,
+            "equal": bool(again and again.step == chunk.after.step and comparison.is_equal and not claims),
+            "verdict": _verdict(chunk, comparison, claims, data, again),
+            "signed_by": key.name if key else None,
+            "rows": "recipe" if recipe else "run",
+            "data": data,
+            "losses": comparison.logged,
+            "files": comparison.files,
+            "tensors": comparison.tensors,
+            "numbers": comparison.numbers,
+            "first_difference": comparison.first,
+            "first_loss": comparison.first_loss,
+            "num_differing": len(comparison.differing),
+            "differing": comparison.differing[:MAX_TOLD],
+            "claims": claims,
+            "expected": dict(theirs.state),
+            "found": dict(found),
+            "machine": platform.node(),
+            "fingerprint": dict(ours.to_json()),
+            "differences": ours.differences(theirs.fingerprint) if again else [],
+            "seconds": round(time.monotonic() - began, 1),
+        }
+
     with scratch_folder("audit") as scratch:
         replay = ChunkReplay(store, chunk, f"{scratch}/store", on_event)
         if recipe is None:
             replay.copy_data()
         elif differing := replay.make_data(recipe):
-            return _told(run, chunk, created, began, Comparison(), None, recipe, key, differing)
+            return result(Comparison(), None, differing)
         again = replay.train()
         prefix = store.prefix(chunk.after.step)
         theirs = fetch_read_only(store.storage, prefix, chunk.after.manifest, f"{scratch}/theirs")
-        comparison = compare(theirs, replay.folder(again), chunk.start)
-        return _told(run, chunk, created, began, comparison, again, recipe, key, [])
-
-
-def _told(
-    run: Run,
-    chunk: ChunkSpan,
-    created: str,
-    began: float,
-    comparison: Comparison,
-    again: Checkpoint | None,
-    recipe: Recipe | None,
-    key: PublicKey | None,
-    data: list[str],
-) -> Audit:
-    theirs = chunk.after.meta
-    ours = again.meta.fingerprint if again else Fingerprint()
-    found = again.meta.state if again else {}
-    # Of a state that is the same, another digest was written down.
-    claims = [part for part, digest in found.items() if theirs.state.get(part) != digest] if again else []
-    is_equal = again is not None and again.step == chunk.after.step and comparison.is_equal and not claims
-    return {
-        "run": run.name,
-        "run_uri": run.uri,
-        "recipe": run.recipe().name,
-        "chunk": chunk.index,
-        "start": chunk.start,
-        "end": chunk.after.step,
-        "created": created,
-        "equal": is_equal,
-        "verdict": _verdict(chunk, comparison, claims, data, again),
-        "signed_by": key.name if key else None,
-        "rows": "recipe" if recipe else "run",
-        "data": data,
-        "losses": comparison.logged,
-        "files": comparison.files,
-        "tensors": comparison.tensors,
-        "numbers": comparison.numbers,
-        "first_difference": comparison.first,
-        "first_loss": comparison.first_loss,
-        "num_differing": len(comparison.differing),
-        "differing": comparison.differing[:MAX_TOLD],
-        "claims": claims,
-        "expected": dict(theirs.state),
-        "found": dict(found),
-        "machine": platform.node(),
-        "fingerprint": dict(ours.to_json()),
-        "differences": ours.differences(theirs.fingerprint) if again else [],
-        "seconds": round(time.monotonic() - began, 1),
-    }
+        return result(compare(theirs, replay.folder(again), chunk.start), again, [])
 
 
 def _verdict(
@@ -412,14 +348,6 @@ def _verdict(
     if claims:
         return f"differs: {name} holds the same, and its manifest states another digest of {', '.join(claims)}"
     return f"equal: {name} comes to the same bits when it is trained again"
-
-
-# --- The page of `baton audit`: what was proven of a chunk, where, and what a difference can mean.
-
-
-def write_page(audit: Audit, path: str) -> None:
-    """Writes what `audit` returned as one HTML file."""
-    Path(path).write_text(render_page(audit), encoding="utf-8")
 
 
 def render_page(audit: Audit) -> str:

@@ -8,22 +8,19 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypedDict
+from pathlib import Path
+from typing import Any, TypedDict
 
 from baton.checkpoint.sharded import code_in
 from baton.errors import DamagedError
-
-if TYPE_CHECKING:
-    import torch
 
 TIMED = ("_runtime", "_per_second", "step_time")
 """How names of values end that depend on the clock."""
 HISTORY = "trainer_state.json"
 MAX_TOLD = 100
 """Values that differ which are told one by one, those that differ most first."""
-_KINDS = ((".safetensors",), (".pt", ".pth", ".bin"))
 
 
 class Value(TypedDict):
@@ -37,7 +34,7 @@ class Value(TypedDict):
     max_abs: float | None
 
 
-class Entry(TypedDict):
+class LoggedDifference(TypedDict):
     """The first logged value that differs."""
 
     step: int
@@ -48,25 +45,17 @@ class Entry(TypedDict):
 
 @dataclass
 class Comparison:
-    """What was compared, and what differs.
-
-    Attributes:
-        files: Number of files.
-        tensors: Number of tensors in them.
-        numbers: Number of their numbers.
-        differing: The values that differ, those that differ most first.
-        first: The first logged value that differs.
-        first_loss: The first loss that does.
-        logged: Number of logged values.
-    """
+    """What was compared: numbers of files, tensors in them, numbers in these and logged values; and what differs."""
 
     files: int = 0
     tensors: int = 0
     numbers: int = 0
-    differing: list[Value] = field(default_factory=list)
-    first: Entry | None = None
-    first_loss: Entry | None = None
     logged: int = 0
+    differing: list[Value] = field(default_factory=list)
+    """The values that differ, those that differ most first."""
+    first: LoggedDifference | None = None
+    """The first logged value that differs."""
+    first_loss: LoggedDifference | None = None
 
     @property
     def is_equal(self) -> bool:
@@ -75,12 +64,9 @@ class Comparison:
 
 
 def compare(expected: str, found: str, after: int) -> Comparison:
-    """Compares the files of two checkpoints.
+    """Compares the files of two checkpoints in local folders, and the values logged after a step.
 
-    Args:
-        expected: Local folder of the one.
-        found: Local folder of the other.
-        after: Step after which logged values are compared; both have those before from the same checkpoint.
+    Both have those before from the same checkpoint.
 
     Raises:
         DamagedError: a pickle of one of them holds code.
@@ -89,7 +75,12 @@ def compare(expected: str, found: str, after: int) -> Comparison:
         if problems := code_in(folder):
             raise DamagedError(f"{folder}: {'; '.join(problems)}.")
     result = Comparison()
-    names = _names(expected) | _names(found)
+    names = {
+        os.path.relpath(os.path.join(parent, name), folder)
+        for folder in (expected, found)
+        for parent, _, files in os.walk(folder)
+        for name in files
+    }
     for name in sorted(names):
         result.files += 1
         paths = os.path.join(expected, name), os.path.join(found, name)
@@ -105,18 +96,14 @@ def compare(expected: str, found: str, after: int) -> Comparison:
     return result
 
 
-def _names(folder: str) -> set[str]:
-    return {
-        os.path.relpath(os.path.join(parent, name), folder) for parent, _, names in os.walk(folder) for name in names
-    }
-
-
 def _compare_file(name: str, expected: str, found: str, result: Comparison) -> None:
-    if name.endswith(_KINDS[0]):
-        _compare_leaves(name, _stored(expected), _stored(found), result)
-    elif name.endswith(_KINDS[1]) and os.sep not in name:
+    if name.endswith(".safetensors"):
+        from safetensors.torch import load_file
+
+        _compare_leaves(name, load_file(expected), load_file(found), result)
+    elif name.endswith((".pt", ".pth", ".bin")) and os.sep not in name:
         _compare_leaves(name, _pickled(expected), _pickled(found), result)
-    elif not _same_bytes(expected, found):
+    elif Path(expected).read_bytes() != Path(found).read_bytes():
         result.differing.append(_value(name, "", "the file's bytes differ"))
 
 
@@ -147,13 +134,13 @@ def _differs(file: str, name: str, ours: Any, theirs: Any) -> Value | None:
     kinds = (ours.dtype, tuple(ours.shape)), (theirs.dtype, tuple(theirs.shape))
     if kinds[0] != kinds[1]:
         return _value(file, name, f"{kinds[0][0]} {kinds[0][1]} → {kinds[1][0]} {kinds[1][1]}", of=ours.numel())
-    bits = [tensor.detach().cpu().contiguous().flatten() for tensor in (ours, theirs)]
-    if torch.equal(bits[0].view(torch.uint8), bits[1].view(torch.uint8)):
-        return None
+    flat = [tensor.detach().cpu().contiguous().flatten() for tensor in (ours, theirs)]
     # By their bits: a number that is none equals none, and −0 is not 0.
-    width = bits[0].element_size()
-    unlike = (bits[0].view(torch.uint8) != bits[1].view(torch.uint8)).view(-1, width).any(dim=1)
-    gap = (bits[0].double() - bits[1].double()).abs()[unlike]
+    bits = [tensor.view(torch.uint8) for tensor in flat]
+    if torch.equal(*bits):
+        return None
+    unlike = (bits[0] != bits[1]).view(-1, flat[0].element_size()).any(dim=1)
+    gap = (flat[0].double() - flat[1].double()).abs()[unlike]
     finite = gap[gap.isfinite()]
     largest = float(finite.max()) if len(finite) == len(gap) else None
     return {
@@ -175,7 +162,7 @@ def _compare_history(expected: str, found: str, after: int, result: Comparison) 
             if repr(mine.get(name)) == repr(other.get(name)):
                 continue
             step = int(min(mine["step"], other["step"]))
-            entry: Entry = {"step": step, "name": name, "expected": mine.get(name), "found": other.get(name)}
+            entry: LoggedDifference = {"step": step, "name": name, "expected": mine.get(name), "found": other.get(name)}
             result.first = result.first or entry
             result.first_loss = result.first_loss or (entry if name == "loss" else None)
     if len(ours) != len(theirs) and result.first is None:
@@ -194,12 +181,6 @@ def _logged(path: str, after: int) -> list[dict[str, float]]:
     ]
 
 
-def _stored(path: str) -> dict[str, torch.Tensor]:
-    from safetensors.torch import load_file
-
-    return load_file(path)
-
-
 def _pickled(path: str) -> dict[str, Any]:
     """Returns the values of a pickle by their paths in it; `code_in` has looked through it."""
     import torch
@@ -213,21 +194,12 @@ def _leaves(node: Any, path: str) -> Iterator[tuple[str, Any]]:
     if isinstance(node, Mapping) and node:
         for key, value in node.items():
             yield from _leaves(value, f"{path}.{key}".lstrip("."))
-    elif isinstance(node, list | tuple) and node and not _is_plain(node):
+    # A list of numbers alone, such as a generator's state, is one value.
+    elif isinstance(node, list | tuple) and not all(isinstance(value, int | float) for value in node):
         for number, value in enumerate(node):
             yield from _leaves(value, f"{path}.{number}".lstrip("."))
     else:
         yield path, node
-
-
-def _is_plain(node: Sequence[Any]) -> bool:
-    """Tells whether a list holds numbers alone, such as a generator's state, and is one value."""
-    return all(isinstance(value, int | float) for value in node)
-
-
-def _same_bytes(expected: str, found: str) -> bool:
-    with open(expected, "rb") as one, open(found, "rb") as other:
-        return one.read() == other.read()
 
 
 def _value(file: str, name: str, what: str, of: int = 1) -> Value:

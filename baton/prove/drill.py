@@ -5,6 +5,7 @@ Phases come from events and are dealt like cards, so that each is hit about as o
 
 from __future__ import annotations
 
+import contextlib
 import math
 import signal
 import statistics
@@ -25,12 +26,9 @@ from baton.local.processes import CHECKPOINT, TRAIN_CHUNK, FreshProcess, Launche
 from baton.prove import prove
 from baton.recipe import load
 from baton.recipe.recipe import Recipe
-from baton.runs.documents import Phase
+from baton.runs.documents import StagePhase
 from baton.runs.run import Run, now
 from baton.runtime import through_skips
-
-# --- The phases of a train chunk in which a drill kills it: told from events, dealt like cards, and struck.
-
 
 PHASES = ("start-up", "restore", "first-step", "training", "snapshot", "upload", "commit", "prune")
 """In the order in which a chunk comes to them; the last three happen beside training."""
@@ -44,7 +42,7 @@ UNKNOWN = 0.005
 """Seconds that a phase is taken to last when none was measured."""
 
 
-class Tracker:
+class PhaseTracker:
     """Tracks the phases of a process by its events.
 
     Args:
@@ -194,7 +192,7 @@ class PlannedKill:
         struck_at: When it was killed, None while it was not.
     """
 
-    def __init__(self, deck: KillSchedule, tracker: Tracker, kill: Callable[[], None]) -> None:
+    def __init__(self, deck: KillSchedule, tracker: PhaseTracker, kill: Callable[[], None]) -> None:
         self.phase = deck.top()
         self.struck_at: float | None = None
         self._deck, self._tracker, self._kill = deck, tracker, kill
@@ -242,9 +240,6 @@ class PlannedKill:
         self.struck_at = time.monotonic()
 
 
-# --- The promise under fire: a recipe killed again and again, compared with a run that nobody disturbs.
-
-
 class Kill(TypedDict):
     """A process that was killed: the phase that was asked for, those that it was in, and what was committed then."""
 
@@ -269,7 +264,7 @@ class KilledRun(prove.RunSummary):
     problems: list[str]
 
 
-class Report(TypedDict):
+class DrillReport(TypedDict):
     """Result of a drill: `phases` tells how often each was asked for and hit, `unreachable` which none came to."""
 
     recipe: str
@@ -319,9 +314,7 @@ class Drill:
         document = recipe.model_dump(mode="json")
         document["tracking"]["mlflow"] = None
         self.recipe = load.validate(document, origin=recipe.name)
-        self.wanted = kills
-        self.name = name
-        self.launch = launch
+        self.wanted, self.name, self.launch = kills, name, launch
         self.kills: list[Kill] = []
         self.usual: dict[str, list[float]] = {}
         self._random = Random(seed)
@@ -332,12 +325,17 @@ class Drill:
         self._verified: set[str] = set()
         self._problems: list[str] = []
 
-    def run(self) -> Report:
+    def run(self) -> DrillReport:
         """Runs the recipe undisturbed, then as often as it takes to use up all kills.
 
         Raises:
             BatonError: a process failed that was not killed, with its message.
         """
+
+        def count(phase: str) -> dict[str, int]:
+            asked = [kill for kill in self.kills if kill["asked"] == phase]
+            return {"asked": len(asked), "hit": sum(kill["hit"] for kill in asked)}
+
         created = now()
         undisturbed = self._undisturbed()
         seen = set(self.usual)
@@ -360,17 +358,13 @@ class Drill:
             "exact": bool(runs) and not any(found["difference"] or found["problems"] for found in runs),
             "wanted": self.wanted,
             "kills": self.kills,
-            "phases": {phase: self._count(phase) for phase in PHASES},
+            "phases": {phase: count(phase) for phase in PHASES},
             "unreachable": unreachable,
             "undisturbed": prove.summary(undisturbed),
             "runs": runs,
         }
 
-    def _count(self, phase: str) -> dict[str, int]:
-        asked = [kill for kill in self.kills if kill["asked"] == phase]
-        return {"asked": len(asked), "hit": sum(kill["hit"] for kill in asked)}
-
-    def _undisturbed(self) -> prove.Outcome:
+    def _undisturbed(self) -> prove.FinishedRun:
         """Runs the recipe as it should go, and learns how long each phase takes."""
         run = processes.prepare(self.recipe, f"{self.name}-undisturbed", self._on_event, self.launch)
         for index in range(1, self.recipe.num_chunks + 1):
@@ -379,7 +373,7 @@ class Drill:
         return prove.outcome(run, self.recipe.num_chunks)
 
     def _learn(self, module: str, arguments: Sequence[str], begins: str) -> None:
-        tracker = Tracker(begins)
+        tracker = PhaseTracker(begins)
 
         def heard(event: Event) -> None:
             tracker.heard(event)
@@ -391,7 +385,7 @@ class Drill:
             for phase, seconds in tracker.seconds.items():
                 self.usual.setdefault(phase, []).extend(seconds)
 
-    def _disturbed(self, name: str, deck: KillSchedule, undisturbed: prove.Outcome) -> KilledRun:
+    def _disturbed(self, name: str, deck: KillSchedule, undisturbed: prove.FinishedRun) -> KilledRun:
         """Brings a run to its end, however often its processes are killed, and compares it."""
         began, chunks = len(self.kills), self.recipe.num_chunks
         self._problems = []
@@ -399,8 +393,10 @@ class Drill:
         for index in range(1, chunks + 1):
             until = began + math.ceil((self.wanted - began) * index / chunks)
             for module in (TRAIN_CHUNK, CHECKPOINT):
-                while not self._attempt(run, module, index, deck, until):
-                    pass
+                has_ended = False
+                while not has_ended:
+                    with contextlib.suppress(SkipError):  # it ends as the undisturbed run has, which finds the same
+                        has_ended = self._attempt(run, module, index, deck, until)
         self._waiting = []
         rows = results.verify_checkpoints(run)
         damaged = [f"step {row['step']}: {problem}" for row in rows for problem in row["problems"]]
@@ -424,14 +420,11 @@ class Drill:
             until: Kills in all, up to which it may be killed: each chunk leaves the next ones their share.
 
         Returns:
-            Whether it ended by itself, and not to skip a step that it has found.
-        """
-        try:
-            return self._attempted(run, module, index, deck, until)
-        except SkipError:  # the undisturbed run has ended, so this one, which finds the same, does
-            return False
+            Whether it ended by itself.
 
-    def _attempted(self, run: Run, module: str, index: int, deck: KillSchedule, until: int) -> bool:
+        Raises:
+            SkipError: it has found a step to skip.
+        """
         arguments = [run.uri, str(index), *(self._left_out if module == TRAIN_CHUNK else ())]
         if module == TRAIN_CHUNK and (number := next(self._turns, None)):
             prove.set_num_processes(run, self.recipe, number)
@@ -439,7 +432,7 @@ class Drill:
         if not strikes or (module == CHECKPOINT and deck.top() != "prune"):
             processes.run(module, arguments, self._follow, self.launch)
             return True
-        tracker = Tracker("start-up" if module == TRAIN_CHUNK else "verifying")
+        tracker = PhaseTracker("start-up" if module == TRAIN_CHUNK else "verifying")
         process = self.launch(module, arguments)
         strike = PlannedKill(deck, tracker, process.kill)
 
@@ -458,24 +451,29 @@ class Drill:
         return False
 
     def _follow(self, event: Event) -> None:
-        if isinstance(event, events.Phase) and event.phase == Phase.TRAIN:
+        if isinstance(event, events.Phase) and event.phase == StagePhase.TRAIN:
             for kill, at in self._waiting:
                 kill["seconds_to_training"] = time.monotonic() - at
             self._waiting = []
         self._on_event(event)
 
     def _killed(
-        self, run: Run, module: str, index: int, strike: PlannedKill, tracker: Tracker, deck: KillSchedule
+        self, run: Run, module: str, index: int, strike: PlannedKill, tracker: PhaseTracker, deck: KillSchedule
     ) -> None:
         """Notes a kill, and what it left in the store."""
-        phases = [phase for phase in tracker.phases if phase != "prune" or _is_unfinished(run, tracker.pruned)]
+        phases = tracker.phases
+        if "prune" in phases and tracker.pruned is not None:
+            # Only the step of the last removal is known, not whose files it took: it has left something, or is over.
+            names = run.storage.find(CheckpointStore(run).prefix(tracker.pruned))
+            if not any("/" in name or name.startswith("manifest") for name in names):
+                phases.remove("prune")
         kill: Kill = {
             "number": len(self.kills) + 1,
             "run": run.name,
             "asked": strike.phase,
             "found": phases,
             "hit": strike.phase in phases,
-            "stage": module.rpartition(".")[2],
+            "stage": module.rpartition(" ")[2],
             "chunk": index,
             "step": tracker.step,
             "committed": self._committed(run),
@@ -501,10 +499,3 @@ class Drill:
                 self._problems += [f"step {checkpoint.step}: {problem}" for problem in store.verify(checkpoint)]
                 self._verified.add(checkpoint.manifest.folder)
         return steps[::-1]
-
-
-def _is_unfinished(run: Run, step: int | None) -> bool:
-    """Tells whether a removal left something; only the step of the last one is known, not whose files it took."""
-    assert step is not None
-    names = run.storage.find(CheckpointStore(run).prefix(step))
-    return any("/" in name or name.startswith("manifest") for name in names)

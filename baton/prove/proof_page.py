@@ -9,14 +9,14 @@ import math
 from collections.abc import Sequence
 from itertools import cycle
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from baton.pages import html, svg
 from baton.pages.html import count
-from baton.prove.prove import Proof, Variant, last_loss
+from baton.prove.prove import ProofResult, Variant, last_loss
 
 Style = dict[str, Any]
 """How a line is drawn, as matplotlib takes it."""
@@ -25,12 +25,7 @@ MAX_STRIPES = 4
 """Curves that share the length of a line among them; with more, the dashes would be too far apart to follow."""
 
 
-def write(proof: Proof, path: str) -> None:
-    """Writes what `prove` returned as one HTML file."""
-    Path(path).write_text(render(proof), encoding="utf-8")
-
-
-def render(proof: Proof) -> str:
+def render(proof: ProofResult) -> str:
     """Returns the page as one HTML document, which loads nothing."""
     environment = html.environment(Path(__file__).parent)
     environment.filters |= {"last_loss": last_loss}
@@ -55,7 +50,7 @@ def render(proof: Proof) -> str:
     )
 
 
-def verdict(proof: Proof) -> str:
+def verdict(proof: ProofResult) -> str:
     """Returns the line that sums the comparison up."""
     variants = proof["variants"]
     if proof["exact"]:
@@ -65,12 +60,12 @@ def verdict(proof: Proof) -> str:
     return f"NOT exact: {differing} of {len(variants)} runs {verb} from the run in {named(variants[0])}"
 
 
-def tone(proof: Proof) -> str:
+def tone(proof: ProofResult) -> str:
     """Returns how good the verdict is: good, warn or bad. A control is never good news, only as it must be."""
     return "warn" if proof["leave_out"] else "good" if proof["exact"] else "bad"
 
 
-def control(proof: Proof) -> str:
+def control(proof: ProofResult) -> str:
     """Returns what a negative control was and whether it found anything; empty where nothing was left out."""
     if not proof["leave_out"]:
         return ""
@@ -100,15 +95,8 @@ def compared(variant: Variant) -> tuple[str, str]:
     return "bad", f"✗ {difference['what']}{place}"
 
 
-class DifferenceText(TypedDict):
-    """A difference in words: a sentence, and lines with a name and a value, None where there is none."""
-
-    sentence: str
-    values: list[tuple[str, str | None]]
-
-
-def difference_text(proof: Proof) -> DifferenceText | None:
-    """Returns the first difference in words: a sentence, and the values that were expected and found."""
+def difference_text(proof: ProofResult) -> dict[str, Any] | None:
+    """Returns the first difference in words, if any: a sentence, and lines with a name and a value or None."""
     difference = proof["first_difference"]
     if difference is None:
         return None
@@ -145,7 +133,7 @@ def difference_text(proof: Proof) -> DifferenceText | None:
     }
 
 
-def loss_plot(proof: Proof) -> Figure | None:
+def loss_plot(proof: ProofResult) -> Figure | None:
     """Draws all losses over each other, and where each run's chunks end."""
     variants, lines = proof["variants"], _lines(proof["variants"])
     curves = [svg.series(_entries(variant["steps"], variant["losses"]), "loss") for variant in variants]
@@ -162,7 +150,7 @@ def loss_plot(proof: Proof) -> Figure | None:
     _mark_difference(ax, proof)
     _chunk_ends(ends, variants, lines)
     for axes in (ax, ends):
-        svg.step_axis(axes, _last_step(variants))
+        svg.step_axis(axes, max(variant["targets"][-1] for variant in variants))
     ax.set_xlabel("")
     ax.tick_params(labelbottom=False)
     legend = figure.legend(loc="outside upper left", ncols=6, handlelength=2.6)
@@ -171,7 +159,7 @@ def loss_plot(proof: Proof) -> Figure | None:
     return figure
 
 
-def drift_plot(proof: Proof) -> Figure | None:
+def drift_plot(proof: ProofResult) -> Figure | None:
     """Draws how far each run's losses are from the first run's; nothing where no loss differs."""
     variants, lines = proof["variants"], _lines(proof["variants"])
     first = variants[0]["losses"]
@@ -184,7 +172,7 @@ def drift_plot(proof: Proof) -> Figure | None:
         ax.plot(*svg.thin(points), **{**line, "ls": "-", "lw": min(line["lw"], 1.3)})
     ax.set_ylabel("difference")
     _mark_difference(ax, proof, relative=True)
-    svg.step_axis(ax, _last_step(variants))
+    svg.step_axis(ax, max(variant["targets"][-1] for variant in variants))
     return figure
 
 
@@ -213,11 +201,7 @@ def _chunk_ends(ax: Axes, variants: Sequence[Variant], lines: Sequence[Style]) -
     ax.spines["left"].set_visible(False)
 
 
-def _last_step(variants: Sequence[Variant]) -> int:
-    return max(variant["targets"][-1] for variant in variants)
-
-
-def _mark_difference(ax: Axes, proof: Proof, *, relative: bool = False) -> None:
+def _mark_difference(ax: Axes, proof: ProofResult, *, relative: bool = False) -> None:
     """Rings the first loss that differs, and names it over the plot."""
     difference = proof["first_difference"]
     if difference is None or difference["what"] != "loss":
@@ -227,7 +211,7 @@ def _mark_difference(ax: Axes, proof: Proof, *, relative: bool = False) -> None:
     ax.axvline(step, color=svg.INK, lw=0.8)
     if math.isfinite(value):
         ax.plot([step], [value], "o", ms=9, mfc="none", mec=svg.INK, mew=1.5, zorder=6, gid="difference")
-    right = step > 0.6 * _last_step(proof["variants"])
+    right = step > 0.6 * max(variant["targets"][-1] for variant in proof["variants"])
     ax.annotate(
         f"first difference, value {difference['logged_value']:,}", (step, 1), (5 if right else -5, 3),
         ax.get_xaxis_transform(), "offset points", ha="right" if right else "left", va="bottom", fontsize=10.5,

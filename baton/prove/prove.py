@@ -10,23 +10,18 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import NotRequired, TypedDict
+from typing import NotRequired, TypedDict, cast
 
 from baton.checkpoint.store import CheckpointStore
 from baton.errors import BatonError, UserError
 from baton.events import Event
 from baton.local import forkserver
-from baton.local.processes import TRAIN_CHUNK, prepare
-from baton.local.processes import run as start
+from baton.local.processes import prepare, train_chunk
 from baton.models import trained
 from baton.recipe import load
 from baton.recipe.recipe import Recipe
 from baton.runs.documents import OwnState
 from baton.runs.run import Run, now
-from baton.runtime import through_skips
-
-# --- Numbers of processes that take turns: with virtual workers, another one for each chunk, or after each kill.
 
 
 def parse_processes(text: str | None, recipe: Recipe) -> list[int]:
@@ -59,9 +54,6 @@ def set_num_processes(run: Run, recipe: Recipe, processes: int) -> None:
     run.create(load.validate(document, origin=recipe.name))
 
 
-# --- The promise, tried: a recipe run once per number of chunks, in fresh processes, compared byte for byte.
-
-
 _WEIGHTS = re.compile(r"(adapter_)?model(-\d+-of-\d+)?\.safetensors")
 
 
@@ -77,7 +69,7 @@ class RunSummary(TypedDict):
     state_digest: str
 
 
-class Outcome(RunSummary):
+class FinishedRun(RunSummary):
     """Logged values of a finished run, and the state and files of its last checkpoint.
 
     `chunks` is their number, `parts` the digest of each part of the state, `hooks` the state of the user's code, and
@@ -111,7 +103,7 @@ class Variant(RunSummary):
     difference: Difference | None
 
 
-class Proof(TypedDict):
+class ProofResult(TypedDict):
     """Result of a proof: `first_difference` is the earliest of all variants', `report` the page's path, `processes` the
     numbers that took turns from chunk to chunk."""
 
@@ -134,7 +126,7 @@ def prove(
     leave_out: Sequence[str] = (),
     processes: Sequence[int] = (),
     on_event: Callable[[Event], None] = lambda event: None,
-) -> Proof:
+) -> ProofResult:
     """Runs a recipe once per count of chunks and compares losses and digests with the first.
 
     Args:
@@ -149,18 +141,29 @@ def prove(
         BatonError: a process failed, with its message.
     """
     created = now()
-    variants = [_variant(recipe, count, f"{name}-k{count}", leave_out, processes, on_event) for count in counts]
+    variants, launch = [], forkserver.launcher()
+    for count in counts:
+        document = recipe.model_dump(mode="json")
+        document["chunks"]["count"] = count
+        document["tracking"]["mlflow"] = None
+        chunked = load.validate(document, origin=recipe.name)
+        run = prepare(chunked, f"{name}-k{count}", on_event, launch)
+        for index in range(1, count + 1):
+            if processes:
+                set_num_processes(run, chunked, processes[(index - 1) % len(processes)])
+            train_chunk(run.uri, index, on_event, launch, leave_out)
+        variants.append(outcome(run, count))
     return compare(variants, recipe=recipe.name, created=created, leave_out=leave_out, processes=processes)
 
 
 def compare(
-    variants: Sequence[Outcome],
+    variants: Sequence[FinishedRun],
     *,
     recipe: str,
     created: str,
     leave_out: Sequence[str] = (),
     processes: Sequence[int] = (),
-) -> Proof:
+) -> ProofResult:
     """Compares runs that have ended with the first of them; see `prove` for the rest."""
     differences = [difference(variants[0], variant) for variant in variants]
     differing = [difference for difference in differences if difference]
@@ -174,34 +177,17 @@ def compare(
             {"chunks": row["chunks"], **summary(row), "difference": each}
             for row, each in zip(variants, differences, strict=True)
         ],
-        "first_difference": min(differing, key=_place, default=None),
+        "first_difference": min(
+            # By where in a run it shows; what is compared at the end comes last.
+            differing,
+            key=lambda difference: float(difference.get("logged_value", math.inf)),
+            default=None,
+        ),
         "fingerprint": variants[0]["fingerprint"],
     }
 
 
-def _variant(
-    recipe: Recipe,
-    count: int,
-    name: str,
-    leave_out: Sequence[str],
-    processes: Sequence[int],
-    on_event: Callable[[Event], None],
-) -> Outcome:
-    document = recipe.model_dump(mode="json")
-    document["chunks"]["count"] = count
-    document["tracking"]["mlflow"] = None
-    chunked = load.validate(document, origin=recipe.name)
-    left_out = [word for part in leave_out for word in ("--leave-out", part)]
-    launch = forkserver.launcher()
-    run = prepare(chunked, name, on_event, launch)
-    for index in range(1, count + 1):
-        if processes:
-            set_num_processes(run, chunked, processes[(index - 1) % len(processes)])
-        through_skips(partial(start, TRAIN_CHUNK, [run.uri, str(index), *left_out], on_event, launch))
-    return outcome(run, count)
-
-
-def outcome(run: Run, count: int) -> Outcome:
+def outcome(run: Run, count: int) -> FinishedRun:
     """Returns what a finished run logged, and the state and files of the checkpoint that it ended on.
 
     Raises:
@@ -226,13 +212,9 @@ def outcome(run: Run, count: int) -> Outcome:
 
 
 def weights_sha256(files: Mapping[str, Mapping[str, object]]) -> str:
-    """Returns the SHA-256 of a checkpoint's weights file.
+    """Returns the SHA-256 of the weights file in a manifest's files.
 
-    Args:
-        files: The files of its manifest.
-
-    Returns:
-        The file's own; of weights in several files, the SHA-256 of what `sha256sum` prints for them in order.
+    Of weights in several files it is that of what `sha256sum` prints for them in order.
 
     Raises:
         BatonError: none of the files holds weights.
@@ -245,20 +227,12 @@ def weights_sha256(files: Mapping[str, Mapping[str, object]]) -> str:
     return digests[0] if len(names) == 1 else hashlib.sha256(lines.encode()).hexdigest()
 
 
-def summary(outcome: Outcome) -> RunSummary:
+def summary(outcome: FinishedRun) -> RunSummary:
     """Returns what is told of a run: neither its machine nor the parts of its state."""
-    return {
-        "run": outcome["run"],
-        "uri": outcome["uri"],
-        "targets": outcome["targets"],
-        "steps": outcome["steps"],
-        "losses": outcome["losses"],
-        "weights_sha256": outcome["weights_sha256"],
-        "state_digest": outcome["state_digest"],
-    }
+    return cast(RunSummary, {name: outcome[name] for name in RunSummary.__annotations__})  # type: ignore[literal-required]
 
 
-def difference(first: Outcome, other: Outcome) -> Difference | None:
+def difference(first: FinishedRun, other: FinishedRun) -> Difference | None:
     """Returns the earliest thing in which a variant differs from the first, None if nothing does."""
     for number, (expected, found) in enumerate(zip(first["losses"], other["losses"], strict=False), 1):
         if repr(expected) != repr(found):  # a loss that is not a number equals itself by its digits only
@@ -275,7 +249,9 @@ def difference(first: Outcome, other: Outcome) -> Difference | None:
     return None
 
 
-def _differing(first: Outcome, other: Outcome, what: str, expected: float | str, found: float | str) -> Difference:
+def _differing(
+    first: FinishedRun, other: FinishedRun, what: str, expected: float | str, found: float | str
+) -> Difference:
     told: Difference = {
         "chunks": other["chunks"],
         "against": first["chunks"],
@@ -288,11 +264,6 @@ def _differing(first: Outcome, other: Outcome, what: str, expected: float | str,
     hooks = [f"state of `{x}` differs" for x in kept if ours.carried.get(x) != theirs.carried.get(x)]
     hooks += [f"state of `{name}` is not carried: {why}" for name, why in {**ours.lost, **theirs.lost}.items()]
     return {**told, "hooks": hooks} if hooks else told
-
-
-def _place(difference: Difference) -> float:
-    """Returns where in a run a difference shows; what is compared at the end comes last."""
-    return float(difference.get("logged_value", math.inf))
 
 
 def parse_counts(text: str) -> list[int]:
@@ -310,7 +281,7 @@ def parse_counts(text: str) -> list[int]:
     return counts
 
 
-def print_table(proof: Proof) -> None:
+def print_table(proof: ProofResult) -> None:
     """Prints a proof for people."""
     for variant in proof["variants"]:
         print(

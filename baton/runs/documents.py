@@ -13,14 +13,11 @@ from pydantic import Field, JsonValue
 from baton.documents import Document, Json, NamedDocument
 from baton.runs.versions import Fingerprint, FormatVersions
 
-# --- The state of training between two steps, by name: its parts, and the phases in which a chunk's time is counted.
-
-
 PARTS = ("weights", "optimizer", "scheduler", "scaler", "rng", "position", "callbacks", "log", "method")
 """What a checkpoint restores, item by item."""
 
 
-class Phase(StrEnum):
+class StagePhase(StrEnum):
     """What a stage is doing: the clock adds up seconds by it, and events tell when one begins."""
 
     START = "start"
@@ -38,19 +35,16 @@ class Phase(StrEnum):
 
 
 PHASES_OF_A_CHUNK = (
-    Phase.START,
-    Phase.IMPORT,
-    Phase.FETCH,
-    Phase.BUILD,
-    Phase.RESTORE,
-    Phase.TRAIN,
-    Phase.SAVE,
-    Phase.UPLOAD,
+    StagePhase.START,
+    StagePhase.IMPORT,
+    StagePhase.FETCH,
+    StagePhase.BUILD,
+    StagePhase.RESTORE,
+    StagePhase.TRAIN,
+    StagePhase.SAVE,
+    StagePhase.UPLOAD,
 )
 """Those into which a chunk's seconds are split, in the order in which it comes to them."""
-
-
-# --- Rows as the model sees them, for people.
 
 
 class SourceLocation(Document):
@@ -72,7 +66,7 @@ class Token(Document):
     """Whether it is learned from."""
 
 
-class Span(Document):
+class TokenSpan(Document):
     """Neighbouring tokens that are treated alike, as one text."""
 
     text: str
@@ -108,7 +102,7 @@ class PreviewRow(Document):
     """Tokens that are left by `data.max_length`, from the first on."""
     learned: int = 0
     """Tokens that are learned from."""
-    spans: list[Span] = Field(default_factory=list)
+    spans: list[TokenSpan] = Field(default_factory=list)
     rejected: str | None = None
     """Why it cannot be used."""
 
@@ -123,9 +117,6 @@ class Preview(Document):
     note: str = ""
     """What is not as in the run."""
     rows: list[PreviewRow] = Field(default_factory=list)
-
-
-# --- Documents of the steps that a run's guard has found, one each: all who come after skip them.
 
 
 SKIPS_FOLDER = "skips"
@@ -169,9 +160,6 @@ class Skip(NamedDocument):
         shown = "; ".join(f"{file} line {', '.join(lines)}" for file, lines in by_file.items())
         rest = self.num_rows - min(len(self.rows), SKIPPED_ROWS_SHOWN)
         return f"{shown} and {rest:,} more" if rest > 0 else shown
-
-
-# --- Documents that data split and tokenize write to a run.
 
 
 ORIGINS = "origins.gz"
@@ -233,7 +221,7 @@ class SplitCounts(NamedDocument):
     """The rows' columns, as MLflow's schema has them."""
 
 
-class Tokens(NamedDocument):
+class TokenizedRows(NamedDocument):
     """The tokenized rows."""
 
     NAME: ClassVar[str] = "tokens.json"
@@ -321,9 +309,6 @@ class MissingArtifacts(NamedDocument):
     losses: list[MissingArtifact] = Field(default_factory=list)
 
 
-# --- Rows looked at before there is a recipe for them.
-
-
 class Fit(Document):
     """What rows are to the methods that learn from the same formats."""
 
@@ -370,9 +355,6 @@ class Survey(Document):
         return next(fit for fit in self.fits if method in fit.methods)
 
 
-# --- The document of a run that a script of somebody's own trains, by `baton.attach`: there is no recipe.
-
-
 class Script(Document):
     """The program that began the run."""
 
@@ -381,7 +363,7 @@ class Script(Document):
     sha256: str = ""
 
 
-class Attached(NamedDocument):
+class AttachedRun(NamedDocument):
     """What a script trains: part of what its checkpoints know each other by."""
 
     NAME: ClassVar[str] = "attached.json"
@@ -397,9 +379,6 @@ class Attached(NamedDocument):
     """What the run was begun with."""
 
 
-# --- Documents that training and the checkpoint stage write to a run.
-
-
 class LearningRate(NamedDocument):
     """The learning rate that was looked for."""
 
@@ -410,7 +389,7 @@ class LearningRate(NamedDocument):
     losses: list[float] = Field(default_factory=list)
 
 
-class MicroBatch(NamedDocument):
+class MicroBatchSize(NamedDocument):
     """The rows that fit a forward pass, where that was found out."""
 
     NAME: ClassVar[str] = "micro_batch.json"
@@ -431,7 +410,7 @@ class Progress(NamedDocument):
     at: str = ""
 
 
-class Tracking(NamedDocument):
+class TrackingRun(NamedDocument):
     """The tracking run that metrics go to."""
 
     NAME: ClassVar[str] = "tracking.json"
@@ -443,7 +422,7 @@ class Tracking(NamedDocument):
     """Side of the data → name and digest by which the server knows its rows."""
 
 
-class Attempt(Document):
+class ChunkAttempt(Document):
     """The record of one attempt at a chunk."""
 
     outcome: str = ""
@@ -461,7 +440,7 @@ class Attempt(Document):
     peak_bytes: int | None = None
 
 
-class ChunkRecord(Attempt):
+class ChunkRecord(ChunkAttempt):
     """The record of an attempt at a chunk."""
 
     stage: str
@@ -536,7 +515,7 @@ class Transfer(Document):
     received: int = 0
 
 
-class Work(Document):
+class RunCost(Document):
     """Cost of the run so far, all its chunks together."""
 
     started: float = 0.0
@@ -551,7 +530,7 @@ class Work(Document):
     """Processes of chunks that were lost, and followed by a fresh one in their pod."""
 
 
-class Origin(Document):
+class ForkOrigin(Document):
     """The checkpoint of another run that a warm fork began with."""
 
     run_uri: str
@@ -598,11 +577,11 @@ class ProofPart(NamedDocument):
     fingerprint: Fingerprint = Fingerprint()
     seconds: dict[str, float] = Field(default_factory=dict)
     moved: Transfer = Transfer()
-    work: Work = Work()
-    forked_from: Origin | None = None
+    work: RunCost = RunCost()
+    forked_from: ForkOrigin | None = None
     chunk: int | None = None
     """The chunk that left it; None before the checkpoint stage has read it back."""
-    attempts: list[Attempt] = Field(default_factory=list)
+    attempts: list[ChunkAttempt] = Field(default_factory=list)
     verified: bool = False
     verified_at: str | None = None
     verify_seconds: float | None = None

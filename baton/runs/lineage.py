@@ -17,22 +17,13 @@ from typing import Any
 
 from baton.errors import BatonError, DamagedError, FormatError
 from baton.runs import documents
-from baton.runs.documents import Attached, ForkNote, RunInfo
-from baton.runs.outcomes import AcceptedModel, Evaluation, ExportedModel, ReportPage, TrialInfo
+from baton.runs.documents import AttachedRun, ForkNote, RunInfo
+from baton.runs.outcomes import AcceptedModel, EvaluationResult, ExportedModel, ReportPage, TrialInfo
 from baton.runs.plan import Plan
 from baton.runs.run import Run, as_json
-from baton.store import bundle
+from baton.runtime import SYSTEM
 from baton.store.manifest import read_manifest
 from baton.store.storage import Storage
-
-# --- The models that were accepted under a recipe's name, one after the other.
-#
-#     models/<name>/accepted/000001.json     the first: put-if-absent, as all of them
-#     models/<name>/accepted/000002.json     the one that took its place, and so on
-#
-# The highest is the model in use. A run that is to take its place names the one that it was judged against and writes
-# the number after that: of any number of writers one succeeds, and a late one cannot undo a newer model.
-
 
 _ACCEPTED_FILE = re.compile(r"(\d{6})\.json")
 
@@ -56,12 +47,7 @@ class Accepted:
 
 
 def newest_accepted(storage: Storage, name: str) -> Accepted:
-    """Returns the model in use.
-
-    Args:
-        storage: The store.
-        name: The recipe's.
-    """
+    """Returns the model in use."""
     numbers = _accepted_numbers(storage, name)
     return _read_accepted(storage, name, max(numbers)) if numbers else Accepted()
 
@@ -115,12 +101,6 @@ def _accepted_numbers(storage: Storage, name: str) -> list[int]:
 def _read_accepted(storage: Storage, name: str, number: int) -> Accepted:
     path = f"{_accepted_folder(name)}/{number:06d}.json"
     return Accepted(number, AcceptedModel.read(storage.read(path), storage.uri(path)))
-
-
-# --- The family of runs in a store: forks, phases, retrainings and trials of sweeps, as each run says of itself.
-#
-# A run's parent is the one that it forked, else the one whose model it starts from (a later phase, or a retraining
-# that begins with the model in use), else the one whose model it took the place of.
 
 
 logger = logging.getLogger("baton")
@@ -189,7 +169,7 @@ Family = dict[str, RunNode]
 def family(storage: Storage) -> Family:
     """Returns all runs of a store with their parents and children."""
     names = storage.list("runs")
-    members = {member.name: member for member in bundle.each(lambda name: _known(storage, name), names) if member}
+    members = {member.name: member for member in SYSTEM.each(lambda name: _known(storage, name), names) if member}
     _add_successors(storage, members)
     for member in sorted(members.values(), key=lambda one: (one.created, one.name)):
         if member.parent:
@@ -254,7 +234,7 @@ def _known(storage: Storage, name: str) -> RunNode | None:
         run = Run(storage, name)
         present = set(storage.list(run.path()))
         head = run.read(RunInfo) if RunInfo.NAME in present else None
-        attached = run.read(Attached) if Attached.NAME in present and not head else None
+        attached = run.read(AttachedRun) if AttachedRun.NAME in present and not head else None
         if head is None and attached is None:
             return None
         plan = run.read(Plan) if Plan.NAME in present else None
@@ -302,7 +282,7 @@ def _newest(run: Run) -> tuple[int, bool]:
 def _state(member: RunNode, present: set[str], *, finished: bool) -> str:
     if ExportedModel.NAME in present:
         return "done"
-    if Evaluation.NAME in present:
+    if EvaluationResult.NAME in present:
         return "rejected" if ReportPage.NAME in present else "trained"
     if finished or (member.num_steps and member.step >= member.num_steps):
         return "trained"

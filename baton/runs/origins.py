@@ -21,11 +21,7 @@ from baton.scratch import scratch_folder
 
 
 class OriginsWriter:
-    """Writes where rows come from to a local file, as they come.
-
-    Args:
-        path: The file.
-    """
+    """Writes where rows come from to a local file, as they come."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -46,10 +42,6 @@ class OriginsWriter:
 
 def places(run: Run, lines: Collection[int]) -> list[SourceLocation]:
     """Returns where lines of the split's train.jsonl come from, in their order.
-
-    Args:
-        run: The run.
-        lines: Their numbers, from 1.
 
     Returns:
         Files and lines of the source; of the split itself where the run does not know them.

@@ -8,14 +8,11 @@ from pydantic import Field, JsonValue
 
 from baton.documents import Document, Json, NamedDocument
 
-# --- Documents that evaluation, gate, export and report write to a run.
-
-
 Figures = dict[str, int | float | None]
 """Name of a figure → its value, None where it was not measured."""
 
 
-class GateLine(Document):
+class JudgedLine(Document):
     """One line of the gate, judged."""
 
     figure: str = ""
@@ -27,11 +24,11 @@ class GateLine(Document):
     words: str
 
 
-class Verdict(Document):
+class GateVerdict(Document):
     """The gate's verdict on a model."""
 
     passed: bool
-    lines: list[GateLine] = Field(default_factory=list)
+    lines: list[JudgedLine] = Field(default_factory=list)
 
     @property
     def failed(self) -> list[str]:
@@ -51,7 +48,7 @@ class ExamplesFile(Document):
     path: str = ""
 
 
-class Evaluation(NamedDocument):
+class EvaluationResult(NamedDocument):
     """The figures of the model before and after training, and of the one in use."""
 
     NAME: ClassVar[str] = "evaluation.json"
@@ -74,7 +71,7 @@ class Evaluation(NamedDocument):
     examples: ExamplesFile | None = None
     summary: str = ""
     parameters: int = 0
-    gate: Verdict | None = None
+    gate: GateVerdict | None = None
 
     def figures(self, when: str) -> Figures | None:
         """Returns the figures of a model, `before`, `after` or `production`; None where there is no such model."""
@@ -96,7 +93,7 @@ class LlamaCpp(Document):
     tokens: int
 
 
-class Finding(Document):
+class ExportCheck(Document):
     """What was found when an export was loaded back; the figures where it was asked for tokens and logits."""
 
     library: str = ""
@@ -107,7 +104,7 @@ class Finding(Document):
     max_abs_difference: float = 0.0
     from_trained: Likeness | None = None
     llama_cpp: LlamaCpp | None = None
-    files: dict[str, Finding] = Field(default_factory=dict)
+    files: dict[str, ExportCheck] = Field(default_factory=dict)
     """Of a format with several files, the finding in each."""
 
 
@@ -121,7 +118,7 @@ class ModelMeta(Document):
     step: int = 0
     settings: str | None = None
     """Digest of what decides the bytes."""
-    checked: Finding | None = None
+    checked: ExportCheck | None = None
 
 
 class ExportEntry(Document):
@@ -130,10 +127,10 @@ class ExportEntry(Document):
     format: str
     uri: str
     bytes: int = 0
-    checked: Finding | None = None
+    checked: ExportCheck | None = None
 
 
-class Registered(NamedDocument):
+class RegistryEntry(NamedDocument):
     """The export's entry in MLflow's registry."""
 
     NAME: ClassVar[str] = "registry.json"
@@ -168,7 +165,7 @@ class ExportedModel(NamedDocument):
     bytes: int = 0
     files: int = 0
     exports: list[ExportEntry] = Field(default_factory=list)
-    registry: Registered | None = None
+    registry: RegistryEntry | None = None
     hub: Pushed | None = None
 
 
@@ -231,9 +228,6 @@ class RetrainNote(NamedDocument):
     data: str = ""
     recipe: str = ""
     learnt: list[str] = Field(default_factory=list)
-
-
-# --- The documents of a sweep, and those that make a run its trial.
 
 
 TrialState = Literal["stop", "go"]

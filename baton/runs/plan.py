@@ -55,10 +55,6 @@ class Plan(NamedDocument):
 def make_plan(recipe: Recipe, rows: int) -> Plan:
     """Plans a run.
 
-    Args:
-        recipe: The resolved recipe.
-        rows: Training sequences after tokenizing.
-
     Raises:
         UserError: there is nothing to train on, or there are more chunks than steps.
     """
@@ -85,9 +81,6 @@ def _steps_per_epoch(training: Training, rows: int) -> int:
 
     Where the model writes, a round takes as many prompts as its completions ask for, each round is trained on
     `num_iterations` times, and prompts that do not fill a round are left out of that pass, as in TRL.
-
-    Raises:
-        UserError: there are too few prompts for one round.
     """
     if training.completions is None:
         return math.ceil(rows / training.batch_size)

@@ -16,8 +16,6 @@ from typing import Any
 
 from baton.errors import BatonError
 
-# --- The baton: the one value that goes from stage to stage of a pipeline.
-
 
 @dataclass(frozen=True)
 class RunRef:
@@ -32,7 +30,7 @@ class RunRef:
     made: str = ""
     """When the run was created: one of the same name that was deleted and begun anew is another one."""
     losses: int = 0
-    """How often something was gone that a finished stage had left, see `baton.data.missing_objects`."""
+    """How often something was gone that a finished stage had left, see `baton.data.split`."""
 
     def __str__(self) -> str:
         return f"{self.run_uri}#{self.made}.{self.losses}" if self.made else self.run_uri
@@ -43,12 +41,6 @@ class RunRef:
         uri, mark, rest = text.rpartition("#")
         made, _, losses = rest.rpartition(".")
         return cls(uri, made, int(losses)) if mark and losses.isdigit() else cls(text)
-
-
-# --- Texts on their way through Kubeflow, from a recipe's file to a stage and from one stage to another.
-#
-# Argo replaces `{{…}}` in any text of a workflow and Kubernetes `$(…)` in a pod's command, and not every database on
-# the way holds every character. Such texts travel packed, with a digest of what was sent.
 
 
 PACKED = "baton:zlib:"

@@ -21,18 +21,6 @@ from pydantic import Field
 from baton.documents import Document
 from baton.errors import FormatError
 
-# --- What a run and its checkpoints were made with: a number for each format, and the numbers that this Baton
-# continues.
-#
-#     runs/<run>/recipe.json                         `made`: rows, tokens, draws and loss, as the run was begun
-#     runs/<run>/checkpoints/step-…/manifest.json    `meta.made`: digest and checkpoint, as it was written
-#
-# Another release may make other rows, tokens or random numbers of the same recipe; then a run that was begun before
-# must not change over unnoticed. A number that is not stated is 1. `FORMATS` is the table: what is made here, which
-# older numbers are continued, and what to do about the others. docs/upgrading.md tells users, CONTRIBUTING.md when to
-# raise one.
-
-
 PACKAGE = "baton-llm"
 
 
@@ -50,7 +38,7 @@ class OlderFormat:
 
 
 @dataclass(frozen=True)
-class Format:
+class FormatSpec:
     """Something that is made of a recipe, and that another release may make otherwise.
 
     Attributes:
@@ -70,35 +58,35 @@ class Format:
         return number == self.number or (number in self.older and self.older[number].is_continued)
 
 
-FORMATS: Mapping[str, Format] = {
-    "rows": Format(
+FORMATS: Mapping[str, FormatSpec] = {
+    "rows": FormatSpec(
         2,
         "which rows a split holds, and on which side",
         "start the run under another name",
         {1: OlderFormat("0.1.0", True)},
     ),
-    "tokens": Format(
+    "tokens": FormatSpec(
         2,
         "how rows become tokens, and which of those count in the loss",
         "start the run under another name",
         {1: OlderFormat("0.1.0", True)},
     ),
-    "draws": Format(
+    "draws": FormatSpec(
         1,
         "the order of rows, and every random number",
         "fork the run, which from there on draws as this Baton does: `baton runs fork NAME`",
     ),
-    "loss": Format(
+    "loss": FormatSpec(
         2,
         "how much each row and token counts in the loss of a step and of an evaluation",
         "fork the run, whose rows and tokens count as here from there on: `baton runs fork NAME`",
         # Micro-batches and evaluation batches counted alike there, whatever they held.
         {1: OlderFormat("0.1.0", is_continued=True)},
     ),
-    "digest": Format(
-        1, "what a state digest is taken over", "fork its weights alone: `baton runs fork NAME@STEP --cold`"
+    "digest": FormatSpec(
+        1, "what a state digest is taken over", "fork its weights alone: `baton runs fork NAME@STEP --weights-only`"
     ),
-    "checkpoint": Format(1, "the files of a checkpoint, and what is in them", "export it with that release"),
+    "checkpoint": FormatSpec(1, "the files of a checkpoint, and what is in them", "export it with that release"),
 }
 """The formats, by name."""
 
@@ -120,12 +108,7 @@ class FormatVersions(Document):
 
     @classmethod
     def here(cls, names: Iterable[str], data: FormatVersions | None = None) -> FormatVersions:
-        """Returns what this Baton makes.
-
-        Args:
-            names: Of which formats.
-            data: What the data was made with, where that is another run's.
-        """
+        """Returns what this Baton makes."""
         numbers = {name: FORMATS[name].number for name in names}
         return cls(
             baton=release(), formats=numbers | ({name: data.number(name) for name in DATA_FORMATS} if data else {})
@@ -135,12 +118,8 @@ class FormatVersions(Document):
         """Returns the number of a format."""
         return self.formats.get(name, 1)
 
-    def require_known(self, what: str, formats: Mapping[str, Format] = FORMATS) -> None:
+    def require_known(self, what: str, formats: Mapping[str, FormatSpec] = FORMATS) -> None:
         """Checks that nothing about it is newer than this Baton.
-
-        Args:
-            what: What it is, for the message.
-            formats: The table.
 
         Raises:
             FormatError: something is.
@@ -154,13 +133,8 @@ class FormatVersions(Document):
                     remedy=f"Use {_package(self.baton)} or a newer one, in the image of the pods too.",
                 )
 
-    def require_continued(self, what: str, names: Iterable[str], formats: Mapping[str, Format] = FORMATS) -> None:
+    def require_continued(self, what: str, names: Iterable[str], formats: Mapping[str, FormatSpec] = FORMATS) -> None:
         """Checks that this Baton works on with it as the one did that made it.
-
-        Args:
-            what: What it is, for the message.
-            names: The formats that matter for the work.
-            formats: The table.
 
         Raises:
             FormatError: it is newer than this Baton, or so old that it is no longer continued.
@@ -186,9 +160,6 @@ def release() -> str:
 def _package(version: str) -> str:
     """Returns a release as pip is asked for it."""
     return f"{PACKAGE}=={version}" if version else f"the {PACKAGE} that made it"
-
-
-# --- Fingerprints of what bits depend on besides the recipe and the data: hardware, libraries, threads, flags.
 
 
 ADDED = ("datasets", "tokenizers", "safetensors")
@@ -237,13 +208,7 @@ class Fingerprint(Document):
 
     @classmethod
     def here(cls, world_size: int = 1, strategy: str = "ddp", virtual_workers: int | None = None) -> Self:
-        """Returns this process's fingerprint; call it after threads and determinism are set.
-
-        Args:
-            world_size: Processes that train together.
-            strategy: How they share the work, where there are several.
-            virtual_workers: For how many each step is cut, where that is not the number of processes.
-        """
+        """Returns this process's fingerprint; call it after threads and determinism are set."""
         import torch
 
         cuda = torch.cuda.is_available()

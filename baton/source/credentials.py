@@ -14,7 +14,7 @@ from baton.recipe import load
 from baton.recipe.recipe import Recipe
 from baton.recipe.run import Signing, leaves
 from baton.signing import SIGNED_BY, PublicKey
-from baton.store.storage import environment_of
+from baton.store.clouds import environment_of
 
 # --- Credentials in a recipe, found in its addresses; and in a compiled pipeline, by the names of fields and
 # variables.

@@ -16,6 +16,7 @@ from typing import Any
 from baton.errors import UserError, suggest_path
 from baton.recipe import load
 from baton.recipe.yaml_text import LONGEST
+from baton.store.sources import SourceFile
 from baton.store.storage import Storage
 
 STDIN = "-"
@@ -216,9 +217,8 @@ def _fetched(uri: str) -> bytes:
             remedy="Use https://, a bucket or hf://, or save it to a file.",
         )
     folder, _, name = uri.rpartition("/")
-    storage = Storage(folder)
     try:
-        with storage.translated(name), storage.fs.open(storage.key(name), "rb", block_size=LONGEST + 1) as file:
+        with SourceFile(Storage(folder), name).open(block_size=LONGEST + 1) as file:
             return bytes(file.read(LONGEST + 1))
     except FileNotFoundError:
         raise UserError(f"recipe {uri!r} does not exist.", remedy="Check the address.") from None

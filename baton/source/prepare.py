@@ -11,14 +11,13 @@ import json
 import logging
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from baton.checkpoint.store import CheckpointStore
 from baton.errors import DamagedError, StoreError, UserError
 from baton.export import exportable
 from baton.models import chat, loading
-from baton.models import chat as chat_templates
-from baton.models import chat as conversing
 from baton.recipe import load as recipe_file
 from baton.recipe.data import OLDER
 from baton.recipe.model import Model
@@ -29,18 +28,121 @@ from baton.runs.plan import Plan
 from baton.runs.run import Run, check_name, chosen_name
 from baton.source import consent, credentials, origin, paths, profiles
 from baton.source.origin import RecipeSource
-from baton.source.profiles import Document
-from baton.store.storage import Storage, environment_of
+from baton.store.clouds import environment_of
+from baton.store.storage import Storage
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-# --- How a recipe's rows reach the model, as far as this machine can tell without a network.
-
-
 RENDERED_ANYHOW = ("text", "messages", "sharegpt")
 """Formats in which nothing is left to `data.render_as`."""
+
+STORE_PATIENCE_S = 3.0
+"""Seconds for which a store that does not answer is asked: somebody waits."""
+
+
+@dataclass(frozen=True)
+class LoadedRecipe:
+    """A recipe that was read and checked.
+
+    Attributes:
+        recipe: Its values, typed; see docs/recipe.md.
+        origin: Where it comes from, and so where relative paths start.
+        choices: What its profile chose.
+    """
+
+    recipe: Recipe
+    origin: RecipeSource
+    choices: tuple[profiles.Choice, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The recipe's name."""
+        return self.recipe.name
+
+    def localised(self) -> Recipe:
+        """Returns the recipe as it runs on this machine, its paths absolute.
+
+        Raises:
+            UserError: a source or base model is missing, or a format of export cannot be made of it.
+        """
+        recipe, folder = self.recipe, self.origin.folder
+        document: dict[str, Any] = recipe.model_dump(mode="json")
+        phases = recipe.phase_recipes()
+        for section, part in zip(document["phases"] or [document], phases or [recipe], strict=True):
+            section["data"]["source"] = paths.data_sources(part, folder)
+            if part.training.second_model and part.training.settings:
+                role, named = part.training.second_model
+                method = part.training.method
+                path = paths.model(named.base, folder, f"training.{method}.{role}", revision=named.revision)
+                section["training"][method] = part.training.settings.model_dump(mode="json")
+                section["training"][method][role]["base"] = path or named.base
+        if recipe.model.base and (path := paths.model(recipe.model.base, folder, revision=recipe.model.revision)):
+            document["model"]["base"] = path
+        for section, part in zip([document, *document["phases"]], [recipe, *phases], strict=True):
+            if part.hooks.source:
+                section["hooks"]["source"] = paths.code(part.hooks.source, folder)
+            _localise_evaluation(section["evaluation"], folder)
+        if "://" not in recipe.store.uri:
+            document["store"]["uri"] = os.path.abspath(os.path.expanduser(recipe.store.uri))
+        prefix = "sqlite:///"
+        if recipe.tracking.mlflow and recipe.tracking.mlflow.startswith(prefix):
+            document["tracking"]["mlflow"] = prefix + os.path.abspath(recipe.tracking.mlflow.removeprefix(prefix))
+        for part in phases or [recipe]:
+            exportable.check(part, _architecture(document["model"]))
+            exportable.check_registry(part, recipe.tracking.mlflow)
+            for name in part.export.formats:
+                exportable.require_packages(name)
+        return recipe_file.validate(document, origin=self.origin.name)
+
+
+def load(
+    given: str | RecipeSource,
+    overrides: Sequence[str] | None = None,
+    *,
+    store: str | None = None,
+    chunks: int | None = None,
+    image: str | None = None,
+    here: bool = True,
+) -> LoadedRecipe:
+    """Reads a recipe with the command line's changes and its profile's choices, and checks it.
+
+    Args:
+        given: YAML file, pipe, address or name; see `origin.find`.
+        overrides: Changes to it, `PATH=VALUE`.
+        store: URI instead of the recipe's.
+        chunks: Number of chunks instead of the recipe's.
+        image: Container image instead of the recipe's.
+        here: Whether it runs on this machine, so that the profile `auto` can look at it.
+
+    Raises:
+        UserError: see `origin.find`, `recipe_file.validate` and `profiles.apply`; or a setting has no effect, an
+            address holds a credential, or nobody has consented to the code of a recipe from elsewhere.
+    """
+    source, changes = origin.find(given), list(overrides or ())
+    if store:
+        changes.append(f"store.uri={json.dumps(store)}")
+    if chunks is not None:
+        changes.append(f"chunks.count={chunks}")
+    if image:
+        changes.append(f"resources.image={json.dumps(image)}")
+    document, choices = profiles.apply(source.document(changes), here=here)
+    recipe = recipe_file.validate(document, origin=source.name)
+    for part in (document, *(phase for phase in document.get("phases") or () if isinstance(phase, dict))):
+        for key in OLDER & (part.get("data") or {}).keys():
+            logging.getLogger("baton").warning("note: data.%s is read as data.train_on, which has replaced it", key)
+    recipe_file.require_effects(recipe, origin=source.name)
+    credentials.require_none(recipe)
+    recipe = consent.require_consent(recipe, source)
+    if template := recipe.model.chat_template:
+        is_file = template.endswith(".jinja") and "://" not in template and "\n" not in template
+        beside = os.path.join(source.folder, os.path.expanduser(template))
+        text = chat.chat_template(beside if is_file and os.path.isfile(beside) else template)
+        if is_file:  # the recipe carries its text, which pods have too
+            model = recipe.model.model_copy(update={"chat_template": text})
+            recipe = recipe.model_copy(update={"model": model})
+    return LoadedRecipe(recipe, source, tuple(choices))
 
 
 def rendering_report(recipe: Recipe) -> Iterator[str]:
@@ -50,12 +152,12 @@ def rendering_report(recipe: Recipe) -> Iterator[str]:
         if not asked or part.training.method == "pretrain" or part.data.format in RENDERED_ANYHOW:
             continue
         prefix = f"{part.name}: " if recipe.phases else ""
-        chat = _is_chat(part, recipe.model)
-        if chat is None:
+        is_chat = _is_chat(part, recipe.model)
+        if is_chat is None:
             depends = f"if {_origin(recipe.model)} has a chat template, which cannot be seen from here"
-            yield f"{prefix}{conversing.TURNS} {depends} (data.render_as: {part.data.render_as})"
+            yield f"{prefix}{chat.TURNS} {depends} (data.render_as: {part.data.render_as})"
         else:
-            yield prefix + conversing.describe(_begun(part, recipe), chat=chat)
+            yield prefix + chat.describe(_with_base(part, recipe.model.base), chat=is_chat)
 
 
 def check_rendering(recipe: Recipe) -> None:
@@ -66,7 +168,7 @@ def check_rendering(recipe: Recipe) -> None:
     """
     for part in recipe.phase_recipes() or [recipe]:
         if part.data.render_as == "chat" and (tokenizer := _tokenizer(recipe.model)) is not None:
-            conversing.require_template(_begun(part, recipe), tokenizer)
+            chat.require_template(_with_base(part, recipe.model.base), tokenizer)
 
 
 def check_rows(part: Recipe, start: Model, rows: list[dict[str, Any]]) -> None:
@@ -80,15 +182,15 @@ def check_rows(part: Recipe, start: Model, rows: list[dict[str, Any]]) -> None:
     Raises:
         UserError: they cannot.
     """
-    chat = _is_chat(part, start)
-    if chat is not None:
+    is_chat = _is_chat(part, start)
+    if is_chat is not None:
         for row in rows:
-            conversing.rendering_changes(row, part, chat=chat)
+            chat.rendering_changes(row, part, chat=is_chat)
 
 
-def _begun(part: Recipe, recipe: Recipe) -> Recipe:
+def _with_base(part: Recipe, base: str | None) -> Recipe:
     """Returns a training with the model that the first one starts from, whose tokenizer it has."""
-    return part.model_copy(update={"model": part.model.model_copy(update={"base": recipe.model.base})})
+    return part.model_copy(update={"model": part.model.model_copy(update={"base": base})})
 
 
 def _is_chat(part: Recipe, start: Model) -> bool | None:
@@ -98,7 +200,7 @@ def _is_chat(part: Recipe, start: Model) -> bool | None:
     if start.tokenizer and start.tokenizer.train:
         return part.data.render_as == "chat"
     tokenizer = _tokenizer(start)
-    return None if tokenizer is None else conversing.uses_chat(part, tokenizer)
+    return None if tokenizer is None else chat.uses_chat(part, tokenizer)
 
 
 def _tokenizer(start: Model) -> PreTrainedTokenizerBase | None:
@@ -119,131 +221,12 @@ def _tokenizer(start: Model) -> PreTrainedTokenizerBase | None:
     except Exception:  # it is not here, or of a kind that only its own code reads; the tokenize stage tells which
         return None
     if start.chat_template:
-        tokenizer.chat_template = chat_templates.chat_template(start.chat_template)
+        tokenizer.chat_template = chat.chat_template(start.chat_template)
     return tokenizer
 
 
 def _origin(start: Model) -> str | None:
     return start.tokenizer.base if start.tokenizer and start.tokenizer.base else start.base
-
-
-# --- From a recipe file to a recipe that can run: overrides, absolute paths, and checks that need no GPU.
-
-
-def load(
-    path: str | RecipeSource,
-    overrides: Sequence[str] = (),
-    *,
-    store: str | None = None,
-    chunks: int | None = None,
-    image: str | None = None,
-    here: bool = True,
-) -> Recipe:
-    """Reads a recipe with the command line's changes and its profile's choices.
-
-    Args:
-        path: YAML file, pipe or name; see `origin.find`.
-        overrides: Changes to it, `PATH=VALUE`.
-        store: URI instead of the recipe's.
-        chunks: Number of chunks instead of the recipe's.
-        image: Container image instead of the recipe's.
-        here: Whether it runs on this machine, so that the profile `auto` can look at it.
-
-    Raises:
-        UserError: see `origin.find`, `recipe_file.load` and `profiles.apply`, an address holds a
-            credential, or nobody has consented to the code of a recipe from elsewhere.
-    """
-    return load_explained(path, [*overrides, *options(store, chunks, image)], here=here)[0]
-
-
-def options(store: str | None = None, chunks: int | None = None, image: str | None = None) -> list[str]:
-    """Returns the options that have a name of their own as changes to a recipe."""
-    extra = [f"store.uri={json.dumps(store)}"] if store else []
-    extra += [f"chunks.count={chunks}"] if chunks is not None else []
-    extra += [f"resources.image={json.dumps(image)}"] if image else []
-    return extra
-
-
-def load_here(
-    path: str | RecipeSource,
-    overrides: Sequence[str] | None = None,
-    *,
-    store: str | None = None,
-    chunks: int | None = None,
-    image: str | None = None,
-) -> Recipe:
-    """Reads a recipe for a run on this machine; see `load` and `resolve_paths`."""
-    source = origin.find(path)
-    return resolve_paths(load(source, overrides or (), store=store, chunks=chunks, image=image), source)
-
-
-def load_explained(
-    path: str | RecipeSource, overrides: Sequence[str] = (), *, here: bool = True
-) -> tuple[Recipe, list[profiles.Choice]]:
-    """Reads a recipe, and tells what its profile chose; see `load`."""
-    source = origin.find(path)
-    document, chosen = profiles.apply(source.document(list(overrides)), here=here)
-    recipe = recipe_file.validate(document, origin=source.name)
-    for part in (document, *(phase for phase in document.get("phases") or () if isinstance(phase, dict))):
-        for key in OLDER & (part.get("data") or {}).keys():
-            logging.getLogger("baton").warning("note: data.%s is read as data.train_on, which has replaced it", key)
-    recipe_file.require_effects(recipe, origin=source.name)
-    credentials.require_none(recipe)
-    recipe = consent.require_consent(recipe, source)
-    if recipe.model.chat_template:
-        template = _template(recipe.model.chat_template, source.folder)
-        recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"chat_template": template})})
-    return recipe, chosen
-
-
-def resolve_paths(recipe: Recipe, path: str | RecipeSource) -> Recipe:
-    """Makes local paths absolute and checks that they exist, for a run on this machine.
-
-    Args:
-        recipe: The recipe.
-        path: Its file, or where else it comes from.
-
-    Raises:
-        UserError: a source or base model is missing, or a format of export cannot be made of it.
-    """
-    base_dir = path.folder if isinstance(path, RecipeSource) else os.path.dirname(os.path.abspath(path))
-    document: Document = recipe.model_dump(mode="json")
-    if not recipe.phases:
-        document["data"]["source"] = paths.data_sources(recipe, base_dir)
-    for phase, part in zip(document["phases"], recipe.phase_recipes(), strict=True):
-        phase["data"]["source"] = paths.data_sources(part, base_dir)
-        if part.hooks.source:
-            phase["hooks"]["source"] = paths.code(part.hooks.source, base_dir)
-    if "://" not in recipe.store.uri:
-        document["store"]["uri"] = os.path.abspath(os.path.expanduser(recipe.store.uri))
-    if recipe.model.base and (base := paths.model(recipe.model.base, base_dir, revision=recipe.model.revision)):
-        document["model"]["base"] = base
-    for section, part in zip(
-        [phase["training"] for phase in document["phases"]] or [document["training"]],
-        recipe.phase_recipes() or [recipe],
-        strict=True,
-    ):
-        method = part.training.method
-        if part.training.second_model and part.training.settings:
-            role, named = part.training.second_model
-            settings = part.training.settings.model_dump(mode="json")
-            setting = f"training.{method}.{role}"
-            path_here = paths.model(named.base, base_dir, setting, revision=named.revision)
-            settings[role]["base"] = path_here or named.base
-            section[method] = settings
-    if recipe.hooks.source:
-        document["hooks"]["source"] = paths.code(recipe.hooks.source, base_dir)
-    prefix = "sqlite:///"
-    if recipe.tracking.mlflow and recipe.tracking.mlflow.startswith(prefix):
-        document["tracking"]["mlflow"] = prefix + os.path.abspath(recipe.tracking.mlflow.removeprefix(prefix))
-    for section in (document["evaluation"], *(phase["evaluation"] for phase in document["phases"])):
-        _localise_evaluation(section, base_dir)
-    for part in recipe.phase_recipes() or [recipe]:
-        exportable.check(part, _architecture(document["model"]))
-        exportable.check_registry(part, recipe.tracking.mlflow)
-        for name in part.export.formats:
-            exportable.require_packages(name)
-    return recipe_file.validate(document, origin=path.name if isinstance(path, RecipeSource) else path)
 
 
 def check_model(recipe: Recipe) -> None:
@@ -304,10 +287,7 @@ def parts_of(recipe: Recipe) -> Iterator[tuple[Recipe, str, bool]]:
     base = model.base or (model.tokenizer and model.tokenizer.base)
     for phase, part in zip(recipe.phases, recipe.phase_recipes(), strict=True):
         is_first = phase is recipe.phases[0]
-        document = part.model_dump(mode="json")
-        if not is_first and base:
-            document["model"]["base"] = base
-        yield recipe_file.validate(document, origin=part.name), f"-{phase.name}", is_first or bool(base)
+        yield part if is_first or not base else _with_base(part, base), f"-{phase.name}", is_first or bool(base)
 
 
 def new_run_name(recipe: Recipe) -> str:
@@ -315,21 +295,7 @@ def new_run_name(recipe: Recipe) -> str:
     return f"{recipe.name}-{datetime.datetime.now(datetime.UTC):%Y%m%d-%H%M%S}"
 
 
-def _template(template: str, base_dir: str) -> str:
-    """Returns a chat template as the recipe carries it: a file beside the recipe as its text, which pods have too.
-
-    Raises:
-        UserError: there is no such template.
-    """
-    if template.endswith(".jinja") and "://" not in template and "\n" not in template:
-        beside = os.path.join(base_dir, os.path.expanduser(template))
-        template = beside if os.path.isfile(beside) else template
-        return chat.chat_template(template)
-    chat.chat_template(template)
-    return template
-
-
-def _localise_evaluation(section: Document, base_dir: str) -> None:
+def _localise_evaluation(section: dict[str, Any], base_dir: str) -> None:
     """Makes what a section `evaluation` names here absolute."""
     for name in ("production", "bertscore_model"):
         value = section.get(name)
@@ -340,7 +306,7 @@ def _localise_evaluation(section: Document, base_dir: str) -> None:
         tasks["include_path"] = paths.model(path, base_dir, "evaluation.tasks.include_path") or path
 
 
-def _architecture(model: Document) -> str | None:
+def _architecture(model: dict[str, Any]) -> str | None:
     """Returns Transformers' name of the model type, None where it is not known here."""
     if model["from_scratch"]:
         return str(model["from_scratch"]["architecture"])
@@ -349,13 +315,6 @@ def _architecture(model: Document) -> str | None:
             return str(json.load(file).get("model_type"))
     except OSError:
         return None
-
-
-# --- Whether this Baton resumes the runs that a pipeline would join, as far as the store tells before it is run.
-
-
-STORE_PATIENCE_S = 3.0
-"""Seconds for which a store that does not answer is asked: somebody waits."""
 
 
 def check_resumable(recipe: Recipe, storage: Storage, name: str) -> None:

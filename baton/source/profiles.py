@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,7 +65,7 @@ def apply(document: Document, *, here: bool = True) -> tuple[Document, list[Choi
     return document, chosen
 
 
-def explained(recipe: Recipe, chosen: list[Choice]) -> Iterator[str]:
+def explained(recipe: Recipe, chosen: Sequence[Choice]) -> Iterator[str]:
     """Yields lines with what a profile chose, and why."""
     if recipe.resources.profile is None:
         return

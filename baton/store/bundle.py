@@ -1,8 +1,14 @@
 """Bundles: folders of files committed to the store as one, by a manifest written last.
 
-Every writer uploads below its own name, so that a late one cannot touch the files of another. Files that an earlier
-bundle has unchanged are copied inside the store. A copy may share its bytes with its source, as a hard link does.
-So copies are taken from the last bundle but one, and damage never hits two bundles in a row.
+    <prefix>/<attempt>/{files…}      what one writer uploaded
+    <prefix>/manifest….json          what makes them a bundle: see `baton.store.manifest`
+
+Every writer uploads below its own name, so that a late one cannot touch the files of another. A writer that dies before
+its manifest leaves files that nobody reads: retention takes those of checkpoints when they are old, and the next export
+those of exports.
+
+Files that an earlier bundle has unchanged are copied inside the store. A copy may share its bytes with its source, as a
+hard link does. So copies are taken from the last bundle but one, and damage never hits two bundles in a row.
 """
 
 from __future__ import annotations
@@ -13,10 +19,8 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 from baton.errors import RewritableDamageError, StoreError, UnavailableError
-from baton.runtime import SYSTEM
 from baton.store.cache import NodeCache
 from baton.store.manifest import (
     REMOVED,
@@ -27,16 +31,13 @@ from baton.store.manifest import (
     newest_usable,
     usable_manifest,
 )
-from baton.store.protocol import BLOCK, Entry
+from baton.store.protocol import BLOCK, ObjectInfo
 from baton.store.storage import Storage
 
-# --- What need not be sent again: files that an earlier bundle has, unchanged, and that are copied inside the store.
-#
-# A copy may share its bytes with its source, as a hard link does: what damages one damages the other. So two bundles
-# that follow each other never have a file of the same origin. What did not change comes from the one before the last,
-# and there are always two sets of it that know nothing of each other.
-
-
+logger = logging.getLogger("baton")
+_ATTEMPT = re.compile("[0-9a-f]{12}")
+ROUNDS = 5
+"""Times a commit looks again after another writer's manifest came in its way and was gone."""
 MAX_COPY_DEPTH = 3
 """Bundles that are looked at: the last one, and two that may be copied from."""
 
@@ -68,12 +69,7 @@ class CopySources:
     bundles: Sequence[tuple[str, Manifest]] = ()
 
     def sources(self, name: str, size: int) -> list[CopySource]:
-        """Returns what a file may be a copy of, newest first, if its SHA-256 is theirs; see `CopySource`.
-
-        Args:
-            name: The file's relative name.
-            size: Its bytes.
-        """
+        """Returns what a file may be a copy of, newest first, if its SHA-256 is theirs; see `CopySource`."""
         if not self.bundles:
             return []
         last = self.bundles[0][1]
@@ -84,7 +80,9 @@ class CopySources:
         return [
             CopySource(manifest.path(prefix, name), entry["sha256"], origin(manifest, name))
             for prefix, manifest in self.bundles[1:]
-            if _is_same(manifest.files.get(name), entry) and origin(manifest, name) != origin(last, name)
+            if name in manifest.files
+            and (manifest.files[name]["size"], manifest.files[name]["sha256"]) == (size, entry["sha256"])
+            and origin(manifest, name) != origin(last, name)
         ]
 
 
@@ -98,22 +96,6 @@ def may_share_bytes(ours: Manifest, theirs: Manifest) -> bool:
     return any(origin(ours, name) == origin(theirs, name) for name in ours.files.keys() & theirs.files.keys())
 
 
-def _is_same(ours: FileEntry | None, theirs: FileEntry) -> bool:
-    return ours is not None and (ours["size"], ours["sha256"]) == (theirs["size"], theirs["sha256"])
-
-
-# --- Writes a bundle: its files first, below a name that no other process has, then the manifest.
-#
-# What an earlier bundle has already is copied inside the store: see `store.ancestors`.
-
-
-logger = logging.getLogger("baton")
-
-_ATTEMPT = re.compile("[0-9a-f]{12}")
-ROUNDS = 5
-"""Times a commit looks again after another writer's manifest came in its way and was gone."""
-
-
 class BundleWriter:
     """One writer's attempt at a bundle: files first, then the manifest.
 
@@ -122,7 +104,8 @@ class BundleWriter:
         prefix: Path of the bundle in the store.
         kind: What the files are.
         check: Called every few megabytes; what it raises ends the attempt.
-        look: Returns the bundles that unchanged files may be copied from; called once, before the first is sent.
+        find_copy_sources: Returns the bundles that unchanged files may be copied from; called once, before the first
+            is sent.
 
     Attributes:
         folder: Name of the attempt, which no other process has.
@@ -136,28 +119,28 @@ class BundleWriter:
         *,
         kind: str,
         check: Callable[[], None] = lambda: None,
-        look: Callable[[], CopySources] = CopySources,
+        find_copy_sources: Callable[[], CopySources] = CopySources,
     ) -> None:
         self.storage = storage
         self.prefix = prefix
         self.kind = kind
-        self.folder = storage.world.unique()[:12]
+        self.folder = storage.runtime.unique()[:12]
         self.files: dict[str, FileEntry] = {}
         self._check = check
-        self._look = look
-        self._ancestors: CopySources | None = None
+        self._find_copy_sources = find_copy_sources
+        self._copy_sources: CopySources | None = None
 
     def send(self, local_dir: str) -> None:
         """Uploads the files of a folder, at any depth, or copies them; those sent before are not sent again."""
-        if self._ancestors is None:
-            self._ancestors = self._look()
+        if self._copy_sources is None:
+            self._copy_sources = self._find_copy_sources()
         names = {
             os.path.relpath(os.path.join(parent, name), local_dir).replace(os.sep, "/")
             for parent, _, names in os.walk(local_dir)
             for name in names
         }
         local = {name: os.path.join(local_dir, name) for name in sorted(names - self.files.keys())}
-        sources = {name: self._ancestors.sources(name, os.path.getsize(path)) for name, path in local.items()}
+        sources = {name: self._copy_sources.sources(name, os.path.getsize(path)) for name, path in local.items()}
 
         def upload(name: str) -> None:
             # Noted only once all of the file is up: another `send`, after an error, then sends what is still missing.
@@ -170,8 +153,8 @@ class BundleWriter:
 
         # What changes goes first: a hard link has its source's age, by which retention would take an upload that has
         # nothing else yet for one that was abandoned.
-        self.storage.world.each(upload, [name for name in local if not sources[name]])
-        self.storage.world.each(copy, [name for name in local if sources[name]])
+        self.storage.runtime.each(upload, [name for name in local if not sources[name]])
+        self.storage.runtime.each(copy, [name for name in local if sources[name]])
 
     def _copied(self, name: str, local_path: str, sources: Sequence[CopySource]) -> bool:
         """Copies an unchanged file inside the store, and tells whether it did; else it is to be sent."""
@@ -235,13 +218,6 @@ def publish(
 ) -> tuple[Manifest, bool]:
     """Uploads a folder and commits it.
 
-    Args:
-        storage: Where to.
-        prefix: Path of the bundle in the store.
-        local_dir: Folder whose files, at any depth, are the bundle.
-        kind: What the files are.
-        meta: Goes into the manifest; plain JSON values.
-
     Returns:
         The manifest that is committed now, and whether it is this call's: False when another writer was first.
     """
@@ -263,7 +239,7 @@ def clear_others(storage: Storage, prefix: str, manifest: Manifest) -> None:
             others.setdefault(attempt, []).append(f"{prefix}/{name}")
     for attempt, paths in others.items():
         storage.write(f"{prefix}/{REMOVED}{attempt}", b"")
-        storage.world.each(storage.remove, paths)
+        storage.runtime.each(storage.remove, paths)
         storage.tidy(f"{prefix}/{attempt}")
 
 
@@ -275,20 +251,6 @@ def file_sha256(local_path: str, check: Callable[[], None] = lambda: None) -> st
             check()
             digest.update(block)
     return digest.hexdigest()
-
-
-# --- Bundles: folders of files committed to the store as one, by a manifest written last.
-#
-#     <prefix>/<attempt>/{files…}      what one writer uploaded
-#     <prefix>/manifest….json          what makes them a bundle: see `store.manifests`
-#
-# Every writer uploads below its own name, so that one who finishes late cannot touch the files of the one whose
-# manifest was first. Readers see a prefix only once it has a manifest: a writer that dies at any moment before leaves
-# files that nobody reads: retention takes those of checkpoints when they are old, the next export those of exports.
-
-
-T = TypeVar("T")
-R = TypeVar("R")
 
 
 def fetch(
@@ -306,7 +268,7 @@ def fetch(
     Args:
         storage: Where from.
         prefix: Path of the bundle in the store.
-        manifest: What is committed there.
+        manifest: Committed there.
         local_dir: Folder for the files, unless the store is one itself: then they are read in place.
         cache: Files this node has already, by their hashes.
         names: The files that are wanted; all of them when None.
@@ -336,14 +298,14 @@ def fetch(
         return problem
 
     wanted = manifest.files if names is None else names
-    require_whole(storage, prefix, manifest, [line for line in storage.world.each(receive, sorted(wanted)) if line])
+    require_whole(storage, prefix, manifest, [line for line in storage.runtime.each(receive, sorted(wanted)) if line])
     return target
 
 
 def verify(storage: Storage, prefix: str, manifest: Manifest) -> list[str]:
     """Reads every file of a bundle back and returns a line for each that is not what was committed."""
     present = storage.find(manifest.path(prefix))
-    lines = storage.world.each(
+    lines = storage.runtime.each(
         lambda name: _problem(storage, prefix, manifest, name, present, None), sorted(manifest.files)
     )
     return [line for line in lines if line]
@@ -386,17 +348,12 @@ def require_whole(storage: Storage, prefix: str, manifest: Manifest, problems: l
         )
 
 
-def each(work: Callable[[T], R], items: Iterable[T]) -> list[R]:
-    """Calls a function with each item, several at a time, and returns the results in the items' order."""
-    return SYSTEM.each(work, items)
-
-
 def _problem(
     storage: Storage,
     prefix: str,
     manifest: Manifest,
     name: str,
-    present: Mapping[str, Entry],
+    present: Mapping[str, ObjectInfo],
     local_path: str | None,
 ) -> str | None:
     """Reads a file, to a local path or to nowhere, and returns what is wrong with it."""

@@ -39,12 +39,7 @@ class NodeCache:
         return cls(os.path.expanduser(store.cache_dir), amount(store.cache_size))
 
     def take(self, digest: str, local_path: str) -> bool:
-        """Puts a file where it is wanted, if it is here and its bytes have this SHA-256.
-
-        Args:
-            digest: Hex digest; a file that does not have it is removed.
-            local_path: Where the file is wanted; its folder is made.
-        """
+        """Puts a file where it is wanted, if it is here and its bytes have this SHA-256."""
         path = os.path.join(self.folder, digest)
         os.makedirs(os.path.dirname(local_path), exist_ok=True)
         try:

@@ -1,4 +1,4 @@
-"""Stores of S3, Google and Azure by way of obstore, with parallel parts and ranges.
+"""Stores of S3, Google and Azure by way of obstore, with parallel parts and ranges. A store scheme is added here.
 
 fsspec's clients took three times the processor time per byte, and 0.6 s of import in every pod; see `DECISIONS.md`.
 They read the sources of data only.
@@ -10,38 +10,30 @@ import contextlib
 import hashlib
 import json
 import os
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from itertools import islice
-from typing import TYPE_CHECKING, BinaryIO, ClassVar, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 from urllib.parse import urlparse
 
-import fsspec
 import obstore
-from fsspec import AbstractFileSystem
 from obstore.exceptions import AlreadyExistsError, NotFoundError, PreconditionError
 from obstore.store import AzureStore, GCSStore, ObjectStore, S3Store
 
 from baton import machine
 from baton.errors import StoreError
 from baton.store import errors
-from baton.store.protocol import BLOCK, Entry
+from baton.store.protocol import BLOCK, ObjectInfo
 
 if TYPE_CHECKING:
     from hashlib import _Hash
 
+    from fsspec import AbstractFileSystem
     from obstore.store import ClientConfig, RetryConfig, S3Config, S3Credential
-
-
-# --- Objects of a cloud by way of obstore: parallel parts and ranges, and few processor cycles per byte.
-#
-# For Baton's own objects fsspec's clients spent three times the processor time per byte and 0.6 s of import in every
-# pod; the figures are in `DECISIONS.md`.
-
 
 PART = 16 * 1024 * 1024
 """Bytes per request when a large object is written, or more where it would have more parts than `MOST_PARTS`."""
@@ -51,78 +43,83 @@ RANGE = 8 * 1024 * 1024
 """Bytes per request when an object is read."""
 PARALLEL = 4
 """Requests in flight for one large object."""
-
 READ_TIMEOUT = "20s"
 """How long a request waits for the next bytes of its answer."""
-
 RETRIES: RetryConfig = {"max_retries": 3, "retry_timeout": timedelta(seconds=30)}
 
 
-class CloudStore(ABC):
-    """Objects of one bucket below a prefix; a kind of cloud says how it is reached and what its errors mean.
+@dataclass(frozen=True, kw_only=True)
+class Cloud:
+    """A kind of cloud: how its buckets are reached, and what its errors mean.
 
-    Args:
-        uri: `<scheme>://bucket[/prefix]`.
+    Attributes:
+        schemes: Beginnings of its addresses, the one that Baton writes itself first.
+        environment: Beginnings of the names of the variables that its client reads.
+        address: Returns scheme and host that requests for a store's URI go to; their proxy is that host's.
+        open: Returns obstore's client of a bucket, for the store's URI and the bucket.
+        file_system: Returns an fsspec file system, for the address of requests.
+        words: Names of its errors, and their remedies.
+        create_is_certain: Whether every server of this kind lets one of two creators win.
+        largest_copy: Bytes of the largest object that one request copies; none where that is negative.
+    """
+
+    schemes: tuple[str, ...]
+    environment: tuple[str, ...]
+    address: Callable[[str], str]
+    open: Callable[[str, str], ObjectStore]
+    file_system: Callable[[str], AbstractFileSystem]
+    words: errors.StoreMessages
+    create_is_certain: bool = False
+    largest_copy: int = -1
+
+
+class CloudStore:
+    """Objects of one bucket below a prefix, at `<scheme>://bucket[/prefix]`.
 
     Raises:
         StoreError: the address names no bucket, or more than a bucket and a prefix.
     """
 
-    schemes: ClassVar[tuple[str, ...]]
-    """Beginnings of its addresses, the one it writes itself first."""
-    environment: ClassVar[tuple[str, ...]]
-    """Beginnings of the names of the variables that its client reads."""
-    words: ClassVar[errors.StoreMessages]
-    largest_copy: ClassVar[int] = -1
-    """Bytes of the largest object that one request copies; none where that is negative."""
     is_local = False
-    create_is_certain = False
 
-    def __init__(self, uri: str) -> None:
+    def __init__(self, uri: str, cloud: Cloud) -> None:
+        self.cloud = cloud
+        self.create_is_certain = cloud.create_is_certain
         self.root = uri.partition("://")[2].strip("/")
         self.bucket, _, self._prefix = self.root.partition("/")
-        pattern = f"{self.schemes[0]}://{self.words.container}"
+        scheme, container = cloud.schemes[0], cloud.words.container
         if "@" in self.bucket or "?" in self.root:  # not repeated in the message: it may hold a key
             raise StoreError(
-                f"the address of a store holds more than a {self.words.container} and a prefix.",
-                remedy=f"Write {pattern}/prefix; credentials come from the environment.",
+                f"the address of a store holds more than a {container} and a prefix.",
+                remedy=f"Write {scheme}://{container}/prefix; credentials come from the environment.",
             )
         if not self.bucket:
             raise StoreError(
-                f"store {uri!r} names no {self.words.container}.", remedy=f"Use {pattern} or {pattern}/prefix."
+                f"store {uri!r} names no {container}.",
+                remedy=f"Use {scheme}://{container} or {scheme}://{container}/prefix.",
             )
         if {"", ".", ".."} & set(self._prefix.split("/")) and self._prefix:
             parts = [part for part in self.root.split("/") if part not in ("", ".", "..")]
             raise StoreError(
                 f"store {uri!r} has an empty part in its prefix, or one of dots.",
-                remedy=f"Write {self.schemes[0]}://{'/'.join(parts)}.",
+                remedy=f"Write {scheme}://{'/'.join(parts)}.",
             )
-        self.uri = f"{self.schemes[0]}://{self.root}"
-
-    @abstractmethod
-    def _open(self) -> ObjectStore:
-        """Returns obstore's client of the bucket."""
+        self.uri = f"{scheme}://{self.root}"
 
     @property
-    @abstractmethod
     def address(self) -> str:
-        """Where requests go: scheme and host, whose proxy is theirs."""
-
-    @abstractmethod
-    def file_system(self) -> AbstractFileSystem:
-        """Returns an fsspec file system that reads the same objects."""
+        """Where requests go."""
+        return self.cloud.address(self.uri)
 
     @cached_property
     def _store(self) -> ObjectStore:
-        return self._open()
+        return self.cloud.open(self.uri, self.bucket)
 
     def read(self, path: str) -> bytes:
-        """Returns a whole object."""
         with self._looked_for(path):
             return bytes(obstore.get(self._store, self._key(path)).bytes())
 
     def write(self, path: str, data: bytes) -> None:
-        """Writes a small object, replacing what was there."""
         obstore.put(self._store, self._key(path), data, use_multipart=False)
 
     def create(self, path: str, data: bytes) -> bool:
@@ -135,7 +132,6 @@ class CloudStore(ABC):
         return True
 
     def size(self, path: str) -> int | None:
-        """Returns an object's bytes, None where there is no object."""
         try:
             return int(obstore.head(self._store, self._key(path))["size"])
         except (NotFoundError, FileNotFoundError):
@@ -146,36 +142,27 @@ class CloudStore(ABC):
             return self._listed_size(path, error)
 
     def list(self, path: str) -> list[str]:
-        """Returns the names directly below a path."""
         listing = obstore.list_with_delimiter(self._store, self._key(path) or None)
         keys = [*listing["common_prefixes"], *(entry["path"] for entry in listing["objects"])]
         return [key.rstrip("/").rsplit("/", 1)[-1] for key in keys]
 
-    def find(self, path: str) -> dict[str, Entry]:
-        """Returns all objects at any depth below a path, by their paths relative to it."""
+    def find(self, path: str) -> dict[str, ObjectInfo]:
         below = self._key(path)
         return {
-            entry["path"].removeprefix(below).lstrip("/"): Entry(entry["size"], entry["last_modified"])
+            entry["path"].removeprefix(below).lstrip("/"): ObjectInfo(entry["size"], entry["last_modified"])
             for batch in obstore.list(self._store, below or None)
             for entry in batch
         }
 
     def remove(self, path: str) -> None:
-        """Removes an object, if it is there."""
         with contextlib.suppress(FileNotFoundError):
             obstore.delete(self._store, self._key(path))
 
-    def tidy(self, path: str) -> None:  # noqa: B027 - not abstract
+    def tidy(self, path: str) -> None:
         """Does nothing: there are no folders that could be left empty."""
 
     def upload(self, local_path: str, path: str, seen: Callable[[bytes], None]) -> None:
-        """Sends a file in parallel parts.
-
-        Args:
-            local_path: The file.
-            path: Where to.
-            seen: Called with the bytes in their order; what it raises ends the upload.
-        """
+        """Sends a file in parallel parts; `seen` is called with the bytes in their order."""
         size = os.path.getsize(local_path)
         if size <= PART:
             with open(local_path, "rb") as file:
@@ -197,24 +184,20 @@ class CloudStore(ABC):
 
     def copy(self, source: str, path: str, size: int) -> bool:
         """Copies an object inside the bucket, where this kind of cloud does that in one request."""
-        if size > self.largest_copy:
+        if size > self.cloud.largest_copy:
             return False
         try:
             with self._looked_for(source):
                 obstore.copy(self._store, self._key(source), self._key(path))
         except (NotFoundError, FileNotFoundError) as error:
-            if any(part in str(error) for part in self.words.no_container):
+            if any(part in str(error) for part in self.cloud.words.no_container):
                 raise
             # A put that finds nothing says otherwise that there is no bucket: see `errors.explain`.
             raise FileNotFoundError(f"{self.uri}/{source}") from None
         return True
 
     def download(self, path: str, local_path: str, size: int) -> str:
-        """Fetches an object of known size in parallel ranges.
-
-        Returns:
-            SHA-256 of the bytes, taken in their order while later ones are on their way.
-        """
+        """Fetches an object of known size in parallel ranges, and returns the SHA-256 of its bytes."""
         digest = hashlib.sha256()
         with open(local_path, "wb") as file:
             # Ranges are written where they belong, in the order in which they come.
@@ -224,7 +207,6 @@ class CloudStore(ABC):
         return digest.hexdigest()
 
     def blocks(self, path: str) -> Iterator[bytes]:
-        """Yields an object's bytes in order."""
         with self._looked_for(path):
             found = obstore.get(self._store, self._key(path))
         for block in found.stream(min_chunk_size=BLOCK):
@@ -233,9 +215,7 @@ class CloudStore(ABC):
     def explain(self, error: Exception, path: str | None = None) -> Exception:
         """Returns what to raise in place of obstore's or fsspec's error.
 
-        Args:
-            error: Theirs.
-            path: The object that was read, where the client has not looked for it itself.
+        With a path, of an object whose reader has not looked for it itself, it is looked for by a listing.
         """
         if path is not None and errors.answer(error).may_be_missing:
             try:
@@ -243,7 +223,7 @@ class CloudStore(ABC):
                     return FileNotFoundError(f"{self.uri}/{path}")
             except Exception as second:
                 error = second
-        return errors.explain(error, self.uri, self.words, machine.proxy_for(self.address))
+        return errors.explain(error, self.uri, self.cloud.words, machine.proxy_for(self.address))
 
     @contextlib.contextmanager
     def _looked_for(self, path: str) -> Iterator[None]:
@@ -259,15 +239,7 @@ class CloudStore(ABC):
         """Returns the size of an object by a listing, None where there is no object.
 
         To who may not list all of a bucket S3 answers 403 for a key that is not there; and no answer to a HEAD has a
-        body that says why it is refused.
-
-        Args:
-            path: The object.
-            error: What a request for it has ended with.
-
-        Raises:
-            DeniedError: it may not be listed either.
-            Exception: obstore's, of the listing: what was wrong with the first request is wrong with it too.
+        body that says why it is refused. `error` is what a request for the object has ended with.
         """
         key = self._key(path)
         parent = key.rpartition("/")[0]
@@ -281,9 +253,9 @@ class CloudStore(ABC):
         except Exception as second:
             found = errors.answer(second)
             if found.status != 403 or found.code not in ("", "AccessDenied"):
-                raise
+                raise  # what was wrong with the first request is wrong with this one too
             reason = ": ".join(part for part in (found.code or "403", found.message.rstrip(".")) if part)
-            raise errors.denied(errors.answer(error), self.uri, self.words, reason, or_missing=True) from None
+            raise errors.denied(errors.answer(error), self.uri, self.cloud.words, reason, or_missing=True) from None
         return None
 
     def _key(self, path: str) -> str:
@@ -318,6 +290,16 @@ class CloudStore(ABC):
                     request.cancel()
 
 
+def _parts(file: BinaryIO, size: int, part: int, seen: Callable[[bytes], None]) -> Iterator[bytes]:
+    # Not mapped: a copy from mapped pages holds the interpreter, which the thread that trains needs; a read does not.
+    for start in range(0, size, part):
+        data = file.read(min(part, size - start))
+        if len(data) < min(part, size - start):
+            raise StoreError(f"{file.name} became shorter while it was sent.")
+        seen(data)
+        yield data
+
+
 def client_options(address: str) -> ClientConfig:
     """Returns the time limits of a client, which speaks plain HTTP only with an address that says so, and its proxy."""
     options: ClientConfig = {
@@ -334,42 +316,107 @@ def client_options(address: str) -> ClientConfig:
     return options
 
 
-def endpoint_in(*variables: str, uri: str) -> str | None:
-    """Returns the server's address from the first of these variables that is set.
-
-    Raises:
-        StoreError: it is no address.
-    """
-    for variable in variables:
-        if endpoint := os.environ.get(variable):
-            if urlparse(endpoint).scheme not in ("http", "https"):
-                raise StoreError(
-                    f"store {uri!r}: {variables[-1]} is no address (Invalid endpoint: {endpoint}).",
-                    remedy="Write http://HOST:PORT or https://HOST.",
-                )
-            return endpoint
-    return None
+def _endpoint(uri: str, *variables: str) -> str | None:
+    """Returns the server's address from the first of these variables that is set."""
+    endpoint = next((value for variable in variables if (value := os.environ.get(variable))), None)
+    if endpoint and urlparse(endpoint).scheme not in ("http", "https"):
+        raise StoreError(
+            f"store {uri!r}: {variables[-1]} is no address (Invalid endpoint: {endpoint}).",
+            remedy="Write http://HOST:PORT or https://HOST.",
+        )
+    return endpoint
 
 
-def _parts(file: BinaryIO, size: int, part: int, seen: Callable[[bytes], None]) -> Iterator[bytes]:
-    # Not mapped: a copy from mapped pages holds the interpreter, which the thread that trains needs; a read does not.
-    for start in range(0, size, part):
-        data = file.read(min(part, size - start))
-        if len(data) < min(part, size - start):
-            raise StoreError(f"{file.name} became shorter while it was sent.")
-        seen(data)
-        yield data
+def _obstore_files(protocol: str, address: str) -> AbstractFileSystem:
+    """Returns obstore's own file system, so that no other client is needed."""
+    from obstore import fsspec  # asyncio with it: for those alone who read rows here
 
-
-# --- S3, Amazon's and every server that speaks it: `s3://bucket[/prefix]`.
-#
-# s3fs reads the sources of data; see `CloudStore` for why it does not move Baton's own objects.
+    make: Any = fsspec.FsspecStore  # typed for each protocol apart
+    return cast("AbstractFileSystem", make(protocol, client_options=client_options(address), retry_config=RETRIES))
 
 
 S3_RIGHTS = {"read": "s3:GetObject", "write": "s3:PutObject", "list": "s3:ListBucket", "remove": "s3:DeleteObject"}
 
 
-def _s3_cause(answer: errors.Answer) -> tuple[str, str] | None:
+def _s3_region() -> str | None:
+    return os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+
+
+def _s3_endpoint(uri: str) -> str | None:
+    return _endpoint(uri, "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
+
+
+def _s3_address(uri: str) -> str:
+    return _s3_endpoint(uri) or f"https://s3.{_s3_region() or 'us-east-1'}.amazonaws.com"
+
+
+def _open_s3(uri: str, bucket: str) -> ObjectStore:
+    # One object is removed at a time; for a request that may name many, Ceph wants the right to the whole bucket.
+    config: S3Config = {"disable_bulk_delete": True}
+    if endpoint := _s3_endpoint(uri):
+        config["endpoint"] = endpoint
+    return S3Store(
+        bucket,
+        region=_s3_region() or "us-east-1",
+        credential_provider=_s3_credentials(uri),
+        # The SHA-256 in the manifest guards the bytes from end to end; signing them as well costs a second hash.
+        unsigned_payload=True,
+        client_options=client_options(_s3_address(uri)),
+        retry_config=RETRIES,
+        config=config,
+    )
+
+
+def _s3_credentials(uri: str) -> Callable[[], S3Credential] | None:
+    """Returns None where the client finds credentials in the environment, else botocore's chain as a provider.
+
+    The chain knows profiles, SSO and instance metadata; importing it costs a pod 0.3 s, so only those pay that need it.
+    """
+    own = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI")
+    if any(os.environ.get(name) for name in (*own, "AWS_CONTAINER_CREDENTIALS_FULL_URI")):
+        return None
+    import botocore.session
+
+    credentials = botocore.session.get_session().get_credentials()
+    if credentials is None:
+        raise errors.no_credentials(uri, S3.words)
+
+    def provide() -> S3Credential:
+        frozen = credentials.get_frozen_credentials()
+        return {
+            "access_key_id": frozen.access_key,
+            "secret_access_key": frozen.secret_key,
+            "token": frozen.token,
+            "expires_at": getattr(credentials, "_expiry_time", None),
+        }
+
+    return provide
+
+
+def _s3_files(address: str) -> AbstractFileSystem:
+    """Returns s3fs, with time limits and without a cache of listings."""
+    import fsspec
+
+    region, proxy = _s3_region(), machine.proxy_for(address)
+    return cast(
+        "AbstractFileSystem",
+        fsspec.filesystem(
+            "s3",
+            use_listings_cache=False,
+            client_kwargs={"region_name": region} if region else {},
+            config_kwargs={
+                "proxies": dict.fromkeys(("http", "https"), proxy.url) if proxy else {},
+                "connect_timeout": 5,
+                "read_timeout": 60,
+                "retries": {"mode": "standard", "max_attempts": 4},
+                "request_checksum_calculation": "when_required",
+                "response_checksum_validation": "when_required",
+            },
+        ),
+    )
+
+
+def _s3_cause(answer: errors.ServerAnswer) -> tuple[str, str] | None:
     """Returns why S3 refuses where that is no right: <https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html>."""
     code, message = answer.code, answer.message.lower()
     match code:
@@ -410,7 +457,7 @@ def _s3_cause(answer: errors.Answer) -> tuple[str, str] | None:
     )
 
 
-def _s3_skew(answer: errors.Answer) -> str:
+def _s3_skew(answer: errors.ServerAnswer) -> str:
     try:
         asked = datetime.strptime(answer.fields["RequestTime"], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
         apart = (asked - datetime.fromisoformat(answer.fields["ServerTime"])).total_seconds() / 60
@@ -431,16 +478,16 @@ def _s3_allow(right: str, root: str) -> str:
     return f"Allow it: {json.dumps(statement)}."
 
 
-class S3(CloudStore):
-    """Objects of one bucket below a prefix.
-
-    Whether the server honours `If-None-Match: *`, which `create` sends, is for `Storage` to try.
-    """
-
-    schemes = ("s3", "s3a")
-    environment = ("AWS_",)
-    largest_copy = 5 * 10**9
-    words = errors.StoreMessages(
+# Amazon's and every server that speaks it. Whether one honours `If-None-Match: *`, which `create` sends, is for
+# `Storage` to try.
+S3 = Cloud(
+    schemes=("s3", "s3a"),
+    environment=("AWS_",),
+    address=_s3_address,
+    open=_open_s3,
+    file_system=_s3_files,
+    largest_copy=5 * 10**9,
+    words=errors.StoreMessages(
         no_container=("NoSuchBucket", "bucket does not exist"),
         no_credentials=("NoCredentials", "PartialCredentials"),
         credentials="Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or name a Secret in resources.secret.",
@@ -448,104 +495,32 @@ class S3(CloudStore):
         own_endpoint="AWS's own endpoint",
         cause=_s3_cause,
         allow=_s3_allow,
-    )
-
-    def _open(self) -> ObjectStore:
-        endpoint = self._endpoint()
-        # One object is removed at a time; for a request that may name many, Ceph wants the right to the whole bucket.
-        config: S3Config = {"disable_bulk_delete": True}
-        if endpoint:
-            config["endpoint"] = endpoint
-        return S3Store(
-            self.bucket,
-            region=_s3_region() or "us-east-1",
-            credential_provider=self._credentials(),
-            # The SHA-256 in the manifest guards the bytes from end to end; signing them as well costs a second hash.
-            unsigned_payload=True,
-            client_options=client_options(self.address),
-            retry_config=RETRIES,
-            config=config,
-        )
-
-    def file_system(self) -> AbstractFileSystem:
-        """Returns s3fs, with time limits and without a cache of listings."""
-        region, proxy = _s3_region(), machine.proxy_for(self.address)
-        return cast(
-            AbstractFileSystem,
-            fsspec.filesystem(
-                "s3",
-                use_listings_cache=False,
-                client_kwargs={"region_name": region} if region else {},
-                config_kwargs={
-                    "proxies": dict.fromkeys(("http", "https"), proxy.url) if proxy else {},
-                    "connect_timeout": 5,
-                    "read_timeout": 60,
-                    "retries": {"mode": "standard", "max_attempts": 4},
-                    "request_checksum_calculation": "when_required",
-                    "response_checksum_validation": "when_required",
-                },
-            ),
-        )
-
-    def _endpoint(self) -> str | None:
-        return endpoint_in("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", uri=self.uri)
-
-    @property
-    def address(self) -> str:
-        """Where requests go."""
-        return self._endpoint() or f"https://s3.{_s3_region() or 'us-east-1'}.amazonaws.com"
-
-    def _credentials(self) -> Callable[[], S3Credential] | None:
-        """Returns None where the client finds credentials in the environment, else botocore's chain as a provider.
-
-        The chain knows profiles, SSO and instance metadata; importing it costs a pod 0.3 s, so only those pay that
-        need it.
-        """
-        own = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI")
-        if any(os.environ.get(name) for name in (*own, "AWS_CONTAINER_CREDENTIALS_FULL_URI")):
-            return None
-        import botocore.session
-
-        credentials = botocore.session.get_session().get_credentials()
-        if credentials is None:
-            raise errors.no_credentials(self.uri, self.words)
-
-        def provide() -> S3Credential:
-            frozen = credentials.get_frozen_credentials()
-            return {
-                "access_key_id": frozen.access_key,
-                "secret_access_key": frozen.secret_key,
-                "token": frozen.token,
-                "expires_at": getattr(credentials, "_expiry_time", None),
-            }
-
-        return provide
+    ),
+)
 
 
-def _s3_region() -> str | None:
-    return os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+def _google_address(uri: str) -> str:
+    return _endpoint(uri, "GOOGLE_BASE_URL") or "https://storage.googleapis.com"
 
 
-# --- Google Cloud Storage: `gs://bucket[/prefix]`.
-
-
-def _gcs_allow(right: str, root: str) -> str:
+def _google_allow(right: str, root: str) -> str:
     rights = {"read": "get", "write": "create", "list": "list", "remove": "delete"}
     return f"Grant storage.objects.{rights[right]} on the bucket {root.partition('/')[0]}."
 
 
-class Google(CloudStore):
-    """Objects of one bucket below a prefix.
-
-    Credentials are those of `GOOGLE_SERVICE_ACCOUNT_KEY`, `GOOGLE_SERVICE_ACCOUNT` or `GOOGLE_APPLICATION_CREDENTIALS`,
-    else gcloud's own or the machine's service account. Put-if-absent is `x-goog-if-generation-match: 0`.
-    """
-
-    schemes = ("gs",)
-    environment = ("GOOGLE_",)
-    create_is_certain = True
-    largest_copy = 5 * 10**12
-    words = errors.StoreMessages(
+# Credentials are those of `GOOGLE_SERVICE_ACCOUNT_KEY`, `GOOGLE_SERVICE_ACCOUNT` or `GOOGLE_APPLICATION_CREDENTIALS`,
+# else gcloud's own or the machine's service account. Put-if-absent is `x-goog-if-generation-match: 0`.
+GOOGLE = Cloud(
+    schemes=("gs",),
+    environment=("GOOGLE_",),
+    address=_google_address,
+    open=lambda uri, bucket: GCSStore(
+        bucket, client_options=client_options(_google_address(uri)), retry_config=RETRIES
+    ),
+    file_system=lambda address: _obstore_files("gs", address),
+    create_is_certain=True,
+    largest_copy=5 * 10**12,
+    words=errors.StoreMessages(
         no_container=("NoSuchBucket", "bucket does not exist"),
         no_credentials=("Error performing token request",),
         bad_credentials=("service account file",),
@@ -553,34 +528,21 @@ class Google(CloudStore):
         "resources.secret_env.",
         endpoint="GOOGLE_BASE_URL",
         own_endpoint="Google's own endpoint",
-        allow=_gcs_allow,
-    )
-
-    def _open(self) -> ObjectStore:
-        return GCSStore(self.bucket, client_options=client_options(self.address), retry_config=RETRIES)
-
-    def file_system(self) -> AbstractFileSystem:
-        """Returns obstore's own file system, so that no other client is needed."""
-        from obstore.fsspec import FsspecStore  # asyncio with it: for those alone who read rows here
-
-        options = client_options(self.address)
-        return cast(AbstractFileSystem, FsspecStore("gs", client_options=options, retry_config=RETRIES))
-
-    @property
-    def address(self) -> str:
-        """Where requests go."""
-        return endpoint_in("GOOGLE_BASE_URL", uri=self.uri) or "https://storage.googleapis.com"
+        allow=_google_allow,
+    ),
+)
 
 
-# --- Azure's blob storage: `az://container[/prefix]`, in the account that the environment names.
+def _azure_address(uri: str) -> str:
+    account = os.environ.get("AZURE_STORAGE_ACCOUNT_NAME", "account")
+    return _endpoint(uri, "AZURE_ENDPOINT", "AZURE_STORAGE_ENDPOINT") or f"https://{account}.blob.core.windows.net"
 
 
-def _azure_cause(answer: errors.Answer) -> tuple[str, str] | None:
-    if answer.code == "AuthenticationFailed" and "Signed expiry time" in answer.fields.get(
-        "AuthenticationErrorDetail", ""
-    ):
+def _azure_cause(answer: errors.ServerAnswer) -> tuple[str, str] | None:
+    detail = answer.fields.get("AuthenticationErrorDetail", "") if answer.code == "AuthenticationFailed" else ""
+    if "Signed expiry time" in detail:
         return "the shared access signature has expired", "Set a new one in AZURE_STORAGE_SAS_KEY."
-    if answer.code == "AuthenticationFailed" and "too old" in answer.fields.get("AuthenticationErrorDetail", ""):
+    if "too old" in detail:
         return "the clock of this machine is more than 15 minutes off", "Set the clock by NTP."
     return None
 
@@ -591,17 +553,19 @@ def _azure_allow(right: str, root: str) -> str:
     return f"Grant the role Storage Blob Data {role}, or a shared access signature with {letters!r} in its sp."
 
 
-class Azure(CloudStore):
-    """Blobs of one container below a prefix.
-
-    The account is `AZURE_STORAGE_ACCOUNT_NAME`; credentials are its key, a shared access signature, a service principal
-    or a workload's identity, by the variables that obstore reads. Put-if-absent is `If-None-Match: *`.
-    """
-
-    schemes = ("az",)
-    environment = ("AZURE_",)
-    create_is_certain = True
-    words = errors.StoreMessages(
+# Blobs of one container, in the account `AZURE_STORAGE_ACCOUNT_NAME`. Credentials are its key, a shared access
+# signature, a service principal or a workload's identity, by the variables that obstore reads. Put-if-absent is
+# `If-None-Match: *`.
+AZURE = Cloud(
+    schemes=("az",),
+    environment=("AZURE_",),
+    address=_azure_address,
+    open=lambda uri, bucket: AzureStore(
+        bucket, client_options=client_options(_azure_address(uri)), retry_config=RETRIES
+    ),
+    file_system=lambda address: _obstore_files("az", address),
+    create_is_certain=True,
+    words=errors.StoreMessages(
         container="container",
         no_container=("ContainerNotFound", "container does not exist"),
         no_credentials=("Error performing token request", "Account must be specified"),
@@ -612,23 +576,16 @@ class Azure(CloudStore):
         own_endpoint="Azure's own endpoint",
         cause=_azure_cause,
         allow=_azure_allow,
-    )
+    ),
+)
 
-    def _open(self) -> ObjectStore:
-        return AzureStore(self.bucket, client_options=client_options(self.address), retry_config=RETRIES)
+CLOUDS = {scheme: cloud for cloud in (S3, GOOGLE, AZURE) for scheme in cloud.schemes}
+"""Clouds by scheme."""
+ENVIRONMENT = tuple(beginning for cloud in (S3, GOOGLE, AZURE) for beginning in cloud.environment)
+"""Beginnings of the names of variables with a store's endpoint and credentials."""
 
-    def file_system(self) -> AbstractFileSystem:
-        """Returns obstore's own file system, so that no other client is needed."""
-        from obstore.fsspec import FsspecStore  # asyncio with it: for those alone who read rows here
 
-        options = client_options(self.address)
-        return cast(AbstractFileSystem, FsspecStore("az", client_options=options, retry_config=RETRIES))
-
-    @property
-    def address(self) -> str:
-        """Where requests go."""
-        account = os.environ.get("AZURE_STORAGE_ACCOUNT_NAME", "account")
-        return self._endpoint() or f"https://{account}.blob.core.windows.net"
-
-    def _endpoint(self) -> str | None:
-        return endpoint_in("AZURE_ENDPOINT", "AZURE_STORAGE_ENDPOINT", uri=self.uri)
+def environment_of(uri: str) -> tuple[str, ...]:
+    """Returns the beginnings of the names of variables that hold a store's credentials; none for a folder."""
+    cloud = CLOUDS.get(uri.partition("://")[0])
+    return cloud.environment if cloud else ()

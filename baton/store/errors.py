@@ -36,7 +36,7 @@ _MOVED = "redirect without LOCATION"
 _NOT_AUTHORIZED = re.compile(r"not authorized to perform: (\S+?)(?: on resource: \W*?(arn:[^\s\"']+))?(?:[\s\"']|$)")
 
 
-class UnsupportedError(StoreError):
+class UnknownRequestError(StoreError):
     """The server does not know this request, and will not with another try."""
 
 
@@ -45,7 +45,7 @@ class DeniedError(StoreError):
 
 
 @dataclass(frozen=True)
-class Answer:
+class ServerAnswer:
     """What a server has answered to a request, as far as a client's error tells.
 
     Attributes:
@@ -73,7 +73,7 @@ class Answer:
         return (self.status == 403 and self.code in ("", "AccessDenied")) or (self.status == 400 and not self.code)
 
 
-def answer(error: BaseException) -> Answer:
+def answer(error: BaseException) -> ServerAnswer:
     """Returns what a server has answered, from an error of obstore, botocore or what s3fs makes of it."""
     # What obstore raises while an error of another's is looked at has that one as its context.
     cause: BaseException | None = None if type(error).__module__.startswith("obstore") else error
@@ -95,10 +95,10 @@ def answer(error: BaseException) -> Answer:
         right = "remove"
     if _MOVED in text:
         code = "PermanentRedirect"
-    return Answer(int(status[1]) if status else 0, code, fields, f"{method} {urlsplit(url).path}".strip(), right)
+    return ServerAnswer(int(status[1]) if status else 0, code, fields, f"{method} {urlsplit(url).path}".strip(), right)
 
 
-def _botocores(operation: str, response: Mapping[str, Mapping[str, object]]) -> Answer:
+def _botocores(operation: str, response: Mapping[str, Mapping[str, object]]) -> ServerAnswer:
     fields = {name: str(value) for name, value in response.get("Error", {}).items()}
     about = response.get("ResponseMetadata", {})
     headers = about.get("HTTPHeaders")
@@ -109,15 +109,7 @@ def _botocores(operation: str, response: Mapping[str, Mapping[str, object]]) -> 
         code = "PermanentRedirect"
     beginnings = {"List": "list", "HeadBucket": "list", "Delete": "remove", "Get": "read", "Head": "read"}
     right = next((right for beginning, right in beginnings.items() if operation.startswith(beginning)), "write")
-    return Answer(status, "" if code.isdigit() else code, fields, operation, right)
-
-
-def _no_cause(answer: Answer) -> tuple[str, str] | None:
-    return None
-
-
-def _no_statement(right: str, root: str) -> str:
-    return ""
+    return ServerAnswer(status, "" if code.isdigit() else code, fields, operation, right)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,19 +135,12 @@ class StoreMessages:
     endpoint: str = ""
     own_endpoint: str = "the server"
     container: str = "bucket"
-    cause: Callable[[Answer], tuple[str, str] | None] = _no_cause
-    allow: Callable[[str, str], str] = _no_statement
+    cause: Callable[[ServerAnswer], tuple[str, str] | None] = lambda answer: None
+    allow: Callable[[str, str], str] = lambda right, root: ""
 
 
 def explain(error: Exception, uri: str, words: StoreMessages, proxy: Proxy | None = None) -> Exception:
-    """Returns the error to raise in place of a client library's; a missing object stays a FileNotFoundError.
-
-    Args:
-        error: The client library's.
-        uri: Address of the store.
-        words: Of its kind.
-        proxy: What requests to it pass.
-    """
+    """Returns the error to raise in place of a client library's; a missing object stays a FileNotFoundError."""
     if isinstance(error, BatonError):
         return error
     found = answer(error)
@@ -196,7 +181,7 @@ def explain(error: Exception, uri: str, words: StoreMessages, proxy: Proxy | Non
             remedy = f"Check {proxy.variable}, or name the host in NO_PROXY. {remedy}"
         return UnavailableError(f"store {uri!r}: {endpoint} cannot be reached{through}.", remedy=remedy)
     if _UNSUPPORTED.search(known):
-        return UnsupportedError(f"store {uri!r}: {kind}: {text}.", remedy=USABLE)
+        return UnknownRequestError(f"store {uri!r}: {kind}: {text}.", remedy=USABLE)
     if _TRANSIENT.search(known):
         return UnavailableError(
             f"store {uri!r} does not answer as it should{through}: {_reason(text, found)}.", remedy="Try later."
@@ -214,16 +199,10 @@ def explain(error: Exception, uri: str, words: StoreMessages, proxy: Proxy | Non
     return StoreError(f"store {uri!r}: {kind}: {text}.", remedy=USABLE)
 
 
-def denied(found: Answer, uri: str, words: StoreMessages, reason: str, *, or_missing: bool = False) -> DeniedError:
-    """Returns the error of a request that its user has not the right to.
-
-    Args:
-        found: The answer.
-        uri: Address of the store.
-        words: Of its kind.
-        reason: The server's.
-        or_missing: Whether the object may also be missing, which the user has not the right to find out.
-    """
+def denied(
+    found: ServerAnswer, uri: str, words: StoreMessages, reason: str, *, or_missing: bool = False
+) -> DeniedError:
+    """Returns the error of a request that its user has not the right to."""
     root = uri.partition("://")[2]
     said = _NOT_AUTHORIZED.search(found.message)
     if "explicit deny" in found.message:
@@ -249,7 +228,7 @@ def without_signature(text: str) -> str:
     return _SIGNATURE.sub(r"\1…", text)
 
 
-def _reason(text: str, found: Answer) -> str:
+def _reason(text: str, found: ServerAnswer) -> str:
     """Returns the code and message in a server's answer, or all of a shorter text."""
     if found.code and found.message:
         return f"{found.code}: {found.message.rstrip('.')}"

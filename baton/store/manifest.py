@@ -82,11 +82,6 @@ class Manifest:
 def read_manifest(storage: Storage, prefix: str, names: Sequence[str] | None = None) -> Manifest | None:
     """Returns what is committed under a prefix, or None where nothing is.
 
-    Args:
-        storage: The store.
-        prefix: Path of the bundle in it.
-        names: What lies directly below, where that has been listed.
-
     Raises:
         DamagedError: the manifest is not one, names files outside its folder, or was marked as damaged.
         FormatError: a newer Baton wrote it.

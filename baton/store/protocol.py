@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterator
 from datetime import datetime
 from typing import NamedTuple, Protocol
 
-from fsspec import AbstractFileSystem
-
 from baton.errors import StoreError
 
 BLOCK = 4 * 1024 * 1024
@@ -30,16 +28,13 @@ def below(root: str, path: str) -> str:
     return f"{root}/{path}".rstrip("/")
 
 
-class Entry(NamedTuple):
-    """One object of a listing.
-
-    Attributes:
-        size: Its bytes.
-        modified: When it was written, by the store's clock.
-    """
+class ObjectInfo(NamedTuple):
+    """One object of a listing."""
 
     size: int
+    """Its bytes."""
     modified: datetime
+    """When it was written, by the store's clock."""
 
 
 class ObjectStore(Protocol):
@@ -47,7 +42,7 @@ class ObjectStore(Protocol):
 
     Operations raise the client library's own errors, which `explain` translates; a missing object is a
     `FileNotFoundError`. A client is made without asking the store or looking for credentials: both wait for the first
-    operation. To add a store, write such a client and name it in `STORES` of `baton.store.storage`.
+    operation. `open_store` of `baton.store.storage` knows which client is whose.
     """
 
     @property
@@ -56,7 +51,7 @@ class ObjectStore(Protocol):
 
     @property
     def root(self) -> str:
-        """The address as `file_system` writes it: an absolute folder, or `bucket/prefix`."""
+        """The address without its scheme: an absolute folder, or `bucket/prefix`."""
 
     @property
     def is_local(self) -> bool:
@@ -81,7 +76,7 @@ class ObjectStore(Protocol):
     def list(self, path: str) -> list[str]:
         """Returns the names directly below a path, in any order."""
 
-    def find(self, path: str) -> dict[str, Entry]:
+    def find(self, path: str) -> dict[str, ObjectInfo]:
         """Returns all objects at any depth below a path, by their paths relative to it."""
 
     def remove(self, path: str) -> None:
@@ -108,10 +103,5 @@ class ObjectStore(Protocol):
     def explain(self, error: Exception, path: str | None = None) -> Exception:
         """Returns what to raise in place of a client library's error: a `BatonError`, or `FileNotFoundError`.
 
-        Args:
-            error: The client library's.
-            path: The object that `file_system` was asked for.
+        With a path, of an object that was read past this client, whether that is missing may be looked up.
         """
-
-    def file_system(self) -> AbstractFileSystem:
-        """Returns an fsspec file system that reads the same objects, for those who read files that are not Baton's."""

@@ -1,4 +1,7 @@
-"""Resolves sources of rows: which files a source names, looked up before anything is paid for."""
+"""Resolves sources of rows: which files a source names, looked up before anything is paid for.
+
+Files that are not Baton's are read by fsspec: in a folder, in the clouds, and wherever else it knows the scheme.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,18 @@ import glob
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from baton.errors import UserError, suggest_path
 from baton.store import errors
+from baton.store.clouds import CloudStore
+from baton.store.folder import FileSystem
 from baton.store.storage import Storage
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
 
 Value: TypeAlias = str | dict[str, object]
 """A member of `data.source` as a recipe has it: an address, or a mapping with its own settings."""
@@ -38,7 +46,7 @@ NOT_ROWS = ("dataset_info.json", "dataset_infos.json", "state.json", "dataset_di
 
 @dataclass(frozen=True)
 class SourceFile:
-    """One file of a source: a store and a path in it, so that folders and clouds read alike."""
+    """A file that is not Baton's: a store and a path in it, so that folders and clouds read alike."""
 
     storage: Storage
     path: str
@@ -52,6 +60,28 @@ class SourceFile:
     def suffix(self) -> str:
         """File type without compression, such as `.jsonl`."""
         return suffix(self.path)
+
+    @contextlib.contextmanager
+    def open(self, **options: object) -> Iterator[Any]:
+        """Opens the file to be read; options are the file system's."""
+        fs, key = file_system(self.storage), self.storage.key(self.path)
+        with self.storage.translated(self.path), fs.open(key, "rb", **options) as file:
+            yield file
+
+    def info(self) -> dict[str, Any]:
+        """Returns what the file system tells of the file without reading it."""
+        with self.storage.translated(self.path):
+            return dict(file_system(self.storage).info(self.storage.key(self.path)))
+
+
+def file_system(storage: Storage) -> AbstractFileSystem:
+    """Returns the fsspec file system that reads the objects of a store, by its `key`s."""
+    from fsspec.implementations.local import LocalFileSystem
+
+    client = storage.client
+    if isinstance(client, CloudStore):
+        return client.cloud.file_system(client.address)
+    return client.fs if isinstance(client, FileSystem) else LocalFileSystem()
 
 
 def suffix(path: str) -> str:
@@ -88,18 +118,14 @@ def is_dataset_id(source: str) -> bool:
 
 
 def resolve(source: str, *, base_dir: str) -> str:
-    """Returns a source with a relative local path made absolute.
-
-    Args:
-        source: As written in the recipe.
-        base_dir: The recipe's folder; tried before the current one.
+    """Returns a source with a relative local path made absolute: looked for in `base_dir`, then in the current folder.
 
     Raises:
         UserError: a local path that matches nothing.
     """
-    if "://" in source or source.startswith("builtin:"):
-        if source.startswith("builtin:") and source != BUILTIN:
-            raise UserError(f"data.source {source!r} is unknown; the only builtin is {BUILTIN!r}.")
+    if source.startswith("builtin:") and source != BUILTIN:
+        raise UserError(f"data.source {source!r} is unknown; the only builtin is {BUILTIN!r}.")
+    if "://" in source or source == BUILTIN:
         return source
     tried = [os.path.abspath(os.path.join(folder, os.path.expanduser(source))) for folder in (base_dir, os.getcwd())]
     for path in tried:
@@ -131,15 +157,15 @@ def _expand(source: str) -> list[SourceFile]:
     elif parent.endswith(":/"):  # a whole bucket
         parent = address
     storage, paths = Storage(parent or "/"), list[str]()
-    path = storage.key(address[len(parent) + 1 :])
+    path, fs = storage.key(address[len(parent) + 1 :]), file_system(storage)
     with contextlib.suppress(FileNotFoundError), storage.translated(address[len(parent) + 1 :]):
         if is_pattern:
-            paths = storage.fs.glob(_at_any_depth(path))
-        elif parent == address or _is_folder(storage, path):
-            rows = [each for each in storage.fs.find(path) if _holds_rows(each[len(path) + 1 :])]
+            paths = fs.glob(_at_any_depth(path))
+        elif parent == address or _is_folder(fs, path):
+            rows = [each for each in fs.find(path) if _holds_rows(each[len(path) + 1 :])]
             paths = [each for each in rows if suffix(each) in TABLES] or rows
         else:
-            paths = [path] if storage.fs.exists(path) else []
+            paths = [path] if fs.exists(path) else []
     if not paths:
         storage.list("")  # which tells a bucket that is not there from one without such a file
         raise UserError(
@@ -149,9 +175,9 @@ def _expand(source: str) -> list[SourceFile]:
     return [SourceFile(storage, path[len(storage.root) + 1 :]) for path in sorted(paths) if not path.endswith("/")]
 
 
-def _is_folder(storage: Storage, path: str) -> bool:
+def _is_folder(fs: AbstractFileSystem, path: str) -> bool:
     try:
-        return bool(storage.fs.isdir(path))
+        return bool(fs.isdir(path))
     except Exception as error:
         if errors.answer(error).status == 403:
             return False  # who may not list may still read a file

@@ -1,7 +1,7 @@
 """The object store as all of Baton uses it: its client by address, retries, and leases for put-if-absent.
 
 `Storage` is patient with faults that pass and clear about those that stay. A store without put-if-absent gets a lease
-object with expiry: one writer at a time looks and writes. Each writer measures expiry on its own clock.
+object with expiry, see `create_leased`.
 """
 
 from __future__ import annotations
@@ -18,36 +18,26 @@ from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import TypeVar
 
-from fsspec import AbstractFileSystem
-
 from baton import machine
 from baton.errors import BatonError, UnavailableError
-from baton.runtime import SYSTEM, Attempt, Runtime, backoff, retry
-from baton.store.clouds import S3, Azure, CloudStore, Google
-from baton.store.errors import DeniedError, UnsupportedError, without_signature
+from baton.runtime import SYSTEM, Runtime, backoff, retry
+from baton.store.clouds import CLOUDS, CloudStore
+from baton.store.errors import DeniedError, UnknownRequestError, without_signature
 from baton.store.folder import FileSystem, Folder
-from baton.store.protocol import OWN, Entry, ObjectStore, below
+from baton.store.protocol import OWN, ObjectInfo, ObjectStore, below
 
-# --- Which client a store's address is for.
+logger = logging.getLogger("baton")
+T = TypeVar("T")
 
-
-CLOUDS: tuple[type[CloudStore], ...] = (S3, Google, Azure)
-
-STORES: dict[str, Callable[[str], ObjectStore]] = {
-    "": Folder,
-    "file": Folder,
-    **{scheme: cloud for cloud in CLOUDS for scheme in cloud.schemes},
-}
-"""Client by scheme; every other scheme is fsspec's."""
-
-ENVIRONMENT = tuple(beginning for cloud in CLOUDS for beginning in cloud.environment)
-"""Beginnings of the names of variables with a store's endpoint and credentials."""
-
-
-def environment_of(uri: str) -> tuple[str, ...]:
-    """Returns the beginnings of the names of variables that hold a store's credentials; none for a folder."""
-    scheme = uri.partition("://")[0]
-    return next((cloud.environment for cloud in CLOUDS if scheme in cloud.schemes), ())
+PATIENCE = "BATON_STORE_PATIENCE"
+"""Environment variable: seconds for which an operation on a store that does not answer is tried again."""
+LONGEST_PAUSE = 10.0
+"""Seconds between two tries at an operation, at most."""
+LEASE_S = 20.0
+"""Seconds after which an unchanged lease has expired."""
+LEASE_SETTLE_S = 0.5
+"""Seconds in which a writer that saw no lease has written its own, where the store is quick."""
+_counting = threading.Lock()
 
 
 def open_store(uri: str) -> ObjectStore:
@@ -57,38 +47,28 @@ def open_store(uri: str) -> ObjectStore:
         StoreError: the scheme is unknown, or the address is none of its kind.
     """
     scheme, separator, _ = uri.partition("://")
-    return STORES.get(scheme if separator else "", FileSystem)(uri)
+    if not separator or scheme == "file":
+        return Folder(uri)
+    return CloudStore(uri, CLOUDS[scheme]) if scheme in CLOUDS else FileSystem(uri)
 
 
-# --- Put-if-absent on a store that has none: a lease object with expiry lets one writer at a time look and write.
-#
-# A writer writes its name into the lease, waits for others who may have looked at the same time, and reads it back:
-# the one whose name is in it proceeds. A lease that has not changed for as long as it is valid was left by a writer
-# that died. Expiry is measured by each writer on its own clock, so that clocks need not agree: those who wait count
-# from when they first saw the name, the holder from before it wrote it, and so it ends first. A writer that was
-# stopped between two requests finds that out and begins again. A put that is itself on its way for longer than a
-# quarter of `LEASE_S` can still come too late; what it then replaces is a manifest of the same step, and either names
-# files that are whole.
-#
-# Seconds after the lease was looked at, with `LEASE_S` 20: a writer whose name was in it within 0.5 reads it back 0.5
-# later and writes until 5. One that took up to 5 may have put its name over such a holder's: it waits out the 10 by
-# which the holder's last request has arrived, reads back, and writes until 15. Whoever waits for either waits 20.
+def create_leased(client: ObjectStore, path: str, data: bytes, runtime: Runtime = SYSTEM) -> bool:
+    """Writes an object unless there is one, holding the lease `<path>.lease`; tells whether what is there is this.
 
+    A writer writes its name into the lease, waits for others who may have looked at the same time, and reads it back:
+    the one whose name is in it proceeds. A lease that has not changed for as long as it is valid was left by a writer
+    that died. Expiry is measured by each writer on its own clock, so that clocks need not agree: those who wait count
+    from when they first saw the name, the holder from before it wrote it, and so it ends first. A writer that was
+    stopped between two requests finds that out and begins again. A put that is itself on its way for longer than a
+    quarter of `LEASE_S` can still come too late; what it then replaces is a manifest of the same step, and either names
+    files that are whole.
 
-LEASE_S = 20.0
-"""Seconds after which an unchanged lease has expired."""
-LEASE_SETTLE_S = 0.5
-"""Seconds in which a writer that saw no lease has written its own, where the store is quick."""
-
-
-def create_leased(client: ObjectStore, path: str, data: bytes, world: Runtime = SYSTEM) -> bool:
-    """Writes an object unless there is one, holding the lease `<path>.lease`.
-
-    Returns:
-        Whether this call wrote what is there now.
+    Seconds after the lease was looked at, with `LEASE_S` 20: a writer whose name was in it within 0.5 reads it back 0.5
+    later and writes until 5. One that took up to 5 may have put its name over such a holder's: it waits out the 10 by
+    which the holder's last request has arrived, reads back, and writes until 15. Whoever waits for either waits 20.
     """
-    lease, owner = f"{path}.lease", world.unique().encode()
-    until = _acquire_lease(client, path, lease, owner, world)
+    lease, owner = f"{path}.lease", runtime.unique().encode()
+    until = _acquire_lease(client, path, lease, owner, runtime)
     if until is None:
         return False
     is_there = False
@@ -98,7 +78,7 @@ def create_leased(client: ObjectStore, path: str, data: bytes, world: Runtime = 
         is_there = client.size(path) is not None
         if is_there:
             return False
-        if world.monotonic() > until:
+        if runtime.monotonic() > until:
             raise UnavailableError(f"the lease {lease} was not held for long enough to write in.")
         client.write(path, data)
         is_there = True
@@ -107,7 +87,7 @@ def create_leased(client: ObjectStore, path: str, data: bytes, world: Runtime = 
     finally:
         # Once the object is there, nobody needs a lease any more. Before, it may have expired, and be another's by the
         # time that a removal arrives.
-        if _content(client, lease) == owner and (is_there or world.monotonic() < until):
+        if _content(client, lease) == owner and (is_there or runtime.monotonic() < until):
             remove_quietly(client, lease)
 
 
@@ -120,29 +100,27 @@ def remove_quietly(client: ObjectStore, path: str) -> None:
             raise
 
 
-def _acquire_lease(client: ObjectStore, path: str, lease: str, owner: bytes, world: Runtime) -> float | None:
-    """Waits for the lease.
+def _acquire_lease(client: ObjectStore, path: str, lease: str, owner: bytes, runtime: Runtime) -> float | None:
+    """Waits for the lease, and returns until when requests may begin; None once the object is there.
 
-    Returns:
-        Until when requests may begin: they have another quarter of what the lease is good for to arrive in. None once
-        the object is there, and nothing is left to hold it for.
+    They have another quarter of what the lease is good for to arrive in.
     """
-    seen, since = b"", world.monotonic()
-    for _ in backoff(math.inf, pause=LEASE_SETTLE_S, world=world):
+    seen, since = b"", runtime.monotonic()
+    for _ in backoff(math.inf, pause=LEASE_SETTLE_S, runtime=runtime):
         if client.size(path) is not None:
             break
-        looked = world.monotonic()
+        looked = runtime.monotonic()
         holder = _content(client, lease)
         # A holder's name is new with each attempt: as long as it changes, somebody is alive.
         if holder != seen:
-            seen, since = holder, world.monotonic()
-        if not holder or world.monotonic() - since > LEASE_S:
+            seen, since = holder, runtime.monotonic()
+        if not holder or runtime.monotonic() - since > LEASE_S:
             client.write(lease, owner)
-            took = world.monotonic() - looked
+            took = runtime.monotonic() - looked
             if took > LEASE_S / 4:
                 raise UnavailableError(f"{lease} took {took:.1f} s to read and write; {LEASE_S / 4:g} are safe.")
             # Of several that saw none, each writes; all read after the last of them has written, and find one name.
-            world.sleep(LEASE_SETTLE_S if took <= LEASE_SETTLE_S else LEASE_S / 2)
+            runtime.sleep(LEASE_SETTLE_S if took <= LEASE_SETTLE_S else LEASE_S / 2)
             if _content(client, lease) == owner:
                 return looked + (LEASE_S / 4 if took <= LEASE_SETTLE_S else LEASE_S * 3 / 4)
     return None
@@ -156,30 +134,16 @@ def _content(client: ObjectStore, path: str) -> bytes:
         return b""
 
 
-# --- The object store as all of Baton uses it: patient with faults that pass, clear about those that stay.
-
-
-logger = logging.getLogger("baton")
-
-PATIENCE = "BATON_STORE_PATIENCE"
-"""Environment variable: seconds for which an operation on a store that does not answer is tried again."""
-FIRST_PAUSE = 0.4
-LONGEST_PAUSE = 10.0
-"""Seconds between two tries at an operation."""
-T = TypeVar("T")
-_counting = threading.Lock()
-
-
 class Storage:
     """Objects below one URI, named by paths relative to it.
 
     Args:
-        uri: A folder or an address whose scheme `store.registry` or fsspec knows. The endpoint and credentials come
-            from the environment (`AWS_ENDPOINT_URL`, `AWS_ACCESS_KEY_ID`, …).
+        uri: A folder or an address. The endpoint and credentials come from the environment (`AWS_ENDPOINT_URL`,
+            `AWS_ACCESS_KEY_ID`, …).
         patience: Seconds for which an operation is tried again while the store does not answer;
             10 when neither this nor `BATON_STORE_PATIENCE` says otherwise.
-        client: What moves the bytes, in place of the registry's for the address.
-        world: Whose time, names and threads its users take.
+        client: What moves the bytes, in place of `open_store`'s.
+        runtime: Whose time, names and threads its users take.
 
     Attributes:
         sent: Bytes of files uploaded by this process.
@@ -191,26 +155,21 @@ class Storage:
     """
 
     def __init__(
-        self, uri: str, *, patience: float | None = None, client: ObjectStore | None = None, world: Runtime = SYSTEM
+        self, uri: str, *, patience: float | None = None, client: ObjectStore | None = None, runtime: Runtime = SYSTEM
     ) -> None:
         self.patience = machine.number_of(PATIENCE, 10) if patience is None else patience
-        self.world = world
+        self.runtime = runtime
         self.client: ObjectStore = client or open_store(uri)
         self.base_uri, self.root, self.is_local = self.client.uri, self.client.root, self.client.is_local
         self.sent = self.received = 0
         self._is_kept = False
-
-    @cached_property
-    def fs(self) -> AbstractFileSystem:
-        """The fsspec file system, for those who read files that are not Baton's."""
-        return self.client.file_system()
 
     def uri(self, path: str = "") -> str:
         """Returns the address of an object for people and for other processes."""
         return f"{self.base_uri}/{path}".rstrip("/")
 
     def key(self, path: str = "") -> str:
-        """Returns the file system's own name of an object."""
+        """Returns an object's address without its scheme: of a folder's the path on this machine."""
         return below(self.root, path)
 
     def read(self, path: str) -> bytes:
@@ -251,7 +210,7 @@ class Storage:
         # know whose it is, reads it back (`BundleWriter.commit`, `lineage.accept`).
         if self.has_conditional_put:
             return self._patiently(lambda: self.client.create(path, data))
-        return self._patiently(lambda: create_leased(self.client, path, data, self.world))
+        return self._patiently(lambda: create_leased(self.client, path, data, self.runtime))
 
     @cached_property
     def has_conditional_put(self) -> bool:
@@ -259,7 +218,7 @@ class Storage:
         if self.client.create_is_certain:
             return True
         # A name of its own, as many processes try at once; a crash leaves an object that `list` does not show.
-        path = f"{OWN}probe-{self.world.unique()}"
+        path = f"{OWN}probe-{self.runtime.unique()}"
 
         def probe() -> bool:
             try:
@@ -270,7 +229,7 @@ class Storage:
 
         try:
             return self._patiently(probe)
-        except UnsupportedError:
+        except UnknownRequestError:
             return False
 
     def exists(self, path: str) -> bool:
@@ -286,7 +245,7 @@ class Storage:
         names = self._patiently(lambda: self.client.list(path))
         return sorted({name for name in names if name and not name.startswith(OWN)})
 
-    def find(self, path: str) -> dict[str, Entry]:
+    def find(self, path: str) -> dict[str, ObjectInfo]:
         """Returns all objects below a path, by their paths relative to it, sorted."""
         return dict(sorted(self._patiently(lambda: self.client.find(path)).items()))
 
@@ -320,7 +279,7 @@ class Storage:
         if not isinstance(self.client, CloudStore):
             return None
         try:
-            self._patiently(lambda: self.client.remove(f"{OWN}probe-{self.world.unique()}"))
+            self._patiently(lambda: self.client.remove(f"{OWN}probe-{self.runtime.unique()}"))
         except DeniedError as error:
             self._keep(error)
             return error
@@ -337,15 +296,9 @@ class Storage:
         self.client.tidy(path)
 
     def upload(self, local_path: str, path: str, check: Callable[[], None] = lambda: None) -> str:
-        """Copies a local file into the store.
+        """Copies a local file into the store, and returns the SHA-256 of the bytes as they passed.
 
-        Args:
-            local_path: The file.
-            path: Where to.
-            check: Called every few megabytes; a `BatonError` it raises ends the upload.
-
-        Returns:
-            SHA-256 of the bytes as they passed.
+        `check` is called every few megabytes; a `BatonError` that it raises ends the upload.
         """
 
         def send() -> str:
@@ -373,33 +326,12 @@ class Storage:
     def copy(self, source: str, path: str, size: int) -> bool:
         """Copies an object inside the store; no byte of it passes through this machine.
 
-        Args:
-            source: The object, which nobody changes.
-            path: Where to.
-            size: Its bytes.
-
-        Returns:
-            Whether there is an object of that size now: else the store cannot, or the source is not what it was.
-
-        Raises:
-            FileNotFoundError: there is no such object.
+        Returns whether there is an object of that size now: else the store cannot, or the source is not what it was.
         """
         return self._patiently(lambda: self.client.copy(source, path, size) and self.client.size(path) == size)
 
     def download(self, path: str, local_path: str, size: int | None = None) -> str:
-        """Copies an object to a local file.
-
-        Args:
-            path: The object.
-            local_path: The file; its folder is made.
-            size: The object's bytes, where they are known.
-
-        Returns:
-            SHA-256 of the bytes as they passed.
-
-        Raises:
-            FileNotFoundError: there is no such object.
-        """
+        """Copies an object to a local file, whose folder is made, and returns the SHA-256 of its bytes."""
         os.makedirs(os.path.dirname(local_path), exist_ok=True)
 
         def receive() -> str:
@@ -439,7 +371,7 @@ class Storage:
         Raises:
             StoreError: the store cannot be written to, with the reason and the remedy.
         """
-        path = f"{OWN}check-{self.world.unique()}"
+        path = f"{OWN}check-{self.runtime.unique()}"
         with self.translated():
             self.client.write(path, b"baton")
             remove_quietly(self.client, path)
@@ -452,17 +384,18 @@ class Storage:
                 return operation()
 
         # Of the translated errors only `UnavailableError` is tried again: what is denied or missing stays so.
-        tries = backoff(
-            self.patience, pause=FIRST_PAUSE, growth=2, longest=LONGEST_PAUSE, jitter=0.25, world=self.world
+        return retry(
+            attempt,
+            UnavailableError,
+            backoff(self.patience, pause=0.4, growth=2, longest=LONGEST_PAUSE, jitter=0.25, runtime=self.runtime),
+            lambda error, attempt: logger.warning("%s Next try in %.1f s.", error.message, attempt.pause),
         )
-        return retry(attempt, UnavailableError, tries, _warn)
 
     @contextlib.contextmanager
     def translated(self, path: str | None = None) -> Iterator[None]:
         """Turns the client library's errors into `StoreError`; a missing object stays FileNotFoundError.
 
-        Args:
-            path: The object that `fs` is asked for: where that is refused, it is looked for by a listing.
+        With a path, of an object that is read past the client, it is looked for by a listing where that is refused.
         """
         try:
             yield
@@ -473,7 +406,3 @@ class Storage:
             is_clear = isinstance(explained, FileNotFoundError)
             # A signed address in the cause would be printed with a traceback.
             raise explained from (None if is_clear or without_signature(str(error)) != str(error) else error)
-
-
-def _warn(error: UnavailableError, attempt: Attempt) -> None:
-    logger.warning("%s Next try in %.1f s.", error.message, attempt.pause)

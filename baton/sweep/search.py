@@ -19,9 +19,6 @@ from baton.recipe import recipe as extras
 from baton.recipe.recipe import Recipe
 from baton.recipe.search import MAX_TRIALS, Range, Search
 
-# --- The values in which the trials of a sweep differ: all combinations, drawn, or proposed by Optuna.
-
-
 Values = dict[str, Any]
 """Dotted path → value."""
 Parameters = Mapping[str, "list[Any] | Range"]
@@ -49,12 +46,6 @@ class Known:
 
 def draw(search: Search, seed: int, count: int, known: Sequence[Known] = ()) -> list[Values]:
     """Returns the values of the next trials, the same for the same arguments.
-
-    Args:
-        search: What they are chosen from.
-        seed: The recipe's.
-        count: How many; of a grid always all.
-        known: The trials before them.
 
     Raises:
         UserError: Optuna is not installed.
@@ -84,11 +75,6 @@ def value_ends(parameters: Parameters) -> list[Values]:
 
 def configured(recipe: Recipe, values: Values, name: str) -> Recipe:
     """Returns the ordinary recipe of a trial: without a sweep, its values in their places.
-
-    Args:
-        recipe: The recipe with the sweep.
-        values: The trial's own.
-        name: How it is called in messages.
 
     Raises:
         UserError: the values make no recipe; see `baton.recipe.load.validate`.
@@ -199,16 +185,12 @@ def _optuna() -> Any:
     return optuna
 
 
-# --- The rungs of a sweep: after which chunk trials are compared and how many advance. Pure functions of a few
-# numbers.
-
-
 DEFAULT_TRIALS = 8
 OPTUNA_BRACKETS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rung:
+class PlannedRung:
     """One comparison.
 
     Attributes:
@@ -238,17 +220,11 @@ class Bracket:
 
     number: int
     trials: int
-    rungs: tuple[Rung, ...]
+    rungs: tuple[PlannedRung, ...]
 
 
 def rungs(trials: int, chunks: int, eta: int | None, first: int = 1) -> list[tuple[int, int]]:
     """Returns after which chunks trials are compared, and how many advance from there.
-
-    Args:
-        trials: How many begin.
-        chunks: Chunks of a run.
-        eta: One of so many advances; None compares at the end only.
-        first: Chunk of the first comparison; each next one is after `eta` times as many.
 
     Returns:
         Pairs of chunk and number of those that advance; the last is the last chunk, with one.
@@ -277,7 +253,7 @@ def brackets(recipe: Recipe) -> list[Bracket]:
         steps = rungs(trials, chunks, search.eta, first)
         begins = (1, *(chunk + 1 for chunk, _ in steps))
         made = tuple(
-            Rung(number=next(numbers), bracket=position, chunk=chunk, keep=keep, first=begin)
+            PlannedRung(number=next(numbers), bracket=position, chunk=chunk, keep=keep, first=begin)
             for begin, (chunk, keep) in zip(begins, steps, strict=False)
         )
         drawn.append(Bracket(number=position, trials=trials, rungs=made))

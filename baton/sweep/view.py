@@ -7,15 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from baton.checkpoint.manifest import LogEntry
-from baton.checkpoint.store import CheckpointStore
+from baton.checkpoint.store import CheckpointStore, LogEntry
 from baton.documents import Json
 from baton.runs import lineage
 from baton.runs.outcomes import RungVerdict, TrialEntry, TrialFailure, Winner
 from baton.runs.plan import Plan
 from baton.runs.run import Run
 from baton.runs.sweep import Sweep
-from baton.store import bundle
+from baton.runtime import SYSTEM
 
 MAX_CURVES = 200
 """Trials whose losses are read for the curves; of the others the page has the scores alone."""
@@ -140,18 +139,13 @@ class Cost:
 
 
 def gather(sweep: Sweep, *, with_losses: bool = True) -> View:
-    """Reads a sweep, its rungs, and what is known of each of its runs.
-
-    Args:
-        sweep: The sweep.
-        with_losses: Also read what was logged at each step, which takes much longer.
-    """
+    """Reads a sweep, its rungs, and what is known of each of its runs."""
     document, rungs = sweep.document(), sweep.rungs()
     recipe: Mapping[str, Any] = document.recipe
     winner = sweep.read(Winner)
     read = [trial.id for trial in document.trials[: MAX_CURVES if with_losses else 0]]
     rows = {trial.id: trial for trial in document.trials}
-    trials = bundle.each(lambda name: _trial(sweep, rows[name], with_losses=name in read), rows)
+    trials = SYSTEM.each(lambda name: _trial(sweep, rows[name], with_losses=name in read), rows)
     _judge(trials, rungs, winner.id if winner else None, len(document.rungs))
     # Who came further is ahead, and among those the better score; a score that is no number is the last.
     sign = 1 if document.mode == "min" else -1

@@ -1,7 +1,7 @@
 """Messages between a chunk and its MLflow sender, samples of machine use, and metrics held back as files.
 
-Opening a database takes two seconds of a core, more than the steps of a short chunk. So a short chunk keeps its
-lines below the run, and the next process that opens the database sends them.
+Opening a database takes two seconds of a core, as MLflow's own client has to be imported: more than the steps of a
+short chunk. So its lines are kept below the run, and go with those of the next process that opens the database.
 """
 
 from __future__ import annotations
@@ -17,14 +17,11 @@ import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import psutil
 
 from baton import events, machine
-
-# --- What a process beside training is told, and what it finds out of a run in MLflow; see `sender`.
-
 
 Value = dict[str, str | int | float]
 """A metric as MLflow's API has it: key, value, timestamp, step; model and data set where it is one of these."""
@@ -32,13 +29,7 @@ Value = dict[str, str | int | float]
 
 @dataclass(frozen=True)
 class LoggedModel:
-    """A logged model to be made, where the run has none.
-
-    Attributes:
-        name: Its name.
-        kind: What kind of model it is, by which MLflow's search tells them apart.
-        tags: Its tags.
-    """
+    """A logged model to be made, where the run has none; MLflow's search tells models apart by `kind`."""
 
     name: str
     kind: str
@@ -71,79 +62,38 @@ class SenderConfig:
 
 @dataclass(frozen=True)
 class TrackingState:
-    """A tracking run as it is.
-
-    Attributes:
-        experiment_id: Its experiment.
-        status: Its status.
-        params: Its parameters.
-        steps: Metric → the last step it has a value of.
-        models: Ids of the models that came out of it.
-    """
+    """A tracking run as it is."""
 
     experiment_id: str
     status: str
     params: Mapping[str, str]
     steps: Mapping[str, int]
+    """Metric → the last step it has a value of."""
     models: Sequence[str]
-
-
-class Client(Protocol):
-    """What the process beside training, and who has little to say, ask of MLflow."""
-
-    def read(self, run_id: str) -> TrackingState:
-        """Returns a tracking run."""
-
-    def reopen(self, run_id: str) -> None:
-        """Sets a tracking run running."""
-
-    def log(self, run_id: str, values: Sequence[Value]) -> None:
-        """Logs metrics, at most a thousand."""
-
-    def log_params(self, run_id: str, params: Mapping[str, str]) -> None:
-        """Logs parameters."""
-
-    def tag(self, run_id: str, tags: Mapping[str, str]) -> None:
-        """Sets tags of a tracking run."""
-
-    def make_model(self, run_id: str, experiment_id: str, model: LoggedModel, params: Mapping[str, str]) -> str:
-        """Makes a logged model that comes out of a run, and returns its id."""
-
-    def tag_model(self, model_id: str, tags: Mapping[str, str]) -> None:
-        """Sets tags of a logged model."""
-
-
-# --- Use of this machine, under the names and by the variables of MLflow's own system metrics.
+    """Ids of the models that came out of it."""
 
 
 USAGE_INTERVAL_S = 5.0
 """Seconds between two samples."""
 
 
-def usage_prefix() -> str:
-    """Returns what the names begin with."""
-    node = os.environ.get("MLFLOW_SYSTEM_METRICS_NODE_ID")
-    return f"system/{node}/" if node else "system/"
-
-
-def usage_line(figures: dict[str, float], milliseconds: int) -> dict[str, Any]:
-    """Returns a sample as a line for the sender, which numbers it."""
-    return {"metrics": figures, "milliseconds": milliseconds}
-
-
 class Usage:
-    """Samples the use of this machine in a thread, and hands on the means of several samples.
+    """Samples the use of this machine in a thread, under the names that MLflow's own monitor has.
+
+    That needs MLflow, whose import takes longer than all that the sender does for a short chunk.
 
     Args:
-        take: Takes figures and the time in milliseconds.
+        take: Takes the means of several samples, as a line for the sender, which numbers it.
         imports_mlflow: Whether MLflow may be imported for those of AMD's GPUs.
     """
 
-    def __init__(self, take: Callable[[dict[str, float], int], None], *, imports_mlflow: bool) -> None:
+    def __init__(self, take: Callable[[dict[str, Any]], None], *, imports_mlflow: bool) -> None:
         self._take = take
         self._ended = threading.Event()
         self._interval = machine.number_of("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", USAGE_INTERVAL_S)
         self._samples = int(machine.number_of("MLFLOW_SYSTEM_METRICS_SAMPLES_BEFORE_LOGGING", 1))
+        node = os.environ.get("MLFLOW_SYSTEM_METRICS_NODE_ID")
+        self._prefix = f"system/{node}/" if node else "system/"
         self._network = _network()
         self._gpus = _gpus(imports_mlflow)
         threading.Thread(target=self._run, daemon=True).start()
@@ -161,8 +111,8 @@ class Usage:
                     return
                 for name, value in self._sample():
                     found[name].append(value)
-            means = {usage_prefix() + name: round(sum(values) / len(values), 1) for name, values in found.items()}
-            self._take(means, int(time.time() * 1000))
+            means = {self._prefix + name: round(sum(values) / len(values), 1) for name, values in found.items()}
+            self._take({"metrics": means, "milliseconds": int(time.time() * 1000)})
 
     def _sample(self) -> Iterator[tuple[str, float]]:
         memory, disk = psutil.virtual_memory(), psutil.disk_usage(os.sep)
@@ -194,7 +144,13 @@ def _gpus(imports_mlflow: bool) -> Callable[[], Iterator[tuple[str, float]]]:
             from mlflow.system_metrics.metrics.rocm_monitor import ROCMMonitor
 
             monitor = ROCMMonitor()
-            return lambda: _amd(monitor)
+
+            def amd() -> Iterator[tuple[str, float]]:
+                monitor.clear_metrics()
+                monitor.collect_metrics()
+                yield from monitor.aggregate_metrics().items()
+
+            return amd
     return lambda: iter(())
 
 
@@ -212,28 +168,8 @@ def _nvidia(nvml: Any, handles: list[Any]) -> Iterator[tuple[str, float]]:
             yield f"gpu_{index}_power_usage_percentage", watts * 1e5 / nvml.nvmlDeviceGetEnforcedPowerLimit(handle)
 
 
-def _amd(monitor: Any) -> Iterator[tuple[str, float]]:
-    monitor.clear_metrics()
-    monitor.collect_metrics()
-    yield from monitor.aggregate_metrics().items()
-
-
-# --- What a short chunk has for a database of this machine, held back as files until somebody sends it.
-#
-# Opening a database takes two seconds of a core, as MLflow's own client has to be imported for it: a short chunk takes
-# no more for its steps. So the lines are kept below the run, each as soon as there is one, and go with those of the
-# next process that opens the database: a chunk that lasts, the evaluation, the end.
-
-
 class MetricBuffer:
-    """Lines that are held back.
-
-    Args:
-        folder: Where.
-
-    Raises:
-        OSError: nothing can be written there.
-    """
+    """Lines that are held back in a folder; raises `OSError` where nothing can be written there."""
 
     def __init__(self, folder: str) -> None:
         self._lock = threading.Lock()
@@ -273,16 +209,10 @@ def buffered_files(folder: str | None) -> list[str]:
     return [os.path.join(folder, name) for name in sorted(os.listdir(folder)) if name.endswith(".jsonl")]
 
 
-def finished_buffers(folder: str | None) -> list[tuple[str, list[dict[str, Any]]]]:
-    """Returns path and lines of each file that nobody writes to any more, the oldest first."""
-    return [(path, documents) for path in buffered_files(folder) if (documents := _read_buffer(path)) is not None]
-
-
-def _read_buffer(path: str) -> list[dict[str, Any]] | None:
-    """Returns the lines of a file, None where it is being written; the last may have been cut off with its process."""
-    with open(path, encoding="utf-8") as file:
-        try:
+def finished_buffers(folder: str | None) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """Yields path and lines of each file that nobody writes to any more, the oldest first."""
+    for path in buffered_files(folder):
+        with open(path, encoding="utf-8") as file, contextlib.suppress(BlockingIOError):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return None
-        return [json.loads(line) for line in file if line.endswith("\n")]
+            # The last line may have been cut off with its process.
+            yield path, [json.loads(line) for line in file if line.endswith("\n")]

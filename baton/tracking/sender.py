@@ -18,9 +18,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from baton.tracking import client as connection
 from baton.tracking import messages
-from baton.tracking.client import open_client
+from baton.tracking.client import open_client, without_credentials
 from baton.tracking.messages import LoggedModel, SenderConfig, TrackingState, Value
 
 logger = logging.getLogger("baton")
@@ -31,15 +30,7 @@ OF_OTHERS = ("system/", "final_before_", "final_production_")
 """How names of figures begin that are not the trained model's."""
 TIMED = ("_runtime", "_per_second", "num_tokens")
 """How names of figures end that are of how fast and how long, in training or evaluation."""
-OF_TRAINING = frozenset(
-    {
-        "epoch",
-        "gpu_memory_bytes",
-        "grad_norm",
-        "learning_rate",
-        "mfu",
-    }
-)
+OF_TRAINING = ("epoch", "gpu_memory_bytes", "grad_norm", "learning_rate", "mfu")
 """Figures of the course of training, and not of the model that it has come to."""
 TOGETHER_S = 1.0
 """Seconds of metrics that are sent in one request."""
@@ -51,7 +42,7 @@ class Sender:
     """Sends what it is handed to a tracking run.
 
     Args:
-        order: Where to.
+        order: The tracking run, and what else it is to have.
         lines: Where figures of the machine are put, among what is read, while a chunk trains.
     """
 
@@ -65,13 +56,16 @@ class Sender:
             if self._run.status != "RUNNING":
                 self._client.reopen(order.run_id)  # a chunk may train again after its run was called failed or killed
             if lines is not None:
-                messages.Usage(lambda *sample: lines.put(json.dumps(messages.usage_line(*sample))), imports_mlflow=True)
-        held = messages.finished_buffers(order.unsent)
+                messages.Usage(lambda line: lines.put(json.dumps(line)), imports_mlflow=True)
+        held = list(messages.finished_buffers(order.unsent))
         found_out = [document.get("params", {}) for _, documents in held for document in documents]
-        self._params = self._tell_params([*found_out, order.params])
+        self._params = self._log_params([*found_out, order.params])
         self._model = self._run.models[-1] if self._run.models else None
         if self._model is None and order.model:
-            self._model = self._made(order.model)
+            try:
+                self._model = self._client.make_model(order.run_id, self._run.experiment_id, order.model, self._params)
+            except Exception as error:  # a server before MLflow 3 knows no models
+                logger.info("tracking has no model of this run: %s", error)
         for path, documents in held:
             self.send(documents, once=True)
             os.unlink(path)  # were this process lost before, the next one would leave out what is there
@@ -88,20 +82,14 @@ class Sender:
             self._client.log(self._order.run_id, values[first : first + AT_ONCE])
         for document in documents:
             if self._model and document.get("tags"):
-                self._tell_model(self._model, document["tags"])
+                # The logged model gets the newest figures of training: its page in MLflow has a row for every value.
+                # The run has the same values, and keeps them once.
+                ours = [(value, self._belonging(name)) for name, value in self._newest.items()]
+                if newest := [{**value, **belonging} for value, belonging in ours if belonging]:
+                    self._client.log(self._order.run_id, newest)
+                self._client.tag_model(self._model, document["tags"])
 
-    def _tell_model(self, model: str, tags: Mapping[str, str]) -> None:
-        """Tells the logged model what it has come to: the newest figures of training, and tags.
-
-        Not each step's: MLflow's page of a model has a row for every value.
-        """
-        values = [{**value, **found} for name, value in self._newest.items() if (found := self._belonging(name))]
-        if values:
-            # Values of the run that are the same, and the model's: the run has them once.
-            self._client.log(self._order.run_id, values)
-        self._client.tag_model(model, tags)
-
-    def _tell_params(self, found_out: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    def _log_params(self, found_out: Sequence[Mapping[str, str]]) -> dict[str, str]:
         """Logs parameters that the run has not yet, and returns all. One that has changed since, such as the number of
         processes, keeps the value of the first chunk: MLflow refuses another."""
         params = dict(self._run.params)
@@ -111,13 +99,6 @@ class Sender:
             self._client.log_params(self._order.run_id, new)
         return params
 
-    def _made(self, model: LoggedModel) -> str | None:
-        try:
-            return self._client.make_model(self._order.run_id, self._run.experiment_id, model, self._params)
-        except Exception as error:  # a server before MLflow 3 knows no models
-            logger.info("tracking has no model of this run: %s", error)
-            return None
-
     def _values(self, document: dict[str, Any], *, once: bool) -> Iterator[Value]:
         for name, number in document.get("metrics", {}).items():
             # Samples of a machine are numbered as they come, over all chunks.
@@ -125,12 +106,8 @@ class Sender:
             if once and step <= self._steps.get(name, -1):
                 continue
             self._steps[name] = step
-            value: Value = {
-                "key": name,
-                "value": float(number),
-                "timestamp": int(document["milliseconds"]),
-                "step": step,
-            }
+            time_ms = int(document["milliseconds"])
+            value: Value = {"key": name, "value": float(number), "timestamp": time_ms, "step": step}
             if once:
                 self._newest[name] = value
                 yield value
@@ -155,7 +132,13 @@ def serve() -> None:
     model = document.pop("model", None)
     order = SenderConfig(**document, model=LoggedModel(**model) if model else None)
     lines: queue.Queue[str | None] = queue.Queue()
-    threading.Thread(target=_read, args=(lines,), daemon=True).start()
+
+    def read() -> None:
+        for line in sys.stdin:
+            lines.put(line)
+        lines.put(None)
+
+    threading.Thread(target=read, daemon=True).start()
     try:
         sender = Sender(order, lines)
         while (batch := _drain(lines)) != [None]:
@@ -165,13 +148,7 @@ def serve() -> None:
     except Exception as error:
         # One line, which `Tracker` passes on.
         words = " ".join(str(error).split())
-        print(f"tracking at {connection.without_credentials(order.uri)} stopped: {words}", flush=True)
-
-
-def _read(lines: queue.Queue[str | None]) -> None:
-    for line in sys.stdin:
-        lines.put(line)
-    lines.put(None)
+        print(f"tracking at {without_credentials(order.uri)} stopped: {words}", flush=True)
 
 
 def _drain(lines: queue.Queue[str | None]) -> list[str | None]:

@@ -10,12 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from baton.recipe.recipe import Recipe
-from baton.runs.documents import Tracking
+from baton.runs.documents import TrackingRun
 from baton.runs.run import Run
 from baton.store.storage import Storage
-
-# --- Links to a run: in the store, in MLflow, in Kubeflow.
-
 
 KUBEFLOW_RUN = "KFP_RUN_ID"
 """Variable with the id of the Kubeflow run that a pod belongs to; the compiled pipeline takes it from a label."""
@@ -32,15 +29,9 @@ def kubeflow_run() -> str | None:
     return os.environ.get(KUBEFLOW_RUN) or None
 
 
-def kubeflow_url() -> str | None:
-    """Returns where the Kubeflow run of this process is shown, or None where that is not known."""
-    page, run_id = os.environ.get(KUBEFLOW_PAGE), kubeflow_run()
-    return f"{page.rstrip('/')}/#/runs/details/{run_id}" if page and run_id else None
-
-
 def mlflow_url(run: Run, recipe: Recipe) -> str | None:
     """Returns where the tracking run of a training run is shown, or None where it has no page."""
-    tracking = run.read(Tracking)
+    tracking = run.read(TrackingRun)
     if tracking is None or tracking.experiment_id is None:
         return None
     page = recipe.tracking.mlflow_page or tracking.mlflow
@@ -51,13 +42,12 @@ def mlflow_url(run: Run, recipe: Recipe) -> str | None:
 
 def kubeflow_tags() -> dict[str, str]:
     """Returns what leads from a tracking run to the Kubeflow run of this process."""
-    present = {"kubeflow.run_id": kubeflow_run(), "kubeflow.url": kubeflow_url()}
-    if url := present["kubeflow.url"]:
-        present["mlflow.note.content"] = f"[Kubeflow run]({url})"
-    return {name: value for name, value in present.items() if value}
-
-
-# --- Which MLflow a run is tracked in: the one that its recipe names, or the one that Kubeflow itself logs to.
+    page, run_id = os.environ.get(KUBEFLOW_PAGE), kubeflow_run()
+    if not run_id:
+        return {}
+    url = f"{page.rstrip('/')}/#/runs/details/{run_id}" if page else ""
+    links = {"kubeflow.url": url, "mlflow.note.content": f"[Kubeflow run]({url})"} if url else {}
+    return {"kubeflow.run_id": run_id, **links}
 
 
 PARENT = "mlflow.parentRunId"
@@ -120,7 +110,7 @@ def server_of(recipe: Recipe) -> Server | None:
 
 def server_address(run: Run, recipe: Recipe) -> str | None:
     """Returns the address of the server that a run is tracked in; of one that is not, that which a new run would be."""
-    if tracking := run.read(Tracking):
+    if tracking := run.read(TrackingRun):
         return tracking.mlflow
     server = server_of(recipe)
     return server.uri if server else None

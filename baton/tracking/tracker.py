@@ -7,6 +7,7 @@ The logged model is pending while chunks train, and ready once it can be used.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -18,19 +19,12 @@ from dataclasses import asdict
 from typing import Any
 
 from baton.recipe.recipe import Recipe
-from baton.runs.documents import Tokens, Tracking
-from baton.runs.outcomes import Evaluation, ExportedModel
+from baton.runs.documents import TokenizedRows, TrackingRun
+from baton.runs.outcomes import EvaluationResult, ExportedModel
 from baton.runs.plan import Plan
 from baton.runs.run import Run
 from baton.tracking import messages
 from baton.tracking.messages import LoggedModel, SenderConfig
-
-# --- A run's parameters in MLflow: what its recipe sets, and what follows from that.
-#
-# Names are the recipe's own dotted paths, so that one run's page can be compared with another's. A setting that is
-# left at its default is none, but for those that every table of runs has. What depends on the place alone, where
-# things lie and what pods ask for, is in the resolved recipe among the artifacts.
-
 
 ELSEWHERE = frozenset({"name", "phases", "resources", "retrain", "store", "sweep", "tracking"})
 """Sections that say nothing of what is trained."""
@@ -63,18 +57,9 @@ def recipe_params(recipe: Recipe) -> Parameters:
 
 
 def resolved_params(
-    recipe: Recipe, plan: Plan, tokens: Tokens, *, world_size: int, parameters: int, trainable: int
+    recipe: Recipe, plan: Plan, tokens: TokenizedRows, *, world_size: int, parameters: int, trainable: int
 ) -> Parameters:
-    """Returns what a chunk has found out.
-
-    Args:
-        recipe: The run's recipe, resolved.
-        plan: Its plan.
-        tokens: Its tokenized rows.
-        world_size: Processes that train together.
-        parameters: Parameters of the model.
-        trainable: Those that training changes.
-    """
+    """Returns what a chunk has found out; its recipe is resolved."""
     return _texts(
         {
             "training.learning_rate": recipe.training.learning_rate,
@@ -99,17 +84,12 @@ def section_params(name: str, document: Mapping[str, Any]) -> Parameters:
 
 def _texts(values: Mapping[str, Any]) -> Parameters:
     # None is no value, and an empty section sets nothing.
-    return {
-        FORBIDDEN.sub("_", name): _text(value)[:LONGEST]
-        for name, value in values.items()
-        if value is not None and value != {}
-    }
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, list) and not any(isinstance(entry, list | dict) for entry in value):
-        return ", ".join(map(str, value))
-    return str(value)
+    found = {}
+    for name, value in values.items():
+        if value is not None and value != {}:
+            is_plain = isinstance(value, list) and not any(isinstance(entry, list | dict) for entry in value)
+            found[FORBIDDEN.sub("_", name)] = (", ".join(map(str, value)) if is_plain else str(value))[:LONGEST]
+    return found
 
 
 def _flat(document: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
@@ -119,9 +99,6 @@ def _flat(document: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, An
             yield from _flat(value, name)
         else:
             yield name, value
-
-
-# --- The trained model as MLflow's logged model: pending while chunks train, ready once there is what can be used.
 
 
 EXTERNAL = "mlflow.model.isExternal"
@@ -149,14 +126,7 @@ def has_no_files(model: Any) -> bool:
 
 
 def end_model(client: Any, run: Run, run_id: str, status: str) -> None:
-    """Ends the model of a run that has ended: an export has made it ready where MLflow has its files.
-
-    Args:
-        client: MLflow's client.
-        run: The run.
-        run_id: Its tracking run.
-        status: How it ended, in MLflow's words.
-    """
+    """Ends the model of a run that has ended: an export has made it ready where MLflow has its files."""
     if status != "FINISHED":
         fail_model(client, run_id)
         return
@@ -166,7 +136,7 @@ def end_model(client: Any, run: Run, run_id: str, status: str) -> None:
     tags = {EXTERNAL: "true"}
     if exported := run.read(ExportedModel):
         tags["baton.model_uri"] = exported.model_uri
-    evaluation = run.read(Evaluation)
+    evaluation = run.read(EvaluationResult)
     if evaluation and evaluation.gate:
         tags["baton.verdict"] = evaluation.gate.words
     client.set_logged_model_tags(model.model_id, tags)
@@ -187,9 +157,6 @@ def resume_model(client: Any, run_id: str) -> None:
         client.finalize_logged_model(model.model_id, "PENDING")
 
 
-# --- Metrics on their way to MLflow, by a process beside the one that has them.
-
-
 SENDER = "baton.tracking.sender"
 STOPPED = "tracking at "
 """How the line begins by which the process tells why it has stopped."""
@@ -203,8 +170,7 @@ class Tracker:
     Args:
         run: The training run.
         recipe: Its recipe, where that is at hand.
-        trains: Whether a chunk trains: then CPU, memory, disk, network and GPU use of this machine is logged too, and
-            steps that were logged before a restore are not logged again.
+        trains: Whether a chunk trains, see `SenderConfig`.
         params: Parameters of the run that were found out.
     """
 
@@ -221,7 +187,7 @@ class Tracker:
         self._held: messages.MetricBuffer | None = None
         self._usage: messages.Usage | None = None
         self._began = time.monotonic()
-        tracking = run.read(Tracking)
+        tracking = run.read(TrackingRun)
         if tracking is None:
             return
         folder = _unsent(run, tracking)
@@ -234,7 +200,12 @@ class Tracker:
             params=params or {},
             unsent=folder,
         )
-        if not (folder and trains and HELD_S and self._hold(folder)):
+        if folder and trains and HELD_S:
+            with contextlib.suppress(OSError):
+                held = self._held = messages.MetricBuffer(folder)
+                held.write({"params": dict(self._order.params)})
+                self._usage = messages.Usage(held.write, imports_mlflow=False)
+        if self._held is None:
             self._start()
 
     def __enter__(self) -> Tracker:
@@ -246,11 +217,11 @@ class Tracker:
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Hands metrics of a step over; returns at once."""
         # With the time of the step: it may be sent much later.
-        self._hand({"metrics": dict(metrics), "step": step, "milliseconds": int(time.time() * 1000)})
+        self._send({"metrics": dict(metrics), "step": step, "milliseconds": int(time.time() * 1000)})
 
     def tag_model(self, tags: Mapping[str, str]) -> None:
         """Hands tags of the logged model over; returns at once."""
-        self._hand({"tags": dict(tags)})
+        self._send({"tags": dict(tags)})
 
     def close(self, timeout: float = 30.0) -> None:
         """Waits until what was handed over is sent, at most `timeout` seconds, or held back."""
@@ -263,9 +234,9 @@ class Tracker:
         except (BrokenPipeError, subprocess.TimeoutExpired):
             self._run.warn(f"tracking did not finish in {timeout:.0f} s and is abandoned")
             self._process.kill()
-        self._heard()
+        self._pass_on_warnings()
 
-    def _heard(self) -> None:
+    def _pass_on_warnings(self) -> None:
         """Tells why the process has stopped, where it did before its end."""
         process, self._process = self._process, None
         if process and process.stdout:
@@ -274,7 +245,7 @@ class Tracker:
                     if line.startswith(STOPPED):
                         self._run.warn(line.strip())
 
-    def _hand(self, document: Mapping[str, object]) -> None:
+    def _send(self, document: Mapping[str, object]) -> None:
         if self._held is None:
             self._write(document)
             return
@@ -282,15 +253,6 @@ class Tracker:
         if time.monotonic() - self._began > HELD_S:
             self._end_holding()
             self._start()  # it sends what was held back first
-
-    def _hold(self, folder: str) -> bool:
-        try:
-            held = self._held = messages.MetricBuffer(folder)
-        except OSError:
-            return False
-        held.write({"params": dict(self._order.params)})
-        self._usage = messages.Usage(lambda *sample: held.write(messages.usage_line(*sample)), imports_mlflow=False)
-        return True
 
     def _end_holding(self) -> None:
         if self._held and self._usage:
@@ -315,7 +277,7 @@ class Tracker:
                 self._process.stdin.write(json.dumps(document) + "\n")
                 self._process.stdin.flush()
             except BrokenPipeError:
-                self._heard()
+                self._pass_on_warnings()
 
 
 def send_held(run: Run) -> None:
@@ -324,7 +286,7 @@ def send_held(run: Run) -> None:
     Raises:
         Exception: MLflow's own, where the database does not take it.
     """
-    tracking = run.read(Tracking)
+    tracking = run.read(TrackingRun)
     folder = _unsent(run, tracking) if tracking else None
     if tracking and messages.buffered_files(folder):
         from baton.tracking.sender import Sender
@@ -333,7 +295,7 @@ def send_held(run: Run) -> None:
         Sender(SenderConfig(tracking.mlflow, tracking.run_id, datasets=tracking.datasets, model=model, unsent=folder))
 
 
-def _unsent(run: Run, tracking: Tracking) -> str | None:
+def _unsent(run: Run, tracking: TrackingRun) -> str | None:
     """Returns where lines are held back, None where they are not: for a server, and in a store that is no folder."""
     is_held = tracking.mlflow.startswith("sqlite:") and run.storage.is_local
     return os.path.abspath(run.storage.key(run.path("unsent"))) if is_held else None

@@ -1,6 +1,7 @@
 """The MLflow tracking run of a training run: started, tagged, given its rows as inputs, and ended.
 
-All processes of a run report to one tracking run. A server out of reach is a warning, not a failure.
+All processes of a run report to one tracking run: stages by MLflow's own client, metrics by a process beside them, see
+`tracker`. A server out of reach is a warning, not a failure.
 """
 
 from __future__ import annotations
@@ -8,24 +9,18 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from baton.recipe import load
 from baton.recipe.recipe import Recipe
-from baton.runs.documents import ForkNote, SplitCounts, Tracking
+from baton.runs.documents import ForkNote, SplitCounts, TrackingRun
 from baton.runs.outcomes import TrialInfo
 from baton.runs.run import Run
-from baton.tracking import client as clients
-from baton.tracking import servers
-from baton.tracking import tracker as models
-from baton.tracking import tracker as parameters
-from baton.tracking.client import connect, without_credentials
+from baton.tracking import servers, tracker
+from baton.tracking.client import connect, open_client, without_credentials
 from baton.tracking.servers import Server
-from baton.tracking.tracker import Tracker, send_held
-
-# --- A run's rows as inputs in MLflow: where they come from, their digest, columns and number, by side.
-
 
 SIDES = ("train", "eval", "test")
 """Sides of a split; MLflow's context of an input has the same words."""
@@ -107,11 +102,6 @@ def _dataset_source(recipe: Recipe) -> tuple[str, str]:
     return kind, json.dumps({key: ", ".join(addresses)})
 
 
-# --- MLflow: one tracking run for a training run, whichever processes report to it.
-#
-# A stage tells what it has to tell by MLflow's own client; metrics go by a process beside it: `baton.tracking.tracker`.
-
-
 Ended = Literal["FINISHED", "FAILED", "KILLED"]
 """How MLflow calls the end of a run."""
 
@@ -123,7 +113,7 @@ RECIPE = "recipe.yaml"
 
 def start(run: Run, recipe: Recipe) -> None:
     """Creates a new run's tracking run, and sets a resumed run's running again; a server out of reach is a warning."""
-    server, tracking = servers.server_of(recipe), run.read(Tracking)
+    server, tracking = servers.server_of(recipe), run.read(TrackingRun)
     if tracking:
         _resume(run, tracking, server)
         return
@@ -136,12 +126,12 @@ def start(run: Run, recipe: Recipe) -> None:
         # The parent that Baton knows goes before Kubeflow's run: the run forked from, the sweep of a trial.
         tags |= server.parent(client, number) | _of_fork(run, server.uri, number) | _of_trial(run)
         tracked = client.create_run(number, run_name=run.name, tags=tags)
-        log_params(client, tracked.info.run_id, parameters.recipe_params(recipe))
+        log_params(client, tracked.info.run_id, tracker.recipe_params(recipe))
     except Exception as error:
         run.warn(f"tracking at {without_credentials(server.uri)} is off for this run: {error}")
         return
     # A crash before this leaves a tracking run that nothing is logged to; the next attempt makes another.
-    run.write(Tracking(mlflow=server.uri, run_id=tracked.info.run_id, experiment_id=number))
+    run.write(TrackingRun(mlflow=server.uri, run_id=tracked.info.run_id, experiment_id=number))
     log_texts(run.warn, client, server.uri, tracked.info.run_id, {RECIPE: load.to_yaml(recipe, only_set=True)})
 
 
@@ -169,12 +159,13 @@ def log_texts(warn: Callable[[str], None], client: Any, uri: str, run_id: str, t
         warn(f"tracking at {without_credentials(uri)} does not keep {names}: {error}")
 
 
-def _resume(run: Run, tracking: Tracking, server: Server | None) -> None:
+def _resume(run: Run, tracking: TrackingRun, server: Server | None) -> None:
     """Sets the tracking run of a resumed run running again, with links to the Kubeflow run that resumes it."""
 
     def tell(client: Any) -> None:
-        reopen(client, tracking.run_id)
-        models.resume_model(client, tracking.run_id)
+        if client.get_run(tracking.run_id).info.status != "RUNNING":
+            client.update_run(tracking.run_id, "RUNNING")
+        tracker.resume_model(client, tracking.run_id)
         tags = servers.kubeflow_tags()
         if server and server.uri == tracking.mlflow:
             number = tracking.experiment_id
@@ -185,7 +176,7 @@ def _resume(run: Run, tracking: Tracking, server: Server | None) -> None:
     _told(run, tracking, "does not know that this run resumes", tell)
 
 
-def _told(run: Run, tracking: Tracking, otherwise: str, tell: Callable[[Any], None]) -> bool:
+def _told(run: Run, tracking: TrackingRun, otherwise: str, tell: Callable[[Any], None]) -> bool:
     """Tells a server something, and whether it has heard it; one out of reach is a warning."""
     try:
         tell(connect(tracking.mlflow))
@@ -201,7 +192,7 @@ def _of_fork(run: Run, uri: str, number: str | None) -> dict[str, str]:
     if fork is None:
         return {}
     tags = {"baton.parent": fork.parent, "baton.parent_step": str(fork.step)}
-    theirs = Run.open(fork.parent).read(Tracking)
+    theirs = Run.open(fork.parent).read(TrackingRun)
     if theirs and (theirs.mlflow, theirs.experiment_id) == (uri, number):
         tags[servers.PARENT] = theirs.run_id
     return tags
@@ -215,7 +206,7 @@ def _of_trial(run: Run) -> dict[str, str]:
 
 def log_data(run: Run, recipe: Recipe) -> None:
     """Logs the run's rows as inputs of its tracking run, once; a server out of reach is a warning."""
-    tracking, counts = run.read(Tracking), run.read(SplitCounts)
+    tracking, counts = run.read(TrackingRun), run.read(SplitCounts)
     if tracking is None or counts is None or tracking.datasets:
         return
 
@@ -230,62 +221,44 @@ def log_data(run: Run, recipe: Recipe) -> None:
 
 def log_metrics(run: Run, metrics: dict[str, float], step: int) -> None:
     """Logs metrics to the tracking run, if there is one; a server out of reach is a warning."""
-    with Tracker(run) as tracker:
-        tracker.log(metrics, step)
+    with tracker.Tracker(run) as sending:
+        sending.log(metrics, step)
 
 
 def tag(run: Run, tags: dict[str, str]) -> None:
     """Sets tags on the tracking run, if there is one; a server out of reach is a warning."""
-    tracking = run.read(Tracking)
+    tracking = run.read(TrackingRun)
     if tracking is None or not tags:
         return
 
     try:
-        clients.open_client(tracking.mlflow).tag(tracking.run_id, tags)
+        open_client(tracking.mlflow).tag(tracking.run_id, tags)
     except Exception as error:
         run.warn(f"tracking at {without_credentials(tracking.mlflow)} has no tags of this run: {error}")
 
 
 def close(run: Run, status: Ended, texts: Mapping[str, str] | None = None) -> None:
-    """Ends the tracking run, if there is one, and keeps files with it; a server out of reach is a warning.
-
-    Args:
-        run: The run.
-        status: How it ended.
-        texts: Name → content of files such as the report.
-    """
-    tracking = run.read(Tracking)
+    """Ends the tracking run, if there is one, and keeps texts as files with it; a server out of reach is a warning."""
+    tracking = run.read(TrackingRun)
     if tracking is None:
         return
 
-    def tell(client: Any) -> None:
-        send_held(run)
+    def end(client: Any) -> None:
+        tracker.send_held(run)
         if texts:
             log_texts(run.warn, client, tracking.mlflow, tracking.run_id, texts)
         client.set_terminated(tracking.run_id, status)
 
-    if _told(run, tracking, f"was not told that this run is {status.lower()}", tell):
+    if _told(run, tracking, f"was not told that this run is {status.lower()}", end):
         # A server before MLflow 3 has no models.
-        _told(run, tracking, "does not know how this run's model is", lambda client: _end_model(client, run, status))
-
-
-def _end_model(client: Any, run: Run, status: Ended) -> None:
-    models.end_model(client, run, run.need(Tracking).run_id, status)
+        end_model = partial(tracker.end_model, run=run, run_id=tracking.run_id, status=status)
+        _told(run, tracking, "does not know how this run's model is", end_model)
 
 
 def close_left(uri: str, experiments: Iterable[str], kubeflow_run: str, status: Ended) -> list[str]:
-    """Ends what a Kubeflow run that has ended left running: its runs, its sweep, its trials.
+    """Ends what a Kubeflow run that has ended left running: its runs, its sweep, its trials; returns their names.
 
     A run that another Kubeflow run has resumed since is that one's, and stays as it is.
-
-    Args:
-        uri: Address of the server.
-        experiments: Names of the experiments to look through.
-        kubeflow_run: Id of the Kubeflow run.
-        status: How it ended.
-
-    Returns:
-        Names of the tracking runs that were ended.
 
     Raises:
         Exception: MLflow's own, where the server cannot be had.
@@ -299,11 +272,5 @@ def close_left(uri: str, experiments: Iterable[str], kubeflow_run: str, status: 
     left = client.search_runs(numbers, wanted, max_results=1000)
     for tracked in left:
         client.set_terminated(tracked.info.run_id, status)
-        models.fail_model(client, tracked.info.run_id)
+        tracker.fail_model(client, tracked.info.run_id)
     return [str(tracked.info.run_name) for tracked in left]
-
-
-def reopen(client: Any, run_id: str) -> None:
-    """Sets a tracking run running again."""
-    if client.get_run(run_id).info.status != "RUNNING":
-        client.update_run(run_id, "RUNNING")

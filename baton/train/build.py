@@ -30,8 +30,7 @@ from baton.models import chat, hooks, loading, memory, pinned, rng, trainable, u
 from baton.recipe.base import amount
 from baton.recipe.recipe import Recipe
 from baton.recipe.training import Training
-from baton.runs.documents import MicroBatch, RunInfo
-from baton.runs.documents import Tokens as TokensDocument
+from baton.runs.documents import MicroBatchSize, RunInfo, TokenizedRows
 from baton.runs.plan import Plan
 from baton.store.cache import NodeCache
 from baton.train import imports, methods, sharding
@@ -370,9 +369,9 @@ def resolve_micro_batch(
         else:
             size, by = largest_micro_batch(recipe, _fits_host(recipe, folders.get(pinned.BASE))), "estimate"
     try:
-        context.run.write_once(MicroBatch(micro_batch_size=size, found_by=by, device=gpu.name if gpu else "cpu"))
+        context.run.write_once(MicroBatchSize(micro_batch_size=size, found_by=by, device=gpu.name if gpu else "cpu"))
     except UserError:
-        if context.run.read(MicroBatch) is None:  # not another process that was first
+        if context.run.read(MicroBatchSize) is None:  # not another process that was first
             raise
     context = context.resolved_again()
     rows, passes = context.recipe.micro_batch_size_per_process, context.recipe.gradient_accumulation_steps
@@ -504,7 +503,7 @@ def prepare(
         The chunk with its micro-batch size found, and the trainer.
     """
     # In each rank: a method that writes renders its prompts, and one rank of a machine alone has fetched the tokens.
-    told = context.run.read(TokensDocument)
+    told = context.run.read(TokenizedRows)
     chat.set_template_date(told.today if told else None)
     # Before anything is built: the recipe names hooks and functions that are imported from there.
     user_code.install(code_folder)

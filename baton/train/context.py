@@ -13,7 +13,7 @@ from baton import events
 from baton.checkpoint.store import CheckpointStore
 from baton.errors import UserError
 from baton.recipe.recipe import Recipe
-from baton.runs.documents import Phase
+from baton.runs.documents import StagePhase
 from baton.runs.plan import Plan
 from baton.runs.run import Run, state_identity
 from baton.train.distributed.ranks import Ranks
@@ -27,10 +27,10 @@ class Clock:
     def __init__(self) -> None:
         self.began = _began()
         self._since = self.began
-        self._phase = Phase.START
-        self.seconds: dict[Phase, float] = {}
+        self._phase = StagePhase.START
+        self.seconds: dict[StagePhase, float] = {}
 
-    def enter(self, phase: Phase, **fields: int) -> None:
+    def enter(self, phase: StagePhase, **fields: int) -> None:
         """Ends the phase that runs and starts another; seconds of a phase entered again add up."""
         now = time.time()
         self.seconds[self._phase] = self.seconds.get(self._phase, 0.0) + now - self._since
@@ -54,7 +54,7 @@ class Clock:
 
     def trained(self) -> float:
         """Returns the seconds of training, the running ones included."""
-        return self.split().get(Phase.TRAIN, 0.0)
+        return self.split().get(StagePhase.TRAIN, 0.0)
 
 
 def _began() -> float:

@@ -23,7 +23,7 @@ from baton.errors import BatonError
 from baton.pages import html as rendering
 from baton.pages import svg
 from baton.recipe.training import LRFind
-from baton.runs.documents import LearningRate, Phase
+from baton.runs.documents import LearningRate, StagePhase
 from baton.scratch import scratch_folder
 from baton.train import build
 from baton.train.context import TrainContext
@@ -103,7 +103,7 @@ def find(run_uri: str) -> Finding:
             trainer = build.prepare_trial(context, spec.steps, scratch, changed)
             trainer.remove_callback(EarlyStoppingCallback)  # nothing is evaluated here, which it insists on
             trainer.add_callback(ramp)
-            events.emit(events.Phase(phase=Phase.TRAIN, rows=context.plan.rows))
+            events.emit(events.Phase(phase=StagePhase.TRAIN, rows=context.plan.rows))
             trainer.train()
         rate = suggest(ramp.rates, ramp.losses, spec)
         test = LearningRate(learning_rate=rate, rates=ramp.rates, losses=ramp.losses)

@@ -361,12 +361,11 @@ class Zero(ChunkTrainer):
 
     def read_optimizer(self, checkpoint: str) -> None:
         """Restores this process's part, then the schedule, which is all that upstream restores under DeepSpeed."""
-        # A negative control leaves out the optimizer alone; with it in the file are the weights' masters.
-        self._load_part(checkpoint, weights_alone="optimizer" in self.resumption.leave_out)
+        self._load_part(checkpoint)
         super().read_optimizer(checkpoint)
 
-    def _load_part(self, checkpoint: str, *, weights_alone: bool = False) -> None:
-        """Restores weights, their masters and, unless `weights_alone`, the optimizer's state.
+    def _load_part(self, checkpoint: str) -> None:
+        """Restores weights, their masters and the optimizer's state.
 
         Raises:
             DamagedError: the process's file is not what was written.
@@ -385,7 +384,7 @@ class Zero(ChunkTrainer):
         _load_buffers(self.model, checkpoint)
         if _splits_weights(optimizer):
             optimizer.checkpoint_event_prologue()
-        optimizer.load_state_dict(parts, load_optimizer_states=not weights_alone, load_from_fp32_weights=True)
+        optimizer.load_state_dict(parts, load_optimizer_states=True, load_from_fp32_weights=True)
         if _splits_weights(optimizer):
             optimizer.checkpoint_event_epilogue()
         else:  # the weights are what a step would make of their masters

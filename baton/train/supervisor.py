@@ -35,11 +35,6 @@ from baton.train import imports
 from baton.train.chunk import Outcome, run_chunk
 from baton.train.distributed import launch
 
-# --- The process that trains a chunk, and a spare one that has imported what training imports and waits for its loss.
-#
-# All are forks of a process that watches, which has imported next to nothing, holds no device and has no threads.
-
-
 logger = logging.getLogger("baton")
 
 ROOM = 2**30
@@ -258,12 +253,6 @@ def _die_with(parent: int) -> None:
     ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it was killed before that
         os.kill(os.getpid(), signal.SIGKILL)
-
-
-# --- A chunk's process, and the next one where it dies of something that a fresh process may be spared, or skips.
-#
-# The stage's own process only watches: whatever ends the one that trains (a signal, a CUDA context that is broken, a
-# store that was out of reach), the pod with its GPU stays, and training resumes from the newest checkpoint.
 
 
 PAUSE_S = 2.0

@@ -10,7 +10,6 @@ A comment at each override of a private method names the upstream release that i
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import gc
 import os
@@ -28,12 +27,13 @@ from transformers.trainer import OPTIMIZER_NAME
 
 from baton.checkpoint import staging
 from baton.checkpoint.digest import tree_digest
+from baton.checkpoint.staging import PendingCheckpoint
 from baton.errors import BatonError
 from baton.models import rng
 from baton.train.data import samplers
 from baton.train.distributed.ranks import Ranks
 from baton.train.distributed.watchdog import NullWatchdog
-from baton.train.protocol import ChunkTrainer, Resumption, StagingFolder, StateDict
+from baton.train.protocol import ChunkTrainer, Resumption, StateDict
 from baton.train.reshard import LoadFromShards
 
 if TYPE_CHECKING:
@@ -58,19 +58,13 @@ class ExactResume(ChunkTrainer):
         ranks: Ranks,
         watchdog: NullWatchdog,
         resumption: Resumption,
-        places: Callable[[], Iterator[StagingFolder]],
+        places: Callable[[], Iterator[PendingCheckpoint]],
     ) -> None:
-        """Prepares for a chunk, before any callback is added: notes what it is given, and adds what the state asks for.
-
-        Only now it is known whether the checkpoint was split over ranks, and what is left out of its restore.
-        """
+        """Sets all that a chunk alone knows; the checkpoint may be in the parts of another number of processes."""
         self.ranks, self.watchdog, self.resumption, self.places = ranks, watchdog, resumption, places
         self.guard = self.recipe.training.guard
-        features: list[type[ChunkTrainer]] = [LeaveOut] if resumption.leave_out else []
         if self.args.world_size == 1 and resumption.strategy != "ddp" and resumption.is_reshaped:
-            features.append(LoadFromShards)
-        if features:
-            self.__class__ = exact_class(type(self), features)
+            self.__class__ = exact_class(type(self), [LoadFromShards])
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         # transformers 5.23 restores it before or after the first batch is fetched, and draws from it in between: the
@@ -99,7 +93,7 @@ class ExactResume(ChunkTrainer):
         # transformers 5.23 loads the optimizer where a fresh one has no memory, and overwrites a fork's own settings:
         # they are noted first.
         if self.resumption.takeover:
-            self.resumption.takeover.note(self)
+            self.resumption.takeover.remember(self)
         if checkpoint is not None:
             mapped = staging.mmap_load(os.path.join(checkpoint, OPTIMIZER_NAME))
             with free_load_memory(self.optimizer), mapped:
@@ -111,9 +105,10 @@ class ExactResume(ChunkTrainer):
 
     def _save_checkpoint(self, model: nn.Module, trial: object) -> None:
         # transformers 5.23 has one output folder; here a checkpoint goes where there is room, best place first.
-        for place in self.places():
+        for pending in self.places():
             # `Trainer` derives the checkpoint's folder from its output folder, so that one moves with the place.
-            self.args.output_dir, self._send = place.folder, place.send
+            self.args.output_dir = os.path.dirname(pending.folder)
+            self._send = pending.send if pending.writer else None
             failure: Exception | None = None
             try:
                 self.write_checkpoint(model, trial)
@@ -124,7 +119,7 @@ class ExactResume(ChunkTrainer):
                 # The thread must be out of the folder before it is removed.
                 self._join_weights(failed=True)
                 failure = error if isinstance(error, Exception) else OSError(str(error))
-            if not self._all_ran_out_of_room(failure, last=place.send is not None):
+            if not self._all_ran_out_of_room(failure, last=self._send is not None):
                 return
             shutil.rmtree(self.checkpoint_folder(), ignore_errors=True)
 
@@ -220,44 +215,6 @@ class ExactResume(ChunkTrainer):
 
     def create_model_card(self, *_: object, **__: object) -> None:
         """Writes none: TRL makes one in each checkpoint, for 0.1 s of the training thread's time."""
-
-
-class LeaveOut(ChunkTrainer):
-    """A negative control for tests of exactness: restores all but the parts that `resumption.leave_out` names."""
-
-    def _load_rng_state(self, checkpoint: str | None) -> None:
-        if "rng" not in self.resumption.leave_out:
-            super()._load_rng_state(checkpoint)
-
-    def _init_training_state(self, *arguments: object, **options: object) -> tuple[int, int]:
-        epochs_and_batches: tuple[int, int] = super()._init_training_state(*arguments, **options)
-        if "log" in self.resumption.leave_out:
-            self.state.log_history, self.state.num_input_tokens_seen = [], 0
-        if "position" in self.resumption.leave_out:
-            self.state.global_step, self.state.epoch = epochs_and_batches = 0, 0
-        return epochs_and_batches
-
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        if "weights" not in self.resumption.leave_out:
-            super()._load_from_checkpoint(resume_from_checkpoint, model)
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        left_out, optimizer = self.resumption.leave_out, self.bare_optimizer()
-        # transformers 5.23 loads both or neither. DeepSpeed's optimizer is in one file with the weights: `Zero` leaves
-        # it out.
-        puts_back = "optimizer" in left_out and not self.is_deepspeed_enabled
-        made = copy.deepcopy(optimizer.state_dict()) if puts_back else {}
-        if "scheduler" in left_out:  # and not put back: one that follows evaluations sets the optimizer's rates, too
-            self.lr_scheduler.load_state_dict = lambda *_: None
-        super()._load_optimizer_and_scheduler(checkpoint)
-        if "scheduler" in left_out:
-            del self.lr_scheduler.load_state_dict
-        if made:
-            optimizer.load_state_dict(made)
-
-    def _load_scaler(self, checkpoint: str | None) -> None:
-        if "scaler" not in self.resumption.leave_out:
-            super()._load_scaler(checkpoint)
 
 
 def exact_class(kind: type, features: Sequence[type]) -> type[Any]:

@@ -55,7 +55,7 @@ DYNAMIC = {"globals", "vars", "exec", "eval", "modules"}
 """Names by which code may refer to any other."""
 CONSTANT = (type(None), bool, int, float, str)
 MUTABLE = (list, dict, set, bytearray, collections.deque, np.ndarray, torch.Tensor)
-RANDOM: dict[type, tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]] = {
+RANDOM: dict[Any, tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]] = {
     random.Random: (lambda it: it.getstate(), lambda it, state: it.setstate(state)),
     np.random.Generator: (
         lambda it: it.bit_generator.state,

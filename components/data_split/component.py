@@ -52,9 +52,7 @@ def data_split(
     import json
 
     from baton import events
-    from baton.data import missing_objects
-    from baton.data import split as card
-    from baton.data.split import split_data
+    from baton.data import split as stage
     from baton.recipe import load, parameters
     from baton.runs import ref
     from baton.runs.run import Run, chosen_name
@@ -76,9 +74,9 @@ def data_split(
         chosen = parameters.of_phase(parameters.apply_parameters(load.loads(recipe), given, overrides), phase)
         if start_from:
             chosen = load.with_overrides(chosen, [f"model.base={json.dumps(start_from)}"])
-        split = split_data(chosen, chosen_name(run_name, new_name, job_id, phase))
+        split = stage.split_data(chosen, chosen_name(run_name, new_name, job_id, phase))
         run = Run.open(split["run_uri"])
-        card.rows_card(run, split, chosen_name(run_name, new_name, job_id)).leave(rows)
+        stage.rows_card(run, split, chosen_name(run_name, new_name, job_id)).write(rows)
         with open(quality.path, "w", encoding="utf-8") as file:
-            file.write(card.quality_html(run, split["page"]))
-        return str(missing_objects.run_ref(run))
+            file.write(stage.quality_html(run, split["page"]))
+        return str(stage.run_ref(run))

@@ -24,5 +24,5 @@ def evaluate(baton: str, metrics: dsl.Output[dsl.Metrics]) -> str:
     with events.stage("evaluate"):
         run_uri = RunRef.read(baton).run_uri
         evaluation = evaluate_run(run_uri)
-        evaluation_card(Run.open(run_uri), evaluation).tell(metrics)
+        evaluation_card(Run.open(run_uri), evaluation).write_metadata(metrics)
     return baton

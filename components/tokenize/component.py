@@ -28,7 +28,7 @@ def tokenize(baton: str, tokens: dsl.Output[dsl.Dataset]) -> str:
         made = tokenize_run(run_uri)
         run = Run.open(run_uri)
         quality_page.refresh(run)
-        tokens_card(run.recipe(), made).leave(tokens)
+        tokens_card(run.recipe(), made).write(tokens)
     return baton
 
 

@@ -29,7 +29,7 @@ def train_chunk(baton: str, index: int, checkpoint: dsl.Output[dsl.Model], progr
         from baton.train import page  # what forks has imported next to nothing
 
         shown = page.Shown.of(run_uri, index, outcome)
-        page.checkpoint_card(shown).leave(checkpoint)
+        page.checkpoint_card(shown).write(checkpoint)
         with open(progress.path, "w", encoding="utf-8") as file:
             file.write(page.progress_page(shown))
     return baton

@@ -19,7 +19,7 @@ recipe=${BATON_RECIPE:-recipe.yaml} pipeline=${BATON_PIPELINE:-retrain}
 baton validate "$recipe"
 baton compile "$recipe" --pipeline "$pipeline" --output pipeline.yaml
 baton submit "$recipe" --pipeline "$pipeline" ${BATON_NAMESPACE:+--namespace "$BATON_NAMESPACE"} \
-  --wait --retries 3 --output json > result.json || true # what came of it decides
-baton outcome "$recipe" --result result.json > comment.md || code=$?
+  --wait --retries 3 --json > result.json || true # what came of it decides
+baton ci-report "$recipe" --result result.json > comment.md || code=$?
 cat comment.md
 exit "${code:-0}"

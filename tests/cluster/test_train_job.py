@@ -31,7 +31,7 @@ from baton.train.chunk import Ending, run_chunk
 from baton.train.context import TrainContext
 from baton.train.trainjob.cluster import Cluster
 from baton.train.trainjob.job import Job
-from baton.train.trainjob.manifest import Owner, labels, train_job
+from baton.train.trainjob.manifest import Object, labels, owner_reference, train_job
 from tests.cluster.conftest import MANIFESTS, RECIPE
 from tests.cluster.train_jobs import GROUP, Controller
 from tests.manifests.trainer_schema import definition
@@ -77,7 +77,7 @@ def _recipe(**changes: Any) -> Recipe:
     return load.load(str(RECIPE), [f"{name}={json.dumps(value)}" for name, value in settings.items()])
 
 
-def _document(program: str, owner: Owner | None = None, **changes: Any) -> dict[str, Any]:
+def _document(program: str, owner: Object | None = None, **changes: Any) -> dict[str, Any]:
     document = train_job(_recipe(**changes), RUN, 1, owner)
     document["spec"]["trainer"] |= {"command": ["python3", "-u", "-c"], "args": [program]}
     document["metadata"]["name"] = f"baton-test-{uuid.uuid4().hex[:8]}"
@@ -256,7 +256,7 @@ def _running(controller: Controller, name: str) -> int:
 def test_a_stage_that_vanishes_leaves_nothing(controller: Controller, as_stage: Cluster, core: Any) -> None:
     """Its pod is deleted, and it never had a chance to clean up: Kubernetes does, by the owner."""
     pod = core.create_namespaced_pod(controller.namespace, _stage_pod())
-    document = _document(FOREVER, Owner(pod.metadata.name, pod.metadata.uid))
+    document = _document(FOREVER, owner_reference(pod.metadata.name, pod.metadata.uid))
     assert as_stage.create(document)
     _until(lambda: _running(controller, document["metadata"]["name"]) == 2, 120)
     core.delete_namespaced_pod(pod.metadata.name, controller.namespace, grace_period_seconds=0)
@@ -265,12 +265,12 @@ def test_a_stage_that_vanishes_leaves_nothing(controller: Controller, as_stage: 
 
 def test_the_next_attempt_goes_on_with_the_job(controller: Controller, as_stage: Cluster, core: Any) -> None:
     first, second = (core.create_namespaced_pod(controller.namespace, _stage_pod()) for _ in range(2))
-    document = _document("import time; time.sleep(45)", Owner(first.metadata.name, first.metadata.uid))
+    document = _document("import time; time.sleep(45)", owner_reference(first.metadata.name, first.metadata.uid))
     assert as_stage.create(document)
     name = document["metadata"]["name"]
     _until(lambda: _running(controller, name) == 2, 120)
     before = {pod.metadata.uid for pod in controller.pods(name)}
-    document["metadata"]["ownerReferences"] = [Owner(second.metadata.name, second.metadata.uid).reference()]
+    document["metadata"]["ownerReferences"] = [owner_reference(second.metadata.name, second.metadata.uid)]
     seen: set[str] = set()
 
     def look() -> str | None:

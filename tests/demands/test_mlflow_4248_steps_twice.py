@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from baton.recipe.recipe import Recipe
-from baton.runs.documents import Tracking
+from baton.runs.documents import TrackingRun
 from baton.tracking.client import connect
 from tests.demands import upstream
 from tests.unit.shared.runs.mlflow.test_server import server  # noqa: F401
@@ -44,7 +44,7 @@ def test_baton_has_each_step_once(recipes: dict[str, Recipe], server: str, legs:
     uri = server
     changes = {"tracking__mlflow": uri, "chunks__checkpoint_every": 3, "chunks__wait_for_commit": True}
     run = legs.prepare(legs.changed(recipes["scratch"], **changes), "tracked")
-    run_id = run.need(Tracking).run_id
+    run_id = run.need(TrackingRun).run_id
     code, printed = legs.leg(legs.chunk, run.uri, 1, (), "step:5")
     assert code == -signal.SIGKILL, printed
     assert legs.steps(run) == [3]

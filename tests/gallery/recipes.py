@@ -66,7 +66,7 @@ def estimated(path: Path, folder: Path) -> str:
         overrides.append(f"model.tokenizer.base={json.dumps(str(folder / 'tokenizer'))}")
     for name, values in (document.get("sweep") or {}).get("parameters", {}).items():
         overrides += [f"{name}={max(values)}"] if isinstance(values, list) else []
-    lines = list(memory.report(prepare.load(str(path), overrides)))
+    lines = list(memory.report(prepare.load(str(path), overrides).recipe))
     assert not any("not estimated" in line for line in lines), lines
     assert not any(line.startswith("warning") for line in lines), lines
     of = [match[1] for line in lines if (match := re.match(r"memory of one GPU(?: of \S+-(\S+?))?, estimated", line))]

@@ -81,7 +81,7 @@ def test_the_ways_to_train_are_there() -> None:
 def test_a_sweep_has_trials() -> None:
     from baton.sweep.search import brackets, check_trials
 
-    recipe = prepare.load(str(recipes.GALLERY / "qwen3-sweep.yaml"))
+    recipe = prepare.load(str(recipes.GALLERY / "qwen3-sweep.yaml")).recipe
     assert check_trials(recipe) == 9
     assert [len(bracket.rungs) for bracket in brackets(recipe)] == [3]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from baton.runs.documents import MicroBatch
+from baton.runs.documents import MicroBatchSize
 from baton.runs.run import Run
 from tests.gpu import cells, measured
 from tests.gpu.conftest import HAS_GPU
@@ -72,7 +72,7 @@ def test_a_micro_batch_is_found_that_fits(runs: measured.Runs, tell: Tell) -> No
     recipe = runs.recipe(batch_size=64 if HAS_GPU else 4, micro_batch_size="auto", steps=3)
     run = runs.legs.prepare(recipe, "auto")
     figures = runs.chunk(run)
-    found = run.need(MicroBatch)
+    found = run.need(MicroBatchSize)
     assert found.found_by == ("trial" if HAS_GPU else "estimate")
     assert len(figures["losses"]) == 3
     tell("rows at once", f"{found.micro_batch_size} of {recipe.training.batch_size}, by {found.found_by}")

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from baton.recipe import load
-from baton.train.trainjob.manifest import Owner, labels, train_job
+from baton.train.trainjob.manifest import Object, labels, owner_reference, stage_owner, train_job
 from tests.manifests.building import K8S
 from tests.manifests.trainer_schema import problems
 
@@ -43,7 +43,7 @@ EVERYTHING = [
 ]
 
 
-def _job(*overrides: str, index: int = 3, owner: Owner | None = None) -> dict[str, Any]:
+def _job(*overrides: str, index: int = 3, owner: Object | None = None) -> dict[str, Any]:
     return train_job(load.load(SCRATCH, [*overrides]), RUN, index, owner)
 
 
@@ -53,7 +53,7 @@ def _component() -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("overrides", [["resources.nodes=2"], EVERYTHING], ids=["least", "everything"])
 def test_the_job_is_of_the_schema(overrides: list[str]) -> None:
-    assert problems(_job(*overrides, owner=Owner("stage-1", "0a-1b"))) == []
+    assert problems(_job(*overrides, owner=owner_reference("stage-1", "0a-1b"))) == []
 
 
 def test_the_runtime_is_of_the_schema() -> None:
@@ -88,7 +88,7 @@ def test_the_schema_refuses_what_trainer_would() -> None:
 def test_what_the_nodes_run() -> None:
     trainer = _job(*EVERYTHING)["spec"]["trainer"]
     assert trainer["command"] + trainer["args"] == [
-        *("python3", "-m", "baton.train"),
+        *("python3", "-m", "baton.kfp.process", "train_chunk"),
         *(RUN, "3"),
     ]
     assert (trainer["numNodes"], trainer["numProcPerNode"]) == (2, 4)
@@ -146,7 +146,7 @@ def test_the_name_is_that_of_what_is_asked_for(monkeypatch: pytest.MonkeyPatch) 
     first = _job("resources.nodes=2")["metadata"]["name"]
     for name in ("KFP_RUN_ID", "MLFLOW_WORKSPACE", "MLFLOW_TRACKING_TOKEN"):
         monkeypatch.setenv(name, "another-submission")
-    again = _job("resources.nodes=2", owner=Owner("stage-2", "7f"))
+    again = _job("resources.nodes=2", owner=owner_reference("stage-2", "7f"))
     assert again["metadata"]["name"] == first
     handed_on = [entry["name"] for entry in again["spec"]["trainer"]["env"] if entry["value"] == "another-submission"]
     assert handed_on == ["KFP_RUN_ID", "MLFLOW_WORKSPACE"]  # and no token
@@ -183,10 +183,10 @@ def test_a_long_run_name_fits_the_names_of_pods() -> None:
 
 def test_the_stages_pod_is_the_owner(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("KFP_POD_NAME", raising=False)
-    assert Owner.here() is None
+    assert stage_owner() is None
     monkeypatch.setenv("KFP_POD_NAME", "demo-abc-1")
     monkeypatch.setenv("KFP_POD_UID", "0a-1b")
-    job = _job("resources.nodes=2", owner=Owner.here())
+    job = _job("resources.nodes=2", owner=stage_owner())
     assert job["metadata"]["ownerReferences"] == [
         {"apiVersion": "v1", "kind": "Pod", "name": "demo-abc-1", "uid": "0a-1b"}
     ]

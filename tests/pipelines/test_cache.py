@@ -39,7 +39,7 @@ def submitted(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> S
     """Runs the pipeline of a run with two chunks, and returns the stages that ran and the last state's digest."""
     package = str(tmp_path / "scratch.yaml")
     loaded = prepare.load(RECIPE, store=str(store), chunks=2)
-    write_package(prepare.resolve_paths(loaded, RECIPE), package)
+    write_package(loaded.localised(), package)
     monkeypatch.setattr("kfp.local.cache._is_remote_uri", lambda uri: True)
     cached = functools.partial(kfp.local.init, enable_caching=True, cache_root=str(tmp_path / "cache"))
     monkeypatch.setattr(kfp.local, "init", cached)

@@ -15,7 +15,7 @@ import mlflow
 import pytest
 
 from baton.recipe import load
-from baton.runs.documents import Tracking
+from baton.runs.documents import TrackingRun
 from baton.runs.outcomes import RunFailure
 from baton.runs.run import Run
 from baton.store.storage import Storage
@@ -61,7 +61,7 @@ class Training:
 
     def tracked(self) -> Any:
         client = mlflow.MlflowClient(f"sqlite:///{self.folder}/mlflow.db")
-        return client, client.get_run(self.run.need(Tracking).run_id)
+        return client, client.get_run(self.run.need(TrackingRun).run_id)
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from baton.runs.documents import Tracking
-from baton.runs.outcomes import Registered
+from baton.runs.documents import TrackingRun
+from baton.runs.outcomes import RegistryEntry
 from baton.runs.run import Run
 from baton.store.storage import Storage
 from tests.kubeflows_mlflow import KubeflowsMLflow
@@ -40,11 +40,11 @@ def test_no_stage_writes_to_its_own_run(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
     run = Run(Storage(str(tmp_path / "store")), "mine")
-    own = kubeflow.client.get_run(run.need(Tracking).run_id)
+    own = kubeflow.client.get_run(run.need(TrackingRun).run_id)
     assert (own.info.status, own.data.tags["mlflow.parentRunId"]) == ("FINISHED", root)
     assert own.data.tags["baton.verdict"] == "accepted"
     assert {"loss", "eval_loss"} <= set(own.data.metrics)
-    logged = Registered.model_validate(run.require(Registered.NAME))
+    logged = RegistryEntry.model_validate(run.require(RegistryEntry.NAME))
     assert logged.model_id
     assert kubeflow.client.get_logged_model(logged.model_id).source_run_id == own.info.run_id
     assert kubeflow.count() == 3

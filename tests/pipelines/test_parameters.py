@@ -37,7 +37,7 @@ def start(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Started:
         if not package.exists():
             # Without the engine's retries, which pause before they tell a mistake again.
             loaded = prepare.load(str(recipe), ["training.epochs=null", "resources.retries=0"], store=str(store))
-            write_package(prepare.resolve_paths(loaded, str(recipe)), str(package))
+            write_package(loaded.localised(), str(package))
         stages: list[str] = []
 
         def heard(event: events.Event) -> None:
@@ -102,7 +102,7 @@ def test_a_mistake_is_one_message_of_the_first_stage(
     parameters: dict[str, Any], said: str, start: Started, store: Path
 ) -> None:
     assert said in refused(start, "mistaken", **parameters)
-    assert Run(Storage(str(store)), "mistaken").get("recipe.json") is None
+    assert Run(Storage(str(store)), "mistaken").raw("recipe.json") is None
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_a_mistake_is_told_by_the_first_stage_of_each_kind(
     kind: Pipeline, settings: list[str], overrides: dict[str, object], said: str, store: Path, tmp_path: Path
 ) -> None:
     package = tmp_path / "p.yaml"
-    write_package(prepare.load(str(RECIPES / "scratch.yaml"), settings, store=str(store)), str(package), kind)
+    write_package(prepare.load(str(RECIPES / "scratch.yaml"), settings, store=str(store)).recipe, str(package), kind)
     with pytest.raises(BatonError) as caught:
         engine.run(str(package), "mistaken", {"overrides": overrides}, on_event=lambda event: None)
     assert said in str(caught.value)
@@ -153,7 +153,7 @@ def test_a_mistake_about_the_last_phase_is_told_before_the_first_trains(
     said = refused(start, "two", recipe=phases, overrides={"sft.training.learning_rte": 1})
     assert "phase sft" in said
     assert "did you mean 'learning_rate'?" in said
-    assert Run(Storage(str(store)), "two-pretrain").get("recipe.json") is None
+    assert Run(Storage(str(store)), "two-pretrain").raw("recipe.json") is None
 
 
 @pytest.mark.slow
@@ -195,5 +195,5 @@ def test_each_kind_of_pipeline_takes_them(tmp_path: Path, phases: Path) -> None:
             {"sweep_name": "STRING", **common, "batch_size": "NUMBER_INTEGER"},
         ),
     ):
-        write_package(prepare.load(str(recipe), overrides), str(path), kind)
+        write_package(prepare.load(str(recipe), overrides).recipe, str(path), kind)
         assert parameters_of(path) == expected, kind

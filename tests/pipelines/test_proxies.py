@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 
-from baton import machine
-from baton.doctor import kubeflow as doctor_kubeflow
-from baton.doctor import local
+from baton import doctor, machine
 from baton.errors import BatonError, UnavailableError
 from baton.kubeflow.connection import connect
+from baton.store.sources import file_system
 from baton.store.storage import Storage
 
 VARIABLES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
@@ -87,7 +86,7 @@ def store(address: str) -> None:
 
 
 def rows(address: str) -> None:
-    Storage("s3://b/p", patience=0).fs.info("b/p/k")
+    file_system(Storage("s3://b/p", patience=0)).info("b/p/k")
 
 
 def kubeflow(address: str) -> None:
@@ -195,7 +194,7 @@ def test_the_doctor_says_which_applies(servers: tuple[Server, Server], monkeypat
     direct, proxy = servers
 
     def found() -> list[str]:
-        checks = [*local.examine_store("s3://b/p"), *doctor_kubeflow.examine(direct.address, None)]
+        checks = [*doctor.examine_store("s3://b/p"), *doctor.examine_kubeflow(direct.address, None)]
         return [check.found for check in checks if check.name in ("store: proxy", "kubeflow: proxy")]
 
     assert found() == [f"{direct.address} is asked through http://127.0.0.1:{proxy.server_port} (HTTP_PROXY)"] * 2

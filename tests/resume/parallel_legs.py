@@ -86,14 +86,16 @@ def without_rng_of(run_uri: str, index: int, rank: int) -> None:
     """Runs a chunk of which one process does not get its random state back."""
     from transformers import Trainer
 
+    from baton.train import inputs
     from baton.train.chunk import run_chunk
-    from baton.train.trainer import LeaveOut
+    from baton.train.trainer import ExactResume
 
     def load(self: Any, checkpoint: str | None) -> None:
         if not in_rank(rank):
             Trainer._load_rng_state(self, checkpoint)
 
-    LeaveOut._load_rng_state = load  # type: ignore[method-assign]
+    ExactResume._load_rng_state = load  # type: ignore[method-assign]
+    inputs.CONTROLS["rng"] = lambda folder: None  # of the others it is there; and it is not compared
     run_chunk(run_uri, index, ("rng",))
 
 
@@ -188,7 +190,7 @@ def spoiled(run_uri: str, index: int, part: str) -> None:
     from baton.train import callbacks, state
     from baton.train.chunk import run_chunk
 
-    prove = callbacks.CheckpointCallback.prove_restored
+    prove = callbacks.RestoreCheck.prove
 
     def spoil(self: Any) -> None:
         trainer = self._trainer
@@ -199,5 +201,5 @@ def spoiled(run_uri: str, index: int, part: str) -> None:
             tensor.detach().flatten().view(torch.uint8)[0] ^= 1
         prove(self)
 
-    callbacks.CheckpointCallback.prove_restored = spoil  # type: ignore[method-assign]
+    callbacks.RestoreCheck.prove = spoil  # type: ignore[method-assign]
     run_chunk(run_uri, index)

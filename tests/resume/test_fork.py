@@ -16,7 +16,7 @@ from baton import fork
 from baton.checkpoint.store import CheckpointStore
 from baton.errors import DamagedError, UserError
 from baton.recipe.recipe import Recipe
-from baton.runs.documents import Origin
+from baton.runs.documents import ForkOrigin
 from baton.runs.run import Run
 from baton.store import bundle
 
@@ -63,7 +63,7 @@ def test_a_fork_with_nothing_changed_ends_on_its_parents_bits(
     assert legs.losses(run) == legs.losses(parent)
     assert legs.steps(run) == [15, 10, 5]
     start = legs.final(run, 5).meta
-    assert start.forked_from == Origin(run_uri=parent.uri, step=5, digest=start.digest, changed={})
+    assert start.forked_from == ForkOrigin(run_uri=parent.uri, step=5, digest=start.digest, changed={})
     assert set(legs.final(run, 10).meta.restored.checked.values()) == {"match", "absent"}
 
 
@@ -210,8 +210,8 @@ def test_what_the_saved_state_is_made_of_cannot_be_changed(parent: Run) -> None:
     assert "training.batch_size: the place in the data is counted in batches of this size" in said
     assert "seed: it decides the order of rows" in said
     assert "model.from_scratch.hidden_size: " in said
-    assert "--cold" in said
-    assert Run(parent.storage, "refused").get("fork.json") is None
+    assert "--weights-only" in said
+    assert Run(parent.storage, "refused").raw("fork.json") is None
 
 
 @pytest.mark.parametrize(
@@ -258,7 +258,7 @@ def test_a_damaged_parent_is_refused(recipes: dict[str, Recipe], legs: Any) -> N
     run.storage.write(path, data[:99] + bytes([data[99] ^ 1]) + data[100:])
     with pytest.raises(DamagedError, match=r"optimizer.pt: SHA-256 is"):
         fork.fork(run, 15, "of-damaged")
-    assert Run(run.storage, "of-damaged").get("fork.json") is None
+    assert Run(run.storage, "of-damaged").raw("fork.json") is None
     assert fork.fork(run, None, "of-damaged").step == 10
 
 
@@ -278,7 +278,7 @@ def test_the_checkpoint_stage_passes_over_chunks_before_the_fork(parent: Run, le
         for stage in (legs.chunk, legs.verify_chunk):
             code, printed = legs.leg(stage, run.uri, index)
             assert code == 0, printed
-    assert run.get("proof/chunk-001.json") is None
+    assert run.raw("proof/chunk-001.json") is None
     assert run.require("proof/chunk-002.json")["forked_from"]["run_uri"] == parent.uri
     assert run.require("proof/chunk-003.json")["parent_step"] == 10
     json.dumps(run.require("fork.json"))

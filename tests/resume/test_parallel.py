@@ -276,7 +276,7 @@ def test_fresh_interpreters_and_torchrun_give_the_same_bits(
 ) -> None:
     run = legs.prepare(parallel(legs, recipes, "ddp", chunks__count=2), f"parallel-fresh-{len(launcher)}")
     assert legs.leg(legs.chunk, run.uri, 1)[0] == 0
-    command = [sys.executable, "-m", *launcher, "baton.train", run.uri, "2"]
+    command = [sys.executable, "-m", *launcher, "baton.kfp.process", "train_chunk", run.uri, "2"]
     made = subprocess.run(command, capture_output=True, text=True, check=False)
     assert made.returncode == 0, made.stderr
     assert legs.final(run).meta.state == legs.final(whole("ddp")).meta.state

@@ -16,15 +16,14 @@ import numpy as np
 import pytest
 import torch
 
-from baton.checkpoint.manifest import CheckpointMeta
 from baton.checkpoint.restore import Restorer
-from baton.checkpoint.store import CheckpointStore
+from baton.checkpoint.store import CheckpointMeta, CheckpointStore
 from baton.errors import BatonError, DamagedError, StoreError, UserError
-from baton.evaluate import production
-from baton.export import answers
+from baton.evaluate import evaluate
+from baton.export import parity
 from baton.models import loading, trained, user_code
 from baton.recipe.recipe import Recipe
-from baton.runs.documents import OwnCode, Tokens
+from baton.runs.documents import OwnCode, TokenizedRows
 from baton.runs.run import Run
 from baton.store import bundle
 from baton.store.manifest import Manifest, read_manifest
@@ -78,11 +77,11 @@ def test_a_document_that_names_a_path_outside_is_refused(tmp_path: Path) -> None
     (tmp_path / "files" / "a").write_text("a")
     bundle.publish(outside, "tokens", str(tmp_path / "files"), kind="tokens", meta={})
     before = sorted(path.name for path in (tmp_path / "elsewhere" / "tokens").iterdir())
-    run.write(Tokens(prefix="../elsewhere/tokens"))
+    run.write(TokenizedRows(prefix="../elsewhere/tokens"))
     with pytest.raises(StoreError, match=r"'\.\./elsewhere/tokens' leads out of the store .*Find out who wrote"):
         trained.tokens_manifest(run)
     assert sorted(path.name for path in (tmp_path / "elsewhere" / "tokens").iterdir()) == before
-    run.write(Tokens(prefix="tokens"))
+    run.write(TokenizedRows(prefix="tokens"))
     bundle.publish(run.storage, "tokens", str(tmp_path / "files"), kind="tokens", meta={})
     assert trained.tokens_manifest(run)[0] == "tokens"
 
@@ -188,7 +187,7 @@ def model(tiny_base: str, tmp_path: Path) -> Path:
 LOADERS: dict[str, Callable[[str, Recipe], object]] = {
     "chat, export check": lambda folder, recipe: loading.load_model(folder),
     "training": lambda folder, recipe: loading.load_model(folder, recipe),
-    "model in production": lambda folder, recipe: production.load(folder, recipe),
+    "model in production": lambda folder, recipe: evaluate.load_production(folder, recipe),
 }
 
 
@@ -240,7 +239,7 @@ def test_an_array_of_objects_is_not_read(tmp_path: Path) -> None:
     mark, path = Mark(tmp_path), tmp_path / "answers.npz"
     np.savez(path, **{"tokens-0": np.array([mark], dtype=object), "logits-0": np.zeros(1)})
     with pytest.raises(ValueError, match="allow_pickle=False"):
-        answers.load(str(path))
+        parity.load_answers(str(path))
     assert not mark.ran
     with np.load(path, allow_pickle=True) as arrays:
         arrays["tokens-0"]

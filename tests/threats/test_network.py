@@ -22,6 +22,7 @@ from s3fs import S3FileSystem
 from baton.errors import BatonError
 from baton.kubeflow import connection
 from baton.store import clouds
+from baton.store.sources import file_system
 from baton.store.storage import Storage
 from baton.tracking import client
 
@@ -111,7 +112,7 @@ def _rows() -> object:
     S3FileSystem.clear_instance_cache()  # one that knows another server by the same name
     storage = Storage("s3://bucket", patience=0)
     with storage.translated():
-        return storage.fs.cat_file("bucket/rows.jsonl")
+        return file_system(storage).cat_file("bucket/rows.jsonl")
 
 
 SLOW = {"rows"}

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from baton.checkpoint import retention
-from baton.checkpoint.manifest import CheckpointMeta
-from baton.checkpoint.restore import Restorer
-from baton.checkpoint.store import Checkpoint, CheckpointStore
+from baton.checkpoint.restore import Restorer, require_usable
+from baton.checkpoint.store import Checkpoint, CheckpointMeta, CheckpointStore
 from baton.errors import DamagedError, UnavailableError
 from baton.recipe.run import Keep
 from baton.runs.documents import CheckpointRef, Promoted, ProofPart
@@ -20,7 +19,7 @@ from baton.runs.run import Run
 from baton.runtime import Runtime
 from baton.store import bundle, storage
 from baton.store.folder import Folder
-from baton.store.protocol import Entry
+from baton.store.protocol import ObjectInfo
 from baton.store.storage import Storage
 
 ONE = Keep(last=1, best=0)
@@ -59,7 +58,7 @@ class Interrupted(Folder):
         self._others("remove", path)
         super().remove(path)
 
-    def find(self, path: str) -> dict[str, Entry]:
+    def find(self, path: str) -> dict[str, ObjectInfo]:
         return {
             name: entry for name, entry in super().find(path).items() if not name.endswith(self.unlisted or ("\0",))
         }
@@ -88,21 +87,21 @@ class Stopping(Runtime):
 class Distant(Folder):
     """A client whose requests take a while."""
 
-    def __init__(self, uri: str, world: Runtime, seconds: float) -> None:
+    def __init__(self, uri: str, runtime: Runtime, seconds: float) -> None:
         super().__init__(uri)
-        self.world = world
+        self.runtime = runtime
         self.seconds = seconds
 
     def read(self, path: str) -> bytes:
-        self.world.sleep(self.seconds)
+        self.runtime.sleep(self.seconds)
         return super().read(path)
 
     def size(self, path: str) -> int | None:
-        self.world.sleep(self.seconds)
+        self.runtime.sleep(self.seconds)
         return super().size(path)
 
     def write(self, path: str, data: bytes) -> None:
-        self.world.sleep(self.seconds)
+        self.runtime.sleep(self.seconds)
         super().write(path, data)
 
 
@@ -136,7 +135,7 @@ def commit(tmp_path: Path) -> Callable[[CheckpointStore, int], Checkpoint]:
 
 
 def test_a_clock_that_is_ahead_takes_no_upload_from_under_its_writer(client: Any, commit: Any, tmp_path: Path):
-    ahead = CheckpointStore(Run(Storage(client.uri, world=Ahead()), "r"))
+    ahead = CheckpointStore(Run(Storage(client.uri, runtime=Ahead()), "r"))
     writer = ahead.open_writer(10)
     (tmp_path / "sent").mkdir()
     (tmp_path / "sent" / "weights.bin").write_bytes(b"1")
@@ -166,7 +165,7 @@ def test_a_listing_that_lags_makes_no_damage(client: Any, store: Any, others: An
     checkpoint = commit(others, 10)
     client.unlisted = ("trainer_state.json",)
 
-    store.require_usable(checkpoint)
+    require_usable(store, checkpoint)
 
     assert bundle.torn_files(store.storage, store.prefix(10), checkpoint.manifest) == []
     assert others.newest() == checkpoint
@@ -258,37 +257,37 @@ def test_the_slower_of_two_checkpoint_stages_undoes_nothing(store: Any, commit: 
 
     retention.prune(store, ONE, targets=(20, 40, 60))
 
-    assert store.verified_step() == 40
+    assert store.run.verified_step() == 40
     assert [checkpoint.step for checkpoint in store.committed()] == [50, 40, 20]
 
 
 def test_the_holder_of_a_lease_that_was_stopped_does_not_write(client: Any):
-    world = Stopping()
+    runtime = Stopping()
 
     def stopped() -> None:
-        client.before["size", "one"] = lambda: world.sleep(20.0)
+        client.before["size", "one"] = lambda: runtime.sleep(20.0)
 
     client.before["read", "one.lease"] = lambda: client.before.update({("read", "one.lease"): stopped})
     with pytest.raises(UnavailableError, match="not held for long enough"):
-        storage.create_leased(client, "one", b"late", world)
+        storage.create_leased(client, "one", b"late", runtime)
 
     assert Folder(client.uri).size("one") is None
 
 
 @pytest.mark.parametrize("seconds", [0.1, 0.4, 1.0])
 def test_a_lease_is_had_on_a_store_that_is_slow(seconds: float, client: Any):
-    world = Stopping()
+    runtime = Stopping()
 
-    assert storage.create_leased(Distant(client.uri, world, seconds), "one", b"1", world)
+    assert storage.create_leased(Distant(client.uri, runtime, seconds), "one", b"1", runtime)
     assert client.find("").keys() == {"one"}
-    assert world.time < 20.0
+    assert runtime.time < 20.0
 
 
 def test_a_store_that_is_too_slow_for_a_lease_is_an_error(client: Any):
-    world = Stopping()
+    runtime = Stopping()
 
     with pytest.raises(UnavailableError, match=r"took 6.0 s to read and write; 5 are safe"):
-        storage.create_leased(Distant(client.uri, world, 3.0), "one", b"1", world)
+        storage.create_leased(Distant(client.uri, runtime, 3.0), "one", b"1", runtime)
 
     assert client.size("one") is None
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from baton.events import Error, Event
 from baton.local import processes
 from baton.local.forkserver import ForkedProcess
-from baton.prove.drill import Tracker
+from baton.prove.drill import PhaseTracker
 from tests.faults.proxy import FaultyProxy, Rule
 from tools.chaos.machine import Machine
 from tools.chaos.plan import Plan
@@ -70,7 +70,7 @@ class Attempt:
     ) -> None:
         self._arguments, self._plan, self._usual = arguments, plan, usual
         self._proxy, self._machine, self._on_event, self._on_act = proxy, machine, on_event, on_act
-        self._tracker = Tracker("start-up" if arguments[0] == "train_chunk" else "verifying")
+        self._tracker = PhaseTracker("start-up" if arguments[0] == "train_chunk" else "verifying")
         self._over = threading.Event()
         self._struck = ""
         self._left_to_skip = plan.skip

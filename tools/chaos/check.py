@@ -15,8 +15,7 @@ from pathlib import Path
 from unittest import mock
 
 from baton.checkpoint import retention
-from baton.checkpoint.manifest import LogEntry
-from baton.checkpoint.store import CheckpointStore
+from baton.checkpoint.store import CheckpointStore, LogEntry
 from baton.local import results
 from baton.prove import prove
 from baton.runs.run import Run
@@ -47,7 +46,7 @@ class Finished:
         names: What lies in the store, with a star where a writer's name is.
     """
 
-    outcome: prove.Outcome
+    outcome: prove.FinishedRun
     rows: Mapping[int, Mapping[int, list[tuple[int, str]]]]
     evaluated: tuple[bytes, bytes]
     exported: Mapping[str, str]

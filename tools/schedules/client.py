@@ -7,10 +7,10 @@ import hashlib
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from baton.errors import UnavailableError
-from baton.store.protocol import Entry
+from baton.store.protocol import ObjectInfo
 from tools.schedules.scheduler import Actor, Scheduler
 from tools.schedules.store import Server
 
@@ -66,11 +66,11 @@ class Client:
         below = f"{path}/" if path else ""
         return self._ask("list", path, lambda: list({name.partition("/")[0] for name in self.server.listed(below)}))
 
-    def find(self, path: str) -> dict[str, Entry]:
+    def find(self, path: str) -> dict[str, ObjectInfo]:
         """Returns all objects below a path."""
         below = f"{path}/" if path else ""
         listed = self._ask("find", path, lambda: self.server.look(below, self._name))
-        return {name: Entry(len(data), datetime.fromtimestamp(at, UTC)) for name, (data, at) in listed.items()}
+        return {name: ObjectInfo(len(data), datetime.fromtimestamp(at, UTC)) for name, (data, at) in listed.items()}
 
     def remove(self, path: str) -> None:
         """Removes an object."""
@@ -104,10 +104,6 @@ class Client:
     def explain(self, error: Exception, path: str | None = None) -> Exception:
         """Translates what a fault raises."""
         return UnavailableError(f"simulated: {error}") if isinstance(error, TimeoutError) else error
-
-    def file_system(self) -> Any:
-        """Is not asked for."""
-        raise NotImplementedError
 
     @property
     def actor(self) -> Actor | None:

@@ -14,6 +14,7 @@ from baton.checkpoint.restore import Restorer
 from baton.checkpoint.store import CheckpointStore
 from baton.errors import DamagedError
 from baton.runs.documents import Promoted
+from baton.runs.run import Run
 from baton.store import bundle
 from baton.store import storage as lease
 from baton.store.bundle import MAX_COPY_DEPTH, BundleWriter, CopySource, CopySources, origin
@@ -145,41 +146,41 @@ def _oldest(real: Any) -> Any:
 
 
 def _forgetful_wait(real: Any) -> Any:
-    def acquire(client: Any, path: str, name: str, owner: bytes, world: Any) -> float | None:
+    def acquire(client: Any, path: str, name: str, owner: bytes, runtime: Any) -> float | None:
         for _ in range(3000):
             if client.size(path) is not None:
                 return None
             if not lease._content(client, name):
                 client.write(name, owner)
-                world.sleep(lease.LEASE_SETTLE_S)
+                runtime.sleep(lease.LEASE_SETTLE_S)
                 if lease._content(client, name) == owner:
-                    return float(world.monotonic()) + lease.LEASE_S / 4
-            world.sleep(lease.LEASE_SETTLE_S)
+                    return float(runtime.monotonic()) + lease.LEASE_S / 4
+            runtime.sleep(lease.LEASE_SETTLE_S)
         return None
 
     return acquire
 
 
 def _unsettled(real: Any) -> Any:
-    def acquire(client: Any, path: str, name: str, owner: bytes, world: Any) -> float | None:
+    def acquire(client: Any, path: str, name: str, owner: bytes, runtime: Any) -> float | None:
         for _ in range(300):
             if client.size(path) is not None:
                 return None
             if not lease._content(client, name):
                 client.write(name, owner)
-                return float(world.monotonic()) + lease.LEASE_S / 4
-            world.sleep(lease.LEASE_SETTLE_S)
+                return float(runtime.monotonic()) + lease.LEASE_S / 4
+            runtime.sleep(lease.LEASE_SETTLE_S)
         return None
 
     return acquire
 
 
 def _hasty(real: Any) -> Any:
-    def acquire(client: Any, path: str, name: str, owner: bytes, world: Any) -> Any:
+    def acquire(client: Any, path: str, name: str, owner: bytes, runtime: Any) -> Any:
         hasty = SimpleNamespace(
-            monotonic=world.monotonic,
-            uniform=world.uniform,
-            sleep=lambda seconds: world.sleep(min(seconds, lease.LEASE_SETTLE_S)),
+            monotonic=runtime.monotonic,
+            uniform=runtime.uniform,
+            sleep=lambda seconds: runtime.sleep(min(seconds, lease.LEASE_SETTLE_S)),
         )
         return real(client, path, name, owner, hasty)
 
@@ -206,8 +207,8 @@ def _fatal(real: Any) -> Any:
 
 
 def _promoted_alone(real: Any) -> Any:
-    def verified(self: CheckpointStore) -> int:
-        promoted = self.run.read(Promoted)
+    def verified(self: Run) -> int:
+        promoted = self.read(Promoted)
         return promoted.newest.step if promoted else 0
 
     return verified
@@ -251,7 +252,7 @@ def _whatever_was_damaged(real: Any) -> Any:
 
 def _copies_first(real: Any) -> Any:
     def send(self: BundleWriter, local_dir: str) -> None:
-        each = self.storage.world.each
+        each = self.storage.runtime.each
         later: list[Any] = []
 
         def reordered(work: Any, items: Any) -> Any:
@@ -261,7 +262,7 @@ def _copies_first(real: Any) -> Any:
             each(work, items)
             return each(*later[0])
 
-        with mock.patch.object(self.storage.world, "each", reordered):
+        with mock.patch.object(self.storage.runtime, "each", reordered):
             real(self, local_dir)
 
     return send
@@ -284,7 +285,7 @@ PLANTED = [
     Planted("the oldest stay", (4,), "two removals and a reader", (retention, "_staying"), _oldest),
     Planted("what was read back does not stay", (4,), "stages at once", (retention, "_staying"), _newest_alone),
     Planted("a removal trusts its list", (4,), "a cut file and a removal", (retention, "_is_still_so"), _always(True)),
-    Planted("promoted.json alone", (4,), "proof out of turn", (CheckpointStore, "verified_step"), _promoted_alone),
+    Planted("promoted.json alone", (4,), "proof out of turn", (Run, "verified_step"), _promoted_alone),
     Planted("what a listing lacks is damage", (4,), "listings that lag", (bundle, "torn_files"), _listing_says),
     Planted("all upload under one name", (5,), "a zombie", (BundleWriter, "__init__"), _common_name),
     Planted("uploads aged by the local clock", (5,), "clocks and long pauses", (retention, "CLOCKS_DIFFER"), _nothing),

@@ -128,12 +128,12 @@ def _second_chunk(interpreter: Path) -> dict[str, Any]:
         Path(place, "recipe.json").write_text(json.dumps(recipe), encoding="utf-8")
         uri = f"{place}/store/runs/across"
         for python, *command in (
-            (sys.executable, "data.split_process", "recipe.json", "across"),
-            (sys.executable, "data.tokenize_process", uri),
-            (sys.executable, "train", uri, "1"),
-            (str(interpreter), "train", uri, "2"),
+            (sys.executable, "data_split", "recipe.json", "across"),
+            (sys.executable, "tokenize", uri),
+            (sys.executable, "train_chunk", uri, "1"),
+            (str(interpreter), "train_chunk", uri, "2"),
         ):
-            stage = [python, "-m", f"baton.{command[0]}", *command[1:]]
+            stage = [python, "-m", "baton.kfp.process", *command]
             subprocess.run(stage, cwd=place, env=_environment(place), check=True, stdout=subprocess.DEVNULL)
         manifest = Path(uri, "checkpoints", "step-00000008", "manifest.json").read_text(encoding="utf-8")
         restored: dict[str, Any] = json.loads(manifest)["meta"]["restored"]

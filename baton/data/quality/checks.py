@@ -17,6 +17,7 @@ from functools import cache
 from typing import Any, Literal
 
 from baton.data.quality import pii
+from baton.data.rows import Record
 from baton.recipe.recipe import Recipe
 
 # --- The texts of a normalised row, whatever its shape.
@@ -161,17 +162,8 @@ class FindingsLog:
         self.tallies = {check: CheckCounts() for check in checks}
         self._file = open(path, "w", encoding="utf-8")  # noqa: SIM115
 
-    def note(self, check: str, file: str, line: int, finding: Finding, outcome: Outcome, row: Row) -> None:
-        """Keeps one finding.
-
-        Args:
-            check: Name of the check.
-            file: Address of the row's file.
-            line: Its line.
-            finding: What was found.
-            outcome: What became of the row.
-            row: The row as it was; kept with it where it was mended or dropped, secrets and addresses masked.
-        """
+    def note(self, check: str, record: Record, finding: Finding, outcome: Outcome, row: Row) -> None:
+        """Keeps what a check found in a row, and the row as it was where it was mended or dropped; all masked."""
         tally = self.tallies[check]
         tally.found += 1
         tally.mended += outcome == "mended"
@@ -179,8 +171,8 @@ class FindingsLog:
         entry: dict[str, object] = {
             "check": check,
             "outcome": outcome,
-            "file": file,
-            "line": line,
+            "file": record.file,
+            "line": record.line,
             "reason": pii.redact(finding.reason),
         }
         if len(tally.examples) < NUM_EXAMPLES:

@@ -15,17 +15,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from baton.data.quality import checks
-from baton.data.quality.checks import Row, training_text
+from baton.data.quality.checks import training_text
+from baton.data.rows import SIDES, Record
 from baton.recipe.data import Quality
-
-# --- Rows that are the same, or nearly: MinHash signatures on disk, and candidates by locality-sensitive hashing.
-#
-# The estimate is that of Broder (1997): of two sets, the share of equal minimal hashes is their Jaccard similarity,
-# here of their word triples. Candidates are rows that agree in all hashes of a band (Leskovec, Rajaraman, Ullman:
-# Mining of Massive Datasets, 3.4). Hashes are kept in 16 bits, by which two unequal ones are taken for equal once in
-# 65,536 times: 256 bytes a row, in a file that is mapped into memory. Everything else is some 50 bytes a row and 4 per
-# band.
-
 
 NUM_HASHES = 128
 SHINGLE = 3
@@ -56,11 +48,7 @@ def band_rows(threshold: float) -> int:
 
 
 class Signatures:
-    """The signatures of all rows, in a file.
-
-    Args:
-        path: Where to write them.
-    """
+    """The signatures of all rows, in a file."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -69,7 +57,6 @@ class Signatures:
         self._size = 0
 
     def add(self, text: str) -> None:
-        """Adds a row."""
         self._waiting.append(shingles(text))
         self._size += len(self._waiting[-1])
         if self._size >= BATCH:
@@ -95,12 +82,7 @@ class Signatures:
 
 
 class LSHIndex:
-    """Finds rows that are near another.
-
-    Args:
-        signatures: Signatures of all rows.
-        threshold: Similarity from which rows are near.
-    """
+    """Finds rows whose signatures are near another's: similar to at least the threshold."""
 
     def __init__(self, signatures: np.ndarray, threshold: float) -> None:
         self._signatures = signatures
@@ -111,27 +93,22 @@ class LSHIndex:
         """Returns the rows that share a bucket with another, in order."""
         return np.flatnonzero((self._buckets >= 0).any(axis=0))
 
-    def pairs(self, known: Iterator[int], asking: Iterator[int], *, grow: bool) -> Iterator[tuple[int, int]]:
-        """Yields each asking row that is near a known one, with the known one.
-
-        Args:
-            known: Rows to be near to.
-            asking: Rows that are looked up, one by one.
-            grow: Whether an asking row that is near none becomes known.
-        """
+    def pairs(self, corpus: np.ndarray, queries: np.ndarray, *, insert: bool) -> Iterator[tuple[int, int]]:
+        """Yields each query that is near a row of the corpus, with that row; `insert` adds those near none to it."""
         tables: dict[tuple[int, int], list[int]] = {}
-        for row in known:
-            self._learn(tables, row)
-        for row in asking:
+
+        def learn(row: int) -> None:
+            for key in self._keys(row):
+                tables.setdefault(key, []).append(row)
+
+        for row in corpus.tolist():
+            learn(row)
+        for row in queries.tolist():
             match = self._match(tables, row)
             if match is not None:
                 yield row, match
-            elif grow:
-                self._learn(tables, row)
-
-    def _learn(self, tables: dict[tuple[int, int], list[int]], row: int) -> None:
-        for key in self._keys(row):
-            tables.setdefault(key, []).append(row)
+            elif insert:
+                learn(row)
 
     def _match(self, tables: dict[tuple[int, int], list[int]], row: int) -> int | None:
         near = {other for key in self._keys(row) for other in tables.get(key, ())[-MOST_COMPARED:]}
@@ -170,10 +147,6 @@ def _mixed(columns: np.ndarray) -> np.ndarray:
     return hashes
 
 
-# --- Checks that look at all rows together: duplicates, near duplicates, and training rows near a held-out row.
-
-
-SIDES = ("train", "eval", "test")
 DEDUP_CHECKS = ("duplicates", "leakage", "near_duplicates")
 """In the order in which they drop rows. Leakage is before near duplicates: the row that these keep must not be one that
 leakage takes away."""
@@ -181,65 +154,45 @@ NONE = -1
 
 
 class DedupChecks:
-    """Remembers rows, and finds those that are like another.
-
-    Args:
-        quality: Settings.
-        scratch: Folder for what does not belong in memory.
-    """
+    """Remembers rows, and finds those that are like another."""
 
     def __init__(self, quality: Quality, scratch: str) -> None:
         self._quality = quality
         self._is_on = {check: getattr(quality, check) != "off" for check in DEDUP_CHECKS}
         self._signatures = Signatures(f"{scratch}/signatures")
         self._content = array("Q")
-        self._sides = array("B")
         self._files: dict[str, int] = {}
         self._names: list[str] = []
         self._file = array("I")
         self._line = array("Q")
 
-    def add(self, content: bytes, row: Row, side: str, file: str, line: int) -> int:
-        """Remembers a row that is written.
-
-        Args:
-            content: The row as it is written.
-            row: The row.
-            side: Its side.
-            file: Address of the file that it came from.
-            line: Its line there.
-
-        Returns:
-            Hash of the content, 64 bits: two of a million rows share one with probability 3e-8.
-        """
-        hashed = int.from_bytes(hashlib.sha256(content).digest()[:8], "big")
+    def add(self, record: Record) -> int:
+        """Remembers a row, and returns 64 bits of its hash: two of a million rows share one with probability 3e-8."""
+        hashed = int.from_bytes(hashlib.sha256(record.content.encode()).digest()[:8], "big")
         self._content.append(hashed)
-        self._sides.append(SIDES.index(side))
-        if file not in self._files:
-            self._files[file] = len(self._names)
-            self._names.append(file)
-        self._file.append(self._files[file])
-        self._line.append(line)
+        if record.file not in self._files:
+            self._files[record.file] = len(self._names)
+            self._names.append(record.file)
+        self._file.append(self._files[record.file])
+        self._line.append(record.line)
         if self._is_on["leakage"] or self._is_on["near_duplicates"]:
-            self._signatures.add(training_text(row))
+            self._signatures.add(training_text(record.row))
         return hashed
 
     def where(self, row: int) -> tuple[str, int]:
         """Returns file and line of a row, by its number."""
         return self._names[self._file[row]], self._line[row]
 
-    def side(self, row: int) -> str:
-        """Returns the side of a row."""
-        return SIDES[self._sides[row]]
-
-    def find(self) -> dict[str, np.ndarray]:
+    def find(self, sides: np.ndarray) -> dict[str, np.ndarray]:
         """Returns for each check that is on the row that each row is like, or -1.
 
         The result does not depend on the order of the rows, but for which of several equal rows is the first. Of rows
         that are near each other the one with the smallest hash stays, and every other is near one that stays.
+
+        Args:
+            sides: The side of each row, by its place in `SIDES`.
         """
         content = np.frombuffer(self._content, dtype=np.uint64)
-        sides = np.frombuffer(self._sides, dtype=np.uint8)
         first = _first_equal(content, sides)
         partners: dict[str, np.ndarray] = {}
         if self._is_on["duplicates"]:
@@ -247,19 +200,19 @@ class DedupChecks:
         signatures = self._signatures.rows()
         if not len(signatures):
             return partners
-        neighbours = LSHIndex(signatures, self._quality.near_duplicate_threshold)
-        candidates = neighbours.candidates()
+        index = LSHIndex(signatures, self._quality.near_duplicate_threshold)
+        candidates = index.candidates()
         candidates = candidates[first[candidates] == candidates]
         candidates = candidates[np.argsort(content[candidates], kind="stable")]
         if self._is_on["leakage"]:
-            held_out = candidates[sides[candidates] != 0]
-            asking = candidates[sides[candidates] == 0]
-            partners["leakage"] = _spread(neighbours.pairs(_each(held_out), _each(asking), grow=False), first)
+            trained, held_out = (candidates[(sides[candidates] == 0) == on] for on in (True, False))
+            partners["leakage"] = _spread(index.pairs(held_out, trained, insert=False), first)
         if self._is_on["near_duplicates"]:
             if self._quality.leakage == "fix":
                 candidates = candidates[partners["leakage"][candidates] == NONE]
             by_side = [candidates[sides[candidates] == number] for number in range(len(SIDES))]
-            pairs = (pair for rows in by_side for pair in neighbours.pairs(iter(()), _each(rows), grow=True))
+            none = candidates[:0]
+            pairs = (pair for queries in by_side for pair in index.pairs(none, queries, insert=True))
             partners["near_duplicates"] = _spread(pairs, first)
         return partners
 
@@ -282,7 +235,3 @@ def _spread(pairs: Iterator[tuple[int, int]], first: np.ndarray) -> np.ndarray:
     for row, partner in pairs:
         partners[row] = partner
     return partners[first]
-
-
-def _each(rows: np.ndarray) -> Iterator[int]:
-    return (int(row) for row in rows)

@@ -4,32 +4,23 @@ from __future__ import annotations
 
 import json
 import os
-from collections import Counter
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from baton import events
-from baton.data.quality import checks as languages
 from baton.data.quality import checks as rows
-from baton.data.quality import checks as texts
 from baton.data.quality import pii
-from baton.data.quality.checks import NUM_EXAMPLES, CheckCounts, Finding, FindingsLog, Row
+from baton.data.quality.checks import NUM_EXAMPLES, Finding, FindingsLog, Row
 from baton.data.quality.dedup import DEDUP_CHECKS, NONE, DedupChecks
-from baton.data.rows import Record, as_content
+from baton.data.rows import SIDES, Record, Spool, as_content
 from baton.errors import UserError
 from baton.pages import quality_page
 from baton.pages.quality_page import FINDINGS, QUALITY, Counts, Verdict
 from baton.recipe.recipe import Recipe
 from baton.runs.run import Run
-
-if TYPE_CHECKING:
-    import numpy as np
-
-
-# --- The checks of one split: rows pass through, are mended or dropped, and what was found is summed up.
-
 
 LEAST_ROWS, LEAST_ROWS_ADAPTER = 100, 50
 """Training rows below which `few_rows` speaks up: Unsloth's guide to datasets names 100 as the least for reasonable
@@ -58,13 +49,10 @@ class _Column:
 
 
 class Inspection:
-    """The checks of one split.
-
-    Args:
-        recipe: The recipe.
-        scratch: Folder for what does not belong in memory.
+    """The checks of one split: rows pass through, are mended or dropped, and what is found is summed up.
 
     Attributes:
+        findings: What was found so far.
         dropped: Rows that were dropped so far.
     """
 
@@ -72,35 +60,21 @@ class Inspection:
         self._recipe = recipe
         self._quality = recipe.data.quality
         self._checks = [(name, check) for name, check in rows.row_checks(recipe).items() if self._action(name) != "off"]
-        self._ledger = FindingsLog(f"{scratch}/quality.jsonl", CHECKS_OF_ROWS)
+        self.findings = FindingsLog(f"{scratch}/quality.jsonl", CHECKS_OF_ROWS)
         self._sets = DedupChecks(self._quality, scratch)
-        self._mix = languages.LanguageMix()
+        self._mix = rows.LanguageMix()
         self._columns: dict[str, _Column] = {}
         self._looked_at = self.dropped = self._mended = 0
-        self._left: Counter[str] = Counter()
-
-    @property
-    def ledger(self) -> tuple[str, int]:
-        """File with a line for each finding, and how many it has."""
-        return self._ledger.path, self._ledger.lines
-
-    @property
-    def last(self) -> str:
-        """What was found last, in words."""
-        return self._ledger.last
+        self._num_train = 0
 
     def look(self, record: Record) -> Record | None:
-        """Looks at one row.
-
-        Returns:
-            The row, mended where a check is to fix what it found, or None where the row is dropped.
-        """
+        """Returns a row, mended where a check is to fix what it found, or None where the row is dropped."""
         self._looked_at += 1
         row = original = record.row
         self._measure(row)
         for name, check in self._checks:
             finding = check(row)
-            after = row if finding is None else self._judge(name, finding, record.file, record.line, row)
+            after = row if finding is None else self._judge(name, finding, record, row)
             if after is None:
                 break
             row = after
@@ -111,15 +85,15 @@ class Inspection:
         self.dropped += 1
         return None
 
-    def _judge(self, check: str, finding: Finding, file: str, line: int, row: Row) -> Row | None:
+    def _judge(self, check: str, finding: Finding, record: Record, row: Row) -> Row | None:
         """Does with a row what the check's action says."""
         if self._action(check) != "fix" or finding.mended is row:
-            self._ledger.note(check, file, line, finding, "kept", row)
+            self.findings.note(check, record, finding, "kept", row)
             return row
         mended = finding.mended
-        if mended is not None and texts.is_emptied(row, mended):
+        if mended is not None and rows.is_emptied(row, mended):
             mended = None
-        self._ledger.note(check, file, line, finding, "dropped" if mended is None else "mended", row)
+        self.findings.note(check, record, finding, "dropped" if mended is None else "mended", row)
         return mended
 
     def _is_foreign(self, row: Row, record: Record) -> bool:
@@ -127,48 +101,48 @@ class Inspection:
         expected = self._quality.languages
         if self._action("language") == "off" or not expected:
             return False
-        text = texts.training_text(row)
-        code = languages.language(text)
+        text = rows.training_text(row)
+        code = rows.language(text)
         self._mix.count(code)
-        if code in (languages.UNKNOWN_LANGUAGE, *expected):
+        if code in (rows.UNKNOWN_LANGUAGE, *expected):
             return False
         finding = Finding(f"language {code}, expected {' or '.join(expected)}", text)
-        return self._judge("language", finding, record.file, record.line, row) is None
+        return self._judge("language", finding, record, row) is None
 
-    def place(self, record: Record, side: str) -> None:
-        """Remembers a row that is to be written on a side: `train`, `eval` or `test`."""
-        row = record.row
-        hashed = self._sets.add(record.content.encode(), row, side, record.file, record.line)
+    def remember(self, record: Record) -> None:
+        """Remembers a row that was looked at, for `resolve`."""
+        hashed = self._sets.add(record)
         if self._action("language") != "off" and not self._quality.languages:
-            self._mix.offer(hashed, texts.training_text(row))
+            self._mix.offer(hashed, rows.training_text(record.row))
 
-    def resolve(self, records: Iterable[Record]) -> Iterator[Record]:
-        """Looks at the rows that were placed together, and yields those that no check drops.
+    def resolve(self, records: Spool, sides: np.ndarray) -> np.ndarray:
+        """Looks at all rows together, and returns which of them no check drops: a bool for each.
 
         Args:
-            records: The rows, in the order in which they were placed.
+            records: The rows, in the order in which they were remembered.
+            sides: The side of each, by its place in `SIDES`.
         """
-        partners = self._sets.find()
-        for number, record in enumerate(records):
-            if self._is_superfluous(number, record, partners):
-                self.dropped += 1
-            else:
-                self._left[self._sets.side(number)] += 1
-                yield record
-        self._ledger.close()
+        kept = np.ones(len(records), dtype=bool)
+        partners = self._sets.find(sides)
+        if any((each != NONE).any() for each in partners.values()):
+            for number, record in enumerate(records):
+                kept[number] = not self._is_superfluous(number, record, sides, partners)
+        self.dropped += int((~kept).sum())
+        self._num_train = int((kept & (sides == 0)).sum())
+        self.findings.close()
+        return kept
 
-    def _is_superfluous(self, number: int, record: Record, partners: dict[str, np.ndarray]) -> bool:
+    def _is_superfluous(self, number: int, record: Record, sides: np.ndarray, partners: dict[str, np.ndarray]) -> bool:
         """Notes what makes a row like another, and tells whether it is dropped for it."""
         for check in DEDUP_CHECKS:
             partner = int(partners[check][number]) if check in partners else NONE
             if partner == NONE:
                 continue
-            row = record.row
             file, line = self._sets.where(partner)
             place = "" if file == record.file else f"{os.path.basename(file)} "
-            reason = f"{LIKE[check]} {place}line {line} ({self._sets.side(partner)})"
-            finding = Finding(reason, texts.training_text(row))
-            if self._judge(check, finding, record.file, record.line, row) is None:
+            reason = f"{LIKE[check]} {place}line {line} ({SIDES[sides[partner]]})"
+            finding = Finding(reason, rows.training_text(record.row))
+            if self._judge(check, finding, record, record.row) is None:
                 return True
         return False
 
@@ -185,8 +159,12 @@ class Inspection:
             examples), `languages` and `columns`.
         """
         of = {"looked_at": self._looked_at, "mended": self._mended, "dropped": self.dropped}
-        checks = {name: self._counted(self._ledger.tallies[name]) for name in CHECKS_OF_ROWS}
-        checks["few_rows"] = _entry(min(counts["train"], self._left["train"]), self._least_rows, [])
+        checks = {
+            name: _entry(tally.found, self._looked_at, tally.examples, mended=tally.mended, dropped=tally.dropped)
+            for name, tally in self.findings.tallies.items()
+        }
+        least = self._quality.least_rows or (LEAST_ROWS_ADAPTER if self._recipe.adapter else LEAST_ROWS)
+        checks["few_rows"] = _entry(min(counts["train"], self._num_train), least, [])
         checks["rejected"] = _entry(counts["rejected"], num_read, [_unusable(row) for row in unusable])
         return {
             "method": self._recipe.training.method,
@@ -196,29 +174,22 @@ class Inspection:
             "columns": {name: column.told() for name, column in self._columns.items()},
         }
 
-    def _counted(self, tally: CheckCounts) -> Counts:
-        return _entry(tally.found, self._looked_at, tally.examples, mended=tally.mended, dropped=tally.dropped)
-
-    @property
-    def _least_rows(self) -> int:
-        return self._quality.least_rows or (LEAST_ROWS_ADAPTER if self._recipe.adapter else LEAST_ROWS)
-
     def _action(self, check: str) -> str:
         return str(getattr(self._quality, check))
 
     def _measure(self, row: Row) -> None:
         for name, value in row.items():
             if isinstance(value, str | list):
-                length = sum(map(len, texts.texts_of(value)))
+                length = sum(map(len, rows.texts_of(value)))
                 column = self._columns.setdefault(name, _Column())
                 column.rows += 1
                 column.characters += length
                 column.longest = max(column.longest, length)
-                column.empty += length == 0 or not any(texts.has_visible(text, 1) for text in texts.texts_of(value))
+                column.empty += length == 0 or not any(rows.has_visible(text, 1) for text in rows.texts_of(value))
 
 
 def _unusable(row: dict[str, Any]) -> dict[str, object]:
-    reason, text = pii.redact(row["reason"]), texts.excerpt(pii.redact(row["raw"][:10_000]))
+    reason, text = pii.redact(row["reason"]), rows.excerpt(pii.redact(row["raw"][:10_000]))
     return {"file": row["file"], "line": row["line"], "reason": reason, "outcome": "dropped", "text": text}
 
 
@@ -227,11 +198,8 @@ def _entry(rows: int, of: int, examples: list[dict[str, Any]], *, mended: int = 
     return {"rows": rows, "of": of, "share": share, "mended": mended, "dropped": dropped, "examples": examples}
 
 
-# --- Writes an inspection's results with the run, and ends the run where a check asks for it.
-
-
 def write_quality(run: Run, inspection: Inspection, split: dict[str, Any], rejected_path: str) -> str:
-    """Writes `quality.json`, `quality.jsonl` and the page of a run.
+    """Writes `quality.json`, `quality.jsonl` and the page of a run, and returns the page.
 
     Args:
         run: The run.
@@ -239,16 +207,13 @@ def write_quality(run: Run, inspection: Inspection, split: dict[str, Any], rejec
         split: Counts `train`, `eval`, `test` and `rejected`, the counts of its `sources`, and `rejected_uri`.
         rejected_path: File of the rejected rows.
 
-    Returns:
-        The page.
-
     Raises:
         UserError: a check that is to fail found something; it is written all the same.
     """
-    path, num_findings = inspection.ledger
+    num_findings = inspection.findings.lines
     where = run.storage.uri(run.path(FINDINGS))
     if num_findings:
-        run.storage.upload(path, run.path(FINDINGS))
+        run.storage.upload(inspection.findings.path, run.path(FINDINGS))
     counts = {name: split[name] for name in ("train", "eval", "test", "rejected")}
     num_read = sum(source["rows"] + source["rejected"] for source in split["sources"])
     with open(rejected_path, encoding="ascii") as file:
@@ -272,15 +237,7 @@ def source_in_words(source: dict[str, Any]) -> str:
 
 
 def require_verdicts(summary: dict[str, Any], where: str) -> None:
-    """Ends the run if a check that may end it found something.
-
-    Args:
-        summary: What `Inspection.summary` returned.
-        where: Address of the file with all findings.
-
-    Raises:
-        UserError: it names each such check, how much it found, the first example and where all are.
-    """
+    """Raises UserError if a check that may end the run found something: what, how much, and where all of it is."""
     failed = {
         name: check
         for name, check in summary["checks"].items()

@@ -29,9 +29,6 @@ from baton.train.protocol import ChunkTrainer, StateDict
 from baton.train.references import MovingReference
 from baton.train.trainer import ExactResume, exact_class
 
-# --- Draws of rows and batches that follow from seed and epoch alone, in the place of those that upstream leaves open.
-
-
 FIXED = (SequentialSampler, RepeatSampler)
 """Samplers that draw nothing, and TRL's, which `ResumableGeneration` seeks."""
 
@@ -167,10 +164,6 @@ def _number(*parts: object) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
 
 
-# --- The classes by which a trainer of somebody else's becomes one that trains in chunks, for as long as a chunk
-# lasts.
-
-
 BUFFERS = {"step": "_step", "completions": "_buffered_inputs"}
 """What trainers whose model generates keep between steps: name in a checkpoint → attribute."""
 
@@ -246,9 +239,6 @@ def features_of(trainer: Trainer) -> list[type[ChunkTrainer]]:
         AttachedTrainer: True,
     }
     return [feature for feature, is_used in used.items() if is_used]
-
-
-# --- Takes a trainer over for the time of a chunk, and gives it back: class, arguments, callbacks, modes of torch.
 
 
 CHANGED: dict[str, Any] = {

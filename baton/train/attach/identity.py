@@ -22,9 +22,6 @@ from baton.documents import Json
 from baton.errors import UserError
 from baton.runs.documents import Script
 
-# --- What is known of a dataset that somebody else has prepared: enough to tell it from another one.
-
-
 AT_ONCE = 1000
 """Rows that are hashed at a time: a whole number of bytes also where a value takes one bit."""
 
@@ -59,10 +56,6 @@ def dataset_digest(rows: datasets.Dataset) -> str:
             stream.write_table(table)
         whole.update(sink.getvalue())
     return whole.hexdigest()
-
-
-# --- What decides the bits of an attached trainer: compared by value when a run is resumed, and named where it
-# differs.
 
 
 NOT_COUNTED = frozenset(

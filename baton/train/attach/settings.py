@@ -17,9 +17,6 @@ from baton.recipe.recipe import Recipe
 from baton.runs.plan import Plan
 from baton.runs.run import Run
 
-# --- Where a chunk of an attached trainer ends.
-
-
 Target = int | float | str | tuple[int, int] | None
 """A step, a share of the run, or chunk k of n as `(k, n)` or `"k/n"`; None is the whole run."""
 
@@ -67,9 +64,6 @@ def _pair(target: str | tuple[int, ...] | list[int]) -> tuple[int, int]:
     except (ValueError, TypeError):
         raise UserError(f"target is {target!r}; {FORMS}.") from None
     return index, count
-
-
-# --- What a trainer that was built without a recipe says of its run: whether it can be exact, its plan, its cadence.
 
 
 Section = dict[str, Any]

@@ -31,9 +31,6 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 
-# --- One process sees one device.
-
-
 logger = logging.getLogger("baton")
 
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
@@ -86,9 +83,6 @@ def pin_device(recipe: Recipe, ranks: Ranks) -> None:
         return
     visible = os.environ.get(VISIBLE_DEVICES, ",".join(map(str, range(ranks.local_rank + 1)))).split(",")
     os.environ[VISIBLE_DEVICES] = visible[ranks.local_rank % len(visible)].strip()  # an empty one hides all, and stays
-
-
-# --- The rendezvous of a chunk's ranks: on one machine by themselves, in a TrainJob by Trainer's variables.
 
 
 NODES = "PET_NNODES"
@@ -165,9 +159,6 @@ def join_ranks(ranks: Ranks, recipe: Recipe) -> None:
     logging.getLogger("baton").setLevel(logging.WARNING)
     for handler in logging.getLogger().handlers:
         handler.setFormatter(logging.Formatter(f"%(asctime)s rank {ranks.rank} %(levelname)s %(name)s: %(message)s"))
-
-
-# --- The ranks of a chunk on this machine: torch's launcher starts them, and their failures become one message.
 
 
 T = TypeVar("T")

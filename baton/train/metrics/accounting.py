@@ -11,12 +11,9 @@ from typing import TypedDict
 import psutil
 
 from baton.errors import BatonError
-from baton.runs.documents import Progress, Work
+from baton.runs.documents import Progress, RunCost
 from baton.runs.run import Run, now
 from baton.train.context import Clock, TrainContext
-
-# --- The step a chunk is at, written to the store every few seconds: it tells what a killed process had not saved.
-
 
 logger = logging.getLogger("baton")
 
@@ -94,9 +91,6 @@ class ProgressNotes:
                 logger.warning("progress was not noted: %s", error.message)
 
 
-# --- Accounts for the cost of a run, and for what one attempt at a chunk adds to it.
-
-
 class Figures(TypedDict):
     """An attempt's cost, as its record has it."""
 
@@ -121,13 +115,13 @@ class Accounting:
 
     clock: Clock
     progress: ProgressNotes
-    before: Work
+    before: RunCost
     lost: Lost
     restarts: int = 0
     stalls: list[float] = field(default_factory=list)
 
     @classmethod
-    def of(cls, context: TrainContext, before: Work | None, start_step: int) -> Accounting:
+    def of(cls, context: TrainContext, before: RunCost | None, start_step: int) -> Accounting:
         """Returns the costs of an attempt that begins.
 
         Args:
@@ -136,9 +130,9 @@ class Accounting:
             start_step: The step that it begins at.
         """
         progress = ProgressNotes(context.run, context.index)
-        return cls(context.clock, progress, before or Work(), progress.lost(start_step), context.run.num_restarts())
+        return cls(context.clock, progress, before or RunCost(), progress.lost(start_step), context.run.num_restarts())
 
-    def work(self, trained_for: float) -> Work:
+    def work(self, trained_for: float) -> RunCost:
         """Returns what the run has cost, all its chunks together.
 
         Args:
@@ -146,7 +140,7 @@ class Accounting:
         """
         started = self.before.started or self.clock.began
         trained = self.before.trained_seconds + trained_for
-        return Work(
+        return RunCost(
             started=started,
             trained_seconds=trained,
             goodput=trained / max(time.time() - started, 1e-9),

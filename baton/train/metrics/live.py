@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, TrainerCallback, TrainerState
 
 from baton.models.loading import count_parameters
 from baton.recipe.recipe import Recipe
-from baton.runs.documents import Tokens
+from baton.runs.documents import TokenizedRows
 from baton.runs.run import Run
 from baton.train.metrics.sinks import Sink
 
@@ -104,7 +104,7 @@ class Meter:
     """
 
     def __init__(self, run: Run, recipe: Recipe, processes: int = 1) -> None:
-        tokens = run.need(Tokens)
+        tokens = run.need(TokenizedRows)
         self._rows = recipe.training.batch_size
         self._tokens = self._rows * tokens.tokens / max(tokens.train, 1)
         self._processes = processes

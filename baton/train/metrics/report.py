@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from baton.checkpoint.store import Checkpoint
 from baton.models.loading import count_parameters
-from baton.runs.documents import Tokens
+from baton.runs.documents import TokenizedRows
 from baton.tracking import tracker
 from baton.train.context import TrainContext
 from baton.train.metrics import sinks
@@ -57,7 +57,7 @@ def _found_out(context: TrainContext, trainer: ChunkTrainer) -> tracker.Paramete
     return tracker.resolved_params(
         context.recipe,
         context.plan,
-        context.run.need(Tokens),
+        context.run.need(TokenizedRows),
         world_size=context.ranks.size,
         parameters=count_parameters(weights),
         trainable=count_parameters(weight for weight in weights if weight.requires_grad),

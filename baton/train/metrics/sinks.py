@@ -32,9 +32,6 @@ if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 
-# --- The protocol of a sink, to which a chunk's metrics go.
-
-
 logger = logging.getLogger("baton")
 
 
@@ -84,9 +81,6 @@ class Sink(Protocol):
         """Sends the rest."""
 
 
-# --- JSON Lines below the run: an object for each logged step, for those who read metrics with what they have.
-
-
 class Lines:
     """Writes a chunk's metrics to a local file, which is uploaded when the chunk ends.
 
@@ -122,9 +116,6 @@ def open_jsonl(source: Source) -> Lines | None:
     return Lines(os.path.join(source.folder, "metrics.jsonl"), source.run, name)
 
 
-# --- MLflow, by the process beside the chunk that talks to its server; see `baton.tracking.tracker`.
-
-
 class TrackingRun:
     """Reports to the tracking run, and says of its model which checkpoint it is.
 
@@ -151,12 +142,6 @@ def open_mlflow(source: Source) -> TrackingRun:
     """Returns the tracking run's queue, which drops what it gets where the recipe turns tracking off."""
     tracker = Tracker(source.run, recipe=source.recipe, trains=True, params=source.found_out)
     return TrackingRun(tracker, source)
-
-
-# --- Serves a train-chunk's metrics to Prometheus: the newest figures at `/metrics`, asked for while it runs.
-#
-# A pod that pushes would leave its last figures in a gateway for ever; one that is asked is gone when it ends, which
-# is what an alert on a running chunk needs. What a run was stays in its store and in MLflow.
 
 
 LOGGED_GAUGES = {
@@ -261,9 +246,6 @@ def open_prometheus(source: Source) -> Telemetry | None:
     return Telemetry(port, labels, source.live, source.seconds)
 
 
-# --- TensorBoard's event files, uploaded to `tensorboard/` below the run when the chunk ends.
-
-
 class EventFiles:
     """Writes a chunk's event files.
 
@@ -300,9 +282,6 @@ def open_tensorboard(source: Source) -> EventFiles | None:
 
     folder = os.path.join(source.folder, "tensorboard")
     return EventFiles(SummaryWriter(folder), folder, source.run)
-
-
-# --- Weights & Biases.
 
 
 class Project:
@@ -346,9 +325,6 @@ def open_wandb(source: Source) -> Project | None:
     name = source.run.name
     tracked = wandb.init(project=project, id=name, name=name, resume="allow", dir=source.folder)
     return Project(tracked, source.run)
-
-
-# --- Metric sinks, a class and a function each where the recipe asks for it.
 
 
 SINKS = (open_prometheus, open_mlflow, open_wandb, open_tensorboard, open_jsonl)

@@ -1,11 +1,7 @@
-"""Kubernetes for a chunk's job: the few requests, their refusals, and the log of the first node.
-
-The log's events become events of the stage, and its other lines stay as they are.
-"""
+"""Kubernetes for a chunk's job: the few requests, the meaning of their refusals, and the log of the first node."""
 
 from __future__ import annotations
 
-import functools
 import json
 import logging
 import os
@@ -13,21 +9,22 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from baton import events
 from baton.errors import BatonError, UserError
 from baton.train.distributed.preemption import SERVICE_ACCOUNT
-from baton.train.trainjob.manifest import GROUP, NODE, PLURAL, VERSION, OwnerReference, Pod, TrainJob, Warning
+from baton.train.trainjob.manifest import GROUP, NODE, PLURAL, VERSION, Object
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient
     from kubernetes.client.rest import ApiException
 
 
-# --- The few things that a stage asks of Kubernetes, and what its refusals mean.
+logger = logging.getLogger("baton")
 
-
+LAST_LINES = 20
+"""Lines of a log that are kept, for the message of a failure that says nothing itself."""
 TIMEOUT = 30.0
 """Seconds for one answer."""
 JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
@@ -35,10 +32,11 @@ JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
 NO_SUCH_KIND = ("404 page not found", "the server could not find the requested resource")
 """How messages begin that tell of a kind that does not exist, and not of an object."""
 INSTALL = "Install Kubeflow Trainer 2.2 or newer (docs/parallel.md), or set resources.nodes to 1."
+RUNTIME = "resources.runtime names the runtime; k8s/components/trainer brings the one that is named by default."
 RIGHTS = "Apply k8s/components/trainer, which gives the stages' account these rights."
 
 
-class AwayError(BatonError):
+class NoAnswerError(BatonError):
     """The API server does not answer as it should just now."""
 
 
@@ -80,7 +78,7 @@ class Cluster:
         with open(os.path.join(SERVICE_ACCOUNT, "namespace"), encoding="ascii") as file:
             return cls(client.ApiClient(), file.read().strip())
 
-    def create(self, job: TrainJob) -> bool:
+    def create(self, job: Object) -> bool:
         """Creates a job; False where one of its name is there.
 
         Raises:
@@ -91,22 +89,20 @@ class Cluster:
             self._ask("create", self._jobs.create_namespaced_custom_object, *self._kind, job, expected=409) is not None
         )
 
-    def job(self, name: str) -> TrainJob | None:
+    def job(self, name: str) -> Object | None:
         """Returns a job, None where there is none."""
-        get = self._jobs.get_namespaced_custom_object
-        return cast("TrainJob | None", self._ask("get", get, *self._kind, name, expected=404))
+        return self._ask("get", self._jobs.get_namespaced_custom_object, *self._kind, name, expected=404)
 
-    def jobs(self, labels: dict[str, str]) -> list[TrainJob]:
+    def jobs(self, labels: dict[str, str]) -> list[Object]:
         """Returns all jobs with some labels."""
         selector = ",".join(f"{key}={value}" for key, value in labels.items())
         answer = self._ask("list", self._jobs.list_namespaced_custom_object, *self._kind, label_selector=selector)
         return list(answer["items"])
 
-    def adopt(self, name: str, owners: list[OwnerReference]) -> bool:
-        """Gives a job owners in the place of those before; False where the job is gone."""
+    def adopt(self, name: str, owners: list[Object]) -> None:
+        """Gives a job owners in the place of those before, if it is there."""
         change = {"metadata": {"ownerReferences": owners}}
-        patch = self._jobs.patch_namespaced_custom_object
-        return self._ask("patch", patch, *self._kind, name, change, expected=404) is not None
+        self._ask("patch", self._jobs.patch_namespaced_custom_object, *self._kind, name, change, expected=404)
 
     def delete(self, name: str) -> bool:
         """Deletes a job, and with it its pods; False where it is gone."""
@@ -114,18 +110,22 @@ class Cluster:
         answer = self._ask("delete", delete, *self._kind, name, propagation_policy="Background", expected=404)
         return answer is not None
 
-    def pods(self, name: str) -> list[Pod]:
-        """Returns the pods of a job, as the API server has them."""
+    def pods(self, name: str) -> list[Object]:
+        """Returns the pods of a job."""
         return self._list("list pods", self._core.list_namespaced_pod, label_selector=f"{JOBSET_LABEL}={name}")
 
-    def warnings(self, job: TrainJob) -> list[Warning]:
+    def warnings(self, job: Object) -> list[Object]:
         """Returns the warnings about a job and what was made for it, oldest first."""
         name, since = job["metadata"]["name"], job["metadata"].get("creationTimestamp", "")
-        listed = self._core.list_namespaced_event
-        events: list[Warning] = self._list("list events", listed, field_selector="type=Warning")
+        found = self._list("list events", self._core.list_namespaced_event, field_selector="type=Warning")
+        timed = [(str(event.get("lastTimestamp") or event.get("eventTime") or ""), event) for event in found]
         # The job before it may have had its name. Of an event's time and a job's the one has fractions of a second.
-        ours = [event for event in events if event["involvedObject"].get("name", "").startswith(name)]
-        return sorted((event for event in ours if _time(event)[:19] >= since[:19]), key=_time)
+        ours = [
+            (time, event)
+            for time, event in timed
+            if event["involvedObject"].get("name", "").startswith(name) and time[:19] >= since[:19]
+        ]
+        return [event for _, event in sorted(ours, key=lambda pair: pair[0])]
 
     def tail(self, pod: str, lines: int) -> list[str]:
         """Returns the last lines of a pod's log, none where it is gone."""
@@ -150,10 +150,9 @@ class Cluster:
     def _kind(self) -> tuple[str, str, str, str]:
         return GROUP, VERSION, self.namespace, PLURAL
 
-    def _list(self, what: str, call: Callable[..., Any], **selector: str) -> list[Any]:
+    def _list(self, what: str, call: Callable[..., Any], **selector: Any) -> list[Object]:
         """Returns plain objects: the client's classes know only the fields of its version."""
-        read = functools.partial(call, _preload_content=False, **selector)
-        answer = self._ask(what, read, self.namespace)
+        answer = self._ask(what, call, self.namespace, _preload_content=False, **selector)
         return list(json.loads(answer.data)["items"])
 
     def _ask(
@@ -163,7 +162,7 @@ class Cluster:
 
         Raises:
             UserError: the answer will be the same next time.
-            AwayError: it may be another one next time.
+            NoAnswerError: it may be another one next time.
         """
         from kubernetes.client.rest import ApiException
         from urllib3.exceptions import HTTPError
@@ -176,11 +175,7 @@ class Cluster:
                 return None
             raise _refusal(what, error.status, message, self.namespace) from None
         except HTTPError as error:
-            raise AwayError(f"the API server of Kubernetes cannot be reached: {error}.") from None
-
-
-def _time(event: Warning) -> str:
-    return str(event.get("lastTimestamp") or event.get("eventTime") or "")
+            raise NoAnswerError(f"the API server of Kubernetes cannot be reached: {error}.") from None
 
 
 def _message(error: ApiException) -> str:
@@ -203,46 +198,31 @@ def _refusal(what: str, status: int, message: str, namespace: str) -> BatonError
         subject = what if " " in what else f"{what} {PLURAL}"
         return UserError(f"the stage's account may not {subject} in {namespace}: {message}.", remedy=RIGHTS)
     if status in (400, 403, 422):
-        return UserError(f"Kubernetes refuses the TrainJob: {message}.", remedy=_advice(message))
-    return AwayError(f"the API server of Kubernetes answers {status} to {what}: {message}.")
-
-
-def _advice(message: str) -> str:
-    if "untime" in message:
-        return "resources.runtime names the runtime; k8s/components/trainer brings the one that is named by default."
-    return "Check resources in the recipe."
-
-
-# --- The log of the first node, in the stage's own: its events as events, its other lines as they are.
-
-
-logger = logging.getLogger("baton")
-
-LAST_LINES = 20
-"""Lines that are kept, for the message of a failure that says nothing itself."""
+        remedy = RUNTIME if "untime" in message else "Check resources in the recipe."
+        return UserError(f"Kubernetes refuses the TrainJob: {message}.", remedy=remedy)
+    return NoAnswerError(f"the API server of Kubernetes answers {status} to {what}: {message}.")
 
 
 class RankLog:
-    """Follows the log of one pod in a thread.
+    """Follows the log of one pod in a thread: its events become events of this stage, other lines stay as they are.
 
     Args:
         cluster: Where the pod is.
         pod: Its name.
-        after: Time of the last line that was told before, as Kubernetes writes it; from the first line when empty.
+        before: What followed the same log and broke off; the first line is the first one without.
 
     Attributes:
-        told: Time of the last line told.
         error: The event with which the node's own stage failed.
         partial: Whether the node said that it left before its target.
         tail: The last lines that were no events.
     """
 
-    def __init__(self, cluster: Cluster, pod: str, after: str = "") -> None:
+    def __init__(self, cluster: Cluster, pod: str, before: RankLog | None = None) -> None:
         self.pod = pod
-        self.told = after
         self.error: events.Error | None = None
-        self.partial = False
-        self.tail: deque[str] = deque(maxlen=LAST_LINES)
+        self.partial: bool = before.partial if before else False
+        self.tail: deque[str] = before.tail if before else deque(maxlen=LAST_LINES)
+        self._last_time: str = before._last_time if before else ""
         self._cluster = cluster
         self._thread = threading.Thread(target=self._follow, name=f"log-{pod}", daemon=True)
         self._thread.start()
@@ -252,13 +232,7 @@ class RankLog:
         """Whether there may be more to come."""
         return self._thread.is_alive()
 
-    def again(self) -> RankLog:
-        """Returns what follows the same log from where this one broke off."""
-        further = RankLog(self._cluster, self.pod, self.told)
-        further.partial, further.tail = self.partial, self.tail
-        return further
-
-    def finish(self, seconds: float) -> None:
+    def join(self, seconds: float) -> None:
         """Waits for the log's end, at most for some time."""
         self._thread.join(seconds)
 
@@ -266,20 +240,19 @@ class RankLog:
         try:
             for line in self._cluster.log(self.pod):
                 time, _, text = line.partition(" ")
-                if time > self.told:  # RFC 3339 in UTC, to the nanosecond: in order as text, too
-                    self.told = time
-                    self._tell(text)
+                if time > self._last_time:  # RFC 3339 in UTC, to the nanosecond: in order as text, too
+                    self._last_time = time
+                    self._pass_on(text)
         except Exception as error:  # a connection that broke, a pod that is gone: `Job` asks again
             logger.info("the log of %s broke off: %s", self.pod, str(error).splitlines()[0] if str(error) else error)
 
-    def _tell(self, text: str) -> None:
+    def _pass_on(self, text: str) -> None:
         event = events.parse(text)
         if event is None:
             self.tail.append(text)
             print(text, file=sys.stderr, flush=True)
-            return
-        if isinstance(event, events.Error):
+        elif isinstance(event, events.Error):
             self.error = event
-        elif not isinstance(event, events.Stage):  # the stage that follows tells these of itself
+        elif not isinstance(event, events.Stage):  # the stage that follows has these of its own
             self.partial = self.partial or isinstance(event, events.Partial)
             events.emit(event)

@@ -5,10 +5,9 @@ If the number of nodes may vary, the job gets the most first, and fewer if they 
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from baton import events
@@ -16,14 +15,26 @@ from baton.errors import BatonError, ProcessLostError, SkipError, UserError
 from baton.events import Error
 from baton.recipe.base import seconds
 from baton.recipe.recipe import Recipe
-from baton.runtime import Attempt, backoff, retry
+from baton.runtime import RetryAttempt, backoff, retry
 from baton.train.distributed import launch
-from baton.train.trainjob.cluster import LAST_LINES, AwayError, Cluster, NoRoomError, RankLog
-from baton.train.trainjob.manifest import Condition, Owner, Pod, Terminated, TrainJob, Warning, labels, train_job
+from baton.train.trainjob.cluster import LAST_LINES, Cluster, NoAnswerError, NoRoomError, RankLog
+from baton.train.trainjob.manifest import Object, labels, stage_owner, train_job
 
-# --- Why the nodes of a job do not start, or have ended: one sentence out of what Kubernetes says in five places.
+logger = logging.getLogger("baton")
 
-
+T = TypeVar("T")
+POLL = 3.0
+"""Seconds between two looks."""
+PATIENCE = 300.0
+"""Seconds for which the API server may not answer: a control plane that is upgraded takes minutes."""
+IMAGE_PATIENCE = 120.0
+"""Seconds for which an image may not be had: registries refuse now and then, and Kubernetes asks again."""
+OTHERS_LINES = 200
+"""Lines that are read of another node's log, where that is the one that failed."""
+LAST_LINES_WAIT = 10.0
+"""Seconds for the end of a log whose pod has ended."""
+GONE_WAIT = 180.0
+"""Seconds for a job's end after it was deleted: its pods have their grace period."""
 INDEX = "batch.kubernetes.io/job-completion-index"
 """Annotation, and in newer versions label, with a pod's number."""
 IMAGE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
@@ -38,36 +49,31 @@ TOO_MUCH = ("exceeds the limit", "exceeds the total limit", "exceeded its local"
 DEADLINE = "DeadlineExceeded"
 
 
-def condition_of(job: Pod | TrainJob, kind: str) -> Condition | None:
+def condition_of(job: Object, kind: str) -> Object | None:
     """Returns a condition of an object where it holds, None where it does not."""
     conditions = job["status"].get("conditions") or [] if "status" in job else []
     return next((entry for entry in conditions if entry["type"] == kind and entry["status"] == "True"), None)
 
 
-def node_index(pod: Pod) -> int:
+def node_index(pod: Object) -> int:
     """Returns the number of a node in its job."""
     metadata = pod["metadata"]
     number = (metadata.get("annotations") or {}).get(INDEX) or (metadata.get("labels") or {}).get(INDEX)
     return int(number or 0)
 
 
-def is_over(job: TrainJob) -> bool:
+def is_over(job: Object) -> bool:
     """Tells whether a job has ended, or is being deleted."""
     ended = condition_of(job, "Complete") or condition_of(job, "Failed")
     return bool(ended or job["metadata"].get("deletionTimestamp"))
 
 
-def has_place(pod: Pod) -> bool:
-    """Tells whether a pod has been given a machine."""
-    return bool(pod["spec"].get("nodeName"))
-
-
-def has_started(pod: Pod) -> bool:
+def has_started(pod: Object) -> bool:
     """Tells whether a pod runs, or has run."""
     return pod["status"].get("phase") in ("Running", "Succeeded", "Failed")
 
 
-def not_starting(pods: Iterable[Pod]) -> str | None:
+def not_starting(pods: Iterable[Object]) -> str | None:
     """Returns why a pod will not start by itself: its image or its settings."""
     for pod in pods:
         for status in pod["status"].get("containerStatuses") or []:
@@ -80,7 +86,7 @@ def not_starting(pods: Iterable[Pod]) -> str | None:
     return None
 
 
-def waiting_for(job: TrainJob, nodes: int, pods: Sequence[Pod], warnings: Sequence[Warning]) -> str:
+def waiting_for(job: Object, nodes: int, pods: Sequence[Object], warnings: Sequence[Object]) -> str:
     """Returns what the nodes that do not run yet wait for, as far as Kubernetes tells."""
     if suspended := condition_of(job, "Suspended"):
         return f"the job is suspended: {suspended.get('message', '')}"
@@ -92,13 +98,13 @@ def waiting_for(job: TrainJob, nodes: int, pods: Sequence[Pod], warnings: Sequen
     return f"{running} of {nodes} nodes run" + (f"; {'; '.join(dict.fromkeys(lines))}" if lines else "")
 
 
-def first_failed(pods: Iterable[Pod]) -> Pod | None:
+def first_failed(pods: Iterable[Object]) -> Object | None:
     """Returns the pod whose container ended with another code than 0 before all others, None where none has."""
     failed = [pod for pod in pods if _ended(pod).get("exitCode")]
     return min(failed, key=lambda pod: (str(_ended(pod).get("finishedAt")), node_index(pod)), default=None)
 
 
-def failure_of(job: TrainJob, pods: Sequence[Pod], error: Error | None, tail: Sequence[str]) -> BatonError:
+def failure_of(job: Object, pods: Sequence[Object], error: Error | None, tail: Sequence[str]) -> BatonError:
     """Returns why a job failed; a `ProcessLostError` where another job may be spared it, a `SkipError` where another
     skips the step that this one has found.
 
@@ -134,13 +140,13 @@ def failure_of(job: TrainJob, pods: Sequence[Pod], error: Error | None, tail: Se
     return kind(f"the TrainJob failed: {failed.get('reason', 'no reason given')}: {failed.get('message', '')}")
 
 
-def _took_too_much(pod: Pod) -> bool:
+def _took_too_much(pod: Object) -> bool:
     """Tells whether a pod was ended for what it took itself, which the next one would take, too."""
     message = pod["status"].get("message") or ""
     return _ended(pod).get("reason") == OUT_OF_MEMORY or any(words in message for words in TOO_MUCH)
 
 
-def _befallen(pod: Pod) -> str | None:
+def _befallen(pod: Object) -> str | None:
     """Returns what was done to a pod, None where it ended by itself or has not."""
     status, ended = pod["status"], _ended(pod)
     node = f"node {node_index(pod)} ({_place(pod)})"
@@ -155,7 +161,7 @@ def _befallen(pod: Pod) -> str | None:
     return None
 
 
-def _ended(pod: Pod) -> Terminated:
+def _ended(pod: Object) -> Object:
     for status in pod["status"].get("containerStatuses") or []:
         for state in (status.get("state", {}), status.get("lastState", {})):
             if terminated := state.get("terminated"):
@@ -163,45 +169,25 @@ def _ended(pod: Pod) -> Terminated:
     return {}
 
 
-def _unschedulable(pod: Pod) -> str | None:
+def _unschedulable(pod: Object) -> str | None:
     for entry in pod["status"].get("conditions") or []:
         if entry["type"] == "PodScheduled" and entry["status"] == "False":
             return f"node {node_index(pod)}: {entry.get('message') or entry.get('reason')}"
     return not_starting([pod])
 
 
-def _place(pod: Pod) -> str:
+def _place(pod: Object) -> str:
     return str(pod["spec"].get("nodeName") or "no machine yet")
-
-
-# --- One job from its creation to its end: made or found, followed, and deleted whatever happens.
-
-
-logger = logging.getLogger("baton")
-
-T = TypeVar("T")
-POLL = 3.0
-"""Seconds between two looks."""
-PATIENCE = 300.0
-"""Seconds for which the API server may not answer: a control plane that is upgraded takes minutes."""
-IMAGE_PATIENCE = 120.0
-"""Seconds for which an image may not be had: registries refuse now and then, and Kubernetes asks again."""
-OTHERS_LINES = 200
-"""Lines that are read of another node's log, where that is the one that failed."""
-LAST_LINES_WAIT = 10.0
-"""Seconds for the end of a log whose pod has ended."""
-GONE_WAIT = 180.0
-"""Seconds for a job's end after it was deleted: its pods have their grace period."""
 
 
 def patiently(ask: Callable[[], T]) -> T:
     """Asks the API server until there is an answer.
 
     Raises:
-        AwayError: there was none for `PATIENCE` seconds.
+        NoAnswerError: there was none for `PATIENCE` seconds.
     """
     tries = backoff(PATIENCE, pause=1.0)
-    return retry(ask, AwayError, tries, lambda error, _: logger.warning("%s Asking again.", error))
+    return retry(ask, NoAnswerError, tries, lambda error, _: logger.warning("%s Asking again.", error))
 
 
 class Job:
@@ -220,7 +206,7 @@ class Job:
     def __init__(
         self,
         cluster: Cluster,
-        document: TrainJob,
+        document: Object,
         siblings: dict[str, str],
         *,
         wait: float,
@@ -229,20 +215,21 @@ class Job:
     ) -> None:
         self.name = document["metadata"]["name"]
         self.nodes = document["spec"]["trainer"]["numNodes"]
-        self._cluster = cluster
-        self._document = document
-        self._siblings = siblings
-        self._wait = wait
-        self._patience = patience
-        self._notice = notice
-        self._present: list[Pod] = []
-        self._pods: dict[str, Pod] = {}
+        self._cluster, self._document, self._siblings = cluster, document, siblings
+        self._wait, self._patience, self._notice = wait, patience, notice
+        self._present: list[Object] = []
+        self._pods: dict[str, Object] = {}
         self._leftover: set[str] = set()
         self._log: RankLog | None = None
         self._reason = ""
         self._waiting_since: float | None = None
         self._stuck_since: float | None = None
         self._roomless_since: float | None = None
+
+    @property
+    def left_early(self) -> bool:
+        """Whether the nodes said that they left before the target."""
+        return self._log is not None and self._log.partial
 
     def run(self) -> bool:
         """Creates the job, or finds it, and follows it to its end.
@@ -263,14 +250,19 @@ class Job:
                 logger.info("TrainJob %s is of an earlier attempt: it is deleted", name)
                 self._remove(name)
         created = self._create()
-        # A stage that is killed deletes nothing. Its job goes with the pod that owns it; what is left is deleted by the
-        # next attempt, or taken over where it asks for the same.
-        with self._deleted_after():
+        try:
             # The end of its owner before does not end it then.
             if not created and (owners := self._document["metadata"]["ownerReferences"]):
                 patiently(lambda: self._cluster.adopt(self.name, owners))
             logger.info("TrainJob %s is %s, with %d node(s)", self.name, "created" if created else "found", self.nodes)
             return self._follow()
+        finally:
+            # On every way out. A stage that is killed deletes nothing: its job goes with the pod that owns it, or is
+            # deleted by the next attempt, which follows it where it asks for the same.
+            try:
+                self._remove(self.name)
+            except BatonError as error:  # hides nothing that went before
+                logger.warning("TrainJob %s may still be there: %s", self.name, error)
 
     def _create(self) -> bool:
         """Creates the job; False where it is there.
@@ -279,10 +271,10 @@ class Job:
             NoRoomError: no quota has let it in for as long as the nodes may have none.
         """
 
-        def wait(error: NoRoomError, _: Attempt) -> None:
+        def wait(error: NoRoomError, _: RetryAttempt) -> None:
             if self._notice():
                 raise error
-            self._tell(error.message)
+            self._say(error.message)
 
         # On a machine that is lost, pods of the job that had this name before may end late.
         before = patiently(lambda: self._cluster.pods(self.name))
@@ -300,23 +292,18 @@ class Job:
                 logger.warning("TrainJob %s is gone: somebody deleted it", self.name)
                 return False
             self._look()
-            if condition_of(job, "Complete"):
-                self._hear_out()
+            is_complete, has_failed = condition_of(job, "Complete"), condition_of(job, "Failed")
+            if (is_complete or has_failed) and self._log:
+                self._log.join(LAST_LINES_WAIT)  # the last lines say whether the nodes left early
+            # Of nodes that left early all is saved: that a machine was preempted is no failure of the chunk.
+            if is_complete or (has_failed and self.left_early):
                 return True
-            if condition_of(job, "Failed"):
-                # The last lines say whether the nodes left early.
-                self._hear_out()
-                if self.left_early:  # all is saved; that a machine was preempted meanwhile is no failure of the chunk
-                    return True
+            if has_failed:
                 raise self._failure(job)
             self._require_start(job)
-            self._pause()
-
-    def _pause(self) -> None:
-        """Waits until it is time to look again; not with a notice, as little time is left then."""
-        for _ in backoff(POLL, pause=0.1):
-            if self._notice():
-                return
+            for _ in backoff(POLL, pause=0.1):
+                if self._notice():  # little time is left then
+                    break
 
     def _look(self) -> None:
         """Takes note of the pods, and follows the first one's log once there is one."""
@@ -330,9 +317,9 @@ class Job:
         if self._log is None or self._log.pod != newest:
             self._log = RankLog(self._cluster, newest)
         elif not self._log.is_open and self._pods[newest]["status"].get("phase") == "Running":
-            self._log = self._log.again()
+            self._log = RankLog(self._cluster, newest, self._log)
 
-    def _require_start(self, job: TrainJob) -> None:
+    def _require_start(self, job: Object) -> None:
         """Says what the nodes wait for.
 
         Raises:
@@ -346,7 +333,7 @@ class Job:
         is_queued = condition_of(job, "Suspended")  # which is nobody's fault
         if self._waiting_since is None or is_queued:
             self._waiting_since = now
-        has_room = is_queued or (len(pods) >= self.nodes and all(map(has_place, pods)))
+        has_room = is_queued or (len(pods) >= self.nodes and all(pod["spec"].get("nodeName") for pod in pods))
         self._roomless_since = None if has_room else self._roomless_since or now
         stuck = not_starting(pods)
         self._stuck_since = (self._stuck_since or now) if stuck else None
@@ -360,15 +347,15 @@ class Job:
             )
         if self._patience is not None and self._roomless_since and now - self._roomless_since >= self._patience:
             raise NoRoomError(reason)
-        self._tell(reason)
+        self._say(reason)
 
-    def _tell(self, reason: str) -> None:
-        """Says what the nodes wait for, once each time that changes."""
+    def _say(self, reason: str) -> None:
+        """Logs what the nodes wait for, once each time that changes."""
         if reason != self._reason:
             self._reason = reason
             logger.info("TrainJob %s: %s", self.name, reason)
 
-    def _failure(self, job: TrainJob) -> BatonError:
+    def _failure(self, job: Object) -> BatonError:
         """Returns why the job failed, by the pod that failed first: the others end for want of it."""
         self._look()  # states that came with the end
         pods = list(self._pods.values())
@@ -380,41 +367,16 @@ class Job:
             error, tail = next(errors, error), lines[-LAST_LINES:]
         return failure_of(job, pods, error, tail)
 
-    def _hear_out(self) -> None:
-        if self._log:
-            self._log.finish(LAST_LINES_WAIT)
-
-    @property
-    def left_early(self) -> bool:
-        """Whether the nodes said that they left before the target."""
-        return self._log is not None and self._log.partial
-
-    @contextlib.contextmanager
-    def _deleted_after(self) -> Iterator[None]:
-        """Deletes the job on every way out; that this fails never hides what went before."""
-        try:
-            yield
-        finally:
-            try:
-                self._remove(self.name)
-            except BatonError as error:
-                logger.warning("TrainJob %s may still be there: %s", self.name, error)
-
     def _remove(self, name: str) -> None:
         """Deletes a job and waits until it and its pods are gone, as the next one's pods would find no room."""
         if not patiently(lambda: self._cluster.delete(name)):
             return
         for _ in backoff(GONE_WAIT, pause=1.0):
-            if patiently(lambda: self._cluster.job(name)) is None and not self._alive(name):
-                return
+            if patiently(lambda: self._cluster.job(name)) is None:
+                pods = patiently(lambda: self._cluster.pods(name))
+                if not any(pod["status"].get("phase") in ("Pending", "Running") for pod in pods):
+                    return
         logger.warning("TrainJob %s is being deleted, and not gone after %.0f s", name, GONE_WAIT)
-
-    def _alive(self, name: str) -> bool:
-        pods = patiently(lambda: self._cluster.pods(name))
-        return any(pod["status"].get("phase") in ("Pending", "Running") for pod in pods)
-
-
-# --- A chunk's job with as many nodes as the cluster gives: the most first, and where those cannot be had, fewer.
 
 
 def run_job(
@@ -439,12 +401,18 @@ def run_job(
         BatonError: it failed, or does not start with the fewest nodes either.
     """
     nodes, wait, siblings = recipe.resources.nodes, seconds(recipe.resources.wait_for_nodes), labels(run_uri, index)
-    documents = [train_job(recipe, run_uri, index, Owner.here(), number) for number in recipe.node_counts]
-    if len(documents) > 1:
-        documents = documents[_position(patiently(lambda: cluster.jobs(siblings)), documents) :]
-    while True:
-        document, *fewer = documents
+    counts = recipe.node_counts
+    if len(counts) > 1:
+        # A job that an earlier attempt has left; of these all have one name.
+        name = train_job(recipe, run_uri, index, None)["metadata"]["name"]
+        jobs = patiently(lambda: cluster.jobs(siblings))
+        left = [job for job in jobs if job["metadata"]["name"] == name and not is_over(job)]
+        followed = (job["spec"]["trainer"]["numNodes"] for job in left)
+        counts = counts[next((counts.index(number) for number in followed if number in counts), 0) :]
+    for position, number in enumerate(counts):
+        fewer = counts[position + 1 :]
         patience = None if isinstance(nodes, int) else seconds(nodes.patience) if fewer else wait
+        document = train_job(recipe, run_uri, index, stage_owner(), number)
         job = Job(cluster, document, siblings, wait=wait, patience=patience, notice=notice)
         try:
             return job, job.run()
@@ -453,15 +421,6 @@ def run_job(
                 return job, False
             if not fewer:
                 raise
-            less = fewer[0]["spec"]["trainer"]["numNodes"]
             why = error.message.rstrip(".")
-            events.warn(f"TrainJob {job.name}: {job.nodes} nodes could not be had ({why}); going on with {less}")
-            documents = fewer
-
-
-def _position(jobs: list[TrainJob], documents: list[TrainJob]) -> int:
-    """Returns which of a chunk's possible jobs an earlier attempt has left; the first where none has."""
-    named = {document["spec"]["trainer"]["numNodes"]: place for place, document in enumerate(documents)}
-    name = documents[0]["metadata"]["name"]
-    left = [job for job in jobs if job["metadata"]["name"] == name and not is_over(job)]
-    return next((named[number] for job in left if (number := job["spec"]["trainer"]["numNodes"]) in named), 0)
+            events.warn(f"TrainJob {job.name}: {job.nodes} nodes could not be had ({why}); going on with {fewer[0]}")
+    raise AssertionError("a recipe asks for one number of nodes at least")

@@ -1,15 +1,11 @@
-"""The `TrainJob` of a chunk, and Kubernetes objects with the fields that a stage reads and writes.
-
-Needs Kubeflow Trainer 2.2, which has `runtimePatches`.
-"""
+"""The `TrainJob` of a chunk. Needs Kubeflow Trainer 2.2, which has `runtimePatches`."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
-from dataclasses import dataclass
-from typing import TypedDict
+from typing import Any
 
 from baton.recipe.base import seconds
 from baton.recipe.recipe import Recipe
@@ -18,155 +14,8 @@ from baton.signing import KEY_FILE, SIGNED_BY
 from baton.tracking import servers
 from baton.tracking.servers import KUBEFLOW_RUN, kubeflow_run
 
-# --- Kubernetes objects as the API server has them: the fields that a stage writes or reads.
-
-
-class OwnerReference(TypedDict):
-    """An object with which another one is deleted."""
-
-    apiVersion: str
-    kind: str
-    name: str
-    uid: str
-
-
-class Metadata(TypedDict, total=False):
-    """An object's name, labels and owners."""
-
-    name: str
-    labels: dict[str, str]
-    annotations: dict[str, str]
-    ownerReferences: list[OwnerReference]
-    creationTimestamp: str
-    deletionTimestamp: str
-
-
-class Condition(TypedDict, total=False):
-    """Something that holds of an object, or does not."""
-
-    type: str
-    status: str
-    reason: str
-    message: str
-
-
-class ContainerState(TypedDict, total=False):
-    """A container's state: waiting with its reason, or terminated."""
-
-    waiting: Waiting
-    terminated: Terminated
-
-
-class Waiting(TypedDict, total=False):
-    """Why a container does not run yet."""
-
-    reason: str
-    message: str
-
-
-class Terminated(TypedDict, total=False):
-    """A terminated container's exit code and reason."""
-
-    exitCode: int
-    reason: str
-    finishedAt: str
-
-
-class ContainerStatus(TypedDict, total=False):
-    """A container's image and states."""
-
-    image: str
-    state: ContainerState
-    lastState: ContainerState
-
-
-class PodStatus(TypedDict, total=False):
-    """A pod's phase, reason and containers."""
-
-    phase: str
-    reason: str
-    message: str
-    conditions: list[Condition]
-    containerStatuses: list[ContainerStatus]
-
-
-class PodSpec(TypedDict, total=False):
-    """The node of a pod."""
-
-    nodeName: str
-
-
-class Pod(TypedDict):
-    """A node of a job."""
-
-    metadata: Metadata
-    spec: PodSpec
-    status: PodStatus
-
-
-class InvolvedObject(TypedDict, total=False):
-    """The object of an event."""
-
-    name: str
-
-
-class Warning(TypedDict, total=False):
-    """An event of type Warning."""
-
-    reason: str
-    message: str
-    involvedObject: InvolvedObject
-    lastTimestamp: str
-    eventTime: str
-
-
-class JobStatus(TypedDict, total=False):
-    """A job's conditions."""
-
-    conditions: list[Condition]
-
-
-class EnvironmentVariable(TypedDict, total=False):
-    """A variable with a value, or with where it comes from."""
-
-    name: str
-    value: str
-    valueFrom: dict[str, dict[str, str]]
-
-
-class Trainer(TypedDict):
-    """The processes of a job."""
-
-    image: str
-    command: list[str]
-    args: list[str]
-    env: list[EnvironmentVariable]
-    numNodes: int
-    numProcPerNode: int
-    resourcesPerNode: dict[str, dict[str, str]]
-
-
-class JobSpec(TypedDict, total=False):
-    """A job's specification."""
-
-    runtimeRef: dict[str, str]
-    trainer: Trainer
-    runtimePatches: list[dict[str, object]]
-    activeDeadlineSeconds: int
-
-
-class TrainJob(TypedDict, total=False):
-    """A job of Kubeflow Trainer; what is created has no status yet."""
-
-    apiVersion: str
-    kind: str
-    metadata: Metadata
-    spec: JobSpec
-    status: JobStatus
-
-
-# --- The `TrainJob` of a chunk, as plain values. Needs Kubeflow Trainer 2.2, which has `runtimePatches`.
-
+Object = dict[str, Any]
+"""A Kubernetes object as its API has it."""
 
 GROUP, VERSION, PLURAL = "trainer.kubeflow.org", "v1alpha1", "trainjobs"
 NODE = "node"
@@ -182,22 +31,15 @@ LONGEST_NAME = 24
 """Letters of a run's name that go into the job's: pods and their service add to it, and all fit 63."""
 
 
-@dataclass(frozen=True)
-class Owner:
-    """The pod of the stage; when it is deleted, Kubernetes deletes the job with it."""
+def owner_reference(name: str, uid: str) -> Object:
+    """Returns a pod as an owner of other objects: when it is deleted, Kubernetes deletes them."""
+    return {"apiVersion": "v1", "kind": "Pod", "name": name, "uid": uid}
 
-    name: str
-    uid: str
 
-    @classmethod
-    def here(cls) -> Owner | None:
-        """Returns the pod of this process as Kubeflow Pipelines tells it, None outside one."""
-        name, uid = os.environ.get("KFP_POD_NAME"), os.environ.get("KFP_POD_UID")
-        return cls(name, uid) if name and uid else None
-
-    def reference(self) -> OwnerReference:
-        """Returns it as an owner of other objects."""
-        return {"apiVersion": "v1", "kind": "Pod", "name": self.name, "uid": self.uid}
+def stage_owner() -> Object | None:
+    """Returns the pod of this process as Kubeflow Pipelines names it, None outside one."""
+    name, uid = os.environ.get("KFP_POD_NAME"), os.environ.get("KFP_POD_UID")
+    return owner_reference(name, uid) if name and uid else None
 
 
 def labels(run_uri: str, index: int) -> dict[str, str]:
@@ -205,7 +47,7 @@ def labels(run_uri: str, index: int) -> dict[str, str]:
     return {RUN_LABEL: hashlib.sha256(run_uri.encode()).hexdigest()[:16], CHUNK_LABEL: str(index)}
 
 
-def train_job(recipe: Recipe, run_uri: str, index: int, owner: Owner | None, nodes: int | None = None) -> TrainJob:
+def train_job(recipe: Recipe, run_uri: str, index: int, owner: Object | None, nodes: int | None = None) -> Object:
     """Returns the job of a chunk.
 
     Its name is that of run, chunk and everything it asks for: an attempt that finds it found its predecessor's, of the
@@ -216,7 +58,7 @@ def train_job(recipe: Recipe, run_uri: str, index: int, owner: Owner | None, nod
         recipe: The run's recipe, with `resources.nodes` above 1.
         run_uri: Address of the run.
         index: Number of the chunk, from 1.
-        owner: The stage's pod.
+        owner: The stage's pod; see `stage_owner`.
         nodes: How many nodes, one of `recipe.node_counts`; the most when left out.
     """
     is_fixed = isinstance(recipe.resources.nodes, int)
@@ -236,19 +78,19 @@ def train_job(recipe: Recipe, run_uri: str, index: int, owner: Owner | None, nod
             "name": f"baton-{run_name}-{index:03d}-{digest}",
             "labels": recipe.resources.pod_labels(recipe.name, NODE_STAGE) | labels(run_uri, index),
             "annotations": {"baton/run-uri": run_uri},
-            "ownerReferences": [owner.reference()] if owner else [],
+            "ownerReferences": [owner] if owner else [],
         },
         "spec": spec,
     }
 
 
-def _spec(recipe: Recipe, run_uri: str, index: int, nodes: int) -> JobSpec:
+def _spec(recipe: Recipe, run_uri: str, index: int, nodes: int) -> Object:
     resources = recipe.resources
     scope, _, name = resources.runtime.rpartition("/")
     asked = {"cpu": resources.cpu, "memory": resources.memory}
     plain = {name: quantity for name, quantity in asked.items() if quantity}
     limits = {**plain, **({resources.accelerator: str(resources.gpus)} if resources.gpus else {})}
-    spec: JobSpec = {
+    spec: Object = {
         "runtimeRef": {
             "apiGroup": GROUP,
             "kind": "ClusterTrainingRuntime" if scope else "TrainingRuntime",
@@ -256,7 +98,7 @@ def _spec(recipe: Recipe, run_uri: str, index: int, nodes: int) -> JobSpec:
         },
         "trainer": {
             "image": resources.image,
-            "command": ["python3", "-m", "baton.train"],
+            "command": ["python3", "-m", "baton.kfp.process", "train_chunk"],
             "args": [run_uri, str(index)],
             "env": _environment(recipe),
             "numNodes": nodes,
@@ -283,10 +125,10 @@ def _spec(recipe: Recipe, run_uri: str, index: int, nodes: int) -> JobSpec:
     return spec
 
 
-def _environment(recipe: Recipe) -> list[EnvironmentVariable]:
+def _environment(recipe: Recipe) -> list[Object]:
     """Returns the environment of a node; where it meets the others, Trainer adds."""
     plain = {**recipe.resources.plain_env, **recipe.resources.promised_env, "BATON_EVENTS": "stdout"}
-    environment: list[EnvironmentVariable] = [{"name": name, "value": value} for name, value in plain.items()]
+    environment: list[Object] = [{"name": name, "value": value} for name, value in plain.items()]
     for secret, variables in recipe.resources.secrets:
         for key, variable in variables.items():
             environment.append({"name": variable, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}})
@@ -301,10 +143,10 @@ def _environment(recipe: Recipe) -> list[EnvironmentVariable]:
     return environment
 
 
-def _pod(recipe: Recipe) -> dict[str, object]:
+def _pod(recipe: Recipe) -> Object:
     """Returns what the runtime's pods are patched with: Pod Security "restricted", and the recipe's `resources`."""
     resources = recipe.resources
-    volumes: list[dict[str, object]] = []
+    volumes: list[Object] = []
     mounts: list[dict[str, str]] = []
     if resources.shm:
         volumes.append({"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": resources.shm}})

@@ -35,9 +35,9 @@ COMMANDS: dict[str, list[str]] = {
     "import axolotl": ["import", "axolotl", HERE],
     "import llamafactory": ["import", "llamafactory", HERE],
     "keys show": ["keys", "show", HERE],
-    "outcome": ["outcome", HERE, "--id", "0123"],
-    "outcome --result": ["outcome", "recipe.yaml", "--result", HERE],
-    "outcome --store": ["outcome", "recipe.yaml", "--id", "0123", "--store", HERE],
+    "ci-report": ["ci-report", HERE, "--id", "0123"],
+    "ci-report --result": ["ci-report", "recipe.yaml", "--result", HERE],
+    "ci-report --store": ["ci-report", "recipe.yaml", "--id", "0123", "--store", HERE],
     "recipes show": ["recipes", "show", HERE],
     "runs fork": ["runs", "fork", HERE, "--recipe", "fork.yaml"],
     "runs fork --store": ["runs", "fork", "export", "--recipe", "fork.yaml", "--store", HERE],
@@ -187,10 +187,10 @@ def test_a_result_that_is_none_is_one_message(name: str, tmp_path: Path) -> None
     file = tmp_path / "result.json"
     if text is not None:
         file.write_bytes(text)
-    message = require_message(invoke("outcome", "recipe.yaml", "--result", str(file)), 2)
+    message = require_message(invoke("ci-report", "recipe.yaml", "--result", str(file)), 2)
     assert message.startswith(f"baton: --result {str(file)!r} ")
     assert words in message
-    assert "Give the file that `baton submit --wait --output json > FILE` has written." in message
+    assert "Give the file that `baton submit --wait --json > FILE` has written." in message
 
 
 WRITING: dict[str, list[str]] = {

@@ -35,7 +35,7 @@ QUERIES: dict[str, tuple[list[str], str]] = {
     "sweep status": (["store/sweeps/there"], "t000"),
     "status": (["mine"], "data split"),
     "schedules list": ([], "0 3 * * *"),
-    "outcome": (["recipe.yaml", "--result", "result.json"], "succeeded"),
+    "ci-report": (["recipe.yaml", "--result", "result.json"], "succeeded"),
 }
 """Command that asks → its arguments, and a part of its answer."""
 ACTS = {

@@ -185,7 +185,7 @@ COMMANDS += ["data", "data check", "data show", "import", "import axolotl", "imp
 COMMANDS += ["recipes", "recipes list", "recipes show"]
 COMMANDS += ["runs", "runs list", "runs tree", "runs fork"]
 COMMANDS += ["sweep", *(f"sweep {name}" for name in ("run", "status", "stop", "resume", "fork"))]
-COMMANDS += ["retrain", "outcome", "schedule", "schedules", "schedules list", "schedules delete"]
+COMMANDS += ["retrain", "ci-report", "schedule", "schedules", "schedules list", "schedules delete"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -17,7 +17,7 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from baton.cli.app import app
-from baton.data.survey import survey
+from baton.data.first_rows import survey
 from baton.recipe import load
 from baton.recipe.methods import SPECS
 from baton.runs.documents import Survey
@@ -126,7 +126,7 @@ def test_what_it_writes_is_a_recipe(method: str, rows: str, surveys: dict[str, t
     for model, full in models:
         plan = starter.plan(found, method, model, full=full, teacher=teacher, lengths=[7, 9], source=rows)
         text = starter.to_yaml(plan, found, name="first", model=model, sources=[path.name])
-        recipe = prepare.load_here(RecipeSource("first", text, str(path.parent)))
+        recipe = prepare.load(RecipeSource("first", text, str(path.parent))).localised()
         assert recipe.training.method == method
         assert bool(recipe.adapter) == (model == "o/m" and not full)
         assert max(map(len, text.splitlines())) <= 120

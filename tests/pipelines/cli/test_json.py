@@ -106,7 +106,7 @@ FAILED: dict[str, tuple[list[str], str]] = {
         "chunks.count: 9 chunks for 4 steps; at most one per step: set it to 4",
     ),
     "retrain": (["recipe.yaml", "--store", "ftps://host/x"], "store 'ftps://host/x' cannot be opened"),
-    "outcome": (["recipe.yaml"], "expected one of --id and --result"),
+    "ci-report": (["recipe.yaml"], "expected one of --id and --result"),
     "generate": (["./absent", "--prompt", "x"], "absent"),
     "submit": (["absent.yaml", *ENDPOINT], "recipe 'absent.yaml' is not a file"),
     "status": (["x", *ENDPOINT], "127.0.0.1:9"),
@@ -199,6 +199,22 @@ def test_output_json_is_the_same(here: Path) -> None:
         return json.loads(CliRunner().invoke(app, ["runs", "list", "--store", "store", *words]).stdout)
 
     assert printed("--json") == printed("--output", "json") == printed("--output=json", "--json")
+
+
+FORMER = {
+    "a command": (["outcome", "recipe.yaml"], "ci-report", "expected one of --id and --result"),
+    "an option": (["runs", "fork", "begun", "--store", "store", "--cold"], "--weights-only", "no checkpoint"),
+    "another": (["runs", "fork", "begun", "--start", "--store", "store"], "--run-now", "no checkpoint"),
+}
+
+
+@pytest.mark.parametrize(("words", "today", "message"), FORMER.values(), ids=FORMER)
+def test_words_of_earlier_releases_mean_what_they_did(words: list[str], today: str, message: str, here: Path) -> None:
+    done = CliRunner().invoke(app, [*words, "--output", "json"])
+    former = next(word for word in words if word in ("outcome", "--cold", "--start"))
+
+    assert f"note: {former} is called {today} now" in done.stderr
+    assert message in json.loads(done.stdout)["error"]
 
 
 def test_what_else_is_printed_goes_to_standard_error(here: Path) -> None:

@@ -25,7 +25,7 @@ from baton.cli.app import app
 from baton.cli.display import console
 from baton.kubeflow import submit as kubeflow
 from baton.recipe import load
-from baton.runs.documents import Tracking
+from baton.runs.documents import TrackingRun
 from baton.runs.outcomes import RunFailure
 from baton.runs.run import Run, now
 from baton.store.storage import Storage
@@ -426,7 +426,7 @@ def tracked_run(kfp_api: Any, package: Path, submit_to: Any, tmp_path: Path) -> 
     run.create(load.load(RECIPE, [f"store.uri={tmp_path}/store"]))
     server = f"sqlite:///{tmp_path}/mlflow.db"
     tracked = mlflow.MlflowClient(server).create_run("0", run_name="mine")
-    run.write(Tracking(mlflow=server, run_id=tracked.info.run_id, experiment_id="0"))
+    run.write(TrackingRun(mlflow=server, run_id=tracked.info.run_id, experiment_id="0"))
     arguments = {"run_name": "mine", "store": str(tmp_path / "store")}
     kfp_api.stops_at = "train-chunk-2"
     run_id = submit_to(kfp_api.url, package, run_name="mine", arguments=arguments).run_id
@@ -435,7 +435,7 @@ def tracked_run(kfp_api: Any, package: Path, submit_to: Any, tmp_path: Path) -> 
 
 
 def _state_in_mlflow(run: Run) -> str:
-    tracking = run.need(Tracking)
+    tracking = run.need(TrackingRun)
     return str(mlflow.MlflowClient(tracking.mlflow).get_run(tracking.run_id).info.status)
 
 

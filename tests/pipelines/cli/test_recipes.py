@@ -76,7 +76,7 @@ def shell(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
     "name", ["quickstart", "QuickStart", "gallery/own-rows", "own-rows", "OWN-ROWS", "Gallery/Own-Rows"]
 )
 def test_a_bundled_recipe_is_found_by_its_name(name: str, here: Path, bundle: Path) -> None:
-    loaded = prepare.load_here(name)
+    loaded = prepare.load(name).localised()
 
     assert loaded.name == ("quickstart" if "quick" in name.lower() else "piped")
     assert os.path.isabs(loaded.store.uri)
@@ -84,7 +84,7 @@ def test_a_bundled_recipe_is_found_by_its_name(name: str, here: Path, bundle: Pa
 
 
 def test_what_lies_beside_a_bundled_recipe_is_found_from_any_folder(here: Path, bundle: Path) -> None:
-    loaded = prepare.load_here("own-rows")
+    loaded = prepare.load("own-rows").localised()
 
     assert loaded.data.source == [str(bundle / "gallery" / "rows" / "own.jsonl")]
     assert loaded.model.chat_template == "{{ messages }}"
@@ -92,10 +92,10 @@ def test_what_lies_beside_a_bundled_recipe_is_found_from_any_folder(here: Path, 
 
 def test_a_file_of_that_name_comes_first_and_a_folder_does_not(here: Path, bundle: Path) -> None:
     (here / "quickstart").mkdir()
-    assert prepare.load_here("quickstart").name == "quickstart"
+    assert prepare.load("quickstart").localised().name == "quickstart"
     (here / "quickstart").rmdir()
     (here / "quickstart").write_text(yaml.safe_dump(RECIPE), encoding="utf-8")
-    assert prepare.load_here("quickstart").name == "piped"
+    assert prepare.load("quickstart").localised().name == "piped"
 
 
 def test_a_name_that_several_have_is_refused(here: Path, bundle: Path) -> None:
@@ -164,7 +164,7 @@ def test_they_are_listed_and_shown(here: Path, bundle: Path) -> None:
 def test_a_recipe_that_is_shown_runs_from_a_file_elsewhere(here: Path, bundle: Path) -> None:
     (here / "mine.yaml").write_text(baton("recipes", "show", "own-rows").stdout, encoding="utf-8")
 
-    assert prepare.load_here("mine.yaml") == prepare.load_here("own-rows")
+    assert prepare.load("mine.yaml").localised() == prepare.load("own-rows").localised()
 
 
 def test_every_bundled_recipe_says_what_it_is() -> None:
@@ -197,7 +197,7 @@ def test_every_command_that_takes_a_recipe_reads_it_from_standard_input(here: Pa
     assert json.loads(compiled.stdout)["package"] == "package.yaml", compiled.stderr
     shown = baton("data", "check", "-", "--json", text=text)
     assert json.loads(shown.stdout)["run"] == "piped", shown.stderr
-    for command in (["submit", "-", "--endpoint", "http://127.0.0.1:9"], ["outcome", "-", "--id", "x"]):
+    for command in (["submit", "-", "--endpoint", "http://127.0.0.1:9"], ["ci-report", "-", "--id", "x"]):
         done = baton(*command, "--json", text=text)
         assert "recipe" not in json.loads(done.stdout)["error"], "it was read; what fails comes after"
     for command in ("run", "prove", "drill", "retrain"):

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from baton.checkpoint.manifest import CheckpointMeta
-from baton.checkpoint.store import CheckpointStore
+from baton.checkpoint.store import CheckpointMeta, CheckpointStore
 from baton.cli.app import app
 from baton.recipe import load
 from baton.runs.run import Run
@@ -63,7 +62,7 @@ def test_a_fork_says_what_it_keeps_and_what_comes_next(store: Storage) -> None:
         "warm": True,
         "changed": {"training.learning_rate": [0.01, 0.005]},
     }
-    loaded = prepare.resolve_paths(prepare.load("base-fork-1.yaml"), "base-fork-1.yaml")
+    loaded = prepare.load("base-fork-1.yaml").localised()
     run.require_same(loaded)
     assert loaded.training.learning_rate == 5e-3
     said = invoke("runs", "fork", "base", "--store", "store")
@@ -85,7 +84,7 @@ def test_a_fork_answers_in_json(store: Storage) -> None:
 
 
 def test_a_cold_fork_starts_from_the_weights_alone(store: Storage) -> None:
-    said = invoke("runs", "fork", "base@10", "--store", "store", "--cold", "--set", "seed=3", "--run", "cold")
+    said = invoke("runs", "fork", "base@10", "--store", "store", "--weights-only", "--set", "seed=3", "--run", "cold")
     assert said.exit_code == 0, said.output
     assert "weights alone, from step 0" in said.output
     run = Run(store, "cold")
@@ -103,11 +102,11 @@ def test_a_cold_fork_starts_from_the_weights_alone(store: Storage) -> None:
         (["base@x"], "is not RUN or RUN@STEP"),
         (["base@7"], "has no checkpoint of step 7; it has 5, 10"),
         (["base@5", "--set", "seed=3"], "seed: it decides the order of rows and every draw"),
-        (["base@5", "--set", "training.batch_size=4"], "--cold to start at step 0"),
+        (["base@5", "--set", "training.batch_size=4"], "--weights-only to start at step 0"),
         (["base@5", "--run", "base"], "exists and is no fork of this one"),
         (["base@5", "--run", "No Name"], "is not lower-case letters, digits and dashes"),
         (
-            ["base@5", "--cold", "--set", "model.from_scratch.hidden_size=64"],
+            ["base@5", "--weights-only", "--set", "model.from_scratch.hidden_size=64"],
             "model.from_scratch.hidden_size cannot be",
         ),
     ],
@@ -134,7 +133,7 @@ def test_runs_are_listed_and_drawn(store: Storage) -> None:
     assert drawn[1].startswith("└── child  unfinished 5/15  fork at step 5; weight_decay 0.1")
     assert drawn[2].startswith("    └── grandchild  unfinished 5/15  fork at step 5")
     for number in range(2):
-        trial = invoke("runs", "fork", "base@10", "--store", "store", "--run", f"trial-{number}", "--cold")
+        trial = invoke("runs", "fork", "base@10", "--store", "store", "--run", f"trial-{number}", "--weights-only")
         assert trial.exit_code == 0, trial.output
         run = Run(store, f"trial-{number}")
         store.remove(run.path("fork.json"))

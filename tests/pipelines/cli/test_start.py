@@ -67,7 +67,7 @@ OLD = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 NAMED = {
     "a store": (["runs", "list", "--store", "störe"], ""),
     "a recipe": (
-        ["outcome", "schön.yaml", "--id", "x", "--store", "störe"],
+        ["ci-report", "schön.yaml", "--id", "x", "--store", "störe"],
         "/störe/models/tiny/outcomes/x.json does not",
     ),
     "a folder that is not there": (["validate", "für/immer.yaml"], "baton: recipe 'für/immer.yaml' is not a file."),

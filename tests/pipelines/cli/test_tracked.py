@@ -22,7 +22,7 @@ from baton.cli.display import console
 from baton.kubeflow import submit as kubeflow
 from baton.kubeflow.submit import submit
 from baton.recipe import load
-from baton.runs.documents import Tracking
+from baton.runs.documents import TrackingRun
 from baton.runs.run import Run
 from baton.store.storage import Storage
 from baton.tracking import tracking_run
@@ -86,7 +86,7 @@ class Started:
         return run
 
     def status(self, run: Run) -> str:
-        return str(self.client.get_run(run.need(Tracking).run_id).info.status)
+        return str(self.client.get_run(run.need(TrackingRun).run_id).info.status)
 
     def ends(self, run_id: str, state: str, *, cancelled: bool = False) -> None:
         self.api.runs[run_id].update(state=state, _states=[], _cancelled=cancelled)

@@ -172,9 +172,9 @@ def recipe_path(tmp_path: Path) -> str:
 
 
 def test_a_recipe_is_loaded_with_its_choices(recipe_path: str) -> None:
-    recipe, chosen = prepare.load_explained(recipe_path, ["training.precision=fp16"])
+    loaded = prepare.load(recipe_path, ["training.precision=fp16"])
+    recipe, chosen = loaded.recipe, loaded.choices
     assert (recipe.training.workers, recipe.training.precision, recipe.resources.gpus) == (1, "fp16", 1)
-    assert recipe == prepare.load(recipe_path, ["training.precision=fp16"])
     assert {"training.workers", "training.precision"}.isdisjoint(choice.path for choice in chosen)
     lines = list(profiles.explained(recipe, chosen))
     assert lines[0] == "profile cuda-small chose:"
@@ -182,7 +182,8 @@ def test_a_recipe_is_loaded_with_its_choices(recipe_path: str) -> None:
 
 
 def test_no_profile_explains_nothing(recipe_path: str) -> None:
-    assert list(profiles.explained(*prepare.load_explained(recipe_path, ["resources.profile=null"]))) == []
+    unprofiled = prepare.load(recipe_path, ["resources.profile=null"])
+    assert list(profiles.explained(unprofiled.recipe, unprofiled.choices)) == []
 
 
 def test_the_compiled_recipe_has_the_values(recipe_path: str, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from baton.local import preview
 from baton.recipe import load
 from baton.recipe.recipe import Recipe
 from baton.source import prepare
+from baton.source.origin import RecipeSource
 from tests.unit import tiny
 
 AUTO = "(data.render_as: auto)"
@@ -94,7 +95,7 @@ def test_a_template_that_is_missing_is_told_before_a_run(bases: dict[str, str]) 
 def test_an_older_key_is_understood_with_a_note(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_text("name: t\nmodel: {base: x}\ndata: {source: r.jsonl, assistant_only_loss: true}\n")
-    assert prepare.load(str(path)).data.train_on == "assistant"
+    assert prepare.load(str(path)).recipe.data.train_on == "assistant"
     assert "data.assistant_only_loss is read as data.train_on" in caplog.text
     caplog.clear()
     path.write_text("name: t\nmodel: {base: x}\ndata: {source: r.jsonl, train_on: assistant}\n")
@@ -125,7 +126,7 @@ def test_a_system_message_that_rows_cannot_have_is_refused_before_a_pod(
 ) -> None:  # fmt: skip
     (tmp_path / "r.jsonl").write_text(f"{json.dumps(row)}\n" * 3, encoding="utf-8")
     made = recipe({"base": bases.get(base, base)}, method, system="Be kind.", **data)
-    asked = prepare.resolve_paths(made, str(tmp_path / "r.yaml")) if base in bases else made
+    asked = prepare.LoadedRecipe(made, RecipeSource("r", "", str(tmp_path))).localised() if base in bases else made
     document = asked.model_dump(mode="json")
     document["data"]["source"] = [str(tmp_path / "r.jsonl")]
     asked = load.validate(document, origin="r.yaml")

@@ -88,7 +88,7 @@ HOOKED: dict[str, Any] = {"hooks": {"source": "own.py"}, "evaluation": FUNCTIONS
 def read(folder: Path, text: str, *, trusted: bool) -> Recipe:
     """Read a recipe as it comes through a pipe."""
     source = origin.RecipeSource("-", text, str(folder), is_foreign=True, is_trusted=trusted)
-    return prepare.resolve_paths(prepare.load(source), source)
+    return prepare.load(source).localised()
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def test_nothing_is_asked_where_no_code_runs(stranger: Path) -> None:
 
 def test_of_ones_own_file_nothing_is_asked(stranger: Path) -> None:
     written(stranger, **REMOTE)
-    assert prepare.load_here("recipe.yaml").trust is None
+    assert prepare.load("recipe.yaml").localised().trust is None
 
 
 def test_consent_that_a_stranger_has_written_counts_for_nothing(stranger: Path) -> None:
@@ -191,8 +191,9 @@ def test_a_model_whose_code_was_changed_after_the_consent_is_not_loaded(
 
 
 def test_tasks_that_were_changed_after_the_consent_are_not_loaded(stranger: Path, tmp_path: Path) -> None:
-    harness = pytest.importorskip("baton.evaluate.harness")
     pytest.importorskip("lm_eval")
+    from baton.evaluate import measures
+
     (stranger / "tasks").mkdir()
     task = stranger / "tasks" / "theirs.yaml"
     task.write_text("task: theirs\noutput_type: generate_until\ndataset_path: none\n", encoding="utf-8")
@@ -201,7 +202,7 @@ def test_tasks_that_were_changed_after_the_consent_are_not_loaded(stranger: Path
     task.write_text("task: theirs\ndoc_to_text: !function utils.run\n", encoding="utf-8")
     tasks = Tasks(names=["theirs"], include_path=str(stranger / "tasks"))
     with pytest.raises(UserError, match=r"include_path: .* nobody has consented to run theirs.yaml as it is now"):
-        harness.Harness(tasks, str(tmp_path), recipe.trust)
+        measures.Harness(tasks, str(tmp_path), recipe.trust)
 
 
 def test_code_from_another_repository_cannot_be_consented_to(stranger: Path) -> None:
@@ -303,7 +304,7 @@ def test_an_address_that_is_no_recipes_is_refused(address: str, said: str, stran
 
 def test_own_code_of_a_model_is_pinned_for_ones_own_recipes_too(stranger: Path) -> None:
     written(stranger, **REMOTE)
-    recipe = prepare.load_here("recipe.yaml")
+    recipe = prepare.load("recipe.yaml").localised()
     run = Run(Storage(str(stranger / "store")), "run")
     run.write_once(pinned.document(recipe, pinned.fetch(recipe)))
     with (stranger / "base" / "own.py").open("a", encoding="utf-8") as file:
@@ -314,7 +315,7 @@ def test_own_code_of_a_model_is_pinned_for_ones_own_recipes_too(stranger: Path) 
 
 def test_a_run_that_noted_no_code_goes_on(stranger: Path) -> None:
     written(stranger, **REMOTE)
-    recipe = prepare.load_here("recipe.yaml")
+    recipe = prepare.load("recipe.yaml").localised()
     folders = pinned.fetch(recipe)
     before = pinned.document(recipe, folders).model_copy(update={"base_code_sha256": None})
     assert pinned.document(recipe, folders, before).to_json().keys() == {"base_sha256"}
@@ -338,7 +339,7 @@ def test_a_model_with_code_goes_through_the_pipeline(stranger: Path, mark: Path)
 def test_code_of_a_run_in_a_bucket_is_audited_with_consent_alone(stranger: Path, s3_store: str) -> None:
     written(stranger, **HOOKED)
     run = Run(Storage(s3_store), "theirs")
-    run.create(prepare.load_here("recipe.yaml", [f"store.uri={s3_store}"]))
+    run.create(prepare.load("recipe.yaml", [f"store.uri={s3_store}"]).localised())
     asked = CliRunner().invoke(app, ["audit", run.uri])
     assert asked.exit_code == 2
     assert "comes from elsewhere and would run code: hooks.source" in asked.output

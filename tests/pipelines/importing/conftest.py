@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from baton.importers import axolotl, files, llamafactory
-from baton.importers.draft import Draft, Result
-from baton.importers.files import Trainer
+from baton.importers.draft import KeyResult, RecipeDraft
+from baton.importers.files import OtherTrainer
 from baton.recipe.recipe import Recipe
 
 HERE = Path(__file__).parent
-TRAINERS: dict[str, Trainer] = {"llamafactory": llamafactory.TRAINER, "axolotl": axolotl.TRAINER}
+TRAINERS: dict[str, OtherTrainer] = {"llamafactory": llamafactory.TRAINER, "axolotl": axolotl.TRAINER}
 
 
 class Imported:
@@ -26,14 +26,14 @@ class Imported:
         yaml: Its file.
     """
 
-    def __init__(self, draft: Draft) -> None:
+    def __init__(self, draft: RecipeDraft) -> None:
         self.draft = draft
         self.recipe: Recipe = files.recipe_of(draft)
         self.yaml = files.to_yaml(self.recipe, draft)
 
-    def keys(self, fate: Result) -> set[str]:
+    def keys(self, fate: KeyResult) -> set[str]:
         """Return the keys of one fate."""
-        return {remark.key for remark in self.draft.remarks if remark.fate is fate}
+        return {remark.key for remark in self.draft.remarks if remark.result is fate}
 
     def text(self, key: str) -> str:
         """Return what is said of a key."""

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from baton.importers.draft import Result
+from baton.importers.draft import KeyResult
 
 Make = Callable[[str], Any]
 Write = Callable[[str, str], Any]
@@ -54,9 +54,13 @@ def test_qlora_on_alpaca_rows(imported: Make):
         "tracking": {"wandb": "tiny-llama"},
     }
     assert (made.recipe.training.batch_size, made.recipe.model.quantization.bits) == (8, 4)
-    assert made.keys(Result.left) == {"loss_watchdog_threshold", "loss_watchdog_patience", "datasets[0].split"}
-    assert made.keys(Result.elsewhere) == {"output_dir"}
-    assert made.keys(Result.changed) == {"bf16"}
+    assert made.keys(KeyResult.unsupported) == {
+        "loss_watchdog_threshold",
+        "loss_watchdog_patience",
+        "datasets[0].split",
+    }
+    assert made.keys(KeyResult.elsewhere) == {"output_dir"}
+    assert made.keys(KeyResult.changed) == {"bf16"}
 
 
 def test_full_fine_tuning_on_conversations(imported: Make):
@@ -106,7 +110,7 @@ def test_full_fine_tuning_on_conversations(imported: Make):
     assert recipe.training.learning_rate == 2e-5
     assert (recipe.chunks.checkpoint_every, recipe.chunks.keep.last, recipe.evaluation.every) == (50, 3, 50)
     assert recipe.export.checkpoint == "best"
-    assert made.keys(Result.left) >= {"fsdp", "fsdp_config"}
+    assert made.keys(KeyResult.unsupported) >= {"fsdp", "fsdp_config"}
     assert made.draft.carried["tf32"] == "training.tf32"
     assert made.draft.carried["plugins"] == "training.liger"
 
@@ -157,7 +161,7 @@ def test_grpo(imported: Make):
     assert (recipe.training.grpo.beta, recipe.training.grpo.num_generations) == (0.001, 4)
     assert (recipe.training.batch_size, recipe.training.micro_batch_size) == (4, 2)
     assert recipe.hooks.source == "judges.py"
-    assert made.keys(Result.left) == {"datasets[0].type", "trl.use_vllm"}
+    assert made.keys(KeyResult.unsupported) == {"datasets[0].type", "trl.use_vllm"}
 
 
 def test_pretraining(imported: Make):
@@ -166,7 +170,7 @@ def test_pretraining(imported: Make):
     assert made.recipe.training.method == "pretrain"
     assert made.recipe.data.source == ["hf://datasets/acme/web?config=en"]
     assert (made.recipe.data.columns, made.recipe.data.packing) == ({"text": "body"}, True)
-    assert made.keys(Result.left) == set()
+    assert made.keys(KeyResult.unsupported) == set()
 
 
 BASE = "base_model: org/model\nlearning_rate: 1e-4\n"
@@ -307,7 +311,7 @@ def test_roles(roles: str, expected: tuple[set[str], set[str]], written: Write):
     carried, left = expected
 
     assert {key.rpartition(".")[2] for key in made.draft.carried if ".roles." in key} == carried
-    assert {key.rpartition(".")[2] for key in made.keys(Result.left) if ".roles." in key} == left
+    assert {key.rpartition(".")[2] for key in made.keys(KeyResult.unsupported) if ".roles." in key} == left
     assert made.draft.carried["datasets[0].roles_to_train"] == "data.train_on"
 
 
@@ -326,7 +330,7 @@ def test_data_sets_of_several_shapes(written: Write):
     ]
     assert "not trained on together with conversations" in made.text("datasets[2].type")
     assert "1/4 of the training rows" in made.text("datasets[1].shards")
-    assert "datasets[1].type" not in made.keys(Result.left)
+    assert "datasets[1].type" not in made.keys(KeyResult.unsupported)
 
 
 def test_rows_held_out_that_are_given(written: Write):
@@ -356,7 +360,7 @@ def test_a_prompt_of_ones_own(kind: str, prompt: Any, join: str, separator: str,
 
     assert made.recipe.data.columns == {"prompt": prompt}
     assert (made.recipe.data.join, made.recipe.data.separator) == (join, separator)
-    assert ("datasets[0].type.format" in made.keys(Result.left)) == ("Q:" in kind)
+    assert ("datasets[0].type.format" in made.keys(KeyResult.unsupported)) == ("Q:" in kind)
 
 
 LONG = {
@@ -398,7 +402,7 @@ def test_how_the_result_is_judged(written: Write):
     }
     assert recipe.data.quality.duplicates == "fix"
     assert recipe.export.hub.model_dump() == {"repo": "me/mine", "private": True, "revision": "next"}
-    assert made.keys(Result.left) == set()
+    assert made.keys(KeyResult.unsupported) == set()
 
 
 def test_greedy_samples_and_tasks_with_numbers_of_their_own(written: Write):
@@ -439,15 +443,15 @@ def test_cadence_by_epoch(written: Write):
     made = written("axolotl", f"{BASE}{data}{watching}evals_per_epoch: 2\nsaves_per_epoch: 1\n")
     assert (made.recipe.evaluation.per_epoch, made.recipe.chunks.checkpoints_per_epoch) == (2, 1)
     assert (made.recipe.training.early_stopping.patience, made.recipe.export.checkpoint) == (2, "best")
-    assert not made.keys(Result.left)
+    assert not made.keys(KeyResult.unsupported)
 
     made = written("axolotl", f"{BASE}{data}eval_strategy: epoch\nsave_strategy: epoch\neval_steps: 5\nsave_steps: 5\n")
     assert (made.recipe.evaluation.per_epoch, made.recipe.chunks.checkpoints_per_epoch) == (1, 1)
-    assert made.keys(Result.needless) == {"eval_steps", "save_steps"}
+    assert made.keys(KeyResult.not_needed) == {"eval_steps", "save_steps"}
 
     made = written("axolotl", f"{BASE}{data}max_steps: 9\nevals_per_epoch: 2\nsaves_per_epoch: 0\n")
     assert (made.recipe.evaluation.per_epoch, made.recipe.chunks.checkpoints_per_epoch) == (2, None)
-    assert made.keys(Result.changed) >= {"evals_per_epoch"}
+    assert made.keys(KeyResult.changed) >= {"evals_per_epoch"}
 
     made = written("axolotl", f"{BASE}{data}evals_per_epoch: 0.5\n")
     assert "a whole number of times in an epoch" in made.text("evals_per_epoch")
@@ -469,27 +473,27 @@ def test_a_whole_batch_in_place_of_accumulation(written: Write):
 NOT_THE_SAME = {
     "texts in pieces": (
         "datasets:\n  - {path: org/d, type: completion}",
-        {"datasets[0].type": (Result.changed, "here their rest is lost: data.packing: true")},
+        {"datasets[0].type": (KeyResult.changed, "here their rest is lost: data.packing: true")},
         {"packing": False},
     ),
     "packed texts without an end": (
         "sample_packing: true\nmax_steps: 5\npretraining_dataset:\n  - {path: org/d, type: pretrain}",
-        {"sample_packing": (Result.changed, "joined and cut, so that nothing of long ones is lost")},
+        {"sample_packing": (KeyResult.changed, "joined and cut, so that nothing of long ones is lost")},
         {"packing": True},
     ),
     "a part of a side": (
         "datasets:\n  - {path: org/d, type: alpaca, split: 'train[:2%]'}",
-        {"datasets[0].split": (Result.left, "all rows of train are read")},
+        {"datasets[0].split": (KeyResult.unsupported, "all rows of train are read")},
         {"source": ["hf://datasets/org/d"]},
     ),
     "a part of a file": (
         "datasets:\n  - {path: json, data_files: rows.jsonl, type: alpaca, split: 'train[:2%]'}",
-        {"datasets[0].split": (Result.left, "all rows of train are read")},
+        {"datasets[0].split": (KeyResult.unsupported, "all rows of train are read")},
         {},
     ),
     "untrained weights": (
         "reinit_weights: true\ndatasets:\n  - {path: org/d, type: alpaca}",
-        {"reinit_weights": (Result.left, "begins from the trained weights here; model.from_scratch")},
+        {"reinit_weights": (KeyResult.unsupported, "begins from the trained weights here; model.from_scratch")},
         {},
     ),
     "a prompt that is not known": ("datasets:\n  - {path: org/d, type: gpteacher}", {}, {"train_on": "assistant"}),
@@ -501,5 +505,5 @@ def test_what_is_not_the_same_is_said(name: str, written: Write):
     lines, expected, data = NOT_THE_SAME[name]
     made = written("axolotl", f"{BASE}{lines}\n")
     for key, (fate, text) in expected.items():
-        assert any(x.fate is fate and text in x.text for x in made.draft.remarks if x.key == key)
+        assert any(x.result is fate and text in x.text for x in made.draft.remarks if x.key == key)
     assert {key: getattr(made.recipe.data, key) for key in data} == data

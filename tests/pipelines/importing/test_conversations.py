@@ -8,7 +8,7 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from baton.importers import sources
-from baton.importers.draft import Result
+from baton.importers.draft import KeyResult
 
 Write = Callable[[str, str], Any]
 
@@ -176,7 +176,7 @@ def test_what_is_said_of_rows(tool: str, lines: str, expected: dict[str, Any], k
     data = made.recipe.data.model_dump(exclude_defaults=True)
 
     assert {name: data[name] for name in (*RENDERING, *expected) if name in data} == expected
-    assert key not in made.keys(Result.left)
+    assert key not in made.keys(KeyResult.unsupported)
 
 
 TOKENIZER: dict[str, tuple[str, str, dict[str, Any], set[str]]] = {
@@ -228,8 +228,8 @@ def test_what_is_said_of_the_tokenizer(
     tokenizer = made.recipe.model.tokenizer
 
     assert (tokenizer.model_dump(exclude_defaults=True) if tokenizer else {}) == expected
-    assert made.keys(Result.left) == set()
-    assert changed <= made.keys(Result.changed)
+    assert made.keys(KeyResult.unsupported) == set()
+    assert changed <= made.keys(KeyResult.changed)
 
 
 UNCARRIED = {
@@ -257,7 +257,7 @@ UNCARRIED = {
 def test_what_is_not_carried_over(lines: str, key: str, said: str, written: Write):
     made = written("axolotl", f"{AXOLOTL}{lines}\n")
 
-    assert key in made.keys(Result.left)
+    assert key in made.keys(KeyResult.unsupported)
     assert said in made.text(key)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from baton.errors import UserError
-from baton.importers.draft import Result
+from baton.importers.draft import KeyResult
 
 Make = Callable[[str], Any]
 Write = Callable[[str, str], Any]
@@ -57,9 +57,9 @@ def test_lora_sft(imported: Make):
         "trust": "ask",
     }
     assert made.recipe.training.batch_size == 8
-    assert made.keys(Result.left) == set()
-    assert made.keys(Result.elsewhere) == {"output_dir"}
-    assert made.keys(Result.changed) == {"report_to", "template"}
+    assert made.keys(KeyResult.unsupported) == set()
+    assert made.keys(KeyResult.elsewhere) == {"output_dir"}
+    assert made.keys(KeyResult.changed) == {"report_to", "template"}
 
 
 def test_dpo(imported: Make):
@@ -120,8 +120,8 @@ def test_full_pretraining(imported: Make):
         "compile": True,
     }
     assert recipe.tracking.tensorboard
-    assert made.keys(Result.left) == {"deepspeed"}
-    assert made.keys(Result.elsewhere) == {"run_name"}
+    assert made.keys(KeyResult.unsupported) == {"deepspeed"}
+    assert made.keys(KeyResult.elsewhere) == {"run_name"}
 
 
 def test_freeze(imported: Make):
@@ -135,7 +135,7 @@ def test_freeze(imported: Make):
     assert recipe.data.train_on == "all"
     assert (recipe.training.batch_size, recipe.training.micro_batch_size) == (4, None)
     assert made.draft.idle == ["use_galore"]
-    assert made.keys(Result.changed) == {"template", "val_size"}
+    assert made.keys(KeyResult.changed) == {"template", "val_size"}
 
 
 def test_qlora_kto(imported: Make):
@@ -153,7 +153,7 @@ def test_qlora_kto(imported: Make):
     assert recipe.data.columns == {"prompt": "question", "completion": "reply", "label": "liked"}
     assert (recipe.training.batch_size, recipe.training.micro_batch_size) == (8, 2)
     assert recipe.adapter.dora
-    assert "per_device_train_batch_size" in made.keys(Result.changed)
+    assert "per_device_train_batch_size" in made.keys(KeyResult.changed)
 
 
 def test_reward(imported: Make):
@@ -185,7 +185,7 @@ def test_a_loss_may_be_a_method_of_its_own(loss: str, expected: tuple[str, dict[
 def test_a_number_of_rows_is_held_out_as_it_is(written: Write):
     made = written("llamafactory", f"{BASE}val_size: 200\n")
     assert made.recipe.data.split.eval == 200
-    assert "val_size" not in made.keys(Result.left)
+    assert "val_size" not in made.keys(KeyResult.unsupported)
 
 
 def test_their_defaults_hold_where_the_file_is_silent(written: Write):
@@ -204,7 +204,7 @@ def test_cadence_by_epoch(written: Write):
 
     assert (made.recipe.evaluation.per_epoch, made.recipe.chunks.checkpoints_per_epoch) == (1, 1)
     assert (made.recipe.training.early_stopping.patience, made.recipe.export.checkpoint) == (2, "best")
-    assert not made.keys(Result.left)
+    assert not made.keys(KeyResult.unsupported)
 
 
 def test_first_layers_are_named(written: Write):
@@ -262,7 +262,7 @@ def test_data_sets_of_several_shapes(written: Write):
             "columns": {"prompt": ["instruction", "input"], "completion": "output"},
         },
     ]
-    assert made.keys(Result.left) == {"dataset_info.json: house_rules"}
+    assert made.keys(KeyResult.unsupported) == {"dataset_info.json: house_rules"}
 
 
 def test_rows_held_out_that_are_given(written: Write):
@@ -330,7 +330,7 @@ def test_generation_settings_alone_are_for_inference(written: Write):
     made = written("llamafactory", f"{BASE}temperature: 0.5\nmax_new_tokens: 64\n")
 
     assert made.recipe.evaluation.model_dump(exclude_defaults=True) == {}
-    assert made.keys(Result.needless) == {"temperature", "max_new_tokens"}
+    assert made.keys(KeyResult.not_needed) == {"temperature", "max_new_tokens"}
 
 
 def test_where_the_model_goes(written: Write):
@@ -342,14 +342,14 @@ def test_where_the_model_goes(written: Write):
     lines = "push_to_hub: true\nhub_model_id: acme/rules\nhub_private_repo: false\nhub_strategy: end\n"
     made = written("llamafactory", f"{BASE}finetuning_type: full\n{lines}hub_token: hf_do_not_repeat_me\n")
     assert made.recipe.export.hub.model_dump() == {"repo": "acme/rules", "private": False, "revision": "main"}
-    assert made.keys(Result.left) == set()
-    assert made.keys(Result.elsewhere) == {"hub_token"}
+    assert made.keys(KeyResult.unsupported) == set()
+    assert made.keys(KeyResult.elsewhere) == {"hub_token"}
 
 
 def test_each_row_once_is_what_joined_data_sets_are(written: Write):
     made = written("llamafactory", f"{ANY}dataset: chats,tickets\nmix_strategy: interleave_once\n")
 
-    assert "mix_strategy" in made.keys(Result.needless)
+    assert "mix_strategy" in made.keys(KeyResult.not_needed)
 
 
 def test_names_on_the_hub(written: Write):
@@ -386,4 +386,4 @@ def test_a_part_of_a_side_is_told(written: Write, folder: Any):
     (folder / "dataset_info.json").write_text(json.dumps(info))
     made = written("llamafactory", f"{ANY}dataset: few\ndataset_dir: {folder}\n")
     assert made.recipe.data.source == ["hf://datasets/acme/few"]
-    assert made.keys(Result.left) == {"dataset_info.json: few"}
+    assert made.keys(KeyResult.unsupported) == {"dataset_info.json: few"}

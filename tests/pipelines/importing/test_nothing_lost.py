@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from baton.errors import UserError
 from baton.importers import files
-from baton.importers.draft import Draft
-from baton.importers.files import Trainer
+from baton.importers.draft import RecipeDraft
+from baton.importers.files import OtherTrainer
 from baton.recipe import load
 from tests.pipelines.importing.conftest import TRAINERS
 
@@ -32,22 +32,22 @@ junk = st.recursive(
 )
 
 
-def trainer_of(path: Path) -> Trainer:
+def trainer_of(path: Path) -> OtherTrainer:
     """Return the trainer an example is for."""
     return TRAINERS[path.parent.name]
 
 
-def example(path: Path) -> Draft:
+def example(path: Path) -> RecipeDraft:
     """Return what becomes of an example."""
     return files.draft_of(trainer_of(path), str(path), str(path.parent))
 
 
-def settled(draft: Draft) -> set[str]:
+def settled(draft: RecipeDraft) -> set[str]:
     """Return the keys that the report accounts for."""
     return set(draft.carried) | set(draft.idle) | {remark.key for remark in draft.remarks}
 
 
-def drafted(trainer: Trainer, path: Path) -> Draft | str:
+def drafted(trainer: OtherTrainer, path: Path) -> RecipeDraft | str:
     """Return what becomes of a file, or the message that says why nothing does."""
     try:
         return files.draft_of(trainer, str(path), str(path.parent))
@@ -102,7 +102,7 @@ def test_every_known_key_is_accounted_for_alone(tool: str, tmp_path: Path):
         for value in (True, "text", 2):
             path = tmp_path / "train.yaml"
             path.write_text(yaml.safe_dump({**LEAST[tool], key: value}), encoding="utf-8")
-            said: Draft | str = drafted(TRAINERS[tool], path)
+            said: RecipeDraft | str = drafted(TRAINERS[tool], path)
             assert key in (said if isinstance(said, str) else settled(said)), key
 
 
@@ -121,7 +121,7 @@ def test_a_key_that_is_off_is_a_known_one(tool: str, key: str, tmp_path: Path):
     path.write_text(yaml.safe_dump({**LEAST[tool], key: False, "my_own_key": False}), encoding="utf-8")
     made = drafted(TRAINERS[tool], path)
 
-    assert isinstance(made, Draft)
+    assert isinstance(made, RecipeDraft)
     assert [remark.key for remark in made.remarks if remark.text.startswith("unknown")] == ["my_own_key"]
 
 

@@ -7,7 +7,9 @@ import pytest
 
 from baton.errors import UserError
 from baton.importers import sources
-from baton.importers.draft import Result
+from baton.importers.draft import KeyResult
+
+UNSUPPORTED = KeyResult.unsupported
 
 Write = Callable[[str, str], Any]
 
@@ -102,49 +104,49 @@ SAID = {
 def test_what_is_not_carried_over_is_said(tool: str, lines: str, key: str, text: str, written: Write):
     made = written(tool, f"{BASE[tool]}{DATA[tool]}{lines}\n")
 
-    assert key in made.keys(Result.left)
+    assert key in made.keys(KeyResult.unsupported)
     assert text in made.text(key)
     assert f"Not carried over: {key}" in made.yaml or f", {key}" in made.yaml
 
 
 CHAT = "path: org/d, type: chat_template"
-TEMPLATES: dict[str, dict[str, tuple[str, str | None, Result | None, str]]] = {
+TEMPLATES: dict[str, dict[str, tuple[str, str | None, KeyResult | None, str]]] = {
     "axolotl": {
         "the same text": (f"chat_template: chatml\ndatasets: [{{{CHAT}}}]", "chatml", None, ""),
-        "nearly the same": (f"chat_template: alpaca\ndatasets: [{{{CHAT}}}]", "alpaca", Result.changed,
+        "nearly the same": (f"chat_template: alpaca\ndatasets: [{{{CHAT}}}]", "alpaca", KeyResult.changed,
                             "no beginning of text"),
         "of the data set": (f"chat_template: gemma\ndatasets: [{{{CHAT}, chat_template: llama3}}]", "llama3",
-                            Result.needless, "another template is given, and decides"),
+                            KeyResult.not_needed, "another template is given, and decides"),
         "the tokenizer's": (f"chat_template: tokenizer_default\ndatasets: [{{{CHAT}}}]", None, None, ""),
         "one to fall back on": (f"chat_template: tokenizer_default_fallback_chatml\ndatasets: [{{{CHAT}}}]", None,
-                                Result.left, "where it has none, set model.chat_template: chatml"),
-        "another": (f"chat_template: qwen_25\ndatasets: [{{{CHAT}}}]", None, Result.left,
+                                UNSUPPORTED, "where it has none, set model.chat_template: chatml"),
+        "another": (f"chat_template: qwen_25\ndatasets: [{{{CHAT}}}]", None, KeyResult.unsupported,
                     "the tokenizer's own chat template"),
         "the model's": (f"base_model: Qwen/Qwen2.5-7B-Instruct\nchat_template: qwen_25\ndatasets: [{{{CHAT}}}]", None,
-                        Result.changed, "whose own it is by the model's name"),
+                        KeyResult.changed, "whose own it is by the model's name"),
         "written out": (f"chat_template: gemma\ndatasets: [{{{CHAT}}}]", sources.WRITTEN_OUT_TEMPLATES["gemma"], None,
                         ""),
         "of pairs by their type": ("rl: dpo\nchat_template: gemma\ndatasets: [{path: org/d, type: chatml.intel}]",
-                                   "chatml", Result.needless, "another template is given, and decides"),
-        "texts": ("chat_template: llama3\ndatasets: [{path: org/d, type: alpaca}]", None, Result.needless,
+                                   "chatml", KeyResult.not_needed, "another template is given, and decides"),
+        "texts": ("chat_template: llama3\ndatasets: [{path: org/d, type: alpaca}]", None, KeyResult.not_needed,
                   "instruction has no chat template"),
     },
     "llamafactory": {
-        "chatml": ("dataset: chats\ntemplate: chatml", "chatml", Result.changed,
+        "chatml": ("dataset: chats\ntemplate: chatml", "chatml", KeyResult.changed,
                    "its marks are single tokens only where it has them"),
-        "llama3": ("dataset: chats\ntemplate: llama3", "llama3", Result.changed, "white space around a message"),
-        "zephyr": ("dataset: chats\ntemplate: zephyr", None, Result.left, "no line break after the end of a text"),
-        "alpaca": ("dataset: chats\ntemplate: alpaca", None, Result.left, "Stanford's preamble before conversations"),
-        "qwen": ("dataset: chats\ntemplate: qwen", None, Result.left, "the tokenizer's own chat template is used"),
+        "llama3": ("dataset: chats\ntemplate: llama3", "llama3", KeyResult.changed, "white space around a message"),
+        "zephyr": ("dataset: chats\ntemplate: zephyr", None, UNSUPPORTED, "no line break after the end of a text"),
+        "alpaca": ("dataset: chats\ntemplate: alpaca", None, UNSUPPORTED, "Stanford's preamble before conversations"),
+        "qwen": ("dataset: chats\ntemplate: qwen", None, UNSUPPORTED, "the tokenizer's own chat template is used"),
         "default": ("dataset: house_rules\ntemplate: default", sources.WRITTEN_OUT_TEMPLATES["default"], None, ""),
-        "the model's": ("model_name_or_path: Qwen/Qwen3-8B\ndataset: chats\ntemplate: qwen3", None, Result.changed,
+        "the model's": ("model_name_or_path: Qwen/Qwen3-8B\ndataset: chats\ntemplate: qwen3", None, KeyResult.changed,
                         "whose own it is by the model's name"),
         "without thoughts": ("model_name_or_path: Qwen/Qwen3-8B\ndataset: chats\ntemplate: qwen3_nothink", "chatml",
-                             Result.changed, "the same text without tools"),
+                             KeyResult.changed, "the same text without tools"),
         "without thoughts, of a model without": (
             "model_name_or_path: Qwen/Qwen3-4B-Instruct-2507\ndataset: chats\ntemplate: qwen3_nothink", None,
-            Result.changed, "whose own it is by the model's name"),
-        "nothing": ("dataset: house_rules\ntemplate: empty", None, Result.changed, "without anything between them"),
+            KeyResult.changed, "whose own it is by the model's name"),
+        "nothing": ("dataset: house_rules\ntemplate: empty", None, KeyResult.changed, "without anything between them"),
     },
 }  # fmt: skip
 
@@ -153,7 +155,7 @@ TEMPLATES: dict[str, dict[str, tuple[str, str | None, Result | None, str]]] = {
     ("tool", "lines", "template", "fate", "said"),
     cases(TEMPLATES),
 )
-def test_chat_template(tool: str, lines: str, template: str | None, fate: Result | None, said: str, written: Write):
+def test_chat_template(tool: str, lines: str, template: str | None, fate: KeyResult | None, said: str, written: Write):
     made = written(tool, f"{BASE[tool]}{lines}\n")
     key = "chat_template" if tool == "axolotl" else "template"
 

@@ -5,10 +5,11 @@ from typing import Any
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from baton.data import messages, normalize, schema
+from baton.data import conversations, schema
 from baton.importers import llamafactory, sources
 from baton.models import chat
 from baton.recipe import load
+from tests.unit.data_split.splitting import normalized
 
 MESSAGES = [
     {"role": "system", "content": "Be kind."},
@@ -41,7 +42,7 @@ def test_templates_write_the_same(name: str):
 
 
 def test_speakers_are_those_that_rows_are_read_with():
-    assert sources.SPEAKERS == messages.ROLES
+    assert sources.SPEAKERS == conversations.ROLES
 
 
 SAID = [{"from": "human", "value": "Hi"}]
@@ -110,4 +111,4 @@ def test_rows_of_llamafactory(method: str, entry: dict[str, Any], row: dict[str,
     recipe = load.validate(document, origin="r.yaml")
     layout = schema.infer_mapping(recipe.data.sources[0], recipe, sorted(row))
 
-    assert normalize.normalize_row(row, layout) == expected
+    assert normalized(row, layout) == expected

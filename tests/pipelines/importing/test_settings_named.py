@@ -10,7 +10,7 @@ from baton.recipe import reference
 from baton.recipe.recipe import Recipe
 
 ROOT = Path(__file__).resolve().parents[3]
-NAMING = [ROOT / "docs/coming-from.md", *sorted((ROOT / "baton/importers").glob("*.py"))]
+NAMING = [ROOT / "docs/coming-from.md", *sorted((ROOT / "baton/importers").glob("*.[py]*"))]
 SECTIONS = dict(reference.sections(Recipe.model_json_schema()))
 PATHS = {f"{path}.{name}".lstrip(".") for path, section in SECTIONS.items() for name in section["properties"]}
 METHODS = ("reward", "dpo", "kto", "orpo", "cpo", "grpo", "rloo")

@@ -23,15 +23,15 @@ import typer
 import yaml
 
 from baton.cli.app import app
-from baton.events import GateLine, Retraining
+from baton.events import Retraining
 from baton.retrain import decide
-from baton.runs.outcomes import Evaluation, ReportPage
+from baton.runs.outcomes import EvaluationResult, ReportPage
 from baton.runs.run import Run, now
 from baton.store.storage import Storage
 from tests.pipelines.kfp_schedules import ScheduleApi
 
 ROOT = Path(__file__).parents[3]
-GATE: list[GateLine] = [{"words": "loss 2 is <= production = 2.1", "held": True}]
+GATE: list[dict[str, Any]] = [{"words": "loss 2 is <= production = 2.1", "held": True}]
 COMMENT = """\
 ### Retraining of again: promoted
 
@@ -244,8 +244,8 @@ def _parse(words: list[str]) -> None:
 
 
 def test_an_option_that_does_not_exist_is_seen() -> None:
-    (command,) = _commands('if true; then\n  baton outcome "$x" \\\n  --resul f > y || z\nfi\n')
-    assert command == ["outcome", "x", "--resul", "f"]
+    (command,) = _commands('if true; then\n  baton ci-report "$x" \\\n  --resul f > y || z\nfi\n')
+    assert command == ["ci-report", "x", "--resul", "f"]
     with pytest.raises(Exception, match="No such option: --resul"):
         _parse(command)
     assert sum(len(_commands(script)) for script in SCRIPTS.values()) == 12
@@ -363,7 +363,7 @@ def test_github_says_that_the_endpoint_is_not_there(folder: Path, backend: Backe
 def test_a_training_without_a_judge_of_its_own_is_told_with_its_figures(folder: Path, backend: Backend) -> None:
     backend.state = None
     run = Run(Storage(str(folder / "store")), "again-ci")
-    run.write(Evaluation(summary="held-out loss 3 → 2"))
+    run.write(EvaluationResult(summary="held-out loss 3 → 2"))
     run.write(ReportPage(report_uri=f"{run.uri}/report.html"))
     script = SCRIPTS["github retrain: retrain"].replace("--wait", "--run again-ci --wait")
     done = _shell(folder, backend, script, BATON_PIPELINE="finetune")
@@ -430,7 +430,7 @@ def test_the_plain_script(folder: Path, backend: Backend) -> None:
 
 
 def test_an_outcome_that_is_not_there_is_one_message(folder: Path, backend: Backend) -> None:
-    done = _shell(folder, backend, "baton outcome recipe.yaml --id 0123")
+    done = _shell(folder, backend, "baton ci-report recipe.yaml --id 0123")
     assert done.returncode == 2
     assert "outcomes/0123.json does not exist; expected what retraining '0123' came to." in done.stderr
 

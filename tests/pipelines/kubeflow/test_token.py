@@ -110,7 +110,7 @@ def test_where_it_cannot_be_the_run_goes_on_and_is_not_called_failed(
 
     (tmp_path / "result.json").write_text(done.stdout, encoding="utf-8")
     outcome = CliRunner().invoke(
-        app, ["outcome", "quickstart", "--result", str(tmp_path / "result.json"), "--store", str(tmp_path / "store")]
+        app, ["ci-report", "quickstart", "--result", str(tmp_path / "result.json"), "--store", str(tmp_path / "store")]
     )
     assert outcome.exit_code == 4
     assert "failed" not in outcome.stdout.splitlines()[0]
@@ -230,7 +230,7 @@ def test_a_source_without_a_token_is_one_message(
 def test_that_a_run_failed_is_for_kubeflow_to_say(result: str, heading: str, code: int, tmp_path: Path) -> None:
     (tmp_path / "result.json").write_text(result, encoding="utf-8")
     told = CliRunner().invoke(
-        app, ["outcome", "quickstart", "--result", str(tmp_path / "result.json"), "--store", str(tmp_path)]
+        app, ["ci-report", "quickstart", "--result", str(tmp_path / "result.json"), "--store", str(tmp_path)]
     )
     assert told.exit_code == code, told.output
     assert told.stdout.startswith(f"### Training of quickstart: {heading}")

@@ -46,8 +46,8 @@ def test_the_image_of_the_command_line_is_the_pods(recipe_with, tmp_path):
     path = tmp_path / "recipe.yaml"
     path.write_text(recipe_with().model_dump_json(exclude_defaults=True))
     placeholder = "image 'baton-python:0.1.0' is a placeholder"
-    assert any(line.startswith(placeholder) for line in pipeline_file.cluster_warnings(prepare.load(str(path))))
-    named = prepare.load(str(path), image="ghcr.io/me/baton-cpu:1")
+    assert any(line.startswith(placeholder) for line in pipeline_file.cluster_warnings(prepare.load(str(path)).recipe))
+    named = prepare.load(str(path), image="ghcr.io/me/baton-cpu:1").recipe
     assert not any("placeholder" in line for line in pipeline_file.cluster_warnings(named))
 
     package = tmp_path / "pipeline.yaml"

@@ -18,7 +18,7 @@ import pytest
 
 from baton import machine
 from baton.local import forkserver
-from baton.runs.outcomes import Evaluation, Verdict
+from baton.runs.outcomes import EvaluationResult, GateVerdict
 from baton.runs.run import Run
 from baton.store.storage import Storage
 
@@ -110,7 +110,7 @@ def test_a_kill_ends_its_children_too(probe: Callable[..., Any], tmp_path: Path)
 @pytest.mark.slow
 def test_the_engine_runs_its_stages_forked_unless_told_not_to(two_step_package: Path, tmp_path: Path) -> None:
     run = Run(Storage(str(tmp_path)), "r")
-    run.write(Evaluation(gate=Verdict(passed=True)))
+    run.write(EvaluationResult(gate=GateVerdict(passed=True)))
     code = f"""
 from kfp import components, dsl, local
 from baton.components.gate.component import reject
@@ -122,8 +122,8 @@ def twice():
 
 if __name__ == "__main__":
     told = []
-    forked = warm.Forked.__init__
-    warm.Forked.__init__ = lambda self, *args, **more: (told.append(args[1]), forked(self, *args, **more))[1]
+    forked = warm.ForkedProcess.__init__
+    warm.ForkedProcess.__init__ = lambda self, *args, **more: (told.append(args[1]), forked(self, *args, **more))[1]
     with warm.installed():
         local.init(local.SubprocessRunner(use_venv=False), pipeline_root={str(tmp_path)!r}, raise_on_error=True)
         components.load_component_from_file({str(two_step_package)!r})(num_rows=3)  # not ours: as kfp runs it

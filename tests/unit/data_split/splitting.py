@@ -7,7 +7,10 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from baton.data import normalize
+from baton.data.schema import ColumnMapping
 from baton.data.split import split_data
+from baton.errors import RowError
 from baton.recipe import load
 from baton.store import bundle
 from baton.store.manifest import read_manifest
@@ -48,6 +51,14 @@ def sides(store: str, found: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
         side: [json.loads(line) for line in storage.read(manifest.path(prefix, f"{side}.jsonl")).splitlines()]
         for side in ("train", "eval", "test")
     }
+
+
+def normalized(row: dict[str, Any], layout: ColumnMapping, **options: bool) -> Any:
+    """Bring a row to its method's shape, or return the reason why that cannot be."""
+    try:
+        return normalize.normalize_row(row, layout, **options)
+    except RowError as error:
+        return str(error)
 
 
 def rejected(store: str, name: str = "run-1") -> list[dict[str, Any]]:

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.data import normalize, schema
+from baton.data import schema
 from baton.data.schema import ColumnMapping
 from baton.recipe import load
 from baton.recipe.data import Source
+from tests.unit.data_split.splitting import normalized
 
 SYSTEM = {"role": "system", "content": "Be brief."}
 ASK = {"role": "user", "content": "1+1?"}
@@ -77,7 +78,7 @@ PAIRS = {
 
 @pytest.mark.parametrize(("row", "expected"), PAIRS.values(), ids=PAIRS)
 def test_a_pair(row: dict[str, Any], expected: dict[str, Any]) -> None:
-    assert normalize.normalize_row(row, ColumnMapping(format="preference", columns={})) == expected
+    assert normalized(row, ColumnMapping(format="preference", columns={})) == expected
 
 
 SAID = {
@@ -128,13 +129,13 @@ SAID = {
 @pytest.mark.parametrize(("messages", "expected"), SAID.values(), ids=SAID)
 def test_who_says_what(messages: list[Any], expected: list[Any] | str, row_format: str) -> None:
     name = "messages" if row_format == "messages" else "conversations"
-    found = normalize.normalize_row({name: messages}, ColumnMapping(format=row_format, columns={}))
+    found = normalized({name: messages}, ColumnMapping(format=row_format, columns={}))
     assert found == (expected if isinstance(expected, str) else {"messages": expected})
 
 
 def test_rows_in_a_list_are_no_messages() -> None:
     rows = {"data": [{"prompt": "1+1?", "completion": "2"}]}
-    found = normalize.normalize_row(rows, of_method("sft", rows))
+    found = normalized(rows, of_method("sft", rows))
     assert found == (
         "message 1 has no role but prompt, completion; if the list holds rows, write each on a line of its own"
     )
@@ -183,12 +184,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize(("row", "reason"), REFUSED.values(), ids=REFUSED)
 def test_a_pair_that_cannot_be_used(row: dict[str, Any], reason: str) -> None:
-    assert normalize.normalize_row(row, ColumnMapping(format="preference", columns={})) == reason
+    assert normalized(row, ColumnMapping(format="preference", columns={})) == reason
 
 
 def test_a_prompt_of_several_turns() -> None:
     row = {"prompt": [SYSTEM, ASK, RIGHT, AGAIN], "answer": "Yes.", "id": 1}
-    assert normalize.normalize_row(row, ColumnMapping(format="prompt", columns={})) == {
+    assert normalized(row, ColumnMapping(format="prompt", columns={})) == {
         "prompt": [SYSTEM, ASK, RIGHT, AGAIN],
         "answer": "Yes.",
     }
@@ -204,7 +205,7 @@ PROMPTS = {
 
 @pytest.mark.parametrize(("row", "reason"), PROMPTS.values(), ids=PROMPTS)
 def test_a_prompt_that_cannot_be_used(row: dict[str, Any], reason: str) -> None:
-    assert normalize.normalize_row(row, ColumnMapping(format="prompt", columns={})) == reason
+    assert normalized(row, ColumnMapping(format="prompt", columns={})) == reason
 
 
 HH = "\n\nHuman: 1+1?\n\nAssistant: 3\n\nHuman: Sure?\n\nAssistant:"
@@ -221,9 +222,7 @@ TEXTS = {
 
 @pytest.mark.parametrize(("chosen", "rejected", "prompt"), TEXTS.values(), ids=TEXTS)
 def test_texts_that_share_their_prompt(chosen: str, rejected: str, prompt: str) -> None:
-    found = normalize.normalize_row(
-        {"chosen": chosen, "rejected": rejected}, ColumnMapping(format="preference", columns={})
-    )
+    found = normalized({"chosen": chosen, "rejected": rejected}, ColumnMapping(format="preference", columns={}))
 
     assert found == {"prompt": prompt, "chosen": chosen[len(prompt) :], "rejected": rejected[len(prompt) :]}
 
@@ -233,9 +232,7 @@ def test_the_prompt_is_the_one_that_trl_takes_out(name: str) -> None:
     trl = pytest.importorskip("trl")
     pair = dict(zip(("chosen", "rejected"), TEXTS[name][:2], strict=True))
 
-    assert normalize.normalize_row(dict(pair), ColumnMapping(format="preference", columns={})) == trl.extract_prompt(
-        pair
-    )
+    assert normalized(dict(pair), ColumnMapping(format="preference", columns={})) == trl.extract_prompt(pair)
 
 
 SAYING = st.text("ab \n", max_size=12)
@@ -244,7 +241,7 @@ SAYING = st.text("ab \n", max_size=12)
 @given(prompt=st.sampled_from(["", HH, "One and "]) | SAYING, chosen=SAYING, rejected=SAYING)
 def test_nothing_of_a_text_is_lost(prompt: str, chosen: str, rejected: str) -> None:
     row = {"chosen": prompt + chosen, "rejected": prompt + rejected}
-    found = normalize.normalize_row(dict(row), ColumnMapping(format="preference", columns={}))
+    found = normalized(dict(row), ColumnMapping(format="preference", columns={}))
     if isinstance(found, dict):
         assert {side: found["prompt"] + found[side] for side in row} == row
 
@@ -255,7 +252,7 @@ MESSAGES = st.lists(st.sampled_from([SYSTEM, ASK, AGAIN, RIGHT, WRONG, YES, NO])
 @given(chosen=MESSAGES, rejected=MESSAGES, prompt=st.none() | MESSAGES)
 def test_a_pair_is_cut_where_its_sides_part(chosen: list[Any], rejected: list[Any], prompt: list[Any] | None) -> None:
     row = {"chosen": chosen, "rejected": rejected, **({"prompt": prompt} if prompt else {})}
-    found = normalize.normalize_row(row, ColumnMapping(format="preference", columns={}))
+    found = normalized(row, ColumnMapping(format="preference", columns={}))
     if isinstance(found, str):
         return
     assert found["chosen"][-1]["role"] == found["rejected"][-1]["role"] == "assistant"
@@ -269,7 +266,7 @@ def test_a_pair_is_cut_where_its_sides_part(chosen: list[Any], rejected: list[An
 def test_answers_that_are_the_same_are_left_to_the_check_of_quality(prompt: dict[str, Any]) -> None:
     head = [] if prompt else [ASK]
     row = {**prompt, "chosen": [*head, RIGHT], "rejected": [*head, RIGHT]}
-    found = normalize.normalize_row(row, ColumnMapping(format="preference", columns={}))
+    found = normalized(row, ColumnMapping(format="preference", columns={}))
     assert found == {"prompt": [ASK], "chosen": [RIGHT], "rejected": [RIGHT]}
 
 
@@ -295,7 +292,7 @@ IN_ROUNDS: dict[str, tuple[Any, Any]] = {
 @pytest.mark.parametrize("name", IN_ROUNDS)
 def test_rounds_of_a_conversation(name: str) -> None:
     rounds, expected = IN_ROUNDS[name]
-    found = normalize.normalize_row(
+    found = normalized(
         {"conversation": rounds}, ColumnMapping(format="sharegpt", columns={"conversations": "conversation"})
     )
     assert found == {"messages": expected}
@@ -341,16 +338,16 @@ EARLIER: dict[str, tuple[str, dict[str, Any], dict[str, Any] | str]] = {
 def test_earlier_rounds_are_part_of_the_conversation(name: str) -> None:
     method, row, expected = EARLIER[name]
     layout = of_method(method, row)
-    assert normalize.normalize_row(row, layout) == expected
+    assert normalized(row, layout) == expected
     if isinstance(expected, dict):  # rows of the same source without any are conversations as well
-        first = normalize.normalize_row({**row, "history": None}, layout)
+        first = normalized({**row, "history": None}, layout)
         assert isinstance(first, dict)
         assert isinstance(first["prompt"], list)
 
 
 def test_a_history_without_rounds_leaves_texts_as_they_are() -> None:
     row = {"instruction": "1+1?", "input": "", "output": "2", "history": []}
-    assert isinstance(normalize.normalize_row(row, of_method("sft", row))["prompt"], str)
+    assert isinstance(normalized(row, of_method("sft", row))["prompt"], str)
 
 
 def of_method(method: str, row: dict[str, Any]) -> ColumnMapping:

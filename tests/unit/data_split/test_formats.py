@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.data import normalize
 from baton.data.schema import NEEDED, ColumnMapping
+from tests.unit.data_split.splitting import normalized
 
 GSM8K = {"prompt": "question", "completion": "answer"}
 
@@ -36,7 +36,7 @@ JOINED = {"prompt": ["title", "body"], "completion": "reply"}
     ids=["both", "one blank", "one null", "one absent", "a number", "none"],
 )
 def test_columns_that_are_joined(row: dict[str, Any], expected: str | None):
-    found = normalize.normalize_row({**row, "reply": "2"}, layout("prompt-completion", JOINED))
+    found = normalized({**row, "reply": "2"}, layout("prompt-completion", JOINED))
 
     assert found == ({"prompt": expected, "completion": "2"} if expected else "column 'title' + 'body' is missing")
 
@@ -44,13 +44,13 @@ def test_columns_that_are_joined(row: dict[str, Any], expected: str | None):
 def test_columns_joined_by_something_else():
     by = ColumnMapping(format="text", columns={"text": ["a", "b", "c"]}, join=" | ")
 
-    assert normalize.normalize_row({"a": "x", "b": "", "c": "y"}, by) == {"text": "x | y"}
+    assert normalized({"a": "x", "b": "", "c": "y"}, by) == {"text": "x | y"}
 
 
 def test_gsm8k_columns():
     row = {"question": "1+1?", "answer": "1+1=2\n#### 2", "id": 7}
 
-    found = normalize.normalize_row(row, layout("prompt-completion", GSM8K))
+    found = normalized(row, layout("prompt-completion", GSM8K))
 
     assert found == {"prompt": "1+1?", "completion": "1+1=2\n#### 2"}
 
@@ -78,7 +78,7 @@ WITH_INPUT = (
     ids=["no input", "empty input", "null input", "input"],
 )
 def test_the_prompt_of_an_instruction(given: dict[str, Any], prompt: str):
-    found = normalize.normalize_row({"instruction": "Add.", "output": "3", **given}, layout("instruction"))
+    found = normalized({"instruction": "Add.", "output": "3", **given}, layout("instruction"))
 
     assert found == {"prompt": prompt, "completion": "3"}
 
@@ -87,7 +87,7 @@ USER, ANSWER = {"role": "user", "content": "Hi"}, {"role": "assistant", "content
 
 
 def test_messages_keep_role_and_content():
-    found = normalize.normalize_row({"messages": [{**USER, "mood": "x"}, ANSWER], "id": 1}, layout("messages"))
+    found = normalized({"messages": [{**USER, "mood": "x"}, ANSWER], "id": 1}, layout("messages"))
 
     assert found == {"messages": [USER, ANSWER]}
 
@@ -177,17 +177,17 @@ REFUSED |= {
 
 @pytest.mark.parametrize(("row_format", "row", "reason"), REFUSED.values(), ids=REFUSED)
 def test_a_row_that_cannot_be_used(row_format: str, row: dict[str, Any], reason: str):
-    assert normalize.normalize_row(row, layout(row_format)) == reason
+    assert normalized(row, layout(row_format)) == reason
 
 
 def test_a_reason_names_the_sources_own_column():
-    found = normalize.normalize_row({"question": "x"}, layout("prompt-completion", GSM8K))
+    found = normalized({"question": "x"}, layout("prompt-completion", GSM8K))
 
     assert found == "column 'answer' is missing"
 
 
 def test_a_pair_of_texts():
-    assert normalize.normalize_row({**PAIR, "id": 3}, layout("preference")) == PAIR
+    assert normalized({**PAIR, "id": 3}, layout("preference")) == PAIR
 
 
 RANKED = {
@@ -203,10 +203,10 @@ RANKED = {
 def test_a_ranked_row_becomes_a_pair(row: dict[str, Any], expected: tuple[str, set[str]]):
     drawn = set()
     for number in range(20):
-        found = normalize.normalize_row({"prompt": f"{number}", **row}, layout("ranked"))
+        found = normalized({"prompt": f"{number}", **row}, layout("ranked"))
         assert isinstance(found, dict)
         assert (found["prompt"], found["chosen"]) == (f"{number}", expected[0])
-        assert found == normalize.normalize_row({"prompt": f"{number}", **row}, layout("ranked"))
+        assert found == normalized({"prompt": f"{number}", **row}, layout("ranked"))
         drawn.add(found["rejected"])
 
     assert drawn == expected[1]
@@ -215,7 +215,7 @@ def test_a_ranked_row_becomes_a_pair(row: dict[str, Any], expected: tuple[str, s
 def test_ranked_conversations():
     row = {"prompt": [USER], "responses": [[USER, ANSWER], [USER, {**ANSWER, "content": "Go"}]], "scores": [0, 1]}
 
-    found = normalize.normalize_row(row, layout("ranked"))
+    found = normalized(row, layout("ranked"))
 
     assert found == {"prompt": [USER], "chosen": [{"role": "assistant", "content": "Go"}], "rejected": [ANSWER]}
 
@@ -236,7 +236,7 @@ SIDE_BY_SIDE = {
 def test_answers_side_by_side(columns: dict[str, Any], row: dict[str, Any]):
     by = layout("ranked", {"responses": ["answer_a", "answer_b"], **columns})
 
-    assert normalize.normalize_row({"prompt": "1+1?", "answer_a": "3", "answer_b": "2", **row}, by) == PAIR
+    assert normalized({"prompt": "1+1?", "answer_a": "3", "answer_b": "2", **row}, by) == PAIR
 
 
 LEVEL = "no response is better than another"
@@ -259,7 +259,7 @@ NOT_SAID = {
 def test_answers_side_by_side_that_cannot_be_used(row: dict[str, Any], reason: str):
     by = layout("ranked", {"responses": ["answer_a", "answer_b"], "preferred": "best", "margin": "by"})
 
-    assert normalize.normalize_row({"prompt": "1+1?", "answer_a": "3", "answer_b": "2", **row}, by) == reason
+    assert normalized({"prompt": "1+1?", "answer_a": "3", "answer_b": "2", **row}, by) == reason
 
 
 MAPPINGS = {
@@ -275,21 +275,21 @@ MAPPINGS = {
 
 @pytest.mark.parametrize(("responses", "expected"), MAPPINGS.values(), ids=MAPPINGS)
 def test_responses_that_are_mappings(responses: list[Any], expected: Any):
-    assert normalize.normalize_row({"prompt": "1+1?", "responses": responses}, layout("ranked")) == expected
+    assert normalized({"prompt": "1+1?", "responses": responses}, layout("ranked")) == expected
 
 
 @pytest.mark.parametrize("best", [1, 1.0, "1"], ids=repr)
 def test_an_answer_of_a_list_is_preferred_by_its_place(best: Any):
     row = {"prompt": "1+1?", "responses": ["3", "2"], "preferred": best}
 
-    assert normalize.normalize_row(row, layout("ranked")) == PAIR
+    assert normalized(row, layout("ranked")) == PAIR
 
 
 def test_texts_that_are_json_of_other_things_stay_texts():
     by = layout("ranked", {"responses": ["answer_a", "answer_b"], "preferred": "best"})
     row = {"prompt": "[1, 2", "answer_a": "[3]", "answer_b": "[2]", "best": "b"}
 
-    assert normalize.normalize_row(row, by) == {"prompt": "[1, 2", "chosen": "[2]", "rejected": "[3]"}
+    assert normalized(row, by) == {"prompt": "[1, 2", "chosen": "[2]", "rejected": "[3]"}
 
 
 RATINGS = {
@@ -303,7 +303,7 @@ RATINGS = {
 
 @pytest.mark.parametrize(("prompt", "completion"), RATINGS.values(), ids=RATINGS)
 def test_rated_conversations(prompt: Any, completion: Any):
-    found = normalize.normalize_row({"prompt": prompt, "completion": completion, "label": "no"}, layout("rated"))
+    found = normalized({"prompt": prompt, "completion": completion, "label": "no"}, layout("rated"))
 
     assert found == {"prompt": [USER], "completion": [ANSWER], "label": False}
 
@@ -324,7 +324,7 @@ UNRANKED = {
 
 @pytest.mark.parametrize(("row", "reason"), UNRANKED.values(), ids=UNRANKED)
 def test_a_ranked_row_that_cannot_be_used(row: dict[str, Any], reason: str):
-    assert normalize.normalize_row({"prompt": "1+1?", **row}, layout("ranked")) == reason
+    assert normalized({"prompt": "1+1?", **row}, layout("ranked")) == reason
 
 
 LABELS = {
@@ -335,7 +335,7 @@ LABELS = {
 
 @pytest.mark.parametrize(("label", "expected"), [*LABELS.items(), (1, True), (0, False)], ids=repr)
 def test_a_label_is_true_or_false(label: Any, expected: bool):
-    found = normalize.normalize_row({**RATED, "label": label}, layout("rated"))
+    found = normalized({**RATED, "label": label}, layout("rated"))
 
     assert isinstance(found, dict)
     assert found == {**RATED, "label": expected}
@@ -344,7 +344,7 @@ def test_a_label_is_true_or_false(label: Any, expected: bool):
 
 @pytest.mark.parametrize("label", ["maybe", 2, -1, "", 0.5, "tru", ["true"]], ids=repr)
 def test_a_label_that_says_nothing(label: Any):
-    found = normalize.normalize_row({**RATED, "label": label}, layout("rated"))
+    found = normalized({**RATED, "label": label}, layout("rated"))
 
     assert found == f"label is {label!r}, expected true or false"
 
@@ -362,21 +362,21 @@ ANSWERS = {
 @pytest.mark.parametrize("prompt", ["1+1?", [USER]], ids=["text", "conversation"])
 @pytest.mark.parametrize(("answer", "expected"), ANSWERS.values(), ids=ANSWERS)
 def test_an_answer_becomes_text(answer: Any, expected: str, prompt: Any):
-    found = normalize.normalize_row({"prompt": prompt, "answer": answer}, layout("prompt"))
+    found = normalized({"prompt": prompt, "answer": answer}, layout("prompt"))
 
     assert found == {"prompt": prompt, "answer": expected}
 
 
 def test_a_prompt_needs_no_answer():
     for row in ({"prompt": "1+1?"}, {"prompt": "1+1?", "answer": None}):
-        assert normalize.normalize_row(row, layout("prompt")) == {"prompt": "1+1?"}
+        assert normalized(row, layout("prompt")) == {"prompt": "1+1?"}
 
 
 def test_further_columns_are_kept_as_text():
     kept = layout("prompt", {"prompt": "question"}, ["level", "tests", "tag"])
     row = {"question": "1+1?", "answer": "2", "level": 3, "tests": ["a == 1", "é"], "tag": "sums", "other": "x"}
 
-    found = normalize.normalize_row(row, kept)
+    found = normalized(row, kept)
 
     assert found == {"prompt": "1+1?", "answer": "2", "level": "3", "tests": '["a == 1", "é"]', "tag": "sums"}
 
@@ -391,7 +391,7 @@ EXTRA = {
 
 @pytest.mark.parametrize(("row", "reason"), EXTRA.values(), ids=EXTRA)
 def test_a_further_column_that_cannot_be_kept(row: dict[str, Any], reason: str):
-    assert normalize.normalize_row({"text": "x", **row}, layout("text", extra_columns=["level"])) == reason
+    assert normalized({"text": "x", **row}, layout("text", extra_columns=["level"])) == reason
 
 
 KEYS = ["role", "content", "from", "value"]
@@ -413,7 +413,7 @@ MORE = ("messages", "conversations", "text", "answer", "level", "responses", "sc
     row_format=st.sampled_from(sorted(NEEDED)),
 )
 def test_whatever_a_row_holds_it_is_refused_or_can_be_written(row: Any, more: Any, row_format: str):
-    found = normalize.normalize_row({**row, **more}, layout(row_format, extra_columns=["level"]))
+    found = normalized({**row, **more}, layout(row_format, extra_columns=["level"]))
 
     assert found
     if not isinstance(found, str):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from baton.checkpoint.store import CheckpointStore
-from baton.data import missing_objects
+from baton.data import split
 from baton.recipe.recipe import Recipe
 from baton.runs.run import Run
 from baton.store import bundle
@@ -27,7 +27,7 @@ TOKENS = "data/abc/tokens"
 
 def cache_key(run: Run) -> str:
     """Returns the part of the baton that changes where something is gone."""
-    return str(missing_objects.run_ref(run)).rpartition("#")[2]
+    return str(split.run_ref(run)).rpartition("#")[2]
 
 
 def _checkpoint(run: Run, step: int, folder: Path) -> None:
@@ -63,7 +63,7 @@ def run(store: Path, tmp_path: Path) -> Run:
 
 def test_it_is_the_same_again(run: Run) -> None:
     assert cache_key(run) == cache_key(run)
-    assert run.get("losses.json") is None
+    assert run.raw("losses.json") is None
 
 
 def test_a_run_before_its_first_stage_has_lost_nothing(store: Path) -> None:

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from baton.data import normalize, schema
+from baton.data import schema
 from baton.errors import UserError
 from baton.recipe import load
 from baton.recipe.data import Source
-from tests.unit.data_split.splitting import sides, split, write
+from tests.unit.data_split.splitting import normalized, sides, split, write
 
 SHAPES = [json.loads(line) for line in (Path(__file__).parent / "public_shapes.jsonl").read_text("utf-8").splitlines()]
 FOUND = [shape for shape in SHAPES if "expected" in shape]
@@ -33,7 +33,7 @@ def normalised(shape: dict[str, Any], **data: Any) -> Any:
     }
     recipe = load.validate(document, origin="r.yaml")
     layout = schema.infer_mapping(Source(uri="rows.jsonl"), recipe, sorted(set(schema.column_paths(shape["row"]))))
-    return normalize.normalize_row(shape["row"], layout)
+    return normalized(shape["row"], layout)
 
 
 @pytest.mark.parametrize("shape", FOUND, ids=[shape["name"] for shape in FOUND])

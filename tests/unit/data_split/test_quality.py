@@ -2,13 +2,15 @@
 
 import json
 from dataclasses import replace
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from baton.data.quality.inspect import Inspection, require_verdicts
-from baton.data.rows import Record, as_content
+from baton.data.rows import SIDES, Record, Spool, as_content
 from baton.errors import UserError
 from baton.recipe import load
 
@@ -47,20 +49,20 @@ def inspect(rows: list[Row], folder: Path, given: Any) -> Result:
     """Take rows through an inspection as the split does; the column `side` says where a row lies."""
     folder.mkdir(exist_ok=True)
     inspection = Inspection(given, str(folder))
-    placed = []
+    looked = []
     for line, row in enumerate(rows, 1):
         content = as_content({name: value for name, value in row.items() if name != "side"})
         record = inspection.look(Record(content, "rows.jsonl", line))
         if record is not None:
-            placed.append(replace(record, side=row.get("side", "train")))
-            inspection.place(record, placed[-1].side)
+            looked.append(replace(record, side=row.get("side", "train")))
+            inspection.remember(record)
     left: dict[str, list[Row]] = {"train": [], "eval": [], "test": []}
-    for record in inspection.resolve(placed):
+    sides = np.array([SIDES.index(record.side) for record in looked], dtype=np.uint8)
+    for record in compress(looked, inspection.resolve(Spool(looked, f"{folder}/rows.jsonl"), sides)):
         left[record.side].append(record.row)
     summary = inspection.summary({**{name: len(left[name]) for name in left}, "rejected": 0}, [], len(rows))
-    kept, count = inspection.ledger
-    lines = [json.loads(line) for line in Path(kept).read_text("utf-8").splitlines()]
-    assert len(lines) == count
+    lines = [json.loads(line) for line in Path(inspection.findings.path).read_text("utf-8").splitlines()]
+    assert len(lines) == inspection.findings.lines
     return Result(left, summary, lines)
 
 

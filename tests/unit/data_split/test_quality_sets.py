@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from baton.data.quality import checks as texts
 from baton.data.quality import dedup
+from baton.data.rows import SIDES, Record
 from baton.recipe.data import Quality
 
 WORDS = [
@@ -37,15 +38,20 @@ WORDS = [
 ]
 
 
+def numbers(rows: list[tuple[str, str]]) -> np.ndarray:
+    """The side of each row, by its place."""
+    return np.array([SIDES.index(side) for _, side in rows], dtype=np.uint8)
+
+
 def find(rows: list[tuple[str, str]], folder: Path, **quality: Any) -> dict[str, dict[str, str]]:
     """Returns for each check what text is like what other: `{check: {text: partner}}`."""
     folder.mkdir(exist_ok=True)
     checks = dedup.DedupChecks(Quality(**quality), str(folder))
-    for line, (text, side) in enumerate(rows):
-        checks.add(json.dumps({"text": text}).encode(), {"text": text}, side, "rows.jsonl", line)
+    for line, (text, _) in enumerate(rows):
+        checks.add(Record(json.dumps({"text": text}), "rows.jsonl", line))
     return {
         check: {rows[at][0]: rows[partner][0] for at, partner in enumerate(partners.tolist()) if partner != dedup.NONE}
-        for check, partners in checks.find().items()
+        for check, partners in checks.find(numbers(rows)).items()
     }
 
 
@@ -140,9 +146,9 @@ def test_copies_go_with_their_row(tmp_path: Path):
     assert list(found) == ["leakage", "near_duplicates"]
     assert len(found["near_duplicates"]) == 1  # by text: one of the two, with its copy
     checks = dedup.DedupChecks(Quality(duplicates="off"), str(tmp_path))
-    for line, (row, side) in enumerate(rows):
-        checks.add(row.encode(), {"text": row}, side, "rows.jsonl", line)
-    assert (checks.find()["near_duplicates"] != dedup.NONE).sum() == 2
+    for line, (row, _) in enumerate(rows):
+        checks.add(Record(json.dumps({"text": row}), "rows.jsonl", line))
+    assert (checks.find(numbers(rows))["near_duplicates"] != dedup.NONE).sum() == 2
 
 
 def test_leakage_goes_before_near_duplicates(tmp_path: Path):

@@ -74,11 +74,11 @@ def test_uses_are_the_weight_to_within_one(content: str, seed: int, weight: floa
 
 
 def test_a_spool_gives_back_what_it_took(tmp_path: Path) -> None:
-    rows = [Record("é\u2028\n\x00", "s3://b/ü.jsonl", 3, 1, "eval", "key"), *ROWS]
+    rows = [Record(json.dumps("é\u2028\n\x00\t", ensure_ascii=False), "s3://b/ü.jsonl", 3, 1, "eval", "key"), *ROWS]
 
     spool = Spool(iter(rows), str(tmp_path / "spool"))
 
-    assert spool.count == 201
+    assert len(spool) == 201
     assert list(spool) == list(spool) == rows
 
 

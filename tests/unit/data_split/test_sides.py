@@ -47,7 +47,7 @@ def assigned(found: SplitAssigner, rows: Iterable[Record]) -> dict[str, str]:
     """Content → side."""
     rows = list(rows)
     if found.needs_all:
-        found.set_cuts(rows)
+        found.fit(rows)
     return {row.content: found.side(row) for row in rows}
 
 
@@ -101,9 +101,9 @@ def test_a_count_stays_the_share_it_was(store: str) -> None:
 )
 def test_a_count_of_something_else_is_another(other: dict[str, Any], tmp_path: Path) -> None:
     first = rule(str(tmp_path), eval=100)
-    first.set_cuts(records(1000))
+    first.fit(records(1000))
     second = rule(str(tmp_path), **{"eval": 100, **other})
-    second.set_cuts(records(10_000))
+    second.fit(records(10_000))
 
     assert first.pinned != second.pinned
     assert counts(second, records(10_000))["eval"] == other.get("eval", 100)
@@ -112,16 +112,16 @@ def test_a_count_of_something_else_is_another(other: dict[str, Any], tmp_path: P
 @pytest.mark.parametrize("pin", [b"{", b'{"shares": {"eval": 0.1}, "cuts": {}}', b'{"shares": [], "cuts": {"": [1]}}'])
 def test_a_pin_that_no_split_has_written_is_damage(pin: bytes, tmp_path: Path) -> None:
     first = rule(str(tmp_path), eval=100)
-    first.set_cuts(records(1000))
+    first.fit(records(1000))
     (path,) = tmp_path.glob("splits/*/0.json")
     path.write_bytes(pin)
     with pytest.raises(DamagedError, match=r"splits/.*/0\.json is not"):
-        rule(str(tmp_path), eval=100).set_cuts(records(1000))
+        rule(str(tmp_path), eval=100).fit(records(1000))
 
 
 def test_more_than_there_is(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
-        rule(str(tmp_path), eval=200, test=100).set_cuts(records(300))
+        rule(str(tmp_path), eval=200, test=100).fit(records(300))
 
     assert str(caught.value) == (
         "data.split.eval 200 and data.split.test 100 of 300 rows leaves no rows to train on. "
@@ -158,7 +158,7 @@ def test_many_small_strata_have_the_share_together(tmp_path: Path) -> None:
 
 def test_too_many_strata(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"data\.split\.stratify_by: 'id' has more than 1000 values"):
-        rule(str(tmp_path), stratify_by="id").set_cuts(strata({f"{number}": 1 for number in range(1001)}))
+        rule(str(tmp_path), stratify_by="id").fit(strata({f"{number}": 1 for number in range(1001)}))
 
 
 def test_more_rows_than_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

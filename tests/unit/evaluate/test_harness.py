@@ -11,7 +11,7 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from baton.errors import UserError
-from baton.evaluate.harness import Harness, _measured
+from baton.evaluate.measures import Harness, _task_figures
 from baton.models import loading, metrics
 from baton.recipe.evaluation import Tasks
 from baton.store.storage import Storage
@@ -169,7 +169,7 @@ def test_a_metric_with_several_filters_has_a_figure_for_each() -> None:
         "sample_len": 4,
         "bleu,none": float("nan"),
     }
-    *numbers, (name, key, value) = _measured("gsm8k", results)
+    *numbers, (name, key, value) = _task_figures("gsm8k", results)
     assert (name, key, math.isnan(value)) == ("gsm8k.bleu", "bleu,none", True)
     assert numbers == [
         ("gsm8k.exact_match.strict-match", "exact_match,strict-match", 0.25),

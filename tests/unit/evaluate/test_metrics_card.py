@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from baton.checkpoint.manifest import CheckpointMeta
-from baton.checkpoint.store import CheckpointStore
+from baton.checkpoint.store import CheckpointMeta, CheckpointStore
 from baton.evaluate.evaluate import evaluation_card
-from baton.runs.documents import Origin, Work
+from baton.runs.documents import ForkOrigin, RunCost
 from baton.runs.plan import Plan
 from baton.runs.run import Run
 from baton.store.storage import Storage
@@ -25,7 +24,7 @@ EVALUATION = {
 BEST = {"export": {"checkpoint": "best"}, "evaluation": {"every": 5}}
 
 
-def _run(folder: Path, *, origin: Origin | None = None, **sections: Any) -> Run:
+def _run(folder: Path, *, origin: ForkOrigin | None = None, **sections: Any) -> Run:
     """A run of 1,000 tokens an epoch of ten steps, trained for 20 steps in 50 of 100 seconds."""
     run = Run(Storage(str(folder / "store")), "r")
     run.create(tiny.recipe("org/base", **sections))
@@ -42,14 +41,14 @@ def _run(folder: Path, *, origin: Origin | None = None, **sections: Any) -> Run:
         (local / "trainer_state.json").write_text(json.dumps({"log_history": reached}), encoding="utf-8")
         writer = store.open_writer(step)
         writer.send(str(local))
-        work = Work(started=0.0, trained_seconds=step * 2.5, goodput=0.5)
+        work = RunCost(started=0.0, trained_seconds=step * 2.5, goodput=0.5)
         store.commit(step, writer, CheckpointMeta(digest=f"{step:02x}" * 32, step=step, work=work, forked_from=origin))
     return run
 
 
 def _metrics(run: Run) -> dict[str, Any]:
     artifact = SimpleNamespace(path="/nowhere", metadata={})
-    evaluation_card(run, EVALUATION).tell(artifact)
+    evaluation_card(run, EVALUATION).write_metadata(artifact)
     json.dumps(artifact.metadata, allow_nan=False)
     return artifact.metadata
 
@@ -78,6 +77,6 @@ def test_the_best_checkpoint_has_its_own_figures(tmp_path: Path) -> None:
 
 
 def test_a_fork_counts_the_pace_of_its_own_steps(tmp_path: Path) -> None:
-    metrics = _metrics(_run(tmp_path, origin=Origin(run_uri="there", step=10, digest="d")))
+    metrics = _metrics(_run(tmp_path, origin=ForkOrigin(run_uri="there", step=10, digest="d")))
     assert metrics["tokens"] == 2000
     assert metrics["tokens_per_second"] == pytest.approx(20.0)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from baton.errors import UserError
-from baton.evaluate import production
+from baton.evaluate import evaluate
 from baton.recipe import load
 from baton.runs import lineage
 from baton.runs.outcomes import AcceptedModel
@@ -28,20 +28,20 @@ def test_the_newest_accepted_model_is_the_one_in_use(scratch_recipe: dict[str, A
     recipe = load.validate(document, origin="r.yaml")
     storage = Storage(recipe.store.uri)
     run = Run(storage, "r")
-    found = production.find(run, recipe, str(tmp_path))
-    assert found == production.Production(None, "accepted: there is none yet")
+    found = evaluate.find_production(run, recipe, str(tmp_path))
+    assert found == evaluate.Production(None, "accepted: there is none yet")
 
     for number, name in enumerate(("one", "two")):
         model = _saved(tmp_path / name, "LlamaForCausalLM")
         lineage.accept(storage, "tiny", number, AcceptedModel(run=name, model_uri=model))
-    found = production.find(run, recipe, str(tmp_path))
-    assert found == production.Production(str(tmp_path / "two"), "accepted, model 2 of tiny")
+    found = evaluate.find_production(run, recipe, str(tmp_path))
+    assert found == evaluate.Production(str(tmp_path / "two"), "accepted, model 2 of tiny")
 
     phase = recipe.model_copy(update={"name": "tiny-sft"})
     run.put("retrain.json", {"model": "tiny"})
-    assert production.find(run, phase, str(tmp_path)) == found
+    assert evaluate.find_production(run, phase, str(tmp_path)) == found
 
     other = _saved(tmp_path / "three", "LlamaForSequenceClassification")
     lineage.accept(storage, "tiny", 2, AcceptedModel(run="three", model_uri=other))
     with pytest.raises(UserError, match=r"'accepted' is a LlamaForSequenceClassification"):
-        production.find(run, recipe, str(tmp_path))
+        evaluate.find_production(run, recipe, str(tmp_path))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,18 +12,17 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from baton.errors import BatonError
-from baton.export import answers, parity
-from baton.export.answers import Answer, Expected, ParityInputs
-from baton.export.parity import Reading
+from baton.export import parity
+from baton.export.parity import ModelAnswer, ParityInputs, Reading, Reference
 from baton.runs.outcomes import LlamaCpp
 
-DUE = Expected([Answer([1, 0], np.array([[0.0, 10.0], [2.0, -1.0]], dtype=np.float32))], {}, 1e-3)
+DUE = Reference([ModelAnswer([1, 0], np.array([[0.0, 10.0], [2.0, -1.0]], dtype=np.float32))], {}, 1e-3)
 
 
 def _said(tokens: list[int], change: float = 0.0, rounds: int = 1) -> Reading:
     logits = DUE.answers[0].logits.copy()
     logits[1, 1] += change
-    return Reading([Answer(tokens, logits)] * rounds, {"library": "some 1.0", "weights": {}})
+    return Reading([ModelAnswer(tokens, logits)] * rounds, {"library": "some 1.0", "weights": {}})
 
 
 def test_the_same_bits() -> None:
@@ -57,8 +57,8 @@ def test_other_tokens_do_not_count() -> None:
 def test_of_two_tokens_as_good_as_equal_either_may_be_written(written: list[int], same: int) -> None:
     """The largest logit is 10, so that each may be 0.01 off: those of the two places are 0.0195 apart."""
     logits = np.array([[10.0 - 0.01953125, 10.0], [10.0, 10.0 - 0.01953125]], dtype=np.float32)
-    due = Expected([Answer([1, 0], logits)], {}, 1e-3)
-    reading = Reading([Answer(written, logits)], {"library": "some 1.0"})
+    due = Reference([ModelAnswer([1, 0], logits)], {}, 1e-3)
+    reading = Reading([ModelAnswer(written, logits)], {"library": "some 1.0"})
     words = parity.compare("onnx", reading, due, 1e-3).words
     assert f"{same} of 2 tokens the same" in words
     assert ("the next one a tie" in words) == (same < 2)
@@ -68,7 +68,7 @@ def test_of_two_tokens_as_good_as_equal_either_may_be_written(written: list[int]
 
 
 def test_other_shapes_do_not_count() -> None:
-    short = Reading([Answer([1, 0], DUE.answers[0].logits[:1])], {"library": "some 1.0"})
+    short = Reading([ModelAnswer([1, 0], DUE.answers[0].logits[:1])], {"library": "some 1.0"})
     with pytest.raises(BatonError, match="by inf"):
         parity.compare("onnx", short, DUE, 1e-3)
 
@@ -80,21 +80,21 @@ def test_weights_are_held_against_the_trained_ones() -> None:
 
 
 def test_tokens_shared_before_the_first_that_differs() -> None:
-    assert parity.agreement([[1, 2, 3], [1, 2, 3]], [[1, 2, 3], [1, 9, 3]]) == 4
+    assert parity.shared_tokens([[1, 2, 3], [1, 2, 3]], [[1, 2, 3], [1, 9, 3]]) == 4
 
 
 def test_llama_cpp_must_write_the_same_in_full_precision_only() -> None:
     said = {"version": "1", "texts": [[7]], "tokens": [[1, 1]]}
     reading = Reading([], {"llama_cpp": said})
-    found = parity.of_llama_cpp("m.gguf", reading, DUE, [[7]], exact=False)
+    found = parity.check_llama_cpp("m.gguf", reading, DUE, [[7]], exact=False)
     assert found == LlamaCpp(version="1", tokens=1)
     with pytest.raises(BatonError, match=r"llama.cpp with m.gguf writes \[1, 1\] instead of \[1, 0\]"):
-        parity.of_llama_cpp("m.gguf", reading, DUE, [[7]], exact=True)
+        parity.check_llama_cpp("m.gguf", reading, DUE, [[7]], exact=True)
     with pytest.raises(BatonError, match="splits texts into other tokens"):
-        parity.of_llama_cpp("m.gguf", reading, DUE, [[8]], exact=False)
+        parity.check_llama_cpp("m.gguf", reading, DUE, [[8]], exact=False)
 
 
-QUESTIONS = ParityInputs([[5, 6, 7], list(range(9, 40))], 4)
+INPUTS = ParityInputs([[5, 6, 7], list(range(9, 40))], 4)
 
 
 def _model(dtype: torch.dtype) -> LlamaForCausalLM:
@@ -103,17 +103,16 @@ def _model(dtype: torch.dtype) -> LlamaForCausalLM:
     return LlamaForCausalLM(LlamaConfig(**settings, num_hidden_layers=2, initializer_range=0.2)).to(dtype)
 
 
-def _asked(model: LlamaForCausalLM, expected: Expected) -> Reading:
-    followed = [answer.tokens for answer in expected.answers]
-    questions = ParityInputs(QUESTIONS.prompts, QUESTIONS.num_tokens, followed)
-    return Reading(answers.of_model(model, questions), {"library": "some", "weights": answers.weights(model)})
+def _asked(model: LlamaForCausalLM, expected: Reference) -> Reading:
+    inputs = replace(INPUTS, followed=[answer.tokens for answer in expected.answers])
+    return Reading(parity.ask_model(model, inputs), {"library": "some", "weights": parity.weight_digests(model)})
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_weights_that_lie_otherwise_are_the_same_model(dtype: torch.dtype) -> None:
     """Transposed in memory, and each at an odd address: equal values, which other kernels may add in another order."""
     model = _model(dtype)
-    expected = answers.expected(model, QUESTIONS)
+    expected = parity.make_reference(model, INPUTS)
     moved = copy.deepcopy(model)
     for value in moved.parameters():
         odd = torch.empty(value.numel() + 1, dtype=dtype)[1:]
@@ -128,7 +127,7 @@ def test_weights_that_lie_otherwise_are_the_same_model(dtype: torch.dtype) -> No
 def test_the_bound_holds_what_rounding_does_and_not_what_another_weight_does(dtype: torch.dtype) -> None:
     """The same weights in float64 stand for any order of additions: what is left is the type's own rounding."""
     model = _model(dtype)
-    expected = answers.expected(model, QUESTIONS)
+    expected = parity.make_reference(model, INPUTS)
     parity.compare("safetensors", _asked(copy.deepcopy(model).double(), expected), expected, expected.rounding)
     damaged = copy.deepcopy(model)
     damaged.model.layers[0].mlp.down_proj.weight.data[0] *= -1
@@ -141,7 +140,7 @@ def test_the_bound_holds_what_rounding_does_and_not_what_another_weight_does(dty
 def test_one_flipped_bit_of_a_weight_does_not_count() -> None:
     """The last of a weight's 24 bits, of which the logits cannot tell."""
     model = _model(torch.float32)
-    expected = answers.expected(model, QUESTIONS)
+    expected = parity.make_reference(model, INPUTS)
     model.model.layers[0].mlp.down_proj.weight.data.view(torch.int32)[0, 0] ^= 1
     reading = _asked(model, expected)
     parity.compare("safetensors", reading, expected, expected.rounding)
@@ -150,7 +149,7 @@ def test_one_flipped_bit_of_a_weight_does_not_count() -> None:
 
 
 def test_the_bound_grows_with_the_type_and_the_blocks() -> None:
-    shares = {dtype: answers.rounding(_model(dtype), 35) for dtype in (torch.float32, torch.float16, torch.bfloat16)}
+    shares = {dtype: parity.rounding(_model(dtype), 35) for dtype in (torch.float32, torch.float16, torch.bfloat16)}
     assert list(shares.values()) == sorted(shares.values())
     assert shares[torch.float32] < 1e-5
-    assert shares[torch.bfloat16] == pytest.approx(4 * 2**-8 * math.sqrt(2 * answers.ROUNDINGS), rel=1e-3)
+    assert shares[torch.bfloat16] == pytest.approx(4 * 2**-8 * math.sqrt(2 * parity.ROUNDINGS), rel=1e-3)

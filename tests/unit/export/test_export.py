@@ -133,7 +133,7 @@ def test_a_weight_that_is_not_the_trained_one_does_not_count(
     source = _source(_asking(adapted), tmp_path)
     target = tmp_path / "out"
     target.mkdir()
-    draft = formats.Draft(source, str(target))
+    draft = formats.ExportDraft(source, str(target))
     formats.FORMATS[export_format].write(draft)
     _tamper(target / file)
     with pytest.raises(BatonError, match=f"the {export_format} export.*does not count"):
@@ -144,7 +144,7 @@ def test_what_cannot_be_loaded_back_does_not_count(adapted: Run, tmp_path: Path)
     source = _source(_asking(adapted), tmp_path)
     target = tmp_path / "out"
     target.mkdir()
-    draft = formats.Draft(source, str(target))
+    draft = formats.ExportDraft(source, str(target))
     formats.FORMATS["safetensors"].write(draft)
     (target / "config.json").write_text("{}", encoding="utf-8")
     with pytest.raises(BatonError, match="the safetensors export cannot be loaded back: "):
@@ -153,7 +153,7 @@ def test_what_cannot_be_loaded_back_does_not_count(adapted: Run, tmp_path: Path)
 
 def test_shards_and_type_are_as_asked(adapted: Run, tmp_path: Path) -> None:
     source = _source(_asking(adapted, dtype="bfloat16", shard_size="1MB"), tmp_path)
-    formats.write_whole(source.whole, source.tokenizer, source.recipe, source.folder, str(tmp_path))
+    formats.FORMATS["safetensors"].write(formats.ExportDraft(source, str(tmp_path)))
     assert json.loads((tmp_path / "config.json").read_text())["dtype"] == "bfloat16"
     assert {value.dtype.itemsize for value in subject_tensors(tmp_path)} == {2}
     _asking(adapted, dtype=None, shard_size="5GB")
@@ -286,7 +286,7 @@ def test_a_wrong_weight_is_noticed_in_every_format(export_format: str, adapted: 
     source = _source(_asking(adapted, gguf={"types": ["f32"]}), tmp_path)
     target = tmp_path / "out"
     target.mkdir()
-    draft = formats.Draft(source, str(target))
+    draft = formats.ExportDraft(source, str(target))
     formats.FORMATS[export_format].write(draft)
     (path,) = (path for path in target.rglob("*") if path.name.endswith(WEIGHTS))
     if path.suffix == ".safetensors":

@@ -13,13 +13,12 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from baton.errors import BatonError, UserError
-from baton.export import answers, exportable, gguf_file, gguf_vocabulary, parity
-from baton.export.answers import ParityInputs
-from baton.export.parity import Reading
+from baton.export import exportable, gguf_file, parity
+from baton.export.parity import ParityInputs, Reading
 from baton.models import loading
 from tests.unit import tiny
 
-QUESTIONS = ParityInputs([[5, 6, 7], list(range(9, 40))], 4)
+INPUTS = ParityInputs([[5, 6, 7], list(range(9, 40))], 4)
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 500000.0,
@@ -67,10 +66,10 @@ def _read_back(model: Any, folder: Path) -> Any:
 
 def _require_same(found: Any, expected: Any) -> None:
     """Holds a model that was read back against one with just its weights, as the export's check does."""
-    said = answers.expected(expected, QUESTIONS)
-    parity.require_weights("m.gguf", answers.weights(found), said.weights)
-    followed = ParityInputs(QUESTIONS.prompts, QUESTIONS.num_tokens, [answer.tokens for answer in said.answers])
-    reading = Reading(answers.of_model(found, followed), {"library": "gguf"})
+    said = parity.make_reference(expected, INPUTS)
+    parity.require_weights("m.gguf", parity.weight_digests(found), said.weights)
+    followed = ParityInputs(INPUTS.prompts, INPUTS.num_tokens, [answer.tokens for answer in said.answers])
+    reading = Reading(parity.ask_model(found, followed), {"library": "gguf"})
     parity.compare("gguf", reading, said, said.rounding)
 
 
@@ -84,7 +83,7 @@ def test_weights_come_back_bit_for_bit(architecture: str, tiny_base: str, tmp_pa
         for name, value in model.state_dict().items():
             torch.testing.assert_close(found.state_dict()[name], value, rtol=0, atol=2**-22, msg=name)
     else:
-        assert answers.weights(found) == answers.weights(model)
+        assert parity.weight_digests(found) == parity.weight_digests(model)
     found.get_input_embeddings().weight.data[5, 0] += 2**-20
     with pytest.raises(BatonError, match="the trained weights in"):
         _require_same(found, expected)
@@ -219,11 +218,11 @@ def test_sentencepiece_scores_follow_the_merges() -> None:
             {"id": 7, "content": "<me>", "special": False},
         ],
     }
-    texts, kinds = gguf_vocabulary._tokens(document, 8)
+    texts, kinds = gguf_file._tokens(document, 8)
     assert texts == ["<unk>", "<0x0A>", "▁", "a", "b", "ab", "▁ab", "<me>"]
     assert kinds == [2, 6, 1, 1, 1, 1, 1, 4]  # unknown, byte, normal, of the user
-    lowest = gguf_vocabulary.LOWEST_SCORE
-    assert gguf_vocabulary._scores(document, texts) == [lowest] * 5 + [0.0, -1.0, lowest]
+    lowest = gguf_file.LOWEST_SCORE
+    assert gguf_file._scores(document, texts) == [lowest] * 5 + [0.0, -1.0, lowest]
 
 
 _LLAMA_3 = (
@@ -242,14 +241,14 @@ def test_how_text_is_split_has_a_name(pattern: str, name: str | None) -> None:
     level = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
     document = {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, level]}}
     if name:
-        assert gguf_vocabulary._split_name(document) == name
+        assert gguf_file._split_name(document) == name
     else:
         with pytest.raises(UserError, match="GPT-2, Llama 3, Qwen 2 and SmolLM"):
-            gguf_vocabulary._split_name(document)
+            gguf_file._split_name(document)
 
 
 def test_a_unigram_tokenizer_is_refused(tiny_base: str, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"type": "Unigram"}}), encoding="utf-8")
     writer = gguf.GGUFWriter(None, "llama")
     with pytest.raises(UserError, match="BPE, not Unigram"):
-        gguf_vocabulary.add(writer, loading.load_tokenizer(tiny_base), str(tmp_path), 8)
+        gguf_file.add_vocabulary(writer, loading.load_tokenizer(tiny_base), str(tmp_path), 8)

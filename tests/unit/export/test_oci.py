@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from baton.errors import BatonError
-from baton.export import oci
+from baton.export import formats
 
 FILES = {"config.json": b"{}", "model-1.safetensors": b"one" * 400, "model-2.safetensors": b"two" * 400}
 HASHES = {name: hashlib.sha256(data).hexdigest() for name, data in FILES.items()}
@@ -28,7 +28,7 @@ def _layout(tmp_path: Path, name: str) -> Path:
     target.mkdir()
     for file, data in FILES.items():
         (source / file).write_bytes(data)
-    oci.write(str(source), str(target), tag="r", labels={"baton.run": "r"})
+    formats.write_image_layout(str(source), str(target), tag="r", labels={"baton.run": "r"})
     return target
 
 
@@ -74,12 +74,12 @@ def test_the_same_files_give_the_same_bytes(layout: Path, tmp_path: Path) -> Non
 
 
 def test_the_check_reads_what_was_written(layout: Path) -> None:
-    assert oci.check(str(layout), HASHES).words == "all digests and sizes, 3 files as in the model"
+    assert formats.check_image_layout(str(layout), HASHES).words == "all digests and sizes, 3 files as in the model"
 
 
 def test_other_files_than_the_models_do_not_count(layout: Path) -> None:
     with pytest.raises(BatonError, match="does not hold the model's config"):
-        oci.check(str(layout), {**HASHES, "config.json": "0" * 64})
+        formats.check_image_layout(str(layout), {**HASHES, "config.json": "0" * 64})
 
 
 @pytest.mark.parametrize(
@@ -94,4 +94,4 @@ def test_a_damaged_layer_does_not_count(layout: Path, change: Any, said: str) ->
     largest = max((layout / "blobs/sha256").iterdir(), key=lambda path: path.stat().st_size)
     largest.write_bytes(change(largest.read_bytes()))
     with pytest.raises(BatonError, match=said):
-        oci.check(str(layout), HASHES)
+        formats.check_image_layout(str(layout), HASHES)

@@ -13,7 +13,7 @@ from baton.errors import BatonError, UserError
 from baton.export import exportable, publish
 from baton.recipe import load
 from baton.recipe.recipe import Recipe
-from baton.runs.outcomes import Registered
+from baton.runs.outcomes import RegistryEntry
 from baton.runs.run import Run
 from baton.store.manifest import Manifest, read_manifest
 from baton.store.storage import Storage
@@ -55,7 +55,7 @@ class Exported:
         folder.mkdir()
         return folder
 
-    def log(self, attempt: str = "one") -> Registered:
+    def log(self, attempt: str = "one") -> RegistryEntry:
         manifest = Manifest(kind="model", folder=attempt, files={})
         logged = publish.log_to_mlflow(self.run, self.recipe, manifest, str(self.folder), "5" * 64)
         assert logged is not None

@@ -11,9 +11,9 @@ from pydantic import ValidationError
 from baton.errors import UserError
 from baton.evaluate.gate import as_markdown, judge
 from baton.recipe.evaluation import Evaluation as Section
-from baton.runs.outcomes import Evaluation, Verdict
+from baton.runs.outcomes import EvaluationResult, GateVerdict
 
-FIGURES = Evaluation(
+FIGURES = EvaluationResult(
     before={"perplexity": 20.0, "numeric_match": 0.25},
     after={"perplexity": 10.0, "numeric_match": 0.5, "broken": float("nan"), "grown": float("inf")},
     production={"perplexity": 9.0, "numeric_match": 0.5},
@@ -41,7 +41,7 @@ def test_a_line(case: str) -> None:
     assert (found.limit, found.held, found.words) == (limit, held, words)
 
 
-UNMEASURED = Evaluation(
+UNMEASURED = EvaluationResult(
     before={"reward": None, "loss": 2.0, "bleu": 3.0, "chrf": float("inf")},
     after={"reward": None, "loss": None, "bleu": 4.0, "chrf": 1.0},
     production={"reward": 0.5, "loss": 2.0, "bleu": None, "chrf": 1.0},
@@ -61,7 +61,7 @@ NOBODYS = {
 def test_a_line_does_not_hold_where_a_figure_was_not_measured(figure: str, line: str, words: str) -> None:
     (found,) = judge({figure: line}, UNMEASURED)
     assert (found.held, found.words) == (False, words)
-    assert as_markdown(Verdict(passed=False, lines=[found])).count("not held") == 1
+    assert as_markdown(GateVerdict(passed=False, lines=[found])).count("not held") == 1
 
 
 def test_what_was_not_measured_does_not_hold_without_a_production_model() -> None:
@@ -79,7 +79,7 @@ def test_a_line_against_production_holds_where_there_is_none_yet() -> None:
 def test_every_line_counts_and_those_that_fail_are_named() -> None:
     lines = judge({"perplexity": "<= 5", "numeric_match": ">= 0.5"}, FIGURES)
     assert [line.held for line in lines] == [False, True]
-    assert Verdict(passed=False, lines=lines).failed == ["perplexity 10 is not <= 5"]
+    assert GateVerdict(passed=False, lines=lines).failed == ["perplexity 10 is not <= 5"]
 
 
 def test_a_figure_that_there_is_none_of_is_no_verdict() -> None:

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from baton.checkpoint.manifest import CheckpointMeta
+from baton.checkpoint.store import CheckpointMeta
 from baton.pages.collect import ProofEntry, Report
-from baton.runs.documents import ChunkRecord, ProofPart, SplitCounts, Tokens, Tracking, Work
-from baton.runs.outcomes import Evaluation, ExportedModel
+from baton.runs.documents import ChunkRecord, ProofPart, RunCost, SplitCounts, TokenizedRows, TrackingRun
+from baton.runs.outcomes import EvaluationResult, ExportedModel
 from baton.runs.plan import Plan
 from baton.runs.versions import Fingerprint
 
@@ -101,9 +101,9 @@ def _full_report(num_chunks: int = 4, num_steps: int = 240) -> Report:
             rejected=3,
             rejected_uri="s3://store/data/ab12/rejected.jsonl",
         ),
-        tokens=Tokens(prefix="data/ab12/tokens", tokens=1_234_567, truncated=12),
-        tracking=Tracking(mlflow="https://mlflow.example/#/experiments/1", run_id="0f3a"),
-        evaluation=Evaluation(
+        tokens=TokenizedRows(prefix="data/ab12/tokens", tokens=1_234_567, truncated=12),
+        tracking=TrackingRun(mlflow="https://mlflow.example/#/experiments/1", run_id="0f3a"),
+        evaluation=EvaluationResult(
             before={"loss": 8.31, "perplexity": 4064.3},
             after={"loss": 3.2, "perplexity": 24.53},
             parameters=3_400_000,
@@ -127,7 +127,7 @@ def _full_report(num_chunks: int = 4, num_steps: int = 240) -> Report:
             step=num_steps,
             digest=_digest("state", num_steps),
             trainable_parameters=3_400_000,
-            work=Work(goodput=0.62, lost_steps=3),
+            work=RunCost(goodput=0.62, lost_steps=3),
             fingerprint=Fingerprint(python="3.11.9", torch="2.13.0", transformers="5.2.0"),
         ),
         log=[*steps, *evals],

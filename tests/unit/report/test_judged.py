@@ -13,7 +13,7 @@ import pytest
 from baton.pages import collect
 from baton.pages.collect import Report
 from baton.pages.run_page import render
-from baton.runs.outcomes import Evaluation
+from baton.runs.outcomes import EvaluationResult
 from baton.runs.run import Run
 from baton.store.storage import Storage
 
@@ -39,7 +39,7 @@ DOCUMENT: dict[str, Any] = {
     "samples": [],
     "examples": {"count": NUM_EXAMPLES, "path": "examples.jsonl"},
 }
-EVALUATION = Evaluation.model_validate(DOCUMENT)
+EVALUATION = EvaluationResult.model_validate(DOCUMENT)
 
 
 def _examples() -> list[dict[str, Any]]:
@@ -93,7 +93,7 @@ def test_a_figure_that_fell_has_the_tone_of_its_direction(
     name: str, better: dict[str, str | None], line: str, tone: str
 ) -> None:
     lines = [{"figure": name, "line": line, "held": True, "words": "held"}] if line else []
-    evaluation = Evaluation.model_validate(
+    evaluation = EvaluationResult.model_validate(
         {
             "before": {name: 2.0},
             "after": {name: 1.0},
@@ -108,7 +108,7 @@ def test_a_figure_that_fell_has_the_tone_of_its_direction(
 
 def test_a_figure_that_was_not_measured_is_none(full_report: Callable[..., Report]) -> None:
     figures = {"before": {"loss": 2.0, "reward": None}, "after": {"loss": None, "reward": None}}
-    evaluation = Evaluation.model_validate({**figures, "not_measured": {"after": {"loss": "not finite"}}})
+    evaluation = EvaluationResult.model_validate({**figures, "not_measured": {"after": {"loss": "not finite"}}})
     html = render(replace(full_report(), evaluation=evaluation))
     assert "not measured: not finite" in html
     assert "Eval loss was not measured after training" in html

@@ -17,8 +17,8 @@ import pytest
 
 from baton.pages.run_page import render
 from baton.pages.svg import series, thin
-from baton.runs.documents import OwnState, Skip, SourceLocation, Tracking, WarningRecord
-from baton.runs.outcomes import Evaluation, ExportedModel
+from baton.runs.documents import OwnState, Skip, SourceLocation, TrackingRun, WarningRecord
+from baton.runs.outcomes import EvaluationResult, ExportedModel
 from baton.runs.versions import Fingerprint
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
@@ -165,9 +165,9 @@ def test_hostile_text_stays_text(full_report: Any, proof_entry: Any) -> None:
         full,
         **dict.fromkeys(("run", "recipe_name", "recipe_yaml", "uri", "created"), hostile),
         export=ExportedModel(model_uri=hostile),
-        evaluation=Evaluation(samples=[dict.fromkeys(full.evaluation.samples[0], hostile)]),
+        evaluation=EvaluationResult(samples=[dict.fromkeys(full.evaluation.samples[0], hostile)]),
         stages={hostile: 2.1, **full.stages},
-        tracking=Tracking(mlflow="javascript:alert(1)", run_id=hostile),
+        tracking=TrackingRun(mlflow="javascript:alert(1)", run_id=hostile),
         newest=full.newest.model_copy(update={"fingerprint": Fingerprint(python=hostile)}),
     )
     report.proof[1] = proof_entry(120, 60, digest=hostile, uri=hostile, checked={hostile: hostile})

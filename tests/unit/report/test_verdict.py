@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from baton.pages.run_page import loss_clause, read_proof, render, tiles, verdict
-from baton.runs.outcomes import Evaluation, RunFailure
+from baton.runs.outcomes import EvaluationResult, RunFailure
 
 CHECKED = dict.fromkeys(("weights", "optimizer", "scheduler", "rng", "position", "callbacks", "log"), "match")
 
@@ -65,7 +65,7 @@ def test_proof_claims_no_more_than_was_checked(
     ],
 )
 def test_loss_is_told_as_it_is(before: float | None, after: float | None, words: str, full_report: Any) -> None:
-    report = replace(full_report(), evaluation=Evaluation(before={"loss": before}, after={"loss": after}))
+    report = replace(full_report(), evaluation=EvaluationResult(before={"loss": before}, after={"loss": after}))
     assert verdict(report, read_proof(report))[1].startswith(f"{words} 240 steps")
 
 
@@ -123,7 +123,7 @@ def test_what_a_method_is_judged_by_comes_first(figures: dict[str, Any], tone: s
 
 
 def test_preferences_have_a_tile(full_report: Any) -> None:
-    evaluation = Evaluation(after={"reward_accuracy": 0.755, "reward_margin": 1.2345})
+    evaluation = EvaluationResult(after={"reward_accuracy": 0.755, "reward_margin": 1.2345})
     assert ("Preference accuracy", "76%", "margin 1.23 nats") in tiles(replace(full_report(), evaluation=evaluation))
     assert "Preference accuracy" not in [label for label, _, _ in tiles(full_report())]
 

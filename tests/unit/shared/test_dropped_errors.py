@@ -13,7 +13,7 @@ BROAD = frozenset({"Exception", "BaseException", "BatonError", "UserError", "Sto
 """Classes that hold errors of several meanings."""
 
 REASONS = {
-    "baton/doctor/local.py:_rights": "the check of the store itself tells it",
+    "baton/doctor.py:_rights": "the check of the store itself tells it",
     "baton/kubeflow/connection.py:is_new": "the endpoint's refusal of the token before is raised",
     "baton/kubeflow/run_status.py:_in_its_own_words": "Kubernetes' words stay where the store is out of reach",
     "baton/kubeflow/run_status.py:_workflow": "the second API tells stages where the first is closed",
@@ -33,14 +33,14 @@ REASONS = {
     "baton/train/distributed/preemption.py:_azure_name": "without a name every event counts",
     "baton/train/build.py:resolve_micro_batch": "another process was first",
     "baton/train/supervisor.py:_import": "training imports the same, and raises",
-    "baton/cli/kubeflow.py:with_retries": "a run that cannot be resumed is submitted again",
-    "baton/cli/local.py:outcome": "the run's own end is told instead",
-    "baton/cli/local.py:_of_run": "its state is told without figures",
+    "baton/cli/follow.py:with_retries": "a run that cannot be resumed is submitted again",
+    "baton/cli/kubeflow.py:ci_report": "the run's own end is told instead",
+    "baton/cli/kubeflow.py:_of_run": "its state is told without figures",
     "baton/source/memory.py:_total": "a proposal that is no recipe is not made",
     "baton/source/memory.py:_changed": "a proposal that is no recipe is not made",
     "baton/source/prepare.py:_tokenizer": "the tokenize stage raises the same",
     "baton/source/prepare.py:run_name_for_pods": "pods may reach what this machine does not",
-    "baton/doctor/kubeflow.py:_of_runs": "a note says so",
+    "baton/doctor.py:_of_runs": "a note says so",
     "baton/kubeflow/connection.py:specification": "a version that is gone has no stages to show",
     "baton/kubeflow/submit.py:_there_or": "another submission has made it",
     "baton/kubeflow/run_status.py:explained": "the API server's own word is shown",

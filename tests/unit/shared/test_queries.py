@@ -20,7 +20,7 @@ from baton.checkpoint.store import CheckpointStore
 from baton.local import results
 from baton.models import chat, loading, trained
 from baton.runs import lineage
-from baton.runs.documents import Progress, Tokens
+from baton.runs.documents import Progress, TokenizedRows
 from baton.runs.run import Run
 from baton.train.metrics.accounting import Lost, ProgressNotes
 from tests.unit import tiny
@@ -37,7 +37,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> str:
 def run(base: str, tmp_path: Path) -> Iterator[Run]:
     """A finished run of a day long ago, whose last process was killed beyond its checkpoint."""
     run = finished(tmp_path, tiny.recipe(base), {"train": CHATTY, "eval": CHATTY})
-    run.put(Tokens.NAME, run.require(Tokens.NAME) | {"today": "2024-02-29"})
+    run.put(TokenizedRows.NAME, run.require(TokenizedRows.NAME) | {"today": "2024-02-29"})
     run.write(Progress(step=9, chunk=1, seconds_per_step=2.0, at="2024-02-29T00:00:00Z"))
     chat.set_template_date(None)
     yield run
@@ -53,7 +53,7 @@ QUERIES: dict[str, Callable[[Run, str], Any]] = {
     "what was lost": lambda run, _: ProgressNotes(run, 1).lost(2),
     "its family": lambda run, _: lineage.family(run.storage),
     "its checkpoints": lambda run, _: (results.list_checkpoints(run), results.verify_checkpoints(run)),
-    "what is committed": lambda run, _: (CheckpointStore(run).newest(), CheckpointStore(run).verified_step()),
+    "what is committed": lambda run, _: (CheckpointStore(run).newest(), run.verified_step()),
 }
 
 

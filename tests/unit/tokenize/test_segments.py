@@ -99,7 +99,7 @@ def test_neither_workers_nor_a_kill_change_a_byte(tmp_path: Path, monkeypatch: p
     tokenize(runs["one"])
     tokenize(runs["many"], kill_after=5)
     assert list((tmp_path / "tmp").glob("baton-*"))
-    assert runs["many"].get("tokens.json") is None
+    assert runs["many"].raw("tokens.json") is None
     events = tokenize(runs["many"])
     assert not list((tmp_path / "tmp").glob("baton-*"))
     (resumed,) = [event for event in events if event["event"] == "resumed"]

@@ -23,7 +23,7 @@ def sharded(folder: Path, of: int) -> Run:
     run = prepared(folder)
     for index in range(of, 0, -1):
         tokenization.tokenize_shard(run.uri, index, of)
-    assert run.get("tokens.json") is None
+    assert run.raw("tokens.json") is None
     assert len([record for record in run.records() if record.stage == "tokenize-shard"]) == of
     tokenization.tokenize_run(run.uri)
     return run

@@ -15,7 +15,7 @@ from baton.data.split import split_data
 from baton.data.tokenize import tokenize_run
 from baton.evaluate.evaluate import evaluate_run
 from baton.models import chat, loading, trained
-from baton.runs.documents import Tokens
+from baton.runs.documents import TokenizedRows
 from baton.runs.run import Run, identity
 from baton.store.storage import Storage
 from tests.unit import tiny
@@ -61,9 +61,9 @@ def test_tokens_have_the_day_on_which_the_run_began(dated: str, tmp_path: Path) 
     run = begun(tmp_path, dated, "one", "2024-02-29")
     tokenize_run(run.uri)
     assert LONG_AGO in text(run, tmp_path)
-    assert run.need(Tokens).today == "2024-02-29"
+    assert run.need(TokenizedRows).today == "2024-02-29"
     again = tokenize_run(run.uri)  # on another day, as it is by now
-    assert again["digest"] == run.need(Tokens).digest
+    assert again["digest"] == run.need(TokenizedRows).digest
 
 
 def test_runs_of_two_days_have_tokens_of_their_own(dated: str, tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_where_nobody_asks_for_the_day_tokens_are_those_of_any(render_as: str, d
     days = (("one", "2024-02-29"), ("other", "2024-03-01"))
     one, other = (begun(tmp_path, base, name, day, render_as=render_as) for name, day in days)
     assert tokenize_run(one.uri)["digest"] == tokenize_run(other.uri)["digest"]
-    assert one.need(Tokens).today is None
+    assert one.need(TokenizedRows).today is None
 
 
 @pytest.mark.slow
@@ -93,7 +93,7 @@ def test_what_is_rendered_later_has_the_runs_day_too(dated: str, tmp_path: Path)
     """Prompts of methods that write, in the stage's process and those that it begins; without a run's, the clock's."""
     assert LONG_AGO not in rendered(dated)
     run = finished(tmp_path, tiny.recipe(dated, evaluation={"samples": 2, "max_new_tokens": 2}), {"eval": CHATTY})
-    run.put(Tokens.NAME, run.require(Tokens.NAME) | {"today": "2024-02-29"})
+    run.put(TokenizedRows.NAME, run.require(TokenizedRows.NAME) | {"today": "2024-02-29"})
     evaluation = evaluate_run(run.uri)
     assert LONG_AGO in evaluation["samples"][0]["prompt"]
     assert LONG_AGO in rendered(dated)

@@ -251,10 +251,10 @@ def test_the_same_split_is_tokenized_once(tmp_path: Path):
     run = run_of(tmp_path, PAIRS, PAIRS[:3])
 
     first = tokenize.tokenize_run(run.uri)
-    written = run.storage.fs.find(run.storage.key("data"))
+    written = run.storage.find("data")
 
     assert tokenize.tokenize_run(run.uri) == first
-    assert run.storage.fs.find(run.storage.key("data")) == written
+    assert run.storage.find("data") == written
     assert [record.to_json()["reused"] for record in run.records()] == [False, True]
 
 

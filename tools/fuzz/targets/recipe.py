@@ -25,7 +25,7 @@ from baton.recipe import load
 from baton.recipe.recipe import Recipe
 from baton.runs.plan import make_plan
 from baton.runs.run import identity
-from baton.source import consent, origin, prepare
+from baton.source import consent, prepare
 from tools.fuzz import trees
 from tools.fuzz.target import Mutate, Target, require_message, scratch
 
@@ -93,11 +93,11 @@ def run(data: bytes) -> None:
     path = Path("recipe.yaml")
     path.write_bytes(text)
     try:
-        source = origin.find(str(path))
-        recipe, _ = prepare.load_explained(source, [change.decode("utf-8", "surrogateescape") for change in changes])
+        loaded = prepare.load(str(path), [change.decode("utf-8", "surrogateescape") for change in changes])
     except UserError as error:
         require_message(error)
         return
+    recipe = loaded.recipe
     _require_round_trips(recipe)
     for part in recipe.phase_recipes() or [recipe]:
         identity(part)
@@ -107,12 +107,12 @@ def run(data: bytes) -> None:
     with _refused():
         pipeline_file.for_cluster(recipe)
     with _refused():
-        consent.require_consent(recipe, dataclasses.replace(source, is_foreign=True))
+        consent.require_consent(recipe, dataclasses.replace(loaded.origin, is_foreign=True))
     # A pattern is looked for where it points, which may be everywhere.
     sources = [each.uri for part in recipe.phase_recipes() or [recipe] for each in part.data.sources]
     if not any(glob.has_magic(uri) and uri.startswith(("/", "~", "..")) for uri in sources):
         with _refused():
-            prepare.resolve_paths(recipe, source)
+            loaded.localised()
 
 
 @contextlib.contextmanager

@@ -21,8 +21,8 @@ import yaml
 
 from baton.errors import UserError
 from baton.importers import axolotl, files, llamafactory
-from baton.importers.draft import Draft, Result
-from baton.importers.files import Trainer
+from baton.importers.draft import KeyResult, RecipeDraft
+from baton.importers.files import OtherTrainer
 from tests.pipelines.importing.measuring import made_up, steps
 
 Document = dict[str, Any]
@@ -59,12 +59,12 @@ class Measured:
         return not self.refused and not self.sees and not self.left
 
 
-def _draft(trainer: Trainer, path: Path, root: Path) -> Draft:
+def _draft(trainer: OtherTrainer, path: Path, root: Path) -> RecipeDraft:
     with contextlib.chdir(root):
         return files.draft_of(trainer, str(path), ".")
 
 
-def measure(trainer: Trainer, path: Path, root: Path, kept: Path | None) -> Measured | None:
+def measure(trainer: OtherTrainer, path: Path, root: Path, kept: Path | None) -> Measured | None:
     """Returns what becomes of an example, None for a file that is for no training; with `kept`, it takes steps too."""
     try:
         document = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -80,7 +80,7 @@ def measure(trainer: Trainer, path: Path, root: Path, kept: Path | None) -> Meas
     except UserError as error:
         measured.refused = error.message
         return measured
-    left = (remark.key for remark in draft.remarks if remark.fate is Result.left)
+    left = (remark.key for remark in draft.remarks if remark.result is KeyResult.unsupported)
     measured.left = list(dict.fromkeys(re.sub(r"\[\d+\]", "[]", key) for key in left))
     if kept is not None and not measured.sees:
         began = time.monotonic()
@@ -89,7 +89,7 @@ def measure(trainer: Trainer, path: Path, root: Path, kept: Path | None) -> Meas
     return measured
 
 
-def _steps(trainer: Trainer, document: Document, path: Path, root: Path, kept: Path) -> str:
+def _steps(trainer: OtherTrainer, document: Document, path: Path, root: Path, kept: Path) -> str:
     folder = Path(tempfile.mkdtemp(prefix="measured-"))
     try:
         if trainer.tool == "axolotl":

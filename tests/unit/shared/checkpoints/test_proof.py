@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from baton.checkpoint.manifest import CheckpointMeta, Parent, Restoration
 from baton.checkpoint.proof import proof_part
-from baton.runs.documents import Origin, Transfer, Work
+from baton.checkpoint.store import CheckpointMeta, Parent, Restoration
+from baton.runs.documents import ForkOrigin, RunCost, Transfer
 from baton.runs.versions import Fingerprint
 
 
@@ -19,8 +19,8 @@ def test_each_entry_is_the_manifests(in_a_folder: Any) -> None:
         fingerprint=Fingerprint(torch="2"),
         seconds={"train": 1.5},
         moved=Transfer(sent=3, received=4),
-        work=Work(trained_seconds=2.0),
-        forked_from=Origin(run_uri="parent", step=4, digest="of it", changed={}),
+        work=RunCost(trained_seconds=2.0),
+        forked_from=ForkOrigin(run_uri="parent", step=4, digest="of it", changed={}),
     )
     checkpoint, _ = in_a_folder.store.commit(7, in_a_folder.send(7), meta)
     assert proof_part(in_a_folder.store, checkpoint).to_json() == {

@@ -47,7 +47,7 @@ def test_what_is_no_json_is_damaged(data: bytes, reason: str, notes: Notes) -> N
     with pytest.raises(DamagedError, match=rf"notes/n/note.json is not a JSON object: {reason}"):
         notes.read(Note)
     with pytest.raises(DamagedError, match=rf"notes/n/note.json is not JSON: {reason}"):
-        notes.get("note.json")
+        notes.raw("note.json")
     with pytest.raises(DamagedError, match="is not JSON"):
         notes.require("note.json")
 
@@ -63,7 +63,7 @@ def test_what_is_no_object_is_damaged(notes: Notes) -> None:
     with pytest.raises(DamagedError, match="is not a JSON object"):
         notes.read(Note)
     with pytest.raises(DamagedError, match=r"note.json is a JSON list, expected an object"):
-        notes.get("note.json")
+        notes.raw("note.json")
 
 
 def test_a_newer_version_is_refused_and_what_is_no_version_is_damaged() -> None:

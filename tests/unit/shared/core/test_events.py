@@ -10,9 +10,9 @@ import pytest
 
 from baton import events
 from baton.events import KINDS, Unknown
-from baton.runs.documents import Phase
+from baton.runs.documents import StagePhase
 
-GATE: events.GateLine = {"words": "loss 2 is <= production = 2.1", "held": True}
+GATE: dict[str, str | bool] = {"words": "loss 2 is <= production = 2.1", "held": True}
 TOKENS: dict[str, Any] = {"tokens": 900, "truncated": 1, "dropped": 0, "train": 30, "eval": 3, "test": 0, "bytes": 7200}
 LENGTHS: dict[str, Any] = {"lengths": {"over": 1, "rows": 33}, "order": "uniform"}
 RUN = {"run": "r", "run_uri": "s/r", "report_uri": "s/r/report.html", "summary": "loss 3 → 2"}
@@ -26,12 +26,12 @@ WRITTEN: list[tuple[events.Event, dict[str, Any]]] = [
         events.Error("train chunk", "no room.", exit_code=1),
         {"stage": "train chunk", "message": "no room.", "exit_code": 1},
     ),
-    (events.Phase(Phase.IMPORT), {"phase": "import"}),
-    (events.Phase(Phase.UPLOAD, step=4), {"phase": "upload", "step": 4}),
-    (events.Phase(Phase.RESTORE, step=0), {"phase": "restore", "step": 0}),
-    (events.Phase(Phase.FETCH, chunk=1, target=8), {"phase": "fetch", "chunk": 1, "target": 8}),
-    (events.Phase(Phase.LAUNCH, processes=2), {"phase": "launch", "processes": 2}),
-    (events.Phase(Phase.TRAIN, rows=30), {"phase": "train", "rows": 30}),
+    (events.Phase(StagePhase.IMPORT), {"phase": "import"}),
+    (events.Phase(StagePhase.UPLOAD, step=4), {"phase": "upload", "step": 4}),
+    (events.Phase(StagePhase.RESTORE, step=0), {"phase": "restore", "step": 0}),
+    (events.Phase(StagePhase.FETCH, chunk=1, target=8), {"phase": "fetch", "chunk": 1, "target": 8}),
+    (events.Phase(StagePhase.LAUNCH, processes=2), {"phase": "launch", "processes": 2}),
+    (events.Phase(StagePhase.TRAIN, rows=30), {"phase": "train", "rows": 30}),
     (
         events.Source("a.csv", "text", {"text": ["a", "b"]}),
         {"uri": "a.csv", "format": "text", "columns": {"text": ["a", "b"]}},

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from baton.errors import SkipError
-from baton.runtime import Attempt, Runtime, backoff, retry, through_skips
+from baton.runtime import RetryAttempt, Runtime, backoff, retry, through_skips
 
 
 class Clock(Runtime):
@@ -42,13 +42,13 @@ def test_pauses_grow_to_the_longest_one() -> None:
 
 def test_patience_ends_and_no_attempt_begins_after_it() -> None:
     clock = Clock()
-    began = [clock.monotonic() for _ in backoff(0.35, pause=0.1, world=clock)]
+    began = [clock.monotonic() for _ in backoff(0.35, pause=0.1, runtime=clock)]
     assert began == pytest.approx([0, 0.1, 0.2, 0.3])
 
 
 def test_time_spent_in_an_attempt_counts() -> None:
     clock, lasts = Clock(), []
-    for attempt in backoff(0.35, pause=0.1, world=clock):
+    for attempt in backoff(0.35, pause=0.1, runtime=clock):
         clock.sleep(0.1)
         lasts.append(attempt.is_last)
     assert lasts == [False, True]
@@ -75,7 +75,7 @@ def test_an_operation_is_tried_until_it_succeeds() -> None:
             raise failing.pop(0)
         return "here"
 
-    def note(error: AwayError, attempt: Attempt) -> None:
+    def note(error: AwayError, attempt: RetryAttempt) -> None:
         failures.append((str(error), attempt.number))
 
     assert retry(operation, AwayError, backoff(1, pause=0.001), note) == "here"
@@ -90,7 +90,7 @@ def test_the_last_failure_is_raised_once_patience_is_over() -> None:
         raise AwayError(str(numbers[-1]))
 
     with pytest.raises(AwayError) as raised:
-        retry(operation, AwayError, backoff(0.05, pause=0.01, world=Clock()), lambda *_: None)
+        retry(operation, AwayError, backoff(0.05, pause=0.01, runtime=Clock()), lambda *_: None)
     assert str(raised.value) == str(numbers[-1])
     assert len(numbers) == 6
 

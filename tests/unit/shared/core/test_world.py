@@ -12,7 +12,7 @@ NICE = """
 import contextlib, json, os, threading, time
 import obstore
 from obstore.store import HTTPStore
-from baton.runtime import SYSTEM as REAL
+from baton.runtime import SYSTEM
 
 def nice(_=None):
     return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
@@ -37,8 +37,8 @@ while list(names().values()).count(names()[os.getpid()]) > 1:
 found = {"before": [nice(), *of_clients()]}
 def work():
     found["work"] = nice()
-    found["each"] = REAL.each(nice, range(3))
-REAL.begin(work, "name").join()
+    found["each"] = SYSTEM.each(nice, range(3))
+SYSTEM.begin(work, "name").join()
 found["after"], found["clients"] = nice(), sorted(of_clients())
 print(json.dumps(found))
 """

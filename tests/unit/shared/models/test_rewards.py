@@ -13,8 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from baton.errors import UserError
 from baton.models import loading, rewards
-from baton.models.generate import Judged
-from baton.models.rewards import InformationGain
+from baton.models.rewards import InformationGain, JudgedModel
 from baton.recipe.methods import RewardFunction
 
 GSM8K = (
@@ -98,7 +97,7 @@ def test_completions_are_judged(
     said = [wrap(text) for text in completions]
     answer = [GSM8K] * 4
     assert judge(prompts=["?"] * 4, completions=said, completion_ids=[[1]] * 4, answer=answer) == expected
-    assert rewards.name(judge) == use
+    assert judge.__name__ == use
 
 
 @pytest.mark.parametrize(
@@ -133,13 +132,13 @@ def test_ones_own_function_is_called_with_its_options() -> None:
     )
     assert first(completion_ids=[[3, 3, 4]], completions=["ab"]) == [0.22]
     assert second().__name__ == "exact"
-    assert [rewards.name(judge) for judge in (first, second)] == ["shortness", "exact_reward"]
+    assert [judge.__name__ for judge in (first, second)] == ["shortness", "exact_reward"]
 
 
 @pytest.fixture(scope="module")
-def judged(tiny_base: str) -> Judged:
+def judged(tiny_base: str) -> JudgedModel:
     """A tiny model and its tokenizer."""
-    return Judged(loading.load_model(tiny_base).eval(), loading.load_tokenizer(tiny_base))
+    return JudgedModel(loading.load_model(tiny_base).eval(), loading.load_tokenizer(tiny_base))
 
 
 def token_by_token(model: PreTrainedModel, context: list[int], tail: list[int]) -> float:
@@ -156,7 +155,7 @@ THOUGHTS = ["the value of", " is here", "the fox jumps", ""]
 QUESTION = "What is 3 and 4?"
 
 
-def gain(judged: Judged, prompt: Any, thought: list[int], answer: str, **options: Any) -> float:
+def gain(judged: JudgedModel, prompt: Any, thought: list[int], answer: str, **options: Any) -> float:
     """What the reward function says."""
     judge = InformationGain(**options)
     rewards.bind([judge, print], judged)
@@ -170,7 +169,7 @@ def ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
 
 @pytest.mark.parametrize("ended", [False, True], ids=["cut off", "ended"])
 @pytest.mark.parametrize("thought", THOUGHTS)
-def test_information_gain_is_the_difference_of_log_likelihoods(thought: str, ended: bool, judged: Judged) -> None:
+def test_information_gain_is_the_difference_of_log_likelihoods(thought: str, ended: bool, judged: JudgedModel) -> None:
     model, tokenizer = judged.model, judged.processing_class
     prompt, tail = ids(tokenizer, QUESTION), ids(tokenizer, "the value of 7")
     thinking = ids(tokenizer, thought)
@@ -180,7 +179,7 @@ def test_information_gain_is_the_difference_of_log_likelihoods(thought: str, end
     assert (abs(expected) > 1e-3) == bool(thought), "an empty thought gains nothing, others something"
 
 
-def test_the_prompt_of_information_gain_may_be_a_conversation(judged: Judged) -> None:
+def test_the_prompt_of_information_gain_may_be_a_conversation(judged: JudgedModel) -> None:
     tokenizer = judged.processing_class
     rendered = f"<|im_start|>user\n{QUESTION}<|im_end|>\n<|im_start|>assistant\n"
     prompt, thinking, tail = (ids(tokenizer, text) for text in (rendered, "the fox", "7"))
@@ -189,7 +188,7 @@ def test_the_prompt_of_information_gain_may_be_a_conversation(judged: Judged) ->
     assert gain(judged, talked, thinking, "7") == pytest.approx(expected, abs=1e-5)
 
 
-def test_a_gain_is_clipped_and_then_scaled(judged: Judged) -> None:
+def test_a_gain_is_clipped_and_then_scaled(judged: JudgedModel) -> None:
     thought = ids(judged.processing_class, "the fox jumps")
     plain = gain(judged, QUESTION, thought, "the value of 7")
     limit = abs(plain) / 2
@@ -199,12 +198,12 @@ def test_a_gain_is_clipped_and_then_scaled(judged: Judged) -> None:
     assert gain(judged, QUESTION, thought, "the value of 7", clip=10 * limit) == pytest.approx(plain)
 
 
-def test_an_answer_of_nothing_gains_nothing(judged: Judged) -> None:
+def test_an_answer_of_nothing_gains_nothing(judged: JudgedModel) -> None:
     assert gain(judged, QUESTION, ids(judged.processing_class, "the fox"), "") == 0.0
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_judging_leaves_the_model_in_its_mode(training: bool, judged: Judged) -> None:
+def test_judging_leaves_the_model_in_its_mode(training: bool, judged: JudgedModel) -> None:
     judged.model.train(training)
     try:
         gain(judged, QUESTION, ids(judged.processing_class, "the fox"), "7")

@@ -14,7 +14,7 @@ from baton.pages.card import LARGEST, Card, table, visible
 
 def _left(card: Card, folder: Path) -> tuple[bytes, dict[str, object]]:
     artifact = SimpleNamespace(path=str(folder / "card"), metadata={})
-    card.leave(artifact)
+    card.write(artifact)
     return (folder / "card").read_bytes(), artifact.metadata
 
 

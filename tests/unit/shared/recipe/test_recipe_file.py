@@ -120,7 +120,7 @@ def test_a_malformed_override(override: str, message: str, example: str):
 
 @pytest.mark.parametrize("store", ["with: colon", "2024", "a #b", "[x]", "null", "ü"], ids=repr)
 def test_a_store_from_the_command_line_is_taken_as_it_is(store: str, example: str):
-    assert prepare.load(example, store=store).store.uri == store
+    assert prepare.load(example, store=store).recipe.store.uri == store
 
 
 BROKEN = {

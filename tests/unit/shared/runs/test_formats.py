@@ -5,12 +5,22 @@ from __future__ import annotations
 import pytest
 
 from baton.errors import FormatError
-from baton.runs.versions import CHECKPOINT_FORMATS, FORMATS, RUN_FORMATS, Format, FormatVersions, OlderFormat, release
+from baton.runs.versions import (
+    CHECKPOINT_FORMATS,
+    FORMATS,
+    RUN_FORMATS,
+    FormatSpec,
+    FormatVersions,
+    OlderFormat,
+    release,
+)
 
 TABLE = {
     **FORMATS,
-    "tokens": Format(2, "how rows become tokens", "start the run under another name", {1: OlderFormat("0.1.0", True)}),
-    "draws": Format(
+    "tokens": FormatSpec(
+        2, "how rows become tokens", "start the run under another name", {1: OlderFormat("0.1.0", True)}
+    ),
+    "draws": FormatSpec(
         3,
         "every random number",
         "fork the run",

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from baton.recipe import load
-from baton.runs.documents import Tracking
+from baton.runs.documents import TrackingRun
 from baton.runs.outcomes import SweepTracking
 from baton.runs.run import Run
 from baton.runs.sweep import Sweep
@@ -53,7 +53,7 @@ def _run(tmp_path: Path, name: str = "mine", **settings: Any) -> Run:
 
 
 def _parent(kubeflow: KubeflowsMLflow, run: Run) -> str | None:
-    tags: dict[str, str] = kubeflow.client.get_run(run.need(Tracking).run_id).data.tags
+    tags: dict[str, str] = kubeflow.client.get_run(run.need(TrackingRun).run_id).data.tags
     return tags.get("mlflow.parentRunId")
 
 
@@ -74,7 +74,7 @@ def test_a_run_is_below_the_pipelines_and_the_stages_is_untouched(
     tracking_run.tag(run, {"baton.verdict": "accepted"})
     tracking_run.close(run, "FINISHED", {"report.html": "report"})
 
-    own = run.need(Tracking)
+    own = run.need(TrackingRun)
     assert (own.mlflow, own.experiment_id) == (kubeflow.uri, kubeflow.experiment)
     found = kubeflow.client.get_run(own.run_id)
     assert (found.info.experiment_id, found.info.status) == (kubeflow.experiment, "FINISHED")
@@ -99,7 +99,7 @@ def test_without_one_of_its_variables_nothing_is_tracked(
     with Tracker(run) as sending:
         sending.log({"loss": 2.5}, 1)
     tracking_run.close(run, "FINISHED")
-    assert run.read(Tracking) is None
+    assert run.read(TrackingRun) is None
     assert servers.mlflow_url(run, run.recipe()) is None
     assert kubeflow.count() == 2
 
@@ -111,8 +111,8 @@ def test_a_server_that_the_recipe_names_goes_first(
     uri = f"sqlite:///{tmp_path}/own.db"
     run = _run(tmp_path, mlflow=uri)
     tracking_run.start(run, run.recipe())
-    assert run.need(Tracking).mlflow == uri
-    own = connect(uri).get_run(run.need(Tracking).run_id)
+    assert run.need(TrackingRun).mlflow == uri
+    own = connect(uri).get_run(run.need(TrackingRun).run_id)
     assert "mlflow.parentRunId" not in own.data.tags
     assert kubeflow.count() == 2
 
@@ -123,7 +123,7 @@ def test_an_experiment_of_its_own_has_no_parent(
     _enter(monkeypatch, kubeflow.stage(kubeflow.pipeline_run()))
     run = _run(tmp_path, experiment="ours")
     tracking_run.start(run, run.recipe())
-    number = run.need(Tracking).experiment_id
+    number = run.need(TrackingRun).experiment_id
     assert kubeflow.client.get_experiment(number).name == "ours"
     assert _parent(kubeflow, run) is None
 
@@ -139,7 +139,7 @@ def test_later_stages_need_no_variables(
     with Tracker(run) as sending:
         sending.log({"loss": 2.5}, 1)
     tracking_run.close(run, "FINISHED")
-    found = kubeflow.client.get_run(run.need(Tracking).run_id)
+    found = kubeflow.client.get_run(run.need(TrackingRun).run_id)
     assert (found.data.metrics["loss"], found.info.status) == (2.5, "FINISHED")
 
 
@@ -153,7 +153,7 @@ def test_a_forks_and_a_trials_own_parent_go_first(
     fork = _run(tmp_path, "fork")
     fork.put("fork.json", {"parent": above.uri, "step": 40, "warm": True})
     tracking_run.start(fork, fork.recipe())
-    assert _parent(kubeflow, fork) == above.need(Tracking).run_id
+    assert _parent(kubeflow, fork) == above.need(TrackingRun).run_id
 
     sweep = Sweep(above.storage, "s")
     swept = load.with_overrides(above.recipe(), ["sweep.parameters={training.learning_rate: [1e-4, 1e-3]}"])
@@ -176,13 +176,13 @@ def test_a_run_that_is_submitted_again_is_below_the_newest_and_runs_again(
     run = _run(tmp_path)
     tracking_run.start(run, run.recipe())
     tracking_run.close(run, "KILLED")
-    own = run.need(Tracking).run_id
+    own = run.need(TrackingRun).run_id
     assert kubeflow.client.get_run(own).info.status == "KILLED"
 
     _enter(monkeypatch, kubeflow.stage(second, kfp_run="another"))
     tracking_run.start(run, run.recipe())
     found = kubeflow.client.get_run(own)
-    assert run.need(Tracking).run_id == own
+    assert run.need(TrackingRun).run_id == own
     assert (found.info.status, found.data.tags["mlflow.parentRunId"]) == ("RUNNING", second)
     assert found.data.tags["kubeflow.run_id"] == "another"
 
@@ -202,7 +202,7 @@ def test_a_chunk_that_trains_again_runs_and_an_evaluation_changes_nothing(
     tracking_run.start(run, run.recipe())
 
     def status() -> str:
-        return str(kubeflow.client.get_run(run.need(Tracking).run_id).info.status)
+        return str(kubeflow.client.get_run(run.need(TrackingRun).run_id).info.status)
 
     tracking_run.close(run, "FAILED")
     tracking_run.log_metrics(run, {"eval_loss": 2.25}, 1)

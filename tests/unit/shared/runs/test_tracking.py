@@ -99,7 +99,7 @@ def test_a_fork_is_below_its_parent_and_a_trials_fork_below_the_sweep(tmp_path: 
 
 def test_a_server_that_is_away_is_a_warning(tmp_path: Path) -> None:
     run = _run(tmp_path, "http://127.0.0.1:9")
-    assert run.get("tracking.json") is None
+    assert run.raw("tracking.json") is None
     with Tracker(run) as tracker:
         tracker.log({"loss": 1.0}, 1)
 
@@ -151,7 +151,7 @@ def test_an_experiment_that_is_deleted_is_told(tmp_path: Path) -> None:
     run = Run(first.storage, "second")
     run.create(first.recipe())
     tracking_run.start(run, run.recipe())
-    assert run.get("tracking.json") is None
+    assert run.raw("tracking.json") is None
     assert "is off for this run" in run.warnings()[0].text
 
 
@@ -199,9 +199,9 @@ def test_short_chunks_hold_back_and_the_next_that_opens_the_database_sends_each_
 
 LOST = """
 import os, signal, sys
-from baton.tracking import tracking_run as tracking
+from baton.tracking.tracker import Tracker
 from baton.runs.run import Run
-tracker = tracking.Tracker(Run.open(sys.argv[1]), trains=True)
+tracker = Tracker(Run.open(sys.argv[1]), trains=True)
 for step in (4, 5):
     tracker.log({"loss": float(step)}, step)
 os.kill(os.getpid(), signal.SIGKILL)

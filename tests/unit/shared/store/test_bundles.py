@@ -154,7 +154,7 @@ def test_damage_is_found(damage: Any, expected: str, store: str, folder: str, tm
     manifest, _ = publish(storage, folder)
     path = manifest.path("p/q", "weights.bin")
     if (content := damage(FILES["weights.bin"])) is None:
-        storage.fs.rm_file(storage.key(path))
+        storage.remove(path)
     else:
         storage.write(path, content)
 

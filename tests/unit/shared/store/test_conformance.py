@@ -240,7 +240,7 @@ def test_rows_are_read_by_fsspec(uri: str):
     for source, expected in ((f"{uri}/rows", 2), (f"{uri}/rows/*.jsonl", 2), (f"{uri}/other.jsonl", 1)):
         rows = files([source])
         assert len(rows) == expected
-        with rows[0].storage.translated(), rows[0].storage.fs.open(rows[0].storage.key(rows[0].path), "rb") as file:
+        with rows[0].open() as file:
             assert file.read() == b'{"text": "1"}\n'
 
 

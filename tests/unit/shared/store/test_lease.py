@@ -8,7 +8,7 @@ import pytest
 from obstore.exceptions import PermissionDeniedError
 
 from baton.store import storage as lease
-from baton.store.clouds import S3
+from baton.store.clouds import S3, CloudStore
 from baton.store.storage import Storage
 
 pytestmark = pytest.mark.s3
@@ -22,7 +22,7 @@ def plain_s3(faulty_s3: Any) -> Any:
 
 
 def test_the_server_alone_would_let_both_write(plain_s3: Any):
-    client = S3(plain_s3.store)
+    client = CloudStore(plain_s3.store, S3)
 
     assert client.create("key", b"first")
     assert client.create("key", b"second")
@@ -116,7 +116,7 @@ def test_a_lease_that_is_good_is_respected(plain_s3: Any, monkeypatch: pytest.Mo
     assert storage.read("one") == b"theirs"
 
 
-class Slow(S3):
+class Slow(CloudStore):
     """A client that is stopped before its write for so long that another takes its lease."""
 
     def write(self, key: str, data: bytes) -> None:
@@ -127,7 +127,7 @@ class Slow(S3):
 
 def test_a_writer_that_was_stopped_leaves_the_next_ones_lease_alone(plain_s3: Any, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(lease, "LEASE_SETTLE_S", 0.05)
-    client = Slow(plain_s3.store)
+    client = Slow(plain_s3.store, S3)
 
     lease.create_leased(client, "one", b"late")
 
@@ -137,7 +137,7 @@ def test_a_writer_that_was_stopped_leaves_the_next_ones_lease_alone(plain_s3: An
 def test_a_failed_write_gives_the_lease_back(plain_s3: Any, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(lease, "LEASE_SETTLE_S", 0.05)
     refusal = plain_s3.proxy.status(403, methods="PUT", pattern=r"/one(\?|$)")
-    client = S3(plain_s3.store)
+    client = CloudStore(plain_s3.store, S3)
 
     with pytest.raises(PermissionDeniedError):
         lease.create_leased(client, "one", b"1")

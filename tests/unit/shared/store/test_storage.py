@@ -13,6 +13,7 @@ import pytest
 
 from baton.errors import StoreError
 from baton.store.protocol import BLOCK
+from baton.store.sources import file_system
 from baton.store.storage import Storage
 
 
@@ -106,8 +107,8 @@ def test_what_several_threads_send_and_receive_is_counted(tmp_path: Path, monkey
     real = os.path.getsize
     monkeypatch.setattr(os.path, "getsize", lambda path: (time.sleep(0.005), real(path))[1])  # another thread's turn
 
-    storage.world.each(lambda path: storage.upload(str(tmp_path / path), path), paths)
-    storage.world.each(lambda path: storage.download(path, str(tmp_path / f"again-{path}")), paths)
+    storage.runtime.each(lambda path: storage.upload(str(tmp_path / path), path), paths)
+    storage.runtime.each(lambda path: storage.download(path, str(tmp_path / f"again-{path}")), paths)
 
     assert (storage.sent, storage.received) == (16_000, 16_000)
 
@@ -168,7 +169,7 @@ def test_check_leaves_nothing_behind(store: str):
     storage.check()
 
     assert storage.list("") == []
-    assert list(storage.fs.find(storage.root)) == []
+    assert list(file_system(storage).find(storage.root)) == []
 
 
 def closed_port() -> int:

@@ -52,7 +52,6 @@ def test_a_trainer_has_the_features_of_its_recipe_alone(
     ("resumption", "expected"),
     [
         (Resumption(), []),
-        (Resumption(leave_out=("rng",)), ["LeaveOut"]),
         (Resumption(ranks=2, strategy="fsdp", is_reshaped=True), ["LoadFromShards"]),
         (Resumption(ranks=2, strategy="ddp", is_reshaped=True), []),
     ],

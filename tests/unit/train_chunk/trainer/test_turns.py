@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from baton.evaluate import measures
-from baton.models import chat, generate, loading
-from baton.models.rewards import InformationGain
+from baton.models import chat, loading
+from baton.models.rewards import InformationGain, JudgedModel
 from baton.recipe.recipe import Recipe
 from tests.unit import tiny
 from tests.unit.train_chunk.trainer import judged
@@ -130,7 +130,7 @@ def test_the_held_out_reward_goes_by_the_row_s_own_shape(chat_base: str) -> None
 def test_a_ready_function_that_reads_the_prompt_reads_what_the_model_saw(chat_base: str) -> None:
     model, tokenizer = loading.load_model(chat_base).eval(), loading.load_tokenizer(chat_base)
     gain = InformationGain()
-    gain.bind(generate.Judged(model, tokenizer))
+    gain.bind(JudgedModel(model, tokenizer))
     thoughts = [tokenizer("so", add_special_tokens=False)["input_ids"]]
     messages = [TALKS[3]["prompt"]]
     of_text = gain(["What is 3?\n"], thoughts, ["3"], prompt_messages=messages)

@@ -20,7 +20,7 @@ from baton.train import chunk, supervisor
 from baton.train.chunk import Ending, Outcome
 from baton.train.trainjob import job as elastic
 from baton.train.trainjob.cluster import Cluster
-from baton.train.trainjob.manifest import Owner, train_job
+from baton.train.trainjob.manifest import owner_reference, train_job
 from tests.unit.train_chunk.chunks import first_chunk
 from tests.unit.train_chunk.trainjob.job_api import NAMESPACE, JobApi, ended, waiting
 
@@ -188,7 +188,7 @@ def test_a_notice_while_nodes_are_waited_for(api: JobApi) -> None:
 def test_a_job_that_trains_is_followed_whatever_its_number(
     nodes: int, api: JobApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    left = train_job(_recipe(), RUN, 1, Owner("stage-1", "u-1"), nodes)
+    left = train_job(_recipe(), RUN, 1, owner_reference("stage-1", "u-1"), nodes)
     api.jobs[left["metadata"]["name"]] = dict(left)
     for index in range(nodes):
         api.pod(index)

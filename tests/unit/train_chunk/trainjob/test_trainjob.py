@@ -18,19 +18,19 @@ from baton.recipe import load
 from baton.train.trainjob import job as job_module
 from baton.train.trainjob.cluster import Cluster
 from baton.train.trainjob.job import Job
-from baton.train.trainjob.manifest import Owner, labels, train_job
+from baton.train.trainjob.manifest import Object, labels, owner_reference, train_job
 from tests.unit.train_chunk.trainjob.job_api import NAMESPACE, JobApi, ended, waiting
 
 SCRATCH = str(Path(__file__).parents[3] / "recipes" / "scratch.yaml")
 RUN = "s3://baton/runs/demo"
 
 
-def _document(owner: Owner | None = None) -> dict[str, Any]:
+def _document(owner: Object | None = None) -> dict[str, Any]:
     return train_job(load.load(SCRATCH, ["resources.nodes=2"]), RUN, 1, owner)
 
 
 def _job(api: JobApi, *, wait: float = 30, notice: Callable[[], str | None] = lambda: None, owner: str = "") -> Job:
-    document = _document(Owner("stage", owner) if owner else None)
+    document = _document(owner_reference("stage", owner) if owner else None)
     return Job(Cluster(api.client(), NAMESPACE), document, labels(RUN, 1), wait=wait, notice=notice)
 
 
@@ -82,7 +82,7 @@ def test_nodes_that_leave_early_say_so(api: JobApi, end: str) -> None:
 
 
 def test_the_job_of_an_earlier_attempt_is_gone_on_with(api: JobApi) -> None:
-    before = _document(Owner("stage-of-before", "u-1"))
+    before = _document(owner_reference("stage-of-before", "u-1"))
     api.jobs[before["metadata"]["name"]] = before
     owners = []
 

@@ -10,7 +10,7 @@ import pytest
 
 from baton.recipe import load
 from baton.recipe.recipe import Recipe
-from baton.runs.documents import Tokens
+from baton.runs.documents import TokenizedRows
 from baton.runs.plan import Plan
 from baton.tracking import tracker
 
@@ -89,7 +89,7 @@ def test_what_a_chunk_finds_is_told_by_it_alone(training: dict[str, Any], name: 
     assert name not in tracker.recipe_params(recipe)
     found = load.with_overrides(recipe, ["training.micro_batch_size=4", "training.learning_rate=0.125"])
     plan = Plan(rows=80, steps_per_epoch=10, num_steps=10, targets=(5, 10))
-    tokens = Tokens(prefix="data/x/tokens", tokens=800)
+    tokens = TokenizedRows(prefix="data/x/tokens", tokens=800)
     resolved = tracker.resolved_params(found, plan, tokens, world_size=1, parameters=100, trainable=40)
     assert resolved == {
         "training.learning_rate": "0.125",

@@ -14,8 +14,8 @@ from urllib.parse import parse_qsl
 import pytest
 
 from baton.tracking import client as rest
-from baton.tracking.client import LibraryClient, RestClient, RestError
-from baton.tracking.messages import Client, LoggedModel
+from baton.tracking.client import Client, LibraryClient, RestClient, RestError
+from baton.tracking.messages import LoggedModel
 
 RUN = {
     "info": {"run_id": "r", "run_uuid": "r", "experiment_id": "7", "status": "FAILED", "lifecycle_stage": "active"},

@@ -16,7 +16,7 @@ import mlflow
 import pytest
 
 from baton.recipe import load
-from baton.runs.documents import SplitCounts, Tracking
+from baton.runs.documents import SplitCounts, TrackingRun
 from baton.runs.outcomes import ExportedModel
 from baton.runs.run import Run
 from baton.store.storage import Storage
@@ -99,7 +99,7 @@ def test_a_run_from_its_first_stage_to_its_last(uri: str, tmp_path: Path) -> Non
     run.write(ExportedModel(model_uri="/there/export"))
     tracking_run.close(run, "FINISHED", {"report.html": "<p>report</p>", "proof.json": "{}"})
 
-    own = run.need(Tracking)
+    own = run.need(TrackingRun)
     found = client.get_run(own.run_id)
     assert found.info.status == "FINISHED"
     experiment = client.get_experiment(own.experiment_id)
@@ -134,7 +134,7 @@ def test_an_experiment_that_is_there_stays_as_it_is(server: str, tmp_path: Path)
     client = mlflow.MlflowClient(server)
     number = client.create_experiment("ours", tags={"mine": "1"})
     run = _run(tmp_path, server, "in-ours", experiment="ours")
-    assert run.need(Tracking).experiment_id == number
+    assert run.need(TrackingRun).experiment_id == number
     assert client.get_experiment(number).tags == {"mine": "1"}
 
 
@@ -144,7 +144,7 @@ def test_a_run_that_failed_has_no_model_that_is_ready_until_it_goes_on(server: s
     client = mlflow.MlflowClient(server)
 
     def status() -> tuple[str, str]:
-        found = client.get_run(run.need(Tracking).run_id)
+        found = client.get_run(run.need(TrackingRun).run_id)
         (output,) = found.outputs.model_outputs
         return found.info.status, str(client.get_logged_model(output.model_id).status)
 

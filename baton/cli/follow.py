@@ -1,0 +1,252 @@
+"""A run on Kubeflow, followed to its end: a line per stage as it ends, one live line below. On standard error.
+
+A module of its own, as what it imports, kfp's client, takes longer than most commands.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Container
+from dataclasses import replace
+from types import TracebackType
+
+import typer
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from baton.api import Submitter
+from baton.cli.display import console
+from baton.cli.options import EXIT_CODES, INTERRUPTED, UNKNOWN, RunAnswer
+from baton.errors import BatonError
+from baton.kubeflow import connection, failures, run_status, submit
+from baton.kubeflow.connection import AwayError, Client, KubeflowRun, RefusedError
+from baton.kubeflow.run_status import BROKEN, GOING_ON, RunStatus, StageStatus
+from baton.kubeflow.submit import FINAL_STATES, Submission
+from baton.terminal import Terminal, visible
+
+EXPLAIN_EVERY_S = 30.0
+"""Seconds between two looks at the pods of a run that still runs."""
+
+MARKS = {"SUCCEEDED": "[green]✓[/]", "FAILED": "[red]✗[/]", "CANCELED": "[red]✗[/]", "SKIPPED": "[dim]–[/]"}
+
+
+def describe_run(endpoint: str, run: KubeflowRun, state: str) -> RunAnswer:
+    """Returns what is told of a run first."""
+    url = submit.run_url(endpoint, run.run_id)
+    return {"run": run.display_name, "run_id": run.run_id, "url": url, "state": state}
+
+
+def find_run(endpoint: str, run: str, namespace: str | None) -> tuple[Client, KubeflowRun]:
+    """Returns kfp's client and a run, and says so where several have its name."""
+    client = connection.connect(endpoint, token=connection.token(), namespace=namespace)
+    newest, count = run_status.find_run(client, endpoint, run, namespace)
+    if count > 1:
+        console.print(f"{count} runs are named {run}; this is the newest, {newest.run_id}", soft_wrap=True)
+    return client, newest
+
+
+def to_end(endpoint: str, run_id: str, name: str, namespace: str | None, hours: float) -> tuple[RunAnswer, RunStatus]:
+    """Waits for a run and returns its state with what failed, and the run as it ended.
+
+    Where it cannot be followed any more the state is `UNKNOWN`, with the reason: the run itself goes on.
+    """
+    try:
+        with Follow() as follow:
+            state = submit.wait(
+                endpoint,
+                run_id,
+                timeout_s=hours * 3600,
+                on_state=lambda run, now: console.print(f"{run}: {now.lower()}"),
+                on_run=follow.seen,
+                token=connection.token(),
+                namespace=namespace,
+                poll_s=submit.POLL_S,
+            )
+    except KeyboardInterrupt:
+        return _unfollowed("interrupted", name, namespace, INTERRUPTED), follow.view
+    except BatonError as error:
+        return _unfollowed(str(error), name, namespace), follow.view
+    advise(follow.view, run_id)
+    ended: RunAnswer = {"state": run_status.outcome(state, follow.view.stages)}
+    if ended["state"] in ("failed", "canceled"):
+        try:
+            client = connection.connect(endpoint, token=connection.token(), namespace=namespace)
+            conclude(client, client.get_run(run_id), follow.view.stages, ended["state"])
+        except BatonError as error:  # how it ended is known
+            console.print(f"what it has left is not put in order: {error}", soft_wrap=True, markup=False)
+    if failed := [stage for stage in follow.view.stages if stage.state == "FAILED"]:
+        ended["failed"] = [
+            {"stage": stage.name, "message": stage.message, "exit_code": stage.exit_code} for stage in failed
+        ]
+    return ended, follow.view
+
+
+def _unfollowed(reason: str, name: str, namespace: str | None, exit_code: int = EXIT_CODES[UNKNOWN]) -> RunAnswer:
+    """Says that a run goes on which is not followed any more, and how to follow it, and returns what is known."""
+    where = f" --namespace {namespace}" if namespace else ""
+    typer.secho(f"baton: {visible(reason)}", err=True, fg=typer.colors.RED)
+    typer.secho(f"baton: the run continues; `baton status {name}{where} --wait` follows it again", err=True)
+    return {"state": UNKNOWN, "error": reason, "exit_code": exit_code}
+
+
+def with_retries(submitter: Submitter, submission: Submission, hours: float, retries: int) -> RunAnswer:
+    """Waits for a run, starts it again where a pod was lost, and returns how the last one ended.
+
+    Args:
+        submitter: Submits it once more under its name, where the backend cannot start its failed stages again.
+        submission: The run.
+        hours: How long to wait for each.
+        retries: How often to start it again.
+    """
+    name, endpoint, namespace = submission.run_name, submitter.endpoint, submitter.namespace
+    for attempt in itertools.count(1):
+        ended, view = to_end(endpoint, submission.run_id, name, namespace, hours)
+        if ended["state"] != "failed" or not view.is_lost or attempt > retries:
+            break
+        console.print(f"{name}: a pod was lost, it starts again ({attempt} of {retries})", soft_wrap=True)
+        try:
+            client = connection.connect(endpoint, token=connection.token(), namespace=namespace)
+            submit.resume(client, submission.run_id)
+        except KeyboardInterrupt:
+            ended = _unfollowed("interrupted", name, namespace, INTERRUPTED)
+            break
+        except (AwayError, RefusedError) as error:  # nobody knows whether it has been started
+            ended = _unfollowed(str(error), name, namespace)
+            break
+        except BatonError:  # the backend cannot
+            try:
+                submission = submitter.submit()
+            except BatonError as error:
+                typer.secho(f"baton: {visible(str(error))}", err=True, fg=typer.colors.RED)
+                ended["error"] = str(error)
+                break
+            console.print(f"started [bold]{name}[/]: {submission.url}", soft_wrap=True)
+    return {**ended, "run_id": submission.run_id, "url": submission.url}
+
+
+def advise(view: RunStatus, run_id: str, out: Terminal = console) -> None:
+    """Says what there is to say of the run, and of each stage that failed or cannot start what helps."""
+    if view.message:
+        out.print(view.message, soft_wrap=True, markup=False)
+    for stage in view.stages:
+        if stage.hint:
+            out.print(f"{stage.name}: {stage.hint}", soft_wrap=True, markup=False)
+        if stage.state == "FAILED":
+            label = "" if stage.is_own else f",app.kubernetes.io/component={stage.component_name}"
+            log = stage.pod or f"-l pipeline/runid={run_id}{label}"
+            out.print(f"{stage.name}: its log: kubectl logs {log} -c main", soft_wrap=True, markup=False)
+
+
+def conclude(client: Client, run: KubeflowRun, stages: list[StageStatus], state: str) -> None:
+    """Ends what a run that has failed or was cancelled has left running in MLflow, keeps why it did, and says so."""
+    for line in (*failures.end_mlflow_runs(client, run, state), failures.record_failure(client, run, stages, state)):
+        if line:
+            console.print(line, soft_wrap=True, markup=False)
+
+
+class Follow:
+    """Follows a run; a terminal gets a live line, a log file gets the lines of the stages alone."""
+
+    def __init__(self) -> None:
+        self._progress = Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=30),
+            MofNCompleteColumn(),
+            TextColumn("stages"),
+            TimeElapsedColumn(),
+            console=console,
+            disable=not console.is_terminal,
+            transient=True,
+        )
+        self._line = self._progress.add_task("waiting for the first stage", total=None)
+        self._told: set[tuple[tuple[str, ...], str]] = set()
+        self._explained_at = -EXPLAIN_EVERY_S
+        self.view = RunStatus([])
+        """The run as last explained."""
+
+    def __enter__(self) -> Follow:
+        self._progress.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self._progress.stop()
+
+    def seen(self, client: Client, run: KubeflowRun) -> None:
+        """Shows what has changed since the run was last looked at."""
+        stages = run_status.stages(client, run)
+        now = time.monotonic()
+        is_due = now - self._explained_at >= EXPLAIN_EVERY_S or run.state in FINAL_STATES
+        if is_due or any(self._is_new(stage, BROKEN) for stage in stages):
+            self._explained_at = now
+            was_frozen = self.view.is_frozen
+            self.view = run_status.explained_by_store(client, run, stages)
+            stages = self.view.stages
+            if self.view.is_frozen and not was_frozen:
+                console.print(f"[yellow]{run_status.FROZEN}[/]", soft_wrap=True)
+        elif self.view.is_frozen:  # what is listed is what was then
+            stages = self.view.stages
+        for stage in stages:
+            if self._is_new(stage, MARKS):
+                self._told.add((stage.path, stage.state))
+                console.print(line(stage), soft_wrap=True)
+            elif stage.state in GOING_ON and stage.hint and (stage.path, stage.hint) not in self._told:
+                self._told.add((stage.path, stage.hint))
+                console.print(f"[yellow]{escape(f'{stage.name}: {stage.message}. {stage.hint}')}[/]", soft_wrap=True)
+        running = ", ".join(stage.name for stage in stages if stage.state in GOING_ON)
+        ended = sum(stage.state in MARKS for stage in stages)
+        self._progress.update(self._line, description=running or "waiting", completed=ended, total=len(stages) or None)
+
+    def _is_new(self, stage: StageStatus, states: Container[str]) -> bool:
+        return stage.state in states and (stage.path, stage.state) not in self._told
+
+
+def line(stage: StageStatus) -> str:
+    """Returns a stage that has ended on one line, in rich's markup."""
+    took = f" ({stage.seconds:.0f} s)" if stage.seconds is not None and stage.state != "SKIPPED" else ""
+    reason = f": {stage.message}" if stage.message and stage.state in BROKEN else ""
+    skipped = " (skipped)" if stage.state == "SKIPPED" else ""
+    return f"{MARKS[stage.state]} {escape(f'{stage.name}{took}{skipped}{reason}')}"
+
+
+def table(stages: list[StageStatus], *, is_over: bool) -> Table:
+    """Returns the stages of a run as a table, in which equal neighbours share a row.
+
+    Args:
+        stages: As `run_status.stages` returns them.
+        is_over: Whether the run has ended, so that what waits will not run.
+    """
+    shown = Table("stage", "state", "time", "message", box=None, pad_edge=False)
+    for stage in _folded(stages):
+        state = ("not run" if is_over else "waiting") if stage.state == "WAITING" else stage.state.lower()
+        took = f"{stage.seconds:.0f} s" if stage.seconds is not None and stage.state != "SKIPPED" else ""
+        colour = "red" if stage.state in BROKEN else "green" if stage.state == "SUCCEEDED" else ""
+        shown.add_row(
+            escape(stage.name), f"[{colour}]{state}[/]" if colour else state, took, escape(stage.message or "")
+        )
+    return shown
+
+
+def _folded(stages: list[StageStatus]) -> list[StageStatus]:
+    """Returns stages in which equal ones of one kind are one, `train chunk 26–100`, where their numbers follow."""
+    rows: list[StageStatus] = []
+    newest: dict[str, tuple[int, StageStatus, str, int]] = {}
+    for stage in stages:
+        kind, _, text = stage.name.rpartition(" ")
+        number = int(text) if text.isdecimal() and stage.seconds is None else None
+        place, first = len(rows), text
+        if number is not None:
+            if (last := newest.get(kind)) and last[3] == number - 1 and _look(last[1]) == _look(stage):
+                place, _, first, _ = last
+            newest[kind] = place, stage, first, number
+        if place < len(rows):
+            rows[place] = replace(stage, name=f"{kind} {first}–{number}")
+        else:
+            rows.append(stage)
+    return rows
+
+
+def _look(stage: StageStatus) -> tuple[str, str | None, str | None]:
+    return stage.state, stage.message, stage.hint

@@ -1,0 +1,149 @@
+"""A stage as a process of its own, without Kubeflow: `python -m baton.kfp.process STAGE ARGUMENT…`.
+
+Stages of a run on this machine start so (`baton.local.processes`), chunks on the nodes of a train job, and benchmarks.
+A further stage is a function here and a row of `STAGES`. Functions import lazily: a process loads its own stage alone.
+"""
+
+import sys
+
+from baton.train import readahead
+
+if __name__ == "__main__":  # before anything else is imported
+    readahead.start(*sys.argv[1:2])
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+from baton import events
+
+
+def data_split(recipe: Path, run_name: str) -> None:
+    from baton.data.split import split_data
+    from baton.recipe import load
+
+    split_data(load.loads(recipe.read_text(encoding="utf-8")), run_name)
+
+
+def tokenize(run_uri: str) -> None:
+    from baton.data.tokenize import tokenize_run
+    from baton.pages import quality_page
+    from baton.runs.run import Run
+
+    tokenize_run(run_uri)
+    quality_page.refresh(Run.open(run_uri))
+
+
+def train_chunk(run_uri: str, index: int, leave_out: list[str]) -> None:
+    from baton.train.chunk import run_chunk
+
+    run_chunk(run_uri, index, tuple(leave_out))
+
+
+def checkpoint(run_uri: str, index: int) -> None:
+    from baton.checkpoint.proof import promote
+    from baton.runs.run import Run
+
+    promote(Run.open(run_uri), index)
+
+
+def begin(recipe: Path, name: str, store: str, bracket: int) -> None:
+    from baton.recipe import load, parameters
+    from baton.sweep.trials import start_bracket
+
+    given = parameters.given_parameters(store=store)
+    chosen = parameters.apply_parameters(load.loads(recipe.read_text(encoding="utf-8")), given, {})
+    events.emit(events.Prepares(preparations=start_bracket(chosen, name, bracket)[1]))
+
+
+def enter(sweep_uri: str, bracket: int) -> None:
+    from baton.runs.sweep import Sweep
+    from baton.sweep.trials import create_trials
+
+    events.emit(events.Entered(runs=create_trials(Sweep.open(sweep_uri), bracket)))
+
+
+def judge(sweep_uri: str, rung: int) -> None:
+    from baton.runs.sweep import Sweep
+    from baton.sweep.judge import rank_trials
+
+    verdict = rank_trials(Sweep.open(sweep_uri), rung)
+    events.emit(events.Verdict(kept=verdict.kept, winner=verdict.winner))
+
+
+def page(sweep_uri: str, rung: int) -> None:
+    from baton.runs.sweep import Sweep
+    from baton.sweep.page import publish
+
+    publish(Sweep.open(sweep_uri), rung)
+
+
+def first_rows(recipe: Path, count: int, side: str, target: Path) -> None:
+    import json
+
+    from baton.data.first_rows import first_rows
+    from baton.recipe import load
+    from baton.scratch import scratch_folder
+
+    chosen = load.loads(recipe.read_text(encoding="utf-8"))
+    with scratch_folder("head") as scratch, target.open("w", encoding="ascii") as file:
+        file.writelines(json.dumps(row) + "\n" for row in first_rows(chosen, count, side or None, scratch))
+
+
+def preview(recipe: Path, count: int, side: str, target: Path) -> None:
+    import json
+
+    from baton.data.first_rows import preview
+    from baton.recipe import load
+    from baton.scratch import scratch_folder
+
+    with scratch_folder("head") as scratch:
+        seen = preview(load.loads(recipe.read_text(encoding="utf-8")), count, side or None, scratch)
+    target.write_text(json.dumps(seen.model_dump(mode="json")), encoding="ascii")  # a text may be half of a character
+
+
+def survey(sources: Path, target: Path) -> None:
+    import json
+
+    from baton.data.first_rows import survey
+
+    found = survey(json.loads(sources.read_text(encoding="utf-8")))
+    target.write_text(json.dumps(found.model_dump(mode="json")), encoding="ascii")
+
+
+STAGES: dict[Callable[..., None], str] = {
+    data_split: "data split",
+    tokenize: "tokenize",
+    first_rows: "data split",
+    preview: "preview",
+    survey: "data split",
+    train_chunk: "train chunk {index}",
+    checkpoint: "checkpoint {index}",
+    begin: "begin bracket {bracket}",
+    enter: "enter bracket {bracket}",
+    judge: "judge rung {rung}",
+    page: "page of rung {rung}",
+}
+"""Function of a stage, whose parameters are the arguments → name of the stage in events."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Run a stage.")
+    stages = parser.add_subparsers(dest="stage", required=True)
+    for function in STAGES:
+        arguments = stages.add_parser(function.__name__)
+        for name, kind in function.__annotations__.items():
+            if kind in (str, int, Path):
+                arguments.add_argument(name, type=kind)
+    stages.choices["train_chunk"].add_argument(
+        "--leave-out", action="append", default=[], choices=["rng", "hooks"], help="what not to restore (a test)"
+    )
+    given = vars(parser.parse_args())
+    stage = given.pop("stage")
+    function = globals()[stage]
+    with events.stage(STAGES[function].format_map(given)):
+        function(**given)
+
+
+if __name__ == "__main__":
+    main()

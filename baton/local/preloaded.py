@@ -1,0 +1,33 @@
+"""Imports of the server of `forkserver`, and nobody else: the environment first, then libraries, then work on them."""
+
+import contextlib
+import gc
+import importlib
+import os
+
+ENVIRONMENT = dict(os.environ)
+"""The environment that the server was given."""
+
+os.environ.update(
+    _KFP_RUNTIME="true",  # kfp imports no client
+    PYTORCH_NVML_BASED_CUDA_CHECK="1",  # torch looks for GPUs without a CUDA context
+)
+for name in (
+    "kfp.dsl.executor",
+    "baton.train.attempt",
+    "baton.train.methods.sft",
+    "baton.train.methods.grpo",
+    "baton.data.tokenize",
+    "baton.data.split",
+    "baton.evaluate.evaluate",
+    "baton.export.export",
+    "datasets",
+):
+    with contextlib.suppress(ImportError):  # the stage that needs it says so
+        importlib.import_module(name)
+with contextlib.suppress(ImportError):
+    from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+
+    get_checkpoint_conversion_mapping("llama")  # compiles the patterns of all models: four tenths of a second
+gc.collect()
+gc.freeze()  # no collection of a stage goes through what is imported here, nor copies its pages
