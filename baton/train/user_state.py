@@ -513,7 +513,7 @@ class Encoder:
             return self._array(value)
         if (parts := self._container(value, depth)) is not None:
             return parts
-        if isinstance(value, tuple(RANDOM)):
+        if any(isinstance(value, each) for each in RANDOM):
             if kind not in RANDOM:  # of a class of its own
                 self._opaque = True
                 is_plain = isinstance(value, random.Random)
