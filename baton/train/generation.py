@@ -16,23 +16,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Sampler
-from transformers import StoppingCriteria, StoppingCriteriaList, Trainer, TrainingArguments
+from transformers import StoppingCriteria, StoppingCriteriaList
 from trl.trainer.utils import RepeatSampler
 
 from baton.models import chat, rewards
 from baton.models.chat_template import ChatTemplate
 from baton.recipe.methods import Completions, Generation
+from baton.recipe.recipe import Recipe
 from baton.train import weighing
 from baton.train.distributed.watchdog import NullWatchdog
 from baton.train.protocol import ChunkTrainer, Options, StateDict
-from baton.train.references import OwnReference, moving
+from baton.train.references import moving
 from baton.train.virtual import MicroBatches
 from baton.train.weighing import MicroBatchResult
 
 if TYPE_CHECKING:
     from datasets import Dataset
-
-    from baton.train.build import Setup
 
 Row = dict[str, Any]
 RoundCompletions = list[dict[str, Any]]
@@ -339,31 +338,21 @@ def sampling_arguments(completions: Completions) -> Options:
     }
 
 
-def generation_arguments(setup: Setup, generation: Generation) -> Options:
-    """Returns the arguments that the configurations of both trainers share."""
+def generation_arguments(recipe: Recipe, arguments: Options, generation: Generation) -> Options:
+    """Returns the arguments of the configurations of `GRPOTrainer` and `RLOOTrainer`, with those of every method."""
     num_generations = generation.num_generations
-    per_device_eval = setup.arguments["per_device_eval_batch_size"]
+    per_device_eval = arguments["per_device_eval_batch_size"]
     return {
-        **setup.arguments,
+        **arguments,
         **sampling_arguments(generation),
         **moving(generation.sync_reference),
         "per_device_eval_batch_size": -(-per_device_eval // num_generations) * num_generations,
         "num_generations": num_generations,
         "num_iterations": generation.num_iterations,
-        "steps_per_generation": setup.recipe.steps_per_generation,
+        "steps_per_generation": recipe.steps_per_generation,
         "epsilon": generation.epsilon,
         "epsilon_high": generation.epsilon_high,
         "mask_truncated_completions": generation.mask_truncated,
         "reward_weights": [function.weight for function in generation.rewards],
-        "router_aux_loss_coef": 0.0 if setup.recipe.training.router else None,
+        "router_aux_loss_coef": 0.0 if recipe.training.router else None,
     }
-
-
-def build_generating(
-    setup: Setup, kind: type[Trainer], config: TrainingArguments, mixin: type[ChunkTrainer], generation: Generation
-) -> Trainer:
-    """Builds `GRPOTrainer` or `RLOOTrainer` on rows that have a `prompt` and the columns that rewards look at."""
-    functions = rewards.build(generation.rewards)
-    trainer = setup.trainer(kind, config, mixin, OwnReference, reward_funcs=functions)
-    rewards.bind(functions, trainer)
-    return trainer

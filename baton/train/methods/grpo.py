@@ -7,9 +7,11 @@ from typing import Any
 from transformers import Trainer
 from trl import GRPOConfig, GRPOTrainer
 
+from baton.models import rewards
 from baton.train import generation
 from baton.train.build import Setup
 from baton.train.protocol import ChunkTrainer
+from baton.train.references import OwnReference
 
 OF_TOKENS = ("entropy", "kl", *(f"clip_ratio/{part}_mean" for part in ("low", "high", "region")))
 """Figures that are means over tokens."""
@@ -34,11 +36,14 @@ def build(setup: Setup) -> Trainer:
     grpo = setup.recipe.training.grpo
     assert grpo
     config = GRPOConfig(
-        **generation.generation_arguments(setup, grpo),
+        **generation.generation_arguments(setup.recipe, setup.arguments, grpo),
         beta=grpo.beta,
         loss_type=grpo.loss,
         scale_rewards=grpo.scale_rewards,
         importance_sampling_level=grpo.importance_sampling,
         top_entropy_quantile=grpo.top_entropy,
     )
-    return generation.build_generating(setup, GRPOTrainer, config, ExactGRPO, grpo)
+    functions = rewards.build(grpo.rewards)
+    trainer = setup.trainer(GRPOTrainer, config, ExactGRPO, OwnReference, reward_funcs=functions)
+    rewards.bind(functions, trainer)
+    return trainer
