@@ -247,12 +247,7 @@ class RunStatus:
 
 
 def stages(client: Client, run: KubeflowRun) -> list[StageStatus]:
-    """Returns the stages of a run, in the order in which they depend on each other.
-
-    Args:
-        client: What `connection.connect` returned.
-        run: The run as kfp's client returns it.
-    """
+    """Returns the stages of a run, in the order in which they depend on each other."""
     names = {detail.key for detail in run.details}
     tasks = list(_tasks(client.specification(run))) or [
         StageStatus(key, key, WAITING)
@@ -284,13 +279,7 @@ def outcome(state: str | None, stages: list[StageStatus]) -> str:
 
 
 def explained(client: Client, run: KubeflowRun, listed: list[StageStatus]) -> RunStatus:
-    """Returns the stages with what is known of those that failed or cannot start; whatever is not known is left out.
-
-    Args:
-        client: What `connection.connect` returned.
-        run: The run as kfp's client returns it.
-        listed: Its stages, as `stages` returns them.
-    """
+    """Returns the stages with what is known of those that failed or cannot start; whatever is not known is left out."""
     workflow = _workflow(client, run)
     known = _caught_up(run, workflow, listed)
     if not workflow.is_compressed and _lags(run, known):
@@ -447,14 +436,7 @@ def _explained(
 
 
 def _with_reason(stage: StageStatus, message: str | None, pod: str | None, *, is_driver: bool) -> StageStatus:
-    """Returns a stage with what its pod says, what helps, and whether the pod was lost.
-
-    Args:
-        stage: The stage.
-        message: What its pod says.
-        pod: Name of that pod.
-        is_driver: Whether it is Kubeflow's own pod, and not that of the stage.
-    """
+    """Returns a stage with what its pod, perhaps Kubeflow's own, says, what helps, and whether the pod was lost."""
     text = message or ""
     hint = next((hint for pattern, hint in HINTS if re.search(pattern, text)), None)
     if hint and is_driver:
@@ -561,13 +543,7 @@ PATIENCE_S = 3.0
 
 
 def explained_by_store(client: Client, remote: KubeflowRun, stages: list[StageStatus]) -> RunStatus:
-    """Returns what is known of a run: from Kubeflow, and where its record has stopped from the store.
-
-    Args:
-        client: What `connection.connect` returned.
-        remote: The run as kfp's client returns it.
-        stages: Its stages.
-    """
+    """Returns what is known of a run: from Kubeflow, and where its record has stopped from the store."""
     view, specification = explained(client, remote, stages), client.specification(remote)
     if view.is_frozen:
         return _completed(view, remote, specification)
@@ -689,17 +665,10 @@ RUN_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 def find_run(client: Client, endpoint: str, run: str, namespace: str | None) -> tuple[KubeflowRun, int]:
-    """Returns a run and how many runs have its name; of several, the newest.
-
-    Args:
-        client: What `connection.connect` returned.
-        endpoint: Its address, for messages.
-        run: Name or id of the run.
-        namespace: The user's namespace on a multi-user Kubeflow.
+    """Returns a run by its name or id, and how many runs have its name; of several, the newest.
 
     Raises:
         UserError: there is no such run.
-        BatonError: the endpoint fails.
     """
     if RUN_ID.fullmatch(run):
         return client.get_run(run), 1

@@ -84,22 +84,8 @@ def create(
 ) -> Schedule:
     """Creates the recurring run of a recipe, in place of those of Baton that there are.
 
-    One run of it is under way at a time, and times that were missed are not made up for.
-
-    Args:
-        package_path: The compiled retraining pipeline.
-        endpoint: Address of the Kubeflow Pipelines API.
-        recipe: Name of the recipe.
-        cron: As `cron_line` returns it.
-        token: Bearer token, or None.
-        namespace: The user's namespace on a multi-user Kubeflow.
-        service_account: Account that the pods run under; the endpoint's own choice when left out.
-        registers: Whether the pipeline is registered, and its runs started from its version.
-        on_warning: Called with what somebody should know.
-
-    Raises:
-        UserError: the address, the token or the namespace is at fault.
-        BatonError: the endpoint cannot be reached or fails.
+    One run of it is under way at a time, and times that were missed are not made up for. The line is as `cron_line`
+    returns it; for the others see `baton.kubeflow.submit.submit`.
     """
     package = PipelineFile.read(package_path)
     client = connect(endpoint, token=token, namespace=namespace)

@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
-from google.protobuf import json_format
-from kfp.pipeline_spec import pipeline_spec_pb2 as ir
 
 from baton.compiler.pipeline_file import LOADER
 from baton.errors import BatonError, UserError
@@ -65,36 +63,17 @@ class PipelineFile:
 
     @staticmethod
     def read(path: str) -> PipelineFile:
-        """Reads a compiled pipeline.
-
-        Raises:
-            UserError: there is none at that path.
-        """
-        if not path.endswith((".yaml", ".yml")) or not Path(path).is_file():
-            raise UserError(
-                f"Package '{path}' is not a file ending in .yaml; expected a compiled pipeline.",
-                remedy="Compile the recipe first.",
-            )
+        """Reads a compiled pipeline."""
         content = Path(path).read_bytes()
-        try:
-            documents = list(yaml.load_all(content, LOADER))
-            for document, message in zip(documents, (ir.PipelineSpec(), ir.PlatformSpec()), strict=False):
-                json_format.ParseDict(document, message)
-            spec: Spec = documents[0]
-            name = spec["pipelineInfo"]["name"]
-            parameters = spec["root"].get("inputDefinitions", {}).get("parameters", {})
-        except (yaml.YAMLError, json_format.ParseError, LookupError, AttributeError, TypeError) as error:
-            raise UserError(
-                f"'{path}' cannot be submitted: {one_line(error)}; expected a compiled pipeline.",
-                remedy="Compile the recipe again.",
-            ) from error
+        spec: Spec = next(yaml.load_all(content, LOADER))
         defaults: dict[str, object] = {}
-        for parameter, declared in parameters.items():
-            if declared.get("defaultValue", {}) != {}:
-                value = declared["defaultValue"]
-                is_integer = declared.get("parameterType") == "NUMBER_INTEGER" and isinstance(value, float)
-                defaults[parameter] = int(value) if is_integer and isinstance(value, float) else value
-        return PipelineFile(path, name, defaults, hashlib.sha256(content).hexdigest())
+        for name, declared in spec["root"].get("inputDefinitions", {}).get("parameters", {}).items():
+            value = declared.get("defaultValue", {})
+            if declared.get("parameterType") == "NUMBER_INTEGER" and isinstance(value, float):
+                value = int(value)
+            if value != {}:
+                defaults[name] = value
+        return PipelineFile(path, spec["pipelineInfo"]["name"], defaults, hashlib.sha256(content).hexdigest())
 
 
 LEAVE_OUT = "--no-register starts the run without it."
@@ -121,11 +100,6 @@ class RegisteredPipeline:
 
 def register(client: Client, package: PipelineFile, namespace: str | None) -> RegisteredPipeline:
     """Uploads a pipeline where this content of it is not there yet, and returns its version.
-
-    Args:
-        client: What `connection.connect` returned.
-        package: The compiled pipeline.
-        namespace: The user's namespace on a multi-user Kubeflow.
 
     Raises:
         UserError: the user may not, the name is another pipeline's, or the endpoint refuses the pipeline.
@@ -259,11 +233,10 @@ def submit(
         registers: Whether the pipeline is registered, and the run started from its version.
 
     Raises:
-        UserError: The package, an argument, the address, the token or a name is at fault.
+        UserError: An argument, the address, the token or a name is at fault.
         BatonError: The endpoint cannot be reached or fails.
     """
     package = PipelineFile.read(package_path)
-    _check_arguments(arguments)
     client = connect(endpoint, token=token, namespace=namespace)
     registered = register(client, package, namespace) if registers and cache else None
     with quiet(io.StringIO()):
@@ -381,23 +354,8 @@ def experiment_id_of(client: Client, endpoint: str, name: str, namespace: str | 
     return required(experiment.experiment_id, f"experiment '{name}'", endpoint)
 
 
-def _check_arguments(arguments: dict[str, object]) -> None:
-    for name, value in arguments.items():
-        try:
-            json.dumps(value, allow_nan=False)
-        except (TypeError, ValueError) as error:
-            raise UserError(
-                f"Argument '{name}' is {value!r}; expected a JSON value ({one_line(error)}).",
-                remedy="Give a number, text, true or false, a list or a mapping.",
-            ) from error
-
-
 def required(identifier: str | None, what: str, endpoint: str) -> str:
-    """Returns an id.
-
-    Raises:
-        BatonError: the endpoint gave none.
-    """
+    """Returns an id; an error where the endpoint gave none."""
     if not identifier:
         raise BatonError(f"'{endpoint}' gave no id for {what}; expected one.", remedy=ENDPOINT_REMEDY)
     return identifier
