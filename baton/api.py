@@ -34,7 +34,7 @@ from baton.tracking.servers import KUBEFLOW_PAGE
 
 if TYPE_CHECKING:
     from baton.compiler.workflow_size import WorkflowSize
-    from baton.kubeflow.schedule import Schedule
+    from baton.kubeflow.schedule import RecurringRun
     from baton.kubeflow.submit import Submission
 
 
@@ -572,7 +572,7 @@ class Submitter:
                 registers=self._terms.get("registers", True),
             )
 
-    def schedule(self, cron: str) -> Schedule:
+    def schedule(self, cron: str) -> RecurringRun:
         """Makes it a recurring run, see `baton.kubeflow.schedule.create`."""
         from baton.kubeflow import connection, schedule
 

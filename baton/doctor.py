@@ -40,7 +40,7 @@ from baton.store.storage import Storage
 from baton.terminal import Terminal
 
 if TYPE_CHECKING:
-    from baton.kubeflow.connection import Client
+    from baton.kubeflow.connection import KubeflowClient
 
 
 @dataclass(frozen=True)
@@ -459,7 +459,7 @@ def examine_kubeflow(endpoint: str, namespace: str | None) -> list[Check]:
         return [Check("kubeflow", "problem", error.message, error.remedy or ""), *through]
 
 
-def _pipelines(client: Client, namespace: str | None, *, is_multi_user: bool) -> Check:
+def _pipelines(client: KubeflowClient, namespace: str | None, *, is_multi_user: bool) -> Check:
     """Says whether `baton submit` can register its pipeline there, as far as that shows without posting one."""
     from baton.kubeflow import submit
 
@@ -475,7 +475,7 @@ def _pipelines(client: Client, namespace: str | None, *, is_multi_user: bool) ->
     return Check("pipelines", "ok", found)
 
 
-def _of_runs(client: Client, namespace: str | None) -> list[Check]:
+def _of_runs(client: KubeflowClient, namespace: str | None) -> list[Check]:
     from baton.kubeflow import run_status
     from baton.kubeflow.submit import FINAL_STATES
 

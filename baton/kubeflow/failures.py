@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from baton.errors import BatonError
 from baton.kubeflow import run_status
-from baton.kubeflow.connection import Client, KubeflowRun
+from baton.kubeflow.connection import KubeflowClient, KubeflowRun
 from baton.kubeflow.run_status import ENDED, OWN, UNKNOWN, WAITING, StageStatus
 from baton.runs import ref
 from baton.runs import run as failures
@@ -31,7 +31,7 @@ CANCELLED = "The run was cancelled."
 UNSAID = "Its pod has left no message."
 
 
-def record_failure(client: Client, remote: KubeflowRun, stages: list[StageStatus], state: str) -> str | None:
+def record_failure(client: KubeflowClient, remote: KubeflowRun, stages: list[StageStatus], state: str) -> str | None:
     """Keeps why a run ended before its end, where it did and nobody has, and writes its page.
 
     Returns:
@@ -82,7 +82,7 @@ class _Place:
     experiment: str
 
 
-def end_mlflow_runs(client: Client, run: KubeflowRun, state: str) -> list[str]:
+def end_mlflow_runs(client: KubeflowClient, run: KubeflowRun, state: str) -> list[str]:
     """Ends what a run has left running in MLflow, where it has failed or was cancelled; returns what to say of it."""
     if state not in ENDS:
         return []

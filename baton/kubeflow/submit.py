@@ -23,8 +23,8 @@ from baton.errors import BatonError, UserError
 from baton.kubeflow.connection import (
     CREATE_REMEDY,
     ENDPOINT_REMEDY,
-    Client,
     ForbiddenError,
+    KubeflowClient,
     KubeflowRun,
     NameClashError,
     RefusedError,
@@ -98,7 +98,7 @@ class RegisteredPipeline:
     is_new: bool
 
 
-def register(client: Client, package: PipelineFile, namespace: str | None) -> RegisteredPipeline:
+def register(client: KubeflowClient, package: PipelineFile, namespace: str | None) -> RegisteredPipeline:
     """Uploads a pipeline where this content of it is not there yet, and returns its version.
 
     Raises:
@@ -114,7 +114,7 @@ def register(client: Client, package: PipelineFile, namespace: str | None) -> Re
         ) from error
 
 
-def namespace_of(client: Client, namespace: str | None) -> str | None:
+def namespace_of(client: KubeflowClient, namespace: str | None) -> str | None:
     """Returns where a user's pipelines lie: where the runs do, see `kfp.Client.create_experiment`."""
     return namespace or client.get_user_namespace() or None
 
@@ -124,7 +124,7 @@ def version_url(endpoint: str, registered: RegisteredPipeline) -> str:
     return f"{ui_address(endpoint)}/#/pipelines/details/{registered.pipeline_id}/version/{registered.version_id}"
 
 
-def _registered(client: Client, package: PipelineFile, namespace: str | None) -> RegisteredPipeline:
+def _registered(client: KubeflowClient, package: PipelineFile, namespace: str | None) -> RegisteredPipeline:
     named = _named(package.name)
 
     def pipeline_there() -> str | None:
@@ -160,7 +160,7 @@ def _there_or(there: Callable[[], str | None], make: Callable[[], str]) -> tuple
         return found, False
 
 
-def _require_same_pipeline(client: Client, pipeline_id: str, package: PipelineFile) -> None:
+def _require_same_pipeline(client: KubeflowClient, pipeline_id: str, package: PipelineFile) -> None:
     """Makes sure that a pipeline of this name is not somebody's other one, before a version is added to it."""
     listed = client.list_pipeline_versions(pipeline_id, page_size=1, sort_by="created_at desc").pipeline_versions
     if not listed:
@@ -265,7 +265,7 @@ def wait(
     *,
     timeout_s: float,
     on_state: Callable[[str, str], None],
-    on_run: Callable[[Client, KubeflowRun], None] = lambda client, run: None,
+    on_run: Callable[[KubeflowClient, KubeflowRun], None] = lambda client, run: None,
     token: Token = None,
     namespace: str | None = None,
     poll_s: float = POLL_S,
@@ -307,7 +307,7 @@ def wait(
     )
 
 
-def resume(client: Client, run_id: str) -> None:
+def resume(client: KubeflowClient, run_id: str) -> None:
     """Starts the failed stages of a run again, and waits until it is no longer shown as ended.
 
     Raises:
@@ -320,7 +320,7 @@ def resume(client: Client, run_id: str) -> None:
                 return
 
 
-def _asked(client: Client, run_id: str, poll_s: float) -> KubeflowRun:
+def _asked(client: KubeflowClient, run_id: str, poll_s: float) -> KubeflowRun:
     """Returns a run, asked for again where the endpoint fails for a while, or a token that is renewed has ended."""
 
     def ask() -> KubeflowRun:
@@ -339,7 +339,7 @@ def _tries(poll_s: float) -> Iterator[RetryAttempt]:
     return itertools.islice(tries, MAX_TRANSIENT_FAILURES + 1)
 
 
-def experiment_id_of(client: Client, endpoint: str, name: str, namespace: str | None) -> str:
+def experiment_id_of(client: KubeflowClient, endpoint: str, name: str, namespace: str | None) -> str:
     """Returns the id of an experiment, which is created where there is none of that name."""
     try:
         experiment = client.create_experiment(name, namespace=namespace)
