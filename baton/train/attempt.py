@@ -26,8 +26,7 @@ from baton.train.distributed.ranks import Ranks
 from baton.train.distributed.watchdog import NullWatchdog, Watchdog
 from baton.train.fork import ForkOverrides
 from baton.train.inputs import ChunkInputs
-from baton.train.metrics import report as observers
-from baton.train.metrics.live import LiveReport
+from baton.train.metrics.live import LiveReport, attach_observers
 from baton.train.metrics.score import Score, Scoring
 from baton.train.protocol import ChunkTrainer, Resumption
 
@@ -181,7 +180,7 @@ def assemble(
     # Before the callback that saves: what these do at a step's end is over when its checkpoint is captured.
     if committer and reports:
         live, newest = committer.live, lambda: committer.parent
-        report = observers.attach_observers(context, trainer, staging.folder(0), live, newest=newest)
+        report = attach_observers(context, trainer, staging.folder(0), live, newest=newest)
     schedule = SaveSchedule(
         target=context.target,
         plan=context.plan,

@@ -30,14 +30,7 @@ class SampleCallback(TrainerCallback):
     """Generates for held-out prompts every few steps and measures it, as the last evaluation does.
 
     It leaves no trace in training: tokens are drawn by generators of their own, and whatever a metric or a function
-    draws from those that training uses is drawn from a copy.
-
-    Args:
-        run: The training run.
-        recipe: Its recipe.
-        tokenizer: The model's tokenizer.
-        report: Where the figures go.
-        alive: Gives a sign of life to other ranks, which wait meanwhile.
+    draws from those that training uses is drawn from a copy. Meanwhile the other ranks wait, which `tick` tells.
     """
 
     stateless = True
@@ -48,14 +41,10 @@ class SampleCallback(TrainerCallback):
         recipe: Recipe,
         tokenizer: PreTrainedTokenizerBase,
         report: LiveReport,
-        alive: Callable[[], None] = lambda: None,
+        tick: Callable[[], None],
     ) -> None:
-        self._alive = alive
-        self._run = run
+        self._run, self._recipe, self._tokenizer, self._report, self._tick = run, recipe, tokenizer, report, tick
         self._every = recipe.evaluation.write_every or 0
-        self._recipe = recipe
-        self._tokenizer = tokenizer
-        self._report = report
         self._prompts = held_out_prompts(run, recipe, tokenizer, recipe.evaluation.samples)
         self._batch_size = recipe.evaluation_batch_size
         with rng.undisturbed():
@@ -81,7 +70,7 @@ class SampleCallback(TrainerCallback):
                     temperature=self._recipe.evaluation.temperature,
                     top_p=self._recipe.evaluation.top_p,
                     seed=self._recipe.seed,
-                    progress=lambda *_: self._alive(),
+                    progress=lambda *_: self._tick(),
                 )
                 judged = self._judge.judge(written).figures
         finally:
