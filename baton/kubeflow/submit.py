@@ -20,7 +20,7 @@ import yaml
 from google.protobuf import json_format
 from kfp.pipeline_spec import pipeline_spec_pb2 as ir
 
-from baton.compiler import conformance
+from baton.compiler.pipeline_file import LOADER
 from baton.errors import BatonError, UserError
 from baton.kubeflow.connection import (
     CREATE_REMEDY,
@@ -77,7 +77,7 @@ class PipelineFile:
             )
         content = Path(path).read_bytes()
         try:
-            documents = list(yaml.load_all(content, conformance.LOADER))
+            documents = list(yaml.load_all(content, LOADER))
             for document, message in zip(documents, (ir.PipelineSpec(), ir.PlatformSpec()), strict=False):
                 json_format.ParseDict(document, message)
             spec: Spec = documents[0]

@@ -51,10 +51,8 @@ def preparation_name(sweep: Sweep, recipe: Recipe) -> str:
 
 def _preparation_recipe(recipe: Recipe, own: Recipe) -> Recipe:
     """Returns the recipe by which a trial's data is made, in a run that trains nothing and is not tracked."""
-    document = own.model_dump(mode="json")
-    document["training"] |= {name: getattr(recipe.training, name) for name in ("learning_rate", "epochs", "max_steps")}
-    document["tracking"]["mlflow"] = None
-    return load.validate(document, origin=recipe.name)
+    length = {f"training.{name}": getattr(recipe.training, name) for name in ("learning_rate", "epochs", "max_steps")}
+    return load.with_values(own, {**length, "tracking.mlflow": None})
 
 
 def create_sweep(sweep: Sweep, recipe: Recipe, planned: list[Bracket]) -> None:
@@ -117,7 +115,6 @@ def bracket_trials(sweep: Sweep, recipe: Recipe, bracket: int) -> list[tuple[Tri
 
 
 def _identity(recipe: Recipe) -> Json:
-    """Returns what two recipes of one sweep have in common."""
     assert recipe.sweep
     return {**identity(recipe), "sweep": recipe.sweep.model_dump(mode="json", exclude={"parallel"})}
 
@@ -163,11 +160,7 @@ def start_bracket(recipe: Recipe, name: str, bracket: int) -> tuple[Sweep, list[
 
 
 def create_trials(sweep: Sweep, bracket: int) -> list[str]:
-    """Gives each trial of a bracket a run with the data that was made for it.
-
-    Returns:
-        Addresses of the runs.
-    """
+    """Gives each trial of a bracket a run with the data that was made for it, and returns the addresses of the runs."""
     recipe = load.validate(sweep.document().recipe, origin=sweep.uri)
     trials = bracket_trials(sweep, recipe, bracket)
     prepared = {}

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 from baton import events
 from baton.checkpoint.store import Checkpoint
 from baton.errors import BatonError
-from baton.recipe import recipe
+from baton.recipe import extras
 from baton.recipe.recipe import Recipe
 from baton.runs.run import Run
 from baton.tracking.tracker import Tracker
@@ -200,7 +200,7 @@ class TensorBoardFiles:
     """Event files of TensorBoard, uploaded to `tensorboard/` below the run when the chunk ends."""
 
     def __init__(self, chunk: ObservedChunk) -> None:
-        recipe.require_packages("tracking.tensorboard", "tensorboard")
+        extras.require_packages("tracking.tensorboard", "tensorboard")
         from torch.utils.tensorboard import SummaryWriter
 
         self._run, self._folder = chunk.run, os.path.join(chunk.folder, "tensorboard")
@@ -224,7 +224,7 @@ class WandbRun:
     """
 
     def __init__(self, chunk: ObservedChunk, project: str) -> None:
-        recipe.require_packages("tracking.wandb", "wandb")
+        extras.require_packages("tracking.wandb", "wandb")
         import wandb
 
         self._run, name = chunk.run, chunk.run.name
