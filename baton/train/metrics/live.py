@@ -165,5 +165,5 @@ def attach_observers(
         from baton.train.metrics.samples import SampleCallback
 
         tick = trainer.watchdog.alive
-        trainer.add_callback(SampleCallback(run, recipe, trainer.processing_class, report, tick))
+        trainer.add_callback(SampleCallback(run, recipe, trainer.processing_class, report.tell, tick))
     return report

@@ -15,7 +15,6 @@ from baton.models.prompts import held_out_prompts
 from baton.recipe.recipe import Recipe
 from baton.runs.run import Run
 from baton.train import imports
-from baton.train.metrics.live import LiveReport
 
 
 class Sample(TypedDict):
@@ -40,10 +39,10 @@ class SampleCallback(TrainerCallback):
         run: Run,
         recipe: Recipe,
         tokenizer: PreTrainedTokenizerBase,
-        report: LiveReport,
+        tell: Callable[[dict[str, float], int], None],
         tick: Callable[[], None],
     ) -> None:
-        self._run, self._recipe, self._tokenizer, self._report, self._tick = run, recipe, tokenizer, report, tick
+        self._run, self._recipe, self._tokenizer, self._tell, self._tick = run, recipe, tokenizer, tell, tick
         self._every = recipe.evaluation.write_every or 0
         self._prompts = held_out_prompts(run, recipe, tokenizer, recipe.evaluation.samples)
         self._batch_size = recipe.evaluation_batch_size
@@ -80,7 +79,7 @@ class SampleCallback(TrainerCallback):
             for (prompt, reference), text in zip(self._prompts, written, strict=True)
         ]
         self._run.put(f"samples/step-{state.global_step:08d}.json", {"step": state.global_step, "samples": samples})
-        self._report.tell(matches(samples) | _logged(judged), state.global_step)
+        self._tell(matches(samples) | _logged(judged), state.global_step)
 
 
 @contextlib.contextmanager
