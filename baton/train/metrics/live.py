@@ -164,6 +164,6 @@ def attach_observers(
     if recipe.evaluation.write_every:
         from baton.train.metrics.samples import SampleCallback
 
-        tick = trainer.watchdog.alive
+        tick = trainer.watchdog.tick
         trainer.add_callback(SampleCallback(run, recipe, trainer.processing_class, report.tell, tick))
     return report
