@@ -151,7 +151,6 @@ class ChunkTrainer(Upstream):
 
     @property
     def skips_step(self) -> bool:
-        """Whether the step that has begun is skipped."""
         return False
 
     def skip_step(self, model: nn.Module, inputs: Any) -> None:
@@ -165,7 +164,7 @@ class ChunkTrainer(Upstream):
         """
 
     @property
-    def of_each(self) -> tuple[str, ...]:
+    def per_rank_parts(self) -> tuple[str, ...]:
         """Parts of the state that differ between ranks."""
         if self.recipe.parallel.virtual_workers:
             return ()
@@ -193,7 +192,6 @@ class ChunkTrainer(Upstream):
         """Restores what `method_state` returned."""
 
     def load_skipped(self, saved: tuple[int, ...]) -> None:
-        """Restores `skipped`."""
         self.skipped = saved
 
     def optimizer_state(self) -> StateDict:
