@@ -32,7 +32,6 @@ StateDict = dict[str, Any]
 
 Window = dict[str, list[float]]
 """What is averaged at the next log, by name."""
-
 PER_RANK_PARTS = ("rng", "log")
 """Parts of the state that differ between ranks, whatever the method."""
 
@@ -64,11 +63,6 @@ class Resumption:
     skips: tuple[int, ...] = ()
 
 
-def _nowhere() -> Iterator[PendingCheckpoint]:
-    """Yields no place: a trainer without a checkpoint callback saves nothing."""
-    return iter(())
-
-
 class ChunkTrainer(Upstream):
     """Base of the mixins that stand before one of TRL's trainers.
 
@@ -92,7 +86,7 @@ class ChunkTrainer(Upstream):
     ranks: Ranks = Ranks()
     watchdog: NullWatchdog = NullWatchdog()
     resumption: Resumption = Resumption()
-    places: Callable[[], Iterator[PendingCheckpoint]] = staticmethod(_nowhere)
+    places: Callable[[], Iterator[PendingCheckpoint]] = staticmethod(lambda: iter(()))  # without a callback that saves
     restored_rng: str | None = None
     guard: Guard | None = None
     skipped: tuple[int, ...] = ()
