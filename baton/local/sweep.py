@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from baton import events
-from baton.compiler.pipeline_file import compile_checked
+from baton.compiler.pipeline_file import compile_pipeline
 from baton.errors import BatonError, UserError
 from baton.events import Event
 from baton.local import engine, forkserver, processes
@@ -36,7 +36,7 @@ def export_best_trial(run: Run, sweep: str, on_event: Callable[[Event], None]) -
     """Runs what comes after the last chunk of the best trial, whose run it is, as the compiled pipeline does."""
     with tempfile.TemporaryDirectory(prefix="baton-compile-") as folder:
         package = os.path.join(folder, "winner.yaml")
-        compile_checked(winners(run.recipe()), package)
+        compile_pipeline(winners(run.recipe()), package)
         engine.run(package, sweep, {"run_uri": run.uri}, on_event=on_event)
 
 

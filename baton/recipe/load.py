@@ -175,12 +175,19 @@ def to_yaml(recipe: Recipe, *, only_set: bool = False) -> str:
     return yaml_text.dump(document, sort_keys=False, allow_unicode=True)
 
 
-def changed_paths(a: Any, b: Any, path: str = "") -> list[str]:
+def differences(before: Any, after: Any, path: str = "") -> dict[str, list[Any]]:
+    """Returns the values before and after of each dotted path in which two plain documents differ."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        differing: dict[str, list[Any]] = {}
+        for key in sorted(before.keys() | after.keys()):
+            differing |= differences(before.get(key), after.get(key), f"{path}.{key}".lstrip("."))
+        return differing
+    return {} if before == after else {path: [before, after]}
+
+
+def changed_paths(before: Any, after: Any) -> list[str]:
     """Returns one line for each dotted path whose value differs between two plain documents."""
-    if isinstance(a, dict) and isinstance(b, dict):
-        keys = sorted(a.keys() | b.keys())
-        return [line for key in keys for line in changed_paths(a.get(key), b.get(key), f"{path}.{key}".lstrip("."))]
-    return [] if a == b else [f"{path}: {a!r} → {b!r}"]
+    return [f"{path}: {old!r} → {new!r}" for path, (old, new) in differences(before, after).items()]
 
 
 def set_path(document: dict[str, Any], path: str, value: Any) -> None:

@@ -40,8 +40,6 @@ TAGS = ("ETag", "etag", "e_tag", "blob_id")
 
 
 class Rejection(Document):
-    """A run that a gate has rejected."""
-
     run: str
     at: str
 
@@ -261,7 +259,6 @@ def _contents(source: Source, before: Seen, now: Seen) -> list[str]:
 
 
 def _signature(file: SourceFile) -> str:
-    """Returns what tells a file from another at the same place without reading it."""
     info = file.info()
     tag = next((info[name] for name in TAGS if info.get(name)), None)
     told = [tag] if tag else [info.get(name) for name in ("mtime", "created", "ino")]
@@ -269,7 +266,6 @@ def _signature(file: SourceFile) -> str:
 
 
 def _revision(source: str) -> str:
-    """Returns the commit that a hub dataset is at."""
     from huggingface_hub import HfApi
 
     name, _, revision = source.removeprefix("hf://datasets/").partition("?")[0].rstrip("/").partition("@")

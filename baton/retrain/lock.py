@@ -72,12 +72,10 @@ class RetrainLock:
         return False
 
     def note_runs(self, runs: list[str]) -> None:
-        """Notes the runs whose objects are signs of life of this owner's turn."""
         if number := self._ours():
             self._storage.write(f"{self._path(number)}/runs.json", json.dumps(runs).encode())
 
     def release(self) -> None:
-        """Releases the lock, if it is this owner's."""
         if number := self._ours():
             self._storage.create(f"{self._path(number)}/ended.json", json.dumps({"at": now()}).encode())
 
@@ -151,7 +149,6 @@ def this_process() -> str:
 
 
 def _has_died(process: str | None) -> bool:
-    """Tells whether a process of this machine is known to be dead."""
     try:
         known = json.loads(process) if process else None
         if known is None or known["machine"] != _machine():

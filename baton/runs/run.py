@@ -73,11 +73,7 @@ class DocumentFolder:
 
     @classmethod
     def open(cls, uri: str) -> Self:
-        """Opens one by its address, such as `<store>/runs/<name>`.
-
-        Raises:
-            UserError: the address is not of that form.
-        """
+        """Opens one by its address, such as `<store>/runs/<name>`."""
         store, separator, rest = uri.rstrip("/").rpartition(f"/{cls.KIND}s/")
         name, below, _ = rest.partition("/")
         if not separator or below or name in ("", ".", ".."):
@@ -86,7 +82,6 @@ class DocumentFolder:
         return cls(Storage(store), name)
 
     def path(self, name: str = "") -> str:
-        """Returns a path below its folder in the store."""
         return f"{self.KIND}s/{self.name}/{name}".rstrip("/")
 
     @property
@@ -136,7 +131,6 @@ class DocumentFolder:
         return document
 
     def write(self, document: NamedDocument, *key: int | str) -> None:
-        """Writes a document under its type's name, replacing the one before."""
         self.put(document.file_name(*key), document.to_json())
 
     def write_new(self, document: NamedDocument, *key: int | str) -> bool:
@@ -144,7 +138,6 @@ class DocumentFolder:
         return self.storage.create(self.path(document.file_name(*key)), as_json(document.to_json()))
 
     def put(self, name: str, document: Mapping[str, Any]) -> None:
-        """Writes a document by name, replacing the one before."""
         self.storage.write(self.path(name), as_json(document))
 
     def remove(self, kind: type[NamedDocument]) -> None:
@@ -192,11 +185,7 @@ class Run(DocumentFolder):
             self.put(RunInfo.NAME, {"recipe": head.recipe, "name": self.name, **kept})
 
     def require_same(self, recipe: Recipe) -> None:
-        """Compares a recipe with the one this run was started with, if it was.
-
-        Raises:
-            OtherRunError: they would train something else, or this Baton does not continue what the run was begun with.
-        """
+        """Refuses a recipe that trains something else than this run's, and a run that this Baton does not continue."""
         head = self.read(RunInfo)
         if head is None:
             return
@@ -209,19 +198,10 @@ class Run(DocumentFolder):
             )
 
     def require_continued(self, head: RunInfo | None = None) -> None:
-        """Checks that this Baton continues what the run was begun with.
-
-        Raises:
-            FormatError: it does not.
-        """
+        """Refuses a run that was begun by a Baton whose work this one does not continue."""
         (head or self.need(RunInfo)).made.require_continued(f"run {self.name!r}", RUN_FORMATS)
 
     def recipe(self) -> Recipe:
-        """Returns the recipe the run was started with.
-
-        Raises:
-            UserError: there is no such run, or a newer Baton began it.
-        """
         head = self.need(RunInfo)
         head.made.require_known(f"run {self.name!r}")
         return load.validate(head.recipe, origin=self.uri)
@@ -239,7 +219,6 @@ class Run(DocumentFolder):
         return recipe.model_copy(update={"training": recipe.training.model_copy(update=training)})
 
     def plan(self) -> Plan:
-        """Returns the run's plan."""
         return self.need(Plan)
 
     def write_once(self, document: NamedDocument) -> None:
@@ -389,11 +368,7 @@ def chosen_name(run_name: str, new_name: str, job_id: str, phase: str = "") -> s
 
 
 def check_name(name: str) -> str:
-    """Returns a run's name if it can be one.
-
-    Raises:
-        UserError: it is not lower-case letters, digits and dashes.
-    """
+    """Returns a run's name if it can be one: lower-case letters, digits and dashes."""
     if not re.fullmatch(r"[a-z0-9-]{1,100}", name):
         raise UserError(f"run name {name!r} is not lower-case letters, digits and dashes, at most 100.")
     return name

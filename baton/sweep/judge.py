@@ -44,12 +44,7 @@ def decide(
 ) -> tuple[list[str], list[str]]:
     """Ranks trials. Of two with the same score, the one that entered first is ahead.
 
-    Args:
-        entered: Trials that trained for this rung.
-        values: Trial → score; one without, or with one that is no finite number, cannot advance.
-        keep: How many advance.
-        mode: `min` or `max`.
-        stopped: Trials that somebody has asked to stop.
+    A trial without a score, with one that is no finite number, or that somebody has asked to stop is not ranked.
 
     Returns:
         Those that advance, the best first, and all others that were ranked, in their order.
@@ -116,7 +111,6 @@ def _with_state(requests: Requests, state: TrialState) -> set[str]:
 def _judged(
     sweep: Sweep, document: SweepHead, rung: PlannedRung, trials: dict[str, TrialEntry], requests: Requests
 ) -> RungVerdict:
-    """Returns a rung's document as the scores have it."""
     entered = _entered(sweep, rung, trials)
     read = SYSTEM.each(lambda trial: sweep.run(trials[trial]).read(TrialScore, rung.chunk), entered)
     scores = {trial: score for trial, score in zip(entered, read, strict=True) if score}
@@ -165,7 +159,6 @@ def _with_requests(
 
 
 def _entered(sweep: Sweep, rung: PlannedRung, trials: dict[str, TrialEntry]) -> list[str]:
-    """Returns the trials that trained for a rung."""
     if rung.first == 1:
         return [trial for trial, entry in trials.items() if entry.bracket == rung.bracket]
     before = sweep.rung(rung.number - 1)

@@ -117,7 +117,6 @@ def bracket_trials(sweep: Sweep, recipe: Recipe, bracket: int) -> list[tuple[Tri
 
 
 def _identity(recipe: Recipe) -> Json:
-    """Returns what two recipes of one sweep have in common."""
     assert recipe.sweep
     return {**identity(recipe), "sweep": recipe.sweep.model_dump(mode="json", exclude={"parallel"})}
 
@@ -163,11 +162,7 @@ def start_bracket(recipe: Recipe, name: str, bracket: int) -> tuple[Sweep, list[
 
 
 def create_trials(sweep: Sweep, bracket: int) -> list[str]:
-    """Gives each trial of a bracket a run with the data that was made for it.
-
-    Returns:
-        Addresses of the runs.
-    """
+    """Gives each trial of a bracket a run with the data that was made for it, and returns the addresses of the runs."""
     recipe = load.validate(sweep.document().recipe, origin=sweep.uri)
     trials = bracket_trials(sweep, recipe, bracket)
     prepared = {}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import pytest
 
 from baton.documents import NamedDocument
@@ -12,10 +10,8 @@ from baton.runs.run import DocumentFolder
 from baton.store.storage import Storage
 
 
-class Note(NamedDocument):
+class Note(NamedDocument, name="note.json"):
     """A document."""
-
-    NAME: ClassVar[str] = "note.json"
 
     step: int = 0
 
