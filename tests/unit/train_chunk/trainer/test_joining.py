@@ -107,7 +107,7 @@ def test_partitions_are_joined_and_proven(
     for weight in fresh.model.parameters():
         weight.data.zero_()
     fresh.resumption = Resumption(folder=str(tmp_path), ranks=ranks, strategy=strategy, is_reshaped=True)
-    assert fresh.joins
+    assert fresh.loads_from_shards
     fresh._load_optimizer_and_scheduler(str(tmp_path))
     assert tree_digest(fresh.optimizer.state_dict()) == tree_digest(trained.optimizer.state_dict())
     assert tree_digest(fresh.lr_scheduler.state_dict()) == tree_digest(trained.lr_scheduler.state_dict())
@@ -197,7 +197,7 @@ def test_what_would_be_rounded_is_refused(trained: Any, make: Callable[..., Any]
 def test_of_one_number_of_processes_nothing_is_joined(trained: Any) -> None:
     for resumption in (Resumption(), Resumption(strategy="fsdp"), Resumption(strategy="ddp", is_reshaped=True)):
         trained.resumption = resumption
-        assert not trained.joins
+        assert not trained.loads_from_shards
         assert reshard.digests_as_saved(trained) == {} or resumption.strategy == "fsdp"
 
 
