@@ -14,8 +14,7 @@ from itertools import count, product
 from typing import Any
 
 from baton.errors import UserError
-from baton.recipe import load
-from baton.recipe import recipe as extras
+from baton.recipe import extras, load
 from baton.recipe.recipe import Recipe
 from baton.recipe.search import MAX_TRIALS, Range, Search
 
