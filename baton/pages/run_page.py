@@ -80,9 +80,7 @@ def render(report: RunReport) -> str:
         family=list(lineage.walk(report.family)) if len(report.family) > 1 else [],
         time_note=time_note(report.chunk_attempts),
         cost_note=cost_note(report),
-        curve_note=f"{count(lost, 'logged loss', 'logged losses')} not finite and left out of the curve."
-        if lost
-        else "",
+        curve_note=curve_note if lost else "",
         evaluation=evaluation,
         figures=collect.figure_rows(evaluation) if evaluation else [],
         example_pages=collect.example_pages(report.examples.shown),

@@ -533,7 +533,9 @@ class Setup:
         return {"ref_model": self.reference()} if has_reference else {}
 
 
-def _save_as_meant(trainer: ExactResume, model: PreTrainedModel, recipe: Recipe, rows: trainable.Rows | None) -> None:
+def _save_as_meant(
+    trainer: ExactResume, model: PreTrainedModel, recipe: Recipe, rows: trainable.TokenRows | None
+) -> None:
     """Sets how the model is written to a checkpoint."""
     if rows:
         # PEFT would write the whole embedding where it is larger than the base's, beside the rows that are trained.
