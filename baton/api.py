@@ -14,8 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
 
-from baton.checkpoint.manifest import LogEntry
-from baton.checkpoint.store import Checkpoint, CheckpointStore
+from baton.checkpoint.store import Checkpoint, CheckpointStore, LogEntry
 from baton.compiler import pipeline_file
 from baton.compiler.pipeline_file import Pipeline, packaged
 from baton.errors import UserError
@@ -37,9 +36,6 @@ if TYPE_CHECKING:
     from baton.compiler.workflow_size import WorkflowSize
     from baton.kubeflow.schedule import Schedule
     from baton.kubeflow.submit import Submission
-
-
-# --- Recipes for programs: from a file, a mapping or YAML, with changes.
 
 
 Overrides = Mapping[str, Any] | Sequence[str]
@@ -105,9 +101,6 @@ def _origin(source: Source | LoadedRecipe) -> RecipeSource:
 
 def _plain(recipe: Recipe) -> dict[str, Any]:
     return recipe.model_dump(mode="json", exclude_defaults=True)
-
-
-# --- The checkpoints of a run: listed, read back, opened, downloaded.
 
 
 class Checkpoints(Sequence[Listed]):
@@ -203,7 +196,7 @@ def existing_run(run_uri: str) -> Run:
         UserError: it was not.
     """
     run = Run.open(run_uri)
-    if run.get(AttachedRun.NAME) is None:
+    if run.raw(AttachedRun.NAME) is None:
         run.require("recipe.json")
     return run
 
@@ -228,9 +221,6 @@ def chosen_checkpoint(store: CheckpointStore, step: int | None) -> Checkpoint:
     which = "" if step is None else f" of step {step}"
     there = f"; it has {steps}" if (steps := store.committed_steps()) else ""
     raise UserError(f"run {store.run.uri!r} has no checkpoint{which}{there}.")
-
-
-# --- Runs of the whole pipeline on this machine.
 
 
 def ignored(event: Event) -> None:
@@ -399,9 +389,6 @@ def report(run_uri: str, *, height: int = 640) -> Report:
     return Report(Storage(folder).read(name).decode(), page.report_uri, height)
 
 
-# --- Recipes on Kubeflow Pipelines: compiled, and submitted.
-
-
 NAMED_BY = {Pipeline.finetune: ("run_name",), Pipeline.sweep: ("sweep_name",), Pipeline.retrain: ()}
 """Pipeline → its parameters for the name."""
 OnWarning = Callable[[str], None]
@@ -476,17 +463,18 @@ def compile(
     """
     if not path.endswith((".yaml", ".yml")):
         raise UserError(f"output {path!r} has another ending than .yaml.", remedy="Kubeflow takes YAML files.")
-    if picture:
-        from baton.compiler import graph
-
-        graph.check_ending(picture)
+    if picture and not picture.endswith(".mmd"):
+        raise UserError(
+            f"graph {picture!r} has another ending than .mmd.",
+            remedy="The graph is Mermaid text: name the file FILE.mmd.",
+        )
     kind = Pipeline(pipeline)
     loaded = load(recipe, overrides, store=store, chunks=chunks, image=image, here=False).recipe
     _warn(loaded, tell)
     with packaged(pipeline_file.for_cluster(loaded), "pipeline", kind) as package:
         size = pipeline_file.check_fits(package, loaded, kind)
         if picture:
-            graph.write(package, picture)
+            pipeline_file.write_graph(package, picture)
         os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
         shutil.copyfile(package, path)  # last: what is refused is not written
     return Compiled(path, loaded.num_chunks, os.path.getsize(path), size, pipeline_file.readability_warning(size))

@@ -19,8 +19,7 @@ DEEPEST = 100
 def load(data: bytes | str) -> Any:
     """Returns the values of a JSON document that comes from a store.
 
-    Raises:
-        ValueError: it is not JSON, or nested deeper than Baton writes.
+    One that is nested deeper than Baton writes is a ValueError, as one is that is not JSON.
     """
     try:
         document = json.loads(data)
@@ -35,11 +34,7 @@ def load(data: bytes | str) -> Any:
 
 
 def load_object(data: bytes, where: str) -> dict[str, Any]:
-    """Returns a JSON object that comes from a store.
-
-    Raises:
-        DamagedError: it is none.
-    """
+    """Returns a JSON object that comes from a store."""
     try:
         document = load(data)
     except ValueError as error:
@@ -90,11 +85,7 @@ class Document(BaseModel):
             raise DamagedError(f"{where} is not a JSON object: {error}.") from None
 
     def to_json(self) -> Json:
-        """Returns plain values: what was set or read, and no defaults.
-
-        Raises:
-            DamagedError: it was read with half a character, which JSON can escape and UTF-8 has no bytes for.
-        """
+        """Returns plain values: what was set or read, and no defaults."""
         try:
             return self.model_dump(mode="json", exclude_unset=True)
         except UnicodeEncodeError as error:
@@ -102,12 +93,14 @@ class Document(BaseModel):
 
 
 class NamedDocument(Document):
-    """A document of a run or a sweep, which lies below its folder."""
+    """A document of a run or a sweep, which lies below its folder; `{}` in its name is the key of one of several."""
 
     NAME: ClassVar[str]
-    """Its path there; `{}` stands for the number or id of one of several."""
+
+    def __init_subclass__(cls, name: str, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.NAME = name
 
     @classmethod
     def file_name(cls, *key: int | str) -> str:
-        """Returns the path of a document, of several the one of a key."""
         return cls.NAME.format(*key)

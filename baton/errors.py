@@ -49,6 +49,10 @@ class UserError(BatonError):
     exit_code = 2
 
 
+class RowError(Exception):
+    """A row cannot be used; the message says why, and the other rows go on."""
+
+
 class OtherRunError(UserError):
     """The name is that of a run with another recipe or other data, which this error is no part of."""
 

@@ -64,7 +64,6 @@ class Unknown(Event):
     values: dict[str, object]
 
     def fields(self) -> dict[str, object]:
-        """Returns what was read."""
         return self.values
 
 
@@ -123,16 +122,12 @@ class Rejected(Event, kind="rejected"):
 
 
 class Quality(Event, kind="quality"):
-    """What was found in the rows."""
-
     state: str
     sentence: str
     page: str
 
 
 class Split(Event, kind="split"):
-    """Rows by side."""
-
     format: str
     rows: int
     train: int
@@ -149,8 +144,6 @@ class Resumed(Event, kind="resumed"):
 
 
 class Tokenized(Event, kind="tokenized"):
-    """A part is tokenized."""
-
     part: str
     done: int
     of: int
@@ -204,14 +197,10 @@ class Tokens(Event, kind="tokens"):
 
 
 class LrFound(Event, kind="lr_found"):
-    """The learning-rate finder has ended."""
-
     learning_rate: float
 
 
 class Verified(Event, kind="verified"):
-    """A chunk's last checkpoint was read back from the store."""
-
     step: int
     bytes: int
     digest: str
@@ -236,7 +225,6 @@ class Evaluated(Event, kind="evaluated"):
     figures: Mapping[str, float | None]
 
     def fields(self) -> dict[str, object]:
-        """Returns what is written."""
         return {"when": self.when, **self.figures}
 
     @classmethod
@@ -268,15 +256,11 @@ class HandedOut(Event, kind="handed_out"):
 
 
 class Exported(Event, kind="exported"):
-    """The model is exported in all its formats."""
-
     uri: str
     bytes: int
 
 
 class Report(Event, kind="report"):
-    """The report is written."""
-
     uri: str
 
 
@@ -289,8 +273,6 @@ class Looked(Event, kind="looked"):
 
 
 class Queued(Event, kind="queued"):
-    """A retraining waits for the one under way."""
-
     behind: str
     since: str
 
@@ -321,8 +303,6 @@ class Prepares(Event, kind="prepares"):
 
 
 class Entered(Event, kind="entered"):
-    """The runs of a bracket's trials."""
-
     runs: list[str]
 
 
@@ -371,8 +351,6 @@ class MicroBatch(Event, kind="micro_batch"):
 
 
 class Step(Event, kind="step"):
-    """A step, of so many, and its loss."""
-
     step: int
     of: int
     loss: float
@@ -435,7 +413,6 @@ class NotCarried(Event, kind="not_carried"):
 
     @property
     def text(self) -> str:
-        """The event in words."""
         places = "; ".join(f"state of `{name}` is not carried: {why}" for name, why in self.lost.items())
         return f"{places[:1].upper()}{places[1:]}. Chunks that resume from step {self.step} are only consistent."
 
@@ -457,8 +434,6 @@ class Scored(Event, kind="scored"):
 
 
 class AlreadyDone(Event, kind="already_done"):
-    """A chunk's target is committed: there is nothing to train."""
-
     chunk: int
     step: int
 

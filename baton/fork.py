@@ -113,41 +113,16 @@ PLATEAU = ("reduce_lr_on_plateau", "greedy")
 """Schedules that keep their own state, beside the step."""
 
 
-def require_continued(parent: Run, checkpoint: Checkpoint, *, warm: bool) -> None:
-    """Checks that this Baton works on with what a fork takes over.
-
-    Raises:
-        FormatError: it does not.
-    """
-    if warm:  # whose order of rows and random numbers are this Baton's from here on
-        parent.need(RunInfo).made.require_continued(f"run {parent.name!r}", DATA_FORMATS)
-    checkpoint.require_continued(*(CHECKPOINT_FORMATS if warm else ("checkpoint",)))
-
-
-def differences(before: Any, after: Any, path: str = "") -> Changes:
-    """Returns the dotted paths whose values differ between two plain documents."""
-    if isinstance(before, dict) and isinstance(after, dict):
-        differing: Changes = {}
-        for key in sorted(before.keys() | after.keys()):
-            differing |= differences(before.get(key), after.get(key), f"{path}.{key}".lstrip("."))
-        return differing
-    return {} if before == after else {path: [before, after]}
-
-
 def changes(before: Recipe, after: Recipe) -> tuple[Changes, set[str]]:
     """Returns all settings in which a fork differs from its parent, and which of them decide bits."""
-    all_of_them = differences(before.model_dump(mode="json"), after.model_dump(mode="json"))
-    deciding = set(differences(identity(before), identity(after)))
+    all_of_them = load.differences(before.model_dump(mode="json"), after.model_dump(mode="json"))
+    deciding = set(load.differences(identity(before), identity(after)))
     # These count by content elsewhere; a fork has its parent's content, so another address is another content.
     return all_of_them, deciding | {path for path in all_of_them if path in ("data.source", "hooks.source")}
 
 
 def require_warm(before: Recipe, after: Recipe) -> Changes:
-    """Returns what a warm fork changes.
-
-    Raises:
-        UserError: settings that it cannot change, each by name with the reason.
-    """
+    """Returns what a warm fork changes; settings that it cannot change are refused, each with the reason."""
     changed, deciding = changes(before, after)
     refused = [f"{path}: {_reason(path)}" for path in sorted(deciding) if not _is_taken_over(path, before, after)]
     if _form(before) != _form(after):
@@ -169,11 +144,7 @@ def of_state(before: Recipe, after: Recipe) -> Changes:
 
 
 def require_cold(before: Recipe, after: Recipe) -> Changes:
-    """Returns what a cold fork changes.
-
-    Raises:
-        UserError: another start model is asked for, or another store.
-    """
+    """Returns what a cold fork changes; another start model or store is refused."""
     changed, _ = changes(before, after)
     starts = ("model.base", "model.revision", "model.from_scratch", "model.tokenizer", "phases", "store.uri")
     refused = [path for path in changed if any(path == start or path.startswith(f"{start}.") for start in starts)]
@@ -201,9 +172,7 @@ def in_words(changed: Mapping[str, list[Any]], *, step: int, end: int, warm: boo
 def combined(inherited: Mapping[str, list[Any]], own: Mapping[str, list[Any]]) -> Changes:
     """Returns in what a fork's recipe differs from the one that made the state it takes over.
 
-    Args:
-        inherited: What its parent had changed, where the parent is a fork that has not trained since.
-        own: What it changes itself.
+    `inherited` is what its parent had changed, where the parent is a fork that has not trained since.
     """
     merged = {path: list(values) for path, values in inherited.items()}
     for path, (before, after) in own.items():
@@ -246,21 +215,15 @@ CARRIED = tuple(
 """What stages had found for the parent, and holds for a warm fork."""
 MODEL_FILES = (".safetensors", ".json", ".model", ".txt", ".jinja", ".py")
 """Files of a checkpoint that make a model and its tokenizer."""
-STATE_FILES = ("trainer_state.json",)
-"""Files of a checkpoint that end like those and are none."""
+TRAINER_STATE = "trainer_state.json"
+"""File of a checkpoint that ends like those and is none."""
 
 
 @dataclass(frozen=True)
 class Fork:
-    """A fork that was made.
+    """A fork that was made: of the parent's step and the digest of the state there.
 
-    Attributes:
-        run: The new run.
-        step: The parent's step that it begins at.
-        digest: Digest of the state there.
-        recipe: The fork's recipe.
-        lines: What it changes, and what that means, for people.
-        warm: Whether it keeps the state; else it begins at step 0 with the weights.
+    Warm it keeps the state; else it begins at step 0 with the weights. `lines` say for people what it changes.
     """
 
     run: Run
@@ -272,16 +235,10 @@ class Fork:
 
 
 def fork(parent: Run, step: int | None, name: str, overrides: Sequence[str] = (), *, warm: bool = True) -> Fork:
-    """Makes a new run of a checkpoint.
+    """Makes a new run of a checkpoint, the newest that is whole where no step is given, in the parent's store.
 
-    Done again with the same arguments it completes what a call that died had begun.
-
-    Args:
-        parent: The run to fork.
-        step: One of its checkpoints; the newest that is whole when None.
-        name: Name of the new run, in the same store.
-        overrides: Changes to the recipe, `PATH=VALUE`.
-        warm: Keep optimizer, schedule, random state and place in the data.
+    Done again with the same arguments it completes what a call that died had begun. Overrides are changes to the
+    recipe, `PATH=VALUE`.
 
     Raises:
         UserError: there is no such run or step, a setting cannot be changed, the name is another run's, or this Baton
@@ -294,20 +251,30 @@ def fork(parent: Run, step: int | None, name: str, overrides: Sequence[str] = ()
     # completed.
     if name == parent.name or (run.read(ForkNote) is None and run.read(RunInfo) is not None):
         raise UserError(f"run {run.uri!r} exists and is no fork of this one.", remedy="Choose another name with --run.")
-    after = load.with_overrides(before, _with_rate(before, overrides) if warm else overrides)
+    if warm and before.training.lr_find:  # one that is given would otherwise be looked for all the same
+        gives_rate = any(override.partition("=")[0].strip() == "training.learning_rate" for override in overrides)
+        overrides = [*overrides, *(["training.lr_find=null"] if gives_rate else [])]
+    after = load.with_overrides(before, overrides)
     changed = require_warm(before, after) if warm else require_cold(before, after)
     store = CheckpointStore.of(parent, before)
     checkpoint = _chosen(store, step)
-    require_continued(parent, checkpoint, warm=warm)
+    if warm:  # for rows and tokens are the parent's; their order and random numbers are this Baton's from here on
+        parent.need(RunInfo).made.require_continued(f"run {parent.name!r}", DATA_FORMATS)
+    checkpoint.require_continued(*(CHECKPOINT_FORMATS if warm else ("checkpoint",)))
     step, digest = checkpoint.step, checkpoint.digest
-    plan = _fork_plan(parent, after, step) if warm else None
+    plan = make_plan(after, parent.plan().rows) if warm else None
+    if plan and plan.num_steps < step:
+        raise UserError(
+            f"the fork would end at step {plan.num_steps}, before step {step}, at which it begins.",
+            remedy="Fork an earlier step, or train longer.",
+        )
     with scratch_folder("fork") as scratch:
         folder = _fetched(store, checkpoint, scratch)
-        # Before anything else of the run: it lets the same command complete what a crash broke off (`_new`), and keeps
+        # Before anything else of the run: it lets the same command complete what a crash broke off, and keeps
         # a chunk of a warm fork from beginning with weights of its own meanwhile (`require_start`).
         run.write_once(ForkNote(parent=parent.uri, step=step, digest=digest, warm=warm, changed=changed))
         if plan:
-            _carry(parent, run, after, plan, _Start(checkpoint, folder), of_state(before, after))
+            _carry(parent, run, after, plan, checkpoint, folder, of_state(before, after))
         else:
             after = _begin_cold(run, before, after, folder, scratch)
     lines = in_words(changed, step=step, end=plan.num_steps if plan else 0, warm=warm)
@@ -315,11 +282,7 @@ def fork(parent: Run, step: int | None, name: str, overrides: Sequence[str] = ()
 
 
 def require_start(run: Run) -> None:
-    """Makes sure that a run may begin with its own weights: a warm fork begins with its parent's state.
-
-    Raises:
-        BatonError: it is one, and the checkpoint that it began with is not there, or not whole.
-    """
+    """Makes sure that a run may begin with its own weights: a warm fork begins with its parent's state."""
     note = run.read(ForkNote)
     if note and note.warm:
         raise BatonError(
@@ -329,20 +292,7 @@ def require_start(run: Run) -> None:
         )
 
 
-def began(run: Run) -> int:
-    """Returns the step that a run began at: its parent's, for a warm fork."""
-    note = run.read(ForkNote)
-    return note.step if note and note.warm else 0
-
-
-def _with_rate(before: Recipe, overrides: Sequence[str]) -> list[str]:
-    """Turns the search for a learning rate off where one is given, which would hold in its place."""
-    sets_rate = any(override.partition("=")[0].strip() == "training.learning_rate" for override in overrides)
-    return [*overrides, *(["training.lr_find=null"] if sets_rate and before.training.lr_find else [])]
-
-
 def _chosen(store: CheckpointStore, step: int | None) -> Checkpoint:
-    """Returns the checkpoint to fork."""
     if step is not None and (checkpoint := store.read(step)):
         return checkpoint
     if step is None and (newest := next(store.whole(), None)):
@@ -352,17 +302,6 @@ def _chosen(store: CheckpointStore, step: int | None) -> Checkpoint:
         f"run {store.run.uri!r} has no checkpoint{'' if step is None else f' of step {step}'}; it has {there}.",
         remedy="Name one that is there as RUN@STEP; chunks.keep decides which stay.",
     )
-
-
-def _fork_plan(parent: Run, recipe: Recipe, step: int) -> Plan:
-    """Returns the plan of a warm fork."""
-    plan = make_plan(recipe, parent.plan().rows)
-    if plan.num_steps < step:
-        raise UserError(
-            f"the fork would end at step {plan.num_steps}, before step {step}, at which it begins.",
-            remedy="Fork an earlier step, or train longer.",
-        )
-    return plan
 
 
 def _fetched(store: CheckpointStore, checkpoint: Checkpoint, scratch: str) -> str:
@@ -376,61 +315,46 @@ def _fetched(store: CheckpointStore, checkpoint: Checkpoint, scratch: str) -> st
     return folder
 
 
-@dataclass(frozen=True)
-class _Start:
-    """A parent's checkpoint, brought to this machine."""
-
-    checkpoint: Checkpoint
-    folder: str
-
-
-def _carry(parent: Run, run: Run, recipe: Recipe, plan: Plan, start: _Start, changed: Changes) -> None:
+def _carry(
+    parent: Run, run: Run, recipe: Recipe, plan: Plan, checkpoint: Checkpoint, folder: str, changed: Changes
+) -> None:
     """Gives a warm fork its parent's state, with a note of what its recipe changes in it."""
     run.create(recipe, data=parent.need(RunInfo).made)
     left_out = {LearningRate.NAME} if recipe.training.lr_find is None else set()
     left_out |= {MicroBatchSize.NAME} if recipe.training.micro_batch_size != "auto" else set()
     for name in (name for name in CARRIED if name not in left_out):
-        if document := parent.get(name):
+        if document := parent.raw(name):
             run.put(name, document)
     if ORIGINS in parent.storage.list(parent.path()):
         run.storage.write(run.path(ORIGINS), parent.storage.read(parent.path(ORIGINS)))
     run.write_once(plan)
     store = CheckpointStore.of(run, recipe)
-    step = start.checkpoint.step
+    step, meta = checkpoint.step, checkpoint.meta
     writer = store.open_writer(step)
     with contextlib.suppress(FileNotFoundError):  # retention may take it away meanwhile
-        writer.send(start.folder)
+        writer.send(folder)
     # Where the store is a folder the files were read in place, and not from a copy. Who sent them first does not count.
     sent, meant = (
         {name: (entry["size"], entry["sha256"]) for name, entry in files.items()}
-        for files in (writer.files, start.checkpoint.manifest.files)
+        for files in (writer.files, checkpoint.manifest.files)
     )
     if sent != meant:
         raise DamagedError(f"step {step} of {parent.uri} changed while it was copied.", remedy="Fork again.")
     identity = state_identity(run, run.resolved_recipe(), plan)
-    # Last: with it the fork is complete, and a chunk may resume from it.
-    meta = start.checkpoint.meta
     # The state of a fork that has not trained yet was made by the recipe of its own parent.
     differs = combined(meta.forked_from.changed if meta.forked_from else {}, changed)
-    store.commit(
-        step,
-        writer,
-        meta.model_copy(
-            update={
-                "forked_from": ForkOrigin(
-                    run_uri=parent.uri, step=start.checkpoint.step, digest=meta.digest, changed=differs
-                ),
-                "parent": None,
-                "restored": meta.restored.model_copy(
-                    update={"step": start.checkpoint.step, "checked": None, "skipped": []}
-                ),
-                "finished": meta.finished and not differs,
-                "created": now(),
-                "work": RunCost(started=time.time(), trained_seconds=0.0, goodput=0.0, lost_steps=0, lost_seconds=0.0),
-                "identity": identity,
-            }
-        ),
+    begun = meta.model_copy(
+        update={
+            "forked_from": ForkOrigin(run_uri=parent.uri, step=step, digest=meta.digest, changed=differs),
+            "parent": None,
+            "restored": meta.restored.model_copy(update={"step": step, "checked": None, "skipped": []}),
+            "finished": meta.finished and not differs,
+            "created": now(),
+            "work": RunCost(started=time.time(), trained_seconds=0.0, goodput=0.0, lost_steps=0, lost_seconds=0.0),
+            "identity": identity,
+        }
     )
+    store.commit(step, writer, begun)  # last: with it the fork is complete, and a chunk may resume from it
 
 
 def _begin_cold(run: Run, before: Recipe, after: Recipe, folder: str, scratch: str) -> Recipe:
@@ -440,7 +364,17 @@ def _begin_cold(run: Run, before: Recipe, after: Recipe, folder: str, scratch: s
         sharded.merge(folder, f"{scratch}/merged", shard_size=sharded.SHARD_SIZE)
         folder = f"{scratch}/merged"
     os.makedirs(model)
-    _merge(before, folder, model) if before.adapter else _copy_model(folder, model)
+    if before.adapter:  # the base with the adapter folded in
+        from baton.models import loading, trained
+
+        tokenizer = loading.load_tokenizer(folder, trust_remote_code=before.model.trust_remote_code)
+        whole: Any = trained.trained_model(before, tokenizer, folder, whole=True)
+        whole.merge_and_unload().save_pretrained(model)
+        tokenizer.save_pretrained(model)
+    else:
+        for name in os.listdir(folder):
+            if name.endswith(MODEL_FILES) and name != TRAINER_STATE:
+                shutil.copyfile(os.path.join(folder, name), os.path.join(model, name))
     names = sorted(os.listdir(model))
     lines = [f"{name} {bundle.file_sha256(os.path.join(model, name))}\n" for name in names]
     digest = hashlib.sha256("".join(lines).encode()).hexdigest()
@@ -459,20 +393,3 @@ def _begin_cold(run: Run, before: Recipe, after: Recipe, folder: str, scratch: s
     recipe = load.validate(document, origin=run.uri)
     run.create(recipe)
     return recipe
-
-
-def _copy_model(folder: str, target: str) -> None:
-    """Copies weights, configuration and tokenizer of a checkpoint."""
-    for name in os.listdir(folder):
-        if name.endswith(MODEL_FILES) and name not in STATE_FILES:
-            shutil.copyfile(os.path.join(folder, name), os.path.join(target, name))
-
-
-def _merge(recipe: Recipe, folder: str, target: str) -> None:
-    """Writes the base with the checkpoint's adapter folded in, and the tokenizer."""
-    from baton.models import loading, trained
-
-    tokenizer = loading.load_tokenizer(folder, trust_remote_code=recipe.model.trust_remote_code)
-    model: Any = trained.trained_model(recipe, tokenizer, folder, whole=True)
-    model.merge_and_unload().save_pretrained(target)
-    tokenizer.save_pretrained(target)

@@ -30,23 +30,14 @@ _M_ARENA_MAX = -8
 
 @dataclass(frozen=True)
 class GPU:
-    """A CUDA device.
-
-    Attributes:
-        name: As the driver calls it.
-        bytes: Its memory.
-    """
+    """A CUDA device: its name as the driver calls it, and the bytes of its memory."""
 
     name: str
     bytes: int
 
 
 def number_of(variable: str, default: float) -> float:
-    """Returns the number in an environment variable, where it is set.
-
-    Raises:
-        UserError: it is none.
-    """
+    """Returns the number in an environment variable, where it is set; what is none is a UserError."""
     text = os.environ.get(variable) or str(default)
     with contextlib.suppress(ValueError):
         if math.isfinite(number := float(text)):
@@ -77,11 +68,7 @@ def gpu() -> GPU | None:
 
 
 def require_gpus(image: str) -> None:
-    """Checks that a pod sees the GPUs that it was promised; without this it would train on CPUs, at a GPU's price.
-
-    Raises:
-        NodeError: it sees fewer.
-    """
+    """Checks that a pod sees the GPUs that it was promised; without this it would train on CPUs, at a GPU's price."""
     promised = int(os.environ.get(PROMISED_GPUS) or 0)
     if not promised:
         return
@@ -102,7 +89,6 @@ def require_gpus(image: str) -> None:
 
 
 def _driver() -> str:
-    """Returns the version of the NVIDIA driver as its kernel module tells it."""
     try:
         line = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8").splitlines()[0]
     except (OSError, IndexError):
@@ -190,12 +176,7 @@ def _field(path: Path, name: str) -> int:
 
 
 class Proxy(NamedTuple):
-    """A proxy and the variable that names it.
-
-    Attributes:
-        url: Its address, with a scheme; it may hold a password.
-        variable: The environment variable.
-    """
+    """A proxy, whose address may hold a password, and the environment variable that names it."""
 
     url: str
     variable: str

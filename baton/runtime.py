@@ -32,8 +32,6 @@ _OF_CLIENTS = "tokio-rt-worker"
 
 
 class Work(Protocol):
-    """Work that was begun beside this."""
-
     def is_alive(self) -> bool:
         """Tells whether it is still under way."""
 
@@ -45,7 +43,6 @@ class Runtime:
     """This machine's own."""
 
     def monotonic(self) -> float:
-        """Returns seconds on a clock that never goes back."""
         return time.monotonic()
 
     def now(self) -> datetime:
@@ -53,11 +50,9 @@ class Runtime:
         return datetime.now(UTC)
 
     def sleep(self, seconds: float) -> None:
-        """Waits."""
         time.sleep(seconds)
 
     def unique(self) -> str:
-        """Returns a name that nobody else has, 32 letters and digits."""
         return uuid.uuid4().hex
 
     def uniform(self, low: float, high: float) -> float:
@@ -100,14 +95,7 @@ E = TypeVar("E", bound=Exception)
 
 @dataclass(frozen=True)
 class RetryAttempt:
-    """One of several attempts.
-
-    Attributes:
-        number: Its number, from 1.
-        pause: Seconds from its end to the next one.
-        until: The `monotonic()` after which none begins.
-        runtime: Whose clock that is.
-    """
+    """One of several attempts, numbered from 1; `pause` seconds to the next one, and none begins after `until`."""
 
     number: int
     pause: float
@@ -158,11 +146,7 @@ def retry(
     tries: Iterable[RetryAttempt],
     on_failure: Callable[[E, RetryAttempt], object],
 ) -> T:
-    """Returns what an operation returns, once it succeeds.
-
-    Raises:
-        E: the last attempt failed too.
-    """
+    """Returns what an operation returns, once it succeeds; another kind of error is raised, and so is the last one."""
     failure: E | None = None
     for attempt in tries:
         try:

@@ -33,7 +33,10 @@ from baton.recipe import load as recipe_file
 from baton.data.tokenize import tokenize_run
 print(tokenize_run(split_data(recipe_file.loads(sys.argv[1]), "counted")["run_uri"]))
 """
-CHECKPOINT = "import sys; from baton.train.promote import promote; promote(sys.argv[1], int(sys.argv[2]))"
+CHECKPOINT = (
+    "from baton.checkpoint.proof import promote; from baton.runs.run import Run; import sys; "
+    "promote(Run.open(sys.argv[1]), int(sys.argv[2]))"
+)
 
 
 def main() -> None:

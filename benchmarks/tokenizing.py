@@ -112,7 +112,7 @@ def masked(rows: str, tokenizer_folder: str, train_on: str) -> tuple[float, int]
     from baton.models import loading
 
     talk = ChatEncoder(loading.load_tokenizer(tokenizer_folder), train_on)
-    return _timed(rows, lambda batch: [row["input_ids"] for row in talk.sequences(batch) if not isinstance(row, str)])
+    return _timed(rows, lambda batch: [row["input_ids"] for row in talk.sequences(batch) if isinstance(row, dict)])
 
 
 def rendered(rows: str, tokenizer_folder: str) -> tuple[float, int]:

@@ -1,4 +1,7 @@
-"""The resume proof: a checkpoint read back against the state that it continues, and the proof in Markdown."""
+"""The checkpoint stage and the resume proof: what a chunk committed is read back, what it continues written down.
+
+Beside the next chunk the stage marks newest and best, applies retention, and writes the proof, also as Markdown.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,11 @@ from collections.abc import Iterable, Sequence
 from baton import events
 from baton.checkpoint import retention
 from baton.checkpoint.store import Checkpoint, CheckpointStore
+from baton.errors import DamagedError
 from baton.recipe.run import Keep
 from baton.runs.documents import PHASES_OF_A_CHUNK, CheckpointRef, ChunkAttempt, ChunkRecord, Promoted, ProofPart
-from baton.runs.run import now
-
-# --- The resume proof: what each checkpoint says of the state it continues, part by part.
-
+from baton.runs.outcomes import TrialInfo
+from baton.runs.run import Run, now
 
 FIGURES = frozenset(ChunkAttempt.model_fields)
 
@@ -64,16 +66,18 @@ def prove(
     Raises:
         RewritableDamageError: what is in the store is not what was committed.
     """
-    started, run = time.time(), store.run
+    started = time.time()
     store.require_whole(checkpoint, store.verify(checkpoint))
     verify_seconds = time.time() - started
     # Before retention, which keeps the newest checkpoint that was read back.
     _mark(store, checkpoint)
     removed = retention.tidy(store, keep, targets=targets)
+    # What each attempt cost, without what the proof says already.
+    figures = [{name: value for name, value in each.to_json().items() if name in FIGURES} for each in attempts]
     part = proof_part(store, checkpoint).model_copy(
         update={
             "chunk": index,
-            "attempts": [_figures(attempt) for attempt in attempts],
+            "attempts": [ChunkAttempt.model_validate(each) for each in figures],
             "verified": True,
             "verified_at": now(),
             "verify_seconds": verify_seconds,
@@ -82,14 +86,9 @@ def prove(
     )
     # Last: from here on nobody reads these bytes again to trust them, and retention need not keep them for a retry of
     # this stage.
-    run.write(part, index)
+    store.run.write(part, index)
     events.emit(events.Verified(step=checkpoint.step, bytes=checkpoint.bytes, digest=checkpoint.digest))
     return part
-
-
-def _figures(record: ChunkRecord) -> ChunkAttempt:
-    """Returns what an attempt cost, without what the proof says already."""
-    return ChunkAttempt.model_validate({name: value for name, value in record.to_json().items() if name in FIGURES})
 
 
 def _mark(store: CheckpointStore, checkpoint: Checkpoint) -> None:
@@ -108,15 +107,84 @@ def _mark(store: CheckpointStore, checkpoint: Checkpoint) -> None:
     run.write(promoted)
 
 
-# --- A chunk's part of the resume proof, as the Kubeflow page shows it.
+def read_back(run_uri: str, index: int) -> str:
+    """Verifies the checkpoint that a chunk left, see `promote`, and returns the chunk's part of the proof in Markdown.
+
+    Damage is an error after the last chunk alone. It stops no other one: who restores passes over what is damaged.
+
+    Raises:
+        DamagedError: the last chunk's checkpoint is not what was committed.
+    """
+    run = Run.open(run_uri)
+    try:
+        return proof_as_markdown(promote(run, index))
+    except DamagedError as error:
+        if index >= run.plan().slots(run.recipe().chunks.spare):
+            raise
+        run.warn(f"{error} A later chunk makes up for it.")
+        return f"# Chunk {index}: not proven\n\n{error}\n\nA later chunk makes up for it.\n"
+
+
+def promote(run: Run, index: int) -> ProofPart | None:
+    """Verifies the checkpoint that a chunk left: at its target, or before it where it was preempted.
+
+    Args:
+        run: The run.
+        index: Number of the chunk, from 1, spare ones included.
+
+    Returns:
+        The chunk's part of the resume proof; None where it left no checkpoint because it was preempted before it had
+        one, or lies before the step that a fork began at.
+
+    Raises:
+        DamagedError: what is in the store is not what was committed.
+    """
+    started = time.time()
+    plan, recipe = run.plan(), run.recipe()
+    store, target = CheckpointStore.of(run, recipe), plan.target(index)
+    attempts = run.attempts(index)
+    part = _gone_since(store, index, target, is_last=index >= plan.slots(recipe.chunks.spare))
+    if part is None and target >= run.began():
+        checkpoint = _left_by(store, target, attempts[-1] if attempts else None)
+        if checkpoint:
+            part = prove(store, checkpoint, index, attempts, keep=recipe.chunks.keep, targets=plan.targets)
+    run.record(f"checkpoint-{index:03d}", {"seconds": time.time() - started, "chunk": index})
+    return part
+
+
+def _gone_since(store: CheckpointStore, index: int, target: int, *, is_last: bool) -> ProofPart | None:
+    """Returns the part of the proof from when this was done before, if the checkpoint has gone since.
+
+    Retention has taken it, or it is lost while Kubeflow's cache knows of the chunk's success. A later chunk then makes
+    up for it, and there is none after the last.
+    """
+    before = store.run.read(ProofPart, index)
+    if before is None or before.step != target or store.read(target) is not None:
+        return None
+    later = any(checkpoint.step > target for checkpoint in store.committed())
+    if not later and not is_last:
+        store.run.warn(f"{store.storage.uri(store.prefix(target))} is no longer there; a later chunk makes up for it.")
+    return before if later or not is_last else None
+
+
+def _left_by(store: CheckpointStore, target: int, attempt: ChunkRecord | None) -> Checkpoint | None:
+    """Returns the checkpoint a chunk left, None for one that was preempted before its first."""
+    outcome = attempt.outcome if attempt else None
+    checkpoint = store.read(attempt.to_step if attempt and outcome in ("partial", "finished") else target)
+    if checkpoint is None and attempt and outcome == "already_done":
+        # Early stopping ended the run before the target, or a trial that caught up with others has a later one alone.
+        reached = store.read(attempt.to_step)
+        checkpoint = reached if reached and (reached.meta.finished or store.run.read(TrialInfo)) else None
+    if checkpoint is not None:
+        return checkpoint
+    if outcome != "partial":
+        raise DamagedError(f"{store.storage.uri(store.prefix(target))}: the chunk left no checkpoint there.")
+    # The chunk after it may have come further and let retention take this one.
+    return store.newest()
 
 
 def proof_as_markdown(part: ProofPart | None) -> str:
-    """Returns a chunk's part of the proof in Markdown.
-
-    Args:
-        part: What `promote` returned.
-    """
+    """Returns a chunk's part of the proof in Markdown."""
     if part is None:
         return (
             "# Resume proof\n\nThis chunk left no checkpoint: it was preempted before the first, and the "

@@ -7,11 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from baton import events
-from baton.checkpoint.manifest import CheckpointMeta
 from baton.checkpoint.sharded import code_in
 from baton.checkpoint.signatures import require_same_sources
-from baton.checkpoint.store import Checkpoint, CheckpointStore
+from baton.checkpoint.store import Checkpoint, CheckpointMeta, CheckpointStore
 from baton.errors import DamagedError, ExactnessError
+from baton.runs.documents import ProofPart
+from baton.store import bundle
 from baton.store.cache import NodeCache
 
 logger = logging.getLogger("baton")
@@ -21,18 +22,20 @@ TRIES = 5
 
 
 @dataclass(frozen=True)
-class Restored:
+class FetchedCheckpoint:
     """A checkpoint downloaded to this machine.
 
     Attributes:
         checkpoint: What was committed.
         folder: Local folder of its files.
         is_target: Whether nothing is to be trained after it in this chunk, which lacks its score alone.
+        left_out: Parts of the state that a negative control has taken out of the folder.
     """
 
     checkpoint: Checkpoint
     folder: str
     is_target: bool = False
+    left_out: tuple[str, ...] = ()
 
     @property
     def step(self) -> int:
@@ -65,12 +68,32 @@ def usable_at_target(store: CheckpointStore, target: int) -> Checkpoint | None:
         if not _is_final(checkpoint, target):
             return None
         try:
-            store.require_usable(checkpoint)
+            require_usable(store, checkpoint)
         except DamagedError as error:
             _report_skipped(checkpoint.step, error)
         else:
             return checkpoint
     return None
+
+
+def require_usable(store: CheckpointStore, checkpoint: Checkpoint) -> None:
+    """Checks a checkpoint that will not be loaded: its sizes always, its bytes where nobody has read them back.
+
+    Raises:
+        RewritableDamageError: it is not what was committed.
+    """
+    problems = bundle.torn_files(store.storage, store.prefix(checkpoint.step), checkpoint.manifest)
+    # One listing where the checkpoint stage has read the bytes; a run that is complete is looked through in seconds.
+    if not problems and not is_proven(store, checkpoint):
+        problems = store.verify(checkpoint)
+    store.require_whole(checkpoint, problems)
+
+
+def is_proven(store: CheckpointStore, checkpoint: Checkpoint) -> bool:
+    """Tells whether the checkpoint stage has read these very files back."""
+    part = store.run.read(ProofPart, checkpoint.meta.chunk)
+    # The address has the attempt in it: the proof of files that were since replaced says nothing of these.
+    return part is not None and part.uri == store.uri(checkpoint)
 
 
 def _is_final(checkpoint: Checkpoint, target: int) -> bool:
@@ -113,7 +136,7 @@ class Restorer:
         """Why newer checkpoints were passed over."""
         return list(self._skipped.values())
 
-    def fetch(self, *, to_score: bool = False) -> Restored | None:
+    def fetch(self, *, to_score: bool = False) -> FetchedCheckpoint | None:
         """Downloads the newest checkpoint before the target that is as committed, None where there is none.
 
         Args:
@@ -139,7 +162,7 @@ class Restorer:
             for checkpoint in self._store.committed(after=than)
         )
 
-    def _fetch_newest(self, *, to_score: bool) -> Restored | None:
+    def _fetch_newest(self, *, to_score: bool) -> FetchedCheckpoint | None:
         for checkpoint in self._store.committed(self._skip_before_target if not to_score else self._skip):
             if checkpoint.step >= self._target and not to_score:
                 continue
@@ -158,10 +181,10 @@ class Restorer:
                 self._unfit.add(checkpoint.manifest.folder)
                 self._skip(checkpoint.step, error)
                 continue
-            return Restored(checkpoint, folder, is_target=to_score and _is_final(checkpoint, self._target))
+            return FetchedCheckpoint(checkpoint, folder, is_target=to_score and _is_final(checkpoint, self._target))
         return None
 
-    def require_no_code(self, restored: Restored | None) -> Restored | None:
+    def require_no_code(self, restored: FetchedCheckpoint | None) -> FetchedCheckpoint | None:
         """Returns what was fetched, or the newest checkpoint before it whose pickles hold nothing but data."""
         while restored:
             problems = code_in(restored.folder)

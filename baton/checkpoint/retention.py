@@ -240,12 +240,12 @@ def _whole(store: CheckpointStore, step: int, listing: _Step) -> Checkpoint | No
 
 def _staying(store: CheckpointStore, whole: dict[int, Checkpoint], keep: Keep, targets: Sequence[int]) -> set[int]:
     staying = set(sorted(whole)[-keep.last :])
-    proven = store.proven_chunks()
+    proven = store.run.proven_chunks()
     # The proof of a chunk is read off its last checkpoint, which must be there until the checkpoint stage has done so.
     waiting = [step for number, step in enumerate(targets, 1) if number not in proven]
     # Also the run's last, which evaluation and export read, and the newest that was read back: what is newer may yet
     # turn out damaged.
-    staying |= {store.verified_step(), *targets[-1:], *waiting} & whole.keys()
+    staying |= {store.run.verified_step(), *targets[-1:], *waiting} & whole.keys()
     if keep.audit:
         # From each of them its chunk's successor can be trained again, and its own be compared.
         staying |= {*targets} & whole.keys()

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from baton.checkpoint.manifest import Sources
+from baton.documents import Document
 from baton.errors import UserError
 from baton.runs.documents import AttachedRun, OwnCode, PinnedModels, SplitData, TokenizedRows
 from baton.runs.plan import Plan
@@ -26,6 +26,19 @@ SIGNATURE = "signature"
 """Key of the signature in a manifest's `meta`."""
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "https://model_signing/signature/v1.0"
+
+
+class Sources(Document):
+    """SHA-256 of what the state was made of, in a checkpoint that is signed."""
+
+    recipe: str = ""
+    plan: str = ""
+    data: str = ""
+    """Of the document with the digest of the rows."""
+    tokens: str = ""
+    """Of what the run and the manifest of the tokenized rows say of them, the SHA-256 of their files among it."""
+    models: str = ""
+    code: str = ""
 
 
 def manifest_digest(manifest: Manifest) -> str:
@@ -47,16 +60,16 @@ def sources_of(run: Run) -> Sources:
         DamagedError: some of it is not JSON.
         UserError: some of it is not there, or a newer Baton wrote it.
     """
-    head = run.get("recipe.json") or run.get(AttachedRun.NAME) or run.require("recipe.json")
+    head = run.raw("recipe.json") or run.raw(AttachedRun.NAME) or run.require("recipe.json")
     tokens = run.read(TokenizedRows)
     manifest = read_manifest(run.storage, tokens.prefix) if tokens and tokens.prefix else None
     return Sources(
         recipe=_digest(head.get("recipe", head.get("facts"))),
-        plan=_digest(run.get(Plan.NAME)),
-        data=_digest(run.get(SplitData.NAME)),
-        tokens=_digest([run.get(TokenizedRows.NAME), manifest_digest(manifest)] if manifest else None),
-        models=_digest(run.get(PinnedModels.NAME)),
-        code=_digest(run.get(OwnCode.NAME)),
+        plan=_digest(run.raw(Plan.NAME)),
+        data=_digest(run.raw(SplitData.NAME)),
+        tokens=_digest([run.raw(TokenizedRows.NAME), manifest_digest(manifest)] if manifest else None),
+        models=_digest(run.raw(PinnedModels.NAME)),
+        code=_digest(run.raw(OwnCode.NAME)),
     )
 
 

@@ -1,7 +1,7 @@
 """Staging of checkpoints and downloads: in memory, on disk, or nowhere.
 
-Downloads in memory are files of this process without a name, so that no folder needs room. Tensors map them without
-a copy, and the mapping outlives the descriptors.
+Downloads in memory are files of this process that have no name but that of an open descriptor, so that no folder needs
+room. Tensors map them without a copy, and the mapping outlives the descriptors.
 """
 
 from __future__ import annotations
@@ -14,29 +14,64 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Self
 
 import psutil
 
 from baton import events, machine, scratch
 from baton.checkpoint.store import Checkpoint
+from baton.errors import BatonError
+from baton.store.bundle import BundleWriter
 
-# --- Files of a download that are memory of this process: tensors are made of them without a copy.
-#
-# They have no name but that of an open descriptor, so that no folder must have room for them, and what is mapped of
-# them stays when they are closed.
+logger = logging.getLogger("baton")
 
-
+MEMORY = "/dev/shm"
+MARGIN = 1.1
+"""Room asked for, as a multiple of the bytes expected."""
+LEFT_FREE = 512 * 1024**2
+"""Bytes of memory that staging leaves free."""
 LEAST_HELD = 2**20
 """Bytes from which on a file is held."""
-
 NAME_LENGTH = 60
 """Characters of a file's name that Linux is told, which takes 249 bytes."""
 
 
-def can_hold() -> bool:
-    """Tells whether this system has such files."""
-    return hasattr(os, "memfd_create")
+class SupersededError(BatonError):
+    """A newer checkpoint takes this one's place."""
+
+
+@dataclass
+class PendingCheckpoint:
+    """A checkpoint staged on this machine, on its way to the store.
+
+    Attributes:
+        step: The step at whose end it is captured.
+        folder: Local folder with its files.
+        writer: The attempt that has got some of them already: its place has no room for all, or several machines write.
+        digests: Digests of the state in memory, those of all ranks joined.
+        must_keep: Whether no newer one may take its place.
+        superseded: Set once one does.
+    """
+
+    step: int
+    folder: str
+    writer: BundleWriter | None = None
+    digests: dict[str, str] = field(default_factory=dict)
+    must_keep: bool = False
+    superseded: threading.Event = field(default_factory=threading.Event)
+
+    def check(self) -> None:
+        """Raises `SupersededError` once it is."""
+        if self.superseded.is_set():
+            raise SupersededError(f"a newer checkpoint takes the place of step {self.step}'s.")
+
+    def send(self, folder: str) -> None:
+        """Sends the files of a folder, and removes them: the next ones need its room."""
+        assert self.writer
+        self.writer.send(folder)
+        for name in os.listdir(folder):
+            os.remove(os.path.join(folder, name))
 
 
 def memfd_files(folder: str, files: Mapping[str, int]) -> list[int]:
@@ -82,18 +117,6 @@ def mmap_load(path: str) -> Iterator[None]:
         config.load.mmap, config.load.mmap_flags = before
 
 
-# --- Chooses where a checkpoint is staged before its upload: memory, else disk, else nowhere.
-
-
-logger = logging.getLogger("baton")
-
-MEMORY = "/dev/shm"
-MARGIN = 1.1
-"""Room asked for, as a multiple of the bytes expected."""
-LEFT_FREE = 512 * 1024**2
-"""Bytes of memory that staging leaves free."""
-
-
 class Staging:
     """Folders for checkpoints and downloads of one chunk, removed at its end: a context manager."""
 
@@ -117,7 +140,7 @@ class Staging:
         """
         self._release()
         name, wanted = f"from-{checkpoint.step}", int(checkpoint.bytes * MARGIN) + LEFT_FREE
-        if not alone or not can_hold() or machine.available_memory() < wanted:
+        if not alone or not hasattr(os, "memfd_create") or machine.available_memory() < wanted:
             return os.path.join(self.folder(checkpoint.bytes), name)
         folder = os.path.join(self.folder(0), name)
         sizes = {file: entry["size"] for file, entry in checkpoint.manifest.files.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shutil
@@ -11,16 +12,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from baton.checkpoint import manifest as logs
+from pydantic import Field
+
 from baton.checkpoint import sharded
-from baton.checkpoint.manifest import CheckpointMeta
 from baton.checkpoint.sharded import code_in, may_be_pickle
-from baton.checkpoint.signatures import require_no_unlisted_files, require_signed, require_signer, signed_meta
+from baton.checkpoint.signatures import Sources, require_no_unlisted_files, require_signed, require_signer, signed_meta
+from baton.documents import Document, load_object
 from baton.errors import DamagedError, FormatError, UserError
 from baton.recipe.recipe import Recipe
-from baton.runs.documents import Promoted, ProofPart
+from baton.runs.documents import ForkOrigin, OwnState, RunCost, Transfer
 from baton.runs.run import Run
-from baton.runs.versions import CHECKPOINT_FORMATS
+from baton.runs.versions import CHECKPOINT_FORMATS, Fingerprint, FormatVersions
 from baton.scratch import scratch_folder
 from baton.signing import PublicKey, SignatureError, required, trusted_here
 from baton.store import bundle
@@ -28,10 +30,73 @@ from baton.store.bundle import MAX_COPY_DEPTH, BundleWriter, CopySources
 from baton.store.cache import NodeCache
 from baton.store.manifest import DAMAGED, Manifest, read_manifest
 
-# --- Checkpoints of a run: committed by manifest, found by step, never trusted without their hashes.
-
-
+TRAINING_FILES = re.compile(r"(^optimizer|^scheduler|^scaler|^rng_state|^baton_state|^trainer_state)")
+"""Beginnings of names that only training needs."""
+SHARD_SIZE_FORM = re.compile(r"[1-9][0-9]*(KB|MB|GB)")
+LOG_FILE = "trainer_state.json"
+"""File of a checkpoint."""
+LogEntry = dict[str, float]
+"""What a trainer logged at a step: names, `step` among them, and numbers."""
 _STEP = re.compile(r"^step-(\d{8,})$")
+
+
+class Parent(Document):
+    """The checkpoint that was newest when this one was made."""
+
+    step: int
+    digest: str
+    manifest: str = ""
+    """SHA-256 of its manifest, where that is signed; see `signatures.manifest_digest`."""
+
+
+class Restoration(Document):
+    """The checkpoint that the process which made this one had resumed from."""
+
+    step: int = 0
+    """Its step; 0 at the start of a run."""
+    checked: dict[str, str] | None = None
+    """Part of the state → `match`, `mismatch`, `absent`, `left out` or `of other processes`."""
+    level: str = "bitwise"
+    """`bitwise`, or `consistent` where the machine differed or state of the user's code was not restored."""
+    skipped: list[str] = Field(default_factory=list)
+    """Why newer checkpoints were passed over."""
+
+
+class CheckpointMeta(Document):
+    """Whose state a checkpoint holds, made by what, where and at what cost."""
+
+    run: str = ""
+    step: int = 0
+    digest: str
+    """Digest of the whole state in memory when it was captured."""
+    state: dict[str, str] = Field(default_factory=dict)
+    """Part of the state → its digest, and `state` → all of them."""
+    parent: Parent | None = None
+    """None for the first checkpoint of a run."""
+    chain: str = ""
+    """Digest over the digests of this checkpoint and all before it."""
+    restored: Restoration = Restoration()
+    identity: str = ""
+    """Digest of recipe, data, model, code and plan, see `run.state_identity`."""
+    finished: bool = False
+    """Whether early stopping ended the run here."""
+    fingerprint: Fingerprint = Fingerprint()
+    trainable_parameters: int = 0
+    chunk: int = 0
+    created: str = ""
+    seconds: dict[str, float] = Field(default_factory=dict)
+    """Phase → seconds of the process that made it."""
+    moved: Transfer = Transfer()
+    work: RunCost = RunCost()
+    forked_from: ForkOrigin | None = None
+    skips: list[int] = Field(default_factory=list)
+    """Steps up to this one that were skipped, those of its parent's run too; see `training.guard`."""
+    hooks: OwnState | None = None
+    """State of the user's code; None where a Baton wrote the checkpoint that did not look for any."""
+    sources: Sources | None = None
+    """What it was made of, where it is signed."""
+    made: FormatVersions = FormatVersions()
+    """What it was written with."""
 
 
 @dataclass(frozen=True)
@@ -214,26 +279,6 @@ class CheckpointStore:
         """Marks a checkpoint in which problems were found; see `bundle.require_whole`."""
         bundle.require_whole(self.storage, self.prefix(checkpoint.step), checkpoint.manifest, problems)
 
-    def require_usable(self, checkpoint: Checkpoint) -> None:
-        """Checks a checkpoint that will not be loaded: its sizes always, its bytes where nobody has read them back.
-
-        Raises:
-            RewritableDamageError: it is not what was committed.
-        """
-        prefix, manifest = self.prefix(checkpoint.step), checkpoint.manifest
-        problems = bundle.torn_files(self.storage, prefix, manifest)
-        # One listing where the checkpoint stage has read the bytes; a run that is complete is looked through in
-        # seconds.
-        if not problems and not self.is_proven(checkpoint):
-            problems = self.verify(checkpoint)
-        self.require_whole(checkpoint, problems)
-
-    def is_proven(self, checkpoint: Checkpoint) -> bool:
-        """Tells whether the checkpoint stage has read these very files back."""
-        part = self.run.read(ProofPart, checkpoint.meta.chunk)
-        # The address has the attempt in it: the proof of files that were since replaced says nothing of these.
-        return part is not None and part.uri == self.uri(checkpoint)
-
     def code(self, checkpoint: Checkpoint) -> list[str]:
         """Returns a line for each pickle of a whole checkpoint that holds code; see `sharded.code_in`."""
         manifest, prefix = checkpoint.manifest, self.prefix(checkpoint.step)
@@ -243,32 +288,20 @@ class CheckpointStore:
                     self.storage.download(manifest.path(prefix, name), os.path.join(folder, name))
             return code_in(folder)
 
-    def history(self, checkpoint: Checkpoint) -> list[logs.LogEntry]:
+    def history(self, checkpoint: Checkpoint) -> list[LogEntry]:
         """Returns the logged values of the run up to a checkpoint, from its `trainer_state.json`.
 
         Raises:
             DamagedError: it holds none.
         """
-        path = checkpoint.manifest.path(self.prefix(checkpoint.step), logs.LOG_FILE)
-        if logs.LOG_FILE not in checkpoint.manifest.files:
+        path = checkpoint.manifest.path(self.prefix(checkpoint.step), LOG_FILE)
+        if LOG_FILE not in checkpoint.manifest.files:
             raise DamagedError(f"{self.storage.uri(path)} is not there, and its manifest does not name it.")
-        return logs.parse_log(self.storage.read(path), self.storage.uri(path))
+        return parse_log(self.storage.read(path), self.storage.uri(path))
 
     def evaluation_losses(self, checkpoint: Checkpoint) -> dict[int, float]:
         """Returns the evaluation losses of the run up to a checkpoint that are numbers, by step."""
-        return logs.evaluation_losses(self.history(checkpoint))
-
-    def proven_chunks(self) -> set[int]:
-        """Returns the numbers of the chunks whose checkpoint the checkpoint stage has read back."""
-        names = self.storage.list(self.run.path("proof"))
-        return {int(match[1]) for name in names if (match := re.fullmatch(r"chunk-(\d+)\.json", name))}
-
-    def verified_step(self) -> int:
-        """Returns the newest step that the checkpoint stage has read back and found whole, 0 before there is one."""
-        promoted, proven = self.run.read(Promoted), self.proven_chunks()
-        # Of two checkpoint stages at once the slower may write the older step last. Each has its own part of the proof.
-        part = self.run.read(ProofPart, max(proven)) if proven else None
-        return max(promoted.newest.step if promoted else 0, part.step if part else 0)
+        return evaluation_losses(self.history(checkpoint))
 
     def _checked(self, step: int, manifest: Manifest) -> Checkpoint:
         """Returns a manifest that was found, with its meta read.
@@ -304,12 +337,30 @@ class CheckpointStore:
         return Checkpoint(step, manifest, meta)
 
 
-# --- A checkpoint's model in its own folder, for readers that have nothing but Transformers.
+def parse_log(data: bytes, where: str) -> list[LogEntry]:
+    """Returns what was logged.
+
+    Args:
+        data: The file.
+        where: Its address, for messages.
+
+    Raises:
+        DamagedError: it is not what a trainer writes.
+    """
+    history = load_object(data, where).get("log_history")
+    if not isinstance(history, list) or not all(map(_is_entry, history)):
+        raise DamagedError(f"{where} has no log_history of steps with numbers.")
+    return history
 
 
-TRAINING_FILES = re.compile(r"(^optimizer|^scheduler|^scaler|^rng_state|^baton_state|^trainer_state)")
-"""Beginnings of names that only training needs."""
-SHARD_SIZE_FORM = re.compile(r"[1-9][0-9]*(KB|MB|GB)")
+def evaluation_losses(history: Iterable[LogEntry]) -> dict[int, float]:
+    """Returns the evaluation losses that are numbers, by step."""
+    losses = {int(entry["step"]): entry["eval_loss"] for entry in history if "eval_loss" in entry}
+    return {step: loss for step, loss in losses.items() if isinstance(loss, float) and math.isfinite(loss)}
+
+
+def _is_entry(entry: object) -> bool:
+    return isinstance(entry, dict) and isinstance(entry.get("step"), int)
 
 
 def merge_model(store: CheckpointStore, checkpoint: Checkpoint, folder: str, shard_size: str) -> dict[str, Any]:

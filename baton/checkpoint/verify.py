@@ -185,13 +185,13 @@ class Verification:
             yield f"step {max(hidden)} is marked as being removed, and nothing newer is here"
         newest = here[head].current if head else None
         try:
-            if (reached := self._store.verified_step()) > head:
+            if (reached := self._run.verified_step()) > head:
                 yield f"step {reached} was read back once, and the newest here is step {head}"
             if newest is None:
                 return
             for name in changed_sources(self._run, newest.meta.sources):
                 yield f"{name}: not what step {head} was signed with"
-            if self._run.get(AttachedRun.NAME):
+            if self._run.raw(AttachedRun.NAME):
                 identity = sources_of(self._run).recipe
             else:
                 identity = state_identity(self._run, self._run.resolved_recipe(), self._run.plan())

@@ -20,7 +20,7 @@ from baton.cli.display import Display, screen
 from baton.cli.options import Json, Overrides, RecipePath, Trust, answer, page_path, print_json
 from baton.errors import BatonError, UserError
 from baton.local import processes
-from baton.local.preview import HEAD
+from baton.local.preview import preview
 from baton.pages import quality_page, rows_page
 from baton.pages.quality_page import FINDINGS, QUALITY
 from baton.pages.rows_page import parts, tone
@@ -35,9 +35,6 @@ from baton.source.prepare import LoadedRecipe
 from baton.store.storage import Storage
 from baton.terminal import Terminal
 
-PREVIEW = "baton.data.preview"
-LEARNED = 1000
-"""Rows that a tokenizer is trained on where the run trains one."""
 LONGEST = 3000
 """Characters of a part of a row that are printed; the page has all."""
 STYLES = {"trained": "green", "read": "dim", "cut": "strike red", "gap": "dim italic"}
@@ -75,7 +72,7 @@ def show(
             if not has_tokenizer:  # the first phase learns it
                 continue
             with Display(0) as display:
-                seen = look(training, rows, side, display)
+                seen = preview(training, rows, side, display.heard)
             file = f"{stem}{name}.{ending}"
             html = rows_page.render(training.name, seen, training.training.spec.rows)
             Path(file).write_text(html, encoding="utf-8", errors="backslashreplace")
@@ -85,29 +82,6 @@ def show(
                 typer.echo(f"page: {file}")
         if json:
             print_json(results[0] if len(results) == 1 else {"phases": results})
-
-
-def look(recipe: Recipe, rows: int, side: str | None, display: Display) -> Preview:
-    """Returns the first rows of a recipe as the model sees them.
-
-    Args:
-        recipe: The recipe, its paths absolute.
-        rows: How many, those that cannot be used not counted.
-        side: Whose; None for all.
-        display: Shows how far it is.
-
-    Raises:
-        BatonError: the rows or the tokenizer cannot be had.
-    """
-    learns = recipe.model.tokenizer and recipe.model.tokenizer.train
-    with tempfile.TemporaryDirectory(prefix="baton-show-") as folder:
-        file = Path(folder, "recipe.json")
-        file.write_text(load.dumps(recipe), encoding="utf-8")
-        head, seen = f"{folder}/head.jsonl", f"{folder}/seen.json"
-        count = max(rows, LEARNED) if learns else rows
-        processes.run(HEAD, [str(file), str(count), side or "", head], display.heard)
-        processes.run(PREVIEW, [str(file), head, str(rows), seen], display.heard)
-        return Preview.read(Path(seen).read_bytes(), seen)
 
 
 def as_json(seen: Preview) -> dict[str, Any]:
@@ -256,7 +230,7 @@ def examine(recipe: Recipe, page: str, *, counts: bool, display: Display) -> Exa
             if counts:
                 processes.run(processes.TOKENIZE, [run.uri], heard)
         except BatonError as raised:
-            if run.get(QUALITY) is None:
+            if run.raw(QUALITY) is None:
                 raise
             error = str(raised)  # of a stage that ended after the rows were looked at
         result = {**quality_page.collect(run, recipe.data), "run": recipe.name}
@@ -269,13 +243,8 @@ def examine(recipe: Recipe, page: str, *, counts: bool, display: Display) -> Exa
 
 def _lenient(recipe: Recipe, store: str) -> Recipe:
     """Returns a recipe by which every row is looked at, in its own store: no check ends the run."""
-    document = recipe.model_dump(mode="json")
-    document["store"]["uri"] = store
-    document["tracking"]["mlflow"] = None
-    document["data"]["max_rejected"] = 1.0
-    quality = document["data"]["quality"]
-    document["data"]["quality"] = {name: "warn" if value == "fail" else value for name, value in quality.items()}
-    return load.validate(document, origin=recipe.name)
+    checks = {f"data.quality.{name}": "warn" for name, value in recipe.data.quality if value == "fail"}
+    return load.with_values(recipe, {"store.uri": store, "tracking.mlflow": None, "data.max_rejected": 1.0, **checks})
 
 
 def _keep(path: str, target: str) -> str | None:

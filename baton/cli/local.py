@@ -57,7 +57,7 @@ def run(
         if json:
             print_json(result)
         else:
-            _print_end(result, (local.last.get("evaluation.json") or {}).get("samples", []))
+            _print_end(result, (local.last.raw("evaluation.json") or {}).get("samples", []))
         if result["state"] == "rejected":
             raise typer.Exit(REJECTED)
 

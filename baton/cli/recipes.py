@@ -161,13 +161,11 @@ def doctor(
     What it writes it removes. The exit code is 1 where there is a problem.
     """
     with answer(json, trust):
-        from baton.doctor import local as examining
+        from baton import doctor as examining
 
         checks = examining.examine(recipe, overrides or (), store=store)
         if endpoint:
-            from baton.doctor import kubeflow as remote
-
-            checks += remote.examine(endpoint, namespace)
+            checks += examining.examine_kubeflow(endpoint, namespace)
         examined = examining.examined(checks)
         print_json(examined) if json else examining.print_table(checks)
         if not examined["ok"]:

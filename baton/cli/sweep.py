@@ -63,11 +63,11 @@ def sweep_listener(show: Callable[[Event], None]) -> Callable[[Event], None]:
 
 @dataclass(frozen=True)
 class SweepAnswer:
-    """A sweep as a command answers: its trials, the wishes for them, and the winner once there is one."""
+    """A sweep as a command answers: its trials, the requests for them, and the winner once there is one."""
 
     document: SweepHead
     view: View
-    wishes: dict[str, TrialRequest | None]
+    requests: dict[str, TrialRequest | None]
     winner: Winner | None
 
     def to_json(self) -> dict[str, object]:
@@ -77,7 +77,7 @@ class SweepAnswer:
             {
                 **entries[trial.id].to_json(),
                 "state": trial.state,
-                "asked": wish.state if (wish := self.wishes[trial.id]) else None,
+                "asked": request.state if (request := self.requests[trial.id]) else None,
                 "why": None if trial.is_alive else trial.why,
                 "chunks": trial.chunk,
                 "value": trial.score,
@@ -102,8 +102,8 @@ def gather(sweep: Sweep) -> SweepAnswer:
     """Reads what is shown of a sweep."""
     document, view = sweep.document(), sweep_view.gather(sweep, with_losses=False)
     names = [trial.id for trial in document.trials]
-    wishes = dict(zip(names, SYSTEM.each(sweep.control, names), strict=True))
-    return SweepAnswer(document, view, wishes, sweep.read(Winner))
+    requests = dict(zip(names, SYSTEM.each(sweep.request, names), strict=True))
+    return SweepAnswer(document, view, requests, sweep.read(Winner))
 
 
 def print_table(shown: SweepAnswer) -> None:
@@ -115,8 +115,10 @@ def print_table(shown: SweepAnswer) -> None:
     for trial in view.trials:
         score = "—" if trial.score is None else f"{trial.score:.6g}"
         state = sweep_view.STATES[trial.state] + (f": {trial.why}" if trial.why and not trial.is_alive else "")
-        wish = shown.wishes[trial.id]
-        state += "; asked to stop" if wish and wish.state == "stop" and trial.state in ("training", "goes on") else ""
+        request = shown.requests[trial.id]
+        state += (
+            "; asked to stop" if request and request.state == "stop" and trial.state in ("training", "goes on") else ""
+        )
         done = f"{trial.chunk} of {shown.document.num_chunks}"
         values = describe_values({path.rpartition(".")[2]: value for path, value in trial.values.items()})
         table.add_row(trial.id, values, done, score, f"{trial.seconds:.0f}", state)
@@ -244,7 +246,7 @@ def _ask(sweep: Sweep, trial: str, state: TrialState, why: str, json: bool) -> N
 
 
 def _when(sweep: Sweep, at: str) -> str:
-    """Returns when a wish is taken up, in words."""
+    """Returns when a request is taken up, in words."""
     if len(sweep.rungs()) < len(sweep.document().rungs):
         return at
     return f"once the sweep, which is over, is started again: baton sweep run RECIPE --run {sweep.name}"

@@ -7,6 +7,7 @@ identical components are written once.
 from __future__ import annotations
 
 import contextlib
+import graphlib
 import itertools
 import json
 import os
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from baton import machine
-from baton.errors import BatonError, UserError
+from baton.errors import UserError
 from baton.recipe.cluster import Resources
 from baton.recipe.recipe import Recipe
 from baton.runs import ref
@@ -33,14 +34,20 @@ if TYPE_CHECKING:
     from baton.compiler.workflow_size import WorkflowSize
 
 
-# --- Names the tasks of a compiled pipeline, and writes what it says several times once.
-#
-# Kubeflow's page finds tasks by their ids over all graphs of a run, and turns components into parameters of a workflow
-# that Kubernetes limits to 1 MiB.
-
-
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's, where PyYAML has it: ten times as fast
 Spec = dict[str, Any]
 """A part of a compiled file, as YAML has it."""
+
+
+class QuotingDumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
+    """Writes YAML, with quotes around texts that Kubeflow's reader takes for a number or a boolean."""
+
+
+QuotingDumper.add_implicit_resolver(
+    "tag:yaml.org,2002:other",
+    re.compile(r"(?:[yn]|[-+]?(?:\.\d+|\d[\d_]*(?:\.\d*)?)(?:e[-+]?\d+)?|[-+]?0(?:o[0-7_]+|b[01_]+))$", re.I),
+    list("yYnN+-.0123456789"),
+)
 CONTROL = ("condition-", "for-loop-", "exit-handler-")
 """How the ids of the graphs begin that kfp makes of conditions, loops and exit handlers."""
 
@@ -160,9 +167,6 @@ def _natural(name: str) -> list[int]:
     return [int(part) for part in re.findall(r"\d+", name)] or [0]
 
 
-# --- Compiling a recipe to the file that Kubeflow and the local engine run.
-
-
 class Pipeline(StrEnum):
     """Kind of pipeline that a recipe is compiled to."""
 
@@ -172,19 +176,18 @@ class Pipeline(StrEnum):
 
 
 def write_package(recipe: Recipe, path: str, pipeline: Pipeline = Pipeline.finetune) -> None:
-    """Compiles a recipe and checks the result as a cluster would.
+    """Compiles a recipe.
 
     Raises:
         UserError: the recipe cannot be retrained or has no sweep, or says something to Kubernetes that Argo would
             replace.
-        BatonError: the result does not conform.
     """
     from baton.pipelines.finetune import finetune
     from baton.pipelines.retrain import retrain
     from baton.pipelines.sweep import sweep
 
     _require_unexpanded(recipe)
-    compile_checked({"finetune": finetune, "retrain": retrain, "sweep": sweep}[pipeline](recipe), path)
+    compile_pipeline({"finetune": finetune, "retrain": retrain, "sweep": sweep}[pipeline](recipe), path)
 
 
 @contextlib.contextmanager
@@ -196,23 +199,17 @@ def packaged(recipe: Recipe, name: str, pipeline: Pipeline = Pipeline.finetune) 
         yield path
 
 
-def compile_checked(made: BaseComponent, path: str) -> None:
-    """Compiles a pipeline and checks the result as a cluster would.
-
-    Raises:
-        BatonError: the result does not conform.
-    """
-    import yaml
+def compile_pipeline(made: BaseComponent, path: str) -> None:
+    """Compiles a pipeline, with the hash of the code in every command, short ids, and what is identical once."""
     from kfp import compiler
 
-    from baton.compiler import conformance
     from baton.kfp.component import CODE, code_version
 
     compiler.Compiler().compile(made, path)
     with open(path, encoding="utf-8") as file:
         text = file.read()
     header = "".join(line for line in text.splitlines(keepends=True) if line.startswith("#"))
-    spec, *platform = yaml.load_all(text, conformance.LOADER)
+    spec, *platform = yaml.load_all(text, LOADER)
     for executor in spec["deploymentSpec"]["executors"].values():
         command = executor["container"]["command"]
         executor["container"]["command"] = [code_version() if word == CODE else word for word in command]
@@ -220,17 +217,44 @@ def compile_checked(made: BaseComponent, path: str) -> None:
     merge_identical(spec, platform[0] if platform else None)
     with open(path, "w", encoding="utf-8") as file:
         file.write(header)
-        yaml.dump_all([spec, *platform], file, _dumper())
-    if problems := conformance.check_documents([spec, *platform]):
-        raise BatonError(f"the compiled file does not conform: {'; '.join(problems)}")
+        yaml.dump_all([spec, *platform], file, QuotingDumper)
+
+
+def write_graph(package: str, path: str) -> None:
+    """Writes the graph of a compiled file as Mermaid text: a box a stage, a frame a group, arrows to what waits."""
+    with open(package, encoding="utf-8") as file:
+        spec = next(yaml.load_all(file, LOADER))
+    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(graph(spec))
+
+
+def graph(spec: Spec) -> str:
+    """Returns the flowchart of a pipeline, in the order of its stages; what a loop repeats is in it once."""
+
+    def drawn(tasks: Spec, indent: str) -> Iterator[str]:
+        waits = {key: sorted(task.get("dependentTasks", ())) for key, task in sorted(tasks.items())}
+        for key in graphlib.TopologicalSorter(waits).static_order():
+            # A label's marks are text. Ids have capitals, as Mermaid keeps words such as `end` and `style` for itself.
+            label = re.sub(r"[^\w ,.:()/–-]", lambda mark: f"#{ord(mark[0])};", tasks[key]["taskInfo"]["name"])
+            name, *before = (re.sub(r"\W", "_", each.title()) for each in (key, *waits[key]))
+            arrow = f"{' & '.join(before)} --> " if before else ""
+            inside = spec["components"][tasks[key]["componentRef"]["name"]].get("dag")
+            if inside is None:
+                yield f'{indent}{arrow}{name}["{label}"]'
+                continue
+            yield f'{indent}subgraph {name}["{label}"]'
+            yield f"{indent}    direction TB"
+            yield from drawn(inside["tasks"], f"{indent}    ")
+            yield f"{indent}end"
+            if arrow:
+                yield f"{indent}{arrow}{name}"
+
+    return "\n".join(["flowchart TD", *drawn(spec["root"]["dag"]["tasks"], "    ")]) + "\n"
 
 
 def _require_unexpanded(recipe: Recipe) -> None:
-    """Makes sure that Argo leaves what Kubernetes is told, which cannot travel packed as what stages read does.
-
-    Raises:
-        UserError: a text holds two braces.
-    """
+    """Makes sure that Argo leaves what Kubernetes is told, which cannot travel packed as what stages read does."""
     document = recipe.model_dump(mode="json")
     told = {"resources": document["resources"], "store": {"cache_dir": document["store"]["cache_dir"]}}
     for path, text in _texts(told, ""):
@@ -253,21 +277,6 @@ def _texts(node: object, path: str) -> Iterator[tuple[str, str]]:
             yield from _texts(entry, f"{path}.{position}")
     elif isinstance(node, str):
         yield path, node
-
-
-def _dumper() -> type[yaml.SafeDumper]:
-    """Returns what writes YAML, with quotes around texts that Kubeflow's reader takes for a number or a boolean."""
-    import yaml
-
-    class Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
-        pass
-
-    words = re.compile(r"(?:[yn]|[-+]?(?:\.\d+|\d[\d_]*(?:\.\d*)?)(?:e[-+]?\d+)?|[-+]?0(?:o[0-7_]+|b[01_]+))$", re.I)
-    Dumper.add_implicit_resolver("tag:yaml.org,2002:other", words, list("yYnN+-.0123456789"))
-    return Dumper
-
-
-# --- Recipes that run in pods: what will not work there, and what is left out.
 
 
 def cluster_warnings(recipe: Recipe) -> list[str]:
@@ -313,9 +322,6 @@ def for_cluster(recipe: Recipe) -> Recipe:
     return recipe
 
 
-# --- Whether the workflow of a compiled recipe fits Kubeflow, and what is to be said about it before it runs.
-
-
 WORKFLOW_LIMIT = "BATON_WORKFLOW_BYTES"
 """Environment variable: bytes that the cluster takes for one workflow, more where Argo keeps states in a database."""
 
@@ -323,19 +329,13 @@ WORKFLOW_LIMIT = "BATON_WORKFLOW_BYTES"
 def check_fits(path: str, recipe: Recipe, pipeline: Pipeline = Pipeline.finetune) -> WorkflowSize:
     """Returns how large the workflow of a compiled recipe grows.
 
-    Args:
-        path: The file that it was compiled to.
-        recipe: The recipe.
-        pipeline: The kind of pipeline.
-
     Raises:
         UserError: the workflow would outgrow Kubernetes before its last stage ends.
     """
-    from baton.compiler import conformance
     from baton.compiler.workflow_size import predict
 
     with open(path, "rb") as file:
-        documents = list(yaml.load_all(file, conformance.LOADER))
+        documents = list(yaml.load_all(file, LOADER))
     size = predict(documents, _iterations(recipe) if pipeline is Pipeline.sweep else None)
     size = replace(size, limit=int(machine.number_of(WORKFLOW_LIMIT, size.limit)))
     if not size.ends:
@@ -344,8 +344,8 @@ def check_fits(path: str, recipe: Recipe, pipeline: Pipeline = Pipeline.finetune
             remedy = "Lower the number of trials or chunks, or raise eta; `baton sweep run` has no limit."
         raise UserError(
             f"at least {size.pods} stages do not fit one workflow: their states would take "
-            f"{_kb(size.spec + size.compressed)} compressed, Kubernetes takes {_kb(size.limit)}, and the run "
-            f"would fail at about stage {size.possible_stages}.",
+            f"{(size.spec + size.compressed) / 1000:,.0f} kB compressed, Kubernetes takes {size.limit / 1000:,.0f} kB, "
+            f"and the run would fail at about stage {size.possible_stages}.",
             remedy=remedy,
         )
     return size
@@ -369,7 +369,3 @@ def _iterations(recipe: Recipe) -> dict[str, int]:
         for rung in bracket.rungs:
             loops[f"rung {rung.number}"], trials = trials, rung.keep
     return loops
-
-
-def _kb(size: int) -> str:
-    return f"{size / 1000:,.0f} kB"

@@ -13,7 +13,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from baton.data.rows import RowError, loads
+from baton.data.rows import loads
+from baton.errors import RowError
 
 Call = dict[str, Any]
 Tool = dict[str, Any]

@@ -10,15 +10,15 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from baton.data.mask import AssistantSpans
-from baton.data.render import Conversation, Message, Rendered, Template, left_out
-from baton.errors import UserError
+from baton.errors import RowError, UserError
 from baton.models import chat, loading
 from baton.models.chat import CHATML, OWN_TOKENS
+from baton.models.chat_template import ChatTemplate, Conversation, Message, RenderedConversation, left_out
 from baton.models.train_rows import IGNORED
 from baton.recipe.methods import Rows
 from baton.recipe.model import TrainTokenizer
@@ -28,16 +28,28 @@ from baton.runs.versions import FORMATS
 if TYPE_CHECKING:
     from transformers import BatchEncoding
 
-
-# --- A prompt with one of its answers, in tokens.
-
-
 Row = dict[str, Any]
 Ids = list[int]
+Span = tuple[int, int]
+T = TypeVar("T")
+
+
+def each(make: Callable[..., T], *columns: list[Any]) -> list[T | RowError]:
+    """Returns what is made of each row's values, or in its place why that cannot be, now or of one of its values."""
+    made: list[T | RowError] = []
+    for values in zip(*columns, strict=True):
+        try:
+            for value in values:
+                if isinstance(value, RowError):
+                    raise value
+            made.append(make(*values))
+        except RowError as error:
+            made.append(error)
+    return made
 
 
 @dataclass(frozen=True)
-class Answer:
+class AnswerTokens:
     """A prompt with one of its answers.
 
     Attributes:
@@ -48,28 +60,12 @@ class Answer:
     ids: Ids
     length: int
 
-    @property
-    def prompt(self) -> Ids:
-        """Tokens of the prompt."""
-        return self.ids[: self.length]
-
-    @property
-    def answer(self) -> Ids:
-        """Tokens of the answer."""
-        return self.ids[self.length :]
-
 
 def common_prefix_length(a: Ids, b: Ids) -> int:
     """Returns how many elements two lists share from the start."""
     if b[: len(a)] == a:
         return len(a)
     return next((at for at, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-
-
-# --- From texts to tokens, and from characters of a rendering to its tokens.
-
-
-Span = tuple[int, int]
 
 
 def ids_of(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[int]]:
@@ -89,8 +85,6 @@ def ids_of(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[in
 
 
 def _is_plain(tokenizer: PreTrainedTokenizerBase) -> bool:
-    from transformers import PreTrainedTokenizerFast
-
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         return False
     own = type(tokenizer)
@@ -138,19 +132,11 @@ def token_at(encoding: BatchEncoding, index: int, text: str, at: int, count: int
     return count
 
 
-# --- Conversations to tokens by a chat template: what of them counts in the loss, and where answers begin.
-
-
 UNENDED = "answers that the chat template ends with no token"
 
 
 class ChatEncoder:
-    """Conversations to tokens.
-
-    Args:
-        tokenizer: Whose template and tokens.
-        train_on: `data.train_on`.
-        number: Of the format of tokens.
+    """Conversations to tokens, `data.train_on` of which count in the loss.
 
     Attributes:
         told: What is worth telling → how often: what the template leaves out, answers that nothing ends.
@@ -161,29 +147,18 @@ class ChatEncoder:
     ) -> None:
         self.told: Counter[str] = Counter()
         self._tokenizer = tokenizer
-        self._template = Template(tokenizer, number)
+        self._template = ChatTemplate(tokenizer, number)
         self._turns = AssistantSpans(self._template)
         self._train_on = train_on
 
-    def sequences(self, rows: list[Row]) -> list[Row | str]:
+    def sequences(self, rows: list[Row]) -> list[Row | RowError]:
         """Returns `input_ids` and `labels` of `messages`, or `prompt` and `completion`, or why there are none."""
-        made: list[Row | str] = []
-        texts: list[str] = []
-        spans: list[list[Span] | None] = []
-        each = self._template.render_each([conversation_of(row) for row in rows])
-        for row, rendered in zip(rows, each, strict=True):
-            counted = rendered if isinstance(rendered, str) else self._counted(row, rendered)
-            if isinstance(rendered, str) or isinstance(counted, str):
-                made.append(str(counted))
-                continue
-            self.told.update(left_out(rendered))
-            made.append({})
-            texts.append(rendered.text)
-            spans.append(counted)
-        labelled = self._labelled(texts, spans)
-        return [row if isinstance(row, str) else next(labelled) for row in made]
+        rendered = self._template.render_each([conversation_of(row) for row in rows])
+        counted = each(self._counted, rows, rendered)
+        labelled = self._labelled([found for found in counted if not isinstance(found, RowError)])
+        return [found if isinstance(found, RowError) else next(labelled) for found in counted]
 
-    def answers(self, rows: list[Row], name: str, *, apart: bool) -> list[Answer | str]:
+    def answers(self, rows: list[Row], name: str, *, with_prompt_length: bool) -> list[AnswerTokens | RowError]:
         """Returns each prompt with one of its answers, or why there is none.
 
         The answer starts where the tokens of the prompt, as the model would continue it, and of both diverge, so that
@@ -193,70 +168,69 @@ class ChatEncoder:
         Args:
             rows: With `prompt` and the answer as messages.
             name: The answer's column.
-            apart: Whether it matters where the answer starts.
+            with_prompt_length: Whether it matters where the answer starts; else the prompt's length is 0.
         """
-        wholes = self._template.render_each([conversation_of(row, name) for row in rows])
-        prompts = wholes
-        if apart:
+        wholes = prompts = self._template.render_each([conversation_of(row, name) for row in rows])
+        if with_prompt_length:
             prompts = self._template.render_each([conversation_of(row, None) for row in rows], prompts=True)
-        usable = [
-            (row, whole, prompt)
-            for row, whole, prompt in zip(rows, wholes, prompts, strict=True)
-            if isinstance(whole, Rendered) and isinstance(prompt, Rendered)
+        pairs = [
+            (whole, prompt)
+            for whole, prompt in zip(wholes, prompts, strict=True)
+            if not isinstance(whole, RowError) and not isinstance(prompt, RowError)
         ]
-        encoding = encoded(self._tokenizer, [whole.text for _, whole, _ in usable])
-        heads = self._ids([prompt.text for *_, prompt in usable]) if apart else [[] for _ in usable]
-        found: list[Answer | str] = []
-        for index, ((row, whole, prompt), head) in enumerate(zip(usable, heads, strict=True)):
+        encoding = encoded(self._tokenizer, [whole.text for whole, _ in pairs])
+        heads = iter(self._ids([prompt.text for _, prompt in pairs]) if with_prompt_length else [])
+        places = iter(range(len(pairs)))
+
+        def answer(row: Row, whole: RenderedConversation, prompt: RenderedConversation) -> AnswerTokens:
+            index = next(places)
             ids = encoding["input_ids"][index]
             self.told.update(left_out(whole))
-            if not apart or whole.text.startswith(prompt.text):
-                found.append(Answer(ids, common_prefix_length(head, ids)))
-                continue
+            if not with_prompt_length:
+                return AnswerTokens(ids, 0)
+            head = next(heads)
+            if whole.text.startswith(prompt.text):
+                return AnswerTokens(ids, common_prefix_length(head, ids))
             self._require_places()
             start = self._turns.start(whole, len(row["prompt"]))
-            found.append(
-                "cannot tell where the answer begins in what the chat template makes of the conversation"
-                if start is None
-                else Answer(ids, token_at(encoding, index, whole.text, start, len(ids)))
-            )
-        made = iter(found)
-        return [
-            whole if isinstance(whole, str) else prompt if isinstance(prompt, str) else next(made)
-            for whole, prompt in zip(wholes, prompts, strict=True)
-        ]
+            return AnswerTokens(ids, token_at(encoding, index, whole.text, start, len(ids)))
 
-    def prompts(self, rows: list[Row]) -> list[tuple[list[Message], int] | str]:
+        return each(answer, rows, wholes, prompts)
+
+    def prompts(self, rows: list[Row]) -> list[tuple[list[Message], int] | RowError]:
         """Returns each prompt as it can be written, and how many tokens it is as the model would continue it; or why it
         cannot be written."""
         rendered = self._template.render_each([conversation_of(row, None) for row in rows], prompts=True)
-        usable = [each for each in rendered if isinstance(each, Rendered)]
-        for each in usable:
-            self.told.update(left_out(each))
-        lengths = iter(map(len, self._ids([each.text for each in usable])))
-        return [each if isinstance(each, str) else (each.conversation.messages, next(lengths)) for each in rendered]
+        usable = [found for found in rendered if not isinstance(found, RowError)]
+        for found in usable:
+            self.told.update(left_out(found))
+        lengths = iter(map(len, self._ids([found.text for found in usable])))
+        return each(lambda found: (found.conversation.messages, next(lengths)), rendered)
 
-    def _counted(self, row: Row, rendered: Rendered) -> list[Span] | str | None:
-        """Returns the spans that count, None where all does, or why that cannot be told."""
-        messages = messages_of(row)
-        flags = {number: bool(message["train"]) for number, message in enumerate(messages) if "train" in message}
+    def _counted(self, row: Row, rendered: RenderedConversation) -> tuple[str, list[Span] | None]:
+        """Returns a row's text and the spans of it that count, None where all does."""
+        spans = self._spans(row, rendered)
+        self.told.update(left_out(rendered))
+        return rendered.text, spans
+
+    def _spans(self, row: Row, rendered: RenderedConversation) -> list[Span] | None:
+        flags = {at: bool(message["train"]) for at, message in enumerate(messages_of(row)) if "train" in message}
         wanted = self._wanted(row, flags)
         if wanted is None:
             left = [number for number in sorted(flags) if not flags[number]]
-            turns = self._turns.find(rendered, left) if left else []
-            if isinstance(turns, str):
-                return turns
-            if not turns:
+            if not left:
                 return None
+            turns = self._turns.find(rendered, left)
             return list(_between(sorted(span for turn in turns for span in turn.spans), len(rendered.text)))
         if not wanted:
-            return "none of its messages counts in the loss"
+            raise RowError("none of its messages counts in the loss")
         turns = self._turns.find(rendered, wanted)
-        if isinstance(turns, str):
-            return turns
         if unended := sum(not turn.is_ended for turn in turns):
             self.told[UNENDED] += unended
-        return [span for turn in turns for span in turn.spans] or "the chat template leaves out what counts of it"
+        spans = [span for turn in turns for span in turn.spans]
+        if not spans:
+            raise RowError("the chat template leaves out what counts of it")
+        return spans
 
     def _wanted(self, row: Row, flags: dict[int, bool]) -> list[int] | None:
         """Returns the messages that count, None where all does but those that are flagged."""
@@ -270,16 +244,16 @@ class ChatEncoder:
         counted = {number for number in {*said, *flags} if flags.get(number, True)}
         return sorted(counted)
 
-    def _labelled(self, texts: list[str], spans: list[list[Span] | None]) -> Iterator[Row]:
-        if any(span is not None for span in spans):
+    def _labelled(self, counted: list[tuple[str, list[Span] | None]]) -> Iterator[Row]:
+        if any(spans is not None for _, spans in counted):
             self._require_places()
-        encoding = encoded(self._tokenizer, texts)
-        for index, (ids, text, counted) in enumerate(zip(encoding["input_ids"], texts, spans, strict=True)):
-            if counted is None:
+        encoding = encoded(self._tokenizer, [text for text, _ in counted])
+        for index, (ids, (text, spans)) in enumerate(zip(encoding["input_ids"], counted, strict=True)):
+            if spans is None:
                 yield {"input_ids": ids, "labels": ids}
                 continue
             labels = [IGNORED] * len(ids)
-            for span in counted:
+            for span in spans:
                 first, last = tokens_of(encoding, index, text, span, len(ids))
                 labels[first:last] = ids[first:last]
             yield {"input_ids": ids, "labels": labels}
@@ -319,14 +293,8 @@ def _between(spans: list[Span], length: int) -> Iterator[Span]:
         at = end
 
 
-# --- Rows to tokens, for each of the shapes that methods learn from.
-#
-# The ids are those that TRL's own preparation gives to the same rows; where texts become turns of a conversation, to
-# the rows written as messages.
-
-
 UNPLACED = "columns {!r} of rows that are trained as text, which has no place for them"
-Made = list[Row] | str
+Made = list[Row] | RowError
 """The rows made of one row, or why there are none."""
 
 
@@ -338,11 +306,6 @@ class BatchEncoder:
     and `rejected_ids`, prompt included, for `scored`; `prompt_ids`, `completion_ids` and `label` for `rated`, two rows
     of each pair; and for `prompts` the `prompt` as it is with the columns that reward functions look at, and its
     `length` in tokens.
-
-    Args:
-        recipe: The recipe.
-        tokenizer: The tokenizer.
-        number: Of the format of tokens.
     """
 
     def __init__(
@@ -378,74 +341,63 @@ class BatchEncoder:
         if not self._data.extra_columns:
             return made
         extras = [{name: row[name] for name in self._data.extra_columns} for row in rows]
-        return [
-            some if isinstance(some, str) else [{**extra, **new} for new in some]
-            for extra, some in zip(extras, made, strict=True)
-        ]
+        return each(lambda extra, some: [{**extra, **new} for new in some], extras, made)
 
     def _learned(self, rows: list[Row]) -> list[Made]:
         if "messages" in rows[0] or isinstance(rows[0].get("prompt"), list):
-            return [row if isinstance(row, str) else [row] for row in self._talk.sequences(rows)]
+            return each(lambda row: [row], self._talk.sequences(rows))
         columns = encode_texts(rows, self._tokenizer, self._data.separator, self._data.train_on != "all")
         return [[row] for row in columns]
 
     def _pairs(self, rows: list[Row]) -> list[Made]:
-        both = (self._answers(rows, side) for side in ("chosen", "rejected"))
-        return [
-            chosen if isinstance(chosen, str) else rejected if isinstance(rejected, str) else _pair(chosen, rejected)
-            for chosen, rejected in zip(*both, strict=True)
-        ]
+        return each(_pair, *(self._answers(rows, side) for side in ("chosen", "rejected")))
 
     def _scored(self, rows: list[Row]) -> list[Made]:
-        both = (self._answers(rows, side, apart=False) for side in ("chosen", "rejected"))
-        return [
-            chosen
-            if isinstance(chosen, str)
-            else rejected
-            if isinstance(rejected, str)
-            else [{"chosen_ids": chosen.ids, "rejected_ids": rejected.ids}]
-            for chosen, rejected in zip(*both, strict=True)
-        ]
+        both = (self._answers(rows, side, with_prompt_length=False) for side in ("chosen", "rejected"))
+        return each(lambda chosen, rejected: [{"chosen_ids": chosen.ids, "rejected_ids": rejected.ids}], *both)
 
     def _rated(self, rows: list[Row]) -> list[Made]:
         single = "completion" in rows[0]
-        encoded: list[Made] = [[] for _ in rows]
-        for name in ("completion",) if single else ("chosen", "rejected"):
-            for at, (row, answer) in enumerate(zip(rows, self._answers(rows, name), strict=True)):
-                made = encoded[at]
-                if isinstance(answer, str) or isinstance(made, str):
-                    encoded[at] = made if isinstance(made, str) else str(answer)
-                    continue
-                label = row["label"] if single else name == "chosen"
-                made.append({"prompt_ids": answer.prompt, "completion_ids": answer.answer, "label": label})
-        return encoded
+        names = ("completion",) if single else ("chosen", "rejected")
+
+        def rated(row: Row, *answers: AnswerTokens) -> list[Row]:
+            return [
+                {
+                    "prompt_ids": answer.ids[: answer.length],
+                    "completion_ids": answer.ids[answer.length :],
+                    "label": row["label"] if single else name == "chosen",
+                }
+                for name, answer in zip(names, answers, strict=True)
+            ]
+
+        return each(rated, rows, *(self._answers(rows, name) for name in names))
 
     def _prompts(self, rows: list[Row]) -> list[Made]:
         if isinstance(rows[0]["prompt"], list):
-            written = self._talk.prompts(rows)
-            return [
-                x if isinstance(x, str) else [{**row, "prompt": x[0], "length": x[1]}]
-                for row, x in zip(rows, written, strict=True)
-            ]
-        separator = self._data.separator
-        prompts = ids_of(self._tokenizer, [row["prompt"] + separator for row in rows])
+            return each(
+                lambda row, written: [{**row, "prompt": written[0], "length": written[1]}],
+                rows,
+                self._talk.prompts(rows),
+            )
+        texts = [row["prompt"] + self._data.separator for row in rows]
         return [
-            [{**row, "prompt": row["prompt"] + separator, "length": len(ids)}]
-            for row, ids in zip(rows, prompts, strict=True)
+            [{**row, "prompt": text, "length": len(ids)}]
+            for row, text, ids in zip(rows, texts, ids_of(self._tokenizer, texts), strict=True)
         ]
 
-    def _answers(self, rows: list[Row], name: str, *, apart: bool = True) -> list[Answer | str]:
-        """Returns each prompt with one of its answers; apart from each other, where that is wanted."""
+    def _answers(self, rows: list[Row], name: str, *, with_prompt_length: bool = True) -> list[AnswerTokens | RowError]:
+        """Returns each prompt with one of its answers; see `ChatEncoder.answers`."""
         if isinstance(rows[0]["prompt"], list):
-            return self._talk.answers(rows, name, apart=apart)
+            return self._talk.answers(rows, name, with_prompt_length=with_prompt_length)
         separator = self._data.separator
         texts = [row["prompt"] + separator + _ended(row[name], self._tokenizer) for row in rows]
         wholes = ids_of(self._tokenizer, texts)
-        if not apart:
-            return [Answer(whole, 0) for whole in wholes]
+        if not with_prompt_length:
+            return [AnswerTokens(whole, 0) for whole in wholes]
         prompts = ids_of(self._tokenizer, [row["prompt"] + separator for row in rows])
         return [
-            Answer(whole, common_prefix_length(prompt, whole)) for prompt, whole in zip(prompts, wholes, strict=True)
+            AnswerTokens(whole, common_prefix_length(prompt, whole))
+            for prompt, whole in zip(prompts, wholes, strict=True)
         ]
 
 
@@ -455,11 +407,7 @@ def id_columns(row: Row) -> list[str]:
 
 
 def require_template(tokenizer: PreTrainedTokenizerBase, row: Row) -> None:
-    """Checks that there is a chat template where rows are conversations.
-
-    Raises:
-        UserError: there is none.
-    """
+    """Raises UserError where rows are conversations and there is no chat template."""
     if tokenizer.chat_template is None and any(isinstance(row.get(name), list) for name in ("messages", "prompt")):
         raise UserError(
             "data has conversations, but the tokenizer has no chat template.",
@@ -494,12 +442,17 @@ def encode_texts(
     return columns
 
 
-def _pair(chosen: Answer, rejected: Answer) -> Made:
+def _pair(chosen: AnswerTokens, rejected: AnswerTokens) -> list[Row]:
     length = min(chosen.length, rejected.length)
     if chosen.ids[:length] != rejected.ids[:length]:
-        return "the chat template writes the prompt otherwise before the one answer than before the other"
-    row = {"prompt_ids": chosen.ids[:length], "chosen_ids": chosen.ids[length:], "rejected_ids": rejected.ids[length:]}
-    return [row]
+        raise RowError("the chat template writes the prompt otherwise before the one answer than before the other")
+    return [
+        {
+            "prompt_ids": chosen.ids[:length],
+            "chosen_ids": chosen.ids[length:],
+            "rejected_ids": rejected.ids[length:],
+        }
+    ]
 
 
 def _ended(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
@@ -507,17 +460,8 @@ def _ended(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
     return text if text.endswith(end) else text + end
 
 
-# --- A byte-level BPE tokenizer learned from the training split: the same rows give the same vocabulary.
-
-
 def train_bpe(train_file: str, spec: TrainTokenizer, max_length: int) -> PreTrainedTokenizerFast:
-    """Trains a tokenizer.
-
-    Args:
-        train_file: The training split as JSON lines.
-        spec: Size of the vocabulary and minimum frequency.
-        max_length: Longest sequence in tokens, kept as the tokenizer's own limit.
-    """
+    """Trains a byte-level tokenizer on a split's JSON lines: the same rows give the same vocabulary."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -539,16 +483,8 @@ def train_bpe(train_file: str, spec: TrainTokenizer, max_length: int) -> PreTrai
 
 
 def run_tokenizer(recipe: Recipe, base: str | None, train_file: str) -> PreTrainedTokenizerBase:
-    """Returns the tokenizer of a run: trained here where its recipe asks for it, and changed as it says.
-
-    Args:
-        recipe: The recipe.
-        base: Local files of `model.base`.
-        train_file: The training split as JSON lines.
-
-    Raises:
-        UserError: see `loading.build_tokenizer`.
-    """
+    """Returns the tokenizer of a run: trained on a file of the split where its recipe asks for it, and changed as the
+    recipe says; `base` is the folder of `model.base`."""
     spec = recipe.model.tokenizer
     learned = train_bpe(train_file, spec.train, recipe.data.max_length) if spec and spec.train else None
     return loading.build_tokenizer(recipe, base, learned)

@@ -9,12 +9,9 @@ from typing import Any
 
 from baton import events
 from baton.data.encoding import UNENDED, Row, id_columns
-from baton.errors import UserError
+from baton.errors import RowError, UserError
 from baton.models.train_rows import IGNORED
 from baton.recipe.recipe import Recipe
-
-# --- Measures rows in tokens, cuts or drops those that do not fit, and holds the counts against the recipe.
-
 
 REQUIRED = ("train", "eval")
 
@@ -73,9 +70,6 @@ class Fitting:
     Rows of text are cut here. Of pairs, the trainers cut the answers; a score needs both answers whole. What is packed
     by joining rows is neither cut nor left out.
 
-    Args:
-        recipe: The recipe.
-
     Attributes:
         lengths: Of all rows.
         truncated: Rows that are cut, or too long to be used.
@@ -90,29 +84,30 @@ class Fitting:
         self._drops_long = recipe.data.quality.truncation == "fix"
         self._scores = recipe.training.spec.scores
 
-    def fit(self, row: Row) -> Row | str:
-        """Returns what is left of a row, or why it cannot be used."""
+    def fit(self, row: Row) -> Row:
+        """Returns what is left of a row; raises RowError where it cannot be used, and counts it."""
         length = length_of(row)
         self.lengths.add(length)
         if self._joined:
             return row
         if length > self.limit:
             if self._drops_long:
-                return self._drop(f"{length} tokens, data.max_length is {self.limit}")
+                raise self._drop(f"{length} tokens, data.max_length is {self.limit}")
             self.truncated += 1
         if "labels" in row:
             row = {**row, "input_ids": row["input_ids"][: self.limit], "labels": row["labels"][: self.limit]}
-            learned = len(row["labels"][1:]) > row["labels"][1:].count(IGNORED)
-            return row if learned else self._drop(f"nothing to learn within data.max_length {self.limit}")
-        if self._scores or "length" in row:
-            return row if length <= self.limit else self._drop(f"{length} tokens, data.max_length is {self.limit}")
-        if len(row["prompt_ids"]) < self.limit:
-            return row
-        return self._drop(f"the prompt alone has {len(row['prompt_ids'])} tokens, data.max_length is {self.limit}")
+            if len(row["labels"][1:]) == row["labels"][1:].count(IGNORED):
+                raise self._drop(f"nothing to learn within data.max_length {self.limit}")
+        elif self._scores or "length" in row:
+            if length > self.limit:
+                raise self._drop(f"{length} tokens, data.max_length is {self.limit}")
+        elif len(row["prompt_ids"]) >= self.limit:
+            raise self._drop(f"the prompt alone has {len(row['prompt_ids'])} tokens, data.max_length is {self.limit}")
+        return row
 
-    def _drop(self, reason: str) -> str:
+    def _drop(self, reason: str) -> RowError:
         self.dropped += 1
-        return reason
+        return RowError(reason)
 
 
 def length_of(row: Row) -> int:
@@ -131,11 +126,7 @@ def length_bound(length: int) -> int:
 
 
 def require_sequences(recipe: Recipe, counts: Mapping[str, int]) -> None:
-    """Checks that the sides a run needs have sequences.
-
-    Raises:
-        UserError: one has none.
-    """
+    """Raises UserError where a side that a run needs has no sequences."""
     for side in REQUIRED:
         if counts[side] == 0:
             raise UserError(
@@ -165,10 +156,6 @@ def judge_truncation(recipe: Recipe, lengths: dict[str, Any]) -> None:
             remedy="Raise data.max_length, set data.quality.truncation to fix to leave them out, or to warn.",
         )
     events.emit(events.Truncation(text=text, over=over, rows=rows, longest=lengths["longest"], fixed=fixed))
-
-
-# --- Rows that a chat template refuses, or leaves parts of out: counted over the segments, and held against the
-# recipe.
 
 
 @dataclass
@@ -204,11 +191,7 @@ class TemplateErrors:
         return {"of": self.of, "rows": self.rows, "first": self.first, "told": dict(sorted(self.told.items()))}
 
     def judge(self, recipe: Recipe) -> None:
-        """Checks that not too many rows were refused.
-
-        Raises:
-            UserError: more than `data.max_rejected`.
-        """
+        """Raises UserError where more rows were refused than `data.max_rejected`."""
         limit, rows = recipe.data.max_rejected, self.of
         if self.rows > limit * rows:
             raise UserError(

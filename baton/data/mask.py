@@ -13,14 +13,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from baton.data.render import Conversation, Message, Rendered, Template
-
-# --- A conversation's shape: its texts replaced by placeholders, so that a rendering shows where each of them goes.
-#
-# A template that writes the shape and one that writes the conversation do the same but for the texts. Where the
-# rendering of a conversation is that of its shape with the texts in their places, every place in the shape's rendering
-# is known in the conversation's; where it is not, nothing is concluded.
-
+from baton.errors import RowError
+from baton.models.chat_template import ChatTemplate, Conversation, Message, RenderedConversation
 
 STEMS = ("Zxqj", "Qwvz", "Jkqx", "Vhzq")
 """What placeholders begin with; one that the conversation does not hold."""
@@ -28,13 +22,8 @@ TAGS = re.compile(r"((?:(?<!\s)\s+)?(?:<[^<>]*>|\[/?[A-Z_]+\])\s*)")
 """What a template may look for within a text, such as `</think>`."""
 
 
-class Slot(NamedTuple):
-    """A text that a placeholder stands for.
-
-    Attributes:
-        message: Number of the message it is of.
-        text: The text.
-    """
+class TextSlot(NamedTuple):
+    """A text of a message, by its number, that a placeholder stands for."""
 
     message: int
     text: str
@@ -42,60 +31,41 @@ class Slot(NamedTuple):
 
 @dataclass(frozen=True)
 class Skeleton:
-    """A conversation with placeholders.
-
-    Attributes:
-        conversation: It.
-        leaves: What the placeholders stand for, by their number.
-        stem: What a placeholder begins with.
-    """
+    """A conversation with placeholders, which begin with a stem; slots are what they stand for, by their number."""
 
     conversation: Conversation
-    leaves: list[Slot]
+    slots: list[TextSlot]
     stem: str
 
     @property
     def key(self) -> str:
-        """What shapes that look the same have in common."""
+        """What skeletons that look the same have in common."""
         return json.dumps([self.conversation.messages, self.conversation.tools])
 
 
-@dataclass(frozen=True)
-class SlotSpan:
-    """A placeholder in a rendering.
+class SlotSpan(NamedTuple):
+    """A slot, by its number, in a rendering, in characters."""
 
-    Attributes:
-        leaf: Its number.
-        start: Where it begins, in characters.
-        end: Where it ends.
-    """
-
-    leaf: int
+    slot: int
     start: int
     end: int
 
 
 def skeleton_of(conversation: Conversation, text: str, *, fine: bool) -> Skeleton | None:
-    """Returns a conversation's shape.
+    """Returns a conversation's skeleton, None where the text of its rendering holds all the placeholders there are.
 
-    Args:
-        conversation: Which.
-        text: Its rendering.
-        fine: Whether tags within a text stay, for templates that look for them.
-
-    Returns:
-        The shape, None where the conversation holds all the placeholders there are.
+    With `fine`, tags within a text stay, for templates that look for them.
     """
     stem = next((stem for stem in STEMS if stem not in text), None)
     if stem is None:
         return None
-    leaves: list[Slot] = []
+    slots: list[TextSlot] = []
 
     def put(message: int, part: str) -> str:
         if not (inner := part.strip()):
             return part
-        placeholder = f"{stem}{len(leaves):05d}"
-        leaves.append(Slot(message, inner))
+        placeholder = f"{stem}{len(slots):05d}"
+        slots.append(TextSlot(message, inner))
         return placeholder if len(inner) == len(part) else part.replace(inner, placeholder, 1)
 
     def placed(message: int, value: str) -> str:
@@ -104,56 +74,40 @@ def skeleton_of(conversation: Conversation, text: str, *, fine: bool) -> Skeleto
         parts = enumerate(TAGS.split(value))
         return "".join(part if number % 2 else put(message, part) for number, part in parts)
 
-    messages = [_shaped(message, number, placed) for number, message in enumerate(conversation.messages)]
-    return Skeleton(Conversation(messages, conversation.tools), leaves, stem)
+    messages = [_with_slots(message, number, placed) for number, message in enumerate(conversation.messages)]
+    return Skeleton(Conversation(messages, conversation.tools), slots, stem)
 
 
-def places(text: str, stem: str) -> list[SlotSpan]:
+def slot_spans(text: str, stem: str) -> list[SlotSpan]:
     """Returns the placeholders in a rendering, in their order."""
     return [SlotSpan(int(match[1]), match.start(), match.end()) for match in re.finditer(rf"{stem}(\d{{5}})", text)]
 
 
-class Alignment:
-    """Where places in a shape's rendering are in the conversation's.
-
-    Args:
-        ends: Ends of placeholders in the shape's rendering, ascending.
-        shifts: How much further on a place after each of them is; one more for before the first.
-    """
-
-    def __init__(self, ends: list[int], shifts: list[int]) -> None:
-        self._ends = ends
-        self._shifts = shifts
-
-    def __getitem__(self, at: int) -> int:
-        return at + self._shifts[bisect_right(self._ends, at)]
+Alignment = Callable[[int], int]
+"""Where a place in a skeleton's rendering is in the conversation's."""
 
 
-def literals(text: str, found: list[SlotSpan]) -> list[str]:
-    """Returns what stands between the placeholders in a rendering, before the first and after the last."""
-    edges = [0, *(edge for place in found for edge in (place.start, place.end)), len(text)]
-    return [text[start:end] for start, end in zip(edges[::2], edges[1::2], strict=True)]
-
-
-def align(text: str, between: list[str], found: list[SlotSpan], leaves: list[Slot]) -> Alignment | None:
-    """Returns how a conversation's rendering follows its shape's, None where it does not.
+def align(text: str, between: list[str], found: list[SlotSpan], slots: list[TextSlot]) -> Alignment | None:
+    """Returns how a conversation's rendering follows its skeleton's, None where it does not.
 
     Args:
         text: The conversation's.
-        between: The shape's, without its placeholders; see `literals`.
+        between: What is between the placeholders of the skeleton's, before the first and after the last.
         found: Its placeholders.
-        leaves: What they stand for in the conversation.
+        slots: What they stand for in the conversation.
     """
-    written = [leaves[place.leaf].text for place in found]
+    written = [slots[place.slot].text for place in found]
     if text != "".join([part for pair in zip(between, written, strict=False) for part in pair] + between[-1:]):
         escaped = _as_written(text, between, written)
         if escaped is None:
             return None
         written = escaped
+    # How much further on a place is: before the first placeholder, and after each.
     shifts = [0]
     for place, each in zip(found, written, strict=True):
         shifts.append(shifts[-1] + len(each) - (place.end - place.start))
-    return Alignment([place.end for place in found], shifts)
+    ends = [place.end for place in found]
+    return lambda at: at + shifts[bisect_right(ends, at)]
 
 
 def _as_written(text: str, between: list[str], texts: list[str]) -> list[str] | None:
@@ -181,17 +135,17 @@ def _forms(text: str) -> Iterator[str]:
     yield repr(text)[1:-1]
 
 
-def _shaped(message: Message, number: int, placed: Callable[[int, str], str]) -> Message:
-    shaped = dict(message)
+def _with_slots(message: Message, number: int, placed: Callable[[int, str], str]) -> Message:
+    slotted = dict(message)
     for name in ("reasoning_content", "content"):
         if isinstance(message.get(name), str):
-            shaped[name] = placed(number, message[name])
+            slotted[name] = placed(number, message[name])
     if message.get("tool_calls"):
-        shaped["tool_calls"] = [
+        slotted["tool_calls"] = [
             {**call, "function": _arguments(call["function"], lambda text: placed(number, text))}
             for call in message["tool_calls"]
         ]
-    return shaped
+    return slotted
 
 
 def _arguments(function: dict[str, Any], placed: Callable[[str], str]) -> dict[str, Any]:
@@ -203,9 +157,6 @@ def _arguments(function: dict[str, Any], placed: Callable[[str], str]) -> dict[s
         return [each(item) for item in value] if isinstance(value, list) else value
 
     return {**function, "arguments": each(function.get("arguments"))}
-
-
-# --- Where the turns of a shape are in its rendering: after their header, up to and with the token that ends them.
 
 
 @dataclass(frozen=True)
@@ -223,23 +174,18 @@ class AssistantSpan:
 
 
 class RenderedSkeleton:
-    """A shape, rendered, with its turns.
+    """A skeleton, rendered by a template, with its turns."""
 
-    Args:
-        shape: The shape.
-        text: Its rendering.
-        template: Who rendered it.
-    """
-
-    def __init__(self, shape: Skeleton, text: str, template: Template) -> None:
+    def __init__(self, skeleton: Skeleton, text: str, template: ChatTemplate) -> None:
         self.text = text
-        self.places = places(text, shape.stem)
-        self.literals = literals(text, self.places)
-        self._shape = shape
+        self.places = slot_spans(text, skeleton.stem)
+        edges = [0, *(edge for place in self.places for edge in (place.start, place.end)), len(text)]
+        self.between = [text[start:end] for start, end in zip(edges[::2], edges[1::2], strict=True)]
+        self._skeleton = skeleton
         self._template = template
         self._turns: dict[int, AssistantSpan | str] = {}
         self._unwritten: dict[int, str] = {}
-        self._marks = template.marks(shape.conversation) if template.is_marked else None
+        self._marks = template.marks(skeleton.conversation) if template.is_marked else None
 
     def turn(self, number: int) -> AssistantSpan | str:
         """Returns where a message's turn is, or why that cannot be told."""
@@ -258,16 +204,16 @@ class RenderedSkeleton:
             return None
         # A header that the template writes here though it does not make the model begin with it, as after a result.
         shared = self._template.common(prompt, self.text[start:])
-        if self._template.tells_apart(prompt[:shared]):
+        if self._template.is_distinct_prefix(prompt[:shared]):
             start += shared
         return None if own and own[0].start < start else start
 
     def _start(self, number: int) -> int | None:
-        whole, template, talk = self.text, self._template, self._shape.conversation
+        whole, template, talk = self.text, self._template, self._skeleton.conversation
         before = template.render(talk.upto(number), prompt=True) if number else None
         is_prompted = before is None or before != template.render(talk.upto(number))
         follows = bool(number) and talk.messages[number - 1]["role"] == "assistant"
-        if before is None or (not template.is_older and follows and not is_prompted and template.leaves_open):
+        if before is None or (not template.is_older and follows and not is_prompted and template.lacks_end_token):
             return self._search(number, template.prompt)
         before += template.header
         if whole.startswith(before):
@@ -283,25 +229,25 @@ class RenderedSkeleton:
         if whole.startswith(before[since:begins], at):
             # What the prompt says besides its header, such as `<think>`, may be missing before what was said.
             shared = template.common(before[since:], whole[at:])
-            if template.tells_apart(before[begins : since + shared]):
+            if template.is_distinct_prefix(before[begins : since + shared]):
                 self._unwritten[number] = before[since + shared :]
                 return at + shared
         return self._search(number, before[begins:])
 
     def _after_last_text(self, number: int, before: str) -> tuple[int, int] | None:
         """Returns where the last text before a turn ends, in the rendering up to it and in the whole one."""
-        texts = places(before, self._shape.stem)
+        texts = slot_spans(before, self._skeleton.stem)
         if not texts:
             return 0, 0
         own = self._own(number)
         until = own[0].start if own else len(self.text)
-        ends = [place.end for place in self.places if place.leaf == texts[-1].leaf and place.end <= until]
+        ends = [place.end for place in self.places if place.slot == texts[-1].slot and place.end <= until]
         return (texts[-1].end, ends[-1]) if ends else None
 
     def _locate(self, number: int) -> AssistantSpan | str:
         place = f"message {number + 1} in what the chat template makes of the conversation"
         own = self._own(number)
-        message = self._shape.conversation.messages[number]
+        message = self._skeleton.conversation.messages[number]
         if not own and message["content"].strip():
             return f"the chat template leaves message {number + 1} out"
         if message["role"] == "assistant":
@@ -327,7 +273,7 @@ class RenderedSkeleton:
 
     def _end(self, number: int, own: list[SlotSpan]) -> tuple[int, bool] | None:
         """Returns where a turn ends, by what stands after the last of its texts, whatever follows the turn."""
-        template, whole, talk = self._template, self.text, self._shape.conversation
+        template, whole, talk = self._template, self.text, self._skeleton.conversation
         after = own[-1].end
         is_last = number + 1 == len(talk.messages)
         other = template.render(talk.upto(number + 1, *([{"role": "user", "content": "Q"}] if is_last else [])))
@@ -345,7 +291,7 @@ class RenderedSkeleton:
         # Whichever is the turn that ends the conversation has to end there; or it is written otherwise when it is last.
         ending = whole[after + len(tail) :] if is_last else other[there + len(tail) :]
         is_otherwise = bool(ending.strip()) or template.always_prompts
-        if not template.is_older and (is_otherwise or (template.leaves_open and not is_last)):
+        if not template.is_older and (is_otherwise or (template.lacks_end_token and not is_last)):
             closed = self._closed(number, after, own)
             if closed and (is_otherwise or self._has_token(after + len(tail), closed)):
                 return closed, True
@@ -353,9 +299,9 @@ class RenderedSkeleton:
             if is_last and is_otherwise and not template.always_prompts and self._has_token(after, after + len(rest)):
                 return after + len(rest), True
         end = after + len(tail.rstrip())
-        if end > after and not template.leaves_open:
+        if end > after and not template.lacks_end_token:
             return end, True
-        if template.leaves_open and not is_last and talk.messages[number + 1]["role"] == "assistant":
+        if template.lacks_end_token and not is_last and talk.messages[number + 1]["role"] == "assistant":
             return end, False
         if other[there + len(tail) :]:  # another end, such as that of the last turn; white space is the text's own
             end = after + len(tail)
@@ -365,7 +311,7 @@ class RenderedSkeleton:
     def _closed(self, number: int, after: int, own: list[SlotSpan]) -> int | None:
         """Returns where a turn ends by what the template writes after it whoever speaks next; None where that is not
         there, or holds no token of the tokenizer's own."""
-        template, whole, talk = self._template, self.text, self._shape.conversation
+        template, whole, talk = self._template, self.text, self._skeleton.conversation
         tails = [] if number + 1 == len(talk.messages) else [whole[after:]]
         for role in ("user", "assistant", "system", "tool"):
             text = template.render(talk.upto(number + 1, {"role": role, "content": "Q"}))
@@ -386,15 +332,15 @@ class RenderedSkeleton:
 
     def _end_if_filled(self, number: int, start: int) -> tuple[int, bool] | None:
         """Returns where a turn ends that has no text, or none that is always written: where it would with one."""
-        filler = f"{self._shape.stem}{len(self._shape.leaves):05d}"
-        leaves = [*self._shape.leaves, Slot(number, filler)]
-        talk = self._shape.conversation
+        filler = f"{self._skeleton.stem}{len(self._skeleton.slots):05d}"
+        slots = [*self._skeleton.slots, TextSlot(number, filler)]
+        talk = self._skeleton.conversation
         for message in _filled(talk.messages[number], filler):
             filled = Conversation([*talk.messages[:number], message, *talk.messages[number + 1 :]], talk.tools)
             text = self._template.render(filled)
             if text is None or filler not in text:
                 continue
-            other = RenderedSkeleton(Skeleton(filled, leaves, self._shape.stem), text, self._template)
+            other = RenderedSkeleton(Skeleton(filled, slots, self._skeleton.stem), text, self._template)
             ended = other._end(number, other._own(number))
             if ended is None:
                 continue
@@ -416,7 +362,7 @@ class RenderedSkeleton:
             until = min(later, default=len(self.text))
         between = self.text[since:until]
         for beginning in self._template.starting(prompt):
-            if not self._template.tells_apart(beginning):
+            if not self._template.is_distinct_prefix(beginning):
                 return None
             if count := between.count(beginning):
                 return since + between.index(beginning) + len(beginning) if count == 1 else None
@@ -426,7 +372,7 @@ class RenderedSkeleton:
         return [place for place in self.places if self._owner(place) == number]
 
     def _owner(self, place: SlotSpan) -> int:
-        return self._shape.leaves[place.leaf].message
+        return self._skeleton.slots[place.slot].message
 
 
 def _filled(message: Message, filler: str) -> Iterator[Message]:
@@ -440,26 +386,19 @@ def _filled(message: Message, filler: str) -> Iterator[Message]:
     yield {**message, "content": filler}
 
 
-# --- The turns of a conversation in its rendering, by the shape that it follows.
-
-
 MOST_SKELETONS = 2000
-"""Shapes that are kept."""
+"""Skeletons that are kept."""
 
 
 class AssistantSpans:
-    """Finds turns in what one template makes of conversations; shapes are looked at once.
+    """Finds turns in what one template makes of conversations; skeletons are looked at once."""
 
-    Args:
-        template: The template.
-    """
-
-    def __init__(self, template: Template) -> None:
+    def __init__(self, template: ChatTemplate) -> None:
         self._template = template
-        self._shapes: dict[str, RenderedSkeleton | None] = {}
+        self._skeletons: dict[str, RenderedSkeleton | None] = {}
 
-    def find(self, rendered: Rendered, numbers: list[int]) -> list[AssistantSpan] | str:
-        """Returns messages' turns, in characters of the rendering, or why they cannot be told."""
+    def find(self, rendered: RenderedConversation, numbers: list[int]) -> list[AssistantSpan]:
+        """Returns messages' turns, in characters of the rendering; raises RowError where they cannot be told."""
         reason = "cannot tell which of its texts went where in what the chat template makes of it"
         for located, alignment in self._followed(rendered):
             turns: list[AssistantSpan] = []
@@ -468,43 +407,45 @@ class AssistantSpans:
                 if isinstance(turn, str):
                     reason = turn
                     break
-                spans = [(alignment[start], alignment[end]) for start, end in turn.spans]
+                spans = [(alignment(start), alignment(end)) for start, end in turn.spans]
                 if spans and (unwritten := located.unwritten(number)):
                     spans[0] = (_after(rendered.text, spans[0][0], unwritten), spans[0][1])
                 turns.append(AssistantSpan(spans, turn.is_ended))
             else:
                 return turns
-        return reason
+        raise RowError(reason)
 
-    def start(self, rendered: Rendered, number: int) -> int | None:
-        """Returns where what an assistant's message says begins, in characters; None where unknown."""
+    def start(self, rendered: RenderedConversation, number: int) -> int:
+        """Returns where what an assistant's message says begins, in characters; raises RowError where unknown."""
         for located, alignment in self._followed(rendered):
             start = located.start(number)
             if start is not None:
-                return _after(rendered.text, alignment[start], located.unwritten(number))
-        return None
+                return _after(rendered.text, alignment(start), located.unwritten(number))
+        raise RowError("cannot tell where the answer begins in what the chat template makes of the conversation")
 
-    def _followed(self, rendered: Rendered) -> Iterator[tuple[RenderedSkeleton, Alignment]]:
-        """Yields the shapes that a rendering follows, that without tags in texts first."""
+    def _followed(self, rendered: RenderedConversation) -> Iterator[tuple[RenderedSkeleton, Alignment]]:
+        """Yields the skeletons that a rendering follows, that without tags in texts first."""
         for fine in (False, True):
-            shape = skeleton_of(rendered.conversation, rendered.text, fine=fine)
-            if shape is None:
+            skeleton = skeleton_of(rendered.conversation, rendered.text, fine=fine)
+            if skeleton is None:
                 return
-            key = shape.key
+            key = skeleton.key
             for _ in range(2):
-                is_new = key not in self._shapes
+                is_new = key not in self._skeletons
                 if is_new:
-                    self._shapes = self._shapes if len(self._shapes) < MOST_SKELETONS else {}
-                    text = self._template.render(shape.conversation)
-                    self._shapes[key] = RenderedSkeleton(shape, text, self._template) if text is not None else None
-                located = self._shapes[key]
-                alignment = located and align(rendered.text, located.literals, located.places, shape.leaves)
+                    self._skeletons = self._skeletons if len(self._skeletons) < MOST_SKELETONS else {}
+                    text = self._template.render(skeleton.conversation)
+                    self._skeletons[key] = (
+                        RenderedSkeleton(skeleton, text, self._template) if text is not None else None
+                    )
+                located = self._skeletons[key]
+                alignment = located and align(rendered.text, located.between, located.places, skeleton.slots)
                 if located and alignment:
                     yield located, alignment
                     break
                 if is_new:
                     break
-                del self._shapes[key]  # a template may write the date, which has changed
+                del self._skeletons[key]  # a template may write the date, which has changed
 
 
 def _after(text: str, start: int, unwritten: str) -> int:

@@ -10,8 +10,9 @@ from typing import Any
 
 from baton.data import conversations, schema
 from baton.data.conversations import is_encodable, shared_length
-from baton.data.rows import RowError, loads
+from baton.data.rows import loads
 from baton.data.schema import OPTIONAL, SIDE_BY_SIDE, ColumnMapping
+from baton.errors import RowError
 from baton.models import chat as chats
 
 TEXTS = ("text", "response", "answer", "completion", "output", "content", "summary")

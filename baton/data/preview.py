@@ -1,7 +1,6 @@
 """First rows as the model sees them: their tokens, the trained part, and the part that is cut.
 
 Used by `baton data show` and by the card of tokenize in Kubeflow.
-`python -m baton.data.preview RECIPE_JSON_FILE HEAD_FILE COUNT TARGET` writes a JSON document.
 """
 
 from __future__ import annotations
@@ -9,31 +8,25 @@ from __future__ import annotations
 import functools
 import json
 import re
-import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from baton import events
 from baton.data import encoding
-from baton.data.encoding import Ids, Row
+from baton.data.encoding import Ids, Row, each
 from baton.data.fitting import Fitting, left_out_in_words
-from baton.models import chat, generate, loading, train_rows
+from baton.data.rows import SIDES
+from baton.errors import RowError
+from baton.models import generate, train_rows
 from baton.models.train_rows import IGNORED
 from baton.pages.card import Card, table, visible
-from baton.recipe import load
 from baton.recipe.recipe import Recipe
-from baton.runs.documents import Preview, PreviewRow, SourceLocation, Token, TokenSpan
+from baton.runs.documents import PreviewRow, SourceLocation, Token, TokenSpan
 from baton.runs.versions import FORMATS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-
-# --- Tokens in words: what each stands for, also where it is part of a character.
 
 
 BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -66,14 +59,13 @@ def _reader(tokenizer: PreTrainedTokenizerBase) -> Callable[[int, str], bytes]:
         alphabet = _alphabet()
         return lambda _, piece: b"".join(alphabet.get(each, each.encode()) for each in piece)
     if SPACE in decoder or '"Metaspace"' in decoder:
-        return lambda _, piece: _of_sentence_piece(piece)
+
+        def of_sentence_piece(_: int, piece: str) -> bytes:
+            byte = BYTE.fullmatch(piece)
+            return bytes.fromhex(byte[1]) if byte else piece.replace(SPACE, " ").encode()
+
+        return of_sentence_piece
     return lambda token, _: str(tokenizer.decode([token], clean_up_tokenization_spaces=False)).encode()
-
-
-def _of_sentence_piece(piece: str) -> bytes:
-    if byte := BYTE.fullmatch(piece):
-        return bytes.fromhex(byte[1])
-    return piece.replace(SPACE, " ").encode()
 
 
 @functools.cache
@@ -85,9 +77,6 @@ def _alphabet() -> dict[str, bytes]:
     return {character: bytes([byte]) for character, byte in written.items()}
 
 
-# --- Rows as the model sees them: their tokens, what is trained, and what is cut.
-
-
 FIRST = 3
 """Rows of a side that the tokenize stage keeps."""
 MOST, AROUND_TRAINED = 800, 20
@@ -96,13 +85,7 @@ MOST, AROUND_TRAINED = 800, 20
 
 @dataclass(frozen=True)
 class TokenSequence:
-    """A sequence of a row.
-
-    Attributes:
-        part: Which it is; see `PreviewRow`.
-        ids: Its tokens.
-        trained: Whether each is learned from.
-    """
+    """Tokens of a row, and whether each is learned from; `part` says which they are, see `PreviewRow`."""
 
     part: str
     ids: Ids
@@ -124,25 +107,22 @@ def preview_rows(
         tokenizer: The run's.
         most: Tokens of a sequence that are shown, half of them from where training begins; all when None.
         number: Of the format of tokens.
-
-    Raises:
-        UserError: there is no chat template that does.
     """
     encode = encoding.BatchEncoder(recipe, tokenizer, number)
     for place, side, row in rows:
         encoding.require_template(tokenizer, row)
         (made,) = encode([row])
-        if isinstance(made, str):
-            yield PreviewRow(source=place, side=side, text=json.dumps(row, ensure_ascii=False), rejected=made)
+        if isinstance(made, RowError):
+            yield PreviewRow(source=place, side=side, text=json.dumps(row, ensure_ascii=False), rejected=str(made))
             continue
         for encoded in made:
-            fitted = Fitting(recipe).fit(encoded)
+            (fitted,) = each(Fitting(recipe).fit, [encoded])
             base = PreviewRow(
                 source=place,
                 side=side,
                 label=encoded.get("label"),
                 columns={name: value for name, value in encoded.items() if isinstance(value, str) and name != "prompt"},
-                rejected=fitted if isinstance(fitted, str) else None,
+                rejected=str(fitted) if isinstance(fitted, RowError) else None,
             )
             for sequence in _sequences(encoded, tokenizer):
                 yield _preview_of(sequence, base, recipe, tokenizer, most or len(sequence.ids))
@@ -223,9 +203,6 @@ def _spans(words: list[bytes], trained: list[bool], kept: int) -> Iterator[Token
         yield TokenSpan(text=readable(b"".join(parts)), tokens=len(parts), trained=is_trained, cut=is_cut)
 
 
-# --- What tokenize leaves in Kubeflow: the first sequences as the model sees them, counts, and where all of them are.
-
-
 TokenRow = dict[str, Any]
 SHOWN = 3
 """Sequences of a side that are shown."""
@@ -233,7 +210,6 @@ HEAD, AROUND, LONGEST = 200, 20, 2000
 """Tokens from a sequence's beginning and from where training begins in it, tokens before that, and characters."""
 MARKS = ("⟦", "⟧")
 """Around what is trained."""
-SIDES = ("train", "eval", "test")
 WIDTH = 40
 """Of the longest bar."""
 
@@ -281,12 +257,7 @@ def _marked(ids: Sequence[int], trained: Sequence[bool], tokenizer: PreTrainedTo
 
 
 def tokens_card(recipe: Recipe, tokens: dict[str, Any]) -> Card:
-    """Returns the card of the tokens.
-
-    Args:
-        recipe: The recipe.
-        tokens: What `tokenize_run` returned.
-    """
+    """Returns the card of what `tokenize_run` returned."""
     counts = {name: tokens.get(name, 0) for name in (*SIDES, "tokens", "steps", "truncated", "dropped")}
     sides = " · ".join(f"{side} {counts[side]:,}" for side in SIDES)
     parts = [
@@ -303,15 +274,12 @@ def tokens_card(recipe: Recipe, tokens: dict[str, Any]) -> Card:
     if "rendered" in tokens:
         parts.append(tokens["rendered"])
     if recipe.tracking.cards == "rows":
-        parts += ["\n".join([side, *_numbered(lines)]) for side, lines in tokens["first"].items()]
+        for side, lines in tokens["first"].items():
+            parts.append("\n".join([side, *(f"{number}  {line}" for number, line in enumerate(lines, 1))]))
     parts.append(_lengths(tokens["lengths"], recipe.data.max_length))
     places = {"tokens": tokens["address"], "dropped": tokens.get("dropped_uri")}
     facts = {"digest": tokens["digest"], "address": tokens["address"]}
     return Card("\n\n".join([*parts, table(places)]) + "\n", counts | facts)
-
-
-def _numbered(lines: Sequence[str]) -> list[str]:
-    return [f"{number}  {line}" for number, line in enumerate(lines, 1)]
 
 
 def _lengths(lengths: dict[str, Any], limit: int) -> str:
@@ -323,79 +291,3 @@ def _lengths(lengths: dict[str, Any], limit: int) -> str:
     most = max((rows for _, rows in lengths["histogram"]), default=0)
     bars = {f"up to {bound:,}": f"{'█' * -(-rows * WIDTH // most)} {rows:,}" for bound, rows in lengths["histogram"]}
     return "\n".join([head, table(bars)])
-
-
-# --- First rows as the model sees them, for people:
-# `python -m baton.data.preview RECIPE_JSON_FILE HEAD_FILE COUNT TARGET`.
-
-
-def preview(recipe: Recipe, head: list[dict[str, Any]], count: int) -> Preview:
-    """Returns the first rows of a recipe as the model sees them.
-
-    Args:
-        recipe: The recipe, its paths absolute.
-        head: What `baton.data.head.head` wrote.
-        count: Rows that are shown; a tokenizer that the run trains is trained on all of them here.
-
-    Raises:
-        UserError: there is no tokenizer, or no chat template that does.
-    """
-    note = ""
-    if recipe.model.tokenizer and recipe.model.tokenizer.train:
-        learned = len(_learned(head))
-        note = f"The tokenizer was trained on {learned:,} rows here; the run trains it on all, so that tokens differ."
-    return Preview(
-        method=recipe.training.method,
-        max_length=recipe.data.max_length,
-        joined=recipe.data.packing is True,
-        note=note,
-        rows=list(_rows(recipe, head, count)),
-    )
-
-
-def _rows(recipe: Recipe, head: list[dict[str, Any]], count: int) -> Iterator[PreviewRow]:
-    first = next((entry["row"] for entry in head if "row" in entry), None)
-    tokenizer = None
-    if first is not None:
-        tokenizer = _tokenizer(recipe, head)
-        chat.set_template_date(recipe.data.today)
-        chat.require_template(recipe, tokenizer)
-        chat.rendering_changes(first, recipe, chat=chat.uses_chat(recipe, tokenizer))
-    used = 0
-    for entry in head:
-        place = SourceLocation(file=entry["file"], line=entry["line"])
-        if "reason" in entry:
-            yield PreviewRow(source=place, text=entry["raw"], rejected=entry["reason"])
-        elif tokenizer:
-            yield from preview_rows([(place, entry["side"], entry["row"])], recipe, tokenizer)
-            used += 1
-        if used == count:
-            return
-
-
-def _tokenizer(recipe: Recipe, head: list[dict[str, Any]]) -> PreTrainedTokenizerBase:
-    base, revision = recipe.model.base, recipe.model.revision
-    folder = loading.local_model(base, revision, weights=False) if base else None
-    with tempfile.NamedTemporaryFile("w", suffix=".jsonl", encoding="utf-8") as file:
-        file.writelines(json.dumps(row) + "\n" for row in _learned(head))
-        file.flush()
-        return encoding.run_tokenizer(recipe, folder, file.name)
-
-
-def _learned(head: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the rows that a tokenizer is trained on."""
-    rows = [entry for entry in head if "row" in entry]
-    return [entry["row"] for entry in rows if entry["side"] in (None, "train")] or [entry["row"] for entry in rows]
-
-
-def main(recipe_path: str, head_path: str, count: int, target: str) -> None:
-    """Writes the first rows as the model sees them as a JSON document."""
-    recipe = load.loads(Path(recipe_path).read_text(encoding="utf-8"))
-    with open(head_path, encoding="ascii") as file:
-        head = [json.loads(line) for line in file]
-    Path(target).write_text(json.dumps(preview(recipe, head, count).model_dump(mode="json")), encoding="ascii")
-
-
-if __name__ == "__main__":
-    with events.stage("tokenize"):
-        main(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4])

@@ -281,7 +281,7 @@ def _kept(run: Run, scratch: str) -> CommittedSplit:
     folder = f"{scratch}/sides"
     names = [f"{side}.jsonl" for side in SIDES]
     bundle.fetch(run.storage, data.prefix, manifest, folder, names=names, in_place=False)
-    counts = {**manifest.meta, **(run.get(SplitCounts.NAME) or {})}
+    counts = {**manifest.meta, **(run.raw(SplitCounts.NAME) or {})}
     counts.pop("columns", None)
     address = run.storage.uri(manifest.path(data.prefix))
     return CommittedSplit(counts, quality_page.write(run), address, first_rows(folder, SIDES))
@@ -362,7 +362,7 @@ def _lost(run: Run) -> str | None:
     for stage, names in LEFT_BY.items():
         if any(record.startswith(stage) for record in records):
             for name in names:
-                if run.get(name) is None:
+                if run.raw(name) is None:
                     return name
     tokens = run.read(TokenizedRows)
     return (_lost_bundle(run, tokens.prefix) if tokens else None) or _lost_checkpoint(run, records)
@@ -384,6 +384,6 @@ def _lost_checkpoint(run: Run, records: list[str]) -> str | None:
     store = CheckpointStore(run)
     attempts = run.attempts() if any(record.startswith("train-chunk-") for record in records) else []
     left = attempts[-1].to_step if attempts else 0
-    reached = max(store.verified_step(), left)
+    reached = max(store.run.verified_step(), left)
     newest = next(store.whole(), None)
     return store.prefix(reached) if reached and (newest is None or newest.step < reached) else None

@@ -7,7 +7,7 @@ import os
 import re
 from dataclasses import dataclass
 
-from baton.checkpoint.manifest import CheckpointMeta
+from baton.checkpoint.store import CheckpointMeta
 from baton.models import vocabulary
 from baton.recipe.recipe import Recipe
 from baton.runs.documents import SplitCounts

@@ -98,7 +98,7 @@ def log_to_mlflow(run: Run, recipe: Recipe, manifest: Manifest, folder: str, dig
     if server is None:
         return None
     # Not `run.read`: the document's `version` is the model's, not that of its form.
-    logged = RegistryEntry.model_validate(run.get(RegistryEntry.NAME) or {})
+    logged = RegistryEntry.model_validate(run.raw(RegistryEntry.NAME) or {})
     if logged.export != manifest.folder:
         logged = RegistryEntry(export=manifest.folder, mlflow=server)
     tags = {VERSION_TAG: manifest.folder, "baton.run": run.name, "baton.run_uri": run.uri, "baton.digest": digest}

@@ -19,7 +19,7 @@ EXECUTOR = "baton.kfp.executor"
 SOURCES = (".py", ".yaml", ".yml", ".json", ".jsonl", ".j2", ".jinja", ".html", ".md", ".txt")
 """Endings of the files that a wheel holds, too."""
 NOT_IN_STAGES = (
-    *("__main__.py", "api.py", "cli", "compiler", "doctor", "importers", "kubeflow", "local", "pipelines", "prove"),
+    *("__main__.py", "api.py", "cli", "compiler", "doctor.py", "importers", "kubeflow", "local", "pipelines", "prove"),
     "source",
 )
 """Parts that no stage imports: they lie above `components` in the layers that `lint-imports` holds."""

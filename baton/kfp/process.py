@@ -41,9 +41,10 @@ def train_chunk(run_uri: str, index: int, leave_out: list[str]) -> None:
 
 
 def checkpoint(run_uri: str, index: int) -> None:
-    from baton.train.promote import promote
+    from baton.checkpoint.proof import promote
+    from baton.runs.run import Run
 
-    promote(run_uri, index)
+    promote(Run.open(run_uri), index)
 
 
 def begin(recipe: Path, name: str, store: str, bracket: int) -> None:
@@ -72,14 +73,50 @@ def judge(sweep_uri: str, rung: int) -> None:
 
 def page(sweep_uri: str, rung: int) -> None:
     from baton.runs.sweep import Sweep
-    from baton.sweep.judge import publish
+    from baton.sweep.page import publish
 
     publish(Sweep.open(sweep_uri), rung)
+
+
+def first_rows(recipe: Path, count: int, side: str, target: Path) -> None:
+    import json
+
+    from baton.data.first_rows import first_rows
+    from baton.recipe import load
+    from baton.scratch import scratch_folder
+
+    chosen = load.loads(recipe.read_text(encoding="utf-8"))
+    with scratch_folder("head") as scratch, target.open("w", encoding="ascii") as file:
+        file.writelines(json.dumps(row) + "\n" for row in first_rows(chosen, count, side or None, scratch))
+
+
+def preview(recipe: Path, count: int, side: str, target: Path) -> None:
+    import json
+
+    from baton.data.first_rows import preview
+    from baton.recipe import load
+    from baton.scratch import scratch_folder
+
+    with scratch_folder("head") as scratch:
+        seen = preview(load.loads(recipe.read_text(encoding="utf-8")), count, side or None, scratch)
+    target.write_text(json.dumps(seen.model_dump(mode="json")), encoding="ascii")  # a text may be half of a character
+
+
+def survey(sources: Path, target: Path) -> None:
+    import json
+
+    from baton.data.first_rows import survey
+
+    found = survey(json.loads(sources.read_text(encoding="utf-8")))
+    target.write_text(json.dumps(found.model_dump(mode="json")), encoding="ascii")
 
 
 STAGES: dict[Callable[..., None], str] = {
     data_split: "data split",
     tokenize: "tokenize",
+    first_rows: "data split",
+    preview: "preview",
+    survey: "data split",
     train_chunk: "train chunk {index}",
     checkpoint: "checkpoint {index}",
     begin: "begin bracket {bracket}",

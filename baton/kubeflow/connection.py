@@ -1,7 +1,9 @@
 """A Kubeflow Pipelines endpoint: its answers as typed values, its transport, one kind of error.
 
-`kfp.Client` does the work. Alone it waits without limit, follows redirects to login pages, and takes any HTML
-page for an empty answer. Here every request has a time limit and fails as a `BatonError`.
+The work is `kfp.Client`'s. Left alone it prints links to stdout, waits without limit for a host that does not answer,
+retries a refused health check for 25 seconds, follows redirects to login pages, and takes any HTML page for an empty
+answer. Here every request goes through one transport with a time limit, which turns whatever an endpoint can do wrong
+into one `BatonError`.
 """
 
 from __future__ import annotations
@@ -15,8 +17,9 @@ import shlex
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol, TextIO, TypedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TextIO
 from urllib.parse import unquote, urlsplit
 
 import kfp
@@ -32,139 +35,51 @@ from kfp_server_api import (  # type: ignore[import-untyped, unused-ignore]
 from baton import machine
 from baton.errors import BatonError, UserError
 
-# --- What Baton reads of the answers of the Kubeflow Pipelines API, and of the Argo workflow of a run.
+Spec = dict[str, Any]
+"""A part of a compiled pipeline, as YAML has it."""
+Node = dict[str, str]
+"""A node of an Argo workflow: `id`, `name`, `displayName`, `type`, `phase`, `message`, `startedAt`, `templateName`."""
+STARTED_UNSET = 1971
+"""Years before it stand for no time at all: the backend writes the beginning of 1970."""
 
 
-class Installation(TypedDict, total=False):
-    """What an installation's health check tells."""
+@dataclass(frozen=True)
+class TaskDetail:
+    """State of a task or graph of a run, as the API lists it.
 
-    tag_name: str
-    multi_user: bool
+    Attributes:
+        key: The last part of its node's name in the Argo workflow.
+        children: Ids of the nodes after it; the API calls them names of pods.
+    """
 
-
-class Status(Protocol):
-    """Reason why something ended as it did."""
-
-    message: str | None
-
-
-class ChildTask(Protocol):
-    """Node after another one: the API calls its id the name of a pod."""
-
-    pod_name: str | None
-
-
-class TaskDetail(Protocol):
-    """State of a node of the workflow, as the API names it."""
-
-    display_name: str | None
-    child_tasks: Sequence[ChildTask] | None
+    key: str
     state: str | None
-    start_time: datetime.datetime | None
-    end_time: datetime.datetime | None
-    error: Status | None
+    started: datetime.datetime | None
+    ended: datetime.datetime | None
+    message: str | None
+    children: tuple[str, ...]
+
+    @classmethod
+    def of(cls, answer: Any) -> TaskDetail:
+        """Returns an entry of kfp's answer."""
+        started, ended = (
+            time if time and time.year >= STARTED_UNSET else None for time in (answer.start_time, answer.end_time)
+        )
+        children = tuple(child.pod_name for child in answer.child_tasks or () if child.pod_name)
+        message = answer.error.message if answer.error else None
+        return cls(answer.display_name or "", answer.state, started, ended, message, children)
 
 
-class RunDetails(Protocol):
-    """States of a run's nodes."""
+@dataclass(frozen=True)
+class KubeflowRun:
+    """A run, as the API tells of it.
 
-    task_details: Sequence[TaskDetail] | None
-
-
-class ComponentRef(TypedDict, total=False):
-    """Component that a task runs, by its name."""
-
-    name: str
-
-
-class TaskInfo(TypedDict, total=False):
-    """Name of a task on the page."""
-
-    name: str
-
-
-class Task(TypedDict, total=False):
-    """Task of a compiled pipeline."""
-
-    taskInfo: TaskInfo
-    componentRef: ComponentRef
-    dependentTasks: list[str]
-
-
-class Dag(TypedDict, total=False):
-    """Graph of tasks, by their keys."""
-
-    tasks: dict[str, Task]
-
-
-class Parameter(TypedDict, total=False):
-    """Parameter of a compiled pipeline."""
-
-    defaultValue: object
-    parameterType: str
-
-
-class Inputs(TypedDict, total=False):
-    """Inputs of a compiled pipeline."""
-
-    parameters: dict[str, Parameter]
-
-
-class Component(TypedDict, total=False):
-    """Component of a compiled pipeline; one that is a graph itself has a `dag`."""
-
-    dag: Dag
-    inputDefinitions: Inputs
-
-
-class PipelineInfo(TypedDict, total=False):
-    """Name of a compiled pipeline."""
-
-    name: str
-
-
-class PipelineSpec(TypedDict, total=False):
-    """The compiled pipeline."""
-
-    root: Component
-    components: dict[str, Component]
-    pipelineInfo: PipelineInfo
-
-
-class PostedSpec(PipelineSpec, total=False):
-    """The compiled pipeline as it was posted: alone, or beside its platform's."""
-
-    pipeline_spec: PipelineSpec
-
-
-class RuntimeConfig(Protocol):
-    """What a run was started with."""
-
-    parameters: dict[str, object] | None
-
-
-class VersionReference(Protocol):
-    """Version of an uploaded pipeline."""
-
-    pipeline_id: str
-    pipeline_version_id: str
-
-
-class Pipeline(Protocol):
-    """A registered pipeline."""
-
-    pipeline_id: str
-
-
-class PipelineVersion(Protocol):
-    """A version of a registered pipeline."""
-
-    pipeline_version_id: str
-    pipeline_spec: PostedSpec | None
-
-
-class KubeflowRun(Protocol):
-    """A run, as `kfp.Client.get_run` returns it."""
+    Attributes:
+        posted: The compiled pipeline, where the run carries it itself.
+        version: Ids of the pipeline and of the version that it was started from otherwise.
+        parameters: What it was given.
+        details: States of its tasks; a listing of runs lacks them.
+    """
 
     run_id: str
     display_name: str
@@ -172,95 +87,64 @@ class KubeflowRun(Protocol):
     service_account: str | None
     created_at: datetime.datetime
     finished_at: datetime.datetime | None
-    pipeline_spec: PostedSpec | None
-    pipeline_version_reference: VersionReference | None
-    runtime_config: RuntimeConfig | None
-    run_details: RunDetails | None
+    posted: Spec
+    version: tuple[str, str] | None
+    parameters: dict[str, object]
+    details: tuple[TaskDetail, ...]
+
+    @classmethod
+    def of(cls, answer: Any) -> KubeflowRun:
+        """Returns a run of kfp's answer."""
+        reference, details = answer.pipeline_version_reference, answer.run_details
+        return cls(
+            answer.run_id,
+            answer.display_name,
+            answer.state,
+            answer.service_account,
+            answer.created_at,
+            answer.finished_at,
+            answer.pipeline_spec or {},
+            (reference.pipeline_id, reference.pipeline_version_id) if reference else None,
+            (answer.runtime_config and answer.runtime_config.parameters) or {},
+            tuple(map(TaskDetail.of, (details and details.task_details) or ())),
+        )
 
 
-class CronSchedule(Protocol):
-    """Schedule of a recurring run."""
+@dataclass(frozen=True)
+class Workflow:
+    """The Argo workflow of a run; empty where it cannot be had.
 
-    cron: str
+    Attributes:
+        name: Its name.
+        nodes: Its nodes.
+        message: Argo's word on the whole.
+        is_cancelled: Whether its deadline is 0, how the backend ends a cancelled run.
+        is_compressed: Whether it is larger than 1 MiB, so that Argo has compressed its nodes.
+        retry_strategy: When Argo starts a node again, which an installation merges into every template.
+        pods_have_ids: Whether a pod is named by the id of its node, as in Argo's first naming.
+    """
 
+    name: str = ""
+    nodes: tuple[Node, ...] = ()
+    message: str = ""
+    is_cancelled: bool = False
+    is_compressed: bool = False
+    retry_strategy: dict[str, str] | None = None
+    pods_have_ids: bool = False
 
-class Trigger(Protocol):
-    """Trigger of a recurring run."""
-
-    cron_schedule: CronSchedule | None
-
-
-class RecurringRun(Protocol):
-    """A recurring run, as `kfp.Client.list_recurring_runs` returns it."""
-
-    recurring_run_id: str
-    display_name: str
-    description: str | None
-    status: str
-    trigger: Trigger | None
-
-
-class Node(TypedDict, total=False):
-    """Node of an Argo workflow."""
-
-    id: str
-    name: str
-    displayName: str
-    type: str
-    phase: str
-    message: str
-    startedAt: str
-    templateName: str
-
-
-class Metadata(TypedDict, total=False):
-    """Name and annotations of a Kubernetes object."""
-
-    name: str
-    annotations: dict[str, str]
-
-
-class RetryStrategy(TypedDict, total=False):
-    """When Argo starts a node again."""
-
-    limit: str
-    retryPolicy: str
-    expression: str
-
-
-class TemplateDefaults(TypedDict, total=False):
-    """What an installation merges into every template."""
-
-    retryStrategy: RetryStrategy
-
-
-class WorkflowSpec(TypedDict, total=False):
-    """Specification of a workflow."""
-
-    activeDeadlineSeconds: int
-    templateDefaults: TemplateDefaults
-
-
-class WorkflowStatus(TypedDict, total=False):
-    """Progress of a workflow."""
-
-    message: str
-    nodes: dict[str, Node]
-    compressedNodes: str
-
-
-class Workflow(TypedDict, total=False):
-    """The Argo workflow of a run."""
-
-    metadata: Metadata
-    spec: WorkflowSpec
-    status: WorkflowStatus
-
-
-# --- The transport of requests to a Kubeflow Pipelines endpoint: bounded in time, and with one kind of error.
-#
-# kfp's own waits without limit for a host that does not answer, follows redirects to login pages, and takes any HTML
-# page for an empty answer.
+    @classmethod
+    def of(cls, manifest: dict[str, Any]) -> Workflow:
+        """Returns the workflow of a manifest."""
+        metadata, spec, status = (manifest.get(part, {}) for part in ("metadata", "spec", "status"))
+        return cls(
+            metadata.get("name", ""),
+            tuple(status.get("nodes", {}).values()),
+            status.get("message", ""),
+            spec.get("activeDeadlineSeconds") == 0,
+            bool(status.get("compressedNodes")),
+            spec.get("templateDefaults", {}).get("retryStrategy"),
+            metadata.get("annotations", {}).get("workflows.argoproj.io/pod-name-format") == "v1",
+        )
 
 
 ENDPOINT_REMEDY = (
@@ -509,14 +393,6 @@ def _describe(body: bytes | str | None) -> str:
     return one_line(text) or "an empty answer"
 
 
-# --- One way to talk to a Kubeflow Pipelines endpoint, and one kind of error where that fails.
-#
-# The work is `kfp.Client`'s. Left alone it prints links to stdout, waits without limit for a host
-# that does not answer, retries a refused health check for 25 seconds, follows redirects to login
-# pages, and takes any HTML page for an empty answer. Here every request goes through one transport
-# with a time limit, which turns whatever an endpoint can do wrong into one `BatonError`.
-
-
 def ui_address(endpoint: str) -> str:
     """Returns the address of the Kubeflow Pipelines UI, where it is another than the API's by kfp's own variable."""
     return (os.environ.get(kfp.client.client.KF_PIPELINES_UI_ENDPOINT_ENV) or endpoint).rstrip("/")
@@ -622,7 +498,7 @@ class Client(kfp.Client):  # type: ignore[misc]
 
     def get_kfp_healthz(self, sleep_duration: int = 5) -> object:
         """Installs the transport and asks once. The constructor calls this, once its API exists."""
-        self._versions: dict[str, PostedSpec] = {}
+        self._versions: dict[str, Spec] = {}
         api_client = self._healthz_api.api_client
         if not isinstance(api_client.rest_client, Transport):
             api_client.rest_client = Transport(api_client.configuration)
@@ -632,28 +508,35 @@ class Client(kfp.Client):  # type: ignore[misc]
         """Starts the failed stages of a run again."""
         self._run_api.run_service_retry_run(run_id)
 
-    def create_pipeline(self, name: str, namespace: str | None) -> Pipeline:
-        """Registers a pipeline that has no version yet."""
-        body = V2beta1Pipeline(name=name, display_name=name, namespace=namespace)
-        pipeline: Pipeline = self._pipelines_api.pipeline_service_create_pipeline(body)
-        return pipeline
+    def get_run(self, run_id: str) -> KubeflowRun:
+        """Returns a run."""
+        return KubeflowRun.of(super().get_run(run_id))
 
-    def specification(self, run: KubeflowRun) -> PostedSpec:
+    def newest_runs(self, count: int, namespace: str | None, **options: str) -> tuple[list[KubeflowRun], int]:
+        """Returns the newest runs, without their stages, and how many there are."""
+        listed = self.list_runs(page_size=count, sort_by="created_at desc", namespace=namespace, **options)
+        runs = list(map(KubeflowRun.of, listed.runs or ()))
+        return runs, int(listed.total_size or len(runs))
+
+    def create_pipeline(self, name: str, namespace: str | None) -> str:
+        """Registers a pipeline that has no version yet, and returns its id."""
+        body = V2beta1Pipeline(name=name, display_name=name, namespace=namespace)
+        return str(self._pipelines_api.pipeline_service_create_pipeline(body).pipeline_id)
+
+    def specification(self, run: KubeflowRun) -> Spec:
         """Returns the compiled pipeline of a run, also of one that refers to a version that was uploaded.
 
         Empty where that version is not to be had.
         """
-        reference = run.pipeline_version_reference
-        if run.pipeline_spec or not reference:
-            return run.pipeline_spec or {}
-        key = reference.pipeline_version_id
-        if key not in self._versions:
+        if run.posted or not run.version:
+            return specification(run.posted)
+        pipeline, version = run.version
+        if version not in self._versions:
             try:
-                version: PostedSpec | None = self.get_pipeline_version(reference.pipeline_id, key).pipeline_spec
+                self._versions[version] = specification(self.get_pipeline_version(pipeline, version).pipeline_spec)
             except BatonError:
                 return {}  # it may be had the next time
-            self._versions[key] = version or {}
-        return self._versions[key]
+        return self._versions[version]
 
     def workflow(self, run_id: str) -> Workflow:
         """Returns the Argo workflow of a run, which knows what its pods say. Only the API's first version has it.
@@ -663,11 +546,11 @@ class Client(kfp.Client):  # type: ignore[misc]
         """
         answer = json.loads(self._get(f"/apis/v1beta1/runs/{run_id}"))
         manifest = answer.get("pipeline_runtime", {}).get("workflow_manifest")
-        return json.loads(manifest) if manifest else {}
+        return Workflow.of(json.loads(manifest)) if manifest else Workflow()
 
-    def installation(self) -> Installation:
-        """Returns what an installation says of itself."""
-        answer: Installation = json.loads(self._get(HEALTHZ_PATH))
+    def installation(self) -> dict[str, Any]:
+        """Returns what an installation says of itself: `tag_name`, `multi_user`."""
+        answer: dict[str, Any] = json.loads(self._get(HEALTHZ_PATH))
         return answer
 
     def own_mlflow(self, run_id: str) -> str | None:
@@ -690,6 +573,12 @@ class Client(kfp.Client):  # type: ignore[misc]
         api_client.update_params_for_auth(headers, [], ["Bearer"])
         answer = api_client.rest_client.GET(api_client.configuration.host + path, headers=headers)
         return str(answer.data.decode("utf-8", "replace"))
+
+
+def specification(posted: Spec | None) -> Spec:
+    """Returns a compiled pipeline as it was posted: alone, or beside its platform's."""
+    found: Spec = (posted or {}).get("pipeline_spec", posted or {})
+    return found
 
 
 def _check_endpoint(endpoint: str) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from baton.errors import BatonError
-from baton.kubeflow import connection, run_status
+from baton.kubeflow import run_status
 from baton.kubeflow.connection import Client, KubeflowRun
 from baton.kubeflow.run_status import ENDED, OWN, UNKNOWN, WAITING, StageStatus
 from baton.runs import ref
@@ -21,12 +21,6 @@ from baton.runs import run as failures
 from baton.runs.outcomes import RunFailure
 from baton.runs.run import Run, now
 from baton.tracking import tracking_run
-
-# --- Leaves with a run what it could not leave itself, as its pod was lost or it was cancelled: why, and a page.
-#
-# It is the one who looks that does it (`status`, `--wait`, `cancel`, `retry`), and it needs the store. What the stage
-# itself has left, which knows better, stays.
-
 
 PLACES = {
     "failed": ("FAILED", "CANCELED", UNKNOWN, "RUNNING", "PENDING", WAITING),
@@ -37,7 +31,7 @@ CANCELLED = "The run was cancelled."
 UNSAID = "Its pod has left no message."
 
 
-def record_failure(client: Client, remote: connection.KubeflowRun, stages: list[StageStatus], state: str) -> str | None:
+def record_failure(client: Client, remote: KubeflowRun, stages: list[StageStatus], state: str) -> str | None:
     """Keeps why a run ended before its end, where it did and nobody has, and writes its page.
 
     Args:
@@ -70,28 +64,22 @@ def record_failure(client: Client, remote: connection.KubeflowRun, stages: list[
         return f"no page says why it ended, as its store cannot be used from here: {error.message}"
 
 
-def _has_word(run: Run, remote: connection.KubeflowRun) -> bool:
+def _has_word(run: Run, remote: KubeflowRun) -> bool:
     failure = run.read(RunFailure)
     return failure is not None and run_status.is_failure_of(failure, remote)
 
 
-def _end(remote: connection.KubeflowRun, stages: list[StageStatus]) -> datetime.datetime:
+def _end(remote: KubeflowRun, stages: list[StageStatus]) -> datetime.datetime:
     ends = [stage.ended for stage in stages if stage.ended]
     return remote.finished_at or max(ends, default=None) or datetime.datetime.now(datetime.UTC)
 
 
-def _failure(stage: StageStatus, name: str, remote: connection.KubeflowRun, state: str) -> RunFailure:
+def _failure(stage: StageStatus, name: str, remote: KubeflowRun, state: str) -> RunFailure:
     again = f"`baton retry {remote.display_name}` resumes it."
     if state == "canceled":
         return RunFailure(stage=name, message=CANCELLED, remedy=again, is_cancelled=True, at=now())
     message, remedy = stage.message or UNSAID, stage.hint or again
     return RunFailure(stage=name, message=message, remedy=remedy, exit_code=stage.exit_code, at=now())
-
-
-# --- What a run on Kubeflow has left running in MLflow, found by the id of the Kubeflow run.
-#
-# The address is in the compiled pipeline: no access to the store is needed. Kubeflow's own MLflow is none of it: there
-# Kubeflow ends what lies below its run itself.
 
 
 ENDS: dict[str, tracking_run.Ended] = {"failed": "FAILED", "canceled": "KILLED"}

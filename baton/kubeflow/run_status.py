@@ -20,33 +20,13 @@ from dataclasses import dataclass, replace
 
 from baton import events
 from baton.errors import BatonError, UserError
-from baton.kubeflow import connection, retry_policy
-from baton.kubeflow.connection import (
-    Client,
-    Dag,
-    KubeflowRun,
-    Node,
-    Parameter,
-    PipelineSpec,
-    PostedSpec,
-    TaskDetail,
-    Workflow,
-    one_line,
-)
+from baton.kubeflow.connection import Client, KubeflowRun, Node, Spec, TaskDetail, Workflow, one_line
 from baton.kubeflow.submit import FINAL_STATES
 from baton.runs.documents import Progress, RunInfo
 from baton.runs.outcomes import EvaluationResult, RunFailure
 from baton.runs.plan import Plan
 from baton.runs.run import Run, chosen_name
 from baton.store.storage import Storage
-
-# --- Which task of the compiled pipeline a node of the Argo workflow, or an entry of the API's list, belongs to.
-#
-# A node is named by its path: `WF.root.GROUP.TASK.executor`, where the installation merges a retry strategy into every
-# template (stock Kubeflow 2.17 does) with the number of each attempt, `WF(0).root(0).GROUP(0).TASK(0).executor(0)`.
-# The API lists the nodes by the last part of that alone. Keys repeat in graphs inside a pipeline; which entry is whose
-# is then told by the ids of its children, which Argo makes of their paths.
-
 
 PODS = frozenset({"Pod", "Container", "HTTP", "Plugin"})
 """Types of the nodes that run something; the others hold nodes together."""
@@ -69,7 +49,7 @@ def node_path(name: str) -> list[str]:
     return re.sub(r"\([\d:]+\)", "", name).split(".")
 
 
-class Tasks:
+class TaskNodes:
     """The tasks of a pipeline, found again among the nodes of one of its runs.
 
     Args:
@@ -82,8 +62,8 @@ class Tasks:
         self._repeated = {key for key in count if count[key] > 1}
         self._details: dict[str, list[TaskDetail]] = {}
         for detail in details:
-            self._details.setdefault(detail.display_name or "", []).append(detail)
-        ids = (child.pod_name for detail in details for child in detail.child_tasks or () if child.pod_name)
+            self._details.setdefault(detail.key, []).append(detail)
+        ids = (child for detail in details for child in detail.children)
         self._workflow = next((identifier.rpartition("-")[0] for identifier in ids), "")
 
     def detail(self, key: str, parents: tuple[str, ...]) -> TaskDetail | None:
@@ -92,7 +72,7 @@ class Tasks:
         if key.removesuffix("-driver") not in self._repeated:  # several are the turns of a loop
             return min(candidates, key=_rank, default=None)
         ids = set(self._ids_inside(key, parents))
-        return next((x for x in candidates if any(child.pod_name in ids for child in x.child_tasks or ())), None)
+        return next((x for x in candidates if not ids.isdisjoint(x.children)), None)
 
     def _ids_inside(self, key: str, parents: tuple[str, ...]) -> Iterator[str]:
         """Yields the ids that the first node inside a task may have."""
@@ -124,13 +104,6 @@ def _rank(detail: TaskDetail) -> int:
     return TELLING.index(detail.state) if detail.state in TELLING else len(TELLING)
 
 
-# --- A run on Kubeflow as a person wants to see it: its stages in order, and why one failed or does not start.
-#
-# The API tells the state of each node of the Argo workflow, under the names that the compiled pipeline gives its
-# tasks, and no message. Messages and pods are in the workflow itself, where the endpoint serves it; what a stage has
-# to say is in its log.
-
-
 BROKEN = frozenset({"FAILED", "CANCELED"})
 ENDED = BROKEN | {"SUCCEEDED", "SKIPPED"}
 GOING_ON = ("PENDING", "RUNNING")
@@ -143,8 +116,8 @@ FROZEN = (
 )
 OMITTED = "RUNTIME_STATE_UNSPECIFIED"
 """What the backend makes of Argo's phase for a node that will not run."""
-STARTED_UNSET = 1971
-"""Years before it stand for no time at all: the backend writes the beginning of 1970."""
+
+APPLY = "Apply k8s/components/retry-lost-pods (docs/cluster.md)"
 
 LAG_S = 5.0
 """Seconds by which Kubeflow's record of the stages may be behind that of the run: between two looks at them."""
@@ -280,22 +253,18 @@ def stages(client: Client, run: KubeflowRun) -> list[StageStatus]:
         client: What `connection.connect` returned.
         run: The run as kfp's client returns it.
     """
-    details = (run.run_details and run.run_details.task_details) or []
-    names = {detail.display_name for detail in details}
-    posted = client.specification(run)
-    tasks = list(_tasks(posted.get("pipeline_spec", posted))) or [
+    names = {detail.key for detail in run.details}
+    tasks = list(_tasks(client.specification(run))) or [
         StageStatus(key, key, WAITING)
         for key in sorted(filter(None, names), key=_natural)
         if key != "root" and f"{key}-driver" in names
     ]
-    known = Tasks([(stage.key, stage.parents) for stage in tasks], details)
+    known = TaskNodes([(stage.key, stage.parents) for stage in tasks], run.details)
     drivers = {f"{stage.key}-driver" for stage in tasks}
     own = {
         name: detail
-        for detail in details
-        if (name := node_path(detail.display_name or "")[0]).endswith("-driver")
-        and name not in drivers
-        and detail.state == "FAILED"
+        for detail in run.details
+        if (name := node_path(detail.key)[0]).endswith("-driver") and name not in drivers and detail.state == "FAILED"
     }
     failed = [_listed(StageStatus(name, OWN, WAITING, is_own=True), own[name]) for name in own]
     return [*failed, *(_seen(known, stage) for stage in tasks)]
@@ -324,16 +293,15 @@ def explained(client: Client, run: KubeflowRun, listed: list[StageStatus]) -> Ru
     """
     workflow = _workflow(client, run)
     known = _caught_up(run, workflow, listed)
-    if not _is_compressed(workflow) and _lags(run, known):
+    if not workflow.is_compressed and _lags(run, known):
         time.sleep(LAG_S)
         with contextlib.suppress(BatonError):  # what is known already is something
             run = client.get_run(run.run_id)
             workflow = _workflow(client, run)
             known = _caught_up(run, workflow, stages(client, run))
-    status = workflow.get("status", {})
-    is_cancelled = workflow.get("spec", {}).get("activeDeadlineSeconds") == 0  # how the backend ends a cancelled run
-    message = f"Argo says: {one_line(status['message'])}" if status.get("message") and not is_cancelled else None
-    if _is_compressed(workflow) or (_lags(run, known) and not status.get("nodes")):
+    is_cancelled = workflow.is_cancelled
+    message = f"Argo says: {one_line(workflow.message)}" if workflow.message and not is_cancelled else None
+    if workflow.is_compressed or (_lags(run, known) and not workflow.nodes):
         is_stopped = is_cancelled or bool(re.search(r"(?i)deadline|duration", message or ""))
         return RunStatus([_since(stage, run) for stage in known], message, is_frozen=True, is_stopped=is_stopped)
     if _lags(run, known):
@@ -345,30 +313,41 @@ def explained(client: Client, run: KubeflowRun, listed: list[StageStatus]) -> Ru
         known = [stage for stage in known if stage.name != OWN]
     if is_cancelled:
         known, own = ([replace(x, state="CANCELED") if x.state == "FAILED" else x for x in y] for y in (known, own))
-    given = (run.runtime_config and run.runtime_config.parameters) or {}
-    is_ours = "store" in given or "store" in _inputs(client.specification(run))
+    is_ours = "store" in run.parameters or "store" in _parameters(client.specification(run).get("root", {}))
     told = [_explained(client, run.run_id, workflow, *both, is_ours=is_ours) for both in zip(known, pods, strict=True)]
     told = [*own, *told]
     is_loss = any(stage.state == "FAILED" and LOSS.search(stage.message or "") for stage in told)
-    if is_loss and (loss := retry_policy.ends_run(workflow)):
-        message = f"{loss}. {retry_policy.APPLY}"
+    if is_loss and (loss := lost_pods_end_run(workflow)):
+        message = f"{loss}. {APPLY}"
     return RunStatus(told, message)
 
 
+def lost_pods_end_run(workflow: Workflow) -> str | None:
+    """Returns in one line which losses of a pod end a run there, None where none does.
+
+    Kubeflow merges `workflowDefaults.templateDefaults.retryStrategy` into every template, over what a task asks for
+    with `set_retry` but for its limit.
+    """
+    if workflow.retry_strategy is None:
+        return None  # a task's own retries hold
+    policy = workflow.retry_strategy.get("retryPolicy", "OnFailure")
+    expression = workflow.retry_strategy.get("expression", "")
+    if policy == "Always" and (not expression or ("143" in expression and "137" in expression)):
+        return None
+    if policy == "OnFailure":
+        return "a pod that was deleted ends the run there, as Argo's retryPolicy is OnFailure for every stage"
+    return (
+        f"a pod that was killed, evicted or whose node was shut down ends the run there, one that was deleted often: "
+        f"Argo's retryPolicy is {policy} for every stage"
+    )
+
+
 def _workflow(client: Client, run: KubeflowRun) -> Workflow:
-    """Returns the workflow of a run, empty where it cannot be had."""
+    """Returns the workflow of a run, an empty one where it cannot be had."""
     try:
         return client.workflow(run.run_id)
     except (BatonError, ValueError):
-        return {}
-
-
-def _is_compressed(workflow: Workflow) -> bool:
-    """Returns whether Kubeflow's record has stopped: its stages stand in it as they were at some moment.
-
-    Argo compresses the nodes of a workflow of more than 1 MiB, and Kubeflow's API server does not read them then.
-    """
-    return bool(workflow.get("status", {}).get("compressedNodes"))
+        return Workflow()
 
 
 def _lags(run: KubeflowRun, stages: list[StageStatus]) -> bool:
@@ -401,12 +380,11 @@ def _is_driver(node: Node) -> bool:
 
 def _pods(workflow: Workflow, stages: list[StageStatus]) -> tuple[list[list[Node]], list[list[Node]]]:
     """Returns the pods of each stage, and those of no stage, of which the last attempt failed or does not start."""
-    tasks = Tasks([(stage.key, stage.parents) for stage in stages if stage.name != OWN], ())
-    nodes = list(workflow.get("status", {}).get("nodes", {}).values())
-    pods = [[] if stage.name == OWN else tasks.pods(stage.key, stage.parents, nodes) for stage in stages]
+    tasks = TaskNodes([(stage.key, stage.parents) for stage in stages if stage.name != OWN], ())
+    pods = [[] if stage.name == OWN else tasks.pods(stage.key, stage.parents, workflow.nodes) for stage in stages]
     claimed = {node["id"] for of_stage in pods for node in of_stage}
     own: dict[str, list[Node]] = {}
-    for node in sorted(nodes, key=lambda node: node.get("startedAt") or ""):
+    for node in sorted(workflow.nodes, key=lambda node: node.get("startedAt") or ""):
         if node.get("type") in PODS and node["id"] not in claimed:
             own.setdefault(_attempted(node), []).append(node)
     stuck = ("Failed", "Error", "Pending")
@@ -510,13 +488,12 @@ def _said(client: Client, run_id: str, pod: str) -> str | None:
 
 def _pod_name(workflow: Workflow, node: Node) -> str:
     """Returns the name of a node's pod, which Argo makes of the workflow's, the template's and a hash."""
-    metadata = workflow.get("metadata", {})
-    if metadata.get("annotations", {}).get("workflows.argoproj.io/pod-name-format") == "v1":
-        return str(node["id"])
-    return f"{metadata.get('name')}-{node.get('templateName')}-{node['id'].rpartition('-')[2]}"
+    if workflow.pods_have_ids:
+        return node["id"]
+    return f"{workflow.name}-{node.get('templateName')}-{node['id'].rpartition('-')[2]}"
 
 
-def _seen(tasks: Tasks, stage: StageStatus) -> StageStatus:
+def _seen(tasks: TaskNodes, stage: StageStatus) -> StageStatus:
     """Returns a stage as the API lists it."""
     detail, driver = tasks.detail(stage.key, stage.parents), tasks.detail(f"{stage.key}-driver", stage.parents)
     if detail is not None and detail.state not in (None, OMITTED):
@@ -532,30 +509,25 @@ def _listed(stage: StageStatus, detail: TaskDetail) -> StageStatus:
     return replace(
         stage,
         state=detail.state or WAITING,
-        started=_time(detail.start_time),
-        ended=_time(detail.end_time),
-        message=detail.error.message if detail.error else None,
+        started=detail.started,
+        ended=detail.ended,
+        message=detail.message,
     )
 
 
-def _time(value: datetime.datetime | None) -> datetime.datetime | None:
-    return value if value and value.year >= STARTED_UNSET else None
+def _parameters(component: Spec) -> Spec:
+    found: Spec = component.get("inputDefinitions", {}).get("parameters", {})
+    return found
 
 
-def _inputs(posted: PostedSpec) -> dict[str, Parameter]:
-    """Returns the parameters of a compiled pipeline."""
-    root = posted.get("pipeline_spec", posted).get("root", {})
-    return root.get("inputDefinitions", {}).get("parameters", {})
-
-
-def _tasks(spec: PipelineSpec) -> Iterator[StageStatus]:
+def _tasks(spec: Spec) -> Iterator[StageStatus]:
     """Yields the tasks that become pods as stages that wait, those of inner graphs in the place of these.
 
     The names of a phase's stages begin with its name, as those of its report and of older pipelines do.
     """
     components = spec.get("components", {})
 
-    def inside(dag: Dag, parents: Path, before: frozenset[Path], phase: str) -> Iterator[StageStatus]:
+    def inside(dag: Spec, parents: Path, before: frozenset[Path], phase: str) -> Iterator[StageStatus]:
         tasks = dag.get("tasks", {})
         order = graphlib.TopologicalSorter({key: tasks[key].get("dependentTasks", []) for key in tasks})
         order.prepare()
@@ -568,7 +540,7 @@ def _tasks(spec: PipelineSpec) -> Iterator[StageStatus]:
                 after = before.union(*(stages[name] for name in task.get("dependentTasks", [])))
                 name, graph = task.get("taskInfo", {}).get("name", key), components.get(component, {})
                 if inner := graph.get("dag"):
-                    begins = "start_from" in graph.get("inputDefinitions", {}).get("parameters", {})
+                    begins = "start_from" in _parameters(graph)
                     found = list(inside(inner, (*parents, key), after, f"{name}: " if begins else phase))
                 else:
                     found = [StageStatus(key, f"{phase}{name}", WAITING, parents, component=component, after=after)]
@@ -584,14 +556,11 @@ def _natural(text: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", text)]
 
 
-# --- What the store says of a run: which stages have left their record since Kubeflow's stopped, and their last words.
-
-
 PATIENCE_S = 3.0
 """Seconds for which a store that does not answer is asked: somebody waits."""
 
 
-def explained_by_store(client: Client, remote: connection.KubeflowRun, stages: list[StageStatus]) -> RunStatus:
+def explained_by_store(client: Client, remote: KubeflowRun, stages: list[StageStatus]) -> RunStatus:
     """Returns what is known of a run: from Kubeflow, and where its record has stopped from the store.
 
     Args:
@@ -605,9 +574,7 @@ def explained_by_store(client: Client, remote: connection.KubeflowRun, stages: l
     return replace(view, stages=[_in_its_own_words(stage, remote, specification) for stage in view.stages])
 
 
-def _in_its_own_words(
-    stage: StageStatus, remote: connection.KubeflowRun, specification: connection.PostedSpec
-) -> StageStatus:
+def _in_its_own_words(stage: StageStatus, remote: KubeflowRun, specification: Spec) -> StageStatus:
     """Returns a stage that has left Kubernetes no word with those that it has left in the store, where it has."""
     if stage.state != "FAILED" or not str(stage.hint).startswith(LAUNCHER):
         return stage
@@ -626,7 +593,7 @@ def _in_its_own_words(
     return replace(stage, message=failure.message, exit_code=failure.exit_code, hint=None, is_lost=False)
 
 
-def _completed(view: RunStatus, remote: connection.KubeflowRun, specification: connection.PostedSpec) -> RunStatus:
+def _completed(view: RunStatus, remote: KubeflowRun, specification: Spec) -> RunStatus:
     """Returns the run with the stages that are unknown as the store has them; unchanged where it cannot be asked.
 
     A record counts where it is younger than the run on Kubeflow: the same training run may have had one before.
@@ -674,28 +641,26 @@ def _in_order(stages: list[StageStatus]) -> list[StageStatus]:
     return told
 
 
-def is_failure_of(failure: RunFailure, remote: connection.KubeflowRun, stage: StageStatus | None = None) -> bool:
+def is_failure_of(failure: RunFailure, remote: KubeflowRun, stage: StageStatus | None = None) -> bool:
     """Returns whether it is this run on Kubeflow that has failed, and this attempt at a stage, and none before it."""
     since = (stage and stage.started) or remote.created_at
     return bool(failure.at) and datetime.datetime.fromisoformat(failure.at) >= since
 
 
-def training_run(remote: connection.KubeflowRun, specification: connection.PostedSpec, phase: str) -> Run:
+def training_run(remote: KubeflowRun, specification: Spec, phase: str) -> Run:
     """Returns the training run of a phase, as the data split names it.
 
     Raises:
         KeyError: the pipeline is none that trains one run, or several in phases.
     """
-    spec = specification.get("pipeline_spec", specification)
-    inputs = spec["root"]["inputDefinitions"]["parameters"]
-    given = (remote.runtime_config and remote.runtime_config.parameters) or {}
+    inputs, given = specification["root"]["inputDefinitions"]["parameters"], remote.parameters
     named = str(given.get("run_name", inputs["run_name"].get("defaultValue", "")))
-    name = chosen_name(named, spec["pipelineInfo"]["name"], remote.run_id, phase)
+    name = chosen_name(named, specification["pipelineInfo"]["name"], remote.run_id, phase)
     store = str(given.get("store") or inputs["store"]["defaultValue"])
     return Run(Storage(store, patience=PATIENCE_S), name)
 
 
-def _asked(stages: list[StageStatus], run: Run, remote: connection.KubeflowRun) -> list[StageStatus]:
+def _asked(stages: list[StageStatus], run: Run, remote: KubeflowRun) -> list[StageStatus]:
     recorded = run.recorded(remote.created_at)
     progress, plan, evaluation = run.read(Progress), run.read(Plan), run.read(EvaluationResult)
     failure = run.read(RunFailure)
@@ -720,9 +685,6 @@ def _asked(stages: list[StageStatus], run: Run, remote: connection.KubeflowRun) 
     return seen
 
 
-# --- Finding a run on Kubeflow by its id or its name.
-
-
 RUN_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
@@ -740,17 +702,13 @@ def find_run(client: Client, endpoint: str, run: str, namespace: str | None) -> 
         BatonError: the endpoint fails.
     """
     if RUN_ID.fullmatch(run):
-        found: KubeflowRun = client.get_run(run)
-        return found, 1
+        return client.get_run(run), 1
     equals = {"operation": "EQUALS", "key": "display_name", "stringValue": run}
-    listed = client.list_runs(
-        page_size=50, sort_by="created_at desc", namespace=namespace, filter=json.dumps({"predicates": [equals]})
-    )
-    if not listed.runs:
+    runs, count = client.newest_runs(50, namespace, filter=json.dumps({"predicates": [equals]}))
+    if not runs:
         raise UserError(
             f"'{endpoint}' has no run named '{run}'; expected one{f' in namespace {namespace}' if namespace else ''}.",
             remedy="Give the name that `baton submit` printed or the run's id; with several profiles --namespace too.",
         )
-    newest: KubeflowRun = max(listed.runs, key=lambda found: found.created_at)
-    newest = client.get_run(newest.run_id)  # the list lacks the stages
-    return newest, int(listed.total_size or len(listed.runs))
+    newest = max(runs, key=lambda found: found.created_at)
+    return client.get_run(newest.run_id), count  # the list lacks the stages

@@ -6,10 +6,11 @@ import io
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from baton.errors import UserError
 from baton.kubeflow import submit
-from baton.kubeflow.connection import Client, RecurringRun, Token, connect, quiet
+from baton.kubeflow.connection import Client, Token, connect, quiet
 from baton.kubeflow.submit import PipelineFile, experiment_id_of, required, started_from
 
 PREFIX = "retrain-"
@@ -155,11 +156,11 @@ def _find(client: Client, recipe: str | None, namespace: str | None) -> list[Sch
     return [_schedule(run) for run in _named(client, recipe, namespace) if _is_ours(run)]
 
 
-def _named(client: Client, recipe: str | None, namespace: str | None) -> list[RecurringRun]:
+def _named(client: Client, recipe: str | None, namespace: str | None) -> list[Any]:
     """Returns the recurring runs with a name as Baton gives, or that of one recipe, whosever they are."""
     wanted = {"operation": "EQUALS", "key": "display_name", "stringValue": f"{PREFIX}{recipe}"}
     filtered = json.dumps({"predicates": [wanted]}) if recipe else None
-    runs: list[RecurringRun] = []
+    runs: list[Any] = []
     page = ""
     while True:
         answer = client.list_recurring_runs(page_token=page, page_size=_PAGE, namespace=namespace, filter=filtered)
@@ -169,11 +170,11 @@ def _named(client: Client, recipe: str | None, namespace: str | None) -> list[Re
             return [run for run in runs if run.display_name.startswith(PREFIX)]
 
 
-def _is_ours(run: RecurringRun) -> bool:
-    return run.description == DESCRIPTION.format(run.display_name.removeprefix(PREFIX))
+def _is_ours(run: Any) -> bool:
+    return bool(run.description == DESCRIPTION.format(run.display_name.removeprefix(PREFIX)))
 
 
-def _schedule(run: RecurringRun) -> Schedule:
+def _schedule(run: Any) -> Schedule:
     trigger = run.trigger and run.trigger.cron_schedule
     cron = _five(str(trigger.cron)) if trigger else "by interval"
     return Schedule(

@@ -15,13 +15,12 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import yaml
 from google.protobuf import json_format
 from kfp.pipeline_spec import pipeline_spec_pb2 as ir
 
-from baton.compiler import conformance
+from baton.compiler.pipeline_file import LOADER
 from baton.errors import BatonError, UserError
 from baton.kubeflow.connection import (
     CREATE_REMEDY,
@@ -30,20 +29,17 @@ from baton.kubeflow.connection import (
     ForbiddenError,
     KubeflowRun,
     NameClashError,
-    Pipeline,
-    PipelineSpec,
-    PipelineVersion,
     RefusedError,
+    Spec,
     Token,
     TransientError,
     connect,
     one_line,
     quiet,
+    specification,
     ui_address,
 )
 from baton.runtime import RetryAttempt, backoff, retry
-
-# --- A compiled pipeline as Kubeflow is given it: its file, name, parameters and the digest of its content.
 
 
 @dataclass(frozen=True)
@@ -81,10 +77,10 @@ class PipelineFile:
             )
         content = Path(path).read_bytes()
         try:
-            documents = list(yaml.load_all(content, conformance.LOADER))
+            documents = list(yaml.load_all(content, LOADER))
             for document, message in zip(documents, (ir.PipelineSpec(), ir.PlatformSpec()), strict=False):
                 json_format.ParseDict(document, message)
-            spec: PipelineSpec = documents[0]
+            spec: Spec = documents[0]
             name = spec["pipelineInfo"]["name"]
             parameters = spec["root"].get("inputDefinitions", {}).get("parameters", {})
         except (yaml.YAMLError, json_format.ParseError, LookupError, AttributeError, TypeError) as error:
@@ -101,19 +97,11 @@ class PipelineFile:
         return PipelineFile(path, name, defaults, hashlib.sha256(content).hexdigest())
 
 
-# --- Registering a compiled pipeline on Kubeflow: under its name, with one version for each content.
-#
-# A run that is started from a version can be cloned and scheduled on Kubeflow's page, which also offers the pipeline
-# with all its parameters under *Create run*.
-
-
-T = TypeVar("T")
-
 LEAVE_OUT = "--no-register starts the run without it."
 
 
 @dataclass(frozen=True)
-class Registered:
+class RegisteredPipeline:
     """A version of a registered pipeline.
 
     Attributes:
@@ -131,7 +119,7 @@ class Registered:
     is_new: bool
 
 
-def register(client: Client, package: PipelineFile, namespace: str | None) -> Registered:
+def register(client: Client, package: PipelineFile, namespace: str | None) -> RegisteredPipeline:
     """Uploads a pipeline where this content of it is not there yet, and returns its version.
 
     Args:
@@ -157,34 +145,33 @@ def namespace_of(client: Client, namespace: str | None) -> str | None:
     return namespace or client.get_user_namespace() or None
 
 
-def version_url(endpoint: str, registered: Registered) -> str:
+def version_url(endpoint: str, registered: RegisteredPipeline) -> str:
     """Returns where a version is shown in the Kubeflow Pipelines UI."""
     return f"{ui_address(endpoint)}/#/pipelines/details/{registered.pipeline_id}/version/{registered.version_id}"
 
 
-def _registered(client: Client, package: PipelineFile, namespace: str | None) -> Registered:
+def _registered(client: Client, package: PipelineFile, namespace: str | None) -> RegisteredPipeline:
     named = _named(package.name)
 
-    def pipeline_there() -> Pipeline | None:
+    def pipeline_there() -> str | None:
         listed = client.list_pipelines(page_size=1, namespace=namespace, filter=named).pipelines
-        return listed[0] if listed else None
+        return listed[0].pipeline_id if listed else None
 
-    def version_there() -> PipelineVersion | None:
+    def version_there() -> str | None:
         versions = client.list_pipeline_versions(pipeline_id, page_size=1, filter=_named(package.version))
-        return versions.pipeline_versions[0] if versions.pipeline_versions else None
+        return versions.pipeline_versions[0].pipeline_version_id if versions.pipeline_versions else None
 
-    def uploaded() -> PipelineVersion:
+    def uploaded() -> str:
         _require_same_pipeline(client, pipeline_id, package)
-        version: PipelineVersion = client.upload_pipeline_version(package.path, package.version, pipeline_id)
-        return version
+        made = client.upload_pipeline_version(package.path, package.version, pipeline_id)
+        return str(made.pipeline_version_id)
 
-    pipeline, _ = _there_or(pipeline_there, lambda: client.create_pipeline(package.name, namespace))
-    pipeline_id = pipeline.pipeline_id
-    version, is_new = _there_or(version_there, uploaded)
-    return Registered(pipeline_id, version.pipeline_version_id, package.name, package.version, is_new)
+    pipeline_id, _ = _there_or(pipeline_there, lambda: client.create_pipeline(package.name, namespace))
+    version_id, is_new = _there_or(version_there, uploaded)
+    return RegisteredPipeline(pipeline_id, version_id, package.name, package.version, is_new)
 
 
-def _there_or(there: Callable[[], T | None], make: Callable[[], T]) -> tuple[T, bool]:
+def _there_or(there: Callable[[], str | None], make: Callable[[], str]) -> tuple[str, bool]:
     """Returns what is there, else what is made, and whether it was made."""
     found = there()
     if found is not None:
@@ -204,8 +191,7 @@ def _require_same_pipeline(client: Client, pipeline_id: str, package: PipelineFi
     listed = client.list_pipeline_versions(pipeline_id, page_size=1, sort_by="created_at desc").pipeline_versions
     if not listed:
         return
-    posted = listed[0].pipeline_spec or {}
-    name = posted.get("pipeline_spec", posted).get("pipelineInfo", {}).get("name")
+    name = specification(listed[0].pipeline_spec).get("pipelineInfo", {}).get("name")
     if name != package.name:
         raise UserError(
             f"pipeline '{package.name}' is another one there, compiled as '{name or 'unknown'}'; expected versions of "
@@ -216,11 +202,6 @@ def _require_same_pipeline(client: Client, pipeline_id: str, package: PipelineFi
 
 def _named(name: str) -> str:
     return json.dumps({"predicates": [{"operation": "EQUALS", "key": "name", "stringValue": name}]})
-
-
-# --- Submits a compiled pipeline to a Kubeflow Pipelines endpoint, and waits for its run.
-#
-# `baton.kubeflow.connection` connects; whatever the endpoint does wrong arrives here as a `BatonError`.
 
 
 FINAL_STATES = frozenset({"SUCCEEDED", "FAILED", "CANCELED", "SKIPPED"})
@@ -243,7 +224,7 @@ class Submission:
     run_name: str
     url: str
     """Where the run is shown in the Kubeflow Pipelines UI."""
-    registered: Registered | None = None
+    registered: RegisteredPipeline | None = None
     """The version of the pipeline that it was started from; None where it carries its specification itself."""
 
 
@@ -298,7 +279,7 @@ def submit(
     return Submission(run_id, run_name, run_url(endpoint, run_id), registered)
 
 
-def started_from(package: PipelineFile, registered: Registered | None) -> dict[str, str]:
+def started_from(package: PipelineFile, registered: RegisteredPipeline | None) -> dict[str, str]:
     """Returns what a run is started from, as kfp's client takes it: the registered version, else the file."""
     if registered is None:
         return {"pipeline_package_path": package.path}
@@ -371,12 +352,11 @@ def _asked(client: Client, run_id: str, poll_s: float) -> KubeflowRun:
 
     def ask() -> KubeflowRun:
         try:
-            run: KubeflowRun = client.get_run(run_id)
+            return client.get_run(run_id)
         except RefusedError as error:
             if client.renews:
                 raise TransientError(error.message, remedy=error.remedy) from error
             raise
-        return run
 
     return retry(ask, TransientError, _tries(poll_s), lambda *_: None)
 

@@ -21,7 +21,7 @@ from baton.runs.documents import Preview, Survey
 from baton.source import prepare
 from baton.store import sources
 
-HEAD = "baton.data.head"
+PROCESS = "baton.kfp.process"
 LOOKED_AT = 20
 """Rows that tell whether a recipe's method learns from them."""
 
@@ -80,7 +80,7 @@ def _describe_rows(recipe: Recipe, of: str, start: Model) -> Iterator[str]:
 
 
 def first_rows(recipe: Recipe, count: int, side: str | None, on_event: Callable[[Event], None]) -> list[dict[str, Any]]:
-    """Returns the first rows of a recipe as `baton.data.head.head` writes them, unusable ones among them.
+    """Returns the first rows of a recipe as `baton.data.first_rows` has them, unusable ones among them.
 
     Raises:
         BatonError: they cannot be read, or fit no format that the method learns from.
@@ -88,12 +88,23 @@ def first_rows(recipe: Recipe, count: int, side: str | None, on_event: Callable[
     with tempfile.TemporaryDirectory(prefix="baton-head-") as folder:
         file, head = Path(folder, "recipe.json"), Path(folder, "head.jsonl")
         file.write_text(load.dumps(recipe), encoding="utf-8")
-        processes.run(HEAD, [str(file), str(count), side or "", str(head)], on_event)
+        processes.run(f"{PROCESS} first_rows", [str(file), str(count), side or "", str(head)], on_event)
         return [json.loads(line) for line in head.read_text(encoding="ascii").splitlines()]
 
 
-SURVEY = "baton.data.survey"
-PREVIEW = "baton.data.preview"
+def preview(recipe: Recipe, count: int, side: str | None, on_event: Callable[[Event], None]) -> Preview:
+    """Returns the first rows of a recipe as the model sees them; those that cannot be used are not counted.
+
+    Raises:
+        BatonError: the rows or the tokenizer cannot be had.
+    """
+    with tempfile.TemporaryDirectory(prefix="baton-preview-") as folder:
+        file, seen = Path(folder, "recipe.json"), Path(folder, "seen.json")
+        file.write_text(load.dumps(recipe), encoding="utf-8")
+        processes.run(f"{PROCESS} preview", [str(file), str(count), side or "", str(seen)], on_event)
+        return Preview.read(seen.read_bytes(), str(seen))
+
+
 MEASURED = 200
 """Rows whose tokens are counted."""
 
@@ -107,7 +118,7 @@ def survey(sources: Sequence[str]) -> Survey:
     with tempfile.TemporaryDirectory(prefix="baton-survey-") as folder:
         asked, found = Path(folder, "sources.json"), Path(folder, "survey.json")
         asked.write_text(json.dumps(list(sources)), encoding="utf-8")
-        processes.run(SURVEY, [str(asked), str(found)], lambda event: None)
+        processes.run(f"{PROCESS} survey", [str(asked), str(found)], lambda event: None)
         return Survey.read(found.read_bytes(), str(found))
 
 
@@ -130,17 +141,14 @@ def lengths(recipe: Recipe, on_event: Callable[[Event], None] = lambda event: No
 
     Nothing is fetched. Returns none where they cannot be counted.
     """
-    with tempfile.TemporaryDirectory(prefix="baton-lengths-") as folder, processes.environment(HF_HUB_OFFLINE="1"):
-        file, head, seen = (Path(folder, name) for name in ("recipe.json", "head.jsonl", "seen.json"))
-        file.write_text(load.dumps(recipe), encoding="utf-8")
-        try:
-            processes.run(HEAD, [str(file), str(MEASURED), "", str(head)], on_event)
-            processes.run(PREVIEW, [str(file), str(head), str(MEASURED), str(seen)], on_event)
-        except BatonError:
-            return []
-        longest: dict[tuple[str, int], int] = {}
-        for row in Preview.read(seen.read_bytes(), str(seen)).rows:
-            if not row.rejected:
-                place = (row.source.file, row.source.line)
-                longest[place] = max(longest.get(place, 0), row.length)
-        return sorted(longest.values())
+    try:
+        with processes.environment(HF_HUB_OFFLINE="1"):
+            seen = preview(recipe, MEASURED, None, on_event)
+    except BatonError:
+        return []
+    longest: dict[tuple[str, int], int] = {}
+    for row in seen.rows:
+        if not row.rejected:
+            place = (row.source.file, row.source.line)
+            longest[place] = max(longest.get(place, 0), row.length)
+    return sorted(longest.values())

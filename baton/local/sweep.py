@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from baton import events
-from baton.compiler.pipeline_file import compile_checked
+from baton.compiler.pipeline_file import compile_pipeline
 from baton.errors import BatonError, UserError
 from baton.events import Event
 from baton.local import engine, forkserver, processes
@@ -36,7 +36,7 @@ def export_best_trial(run: Run, sweep: str, on_event: Callable[[Event], None]) -
     """Runs what comes after the last chunk of the best trial, whose run it is, as the compiled pipeline does."""
     with tempfile.TemporaryDirectory(prefix="baton-compile-") as folder:
         package = os.path.join(folder, "winner.yaml")
-        compile_checked(winners(run.recipe()), package)
+        compile_pipeline(winners(run.recipe()), package)
         engine.run(package, sweep, {"run_uri": run.uri}, on_event=on_event)
 
 
@@ -116,8 +116,8 @@ class LocalSweep:
     def _one(self, run: Run, index: int) -> bool:
         """Trains a chunk of a trial, and tells whether the trial continues with the next one."""
         trial = run.need(TrialInfo).id
-        wish = self.sweep.control(trial)
-        if wish is not None and wish.state == "stop":
+        request = self.sweep.request(trial)
+        if request is not None and request.state == "stop":
             return False
         # The last chunk after which the trial has a score.
         scored = max((score.chunk for score in self.sweep.scores(run)), default=0)

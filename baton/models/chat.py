@@ -1,12 +1,11 @@
-"""Conversations as the model reads them: chat templates, tool calls, the day, and rows as turns.
+"""Conversations as the model reads them: chat templates by name, the day that they are told, and rows as turns.
 
-The templates mark the assistant's text with `generation`. Some templates write today's date. All stages of a run use
-the same day, or a chunk after midnight would train on another text.
+The templates mark the assistant's text with `generation`. Those of Llama 3.2, gpt-oss and others write today's date, by
+`strftime_now`. All stages of a run use the same day, or a chunk after midnight would train on another text.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import sys
@@ -20,9 +19,6 @@ from baton.store.storage import Storage
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-
-# --- How conversations are written: templates by name, each with what the assistant says between `generation` marks.
 
 
 CHATML = (
@@ -66,10 +62,7 @@ TEMPLATES = {"chatml": CHATML, "llama3": LLAMA3, "zephyr": ZEPHYR, "alpaca": ALP
 
 
 def chat_template(setting: str) -> str:
-    """Returns the template that `model.chat_template` stands for.
-
-    Args:
-        setting: A name in `TEMPLATES`, path or URI of a `.jinja` file, or the template itself.
+    """Returns the template that `model.chat_template` stands for: a name, the address of a `.jinja` file, or itself.
 
     Raises:
         UserError: there is no such name or file, or the template is not valid Jinja.
@@ -124,12 +117,6 @@ def _read(path: str) -> str:
         raise UserError(f"model.chat_template {path!r} cannot be read: {error.strerror}.") from None
 
 
-# --- The day that chat templates are told: the same one in all stages of a run, however many days it takes.
-#
-# The templates of Llama 3.2, gpt-oss and others write today's date into what a model reads, by `strftime_now`. Left to
-# the clock, a chunk that begins after midnight would train on another text than the one before.
-
-
 logger = logging.getLogger("baton")
 
 DATE_VARIABLE = "BATON_TODAY"
@@ -152,8 +139,7 @@ class _TemplateClock(datetime):
 def set_template_date(day: date | str | None) -> None:
     """Lets templates that are rendered from here on, in this process and those that it begins, be told a day.
 
-    Args:
-        day: As text in ISO format; None for the clock's.
+    As text it is in ISO format; None stands for the clock's.
     """
     if day:
         if os.environ.get(DATE_VARIABLE) != str(day):
@@ -181,33 +167,6 @@ def asks_for_date(template: object) -> bool:
     return DATE_FUNCTION in str(template)
 
 
-# --- Tool calls as chat templates take them.
-
-
-Message = dict[str, Any]
-
-
-def with_text_arguments(messages: list[Message]) -> list[Message]:
-    """Returns messages with the arguments of calls as JSON text, which some templates ask for."""
-    return [
-        {**message, "tool_calls": [_with_text_arguments(call) for call in message["tool_calls"]]}
-        if message.get("tool_calls")
-        else message
-        for message in messages
-    ]
-
-
-def _with_text_arguments(call: dict[str, Any]) -> dict[str, Any]:
-    function = call["function"]
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        return call
-    return {**call, "function": {**function, "arguments": json.dumps(arguments, ensure_ascii=False)}}
-
-
-# --- Rows as conversations: which rows become user and assistant turns, and what an answer ends with.
-
-
 Row = dict[str, Any]
 
 PREAMBLE = (
@@ -226,8 +185,6 @@ BESIDE = (SYSTEM, "tools")
 """Columns of a row of texts that turns alone have a place for."""
 PROMPT_TEXT = "prompt_text"
 """Column of a prompt that became turns: its text, for reward functions."""
-ANSWER = "baton"
-"""Stands for what an assistant says, to see what a chat template puts after it."""
 
 
 def alpaca(instruction: str, context: str | None) -> str:
@@ -273,11 +230,7 @@ def may_use_chat(recipe: Recipe) -> bool:
 
 
 def require_template(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Checks that there is a template where the recipe asks for one.
-
-    Raises:
-        UserError: there is none.
-    """
+    """Raises UserError where the recipe asks for a template and there is none."""
     if recipe.data.render_as == "chat" and not tokenizer.chat_template:
         raise UserError(
             f"data.render_as: chat, and the tokenizer of {recipe.model.base or 'the model'} has no chat template.",
@@ -287,12 +240,7 @@ def require_template(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> None
 
 
 def describe(recipe: Recipe, *, chat: bool) -> str:
-    """Returns in words how texts reach the model.
-
-    Args:
-        recipe: The recipe.
-        chat: Whether they become turns.
-    """
+    """Returns in words how texts reach the model, as turns of a chat or as text."""
     how = f"(data.render_as: {recipe.data.render_as})"
     if not chat:
         return f"prompts and answers that are texts are trained as text {how}"
@@ -326,11 +274,6 @@ def unplaced(row: Row) -> list[str]:
 
 def rendering_changes(row: Row, recipe: Recipe, *, chat: bool) -> str:
     """Returns in words what `data.render_as` and `data.system` change of a row and its like, nothing for nothing.
-
-    Args:
-        row: A row of the split.
-        recipe: The recipe.
-        chat: Whether texts become turns.
 
     Raises:
         UserError: there is a system message, and the prompts are texts that stay texts.
@@ -380,17 +323,3 @@ def with_system(row: Row, recipe: Recipe, own: str | None = None) -> Row:
     if any(message["role"] in ("system", "developer") for message in turns):
         return row
     return {**row, name: [{"role": "system", "content": system}, *turns]}
-
-
-def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """Returns the added token that a chat template closes an assistant's answer with, None if it does with none."""
-    if not tokenizer.chat_template:
-        return None
-    messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": ANSWER}]
-    try:
-        text = str(tokenizer.apply_chat_template(messages, tokenize=False))
-    except Exception:  # a template may raise whatever it likes, of roles that it does not know for example
-        return None
-    _, _, tail = text.rpartition(ANSWER)
-    ids = tokenizer(tail.strip(), add_special_tokens=False)["input_ids"] if tail.strip() else []
-    return int(ids[0]) if ids and ids[0] in tokenizer.added_tokens_decoder else None

@@ -7,8 +7,9 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from baton.errors import UserError
-from baton.models import chat, loading, user_code, vocabulary
+from baton.errors import RowError, UserError
+from baton.models import chat_template, loading, user_code
+from baton.models.chat_template import ChatTemplate, Conversation
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -63,9 +64,7 @@ def stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list
     """Returns the tokens after which a model has nothing more to say: the tokenizer's end of text, those of the model's
     own generation settings, what the chat template puts after an assistant's answer, and `end_of_turn`."""
     own = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    known = [tokenizer.eos_token_id, *(own if isinstance(own, list) else [own]), chat.end_of_turn(tokenizer)]
-    known.append(vocabulary.end_of_turn(tokenizer))
-    return list(dict.fromkeys(token for token in known if token is not None))
+    return chat_template.end_tokens(tokenizer, [tokenizer.eos_token_id, *(own if isinstance(own, list) else [own])])
 
 
 def prompt_ids(tokenizer: PreTrainedTokenizerBase, prompt: str, max_length: int) -> list[int]:
@@ -126,15 +125,10 @@ def rendered(prompt: Any, tokenizer: PreTrainedTokenizerBase, tools: list[dict[s
     """
     if isinstance(prompt, str):
         return prompt
-    reason = ""
-    for messages in (prompt, chat.with_text_arguments(prompt)):
-        try:
-            return str(tokenizer.apply_chat_template(messages, tools, tokenize=False, add_generation_prompt=True))
-        except Exception as error:  # a template may raise whatever it likes, of arguments that are no text for example
-            reason = reason or " ".join(str(error).split())[:300] or type(error).__name__
-    raise UserError(
-        f"the chat template refuses it: {reason}.", remedy="Mend the row, or set model.chat_template to one that does."
-    )
+    (made,) = ChatTemplate(tokenizer).render_each([Conversation(prompt, tools)], prompts=True)
+    if isinstance(made, RowError):
+        raise UserError(f"{str(made)[:300]}.", remedy="Mend the row, or set model.chat_template to one that does.")
+    return made.text
 
 
 def load(model_uri: str, *, trust_remote_code: bool = False) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

@@ -20,7 +20,7 @@ import numpy as np
 from baton.errors import UserError, in_words
 from baton.models import hooks, loading
 from baton.models.rewards import final_number
-from baton.recipe import recipe
+from baton.recipe import extras
 from baton.recipe.evaluation import ROUGE, Evaluation
 from baton.recipe.methods import AGAINST_BASELINE
 from baton.recipe.run import Hook
@@ -414,7 +414,7 @@ class Judge:
 
     def __init__(self, evaluation: Evaluation, pairs: Pairs, batch_size: int) -> None:
         self._pairs = pairs
-        recipe.require_metric_packages(evaluation)
+        extras.require_metric_packages(evaluation)
         self._functions = load_functions(evaluation.functions)
         for name, function in self._functions.items() if pairs else ():  # fails now, not when models are judged
             self._own(name, function, [pairs[0][1]])

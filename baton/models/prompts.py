@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from baton.checkpoint.store import CheckpointStore
 from baton.documents import Document
 from baton.errors import DamagedError, UserError
-from baton.models import chat, generate, vocabulary
+from baton.models import chat, chat_template, generate
 from baton.recipe.recipe import Recipe
 from baton.runs.documents import RunInfo, SplitData, TokenizedRows
 from baton.runs.run import Run
@@ -20,9 +20,6 @@ from baton.store.storage import Storage
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-
-# --- How a model was asked in training, for those who ask it later: `generate`, tasks.
 
 
 Row = dict[str, Any]
@@ -70,10 +67,9 @@ def with_system_turn(prompt: str | list[dict[str, Any]], system: str | None) -> 
 def end_tokens(folder: str, tokenizer: PreTrainedTokenizerBase) -> list[int] | None:
     """Returns the tokens that an answer ends with, None where a model's own settings for writing have them all."""
     own = _settings(folder).get("eos_token_id", tokenizer.eos_token_id)
-    listed = own if isinstance(own, list) else [own] if own is not None else []
-    known = (chat.end_of_turn(tokenizer), vocabulary.end_of_turn(tokenizer))
-    missing = [end for end in dict.fromkeys(known) if end is not None and end not in listed]
-    return [*listed, *missing] if missing else None
+    listed = own if isinstance(own, list) else [own]
+    ends = chat_template.end_tokens(tokenizer, listed)
+    return ends if set(ends) - set(listed) else None
 
 
 def write_ends(folder: str, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -125,7 +121,7 @@ def format_of_run(run: Run, recipe: Recipe, tokenizer: PreTrainedTokenizerBase) 
 
 
 def asks_in_turns(run: Run, recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Tells whether tasks of the harness are put as conversations; see `Tasks.render_as`.
+    """Tells whether tasks of the harness are put as conversations, by `Tasks.render_as`.
 
     Raises:
         UserError: they are to be, and there is no chat template.
@@ -145,13 +141,7 @@ def asks_in_turns(run: Run, recipe: Recipe, tokenizer: PreTrainedTokenizerBase) 
 
 
 def format_of_model(uri: str, folder: str, tokenizer: PreTrainedTokenizerBase) -> PromptFormat | None:
-    """Returns how a model was asked in training, as far as that is known.
-
-    Args:
-        uri: Address of an exported model, a checkpoint or another model.
-        folder: Its local files.
-        tokenizer: Its tokenizer.
-    """
+    """Returns how a model was asked in training, as far as its address and its local files tell."""
     path = os.path.join(folder, FILE)
     if os.path.isfile(path):
         with open(path, "rb") as file:
@@ -200,9 +190,6 @@ def _below(uri: str) -> re.Match[str] | None:
     return BELOW.fullmatch(uri if "://" in uri else os.path.abspath(uri))
 
 
-# --- Held-out rows as prompts, for the model to continue: as training renders them.
-
-
 TEXT_PROMPT_SHARE = 3
 """A row of plain text is cut after this fraction (1/3) to be continued by the model."""
 
@@ -212,15 +199,8 @@ def held_out_prompts(
 ) -> list[tuple[str, str]]:
     """Returns the first rows of a side as (prompt, reference), none for a model that writes nothing.
 
-    Args:
-        run: The training run.
-        recipe: Its recipe.
-        tokenizer: Renders conversations.
-        count: Rows at most.
-        side: `eval`, or `test`, which nothing but the last evaluation may look at.
-
-    Returns:
-        The pairs; the reference is empty for a row without an answer, or with one that is rated as bad.
+    The reference is empty for a row without an answer, or with one that is rated as bad. Nothing but the last
+    evaluation may look at the side `test`.
     """
     prefix = run.need(SplitData).prefix
     manifest = read_manifest(run.storage, prefix)

@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from baton.checkpoint.manifest import CheckpointMeta, LogEntry
 from baton.checkpoint.proof import proof_part
-from baton.checkpoint.store import Checkpoint, CheckpointStore
+from baton.checkpoint.store import Checkpoint, CheckpointMeta, CheckpointStore, LogEntry
 from baton.documents import Json
 from baton.errors import StoreError
 from baton.pages import quality_page
@@ -332,7 +331,7 @@ def _stages(records: list[StageRecord]) -> dict[str, float]:
 
 def _proof(store: CheckpointStore, committed: list[Checkpoint], damaged: list[int]) -> list[ProofEntry]:
     """Returns an entry for each checkpoint that is there, and for each that was read back before it went."""
-    parts = [store.run.need(ProofPart, chunk) for chunk in sorted(store.proven_chunks())]
+    parts = [store.run.need(ProofPart, chunk) for chunk in sorted(store.run.proven_chunks())]
     read_back = {(part.step, part.digest) for part in parts}
     entries = {part.step: ProofEntry(part, "damaged" if part.step in damaged else "removed") for part in parts}
     for checkpoint in committed:

@@ -32,7 +32,7 @@ class Rendering(TypedDict):
 
 def read_rendering(run: Run) -> Rendering | None:
     """Returns what tokenize has noted, None where rows are rendered as they came."""
-    tokens = run.get(TokenizedRows.NAME) or {}
+    tokens = run.raw(TokenizedRows.NAME) or {}
     if not tokens.get("rendered"):
         return None
     prefix = tokens["prefix"]
@@ -121,7 +121,7 @@ def collect(run: Run, data: Data | None = None) -> dict[str, Any]:
         tokenized, `lengths` and how texts are `rendered`, if they became turns of a conversation.
     """
     data = data or run.recipe().data
-    quality, tokens = run.get(QUALITY) or {}, run.get("tokens.json") or {}
+    quality, tokens = run.raw(QUALITY) or {}, run.raw("tokens.json") or {}
     by_check: dict[str, CheckCounts] = dict(quality.get("checks", {}))
     if lengths := tokens.get("lengths"):
         over, of = 0 if data.packing is True else int(lengths["over"]), int(lengths["rows"])
@@ -246,7 +246,7 @@ def write(run: Run) -> str:
 
 def refresh(run: Run) -> None:
     """Writes the page of a run again, if it has one: when the rows were split, their tokens were not known."""
-    if run.get(QUALITY):
+    if run.raw(QUALITY):
         write(run)
 
 

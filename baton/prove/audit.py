@@ -52,7 +52,7 @@ def chunk_span(store: CheckpointStore, index: int) -> ChunkSpan:
     plan = store.run.plan()
     if not 1 <= index <= len(plan.targets):
         raise UserError(f"chunk {index} does not exist; run {store.run.name!r} has {len(plan.targets)}.")
-    start = max(plan.target(index - 1) if index > 1 else 0, fork.began(store.run))
+    start = max(plan.target(index - 1) if index > 1 else 0, store.run.began())
     if plan.target(index) <= start:
         raise UserError(f"chunk {index} ends before step {start}, at which the fork {store.run.name!r} begins.")
     target = plan.target(index)
@@ -118,7 +118,7 @@ class ChunkReplay:
         same = {
             "rows": theirs.require("data.json") == self._run.require("data.json"),
             "tokens": _tokens(theirs) == _tokens(self._run),
-            "base model": theirs.get("model.json") == self._run.get("model.json"),
+            "base model": theirs.raw("model.json") == self._run.raw("model.json"),
             "plan": theirs.require("plan.json") == self._run.require("plan.json"),
         }
         return [name for name, is_same in same.items() if not is_same]
@@ -128,7 +128,7 @@ class ChunkReplay:
         theirs = self._theirs.run
         self._run.put(RunInfo.NAME, theirs.require(RunInfo.NAME) | {"recipe": self._plain(theirs.recipe())})
         for name in (*fork.CARRIED, "plan.json"):
-            if document := theirs.get(name):
+            if document := theirs.raw(name):
                 self._run.put(name, document)
         tokens, code = theirs.need(TokenizedRows), theirs.read(OwnCode)
         for prefix in (tokens.prefix, *([code.prefix] if code else [])):

@@ -1,116 +1,181 @@
-"""Stages of a retraining: decide whether to train, promote or keep the model, and end the turn.
+"""Stages of a retraining: decide whether to train, promote or keep the model, and release the lock.
 
-models/<name>/outcomes/<owner>.json     outcome of each retraining, for the process that started it
-models/<name>/rejected/<digest>.json    rejected by a gate: the same run would be rejected again.
+models/<name>/seen.json                 what each file of the sources looked like, and its SHA-256
+models/<name>/outcomes/<owner>.json     of each retraining: `Retraining`, for the process that started it
+models/<name>/rejected/<digest>.json    what a gate has rejected: the same again would be
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import platform
 from dataclasses import dataclass, replace
+from typing import Any
 
 from baton import events
-from baton.documents import Document
-from baton.errors import BatonError
+from baton.documents import Document, load_object
+from baton.errors import BatonError, DamagedError, UserError
 from baton.events import Retraining
+from baton.models import user_code
 from baton.recipe import load
+from baton.recipe.data import Source
 from baton.recipe.recipe import Recipe
-from baton.retrain.content import data_digest, digest_of, recipe_digest
-from baton.retrain.lock import LockHolder, RetrainLock
+from baton.retrain.lock import RetrainLock
 from baton.runs import lineage
 from baton.runs.documents import SplitData
 from baton.runs.outcomes import AcceptedModel, EvaluationResult, ExportedModel, GateVerdict, ModelMeta, RetrainNote
-from baton.runs.run import Run, now
-from baton.store import bundle
+from baton.runs.run import Run, identity, now
+from baton.runtime import SYSTEM
+from baton.store import bundle, sources
 from baton.store.manifest import usable_manifest
+from baton.store.sources import SourceFile
 from baton.store.storage import Storage
+
+Seen = dict[str, list[str]]
+"""Address of a file → what it looked like, and the SHA-256 of its content."""
+
+TAGS = ("ETag", "etag", "e_tag", "blob_id")
+"""Names under which file systems tell a mark of an object's content."""
 
 
 class Rejection(Document):
-    """A run that a gate has rejected."""
-
     run: str
     at: str
 
 
-def keep_outcome(storage: Storage, name: str, owner: str, outcome: Retraining) -> None:
-    """Keeps what a retraining, by its recipe's name and its owner, came to, and emits it."""
-    storage.write(_path(name, owner), json.dumps(outcome.fields(), indent=1).encode())
-    events.emit(outcome)
-
-
-def has_outcome(storage: Storage, name: str, owner: str) -> bool:
-    """Tells whether it is known what a retraining came to."""
-    return storage.exists(_path(name, owner))
-
-
-def note_rejection(storage: Storage, name: str, verdict: str, run: str) -> None:
-    """Remembers that a gate has rejected a run."""
-    rejection = Rejection(run=run, at=now())
-    storage.write(f"models/{name}/rejected/{verdict}.json", json.dumps(rejection.to_json()).encode())
-
-
-def find_rejection(storage: Storage, name: str, verdict: str) -> Rejection | None:
-    """Returns a rejection, None where there was none."""
-    path = f"models/{name}/rejected/{verdict}.json"
-    try:
-        return Rejection.read(storage.read(path), storage.uri(path))
-    except FileNotFoundError:
-        return None
-
-
-def _path(name: str, owner: str) -> str:
-    return f"models/{name}/outcomes/{owner}.json"
-
-
 @dataclass(frozen=True)
 class RetrainDecision:
-    """The decision, its reason and, where there is something to train, the run and its recipe.
-
-    Attributes:
-        decision: `train`, `unchanged` or `busy`.
-        words: Why, for people.
-        run: Name of the run; that of the same retraining broken off before, if there was one.
-        recipe: The recipe to train, as JSON.
-    """
+    """Whether there is something to train, and what."""
 
     decision: str
+    """`train`, `unchanged` or `busy`."""
     words: str
+    """Why, for people."""
     run: str = ""
+    """Name of the run; that of the same retraining broken off before, if there was one."""
     recipe: str = ""
+    """The recipe to train, as JSON."""
 
 
 def check_for_changes(recipe: Recipe, owner: str) -> RetrainDecision:
-    """Decides whether a model is trained again; where it is, nobody else retrains it until the turn is ended.
+    """Decides whether a model is trained again; where it is, nobody else retrains it until the lock is released.
 
     What has not changed since the model in use was accepted, or what its gate rejected already, is not trained again.
+    `owner` is the retraining, by a name that a second attempt at this stage has too.
 
     Raises:
         UserError: a source cannot be found or read.
     """
     storage = Storage(recipe.store.uri)
     result, _ = _examine(recipe, storage)
-    turns = RetrainLock(storage, recipe.name, owner)
+    lock = RetrainLock(storage, recipe.name, owner)
     if result.decision == "train":
-        wait = recipe.retrain.concurrency == "queue"
-        if turns.take(wait=wait, expires_s=recipe.retrain.expires_seconds, on_wait=_tell_waiting):
+        if lock.acquire(
+            wait=recipe.retrain.concurrency == "queue",
+            expires_s=recipe.retrain.expires_seconds,
+            on_wait=lambda holder: events.emit(events.Queued(behind=holder.owner, since=holder.at)),
+        ):
             result, note = _examine(recipe, storage)  # the one before may have done it
             if note:
                 runs = [f"{result.run}-{phase.name}" for phase in recipe.phases] or [result.run]
                 Run(storage, runs[-1]).write(note.model_copy(update={"owner": owner}))
-                turns.note(runs)
+                lock.note_runs(runs)
             else:
-                turns.end()
+                lock.release()
         else:
             result = RetrainDecision("busy", f"another retraining of {recipe.name} is under way")
     if result.decision != "train":
-        keep_outcome(storage, recipe.name, owner, events.Retraining(result.decision, result.words, now()))
+        keep_outcome(storage, recipe.name, owner, Retraining(result.decision, result.words, now()))
     events.emit(events.Looked(decision=result.decision, words=result.words, run=result.run))
     return result
 
 
+def promote_or_keep(run_uri: str) -> str:
+    """Puts a run's model, judged and exported, in the place of the one in use where the gate held.
+
+    Returns:
+        `promoted` or `rejected`.
+
+    Raises:
+        BatonError: the export is not what was committed, or another model was accepted meanwhile.
+    """
+    run = Run.open(run_uri)
+    storage, note, evaluation = run.storage, run.need(RetrainNote), run.need(EvaluationResult)
+    gate = evaluation.gate or GateVerdict(passed=True)
+    outcome = Retraining(
+        "rejected",
+        "; ".join(gate.failed),
+        now(),
+        run=run.name,
+        run_uri=run.uri,
+        report_uri=storage.uri(run.path("report.html")),
+        summary=evaluation.summary,
+        gate=[{"words": line.words, "held": line.held} for line in gate.lines],
+    )
+    if gate.passed:
+        promoted = lineage.accept(storage, note.model, note.number, _accepted(run, note, evaluation.summary))
+        words = f"model {promoted.number} of {note.model}"
+        outcome = replace(outcome, state="promoted", words=words, at=now(), model_uri=promoted.model_uri)
+    else:
+        rejection = Rejection(run=run.name, at=now())
+        storage.write(_rejection_path(note.model, note.verdict), json.dumps(rejection.to_json()).encode())
+    keep_outcome(storage, note.model, note.owner, outcome)
+    return outcome.state
+
+
+def release_lock(model: str, store: str, owner: str, error: str | None) -> None:
+    """Ends a retraining, however it went; where that is not known yet, it has failed."""
+    storage = Storage(store)
+    if not storage.exists(_outcome_path(model, owner)):
+        keep_outcome(storage, model, owner, Retraining("failed", error or "It ended without saying why.", now()))
+    RetrainLock(storage, model, owner).release()
+
+
+def keep_outcome(storage: Storage, name: str, owner: str, outcome: Retraining) -> None:
+    """Keeps what a retraining, by its recipe's name and its owner, came to, and emits it."""
+    storage.write(_outcome_path(name, owner), json.dumps(outcome.fields(), indent=1).encode())
+    events.emit(outcome)
+
+
+def data_digest(recipe: Recipe, storage: Storage) -> str:
+    """Returns a digest of the content of all sources, and of what the recipe says of each, its phases included.
+
+    Where files lie and what they are called does not count. A file's ETag, or size, time and number on the disk, say
+    whether it is the one whose content was hashed before: then nothing of it is read. What was seen is kept in the
+    store below the recipe's name.
+
+    Raises:
+        UserError: a source matches nothing, or cannot be reached.
+    """
+    path = f"models/{recipe.name}/seen.json"
+    before = _read_seen(storage, path)
+    now: Seen = {}
+    contents = []
+    for part in recipe.phase_recipes() or [recipe]:
+        for source in part.data.sources:
+            settings = source.model_dump(mode="json", exclude={"uri"})
+            contents.append([settings, *sorted(_contents(source, before, now))])
+    if now != before:
+        storage.write(path, json.dumps(now).encode())
+    return _sha256(contents)
+
+
+def recipe_digest(recipe: Recipe) -> str:
+    """Returns a digest of what the recipe makes of the data: all that decides the bits of the model.
+
+    The number of chunks is not among it, nor what comes after training, nor how retraining itself is set.
+    """
+    documents = []
+    for part in recipe.phase_recipes() or [recipe]:
+        document = identity(part)
+        del document["chunks"], document["retrain"]
+        documents.append([document, user_code.digest(part.hooks.source) if part.hooks.source else None])
+    return _sha256(documents)
+
+
 def _examine(recipe: Recipe, storage: Storage) -> tuple[RetrainDecision, RetrainNote | None]:
-    """Compares data and recipe with those of the model in use."""
+    """Compares data and recipe with those of the model in use; the run to be trained is to know of the note."""
     in_use = lineage.newest_accepted(storage, recipe.name)
     digests = {"data": data_digest(recipe, storage), "recipe": recipe_digest(recipe)}
     before = in_use.model
@@ -121,71 +186,28 @@ def _examine(recipe: Recipe, storage: Storage) -> tuple[RetrainDecision, Retrain
     start = [in_use.number, recipe.retrain.replay] if continues else []
     parts = recipe.phase_recipes() or [recipe]
     # Named by what it is made of: one that broke off is found again without anybody remembering its name.
-    run = f"{recipe.name}-{digest_of(digests, start, [part.num_chunks for part in parts])[:12]}"
+    run = f"{recipe.name}-{_sha256([digests, start, [part.num_chunks for part in parts]])[:12]}"
     # With the model that it is judged against: what was rejected beside one may be accepted beside the next.
-    verdict = digest_of(digests, start, in_use.number, parts[-1].evaluation.model_dump(mode="json"))
-    if known := find_rejection(storage, recipe.name, verdict):
+    verdict = _sha256([digests, start, in_use.number, parts[-1].evaluation.model_dump(mode="json")])
+    path = _rejection_path(recipe.name, verdict)
+    if storage.exists(path):
+        known = Rejection.read(storage.read(path), storage.uri(path))
         return RetrainDecision("unchanged", f"data and recipe are those of {known.run}, rejected {known.at}"), None
+    learnt: list[str] = []
     if continues:
         assert in_use.model is not None
+        learnt = in_use.model.learnt
         document = recipe.model_dump(mode="json")
         document["model"] |= {"base": in_use.model_uri, "revision": None, "from_scratch": None, "tokenizer": None}
-        document["retrain"]["learnt"] = in_use.model.learnt
+        document["retrain"]["learnt"] = learnt
         recipe = load.validate(document, origin="the accepted model")
-    learnt = recipe.retrain.learnt if continues else []
     note = RetrainNote(model=recipe.name, number=in_use.number, verdict=verdict, learnt=learnt, **digests)
     words = f"{' and '.join(changed)} changed since {before.run}" if before else "no model was accepted yet"
     words += f"; continues from model {in_use.number}" if continues else ""
     return RetrainDecision("train", words, run, load.dumps(recipe)), note
 
 
-def _tell_waiting(holder: LockHolder) -> None:
-    events.emit(events.Queued(behind=holder.owner, since=holder.at))
-
-
-def promote_or_keep(run_uri: str) -> str:
-    """Puts a run's model in the place of the one in use where the gate held, and leaves that where it did not.
-
-    Returns:
-        `promoted` or `rejected`.
-
-    Raises:
-        BatonError: the export is not what was committed, or another model was accepted meanwhile.
-    """
-    run = Run.open(run_uri)
-    about, evaluation = run.need(RetrainNote), run.need(EvaluationResult)
-    gate = evaluation.gate or GateVerdict(passed=True)
-    came_to = Retraining(
-        "rejected",
-        "; ".join(gate.failed),
-        now(),
-        run=run.name,
-        run_uri=run.uri,
-        report_uri=run.storage.uri(run.path("report.html")),
-        summary=evaluation.summary,
-        gate=[{"words": line.words, "held": line.held} for line in gate.lines],
-    )
-    if not gate.passed:
-        note_rejection(run.storage, about.model, about.verdict, run.name)
-        keep_outcome(run.storage, about.model, about.owner, came_to)
-        return "rejected"
-    model = _accepted(run, about, evaluation.summary)
-    promoted = lineage.accept(run.storage, about.model, about.number, model)
-    words = f"model {promoted.number} of {about.model}"
-    came_to = replace(came_to, state="promoted", words=words, at=now(), model_uri=promoted.model_uri)
-    keep_outcome(run.storage, about.model, about.owner, came_to)
-    return "promoted"
-
-
-def release_lock(model: str, store: str, owner: str, error: str | None) -> None:
-    """Ends the turn of a retraining, however it went; where that is not known yet, it has failed."""
-    storage = Storage(store)
-    if not has_outcome(storage, model, owner):
-        keep_outcome(storage, model, owner, Retraining("failed", error or "It ended without saying why.", now()))
-    RetrainLock(storage, model, owner).end()
-
-
-def _accepted(run: Run, about: RetrainNote, summary: str) -> AcceptedModel:
+def _accepted(run: Run, note: RetrainNote, summary: str) -> AcceptedModel:
     """Returns what is kept of a model that is accepted, every byte of it read back."""
     exported = run.need(ExportedModel)
     folder = exported.model_uri.removeprefix(f"{run.storage.uri()}/")
@@ -200,9 +222,71 @@ def _accepted(run: Run, about: RetrainNote, summary: str) -> AcceptedModel:
         summary=summary,
         model_uri=exported.model_uri,
         digest=ModelMeta.read(manifest.meta, run.storage.uri(prefix)).digest,
-        data=about.data,
-        recipe=about.recipe,
-        learnt=[*about.learnt, run.need(SplitData).digest],
+        data=note.data,
+        recipe=note.recipe,
+        learnt=[*note.learnt, run.need(SplitData).digest],
         registry=exported.registry.to_json() if exported.registry else None,
         at=now(),
     )
+
+
+def _outcome_path(name: str, owner: str) -> str:
+    return f"models/{name}/outcomes/{owner}.json"
+
+
+def _rejection_path(name: str, verdict: str) -> str:
+    return f"models/{name}/rejected/{verdict}.json"
+
+
+def _contents(source: Source, before: Seen, now: Seen) -> list[str]:
+    """Returns a digest for each file of a source, and notes them in `now`."""
+    if source.uri == sources.BUILTIN:
+        return [f"Python {platform.python_version()}"]
+    if sources.is_dataset_id(source.uri):
+        return [f"{source.uri.partition('?')[2]} {_revision(source.uri)}"]
+
+    def look(uri: str) -> list[str]:
+        signature = _signature(files[uri])
+        known = before.get(uri)
+        if known and known[0] == signature:
+            return known
+        return [signature, files[uri].storage.sha256(files[uri].path)[1]]
+
+    files = {file.uri: file for file in sources.files([source.uri])}
+    digests = dict(zip(sorted(files), SYSTEM.each(look, sorted(files)), strict=True))
+    now |= digests
+    return [digest for _, digest in digests.values()]
+
+
+def _signature(file: SourceFile) -> str:
+    info = file.info()
+    tag = next((info[name] for name in TAGS if info.get(name)), None)
+    told = [tag] if tag else [info.get(name) for name in ("mtime", "created", "ino")]
+    return json.dumps([str(part) for part in (info.get("size"), *told)])
+
+
+def _revision(source: str) -> str:
+    from huggingface_hub import HfApi
+
+    name, _, revision = source.removeprefix("hf://datasets/").partition("?")[0].rstrip("/").partition("@")
+    try:
+        return str(HfApi().dataset_info(name, revision=revision or None).sha)
+    except Exception as error:
+        raise UserError(
+            f"data.source {source!r} cannot be looked up on the hub: {type(error).__name__}: "
+            f"{' '.join(str(error).split())[:200]}",
+            remedy="Check the name, HF_TOKEN for a private one, and that the hub can be reached.",
+        ) from None
+
+
+def _read_seen(storage: Storage, path: str) -> Seen:
+    """Returns what was seen before; of what cannot be read nothing was, and all files are hashed again."""
+    try:
+        seen = load_object(storage.read(path), storage.uri(path))
+    except (FileNotFoundError, DamagedError):
+        return {}
+    return {uri: known for uri, known in seen.items() if isinstance(known, list) and len(known) == 2}
+
+
+def _sha256(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

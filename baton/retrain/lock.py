@@ -1,4 +1,4 @@
-"""One retraining of a model at a time: whose turn it is, kept in the store.
+"""One retraining of a model at a time: a lock in the store, which one retraining after the other has for its turn.
 
     models/<name>/turns/000007/turn.json     who has it: put-if-absent, so one of any number of takers gets it
     models/<name>/turns/000007/runs.json     the runs that it trains
@@ -37,7 +37,7 @@ _LONGEST_PAUSE = 30.0
 
 
 class LockHolder(Document):
-    """The owner of a turn, since when, and the process whose end is its end."""
+    """The owner of a turn, since when, and the process whose end is the turn's."""
 
     owner: str
     at: str
@@ -45,19 +45,19 @@ class LockHolder(Document):
 
 
 class RetrainLock:
-    """The turns of one model."""
+    """The lock of one model; `owner` has a name that a restarted stage of the same retraining has too."""
 
     def __init__(self, storage: Storage, name: str, owner: str) -> None:
         self._storage, self._owner = storage, owner
         self._folder = f"models/{name}/turns"
 
-    def take(
+    def acquire(
         self, *, wait: bool, expires_s: float, on_wait: Callable[[LockHolder], None] = lambda holder: None
     ) -> bool:
-        """Takes the turn, at most one owner at a time.
+        """Acquires the lock, for one owner at a time, and tells whether it is ours now; always, when waiting.
 
-        Returns:
-            Whether it is ours now; always, when waiting.
+        A holder counts as gone after `expires_s` seconds without a sign of life. `on_wait` is called once for each
+        other that is waited for.
         """
         told = 0
         for _ in backoff(math.inf, pause=0.5, growth=2, longest=_LONGEST_PAUSE):
@@ -71,13 +71,11 @@ class RetrainLock:
                 told = number
         return False
 
-    def note(self, runs: list[str]) -> None:
-        """Notes the runs whose objects are signs of life of this owner's turn."""
+    def note_runs(self, runs: list[str]) -> None:
         if number := self._ours():
             self._storage.write(f"{self._path(number)}/runs.json", json.dumps(runs).encode())
 
-    def end(self) -> None:
-        """Ends the turn, if it is this owner's."""
+    def release(self) -> None:
         if number := self._ours():
             self._storage.create(f"{self._path(number)}/ended.json", json.dumps({"at": now()}).encode())
 
@@ -122,12 +120,6 @@ class RetrainLock:
     def _is_over(self, number: int) -> bool:
         return self._storage.exists(f"{self._path(number)}/ended.json")
 
-    def _runs(self, number: int) -> list[str]:
-        """Returns the runs that a turn trains; none where that is not noted yet, or not as it was written."""
-        with contextlib.suppress(FileNotFoundError, ValueError, TypeError):
-            return [str(run) for run in load(self._storage.read(f"{self._path(number)}/runs.json"))]
-        return []
-
     def _is_gone(self, number: int, holder: LockHolder, expires_s: float) -> bool:
         if _has_died(holder.process):
             return True
@@ -137,7 +129,11 @@ class RetrainLock:
             written = self._storage.find(self._path(number))
             present = written[clock.rpartition("/")[2]][1]
             signs = [at for name, (_, at) in written.items() if not name.startswith(_CLOCK)]
-            for run in self._runs(number):
+            runs: list[str] = []
+            # Not noted yet, or not as it was written: no signs of life either way.
+            with contextlib.suppress(FileNotFoundError, ValueError, TypeError):
+                runs = [str(run) for run in load(self._storage.read(f"{self._path(number)}/runs.json"))]
+            for run in runs:
                 signs += [at for _, at in self._storage.find(f"runs/{run}").values()]
         except FileNotFoundError:  # somebody renamed a file while its folder was gone through
             return False
@@ -153,7 +149,6 @@ def this_process() -> str:
 
 
 def _has_died(process: str | None) -> bool:
-    """Tells whether a process of this machine is known to be dead."""
     try:
         known = json.loads(process) if process else None
         if known is None or known["machine"] != _machine():

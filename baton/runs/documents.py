@@ -6,7 +6,6 @@ Also the survey and preview of rows, the parts of a training state, and the phas
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import ClassVar
 
 from pydantic import Field, JsonValue
 
@@ -48,22 +47,16 @@ PHASES_OF_A_CHUNK = (
 
 
 class SourceLocation(Document):
-    """Where a row stands."""
-
     file: str
-    """Address of its file."""
     line: int
     """Line or row number, from 1."""
 
 
 class Token(Document):
-    """A token of a row."""
-
     id: int
     text: str
     """What it stands for; bytes that are no whole character by themselves as `\\xNN`."""
     trained: bool
-    """Whether it is learned from."""
 
 
 class TokenSpan(Document):
@@ -95,16 +88,12 @@ class PreviewRow(Document):
     """What reward functions get beside the prompt."""
     text: str = ""
     tokens: list[Token] = Field(default_factory=list)
-    """Those that are cut too."""
     length: int = 0
-    """Number of tokens."""
     kept: int = 0
     """Tokens that are left by `data.max_length`, from the first on."""
     learned: int = 0
-    """Tokens that are learned from."""
     spans: list[TokenSpan] = Field(default_factory=list)
     rejected: str | None = None
-    """Why it cannot be used."""
 
 
 class Preview(Document):
@@ -124,17 +113,14 @@ SKIPPED_ROWS_SHOWN = 4
 """Rows that a line names."""
 
 
-class Skip(NamedDocument):
+class Skip(NamedDocument, name=SKIPS_FOLDER + "/step-{:08d}.json"):
     """A step that is skipped.
 
     It is written once, by whoever finds the step first, before the step is trained again: there is nothing to replace.
     """
 
-    NAME: ClassVar[str] = SKIPS_FOLDER + "/step-{:08d}.json"
-
     step: int
     chunk: int
-    """The chunk in which it was found."""
     reason: str
     """What was looked at: `nan` for a loss or norm that is not finite, else `loss` or `grad_norm`."""
     message: str
@@ -142,7 +128,6 @@ class Skip(NamedDocument):
     loss: float | None = None
     """None where it was not finite, as the next two."""
     grad_norm: float | None = None
-    """Norm of the gradients before clipping."""
     median: float | None = None
     """Of what was looked at, over the steps before."""
     rows: list[SourceLocation] = Field(default_factory=list)
@@ -166,11 +151,7 @@ ORIGINS = "origins.gz"
 """A run's file of where its rows come from; see `baton.runs.origins`."""
 
 
-class RunInfo(NamedDocument):
-    """A run's recipe, resolved, and when it was created."""
-
-    NAME: ClassVar[str] = "recipe.json"
-
+class RunInfo(NamedDocument, name="recipe.json"):
     recipe: Json
     created: str
     name: str = ""
@@ -179,21 +160,17 @@ class RunInfo(NamedDocument):
 
     @property
     def recipe_name(self) -> str:
-        """The recipe's name."""
         return str(self.recipe["name"])
 
     @property
     def base(self) -> str | None:
-        """The model that training began with, None for one from scratch."""
         model = self.recipe.get("model")
         base = model.get("base") if isinstance(model, dict) else None
         return base if isinstance(base, str) else None
 
 
-class SplitData(NamedDocument):
+class SplitData(NamedDocument, name="data.json"):
     """Which data the run has: part of what its checkpoints know each other by."""
-
-    NAME: ClassVar[str] = "data.json"
 
     digest: str
     rows: int = 0
@@ -204,11 +181,7 @@ class SplitData(NamedDocument):
         return f"data/{self.digest}/split"
 
 
-class SplitCounts(NamedDocument):
-    """Counts of rows by side, and of rejected ones."""
-
-    NAME: ClassVar[str] = "split.json"
-
+class SplitCounts(NamedDocument, name="split.json"):
     rows: int = 0
     train: int | None = None
     eval: int | None = None
@@ -221,17 +194,12 @@ class SplitCounts(NamedDocument):
     """The rows' columns, as MLflow's schema has them."""
 
 
-class TokenizedRows(NamedDocument):
-    """The tokenized rows."""
-
-    NAME: ClassVar[str] = "tokens.json"
-
+class TokenizedRows(NamedDocument, name="tokens.json"):
     prefix: str
     """Where they lie in the store."""
     digest: str = ""
     train: int = 0
     tokens: int = 0
-    """Training tokens."""
     truncated: int = 0
     dropped: int = 0
     refused: int = 0
@@ -246,10 +214,7 @@ class TokenizedRows(NamedDocument):
 
 
 class TokensMeta(Document):
-    """What the manifest of tokenized rows says of them."""
-
     tokens: int
-    """Training tokens."""
     truncated: int
     dropped: int
     refused: int = 0
@@ -269,13 +234,11 @@ class TokensMeta(Document):
     Empty where an older Baton wrote some of them."""
 
 
-class PinnedModels(NamedDocument):
+class PinnedModels(NamedDocument, name="model.json"):
     """The models that training began with: part of what the run's checkpoints know each other by.
 
     A method's second model has a key like the base's, `teacher_sha256`.
     """
-
-    NAME: ClassVar[str] = "model.json"
 
     base_sha256: str | None
     """Digest of the files of the model that is trained; None for one from scratch."""
@@ -286,10 +249,8 @@ class PinnedModels(NamedDocument):
         return str(value) if value is not None else None
 
 
-class OwnCode(NamedDocument):
+class OwnCode(NamedDocument, name="code.json"):
     """The user's Python files: part of what the run's checkpoints know each other by."""
-
-    NAME: ClassVar[str] = "code.json"
 
     prefix: str
 
@@ -301,10 +262,8 @@ class MissingArtifact(Document):
     lost: str
 
 
-class MissingArtifacts(NamedDocument):
+class MissingArtifacts(NamedDocument, name="losses.json"):
     """Losses of objects, over the life of a run."""
-
-    NAME: ClassVar[str] = "losses.json"
 
     losses: list[MissingArtifact] = Field(default_factory=list)
 
@@ -313,7 +272,6 @@ class Fit(Document):
     """What rows are to the methods that learn from the same formats."""
 
     methods: list[str]
-    """Those methods."""
     format: str = ""
     """As `data.format`; empty where the columns fit none that these methods learn from."""
     columns: dict[str, str | list[str]] = Field(default_factory=dict)
@@ -331,16 +289,12 @@ class Fit(Document):
     numbers: int = 0
     """Those of them whose answer ends in a number."""
     good: int = 0
-    """Of rated rows, the good ones."""
     characters: list[int] = Field(default_factory=list)
     """Characters of rows: of half, of 99 in 100 and of all at most."""
 
 
 class Survey(Document):
-    """Sources as they were found."""
-
     columns: list[str]
-    """Names of their columns; none where they are plain text."""
     looked_at: int
     """Rows that were looked at, the first ones."""
     rows: int | None
@@ -351,22 +305,17 @@ class Survey(Document):
     """A fit for each group of methods."""
 
     def of(self, method: str) -> Fit:
-        """Returns what the rows are to a method."""
         return next(fit for fit in self.fits if method in fit.methods)
 
 
 class Script(Document):
-    """The program that began the run."""
-
     path: str = ""
     """Empty where there is no file, as in a notebook."""
     sha256: str = ""
 
 
-class AttachedRun(NamedDocument):
+class AttachedRun(NamedDocument, name="attached.json"):
     """What a script trains: part of what its checkpoints know each other by."""
-
-    NAME: ClassVar[str] = "attached.json"
 
     name: str
     created: str
@@ -379,41 +328,29 @@ class AttachedRun(NamedDocument):
     """What the run was begun with."""
 
 
-class LearningRate(NamedDocument):
-    """The learning rate that was looked for."""
-
-    NAME: ClassVar[str] = "lr_find.json"
-
+class LearningRate(NamedDocument, name="lr_find.json"):
     learning_rate: float
     rates: list[float] = Field(default_factory=list)
     losses: list[float] = Field(default_factory=list)
 
 
-class MicroBatchSize(NamedDocument):
+class MicroBatchSize(NamedDocument, name="micro_batch.json"):
     """The rows that fit a forward pass, where that was found out."""
-
-    NAME: ClassVar[str] = "micro_batch.json"
 
     micro_batch_size: int
     found_by: str = ""
     device: str = ""
 
 
-class Progress(NamedDocument):
-    """The step that a training process has reached."""
-
-    NAME: ClassVar[str] = "progress.json"
-
+class Progress(NamedDocument, name="progress.json"):
     step: int
     chunk: int = 0
     seconds_per_step: float = 0.0
     at: str = ""
 
 
-class TrackingRun(NamedDocument):
+class TrackingRun(NamedDocument, name="tracking.json"):
     """The tracking run that metrics go to."""
-
-    NAME: ClassVar[str] = "tracking.json"
 
     mlflow: str
     run_id: str
@@ -423,8 +360,6 @@ class TrackingRun(NamedDocument):
 
 
 class ChunkAttempt(Document):
-    """The record of one attempt at a chunk."""
-
     outcome: str = ""
     """`done`, `already_done`, `finished` where early stopping ended the run, or `partial` where it was preempted."""
     from_step: int = 0
@@ -441,13 +376,10 @@ class ChunkAttempt(Document):
 
 
 class ChunkRecord(ChunkAttempt):
-    """The record of an attempt at a chunk."""
-
     stage: str
     chunk: int = 0
     at: str = ""
     tokens: int = 0
-    """Training tokens of the run."""
 
 
 class Restart(Document):
@@ -458,7 +390,6 @@ class Restart(Document):
     """What ended it."""
     at: str = ""
     seconds: float = 0.0
-    """How long it had run."""
 
 
 class WarningRecord(Document):
@@ -469,8 +400,6 @@ class WarningRecord(Document):
 
 
 class StageRecord(Document):
-    """The record of an attempt at any stage."""
-
     stage: str
     at: str = ""
     chunk: int | None = None
@@ -485,24 +414,19 @@ class StageRecord(Document):
 
     @property
     def total(self) -> float:
-        """Seconds in all."""
         if self.total_seconds is not None:
             return self.total_seconds
         return sum(self.seconds.values()) if isinstance(self.seconds, dict) else self.seconds
 
 
 class CheckpointRef(Document):
-    """A checkpoint that was read back."""
-
     step: int
     uri: str = ""
     eval_loss: float | None = None
 
 
-class Promoted(NamedDocument):
+class Promoted(NamedDocument, name="promoted.json"):
     """Which checkpoint is newest, and which has the lowest evaluation loss."""
-
-    NAME: ClassVar[str] = "promoted.json"
 
     newest: CheckpointRef
     best: CheckpointRef | None = None
@@ -557,10 +481,8 @@ class OwnState(Document):
     """Place that has changed and is not carried → why."""
 
 
-class ProofPart(NamedDocument):
+class ProofPart(NamedDocument, name="proof/chunk-{:03d}.json"):
     """A checkpoint's part of the resume proof: whose state it continues, what was compared, and on what machine."""
-
-    NAME: ClassVar[str] = "proof/chunk-{:03d}.json"
 
     step: int
     digest: str
@@ -588,13 +510,10 @@ class ProofPart(NamedDocument):
     removed: list[Removed] = Field(default_factory=list)
 
 
-class ForkNote(NamedDocument):
+class ForkNote(NamedDocument, name="fork.json"):
     """Whose child a fork is, and what it changes."""
 
-    NAME: ClassVar[str] = "fork.json"
-
     parent: str
-    """Address of the run."""
     step: int
     digest: str = ""
     warm: bool

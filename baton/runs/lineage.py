@@ -13,8 +13,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
+from baton.documents import NamedDocument
 from baton.errors import BatonError, DamagedError, FormatError
 from baton.runs import documents
 from baton.runs.documents import AttachedRun, ForkNote, RunInfo
@@ -25,24 +26,25 @@ from baton.runtime import SYSTEM
 from baton.store.manifest import read_manifest
 from baton.store.storage import Storage
 
+logger = logging.getLogger("baton")
+D = TypeVar("D", bound=NamedDocument)
+
+MOST = 200
+"""Runs of a store up to which a report reads all of them to find a run's children."""
+
+_STEP = re.compile(r"step-(\d{8,})")
 _ACCEPTED_FILE = re.compile(r"(\d{6})\.json")
 
 
 @dataclass(frozen=True)
 class Accepted:
-    """A model that was accepted.
-
-    Attributes:
-        number: How many there have been with it; 0 where there is none yet.
-        model: What was written of it, None where there is none.
-    """
+    """The newest of so many models that were accepted; None where there is none yet."""
 
     number: int = 0
     model: AcceptedModel | None = None
 
     @property
     def model_uri(self) -> str | None:
-        """Address of the model, None where there is none yet."""
         return self.model.model_uri if self.model else None
 
 
@@ -59,19 +61,10 @@ def accepted_runs(storage: Storage, name: str) -> list[str]:
 
 
 def accept(storage: Storage, name: str, after: int, model: AcceptedModel) -> Accepted:
-    """Puts a model in the place of the one that it was judged against.
+    """Puts a model in the place of the one that it was judged against, whose number is `after`; 0 for none.
 
-    Args:
-        storage: The store.
-        name: The recipe's.
-        after: Number of the model that it was judged against, 0 for none.
-        model: The model.
-
-    Returns:
-        What stands now: this model, also where an earlier attempt of the same run has written it.
-
-    Raises:
-        BatonError: another run's model was accepted meanwhile.
+    Returns what is accepted now: this model, also where an earlier attempt of the same run has written it. Where
+    another run's model was accepted meanwhile, that one stays, and this one is a BatonError.
     """
     data = as_json(model.to_json())
     # What it returns does not tell whose model it is: the answer to a put may be lost, and a stage that is retried has
@@ -103,57 +96,40 @@ def _read_accepted(storage: Storage, name: str, number: int) -> Accepted:
     return Accepted(number, AcceptedModel.read(storage.read(path), storage.uri(path)))
 
 
-logger = logging.getLogger("baton")
-
-MOST = 200
-"""Runs of a store up to which a report reads all of them to find a run's children."""
-
-_STEP = re.compile(r"step-(\d{8,})")
-
-
 @dataclass
 class RunNode:
-    """A run and what it comes from.
-
-    Attributes:
-        name: The run's name; a parent that is in another store or gone has its name alone.
-        created: When it began, ISO 8601; empty for one that is gone.
-        recipe: Name of its recipe.
-        parent: Name of the run it comes from.
-        kind: How: `fork`, `cold fork`, `goes on`, `retrained`, or empty for a run without a parent.
-        at: Step of the parent at which it was forked.
-        changed: What a fork changed: dotted path → value before and after.
-        sweep: The sweep that it is a trial of, and its id there.
-        values: A trial's own values.
-        step: Its newest checkpoint's step, 0 before there is one.
-        num_steps: Steps of its plan, None before it has one.
-        skips: How many steps its guard has found and skipped.
-        state: `new`, `unfinished`, `trained`, `done`, `rejected`, or `gone`.
-        children: Names of the runs that come from it, oldest first.
-    """
+    """A run and what it comes from; a parent that is in another store or gone has its name alone."""
 
     name: str
     created: str = ""
     recipe: str = ""
     parent: str | None = None
     kind: str = ""
+    """`fork`, `cold fork`, `continues`, `retrained`, or empty for a run without a parent."""
     at: int | None = None
+    """Step of the parent at which it was forked."""
     changed: dict[str, list[Any]] = field(default_factory=dict)
+    """What a fork changed: dotted path → value before and after."""
     sweep: tuple[str, str] | None = None
+    """The sweep that it is a trial of, and its id there."""
     values: dict[str, Any] = field(default_factory=dict)
+    """A trial's own values."""
     step: int = 0
+    """Its newest checkpoint's, 0 before there is one."""
     num_steps: int | None = None
+    """None before it has a plan."""
     skips: int = 0
     state: str = "gone"
+    """`new`, `unfinished`, `trained`, `done`, `rejected`, or `gone`."""
     children: list[str] = field(default_factory=list)
+    """Names of the runs that come from it, oldest first."""
 
     @property
     def words(self) -> str:
-        """What it is to its parent, in a few words."""
         origin = {
             "fork": f"fork at step {self.at}",
             "cold fork": f"cold fork of step {self.at}",
-            "goes on": "starts from its model",
+            "continues": "starts from its model",
             "retrained": "took its place",
         }.get(self.kind, "")
         trial = f"trial {self.sweep[1]} of sweep {self.sweep[0]}" if self.sweep else ""
@@ -170,7 +146,11 @@ def family(storage: Storage) -> Family:
     """Returns all runs of a store with their parents and children."""
     names = storage.list("runs")
     members = {member.name: member for member in SYSTEM.each(lambda name: _known(storage, name), names) if member}
-    _add_successors(storage, members)
+    for recipe in storage.list("models"):
+        for before, after in pairwise(accepted_runs(storage, recipe)):
+            successor = members.get(after)
+            if successor and successor.parent is None and before != after:
+                successor.parent, successor.kind = before, "retrained"
     for member in sorted(members.values(), key=lambda one: (one.created, one.name)):
         if member.parent:
             members.setdefault(member.parent, RunNode(member.parent)).children.append(member.name)
@@ -233,18 +213,23 @@ def _known(storage: Storage, name: str) -> RunNode | None:
     try:
         run = Run(storage, name)
         present = set(storage.list(run.path()))
-        head = run.read(RunInfo) if RunInfo.NAME in present else None
-        attached = run.read(AttachedRun) if AttachedRun.NAME in present and not head else None
-        if head is None and attached is None:
+
+        def read(kind: type[D]) -> D | None:
+            return run.read(kind) if kind.NAME in present else None
+
+        head, attached = read(RunInfo), read(AttachedRun)
+        if head:
+            created, recipe = head.created, head.recipe_name
+        elif attached:
+            created, recipe = attached.created, os.path.basename(attached.script.path)
+        else:
             return None
-        plan = run.read(Plan) if Plan.NAME in present else None
-        fork = run.read(ForkNote) if ForkNote.NAME in present else None
-        trial = run.read(TrialInfo) if TrialInfo.NAME in present else None
+        plan, fork, trial = read(Plan), read(ForkNote), read(TrialInfo)
         step, finished = _newest(run) if "checkpoints" in present else (0, False)
         member = RunNode(
             name,
-            created=head.created if head else attached.created if attached else "",
-            recipe=head.recipe_name if head else os.path.basename(attached.script.path) if attached else "",
+            created=created,
+            recipe=recipe,
             step=step,
             num_steps=plan.num_steps if plan else None,
             skips=len(run.skips()) if documents.SKIPS_FOLDER in present else 0,
@@ -255,8 +240,10 @@ def _known(storage: Storage, name: str) -> RunNode | None:
         if fork:
             member.parent, member.at = fork.parent.rpartition("/runs/")[2], fork.step
             member.kind, member.changed = "fork" if fork.warm else "cold fork", fork.changed
-        elif head and (base := _run_of(head.base, storage)):
-            member.parent, member.kind = (base, "goes on") if base != name else (None, "")
+        elif head and (base := (head.base or "")).startswith(runs := f"{storage.uri('runs')}/"):
+            parent = base.removeprefix(runs).partition("/")[0]
+            if parent not in ("", name):
+                member.parent, member.kind = parent, "continues"
         return member
     except (KeyError, TypeError, ValueError, BatonError) as error:
         logger.warning("%s is passed over: %r", storage.uri(f"runs/{name}"), error)
@@ -264,7 +251,6 @@ def _known(storage: Storage, name: str) -> RunNode | None:
 
 
 def _newest(run: Run) -> tuple[int, bool]:
-    """Returns the step of the newest committed checkpoint, 0 for none, and whether early stopping ended the run."""
     folder = run.path("checkpoints")
     found = (match for name in run.storage.list(folder) if (match := _STEP.fullmatch(name)))
     for match in sorted(found, key=lambda match: int(match[1]), reverse=True):
@@ -287,18 +273,3 @@ def _state(member: RunNode, present: set[str], *, finished: bool) -> str:
     if finished or (member.num_steps and member.step >= member.num_steps):
         return "trained"
     return "unfinished" if member.step else "new"
-
-
-def _run_of(uri: str | None, storage: Storage) -> str | None:
-    """Returns the run of this store below whose folder an address lies."""
-    runs = f"{storage.uri('runs')}/"
-    return uri.removeprefix(runs).partition("/")[0] if uri and uri.startswith(runs) else None
-
-
-def _add_successors(storage: Storage, members: Family) -> None:
-    """Gives each run whose model took another's place that one for a parent, where it has none."""
-    for recipe in storage.list("models"):
-        for before, after in pairwise(accepted_runs(storage, recipe)):
-            member = members.get(after)
-            if member and member.parent is None and before != after:
-                member.parent, member.kind = before, "retrained"

@@ -29,7 +29,6 @@ class OriginsWriter:
         self._before = ""
 
     def add(self, file: str, line: int) -> None:
-        """Notes a row."""
         self._file.write(f"{line}\n" if file == self._before else f"{line}\t{json.dumps(file)}\n")
         self._before = file
 

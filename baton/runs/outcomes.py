@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import Field, JsonValue
 
@@ -13,8 +13,6 @@ Figures = dict[str, int | float | None]
 
 
 class JudgedLine(Document):
-    """One line of the gate, judged."""
-
     figure: str = ""
     line: str = ""
     value: int | float | None = None
@@ -25,33 +23,25 @@ class JudgedLine(Document):
 
 
 class GateVerdict(Document):
-    """The gate's verdict on a model."""
-
     passed: bool
     lines: list[JudgedLine] = Field(default_factory=list)
 
     @property
     def failed(self) -> list[str]:
-        """The lines that did not hold, in words."""
         return [line.words for line in self.lines if not line.held]
 
     @property
     def words(self) -> str:
-        """The verdict, for people."""
         return "accepted" if self.passed else f"rejected: {'; '.join(self.failed)}"
 
 
 class ExamplesFile(Document):
-    """Address of all examples."""
-
     count: int = 0
     path: str = ""
 
 
-class EvaluationResult(NamedDocument):
+class EvaluationResult(NamedDocument, name="evaluation.json"):
     """The figures of the model before and after training, and of the one in use."""
-
-    NAME: ClassVar[str] = "evaluation.json"
 
     before: Figures = Field(default_factory=dict)
     after: Figures = Field(default_factory=dict)
@@ -74,7 +64,6 @@ class EvaluationResult(NamedDocument):
     gate: GateVerdict | None = None
 
     def figures(self, when: str) -> Figures | None:
-        """Returns the figures of a model, `before`, `after` or `production`; None where there is no such model."""
         return {"before": self.before, "after": self.after, "production": self.production}[when]
 
 
@@ -82,13 +71,10 @@ class Likeness(Document):
     """How near an exported model's answers are to those of the model as it was trained."""
 
     tokens: int
-    """Tokens shared before the first that differs."""
     max_abs_difference: float
 
 
 class LlamaCpp(Document):
-    """What llama.cpp made of a GGUF file."""
-
     version: str
     tokens: int
 
@@ -99,7 +85,6 @@ class ExportCheck(Document):
     library: str = ""
     words: str = ""
     tokens: int = 0
-    """Tokens compared."""
     bitwise: bool = False
     max_abs_difference: float = 0.0
     from_trained: Likeness | None = None
@@ -112,7 +97,6 @@ class ModelMeta(Document):
     """What the manifest of a model's files says of them."""
 
     digest: str = ""
-    """State digest of the checkpoint."""
     run: str = ""
     format: str = ""
     step: int = 0
@@ -122,21 +106,14 @@ class ModelMeta(Document):
 
 
 class ExportEntry(Document):
-    """One format of the export."""
-
     format: str
     uri: str
     bytes: int = 0
     checked: ExportCheck | None = None
 
 
-class RegistryEntry(NamedDocument):
-    """The export's entry in MLflow's registry."""
-
-    NAME: ClassVar[str] = "registry.json"
-
+class RegistryEntry(NamedDocument, name="registry.json"):
     export: str = ""
-    """Whose files they are."""
     mlflow: str = ""
     model_id: str | None = None
     name: str | None = None
@@ -144,23 +121,14 @@ class RegistryEntry(NamedDocument):
     alias: str | None = None
 
 
-class Pushed(NamedDocument):
-    """The export's repository and commit on the Hub."""
-
-    NAME: ClassVar[str] = "hub.json"
-
+class Pushed(NamedDocument, name="hub.json"):
     repo: str
     revision: str
     export: str
-    """Whose files they are."""
     commit: str = ""
 
 
-class ExportedModel(NamedDocument):
-    """Addresses of the exported model."""
-
-    NAME: ClassVar[str] = "export.json"
-
+class ExportedModel(NamedDocument, name="export.json"):
     model_uri: str
     bytes: int = 0
     files: int = 0
@@ -169,19 +137,13 @@ class ExportedModel(NamedDocument):
     hub: Pushed | None = None
 
 
-class ReportPage(NamedDocument):
-    """Address of the report."""
-
-    NAME: ClassVar[str] = "report.json"
-
+class ReportPage(NamedDocument, name="report.json"):
     report_uri: str
     seconds: float = 0.0
 
 
-class RunFailure(NamedDocument):
+class RunFailure(NamedDocument, name="failed.json"):
     """Why a run has ended before its end; it goes once the stage has got past it, or the run begins again."""
-
-    NAME: ClassVar[str] = "failed.json"
 
     stage: str
     """Name of the stage, as Kubeflow's page has it."""
@@ -196,8 +158,6 @@ class RunFailure(NamedDocument):
 
 
 class AcceptedModel(Document):
-    """A model that was accepted."""
-
     run: str
     run_uri: str = ""
     model_uri: str
@@ -214,10 +174,8 @@ class AcceptedModel(Document):
     at: str = ""
 
 
-class RetrainNote(NamedDocument):
+class RetrainNote(NamedDocument, name="retrain.json"):
     """The retraining that a run belongs to."""
-
-    NAME: ClassVar[str] = "retrain.json"
 
     model: str
     number: int = 0
@@ -233,33 +191,26 @@ class RetrainNote(NamedDocument):
 TrialState = Literal["stop", "go"]
 
 
-class TrialEntry(NamedDocument):
+class TrialEntry(NamedDocument, name="trials/{}.json"):
     """A configuration of a sweep."""
-
-    NAME: ClassVar[str] = "trials/{}.json"
 
     id: str
     run: str
     bracket: int = 1
     """Number of its bracket, 0 for one that was forked."""
     values: dict[str, JsonValue] = Field(default_factory=dict)
-    """Dotted path → value."""
     parent: Json | None = None
 
 
 class RungEntry(Document):
-    """A rung as it is planned."""
-
     rung: int = 0
     bracket: int = 1
     chunk: int
     keep: int
 
 
-class SweepHead(NamedDocument):
+class SweepHead(NamedDocument, name="sweep.json"):
     """A sweep: its recipe, its metric, its rungs and its trials."""
-
-    NAME: ClassVar[str] = "sweep.json"
 
     name: str
     created: str
@@ -276,31 +227,23 @@ class SweepHead(NamedDocument):
 
 
 class RungScore(Document):
-    """A trial's score on a rung."""
-
     value: float | None
     step: int = 0
     seconds: float | None = None
 
 
 class StoppedTrial(Document):
-    """A trial that was stopped."""
-
     id: str
     why: str
-    """In words, for people."""
     cause: Literal["asked", "beaten", "not_finite", "failed"] | None = None
     """None where an older Baton wrote it; see `RungVerdict.has_failed`."""
     place: int | None = None
     """Its place among those that have a score, from 1, where it was beaten."""
     of: int | None = None
-    """How many have a score."""
 
 
-class RungVerdict(NamedDocument):
+class RungVerdict(NamedDocument, name="rungs/rung-{:03d}.json"):
     """A rung's decision: which trials advance, which are stopped."""
-
-    NAME: ClassVar[str] = "rungs/rung-{:03d}.json"
 
     rung: int
     bracket: int = 1
@@ -318,20 +261,16 @@ class RungVerdict(NamedDocument):
         return stopped.cause == "failed"
 
 
-class TrialRequest(NamedDocument):
+class TrialRequest(NamedDocument, name="control/{}.json"):
     """A user's request to stop or resume a trial."""
-
-    NAME: ClassVar[str] = "control/{}.json"
 
     state: TrialState
     why: str = ""
     at: str = ""
 
 
-class Winner(NamedDocument):
+class Winner(NamedDocument, name="winner.json"):
     """The best of the trials that have come to their end."""
-
-    NAME: ClassVar[str] = "winner.json"
 
     id: str
     run: str = ""
@@ -339,10 +278,8 @@ class Winner(NamedDocument):
     at: str = ""
 
 
-class TrialInfo(NamedDocument):
+class TrialInfo(NamedDocument, name="trial.json"):
     """Marks a run as a trial of a sweep."""
-
-    NAME: ClassVar[str] = "trial.json"
 
     sweep: str
     id: str
@@ -352,11 +289,7 @@ class TrialInfo(NamedDocument):
     """The sweep's tracking run."""
 
 
-class TrialScore(NamedDocument):
-    """A trial's score after a chunk."""
-
-    NAME: ClassVar[str] = "scores/chunk-{:03d}.json"
-
+class TrialScore(NamedDocument, name="scores/chunk-{:03d}.json"):
     chunk: int
     step: int
     value: float | None
@@ -365,21 +298,13 @@ class TrialScore(NamedDocument):
     at: str = ""
 
 
-class TrialFailure(NamedDocument):
-    """The chunk of a trial that failed last."""
-
-    NAME: ClassVar[str] = "failure.json"
-
+class TrialFailure(NamedDocument, name="failure.json"):
     chunk: int
     message: str
     at: str = ""
 
 
-class SweepTracking(NamedDocument):
-    """The tracking run of a sweep."""
-
-    NAME: ClassVar[str] = "tracking.json"
-
+class SweepTracking(NamedDocument, name="tracking.json"):
     mlflow: str | None = None
     """The recipe's server where left out."""
     run_id: str | None = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
 
 from pydantic import Field
 
@@ -13,29 +12,22 @@ from baton.recipe.recipe import Recipe
 from baton.recipe.training import Training
 
 
-class Plan(NamedDocument):
-    """Steps of a run and the targets of its chunks.
-
-    Attributes:
-        rows: Training sequences.
-        steps_per_epoch: Optimizer steps in one pass, the last one possibly of fewer rows.
-        num_steps: Optimizer steps of the whole run.
-        targets: Step at which each chunk ends, ascending; the last is `num_steps`.
-    """
-
-    NAME: ClassVar[str] = "plan.json"
+class Plan(NamedDocument, name="plan.json"):
+    """Steps of a run and the targets of its chunks."""
 
     rows: int
+    """Training sequences."""
     steps_per_epoch: int = Field(gt=0)
+    """The last one possibly of fewer rows."""
     num_steps: int
     targets: tuple[int, ...] = Field(min_length=1)
+    """Step at which each chunk ends, ascending; the last is `num_steps`."""
 
     def target(self, index: int) -> int:
         """Returns the step to which a chunk trains; spare chunks, after the last, have the last one's target."""
         return self.targets[min(index, len(self.targets)) - 1]
 
     def passes(self, step: int) -> float:
-        """Returns how often training has gone over all rows at a step."""
         return step / self.steps_per_epoch
 
     def is_due(self, step: int, per_epoch: int) -> bool:
@@ -48,16 +40,11 @@ class Plan(NamedDocument):
         return step * per_epoch // self.steps_per_epoch > (step - 1) * per_epoch // self.steps_per_epoch
 
     def slots(self, spare: int) -> int:
-        """Returns how many chunks the run has, spare ones included."""
         return len(self.targets) + spare
 
 
 def make_plan(recipe: Recipe, rows: int) -> Plan:
-    """Plans a run.
-
-    Raises:
-        UserError: there is nothing to train on, or there are more chunks than steps.
-    """
+    """Plans a run."""
     training, count = recipe.training, recipe.num_chunks
     if rows == 0:
         raise UserError("no training rows are left after the split.", remedy="Check data.source and data.split.eval.")

@@ -37,7 +37,6 @@ class RunRef:
 
     @classmethod
     def read(cls, text: str) -> RunRef:
-        """Returns a baton from its text; the address of a run alone is one, too."""
         uri, mark, rest = text.rpartition("#")
         made, _, losses = rest.rpartition(".")
         return cls(uri, made, int(losses)) if mark and losses.isdigit() else cls(text)

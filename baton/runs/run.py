@@ -30,10 +30,13 @@ from baton.recipe.recipe import Recipe
 from baton.runs.documents import (
     SKIPS_FOLDER,
     ChunkRecord,
+    ForkNote,
     LearningRate,
     MicroBatchSize,
     OwnCode,
     PinnedModels,
+    Promoted,
+    ProofPart,
     Restart,
     RunInfo,
     Skip,
@@ -46,7 +49,14 @@ from baton.runs.plan import Plan
 from baton.runs.versions import RUN_FORMATS, FormatVersions
 from baton.store.storage import PATIENCE, Storage
 
-D = TypeVar("D", bound=NamedDocument)
+logger = logging.getLogger("baton")
+D = TypeVar("D", bound=Document)
+N = TypeVar("N", bound=NamedDocument)
+
+FAILURE_TIMEOUT_S = 60.0
+"""Seconds that it may take in all to keep why a run failed; it takes about four."""
+FAILURE_STORE_S = 10
+"""Seconds for which a store that does not answer is asked."""
 _TAKEN_BACK = b"null"
 """A document that would have been removed, had that been allowed."""
 
@@ -63,11 +73,7 @@ class DocumentFolder:
 
     @classmethod
     def open(cls, uri: str) -> Self:
-        """Opens one by its address, such as `<store>/runs/<name>`.
-
-        Raises:
-            UserError: the address is not of that form.
-        """
+        """Opens one by its address, such as `<store>/runs/<name>`."""
         store, separator, rest = uri.rstrip("/").rpartition(f"/{cls.KIND}s/")
         name, below, _ = rest.partition("/")
         if not separator or below or name in ("", ".", ".."):
@@ -76,15 +82,13 @@ class DocumentFolder:
         return cls(Storage(store), name)
 
     def path(self, name: str = "") -> str:
-        """Returns a path below its folder in the store."""
         return f"{self.KIND}s/{self.name}/{name}".rstrip("/")
 
     @property
     def uri(self) -> str:
-        """Its address."""
         return self.storage.uri(self.path())
 
-    def read(self, kind: type[D], *key: int | str) -> D | None:
+    def read(self, kind: type[N], *key: int | str) -> N | None:
         """Returns a document by its type, of several the one of a key; None where there is none.
 
         Raises:
@@ -98,42 +102,21 @@ class DocumentFolder:
             return None
         return None if data == _TAKEN_BACK else kind.read(data, self.storage.uri(path))
 
-    def remove(self, kind: type[NamedDocument]) -> None:
-        """Removes a document, if it is there; in a store from which nothing may be removed it is written over."""
-        path = self.path(kind.NAME)
-        if not self.storage.remove(path) and self.storage.exists(path):
-            self.storage.write(path, _TAKEN_BACK)
-
-    def need(self, kind: type[D], *key: int | str) -> D:
-        """Returns a document by its type.
-
-        Raises:
-            UserError: it is not there.
-        """
+    def need(self, kind: type[N], *key: int | str) -> N:
+        """Returns a document by its type; one that is not there is a UserError."""
         document = self.read(kind, *key)
         if document is None:
-            uri = self.storage.uri(self.path(kind.file_name(*key)))
-            raise UserError(f"{uri} does not exist.", remedy=f"Check store and {self.KIND} name.")
+            raise self._missing(kind.file_name(*key))
         return document
 
-    def write(self, document: NamedDocument, *key: int | str) -> None:
-        """Writes a document under its type's name, replacing the one before."""
-        self.put(document.file_name(*key), document.to_json())
+    def read_all(self, kind: type[D], folder: str, prefix: str = "") -> list[D]:
+        """Returns the documents of a folder whose names begin so, by name; beside them there may be leases."""
+        names = [name for name in self.storage.list(self.path(folder)) if name.startswith(prefix)]
+        paths = [self.path(f"{folder}/{name}") for name in names if name.endswith(".json")]
+        return self.storage.runtime.each(lambda path: kind.read(self.storage.read(path), self.storage.uri(path)), paths)
 
-    def put(self, name: str, document: Mapping[str, Any]) -> None:
-        """Writes a document, replacing the one before."""
-        self.storage.write(self.path(name), as_json(document))
-
-    def put_new(self, name: str, document: Mapping[str, Any]) -> bool:
-        """Writes a document where there is none, and tells whether this call did; the first one stands."""
-        return self.storage.create(self.path(name), as_json(document))
-
-    def get(self, name: str) -> dict[str, Any] | None:
-        """Returns a document, or None.
-
-        Raises:
-            DamagedError: it is not a JSON object.
-        """
+    def raw(self, name: str) -> dict[str, Any] | None:
+        """Returns a document as it lies there, to be hashed or copied as whatever Baton wrote it; None for none."""
         path = self.path(name)
         try:
             return load_object(self.storage.read(path), self.storage.uri(path))
@@ -141,25 +124,36 @@ class DocumentFolder:
             return None
 
     def require(self, name: str) -> dict[str, Any]:
-        """Returns a document.
-
-        Raises:
-            UserError: it is not there.
-            DamagedError: it is not a JSON object.
-        """
-        document = self.get(name)
+        """Returns a document as `raw` does; one that is not there is a UserError."""
+        document = self.raw(name)
         if document is None:
-            uri = self.storage.uri(self.path(name))
-            raise UserError(f"{uri} does not exist.", remedy=f"Check store and {self.KIND} name.")
+            raise self._missing(name)
         return document
+
+    def write(self, document: NamedDocument, *key: int | str) -> None:
+        self.put(document.file_name(*key), document.to_json())
+
+    def write_new(self, document: NamedDocument, *key: int | str) -> bool:
+        """Writes a document where there is none, and tells whether this call did; the first one stands."""
+        return self.storage.create(self.path(document.file_name(*key)), as_json(document.to_json()))
+
+    def put(self, name: str, document: Mapping[str, Any]) -> None:
+        self.storage.write(self.path(name), as_json(document))
+
+    def remove(self, kind: type[NamedDocument]) -> None:
+        """Removes a document, if it is there; in a store from which nothing may be removed it is written over."""
+        path = self.path(kind.NAME)
+        if not self.storage.remove(path) and self.storage.exists(path):
+            self.storage.write(path, _TAKEN_BACK)
+
+    def _missing(self, name: str) -> UserError:
+        uri = self.storage.uri(self.path(name))
+        return UserError(f"{uri} does not exist.", remedy=f"Check store and {self.KIND} name.")
 
 
 def as_json(document: Mapping[str, Any]) -> bytes:
     """Returns a document as it is written: the same for the same content."""
     return json.dumps(document, indent=1, sort_keys=True).encode()
-
-
-R = TypeVar("R", bound=Document)
 
 
 class Run(DocumentFolder):
@@ -169,6 +163,8 @@ class Run(DocumentFolder):
 
     def create(self, recipe: Recipe, data: FormatVersions | None = None) -> None:
         """Starts a run, or joins one started with the same recipe; settings that change no bits may differ.
+
+        `data` is what the run's data was made with, where that is another run's.
 
         Raises:
             OtherRunError: the run exists with a recipe that trains something else, or by a Baton that this one does not
@@ -180,7 +176,7 @@ class Run(DocumentFolder):
             name=self.name,
             made=FormatVersions.here(RUN_FORMATS, data),
         )
-        if not self.put_new(RunInfo.NAME, head.to_json()):
+        if not self.write_new(head):
             self.require_same(recipe)
             # Its settings that change no bits are the new recipe's. `created` stays: Kubeflow's cache tells runs apart
             # by it. So does what the run was begun with: it is what all its chunks have alike.
@@ -189,11 +185,7 @@ class Run(DocumentFolder):
             self.put(RunInfo.NAME, {"recipe": head.recipe, "name": self.name, **kept})
 
     def require_same(self, recipe: Recipe) -> None:
-        """Compares a recipe with the one this run was started with, if it was.
-
-        Raises:
-            OtherRunError: they would train something else, or this Baton does not continue what the run was begun with.
-        """
+        """Refuses a recipe that trains something else than this run's, and a run that this Baton does not continue."""
         head = self.read(RunInfo)
         if head is None:
             return
@@ -206,19 +198,10 @@ class Run(DocumentFolder):
             )
 
     def require_continued(self, head: RunInfo | None = None) -> None:
-        """Checks that this Baton continues what the run was begun with.
-
-        Raises:
-            FormatError: it does not.
-        """
+        """Refuses a run that was begun by a Baton whose work this one does not continue."""
         (head or self.need(RunInfo)).made.require_continued(f"run {self.name!r}", RUN_FORMATS)
 
     def recipe(self) -> Recipe:
-        """Returns the recipe the run was started with.
-
-        Raises:
-            UserError: there is no such run, or a newer Baton began it.
-        """
         head = self.need(RunInfo)
         head.made.require_known(f"run {self.name!r}")
         return load.validate(head.recipe, origin=self.uri)
@@ -236,24 +219,15 @@ class Run(DocumentFolder):
         return recipe.model_copy(update={"training": recipe.training.model_copy(update=training)})
 
     def plan(self) -> Plan:
-        """Returns the run's plan."""
         return self.need(Plan)
 
     def write_once(self, document: NamedDocument) -> None:
-        """Writes a document of the run; a different one under the same name is an error.
-
-        Raises:
-            OtherRunError: it was written before, and differs.
-        """
+        """Writes a document of the run; a different one under the same name is an OtherRunError."""
         self.set_once(document.file_name(), document.to_json())
 
     def set_once(self, name: str, document: Mapping[str, Any]) -> None:
-        """Writes a document of the run; a different one under the same name is an error.
-
-        Raises:
-            OtherRunError: it was written before, and differs.
-        """
-        if self.put_new(name, document):
+        """Writes a document by name; a different one there is an OtherRunError."""
+        if self.storage.create(self.path(name), as_json(document)):
             return
         if changed := load.changed_paths(self.require(name), document):
             raise OtherRunError(
@@ -267,7 +241,7 @@ class Run(DocumentFolder):
 
     def records(self) -> list[StageRecord]:
         """Returns all attempts at all stages, by stage and time."""
-        return self._records(StageRecord, "")
+        return self.read_all(StageRecord, "records")
 
     def recorded(self, since: datetime.datetime) -> set[str]:
         """Returns the stages that have left a record since a moment, by one listing: names hold the time."""
@@ -284,8 +258,7 @@ class Run(DocumentFolder):
 
     def restarts(self) -> list[Restart]:
         """Returns the processes of chunks that were lost and followed by another one, by chunk and time."""
-        paths = [self.path(f"restarts/{name}") for name in self.storage.list(self.path("restarts"))]
-        return [Restart.read(self.storage.read(path), self.storage.uri(path)) for path in paths]
+        return self.read_all(Restart, "restarts")
 
     def warn(self, text: str) -> None:
         """Tells a person that something goes on without what it was to do: in the log, on the screen, in the report."""
@@ -295,28 +268,37 @@ class Run(DocumentFolder):
 
     def warnings(self) -> list[WarningRecord]:
         """Returns what a person was told, each text once, by time."""
-        paths = [self.path(f"warnings/{name}") for name in sorted(self.storage.list(self.path("warnings")))]
-        told = [WarningRecord.read(self.storage.read(path), self.storage.uri(path)) for path in paths]
+        told = self.read_all(WarningRecord, "warnings")
         return list({each.text: each for each in told[::-1]}.values())[::-1]
 
     def note_skip(self, skip: Skip) -> bool:
         """Keeps that a step is skipped, and tells whether this call did; who finds it first says why."""
-        return self.put_new(skip.file_name(skip.step), skip.to_json())
+        return self.write_new(skip, skip.step)
 
     def skips(self) -> list[Skip]:
         """Returns the steps that the run's guard has found, in their order."""
-        names = self.storage.list(self.path(SKIPS_FOLDER))  # beside them there may be leases, see `store.lease`
-        paths = [self.path(f"{SKIPS_FOLDER}/{name}") for name in names if name.endswith(".json")]
-        return [Skip.read(self.storage.read(path), self.storage.uri(path)) for path in paths]
+        return self.read_all(Skip, SKIPS_FOLDER)
+
+    def began(self) -> int:
+        """Returns the step that the run began at: its parent's, for a warm fork."""
+        note = self.read(ForkNote)
+        return note.step if note and note.warm else 0
+
+    def proven_chunks(self) -> set[int]:
+        """Returns the numbers of the chunks whose checkpoint the checkpoint stage has read back."""
+        names = self.storage.list(self.path("proof"))
+        return {int(match[1]) for name in names if (match := re.fullmatch(r"chunk-(\d+)\.json", name))}
+
+    def verified_step(self) -> int:
+        """Returns the newest step that the checkpoint stage has read back and found whole, 0 before there is one."""
+        promoted, proven = self.read(Promoted), self.proven_chunks()
+        # Of two checkpoint stages at once the slower may write the older step last. Each has its own part of the proof.
+        part = self.read(ProofPart, max(proven)) if proven else None
+        return max(promoted.newest.step if promoted else 0, part.step if part else 0)
 
     def attempts(self, chunk: int | None = None) -> list[ChunkRecord]:
         """Returns all attempts at all chunks, or at one, by chunk and time."""
-        return self._records(ChunkRecord, "train-chunk-" if chunk is None else f"train-chunk-{chunk:03d}-")
-
-    def _records(self, kind: type[R], prefix: str) -> list[R]:
-        names = self.storage.list(self.path("records"))
-        wanted = [self.path(f"records/{name}") for name in names if name.startswith(prefix)]
-        return [kind.read(self.storage.read(path), self.storage.uri(path)) for path in wanted]
+        return self.read_all(ChunkRecord, "records", "train-chunk-" if chunk is None else f"train-chunk-{chunk:03d}-")
 
 
 def identity(recipe: Recipe) -> Json:
@@ -367,7 +349,7 @@ def state_identity(run: Run, recipe: Recipe, plan: Plan) -> str:
         plan.to_json(),
         # As they lie there, whatever their keys: what an older or newer Baton wrote is hashed as it was.
         *(run.require(document.NAME) for document in (SplitData, PinnedModels)),
-        run.get(OwnCode.NAME),
+        run.raw(OwnCode.NAME),
     ]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
@@ -386,34 +368,20 @@ def chosen_name(run_name: str, new_name: str, job_id: str, phase: str = "") -> s
 
 
 def check_name(name: str) -> str:
-    """Returns a run's name if it can be one.
-
-    Raises:
-        UserError: it is not lower-case letters, digits and dashes.
-    """
+    """Returns a run's name if it can be one: lower-case letters, digits and dashes."""
     if not re.fullmatch(r"[a-z0-9-]{1,100}", name):
         raise UserError(f"run name {name!r} is not lower-case letters, digits and dashes, at most 100.")
     return name
 
 
 def _unique() -> str:
-    """Returns the end of a name: the time at a fixed width, by which names sort, and what keeps one millisecond's
-    apart."""
+    # The time at a fixed width, by which names sort, and what keeps one millisecond's apart.
     return f"{int(time.time() * 1000):013d}-{uuid.uuid4().hex[:6]}"
 
 
 def now() -> str:
     """Returns the time in UTC, ISO 8601."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-logger = logging.getLogger("baton")
-
-FAILURE_TIMEOUT_S = 60.0
-"""Seconds that it may take in all; it takes about four."""
-FAILURE_STORE_S = 10
-"""Seconds for which a store that does not answer is asked."""
-_FAILURE_PAGE = "baton.pages.publish"
 
 
 def record_failure(run_uri: str, failure: RunFailure, *, anew: bool = False) -> str | None:
@@ -425,7 +393,7 @@ def record_failure(run_uri: str, failure: RunFailure, *, anew: bool = False) -> 
     Raises:
         BatonError: it could not be written: the store cannot be reached from here, or it took too long.
     """
-    command = [sys.executable, "-m", _FAILURE_PAGE, run_uri, *(["--anew"] if anew else [])]
+    command = [sys.executable, "-m", "baton.pages.publish", run_uri, *(["--anew"] if anew else [])]
     try:
         done = subprocess.run(
             command,

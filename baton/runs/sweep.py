@@ -3,7 +3,7 @@
 sweeps/<name>/sweep.json           recipe, metric, rungs, and the trials it began with
 sweeps/<name>/trials/<id>.json     trials that came later: of a later bracket, or forked
 sweeps/<name>/rungs/rung-001.json  scores, who was kept, who was stopped and why
-sweeps/<name>/control/<id>.json    the newest wish: `stop` or `go`
+sweeps/<name>/control/<id>.json    the newest request: `stop` or `go`
 sweeps/<name>/page.html            leaderboard and curves
 runs/<run>/trial.json              makes a run a trial: the sweep, its id, the values that are its own
 runs/<run>/scores/chunk-001.json   how well it does after each chunk
@@ -12,15 +12,9 @@ runs/<run>/failure.json            what a chunk of it failed with
 
 from __future__ import annotations
 
-from typing import TypeVar
-
-from baton.documents import Document
 from baton.errors import UserError
 from baton.runs.outcomes import RungVerdict, SweepHead, TrialEntry, TrialRequest, TrialScore, TrialState
 from baton.runs.run import DocumentFolder, Run, now
-from baton.runtime import SYSTEM
-
-D = TypeVar("D", bound=Document)
 
 
 class Sweep(DocumentFolder):
@@ -30,14 +24,14 @@ class Sweep(DocumentFolder):
 
     def create(self, head: SweepHead) -> bool:
         """Writes `sweep.json` where there is none, and tells whether this call did."""
-        return self.put_new(SweepHead.NAME, head.to_json())
+        return self.write_new(head)
 
     def find(self) -> SweepHead | None:
         """Returns the sweep with all its trials, None before it has begun."""
         head = self.read(SweepHead)
         if head is None:
             return None
-        trials = [*head.trials, *self._all("trials", TrialEntry)]
+        trials = [*head.trials, *self.read_all(TrialEntry, "trials")]
         return head.model_copy(update={"trials": sorted(trials, key=lambda trial: trial.id)})
 
     def document(self) -> SweepHead:
@@ -68,7 +62,7 @@ class Sweep(DocumentFolder):
 
     def add(self, trial: TrialEntry) -> bool:
         """Adds a trial, and tells whether this call did; of two of one id, the first stands."""
-        return self.put_new(trial.file_name(trial.id), trial.to_json())
+        return self.write_new(trial, trial.id)
 
     def run(self, trial: TrialEntry) -> Run:
         """Returns the run of a trial."""
@@ -76,31 +70,20 @@ class Sweep(DocumentFolder):
 
     def rungs(self) -> list[RungVerdict]:
         """Returns what each rung that is over has decided, in their order."""
-        return self._all("rungs", RungVerdict)
+        return self.read_all(RungVerdict, "rungs")
 
     def rung(self, number: int) -> RungVerdict | None:
         """Returns what a rung has decided, None before it has."""
         return self.read(RungVerdict, number)
 
-    def keep_rung(self, verdict: RungVerdict) -> None:
-        """Writes what a rung has decided."""
-        self.write(verdict, verdict.rung)
-
     def scores(self, run: str | Run) -> list[TrialScore]:
         """Returns how a run of this sweep did after each chunk that is scored."""
-        trained = run if isinstance(run, Run) else Run(self.storage, run)
-        paths = [trained.path(f"scores/{name}") for name in self.storage.list(trained.path("scores"))]
-        return [TrialScore.read(self.storage.read(path), self.storage.uri(path)) for path in paths]
+        return (run if isinstance(run, Run) else Run(self.storage, run)).read_all(TrialScore, "scores")
 
-    def control(self, trial_id: str) -> TrialRequest | None:
-        """Returns the newest wish for a trial; None where nobody asked for anything."""
+    def request(self, trial_id: str) -> TrialRequest | None:
+        """Returns the newest request for a trial; None where nobody asked for anything."""
         return self.read(TrialRequest, trial_id)
 
     def ask(self, trial_id: str, state: TrialState, why: str) -> None:
-        """Notes a wish for a trial, taken up at its next chunk boundary."""
+        """Notes a request for a trial, taken up at its next chunk boundary."""
         self.write(TrialRequest(state=state, why=why, at=now()), trial_id)
-
-    def _all(self, folder: str, kind: type[D]) -> list[D]:
-        """Returns the documents of a folder, by name."""
-        paths = [self.path(f"{folder}/{name}") for name in self.storage.list(self.path(folder))]
-        return SYSTEM.each(lambda path: kind.read(self.storage.read(path), self.storage.uri(path)), paths)

@@ -26,12 +26,7 @@ PACKAGE = "baton-llm"
 
 @dataclass(frozen=True)
 class OlderFormat:
-    """An older number of a format.
-
-    Attributes:
-        release: The last release that makes it.
-        is_continued: Whether this one continues what was made with it, to the same bits.
-    """
+    """An older number: the last release that makes it, and whether this one continues it to the same bits."""
 
     release: str
     is_continued: bool
@@ -41,11 +36,8 @@ class OlderFormat:
 class FormatSpec:
     """Something that is made of a recipe, and that another release may make otherwise.
 
-    Attributes:
-        number: The number of what is made here.
-        what: What it decides.
-        instead: What can be done with a number that is no longer continued, beside taking the release that makes it.
-        older: What is known of the numbers before.
+    `number` is of what is made here, `what` it decides, and `instead` says what can be done with a number that is no
+    longer continued, beside taking the release that makes it.
     """
 
     number: int
@@ -54,7 +46,6 @@ class FormatSpec:
     older: Mapping[int, OlderFormat] = field(default_factory=dict)
 
     def is_continued(self, number: int) -> bool:
-        """Whether what was made with a number is continued here."""
         return number == self.number or (number in self.older and self.older[number].is_continued)
 
 
@@ -108,22 +99,16 @@ class FormatVersions(Document):
 
     @classmethod
     def here(cls, names: Iterable[str], data: FormatVersions | None = None) -> FormatVersions:
-        """Returns what this Baton makes."""
         numbers = {name: FORMATS[name].number for name in names}
         return cls(
             baton=release(), formats=numbers | ({name: data.number(name) for name in DATA_FORMATS} if data else {})
         )
 
     def number(self, name: str) -> int:
-        """Returns the number of a format."""
         return self.formats.get(name, 1)
 
     def require_known(self, what: str, formats: Mapping[str, FormatSpec] = FORMATS) -> None:
-        """Checks that nothing about it is newer than this Baton.
-
-        Raises:
-            FormatError: something is.
-        """
+        """Checks that nothing about it is newer than this Baton."""
         for name, number in sorted(self.formats.items()):
             newest = formats[name].number if name in formats else 1
             if number > newest:
@@ -134,11 +119,7 @@ class FormatVersions(Document):
                 )
 
     def require_continued(self, what: str, names: Iterable[str], formats: Mapping[str, FormatSpec] = FORMATS) -> None:
-        """Checks that this Baton works on with it as the one did that made it.
-
-        Raises:
-            FormatError: it is newer than this Baton, or so old that it is no longer continued.
-        """
+        """Checks that this Baton works on with it as the one did that made it."""
         self.require_known(what, formats)
         for name in names:
             entry, number = formats[name], self.number(name)
@@ -158,7 +139,6 @@ def release() -> str:
 
 
 def _package(version: str) -> str:
-    """Returns a release as pip is asked for it."""
     return f"{PACKAGE}=={version}" if version else f"the {PACKAGE} that made it"
 
 
@@ -242,7 +222,6 @@ class Fingerprint(Document):
 
     @property
     def versions(self) -> dict[str, str]:
-        """Versions of Python and of the libraries that compute."""
         return {name: str(getattr(self, name)) for name in ("python", *LIBRARIES)}
 
 
@@ -250,7 +229,6 @@ _LATER = {*ADDED, "cudnn", *(name.replace("-", "_") for name in KERNELS)}
 
 
 def _kernels() -> dict[str, Any]:
-    """Returns the versions of what a GPU computes with besides torch's own kernels."""
     import torch
 
     cudnn: Any = torch.backends.cudnn  # carries no types

@@ -1,12 +1,9 @@
-"""Credentials in recipes and pipelines: literals refused, and keys required to sign checkpoints.
-
-Credentials are found in addresses of a recipe, and by names of fields and variables of a compiled pipeline.
-"""
+"""Credentials in recipes: literals in addresses refused, and keys required to sign checkpoints."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from baton.checkpoint.signatures import require_signer
 from baton.errors import UserError
@@ -15,16 +12,6 @@ from baton.recipe.recipe import Recipe
 from baton.recipe.run import Signing, leaves
 from baton.signing import SIGNED_BY, PublicKey
 from baton.store.clouds import environment_of
-
-# --- Credentials in a recipe, found in its addresses; and in a compiled pipeline, by the names of fields and
-# variables.
-
-
-_CREDENTIAL_ENDINGS = ("SECRET", "TOKEN", "PASSWORD", "APIKEY", "ACCESSKEY")
-_REFERENCE_WORDS = frozenset({"NAME", "FILE", "PATH", "REF"})
-_REFERENCE_FIELDS = frozenset({"key", "secretKey", "configMapKey", "topologyKey", "outputParameterKey"})
-"""The schema's own fields that sound like credentials and only refer to something."""
-
 
 _IN_ADDRESS = re.compile(r"^(?P<scheme>[a-zA-Z][\w+.-]*://)[^/:@\s]+:(?!\d+(?:/|$))[^@\s]+@(?P<rest>.*)$", re.DOTALL)
 """An address with a user and a password, or a key and its secret, before the host or bucket."""
@@ -39,11 +26,7 @@ _SIGNED = re.compile(r"[?&](sig|X-Amz-(Signature|Credential)|AWSAccessKeyId|X-Go
 
 
 def require_none(recipe: Recipe) -> None:
-    """Refuses a recipe in which an address holds a credential: what is in it gets into runs, logs and pipelines.
-
-    Raises:
-        UserError: one does; the message holds the address without it, and never the credential.
-    """
+    """Refuses a recipe in which an address holds a credential: what is in it gets into runs, logs and pipelines."""
     for path, value in leaves(recipe.model_dump(mode="json", exclude_defaults=True)):
         if not isinstance(value, str):
             continue
@@ -76,40 +59,6 @@ def not_named(recipe: Recipe) -> Iterator[str]:
         )
 
 
-def is_credential_name(name: str) -> bool:
-    """Tells whether a name looks like that of a credential's value.
-
-    `HF_TOKEN`, `secretKey` and `PGPASSWORD` do. `TOKENIZERS_PARALLELISM` does not, and neither
-    does what names or locates a secret: `secretName`, `HF_TOKEN_PATH`.
-    """
-    words = re.split(r"[^A-Z0-9]+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).upper())
-    if words[-1] in _REFERENCE_WORDS:
-        return False
-    return any(word == "KEY" or word.endswith(_CREDENTIAL_ENDINGS) for word in words)
-
-
-def literal_credentials(node: object, place: str) -> Iterator[str]:
-    """Finds literals under names a user chose; the schema's own names only refer to secrets."""
-    if isinstance(node, Mapping):
-        for key, value in node.items():
-            where = f"{place}.{key}".lstrip(".")
-            is_literal = isinstance(value, str | int | float) and bool(value)
-            if is_literal and is_credential_name(str(key)) and key not in _REFERENCE_FIELDS:
-                yield literal_credential(where)
-            yield from literal_credentials(value, where)
-    elif isinstance(node, list):
-        for index, value in enumerate(node):
-            yield from literal_credentials(value, f"{place}[{index}]")
-
-
-def literal_credential(place: str) -> str:
-    """Says what is wrong with a credential that is written out."""
-    return f"{place}: holds a credential; expected a reference to a Kubernetes secret (use_secret_as_env)."
-
-
-# --- What a recipe whose checkpoints are signed needs around its processes, looked at before any of them starts.
-
-
 def signing_settings(recipe: Recipe) -> list[Signing]:
     """Returns what a recipe, or each of its phases, says of signatures."""
     return [part.chunks.signing for part in recipe.phase_recipes() or [recipe] if part.chunks.signing]
@@ -122,11 +71,7 @@ def signing_environment(recipe: Recipe) -> dict[str, str]:
 
 
 def require_signing_key(recipe: Recipe) -> Recipe:
-    """Checks that this machine can sign, and returns the recipe without the Secret that a cluster mounts.
-
-    Raises:
-        UserError: it has not the key.
-    """
+    """Checks that this machine can sign, and returns the recipe without the Secret that a cluster mounts."""
     found = signing_settings(recipe)
     for signing in found:
         require_signer(PublicKey(signing.public_key))
@@ -140,11 +85,7 @@ def require_signing_key(recipe: Recipe) -> Recipe:
 
 
 def require_signing_secret(recipe: Recipe) -> None:
-    """Checks that pods will have the key.
-
-    Raises:
-        UserError: no Secret is named.
-    """
+    """Checks that pods will have the key."""
     if any(signing.secret is None for signing in signing_settings(recipe)):
         raise UserError(
             "chunks.signing names no Secret, and pods have no other way to the private key.",

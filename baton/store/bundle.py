@@ -44,13 +44,7 @@ MAX_COPY_DEPTH = 3
 
 @dataclass(frozen=True)
 class CopySource:
-    """An object that is as a file was when its bundle was committed.
-
-    Attributes:
-        path: Where it lies.
-        sha256: Of its bytes.
-        origin: The attempt that sent them.
-    """
+    """An object that is as a file was when its bundle was committed; `origin` is the attempt that sent its bytes."""
 
     path: str
     sha256: str
@@ -59,11 +53,9 @@ class CopySource:
 
 @dataclass(frozen=True)
 class CopySources:
-    """Bundles that were committed before the one that is being written.
+    """Bundles that were committed before the one that is being written: prefix and manifest of each, newest first.
 
-    Attributes:
-        bundles: Prefix and manifest of each, newest first; none older than one that was found damaged, whose bytes they
-            may share.
+    None is older than one that was found damaged, whose bytes they may share.
     """
 
     bundles: Sequence[tuple[str, Manifest]] = ()
@@ -97,19 +89,11 @@ def may_share_bytes(ours: Manifest, theirs: Manifest) -> bool:
 
 
 class BundleWriter:
-    """One writer's attempt at a bundle: files first, then the manifest.
+    """One writer's attempt at a bundle of a kind: files first, then the manifest.
 
-    Args:
-        storage: Where to.
-        prefix: Path of the bundle in the store.
-        kind: What the files are.
-        check: Called every few megabytes; what it raises ends the attempt.
-        find_copy_sources: Returns the bundles that unchanged files may be copied from; called once, before the first
-            is sent.
-
-    Attributes:
-        folder: Name of the attempt, which no other process has.
-        files: Size and SHA-256 of what is uploaded, by relative name.
+    `check` is called every few megabytes; what it raises ends the attempt. `find_copy_sources` returns the bundles that
+    unchanged files may be copied from; it is called once, before the first is sent. `folder` is the name of the
+    attempt, which no other process has; `files` has size and SHA-256 of what is uploaded, by relative name.
     """
 
     def __init__(
@@ -178,7 +162,6 @@ class BundleWriter:
         return f"{self.prefix}/{self.folder}/{name}"
 
     def manifest(self, meta: Mapping[str, object]) -> Manifest:
-        """Returns what `commit` would write."""
         return Manifest(kind=self.kind, folder=self.folder, files=dict(sorted(self.files.items())), meta=dict(meta))
 
     def commit(self, meta: Mapping[str, object]) -> tuple[Manifest, bool]:
@@ -216,11 +199,7 @@ class BundleWriter:
 def publish(
     storage: Storage, prefix: str, local_dir: str, *, kind: str, meta: Mapping[str, object]
 ) -> tuple[Manifest, bool]:
-    """Uploads a folder and commits it.
-
-    Returns:
-        The manifest that is committed now, and whether it is this call's: False when another writer was first.
-    """
+    """Uploads a folder and commits it; returns the manifest that is committed now, and whether it is this call's."""
     writer = BundleWriter(storage, prefix, kind=kind)
     writer.send(local_dir)
     return writer.commit(meta)
@@ -263,19 +242,10 @@ def fetch(
     *,
     in_place: bool = True,
 ) -> str:
-    """Downloads a bundle to this machine, checking every byte.
+    """Downloads a bundle, or some of its files, to a folder of this machine, checking every byte; returns the folder.
 
-    Args:
-        storage: Where from.
-        prefix: Path of the bundle in the store.
-        manifest: Committed there.
-        local_dir: Folder for the files, unless the store is one itself: then they are read in place.
-        cache: Files this node has already, by their hashes.
-        names: The files that are wanted; all of them when None.
-        in_place: False where the files are to be in `local_dir` whatever the store is.
-
-    Returns:
-        The folder with the files.
+    Where the store is a folder itself the files are read in place, and the folder is the store's, unless `in_place`
+    says otherwise.
 
     Raises:
         DamagedError: a file is missing or its SHA-256 differs; the bundle is marked.
@@ -331,11 +301,7 @@ def torn_files(storage: Storage, prefix: str, manifest: Manifest) -> list[str]:
 
 
 def require_whole(storage: Storage, prefix: str, manifest: Manifest, problems: list[str]) -> None:
-    """Marks a bundle in which problems were found.
-
-    Raises:
-        RewritableDamageError: there are any.
-    """
+    """Marks a bundle in which problems were found: a RewritableDamageError."""
     if problems:
         # Retention takes files under a reader's hands: what it takes is not damaged, and a mark would outlive it.
         if usable_manifest(storage, prefix) != manifest:

@@ -20,11 +20,9 @@ ABANDONED_AFTER_S = 3600.0
 
 
 class NodeCache:
-    """A folder that outlives pods on a node, in memory or on a fast disk.
+    """A folder that outlives pods on a node, in memory or on a fast disk: files named by their hashes.
 
-    Args:
-        folder: Where the files lie, named by their hashes.
-        max_bytes: Size at which those used longest ago are removed.
+    Those used longest ago are removed at `max_bytes`.
     """
 
     def __init__(self, folder: str, max_bytes: float) -> None:
@@ -33,7 +31,6 @@ class NodeCache:
 
     @classmethod
     def of(cls, store: Store) -> NodeCache | None:
-        """Returns the cache that a recipe names, None where it names none."""
         if store.cache_dir is None:
             return None
         return cls(os.path.expanduser(store.cache_dir), amount(store.cache_size))

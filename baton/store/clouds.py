@@ -123,7 +123,6 @@ class CloudStore:
         obstore.put(self._store, self._key(path), data, use_multipart=False)
 
     def create(self, path: str, data: bytes) -> bool:
-        """Writes an object unless there is one, by a conditional put."""
         try:
             obstore.put(self._store, self._key(path), data, mode="create")
         # Either says that there is an object, depending on the cloud.
@@ -162,7 +161,6 @@ class CloudStore:
         """Does nothing: there are no folders that could be left empty."""
 
     def upload(self, local_path: str, path: str, seen: Callable[[bytes], None]) -> None:
-        """Sends a file in parallel parts; `seen` is called with the bytes in their order."""
         size = os.path.getsize(local_path)
         if size <= PART:
             with open(local_path, "rb") as file:
@@ -197,7 +195,6 @@ class CloudStore:
         return True
 
     def download(self, path: str, local_path: str, size: int) -> str:
-        """Fetches an object of known size in parallel ranges, and returns the SHA-256 of its bytes."""
         digest = hashlib.sha256()
         with open(local_path, "wb") as file:
             # Ranges are written where they belong, in the order in which they come.
@@ -417,7 +414,7 @@ def _s3_files(address: str) -> AbstractFileSystem:
 
 
 def _s3_cause(answer: errors.ServerAnswer) -> tuple[str, str] | None:
-    """Returns why S3 refuses where that is no right: <https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html>."""
+    # <https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html>
     code, message = answer.code, answer.message.lower()
     match code:
         case "ExpiredToken" | "ExpiredTokenException" | "TokenRefreshRequired" | "RequestExpired":
@@ -467,7 +464,6 @@ def _s3_skew(answer: errors.ServerAnswer) -> str:
 
 
 def _s3_allow(right: str, root: str) -> str:
-    """Returns the statement of a policy that allows a request."""
     bucket, _, prefix = root.partition("/")
     below = f"{prefix}/*" if prefix else "*"
     statement: dict[str, object] = {"Effect": "Allow", "Action": S3_RIGHTS[right], "Resource": f"arn:aws:s3:::{bucket}"}

@@ -229,7 +229,6 @@ def without_signature(text: str) -> str:
 
 
 def _reason(text: str, found: ServerAnswer) -> str:
-    """Returns the code and message in a server's answer, or all of a shorter text."""
     if found.code and found.message:
         return f"{found.code}: {found.message.rstrip('.')}"
     if found.code or found.status:

@@ -35,13 +35,7 @@ _GENERATION = re.compile(r"^manifest(?:-([1-9][0-9]*))?\.json$")
 
 
 class FileEntry(TypedDict):
-    """A file of a bundle.
-
-    Attributes:
-        size: Its bytes.
-        sha256: Their SHA-256 in hex.
-        origin: The attempt that sent them, where this one has copied them inside the store.
-    """
+    """A file of a bundle; `origin` is the attempt that sent it, where this one has copied it inside the store."""
 
     size: int
     sha256: str
@@ -50,13 +44,9 @@ class FileEntry(TypedDict):
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """A bundle's committed files and metadata.
+    """A bundle's committed files by relative name, and what the writer had to say about them.
 
-    Attributes:
-        kind: What the files are, such as `checkpoint` or `tokens`.
-        folder: The attempt whose files these are, relative to the prefix.
-        files: Size and SHA-256 by relative name.
-        meta: What the writer had to say about them.
+    `kind` is what the files are, such as `checkpoint` or `tokens`; `folder` the attempt whose files these are.
     """
 
     kind: str
@@ -67,15 +57,12 @@ class Manifest:
 
     @property
     def bytes(self) -> int:
-        """Total size of the files."""
         return sum(entry["size"] for entry in self.files.values())
 
     def path(self, prefix: str, name: str = "") -> str:
-        """Returns where a file lies, or their folder."""
         return f"{prefix}/{self.folder}/{name}".rstrip("/")
 
     def as_written(self) -> str:
-        """Returns it as it lies in the store."""
         return json.dumps(vars(self), indent=1, sort_keys=True)
 
 
@@ -121,7 +108,6 @@ def manifest_name(generation: int) -> str:
 
 
 def _read_newest(storage: Storage, prefix: str, names: Sequence[str]) -> Manifest | None:
-    """Reads the manifest of the highest generation among the names below a prefix."""
     generation = _highest(names)
     if generation == 0:
         return None
@@ -139,7 +125,6 @@ def _read_newest(storage: Storage, prefix: str, names: Sequence[str]) -> Manifes
 
 
 def _highest(names: Sequence[str]) -> int:
-    """Returns the highest generation of a manifest among names, 0 where there is none."""
     matches = (_GENERATION.match(name) for name in names)
     return max((int(match[1] or 1) for match in matches if match), default=0)
 
@@ -149,13 +134,12 @@ def parsed(data: bytes, where: str) -> Manifest:
 
     Raises:
         DamagedError: it is none, or names files outside its folder.
-        FormatError: a newer Baton wrote it.
+        FormatError: a newer Baton wrote it, which is no damage: what is damaged is passed over, and written anew.
     """
     try:
         document = load(data)
         version = document["version"]
         if isinstance(version, int) and version > VERSION:
-            # No damage: what is damaged is passed over, and written anew.
             raise FormatError(
                 f"{where} is a manifest of version {version}, and this Baton reads version {VERSION}.",
                 remedy="Use the Baton that wrote it, or a newer one.",
@@ -172,11 +156,7 @@ def parsed(data: bytes, where: str) -> Manifest:
 
 
 def check_files(files: Mapping[str, FileEntry]) -> None:
-    """Checks entries of files that come from a store.
-
-    Raises:
-        ValueError: one is no name that stays in its folder, with size and SHA-256; other types raise what they do.
-    """
+    """Checks entries of files that come from a store; one that is none is a ValueError, TypeError or KeyError."""
     for name, entry in files.items():
         is_size = type(entry["size"]) is int and 0 <= entry["size"] <= MOST_BYTES
         if not (_is_safe(name) and is_size and _SHA256.fullmatch(entry["sha256"])):

@@ -53,7 +53,6 @@ class SourceFile:
 
     @property
     def uri(self) -> str:
-        """Address, for messages."""
         return self.storage.uri(self.path)
 
     @property
@@ -69,7 +68,6 @@ class SourceFile:
             yield file
 
     def info(self) -> dict[str, Any]:
-        """Returns what the file system tells of the file without reading it."""
         with self.storage.translated(self.path):
             return dict(file_system(self.storage).info(self.storage.key(self.path)))
 
@@ -93,11 +91,7 @@ def suffix(path: str) -> str:
 
 
 def parse(parameter: str) -> list[Value]:
-    """Returns `data.source` from a pipeline's parameter: addresses joined by commas, or a JSON list.
-
-    Raises:
-        UserError: it begins like a list and is none.
-    """
+    """Returns `data.source` from a pipeline's parameter: addresses joined by commas, or a JSON list."""
     if not parameter.lstrip().startswith("["):
         return [part.strip() for part in parameter.split(",")]
     try:
@@ -140,11 +134,7 @@ def resolve(source: str, *, base_dir: str) -> str:
 
 
 def files(sources: Sequence[str]) -> list[SourceFile]:
-    """Returns the files that sources name, other than hub datasets and the builtin, in a stable order.
-
-    Raises:
-        UserError: a source that cannot be opened, matches nothing, or holds no known file type.
-    """
+    """Returns the files that sources name, other than hub datasets and the builtin, in a stable order."""
     return [file for source in sources if source != BUILTIN and not is_dataset_id(source) for file in _expand(source)]
 
 

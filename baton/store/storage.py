@@ -41,11 +41,7 @@ _counting = threading.Lock()
 
 
 def open_store(uri: str) -> ObjectStore:
-    """Returns the client for an address; nothing is asked of the store yet.
-
-    Raises:
-        StoreError: the scheme is unknown, or the address is none of its kind.
-    """
+    """Returns the client for an address; nothing is asked of the store yet."""
     scheme, separator, _ = uri.partition("://")
     if not separator or scheme == "file":
         return Folder(uri)
@@ -127,7 +123,6 @@ def _acquire_lease(client: ObjectStore, path: str, lease: str, owner: bytes, run
 
 
 def _content(client: ObjectStore, path: str) -> bytes:
-    """Returns an object, empty where there is none."""
     try:
         return client.read(path)
     except FileNotFoundError:
@@ -233,11 +228,9 @@ class Storage:
             return False
 
     def exists(self, path: str) -> bool:
-        """Tells whether there is an object of this name."""
         return self.size(path) is not None
 
     def size(self, path: str) -> int | None:
-        """Returns an object's size in bytes, None where there is none."""
         return self._patiently(lambda: self.client.size(path))
 
     def list(self, path: str) -> list[str]:
@@ -292,7 +285,6 @@ class Storage:
             logger.warning("What is not needed any more stays in the store. %s", error)
 
     def tidy(self, path: str) -> None:
-        """Removes a folder, if it is empty and the store has such things."""
         self.client.tidy(path)
 
     def upload(self, local_path: str, path: str, check: Callable[[], None] = lambda: None) -> str:
@@ -366,11 +358,7 @@ class Storage:
         return self._patiently(read_through)
 
     def check(self) -> None:
-        """Writes a small object, without a second try, and removes it where that is allowed.
-
-        Raises:
-            StoreError: the store cannot be written to, with the reason and the remedy.
-        """
+        """Writes a small object, without a second try, and removes it where that is allowed."""
         path = f"{OWN}check-{self.runtime.unique()}"
         with self.translated():
             self.client.write(path, b"baton")

@@ -18,29 +18,25 @@ from baton.runs.outcomes import (
     TrialFailure,
     TrialRequest,
     TrialScore,
+    TrialState,
     Winner,
 )
 from baton.runs.plan import Plan
 from baton.runs.run import now
 from baton.runs.sweep import Sweep
 from baton.runtime import SYSTEM
-from baton.sweep import page as sweep_page
-from baton.sweep import tracking as tracked
 from baton.sweep.search import PlannedRung, brackets
 from baton.tracking import tracking_run
 
 
 @dataclass(frozen=True, kw_only=True)
 class RungResult:
-    """The runs that advance from a rung, and the winner of the last.
-
-    Attributes:
-        kept: Addresses of the runs that advance, the best first.
-        winner: Address of the best run of all so far that is trained to its end, empty before there is one.
-    """
+    """The runs that advance from a rung, and the winner of the last."""
 
     kept: list[str]
+    """Addresses of the runs that advance, the best first."""
     winner: str
+    """Address of the best run of all so far that is trained to its end, empty before there is one."""
 
 
 def decide(
@@ -48,12 +44,7 @@ def decide(
 ) -> tuple[list[str], list[str]]:
     """Ranks trials. Of two with the same score, the one that entered first is ahead.
 
-    Args:
-        entered: Trials that trained for this rung.
-        values: Trial → score; one without, or with one that is no finite number, cannot advance.
-        keep: How many advance.
-        mode: `min` or `max`.
-        stopped: Trials that somebody has asked to stop.
+    A trial without a score, with one that is no finite number, or that somebody has asked to stop is not ranked.
 
     Returns:
         Those that advance, the best first, and all others that were ranked, in their order.
@@ -81,10 +72,9 @@ def rank_trials(sweep: Sweep, number: int) -> RungResult:
     rungs = [rung for bracket in brackets(recipe) for rung in bracket.rungs]
     rung = rungs[number - 1]
     trials = {trial.id: trial for trial in document.trials}
-    wishes = dict(zip(trials, SYSTEM.each(sweep.control, trials), strict=True))
-    committed = sweep.rung(number)
-    verdict = committed or _judged(sweep, document, rung, trials, wishes)
-    verdict = _with_wishes(sweep, verdict, trials, wishes)
+    requests = _requests(sweep, trials)
+    verdict = sweep.rung(number) or _judged(sweep, document, rung, trials, requests)
+    verdict = _with_requests(sweep, verdict, trials, requests)
     if not verdict.kept:
         why = "; ".join(f"{entry.id}: {entry.why}" for entry in verdict.stopped[:5]) or "none has trained"
         raise BatonError(
@@ -92,10 +82,10 @@ def rank_trials(sweep: Sweep, number: int) -> RungResult:
             remedy="Mend what failed, or `baton sweep resume` a trial, and start the sweep again under its name.",
         )
     # Before all that follows from it: a judge that is started again after a crash finds the same verdict.
-    sweep.keep_rung(verdict)
+    sweep.write(verdict, verdict.rung)
     for run in (sweep.run(trials[trial]) for trial in verdict.kept if trials[trial].bracket == 0):
         tracking_run.start(run, run.recipe())  # a fork has joined, which no bracket has begun
-    winner = _winner(sweep, document.mode, rungs, trials, wishes)
+    winner = _winner(sweep, document.mode, rungs, trials, requests)
     events.emit(
         events.Rung(rung=number, of=len(rungs), chunk=rung.chunk, kept=verdict.kept, stopped=len(verdict.stopped))
     )
@@ -105,42 +95,41 @@ def rank_trials(sweep: Sweep, number: int) -> RungResult:
     )
 
 
-def publish(sweep: Sweep, number: int) -> str:
-    """Writes the sweep's page again once a rung is judged, sends both to where metrics go, and returns the page."""
-    document, rung = sweep.document(), sweep.rung(number)
-    assert rung is not None
-    recipe = load.validate(document.recipe, origin=sweep.uri)
-    page = sweep_page.write(sweep)
-    is_last = number == len(document.rungs)
-    tracked.log_rung(sweep, recipe, rung, page, is_last=is_last)
-    tracked.end_trials(sweep, document, rung, is_last=is_last)
-    return page
+Requests = dict[str, TrialRequest]
+"""Trial → the newest request for it, where somebody has asked for anything."""
+
+
+def _requests(sweep: Sweep, trials: dict[str, TrialEntry]) -> Requests:
+    newest = zip(trials, SYSTEM.each(sweep.request, trials), strict=True)
+    return {trial: request for trial, request in newest if request}
+
+
+def _with_state(requests: Requests, state: TrialState) -> set[str]:
+    return {trial for trial, request in requests.items() if request.state == state}
 
 
 def _judged(
-    sweep: Sweep,
-    document: SweepHead,
-    rung: PlannedRung,
-    trials: dict[str, TrialEntry],
-    wishes: Mapping[str, TrialRequest | None],
+    sweep: Sweep, document: SweepHead, rung: PlannedRung, trials: dict[str, TrialEntry], requests: Requests
 ) -> RungVerdict:
-    """Returns a rung's document as the scores have it."""
     entered = _entered(sweep, rung, trials)
     read = SYSTEM.each(lambda trial: sweep.run(trials[trial]).read(TrialScore, rung.chunk), entered)
-    scores = dict(zip(entered, read, strict=True))
-    values = {trial: score.value for trial, score in scores.items() if score}
-    stopped = {trial for trial in entered if _wish(wishes, trial) == "stop"}
+    scores = {trial: score for trial, score in zip(entered, read, strict=True) if score}
+    stopped = _with_state(requests, "stop").intersection(entered)
+    values = {trial: score.value for trial, score in scores.items()}
     kept, beaten = decide(entered, values, rung.keep, document.mode, stopped)
-    ended = {trial: _asked(trial, wishes[trial]) for trial in stopped}
+    ended = {trial: _asked(trial, requests[trial]) for trial in stopped}
     ranked = len(kept) + len(beaten)
     for place, trial in enumerate(beaten, len(kept) + 1):
         why = f"number {place} of {ranked}, and {len(kept)} went on"
         ended[trial] = StoppedTrial(id=trial, why=why, cause="beaten", place=place, of=ranked)
     for trial in (trial for trial in entered if trial not in kept and trial not in ended):
-        if scores[trial]:
+        if trial in scores:
             ended[trial] = StoppedTrial(id=trial, why=f"{document.metric} is not a number", cause="not_finite")
-        else:
-            ended[trial] = StoppedTrial(id=trial, why=_no_score(sweep, trials[trial], rung.chunk), cause="failed")
+            continue
+        failure, why = sweep.run(trials[trial]).read(TrialFailure), f"chunk {rung.chunk} was not finished"
+        if failure and failure.chunk <= rung.chunk:
+            why = f"chunk {failure.chunk} failed: {failure.message}"
+        ended[trial] = StoppedTrial(id=trial, why=why, cause="failed")
     return RungVerdict(
         rung=rung.number,
         bracket=rung.bracket,
@@ -148,7 +137,6 @@ def _judged(
         scores={
             trial: RungScore(value=score.value, step=score.step, seconds=score.seconds)
             for trial, score in scores.items()
-            if score
         },
         kept=kept,
         stopped=[ended[trial] for trial in entered if trial in ended],
@@ -156,24 +144,21 @@ def _judged(
     )
 
 
-def _with_wishes(
-    sweep: Sweep,
-    verdict: RungVerdict,
-    trials: dict[str, TrialEntry],
-    wishes: Mapping[str, TrialRequest | None],
+def _with_requests(
+    sweep: Sweep, verdict: RungVerdict, trials: dict[str, TrialEntry], requests: Requests
 ) -> RungVerdict:
     """Returns a rung's document with the trials that somebody has asked for among those that advance."""
-    gone = [trial for trial in verdict.kept if _wish(wishes, trial) == "stop"]
-    asked = [trial for trial in trials if _wish(wishes, trial) == "go" and trial not in verdict.kept]
+    to_stop, to_go = _with_state(requests, "stop"), _with_state(requests, "go")
+    gone = [trial for trial in verdict.kept if trial in to_stop]
+    asked = [trial for trial in trials if trial in to_go and trial not in verdict.kept]
     asked = [trial for trial in asked if sweep.run(trials[trial]).read(Plan) is not None]
     stopped = [entry for entry in verdict.stopped if entry.id not in asked]
-    stopped += [_asked(trial, wishes[trial]) for trial in gone]
+    stopped += [_asked(trial, requests[trial]) for trial in gone]
     remaining = [trial for trial in verdict.kept if trial not in gone] + asked
     return verdict.model_copy(update={"kept": remaining, "stopped": stopped})
 
 
 def _entered(sweep: Sweep, rung: PlannedRung, trials: dict[str, TrialEntry]) -> list[str]:
-    """Returns the trials that trained for a rung."""
     if rung.first == 1:
         return [trial for trial, entry in trials.items() if entry.bracket == rung.bracket]
     before = sweep.rung(rung.number - 1)
@@ -183,34 +168,17 @@ def _entered(sweep: Sweep, rung: PlannedRung, trials: dict[str, TrialEntry]) -> 
 
 
 def _winner(
-    sweep: Sweep,
-    mode: str,
-    rungs: Sequence[PlannedRung],
-    trials: dict[str, TrialEntry],
-    wishes: Mapping[str, TrialRequest | None],
+    sweep: Sweep, mode: str, rungs: Sequence[PlannedRung], trials: dict[str, TrialEntry], requests: Requests
 ) -> str | None:
     """Returns the best of the trials that have come to their end, and notes it with the sweep."""
     ended = [verdict for rung in rungs if rung.chunk == rungs[-1].chunk and (verdict := sweep.rung(rung.number))]
     values = {trial: score.value for verdict in ended for trial, score in verdict.scores.items()}
-    stopped = {trial for trial in values if _wish(wishes, trial) == "stop"}
-    best, _ = decide(list(values), values, 1, mode, stopped)
+    best, _ = decide(list(values), values, 1, mode, _with_state(requests, "stop"))
     if not best:
         return None
     sweep.write(Winner(id=best[0], run=trials[best[0]].run, value=values[best[0]], at=now()))
     return best[0]
 
 
-def _no_score(sweep: Sweep, trial: TrialEntry, chunk: int) -> str:
-    failure = sweep.run(trial).read(TrialFailure)
-    if failure and failure.chunk <= chunk:
-        return f"chunk {failure.chunk} failed: {failure.message}"
-    return f"chunk {chunk} was not finished"
-
-
-def _wish(wishes: Mapping[str, TrialRequest | None], trial: str) -> str | None:
-    wish = wishes.get(trial)
-    return wish.state if wish else None
-
-
-def _asked(trial: str, wish: TrialRequest | None) -> StoppedTrial:
-    return StoppedTrial(id=trial, why=f"asked to stop: {wish.why if wish else ''}", cause="asked")
+def _asked(trial: str, request: TrialRequest) -> StoppedTrial:
+    return StoppedTrial(id=trial, why=f"asked to stop: {request.why}", cause="asked")

@@ -16,10 +16,11 @@ from matplotlib.ticker import FuncFormatter
 from baton.pages import html as rendering
 from baton.pages import svg
 from baton.pages.html import count, duration, number
+from baton.recipe import load
 from baton.runs import lineage
 from baton.runs.sweep import Sweep
-from baton.sweep import view as sweep_view
-from baton.sweep.view import STATES, Cost, Trial, View
+from baton.sweep import tracking
+from baton.sweep.view import STATES, Cost, Trial, View, cost, gather
 
 BEST, GOOD, MIDDLE, WORST = svg.ORANGE, svg.BLUE, svg.SKY, svg.GREY
 BANDS = ((BEST, "best"), (GOOD, "first quarter"), (MIDDLE, "to the middle"), (WORST, "the others"))
@@ -30,21 +31,18 @@ NAMED = 6
 
 def draw_plots(view: View) -> dict[str, Markup]:
     """Returns all plots by name; one that has nothing to show is missing."""
+
+    def score_plot(view: View) -> Figure | None:
+        return _curves(view, view.metric, lambda trial: _points(trial.scores), marks=True)
+
+    def loss_plot(view: View) -> Figure | None:
+        return _curves(view, "training loss", lambda trial: svg.series(trial.losses, "loss"), marks=False)
+
     plots = {
         "score": (f"{view.metric} of each trial by step", score_plot),
         "loss": ("Training loss of each trial by step", loss_plot),
     }
     return svg.draw_all(plots, view)
-
-
-def score_plot(view: View) -> Figure | None:
-    """Plots the score after each chunk."""
-    return _curves(view, view.metric, lambda trial: _points(trial.scores), marks=True)
-
-
-def loss_plot(view: View) -> Figure | None:
-    """Plots the training loss."""
-    return _curves(view, "training loss", lambda trial: svg.series(trial.losses, "loss"), marks=False)
 
 
 def color(trial: Trial, scored: int) -> str:
@@ -130,14 +128,22 @@ TONES = {
 
 
 def write(sweep: Sweep) -> str:
-    """Writes the page of a sweep from what is in the store so far.
+    """Writes the page of a sweep from what is in the store so far, and returns it."""
+    page = render(gather(sweep))
+    sweep.storage.write(sweep.path(NAME), page.encode("utf-8", "backslashreplace"))
+    return page
 
-    Returns:
-        The page.
-    """
-    html = render(sweep_view.gather(sweep))
-    sweep.storage.write(sweep.path(NAME), html.encode("utf-8", "backslashreplace"))
-    return html
+
+def publish(sweep: Sweep, number: int) -> str:
+    """Writes the page of a sweep once a rung is judged, sends both to where metrics go, and returns the page."""
+    document, rung = sweep.document(), sweep.rung(number)
+    assert rung is not None
+    recipe = load.validate(document.recipe, origin=sweep.uri)
+    page = write(sweep)
+    is_last = number == len(document.rungs)
+    tracking.log_rung(sweep, recipe, rung, page, is_last=is_last)
+    tracking.end_trials(sweep, document, rung, is_last=is_last)
+    return page
 
 
 def render(view: View) -> str:
@@ -152,7 +158,7 @@ def render(view: View) -> str:
         sentence=sentence(view),
         tiles=tiles(view),
         plots=draw_plots(view),
-        names=short_names(view),
+        names={path: _short(path, view.parameters) for path in view.parameters},
         tones=TONES,
         where=where,
         family=list(lineage.walk(view.families)),
@@ -181,7 +187,7 @@ def sentence(view: View) -> str:
 
 def tiles(view: View) -> list[tuple[str, str, str]]:
     """Returns label, value and a remark for each key figure that is known."""
-    shown, spent = [], sweep_view.cost(view)
+    shown, spent = [], cost(view)
     states = [trial.state for trial in view.trials]
     if view.best:
         shown.append((f"Best {view.metric}", score_text(view.best.score), f"{view.best.id}, of all that came as far"))
@@ -242,12 +248,8 @@ def score_text(value: float | None) -> str:
     return f"{value:.5g}" if math.isfinite(value) else "not finite"
 
 
-def short_names(view: View) -> dict[str, str]:
-    """Returns the end of each parameter's path, as much of it as tells it from the others."""
-    return {path: _short(path, view.parameters) for path in view.parameters}
-
-
 def _short(path: str, paths: Sequence[str]) -> str:
+    """Returns the end of a parameter's path, as much of it as tells it from the others."""
     parts = path.split(".")
     for size in range(1, len(parts)):
         name = ".".join(parts[-size:])

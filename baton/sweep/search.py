@@ -14,8 +14,7 @@ from itertools import count, product
 from typing import Any
 
 from baton.errors import UserError
-from baton.recipe import load
-from baton.recipe import recipe as extras
+from baton.recipe import extras, load
 from baton.recipe.recipe import Recipe
 from baton.recipe.search import MAX_TRIALS, Range, Search
 
@@ -31,13 +30,7 @@ STARTUP = 10
 
 @dataclass(frozen=True, kw_only=True)
 class Known:
-    """A trial of an earlier bracket: its values and scores.
-
-    Attributes:
-        values: Its values.
-        scores: Chunk → value after it; one that is not a number is left out.
-        finished: Whether it trained to the end.
-    """
+    """A trial of an earlier bracket; scores by chunk, without those that are no number."""
 
     values: Values
     scores: dict[int, float] = field(default_factory=dict)
@@ -45,11 +38,7 @@ class Known:
 
 
 def draw(search: Search, seed: int, count: int, known: Sequence[Known] = ()) -> list[Values]:
-    """Returns the values of the next trials, the same for the same arguments.
-
-    Raises:
-        UserError: Optuna is not installed.
-    """
+    """Returns the values of the next trials, the same for the same arguments."""
     if search.method == "grid":
         return grid(search.parameters)
     if search.method == "optuna":
@@ -74,11 +63,7 @@ def value_ends(parameters: Parameters) -> list[Values]:
 
 
 def configured(recipe: Recipe, values: Values, name: str) -> Recipe:
-    """Returns the ordinary recipe of a trial: without a sweep, its values in their places.
-
-    Raises:
-        UserError: the values make no recipe; see `baton.recipe.load.validate`.
-    """
+    """Returns the ordinary recipe of a trial: without a sweep, its values in their places."""
     document = recipe.model_dump(mode="json")
     document["sweep"] = None
     for path, value in values.items():
@@ -148,7 +133,6 @@ def _proposed(search: Search, seed: int, count: int, known: Sequence[Known]) -> 
 
 
 def _told(search: Search, trial: Known, distributions: dict[str, Any]) -> Any:
-    """Returns a trial as Optuna's `FrozenTrial`."""
     optuna = _optuna()
     states = optuna.trial.TrialState
     return optuna.trial.create_trial(
@@ -191,14 +175,10 @@ OPTUNA_BRACKETS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedRung:
-    """One comparison.
+    """One comparison, after a chunk, of the trials of a bracket; all numbers count from 1.
 
-    Attributes:
-        number: Its number in the sweep, from 1.
-        bracket: Its bracket's number, from 1.
-        chunk: Chunk after which trials are compared.
-        keep: How many advance; at a bracket's last rung, which is after the last chunk, all but one are beaten.
-        first: The first chunk that trials train for it.
+    At a bracket's last rung, which is after the last chunk, all but one are beaten. `first` is the first chunk that
+    trials train for it.
     """
 
     number: int
@@ -210,13 +190,7 @@ class PlannedRung:
 
 @dataclass(frozen=True, kw_only=True)
 class Bracket:
-    """Trials that are compared with each other, from their first chunk on.
-
-    Attributes:
-        number: From 1.
-        trials: How many there are.
-        rungs: Their comparisons, in order.
-    """
+    """So many trials that are compared with each other, from their first chunk on."""
 
     number: int
     trials: int
@@ -224,10 +198,10 @@ class Bracket:
 
 
 def rungs(trials: int, chunks: int, eta: int | None, first: int = 1) -> list[tuple[int, int]]:
-    """Returns after which chunks trials are compared, and how many advance from there.
+    """Returns the chunks after which trials are compared, and how many advance from each; the last has one.
 
-    Returns:
-        Pairs of chunk and number of those that advance; the last is the last chunk, with one.
+    One of `eta` advances, None compares at the end only. `first` is the chunk of the first comparison; each next one is
+    after `eta` times as many.
     """
     pairs: list[tuple[int, int]] = []
     for level in count():
@@ -240,11 +214,7 @@ def rungs(trials: int, chunks: int, eta: int | None, first: int = 1) -> list[tup
 
 
 def brackets(recipe: Recipe) -> list[Bracket]:
-    """Returns the brackets of a recipe's sweep.
-
-    Raises:
-        UserError: they have too many trials.
-    """
+    """Returns the brackets of a recipe's sweep."""
     search, chunks = recipe.sweep, recipe.num_chunks
     assert search is not None
     drawn: list[Bracket] = []
@@ -287,7 +257,6 @@ def check_trials(recipe: Recipe) -> int:
 
 
 def _sizes(search: Search, chunks: int) -> list[tuple[int, int]]:
-    """Returns of each bracket how many trials it has and the chunk of its first rung."""
     if search.hyperband:
         return _hyperband(search.trials, chunks, search.hyperband.eta)
     total = search.trials or DEFAULT_TRIALS

@@ -8,8 +8,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterator
-from dataclasses import dataclass
 
 from baton import fork
 from baton.documents import Json
@@ -22,14 +20,14 @@ from baton.runs.outcomes import RungEntry, SweepHead, TrialEntry, TrialInfo
 from baton.runs.plan import make_plan
 from baton.runs.run import Run, check_name, identity, now
 from baton.runs.sweep import Sweep
-from baton.runs.versions import FormatVersions
 from baton.runtime import SYSTEM
 from baton.store import sources
 from baton.store.storage import Storage
-from baton.sweep import search
-from baton.sweep import tracking as tracked
+from baton.sweep import search, tracking
 from baton.sweep.search import Bracket, Known, brackets
 from baton.tracking import tracking_run
+
+logger = logging.getLogger("baton")
 
 CARRIED = (*fork.CARRIED, quality_page.QUALITY)
 """What split and tokenize have found for one run, and holds for every trial on the same data."""
@@ -51,35 +49,10 @@ def preparation_name(sweep: Sweep, recipe: Recipe) -> str:
     return f"{sweep.name}-data-{digest[:8]}"
 
 
-def preparation_recipe(recipe: Recipe, own: Recipe) -> Recipe:
+def _preparation_recipe(recipe: Recipe, own: Recipe) -> Recipe:
     """Returns the recipe by which a trial's data is made, in a run that trains nothing and is not tracked."""
-    document = own.model_dump(mode="json")
-    document["training"] |= {name: getattr(recipe.training, name) for name in ("learning_rate", "epochs", "max_steps")}
-    document["tracking"]["mlflow"] = None
-    return load.validate(document, origin=recipe.name)
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """Data that was made for trials.
-
-    Attributes:
-        rows: Training sequences.
-        documents: What its stages have found, by name of the document.
-        made: What it was made with.
-    """
-
-    rows: int
-    documents: dict[str, Json]
-    made: FormatVersions
-
-
-def read_prepared(sweep: Sweep, name: str) -> Prepared:
-    """Returns the data that was made in a run."""
-    run = Run(sweep.storage, name)
-    documents = {document: run.get(document) for document in CARRIED}
-    there = {document: content for document, content in documents.items() if content is not None}
-    return Prepared(run.plan().rows, there, run.need(RunInfo).made)
+    length = {f"training.{name}": getattr(recipe.training, name) for name in ("learning_rate", "epochs", "max_steps")}
+    return load.with_values(own, {**length, "tracking.mlflow": None})
 
 
 def create_sweep(sweep: Sweep, recipe: Recipe, planned: list[Bracket]) -> None:
@@ -116,54 +89,39 @@ def create_sweep(sweep: Sweep, recipe: Recipe, planned: list[Bracket]) -> None:
 def add_trials(sweep: Sweep, recipe: Recipe, planned: list[Bracket], bracket: Bracket) -> None:
     """Draws the trials of a later bracket by what those before have shown, unless they are drawn."""
     assert recipe.sweep
-    there = {trial.id for trial in sweep.trials()}
+    trials = sweep.document().trials
     first = sum(before.trials for before in planned[: bracket.number - 1])
     numbers = range(first, first + bracket.trials)
-    if all(_trial_id(number) in there for number in numbers):
+    if {f"t{number:03d}" for number in numbers} <= {trial.id for trial in trials}:
         return
-    before = [trial for trial in sweep.trials() if 1 <= trial.bracket < bracket.number]
-    known = SYSTEM.each(lambda trial: _known(sweep, trial, recipe), before)
+
+    def know(trial: TrialEntry) -> Known:
+        scores = {score.chunk: score.value for score in sweep.scores(trial.run) if score.value is not None}
+        return Known(values=trial.values, scores=scores, finished=recipe.num_chunks in scores)
+
+    known = SYSTEM.each(know, [trial for trial in trials if 1 <= trial.bracket < bracket.number])
     drawn = search.draw(recipe.sweep, recipe.seed, bracket.trials, known)
     for number, values in zip(numbers, drawn, strict=True):
         sweep.add(_trial(sweep, number, bracket.number, values))
 
 
-def bracket_trials(sweep: Sweep, recipe: Recipe, bracket: int) -> Iterator[tuple[TrialEntry, Recipe]]:
-    """Yields the trials of a bracket, each with its recipe."""
-    for trial in sweep.trials():
-        if trial.bracket == bracket:
-            yield trial, search.configured(recipe, trial.values, f"trial {trial.id}")
-
-
-def note_trial(sweep: Sweep, trial: TrialEntry, recipe: Recipe, parent: str | None) -> None:
-    """Notes with a trial's run what it is, before it is a run."""
-    assert recipe.sweep
-    metric = recipe.sweep.metric
-    about = TrialInfo(sweep=sweep.name, id=trial.id, values=trial.values, metric=metric, tracking=parent)
-    sweep.run(trial).write(about)
+def bracket_trials(sweep: Sweep, recipe: Recipe, bracket: int) -> list[tuple[TrialEntry, Recipe]]:
+    """Returns the trials of a bracket, each with its recipe."""
+    return [
+        (trial, search.configured(recipe, trial.values, f"trial {trial.id}"))
+        for trial in sweep.document().trials
+        if trial.bracket == bracket
+    ]
 
 
 def _identity(recipe: Recipe) -> Json:
-    """Returns what two recipes of one sweep have in common."""
     assert recipe.sweep
     return {**identity(recipe), "sweep": recipe.sweep.model_dump(mode="json", exclude={"parallel"})}
 
 
-def _known(sweep: Sweep, trial: TrialEntry, recipe: Recipe) -> Known:
-    scores = {score.chunk: score.value for score in sweep.scores(trial.run) if score.value is not None}
-    return Known(values=trial.values, scores=scores, finished=recipe.num_chunks in scores)
-
-
-def _trial_id(number: int) -> str:
-    return f"t{number:03d}"
-
-
 def _trial(sweep: Sweep, number: int, bracket: int, values: Json) -> TrialEntry:
-    name = _trial_id(number)
+    name = f"t{number:03d}"
     return TrialEntry(id=name, run=f"{sweep.name}-{name}", bracket=bracket, values=values, parent=None)
-
-
-logger = logging.getLogger("baton")
 
 
 def start_bracket(recipe: Recipe, name: str, bracket: int) -> tuple[Sweep, list[dict[str, str]]]:
@@ -182,41 +140,42 @@ def start_bracket(recipe: Recipe, name: str, bracket: int) -> tuple[Sweep, list[
     else:
         add_trials(sweep, recipe, planned, planned[bracket - 1])
     preparations: dict[str, dict[str, str]] = {}
-    trials = list(bracket_trials(sweep, recipe, bracket))
-    parent = tracked.parent(sweep, recipe)
-    SYSTEM.each(lambda trial: note_trial(sweep, trial, recipe, parent), [trial for trial, _ in trials])
+    trials = bracket_trials(sweep, recipe, bracket)
+    assert recipe.sweep
+    metric, parent = recipe.sweep.metric, tracking.parent(sweep, recipe)
+
+    def note(trial: TrialEntry) -> None:
+        about = TrialInfo(sweep=sweep.name, id=trial.id, values=trial.values, metric=metric, tracking=parent)
+        sweep.run(trial).write(about)
+
+    SYSTEM.each(note, [trial for trial, _ in trials])  # each is a trial before it is a run
     for _, own in trials:
         run = preparation_name(sweep, own)
         if run not in preparations:
             source = sources.as_parameter(own.model_dump(mode="json")["data"]["source"])
-            preparations[run] = {
-                "recipe": load.dumps(preparation_recipe(recipe, own)),
-                "run": run,
-                "source": source,
-            }
+            preparations[run] = {"recipe": load.dumps(_preparation_recipe(recipe, own)), "run": run, "source": source}
     num_trials = planned[bracket - 1].trials
     logger.info("bracket %d has %d trials, on %d different data", bracket, num_trials, len(preparations))
     return sweep, list(preparations.values())
 
 
 def create_trials(sweep: Sweep, bracket: int) -> list[str]:
-    """Gives each trial of a bracket a run with the data that was made for it.
-
-    Returns:
-        Addresses of the runs.
-    """
+    """Gives each trial of a bracket a run with the data that was made for it, and returns the addresses of the runs."""
     recipe = load.validate(sweep.document().recipe, origin=sweep.uri)
-    trials = list(bracket_trials(sweep, recipe, bracket))
-    names = {preparation_name(sweep, own) for _, own in trials}
-    prepared = {name: read_prepared(sweep, name) for name in names}
+    trials = bracket_trials(sweep, recipe, bracket)
+    prepared = {}
+    for name in {preparation_name(sweep, own) for _, own in trials}:
+        data = Run(sweep.storage, name)
+        prepared[name] = data.need(RunInfo).made, data.plan().rows, {kind: data.raw(kind) for kind in CARRIED}
 
     def enter_one(trial_with_recipe: tuple[TrialEntry, Recipe]) -> Run:
         trial, own = trial_with_recipe
-        run, data = sweep.run(trial), prepared[preparation_name(sweep, own)]
-        run.create(own, data.made)
-        for name, content in data.documents.items():
-            (run.set_once if name in DECIDING else run.put)(name, content)
-        run.write_once(make_plan(own, data.rows))
+        run, (made, rows, documents) = sweep.run(trial), prepared[preparation_name(sweep, own)]
+        run.create(own, made)
+        for kind, document in documents.items():
+            if document is not None:
+                (run.set_once if kind in DECIDING else run.put)(kind, document)
+        run.write_once(make_plan(own, rows))
         return run
 
     runs = SYSTEM.each(enter_one, trials)

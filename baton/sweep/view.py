@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from baton.checkpoint.manifest import LogEntry
-from baton.checkpoint.store import CheckpointStore
+from baton.checkpoint.store import CheckpointStore, LogEntry
 from baton.documents import Json
 from baton.runs import lineage
 from baton.runs.outcomes import RungVerdict, TrialEntry, TrialFailure, Winner
@@ -35,49 +34,38 @@ STATES = {
 
 @dataclass
 class Trial:
-    """One configuration and how it did.
-
-    Attributes:
-        id: Its id in the sweep.
-        run: Name of its run.
-        values: Dotted path → value.
-        scores: Step and score after each chunk, ascending.
-        losses: What its run logged: step and training loss.
-        chunk: The last chunk after which it was scored.
-        step: The last step it is known to have trained.
-        num_steps: Steps of its whole plan, None where nothing is known of it.
-        num_chunks: Chunks of its whole plan.
-        seconds: What its chunks have taken.
-        state: One of `STATES`.
-        rung: The last rung that it came to, 0 before the first.
-        why: Why it was stopped.
-        beaten: Its place among how many on that rung, where others were better; an older sweep has it in `why` alone.
-        rank: Its place, from 1; None without a score.
-        parent: Run and step that it was forked from.
-        report: Whether its run has a report.
-    """
+    """One configuration and how it did."""
 
     id: str
     run: str
     values: Json
     scores: list[tuple[int, float]] = field(default_factory=list)
+    """Step and score after each chunk, ascending."""
     losses: list[LogEntry] = field(default_factory=list)
     chunk: int = 0
+    """The last chunk after which it was scored."""
     step: int = 0
+    """The last step it is known to have trained."""
     num_steps: int | None = None
     num_chunks: int | None = None
     seconds: float = 0.0
+    """Of all its chunks."""
     state: str = "waiting"
+    """One of `STATES`."""
     rung: int = 0
+    """The last rung that it came to, 0 before the first."""
     why: str = ""
+    """Why it was stopped."""
     beaten: tuple[int, int] | None = None
+    """Its place among how many on that rung, where others were better; an older sweep has it in `why` alone."""
     rank: int | None = None
+    """Its place, from 1; None without a score."""
     parent: Json | None = None
+    """Run and step that it was forked from."""
     report: bool = False
 
     @property
     def score(self) -> float | None:
-        """The newest score, None before there is one."""
         return self.scores[-1][1] if self.scores else None
 
     @property
@@ -88,21 +76,7 @@ class Trial:
 
 @dataclass
 class View:
-    """A sweep as its page shows it.
-
-    Attributes:
-        name: Its name.
-        uri: Its address.
-        created: When it began.
-        metric: What trials are compared by.
-        mode: `min` or `max`.
-        parameters: Dotted paths of what is searched.
-        trials: All, the best first.
-        rungs: What was decided, in order.
-        num_rungs: How many rungs there will be.
-        gpus: Accelerators a trial takes, at most.
-        families: Runs that are forked from each other, by name; empty where none are.
-    """
+    """A sweep as its page shows it."""
 
     name: str
     uri: str
@@ -110,20 +84,23 @@ class View:
     metric: str
     mode: str
     parameters: list[str]
+    """Dotted paths of what is searched."""
     trials: list[Trial]
+    """The best first."""
     rungs: list[RungVerdict]
     num_rungs: int
+    """How many there will be."""
     gpus: int
+    """Accelerators a trial takes, at most."""
     families: lineage.Family
+    """Runs that are forked from each other, by name; empty where none are."""
 
     @property
     def is_over(self) -> bool:
-        """Whether every rung was decided."""
         return bool(self.rungs) and len(self.rungs) >= self.num_rungs
 
     @property
     def best(self) -> Trial | None:
-        """The trial at the head of the table, None before there is a score."""
         return self.trials[0] if self.trials and self.trials[0].rank else None
 
 
@@ -212,7 +189,6 @@ def _trial(sweep: Sweep, row: TrialEntry, *, with_losses: bool) -> Trial:
 
 
 def _losses(store: CheckpointStore) -> list[LogEntry]:
-    """Returns the losses that a run logged up to its newest checkpoint."""
     for checkpoint in store.committed():
         try:
             return [entry for entry in store.history(checkpoint) if entry.get("loss") is not None]
@@ -222,7 +198,6 @@ def _losses(store: CheckpointStore) -> list[LogEntry]:
 
 
 def _judge(trials: list[Trial], rungs: list[RungVerdict], winner: str | None, num_rungs: int) -> None:
-    """Gives each trial what the rungs have decided about it."""
     by_id = {trial.id: trial for trial in trials}
     for rung in rungs:
         for name in rung.kept:

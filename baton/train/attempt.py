@@ -2,74 +2,63 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from transformers import PrinterCallback
+
 from baton import events
-from baton.checkpoint.restore import Restored
+from baton.checkpoint.restore import FetchedCheckpoint
 from baton.checkpoint.staging import Staging
 from baton.errors import BatonError, ExactnessError, UserError
 from baton.recipe.recipe import Recipe
 from baton.runs.documents import OwnState, StagePhase
 from baton.runs.versions import Fingerprint
-from baton.store.cache import NodeCache
 from baton.train import build, guard
-from baton.train import guard as skipping
-from baton.train.callbacks import CheckpointCallback, EvaluationsPerEpoch, Pace, Schedule
-from baton.train.checkpointer import Checkpointer, CheckpointManager, Lineage, Services
+from baton.train.callbacks import EvaluationsPerEpoch, Pace, RestoreCheck, SaveAndStop, SaveSchedule
+from baton.train.checkpointer import Checkpointer, Committer
 from baton.train.context import TrainContext
 from baton.train.distributed.preemption import PreemptionWatch
 from baton.train.distributed.ranks import Ranks
 from baton.train.distributed.watchdog import NullWatchdog, Watchdog
 from baton.train.fork import ForkOverrides
-from baton.train.inputs import Inputs
+from baton.train.inputs import ChunkInputs
 from baton.train.metrics import report as observers
-from baton.train.metrics.accounting import Accounting
 from baton.train.metrics.live import LiveReport
 from baton.train.metrics.score import Score, Scoring
 from baton.train.protocol import ChunkTrainer, Resumption
-
-# --- What a trainer resumes from: the state of a checkpoint, whose it is, and the steps that are skipped.
-
-
-def resumption(restored: Restored | None, context: TrainContext, leave_out: tuple[str, ...]) -> Resumption:
-    """Returns what a trainer resumes from; all ranks must call it.
-
-    Args:
-        restored: The checkpoint, None at the start of a run.
-        context: The chunk.
-        leave_out: Parts of the state not to restore.
-    """
-    # One rank asks the store for all: they must skip the same steps.
-    guard = context.recipe.training.guard
-    skips = context.ranks.on_first(lambda: skipping.known_skips(context, restored)) if guard else ()
-    if restored is None:
-        return Resumption(leave_out=leave_out, skips=skips)
-    return Resumption(
-        folder=restored.folder,
-        digests=restored.meta.state,
-        carried=restored.meta.hooks.carried if restored.meta.hooks else {},
-        leave_out=leave_out,
-        takeover=ForkOverrides.of(restored.folder, restored.meta),
-        ranks=restored.meta.fingerprint.world_size,
-        strategy=restored.meta.fingerprint.strategy,
-        # With virtual workers a checkpoint is that of one process, whatever their number.
-        is_reshaped=restored.meta.fingerprint.world_size != context.ranks.size
-        and not context.recipe.parallel.virtual_workers,
-        skips=skips,
-    )
-
-
-# --- Checks whether these ranks can resume a checkpoint on this machine, and how exactly.
-
 
 logger = logging.getLogger("baton")
 
 OTHERS = "another number of processes kept it"
 
 
-def adapt_machine(restored: Restored | None, ranks: Ranks, recipe: Recipe) -> str:
+def resumption(restored: FetchedCheckpoint | None, context: TrainContext) -> Resumption:
+    """Returns what a trainer resumes from; all ranks must call it."""
+    # One rank asks the store for all: they must skip the same steps.
+    guards = context.recipe.training.guard
+    skips = context.ranks.on_first(lambda: guard.known_skips(context, restored)) if guards else ()
+    if restored is None:
+        return Resumption(skips=skips)
+    theirs = restored.meta.fingerprint
+    return Resumption(
+        folder=restored.folder,
+        digests=restored.meta.state,
+        carried=restored.meta.hooks.carried if restored.meta.hooks else {},
+        left_out=restored.left_out,
+        takeover=ForkOverrides.of(restored.folder, restored.meta),
+        ranks=theirs.world_size,
+        strategy=theirs.strategy,
+        # With virtual workers a checkpoint is that of one process, whatever their number.
+        is_reshaped=theirs.world_size != context.ranks.size and not context.recipe.parallel.virtual_workers,
+        skips=skips,
+    )
+
+
+def adapt_machine(restored: FetchedCheckpoint | None, ranks: Ranks, recipe: Recipe) -> str:
     """Sets what bits depend on, and returns how exactly a checkpoint can be resumed here.
 
     Returns:
@@ -135,191 +124,158 @@ def _require_readable(step: int, theirs: Fingerprint, ranks: Ranks, recipe: Reci
         )
 
 
-# --- A trainer made to resume and to save: its resumption, its checkpoint manager and callback, and who looks on.
-
-
 @dataclass(frozen=True)
 class Assembly:
-    """The callbacks and services that are attached to a trainer.
+    """What makes a trainer resume, save and report.
 
     Attributes:
-        callback: Decides when to save and to stop.
-        manager: Takes what is saved.
-        lead: The same in the first rank, where it commits; None in all others.
+        checkpointer: This rank's part in checkpoints.
+        check: Restores what `Trainer` does not, and compares.
+        save: Decides when to save and to stop.
         report: Sends metrics, in the first rank.
     """
 
-    callback: CheckpointCallback
-    manager: Checkpointer
-    lead: CheckpointManager | None
+    checkpointer: Checkpointer
+    check: RestoreCheck
+    save: SaveAndStop
     report: LiveReport | None
 
     def close(self) -> None:
         """Ends what runs beside training."""
-        self.manager.close()
+        self.checkpointer.close()
         if self.report:
             self.report.close()
 
 
 def assemble(
+    context: TrainContext,
     trainer: ChunkTrainer,
-    services: Services,
-    restored: Restored | None,
+    restored: FetchedCheckpoint | None,
+    staging: Staging,
+    watch: PreemptionWatch,
     *,
     level: str,
     skipped: list[str],
-    leave_out: tuple[str, ...],
-    reports: bool = True,
+    reports: bool,
 ) -> Assembly:
     """Makes a trainer resume, save and report.
 
     Args:
+        context: The chunk.
         trainer: The trainer.
-        services: What this rank works with.
         restored: The checkpoint to resume from.
-        level: How exactly it does; see `adapt_machine`.
+        staging: Where checkpoints are written.
+        watch: Tells that this machine will be preempted.
+        level: How exactly the trainer resumes; see `adapt_machine`.
         skipped: Why newer checkpoints were passed over.
-        leave_out: Parts of the state not to restore.
         reports: Whether metrics go where the recipe says.
     """
-    context, recipe = services.context, services.context.recipe
-    trainer.ranks, trainer.watchdog, trainer.guard = context.ranks, services.watchdog, recipe.training.guard
-    trainer.resumption = resumption(restored, context, leave_out)
+    recipe, ranks, chunks = context.recipe, context.ranks, context.recipe.chunks
+    watchdog = Watchdog(ranks, recipe.parallel.hang_seconds) if ranks.size > 1 else NullWatchdog()
+    committer = Committer(context, restored, level=level, skipped=skipped) if ranks.is_first else None
+    checkpointer = Checkpointer(context, staging, watch, watchdog, committer)
+    trainer.begin_chunk(ranks, watchdog, recipe.training.guard, resumption(restored, context))
     if recipe.evaluation.per_epoch:
         trainer.add_callback(EvaluationsPerEpoch(context.plan, recipe.evaluation.per_epoch))
-    lead: CheckpointManager | None = None
-    report: LiveReport | None = None
-    if context.ranks.is_first:
-        lineage = Lineage(context, restored, level, skipped)
-        accounting = Accounting.of(context, restored.meta.work if restored else None, lineage.start_step)
-        cache = NodeCache.of(recipe.store)
-        lead = CheckpointManager(services, trainer, restored, lineage=lineage, accounting=accounting, cache=cache)
-        # Before the checkpoint callback: what these do at a step's end is over when its checkpoint is captured.
-        if reports:
-            folder, newest = services.staging.folder(0), lambda: lineage.parent
-            report = observers.attach_observers(context, trainer, folder, lead.live, newest=newest)
-    manager = lead or Checkpointer(services)
-    schedule = Schedule(
+    report = None
+    # Before the callback that saves: what these do at a step's end is over when its checkpoint is captured.
+    if committer and reports:
+        live, newest = committer.live, lambda: committer.parent
+        report = observers.attach_observers(context, trainer, staging.folder(0), live, newest=newest)
+    schedule = SaveSchedule(
         target=context.target,
         plan=context.plan,
-        every_steps=recipe.chunks.every_steps,
-        per_epoch=recipe.chunks.checkpoints_per_epoch,
-        every_seconds=recipe.chunks.every_seconds,
-        pace=Pace() if recipe.chunks.is_continuous else None,
+        every_steps=chunks.every_steps,
+        per_epoch=chunks.checkpoints_per_epoch,
+        every_seconds=chunks.every_seconds,
+        pace=Pace() if chunks.is_continuous else None,
         keep_best=recipe.export.checkpoint == "best",
     )
-    callback = CheckpointCallback(trainer, schedule, manager, replicated=not recipe.parallel.is_sharded)
-    return Assembly(callback, manager, lead, report)
+    check = RestoreCheck(trainer, checkpointer, replicated=not recipe.parallel.is_sharded)
+    return Assembly(checkpointer, check, SaveAndStop(trainer, schedule, checkpointer, check), report)
 
 
-# --- One attempt at training a chunk, in each of its ranks: fetch, build, restore, train, and wait for the last
-# commit.
-
-
-class Attempt:
-    """One attempt at training a chunk, in one rank.
+def train_chunk(
+    context: TrainContext,
+    restored: FetchedCheckpoint | None,
+    skipped: list[str],
+    staging: Staging,
+    watch: PreemptionWatch,
+    build_trainer: Callable[[], tuple[TrainContext, ChunkTrainer]],
+    *,
+    scoring: Scoring | None = None,
+    is_script: bool = False,
+) -> Checkpointer:
+    """Trains to a chunk's target, or as far as it gets, and waits for the last commit.
 
     Args:
         context: The chunk, whose target is not committed yet.
-        fetched: What was downloaded for it.
+        restored: The checkpoint to resume from.
+        skipped: Why newer checkpoints were passed over.
         staging: Folders for downloads and checkpoints.
         watch: Tells that the machine will be preempted.
+        build_trainer: Returns the chunk with what was found out for it, and its trainer.
         scoring: The score of a sweep's trial, None where the run is none.
-        leave_out: Parts of the state not to restore: a negative control for tests of exactness.
+        is_script: Whether a script has built the trainer: that reports, and hears of devices' errors, itself.
+
+    Raises:
+        BatonError: the state restored differs from the state saved, or the store fails for good.
     """
+    level = adapt_machine(restored, context.ranks, context.recipe)
+    context, trainer = build_trainer()
+    made = assemble(context, trainer, restored, staging, watch, level=level, skipped=skipped, reports=not is_script)
+    checkpointer = made.checkpointer
+    context.clock.enter(StagePhase.RESTORE, step=restored.step if restored else 0)
+    try:
+        # With a notice before the first step there is nothing to save.
+        if not checkpointer.is_preempted():
+            if restored is None or not restored.is_target:
+                with contextlib.nullcontext() if is_script else guard.watch_for_skips(trainer, checkpointer):
+                    trainer.train(resume_from_checkpoint=restored.folder if restored else None)
+            # From here the ranks wait for the store alone, which has its own patience.
+            checkpointer.watchdog.stop()
+            try:
+                score = _score(trainer, made, restored, scoring, context.target) if scoring else None
+            finally:
+                # Also where scoring has failed: the checkpoint is on its way, and it is what the chunk was for.
+                checkpointer.finish()
+            if score and scoring:
+                # Not before the commit: a score without its checkpoint would be of a state that nobody has.
+                scoring.keep(score)
+    finally:
+        made.close()
+    return checkpointer
 
-    def __init__(
-        self,
-        context: TrainContext,
-        fetched: Inputs,
-        staging: Staging,
-        watch: PreemptionWatch,
-        *,
-        scoring: Scoring | None,
-        leave_out: tuple[str, ...],
-    ) -> None:
-        self._context = context
-        self._fetched, self._restored = fetched, fetched.restored
-        self._staging, self._watch = staging, watch
-        self._scoring, self._leave_out = scoring, leave_out
 
-    def train(self) -> CheckpointManager | None:
-        """Trains to the chunk's target, or as far as it gets.
+def _score(
+    trainer: ChunkTrainer, made: Assembly, restored: FetchedCheckpoint | None, scoring: Scoring, target: int
+) -> Score | None:
+    """Scores what a sweep's trial has come to after the chunk; None in all ranks but the first."""
+    trainer.remove_callback(made.save)  # what it makes of evaluations is for training
+    if restored and restored.is_target:
+        check = made.check
+        return scoring.measure_again(trainer, restored.step, restored.folder, restore=check.restore, prove=check.prove)
+    step = trainer.state.global_step
+    return scoring.measure(trainer, step) if step >= target or made.save.finished else None
 
-        Returns:
-            The first rank's manager; None in all others.
 
-        Raises:
-            BatonError: the state restored differs from the state saved, or the store fails for good.
-        """
-        restored = self._restored
-        level = adapt_machine(restored, self._context.ranks, self._context.recipe)
-        trainer = self._build()
-        ranks = self._context.ranks
-        services = Services(
-            context=self._context,
-            staging=self._staging,
-            watch=self._watch,
-            watchdog=Watchdog(ranks, self._context.recipe.parallel.hang_seconds) if ranks.size > 1 else NullWatchdog(),
+def train_recipe(
+    context: TrainContext, fetched: ChunkInputs, staging: Staging, watch: PreemptionWatch, scoring: Scoring | None
+) -> Checkpointer:
+    """Trains a chunk of a recipe's run, see `train_chunk`, by what was downloaded for it."""
+
+    def build_trainer() -> tuple[TrainContext, ChunkTrainer]:
+        context.clock.enter(StagePhase.BUILD)
+        found, trainer = build.prepare(
+            context,
+            fetched.tokens,
+            fetched.models,
+            staging.folder(0),
+            code_folder=fetched.code,
+            start_weights=fetched.restored is None or context.recipe.adapter is not None,
+            evaluates=True if scoring else None,
         )
-        attached = assemble(
-            trainer, services, restored, level=level, skipped=self._fetched.skipped, leave_out=self._leave_out
-        )
-        self._context.clock.enter(StagePhase.RESTORE, step=restored.step if restored else 0)
-        try:
-            # With a notice before the first step there is nothing to save.
-            if not attached.manager.leaves_at_once():
-                if restored is None or not restored.is_target:
-                    with guard.watch_for_skips(services, trainer, attached.manager):
-                        trainer.train(resume_from_checkpoint=restored.folder if restored else None)
-                services.watchdog.stop()  # from here the ranks wait for the store alone, which has its own patience
-                self._finish(trainer, attached)
-        finally:
-            attached.close()
-        return attached.lead
+        trainer.remove_callback(PrinterCallback)
+        return found, trainer
 
-    def _build(self) -> ChunkTrainer:
-        self._context.clock.enter(StagePhase.BUILD)
-        self._context, trainer = build.prepare(
-            self._context,
-            self._fetched.tokens,
-            self._fetched.models,
-            self._staging.folder(0),
-            code_folder=self._fetched.code,
-            start_weights=self._restored is None
-            or self._context.recipe.adapter is not None
-            or "weights" in self._leave_out,
-            evaluates=True if self._scoring else None,
-        )
-        return trainer
-
-    def _finish(self, trainer: ChunkTrainer, attached: Assembly) -> None:
-        """Waits for the last checkpoint's commit; a sweep's trial is scored meanwhile, and its score kept then."""
-        try:
-            score = self._score(trainer, attached)
-        finally:
-            # Also where scoring has failed: the checkpoint is on its way, and it is what the chunk was for.
-            attached.manager.finish()
-        if score and self._scoring:
-            # Not before the commit: a score without its checkpoint would be of a state that nobody has.
-            self._scoring.keep(score)
-
-    def _score(self, trainer: ChunkTrainer, attached: Assembly) -> Score | None:
-        """Scores what a sweep's trial has come to after the chunk; None in all ranks but the first."""
-        if self._scoring is None:
-            return None
-        trainer.remove_callback(attached.callback)  # what it makes of evaluations is for training
-        restored = self._restored
-        if restored and restored.is_target:
-            callback = attached.callback
-            return self._scoring.measure_again(
-                trainer,
-                restored.step,
-                restored.folder,
-                restore=callback.on_train_begin,
-                prove=callback.prove_restored,
-            )
-        step = trainer.state.global_step
-        if step >= self._context.target or attached.callback.finished:
-            return self._scoring.measure(trainer, step)
-        return None
+    return train_chunk(context, fetched.restored, fetched.skipped, staging, watch, build_trainer, scoring=scoring)

@@ -1,6 +1,8 @@
 """Callbacks of a chunk: when to checkpoint and evaluate, when to stop, and proof of a full restore.
 
-If a checkpoint is always on its way, `Pace` spaces them so that training loses little.
+`RestoreCheck` is the first of a trainer's callbacks, and compares the state before any other changes it. `SaveAndStop`
+is the last, and sees what all others have decided. If a checkpoint is always on its way, `Pace` spaces them so that
+training loses little.
 """
 
 from __future__ import annotations
@@ -12,25 +14,22 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from statistics import median, median_low
-from typing import Any
 
 import torch
 from transformers import TrainerCallback, TrainerControl, TrainerState, set_seed
 
 from baton import events
 from baton.checkpoint.digest import tree_digest
-from baton.checkpoint.manifest import evaluation_losses
+from baton.checkpoint.staging import PendingCheckpoint
+from baton.checkpoint.store import CheckpointMeta, Restoration, evaluation_losses
 from baton.errors import ExactnessError
 from baton.models.loading import count_parameters
 from baton.runs.documents import PARTS, OwnState
 from baton.runs.plan import Plan
 from baton.train import reshard, state, user_state
-from baton.train.checkpointer import Capture, Checkpointer
-from baton.train.protocol import ChunkTrainer, StagingFolder, StateDict
+from baton.train.checkpointer import Checkpointer
+from baton.train.protocol import ChunkTrainer, StateDict
 from baton.train.trainer import seed_of
-
-# --- How often checkpoints follow each other where one is always on its way, so that they cost training little.
-
 
 STALL = 0.02
 """Share of the time for which checkpoints may hold training."""
@@ -107,9 +106,6 @@ class Pace:
         return max(stall / STALL, (stall + slower * self._uploading) / COST)
 
 
-# --- Evaluations so many times in each epoch, which `Trainer` has no word for.
-
-
 class EvaluationsPerEpoch(TrainerCallback):
     """Asks for the evaluations that fall between the ends of epochs.
 
@@ -129,11 +125,8 @@ class EvaluationsPerEpoch(TrainerCallback):
         control.should_evaluate = control.should_evaluate or self._plan.is_due(state.global_step, self._per_epoch)
 
 
-# --- When a checkpoint is due and when a chunk ends, what completes a checkpoint, and proof that one is all restored.
-
-
 @dataclass(frozen=True, kw_only=True)
-class Schedule:
+class SaveSchedule:
     """When checkpoints are due.
 
     Attributes:
@@ -161,120 +154,71 @@ class Schedule:
         return bool(self.every_steps and step % self.every_steps == 0)
 
     def is_late(self, seconds: float) -> bool:
-        """Tells whether a checkpoint falls due by time.
-
-        Args:
-            seconds: Since the last one.
-        """
+        """Tells whether a checkpoint falls due by time, so many seconds after the last one."""
         return bool(self.every_seconds and seconds >= self.every_seconds) or bool(self.pace and self.pace.is_due())
 
 
-class ProvesFirst(TrainerCallback):
-    """Has the state compared before any other callback changes it as the first step begins.
-
-    Args:
-        callback: The callback that compares it, once.
-    """
-
-    stateless = True
-
-    def __init__(self, callback: CheckpointCallback) -> None:
-        self._callback = callback
-
-    def on_step_begin(self, *arguments: Any, **options: Any) -> None:
-        """Compares, before the first step."""
-        self._callback.on_step_begin(*arguments, **options)
+def ends_epoch(trainer_state: TrainerState) -> bool:
+    """Tells whether a step is the last of its epoch."""
+    return float(trainer_state.epoch).is_integer()
 
 
-class CheckpointCallback(TrainerCallback):
-    """Resumes a trainer from a checkpoint, captures others on the way, and ends its training at a target.
+class RestoreCheck(TrainerCallback):
+    """Restores what `Trainer` does not, and compares all that is in memory with what was saved, before the first step.
 
     Args:
         trainer: The trainer, its other callbacks and its `resumption` complete.
-        schedule: When checkpoints are due.
-        manager: Takes checkpoints, and decides for all ranks.
+        checkpointer: This rank's, which is told that training begins.
         replicated: Whether each rank has the whole state.
 
     Attributes:
+        own: State of the user's code.
         checked: Part of the state → what comparing it with the checkpoint gave, empty before the first step.
-        finished: Whether early stopping has ended the run.
     """
 
     stateless = True
 
-    def __init__(
-        self,
-        trainer: ChunkTrainer,
-        schedule: Schedule,
-        manager: Checkpointer,
-        *,
-        replicated: bool = True,
-    ) -> None:
-        self.checked: dict[str, str] = {}
-        self.finished = False
-        self._trainer = trainer
-        self._schedule = schedule
-        self._manager = manager
-        self._replicated = replicated
-        self._resumption = trainer.resumption
-        self._ranks, self._watchdog = trainer.ranks, trainer.watchdog
-        self._is_best = False
-        self._saved_step = -1
-        self._saved_at = time.monotonic()
+    def __init__(self, trainer: ChunkTrainer, checkpointer: Checkpointer, *, replicated: bool = True) -> None:
+        self._trainer, self._checkpointer, self._replicated = trainer, checkpointer, replicated
+        self._ranks = trainer.ranks
         self._is_first_step = True
-        self._leaving = False
-        self._overdue = self._late = False
-        self._is_free = True
-        # The manifest has each file's SHA-256; CRC-32 on top takes a third of the time of writing.
-        torch.serialization.set_crc32_options(False)
-        trainer.places = self._places
-        trainer.remove_callback(state.PrinterCallback)
-        # Last, so that it sees `control` as all others have left it.
-        trainer.add_callback(self)
-        # First, so that the comparison sees the state before any other callback changes it.
-        trainer.callback_handler.callbacks.insert(0, ProvesFirst(self))
-        self._own = user_state.OwnStates(trainer)
+        trainer.callback_handler.callbacks.insert(0, self)
+        self.own = user_state.OwnStates(trainer)
+        self.checked: dict[str, str] = {}
+        self._saved_callbacks: StateDict = {}
         self._own_restored: dict[str, str] = {}
         self._callbacks_restored: str | None = None
-        self._told: set[str] = set()
 
-    def on_train_begin(self, args: object, trainer_state: TrainerState, control: TrainerControl, **_: object) -> None:
-        """Restores what `Trainer` does not."""
-        folder = self._resumption.folder
+    def restore(self, trainer_state: TrainerState) -> None:
+        """Restores what `Trainer` does not, once all other callbacks have begun: they may set what they keep."""
+        resumption, rank = self._trainer.resumption, self._ranks.rank
+        folder = resumption.folder
         if folder is None:
-            self._own.begin(None, self._ranks.rank)
+            self.own.begin(None, rank)
             # Else dropout would leave out the same places in all ranks; with virtual workers each pass is seeded.
-            if self._ranks.rank and not self._trainer.recipe.parallel.virtual_workers:
-                set_seed(seed_of(self._trainer.args.seed, self._ranks.rank))
+            if rank and not self._trainer.recipe.parallel.virtual_workers:
+                set_seed(seed_of(self._trainer.args.seed, rank))
             return
-        if self._resumption.takeover:
-            trainer_state.compute_steps(
-                self._trainer.args, trainer_state.max_steps
-            )  # those of the parent were restored
-        rank = self._ranks.rank
+        if resumption.takeover:  # those of the parent were restored
+            trainer_state.compute_steps(self._trainer.args, trainer_state.max_steps)
         if not os.path.isfile(os.path.join(folder, state.extra_file(rank))):
             rank = 0  # another number of ranks made the checkpoint
-        path = os.path.join(folder, state.extra_file(rank))
         # Tensors and plain values alone: a checkpoint may come from elsewhere, and must not run code here.
-        extra = torch.load(path, weights_only=True)
+        extra = torch.load(os.path.join(folder, state.extra_file(rank)), weights_only=True)
         self._trainer.load_skipped(tuple(extra.get("skipped", ())))
-        if "log" not in self._resumption.leave_out:
-            state.restore_log_window(self._trainer, extra["log_window"])
-        if "method" not in self._resumption.leave_out:
-            self._trainer.load_method_state(extra["method"])
-        self._own.begin(folder, rank)
+        state.restore_log_window(self._trainer, extra["log_window"])
+        self._trainer.load_method_state(extra["method"])
+        self.own.begin(folder, rank)
         self._saved_callbacks = extra["callbacks"]
         self._restore_own()
 
     def _restore_own(self) -> None:
         """Restores the state of callbacks and of the user's other code, and notes what is then in memory."""
-        if "callbacks" not in self._resumption.leave_out:
-            try:
-                state.restore_callbacks(self._trainer, self._saved_callbacks)
-            except KeyError as error:
-                raise ExactnessError(f"callbacks cannot be restored: {error.args[0]}.") from None
-        if user_state.PART not in self._resumption.leave_out:
-            self._own_restored = self._own.restore(partly=self._resumption.takeover is not None)
+        try:
+            state.restore_callbacks(self._trainer, self._saved_callbacks)
+        except KeyError as error:
+            raise ExactnessError(f"callbacks cannot be restored: {error.args[0]}.") from None
+        self._own_restored = self.own.restore(partly=self._trainer.resumption.takeover is not None)
         self._callbacks_restored = tree_digest(state.callback_states(self._trainer))
 
     def on_step_begin(self, args: object, trainer_state: TrainerState, control: TrainerControl, **_: object) -> None:
@@ -282,44 +226,142 @@ class CheckpointCallback(TrainerCallback):
         if not self._is_first_step:
             return
         self._is_first_step = False
-        if self._resumption.folder is not None:
-            if not self._ends_epoch(trainer_state):
+        resumption, watchdog = self._trainer.resumption, self._trainer.watchdog
+        if resumption.folder is not None:
+            if not ends_epoch(trainer_state):
                 # Again: the epoch has begun once more here, and in a run without an end of a chunk it has not.
                 self._restore_own()
-            self.prove_restored()
+            self.prove()
             # Only now: what is compared must be what the parent saved, not what the fork makes of it.
-            if self._resumption.takeover:
-                self._resumption.takeover.apply(self._trainer)
-            if "position" in self._resumption.leave_out:  # an average over the steps since a later one has no meaning
-                self._trainer._globalstep_last_logged = trainer_state.global_step
-        self._watchdog.start(trainer_state.global_step + 1)
+            if resumption.takeover:
+                resumption.takeover.apply(self._trainer)
+        watchdog.start(trainer_state.global_step + 1)
         if not self._trainer.recipe.training.compile:  # the compiler would trace into what follows it
-            self._watchdog.follow(self._trainer.model_wrapped)
-        self._manager.on_first_step()
+            watchdog.follow(self._trainer.model_wrapped)
+        self._checkpointer.on_first_step(resumption.folder)
+
+    def digests(self) -> dict[str, str]:
+        """Returns the digests of the state in memory, those of all ranks joined: it gathers."""
+        return self._joined(state.digests_of(self._trainer))
+
+    def _joined(self, ours: dict[str, str]) -> dict[str, str]:
+        rows = self._ranks.gather(ours)
+        return state.merge_rank_digests(rows, replicated=self._replicated, of_each=self._trainer.of_each)
+
+    def prove(self) -> None:
+        """Compares what is in memory with what was saved.
+
+        Raises:
+            ExactnessError: a part differs.
+        """
+        trainer, resumption = self._trainer, self._trainer.resumption
+        ours = state.digests_of(trainer)
+        # Steps before the first one draw from the generator: it is compared as it was right after its restore.
+        ours["rng"] = trainer.restored_rng or "not restored"
+        # And those of callbacks as they were before an epoch began.
+        ours["callbacks"] = self._callbacks_restored or ours["callbacks"]
+        if resumption.takeover:
+            ours |= resumption.takeover.expected_digests(trainer, trainer.skipped)
+        # Gathers: all ranks come to the same verdict, so that all of them fail or none does.
+        digests, expected = self._joined(ours), resumption.digests
+        if resumption.is_reshaped:
+            digests |= reshard.digests_as_saved(trainer)
+        for part in PARTS:
+            if part in resumption.left_out:
+                self.checked[part] = "left out"
+            # Digests by rank of another number of ranks: there is nothing to compare them with.
+            elif resumption.is_reshaped and part in trainer.of_each:
+                self.checked[part] = "of other processes"
+            elif digests[part] != expected[part]:
+                self.checked[part] = "mismatch"
+            elif part == "scaler" and getattr(trainer.accelerator, "scaler", None) is None:
+                self.checked[part] = "absent"
+            else:
+                self.checked[part] = "match"
+        if user_state.PART in expected:
+            self.checked[user_state.PART] = self._own_verdict()
+        step = trainer.state.global_step
+        wrong = [part for part, verdict in self.checked.items() if verdict == "mismatch"]
+        events.emit(events.Restored(step=step, wrong=wrong))
+        if wrong:
+            raise ExactnessError(
+                f"after restoring step {step}, {', '.join(wrong)} in memory differ from what was saved; the chunk "
+                "stops before it trains on.",
+                remedy="Check that image and recipe are those that wrote the checkpoint.",
+            )
+
+    def _own_verdict(self) -> str:
+        """Returns how the state of the user's code compares with the checkpoint's; all ranks must call it."""
+        resumption = self._trainer.resumption
+        if user_state.PART in resumption.left_out:
+            return "left out"
+        rows = self._ranks.gather(OwnState(carried=self._own_restored))
+        if resumption.ranks != self._ranks.size:
+            return "of other processes"
+        shared = not self._trainer.recipe.parallel.virtual_workers
+        carried = user_state.merge_rank_states(rows, each_writes=shared).carried
+        return "match" if carried.items() <= resumption.carried.items() and carried else "mismatch"
+
+
+class SaveAndStop(TrainerCallback):
+    """Captures checkpoints on the way, and ends a trainer's training at a target.
+
+    Args:
+        trainer: The trainer, its other callbacks complete.
+        schedule: When checkpoints are due.
+        checkpointer: Takes checkpoints, and decides for all ranks.
+        check: What the trainer resumes from, and what comparing it gave.
+
+    Attributes:
+        finished: Whether early stopping has ended the run.
+    """
+
+    stateless = True
+
+    def __init__(
+        self, trainer: ChunkTrainer, schedule: SaveSchedule, checkpointer: Checkpointer, check: RestoreCheck
+    ) -> None:
+        self.finished = False
+        self._trainer, self._schedule = trainer, schedule
+        self._checkpointer, self._check = checkpointer, check
+        self._is_best = False
+        self._saved_step = -1
+        self._saved_at = time.monotonic()
+        self._stopping = self._overdue = self._due_by_time = False
+        self._uploader_idle = True
+        self._named: set[str] = set()
+        # The manifest has each file's SHA-256; CRC-32 on top takes a third of the time of writing.
+        torch.serialization.set_crc32_options(False)
+        trainer.places = self.stage
+        trainer.add_callback(self)
+
+    def on_train_begin(self, args: object, trainer_state: TrainerState, control: TrainerControl, **_: object) -> None:
+        """Restores what `Trainer` does not, after all other callbacks have begun."""
+        self._check.restore(trainer_state)
 
     def on_step_end(self, args: object, trainer_state: TrainerState, control: TrainerControl, **_: object) -> None:
         """Decides whether to save and to stop. At an epoch's end both wait for `on_epoch_end`."""
-        step = trainer_state.global_step
+        step, watchdog = trainer_state.global_step, self._trainer.watchdog
         # Before the gather: a rank that hangs in its step has not come here, and has one sign less than those that wait
         # in it.
-        self._watchdog.beat("end")
+        watchdog.beat("end")
         late = self._schedule.is_late(time.monotonic() - self._saved_at)
-        decision = self._manager.agree(late, self._trainer.figures)
+        decision = self._checkpointer.agree(step, late, self._trainer.figures)
         if self._schedule.pace:
-            self._schedule.pace.step(is_free=decision.is_free)
+            self._schedule.pace.step(is_free=decision.uploader_idle)
         self._trainer.judge(decision.figures)  # before anything of the step is kept
-        self._late, self._is_free = decision.is_late, decision.is_free
-        self._watchdog.beat("rows", step + 1)
+        self._due_by_time, self._uploader_idle = decision.due_by_time, decision.uploader_idle
+        watchdog.beat("rows", step + 1)
         # The same in all ranks: one that saved alone would wait for the others for ever.
-        self._leaving = decision.leave or step >= self._schedule.target
+        self._stopping = decision.stop or step >= self._schedule.target
         # Where this step is evaluated, that decides first whether the run ends here, whatever the chunk does.
-        control.should_training_stop = control.should_training_stop or (self._leaving and not control.should_evaluate)
-        if not self._ends_epoch(trainer_state) and self._is_due(step):
+        control.should_training_stop = control.should_training_stop or (self._stopping and not control.should_evaluate)
+        if not ends_epoch(trainer_state) and self._is_due(step):
             control.should_save = True
 
     def on_epoch_end(self, args: object, trainer_state: TrainerState, control: TrainerControl, **_: object) -> None:
         """Saves what waited; silences an epoch's end that only the end of a chunk brought about."""
-        if self._ends_epoch(trainer_state):
+        if ends_epoch(trainer_state):
             due = self._is_due(trainer_state.global_step) and self._saved_step != trainer_state.global_step
             control.should_save = control.should_save or due
         else:
@@ -336,45 +378,48 @@ class CheckpointCallback(TrainerCallback):
         if control.should_training_stop and not at_end:
             # `on_step_end` leaves the flag alone where this step is evaluated: what has set it since is early stopping
             # or another callback, and that ends the run.
-            self.finished = self._leaving = control.should_save = True
-        control.should_training_stop = self._leaving or at_end
+            self.finished = self._stopping = control.should_save = True
+        control.should_training_stop = self._stopping or at_end
 
     def on_save(self, args: object, trainer_state: TrainerState, control: TrainerControl, **_: object) -> None:
         """Completes the folder that `Trainer` wrote and passes it on with the digests of the state."""
-        folder = self._trainer.checkpoint_folder()
+        trainer, ranks, pending = self._trainer, self._trainer.ranks, self._checkpointer.pending
+        assert pending
         extra: StateDict = {
-            "log_window": state.log_window(self._trainer),
-            "callbacks": state.callback_states(self._trainer),
-            "method": self._trainer.method_state(),
+            "log_window": state.log_window(trainer),
+            "callbacks": state.callback_states(trainer),
+            "method": trainer.method_state(),
         }
-        if self._trainer.skipped:
-            extra["skipped"] = list(self._trainer.skipped)
-        document, arrays, ours = self._own.capture()
-        if self._trainer.writes_part:
-            torch.save(extra, os.path.join(folder, state.extra_file(self._ranks.rank)))
-            user_state.save(folder, self._ranks.rank, document, arrays)
-        each_writes = not self._trainer.recipe.parallel.virtual_workers
-        own = user_state.merge_rank_states(self._ranks.gather(ours), each_writes=each_writes)
-        if new := {name: why for name, why in own.lost.items() if name not in self._told}:
-            self._told |= new.keys()
-            if self._ranks.is_first:
+        if trainer.skipped:
+            extra["skipped"] = list(trainer.skipped)
+        document, arrays, ours = self._check.own.capture()
+        if trainer.writes_part:
+            torch.save(extra, os.path.join(pending.folder, state.extra_file(ranks.rank)))
+            user_state.save(pending.folder, ranks.rank, document, arrays)
+        each_writes = not trainer.recipe.parallel.virtual_workers
+        own = user_state.merge_rank_states(ranks.gather(ours), each_writes=each_writes)
+        if new := {name: why for name, why in own.lost.items() if name not in self._named}:
+            self._named |= new.keys()
+            if ranks.is_first:
                 events.emit(events.NotCarried(step=trainer_state.global_step, lost=new))
-        capture = Capture(
-            step=trainer_state.global_step,
-            folder=folder,
-            # Gathers: once a rank has the digests of all, all have written their files to the folder.
-            digests=self._joined(state.digests_of(self._trainer))
-            | ({user_state.PART: user_state.digest(own.carried)} if own.carried else {}),
-            wanted=self._is_best,
+        # Gathers: once a rank has the digests of all, all have written their files to the folder.
+        pending.digests = self._check.digests()
+        if own.carried:
+            pending.digests[user_state.PART] = user_state.digest(own.carried)
+        pending.must_keep = self._is_best
+        meta = CheckpointMeta(
+            digest=pending.digests["state"],
+            state=pending.digests,
+            restored=Restoration(checked=self._check.checked or None),
             finished=self.finished,
-            checked=self.checked,
-            trainable_parameters=count_parameters(x for x in self._trainer.model.parameters() if x.requires_grad),
-            skips=self._trainer.skipped,
+            trainable_parameters=count_parameters(x for x in trainer.model.parameters() if x.requires_grad),
             hooks=own,
         )
-        self._manager.save(capture)
+        if trainer.skipped:
+            meta = meta.model_copy(update={"skips": list(trainer.skipped)})
+        self._checkpointer.save(pending, meta)
         self._is_best, self._saved_step = False, trainer_state.global_step
-        self._saved_at, self._overdue, self._late = time.monotonic(), False, False
+        self._saved_at, self._overdue, self._due_by_time = time.monotonic(), False, False
         if self._schedule.pace:
             self._schedule.pace.saved()
 
@@ -385,74 +430,15 @@ class CheckpointCallback(TrainerCallback):
         if "loss" in logs:
             events.emit(events.Step(step=trainer_state.global_step, of=trainer_state.max_steps, loss=logs["loss"]))
 
-    def _places(self) -> Iterator[StagingFolder]:
+    def stage(self) -> Iterator[PendingCheckpoint]:
+        """Yields the checkpoint of the step that the trainer is at in each place to write it to, best first."""
         if self._schedule.pace:
             self._schedule.pace.saving()
-        return self._manager.places(state.num_bytes(self._trainer))
-
-    def _ends_epoch(self, trainer_state: TrainerState) -> bool:
-        return float(trainer_state.epoch).is_integer()
+        return self._checkpointer.stage(self._trainer.state.global_step, state.num_bytes(self._trainer))
 
     def _is_due(self, step: int) -> bool:
         """Tells whether to save now. What falls due while a checkpoint is on its way waits until that has arrived."""
-        if self._leaving:
+        if self._stopping:
             return True
-        self._overdue = self._overdue or self._late or self._schedule.is_due(step)
-        return self._overdue and self._is_free
-
-    def _joined(self, ours: dict[str, str]) -> dict[str, str]:
-        rows = self._ranks.gather(ours)
-        return state.merge_rank_digests(rows, replicated=self._replicated, of_each=self._trainer.of_each)
-
-    def prove_restored(self) -> None:
-        """Compares what is in memory with what was saved.
-
-        Raises:
-            ExactnessError: a part differs.
-        """
-        ours = state.digests_of(self._trainer)
-        # Steps before the first one draw from the generator: it is compared as it was right after its restore.
-        ours["rng"] = self._trainer.restored_rng or "not restored"
-        # And those of callbacks as they were before an epoch began.
-        ours["callbacks"] = self._callbacks_restored or ours["callbacks"]
-        if self._resumption.takeover:
-            ours |= self._resumption.takeover.restored(self._trainer, self._trainer.skipped)
-        # Gathers: all ranks come to the same verdict, so that all of them fail or none does.
-        digests, expected = self._joined(ours), self._resumption.digests
-        if self._resumption.is_reshaped:
-            digests |= reshard.digests_as_saved(self._trainer)
-        of_each = self._trainer.of_each
-        for part in PARTS:
-            if part in self._resumption.leave_out:
-                self.checked[part] = "left out"
-            # Digests by rank of another number of ranks: there is nothing to compare them with.
-            elif self._resumption.is_reshaped and part in of_each:
-                self.checked[part] = "of other processes"
-            elif digests[part] != expected[part]:
-                self.checked[part] = "mismatch"
-            elif part == "scaler" and getattr(self._trainer.accelerator, "scaler", None) is None:
-                self.checked[part] = "absent"
-            else:
-                self.checked[part] = "match"
-        if user_state.PART in expected:
-            self.checked[user_state.PART] = self._own_verdict()
-        step = self._trainer.state.global_step
-        wrong = [part for part, verdict in self.checked.items() if verdict == "mismatch"]
-        events.emit(events.Restored(step=step, wrong=wrong))
-        if wrong:
-            raise ExactnessError(
-                f"after restoring step {step}, {', '.join(wrong)} in memory differ from what was saved; the chunk "
-                "stops before it trains on.",
-                remedy="Check that image and recipe are those that wrote the checkpoint.",
-            )
-
-    def _own_verdict(self) -> str:
-        """Returns how the state of the user's code compares with the checkpoint's; all ranks must call it."""
-        if user_state.PART in self._resumption.leave_out:
-            return "left out"
-        rows = self._ranks.gather(OwnState(carried=self._own_restored))
-        if self._resumption.ranks != self._ranks.size:
-            return "of other processes"
-        shared = not self._trainer.recipe.parallel.virtual_workers
-        carried = user_state.merge_rank_states(rows, each_writes=shared).carried
-        return "match" if carried.items() <= self._resumption.carried.items() and carried else "mismatch"
+        self._overdue = self._overdue or self._due_by_time or self._schedule.is_due(step)
+        return self._overdue and self._uploader_idle

@@ -1,4 +1,4 @@
-"""A chunk as a target: the run is trained to step T from the newest valid checkpoint.
+"""A chunk is a target, not a delta: the run is trained to step T from the newest valid checkpoint.
 
 Nobody trains if the target is committed. Else this process trains, or ranks on this machine, or a job of several
 machines. The module also records the outcome of an attempt.
@@ -15,11 +15,10 @@ from baton.checkpoint.restore import committed_at_target, usable_at_target
 from baton.checkpoint.staging import Staging, clear_left
 from baton.checkpoint.store import Checkpoint, CheckpointStore
 from baton.errors import BatonError
-from baton.recipe.recipe import Recipe
 from baton.recipe.run import Preemption
 from baton.runs.documents import StagePhase, TokenizedRows
 from baton.train import inputs
-from baton.train.checkpointer import CheckpointManager
+from baton.train.checkpointer import Checkpointer
 from baton.train.context import Clock, TrainContext
 from baton.train.distributed import launch
 from baton.train.distributed.preemption import PreemptionWatch
@@ -27,9 +26,6 @@ from baton.train.metrics.accounting import Figures
 from baton.train.metrics.score import Scoring
 from baton.train.trainjob import job as elastic
 from baton.train.trainjob.cluster import Cluster
-
-# --- A chunk's outcome, and the record of it.
-
 
 logger = logging.getLogger("baton")
 
@@ -96,21 +92,35 @@ def without_training(context: TrainContext, scoring: Scoring | None) -> Outcome 
     return Outcome.at(Ending.ALREADY_DONE, context.store, committed)
 
 
-def conclude(context: TrainContext, manager: CheckpointManager) -> Outcome:
+def conclude(context: TrainContext, checkpointer: Checkpointer) -> Outcome:
     """Returns what an attempt has come to, and records what it cost.
 
     Args:
         context: The chunk.
-        manager: The first rank's, at its end.
+        checkpointer: The first rank's, at its end.
 
     Raises:
         BatonError: training ended before the target without a reason.
     """
-    lineage = manager.lineage
-    ending = _ending(context, manager)
+    committer = checkpointer.committer
+    assert committer
+    index, target, reached = context.index, context.target, committer.reached
+    ending, notice = Ending.DONE, checkpointer.notice
+    if committer.finished:
+        logger.info("evaluation has stopped improving at step %d: the run ends here", reached)
+        events.emit(events.Finished(chunk=index, step=reached))
+        ending = Ending.FINISHED
+    elif committer.lost_race:
+        ending = Ending.ALREADY_DONE
+    elif reached < target:
+        if notice is None:
+            raise BatonError(f"chunk {index} ended before its target, step {target}.")
+        logger.warning("%s: step %d of %d is saved, the next chunk resumes from it", notice, reached, target)
+        events.emit(events.Partial(chunk=index, step=reached, of=target, notice=notice))
+        ending = Ending.PARTIAL
     # After the last commit: a process killed before this leaves no record, and its checkpoint counts all the same.
-    record_attempt(context, ending, lineage.start_step, lineage.reached, manager.accounting.figures())
-    return Outcome.at(ending, context.store, lineage.parent)
+    record_attempt(context, ending, committer.start_step, reached, committer.accounting.figures())
+    return Outcome.at(ending, context.store, committer.parent)
 
 
 def record_attempt(
@@ -133,31 +143,6 @@ def record_attempt(
             **(figures or {}),
         },
     )
-
-
-def _ending(context: TrainContext, manager: CheckpointManager) -> Ending:
-    index, target, reached = context.index, context.target, manager.lineage.reached
-    if manager.finished:
-        logger.info("evaluation has stopped improving at step %d: the run ends here", reached)
-        events.emit(events.Finished(chunk=index, step=reached))
-        return Ending.FINISHED
-    if manager.overtaken:
-        return Ending.ALREADY_DONE
-    if reached >= target:
-        return Ending.DONE
-    if manager.notice is None:
-        raise BatonError(f"chunk {index} ended before its target, step {target}.")
-    logger.warning("%s: step %d of %d is saved, the next chunk resumes from it", manager.notice, reached, target)
-    events.emit(events.Partial(chunk=index, step=reached, of=target, notice=manager.notice))
-    return Ending.PARTIAL
-
-
-# --- The stage of a chunk that several nodes train: its own pod only sees to their job.
-
-
-def wants_trainjob(recipe: Recipe) -> bool:
-    """Tells whether this process is to create a job; False in the pods of the job itself."""
-    return recipe.max_nodes > 1 and not launch.is_node()
 
 
 def run_trainjob(context: TrainContext, scoring: Scoring | None, cluster: Cluster | None = None) -> Outcome:
@@ -193,12 +178,6 @@ def run_trainjob(context: TrainContext, scoring: Scoring | None, cluster: Cluste
     return outcome
 
 
-# --- A chunk is a target, not a delta: the run is trained to step T from the newest valid checkpoint there is.
-#
-# This module decides who does that: nobody, where the target is committed; the ranks of this machine, which it starts;
-# a job of several machines; or this process.
-
-
 def run_chunk(
     run_uri: str,
     index: int,
@@ -230,27 +209,21 @@ def run_chunk(
     if outcome := ranks.on_first(lambda: without_training(context, scoring)):
         clear_left()  # its predecessor may have been killed after its commit, with a checkpoint in memory
         return outcome
-    if wants_trainjob(recipe):
+    if recipe.max_nodes > 1 and not launch.is_node():  # this pod only sees to the job, in whose pods it is False
         return run_trainjob(context, scoring)
     machine.require_gpus(recipe.resources.image)
     context.store.require_signer()  # before hours are trained that nobody may restore
     if recipe.world_size > 1 and not ranks.launched:
-        return _launch(context, (run_uri, index, leave_out, context.clock))
+        context.clock.enter(StagePhase.LAUNCH, processes=recipe.processes)
+        arguments, name = (run_uri, index, leave_out, context.clock), f"{context.run.name}-{index}"
+        forks = context.run.storage.is_local
+        return launch.launch_ranks(run_chunk, arguments, name=name, processes=recipe.processes, forks=forks)
     launch.pin_device(recipe, ranks)
     with PreemptionWatch(recipe.chunks.preemption if ranks.leads_node else Preemption()) as watch, Staging() as staging:
-        fetched = inputs.fetch_inputs(context, staging, to_score=scoring is not None)
-        # Not at the top: it imports the training stack, which `fetch` does while it downloads.
-        from baton.train.attempt import Attempt
+        fetched = inputs.fetch_inputs(context, staging, to_score=scoring is not None, leave_out=leave_out)
+        # Not at the top: it imports the training stack, which `fetch_inputs` does while it downloads.
+        from baton.train import attempt
 
-        attempt = Attempt(context, fetched, staging, watch, scoring=scoring, leave_out=leave_out)
-        manager = attempt.train()
+        checkpointer = attempt.train_recipe(context, fetched, staging, watch, scoring)
         ranks.leave()  # not after a failure: the others may wait in a call, and end with the launcher
-    return conclude(context, manager) if manager else None
-
-
-def _launch(context: TrainContext, arguments: tuple[object, ...]) -> Outcome | None:
-    """Runs the chunk in the processes of this machine, and returns what it has come to."""
-    processes, name = context.recipe.processes, f"{context.run.name}-{context.index}"
-    context.clock.enter(StagePhase.LAUNCH, processes=processes)
-    forks = context.run.storage.is_local
-    return launch.launch_ranks(run_chunk, arguments, name=name, processes=processes, forks=forks)
+    return conclude(context, checkpointer) if checkpointer.committer else None

@@ -17,7 +17,7 @@ from pydantic import JsonValue
 from torch.optim.lr_scheduler import LambdaLR
 
 from baton.checkpoint.digest import tree_digest
-from baton.checkpoint.manifest import CheckpointMeta
+from baton.checkpoint.store import CheckpointMeta
 
 if TYPE_CHECKING:
     from transformers import Trainer
@@ -50,14 +50,14 @@ class ForkOverrides:
         origin = meta.forked_from
         return cls(folder, origin.changed) if origin and origin.changed else None
 
-    def note(self, trainer: Trainer) -> None:
+    def remember(self, trainer: Trainer) -> None:
         """Keeps the settings of optimizer and schedule as the fork's recipe has made them, before they are restored."""
         groups = trainer.optimizer.param_groups
         self._groups = [{name: value for name, value in group.items() if name not in OF_STEP} for group in groups]
         if isinstance(trainer.lr_scheduler, LambdaLR):
             self._rates = [float(rate) for rate in trainer.lr_scheduler.base_lrs]
 
-    def restored(self, trainer: Trainer, skipped: tuple[int, ...] = ()) -> dict[str, str]:
+    def expected_digests(self, trainer: Trainer, skipped: tuple[int, ...] = ()) -> dict[str, str]:
         """Returns the digests of what is compared with the parent's state but for what the fork's recipe decides.
 
         These are the length of the run, and the form of the schedule, which is no state.

@@ -19,6 +19,7 @@ from transformers import StoppingCriteria, StoppingCriteriaList, Trainer, Traini
 from trl.trainer.utils import RepeatSampler
 
 from baton.models import chat, rewards
+from baton.models.chat_template import ChatTemplate
 from baton.recipe.methods import Completions, Generation
 from baton.train import virtual
 from baton.train.distributed.watchdog import NullWatchdog
@@ -53,7 +54,7 @@ class ConversationalPrompts(ExactResume):
 
     def __init__(self, **arguments: Any) -> None:
         super().__init__(**arguments)
-        end = chat.end_of_turn(self.processing_class)
+        end = ChatTemplate(self.processing_class).end_of_turn
         if end is None or end in self.eos_token_ids or not isinstance(self.train_dataset[0]["prompt"], list):
             return
         # TRL takes those of the tokenizer and the model, and neither need name the one that the template writes.

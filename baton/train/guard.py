@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from baton import events, fork
-from baton.checkpoint.restore import Restored
+from baton import events
+from baton.checkpoint.restore import FetchedCheckpoint
 from baton.errors import SkipError, UserError
 from baton.models import train_rows, trained
 from baton.recipe.recipe import Recipe
@@ -30,7 +30,7 @@ from baton.runs.documents import Skip, SourceLocation, SplitCounts, TokensMeta
 from baton.runs.run import Run, now
 from baton.scratch import scratch_folder
 from baton.store.manifest import Manifest
-from baton.train.checkpointer import Checkpointer, Services
+from baton.train.checkpointer import Checkpointer
 from baton.train.context import TrainContext
 from baton.train.distributed import launch
 from baton.train.protocol import ChunkTrainer, StateDict
@@ -308,7 +308,7 @@ MOST_ROWS = 1000
 """Rows that a document names."""
 
 
-def known_skips(context: TrainContext, restored: Restored | None) -> tuple[int, ...]:
+def known_skips(context: TrainContext, restored: FetchedCheckpoint | None) -> tuple[int, ...]:
     """Returns the steps that the run's guard has found; those that the recipe names are not among them."""
     steps = [skip.step for skip in context.run.skips()]
     # Of the steps before it the checkpoint says what became of them: it holds the state that followed.
@@ -318,7 +318,7 @@ def known_skips(context: TrainContext, restored: Restored | None) -> tuple[int, 
 
 
 @contextlib.contextmanager
-def watch_for_skips(services: Services, trainer: ChunkTrainer, manager: Checkpointer) -> Iterator[None]:
+def watch_for_skips(trainer: ChunkTrainer, checkpointer: Checkpointer) -> Iterator[None]:
     """Has the run know a step that training finds in the block, before this process ends; says of a device that breaks
     after which step it did.
 
@@ -326,17 +326,18 @@ def watch_for_skips(services: Services, trainer: ChunkTrainer, manager: Checkpoi
         SkipError: a step is to be skipped, and the run knows it.
         DeviceError: in the place of a device's error.
     """
-    context = services.context
+    context = checkpointer.context
 
     def note(error: SkipError) -> None:
-        manager.finish()  # the next process resumes from what is on its way; from here the store has its usual patience
+        # The next process resumes from what is on its way. From here the store has its usual patience.
+        checkpointer.finish()
         keep_skip(context, trainer, error)
 
     try:
         with launch.watch_device(lambda: int(trainer.state.global_step)):
             yield
     except SkipError as error:
-        services.watchdog.stop()
+        checkpointer.watchdog.stop()
         # All ranks have found it, and wait here: the launcher ends them all as soon as one of them has ended.
         context.ranks.on_first(functools.partial(note, error))
         raise
@@ -363,7 +364,7 @@ def keep_skip(context: TrainContext, trainer: ChunkTrainer, error: SkipError) ->
         num_rows=len(rows),
         created=now(),
     )
-    began = fork.began(run)
+    began = run.began()
     before = [other for other in run.skips() if other.step > began]
     if len(before) >= guard.max_skips and skip.step not in {other.step for other in before}:
         raise _too_many(before, skip, guard.max_skips)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import os
+import shutil
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 from baton import fork
-from baton.checkpoint.restore import Restored, Restorer
+from baton.checkpoint.restore import FetchedCheckpoint, Restorer
 from baton.checkpoint.staging import Staging
 from baton.models import pinned, user_code
 from baton.runs.documents import StagePhase
@@ -18,8 +20,21 @@ from baton.train.context import TrainContext
 from baton.train.data.tokens import ChunkTokens
 
 
+def _remove(prefix: str, folder: str) -> None:
+    for name in os.listdir(folder):
+        if name.startswith(prefix):
+            os.remove(os.path.join(folder, name))
+
+
+CONTROLS: dict[str, Callable[[str], None]] = {
+    "rng": functools.partial(_remove, "rng_state"),
+    "hooks": functools.partial(_remove, "baton_state_hooks"),
+}
+"""Part of the state that a negative control can leave out → takes it out of a checkpoint's folder."""
+
+
 @dataclass(frozen=True)
-class Inputs:
+class ChunkInputs:
     """Checkpoint, tokens, models and code on this machine.
 
     Attributes:
@@ -30,69 +45,75 @@ class Inputs:
         code: Folder of the user's Python files, None where there are none.
     """
 
-    restored: Restored | None
+    restored: FetchedCheckpoint | None
     skipped: list[str]
     tokens: ChunkTokens
     models: dict[str, str]
     code: str | None
 
 
-class _Folders(NamedTuple):
-    """Local folders, as the rank that downloads them tells the others on its machine."""
+def without(restored: FetchedCheckpoint | None, parts: tuple[str, ...], scratch: str) -> FetchedCheckpoint | None:
+    """Returns a checkpoint that lacks parts of the state, a copy: a negative control, which must end on other bits."""
+    if restored is None or not parts:
+        return restored
+    copy = shutil.copytree(restored.folder, os.path.join(scratch, f"control-{restored.step}"))
+    for part in parts:
+        CONTROLS[part](copy)
+    return replace(restored, folder=copy, left_out=parts)
 
-    restored: Restored | None
-    skipped: list[str]
-    tokens: str
-    models: dict[str, str]
-    code: str | None
+
+def open_restorer(context: TrainContext, staging: Staging, cache: NodeCache | None) -> Restorer:
+    """Returns what finds the checkpoint to resume from."""
+    # A folder's own objects, a node's cache and other ranks on this machine need the files as they are.
+    alone = context.ranks.size == 1 and cache is None and not context.run.storage.is_local
+    place = functools.partial(staging.incoming, alone=alone)
+    return Restorer(context.store, context.target, context.identity, cache, place)
 
 
-def fetch_inputs(context: TrainContext, staging: Staging, *, to_score: bool) -> Inputs:
+def fetch_inputs(context: TrainContext, staging: Staging, *, to_score: bool, leave_out: tuple[str, ...]) -> ChunkInputs:
     """Downloads what training needs, once for all ranks of a machine, and imports the training stack meanwhile.
 
     Args:
         context: The chunk.
         staging: Where downloads lie.
         to_score: Whether a checkpoint at the target will do, which lacks its score alone.
+        leave_out: Parts of the state not to restore, see `without`.
 
     Raises:
         BatonError: the run's model, data or checkpoints are not what they were.
     """
     cache = NodeCache.of(context.recipe.store)
     tokens = ChunkTokens(context.run, context.recipe, context.plan, staging.folder, cache)
-    # A folder's own objects, a node's cache and other ranks on this machine need the files as they are.
-    alone = context.ranks.size == 1 and cache is None and not context.run.storage.is_local
-    place = functools.partial(staging.incoming, alone=alone)
-    restorer = Restorer(context.store, context.target, context.identity, cache, place)
+    restorer = open_restorer(context, staging, cache)
+
+    def fetch_tokens() -> int:
+        """Fetches the tokens after the newest checkpoint that seems usable, and returns its step."""
+        steps = (checkpoint.step for checkpoint in context.store.committed())
+        start = next((step for step in steps if step < context.target), 0)
+        tokens.fetch(start, context.target)
+        return start
+
+    def fetch() -> tuple[FetchedCheckpoint | None, list[str], str, dict[str, str], str | None]:
+        with ThreadPoolExecutor(4) as pool:
+            fetching = pool.submit(restorer.fetch, to_score=to_score)
+            early = pool.submit(fetch_tokens)
+            models = pool.submit(pinned.compared, context.run, context.recipe)
+            own_code = pool.submit(user_code.fetch, context.run, staging.folder(0))
+            context.clock.enter(StagePhase.IMPORT)
+            imports.import_training_stack(context.recipe)
+            context.clock.enter(StagePhase.FETCH)
+            restored = restorer.require_no_code(fetching.result())
+            start = restored.step if restored else 0
+            if early.result() != start < context.target:  # a damaged one was passed over: other rows are needed
+                tokens.fetch(start, context.target)
+        if restored is None:
+            # Before training: a warm fork must not begin with the base's weights.
+            fork.require_start(context.run)
+        restored = without(restored, leave_out, staging.folder(0))
+        return restored, restorer.skipped, tokens.folder, models.result(), own_code.result()
+
     if not context.ranks.leads_node:
         imports.import_training_stack(context.recipe)  # while another process fetches
-    folders = context.ranks.on_node_leaders(lambda: _fetch(context, restorer, tokens, staging.folder(0), to_score))
-    tokens.adopt(folders.tokens)
-    return Inputs(folders.restored, folders.skipped, tokens, folders.models, folders.code)
-
-
-def _fetch(context: TrainContext, restorer: Restorer, tokens: ChunkTokens, scratch: str, to_score: bool) -> _Folders:
-    with ThreadPoolExecutor(4) as pool:
-        fetching = pool.submit(restorer.fetch, to_score=to_score)
-        early = pool.submit(_fetch_tokens, context, tokens)
-        models = pool.submit(pinned.compared, context.run, context.recipe)
-        own_code = pool.submit(user_code.fetch, context.run, scratch)
-        context.clock.enter(StagePhase.IMPORT)
-        imports.import_training_stack(context.recipe)
-        context.clock.enter(StagePhase.FETCH)
-        restored = restorer.require_no_code(fetching.result())
-        start = restored.step if restored else 0
-        if early.result() != start < context.target:  # a damaged checkpoint was passed over: other rows are needed
-            tokens.fetch(start, context.target)
-    if restored is None:
-        # Before training: a warm fork must not begin with the base's weights.
-        fork.require_start(context.run)
-    return _Folders(restored, restorer.skipped, tokens.folder, models.result(), own_code.result())
-
-
-def _fetch_tokens(context: TrainContext, tokens: ChunkTokens) -> int:
-    """Fetches the tokens after the newest checkpoint that seems usable, and returns its step."""
-    steps = (checkpoint.step for checkpoint in context.store.committed())
-    start = next((step for step in steps if step < context.target), 0)
-    tokens.fetch(start, context.target)
-    return start
+    restored, skipped, folder, models, code = context.ranks.on_node_leaders(fetch)
+    tokens.adopt(folder)
+    return ChunkInputs(restored, skipped, tokens, models, code)

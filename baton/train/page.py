@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from baton.checkpoint.manifest import LogEntry
-from baton.checkpoint.store import Checkpoint, CheckpointStore
+from baton.checkpoint.store import Checkpoint, CheckpointStore, LogEntry
 from baton.errors import BatonError
 from baton.pages import html
 from baton.pages.card import DISPLAY_NAME, Card, Fact

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
+from baton.checkpoint.staging import PendingCheckpoint
 from baton.recipe.recipe import Recipe
 from baton.recipe.training import Guard
 from baton.train.distributed.ranks import Ranks
@@ -36,19 +37,6 @@ PER_RANK_PARTS = ("rng", "log")
 """Parts of the state that differ between ranks, whatever the method."""
 
 
-@dataclass(frozen=True)
-class StagingFolder:
-    """A folder to write a checkpoint to.
-
-    Attributes:
-        folder: The folder.
-        send: Uploads the files of a folder and removes them, where not all of the checkpoint fits; None where it does.
-    """
-
-    folder: str
-    send: Callable[[str], None] | None = None
-
-
 @dataclass(frozen=True, kw_only=True)
 class Resumption:
     """The state that a trainer resumes from; by default the start of a run.
@@ -57,7 +45,7 @@ class Resumption:
         folder: Local folder of the checkpoint, None at the start of a run.
         digests: Part of the state → its digest when the checkpoint was captured.
         carried: Place at which the user's code keeps a value → its digest.
-        leave_out: Parts not to restore: a negative control for tests of exactness.
+        left_out: Parts that a negative control has taken out of the folder: they are not compared.
         takeover: What a fork's recipe changes in its parent's state.
         ranks: How many ranks made the checkpoint.
         strategy: How they had split the state.
@@ -68,7 +56,7 @@ class Resumption:
     folder: str | None = None
     digests: dict[str, str] = field(default_factory=dict)
     carried: dict[str, str] = field(default_factory=dict)
-    leave_out: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
     takeover: ForkOverrides | None = None
     ranks: int = 1
     strategy: str = "ddp"
@@ -76,7 +64,7 @@ class Resumption:
     skips: tuple[int, ...] = ()
 
 
-def _nowhere() -> Iterator[StagingFolder]:
+def _nowhere() -> Iterator[PendingCheckpoint]:
     """Yields no place: a trainer without a checkpoint callback saves nothing."""
     return iter(())
 
@@ -89,7 +77,7 @@ class ChunkTrainer(Upstream):
         ranks: This process among those that train together.
         watchdog: Its signs of life.
         resumption: What it resumes from.
-        places: Yields where to write a checkpoint, best first.
+        places: Yields the checkpoint of its step in each place to write it to, best first.
         restored_rng: Digest of the random state right after it was restored.
         guard: What it watches its steps for; None also where it is only tried out.
         skipped: Steps that were skipped so far.
@@ -104,7 +92,7 @@ class ChunkTrainer(Upstream):
     ranks: Ranks = Ranks()
     watchdog: NullWatchdog = NullWatchdog()
     resumption: Resumption = Resumption()
-    places: Callable[[], Iterator[StagingFolder]] = staticmethod(_nowhere)
+    places: Callable[[], Iterator[PendingCheckpoint]] = staticmethod(_nowhere)
     restored_rng: str | None = None
     guard: Guard | None = None
     skipped: tuple[int, ...] = ()
@@ -112,6 +100,10 @@ class ChunkTrainer(Upstream):
     weighs: bool = False
     counted_whole: tuple[float, float] = (0.0, 0.0)
     weighed: dict[str, float]
+
+    def begin_chunk(self, ranks: Ranks, watchdog: NullWatchdog, guard: Guard | None, resumption: Resumption) -> None:
+        """Sets all that a chunk alone knows, before its callbacks are made."""
+        self.ranks, self.watchdog, self.guard, self.resumption = ranks, watchdog, guard, resumption
 
     def figure_weights(self, inputs: Any) -> dict[str, float]:
         """Returns how much a batch counts among those of an evaluation: its rows, or what else its figures are over.

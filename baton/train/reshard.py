@@ -158,7 +158,7 @@ def digests_as_saved(trainer: ChunkTrainer) -> dict[str, str]:
         trees["optimizer"] = _trees(trainer.optimizer_state(), ranks, _shards(trainer, torch.Tensor.dim))
     elif strategy != "ddp":
         trees["weights"] = _zero_weights(trainer, strategy)
-        if "optimizer" not in resumption.leave_out:
+        if "optimizer" not in resumption.left_out:
             trees["optimizer"] = _Partitions(trainer).trees()
         if trainer.args.world_size == 1:
             trees["scheduler"] = [with_weights(trainer.lr_scheduler.state_dict(), trainer.optimizer.param_groups)]

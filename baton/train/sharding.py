@@ -381,16 +381,14 @@ class Zero(ChunkTrainer):
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if self.is_zero and checkpoint is not None:
-            # A negative control leaves out the optimizer alone; with it in the file are the weights' masters.
-            self._load_part(checkpoint, weights_alone="optimizer" in self.resumption.leave_out)
+            self._load_part(checkpoint)
         super()._load_optimizer_and_scheduler(checkpoint)
 
-    def _load_part(self, checkpoint: str, *, weights_alone: bool = False) -> None:
+    def _load_part(self, checkpoint: str) -> None:
         """Restores weights, their masters and the optimizer's state.
 
         Args:
             checkpoint: Local files of the checkpoint.
-            weights_alone: Leave the optimizer's state as it is.
 
         Raises:
             DamagedError: the process's file is not what was written.
@@ -409,7 +407,7 @@ class Zero(ChunkTrainer):
         _load_buffers(self.model, checkpoint)
         if _splits_weights(optimizer):
             optimizer.checkpoint_event_prologue()
-        optimizer.load_state_dict(parts, load_optimizer_states=not weights_alone, load_from_fp32_weights=True)
+        optimizer.load_state_dict(parts, load_optimizer_states=True, load_from_fp32_weights=True)
         if _splits_weights(optimizer):
             optimizer.checkpoint_event_epilogue()
         else:  # the weights are what a step would make of their masters

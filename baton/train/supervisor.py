@@ -1,7 +1,8 @@
 """Supervisor of a chunk's process: starts it, and a fresh one when it dies of a fault that passes.
 
-The stage's process has imported next to nothing, has no threads and holds no device; it only watches. Whatever kills
-its fork, the pod with its GPU stays, and training resumes from the newest checkpoint. A spare fork has its imports.
+The stage's process has imported next to nothing, has no threads, holds no device and asks no store; it only watches.
+Whatever ends the one that trains, which is its fork (a signal, a CUDA context that is broken, a store that was out of
+reach), the pod with its GPU stays, and training resumes from the newest checkpoint. A spare fork has its imports.
 """
 
 from __future__ import annotations
@@ -17,18 +18,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from types import FrameType
-from typing import Self, TypeVar
 
 import psutil
 
 from baton import errors, events, machine, runtime
-from baton.errors import BatonError, DeviceError, ProcessLostError, StoreError, UnavailableError
+from baton.errors import BatonError, DeviceError, ProcessLostError, UnavailableError
 from baton.runs.documents import Restart
 from baton.runs.run import Run, now
 from baton.train import imports
@@ -39,152 +37,85 @@ logger = logging.getLogger("baton")
 
 ROOM = 2**30
 """Bytes of memory that a spare process needs at most; half of them are libraries, which all processes share."""
-T = TypeVar("T")
+PAUSE_S = 2.0
+"""Seconds before the second process; before the third eight times as many."""
+LONGEST_PAUSE_S = 300.0
+DIVERGED = (
+    "See whether training has diverged: a loss or weights that are no longer finite, a token beyond the vocabulary. "
+    "Then lower training.learning_rate or mend the rows around this step; a broken device needs another node."
+)
+_PDEATHSIG, _CHILD_SUBREAPER = 1, 36
+"""Options of Linux' prctl."""
+
 Train = Callable[[str, int], Outcome | None]
-_PDEATHSIG = 1
-"""Option of Linux' prctl."""
 
 
 @dataclass(frozen=True)
-class Ready:
-    """What a process that waits tells when it has imported."""
+class Message:
+    """Sent by a process before its outcome: `ready` once it has imported, where it waits; `noted` for each lost process
+    that the run has taken note of; `retries` with those of the recipe; `step` once it has trained one."""
+
+    kind: str
+    value: int = 0
 
 
-@dataclass(frozen=True)
-class Begun:
-    """What a process tells when it has trained a step."""
-
-
-class Worker:
+class ChunkProcess:
     """A process that trains a chunk.
 
     Args:
         run_uri: Address of the run.
         index: Number of the chunk.
         train: What it does.
-        waits: Whether it imports, and trains once it is told to `go`.
+        lost: Processes before it, which it notes with the run; None where it imports and waits for `go`.
     """
 
-    def __init__(self, run_uri: str, index: int, train: Train, *, waits: bool = False) -> None:
+    def __init__(self, run_uri: str, index: int, train: Train, lost: list[Restart] | None) -> None:
         # A fork of this process is as good as a fresh interpreter.
         context = multiprocessing.get_context("fork") if is_forked() else multiprocessing.get_context("spawn")
         self._reader, writer = context.Pipe(duplex=False)
-        gate: Connection | None = None
-        self._gate: Connection | None = None
-        if waits:
-            gate, self._gate = context.Pipe(duplex=False)
+        gate, self._gate = context.Pipe(duplex=False)
         sys.stdout.flush()  # a fork would print it a second time
         self.process = context.Process(
-            target=_serve, args=(writer, gate, os.getpid(), run_uri, index, train), name="baton-chunk"
+            target=_serve, args=(writer, gate, lost is None, os.getpid(), run_uri, index, train), name="baton-chunk"
         )
         self.process.start()
         writer.close()
+        if lost is not None:
+            self._gate.send(lost)
 
-    def go(self) -> bool:
+    def go(self, lost: list[Restart]) -> bool:
         """Lets it train, and tells whether it does: not where it is gone, or still imports."""
         with contextlib.suppress(EOFError, OSError):
-            if self._gate and self._reader.poll() and isinstance(self._reader.recv(), Ready):
-                self._gate.send(None)
+            if self._reader.poll() and self._reader.recv() == Message("ready"):
+                self._gate.send(lost)
                 return True
-        self.end()
+        self.kill()
         return False
 
-    def end(self) -> None:
+    def kill(self) -> None:
         """Kills it."""
         self.process.kill()
         self.process.join()
 
-    def ended(self, begun: Callable[[], None]) -> Outcome | BatonError | None:
-        """Waits for its end.
-
-        Args:
-            begun: Called once it has trained a step.
-
-        Returns:
-            What it has said; None where it has ended without a word.
-        """
+    def outcome(self, hear: Callable[[Message], None]) -> Outcome | BatonError | None:
+        """Waits for its end, hands on its messages, and returns its last word; None where it has ended without."""
         while True:
             # Neither the pipe's end nor the process's sentinel tells: what it has started may hold both open.
             while self.process.is_alive() and not self._reader.poll(0.2):
                 pass
             try:
-                told: Outcome | BatonError | Begun | None = self._reader.recv() if self._reader.poll() else None
+                received: Outcome | BatonError | Message | None = self._reader.recv() if self._reader.poll() else None
             except (EOFError, OSError):
-                told = None
-            if not isinstance(told, Begun):
+                received = None
+            if not isinstance(received, Message):
                 self.process.join()
-                return told
-            begun()
-
-
-class Spare:
-    """A process that waits for the one that trains to be lost, so that the next one need not import: a context manager.
-
-    Args:
-        run_uri: Address of the run.
-        index: Number of the chunk.
-        train: What it does then.
-    """
-
-    def __init__(self, run_uri: str, index: int, train: Train) -> None:
-        self._arguments = (run_uri, index, train)
-        self._waiting: Worker | None = None
-
-    @property
-    def pid(self) -> int | None:
-        """Number of the process that waits."""
-        return self._waiting.process.pid if self._waiting else None
-
-    def prepare(self, beside: int) -> None:
-        """Starts one, unless there is no room for it.
-
-        Args:
-            beside: Number of the process that trains.
-        """
-        # A stage that was itself forked with all of it imported has nothing to prepare.
-        if not is_forked() or os.environ.get(machine.FORKSERVER) == "0" or "torch" in sys.modules:
-            return
-        with contextlib.suppress(psutil.NoSuchProcess):
-            # As much again as training holds: its next checkpoint is staged in memory.
-            if machine.available_memory() > psutil.Process(beside).memory_info().rss + ROOM:
-                self._waiting = Worker(*self._arguments, waits=True)
-
-    def take(self) -> Worker:
-        """Returns a process that trains: the one that waits, else a fresh one."""
-        worker, self._waiting = self._waiting, None
-        # At its priority what is left of its imports may take longer than a fresh process takes for all of them.
-        if worker is None or not worker.go():
-            return Worker(*self._arguments)
-        logger.info("a process that has imported already takes its place")
-        return worker
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._waiting:
-            self._waiting.end()
+                return received
+            hear(received)
 
 
 def is_forked() -> bool:
     """Tells whether processes are forked here: elsewhere what libraries load does not outlive a fork."""
     return sys.platform == "linux"
-
-
-def run_in_subprocess(function: Callable[..., T], *arguments: object) -> T | None:
-    """Calls a function that asks the store in a process of its own, and returns what it returns; None where that died.
-
-    The store's client has threads. A process that is forked from one that has asked it lacks them, and would wait for
-    them for ever.
-    """
-    if not is_forked():
-        return function(*arguments)
-    with (
-        contextlib.suppress(BrokenProcessPool),
-        ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("fork")) as pool,
-    ):
-        return pool.submit(function, *arguments).result()
-    return None
 
 
 def as_shared(error: Exception) -> BatonError:
@@ -196,22 +127,46 @@ def as_shared(error: Exception) -> BatonError:
     return ProcessLostError(text) if launch.is_device_broken(text) else BatonError(text)
 
 
-def _serve(writer: Connection, gate: Connection | None, parent: int, run_uri: str, index: int, train: Train) -> None:
-    """Trains, in the process of its own, and tells what came of it."""
+def _serve(
+    writer: Connection, gate: Connection, waits: bool, parent: int, run_uri: str, index: int, train: Train
+) -> None:
+    """Trains, in the process of its own, and sends what came of it."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a fork has the handler of the process it is forked from
-    _die_with(parent)
-    if gate and not _waited(gate, writer, run_uri):
+    if sys.platform == "linux":
+        # The kernel kills this process when the stage's own is killed: two would train the same chunk.
+        ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it was killed before that
+            os.kill(os.getpid(), signal.SIGKILL)
+    if waits:
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the stage ends it
+        import numpy  # noqa: F401 - its threads are this thread's, those below are slow for ever
+
+        # Priority is a thread's own, and cannot be raised again: the main thread keeps that of a process that trains.
+        importing = threading.Thread(target=_import, args=(run_uri,), name="baton-import")
+        importing.start()
+        importing.join()
+        writer.send(Message("ready"))
+    try:
+        lost: list[Restart] = gate.recv()
+    except EOFError:
         return
+    if waits:
+        signal.signal(signal.SIGINT, before)
     is_first = True
 
     def hear(event: events.Event) -> None:
         nonlocal is_first
         if is_first and isinstance(event, events.Step):
             is_first = False
-            writer.send(Begun())
+            writer.send(Message("step"))
 
     events.hear(hear)
     try:
+        run = Run.open(run_uri)
+        for restart in lost:  # before training counts them
+            run.note_restart(restart)
+            writer.send(Message("noted"))
+        writer.send(Message("retries", run.recipe().chunks.retries))
         writer.send(train(run_uri, index))
     except Exception as error:
         if not isinstance(error, BatonError):
@@ -221,49 +176,12 @@ def _serve(writer: Connection, gate: Connection | None, parent: int, run_uri: st
     sys.stderr.flush()
 
 
-def _waited(gate: Connection, writer: Connection, run_uri: str) -> bool:
-    """Imports what training imports, beside the process that trains, and waits until that is lost."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the stage ends it
-    import numpy  # noqa: F401 - its threads are this thread's, those below are slow for ever
-
-    # Priority is a thread's own, and cannot be raised again: the main thread keeps that of a process that trains.
-    importing = threading.Thread(target=_import, args=(run_uri,), name="baton-import")
-    importing.start()
-    importing.join()
-    writer.send(Ready())
-    try:
-        gate.recv()
-    except EOFError:
-        return False
-    signal.signal(signal.SIGINT, before)
-    return True
-
-
 def _import(run_uri: str) -> None:
+    """Imports what training imports, beside the process that trains."""
     os.nice(19)
-    with contextlib.suppress(Exception):  # it will be said when training imports it
+    with contextlib.suppress(Exception):  # training imports the same, and raises
         imports.import_training_stack(Run.open(run_uri).recipe())
         from baton.train import attempt  # noqa: F401
-
-
-def _die_with(parent: int) -> None:
-    """Lets the kernel kill this process when the stage's own is killed: two would train the same chunk."""
-    if sys.platform != "linux":
-        return
-    ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it was killed before that
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-PAUSE_S = 2.0
-"""Seconds before the second process; before the third eight times as many."""
-LONGEST_PAUSE_S = 300.0
-DIVERGED = (
-    "See whether training has diverged: a loss or weights that are no longer finite, a token beyond the vocabulary. "
-    "Then lower training.learning_rate or mend the rows around this step; a broken device needs another node."
-)
-_CHILD_SUBREAPER = 36
-"""Option of Linux' prctl."""
 
 
 def run(run_uri: str, index: int, train: Train = run_chunk) -> Outcome:
@@ -277,85 +195,103 @@ def run(run_uri: str, index: int, train: Train = run_chunk) -> Outcome:
         train: What the process does.
 
     Returns:
-        What the chunk has come to.
+        The chunk's outcome.
 
     Raises:
-        BatonError: what a process has ended of that another one would end of, too, or the last one of several.
+        BatonError: a process ended of what another one would end of, too, or the last one of several was lost.
     """
-    with Spare(run_uri, index, train) as spare:
-        return _run(run_uri, index, spare)
+    supervisor = _Supervisor(run_uri, index, train)
+    try:
+        return supervisor.run()
+    finally:
+        if supervisor.spare:
+            supervisor.spare.kill()
 
 
-def _run(run_uri: str, index: int, spare: Spare) -> Outcome:
-    tries = runtime.backoff(math.inf, pause=PAUSE_S, growth=8, longest=LONGEST_PAUSE_S)
-    broken, restarts = "", list[Restart]()
-    while True:
-        number, began = next(tries).number, time.monotonic()
-        if restarts:
-            del restarts[: run_in_subprocess(_note, run_uri, restarts) or 0]
-        try:
-            outcome = runtime.through_skips(lambda: _attempt(index, spare))
-            if not outcome.interrupted or number > (retries := _limit(run_uri)):
-                return outcome
-            reason = outcome.interrupted
-        except (ProcessLostError, UnavailableError) as error:
-            if number > (retries := _limit(run_uri)):
-                raise
-            if isinstance(error, DeviceError) and error.message == broken:
-                raise BatonError(f"{error.message} So did the process before.", remedy=DIVERGED) from None
-            broken = reason = error.message
-        seconds = round(time.monotonic() - began, 1)
-        restarts.append(Restart(chunk=index, reason=reason, at=now(), seconds=seconds))
-        events.emit(events.Restarted(chunk=index, attempt=number, of=retries, reason=reason))
-        logger.warning("%s It starts again in this pod, %d of %d times", reason, number, retries)
+class _Supervisor:
+    """What outlives the processes of a chunk."""
 
+    def __init__(self, run_uri: str, index: int, train: Train) -> None:
+        self._chunk, self._index = (run_uri, index, train), index
+        self._lost: list[Restart] = []
+        """Lost processes that the run has not taken note of."""
+        self._retries = 1  # until a process has asked the store
+        self.spare: ChunkProcess | None = None
+        """Waits for the one that trains to be lost, so that the next one need not import."""
 
-def _note(run_uri: str, restarts: list[Restart]) -> int:
-    """Keeps with the run which processes were lost, and returns how many of them the store has taken."""
-    number = 0
-    with contextlib.suppress(StoreError):
-        for restart in restarts:
-            Run.open(run_uri).note_restart(restart)
-            number += 1
-    return number
+    def run(self) -> Outcome:
+        tries = runtime.backoff(math.inf, pause=PAUSE_S, growth=8, longest=LONGEST_PAUSE_S)
+        broken = ""
+        while True:
+            number, began = next(tries).number, time.monotonic()
+            try:
+                outcome = runtime.through_skips(self._attempt)
+                if not outcome.interrupted or number > self._retries:
+                    return outcome
+                reason = outcome.interrupted
+            except (ProcessLostError, UnavailableError) as error:
+                if number > self._retries:
+                    raise
+                if isinstance(error, DeviceError) and error.message == broken:
+                    raise BatonError(f"{error.message} So did the process before.", remedy=DIVERGED) from None
+                broken = reason = error.message
+            seconds = round(time.monotonic() - began, 1)
+            self._lost.append(Restart(chunk=self._index, reason=reason, at=now(), seconds=seconds))
+            events.emit(events.Restarted(chunk=self._index, attempt=number, of=self._retries, reason=reason))
+            logger.warning("%s It starts again in this pod, %d of %d times", reason, number, self._retries)
 
+    def _attempt(self) -> Outcome:
+        """Returns the outcome of one process.
 
-def _limit(run_uri: str) -> int:
-    retries = run_in_subprocess(_retries, run_uri)
-    return 1 if retries is None else retries  # a store that is out of reach does not tell
+        Raises:
+            ProcessLostError: it was lost to what a fresh one may be spared.
+            BatonError: it ended of something else.
+        """
+        if sys.platform == "linux":
+            # The kernel gives this process what a killed one leaves: ranks and workers, which would hold its device.
+            ctypes.CDLL(None).prctl(_CHILD_SUBREAPER, 1)
+        killed_before, others = machine.oom_kills(), set(psutil.Process().children(recursive=True))
+        worker, self.spare = self.spare, None
+        # A spare one that still imports is no help: at its priority that may take longer than a fresh process takes.
+        if worker and worker.go(self._lost):
+            logger.info("a process that has imported already takes its place")
+        else:
+            worker = ChunkProcess(*self._chunk, self._lost)
+        beside = worker.process
 
+        def hear(message: Message) -> None:
+            match message.kind:
+                case "noted":
+                    del self._lost[0]
+                case "retries":
+                    self._retries = message.value
+                case "step":
+                    self._prepare_spare(beside)
 
-def _retries(run_uri: str) -> int | None:
-    with contextlib.suppress(StoreError):
-        return Run.open(run_uri).recipe().chunks.retries
-    return None
+        with _ends_with(beside) as is_preempted:
+            ended = worker.outcome(hear)
+        for orphan in set(psutil.Process().children(recursive=True)) - others:
+            if not (self.spare and orphan.pid == self.spare.process.pid):
+                orphan.kill()
+        if isinstance(ended, Outcome):
+            return replace(ended, interrupted="") if is_preempted.is_set() else ended
+        error = ended or _unsaid(self._index, beside.exitcode or 0)
+        # Also of a rank that its launcher names.
+        if isinstance(error, ProcessLostError) and machine.oom_kills() > killed_before:
+            raise machine.without_memory(error)
+        if is_preempted.is_set():  # the pod goes; what is left of its time is not enough for another process
+            raise BatonError(error.message, remedy=error.remedy)
+        raise error
 
-
-def _attempt(index: int, spare: Spare) -> Outcome:
-    """Returns what a process has come to.
-
-    Raises:
-        ProcessLostError: it was lost to what a fresh one may be spared.
-        BatonError: whatever else it has ended of.
-    """
-    _adopt_orphans()
-    killed_before, others = machine.oom_kills(), set(psutil.Process().children(recursive=True))
-    worker = spare.take()
-    with _ends_with(worker.process) as is_preempted:
-        ended = worker.ended(lambda: spare.prepare(worker.process.pid or 0))
-    for orphan in set(psutil.Process().children(recursive=True)) - others:
-        if orphan.pid != spare.pid:
-            orphan.kill()
-    if isinstance(ended, Outcome):
-        return replace(ended, interrupted="") if is_preempted.is_set() else ended
-    error = ended or _unsaid(index, worker.process.exitcode or 0)
-    if (
-        isinstance(error, ProcessLostError) and machine.oom_kills() > killed_before
-    ):  # also of a rank that its launcher names
-        raise machine.without_memory(error)
-    if is_preempted.is_set():  # the pod goes; what is left of its time is not enough for another process
-        raise BatonError(error.message, remedy=error.remedy)
-    raise error
+    def _prepare_spare(self, beside: BaseProcess) -> None:
+        """Starts a process that waits beside the one that trains, unless there is no room for it."""
+        # A stage that was itself forked with all of it imported has nothing to prepare.
+        if not is_forked() or os.environ.get(machine.FORKSERVER) == "0" or "torch" in sys.modules:
+            return
+        with contextlib.suppress(psutil.NoSuchProcess):
+            # As much again as training holds: its next checkpoint is staged in memory.
+            if machine.available_memory() > psutil.Process(beside.pid).memory_info().rss + ROOM:
+                self.spare = ChunkProcess(*self._chunk, lost=None)
 
 
 def _unsaid(index: int, code: int) -> BatonError:
@@ -365,12 +301,6 @@ def _unsaid(index: int, code: int) -> BatonError:
         remedy = "Run again: training resumes from the newest checkpoint."
         return ProcessLostError(f"the process of chunk {index} was ended by {name}.", remedy=remedy)
     return BatonError(f"the process of chunk {index} ended with code {code} and said nothing.", remedy="See the log.")
-
-
-def _adopt_orphans() -> None:
-    """Lets the kernel give this process what a killed one leaves: ranks and workers, which would hold its device."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_CHILD_SUBREAPER, 1)
 
 
 @contextlib.contextmanager

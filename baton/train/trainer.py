@@ -6,7 +6,6 @@ After a restore the GPU holds before the first step the same memory as between t
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
 import gc
 import os
@@ -108,8 +107,6 @@ class Resumable(ChunkTrainer):
     _fetches = False
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
-        if "rng" in self.resumption.leave_out:
-            return
         if self.resumption.is_reshaped and checkpoint:
             # There is no state of this rank to restore: it draws anew from seed, rank and step (docs/exactness.md).
             set_seed(seed_of(self.args.seed, self.ranks.rank, self.state.global_step))
@@ -118,17 +115,7 @@ class Resumable(ChunkTrainer):
         # Now, as upstream draws from it before the first step begins.
         self.restored_rng = tree_digest(rng.capture())
 
-    def _init_training_state(self, *arguments: object, **options: object) -> tuple[int, int]:
-        epochs_and_batches: tuple[int, int] = super()._init_training_state(*arguments, **options)
-        if "log" in self.resumption.leave_out:
-            self.state.log_history, self.state.num_input_tokens_seen = [], 0
-        if "position" in self.resumption.leave_out:
-            self.state.global_step, self.state.epoch = epochs_and_batches = 0, 0
-        return epochs_and_batches
-
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: torch.nn.Module | None = None) -> None:
-        if "weights" in self.resumption.leave_out:
-            return
         types = {name: weight.dtype for name, weight in self.model.named_parameters()}
         super()._load_from_checkpoint(resume_from_checkpoint, model)
         # PEFT widens what it loads to 32 bits; on a base in few bits TRL trains it in bfloat16, as it was saved.
@@ -138,32 +125,19 @@ class Resumable(ChunkTrainer):
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if self.resumption.takeover:
-            self.resumption.takeover.note(self)
-        left_out, optimizer = self.resumption.leave_out, self.bare_optimizer()
-        # Upstream loads both or neither. DeepSpeed's optimizer is in one file with the weights: `Zero` leaves it out.
-        puts_back = "optimizer" in left_out and not self.is_deepspeed_enabled
-        made = copy.deepcopy(optimizer.state_dict()) if puts_back else {}
-        if "scheduler" in left_out:  # and not put back: one that follows evaluations sets the optimizer's rates, too
-            self.lr_scheduler.load_state_dict = lambda *_: None
+            self.resumption.takeover.remember(self)
         with contextlib.ExitStack() as loading:
             if checkpoint:
                 loading.enter_context(free_load_memory(self.optimizer))
                 loading.enter_context(staging.mmap_load(os.path.join(checkpoint, OPTIMIZER_NAME)))
             super()._load_optimizer_and_scheduler(checkpoint)
-        if "scheduler" in left_out:
-            del self.lr_scheduler.load_state_dict
-        if made:
-            optimizer.load_state_dict(made)
-
-    def _load_scaler(self, checkpoint: str | None) -> None:
-        if "scaler" not in self.resumption.leave_out:
-            super()._load_scaler(checkpoint)
 
     def _save_checkpoint(self, model: torch.nn.Module, trial: object) -> None:
         """Writes a checkpoint where there is room, weights and optimizer at the same time."""
-        for place in self.places():
+        for pending in self.places():
             # `Trainer` derives the checkpoint's folder from its output folder, so that one moves with the place.
-            self.args.output_dir, self._send = place.folder, place.send
+            self.args.output_dir = os.path.dirname(pending.folder)
+            self._send = pending.send if pending.writer else None
             failure: Exception | None = None
             try:
                 self._write_checkpoint(model, trial)
@@ -174,7 +148,7 @@ class Resumable(ChunkTrainer):
                 # The thread must be out of the folder before it is removed.
                 self._join_weights(failed=True)
                 failure = error if isinstance(error, Exception) else OSError(str(error))
-            if not self._all_ran_out_of_room(failure, last=place.send is not None):
+            if not self._all_ran_out_of_room(failure, last=self._send is not None):
                 return
             shutil.rmtree(self.checkpoint_folder(), ignore_errors=True)
 

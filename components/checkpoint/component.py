@@ -15,8 +15,8 @@ def checkpoint(baton: str, index: int, proof: dsl.Output[dsl.Markdown]):
         proof: The chunk's part of the resume proof.
     """
     from baton import events
+    from baton.checkpoint.proof import read_back
     from baton.runs.ref import RunRef
-    from baton.train.promote import read_back
 
     with events.stage(f"checkpoint {index}"), open(proof.path, "w", encoding="utf-8") as file:
         file.write(read_back(RunRef.read(baton).run_uri, index))

@@ -99,7 +99,8 @@ def judge(
     from baton import events
     from baton.pages.card import DISPLAY_NAME
     from baton.runs.sweep import Sweep
-    from baton.sweep.judge import publish, rank_trials
+    from baton.sweep.judge import rank_trials
+    from baton.sweep.page import publish
 
     with events.stage(f"judge rung {rung}"):
         sweep = Sweep.open(sweep_uri)

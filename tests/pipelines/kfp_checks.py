@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from baton.compiler.conformance import check_documents
+from tests.pipelines.conformance import check_documents
 
 # What a JSON value must be for a parameter type. The backend takes 3.0 for an integer.
 TYPE_CHECKS: dict[str, Callable[[Any], bool]] = {

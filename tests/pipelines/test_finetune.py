@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-from baton.compiler import conformance
 from baton.kfp.component import code_version
+from tests.pipelines import conformance
 
 QUICKSTART = Path(__file__).parents[2] / "pipelines/recipes/quickstart.yaml"
 BATON = str(Path(sys.executable).parent / "baton")
@@ -24,8 +24,9 @@ def _compile(recipe: Path, target: Path, *more: str) -> list[dict[str, Any]]:
     command = [BATON, "compile", str(recipe), "-o", str(target), *more]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert conformance.check(str(target)) == []
-    return list(yaml.safe_load_all(target.read_text()))
+    documents = list(yaml.safe_load_all(target.read_text()))
+    assert conformance.check_documents(documents) == []
+    return documents
 
 
 @pytest.fixture(scope="module")

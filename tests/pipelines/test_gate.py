@@ -52,7 +52,7 @@ def test_a_run_that_fails_is_rejected_and_exports_nothing(folder: Path, refused:
     assert (code, found["state"], found["model_uri"]) == (3, "rejected", None)
     assert {line["figure"]: line["held"] for line in found["gate"]} == {"loss": True, "perplexity": False}
     run = Run(Storage(str(folder / "store")), "gated")
-    assert run.get("export.json") is None
+    assert run.raw("export.json") is None
     page = Path(found["report_uri"]).read_text(encoding="utf-8")
     assert "The gate rejects the model, and nothing was exported: perplexity " in page
     assert _verdict(folder, run).startswith("rejected: perplexity ")

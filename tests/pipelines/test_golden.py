@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from baton.compiler import conformance, graph, pipeline_file
+from baton.compiler import pipeline_file
 from baton.compiler.pipeline_file import Pipeline, write_package
 from baton.recipe import load
 from baton.runs import ref
+from tests.pipelines import conformance
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -75,7 +76,7 @@ def test_golden_file(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", GRAPHS)
 def test_golden_graph(name: str, tmp_path: Path) -> None:
     _compile(GRAPHS[name], tmp_path / "pipeline.yaml")
-    graph.write(str(tmp_path / "pipeline.yaml"), str(tmp_path / "graph.mmd"))
+    pipeline_file.write_graph(str(tmp_path / "pipeline.yaml"), str(tmp_path / "graph.mmd"))
     drawn = (tmp_path / "graph.mmd").read_text()
     block = re.compile(rf"(<!-- graph: {name} -->\n```mermaid\n)(.*?)(```\n)", re.DOTALL)
     if os.environ.get("BATON_GOLDEN"):

@@ -102,7 +102,7 @@ def test_a_mistake_is_one_message_of_the_first_stage(
     parameters: dict[str, Any], said: str, start: Started, store: Path
 ) -> None:
     assert said in refused(start, "mistaken", **parameters)
-    assert Run(Storage(str(store)), "mistaken").get("recipe.json") is None
+    assert Run(Storage(str(store)), "mistaken").raw("recipe.json") is None
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_a_mistake_about_the_last_phase_is_told_before_the_first_trains(
     said = refused(start, "two", recipe=phases, overrides={"sft.training.learning_rte": 1})
     assert "phase sft" in said
     assert "did you mean 'learning_rate'?" in said
-    assert Run(Storage(str(store)), "two-pretrain").get("recipe.json") is None
+    assert Run(Storage(str(store)), "two-pretrain").raw("recipe.json") is None
 
 
 @pytest.mark.slow

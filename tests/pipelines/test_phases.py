@@ -66,7 +66,7 @@ def test_a_phase_starts_from_the_model_before(finished: tuple[dict[str, Any], St
 @pytest.mark.slow
 def test_the_finder_stood_before_the_second_phase(finished: tuple[dict[str, Any], Storage]) -> None:
     _, storage = finished
-    assert Run(storage, "two-pretrain").get("lr_find.json") is None
+    assert Run(storage, "two-pretrain").raw("lr_find.json") is None
     rate = Run(storage, "two-sft").require("lr_find.json")["learning_rate"]
     assert Run(storage, "two-sft").resolved_recipe().training.learning_rate == rate
 

@@ -11,9 +11,7 @@ from typing import Any
 
 import pytest
 
-from baton import machine
-from baton.doctor import kubeflow as doctor_kubeflow
-from baton.doctor import local
+from baton import doctor, machine
 from baton.errors import BatonError, UnavailableError
 from baton.kubeflow.connection import connect
 from baton.store.sources import file_system
@@ -196,7 +194,7 @@ def test_the_doctor_says_which_applies(servers: tuple[Server, Server], monkeypat
     direct, proxy = servers
 
     def found() -> list[str]:
-        checks = [*local.examine_store("s3://b/p"), *doctor_kubeflow.examine(direct.address, None)]
+        checks = [*doctor.examine_store("s3://b/p"), *doctor.examine_kubeflow(direct.address, None)]
         return [check.found for check in checks if check.name in ("store: proxy", "kubeflow: proxy")]
 
     assert found() == [f"{direct.address} is asked through http://127.0.0.1:{proxy.server_port} (HTTP_PROXY)"] * 2

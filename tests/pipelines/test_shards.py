@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import yaml
 
-from baton.compiler import conformance, pipeline_file
+from baton.compiler import pipeline_file
 from baton.compiler.pipeline_file import Pipeline, write_package
 from baton.recipe import load
+from tests.pipelines import conformance
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = ROOT / "pipelines/recipes/quickstart.yaml"
@@ -23,9 +24,9 @@ BATON = str(Path(sys.executable).parent / "baton")
 def _compile(target: Path, *settings: str) -> dict[str, Any]:
     recipe = pipeline_file.for_cluster(load.load(str(QUICKSTART), settings))
     write_package(recipe, str(target), Pipeline.finetune)
-    assert conformance.check(str(target)) == []
-    spec: dict[str, Any] = next(yaml.safe_load_all(target.read_text()))
-    return spec
+    documents: list[dict[str, Any]] = list(yaml.safe_load_all(target.read_text()))
+    assert conformance.check_documents(documents) == []
+    return documents[0]
 
 
 def _waits_for(tasks: dict[str, Any], name: str) -> set[str]:

@@ -13,11 +13,11 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from baton.cli.app import app
-from baton.compiler import conformance
 from baton.runs.outcomes import SweepHead, TrialEntry
 from baton.runs.run import now
 from baton.runs.sweep import Sweep
 from baton.store.storage import Storage
+from tests.pipelines import conformance
 
 HERE = Path(__file__).parent
 RECIPE = HERE.parents[1] / "pipelines" / "recipes" / "sweep.yaml"
@@ -35,8 +35,9 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     changes = [word for setting in settings for word in ("--set", setting)]
     done = _baton("compile", str(RECIPE), "-o", str(path), "--pipeline", "sweep", *changes)
     assert done.exit_code == 0, done.stderr
-    assert conformance.check(str(path)) == []
-    return list(yaml.safe_load_all(path.read_text()))
+    documents = list(yaml.safe_load_all(path.read_text()))
+    assert conformance.check_documents(documents) == []
+    return documents
 
 
 def _loops(compiled: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:

@@ -31,16 +31,16 @@ def slow_chunk(run_uri: str, index: int, seconds: float, patience: float = 20) -
         patience: Seconds for which one operation on a store that is away is tried again.
     """
     os.environ["BATON_STORE_PATIENCE"] = str(patience)
-    from baton.train.callbacks import CheckpointCallback
+    from baton.train.callbacks import RestoreCheck
     from baton.train.chunk import run_chunk
 
-    begin = CheckpointCallback.on_step_begin
+    begin = RestoreCheck.on_step_begin
 
     def slowly(self: Any, *arguments: Any, **options: Any) -> None:
         time.sleep(seconds)
         begin(self, *arguments, **options)
 
-    CheckpointCallback.on_step_begin = slowly  # type: ignore[method-assign]
+    RestoreCheck.on_step_begin = slowly  # type: ignore[method-assign]
     run_chunk(run_uri, index)
 
 
@@ -53,10 +53,10 @@ def noticed_chunk(run_uri: str, index: int, step: int, notice_file: str | None) 
         step: After how many steps.
         notice_file: The file that appears; None for a SIGTERM. Steps are slow then, as it is looked for once a second.
     """
-    from baton.train.callbacks import CheckpointCallback
+    from baton.train.callbacks import RestoreCheck
     from baton.train.chunk import run_chunk
 
-    begin = CheckpointCallback.on_step_begin
+    begin = RestoreCheck.on_step_begin
 
     def told(self: Any, args: Any, state: Any, *arguments: Any, **options: Any) -> None:
         begin(self, args, state, *arguments, **options)
@@ -66,7 +66,7 @@ def noticed_chunk(run_uri: str, index: int, step: int, notice_file: str | None) 
             open(notice_file, "w").close()
             time.sleep(0.5)
 
-    CheckpointCallback.on_step_begin = told  # type: ignore[method-assign]
+    RestoreCheck.on_step_begin = told  # type: ignore[method-assign]
     run_chunk(run_uri, index)
 
 

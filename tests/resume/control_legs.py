@@ -6,8 +6,15 @@ import dataclasses
 import os
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import Any
+
+from baton.checkpoint.staging import Staging
+from baton.checkpoint.store import CheckpointStore
+from baton.runs.run import Run
+from baton.train import inputs
+from tests import without
 
 
 def resumed(run_uri: str, index: int, copies: Mapping[str, tuple[str, ...]]) -> None:
@@ -18,40 +25,42 @@ def resumed(run_uri: str, index: int, copies: Mapping[str, tuple[str, ...]]) -> 
         index: Number of the chunk.
         copies: Address of a copy → the parts of the state that are not restored there.
     """
-    from baton.train.attempt import Attempt
+    from baton.train import attempt
     from baton.train.chunk import run_chunk
 
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # its threads would not be there after a fork
-    train = Attempt.train
+    without.install()
+    train = attempt.train_chunk
 
-    def train_copies(self: Any) -> None:
-        self._leave_out = ("weights",)  # so that the model has weights of its own
-        trainer = self._build()
-        self._build = lambda: trainer
+    def train_copies(
+        context: Any, restored: Any, skipped: Any, _staging: Any, watch: Any, build: Any, **options: Any
+    ) -> Any:
+        found, trainer = build()
         for uri, parts in copies.items():
+
+            def train_copy(uri: str = uri, parts: tuple[str, ...] = parts) -> None:
+                run = Run.open(uri)
+                here = dataclasses.replace(found, run=run, store=CheckpointStore(run))
+                with Staging() as staging:
+                    doctored = inputs.without(restored, parts, staging.folder(0))
+                    train(here, doctored, skipped, staging, watch, lambda: (here, trainer), **options)
+
             child = os.fork()
             if not child:
-                _train_copy(train, self, uri, parts)
+                _end_with(train_copy)
             if os.waitpid(child, 0)[1]:
                 raise RuntimeError(f"chunk {index} of {uri} failed.")
+        return SimpleNamespace(committer=None)
 
-    Attempt.train = train_copies  # type: ignore[method-assign, assignment]
+    attempt.train_chunk = train_copies
     run_chunk(run_uri, index)
 
 
-def _train_copy(train: Any, attempt: Any, uri: str, parts: tuple[str, ...]) -> None:
-    """Trains in a forked process, and ends it."""
-    from baton.checkpoint.staging import Staging
-    from baton.checkpoint.store import CheckpointStore
-    from baton.runs.run import Run
-
+def _end_with(work: Callable[[], None]) -> None:
+    """Does the work of a forked process, and ends it."""
     code = 1
     try:
-        run = Run.open(uri)
-        attempt._leave_out = parts
-        attempt._context = dataclasses.replace(attempt._context, run=run, store=CheckpointStore(run))
-        with Staging() as attempt._staging:  # it may drop what it was given; the other copies need that
-            train(attempt)
+        work()
         code = 0
     except BaseException:
         traceback.print_exc()

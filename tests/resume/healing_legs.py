@@ -5,12 +5,15 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from tests import without
+
 
 def in_a_pod(run_uri: str, index: int, leave_out: tuple[str, ...] = ()) -> None:
     """Runs a chunk as its component does: what finds a step to skip is followed by a process that skips it."""
     from baton.train import supervisor
     from baton.train.chunk import run_chunk
 
+    without.install()
     supervisor.run(run_uri, index, functools.partial(run_chunk, leave_out=leave_out))
 
 

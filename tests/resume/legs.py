@@ -25,6 +25,7 @@ from baton.recipe.recipe import Recipe
 from baton.runs.run import Run
 from baton.store.clouds import ENVIRONMENT
 from baton.store.storage import Storage
+from tests import without
 
 _context = multiprocessing.get_context("forkserver")
 
@@ -91,6 +92,8 @@ def chunk(run_uri: str, index: int, leave_out: tuple[str, ...] = (), kill_at: st
 
     if kill_at:
         _kill_at(kill_at)
+    if leave_out:
+        without.install()
     run_chunk(run_uri, index, leave_out)
 
 
@@ -238,9 +241,10 @@ def export(run_uri: str) -> None:
 
 
 def verify_chunk(run_uri: str, index: int) -> None:
-    from baton.train.promote import promote
+    from baton.checkpoint.proof import promote
+    from baton.runs.run import Run
 
-    promote(run_uri, index)
+    promote(Run.open(run_uri), index)
 
 
 def _kill_at(moment: str) -> None:

@@ -188,7 +188,7 @@ def spoiled(run_uri: str, index: int, part: str) -> None:
     from baton.train import callbacks, state
     from baton.train.chunk import run_chunk
 
-    prove = callbacks.CheckpointCallback.prove_restored
+    prove = callbacks.RestoreCheck.prove
 
     def spoil(self: Any) -> None:
         trainer = self._trainer
@@ -199,5 +199,5 @@ def spoiled(run_uri: str, index: int, part: str) -> None:
             tensor.detach().flatten().view(torch.uint8)[0] ^= 1
         prove(self)
 
-    callbacks.CheckpointCallback.prove_restored = spoil  # type: ignore[method-assign]
+    callbacks.RestoreCheck.prove = spoil  # type: ignore[method-assign]
     run_chunk(run_uri, index)

@@ -211,7 +211,7 @@ def test_what_the_saved_state_is_made_of_cannot_be_changed(parent: Run) -> None:
     assert "seed: it decides the order of rows" in said
     assert "model.from_scratch.hidden_size: " in said
     assert "--weights-only" in said
-    assert Run(parent.storage, "refused").get("fork.json") is None
+    assert Run(parent.storage, "refused").raw("fork.json") is None
 
 
 @pytest.mark.parametrize(
@@ -258,7 +258,7 @@ def test_a_damaged_parent_is_refused(recipes: dict[str, Recipe], legs: Any) -> N
     run.storage.write(path, data[:99] + bytes([data[99] ^ 1]) + data[100:])
     with pytest.raises(DamagedError, match=r"optimizer.pt: SHA-256 is"):
         fork.fork(run, 15, "of-damaged")
-    assert Run(run.storage, "of-damaged").get("fork.json") is None
+    assert Run(run.storage, "of-damaged").raw("fork.json") is None
     assert fork.fork(run, None, "of-damaged").step == 10
 
 
@@ -278,7 +278,7 @@ def test_the_checkpoint_stage_passes_over_chunks_before_the_fork(parent: Run, le
         for stage in (legs.chunk, legs.verify_chunk):
             code, printed = legs.leg(stage, run.uri, index)
             assert code == 0, printed
-    assert run.get("proof/chunk-001.json") is None
+    assert run.raw("proof/chunk-001.json") is None
     assert run.require("proof/chunk-002.json")["forked_from"]["run_uri"] == parent.uri
     assert run.require("proof/chunk-003.json")["parent_step"] == 10
     json.dumps(run.require("fork.json"))

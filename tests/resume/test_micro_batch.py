@@ -75,7 +75,7 @@ def test_not_one_row_fits(legs: Any, auto: Any) -> None:
     code, printed = legs.leg(legs.chunk, run.uri, 1)
     assert code == 2
     assert "micro_batch_size is auto, and not one row of data.max_length 32 fits memory" in printed
-    assert run.get("micro_batch.json") is None
+    assert run.raw("micro_batch.json") is None
 
 
 def test_who_was_first_decides(recipes: dict[str, Recipe], legs: Any, auto: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from baton.checkpoint.proof import proof_as_markdown
+from baton.checkpoint.proof import promote, proof_as_markdown
 from baton.checkpoint.store import CheckpointStore
 from baton.local.results import list_checkpoints
 from baton.pages.collect import collect
@@ -16,7 +16,6 @@ from baton.pages.run_page import render
 from baton.prove import proof_page, prove
 from baton.recipe import load
 from baton.recipe.recipe import Recipe
-from baton.train.promote import promote
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "hooks"
 
@@ -120,7 +119,7 @@ def test_a_state_that_cannot_be_carried_is_told_wherever_the_run_is(counting: Re
     store, manifest = CheckpointStore(run), legs.final(run).meta
     assert (manifest.restored.level, manifest.hooks.lost.keys()) == ("consistent", {"counting.py:rounds"})
     for index in (1, 2):
-        part = promote(run.uri, index)
+        part = promote(run, index)
         assert part
         assert part.hooks == store.read(part.step).meta.hooks
         assert "**state of `counting.py:rounds` is not carried**" in proof_as_markdown(part)

@@ -16,9 +16,8 @@ import numpy as np
 import pytest
 import torch
 
-from baton.checkpoint.manifest import CheckpointMeta
 from baton.checkpoint.restore import Restorer
-from baton.checkpoint.store import CheckpointStore
+from baton.checkpoint.store import CheckpointMeta, CheckpointStore
 from baton.errors import BatonError, DamagedError, StoreError, UserError
 from baton.evaluate import evaluate
 from baton.export import parity

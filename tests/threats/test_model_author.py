@@ -16,11 +16,11 @@ import yaml
 from huggingface_hub import ModelCardData
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerBase
 
-from baton.data.render import Conversation, Template
 from baton.errors import UserError
 from baton.evaluate import evaluate
 from baton.export import model_card
 from baton.models import chat, generate, loading, memory
+from baton.models.chat_template import ChatTemplate, Conversation
 from baton.recipe import load as recipe_file
 from baton.recipe.recipe import Recipe
 from baton.source import prepare
@@ -95,10 +95,11 @@ def payloads(mark: Path) -> dict[str, str]:
     }
 
 
+REFUSED = "the chat template refuses it"
 ROUTES: dict[str, Callable[[PreTrainedTokenizerBase, Recipe], object]] = {
-    "rows": lambda tokenizer, recipe: Template(tokenizer).render_each([Conversation(SAID)])[0],
-    "masks": lambda tokenizer, recipe: Template(tokenizer).render(Conversation(SAID)) or "the chat template refuses it",
-    "end of a turn": lambda tokenizer, recipe: chat.end_of_turn(tokenizer) or "the chat template refuses it",
+    "rows": lambda tokenizer, recipe: ChatTemplate(tokenizer).render_each([Conversation(SAID)])[0],
+    "masks": lambda tokenizer, recipe: ChatTemplate(tokenizer).render(Conversation(SAID)) or REFUSED,
+    "end of a turn": lambda tokenizer, recipe: ChatTemplate(tokenizer).end_of_turn or REFUSED,
     "answers": lambda tokenizer, recipe: generate.rendered(SAID, tokenizer),
 }
 
@@ -119,7 +120,7 @@ def test_a_template_cannot_leave_its_sandbox(
         shown = str(route(tokenizer, recipe))
     except UserError as error:
         shown = str(error)
-    assert shown.startswith("the chat template refuses it"), shown
+    assert shown.startswith(REFUSED), shown
     assert not mark.exists()
 
 

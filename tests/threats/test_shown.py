@@ -159,7 +159,7 @@ def test_rows_on_a_real_terminal(shown: Shown) -> None:
 
 
 def test_an_error_that_quotes_a_row(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(typer.Exit), options.reported():
+    with pytest.raises(typer.Exit), options.answer(json=False):
         raise UserError(f"row 3 is {ESCAPES}")
     assert capsys.readouterr().err.count("\\x1b") == 4
 

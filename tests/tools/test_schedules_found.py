@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from baton.checkpoint import retention
-from baton.checkpoint.manifest import CheckpointMeta
-from baton.checkpoint.restore import Restorer
-from baton.checkpoint.store import Checkpoint, CheckpointStore
+from baton.checkpoint.restore import Restorer, require_usable
+from baton.checkpoint.store import Checkpoint, CheckpointMeta, CheckpointStore
 from baton.errors import DamagedError, UnavailableError
 from baton.recipe.run import Keep
 from baton.runs.documents import CheckpointRef, Promoted, ProofPart
@@ -166,7 +165,7 @@ def test_a_listing_that_lags_makes_no_damage(client: Any, store: Any, others: An
     checkpoint = commit(others, 10)
     client.unlisted = ("trainer_state.json",)
 
-    store.require_usable(checkpoint)
+    require_usable(store, checkpoint)
 
     assert bundle.torn_files(store.storage, store.prefix(10), checkpoint.manifest) == []
     assert others.newest() == checkpoint
@@ -258,7 +257,7 @@ def test_the_slower_of_two_checkpoint_stages_undoes_nothing(store: Any, commit: 
 
     retention.prune(store, ONE, targets=(20, 40, 60))
 
-    assert store.verified_step() == 40
+    assert store.run.verified_step() == 40
     assert [checkpoint.step for checkpoint in store.committed()] == [50, 40, 20]
 
 

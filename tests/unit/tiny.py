@@ -12,6 +12,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
 from baton.data import encoding
+from baton.errors import RowError
 from baton.models import loading, pinned
 from baton.models.trainable import freeze
 from baton.recipe import load
@@ -40,7 +41,7 @@ def encoder(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> Callable[[Row
 
     def encode_one(row: Row) -> list[Row]:
         (made,) = encode_batch([row])
-        assert not isinstance(made, str), made
+        assert not isinstance(made, RowError), made
         return made
 
     return encode_one

@@ -15,8 +15,7 @@ from pathlib import Path
 from unittest import mock
 
 from baton.checkpoint import retention
-from baton.checkpoint.manifest import LogEntry
-from baton.checkpoint.store import CheckpointStore
+from baton.checkpoint.store import CheckpointStore, LogEntry
 from baton.local import results
 from baton.prove import prove
 from baton.runs.run import Run

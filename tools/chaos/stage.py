@@ -24,9 +24,10 @@ def train_chunk(run_uri: str, index: int) -> None:
 
 
 def checkpoint(run_uri: str, index: int) -> None:
-    from baton.train.promote import promote
+    from baton.checkpoint.proof import promote
+    from baton.runs.run import Run
 
-    promote(run_uri, index)
+    promote(Run.open(run_uri), index)
 
 
 def evaluate(run_uri: str, _index: int) -> None:

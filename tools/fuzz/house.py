@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from baton.checkpoint import proof, retention, signatures
-from baton.checkpoint.manifest import CheckpointMeta
 from baton.checkpoint.restore import Restorer, committed_at_target, usable_at_target
 from baton.checkpoint.staging import Staging
-from baton.checkpoint.store import CheckpointStore
+from baton.checkpoint.store import CheckpointMeta, CheckpointStore
 from baton.checkpoint.verify import Verification
 from baton.errors import BatonError, ExactnessError, FormatError
 from baton.recipe import load

@@ -41,7 +41,7 @@ WARM = (
     "baton.train.methods.dpo",
     "baton.data.tokenize",
     "baton.data.split",
-    "baton.train.promote",
+    "baton.checkpoint.proof",
     "baton.evaluate.evaluate",
     "baton.local.results",
     "baton.__main__",

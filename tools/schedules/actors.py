@@ -14,17 +14,16 @@ from functools import cache, partial
 from pathlib import Path
 from typing import cast
 
-from baton.checkpoint import retention
-from baton.checkpoint.commit import Committer, PendingCheckpoint
-from baton.checkpoint.manifest import CheckpointMeta
+from baton.checkpoint import proof, retention
 from baton.checkpoint.restore import Restorer, committed_at_target, usable_at_target
-from baton.checkpoint.store import Checkpoint, CheckpointStore
+from baton.checkpoint.staging import PendingCheckpoint
+from baton.checkpoint.store import Checkpoint, CheckpointMeta, CheckpointStore
 from baton.errors import DamagedError, UnavailableError
 from baton.recipe.run import Chunks, Keep
 from baton.runs.plan import Plan
 from baton.runs.run import Run
 from baton.store.storage import Storage
-from baton.train import promote
+from baton.train.checkpointer import Uploader
 from tools.schedules.client import CONTENTS, Client
 from tools.schedules.invariants import FROZEN, LOGS, WEIGHTS, Truth, frozen
 from tools.schedules.machine import Flag, Machine
@@ -142,24 +141,24 @@ class House:
     def supersede(self, actor: Actor, *steps: int) -> None:
         """Trains on while checkpoints are on their way, each of which a newer one may take the place of."""
         store = self.open(actor)
-        store.storage.patience = 5.0  # as `CheckpointManager.on_first_step`
+        store.storage.patience = 5.0  # as `Committer.on_first_step`
 
         def committed(
-            snapshot: PendingCheckpoint, checkpoint: Checkpoint, ours: bool, seconds: dict[str, float]
+            pending: PendingCheckpoint, checkpoint: Checkpoint, ours: bool, seconds: dict[str, float]
         ) -> None:
-            if checkpoint.step != snapshot.step or checkpoint.manifest.folder not in self.truth.committed:
-                self.truth.fail(7, f"{actor.name} was told that step {snapshot.step} is {checkpoint.manifest.folder}'s")
+            if checkpoint.step != pending.step or checkpoint.manifest.folder not in self.truth.committed:
+                self.truth.fail(7, f"{actor.name} was told that step {pending.step} is {checkpoint.manifest.folder}'s")
 
-        committer = Committer(store, committed, max_unsaved=600.0)
+        uploader = Uploader(store, committed, max_unsaved=600.0)
         for step in steps:
-            store.storage.runtime.sleep(TRAINING / 10)
-            committer.make_way()
-            committer.raise_failure()
+            store.storage.world.sleep(TRAINING / 10)
+            uploader.make_way()
+            uploader.raise_failure()
             meta = partial(CheckpointMeta, digest=f"state {step}", identity=IDENTITY)
             flag = cast(threading.Event, Flag(self.scheduler))
             folder = staged(actor.name, step)
-            committer.submit(PendingCheckpoint(step, folder, {}, meta, superseded=flag, wanted=step == steps[-1]))
-        committer.finish()
+            uploader.submit(PendingCheckpoint(step, folder, superseded=flag, must_keep=step == steps[-1]), meta)
+        uploader.finish()
         if self.truth.newest_valid() < steps[-1]:
             self.truth.fail(6, f"{actor.name} ended, and step {steps[-1]} is not there")
 
@@ -183,7 +182,7 @@ class House:
                 store.storage.runtime.sleep(TRAINING)
                 self.commit(actor, store, step)
                 if step < target:
-                    with contextlib.suppress(UnavailableError):  # as `CheckpointManager._on_commit`
+                    with contextlib.suppress(UnavailableError):  # as `Committer._on_commit`
                         if committed_at_target(store, target):
                             break
                         retention.prune(store, self.keep, targets=SimulatedRun.targets, in_use=start)
@@ -197,7 +196,7 @@ class House:
         """Reads a chunk's checkpoint back, as the checkpoint stage does."""
         store = self.open(actor)
         with contextlib.suppress(DamagedError):
-            promote.promote_in(store.run, index)
+            proof.promote(store.run, index)
 
     def prune(self, actor: Actor | None, keep: Keep | None = None) -> None:
         """Applies retention."""

@@ -14,6 +14,7 @@ from baton.checkpoint.restore import Restorer
 from baton.checkpoint.store import CheckpointStore
 from baton.errors import DamagedError
 from baton.runs.documents import Promoted
+from baton.runs.run import Run
 from baton.store import bundle
 from baton.store import storage as lease
 from baton.store.bundle import MAX_COPY_DEPTH, BundleWriter, CopySource, CopySources, origin
@@ -206,8 +207,8 @@ def _fatal(real: Any) -> Any:
 
 
 def _promoted_alone(real: Any) -> Any:
-    def verified(self: CheckpointStore) -> int:
-        promoted = self.run.read(Promoted)
+    def verified(self: Run) -> int:
+        promoted = self.read(Promoted)
         return promoted.newest.step if promoted else 0
 
     return verified
@@ -284,7 +285,7 @@ PLANTED = [
     Planted("the oldest stay", (4,), "two removals and a reader", (retention, "_staying"), _oldest),
     Planted("what was read back does not stay", (4,), "stages at once", (retention, "_staying"), _newest_alone),
     Planted("a removal trusts its list", (4,), "a cut file and a removal", (retention, "_is_still_so"), _always(True)),
-    Planted("promoted.json alone", (4,), "proof out of turn", (CheckpointStore, "verified_step"), _promoted_alone),
+    Planted("promoted.json alone", (4,), "proof out of turn", (Run, "verified_step"), _promoted_alone),
     Planted("what a listing lacks is damage", (4,), "listings that lag", (bundle, "torn_files"), _listing_says),
     Planted("all upload under one name", (5,), "a zombie", (BundleWriter, "__init__"), _common_name),
     Planted("uploads aged by the local clock", (5,), "clocks and long pauses", (retention, "CLOCKS_DIFFER"), _nothing),

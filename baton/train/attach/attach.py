@@ -7,19 +7,17 @@ begins the run, and the others join it. All else is as with any run, made by the
 from __future__ import annotations
 
 import dataclasses
-import functools
 import logging
 import os
 from collections.abc import Mapping
 from typing import Any
 from weakref import WeakSet
 
-from transformers import PrinterCallback, Trainer, TrainerState
+from transformers import Trainer, TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 
 from baton.checkpoint import retention
 from baton.checkpoint.proof import prove
-from baton.checkpoint.restore import Restorer
 from baton.checkpoint.sharded import code_in
 from baton.checkpoint.staging import Staging
 from baton.checkpoint.store import Checkpoint, CheckpointStore
@@ -32,16 +30,14 @@ from baton.runs.plan import Plan
 from baton.runs.run import Run, check_name, now
 from baton.runs.versions import RUN_FORMATS, FormatVersions
 from baton.store.cache import NodeCache
-from baton.train import attempt
+from baton.train import attempt, inputs
 from baton.train.attach import borrow, identity, settings
 from baton.train.attach import identity as facts
 from baton.train.attach.settings import Target
-from baton.train.checkpointer import Services
 from baton.train.chunk import Outcome, conclude, without_training
 from baton.train.context import Clock, TrainContext
 from baton.train.distributed.preemption import PreemptionWatch
 from baton.train.distributed.ranks import Ranks
-from baton.train.distributed.watchdog import NullWatchdog
 
 logger = logging.getLogger("baton")
 
@@ -76,7 +72,7 @@ def begin_or_join(run: Run, found: Json, section: Json) -> None:
         script=identity.running_script(),
         made=FormatVersions.here(RUN_FORMATS),
     )
-    if run.put_new(AttachedRun.NAME, ours.to_json()):
+    if run.write_new(ours):
         return
     before = run.need(AttachedRun)
     before.made.require_continued(f"run {run.name!r}", RUN_FORMATS)
@@ -116,13 +112,10 @@ def train_attempt(trainer: Trainer, context: TrainContext, leave_out: tuple[str,
         UserError: the run begins, and the trainer is not fresh.
         BatonError: the state restored differs from the state saved, or the store fails for good.
     """
-    recipe, cache = context.recipe, NodeCache.of(context.recipe.store)
+    recipe = context.recipe
     context.clock.enter(StagePhase.FETCH, chunk=context.index, target=context.target)
     with PreemptionWatch(recipe.chunks.preemption) as watch, Staging() as staging:
-        # A folder's own objects and a node's cache need the files as they are.
-        alone = cache is None and not context.run.storage.is_local
-        place = functools.partial(staging.incoming, alone=alone)
-        restorer = Restorer(context.store, context.target, context.identity, cache, place)
+        restorer = inputs.open_restorer(context, staging, NodeCache.of(recipe.store))
         restored = restorer.require_no_code(restorer.fetch())
         if restored is None and trainer in _used:
             raise UserError(
@@ -130,30 +123,12 @@ def train_attempt(trainer: Trainer, context: TrainContext, leave_out: tuple[str,
                 remedy="Build the trainer again: a run begins with a fresh one.",
             )
         _used.add(trainer)
-        shown = trainer.callback_handler.callbacks[:]
+        restored = inputs.without(restored, leave_out, staging.folder(0))
         with borrow.borrow_trainer(trainer, recipe, resumes=restored is not None) as attached:
-            level = attempt.adapt_machine(restored, context.ranks, recipe)
-            services = Services(context=context, staging=staging, watch=watch, watchdog=NullWatchdog())
-            made = attempt.assemble(
-                attached,
-                services,
-                restored,
-                level=level,
-                skipped=restorer.skipped,
-                leave_out=leave_out,
-                reports=False,
+            checkpointer = attempt.train_chunk(
+                context, restored, restorer.skipped, staging, watch, lambda: (context, attached), is_script=True
             )
-            assert made.lead
-            # Last: prints the log, which Baton's own chunks do without.
-            trainer.callback_handler.callbacks += [each for each in shown if isinstance(each, PrinterCallback)]
-            context.clock.enter(StagePhase.RESTORE, step=restored.step if restored else 0)
-            try:
-                if not made.lead.leaves_at_once():  # with a notice before the first step there is nothing to save
-                    trainer.train(resume_from_checkpoint=restored.folder if restored else None)
-                    made.lead.finish()
-            finally:
-                made.close()
-            return conclude(context, made.lead)
+            return conclude(context, checkpointer)
 
 
 NOT_WEIGHTS = ("optimizer", "scheduler", "scaler", "rng_state", "baton_state")

@@ -27,11 +27,7 @@ AT_ONCE = 1000
 
 
 def dataset_identity(rows: Any) -> Json:
-    """Returns the number of rows and the digest of their content; of what is no table, what can be told unread.
-
-    Args:
-        rows: A dataset, or several by name.
-    """
+    """Returns the number of rows and the digest of their content; of what is no table, what can be told unread."""
     if isinstance(rows, Mapping):
         return {str(name): dataset_identity(part) for name, part in rows.items()}
     if isinstance(rows, datasets.Dataset):
@@ -81,31 +77,34 @@ _begun: WeakKeyDictionary[Trainer, dict[str, dict[str, Any]]] = WeakKeyDictionar
 
 
 def run_identity(trainer: Trainer, run_uri: str, identity: Mapping[str, Any] | None) -> Json:
-    """Returns what must be the same for a run to be resumed by a trainer.
-
-    Args:
-        trainer: The trainer, as its script has built it.
-        run_uri: Address of the run.
-        identity: Values of the script's own that count.
+    """Returns what must be the same for a run to be resumed by a trainer, which is as its script has built it.
 
     Raises:
-        UserError: one of these is no JSON value.
+        UserError: one of the script's own values is no JSON value.
     """
     args = trainer.args
     found: dict[str, Any] = {
         "trainer": _name(type(trainer)),
         "arguments": {name: value for name, value in args.to_dict().items() if name not in NOT_COUNTED},
-        **_begun.setdefault(trainer, {}).setdefault(run_uri, _beginning(trainer)),
+        **_begun.setdefault(trainer, {}).setdefault(
+            run_uri, {"model": _model(trainer), "optimizer": _optimizer(trainer)}
+        ),
         "rows": dataset_identity(trainer.train_dataset),
         "tokenizer": _tokenizer(trainer.processing_class),
         "collator": _name(trainer.data_collator),
-        "rewards": [_reward(each) for each in getattr(trainer, "reward_funcs", [])],
+        "rewards": [
+            _weights(reward, trained=None) if isinstance(reward, nn.Module) else _name(reward)
+            for reward in getattr(trainer, "reward_funcs", [])
+        ],
         "callbacks": [_name(each) for each in trainer.callback_handler.callbacks if _counts(each)],
     }
     if args.eval_strategy != "no" and trainer.eval_dataset is not None:
         found["held_out"] = dataset_identity(trainer.eval_dataset)
     if identity:
-        found["identity"] = _of_the_scripts(identity)
+        try:
+            found["identity"] = json.loads(json.dumps(dict(identity), allow_nan=False))
+        except (TypeError, ValueError) as error:
+            raise UserError(f"identity is {identity!r}; expected names and JSON values ({error}).") from None
     document: Json = json.loads(json.dumps(found, default=_as_text, sort_keys=True))
     return document
 
@@ -123,14 +122,10 @@ def running_script() -> Script:
     return Script(path=str(path), sha256=hashlib.sha256(Path(path).read_bytes()).hexdigest())
 
 
-def _beginning(trainer: Trainer) -> dict[str, Any]:
-    return {"model": _model(trainer), "optimizer": _optimizer(trainer)}
-
-
 def _model(trainer: Trainer) -> dict[str, Any]:
     model = trainer.model
     config = getattr(model, "config", None)
-    told: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "class": _name(type(model)),
         "config": _hash({**config.to_dict(), "_name_or_path": None, "transformers_version": None}) if config else None,
         "trained": sum(weight.numel() for weight in model.parameters() if weight.requires_grad),
@@ -147,8 +142,8 @@ def _model(trainer: Trainer) -> dict[str, Any]:
         if isinstance(other, nn.Module) and not (
             name == "ref_model" and getattr(trainer.args, "sync_ref_model", False)
         ):
-            told[name] = _weights(other, trained=None)
-    return told
+            facts[name] = _weights(other, trained=None)
+    return facts
 
 
 def _weights(model: nn.Module, *, trained: bool | None) -> str:
@@ -185,24 +180,12 @@ def _optimizer(trainer: Trainer) -> dict[str, Any] | None:
     return {"class": _name(type(bare)), "scheduler": _name(type(trainer.lr_scheduler))}
 
 
-def _reward(reward: Any) -> str:
-    return _weights(reward, trained=None) if isinstance(reward, nn.Module) else _name(reward)
-
-
 def _counts(callback: TrainerCallback) -> bool:
     """Tells a callback of the script's or TRL's from those by which Transformers shows and reports."""
     module = type(callback).__module__
     return not module.startswith(("transformers.integrations", "transformers.utils.notebook", "baton.")) and type(
         callback
     ).__name__ not in ("PrinterCallback", "ProgressCallback", "RichProgressCallback", "NotebookProgressCallback")
-
-
-def _of_the_scripts(identity: Mapping[str, Any]) -> Json:
-    try:
-        document: Json = json.loads(json.dumps(dict(identity), allow_nan=False))
-    except (TypeError, ValueError) as error:
-        raise UserError(f"identity is {identity!r}; expected names and JSON values ({error}).") from None
-    return document
 
 
 def _hash(value: Any) -> str:

@@ -24,11 +24,7 @@ FORMS = "expected a step such as 100, a share such as 0.25, or chunk k of n as (
 
 
 def resolve_target(target: Target, num_steps: int) -> tuple[int, int | None]:
-    """Returns the step that a target means, and the chunk's number where the target has one.
-
-    Args:
-        target: What was asked for.
-        num_steps: Steps of the whole run.
+    """Returns the step that a target means in a run of so many, and the chunk's number where the target has one.
 
     Raises:
         UserError: it is no target of this run.
@@ -36,7 +32,10 @@ def resolve_target(target: Target, num_steps: int) -> tuple[int, int | None]:
     if target is None:
         return num_steps, None
     if isinstance(target, str | tuple | list):
-        index, count = _pair(target)
+        try:
+            index, count = (int(part) for part in (target.split("/") if isinstance(target, str) else target))
+        except (ValueError, TypeError):
+            raise UserError(f"target is {target!r}; {FORMS}.") from None
         if not 1 <= index <= count <= num_steps:
             raise UserError(
                 f"target {target!r} is chunk {index} of {count} in a run of {num_steps} steps; expected 1 ≤ k ≤ n ≤ "
@@ -66,9 +65,6 @@ def _pair(target: str | tuple[int, ...] | list[int]) -> tuple[int, int]:
     return index, count
 
 
-Section = dict[str, Any]
-"""A section of a recipe, as plain values."""
-
 CADENCES = ("checkpoint_every", "checkpoints_per_epoch")
 """Settings that say when checkpoints before the target are due."""
 WITHOUT_EFFECT = {
@@ -94,14 +90,8 @@ def require_exact(trainer: Trainer) -> None:
         raise UserError(
             f"attach was given a {type(trainer).__name__}; expected a transformers.Trainer, or one of TRL's trainers."
         )
-    for problem, remedy in _problems(trainer):
-        raise UserError(f"this trainer cannot be trained in exact chunks: {problem}.", remedy=remedy)
-
-
-def _problems(trainer: Trainer) -> list[tuple[str, str]]:
-    args = trainer.args
-    rows = trainer.train_dataset
-    found = [
+    args, rows = trainer.args, trainer.train_dataset
+    for is_so, problem, remedy in (
         (rows is None, "it has no train_dataset", "Give it one."),
         (
             args.world_size > 1,
@@ -142,8 +132,9 @@ def _problems(trainer: Trainer) -> list[tuple[str, str]]:
             f"load_best_model_at_end by {args.metric_for_best_model!r}: the store keeps the best by eval_loss",
             "Set load_best_model_at_end=False, and keep what you choose from by save_total_limit.",
         ),
-    ]
-    return [(problem, remedy) for is_so, problem, remedy in found if is_so]
+    ):
+        if is_so:
+            raise UserError(f"this trainer cannot be trained in exact chunks: {problem}.", remedy=remedy)
 
 
 def attached_plan(trainer: Trainer) -> Plan:
@@ -158,14 +149,10 @@ def attached_plan(trainer: Trainer) -> Plan:
     return Plan(rows=rows, steps_per_epoch=per_epoch, num_steps=num_steps, targets=(num_steps,))
 
 
-def chunks_section(trainer: Trainer, every: int | str | None, num_steps: int, own: Mapping[str, Any] | None) -> Section:
-    """Returns what the section `chunks` of a recipe would say.
-
-    Args:
-        trainer: The trainer, whose arguments say how often it saves and how many checkpoints stay.
-        every: `chunks.checkpoint_every` instead of that.
-        num_steps: Steps of the whole run.
-        own: The section itself, or a part of it, which has the last word.
+def chunks_section(
+    trainer: Trainer, every: int | str | None, num_steps: int, own: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Returns the section `chunks` of a run: what its trainer saves when, but for what `attach` was given.
 
     Raises:
         UserError: a setting would have no effect.
@@ -182,7 +169,7 @@ def chunks_section(trainer: Trainer, every: int | str | None, num_steps: int, ow
             f"checkpoint_every is {every!r}, and chunks.{twice[0]} is {own[twice[0]]!r}: both say when to save.",
             remedy="Leave one out.",
         )
-    section = Section()
+    section: dict[str, Any] = {}
     if every is not None:
         section["checkpoint_every"] = every
     elif any(name in own for name in CADENCES):
@@ -199,8 +186,8 @@ def chunks_section(trainer: Trainer, every: int | str | None, num_steps: int, ow
     return {**section, **own}
 
 
-def attached_recipe(trainer: Trainer, run: Run, chunks: Section, *, deterministic: bool) -> Recipe:
-    """Returns a recipe that says of the run what checkpoints, fingerprint and store ask for; the rest is not looked at.
+def attached_recipe(trainer: Trainer, run: Run, chunks: Mapping[str, Any], *, deterministic: bool) -> Recipe:
+    """Returns the recipe that checkpoints, fingerprint, callbacks and store read; its model and data are nobody's.
 
     Raises:
         UserError: a setting of `chunks` is none.
@@ -221,7 +208,7 @@ def attached_recipe(trainer: Trainer, run: Run, chunks: Section, *, deterministi
                 "tf32": args.tf32,
                 "compile": bool(args.torch_compile),
             },
-            "chunks": chunks,
+            "chunks": dict(chunks),
             "evaluation": {"every": 1} if chooses_best else {},
             "export": {"checkpoint": "best"} if chooses_best else {},
             "tracking": {"mlflow": None},

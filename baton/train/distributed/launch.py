@@ -18,7 +18,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import TYPE_CHECKING, Generic, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import psutil
 
@@ -43,7 +43,7 @@ BROKEN_DEVICE = re.compile(
 
 
 def is_device_broken(message: str) -> bool:
-    """Returns whether an error is a device's, which a fresh process may find in order.
+    """Tells whether an error is a device's, which a fresh process may find in order.
 
     Memory that is too small stays too small, and is a CUDA error, too.
     """
@@ -52,12 +52,9 @@ def is_device_broken(message: str) -> bool:
 
 @contextlib.contextmanager
 def watch_device(step: Callable[[], int]) -> Iterator[None]:
-    """Says of a device that breaks after which step it did.
+    """Says of a device that breaks after which step, of those that `step` returns, it did.
 
     The link to another device is none: no state that is trained can break it.
-
-    Args:
-        step: Returns the step that training has come to.
 
     Raises:
         DeviceError: in the place of the error.
@@ -89,29 +86,13 @@ NODES = "PET_NNODES"
 """Environment variable with the number of machines, which Kubeflow Trainer sets in each pod of a job."""
 
 
-class RendezvousSettings(TypedDict, total=False):
-    """The part of torch's `LaunchConfig` that says where processes meet."""
-
-    min_nodes: int
-    max_nodes: int
-    run_id: str
-    rdzv_backend: str
-    rdzv_endpoint: str
-    rdzv_configs: dict[str, int]
-    local_addr: str
-
-
 def is_node() -> bool:
     """Tells whether this process is one of the machines of a job."""
     return NODES in os.environ
 
 
-def rendezvous_settings(run_id: str) -> RendezvousSettings:
-    """Returns what torch's `LaunchConfig` takes: this machine alone, or its place among those of a job.
-
-    Args:
-        run_id: Name of the rendezvous, the same on all machines.
-    """
+def rendezvous_settings(run_id: str) -> dict[str, Any]:
+    """Returns where processes meet, as torch's `LaunchConfig` takes it: on this machine, or among those of a job."""
     if not is_node():
         return {
             "min_nodes": 1,
@@ -142,11 +123,11 @@ def join_ranks(ranks: Ranks, recipe: Recipe) -> None:
     """
     workers = recipe.parallel.virtual_workers
     if ranks.size != recipe.world_size and (not workers or workers % ranks.size):
-        told = f"{ranks.size} processes were started, and the recipe asks for {recipe.world_size}"
-        told += f": on {ranks.nodes} of {recipe.max_nodes} machines, {recipe.processes} on each."
+        message = f"{ranks.size} processes were started, and the recipe asks for {recipe.world_size}"
+        message += f": on {ranks.nodes} of {recipe.max_nodes} machines, {recipe.processes} on each."
         if ranks.size < recipe.world_size:
-            raise NodeError(told, remedy="Look at the job's pods: a machine or a GPU is missing.")
-        raise BatonError(told, remedy="Let resources.nodes and resources.gpus be what the job has.")
+            raise NodeError(message, remedy="Look at the job's pods: a machine or a GPU is missing.")
+        raise BatonError(message, remedy="Let resources.nodes and resources.gpus be what the job has.")
     import torch
 
     threads = os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // recipe.processes)))
@@ -181,15 +162,15 @@ def launch_ranks(
     SIGTERM is passed on to them: what they save then is up to them.
 
     Args:
-        entry: A function of a module, which each process calls.
-        arguments: What with.
+        entry: A function of a module, which each process calls with the arguments.
+        arguments: These.
         name: Name of the rendezvous, the same on all machines.
         processes: How many to start on this machine.
         forks: Whether they may be forks of this one: not once it has asked a cloud, whose client has threads that a
             fork lacks.
 
     Returns:
-        What the first rank returned; None on other machines than its own.
+        The first rank's result; None on other machines than its own.
 
     Raises:
         BatonError: one of them failed; the message names it.
@@ -197,13 +178,20 @@ def launch_ranks(
     agent = _Agent(entry, arguments, name, processes, forks and "trl" in sys.modules)
     killed_before = machine.oom_kills()
     agent.start()
-    before = _catch_sigterm()
+    before: Handler = None
+    if threading.current_thread() is threading.main_thread():
+        _preempted.clear()
+        before = signal.signal(signal.SIGTERM, _note_sigterm) or signal.SIG_DFL
+    signalled: set[int] = set()
     try:
-        told: set[int] = set()
         while agent.is_alive():
             agent.join(0.2)
-            if _preempted.is_set():
-                _pass_on(told)
+            # Once to each process, also to one that was not there yet when it came.
+            for child in psutil.Process().children() if _preempted.is_set() else ():
+                if child.pid not in signalled:
+                    signalled.add(child.pid)
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        child.send_signal(signal.SIGTERM)
     except BaseException:
         # Ranks sit in collective calls and would wait there for one another.
         for child in psutil.Process().children(recursive=True):
@@ -290,25 +278,8 @@ class _Agent(threading.Thread, Generic[T]):
         return self._results.get(0)
 
 
-def _catch_sigterm() -> Handler:
-    """Catches SIGTERM for the processes, and returns what handled it before; None outside of the main thread."""
-    if threading.current_thread() is not threading.main_thread():
-        return None
-    _preempted.clear()
-    return signal.signal(signal.SIGTERM, _note_sigterm) or signal.SIG_DFL
-
-
 def _note_sigterm(_: int, __: FrameType | None) -> None:
     _preempted.set()
-
-
-def _pass_on(told: set[int]) -> None:
-    """Sends SIGTERM to each process once, also to one that was not there yet when it came."""
-    for child in psutil.Process().children():
-        if child.pid not in told:
-            told.add(child.pid)
-            with contextlib.suppress(psutil.NoSuchProcess):
-                child.send_signal(signal.SIGTERM)
 
 
 def _explained(failed: ChildFailedError) -> BatonError:

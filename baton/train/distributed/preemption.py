@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -38,10 +39,6 @@ class _CannotWatchError(Exception):
     """Asking again will not help; the message says what would."""
 
 
-def _log_notice(notice: str) -> None:
-    logger.warning("this machine will be preempted: %s", notice)
-
-
 class PreemptionWatch:
     """Watches for the notice that this machine will be preempted.
 
@@ -51,15 +48,15 @@ class PreemptionWatch:
     Args:
         settings: The recipe's `chunks.preemption`.
         interval: Seconds between two looks.
-        on_notice: Called once with the first notice, in a thread of the watch, at most an interval later.
+        on_notice: Called once with the first notice, in a thread of the watch, at most an interval later; logs it when
+            left out.
     """
 
     def __init__(
-        self, settings: Preemption, *, interval: float = 1.0, on_notice: Callable[[str], None] = _log_notice
+        self, settings: Preemption, *, interval: float = 1.0, on_notice: Callable[[str], None] | None = None
     ) -> None:
-        self._settings = settings
-        self._interval = interval
-        self._on_notice = on_notice
+        self._settings, self._interval = settings, interval
+        self._on_notice = on_notice or (lambda notice: logger.warning("this machine will be preempted: %s", notice))
         # The first entry counts. Appending to a list is atomic, so threads and the signal handler need no lock.
         self._notices: list[str] = []
         self._stop = threading.Event()
@@ -233,20 +230,16 @@ def _look_at_azure() -> str | None:
     url = f"{base}/metadata/scheduledevents?api-version=2020-07-01"
     events = json.loads(_get(url, {"Metadata": "true"}) or "{}").get("Events") or []
     leaving = [event for event in events if event.get("EventType") in ("Preempt", "Terminate")]
-    name = _azure_name(base) if leaving else None
+    name = ""
+    if leaving:
+        with contextlib.suppress(Exception):
+            address = f"{base}/metadata/instance/compute/name?api-version=2021-02-01&format=text"
+            name = (_get(address, {"Metadata": "true"}) or "").strip()
     for event in leaving:
         affected = [resource.lower() for resource in event.get("Resources") or []]
-        if name is None or not affected or name.lower() in affected:
+        if not name or not affected or name.lower() in affected:
             return f"{url} says {event['EventType']}"
     return None
-
-
-def _azure_name(base: str) -> str | None:
-    try:
-        name = _get(f"{base}/metadata/instance/compute/name?api-version=2021-02-01&format=text", {"Metadata": "true"})
-    except Exception:
-        return None
-    return (name or "").strip() or None
 
 
 def _look_at_node(keys: frozenset[str]) -> str | None:

@@ -21,23 +21,17 @@ store. A rank that hangs in training is named earlier, by `watchdog`; one that e
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among those of its chunk; by default a world of one rank.
-
-    Attributes:
-        rank: Its number among all.
-        size: How many there are.
-        local_rank: Its number on its machine.
-        node: Number of its machine.
-        nodes: How many machines there are.
-        launched: Whether torch's launcher started it.
-    """
+    """This process among those of its chunk; by default a world of one rank."""
 
     rank: int = 0
     size: int = 1
     local_rank: int = 0
+    """Its number on its machine."""
     node: int = 0
+    """Number of its machine."""
     nodes: int = 1
     launched: bool = False
+    """Whether torch's launcher started it."""
 
     @classmethod
     def here(cls) -> Ranks:
@@ -73,11 +67,7 @@ class Ranks:
             os.environ.update(kept)
 
     def join(self, *, on_gpu: bool) -> None:
-        """Joins the default process group, which Accelerate then uses.
-
-        Args:
-            on_gpu: Whether each rank has its own CUDA device.
-        """
+        """Joins the default process group, which Accelerate then uses; on a GPU each rank has its own device."""
         if self.size == 1:
             return
         import torch

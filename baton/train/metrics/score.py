@@ -10,7 +10,7 @@ import contextlib
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from baton import events
 from baton.errors import UserError
@@ -22,6 +22,8 @@ from baton.runs.sweep import Sweep
 from baton.train.context import Clock
 
 if TYPE_CHECKING:
+    from transformers import TrainerState
+
     from baton.train.protocol import ChunkTrainer
 
 TIMED = ("_runtime", "_per_second")
@@ -70,8 +72,8 @@ class Scoring:
 
     def is_stopped(self) -> bool:
         """Tells whether the end of this trial was asked for."""
-        wish = self._sweep.control(self._trial)
-        return wish is not None and wish.state == "stop"
+        request = self._sweep.request(self._trial)
+        return request is not None and request.state == "stop"
 
     def is_kept(self, step: int) -> bool:
         """Tells whether there is a score of the chunk, which ended at a step.
@@ -115,7 +117,7 @@ class Scoring:
         step: int,
         folder: str,
         *,
-        restore: Callable[..., None],
+        restore: Callable[[TrainerState], None],
         prove: Callable[[], None],
     ) -> Score | None:
         """Scores a checkpoint that is committed and has no score, as the process would have that made it.
@@ -141,8 +143,8 @@ class Scoring:
             """The score is taken."""
 
         class Scores(TrainerCallback):
-            def on_train_begin(self, *arguments: Any, **options: Any) -> None:
-                restore(*arguments, **options)
+            def on_train_begin(self, args: object, state: TrainerState, *_: object, **__: object) -> None:
+                restore(state)
                 # `Trainer` does it after this event, and by then this has left; without it the evaluation would draw
                 # other numbers.
                 trainer._load_rng_state(folder)

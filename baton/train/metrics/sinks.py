@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 from baton import events
 from baton.checkpoint.store import Checkpoint
 from baton.errors import BatonError
-from baton.recipe import recipe
+from baton.recipe import extras
 from baton.recipe.recipe import Recipe
 from baton.runs.run import Run
 from baton.tracking.tracker import Tracker
@@ -277,7 +277,7 @@ def open_tensorboard(source: Source) -> EventFiles | None:
     """
     if not source.recipe.tracking.tensorboard:
         return None
-    recipe.require_packages("tracking.tensorboard", "tensorboard")
+    extras.require_packages("tracking.tensorboard", "tensorboard")
     from torch.utils.tensorboard import SummaryWriter
 
     folder = os.path.join(source.folder, "tensorboard")
@@ -319,7 +319,7 @@ def open_wandb(source: Source) -> Project | None:
     project = source.recipe.tracking.wandb
     if project is None:
         return None
-    recipe.require_packages("tracking.wandb", "wandb")
+    extras.require_packages("tracking.wandb", "wandb")
     import wandb
 
     name = source.run.name

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from baton.checkpoint.manifest import CheckpointMeta
-from baton.checkpoint.store import CheckpointStore
+from baton.checkpoint.store import CheckpointMeta, CheckpointStore
 from baton.cli.app import app
 from baton.recipe import load
 from baton.runs.run import Run

@@ -9,12 +9,9 @@ from typing import Any
 
 import pytest
 import yaml
-from google.protobuf import json_format
-from kfp.pipeline_spec import pipeline_spec_pb2 as pipeline_pb2
 from typer.testing import CliRunner
 
 from baton.cli.app import app
-from baton.compiler import graph as mermaid
 from baton.compiler import pipeline_file
 from baton.compiler.pipeline_file import Pipeline, write_package
 from baton.recipe import load
@@ -39,10 +36,6 @@ def document(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     path = tmp_path_factory.mktemp("compiled") / f"{request.param}.yaml"
     write_package(pipeline_file.for_cluster(load.load(str(recipe), settings)), str(path), pipeline)
     return next(yaml.load_all(path.read_text(), yaml.CSafeLoader))
-
-
-def _spec(document: dict[str, Any]) -> pipeline_pb2.PipelineSpec:
-    return json_format.ParseDict(document, pipeline_pb2.PipelineSpec())
 
 
 def _tasks(
@@ -92,8 +85,8 @@ def _drawn(text: str) -> Iterator[tuple[Groups, str, set[str]]]:
 
 
 def test_every_task_and_what_it_waits_for_is_as_the_file_has_it(document: dict[str, Any]) -> None:
-    text = mermaid.graph(_spec(document))
-    assert text == mermaid.graph(_spec(document))
+    text = pipeline_file.graph(document)
+    assert text == pipeline_file.graph(document)
     said, drawn = ([(*groups, label, sorted(waits)) for groups, label, waits in found] for found in (
         _tasks(document, document["root"]["dag"]), _drawn(text)
     ))  # fmt: skip
@@ -101,15 +94,15 @@ def test_every_task_and_what_it_waits_for_is_as_the_file_has_it(document: dict[s
 
 
 def test_it_is_within_what_mermaid_draws_without_being_told_to(document: dict[str, Any]) -> None:
-    text = mermaid.graph(_spec(document))
+    text = pipeline_file.graph(document)
     assert len(text) <= 50_000, "its maxTextSize"
     assert sum(len(waits) for *_, waits in _drawn(text)) <= 500, "its maxEdges"
 
 
 def test_marks_and_words_of_mermaid_are_text() -> None:
-    spec = pipeline_pb2.PipelineSpec()
-    spec.root.dag.tasks["end"].task_info.name = '<b>"&#'
-    assert mermaid.graph(spec) == 'flowchart TD\n    End["#60;b#62;#34;#38;#35;"]\n'
+    task = {"taskInfo": {"name": '<b>"&#'}, "componentRef": {"name": "comp"}}
+    spec = {"root": {"dag": {"tasks": {"end": task}}}, "components": {"comp": {}}}
+    assert pipeline_file.graph(spec) == 'flowchart TD\n    End["#60;b#62;#34;#38;#35;"]\n'
 
 
 def test_compile_writes_it(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from baton import signing
-from baton.compiler import conformance, pipeline_file
+from baton.compiler import pipeline_file
 from baton.compiler.pipeline_file import Pipeline, write_package
 from baton.errors import UserError
 from baton.local import docker
@@ -18,6 +18,7 @@ from baton.recipe.recipe import Recipe
 from baton.signing import Signer
 from baton.source import credentials
 from baton.train.trainjob.manifest import train_job
+from tests.pipelines import conformance
 
 SCRATCH = str(Path(__file__).parents[2] / "recipes" / "scratch.yaml")
 SIGNER = Signer.new("ed25519")

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from kfp import dsl
 
 from baton import events
-from baton.compiler import conformance, pipeline_file
+from baton.compiler import pipeline_file
 from baton.compiler.pipeline_file import Pipeline, write_package
 from baton.components.data_split.component import data_split
 from baton.components.sweep.component import begin
@@ -72,7 +72,7 @@ def expanded(text: str) -> str:
 def arrived(package: str, parameters: dict[str, Any], task: str = "data-split") -> dict[str, Any]:
     """Returns the inputs of a stage in the root of a compiled pipeline, as its process finds them."""
     with open(package, encoding="utf-8") as file:
-        documents = list(yaml.load_all(file, conformance.LOADER))
+        documents = list(yaml.load_all(file, pipeline_file.LOADER))
     documents = json.loads(json.dumps(documents))
     executors = documents[0]["deploymentSpec"]["executors"].values()
     for part in (documents[0]["root"], *documents[0]["components"].values(), *executors, *documents[1:]):

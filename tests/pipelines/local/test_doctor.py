@@ -17,8 +17,8 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from baton import doctor
 from baton.cli.app import app
-from baton.doctor import local
 from baton.store import storage
 from baton.store.storage import Storage
 
@@ -29,12 +29,12 @@ MACHINE = ["python", "libraries", "device", "processors", "memory", "/dev/shm", 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Large enough for several parts, and nothing is slow."""
-    monkeypatch.setattr(local, "LARGE", 40 * 10**6)
-    monkeypatch.setattr(local, "SLOW", 0.0)
+    monkeypatch.setattr(doctor, "LARGE", 40 * 10**6)
+    monkeypatch.setattr(doctor, "SLOW", 0.0)
 
 
-def examine(*arguments: Any, **options: Any) -> local.Examined:
-    return local.examined(local.examine(*arguments, **options))
+def examine(*arguments: Any, **options: Any) -> doctor.Examined:
+    return doctor.examined(doctor.examine(*arguments, **options))
 
 
 def by_name(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -45,7 +45,7 @@ def by_name(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 def of_store(uri: str) -> dict[str, dict[str, Any]]:
     """Examine a store alone."""
-    return {check.name: vars(check) for check in local.examine_store(uri)}
+    return {check.name: vars(check) for check in doctor.examine_store(uri)}
 
 
 def test_a_store_that_does(store: str) -> None:
@@ -191,7 +191,7 @@ def test_two_winners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_slow_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(local, "SLOW", 1e15)
+    monkeypatch.setattr(doctor, "SLOW", 1e15)
 
     assert of_store(str(tmp_path / "store"))["store: large objects"]["state"] == "note"
 

@@ -129,7 +129,7 @@ def test_the_trials_take_turns_and_the_worse_ones_stop(swept: tuple[Recipe, Watc
     rungs = watched.sweep.rungs()
     assert [(rung.chunk, rung.kept) for rung in rungs] == [(1, [BEST, SECOND]), (2, [BEST]), (4, [BEST])]
     assert [CheckpointStore(Run(winner.storage, f"s-t00{at}")).steps()[-1] for at in range(4)] == [3, 12, 6, 3]
-    assert (watched.sweep.get("winner.json") or {})["id"] == BEST
+    assert (watched.sweep.raw("winner.json") or {})["id"] == BEST
     assert "t001" in winner.storage.read(watched.sweep.path("page.html")).decode()
 
 
@@ -152,7 +152,7 @@ def test_a_trial_ends_on_the_bits_of_its_recipe_alone(swept: tuple[Recipe, Watch
     alone = _alone(recipe, {"training.learning_rate": 3e-2}, "alone")
     for step in (9, 12):
         assert _digest(winner, step) == _digest(alone, step)
-    assert alone.get(TrialScore.file_name(1)) is None
+    assert alone.raw(TrialScore.file_name(1)) is None
 
 
 def test_the_score_is_the_loss_of_the_checkpoint(swept: tuple[Recipe, Watched, Run]) -> None:

@@ -6,15 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from baton.checkpoint.manifest import CheckpointMeta, Restoration
-from baton.checkpoint.store import CheckpointStore
+from baton.checkpoint.proof import promote, read_back
+from baton.checkpoint.store import CheckpointMeta, CheckpointStore, Restoration
 from baton.errors import DamagedError
 from baton.recipe import load
 from baton.runs.outcomes import TrialInfo
 from baton.runs.plan import Plan, make_plan
 from baton.runs.run import Run
 from baton.store.storage import Storage
-from baton.train.promote import promote, read_back
 
 RECIPE = {
     "name": "caught-up",
@@ -57,7 +56,7 @@ def _attempt(run: Run, outcome: str) -> None:
 def test_a_trial_that_has_caught_up_is_verified_where_it_is(run: Run) -> None:
     run.put(TrialInfo.NAME, {"sweep": "s", "id": "t000"})
     _attempt(run, "already_done")
-    part = promote(run.uri, 2)
+    part = promote(run, 2)
     assert part is not None
     assert (part.chunk, part.step, part.digest, part.verified) == (2, REACHED, "d9", True)
     assert run.require("proof/chunk-002.json")["step"] == REACHED
@@ -68,7 +67,7 @@ def test_a_trial_that_has_caught_up_is_verified_where_it_is(run: Run) -> None:
 def test_a_run_that_early_stopping_ended_is_verified_where_it_ended(outcome: str, run: Run, tmp_path: Path) -> None:
     _commit(run, tmp_path, 11, CheckpointMeta(digest="d11", finished=True))
     run.record("train-chunk-004", {"chunk": 4, "from_step": REACHED, "to_step": 11, "outcome": outcome})
-    part = promote(run.uri, 4)
+    part = promote(run, 4)
     assert part is not None
     assert (part.step, part.digest) == (11, "d11")
 
@@ -82,7 +81,7 @@ def test_any_other_chunk_that_left_no_checkpoint_is_an_error(run: Run, is_trial:
         run.put(TrialInfo.NAME, {"sweep": "s", "id": "t000"})
     _attempt(run, outcome)
     with pytest.raises(DamagedError, match=r"step-00000006: the chunk left no checkpoint there"):
-        promote(run.uri, 2)
+        promote(run, 2)
 
 
 def test_damage_stops_no_chunk_but_is_an_error_after_the_last(run: Run, tmp_path: Path) -> None:

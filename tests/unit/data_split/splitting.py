@@ -8,9 +8,9 @@ from typing import Any
 from hypothesis import strategies as st
 
 from baton.data import normalize
-from baton.data.rows import RowError
 from baton.data.schema import ColumnMapping
 from baton.data.split import split_data
+from baton.errors import RowError
 from baton.recipe import load
 from baton.store import bundle
 from baton.store.manifest import read_manifest

@@ -63,7 +63,7 @@ def run(store: Path, tmp_path: Path) -> Run:
 
 def test_it_is_the_same_again(run: Run) -> None:
     assert cache_key(run) == cache_key(run)
-    assert run.get("losses.json") is None
+    assert run.raw("losses.json") is None
 
 
 def test_a_run_before_its_first_stage_has_lost_nothing(store: Path) -> None:

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.data import conversations
-from baton.data.rows import RowError
 from baton.data.schema import ColumnMapping
+from baton.errors import RowError
 from baton.models import chat as conversing
 from baton.recipe import load
 from tests.unit.data_split.splitting import normalized, rejected, sides, split, write

@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from baton.checkpoint.manifest import CheckpointMeta
-from baton.checkpoint.store import CheckpointStore
+from baton.checkpoint.store import CheckpointMeta, CheckpointStore
 from baton.models import loading
 from baton.recipe.recipe import Recipe
 from baton.runs.plan import make_plan

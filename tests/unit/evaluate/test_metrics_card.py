@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from baton.checkpoint.manifest import CheckpointMeta
-from baton.checkpoint.store import CheckpointStore
+from baton.checkpoint.store import CheckpointMeta, CheckpointStore
 from baton.evaluate.evaluate import evaluation_card
 from baton.runs.documents import ForkOrigin, RunCost
 from baton.runs.plan import Plan

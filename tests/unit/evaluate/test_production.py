@@ -87,7 +87,7 @@ def test_a_model_in_use_that_cannot_be_is_named(make: Any, message: str, tiny_ba
     run = finished(tmp_path, recipe_of(tiny_base, production=in_use), {"eval": CHATTY})
     with pytest.raises(UserError, match="in-use.*" + message.replace("…", ".")):
         evaluate_run(run.uri)
-    assert run.get("evaluation.json") is None
+    assert run.raw("evaluation.json") is None
 
 
 @pytest.mark.s3

@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from baton.checkpoint.manifest import CheckpointMeta
-from baton.checkpoint.store import CheckpointStore
+from baton.checkpoint.store import CheckpointMeta, CheckpointStore
 from baton.models import loading
 from baton.runs.plan import make_plan
 from baton.runs.run import Run

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from huggingface_hub import ModelCard
 
-from baton.checkpoint.manifest import CheckpointMeta
+from baton.checkpoint.store import CheckpointMeta
 from baton.export import model_card
 from baton.runs.run import Run
 from baton.store.storage import Storage

@@ -93,7 +93,7 @@ def test_a_push_without_the_right_token_is_refused(token: str | None, said: str,
     assert done.stderr.startswith(said), done.stderr
     assert "hf_wrong" not in done.stderr
     assert server.commits == 0
-    assert run.get("hub.json") is None
+    assert run.raw("hub.json") is None
 
 
 def test_a_card_that_the_hub_refuses_is_said(tmp_path: Path, server: HubServer) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from baton.checkpoint.manifest import CheckpointMeta
+from baton.checkpoint.store import CheckpointMeta
 from baton.pages.collect import ProofEntry, RunReport
 from baton.runs.documents import ChunkRecord, ProofPart, RunCost, SplitCounts, TokenizedRows, TrackingRun
 from baton.runs.outcomes import EvaluationResult, ExportedModel

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from baton.checkpoint.manifest import CheckpointMeta
-from baton.checkpoint.store import CheckpointStore
+from baton.checkpoint.store import CheckpointMeta, CheckpointStore
 from baton.data.tokenize import SHARD
 from baton.pages.collect import collect
 from baton.pages.run_page import cost_note, render, tiles

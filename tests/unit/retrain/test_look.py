@@ -12,8 +12,14 @@ import pytest
 from baton.errors import BatonError, DamagedError
 from baton.recipe import load, parameters
 from baton.recipe.recipe import Recipe
-from baton.retrain.content import data_digest, recipe_digest
-from baton.retrain.decide import RetrainDecision, check_for_changes, promote_or_keep, release_lock
+from baton.retrain.decide import (
+    RetrainDecision,
+    check_for_changes,
+    data_digest,
+    promote_or_keep,
+    recipe_digest,
+    release_lock,
+)
 from baton.retrain.lock import RetrainLock
 from baton.runs import lineage
 from baton.runs.run import Run
@@ -215,7 +221,7 @@ def test_one_of_two_models_that_were_judged_against_the_same_is_accepted(
     late = _look(asleep, "late")
     storage = _trained(asleep, late, tmp_path)
     other = _recipe(document, seed=8, retrain={"expires": "1s"})
-    assert RetrainLock(storage, "tiny", "next").take(wait=False, expires_s=-1)
+    assert RetrainLock(storage, "tiny", "next").acquire(wait=False, expires_s=-1)
     following = _look(other, "next")
     _trained(other, following, tmp_path)
     assert promote_or_keep(f"{asleep.store.uri}/runs/{following.run}") == "promoted"

@@ -53,7 +53,7 @@ QUERIES: dict[str, Callable[[Run, str], Any]] = {
     "what was lost": lambda run, _: ProgressNotes(run, 1).lost(2),
     "its family": lambda run, _: lineage.family(run.storage),
     "its checkpoints": lambda run, _: (results.list_checkpoints(run), results.verify_checkpoints(run)),
-    "what is committed": lambda run, _: (CheckpointStore(run).newest(), CheckpointStore(run).verified_step()),
+    "what is committed": lambda run, _: (CheckpointStore(run).newest(), run.verified_step()),
 }
 
 

@@ -8,8 +8,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from baton.checkpoint.manifest import CheckpointMeta
-from baton.checkpoint.store import CheckpointStore
+from baton.checkpoint.store import CheckpointMeta, CheckpointStore
 from baton.recipe import load
 from baton.runs.outcomes import RungVerdict, SweepHead, TrialEntry, TrialInfo
 from baton.runs.plan import Plan
@@ -147,7 +146,7 @@ class Swept:
                     "at": "2026-11-21T10:20:00.000Z",
                 }
             )
-            self.sweep.keep_rung(verdict)
+            self.sweep.write(verdict, verdict.rung)
             alive, done = ranked[:keep], chunk
         if rungs == len(self.rungs):
             self.sweep.put("winner.json", {"id": alive[0]["id"], "run": alive[0]["run"], "value": 0.0})

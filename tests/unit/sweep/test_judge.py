@@ -69,7 +69,7 @@ def test_the_best_go_on_and_the_last_one_wins(sweep: Sweep) -> None:
     _score(sweep, 4, t1=0.25)
     verdict = rank_trials(sweep, 3)
     assert verdict.winner == sweep.run(sweep.trial("t1")).uri
-    assert sweep.get("winner.json") == {**(sweep.get("winner.json") or {}), "id": "t1", "value": 0.25}
+    assert sweep.raw("winner.json") == {**(sweep.raw("winner.json") or {}), "id": "t1", "value": 0.25}
 
 
 def test_a_trial_that_failed_is_stopped_with_what_it_said(sweep: Sweep) -> None:

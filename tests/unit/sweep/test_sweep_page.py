@@ -125,7 +125,7 @@ def test_the_state_of_a_trial_does_not_hang_on_words(
     sweep = Swept(tmp_path, 2, ONE, [(1, 1), (2, 1)]).go(0)
     scores = {"t001": {"value": 1.0}} if scored else {}
     verdict = {"rung": 1, "scores": scores, "kept": ["t000"], "stopped": [{"id": "t001", **entry}]}
-    sweep.keep_rung(RungVerdict.model_validate(verdict))
+    sweep.write(RungVerdict.model_validate(verdict), verdict["rung"])
     trial = next(trial for trial in sweep_view.gather(sweep).trials if trial.id == "t001")
     assert (trial.state, page.where(trial)) == (state, where)
 

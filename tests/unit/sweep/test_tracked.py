@@ -65,11 +65,11 @@ def test_trials_are_children_and_rungs_are_metrics_of_the_parent(tmp_path: Path)
         found = [client.get_run(each.require("tracking.json")["run_id"]) for each in (run, other)]
         return [(each.info.status, each.data.tags.get("baton.stopped")) for each in found]
 
-    sweep.keep_rung(RungVerdict(rung=1, chunk=1, kept=["t001", "t000"]))
+    sweep.write(RungVerdict(rung=1, chunk=1, kept=["t001", "t000"]), 1)
     tracked.end_trials(sweep, head, RungVerdict(rung=1, chunk=1, kept=["t001", "t000"]), is_last=False)
     assert ends() == [("RUNNING", None), ("RUNNING", None)]
     last = RungVerdict(rung=2, chunk=2, kept=["t001"], stopped=[StoppedTrial(id="t000", why="number 2 of 2")])
-    sweep.keep_rung(last)
+    sweep.write(last, last.rung)
     sweep.write(Winner(id="t001"))
     tracked.end_trials(sweep, head, last, is_last=True)
     assert ends() == [("FINISHED", "number 2 of 2"), ("RUNNING", None)]  # the winner's report ends it

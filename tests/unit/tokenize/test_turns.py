@@ -191,7 +191,7 @@ def test_the_address_of_tokens_changes_where_they_do(
     base = loading.model_identity(chat_base)
     before = tokenize.tokens_digest(given, "digest", base, None)
     assert (found["digest"] != before) is is_new
-    assert found["digest"] == tokenize.tokens_digest(given, "digest", base, None, turned=is_new)
+    assert found["digest"] == tokenize.tokens_digest(given, "digest", base, None, is_rendered=is_new)
 
 
 def test_texts_and_the_conversations_that_they_are_give_the_same_tokens(chat_base: str, tmp_path: Path) -> None:

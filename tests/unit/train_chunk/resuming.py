@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 
 import torch
 
-from baton.checkpoint.restore import Restorer
 from baton.checkpoint.staging import Staging
 from baton.checkpoint.store import Checkpoint, CheckpointStore
 from baton.recipe.recipe import Recipe
@@ -19,12 +17,13 @@ from baton.recipe.run import Preemption
 from baton.runs.plan import make_plan
 from baton.runs.run import Run
 from baton.store.storage import Storage
-from baton.train import attempt
-from baton.train.checkpointer import Services
+from baton.train import attempt, inputs
+from baton.train.callbacks import SaveAndStop
+from baton.train.checkpointer import Checkpointer
 from baton.train.context import Clock, TrainContext
 from baton.train.distributed.preemption import PreemptionWatch
 from baton.train.distributed.ranks import Ranks
-from baton.train.distributed.watchdog import NullWatchdog
+from tests import without
 from tests.unit import tiny
 
 ROWS = [{"prompt": row["prompt"], "completion": row["chosen"]} for row in tiny.PAIRS]
@@ -77,8 +76,17 @@ class Chunks:
         self.plan = plan.model_copy(update={"targets": tuple(targets) or plan.targets})
         self.store = CheckpointStore(self.run)
         self.callbacks = callbacks
-        self.attached: Any = None
         self.trainer: Any = None
+
+    @property
+    def save(self) -> SaveAndStop:
+        """The callback that saves, of the chunk that trains or was trained last."""
+        return next(each for each in self.trainer.callback_handler.callbacks if isinstance(each, SaveAndStop))
+
+    @property
+    def checkpointer(self) -> Checkpointer:
+        """Takes its checkpoints."""
+        return self.save._checkpointer
 
     def context(self, index: int, **values: Any) -> TrainContext:
         """Returns a chunk."""
@@ -104,32 +112,25 @@ class Chunks:
         callbacks: Sequence[Any] | None = None,
         **values: Any,
     ) -> Any:
-        """Trains a chunk; returns its manager."""
+        """Trains a chunk, and returns what committed its checkpoints."""
         context = self.context(index, **values)
+        without.install()
         with (
             as_before(),
             PreemptionWatch(preemption or Preemption(), interval=0.01) as watch,
             Staging() as staging,
         ):
-            place = functools.partial(staging.incoming, alone=not context.run.storage.is_local)
-            restorer = Restorer(context.store, context.target, context.identity, None, place)
-            restored = restorer.require_no_code(restorer.fetch())
-            level = attempt.adapt_machine(restored, context.ranks, context.recipe)
-            held_out = self.rows.select(range(5)) if context.recipe.evaluation.every else None
-            self.trainer = tiny.trainer(context.recipe, self.rows, self.folder, held_out)
-            for callback in self.callbacks if callbacks is None else callbacks:
-                self.trainer.add_callback(callback())
-            services = Services(context=context, staging=staging, watch=watch, watchdog=NullWatchdog())
-            self.attached = attempt.assemble(
-                self.trainer, services, restored, level=level, skipped=restorer.skipped, leave_out=leave_out
-            )
-            try:
-                if not self.attached.manager.leaves_at_once():
-                    self.trainer.train(resume_from_checkpoint=restored.folder if restored else None)
-                    self.attached.manager.finish()
-            finally:
-                self.attached.close()
-        return self.attached.lead
+            restorer = inputs.open_restorer(context, staging, None)
+            restored = inputs.without(restorer.require_no_code(restorer.fetch()), leave_out, staging.folder(0))
+
+            def build() -> tuple[TrainContext, Any]:
+                held_out = self.rows.select(range(5)) if context.recipe.evaluation.every else None
+                self.trainer = tiny.trainer(context.recipe, self.rows, self.folder, held_out)
+                for callback in self.callbacks if callbacks is None else callbacks:
+                    self.trainer.add_callback(callback())
+                return context, self.trainer
+
+            return attempt.train_chunk(context, restored, restorer.skipped, staging, watch, build).committer
 
     def train_all(self, **options: Any) -> None:
         """Trains all chunks."""

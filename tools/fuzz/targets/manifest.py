@@ -20,6 +20,7 @@ from random import Random
 
 from baton import signing
 from baton.checkpoint import sharded, signatures, zero_format
+from baton.checkpoint.restore import is_proven
 from baton.checkpoint.sharded import code_in
 from baton.errors import DamagedError
 from baton.recipe import load
@@ -100,12 +101,12 @@ def _document(data: bytes) -> None:
             run.records,
             run.attempts,
             run.restarts,
-            store.verified_step,
+            store.run.verified_step,
             lambda: run.require_same(load.validate(OTHER, origin="r")),
             lambda: _plan(run),
             lambda: state_identity(run, run.resolved_recipe(), run.plan()),
             lambda: signatures.sources_of(run),
-            lambda: [store.is_proven(checkpoint) for checkpoint in store.committed()],
+            lambda: [is_proven(store, checkpoint) for checkpoint in store.committed()],
             lambda: [skip.rows_in_words for skip in run.skips()],
             lambda: [record.total for record in run.records()],
         ):

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.checkpoint.manifest import CheckpointMeta
-from baton.checkpoint.store import Checkpoint, CheckpointStore
+from baton.checkpoint.store import Checkpoint, CheckpointMeta, CheckpointStore
 from baton.errors import DamagedError
 from baton.runs.run import Run
 from baton.store.bundle import BundleWriter

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from baton.checkpoint import retention
-from baton.checkpoint.manifest import CheckpointMeta
-from baton.checkpoint.store import Checkpoint, CheckpointStore
+from baton.checkpoint.store import Checkpoint, CheckpointMeta, CheckpointStore
 from baton.errors import StoreError, UnavailableError
 from baton.recipe.run import Keep
 from baton.runs.run import Run

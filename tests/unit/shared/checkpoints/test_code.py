@@ -11,7 +11,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from baton.checkpoint import sharded
-from baton.checkpoint.manifest import CheckpointMeta
+from baton.checkpoint.store import CheckpointMeta
 
 
 class Mkdir:

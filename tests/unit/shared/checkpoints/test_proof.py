@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from baton.checkpoint.manifest import CheckpointMeta, Parent, Restoration
 from baton.checkpoint.proof import proof_part
+from baton.checkpoint.store import CheckpointMeta, Parent, Restoration
 from baton.runs.documents import ForkOrigin, RunCost, Transfer
 from baton.runs.versions import Fingerprint
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from baton.checkpoint import retention
-from baton.checkpoint.manifest import CheckpointMeta
+from baton.checkpoint.store import CheckpointMeta
 from baton.recipe.run import Keep
 from baton.runs.documents import Skip
 from baton.store.bundle import BundleWriter

@@ -20,8 +20,7 @@ from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from baton.checkpoint import sharded
-from baton.checkpoint.manifest import CheckpointMeta
-from baton.checkpoint.store import CheckpointStore
+from baton.checkpoint.store import CheckpointMeta, CheckpointStore
 from baton.cli.app import app
 from baton.errors import DamagedError
 from baton.runs.run import Run

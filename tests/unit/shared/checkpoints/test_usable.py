@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from baton.checkpoint.restore import require_usable
 from baton.errors import DamagedError, RewritableDamageError, UserError
 
 
@@ -39,14 +40,14 @@ def test_what_is_damaged_is_marked_and_can_be_committed_again(kind: str, proven:
         _prove(checkpoints, checkpoints.store.uri(checkpoint))
     DAMAGE[kind](checkpoints)
     if proven and kind == "flipped":
-        checkpoints.store.require_usable(checkpoint)  # a matter of seconds: the stage that loads it will see
+        require_usable(checkpoints.store, checkpoint)  # a matter of seconds: the stage that loads it will see
         return
     with pytest.raises(RewritableDamageError, match=r"weights\.bin: "):
-        checkpoints.store.require_usable(checkpoint)
+        require_usable(checkpoints.store, checkpoint)
     with pytest.raises(DamagedError, match="was found damaged before"):
         checkpoints.store.read(10)
     again = checkpoints.commit(10)
-    checkpoints.store.require_usable(again)
+    require_usable(checkpoints.store, again)
     assert checkpoints.store.read(10) == again
 
 
@@ -55,11 +56,11 @@ def test_the_proof_of_files_that_were_replaced_proves_nothing(checkpoints: Any) 
     _prove(checkpoints, checkpoints.store.uri(checkpoint) + "0")
     _flip(checkpoints)
     with pytest.raises(RewritableDamageError):
-        checkpoints.store.require_usable(checkpoint)
+        require_usable(checkpoints.store, checkpoint)
 
 
 def test_a_manifest_of_another_version_of_the_meta_is_named(checkpoints: Any) -> None:
-    from baton.checkpoint.manifest import CheckpointMeta
+    from baton.checkpoint.store import CheckpointMeta
 
     with pytest.raises(UserError, match=r"s3://x is of version 2, and this Baton reads version 1\."):
         CheckpointMeta.read({"digest": "d", "version": 2}, "s3://x")
@@ -112,7 +113,7 @@ def test_a_loss_that_is_no_number_is_none(checkpoints: Any) -> None:
 
 
 def test_keys_of_another_baton_are_kept_and_absent_ones_stay_absent() -> None:
-    from baton.checkpoint.manifest import CheckpointMeta
+    from baton.checkpoint.store import CheckpointMeta
 
     document = {"digest": "d", "later": [1], "fingerprint": {"torch": "2", "new": True}, "work": {"goodput": 0.5}}
     meta = CheckpointMeta.read(document, "here")
@@ -121,7 +122,7 @@ def test_keys_of_another_baton_are_kept_and_absent_ones_stay_absent() -> None:
 
 
 def test_what_an_older_manifest_does_not_say_has_its_meaning() -> None:
-    from baton.checkpoint.manifest import CheckpointMeta, Restoration
+    from baton.checkpoint.store import CheckpointMeta, Restoration
 
     meta = CheckpointMeta.read({"digest": "d"}, "here")
     assert (meta.run, meta.step, meta.chain, meta.identity, meta.created) == ("", 0, "", "", "")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import pytest
 
 from baton.documents import NamedDocument
@@ -12,10 +10,8 @@ from baton.runs.run import DocumentFolder
 from baton.store.storage import Storage
 
 
-class Note(NamedDocument):
+class Note(NamedDocument, name="note.json"):
     """A document."""
-
-    NAME: ClassVar[str] = "note.json"
 
     step: int = 0
 
@@ -47,7 +43,7 @@ def test_what_is_no_json_is_damaged(data: bytes, reason: str, notes: Notes) -> N
     with pytest.raises(DamagedError, match=rf"notes/n/note.json is not a JSON object: {reason}"):
         notes.read(Note)
     with pytest.raises(DamagedError, match=rf"notes/n/note.json is not JSON: {reason}"):
-        notes.get("note.json")
+        notes.raw("note.json")
     with pytest.raises(DamagedError, match="is not JSON"):
         notes.require("note.json")
 
@@ -63,7 +59,7 @@ def test_what_is_no_object_is_damaged(notes: Notes) -> None:
     with pytest.raises(DamagedError, match="is not a JSON object"):
         notes.read(Note)
     with pytest.raises(DamagedError, match=r"note.json is a JSON list, expected an object"):
-        notes.get("note.json")
+        notes.raw("note.json")
 
 
 def test_a_newer_version_is_refused_and_what_is_no_version_is_damaged() -> None:

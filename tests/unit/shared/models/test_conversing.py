@@ -15,6 +15,7 @@ from baton.errors import UserError
 from baton.models import chat as chat_templates
 from baton.models import chat as conversing
 from baton.models import loading
+from baton.models.chat_template import ChatTemplate
 from baton.recipe import load
 from baton.recipe.recipe import Recipe
 from tests.unit import tiny
@@ -178,17 +179,17 @@ ENDS = {"chatml": "<|im_end|>", "zephyr": "<|end|>", "alpaca": "<|end|>", "llama
 def test_an_answer_ends_with_the_token_that_the_template_writes(name: str, token: str | None, tiny_base: str) -> None:
     tokenizer = loading.load_tokenizer(tiny_base)
     tokenizer.chat_template = chat_templates.TEMPLATES[name]
-    end = conversing.end_of_turn(tokenizer)
+    end = ChatTemplate(tokenizer).end_of_turn
     assert (end is not None and tokenizer.convert_ids_to_tokens(end)) == (token or False), "it knows no <|eot_id|>"
 
 
 def test_a_template_that_refuses_ends_with_nothing(chat_base: str) -> None:
     tokenizer = loading.load_tokenizer(chat_base)
-    assert tokenizer.convert_ids_to_tokens(conversing.end_of_turn(tokenizer)) == "<|eot|>"
+    assert tokenizer.convert_ids_to_tokens(ChatTemplate(tokenizer).end_of_turn) == "<|eot|>"
     tokenizer.chat_template = "{{ raise_exception('no') }}"
-    assert conversing.end_of_turn(tokenizer) is None
+    assert ChatTemplate(tokenizer).end_of_turn is None
     tokenizer.chat_template = None
-    assert conversing.end_of_turn(tokenizer) is None
+    assert ChatTemplate(tokenizer).end_of_turn is None
 
 
 def test_the_settings_are_read() -> None:

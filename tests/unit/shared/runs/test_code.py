@@ -75,7 +75,7 @@ def test_a_file_that_the_store_does_not_have_is_refused(run: Run) -> None:
 def test_no_code_is_noted_nowhere(run: Run, tmp_path: Path) -> None:
     user_code.ship(run, None)
     assert user_code.fetch(run, str(tmp_path / "pod")) is None
-    assert run.get("code.json") is None
+    assert run.raw("code.json") is None
 
 
 def test_the_address_is_that_of_names_and_contents(run: Run, source: Path) -> None:
@@ -134,7 +134,7 @@ def test_what_holds_no_code_is_refused(name: str, message: str, source: Path, tm
     with pytest.raises(UserError) as caught:
         user_code.ship(run, str(tmp_path / name))
     assert str(caught.value) == f"hooks.source {str(tmp_path / name)!r} {message}"
-    assert run.get("code.json") is None
+    assert run.raw("code.json") is None
 
 
 def test_code_that_is_gone_is_said_to_be(run: Run, source: Path, tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def test_a_fork_is_below_its_parent_and_a_trials_fork_below_the_sweep(tmp_path: 
 
 def test_a_server_that_is_away_is_a_warning(tmp_path: Path) -> None:
     run = _run(tmp_path, "http://127.0.0.1:9")
-    assert run.get("tracking.json") is None
+    assert run.raw("tracking.json") is None
     with Tracker(run) as tracker:
         tracker.log({"loss": 1.0}, 1)
 
@@ -151,7 +151,7 @@ def test_an_experiment_that_is_deleted_is_told(tmp_path: Path) -> None:
     run = Run(first.storage, "second")
     run.create(first.recipe())
     tracking_run.start(run, run.recipe())
-    assert run.get("tracking.json") is None
+    assert run.raw("tracking.json") is None
     assert "is off for this run" in run.warnings()[0].text
 
 

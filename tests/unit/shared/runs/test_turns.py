@@ -19,22 +19,22 @@ TAKER = """
 import os, sys, time
 from baton.store.storage import Storage
 from baton.errors import DamagedError
-from baton.retrain.lock import PROCESS, RetrainLock as Turns, this_process
+from baton.retrain.lock import PROCESS, RetrainLock, this_process
 
 store, owner, wait, log, known, held = sys.argv[1:]
 if known == "known":
     os.environ[PROCESS] = this_process()
-turns = Turns(Storage(store), "model", owner)
+lock = RetrainLock(Storage(store), "model", owner)
 print("ready", flush=True)
 sys.stdin.readline()
-taken = turns.take(wait=wait == "wait", expires_s=3600)
+taken = lock.acquire(wait=wait == "wait", expires_s=3600)
 if taken and log:
     with open(log, "a") as file:
         file.write(f"{owner} begins\\n")
         file.flush()
         time.sleep(float(held))
         file.write(f"{owner} ends\\n")
-    turns.end()
+    lock.release()
 print(taken, flush=True)
 sys.stdin.readline()
 """
@@ -103,46 +103,46 @@ def _pause(store: str) -> float:
 
 def test_the_turn_of_a_process_known_to_be_dead_is_over(store: str) -> None:
     _killed(store, known=True)
-    assert RetrainLock(Storage(store), "model", "next").take(wait=False, expires_s=3600)
+    assert RetrainLock(Storage(store), "model", "next").acquire(wait=False, expires_s=3600)
 
 
 def test_the_turn_of_a_pod_that_is_gone_is_over_when_it_shows_no_sign_of_life(store: str) -> None:
     _killed(store, known=False)
     storage = Storage(store)
     following = RetrainLock(storage, "model", "next")
-    assert not following.take(wait=False, expires_s=3600)
+    assert not following.acquire(wait=False, expires_s=3600)
     pause = _pause(store)
-    assert not following.take(wait=False, expires_s=pause + 2)
-    assert following.take(wait=False, expires_s=pause / 2)
+    assert not following.acquire(wait=False, expires_s=pause + 2)
+    assert following.acquire(wait=False, expires_s=pause / 2)
     assert RetrainLock(storage, "model", "killed")._ours() is None
 
 
 def test_a_step_that_a_chunk_notes_is_a_sign_of_life(store: str) -> None:
     storage = Storage(store)
     holder = RetrainLock(storage, "model", "holder")
-    assert holder.take(wait=False, expires_s=3600)
-    holder.note(["trained"])
+    assert holder.acquire(wait=False, expires_s=3600)
+    holder.note_runs(["trained"])
     pause = _pause(store)
     storage.write("runs/trained/progress.json", b"{}")
     following = RetrainLock(storage, "model", "next")
-    assert not following.take(wait=False, expires_s=pause / 2)
+    assert not following.acquire(wait=False, expires_s=pause / 2)
     storage.remove("runs/trained/progress.json")
-    assert following.take(wait=False, expires_s=pause / 2)
+    assert following.acquire(wait=False, expires_s=pause / 2)
 
 
 def test_a_stage_that_is_started_again_still_has_the_turn_and_another_waits(store: str) -> None:
     storage = Storage(store)
-    assert RetrainLock(storage, "model", "one").take(wait=False, expires_s=3600)
-    assert RetrainLock(storage, "model", "one").take(wait=False, expires_s=3600)
-    assert not RetrainLock(storage, "model", "two").take(wait=False, expires_s=3600)
-    assert RetrainLock(storage, "another", "two").take(wait=False, expires_s=3600)
+    assert RetrainLock(storage, "model", "one").acquire(wait=False, expires_s=3600)
+    assert RetrainLock(storage, "model", "one").acquire(wait=False, expires_s=3600)
+    assert not RetrainLock(storage, "model", "two").acquire(wait=False, expires_s=3600)
+    assert RetrainLock(storage, "another", "two").acquire(wait=False, expires_s=3600)
 
 
 def test_a_turn_that_nobody_has_written_is_damage(store: str) -> None:
     storage = Storage(store)
     storage.write("models/model/turns/000001/turn.json", b"{")
     with pytest.raises(DamagedError, match=r"turns/000001/turn\.json is not a JSON object"):
-        RetrainLock(storage, "model", "next").take(wait=False, expires_s=3600)
+        RetrainLock(storage, "model", "next").acquire(wait=False, expires_s=3600)
 
 
 def test_runs_and_processes_that_nobody_has_written_are_no_signs_of_life(store: str) -> None:
@@ -151,26 +151,26 @@ def test_runs_and_processes_that_nobody_has_written_are_no_signs_of_life(store: 
     storage.write("models/model/turns/000001/turn.json", odd)
     storage.write("models/model/turns/000001/runs.json", b"3")
     following = RetrainLock(storage, "model", "next")
-    assert not following.take(wait=False, expires_s=3600)
-    assert following.take(wait=False, expires_s=_pause(store) / 2)
+    assert not following.acquire(wait=False, expires_s=3600)
+    assert following.acquire(wait=False, expires_s=_pause(store) / 2)
 
 
 def test_who_has_lost_the_turn_cannot_end_that_of_the_next(store: str) -> None:
     storage = Storage(store)
     first, second = RetrainLock(storage, "model", "first"), RetrainLock(storage, "model", "second")
-    assert first.take(wait=False, expires_s=3600)
-    assert second.take(wait=False, expires_s=-1)
-    first.end()
+    assert first.acquire(wait=False, expires_s=3600)
+    assert second.acquire(wait=False, expires_s=-1)
+    first.release()
     assert second._ours()
-    second.end()
+    second.release()
     assert second._ours() is None
-    assert first.take(wait=False, expires_s=3600)
+    assert first.acquire(wait=False, expires_s=3600)
 
 
 def test_a_living_process_keeps_its_turn(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PROCESS, this_process())
-    assert RetrainLock(Storage(store), "model", "holder").take(wait=False, expires_s=3600)
-    assert not RetrainLock(Storage(store), "model", "next").take(wait=False, expires_s=3600)
+    assert RetrainLock(Storage(store), "model", "holder").acquire(wait=False, expires_s=3600)
+    assert not RetrainLock(Storage(store), "model", "next").acquire(wait=False, expires_s=3600)
 
 
 @pytest.mark.parametrize(
@@ -193,5 +193,5 @@ def test_a_number_tells_of_processes_of_its_machine_alone(
     died = subprocess.Popen(["true"])
     died.wait()
     monkeypatch.setenv(PROCESS, json.dumps({**known, "machine": " ".join(parts), "pid": died.pid}))
-    assert RetrainLock(Storage(store), "model", "holder").take(wait=False, expires_s=3600)
-    assert RetrainLock(Storage(store), "model", "next").take(wait=False, expires_s=3600) == is_taken
+    assert RetrainLock(Storage(store), "model", "holder").acquire(wait=False, expires_s=3600)
+    assert RetrainLock(Storage(store), "model", "next").acquire(wait=False, expires_s=3600) == is_taken

@@ -14,8 +14,8 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
 
+from baton import doctor
 from baton.data import files
-from baton.doctor import local
 from baton.errors import UserError
 from baton.runs import run as failures
 from baton.runs.outcomes import RunFailure
@@ -222,10 +222,10 @@ RIGHTS = {
 def test_the_doctor_tries_each_right(
     allowed: frozenset[str], name: str, state: str, policy: Policy, s3_store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local, "LARGE", 100_000)
-    monkeypatch.setattr(local, "SLOW", 0.0)
+    monkeypatch.setattr(doctor, "LARGE", 100_000)
+    monkeypatch.setattr(doctor, "SLOW", 0.0)
     policy.allowed = allowed
-    checks: dict[str, Any] = {check.name: check for check in local.examine_store(f"{s3_store}/p")}
+    checks: dict[str, Any] = {check.name: check for check in doctor.examine_store(f"{s3_store}/p")}
 
     assert [each for each in checks if each.startswith("store: right")] == [name]
     assert checks[name].state == state

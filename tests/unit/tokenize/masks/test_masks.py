@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from baton.data.encoding import ChatEncoder
-from baton.models import chat
+from baton.errors import RowError
+from baton.models.chat_template import Conversation
 from baton.models.train_rows import IGNORED
 from tests.unit.tokenize.masks.said import said, without_silent_calls
 from tests.unit.tokenize.masks.shapes import AWKWARD, CONVERSATIONS, templates, tokenizer_of
@@ -43,13 +44,13 @@ MARKED = "markers in the text"
 def trained(talk: ChatEncoder, row: Row, tokenizer: Any) -> list[str] | str:
     """Returns the runs of trained tokens in words, or why there are none; checks that the tokens are the template's."""
     (made,) = talk.sequences([row])
-    if isinstance(made, str):
-        return made
+    if isinstance(made, RowError):
+        return str(made)
     messages, tools = row["messages"], row.get("tools")
     try:
         ids = tokenizer.apply_chat_template(messages, tools=tools, tokenize=True, return_dict=False)
     except TypeError:  # it asks for arguments as text
-        messages = chat.with_text_arguments(messages)
+        messages = Conversation(messages).with_text_arguments().messages
         ids = tokenizer.apply_chat_template(messages, tools=tools, tokenize=True, return_dict=False)
     assert made["input_ids"] == ids
     assert all(label in (IGNORED, token) for token, label in zip(ids, made["labels"], strict=True))
@@ -67,7 +68,7 @@ def expected(template: str, row: Row, tokenizer: Any, shape: str) -> list[str]:
     try:
         text = tokenizer.apply_chat_template(row["messages"], tools=row.get("tools"), tokenize=False)
     except TypeError:
-        messages = chat.with_text_arguments(row["messages"])
+        messages = Conversation(row["messages"]).with_text_arguments().messages
         text = tokenizer.apply_chat_template(messages, tools=row.get("tools"), tokenize=False)
     turns = without_silent_calls(said(template, text), row["messages"])
     for word, content in words.items():
@@ -135,6 +136,6 @@ def test_a_template_that_wants_tools_says_so() -> None:
     tokenizer = tokenizer_of(template)
     row = CONVERSATIONS["single"]
     wanted = "the chat template refuses it: it wants tools, and the row declares none; give them in a column tools"
-    assert ChatEncoder(tokenizer, "all").sequences([row]) == [wanted]
+    assert list(map(str, ChatEncoder(tokenizer, "all").sequences([row]))) == [wanted]
     (found,) = ChatEncoder(tokenizer, "all").sequences([{**row, "tools": CONVERSATIONS["tool call"]["tools"]}])
-    assert not isinstance(found, str)
+    assert not isinstance(found, RowError)

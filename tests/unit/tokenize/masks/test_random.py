@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from baton.data.encoding import ChatEncoder
+from baton.errors import RowError
 from tests.unit.tokenize.masks.shapes import WEATHER, call, templates, tokenizer_of
 from tests.unit.tokenize.masks.test_masks import trained
 
@@ -80,7 +81,7 @@ def test_nothing_but_what_the_assistant_said_is_trained(name: str, row: Row) -> 
         return
     trained_words = WORD.findall(" ".join(runs))
     (made,) = talk.sequences([row])
-    assert not isinstance(made, str)
+    assert not isinstance(made, RowError)
     rendering = tokenizer.decode(made["input_ids"])
     assert trained_words == [word for word in WORD.findall(rendering) if word[0] == "A"]
     assert all(run.endswith(ENDS[name]) for run in runs)

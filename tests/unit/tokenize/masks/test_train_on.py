@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from baton.data.encoding import ChatEncoder
+from baton.errors import RowError
 from baton.models.train_rows import IGNORED
 from baton.recipe.data import Data
 from tests.unit.tokenize.masks.shapes import AWKWARD, CONVERSATIONS, call, said, system, templates, tokenizer_of, user
@@ -35,8 +36,8 @@ def counted(row: Row, train_on: str | None, template: str = "tools in the system
     """What of a row counts, in words."""
     tokenizer = tokenizer_of(templates()[template])
     (made,) = ChatEncoder(tokenizer, train_on).sequences([row])
-    if isinstance(made, str):
-        return made
+    if isinstance(made, RowError):
+        return str(made)
     text = tokenizer.decode([token for token in made["labels"] if token != IGNORED])
     assert isinstance(text, str)
     return text
@@ -94,15 +95,14 @@ def test_an_answer_holds_nothing_of_its_prompt(name: str) -> None:
     tokenizer = tokenizer_of(templates()[name])
     row = {"prompt": [user("<b>one</b>")], "chosen": [said("<thing> two")], "rejected": [said("three")]}
     for side, text in (("chosen", "<thing> two"), ("rejected", "three")):
-        (answer,) = ChatEncoder(tokenizer, None).answers([row], side, apart=True)
-        assert not isinstance(answer, str)
-        assert text in tokenizer.decode(answer.answer)
-        assert "one" not in tokenizer.decode(answer.answer)
-        assert tokenizer.decode(answer.prompt).startswith(
-            str(tokenizer.apply_chat_template(row["prompt"], tokenize=False)).removesuffix("</s>")
-        )
-        assert "assistant" not in tokenizer.decode(answer.answer)
-        assert "Assistant" not in tokenizer.decode(answer.answer)
+        (answer,) = ChatEncoder(tokenizer, None).answers([row], side, with_prompt_length=True)
+        assert not isinstance(answer, RowError)
+        asked, answered = (tokenizer.decode(ids) for ids in (answer.ids[: answer.length], answer.ids[answer.length :]))
+        assert text in answered
+        assert "one" not in answered
+        assert asked.startswith(str(tokenizer.apply_chat_template(row["prompt"], tokenize=False)).removesuffix("</s>"))
+        assert "assistant" not in answered
+        assert "Assistant" not in answered
 
 
 def test_what_the_template_leaves_out_is_counted() -> None:

@@ -19,8 +19,11 @@ from baton import events
 from baton.cli.app import app
 from baton.errors import ExactnessError, OtherRunError, StoreError, UnavailableError
 from baton.store.storage import Storage
+from tests import without
 from tests.unit.tiny import make_base
 from tests.unit.train_chunk.attached import own
+
+without.install()
 
 
 @pytest.fixture(scope="module")

@@ -130,7 +130,7 @@ def test_damage_of_what_checkpoints_share_is_found_and_passed_over(make: Callabl
     assert damaged == [2, 4], "each second one, and never two that follow each other"
     lead = run.train(2)
 
-    assert lead.lineage.start_step == 3
+    assert lead.start_step == 3
     assert run.at().meta.state == whole.at().meta.state
     assert all(run.store.verify(run.at(step)) == [] for step in (3, 5, 6))
     assert "origin" not in run.at(5).manifest.files["model-00001-of-00002.safetensors"]

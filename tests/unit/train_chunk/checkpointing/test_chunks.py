@@ -229,7 +229,7 @@ def test_each_part_is_compared_before_the_first_step(
     assert chunks.steps == [2]
     (restored,) = (event for event in told if isinstance(event, events.Restored))
     assert (restored.step, restored.wrong) == (2, [part])
-    assert chunks.attached.callback.checked[part] == "mismatch"
+    assert chunks.save._check.checked[part] == "mismatch"
 
 
 class events_in:  # noqa: N801
@@ -305,9 +305,9 @@ def test_a_notice_before_the_first_step_saves_nothing(make: Callable[..., Chunks
     notice = tmp_path / "leave"
     notice.touch()
     chunks = make("noticed")
-    lead = chunks.train(1, preemption=Preemption(notice_file=str(notice)))
+    chunks.train(1, preemption=Preemption(notice_file=str(notice)))
     assert chunks.steps == []
-    assert lead.notice is not None
+    assert chunks.checkpointer.notice is not None
 
 
 def test_a_notice_saves_and_ends_the_chunk(make: Callable[..., Chunks], whole: Chunks, tmp_path: Path) -> None:
@@ -326,8 +326,8 @@ def test_a_notice_saves_and_ends_the_chunk(make: Callable[..., Chunks], whole: C
     lead = chunks.train(1, preemption=Preemption(notice_file=str(notice)), callbacks=(Drawing, Preempted))
     (step,) = chunks.steps
     assert 4 <= step < 7
-    assert lead.notice is not None
-    assert lead.lineage.reached == step
+    assert chunks.checkpointer.notice is not None
+    assert lead.reached == step
     chunks.train(1)
     assert chunks.at().meta.restored.step == step
     assert chunks.at().meta.state == whole.at().meta.state
@@ -335,7 +335,7 @@ def test_a_notice_saves_and_ends_the_chunk(make: Callable[..., Chunks], whole: C
 
 def test_what_is_staged_is_gone_after_the_commit(parts: Chunks) -> None:
     assert not [name for name in os.listdir("/dev/shm") if name.startswith("baton-") and f"-{os.getpid()}-" in name]
-    assert parts.attached.manager._committer.is_free
+    assert parts.checkpointer.committer.uploader.is_idle  # type: ignore[union-attr]
 
 
 def test_callbacks_that_do_not_fit_stop_the_chunk(make: Callable[..., Chunks]) -> None:
@@ -349,25 +349,24 @@ def test_callbacks_that_do_not_fit_stop_the_chunk(make: Callable[..., Chunks]) -
 def test_while_it_trains_a_request_is_not_tried_for_long(make: Callable[..., Chunks]) -> None:
     """What does not get through is to be noticed soon; the committer has the patience."""
     chunks = make("patience", (2, 5), training={"max_steps": 5})
-    found: list[tuple[float, int | None]] = []
+    found: list[float] = []
 
     class Looking(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, *_: Any, **__: Any) -> None:
-            lead = chunks.attached.lead if chunks.attached else None
-            found.append((chunks.run.storage.patience, lead and lead.accounting.progress.step))
+            found.append(chunks.run.storage.patience)
 
     chunks.train(1, callbacks=(Drawing, Looking))
-    assert [patience for patience, _ in found] == [5.0, 5.0]
+    assert found == [5.0, 5.0]
     assert chunks.run.storage.patience == 10.0
     chunks.run.storage.patience = 3.0
-    chunks.train(2, callbacks=(Drawing, Looking))
-    assert [patience for patience, _ in found[2:]] == [3.0] * 3
-    live = chunks.attached.lead.live()
+    committer = chunks.train(2, callbacks=(Drawing, Looking))
+    assert found[2:] == [3.0] * 3
+    live = committer.live()
     assert (live["step"], live["target_step"], live["checkpoint_step"]) == (5, 5, 5)
     assert (live["lost_steps"], live["restarts"]) == (0, 0)
     assert 0 < live["goodput"] <= 1
     assert 0 <= live["unsaved_seconds"] < 100
-    figures = chunks.attached.lead.accounting.figures()
+    figures = committer.accounting.figures()
     assert len(figures["save_stalls"]) == 1
     assert 0 <= figures["save_stalls"][0] < 100
 
@@ -446,7 +445,7 @@ def test_a_chunk_that_another_process_has_finished_stops_and_saves_no_more(make:
                 chunks.store.commit(7, writer, chunks.at(2).meta.model_copy(update={"digest": "theirs"}))
 
     lead = chunks.train(1, callbacks=(Drawing, Overtaken))
-    assert lead.overtaken
+    assert lead.lost_race
     assert chunks.steps == [2, 4, 7]
     assert chunks.trainer.state.global_step == 5, "it hears of it with its own commit, and leaves after the next step"
     assert chunks.at(7).meta.digest == "theirs"

@@ -12,9 +12,8 @@ import pytest
 import torch
 
 from baton import events
-from baton.checkpoint.manifest import CheckpointMeta
-from baton.checkpoint.restore import Restored
-from baton.checkpoint.store import Checkpoint
+from baton.checkpoint.restore import FetchedCheckpoint
+from baton.checkpoint.store import Checkpoint, CheckpointMeta
 from baton.errors import BatonError, ExactnessError, UserError
 from baton.recipe import load
 from baton.recipe.recipe import Recipe
@@ -38,11 +37,11 @@ def recipe(*overrides: str) -> Recipe:
     return load.with_overrides(found, overrides)
 
 
-def made_by(**changes: Any) -> Restored:
+def made_by(**changes: Any) -> FetchedCheckpoint:
     """Returns a checkpoint of this machine, but for some changes."""
     fingerprint = Fingerprint.here().model_copy(update=changes)
     meta = CheckpointMeta(digest="d", fingerprint=fingerprint)
-    return Restored(Checkpoint(7, Manifest(kind="checkpoint", folder="f", files={}), meta), "folder")
+    return FetchedCheckpoint(Checkpoint(7, Manifest(kind="checkpoint", folder="f", files={}), meta), "folder")
 
 
 class Two(Ranks):
@@ -118,7 +117,7 @@ def test_state_of_ones_own_code_decides_how_exact_a_chunk_resumes(
     restored = made_by(**changes, **({"virtual_workers": virtual} if virtual else {}))
     if own is not None:
         meta = restored.checkpoint.meta.model_copy(update={"hooks": own})
-        restored = Restored(dataclasses.replace(restored.checkpoint, meta=meta), "folder")
+        restored = FetchedCheckpoint(dataclasses.replace(restored.checkpoint, meta=meta), "folder")
     monkeypatch.setenv("BATON_EVENTS", "stdout")
     assert adapt_machine(restored, Ranks(), recipe(*overrides)) == level
     assert ("not_carried" in capsys.readouterr().out) is (level == "consistent")

@@ -37,7 +37,7 @@ class Arriving(TrainerCallback):
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
         """Waits."""
-        while not self.chunks.attached.lead._committer.is_free:
+        while not self.chunks.checkpointer.committer.uploader.is_idle:
             time.sleep(0.01)
 
 

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 from transformers import TrainerCallback
 
-from baton.checkpoint.staging import Staging
-from baton.checkpoint.store import CheckpointStore
+from baton.checkpoint.staging import PendingCheckpoint, Staging
+from baton.checkpoint.store import CheckpointMeta, CheckpointStore
 from baton.recipe.run import Preemption
-from baton.train.callbacks import CheckpointCallback
-from baton.train.checkpointer import Capture, Checkpointer, Services
+from baton.train.checkpointer import Checkpointer
 from baton.train.distributed.preemption import PreemptionWatch
 from baton.train.distributed.ranks import Ranks
 from baton.train.distributed.watchdog import NullWatchdog
@@ -58,23 +57,15 @@ def part(make: Callable[..., Chunks]) -> Iterator[Callable[[Ranks], Checkpointer
 
         def made(ranks: Ranks) -> Checkpointer:
             context = chunks.context(1, ranks=ranks)
-            services = Services(context=context, staging=staging, watch=watch, watchdog=NullWatchdog())
-            return Checkpointer(services)
+            return Checkpointer(context, staging, watch, NullWatchdog())
 
         yield made
 
 
-def capture(folder: Path) -> Capture:
-    digests = {"state": "s"}
-    return Capture(
-        step=3, folder=str(folder), digests=digests, wanted=False, finished=False, checked={}, trainable_parameters=1
-    )
-
-
 def test_one_rank_of_a_machine_finds_room(part: Any) -> None:
     leading, following = (part(Told(rank=rank, size=2, local_rank=rank)) for rank in (0, 1))
-    assert next(leading.places(10)).folder
-    assert list(following.places(10)) == []
+    assert next(leading.stage(3, 10)).folder
+    assert list(following.stage(3, 10)) == []
 
 
 @pytest.mark.parametrize(
@@ -92,16 +83,16 @@ def test_one_rank_of_each_other_machine_sends_into_the_firsts_attempt(
     staged = tmp_path / "staged"
     staged.mkdir()
     (staged / "shard").write_bytes(b"123")
-    manager = part(ranks)
-    manager.save(capture(staged))
-    store: CheckpointStore = manager._context.store
+    checkpointer = part(ranks)
+    checkpointer.save(PendingCheckpoint(3, str(staged)), CheckpointMeta(digest="s"))
+    store: CheckpointStore = checkpointer.context.store
     assert list(store.storage.find(store.prefix(3))) == (["attempt-of-the-first/shard"] if sends else [])
 
 
 def test_a_machine_without_a_part_sends_nothing(part: Any, tmp_path: Path) -> None:
-    manager = part(Told(rank=2, size=4, local_rank=0, node=1, nodes=2))
-    manager.save(capture(tmp_path / "was never written"))
-    assert manager._context.store.steps() == []
+    checkpointer = part(Told(rank=2, size=4, local_rank=0, node=1, nodes=2))
+    checkpointer.save(PendingCheckpoint(3, str(tmp_path / "was never written")), CheckpointMeta(digest="s"))
+    assert checkpointer.context.store.steps() == []
 
 
 def test_the_manifest_names_what_other_machines_have_sent(make: Callable[..., Chunks]) -> None:
@@ -129,10 +120,9 @@ class Looking(TrainerCallback):
 
     def look(self) -> None:
         """Looks at the last snapshot."""
-        callbacks = self.chunks.trainer.callback_handler.callbacks
-        manager = next(each._manager for each in callbacks if isinstance(each, CheckpointCallback))
-        if snapshot := manager._committer._snapshot:
-            self.wanted[snapshot.step] = snapshot.wanted
+        committer = self.chunks.checkpointer.committer
+        if committer and (pending := committer.uploader._newest):
+            self.wanted[pending.step] = pending.must_keep
 
 
 def looked(chunks: Chunks) -> Looking:

@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from baton import events
-from baton.checkpoint.manifest import CheckpointMeta
 from baton.checkpoint.restore import Restorer, committed_at_target, usable_at_target
-from baton.checkpoint.store import CheckpointStore
+from baton.checkpoint.store import CheckpointMeta, CheckpointStore
 from baton.errors import ExactnessError
 from baton.runs.run import Run
 from baton.store.storage import Storage

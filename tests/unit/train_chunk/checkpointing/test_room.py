@@ -18,9 +18,9 @@ from torch.distributed.checkpoint.api import CheckpointException
 from transformers import modeling_utils
 
 from baton.checkpoint import staging
+from baton.checkpoint.staging import PendingCheckpoint
 from baton.errors import BatonError
 from baton.train.distributed.ranks import Ranks
-from baton.train.protocol import StagingFolder
 from baton.train.trainer import NO_ROOM, _is_full, seed_of
 from tests.unit import tiny
 from tests.unit.train_chunk.resuming import Chunks
@@ -196,7 +196,7 @@ def test_a_failure_that_is_no_exception_of_pythons_counts(tiny_base: str, tmp_pa
 
     trainer._write_checkpoint = write
     trainer.places = lambda: iter(
-        [StagingFolder(str(tmp_path / "a")), StagingFolder(str(tmp_path / "b")), StagingFolder(str(tmp_path / "c"))]
+        [PendingCheckpoint(1, str(tmp_path / place / "checkpoint-1")) for place in ("a", "b", "c")]
     )
     trainer._save_checkpoint(None, None)
     assert written == [str(tmp_path / "a"), str(tmp_path / "b")]

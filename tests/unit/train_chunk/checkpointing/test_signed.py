@@ -11,9 +11,8 @@ import pytest
 
 from baton import signing
 from baton.checkpoint import retention, signatures
-from baton.checkpoint.manifest import CheckpointMeta
 from baton.checkpoint.restore import Restorer
-from baton.checkpoint.store import CheckpointStore
+from baton.checkpoint.store import CheckpointMeta, CheckpointStore
 from baton.errors import UserError
 from baton.recipe import load
 from baton.recipe.run import Keep

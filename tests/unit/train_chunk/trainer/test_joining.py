@@ -141,7 +141,7 @@ def test_left_out_the_optimizer_is_not_compared(trained: Any, make: Callable[...
     write_partitions(trained, 2, 2, tmp_path)
     fresh = make(0)
     fresh.resumption = Resumption(
-        folder=str(tmp_path), ranks=2, strategy="zero2", is_reshaped=True, leave_out=("optimizer",)
+        folder=str(tmp_path), ranks=2, strategy="zero2", is_reshaped=True, left_out=("optimizer",)
     )
     assert set(reshard.digests_as_saved(fresh)) == {"weights", "scheduler"}
 
@@ -225,8 +225,8 @@ def test_weights_that_are_in_parts_in_memory_are_put_together(make: Callable[...
     whole = dict(state.trained_weights(fresh.model))
     expected = state.combine_ranks([tree_digest(share) for share in zero_shares(fresh, 3)])
     shapes = {name: (weight, weight.data.clone()) for name, weight in fresh.model.named_parameters()}
-    leave_out = ("optimizer",)
-    fresh.resumption = Resumption(ranks=3, strategy="zero3", is_reshaped=True, leave_out=leave_out)
+    left_out = ("optimizer",)
+    fresh.resumption = Resumption(ranks=3, strategy="zero3", is_reshaped=True, left_out=left_out)
     for weight, values in shapes.values():
         weight.ds_numel, weight.ds_tensor = values.numel(), torch.cat([values.flatten(), torch.full((5,), 0.0)])
         weight.data = torch.empty(0)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
-from baton.checkpoint.manifest import CheckpointMeta
+from baton.checkpoint.store import CheckpointMeta
 from baton.runs.documents import ForkOrigin
 from baton.train.fork import ForkOverrides
 
@@ -45,7 +45,7 @@ def restored(parent: Any, fork: Any, folder: Path, changed: dict[str, list[Any]]
     (folder / "trainer_state.json").write_text(json.dumps({"max_steps": 10}))
     torch.save(parent.lr_scheduler.state_dict(), folder / "scheduler.pt")
     takeover = ForkOverrides(str(folder), changed)
-    takeover.note(fork)
+    takeover.remember(fork)
     fork.optimizer.load_state_dict(parent.optimizer.state_dict())
     fork.lr_scheduler.load_state_dict(parent.lr_scheduler.state_dict())
     return takeover
@@ -79,15 +79,15 @@ def test_the_length_and_form_that_the_fork_decides_are_no_difference_of_state(tm
     parent, fork = trainer(1.0, "linear"), trainer(1.0, "linear")
     trained(parent, (1.0,) * 4)
     takeover = restored(parent, fork, tmp_path, {"training.max_steps": [10, 20]})
-    found = takeover.restored(fork)
+    found = takeover.expected_digests(fork)
     parent.state.max_steps = 10
-    assert found == takeover.restored(parent)
+    assert found == takeover.expected_digests(parent)
     fork.lr_scheduler.last_epoch += 1
     fork.state.global_step += 1
-    other = takeover.restored(fork)
+    other = takeover.expected_digests(fork)
     assert other["scheduler"] != found["scheduler"]
     assert other["position"] != found["position"]
-    assert takeover.restored(fork, (2,))["position"] != other["position"]
+    assert takeover.expected_digests(fork, (2,))["position"] != other["position"]
 
 
 def test_a_fork_with_nothing_changed_takes_nothing_over(tmp_path: Path) -> None:

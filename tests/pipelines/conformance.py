@@ -14,12 +14,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
-import yaml
 from google.protobuf import json_format
 from kfp.kubernetes import kubernetes_executor_config_pb2 as kubernetes_pb2
 from kfp.pipeline_spec import pipeline_spec_pb2 as pipeline_pb2
-
-from baton.source.credentials import is_credential_name, literal_credential, literal_credentials
 
 Parsed = TypeVar("Parsed")
 Executors: TypeAlias = Mapping[str, pipeline_pb2.PipelineDeploymentConfig.ExecutorSpec]
@@ -32,39 +29,17 @@ _PLACEHOLDER = re.compile(r"\{\{\$\.pipeline_\w+\}\}")
 """A run's id, name or times, which the driver puts in place where it is all of a constant, and nowhere else."""
 _OWN_BRACES = re.compile(r"\{\{\$[^{}]*\}\}")
 """What kfp itself writes between two braces: placeholders of its own driver, which Argo leaves."""
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's, where PyYAML has it: ten times as fast
+_CREDENTIAL_ENDINGS = ("SECRET", "TOKEN", "PASSWORD", "APIKEY", "ACCESSKEY")
+_REFERENCE_WORDS = frozenset({"NAME", "FILE", "PATH", "REF"})
+_REFERENCE_FIELDS = frozenset({"key", "secretKey", "configMapKey", "topologyKey", "outputParameterKey"})
+"""The schema's own fields that sound like credentials and only refer to something."""
 _BACKEND_SUPPLIED = frozenset({"TASK_FINAL_STATUS", "TASK_CONFIG"})
 
 
-def check(path: str) -> list[str]:
-    """Checks a compiled pipeline file.
-
-    Args:
-        path: The YAML file that the compiler wrote.
-
-    Returns:
-        One line per problem, naming the place and what was expected; empty when the file
-        conforms. A file that cannot be read is a problem, not an error.
-    """
-    try:
-        with open(path, "rb") as file:
-            content = file.read()
-        documents = list(yaml.load_all(content, LOADER))
-    except OSError as error:
-        return [f"{path}: cannot be read ({error.strerror}); expected a compiled pipeline."]
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        return [f"{path}: expected YAML; {' '.join(str(error).split())}."]
-    return check_documents(documents)
-
-
 def check_documents(documents: Sequence[object]) -> list[str]:
-    """Checks the documents of a compiled file: a pipeline spec, then perhaps a platform spec.
+    """Returns the problems of a compiled file's documents: a pipeline spec, then perhaps a platform spec.
 
-    Args:
-        documents: One or two documents as plain dicts.
-
-    Returns:
-        One line per problem; empty when the documents conform.
+    One line each, naming the place and what was expected.
     """
     if not 1 <= len(documents) <= 2 or not all(isinstance(document, Mapping) for document in documents):
         kinds = ", ".join(type(document).__name__ for document in documents) or "nothing"
@@ -309,3 +284,34 @@ def _absent(place: str, what: str, names: Iterable[str]) -> str:
     known = sorted(names)
     rest = f" and {len(known) - 6} more" if len(known) > 6 else ""
     return f"{place}: {what} does not exist; expected one of: {', '.join(known[:6]) or 'none'}{rest}."
+
+
+def is_credential_name(name: str) -> bool:
+    """Tells whether a name looks like that of a credential's value.
+
+    `HF_TOKEN`, `secretKey` and `PGPASSWORD` do. `TOKENIZERS_PARALLELISM` does not, and neither
+    does what names or locates a secret: `secretName`, `HF_TOKEN_PATH`.
+    """
+    words = re.split(r"[^A-Z0-9]+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).upper())
+    if words[-1] in _REFERENCE_WORDS:
+        return False
+    return any(word == "KEY" or word.endswith(_CREDENTIAL_ENDINGS) for word in words)
+
+
+def literal_credentials(node: object, place: str) -> Iterator[str]:
+    """Finds literals under names a user chose; the schema's own names only refer to secrets."""
+    if isinstance(node, Mapping):
+        for key, value in node.items():
+            where = f"{place}.{key}".lstrip(".")
+            is_literal = isinstance(value, str | int | float) and bool(value)
+            if is_literal and is_credential_name(str(key)) and key not in _REFERENCE_FIELDS:
+                yield literal_credential(where)
+            yield from literal_credentials(value, where)
+    elif isinstance(node, list):
+        for index, value in enumerate(node):
+            yield from literal_credentials(value, f"{place}[{index}]")
+
+
+def literal_credential(place: str) -> str:
+    """Says what is wrong with a credential that is written out."""
+    return f"{place}: holds a credential; expected a reference to a Kubernetes secret (use_secret_as_env)."

@@ -1,4 +1,8 @@
-"""A tokenizer's chat template: renders conversations, and reports why it refuses one or omits a part."""
+"""A tokenizer's chat template: one way to render conversations, for training, evaluation, export and chat.
+
+It says of a conversation that it refuses why, of one that it renders what it leaves out, and which token ends an
+answer.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +14,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from baton.models import chat
+from baton.errors import RowError
+from baton.models import vocabulary
 from baton.runs.versions import FORMATS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-
-# --- A tokenizer's chat template: renders conversations, and says of each that it refuses why.
-
 
 Message = dict[str, Any]
 MARK = re.compile(r"{%-?\s*generation\s*-?%}")
@@ -36,9 +37,24 @@ class Conversation:
         """Returns the first messages, and more after them."""
         return Conversation([*self.messages[:count], *more], self.tools)
 
+    def with_text_arguments(self) -> Conversation:
+        """Returns it with the arguments of calls as JSON text, which some templates ask for."""
+
+        def written(call: Message) -> Message:
+            arguments = call["function"].get("arguments")
+            if isinstance(arguments, str):
+                return call
+            return {**call, "function": {**call["function"], "arguments": json.dumps(arguments, ensure_ascii=False)}}
+
+        messages = [
+            {**each, "tool_calls": list(map(written, each["tool_calls"]))} if each.get("tool_calls") else each
+            for each in self.messages
+        ]
+        return Conversation(messages, self.tools)
+
 
 @dataclass(frozen=True)
-class Rendered:
+class RenderedConversation:
     """A conversation as its template writes it.
 
     Attributes:
@@ -50,7 +66,7 @@ class Rendered:
     text: str
 
 
-class Template:
+class ChatTemplate:
     """A tokenizer's chat template.
 
     Args:
@@ -67,7 +83,9 @@ class Template:
         self._added = re.compile("|".join(map(re.escape, added)) or r"(?!)")
         self._atom = re.compile("|".join([*map(re.escape, added), r"<[^<>\s]*>", r"\s", r"\w+", "."]), re.DOTALL)
 
-    def render_each(self, conversations: Sequence[Conversation], *, prompts: bool = False) -> list[Rendered | str]:
+    def render_each(
+        self, conversations: Sequence[Conversation], *, prompts: bool = False
+    ) -> list[RenderedConversation | RowError]:
         """Renders conversations, all at once where the template takes them all.
 
         Args:
@@ -80,7 +98,7 @@ class Template:
         if all(not conversation.tools for conversation in conversations):
             try:
                 texts = self._apply([x.messages for x in conversations], None, prompts)
-                return [Rendered(x, text) for x, text in zip(conversations, texts, strict=True)]
+                return [RenderedConversation(x, text) for x, text in zip(conversations, texts, strict=True)]
             except _refusals():
                 pass  # one of them: each alone tells which
         return [self._render_or_why(conversation, prompts) for conversation in conversations]
@@ -131,7 +149,7 @@ class Template:
         """Tells whether a text is a token of the tokenizer's own list."""
         return self._added.fullmatch(text) is not None
 
-    def tells_apart(self, beginning: str) -> bool:
+    def is_distinct_prefix(self, beginning: str) -> bool:
         """Returns whether a beginning of an answer's header is none of a question's."""
         asked = self._asked.removesuffix(self.prompt) if self.always_prompts else self._asked
         return bool(beginning.strip()) and beginning not in asked
@@ -169,7 +187,7 @@ class Template:
         return match[0] if match else ""
 
     @cached_property
-    def leaves_open(self) -> bool:
+    def lacks_end_token(self) -> bool:
         """Whether it writes nothing after the last answer, so that the next turn's first token is what ends one."""
         return self._answered.rstrip().endswith(ANSWER)
 
@@ -180,6 +198,20 @@ class Template:
             text.partition(ANSWER)[2] for text in (self._answered, self.render(ANSWERED.upto(2, *ASKED.messages)) or "")
         ]
         return tails[0][: self.common(*tails)].strip()
+
+    @cached_property
+    def end_of_turn(self) -> int | None:
+        """The added token that it closes an answer with, None where it does with none."""
+        if not self.tokenizer.chat_template:
+            return None
+        talk = [{"role": "user", "content": "?"}, {"role": "assistant", "content": SPOKEN}]
+        try:
+            text = str(self.tokenizer.apply_chat_template(talk, tokenize=False))
+        except Exception:  # a template may raise whatever it likes, of roles that it does not know for example
+            return None
+        tail = text.rpartition(SPOKEN)[2].strip()
+        ids = self.tokenizer(tail, add_special_tokens=False)["input_ids"] if tail else []
+        return int(ids[0]) if ids and ids[0] in self.tokenizer.added_tokens_decoder else None
 
     @cached_property
     def _after_question(self) -> tuple[str, str, str]:
@@ -197,17 +229,16 @@ class Template:
     def _answered(self) -> str:
         return self.render(ANSWERED) or ""
 
-    def _render_or_why(self, conversation: Conversation, prompts: bool) -> Rendered | str:
+    def _render_or_why(self, conversation: Conversation, prompts: bool) -> RenderedConversation | RowError:
         reason = ""
-        texts = chat.with_text_arguments(conversation.messages)
-        for talk in (conversation, Conversation(texts, conversation.tools)):
+        for talk in (conversation, conversation.with_text_arguments()):
             try:
-                return Rendered(talk, self._apply([talk.messages], talk.tools, prompts)[0])
+                return RenderedConversation(talk, self._apply([talk.messages], talk.tools, prompts)[0])
             except _refusals() as error:
                 reason = reason or " ".join(str(error).split()) or type(error).__name__
         if conversation.tools is None and self.render(Conversation(conversation.messages, [])) is not None:
             reason = "it wants tools, and the row declares none; give them in a column tools"
-        return f"the chat template refuses it: {reason}"
+        return RowError(f"the chat template refuses it: {reason}")
 
     def _apply(self, messages: list[list[Message]], tools: list[dict[str, Any]] | None, prompts: bool) -> list[str]:
         rendered: list[str] = self.tokenizer.apply_chat_template(
@@ -216,7 +247,7 @@ class Template:
         return rendered
 
 
-QUESTION, ANSWER = "Jkqx", "Zxqj"
+QUESTION, ANSWER, SPOKEN = "Jkqx", "Zxqj", "baton"
 ASKED = Conversation([{"role": "user", "content": "Q"}])
 ANSWERED = ASKED.upto(1, {"role": "assistant", "content": ANSWER})
 """What a template is tried with."""
@@ -230,10 +261,13 @@ def _refusals() -> tuple[type[Exception], ...]:
     return TemplateError, *wanting, ArithmeticError, RecursionError, MemoryError
 
 
-# --- What a chat template does not write of a conversation.
+def end_tokens(tokenizer: PreTrainedTokenizerBase, own: Sequence[int | None]) -> list[int]:
+    """Returns the tokens that end an answer: a model's own, the chat template's and the one that a recipe named."""
+    known = (*own, ChatTemplate(tokenizer).end_of_turn, vocabulary.end_of_turn(tokenizer))
+    return list(dict.fromkeys(token for token in known if token is not None))
 
 
-def left_out(rendered: Rendered) -> Counter[str]:
+def left_out(rendered: RenderedConversation) -> Counter[str]:
     """Counts what a conversation holds that its template does not write, by looking for it in the rendering."""
     text, talk = rendered.text, rendered.conversation
     counted: Counter[str] = Counter()

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
 from importlib import metadata
-from typing import Literal, TypedDict
+from typing import TYPE_CHECKING, Literal, TypedDict
 from urllib.parse import urlsplit
 
 import psutil
@@ -39,7 +39,8 @@ from baton.store.protocol import OWN
 from baton.store.storage import Storage
 from baton.terminal import Terminal
 
-# --- One thing that `baton doctor` has looked at.
+if TYPE_CHECKING:
+    from baton.kubeflow.connection import Client
 
 
 @dataclass(frozen=True)
@@ -57,9 +58,6 @@ class Check:
     state: Literal["ok", "note", "problem"]
     found: str
     remedy: str = ""
-
-
-# --- What `baton doctor` asks of a store: each thing that a run relies on, tried out.
 
 
 LARGE = 64 * 10**6
@@ -233,9 +231,6 @@ def _clean(storage: Storage, below: str, made: list[str]) -> list[Check]:
     except (BatonError, OSError) as error:
         return [_problem("store: removal", error)]
     return []
-
-
-# --- `baton doctor`: what of this machine, the store and a recipe's services would be in a run's way.
 
 
 DISTRIBUTION = "baton-llm"
@@ -484,3 +479,60 @@ def _hub(origin: pinned.ModelOrigin) -> Check | None:
 
 def _gib(num_bytes: float) -> str:
     return f"{num_bytes / 2**30:.1f} GiB"
+
+
+def examine_kubeflow(endpoint: str, namespace: str | None) -> list[Check]:
+    """Looks at an installation, and at what its newest run that has ended tells of it.
+
+    Args:
+        endpoint: Address of the Kubeflow Pipelines API.
+        namespace: The user's namespace on a multi-user Kubeflow.
+    """
+    from baton.kubeflow import connection, submit
+
+    proxy = machine.describe_proxy(endpoint)
+    through = [Check("kubeflow: proxy", "ok", proxy)] if proxy else []
+    try:
+        client = connection.connect(endpoint, token=connection.token(), namespace=namespace)
+        says = client.installation()
+        is_multi_user, version = bool(says.get("multi_user")), says.get("tag_name", "unknown")
+        kind = "multi-user" if is_multi_user else "single-user"
+        answers = f"{endpoint} speaks v2beta1, version {version}, {kind}; pages at {submit.run_url(endpoint, 'ID')}"
+        pipelines = _pipelines(client, submit.namespace_of(client, namespace), is_multi_user=is_multi_user)
+        return [Check("kubeflow", "ok", answers), *through, pipelines, *_of_runs(client, namespace)]
+    except BatonError as error:
+        return [Check("kubeflow", "problem", error.message, error.remedy or ""), *through]
+
+
+def _pipelines(client: Client, namespace: str | None, *, is_multi_user: bool) -> Check:
+    """Says whether `baton submit` can register its pipeline there, as far as that shows without posting one."""
+    from baton.kubeflow import submit
+
+    try:
+        listed = client.list_pipelines(page_size=1, namespace=namespace)
+    except BatonError as error:
+        return Check("pipelines", "note", f"cannot be registered: {error.message}", submit.LEAVE_OUT)
+    if is_multi_user:
+        words = (
+            f"can be listed, {listed.total_size or 0} are; the right to register one shows with the first submission"
+        )
+        return Check("pipelines", "ok", words)
+    return Check("pipelines", "ok", f"can be registered; {listed.total_size or 0} are")
+
+
+def _of_runs(client: Client, namespace: str | None) -> list[Check]:
+    from baton.kubeflow import run_status
+    from baton.kubeflow.submit import FINAL_STATES
+
+    run = next((run for run in client.newest_runs(20, namespace)[0] if run.state in FINAL_STATES), None)
+    if run is None:
+        return [Check("lost pods", "note", "no run has ended there yet, which would tell")]
+    checks = [Check("service account", "ok", f"{run.service_account or 'unknown'}, of run {run.display_name}")]
+    if mlflow := client.own_mlflow(run.run_id):
+        checks.append(Check("kubeflow's mlflow", "ok", f"logs every run: {mlflow}"))
+    try:
+        loss = run_status.lost_pods_end_run(client.workflow(run.run_id))
+    except (BatonError, ValueError):
+        return [*checks, Check("lost pods", "note", "the workflow of that run cannot be read, which would tell")]
+    lost = Check("lost pods", "note", loss, f"{run_status.APPLY}.") if loss else Check("lost pods", "ok", "start again")
+    return [*checks, lost]
