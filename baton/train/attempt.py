@@ -174,7 +174,8 @@ def assemble(
     watchdog = Watchdog(ranks, recipe.parallel.hang_seconds) if ranks.size > 1 else NullWatchdog()
     committer = Committer(context, restored, level=level, skipped=skipped) if ranks.is_first else None
     checkpointer = Checkpointer(context, staging, watch, watchdog, committer)
-    trainer.begin_chunk(ranks, watchdog, recipe.training.guard, resumption(restored, context))
+    # Asked when something is saved, by a callback that is made below and looks at the trainer.
+    trainer.begin_chunk(ranks, watchdog, resumption(restored, context), lambda: save.stage())
     if recipe.evaluation.per_epoch:
         trainer.add_callback(EvaluationsPerEpoch(context.plan, recipe.evaluation.per_epoch))
     report = None
@@ -192,7 +193,8 @@ def assemble(
         keep_best=recipe.export.checkpoint == "best",
     )
     check = RestoreCheck(trainer, checkpointer, replicated=not recipe.parallel.is_sharded)
-    return Assembly(checkpointer, check, SaveAndStop(trainer, schedule, checkpointer, check), report)
+    save = SaveAndStop(trainer, schedule, checkpointer, check)
+    return Assembly(checkpointer, check, save, report)
 
 
 def train_chunk(

@@ -9,22 +9,24 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import gc
 import logging
 import math
 import os
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
 import torch
 from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils.memory import should_reduce_batch_size
+from transformers import EarlyStoppingCallback, TrainerCallback, TrainerState, TrainingArguments
 
 from baton import events, machine
 from baton.errors import UserError
-from baton.models import chat, loading, memory, pinned, rng, user_code
-from baton.models.trainable import freeze
+from baton.models import chat, hooks, loading, memory, pinned, rng, trainable, user_code
 from baton.recipe.base import amount
 from baton.recipe.recipe import Recipe
 from baton.recipe.training import Training
@@ -37,14 +39,13 @@ from baton.train.data import samplers
 from baton.train.data.tokens import ChunkTokens
 from baton.train.distributed import launch
 from baton.train.distributed.ranks import Ranks
+from baton.train.features import features_of
 from baton.train.protocol import ChunkTrainer, Options
-from baton.train.trainer import Setup
+from baton.train.trainer import exact_class
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-
-# --- From the recipe to `TrainingArguments`: what every method shares.
+    from datasets import Dataset
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 def training_arguments(recipe: Recipe, plan: Plan, output_dir: str) -> Options:
@@ -167,7 +168,110 @@ def make_deterministic(threads: int | None, deterministic: bool, *, tf32: bool =
         torch.set_float32_matmul_precision("high")
 
 
-# --- From recipe, rows and base model to a method's trainer.
+class EpochOf(TrainerCallback):
+    """Tells a collator the epoch; workers begin anew with each epoch, so it reaches them too."""
+
+    stateless = True
+
+    def __init__(self, collator: hooks.SeededCollator) -> None:
+        self._collator = collator
+
+    def on_epoch_begin(self, args: object, state: TrainerState, *_: object, **__: object) -> None:
+        """Passes the number on."""
+        self._collator.epoch = int(state.epoch or 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """Model, data and settings that a method's trainer is built from.
+
+    Attributes:
+        recipe: The resolved recipe.
+        arguments: Keyword arguments for the method's configuration class.
+        model: What is trained.
+        tokenizer: Its tokenizer.
+        train: Tokenized training rows.
+        held_out: Tokenized held-out rows, None where nothing is evaluated in between.
+        reference: Returns a fresh copy of the model that the run began with.
+        second_model: Loads the second model that the method's settings name.
+        weighs: Whether rows and tokens count alike, not batches; see `ChunkTrainer`.
+    """
+
+    recipe: Recipe
+    arguments: Options
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    train: Dataset
+    held_out: Dataset | None
+    reference: Callable[[], PreTrainedModel] = field(repr=False)
+    second_model: Callable[[], PreTrainedModel] = field(repr=False)
+    weighs: bool = True
+
+    def trainer(self, kind: type, config: TrainingArguments, *mixins: type, **extra: object) -> ChunkTrainer:
+        """Builds the method's trainer.
+
+        Args:
+            kind: TRL's class.
+            config: Its configuration.
+            mixins: What the method itself does besides, first.
+            extra: Further arguments of the class.
+        """
+        recipe = self.recipe
+        rows = trainable.rows_of_tokens(recipe, self.model, self.tokenizer)
+        stopping = recipe.training.early_stopping
+        early = [EarlyStoppingCallback(stopping.patience, stopping.threshold)] if stopping else []
+        own = {
+            "data_collator": hooks.collator(recipe.hooks, self.tokenizer, recipe.seed),
+            "compute_metrics": hooks.metrics(recipe.hooks),
+            "callbacks": [*early, *hooks.callbacks(recipe.hooks)] or None,
+            "peft_config": trainable.lora(recipe, rows),
+        }
+        # The user's class first: its `super()` reaches Baton's mixins, and theirs TRL's trainer.
+        users = [hooks.find(recipe.hooks.trainer)] if recipe.hooks.trainer else []
+        features = features_of(recipe, config, weighs=self.weighs)
+        trainer: ChunkTrainer = exact_class(kind, [*users, *mixins, *features])(
+            model=self.model,
+            args=config,
+            train_dataset=self.train,
+            eval_dataset=self.held_out,
+            processing_class=self.tokenizer,
+            **{name: value for name, value in own.items() if value is not None},
+            **extra,
+        )
+        trainer.recipe, trainer.weighs = recipe, self.weighs
+        if getattr(config, "disable_dropout", False):
+            # TRL finds `nn.Dropout` alone; layers such as Llama's attention hold it as a number.
+            for layer in trainer.model.modules():
+                vars(layer).update(
+                    {name: 0.0 for name, value in vars(layer).items() if "dropout" in name and isinstance(value, float)}
+                )
+        if rows:
+            trainable.complete(trainer.model)
+            # PEFT would write the whole embedding where it is larger than the base's, beside the rows that are trained.
+            save = functools.partial(trainer.model.save_pretrained, save_embedding_layers=False)
+            trainer.model.save_pretrained = save
+        if recipe.adapter is None:
+            # Under the names in memory: those of a mixture's original format differ, and `Trainer` loads a checkpoint
+            # without converting them back.
+            self.model.save_pretrained = functools.partial(self.model.save_pretrained, save_original_format=False)
+            if recipe.training.trainable:
+                frozen = trainable.save_frozen_separately(self.model, self.model.save_pretrained)
+                self.model.save_pretrained = frozen
+        if isinstance(own["data_collator"], hooks.SeededCollator):
+            trainer.add_callback(EpochOf(own["data_collator"]))
+        if trainer.args.world_size > 1:
+            sharding.compile_first(trainer.model, recipe)
+        if recipe.training.router:
+            trainer.watch_router()
+        if recipe.training.fp16_initial_scale:
+            scaler = trainer.accelerator.scaler
+            scaler.load_state_dict({**scaler.state_dict(), "scale": recipe.training.fp16_initial_scale})
+        return trainer
+
+    def with_reference(self) -> Options:
+        """Returns the argument of a trainer that holds the model to a reference; an adapter's is its base."""
+        has_reference = self.recipe.training.has_reference(adapter=self.recipe.adapter is not None)
+        return {"ref_model": self.reference()} if has_reference else {}
 
 
 def trainer_setup(
@@ -197,8 +301,13 @@ def trainer_setup(
     base = folders.get(pinned.BASE)
     model = loading.start_model(recipe, tokenizer, base, weights=start_weights)
     if recipe.training.trainable:
-        freeze(model, recipe.training.trainable)
+        trainable.freeze(model, recipe.training.trainable)
     evaluates = recipe.evaluation.in_training if evaluates is None else evaluates
+
+    def second_model() -> PreTrainedModel:
+        assert recipe.training.second_model
+        return loading.second_model(recipe, folders[recipe.training.second_model[0]])
+
     return Setup(
         recipe=recipe,
         arguments=training_arguments(recipe, plan, output_dir),
@@ -207,7 +316,7 @@ def trainer_setup(
         train=tokens.train(),
         held_out=tokens.held_out() if evaluates else None,
         reference=lambda: loading.start_model(recipe, tokenizer, base),
-        second_model=lambda: _second_model(recipe, folders),
+        second_model=second_model,
         weighs=weighs,
     )
 
@@ -215,20 +324,6 @@ def trainer_setup(
 def build_trainer(parts: Setup) -> ChunkTrainer:
     """Builds the trainer of the recipe's method."""
     return cast(ChunkTrainer, methods.load(parts.recipe.training.method).build(parts))
-
-
-def _second_model(recipe: Recipe, folders: Mapping[str, str]) -> PreTrainedModel:
-    """Loads the second model that the method's settings name."""
-    assert recipe.training.second_model
-    role, _ = recipe.training.second_model
-    return loading.second_model(recipe, folders[role])
-
-
-# --- `training.micro_batch_size: auto`: the most rows per forward pass that memory takes, found once for a run.
-#
-# On a GPU it is tried: a model that is thrown away trains on the longest rows, with ever fewer of them, until none of
-# it runs out of memory. On a CPU, where running out ends the process, it is estimated. Neither leaves a trace in what
-# the chunk then computes: random state and the libraries' own are put back.
 
 
 logger = logging.getLogger("baton")
@@ -264,12 +359,11 @@ def resolve_micro_batch(
     # Trials draw random numbers, and the run is to begin as one whose recipe names the size.
     with rng.undisturbed():
         if gpu := machine.gpu():
-            room = USABLE * gpu.bytes
 
             def fits(rows: int) -> bool:
-                return _fits_gpu(
-                    lambda: _try(with_micro_batch(recipe, rows), context.plan, tokens, folders, output_dir), room
-                )
+                sized = with_micro_batch(recipe, rows)
+                trial = functools.partial(_try, sized, context.plan, tokens, folders, output_dir)
+                return _fits_gpu(trial, USABLE * gpu.bytes)
 
             size, by = largest_micro_batch(recipe, fits), "trial"
         else:
@@ -380,9 +474,6 @@ def _forget() -> None:
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-
-
-# --- A run's trainer on this machine, with all that bits depend on set before anything is computed.
 
 
 def prepare(

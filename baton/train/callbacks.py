@@ -332,7 +332,6 @@ class SaveAndStop(TrainerCallback):
         self._named: set[str] = set()
         # The manifest has each file's SHA-256; CRC-32 on top takes a third of the time of writing.
         torch.serialization.set_crc32_options(False)
-        trainer.places = self.stage
         trainer.add_callback(self)
 
     def on_train_begin(self, args: object, trainer_state: TrainerState, control: TrainerControl, **_: object) -> None:

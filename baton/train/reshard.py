@@ -20,41 +20,32 @@ from baton.checkpoint.digest import TensorHash, tree_digest
 from baton.errors import UserError
 from baton.train import sharding, state
 from baton.train.protocol import ChunkTrainer, StateDict
-from baton.train.sharding import MASTER, SavedPartitions, Segment, weight_sizes
+from baton.train.sharding import MASTER, SavedPartitions, WeightSegment, weight_sizes
 
 if TYPE_CHECKING:
     from torch import nn
 
 
-# --- Mixin by which one process restores what several have written, each its part of the state.
-
-
 class LoadFromShards(ChunkTrainer):
-    """Mixin for a `Trainer`: puts together what a checkpoint has in parts, where it trains alone."""
+    """Mixin where one process trains alone: puts together what a checkpoint of several has in parts."""
 
-    @property
-    def joins(self) -> bool:
-        """Whether the checkpoint is in parts, and this process has none beside it."""
-        return self.args.world_size == 1 and self.resumption.strategy != "ddp" and self.resumption.is_reshaped
-
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        if not (self.joins and sharded.is_sharded(resume_from_checkpoint)):
-            super()._load_from_checkpoint(resume_from_checkpoint, model)
+    def read_weights(self, checkpoint: str, model: nn.Module | None = None) -> None:
+        """Restores weights, from shards where the checkpoint has such."""
+        if not sharded.is_sharded(checkpoint):
+            super().read_weights(checkpoint, model)
             return
-        types = {entry.properties.dtype for entry in sharded.tensors(resume_from_checkpoint).values()}
+        types = {entry.properties.dtype for entry in sharded.tensors(checkpoint).values()}
         for weight in self.model.parameters():
             if weight.requires_grad:
                 _require_type(weight, types)
         scratch = os.path.join(self.args.output_dir, "joined")
         try:
-            super()._load_from_checkpoint(sharded.as_whole(resume_from_checkpoint, scratch), model)
+            super().read_weights(sharded.as_whole(checkpoint, scratch), model)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
 
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        if checkpoint is None or not self.joins:
-            super()._load_optimizer_and_scheduler(checkpoint)
-            return
+    def read_optimizer(self, checkpoint: str) -> None:
+        """Restores optimizer and schedule, from FSDP's shards or ZeRO's partitions."""
         schedule = torch.load(os.path.join(checkpoint, "scheduler.pt"), weights_only=True)
         if sharded.is_sharded(checkpoint):
             self._join_shards(os.path.join(checkpoint, sharded.OPTIMIZER))
@@ -78,7 +69,7 @@ class LoadFromShards(ChunkTrainer):
         saved = SavedPartitions(checkpoint, self.resumption.ranks, weight_sizes(groups))
         state = {}
         for number, weight in enumerate(itertools.chain.from_iterable(groups)):
-            pieces = [Segment(number, 0, weight.numel())]
+            pieces = [WeightSegment(number, 0, weight.numel())]
             master = saved.row(MASTER, pieces)
             _require_type(weight, {master.dtype})
             weight.data.copy_(master.view_as(weight))

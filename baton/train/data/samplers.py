@@ -32,14 +32,11 @@ if TYPE_CHECKING:
     from accelerate.data_loader import DataLoaderShard
 
 
-# --- A dataset of all rows of a run, of which only those of some files are on this machine.
-
-
 Row = dict[str, object]
 
 
 class Sliced(Dataset):
-    """Rows by their numbers in the whole; a batch with one that is not here is refused.
+    """Rows of a run by their numbers in the whole; a batch with one whose file is not on this machine is refused.
 
     Iterated over, as trainers iterate to see the first row's columns, it has some row that is here in the place of each
     that is not.
@@ -90,10 +87,17 @@ def open_files(folder: str, files: list[str], blocks: Blocks, present: set[int])
     return rows
 
 
-# --- Orders of rows that are functions of seed, epoch and step alone, so that no chunk has to remember one.
+class EpochSampler(Sampler[int]):
+    """An order of rows that is a function of the epoch, so that no chunk has to remember one."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Chooses the order."""
+        self.epoch = epoch
 
 
-class GroupedByLength(Sampler[int]):
+class GroupedByLength(EpochSampler):
     """Rows of about the same length together, shuffled anew in each epoch.
 
     Args:
@@ -106,11 +110,6 @@ class GroupedByLength(Sampler[int]):
         self.lengths = list(lengths)
         self.batch_size = batch_size
         self.seed = seed
-        self.epoch = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        """Chooses the order."""
-        self.epoch = epoch
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -121,20 +120,11 @@ class GroupedByLength(Sampler[int]):
         return iter(get_length_grouped_indices(self.lengths, self.batch_size, generator=generator))
 
 
-class InBlocks(Sampler[int]):
-    """The rows of a few files together, shuffled anew in each epoch: see `tokens.Blocks`.
-
-    Args:
-        blocks: Rows of each file.
-    """
+class InBlocks(EpochSampler):
+    """The rows of a few files together, shuffled anew in each epoch: see `slices.Blocks`."""
 
     def __init__(self, blocks: Blocks) -> None:
         self.blocks = blocks
-        self.epoch = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        """Chooses the order."""
-        self.epoch = epoch
 
     def __len__(self) -> int:
         return len(self.blocks)
@@ -143,7 +133,7 @@ class InBlocks(Sampler[int]):
         return self.blocks.order(self.epoch)
 
 
-class EasyFirst(Sampler[int]):
+class EasyFirst(EpochSampler):
     """Each step draws its rows from the easiest ones; how many those are grows with the steps.
 
     Args:
@@ -162,11 +152,6 @@ class EasyFirst(Sampler[int]):
         self.batch_size = batch_size
         self.num_steps = num_steps
         self.seed = seed
-        self.epoch = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        """Chooses the steps."""
-        self.epoch = epoch
 
     def __len__(self) -> int:
         return len(self.order)
@@ -225,11 +210,7 @@ def lengths(rows: Dataset) -> list[int]:
 
 
 def _mixed(seed: int, number: int) -> int:
-    """Returns a seed for one epoch or step."""
     return (seed * 0x9E3779B97F4A7C15 + number * 0xBF58476D1CE4E5B9 + 0x94D049BB133111EB) % 2**63
-
-
-# --- Rows distributed to ranks: each optimizer step has the rows that it has with one process.
 
 
 class Order(Protocol):

@@ -8,12 +8,12 @@ from transformers import Trainer
 from trl.experimental.cpo import CPOConfig, CPOTrainer
 
 from baton.models.train_rows import IGNORED
-from baton.train.methods import Tokenized
-from baton.train.trainer import ExactResume, Setup
+from baton.train.build import Setup
+from baton.train.methods import TokenizedPairs
 
 
-class ChunkedCPOTrainer(Tokenized, ExactResume, CPOTrainer):
-    """`CPOTrainer` in chunks, on tokenized rows."""
+class ExactCPO(TokenizedPairs):
+    """What `CPOTrainer` does besides."""
 
     @property
     def has_likelihood(self) -> bool:
@@ -39,4 +39,4 @@ def build(setup: Setup) -> Trainer:
         label_smoothing=settings.label_smoothing,
         disable_dropout=settings.disable_dropout,
     )
-    return setup.trainer(ChunkedCPOTrainer, config)
+    return setup.trainer(CPOTrainer, config, ExactCPO)
