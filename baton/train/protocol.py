@@ -35,7 +35,6 @@ StateDict = dict[str, Any]
 
 Window = dict[str, list[float]]
 """What is averaged at the next log, by name."""
-
 PER_RANK_PARTS = ("rng", "log")
 """Parts of the state that differ between ranks, whatever the method."""
 
