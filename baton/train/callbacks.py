@@ -246,7 +246,7 @@ class RestoreCheck(TrainerCallback):
 
     def _joined(self, ours: dict[str, str]) -> dict[str, str]:
         rows = self._ranks.gather(ours)
-        return state.merge_rank_digests(rows, replicated=self._replicated, of_each=self._trainer.of_each)
+        return state.merge_rank_digests(rows, replicated=self._replicated, per_rank_parts=self._trainer.per_rank_parts)
 
     def prove(self) -> None:
         """Compares what is in memory with what was saved.
@@ -270,7 +270,7 @@ class RestoreCheck(TrainerCallback):
             if part in resumption.left_out:
                 self.checked[part] = "left out"
             # Digests by rank of another number of ranks: there is nothing to compare them with.
-            elif resumption.is_reshaped and part in trainer.of_each:
+            elif resumption.is_reshaped and part in trainer.per_rank_parts:
                 self.checked[part] = "of other processes"
             elif digests[part] != expected[part]:
                 self.checked[part] = "mismatch"

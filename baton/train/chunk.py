@@ -30,18 +30,21 @@ logger = logging.getLogger("baton")
 
 
 class Ending(StrEnum):
-    """How a chunk ended."""
+    """How a chunk ended.
+
+    Attributes:
+        DONE: Its target is committed.
+        ALREADY_DONE: Its target was committed before it began, or by another process meanwhile.
+        FINISHED: Early stopping ended the run.
+        PARTIAL: Its machine is preempted before the target.
+        STOPPED: A sweep's trial was asked to stop.
+    """
 
     DONE = "done"
-    """Its target is committed."""
     ALREADY_DONE = "already_done"
-    """Its target was committed before it began, or by another process meanwhile."""
     FINISHED = "finished"
-    """Early stopping ended the run."""
     PARTIAL = "partial"
-    """Its machine is preempted before the target."""
     STOPPED = "stopped"
-    """A sweep's trial was asked to stop."""
 
 
 @dataclass(frozen=True)

@@ -96,13 +96,12 @@ class ConversationalPrompts(ChunkTrainer):
 class SeekingRepeatSampler(RepeatSampler):
     """TRL's sampler, whose order in an epoch does not depend on the epochs drawn in this process.
 
-    Upstream draws each epoch's permutation from one generator, which a resumed process begins anew.
+    TRL 1.16 draws each epoch's permutation from one generator, which a resumed process begins anew.
     """
 
     epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Chooses the permutation."""
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[int]:
@@ -178,7 +177,6 @@ class VirtualGeneration(ResumableGeneration):
     _rows: list[list[Row]]
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        """Returns the prompts of this process's workers."""
         with self._as_one_worker():
             return super().get_train_dataloader()
 
@@ -190,7 +188,6 @@ class VirtualGeneration(ResumableGeneration):
         return sampler
 
     def get_batch_samples(self, *arguments: Any, **options: Any) -> Any:
-        """Returns the prompts of a step."""
         samples = super().get_batch_samples(*arguments, **options)
         self._rows = samples[0]
         return samples
@@ -267,7 +264,6 @@ class VirtualGeneration(ResumableGeneration):
         return completions
 
     def _completions(self, rows: list[Row]) -> RoundCompletions:
-        """Returns what a worker writes for its rows."""
         self._step, self._buffered_inputs = 0, None  # so that TRL writes
         with self._as_one_worker():
             super()._prepare_inputs(rows)
@@ -320,13 +316,11 @@ class _Alive(StoppingCriteria):
         self._watchdog = watchdog
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **_: object) -> torch.Tensor:
-        """Gives a sign of life."""
         self._watchdog.tick()
         return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
 
 
 def sampling_arguments(completions: Completions) -> Options:
-    """Returns the arguments of a configuration that say how the model generates."""
     return {
         "max_completion_length": completions.max_completion_length,
         "temperature": completions.temperature,

@@ -35,7 +35,6 @@ StateDict = dict[str, Any]
 
 Window = dict[str, list[float]]
 """What is averaged at the next log, by name."""
-
 PER_RANK_PARTS = ("rng", "log")
 """Parts of the state that differ between ranks, whatever the method."""
 
@@ -151,7 +150,6 @@ class ChunkTrainer(Upstream):
 
     @property
     def skips_step(self) -> bool:
-        """Whether the step that has begun is skipped."""
         return False
 
     def skip_step(self, model: nn.Module, inputs: Any) -> None:
@@ -165,7 +163,7 @@ class ChunkTrainer(Upstream):
         """
 
     @property
-    def of_each(self) -> tuple[str, ...]:
+    def per_rank_parts(self) -> tuple[str, ...]:
         """Parts of the state that differ between ranks."""
         if self.recipe.parallel.virtual_workers:
             return ()
@@ -193,7 +191,6 @@ class ChunkTrainer(Upstream):
         """Restores what `method_state` returned."""
 
     def load_skipped(self, saved: tuple[int, ...]) -> None:
-        """Restores `skipped`."""
         self.skipped = saved
 
     def optimizer_state(self) -> StateDict:

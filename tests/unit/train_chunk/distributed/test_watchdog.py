@@ -87,7 +87,7 @@ def test_what_a_method_has_in_each_process_may_differ() -> None:
     rows = [digests(method="1"), digests(method="2")]
     with pytest.raises(ExactnessError, match="rank 1 has other method"):
         state.merge_rank_digests(rows, replicated=True)
-    both = state.merge_rank_digests(rows, replicated=True, of_each=(*PER_RANK_PARTS, "method"))
+    both = state.merge_rank_digests(rows, replicated=True, per_rank_parts=(*PER_RANK_PARTS, "method"))
     assert both["method"] not in ("1", "2")
 
 
