@@ -216,16 +216,12 @@ def examine(recipe: Recipe, page: str, *, counts: bool, display: Display) -> Exa
         if not isinstance(event, events.Rejected | events.Quality):  # they name files that are gone in a moment
             display.heard(event)
 
-    document = recipe.model_dump(mode="json")
-    document["tracking"]["mlflow"] = None
-    document["data"]["max_rejected"] = 1.0
-    quality = document["data"]["quality"]
-    document["data"]["quality"] = {name: "warn" if value == "fail" else value for name, value in quality.items()}
     with tempfile.TemporaryDirectory(prefix="baton-check-") as folder:
         run, error = Run(Storage(f"{folder}/store"), RUN), None
-        document["store"]["uri"] = run.storage.uri()
+        checks = {f"data.quality.{name}": "warn" for name, value in recipe.data.quality if value == "fail"}
+        lenient = {"store.uri": run.storage.uri(), "tracking.mlflow": None, "data.max_rejected": 1.0, **checks}
         file = Path(folder, "recipe.json")
-        file.write_text(load.dumps(load.validate(document, origin=recipe.name)), encoding="utf-8")
+        file.write_text(load.dumps(load.with_values(recipe, lenient)), encoding="utf-8")
         try:
             processes.run(processes.DATA_SPLIT, [str(file), RUN], heard)
             if counts:

@@ -181,7 +181,7 @@ def fork(
         if not overrides:
             raise UserError("a fork with nothing changed is its parent.", remedy="Change a value with --set.")
         parent = opened.trial(trial)
-        forks = [int(other.id[1:]) for other in opened.trials() if other.bracket == 0]
+        forks = [int(other.id[1:]) for other in opened.document().trials if other.bracket == 0]
         trial_id = f"f{max(forks, default=-1) + 1:03d}"
         forked = forking.fork(opened.run(parent), step, f"{opened.name}-{trial_id}", overrides, warm=True)
         values, document = dict(parent.values), forked.recipe.model_dump(mode="json")

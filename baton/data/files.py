@@ -18,11 +18,8 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from itertools import chain, islice
 from typing import Any, NamedTuple
 
-from baton.data.rows import DECODER, MAX_ROW, SHOWN, TOO_LONG, Rejected, Row, UnreadableError, as_read, loads
+from baton.data.rows import DECODER, MAX_ROW, SHOWN, TOO_LONG, SourceRow, UnreadableError, UnusableRow, as_read, loads
 from baton.store.sources import SourceFile
-
-# --- Files as streams of bytes and lines, unpacked on the way, in memory that does not grow with the file.
-
 
 BLOCK = 2**20
 """Bytes read at once."""
@@ -131,11 +128,8 @@ def marked_encoding(head: bytes) -> str | None:
 def text_blocks(stream: Iterable[bytes], encoding: str | None = None) -> Iterator[bytes]:
     """Yields a text as UTF-8, without the mark it may begin with.
 
-    Characters that are none remain bytes that are not UTF-8, so that only their row is lost.
-
-    Args:
-        stream: Its bytes.
-        encoding: Its encoding, where the first bytes state none; UTF-8 when left out.
+    Characters that are none remain bytes that are not UTF-8, so that only their row is lost. Where the first bytes
+    state no encoding, it is the given one, or UTF-8.
 
     Raises:
         UnreadableError: it breaks off within a character, or holds what its encoding does not have.
@@ -160,10 +154,6 @@ def text_blocks(stream: Iterable[bytes], encoding: str | None = None) -> Iterato
 
 def lines(stream: Iterable[bytes], end: bytes = b"\n") -> Iterator[Line]:
     """Yields the lines of a text, each with its end.
-
-    Args:
-        stream: Its bytes.
-        end: Byte that ends a line.
 
     Raises:
         UnreadableError: the text breaks off; with the number of the line and what was read of it.
@@ -197,9 +187,6 @@ def lines(stream: Iterable[bytes], end: bytes = b"\n") -> Iterator[Line]:
         yield line()
 
 
-# --- Files that are read line by line: JSON lines, CSV and plain text.
-
-
 csv.field_size_limit(MAX_ROW)
 
 MAX_LINES = 100_000
@@ -216,48 +203,46 @@ HIGH = re.compile(rb"[^\s,;|]*[\x80-\xff][^\s,;|]*")
 NOTHING = " \t\r\n\x1a"
 """Empty fields, and the sign that ends a file of DOS."""
 
-_ESCAPED = re.compile("[\udc80-\udcff]")
+ESCAPED = re.compile("[\udc80-\udcff]")
+"""Bytes that are not UTF-8 travel through parsers as these, so that only their row is lost."""
 
 
-def decode_line(file: str, line: Line, data: bytes) -> str | Rejected:
+def decode_line(file: str, line: Line, data: bytes) -> str | UnusableRow:
     """Returns bytes of a line as text, or why they are none."""
     if line.too_long:
-        return Rejected(file, line.number, TOO_LONG, as_read(data))
+        return UnusableRow(file, line.number, TOO_LONG, as_read(data))
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        return Rejected(file, line.number, f"not UTF-8 at byte {error.start}", as_read(data))
+        return UnusableRow(file, line.number, f"not UTF-8 at byte {error.start}", as_read(data))
 
 
-def read_jsonl(file: str, lines: Iterator[Line]) -> Iterator[Row | Rejected]:
+def read_jsonl(file: str, lines: Iterator[Line]) -> Iterator[SourceRow | UnusableRow]:
     """Reads an object from each line that is not blank."""
     for line in lines:
         if not line.data.strip():
             continue
         text = decode_line(file, line, line.data.rstrip(b"\r\n"))
-        yield text if isinstance(text, Rejected) else _object(file, line.number, text)
+        yield text if isinstance(text, UnusableRow) else _object(file, line.number, text)
 
 
-def _object(file: str, number: int, text: str) -> Row | Rejected:
+def _object(file: str, number: int, text: str) -> SourceRow | UnusableRow:
     try:
         value = loads(text, DECODER)
     except ValueError as error:  # also a key that is there twice
-        return Rejected(file, number, f"broken JSON: {error}", text)
+        return UnusableRow(file, number, f"broken JSON: {error}", text)
     return as_row(file, number, value, text)
 
 
-def as_row(file: str, number: int, value: Any, raw: str) -> Row | Rejected:
+def as_row(file: str, number: int, value: Any, raw: str) -> SourceRow | UnusableRow:
     """Returns a JSON value as a row, which it is if it is an object."""
     if not isinstance(value, dict):
-        return Rejected(file, number, f"a JSON {type(value).__name__}, expected an object", raw)
-    return Row(file, number, value)
+        return UnusableRow(file, number, f"a JSON {type(value).__name__}, expected an object", raw)
+    return SourceRow(file, number, value)
 
 
 class _Record:
-    """Lines for the CSV parser, with those of the record it is at.
-
-    Bytes that are not UTF-8 travel as surrogates through the parser, so that only their row is lost.
-    """
+    """Lines for the CSV parser, with those of the record it is at."""
 
     def __init__(self, lines: Iterator[Line]) -> None:
         self._lines = lines
@@ -277,19 +262,18 @@ class _Record:
         return line.data.decode("utf-8", "surrogateescape")
 
     def begin(self) -> None:
-        """Begins the next record."""
         self.taken: list[Line] = []
         self._size = 0
 
-    def rejected(self, file: str, reason: str) -> Iterator[Rejected]:
+    def rejected(self, file: str, reason: str) -> Iterator[UnusableRow]:
         for line in self.taken:
             if line.data.strip():
-                yield Rejected(file, line.number, reason, as_read(line.data))
+                yield UnusableRow(file, line.number, reason, as_read(line.data))
 
 
 def read_delimited(
     file: str, lines: Iterator[Line], sample: bytes, separator: str | None = None
-) -> Iterator[Row | Rejected]:
+) -> Iterator[SourceRow | UnusableRow]:
     """Reads a CSV with a header, as spreadsheets and databases write it.
 
     A quote that is never closed takes the lines after it along, up to the longest record: each counts as rejected.
@@ -301,9 +285,6 @@ def read_delimited(
         lines: Its lines.
         sample: How it begins.
         separator: Between fields; found in the sample when left out.
-
-    Raises:
-        UnreadableError: the file breaks off.
     """
     first = next((line for line in lines if line.data.strip()), None)
     if first is not None and (told := EXCELS.fullmatch(first.data)):
@@ -387,7 +368,7 @@ def _row(
     names: list[str],
     separator: str,
     remedy: Callable[[], str],
-) -> list[Row | Rejected] | None:
+) -> list[SourceRow | UnusableRow] | None:
     """Returns what the next record holds, None at the end."""
     try:
         fields = next(reader)
@@ -403,27 +384,18 @@ def _row(
     raw = as_read(b"".join(line.data for line in record.taken))
     if any(field.strip(NOTHING) for field in fields[len(names) :]):
         advice = f"put texts that hold {separator!r} in quotes, or set data.csv.delimiter"
-        return [Rejected(file, number, f"more fields than the header has; {advice}", raw)]
-    if any(map(_ESCAPED.search, fields)):
-        return [Rejected(file, number, f"not UTF-8; {remedy()}", raw)]
+        return [UnusableRow(file, number, f"more fields than the header has; {advice}", raw)]
+    if any(map(ESCAPED.search, fields)):
+        return [UnusableRow(file, number, f"not UTF-8; {remedy()}", raw)]
     values: dict[str, object] = dict.fromkeys(filter(None, names))
     for at, (name, field) in enumerate(zip(names, fields, strict=False)):
         if name or field:
             values[name or f"Unnamed: {at}"] = field  # as pandas calls it
-    return [Row(file, number, values)]
+    return [SourceRow(file, number, values)]
 
 
-def read_plain_text(file: str, lines: Iterator[Line], sample_by: str) -> Iterator[Row | Rejected]:
-    """Reads plain text.
-
-    Args:
-        file: Its address.
-        lines: Its lines.
-        sample_by: What one row is: `line`, `paragraph` or `document`.
-
-    Raises:
-        UnreadableError: the file breaks off.
-    """
+def read_plain_text(file: str, lines: Iterator[Line], sample_by: str) -> Iterator[SourceRow | UnusableRow]:
+    """Reads plain text, of which one row is a `line`, `paragraph` or `document`."""
     block: list[Line] = []
     size = 0
     try:
@@ -446,9 +418,9 @@ def read_plain_text(file: str, lines: Iterator[Line], sample_by: str) -> Iterato
         yield _text(file, block)
 
 
-def _text(file: str, block: list[Line], data: bytes | None = None) -> Row | Rejected:
+def _text(file: str, block: list[Line], data: bytes | None = None) -> SourceRow | UnusableRow:
     whole = b"".join(line.data for line in block) if data is None else data
     too_long = len(whole) > MAX_ROW or any(line.too_long for line in block)
     shown = whole[:SHOWN] if too_long else whole
     text = decode_line(file, Line(block[0].number, shown, too_long), shown)
-    return text if isinstance(text, Rejected) else Row(file, block[0].number, {"text": text})
+    return text if isinstance(text, UnusableRow) else SourceRow(file, block[0].number, {"text": text})

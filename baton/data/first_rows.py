@@ -18,7 +18,7 @@ from baton.data import normalize, readers, schema
 from baton.data.assign import SplitAssigner
 from baton.data.ingest import Ingest
 from baton.data.quality.inspect import Inspection
-from baton.data.rows import Record, Rejected, RejectedRows, Row
+from baton.data.rows import Record, RejectedRows, SourceRow, UnusableRow
 from baton.data.schema import TALKS, ColumnMapping
 from baton.errors import RowError, UserError
 from baton.models import chat
@@ -73,12 +73,12 @@ def first_rows(recipe: Recipe, count: int, side: str | None, scratch: str) -> It
     in_turn = chain.from_iterable(zip_longest(*(intake.outcomes(place) for place in range(len(intake.supplies)))))
     used = rejected = 0
     for outcome in islice(filter(None, in_turn), MOST_READ):
-        after: Record | Rejected = outcome
+        after: Record | UnusableRow = outcome
         if isinstance(outcome, Record):
             looked = inspection.look(outcome)
-            after = looked or Rejected(outcome.file, outcome.line, inspection.findings.last, outcome.content)
+            after = looked or UnusableRow(outcome.file, outcome.line, inspection.findings.last, outcome.content)
         place: dict[str, object] = {"file": after.file, "line": after.line}
-        if isinstance(after, Rejected):
+        if isinstance(after, UnusableRow):
             rejected += 1
             if rejected <= count:
                 yield {**place, "side": None, "reason": after.reason, "raw": after.raw[:RAW]}
@@ -161,7 +161,7 @@ def survey(sources: list[str]) -> Survey:
         UserError: one cannot be read, or there are no rows.
     """
     files: Counter[str] = Counter()
-    rows: list[Row | Rejected] = []
+    rows: list[SourceRow | UnusableRow] = []
     count: int | None = 0
     for source in sources:
         reader = readers.read(source, "line", lambda kind: files.update([kind]))
@@ -172,7 +172,7 @@ def survey(sources: list[str]) -> Survey:
             count = None if "://" in source or count >= COUNTED else count
     if not rows:
         raise UserError(f"data.source {', '.join(sources)} holds no rows.", remedy="Check the path.")
-    found = [row for row in rows if isinstance(row, Row)]
+    found = [row for row in rows if isinstance(row, SourceRow)]
     present = list(dict.fromkeys(path for row in found for path in schema.column_paths(row.values)))
     groups: dict[tuple[str, ...], list[str]] = {}
     for name, spec in SPECS.items():
@@ -186,7 +186,7 @@ def survey(sources: list[str]) -> Survey:
     )
 
 
-def _fit(source: str, methods: list[str], rows: list[Row], present: list[str]) -> Fit:
+def _fit(source: str, methods: list[str], rows: list[SourceRow], present: list[str]) -> Fit:
     """Returns what rows are to methods that learn from the same formats."""
     recipe = _recipe(source, methods[0])
     try:

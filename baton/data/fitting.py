@@ -70,9 +70,6 @@ class Fitting:
     Rows of text are cut here. Of pairs, the trainers cut the answers; a score needs both answers whole. What is packed
     by joining rows is neither cut nor left out.
 
-    Args:
-        recipe: The recipe.
-
     Attributes:
         lengths: Of all rows.
         truncated: Rows that are cut, or too long to be used.
@@ -129,11 +126,7 @@ def length_bound(length: int) -> int:
 
 
 def require_sequences(recipe: Recipe, counts: Mapping[str, int]) -> None:
-    """Checks that the sides a run needs have sequences.
-
-    Raises:
-        UserError: one has none.
-    """
+    """Raises UserError where a side that a run needs has no sequences."""
     for side in REQUIRED:
         if counts[side] == 0:
             raise UserError(
@@ -198,11 +191,7 @@ class TemplateErrors:
         return {"of": self.of, "rows": self.rows, "first": self.first, "told": dict(sorted(self.told.items()))}
 
     def judge(self, recipe: Recipe) -> None:
-        """Checks that not too many rows were refused.
-
-        Raises:
-            UserError: more than `data.max_rejected`.
-        """
+        """Raises UserError where more rows were refused than `data.max_rejected`."""
         limit, rows = recipe.data.max_rejected, self.of
         if self.rows > limit * rows:
             raise UserError(

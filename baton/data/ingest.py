@@ -14,7 +14,7 @@ from typing import Any
 from baton import events
 from baton.data import normalize, readers, schema
 from baton.data.assign import SIDE_NAMES
-from baton.data.rows import Record, Rejected, RejectedRows, Row, as_content
+from baton.data.rows import Record, RejectedRows, SourceRow, UnusableRow, as_content
 from baton.data.schema import BESIDE, TALKS, ColumnMapping
 from baton.errors import RowError, UserError
 from baton.models import chat
@@ -43,7 +43,7 @@ class OpenSource:
 
     source: Source
     layout: ColumnMapping
-    rows: Iterator[Row | Rejected]
+    rows: Iterator[SourceRow | UnusableRow]
     files: Counter[str] = field(default_factory=Counter)
     used: int = 0
     rejected: int = 0
@@ -102,18 +102,18 @@ class Ingest:
                 else:
                     self._refused.add(outcome)
 
-    def outcomes(self, place: int) -> Iterator[Record | Rejected]:
+    def outcomes(self, place: int) -> Iterator[Record | UnusableRow]:
         """Yields the rows of one source, by its place in `data.source`."""
         supply = self.supplies[place]
         for row in supply.rows:
-            outcome = row if isinstance(row, Rejected) else self._record(row, supply, place)
+            outcome = row if isinstance(row, UnusableRow) else self._record(row, supply, place)
             if isinstance(outcome, Record):
                 supply.used += 1
             else:
                 supply.rejected += 1
             yield outcome
 
-    def _record(self, row: Row, supply: OpenSource, place: int) -> Record | Rejected:
+    def _record(self, row: SourceRow, supply: OpenSource, place: int) -> Record | UnusableRow:
         data = self._recipe.data
         try:
             try:
@@ -127,9 +127,9 @@ class Ingest:
                 side, key = self._placed(row.values, supply.source)
                 record = Record(as_content(normal), row.file, row.line, place, side, key)
             except RowError as error:
-                return Rejected(row.file, row.line, str(error), json.dumps(row.values, default=str))
+                return UnusableRow(row.file, row.line, str(error), json.dumps(row.values, default=str))
         except RecursionError:  # what the parser just read may be too deep to be written, as it is or as a row
-            return Rejected(row.file, row.line, "nested too deep", "")
+            return UnusableRow(row.file, row.line, "nested too deep", "")
         self._shape = shape  # the first row that can be used decides for all sources
         return record
 
@@ -201,27 +201,27 @@ def _named(source: Source, recipe: Recipe) -> set[str]:
     return {*mapped, *recipe.data.extra_columns, *rules}
 
 
-def first_usable(rows: Iterator[Row | Rejected]) -> tuple[list[Row], Iterator[Row | Rejected]]:
+def first_usable(rows: Iterator[SourceRow | UnusableRow]) -> tuple[list[SourceRow], Iterator[SourceRow | UnusableRow]]:
     """Takes the first usable rows and what is broken before and between them, which may be all of a source.
 
     Returns:
         The usable rows, and all that was taken, in its order; to be gone through once.
     """
-    usable: list[Row] = []
+    usable: list[SourceRow] = []
     waiting = tempfile.SpooledTemporaryFile(WAITING, "w+", encoding="ascii")  # noqa: SIM115 - closed by `again`
     for row in rows:
-        waiting.write("\n" if isinstance(row, Row) else json.dumps(astuple(row)) + "\n")
-        if isinstance(row, Row):
+        waiting.write("\n" if isinstance(row, SourceRow) else json.dumps(astuple(row)) + "\n")
+        if isinstance(row, SourceRow):
             usable.append(row)
         if len(usable) == LOOKED_AT:
             break
 
-    def again() -> Iterator[Row | Rejected]:
+    def again() -> Iterator[SourceRow | UnusableRow]:
         taken = iter(usable)
         with waiting:
             waiting.seek(0)
             for line in waiting:
-                yield next(taken) if line == "\n" else Rejected(*json.loads(line))
+                yield next(taken) if line == "\n" else UnusableRow(*json.loads(line))
 
     return usable, again()
 
@@ -286,5 +286,5 @@ def _most_frequent(refused: RejectedRows) -> str:
     return "\n  ".join(["the reasons are:", *shown]) + rest
 
 
-def _place(row: Rejected) -> str:
+def _place(row: UnusableRow) -> str:
     return f"{os.path.basename(row.file)} line {row.line}"

@@ -52,15 +52,9 @@ class SlotSpan(NamedTuple):
 
 
 def skeleton_of(conversation: Conversation, text: str, *, fine: bool) -> Skeleton | None:
-    """Returns a conversation's skeleton.
+    """Returns a conversation's skeleton, None where the text of its rendering holds all the placeholders there are.
 
-    Args:
-        conversation: Which.
-        text: Its rendering.
-        fine: Whether tags within a text stay, for templates that look for them.
-
-    Returns:
-        The skeleton, None where the conversation holds all the placeholders there are.
+    With `fine`, tags within a text stay, for templates that look for them.
     """
     stem = next((stem for stem in STEMS if stem not in text), None)
     if stem is None:

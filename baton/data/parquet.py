@@ -16,11 +16,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from baton.data.files import blocks, packing
-from baton.data.rows import MAX_ROW, SHOWN, TOO_LONG, Rejected, Row, UnreadableError, as_read
+from baton.data.rows import MAX_ROW, SHOWN, TOO_LONG, SourceRow, UnreadableError, UnusableRow, as_read
 from baton.store.sources import SourceFile
-
-# --- A bound on the memory that a library may take at once, where a few bytes can say that they are gigabytes.
-
 
 HELD = 2**31
 """Bytes that a part of a table may take: a page of Parquet or a batch of Arrow, unpacked, and its rows."""
@@ -29,13 +26,10 @@ _DATA = re.compile(rb"VmData:\s+(\d+) kB")
 
 @contextlib.contextmanager
 def bounded(most: int) -> Iterator[None]:
-    """Has what takes more memory in the block fail with a `MemoryError`, in any thread of this process; on Linux.
+    """Has what takes so many more bytes in the block fail with a `MemoryError`, in any thread of the process; on Linux.
 
     The system knows no bound of a thread, and Arrow's pools have none. Nothing else of Baton's runs beside a table that
     is read, so that nothing else meets it; a test holds that.
-
-    Args:
-        most: Bytes beyond those that the process has.
     """
     match = _DATA.search(Path("/proc/self/status").read_bytes()) if sys.platform == "linux" else None
     if match is None:
@@ -49,9 +43,6 @@ def bounded(most: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
-
-
-# --- Columnar files: Parquet and Arrow, in batches whose values are checked before they are touched.
 
 
 STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
@@ -68,12 +59,7 @@ BUFFER = 2**22
 """Bytes of a Parquet column read at once; with `pre_buffer`, a row group of 300 MB took 323 MB and not 44."""
 
 
-def read_parquet(file: SourceFile) -> Iterator[Row | Rejected]:
-    """Reads a Parquet file.
-
-    Raises:
-        UnreadableError: it breaks off or is not what it should be.
-    """
+def read_parquet(file: SourceFile) -> Iterator[SourceRow | UnusableRow]:
     import pyarrow.parquet
 
     with _opened(file, cache_type="none") as opened:
@@ -106,14 +92,8 @@ def _at_once(group: Any) -> int:
     return max(1, min(BATCH, MAX_ROW * group.num_rows // max(1, group.total_byte_size)))
 
 
-def read_arrow(file: SourceFile) -> Iterator[Row | Rejected]:
-    """Reads an Arrow file or stream, such as `save_to_disk` of `datasets` writes.
-
-    A batch is held whole, see `HELD`.
-
-    Raises:
-        UnreadableError: it breaks off or is not what it should be.
-    """
+def read_arrow(file: SourceFile) -> Iterator[SourceRow | UnusableRow]:
+    """Reads an Arrow file or stream, such as `save_to_disk` of `datasets` writes; a batch is held whole, see `HELD`."""
     import pyarrow
 
     with _opened(file) as opened:
@@ -138,9 +118,7 @@ def read_arrow(file: SourceFile) -> Iterator[Row | Rejected]:
 def _opened(file: SourceFile, **options: Any) -> Iterator[Any]:
     """Opens a file that is not read from front to end; a packed one is unpacked to disk.
 
-    Args:
-        file: The file.
-        options: For the file system. Columns are read in turns, which an S3 client that reads ahead would do in vain.
+    Options are the file system's: columns are read in turns, which an S3 client that reads ahead would do in vain.
     """
     with file.open(**options) as opened:
         packed = packing(file.path, opened.read(8))
@@ -155,7 +133,7 @@ def _opened(file: SourceFile, **options: Any) -> Iterator[Any]:
         yield unpacked
 
 
-def _guarded(file: str, kind: str, open_batches: Any) -> Iterator[Row | Rejected]:
+def _guarded(file: str, kind: str, open_batches: Any) -> Iterator[SourceRow | UnusableRow]:
     import pyarrow
 
     number = 1
@@ -165,7 +143,7 @@ def _guarded(file: str, kind: str, open_batches: Any) -> Iterator[Row | Rejected
             for start in range(0, batch.num_rows, BATCH):
                 for values in _values(batch.slice(start, BATCH)):
                     place = (file, number)
-                    yield Row(*place, values) if isinstance(values, dict) else Rejected(*place, *values)
+                    yield SourceRow(*place, values) if isinstance(values, dict) else UnusableRow(*place, *values)
                     number += 1
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError, MemoryError, KeyError) as error:
         if getattr(error, "errno", None):  # of the store, not of the content
@@ -174,11 +152,7 @@ def _guarded(file: str, kind: str, open_batches: Any) -> Iterator[Row | Rejected
 
 
 def _within_bounds(work: Callable[[], T]) -> T:
-    """Does what may take as much memory as a file says.
-
-    Raises:
-        ValueError: it takes more than it may.
-    """
+    """Does what may take as much memory as a file says; raises ValueError where that is more than it may."""
     try:
         with bounded(HELD):
             return work()

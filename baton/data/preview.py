@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from baton.data import encoding
 from baton.data.encoding import Ids, Row, each
 from baton.data.fitting import Fitting, left_out_in_words
+from baton.data.rows import SIDES
 from baton.errors import RowError
 from baton.models import generate, train_rows
 from baton.models.train_rows import IGNORED
@@ -58,14 +59,13 @@ def _reader(tokenizer: PreTrainedTokenizerBase) -> Callable[[int, str], bytes]:
         alphabet = _alphabet()
         return lambda _, piece: b"".join(alphabet.get(each, each.encode()) for each in piece)
     if SPACE in decoder or '"Metaspace"' in decoder:
-        return lambda _, piece: _of_sentence_piece(piece)
+
+        def of_sentence_piece(_: int, piece: str) -> bytes:
+            byte = BYTE.fullmatch(piece)
+            return bytes.fromhex(byte[1]) if byte else piece.replace(SPACE, " ").encode()
+
+        return of_sentence_piece
     return lambda token, _: str(tokenizer.decode([token], clean_up_tokenization_spaces=False)).encode()
-
-
-def _of_sentence_piece(piece: str) -> bytes:
-    if byte := BYTE.fullmatch(piece):
-        return bytes.fromhex(byte[1])
-    return piece.replace(SPACE, " ").encode()
 
 
 @functools.cache
@@ -85,13 +85,7 @@ MOST, AROUND_TRAINED = 800, 20
 
 @dataclass(frozen=True)
 class TokenSequence:
-    """A sequence of a row.
-
-    Attributes:
-        part: Which it is; see `PreviewRow`.
-        ids: Its tokens.
-        trained: Whether each is learned from.
-    """
+    """Tokens of a row, and whether each is learned from; `part` says which they are, see `PreviewRow`."""
 
     part: str
     ids: Ids
@@ -113,9 +107,6 @@ def preview_rows(
         tokenizer: The run's.
         most: Tokens of a sequence that are shown, half of them from where training begins; all when None.
         number: Of the format of tokens.
-
-    Raises:
-        UserError: there is no chat template that does.
     """
     encode = encoding.BatchEncoder(recipe, tokenizer, number)
     for place, side, row in rows:
@@ -219,7 +210,6 @@ HEAD, AROUND, LONGEST = 200, 20, 2000
 """Tokens from a sequence's beginning and from where training begins in it, tokens before that, and characters."""
 MARKS = ("⟦", "⟧")
 """Around what is trained."""
-SIDES = ("train", "eval", "test")
 WIDTH = 40
 """Of the longest bar."""
 
@@ -267,12 +257,7 @@ def _marked(ids: Sequence[int], trained: Sequence[bool], tokenizer: PreTrainedTo
 
 
 def tokens_card(recipe: Recipe, tokens: dict[str, Any]) -> Card:
-    """Returns the card of the tokens.
-
-    Args:
-        recipe: The recipe.
-        tokens: What `tokenize_run` returned.
-    """
+    """Returns the card of what `tokenize_run` returned."""
     counts = {name: tokens.get(name, 0) for name in (*SIDES, "tokens", "steps", "truncated", "dropped")}
     sides = " · ".join(f"{side} {counts[side]:,}" for side in SIDES)
     parts = [
@@ -289,15 +274,12 @@ def tokens_card(recipe: Recipe, tokens: dict[str, Any]) -> Card:
     if "rendered" in tokens:
         parts.append(tokens["rendered"])
     if recipe.tracking.cards == "rows":
-        parts += ["\n".join([side, *_numbered(lines)]) for side, lines in tokens["first"].items()]
+        for side, lines in tokens["first"].items():
+            parts.append("\n".join([side, *(f"{number}  {line}" for number, line in enumerate(lines, 1))]))
     parts.append(_lengths(tokens["lengths"], recipe.data.max_length))
     places = {"tokens": tokens["address"], "dropped": tokens.get("dropped_uri")}
     facts = {"digest": tokens["digest"], "address": tokens["address"]}
     return Card("\n\n".join([*parts, table(places)]) + "\n", counts | facts)
-
-
-def _numbered(lines: Sequence[str]) -> list[str]:
-    return [f"{number}  {line}" for number, line in enumerate(lines, 1)]
 
 
 def _lengths(lengths: dict[str, Any], limit: int) -> str:

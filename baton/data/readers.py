@@ -1,4 +1,4 @@
-"""Reads a source's files of every type, told by content, and yields unreadable parts as `Rejected`.
+"""Reads a source's files of every type, told by content, and yields unreadable parts as `UnusableRow`.
 
 The standard library's own docstrings are a source too: real text on every machine with Python.
 """
@@ -6,25 +6,34 @@ The standard library's own docstrings are a source too: real text on every machi
 from __future__ import annotations
 
 import ast
+import codecs
 import json
 import re
 import sysconfig
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
 from pathlib import Path
 from urllib.parse import parse_qs
 
-from baton.data import files, json_stream, parquet
+from baton.data import files, parquet
 from baton.data.files import lines
-from baton.data.rows import MAX_ROW, SHOWN, TOO_LONG, Rejected, Row, UnreadableError, as_read
+from baton.data.rows import (
+    MAX_ROW,
+    SHOWN,
+    TOKEN,
+    TOO_LONG,
+    SourceRow,
+    UnreadableError,
+    UnusableRow,
+    as_read,
+    require_few_signs,
+    row_value,
+)
 from baton.errors import UserError
 from baton.recipe.data import Csv
 from baton.store import sources
 from baton.store.sources import SourceFile
-
-# --- Real text that is on every machine with Python: the standard library's signatures and docstrings.
-
 
 SKIPPED = {
     "test",
@@ -77,9 +86,6 @@ def _statements(tree: ast.Module) -> Iterator[ast.AST]:
         yield node
 
 
-# --- Reading a source: its files of every supported type, found by their content; what cannot be read is `Rejected`.
-
-
 NAMED = {".ndjson": "jsonl", ".feather": "arrow", **dict.fromkeys(sources.TEXTS, "text")}
 """Types that are called otherwise than their suffix."""
 LOOKED_AT = 20
@@ -91,7 +97,7 @@ AS_IT_IS = Csv()
 
 def read(
     source: str, sample_by: str, seen: Callable[[str], None] = lambda kind: None, csv: Csv = AS_IT_IS
-) -> Iterator[Row | Rejected]:
+) -> Iterator[SourceRow | UnusableRow]:
     """Yields every row of a source in a stable order.
 
     Args:
@@ -106,7 +112,7 @@ def read(
     """
     if source == sources.BUILTIN:
         seen("builtin")
-        yield from (Row(source, number, dict(row)) for number, row in enumerate(stdlib_rows(), 1))
+        yield from (SourceRow(source, number, dict(row)) for number, row in enumerate(stdlib_rows(), 1))
     elif sources.is_dataset_id(source):
         seen("hub")
         yield from _dataset(source)
@@ -116,11 +122,7 @@ def read(
 
 
 def kind_of(file: SourceFile, head: bytes) -> str:
-    """Returns a file's type by its content, and by its name where that does not tell.
-
-    Args:
-        file: The file.
-        head: How it begins, unpacked.
+    """Returns a file's type by how it begins, unpacked, and by its name where that does not tell.
 
     Raises:
         UserError: neither tells.
@@ -145,7 +147,7 @@ def kind_of(file: SourceFile, head: bytes) -> str:
 def _json_kind(text: bytes, suffix: str) -> str:
     """Tells lines of JSON from an array, and from objects that are spread over lines."""
     first, _, rest = text.strip().partition(b"\n")
-    if json_stream.is_array(text):
+    if re.match(rb"\s*\[\s*{", text):
         return "jsonl" if suffix != ".json" and rest and _is_value(first) else "json"
     whole_lines = (line for line in islice(text.lstrip().split(b"\n"), LOOKED_AT) if line.startswith(b"{"))
     if suffix != ".json" or len(first) >= files.BLOCK // 2 or any(map(_is_value, whole_lines)):
@@ -161,7 +163,7 @@ def _is_value(text: bytes) -> bool:
     return True
 
 
-def _file(file: SourceFile, sample_by: str, seen: Callable[[str], None], csv: Csv) -> Iterator[Row | Rejected]:
+def _file(file: SourceFile, sample_by: str, seen: Callable[[str], None], csv: Csv) -> Iterator[SourceRow | UnusableRow]:
     try:
         stream = files.blocks(file)
         head = next(stream, b"")
@@ -180,7 +182,7 @@ def _file(file: SourceFile, sample_by: str, seen: Callable[[str], None], csv: Cs
             case "jsonl":
                 yield from files.read_jsonl(file.uri, lines(text, end))
             case "json":
-                yield from json_stream.values(file.uri, text)
+                yield from _json_values(file.uri, text)
             case "csv" | "tsv":
                 separator = csv.delimiter or ("\t" if kind == "tsv" else None)
                 yield from files.read_delimited(file.uri, lines(text, end), sample, separator)
@@ -189,10 +191,10 @@ def _file(file: SourceFile, sample_by: str, seen: Callable[[str], None], csv: Cs
                     raise UnreadableError("a table of text in UTF-16; give its name the ending .tsv", raw=head[:SHOWN])
                 yield from files.read_plain_text(file.uri, lines(text, end), sample_by)
     except UnreadableError as error:
-        yield Rejected(file.uri, error.line, error.reason, as_read(error.raw), rest=True)
+        yield UnusableRow(file.uri, error.line, error.reason, as_read(error.raw), rest=True)
 
 
-def _dataset(source: str) -> Iterator[Row | Rejected]:
+def _dataset(source: str) -> Iterator[SourceRow | UnusableRow]:
     """Reads a hub dataset: `hf://datasets/org/name[@revision][?config=…&split=…]`."""
     import datasets
 
@@ -209,9 +211,9 @@ def _dataset(source: str) -> Iterator[Row | Rejected]:
         )
         for number, values in enumerate(rows, 1):
             if _num_bytes(values) <= MAX_ROW:
-                yield Row(source, number, dict(values))
+                yield SourceRow(source, number, dict(values))
             else:
-                yield Rejected(source, number, TOO_LONG, as_read(_beginning(values)))
+                yield UnusableRow(source, number, TOO_LONG, as_read(_beginning(values)))
     except Exception as error:
         raise UserError(
             f"data.source {source!r} cannot be read from the hub: {type(error).__name__}: {error}",
@@ -234,3 +236,132 @@ def _beginning(values: dict[str, object]) -> bytes:
     """Returns how the texts of a row begin."""
     texts = {name: value[:SHOWN] if isinstance(value, str) else "…" for name, value in values.items()}
     return ", ".join(f"{name}: {text}" for name, text in texts.items()).encode("utf-8", "backslashreplace")[:SHOWN]
+
+
+SPACE = re.compile(r"[ \t\r\n]*")
+LONGEST_TOKEN = 16
+"""Characters from the end within which an error may come from a literal or an escape that is cut there."""
+
+
+def _json_values(file: str, stream: Iterable[bytes]) -> Iterator[SourceRow | UnusableRow]:
+    """Reads the objects of an array, or those that stand one after the other; a row's number is its place, from 1.
+
+    A broken value is rejected alone where its brackets tell where it ends.
+    """
+    text = _JsonText(stream)
+    in_array = text.peek() == "["
+    text.at += in_array
+    number = 1
+    try:
+        while (sign := text.peek()) and not (in_array and sign == "]"):
+            yield text.value(file, number, in_array)
+            number += 1
+            sign = text.peek()
+            if in_array and sign == ",":
+                text.at += 1
+            elif in_array and sign and sign != "]":
+                raise text.damaged("broken JSON: expected , or ]")
+        if in_array and not sign:
+            raise text.damaged("broken JSON: the array does not end")
+        text.at += in_array
+        if text.peek() or text.broken_off:
+            raise text.damaged("broken JSON: text after the array")
+    except UnreadableError as error:
+        raise UnreadableError(error.reason, number, error.raw or text.rest()) from None
+
+
+class _JsonText:
+    """A window on a text, which moves on as values are taken."""
+
+    def __init__(self, stream: Iterable[bytes]) -> None:
+        self._stream = iter(stream)
+        # Bytes that are not UTF-8 travel as surrogates, so that only their value is lost.
+        self._decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
+        self._text = ""
+        self.at = 0
+        self._ended = False
+        self._error: UnreadableError | None = None
+
+    def more(self) -> bool:
+        """Reads as much again as is there, so that a long value is looked at few times; tells whether there was any."""
+        wanted = max(len(self._text) - self.at, files.BLOCK)
+        blocks = [self._text[self.at :]]
+        while wanted > 0 and not self._ended:
+            try:
+                block = next(self._stream, b"")
+            except UnreadableError as error:  # what came before it is read first
+                self._error, block = error, b""
+            self._ended = not block
+            blocks.append(self._decoder.decode(block, final=self._ended))
+            wanted -= len(blocks[-1])
+        before = len(blocks[0])
+        self._text, self.at = "".join(blocks), 0
+        return len(self._text) > before
+
+    def peek(self) -> str:
+        """Moves over white space and returns the next character, none at the end."""
+        while True:
+            self.at = SPACE.match(self._text, self.at).end()  # type: ignore[union-attr]  # it matches nothing, too
+            if self.at < len(self._text) or not self.more():
+                return self._text[self.at : self.at + 1]
+
+    def value(self, file: str, number: int, in_array: bool) -> SourceRow | UnusableRow:
+        """Takes the next value."""
+        while True:
+            try:
+                require_few_signs(self._text, self.at)
+                value, end = row_value(lambda decoder: decoder.raw_decode(self._text, self.at))
+            except json.JSONDecodeError as error:
+                cut = error.msg.startswith("Unterminated string") or error.pos >= len(self._text) - LONGEST_TOKEN
+                if cut and self._may_grow() and self.more():
+                    continue
+                return self._broken(file, number, f"broken JSON: {error.msg}", in_array)
+            except (ValueError, RecursionError) as error:  # a number of too many digits, too deep or too many
+                return self._broken(file, number, f"broken JSON: {error}", in_array)
+            if end == len(self._text) and self._may_grow() and self.more():
+                continue  # a number may continue
+            raw, self.at = self._text[self.at : end], end
+            if len(raw) > MAX_ROW:
+                return UnusableRow(file, number, TOO_LONG, _as_read(raw[:SHOWN]))
+            if files.ESCAPED.search(raw):
+                return UnusableRow(file, number, "not UTF-8", _as_read(raw))
+            return files.as_row(file, number, value, raw)
+
+    def _broken(self, file: str, number: int, reason: str, in_array: bool) -> UnusableRow:
+        """Takes a value that cannot be read, up to where its brackets close, or raises UnreadableError."""
+        while (end := self._end(in_array)) is None:
+            if not self._may_grow() or not self.more():
+                raise self.damaged(reason if self._may_grow() else f"broken JSON: {TOO_LONG}")
+        raw, self.at = self._text[self.at : end], end
+        return UnusableRow(file, number, reason, _as_read(raw))
+
+    def _end(self, in_array: bool) -> int | None:
+        depth = 0
+        for token in TOKEN.finditer(self._text, self.at):
+            sign = token[0]
+            depth += (sign in "[{") - (sign in "]}")
+            if in_array and (depth < 0 or (depth == 0 and sign == ",")):
+                return token.start()
+            if not in_array and depth <= 0 and sign in "]}":
+                return token.end()
+        return None
+
+    def _may_grow(self) -> bool:
+        return len(self._text) - self.at <= MAX_ROW
+
+    @property
+    def broken_off(self) -> bool:
+        """Whether the file breaks off where the text ends."""
+        return self._error is not None
+
+    def rest(self) -> bytes:
+        """Returns the beginning of what was not taken."""
+        return self._text[self.at : self.at + SHOWN].encode("utf-8", "surrogateescape")
+
+    def damaged(self, reason: str) -> UnreadableError:
+        """Returns the error of a text in which nothing more can be told apart."""
+        return UnreadableError(self._error.reason if self._error else reason, raw=self.rest())
+
+
+def _as_read(text: str) -> str:
+    return as_read(text.encode("utf-8", "surrogateescape"))

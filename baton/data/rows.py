@@ -28,7 +28,7 @@ TOKEN = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|[\[\]{},]', re.DOTALL
 
 
 @dataclass(frozen=True)
-class Rejected:
+class UnusableRow:
     """A row that could not be used.
 
     Attributes:
@@ -48,7 +48,7 @@ class Rejected:
 
 
 @dataclass(frozen=True)
-class Row:
+class SourceRow:
     """A row as found, with where it stood."""
 
     file: str
@@ -200,7 +200,7 @@ MAX_REASONS = 1000
 
 
 class RejectedRows:
-    """Rows that are not used, in a file with their reasons: one JSON object a line, as `Rejected` has it.
+    """Rows that are not used, in a file with their reasons: one JSON object a line, as `UnusableRow` has it.
 
     Attributes:
         count: Number of rows.
@@ -213,12 +213,12 @@ class RejectedRows:
     def __init__(self, path: str) -> None:
         self.path = path
         self.count = 0
-        self.first: Rejected | None = None
-        self.broken_off: Rejected | None = None
-        self.reasons: dict[str, tuple[int, Rejected]] = {}
+        self.first: UnusableRow | None = None
+        self.broken_off: UnusableRow | None = None
+        self.reasons: dict[str, tuple[int, UnusableRow]] = {}
         self._file = open(path, "w", encoding="ascii")  # noqa: SIM115 - closed by `close`
 
-    def add(self, row: Rejected) -> None:
+    def add(self, row: UnusableRow) -> None:
         self._file.write(json.dumps(asdict(row)) + "\n")
         self.count += 1
         row = replace(row, reason=row.reason[:SHOWN], raw=row.raw[:SHOWN])  # those that are held in memory

@@ -17,9 +17,6 @@ from baton.recipe.data import Columns, Data, Source
 from baton.recipe.methods import SPECS, MethodSpec
 from baton.recipe.recipe import Recipe
 
-# --- Columns by path: a dot is a step into a mapping, or to a place in a list (`answers.text.0`).
-
-
 DEEPEST, WIDEST = 3, 32
 """Steps of a path, and parts of a value within a column, that are looked for."""
 
@@ -57,9 +54,6 @@ def outermost_columns(present: list[str]) -> list[str]:
     """Returns the names without those that lie within another, sorted."""
     names = set(present)
     return sorted(name for name in names if not any(name[:at] in names for at, mark in enumerate(name) if mark == "."))
-
-
-# --- What columns are called: ours, and the names that public data sets have for them.
 
 
 PROMPTS = ("prompt", "question.full_text", "question.problem", "question.text", "question", "query", "problem", "input")
@@ -222,9 +216,6 @@ def side_by_side(present: list[str], judged: bool = False) -> dict[str, str | li
     return None
 
 
-# --- Which columns of a source hold what: found from their names and the method, or as the recipe says.
-
-
 USUAL = ("sft", "dpo", "kto", "pretrain", "grpo")
 """Methods that are tried first, of those that learn from the same rows."""
 
@@ -245,7 +236,6 @@ class ColumnMapping:
     """Maps a source's columns and format to Baton's rows.
 
     Attributes:
-        format: Shape of a row.
         columns: Our column name → the source's, or several that are joined; a column that the format takes and that
             is not here goes by our name.
         join: Put between columns that are joined.
@@ -320,8 +310,15 @@ def infer_mapping(source: Source, recipe: Recipe, present: list[str]) -> ColumnM
                     earlier=rounds if rounds not in [*columns.values(), *data.extra_columns] else None,
                 )
                 _check_extras(layout, source, present)
-                if name == "text" and named == "auto" and len(tried) > 1 and "text" not in mapped:
-                    _require_whole(source, present)
+                is_message = [column for column in ("role", "parent_id") if column in present]
+                if is_message and name == "text" and named == "auto" and len(tried) > 1 and "text" not in mapped:
+                    # One message a row, as OpenAssistant's are.
+                    raise UserError(
+                        f"data.source {source.uri!r} has one message a row ({', '.join(is_message)}), and not whole "
+                        "conversations.",
+                        remedy="Join the messages of each conversation to a row of messages, or set data.format: text "
+                        "to train on each by itself.",
+                    )
                 return layout
     raise _unfit(source, named, spec, mapped, present)
 
@@ -412,16 +409,6 @@ def missing_column(setting: str, column: str, uri: str, present: list[str]) -> U
     )
 
 
-def _require_whole(source: Source, present: list[str]) -> None:
-    """Checks that texts are not the messages of conversations, one a row, as OpenAssistant's are."""
-    if told := [name for name in ("role", "parent_id") if name in present]:
-        raise UserError(
-            f"data.source {source.uri!r} has one message a row ({', '.join(told)}), and not whole conversations.",
-            remedy="Join the messages of each conversation to a row of messages, or set data.format: text to train on "
-            "each by itself.",
-        )
-
-
 def _unfit(source: Source, named: str, spec: MethodSpec, mapped: Columns, present: list[str]) -> UserError:
     for ours, theirs in mapped.items():
         wanted = [theirs] if isinstance(theirs, str) else theirs
@@ -494,12 +481,7 @@ def _propose(name: str, columns: Columns, free: list[str], lists: list[str]) -> 
 
 
 def learners(mapped: Columns, present: list[str]) -> tuple[str, list[str]]:
-    """Returns the format that takes most of some columns, and the methods that learn from it, the usual one first.
-
-    Args:
-        mapped: As `data.columns`.
-        present: The columns, and the paths of what lies within them.
-    """
+    """Returns the format that takes most of the columns, and the methods that learn from it, the usual one first."""
     found = [
         (len(NEEDED[name]), -names, name)
         for name in NEEDED
@@ -523,14 +505,7 @@ def _there(name: str, mapped: Columns, present: list[str]) -> Columns:
 
 
 def require_one_shape(layouts: list[tuple[str, ColumnMapping]]) -> None:
-    """Checks that rows of several sources can be trained on together.
-
-    Args:
-        layouts: Address and layout of each source.
-
-    Raises:
-        UserError: they come out with different columns.
-    """
+    """Raises UserError where rows of several sources, given by address and layout, come out with other columns."""
     first_uri, first = layouts[0]
     for uri, layout in layouts[1:]:
         if WRITTEN[layout.format] != WRITTEN[first.format]:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from baton import machine
 from baton.data import encoding, preview
@@ -36,28 +36,19 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-# --- Rows as Arrow streams that `datasets` maps from disk, written batch by batch.
-
-
-@dataclass
-class Written:
-    """Counts of a written file.
-
-    Attributes:
-        rows: Sequences.
-        tokens: Of all columns that hold a sequence.
-    """
+class Written(NamedTuple):
+    """Sequences of a written file, and tokens of all its columns that hold one."""
 
     rows: int = 0
     tokens: int = 0
 
 
 def write_rows(path: str, batches: Iterable[list[Row]], *, wide: bool = False) -> Written:
-    """Writes rows as they come, all with the same columns; no file where there are none.
+    """Writes rows as an Arrow stream that `datasets` maps from disk, all with the same columns; no file without rows.
 
     Args:
         path: The file.
-        batches: The rows.
+        batches: The rows, written as they come.
         wide: Whether prompts may hold more than messages of role and content: see `train_rows.message_kind`.
     """
     batches = ([train_rows.stored(row) for row in batch] for batch in batches) if wide else batches
@@ -65,14 +56,7 @@ def write_rows(path: str, batches: Iterable[list[Row]], *, wide: bool = False) -
 
 
 def write_packed(path: str, batches: Iterable[list[Row]], data: Data, *, is_all: bool) -> Written:
-    """Writes rows joined to sequences; see `train_rows.pack_rows`.
-
-    Args:
-        path: The file.
-        batches: Rows with the same columns.
-        data: Says how to pack.
-        is_all: Whether the side has no other rows than these.
-    """
+    """Writes rows joined to sequences; see `train_rows.pack_rows`."""
     import pyarrow as pa
 
     tables = [_table([{name: row[name] for name in ("input_ids", "labels")} for row in batch]) for batch in batches]
@@ -81,23 +65,24 @@ def write_packed(path: str, batches: Iterable[list[Row]], data: Data, *, is_all:
 
 def _stream(path: str, tables: Iterable[pa.Table]) -> Written:
     import pyarrow as pa
-    import pyarrow.compute as pc
 
-    written = Written()
+    rows = tokens = 0
     writer: pa.RecordBatchStreamWriter | None = None
     try:
         for table in tables:
             writer = writer or pa.ipc.new_stream(path, table.schema)
             writer.write_table(table, max_chunksize=1000)
-            written.rows += len(table)
-            written.tokens += _tokens(table, pc)
+            rows += len(table)
+            tokens += _tokens(table)
     finally:
         if writer:
             writer.close()
-    return written
+    return Written(rows, tokens)
 
 
-def _tokens(table: pa.Table, pc: Any) -> int:
+def _tokens(table: pa.Table) -> int:
+    import pyarrow.compute as pc
+
     if "length" in table.column_names:
         return int(pc.sum(table["length"]).as_py())
     ids = [name for name in table.column_names if name.endswith("_ids")]
@@ -124,15 +109,9 @@ def _kind(name: str, value: Any, *, wide: bool) -> pa.DataType:
     return {str: pa.string(), bool: pa.bool_(), int: pa.int32()}[type(value)]
 
 
-# --- Which line of the split each row is of, before rows are joined: what tells the rows of a step by file and line.
-
-
 class Origins:
-    """The lines of a segment's rows, and their lengths, by which `packing` joins them.
-
-    Args:
-        first_line: Number of the segment's first line.
-    """
+    """The lines of the split that a segment's rows are of, from its first on, and their lengths before `packing` joins
+    them: what tells the rows of a step by file and line."""
 
     def __init__(self, first_line: int) -> None:
         self._first_line = first_line
@@ -156,12 +135,6 @@ class Origins:
         return path
 
 
-# --- A side of the split in segments: each becomes one Arrow file, whichever process writes it and whenever.
-#
-# Where a segment begins and ends depends on the file alone, so that what is done stays done when the stage is killed,
-# and any number of workers gives the same files.
-
-
 LEAST, MOST, SHARE = 2**20, 2**24, 64
 """Bytes of text in a segment: a 64th of the file, at least 1 MiB, at most 16 MiB, which give 16 to 64 MiB of tokens."""
 BATCH_ROWS, BATCH_BYTES = 1000, 2**22
@@ -169,7 +142,7 @@ BATCH_ROWS, BATCH_BYTES = 1000, 2**22
 
 
 @dataclass(frozen=True, kw_only=True)
-class Segment:
+class SideSegment:
     """Lines of a file.
 
     Attributes:
@@ -217,33 +190,27 @@ class Made:
     figures: dict[str, object]
 
 
-def cut(path: str, side: str) -> list[Segment]:
+def cut(path: str, side: str) -> list[SideSegment]:
     """Returns the segments of a file of lines."""
     # A function of the file alone: a stage that was started again cuts the same segments, and finds by name which of
     # them are made.
     size = min(max(os.path.getsize(path) // SHARE, LEAST), MOST)
-    segments: list[Segment] = []
+    segments: list[SideSegment] = []
     start, line = 0, 1
     with open(path, "rb") as file:
         while block := file.read(size):
             rest = b"" if block.endswith(b"\n") else file.readline()
             end = start + len(block) + len(rest)
-            segments.append(Segment(side=side, index=len(segments), path=path, start=start, end=end, first_line=line))
+            segments.append(
+                SideSegment(side=side, index=len(segments), path=path, start=start, end=end, first_line=line)
+            )
             line += block.count(b"\n") + rest.count(b"\n")
             start = end
     return segments
 
 
-def are_wide(recipe: Recipe, paths: Iterable[str]) -> bool:
-    """Tells whether files have rows whose messages need `train_rows.message_kind`.
-
-    It is a function of all of them, as all segments have the same columns.
-    """
-    return recipe.training.spec.rows == "prompts" and train_rows.hold_more(paths)
-
-
 def make(
-    segment: Segment,
+    segment: SideSegment,
     recipe: Recipe,
     tokenizer_folder: str,
     folder: str,
@@ -251,15 +218,7 @@ def make(
     wide: bool = False,
     number: int = FORMATS["tokens"].number,
 ) -> Made:
-    """Tokenizes a segment.
-
-    Args:
-        segment: Which.
-        recipe: The recipe.
-        tokenizer_folder: The tokenizer's files.
-        folder: Where the segment's files go.
-        wide: As for `write_rows`.
-        number: Of the format of tokens.
+    """Tokenizes a segment into files below a folder; `wide` as for `write_rows`.
 
     Raises:
         UserError: there are conversations and no chat template, or a tokenizer that does not do.
@@ -313,7 +272,7 @@ def _tokenizer(folder: str, trust_remote_code: bool) -> PreTrainedTokenizerBase:
 
 
 def _fitted(
-    segment: Segment,
+    segment: SideSegment,
     encode: encoding.BatchEncoder,
     tokenizer: PreTrainedTokenizerBase,
     fitting: Fitting,
@@ -347,7 +306,7 @@ def _fitted(
             yield batch
 
 
-def _batches(segment: Segment) -> Iterator[list[Row]]:
+def _batches(segment: SideSegment) -> Iterator[list[Row]]:
     with open(segment.path, "rb") as file:
         file.seek(segment.start)
         batch: list[Row] = []
@@ -361,9 +320,6 @@ def _batches(segment: Segment) -> Iterator[list[Row]]:
                 batch, began = [], at
         if batch:
             yield batch
-
-
-# --- Segments in several processes, no more of them under way than there is room for.
 
 
 WORKER_BYTES = 2**30
@@ -380,8 +336,8 @@ PRELOADED = [
 
 
 def make_each(
-    segments: Sequence[Segment], make: Callable[[Segment], Made], workers: int | None
-) -> Iterator[tuple[Segment, Made]]:
+    segments: Sequence[SideSegment], make: Callable[[SideSegment], Made], workers: int | None
+) -> Iterator[tuple[SideSegment, Made]]:
     """Yields segments as they are made.
 
     Args:
@@ -401,7 +357,7 @@ def make_each(
     context.set_forkserver_preload(PRELOADED)
     with ProcessPoolExecutor(count, mp_context=context, initializer=_begin) as pool:
         waiting = iter(segments)
-        running: dict[Future[Made], Segment] = {}
+        running: dict[Future[Made], SideSegment] = {}
         try:
             while True:
                 for segment in waiting:

@@ -22,10 +22,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from baton import events
 from baton.data import encoding, fitting, segments
 from baton.data.fitting import Lengths, TemplateErrors
-from baton.data.segments import Made, Segment
+from baton.data.rows import SIDES
+from baton.data.segments import Made, SideSegment
 from baton.documents import Json, load_object
 from baton.errors import DamagedError, FormatError, UserError
-from baton.models import chat, loading, pinned, prompts
+from baton.models import chat, loading, pinned, prompts, train_rows
 from baton.recipe.recipe import Recipe
 from baton.runs.documents import PinnedModels, RunInfo, SplitData, TokenizedRows, TokensMeta
 from baton.runs.plan import Plan, make_plan
@@ -42,34 +43,25 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-# --- The address of a tokenized split: what its tokens are made from, and by which libraries.
-
-
 class Address(NamedTuple):
     """Where a run's tokens are, and what decided it beside its recipe and rows.
 
     Attributes:
         digest: The address.
-        turned: In words, which turns rows get; see `turned`.
+        rendered: In words, which turns rows get; see `rendering_note`.
         today: Day that the chat template is told, None where it does not ask.
     """
 
     digest: str
-    turned: str
+    rendered: str
     today: str | None
-
-    def tell_day(self) -> None:
-        """Lets chat templates that this process and those that it begins render be told the run's day."""
-        chat.set_template_date(self.today)
 
 
 def find_address(run: Run, recipe: Recipe, split: str, base: str | None, base_digest: str | None) -> Address:
-    """Returns the address of a run's tokens.
-
-    A run that has tokens keeps them, where Baton or its libraries would make others by now.
+    """Returns the address of a run's tokens, which it keeps where Baton or its libraries would make others by now.
 
     Raises:
-        FormatError: it would, and the run's are gone or not made yet.
+        FormatError: they would, and the run's are gone or not made yet.
     """
     own = run.read(TokenizedRows)
     tokenizer = None if learns_tokenizer(recipe) else loading.build_tokenizer(recipe, base)
@@ -77,7 +69,7 @@ def find_address(run: Run, recipe: Recipe, split: str, base: str | None, base_di
     day = _day(run, recipe, split, tokenizer, own)
     other = loading.tokenizer_identity(recipe)
     number = run.need(RunInfo).made.number("tokens")
-    digest = tokens_digest(recipe, split, base_digest, other, turned=bool(words), today=day, number=number)
+    digest = tokens_digest(recipe, split, base_digest, other, is_rendered=bool(words), today=day, number=number)
     if own and own.digest == digest:
         return Address(digest, words, day)
     # Recipe, rows and base model of a run are held to what they were; what is left are the libraries and Baton itself.
@@ -100,7 +92,7 @@ def tokens_digest(
     base_digest: str | None,
     other_digest: str | None,
     *,
-    turned: bool = False,
+    is_rendered: bool = False,
     today: str | None = None,
     number: int = FORMATS["tokens"].number,
 ) -> str:
@@ -111,7 +103,7 @@ def tokens_digest(
         split: Digest of the split.
         base_digest: Identity of the base model's files.
         other_digest: Identity of the files of `model.tokenizer.base`.
-        turned: Whether rows are rendered in another way than they were before `data.render_as` and `data.system`.
+        is_rendered: Whether rows are rendered in another way than before `data.render_as` and `data.system`.
         today: Day that the chat template is told, where it asks.
         number: Of the format of tokens.
     """
@@ -138,7 +130,7 @@ def tokens_digest(
     }
     if number > 1:
         made_from["format"] = number
-    if turned:
+    if is_rendered:
         made_from["turns"] = {"system": data.system}
     if today:
         made_from["today"] = today
@@ -148,13 +140,7 @@ def tokens_digest(
 def rendering_note(run: Run, recipe: Recipe, split: str, tokenizer: PreTrainedTokenizerBase | None) -> str:
     """Returns in words which turns or system message rows get that the split does not give them, nothing for none.
 
-    The split's rows are of one shape, so that the first stands for all.
-
-    Args:
-        run: The run.
-        recipe: Its recipe.
-        split: Digest of its split.
-        tokenizer: Its tokenizer, None for one that is learned from its rows.
+    The split's rows are of one shape, so that the first stands for all. A tokenizer that is learned from them is None.
 
     Raises:
         UserError: they should, and there is no template for it, or no conversation to put the message into.
@@ -190,12 +176,7 @@ def _day(
     return str(recipe.data.today or run.need(RunInfo).created[: len("2026-11-24")])
 
 
-def split_manifest(run: Run, split: str) -> Manifest:
-    """Returns what is committed of a run's split.
-
-    Raises:
-        UserError: it is gone.
-    """
+def _split_manifest(run: Run, split: str) -> Manifest:
     manifest = read_manifest(run.storage, f"data/{split}/split")
     if manifest is None:
         uri = run.storage.uri(f"data/{split}/split")
@@ -204,20 +185,9 @@ def split_manifest(run: Run, split: str) -> Manifest:
 
 
 def _first_row(run: Run, split: str) -> dict[str, Any]:
-    manifest = split_manifest(run, split)
+    manifest = _split_manifest(run, split)
     (line,) = run.storage.first_lines(manifest.path(f"data/{split}/split", "train.jsonl"), 1)
     return json.loads(line) if line else {"text": ""}
-
-
-# --- Tokens in the store, part by part: what is done stays done when the stage is killed.
-#
-#     <prefix>/files-1/<side>/<number>-<writer>.arrow    rows of a segment, under a name of its writer's own
-#     <prefix>/files-1/parts/<side>-<number>.json        which file counts, and its figures: put-if-absent
-#     <prefix>/files-1/tokenizer/…                       put-if-absent
-#     <prefix>/manifest.json                             a bundle like any other, once all parts are there
-#
-# A writer who is late finds the part taken, and its file counts for nobody. The folder `files-1` belongs to all
-# writers; where a reader finds it damaged, the next ones begin `files-2`.
 
 
 TOKENIZER = "tokenizer"
@@ -228,9 +198,7 @@ COUNTED = ("tokens", "truncated", "dropped")
 class Parts:
     """The parts of one tokenized split.
 
-    Args:
-        storage: The store.
-        prefix: Path of the bundle.
+    A writer who is late finds a part taken: its file counts for nobody. The folder `files-1` belongs to all writers.
     """
 
     def __init__(self, storage: Storage, prefix: str) -> None:
@@ -281,11 +249,7 @@ class Parts:
         return {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
     def fetch_tokenizer(self, part: dict[str, Any], folder: str) -> str:
-        """Brings the tokenizer that counts to a local folder and returns that.
-
-        Raises:
-            DamagedError: a file is missing or differs.
-        """
+        """Brings the tokenizer that counts to a local folder and returns that."""
         for name, entry in part["files"].items():
             try:
                 digest = self.storage.download(self._path(name), f"{folder}/{name.removeprefix(f'{TOKENIZER}/')}")
@@ -296,11 +260,7 @@ class Parts:
         return folder
 
     def commit(self, files: dict[str, FileEntry], meta: Json) -> Manifest:
-        """Makes the parts a bundle and returns what is committed.
-
-        Raises:
-            DamagedError: a file of a part that was there is gone.
-        """
+        """Makes the parts a bundle and returns what is committed."""
         # Sizes by one listing; the bytes were hashed as they were sent, by this process or one before.
         present = self.storage.find(self._path(""))
         for name, entry in files.items():
@@ -337,7 +297,7 @@ class Parts:
         return f"{self.prefix}/{self.folder}/{name}".rstrip("/")
 
     def _give_up(self, name: str) -> NoReturn:
-        """Marks the folder, so that the next attempt begins another."""
+        """Marks the folder, so that the next attempt begins another, and raises DamagedError."""
         self.storage.write(f"{self.prefix}/{DAMAGED}{self.folder}", b"")
         raise DamagedError(
             f"{self.storage.uri(self._path(name))}, which was written before, is missing or damaged.",
@@ -345,26 +305,14 @@ class Parts:
         )
 
 
-# --- Rows to tokens, written once, by as many processes as there are.
-
-
-SIDES = ("train", "eval", "test")
 SHARD = "tokenize-shard"
 BLOCKS_FROM = 2**30
 """Bytes of training tokens from which `data.order: auto` takes blocks."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
-    """What there is to tokenize.
-
-    Attributes:
-        run: The run.
-        recipe: Its recipe.
-        split: Digest of its split.
-        base: Folder of the base model's files.
-        address: Address of the tokens.
-    """
+class TokenizeJob:
+    """A run whose split, by its digest, is tokenized below a prefix; base is the folder of the base model's files."""
 
     run: Run
     recipe: Recipe
@@ -374,7 +322,6 @@ class Job:
 
     @property
     def prefix(self) -> str:
-        """Path of the tokens."""
         return f"data/{self.address.digest}/tokens"
 
 
@@ -393,7 +340,7 @@ def tokenize_run(run_uri: str) -> dict[str, Any]:
     """
     started = time.time()
     job = _job(run_uri)
-    run, recipe, prefix, (digest, turned, day) = job.run, job.recipe, job.prefix, job.address
+    run, recipe, prefix, (digest, note, day) = job.run, job.recipe, job.prefix, job.address
     manifest = usable_manifest(run.storage, prefix)
     reused = manifest is not None
     if manifest is None:
@@ -403,7 +350,7 @@ def tokenize_run(run_uri: str) -> dict[str, Any]:
     meta = TokensMeta.read(manifest.meta, run.storage.uri(prefix))
     facts = meta.model_dump(mode="json", exclude={"files", "first", "first_lines"}, exclude_unset=True)
     facts["order"] = order(recipe, meta.bytes)
-    facts |= {name: value for name, value in (("rendered", turned), ("today", day)) if value}
+    facts |= {name: value for name, value in (("rendered", note), ("today", day)) if value}
     if meta.dropped:
         facts["dropped_uri"] = run.storage.uri(manifest.path(prefix, "dropped"))
     run.put(TokenizedRows.NAME, {"prefix": prefix, "digest": digest, **facts})
@@ -412,11 +359,15 @@ def tokenize_run(run_uri: str) -> dict[str, Any]:
     plan = make_plan(recipe, meta.train)
     run.write_once(plan)
     run.record("tokenize", {"seconds": time.time() - started, "reused": reused})
-    no_effect = without_effect(recipe, plan, pad_is_end=_pad_is_end(job))
+    pad_is_end = False
+    if recipe.training.method == "reward" and not learns_tokenizer(recipe):
+        tokenizer = loading.build_tokenizer(recipe, job.base)
+        pad_is_end = tokenizer.pad_token_id == tokenizer.eos_token_id
+    no_effect = without_effect(recipe, plan, pad_is_end=pad_is_end)
     for text in no_effect:
         events.emit(events.NoEffect(text=text))
     told = {"reused": reused, "steps": plan.num_steps, "targets": list(plan.targets), **facts}
-    if turned and recipe.tracking.cards == "rows":
+    if note and recipe.tracking.cards == "rows":
         told["rendered_row"] = next(iter(meta.first.get("train", ())), None)
     events.emit(events.Tokens.read(told))  # another Baton may have written the facts
     places = {"data_uri": run.storage.uri(prefix), "address": run.storage.uri(manifest.path(prefix))}
@@ -427,10 +378,7 @@ def tokenize_run(run_uri: str) -> dict[str, Any]:
 def without_effect(recipe: Recipe, plan: Plan, *, pad_is_end: bool = False) -> list[str]:
     """Returns what a recipe asks for and does not get, now that the number of steps is known.
 
-    Args:
-        recipe: The recipe.
-        plan: The run's plan.
-        pad_is_end: Whether rows are filled up with the token that ends them.
+    `pad_is_end` says whether rows are filled up with the token that ends them.
     """
     training, evaluation, last = recipe.training, recipe.evaluation, plan.num_steps
     told = []
@@ -470,14 +418,6 @@ def without_effect(recipe: Recipe, plan: Plan, *, pad_is_end: bool = False) -> l
     return told
 
 
-def _pad_is_end(job: Job) -> bool:
-    """Tells whether a reward model's rows are filled up with the token that ends them; of others nobody asks."""
-    if job.recipe.training.method != "reward" or learns_tokenizer(job.recipe):
-        return False
-    tokenizer = loading.build_tokenizer(job.recipe, job.base)
-    return tokenizer.pad_token_id == tokenizer.eos_token_id
-
-
 def tokenize_shard(run_uri: str, index: int, of: int) -> None:
     """Makes the parts of a run's tokens that fall to one of several processes, unless they are there; commits nothing.
 
@@ -487,9 +427,6 @@ def tokenize_shard(run_uri: str, index: int, of: int) -> None:
         run_uri: The run.
         index: Which process, from 1; 0 makes the tokenizer alone.
         of: How many there are.
-
-    Raises:
-        UserError: as `tokenize_run`, but for what only all parts together tell.
     """
     started = time.time()
     job = _job(run_uri)
@@ -502,7 +439,7 @@ def tokenize_shard(run_uri: str, index: int, of: int) -> None:
     job.run.record(f"{SHARD}-{index:03d}", record)
 
 
-def dealt(wanted: Sequence[Segment], index: int, of: int) -> Sequence[Segment]:
+def dealt(wanted: Sequence[SideSegment], index: int, of: int) -> Sequence[SideSegment]:
     """Returns the segments of one of several processes: a function of the files and these two numbers alone."""
     return wanted[index - 1 :: of] if index else []
 
@@ -514,7 +451,7 @@ def order(recipe: Recipe, num_bytes: int) -> str:
     return "blocks" if num_bytes >= BLOCKS_FROM and recipe.needs_all_rows is None else "uniform"
 
 
-def _job(run_uri: str) -> Job:
+def _job(run_uri: str) -> TokenizeJob:
     run = Run.open(run_uri)
     run.require_continued()
     recipe = run.recipe()
@@ -524,14 +461,14 @@ def _job(run_uri: str) -> Job:
     run.write_once(pins)
     split = run.need(SplitData).digest
     found = find_address(run, recipe, split, base, pins.base_sha256)
-    found.tell_day()
-    return Job(run=run, recipe=recipe, split=split, base=base, address=found)
+    chat.set_template_date(found.today)
+    return TokenizeJob(run=run, recipe=recipe, split=split, base=base, address=found)
 
 
-def _make(job: Job, parts: Parts, scratch: str, *, index: int = 1, of: int = 1) -> dict[str, dict[str, Any]]:
+def _make(job: TokenizeJob, parts: Parts, scratch: str, *, index: int = 1, of: int = 1) -> dict[str, dict[str, Any]]:
     """Makes the parts of one of several processes that are not there yet; returns all of its parts in order."""
     recipe, storage = job.recipe, job.run.storage
-    manifest = split_manifest(job.run, job.split)
+    manifest = _split_manifest(job.run, job.split)
     sides = [side for side in SIDES if f"{side}.jsonl" in manifest.files]
     names = [f"{side}.jsonl" for side in sides]
     source = bundle.fetch(storage, f"data/{job.split}/split", manifest, f"{scratch}/split", names=names)
@@ -546,7 +483,9 @@ def _make(job: Job, parts: Parts, scratch: str, *, index: int = 1, of: int = 1) 
     missing = [segment for segment in wanted if segment.name not in done]
     if len(missing) < len(wanted):
         events.emit(events.Resumed(parts=len(wanted) - len(missing), of=len(wanted)))
-    wide = bool(missing) and segments.are_wide(recipe, (f"{source}/{name}" for name in names))
+    # Of all files: all segments have the same columns.
+    may_be_wide = bool(missing) and recipe.training.spec.rows == "prompts"
+    wide = may_be_wide and train_rows.hold_more(f"{source}/{name}" for name in names)
     number = job.run.need(RunInfo).made.number("tokens")
     work = functools.partial(
         segments.make, recipe=recipe, tokenizer_folder=tokenizer, folder=scratch, wide=wide, number=number
@@ -588,6 +527,7 @@ def _commit(parts: Parts, done: dict[str, dict[str, Any]], recipe: Recipe, scrat
         if parts_of_side:
             files |= _describe(parts, side, [name for name, _ in parts_of_side], scratch)
     counts["bytes"] = sum(files[name]["size"] for name, _ in rows["train"])
+    trained = [part for name, part in done.items() if name.startswith("train-") and part["rows"]]
     meta = TokensMeta(
         **counts,
         left_out=dict(refused.told),
@@ -595,15 +535,10 @@ def _commit(parts: Parts, done: dict[str, dict[str, Any]], recipe: Recipe, scrat
         files=rows,
         first=first,
         refused=refused.rows,
-        first_lines=_first_lines(done),
+        # Segments made by an older Baton do not say where they begin: then no line is known.
+        first_lines=[part["first_line"] for part in trained] if all("first_line" in part for part in trained) else [],
     )
     return parts.commit(files, meta.to_json())
-
-
-def _first_lines(done: dict[str, dict[str, Any]]) -> list[int]:
-    """Returns where each file to train on begins; nothing where segments made by an older Baton do not say it."""
-    parts = [part for name, part in done.items() if name.startswith("train-") and part["rows"]]
-    return [part["first_line"] for part in parts] if all("first_line" in part for part in parts) else []
 
 
 def _describe(parts: Parts, side: str, names: list[str], scratch: str) -> dict[str, FileEntry]:

@@ -62,10 +62,7 @@ TEMPLATES = {"chatml": CHATML, "llama3": LLAMA3, "zephyr": ZEPHYR, "alpaca": ALP
 
 
 def chat_template(setting: str) -> str:
-    """Returns the template that `model.chat_template` stands for.
-
-    Args:
-        setting: A name in `TEMPLATES`, path or URI of a `.jinja` file, or the template itself.
+    """Returns the template that `model.chat_template` stands for: a name, the address of a `.jinja` file, or itself.
 
     Raises:
         UserError: there is no such name or file, or the template is not valid Jinja.
@@ -142,8 +139,7 @@ class _TemplateClock(datetime):
 def set_template_date(day: date | str | None) -> None:
     """Lets templates that are rendered from here on, in this process and those that it begins, be told a day.
 
-    Args:
-        day: As text in ISO format; None for the clock's.
+    As text it is in ISO format; None stands for the clock's.
     """
     if day:
         if os.environ.get(DATE_VARIABLE) != str(day):
@@ -234,11 +230,7 @@ def may_use_chat(recipe: Recipe) -> bool:
 
 
 def require_template(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Checks that there is a template where the recipe asks for one.
-
-    Raises:
-        UserError: there is none.
-    """
+    """Raises UserError where the recipe asks for a template and there is none."""
     if recipe.data.render_as == "chat" and not tokenizer.chat_template:
         raise UserError(
             f"data.render_as: chat, and the tokenizer of {recipe.model.base or 'the model'} has no chat template.",
@@ -248,12 +240,7 @@ def require_template(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> None
 
 
 def describe(recipe: Recipe, *, chat: bool) -> str:
-    """Returns in words how texts reach the model.
-
-    Args:
-        recipe: The recipe.
-        chat: Whether they become turns.
-    """
+    """Returns in words how texts reach the model, as turns of a chat or as text."""
     how = f"(data.render_as: {recipe.data.render_as})"
     if not chat:
         return f"prompts and answers that are texts are trained as text {how}"
@@ -287,11 +274,6 @@ def unplaced(row: Row) -> list[str]:
 
 def rendering_changes(row: Row, recipe: Recipe, *, chat: bool) -> str:
     """Returns in words what `data.render_as` and `data.system` change of a row and its like, nothing for nothing.
-
-    Args:
-        row: A row of the split.
-        recipe: The recipe.
-        chat: Whether texts become turns.
 
     Raises:
         UserError: there is a system message, and the prompts are texts that stay texts.

@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-# --- How a model was asked in training, for those who ask it later: `generate`, tasks.
-
-
 Row = dict[str, Any]
 FILE = "baton.json"
 """Its place beside an exported model."""
@@ -124,7 +121,7 @@ def format_of_run(run: Run, recipe: Recipe, tokenizer: PreTrainedTokenizerBase) 
 
 
 def asks_in_turns(run: Run, recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Tells whether tasks of the harness are put as conversations; see `Tasks.render_as`.
+    """Tells whether tasks of the harness are put as conversations, by `Tasks.render_as`.
 
     Raises:
         UserError: they are to be, and there is no chat template.
@@ -144,13 +141,7 @@ def asks_in_turns(run: Run, recipe: Recipe, tokenizer: PreTrainedTokenizerBase) 
 
 
 def format_of_model(uri: str, folder: str, tokenizer: PreTrainedTokenizerBase) -> PromptFormat | None:
-    """Returns how a model was asked in training, as far as that is known.
-
-    Args:
-        uri: Address of an exported model, a checkpoint or another model.
-        folder: Its local files.
-        tokenizer: Its tokenizer.
-    """
+    """Returns how a model was asked in training, as far as its address and its local files tell."""
     path = os.path.join(folder, FILE)
     if os.path.isfile(path):
         with open(path, "rb") as file:
@@ -199,9 +190,6 @@ def _below(uri: str) -> re.Match[str] | None:
     return BELOW.fullmatch(uri if "://" in uri else os.path.abspath(uri))
 
 
-# --- Held-out rows as prompts, for the model to continue: as training renders them.
-
-
 TEXT_PROMPT_SHARE = 3
 """A row of plain text is cut after this fraction (1/3) to be continued by the model."""
 
@@ -211,15 +199,8 @@ def held_out_prompts(
 ) -> list[tuple[str, str]]:
     """Returns the first rows of a side as (prompt, reference), none for a model that writes nothing.
 
-    Args:
-        run: The training run.
-        recipe: Its recipe.
-        tokenizer: Renders conversations.
-        count: Rows at most.
-        side: `eval`, or `test`, which nothing but the last evaluation may look at.
-
-    Returns:
-        The pairs; the reference is empty for a row without an answer, or with one that is rated as bad.
+    The reference is empty for a row without an answer, or with one that is rated as bad. Nothing but the last
+    evaluation may look at the side `test`.
     """
     prefix = run.need(SplitData).prefix
     manifest = read_manifest(run.storage, prefix)

@@ -18,18 +18,8 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 
-# --- What labels of tokens stand for.
-
-
 IGNORED = -100
 """Label of a token that does not count in the loss, as in torch's cross entropy."""
-
-
-# --- Prompts of messages as columns of Arrow, where a row may hold tools or a message more than role and content.
-#
-# Arrow gives each message the keys of all, and arguments and declarations have keys of their own: those are JSON here.
-# What is read back is the rows of the split again, without keys that are null. Rows of which none holds more are
-# columns of role and content, as TRL has them.
 
 
 Row = dict[str, Any]
@@ -113,16 +103,13 @@ def _message(message: Row) -> Row:
     return {**kept, JSON: json.loads(kept[JSON])} if JSON in kept else kept
 
 
-# --- Rows joined to sequences, as TRL's `pack_dataset` does it: their lengths alone decide which come together.
-
-
 def packs_rows(data: Data, side: str) -> bool:
     """Tells whether the rows of a side are joined."""
     return data.packing is True or (data.packing == "best-fit" and side == "train")
 
 
 def pack_rows(rows: pa.Table, data: Data, *, is_all: bool) -> pa.Table:
-    """Joins rows to sequences of `data.max_length`, a thousand at a time.
+    """Joins rows to sequences of `data.max_length`, a thousand at a time, by their lengths alone.
 
     With `best-fit`, `seq_lengths` says where each row ends in its sequence. Else what does not fill a sequence at the
     end of a thousand is left out, unless there is nothing else.

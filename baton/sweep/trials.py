@@ -51,10 +51,8 @@ def preparation_name(sweep: Sweep, recipe: Recipe) -> str:
 
 def _preparation_recipe(recipe: Recipe, own: Recipe) -> Recipe:
     """Returns the recipe by which a trial's data is made, in a run that trains nothing and is not tracked."""
-    document = own.model_dump(mode="json")
-    document["training"] |= {name: getattr(recipe.training, name) for name in ("learning_rate", "epochs", "max_steps")}
-    document["tracking"]["mlflow"] = None
-    return load.validate(document, origin=recipe.name)
+    length = {f"training.{name}": getattr(recipe.training, name) for name in ("learning_rate", "epochs", "max_steps")}
+    return load.with_values(own, {**length, "tracking.mlflow": None})
 
 
 def create_sweep(sweep: Sweep, recipe: Recipe, planned: list[Bracket]) -> None:
@@ -77,7 +75,7 @@ def create_sweep(sweep: Sweep, recipe: Recipe, planned: list[Bracket]) -> None:
             rungs=rungs,
             trials=[_trial(sweep, number, 1, values) for number, values in enumerate(drawn)],
         )
-        if sweep.create(head):
+        if sweep.write_new(head):
             return
         existing = sweep.document()
     before = load.validate(existing.recipe, origin=sweep.uri)

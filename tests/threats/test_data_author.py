@@ -22,7 +22,7 @@ import zstandard
 from baton.data import conversations, first_rows, ingest, mask, readers
 from baton.data import rows as records
 from baton.data.quality import pii
-from baton.data.rows import MAX_ROW, SHOWN, Rejected, Row
+from baton.data.rows import MAX_ROW, SHOWN, SourceRow, UnusableRow
 from tests.threats.marks import Mark
 
 MIB = 2**20
@@ -33,7 +33,7 @@ BOUND = 512
 MEASURE = """
 import json, re, sys
 from baton.data import readers
-from baton.data.rows import Row
+from baton.data.rows import SourceRow
 def peak():
     return int(re.search("VmHWM:\\\\s+(\\\\d+)", open("/proc/self/status").read())[1]) // 1024
 small, *files = sys.argv[1:]
@@ -43,7 +43,7 @@ for file in files:
         marks.write("5")  # the peak begins anew
     before, rejected, usable = peak(), [], 0
     for row in readers.read(file, "line"):
-        if isinstance(row, Row):
+        if isinstance(row, SourceRow):
             usable += 1
         else:
             rejected.append([row.line, row.reason, len(row.raw)])
@@ -184,32 +184,37 @@ def test_a_long_row_of_a_table_costs_that_row_alone(
     write_table(tmp_path / "rows.arrow", {"n": [1, 2, 3], "text": column})
     rows = list(readers.read(str(tmp_path / "rows.arrow"), "line"))
     is_vague = isinstance(column, pyarrow.DictionaryArray) and pyarrow.types.is_list(column.type.value_type)
-    assert [isinstance(row, Row) for row in rows] == ([False] * 3 if is_vague else [True, False, True])
-    assert isinstance(rows[1], Rejected)
+    assert [isinstance(row, SourceRow) for row in rows] == ([False] * 3 if is_vague else [True, False, True])
+    assert isinstance(rows[1], UnusableRow)
     assert (rows[1].line, rows[1].reason) == (2, "longer than 64 MiB")
     assert rows[1].raw.startswith("n: …, text: ")
     assert len(rows[1].raw) <= SHOWN
 
 
-def broken(number: int) -> list[Row | Rejected]:
-    return [Rejected("f", line, "broken JSON", "{\ud800" + "x" * 100) for line in range(1, number + 1)]
+def broken(number: int) -> list[SourceRow | UnusableRow]:
+    return [UnusableRow("f", line, "broken JSON", "{\ud800" + "x" * 100) for line in range(1, number + 1)]
 
 
 def test_broken_rows_before_the_first_usable_one_wait_on_disk() -> None:
     """They decide nothing, and there may be a thousand million of them."""
-    rows = [*broken(3), Row("f", 4, {"text": "a"}), *broken(2), *(Row("f", n, {"text": f"b{n}"}) for n in range(7, 40))]
+    rows = [
+        *broken(3),
+        SourceRow("f", 4, {"text": "a"}),
+        *broken(2),
+        *(SourceRow("f", n, {"text": f"b{n}"}) for n in range(7, 40)),
+    ]
     usable, again = ingest.first_usable(iter(rows))
-    assert usable == [row for row in rows if isinstance(row, Row)][: ingest.LOOKED_AT]
+    assert usable == [row for row in rows if isinstance(row, SourceRow)][: ingest.LOOKED_AT]
     assert list(again) == rows[: rows.index(usable[-1]) + 1]
 
     script = """
 import json, re, resource, sys
 from baton.data import ingest as intake
-from baton.data.rows import Rejected
+from baton.data.rows import UnusableRow
 def peak():
     return int(re.search("VmHWM:\\\\s+(\\\\d+)", open("/proc/self/status").read())[1]) // 1024
 count, before = 60_000, peak()
-usable, again = intake.first_usable(Rejected("f", line, "broken JSON", "x" * 500) for line in range(count))
+usable, again = intake.first_usable(UnusableRow("f", line, "broken JSON", "x" * 500) for line in range(count))
 assert not usable and sum(1 for _ in again) == count
 print(peak() - before)
 """
@@ -219,7 +224,7 @@ print(peak() - before)
 
 def test_reasons_are_counted_by_how_rows_begin(tmp_path: Path) -> None:
     refused = records.RejectedRows(str(tmp_path / "rejected.jsonl"))
-    row = Rejected("f", 1, "column 'side' is " + "y" * 5000, "x" * 5000)
+    row = UnusableRow("f", 1, "column 'side' is " + "y" * 5000, "x" * 5000)
     refused.add(row)
     refused.close()
     assert refused.first is not None
@@ -273,7 +278,7 @@ def test_a_pickle_in_a_schema_is_not_unpickled(kind: str, tmp_path: Path) -> Non
         with pyarrow.ipc.new_file(path, schema) as opened:
             opened.write_table(made)
     assert pickle.dumps(mark) in path.read_bytes() or kind == "parquet"  # there it is in base 64
-    assert [row.values for row in readers.read(str(path), "line") if isinstance(row, Row)] == [{"text": "a"}]
+    assert [row.values for row in readers.read(str(path), "line") if isinstance(row, SourceRow)] == [{"text": "a"}]
     assert not mark.ran
     pickle.loads(hidden[b"ARROW:extension:metadata"])
     assert mark.ran
@@ -294,5 +299,5 @@ def test_a_packed_table_is_unpacked_to_disk(tmp_path: Path) -> None:
     packed = tmp_path / "rows.parquet.gz"
     packed.write_bytes(gzip.compress((tmp_path / "rows.parquet").read_bytes()))
     (row,) = readers.read(str(packed), "line")
-    assert isinstance(row, Row)
+    assert isinstance(row, SourceRow)
     assert MAX_ROW == 64 * MIB

@@ -20,9 +20,6 @@ from baton.data.quality import pii
 from baton.data.rows import Record
 from baton.recipe.recipe import Recipe
 
-# --- The texts of a normalised row, whatever its shape.
-
-
 Row = dict[str, Any]
 
 LEARNED = ("text", "prompt", "completion", "messages", "chosen", "rejected", "answer")
@@ -110,15 +107,12 @@ def excerpt(text: str, start: int = 0) -> str:
     return f"{'…' if begin else ''}{text[begin:end]}{'…' if end < len(text) else ''}"
 
 
-# --- The findings in the rows: a line each in `quality.jsonl`, a count and a few examples per check.
-
-
 Outcome = Literal["kept", "mended", "dropped"]
 NUM_EXAMPLES = 5
 
 
 @dataclass(frozen=True)
-class Finding:
+class RowFinding:
     """A check's finding in one row.
 
     Attributes:
@@ -145,15 +139,7 @@ class CheckCounts:
 
 
 class FindingsLog:
-    """Writes what is found, and keeps counts.
-
-    Args:
-        path: File for the lines.
-        checks: Names of the checks.
-
-    Attributes:
-        last: What was found last, in words.
-    """
+    """Writes what the checks find, a line each, and keeps counts; `last` is what was found last, in words."""
 
     def __init__(self, path: str, checks: Sequence[str]) -> None:
         self.path = path
@@ -162,7 +148,7 @@ class FindingsLog:
         self.tallies = {check: CheckCounts() for check in checks}
         self._file = open(path, "w", encoding="utf-8")  # noqa: SIM115
 
-    def note(self, check: str, record: Record, finding: Finding, outcome: Outcome, row: Row) -> None:
+    def note(self, check: str, record: Record, finding: RowFinding, outcome: Outcome, row: Row) -> None:
         """Keeps what a check found in a row, and the row as it was where it was mended or dropped; all masked."""
         tally = self.tallies[check]
         tally.found += 1
@@ -184,11 +170,7 @@ class FindingsLog:
         self.last = f"data.quality.{check}: {entry['reason']}"
 
     def close(self) -> None:
-        """Ends the file."""
         self._file.close()
-
-
-# --- Languages of the rows, by py3langid's classifier (97 languages), and the mix of a sample.
 
 
 UNKNOWN_LANGUAGE = "und"
@@ -229,16 +211,10 @@ class LanguageMix:
         self._sample: list[tuple[int, str]] = []
 
     def count(self, code: str) -> None:
-        """Counts a row whose language is known."""
         self._counts[code] += 1
 
     def offer(self, content: int, text: str) -> None:
-        """Takes a row into the sample, if it belongs there.
-
-        Args:
-            content: Hash of the row's content, 64 bits.
-            text: What is learned from it.
-        """
+        """Takes what is learned from a row into the sample, if by the hash of its content it belongs there."""
         if len(self._sample) < LANGUAGE_SAMPLE:
             heapq.heappush(self._sample, (-content, text[:LANGUAGE_CHARACTERS]))
         elif content < -self._sample[0][0]:
@@ -252,13 +228,7 @@ class LanguageMix:
         return {"rows": total, "shares": [[code, round(counts[code] / total, 4)] for code in order]}
 
 
-# --- Checks that look at one row at a time.
-
-
-RowCheck = Callable[[Row], Finding | None]
-
-ROW_CHECKS = ("encoding", "control_characters", "same_answers", "empty", "turns", "secrets", "emails")
-"""In the order in which they see a row: text is mended before it is judged."""
+RowCheck = Callable[[Row], RowFinding | None]
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
 """Roles that chat templates know."""
@@ -268,20 +238,19 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 
 
 def row_checks(recipe: Recipe) -> dict[str, RowCheck]:
-    """Returns the checks of single rows, in their order."""
-    quality = recipe.data.quality
+    """Returns the checks of single rows, in the order in which they see a row: text is mended before it is judged."""
     return {
         "encoding": encoding,
         "control_characters": control_characters,
         "same_answers": same_answers,
-        "empty": lambda row: near_empty(row, quality.near_empty_characters),
+        "empty": lambda row: near_empty(row, recipe.data.quality.near_empty_characters),
         "turns": turns,
         "secrets": lambda row: _private(row, pii.secrets, pii.SECRET),
         "emails": lambda row: _private(row, pii.emails, pii.EMAIL),
     }
 
 
-def encoding(row: Row) -> Finding | None:
+def encoding(row: Row) -> RowFinding | None:
     """Finds text that was decoded with the wrong table, by ftfy's heuristic, and U+FFFD, which nothing can mend."""
     damaged = [text for text in row_texts(row) if not text.isascii() and _is_damaged(text)]
     if not damaged:
@@ -290,11 +259,11 @@ def encoding(row: Row) -> Finding | None:
 
     mended = changed_row(row, ftfy.fix_encoding)
     if mended == row:
-        return Finding("replacement characters (U+FFFD)", damaged[0], damaged[0].find("\ufffd"), row)
+        return RowFinding("replacement characters (U+FFFD)", damaged[0], damaged[0].find("\ufffd"), row)
     text = next((text for text in damaged if ftfy.fix_encoding(text) != text), damaged[0])
     shown, meant = pii.redact(text), pii.redact(ftfy.fix_encoding(text))
     place = next((at for at, pair in enumerate(zip(shown, meant, strict=False)) if pair[0] != pair[1]), 0)
-    return Finding(f"decoded with the wrong table: {meant[place : place + 20]!r} is meant", text, place, mended)
+    return RowFinding(f"decoded with the wrong table: {meant[place : place + 20]!r} is meant", text, place, mended)
 
 
 def _is_damaged(text: str) -> bool:
@@ -303,24 +272,24 @@ def _is_damaged(text: str) -> bool:
     return "\ufffd" in text or (bool(ftfy.badness.is_bad(text)) and ftfy.fix_encoding(text) != text)
 
 
-def control_characters(row: Row) -> Finding | None:
+def control_characters(row: Row) -> RowFinding | None:
     """Finds control characters but tab and line break."""
     for text in row_texts(row):
         if match := _CONTROL.search(text):
             mended = changed_row(row, lambda part: _CONTROL.sub("", part))
-            return Finding(f"control character U+{ord(match[0]):04X}", text, match.start(), mended)
+            return RowFinding(f"control character U+{ord(match[0]):04X}", text, match.start(), mended)
     return None
 
 
-def same_answers(row: Row) -> Finding | None:
+def same_answers(row: Row) -> RowFinding | None:
     """Finds preferences whose answers differ in white space at most."""
     if "chosen" not in row or "rejected" not in row:
         return None
     chosen, rejected = (" ".join(" ".join(texts_of(row[side])).split()) for side in ("chosen", "rejected"))
-    return Finding("chosen and rejected are the same", chosen) if chosen == rejected else None
+    return RowFinding("chosen and rejected are the same", chosen) if chosen == rejected else None
 
 
-def near_empty(row: Row, least: int) -> Finding | None:
+def near_empty(row: Row, least: int) -> RowFinding | None:
     """Finds fields with fewer visible characters than `least`, and turns of a conversation with none.
 
     Of a conversation, the text is what the assistant says in it. A turn that calls a tool may have no text.
@@ -330,15 +299,15 @@ def near_empty(row: Row, least: int) -> Finding | None:
         if isinstance(value, list):
             for number, message in enumerate(value, 1):
                 if not any(has_visible(text, 1) for text in texts_of(message)):
-                    return Finding(f"turn {number} of {name} has no text", _summary(row))
+                    return RowFinding(f"turn {number} of {name} has no text", _summary(row))
             answers = [message for message in value if message.get("role") == "assistant"]
             value = " ".join(text for message in answers for text in texts_of(message)) if answers else None
         if isinstance(value, str) and not has_visible(value, least):
-            return Finding(f"{name} has fewer than {least} visible characters", _summary(row))
+            return RowFinding(f"{name} has fewer than {least} visible characters", _summary(row))
     return None
 
 
-def turns(row: Row) -> Finding | None:
+def turns(row: Row) -> RowFinding | None:
     """Finds conversations with unknown roles, or in which user and assistant do not take turns."""
     if isinstance(row.get("messages"), list):
         talks = [(row["messages"], True)]
@@ -349,7 +318,7 @@ def turns(row: Row) -> Finding | None:
         return None
     for talk, is_answered in talks:
         if reason := _out_of_turn([str(message.get("role")) for message in talk], is_answered):
-            return Finding(reason, _summary(row))
+            return RowFinding(reason, _summary(row))
     return None
 
 
@@ -372,14 +341,14 @@ def _out_of_turn(roles: list[str], is_answered: bool) -> str | None:
     return None
 
 
-def _private(row: Row, find: Callable[[str], list[pii.Span]], word: str) -> Finding | None:
+def _private(row: Row, find: Callable[[str], list[pii.PiiSpan]], word: str) -> RowFinding | None:
     places = [(text, spans) for text in row_texts(row) if (spans := find(text))]
     if not places:
         return None
     kinds = dict.fromkeys(span.kind for _, spans in places for span in spans)
     text, spans = places[0]
     mended = changed_row(row, lambda part: pii.without(part, find(part), word))
-    return Finding(", ".join(kinds), pii.without(text, spans, word), spans[0].start, mended)
+    return RowFinding(", ".join(kinds), pii.without(text, spans, word), spans[0].start, mended)
 
 
 def _summary(row: Row) -> str:

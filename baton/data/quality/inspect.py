@@ -13,21 +13,18 @@ import numpy as np
 from baton import events
 from baton.data.quality import checks as rows
 from baton.data.quality import pii
-from baton.data.quality.checks import NUM_EXAMPLES, Finding, FindingsLog, Row
+from baton.data.quality.checks import NUM_EXAMPLES, FindingsLog, Row, RowFinding
 from baton.data.quality.dedup import DEDUP_CHECKS, NONE, DedupChecks
 from baton.data.rows import SIDES, Record, Spool, as_content
 from baton.errors import UserError
 from baton.pages import quality_page
-from baton.pages.quality_page import FINDINGS, QUALITY, Counts, Verdict
+from baton.pages.quality_page import FINDINGS, QUALITY, CheckCounts, CheckVerdict
 from baton.recipe.recipe import Recipe
 from baton.runs.run import Run
 
 LEAST_ROWS, LEAST_ROWS_ADAPTER = 100, 50
 """Training rows below which `few_rows` speaks up: Unsloth's guide to datasets names 100 as the least for reasonable
 results, OpenAI's guide to fine-tuning sees clear improvements from 50 to 100 rows."""
-
-CHECKS_OF_ROWS = (*rows.ROW_CHECKS, "language", *DEDUP_CHECKS)
-"""The checks of this stage that find rows; `few_rows` looks at their number, and `truncation` is the tokenizer's."""
 
 LIKE = {"duplicates": "the same as", "near_duplicates": "nearly the same as", "leakage": "like the held-out"}
 
@@ -59,8 +56,10 @@ class Inspection:
     def __init__(self, recipe: Recipe, scratch: str) -> None:
         self._recipe = recipe
         self._quality = recipe.data.quality
-        self._checks = [(name, check) for name, check in rows.row_checks(recipe).items() if self._action(name) != "off"]
-        self.findings = FindingsLog(f"{scratch}/quality.jsonl", CHECKS_OF_ROWS)
+        checks = rows.row_checks(recipe)
+        self._checks = [(name, check) for name, check in checks.items() if self._action(name) != "off"]
+        # Those that find rows; `few_rows` looks at their number, and `truncation` is the tokenizer's.
+        self.findings = FindingsLog(f"{scratch}/quality.jsonl", [*checks, "language", *DEDUP_CHECKS])
         self._sets = DedupChecks(self._quality, scratch)
         self._mix = rows.LanguageMix()
         self._columns: dict[str, _Column] = {}
@@ -85,7 +84,7 @@ class Inspection:
         self.dropped += 1
         return None
 
-    def _judge(self, check: str, finding: Finding, record: Record, row: Row) -> Row | None:
+    def _judge(self, check: str, finding: RowFinding, record: Record, row: Row) -> Row | None:
         """Does with a row what the check's action says."""
         if self._action(check) != "fix" or finding.mended is row:
             self.findings.note(check, record, finding, "kept", row)
@@ -106,7 +105,7 @@ class Inspection:
         self._mix.count(code)
         if code in (rows.UNKNOWN_LANGUAGE, *expected):
             return False
-        finding = Finding(f"language {code}, expected {' or '.join(expected)}", text)
+        finding = RowFinding(f"language {code}, expected {' or '.join(expected)}", text)
         return self._judge("language", finding, record, row) is None
 
     def remember(self, record: Record) -> None:
@@ -141,7 +140,7 @@ class Inspection:
             file, line = self._sets.where(partner)
             place = "" if file == record.file else f"{os.path.basename(file)} "
             reason = f"{LIKE[check]} {place}line {line} ({SIDES[sides[partner]]})"
-            finding = Finding(reason, rows.training_text(record.row))
+            finding = RowFinding(reason, rows.training_text(record.row))
             if self._judge(check, finding, record, record.row) is None:
                 return True
         return False
@@ -193,7 +192,7 @@ def _unusable(row: dict[str, Any]) -> dict[str, object]:
     return {"file": row["file"], "line": row["line"], "reason": reason, "outcome": "dropped", "text": text}
 
 
-def _entry(rows: int, of: int, examples: list[dict[str, Any]], *, mended: int = 0, dropped: int = 0) -> Counts:
+def _entry(rows: int, of: int, examples: list[dict[str, Any]], *, mended: int = 0, dropped: int = 0) -> CheckCounts:
     share = round(rows / of, 6) if of else 0.0
     return {"rows": rows, "of": of, "share": share, "mended": mended, "dropped": dropped, "examples": examples}
 
@@ -253,7 +252,7 @@ def require_verdicts(summary: dict[str, Any], where: str) -> None:
     )
 
 
-def _told(name: str, check: Verdict) -> str:
+def _told(name: str, check: CheckVerdict) -> str:
     if name == "few_rows":
         return f"data.quality.few_rows: {check['rows']} training rows, at least {check['of']} are expected"
     first = check["examples"][0]

@@ -61,7 +61,7 @@ _UNREAL_USER = re.compile(r"^(?:git|hg|svn|x+|foo|bar|your\S*|user_?name|e?mail|
 
 
 @dataclass(frozen=True)
-class Span:
+class PiiSpan:
     """A private part of a text: its place and kind."""
 
     start: int
@@ -69,14 +69,14 @@ class Span:
     kind: str
 
 
-def secrets(text: str) -> list[Span]:
+def secrets(text: str) -> list[PiiSpan]:
     """Returns the secrets in a text that look real, in order, none over another."""
-    spans: list[Span] = []
+    spans: list[PiiSpan] = []
     if "PRIVATE KEY" in text:
-        spans += [Span(*match.span(), "private key") for match in _KEY_BLOCK.finditer(text)]
+        spans += [PiiSpan(*match.span(), "private key") for match in _KEY_BLOCK.finditer(text)]
     if "://" in text and "@" in text:
         spans += [
-            Span(*match.span(1), "password in an address")
+            PiiSpan(*match.span(1), "password in an address")
             for match in _BASIC_AUTH.finditer(text)
             if not _PLACEHOLDER.search(match[1]) and len(set(match[1])) >= 4
         ]
@@ -85,14 +85,14 @@ def secrets(text: str) -> list[Span]:
     if _ASSIGNED.search(text):
         spans += _passwords(text)
     # Of those that overlap, the one that begins first and is longest.
-    apart: list[Span] = []
+    apart: list[PiiSpan] = []
     for span in sorted(spans, key=lambda span: (span.start, -span.end)):
         if not apart or span.start >= apart[-1].end:
             apart.append(span)
     return apart
 
 
-def emails(text: str) -> list[Span]:
+def emails(text: str) -> list[PiiSpan]:
     """Returns the e-mail addresses in a text that look real."""
     if "@" not in text:
         return []
@@ -100,11 +100,11 @@ def emails(text: str) -> list[Span]:
     for match in _ADDRESS.finditer(text):
         user, _, host = match[0].rpartition("@")
         if not _UNREAL_HOST.search(host) and not _UNREAL_USER.search(user):
-            spans.append(Span(*match.span(), "e-mail address"))
+            spans.append(PiiSpan(*match.span(), "e-mail address"))
     return spans
 
 
-def without(text: str, spans: list[Span], word: str) -> str:
+def without(text: str, spans: list[PiiSpan], word: str) -> str:
     """Returns a text with a word in the place of each span."""
     for span in reversed(spans):
         text = f"{text[: span.start]}{word}{text[span.end :]}"
@@ -133,16 +133,16 @@ def _candidates(text: str) -> Iterator[tuple[int, int]]:
         yield waiting
 
 
-def _keys(text: str, start: int, end: int) -> Iterator[Span]:
+def _keys(text: str, start: int, end: int) -> Iterator[PiiSpan]:
     for kind, patterns in _rules():
         for pattern in patterns:
             for match in pattern.finditer(text, start, end):
                 place = _secret_part(match)
                 if _is_key(text[slice(*place)]):
-                    yield Span(*place, kind)
+                    yield PiiSpan(*place, kind)
 
 
-def _passwords(text: str) -> Iterator[Span]:
+def _passwords(text: str) -> Iterator[PiiSpan]:
     detector, offset = _keyword_rule(), 0
     for line in text.splitlines(keepends=True):
         if len(line) < 2000 and _ASSIGNED.search(line):
@@ -156,7 +156,7 @@ def _passwords(text: str) -> Iterator[Span]:
                     and "(" not in value
                     and entropy(value) >= LEAST_ENTROPY - 0.25
                 ):
-                    yield Span(offset + at, offset + at + len(value), "password")
+                    yield PiiSpan(offset + at, offset + at + len(value), "password")
         offset += len(line)
 
 

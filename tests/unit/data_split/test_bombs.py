@@ -16,7 +16,7 @@ import pyarrow.parquet
 import pytest
 
 from baton.data import parquet as bounds
-from baton.data.rows import TOO_LONG, Rejected, Row
+from baton.data.rows import TOO_LONG, SourceRow, UnusableRow
 from baton.store.storage import Storage
 from tests.unit.data_split.splitting import split
 from tests.unit.data_split.test_readers_fuzz import PACKED, measured, read
@@ -67,13 +67,13 @@ def test_a_row_of_a_table_that_is_longer_than_rows_may_be(name: str, make: Calla
 
     (found,) = read(name, content)
 
-    assert isinstance(found, Rejected)
+    assert isinstance(found, UnusableRow)
     assert (found.line, found.reason, found.rest) == (1, TOO_LONG, False)
 
 
 def test_rows_that_share_a_long_text_are_read_one_by_one() -> None:
     found = read("rows.arrow", arrow(shared(3, 33)))
-    assert [isinstance(row, Row) for row in found] == [True] * 3
+    assert [isinstance(row, SourceRow) for row in found] == [True] * 3
 
 
 AT_ONCE = "at once; write it in smaller pages, row groups or batches True"

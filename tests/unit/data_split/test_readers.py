@@ -20,7 +20,7 @@ import pytest
 import zstandard
 
 from baton.data import readers
-from baton.data.rows import Rejected, Row
+from baton.data.rows import SourceRow, UnusableRow
 from baton.errors import UserError
 from baton.store import sources
 from baton.store.storage import Storage
@@ -31,7 +31,7 @@ def read(name: str, content: bytes, tmp_path: Path, sample_by: str = "line") -> 
     (tmp_path / name).write_bytes(content)
     found = list(readers.read(str(tmp_path / name), sample_by))
     assert {row.file for row in found} <= {str(tmp_path / name)}
-    return [(row.line, row.values if isinstance(row, Row) else row.reason) for row in found]
+    return [(row.line, row.values if isinstance(row, SourceRow) else row.reason) for row in found]
 
 
 JSONL = {
@@ -98,7 +98,9 @@ def test_a_rejected_row_keeps_what_was_read(tmp_path: Path):
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b'{"a": "\xff\xc3\xa9"}\n')
 
-    assert list(readers.read(str(path), "line")) == [Rejected(str(path), 1, "not UTF-8 at byte 7", '{"a": "\\xffé"}')]
+    assert list(readers.read(str(path), "line")) == [
+        UnusableRow(str(path), 1, "not UTF-8 at byte 7", '{"a": "\\xffé"}')
+    ]
 
 
 BROKEN_AT_6 = "broken JSON: Expecting value: line 1 column 7 (char 6)"
@@ -188,7 +190,7 @@ def test_a_broken_csv_row_keeps_its_lines(tmp_path: Path):
     path = tmp_path / "rows.csv"
     path.write_bytes(b'a,b\n1,"x\n2,y\n')
 
-    assert [row.raw for row in readers.read(str(path), "line") if isinstance(row, Rejected)] == ['1,"x\n', "2,y\n"]
+    assert [row.raw for row in readers.read(str(path), "line") if isinstance(row, UnusableRow)] == ['1,"x\n', "2,y\n"]
 
 
 def test_parquet(tmp_path: Path):
@@ -274,9 +276,11 @@ def test_packed_and_cut_off(suffix: str, tmp_path: Path):
 
     *good, last = readers.read(str(path), "line")
 
-    assert isinstance(last, Rejected)
+    assert isinstance(last, UnusableRow)
     assert 10_000 < len(good) < 30_000
-    assert [row.values for row in good if isinstance(row, Row)] == [json.loads(line) for line in whole[: len(good)]]
+    assert [row.values for row in good if isinstance(row, SourceRow)] == [
+        json.loads(line) for line in whole[: len(good)]
+    ]
     assert (last.line, last.rest) == (len(good) + 1, True)
     assert last.reason.startswith("cannot be decompressed: ")
     assert whole[len(good)].decode().startswith(last.raw)
@@ -306,8 +310,8 @@ def test_what_is_half_read_is_kept(
 
     *good, last = readers.read(str(path), "paragraph")
 
-    assert [(row.line, row.values) for row in good if isinstance(row, Row)] == expected
-    assert isinstance(last, Rejected)
+    assert [(row.line, row.values) for row in good if isinstance(row, SourceRow)] == expected
+    assert isinstance(last, UnusableRow)
     assert (last.line, last.raw, last.rest) == (line, raw, True)
 
 
@@ -357,8 +361,8 @@ def test_a_row_of_the_hub_may_be_as_long_as_one_of_a_file(
     monkeypatch.setattr(readers, "MAX_ROW", 68)
     first, found, last = readers.read("hf://datasets/org/name", "line")
     assert [row.line for row in (first, found, last)] == [1, 2, 3]
-    assert isinstance(found, Rejected if too_long else Row)
-    if isinstance(found, Rejected):
+    assert isinstance(found, UnusableRow if too_long else SourceRow)
+    if isinstance(found, UnusableRow):
         assert found.reason == "longer than 64 MiB"
         assert found.raw.startswith(f"{next(iter(values))}: ")
         found.raw.encode()
@@ -372,7 +376,7 @@ def test_what_datasets_saves_to_disk(tmp_path: Path):
     (saved / "cache-0123456789abcdef.arrow").write_bytes(arrow_file([{"a": -1}], "stream"))
 
     kinds: list[str] = []
-    rows = [row.values["a"] for row in readers.read(str(saved), "line", kinds.append) if isinstance(row, Row)]
+    rows = [row.values["a"] for row in readers.read(str(saved), "line", kinds.append) if isinstance(row, SourceRow)]
 
     assert rows == list(range(2500))
     assert kinds == ["arrow", "arrow"]
@@ -454,7 +458,7 @@ def test_the_content_tells_what_a_file_is(name: str, kind: str, tmp_path: Path):
 
     found = list(readers.read(str(tmp_path / name), "line", seen.append))
 
-    assert [row.values for row in found if isinstance(row, Row)] == [{"a": "x"}, {"a": "y"}]
+    assert [row.values for row in found if isinstance(row, SourceRow)] == [{"a": "x"}, {"a": "y"}]
     assert seen == [kind]
 
 
@@ -465,7 +469,7 @@ def test_a_folder_a_glob_and_a_list(store: str, tmp_path: Path):
 
     def names(*sources: str) -> list[str]:
         rows = chain.from_iterable(readers.read(f"{store}/{source}", "line") for source in sources)
-        return [row.values["a"] for row in rows if isinstance(row, Row)]
+        return [row.values["a"] for row in rows if isinstance(row, SourceRow)]
 
     assert names("in") == ["in/a.jsonl", "in/b.jsonl", "in/deep/c.jsonl"]
     assert names("in/*.jsonl") == ["in/a.jsonl", "in/b.jsonl"]
@@ -488,7 +492,7 @@ def test_types_in_a_store(name: str, store: str, tmp_path: Path):
 
     found = list(readers.read(f"{store}/{name}", "line"))
 
-    assert [row.values for row in found if isinstance(row, Row)] == rows
+    assert [row.values for row in found if isinstance(row, SourceRow)] == rows
     assert len(found) == 1000
 
 
@@ -539,4 +543,4 @@ def test_the_builtin_source():
     assert len(rows) == 3000
     assert all(row["prompt"].startswith("def ") and 20 <= len(row["completion"]) <= 400 for row in rows)
     again = islice(readers.read("builtin:stdlib-docs", "line"), 500)
-    assert [row.values for row in again if isinstance(row, Row)] == rows[:500]
+    assert [row.values for row in again if isinstance(row, SourceRow)] == rows[:500]

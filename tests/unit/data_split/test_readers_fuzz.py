@@ -22,12 +22,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from baton.data import files, readers, rows
-from baton.data.rows import Rejected, Row
+from baton.data.rows import SourceRow, UnusableRow
 
 PACKED = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress, ".zst": zstandard.compress}
 
 
-def read(name: str, content: bytes, sample_by: str = "line") -> list[Row | Rejected]:
+def read(name: str, content: bytes, sample_by: str = "line") -> list[SourceRow | UnusableRow]:
     """Read a file of these bytes."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, name).write_bytes(content)
@@ -55,7 +55,7 @@ SUFFIXES = ("jsonl", "json", "csv", "tsv", "parquet", "arrow", "txt")
 def test_any_bytes(content: bytes, suffix: str, packed: str, pack: bool, sample_by: str) -> None:
     for found in read(f"rows.{suffix}{packed}", PACKED[packed](content) if pack else content, sample_by):
         assert found.line >= 1
-        if isinstance(found, Rejected):
+        if isinstance(found, UnusableRow):
             assert found.reason
             json.dumps([found.reason, found.raw])
 
@@ -107,10 +107,10 @@ def test_each_value_of_an_array_is_a_row_or_rejected(
     assert [row.line for row in found] == list(range(1, len(values) + 1))
     for position, (row, value) in enumerate(zip(found, values, strict=True)):
         if text and position == broken:
-            assert isinstance(row, Rejected)
+            assert isinstance(row, UnusableRow)
             assert (row.reason, row.raw) == ("broken JSON: Expecting value", whole[broken])
         else:
-            assert isinstance(row, Row)
+            assert isinstance(row, SourceRow)
             assert row.values == value
 
 
@@ -146,7 +146,7 @@ def test_a_damaged_table(kind: str, flips: list[tuple[float, bytes]], cut: float
     assert numbers == list(range(1, len(numbers) + 1))
     if len(numbers) < 100:
         assert cut < 0.5 or flips
-        assert isinstance(found[-1], Rejected)
+        assert isinstance(found[-1], UnusableRow)
 
 
 DEEP = b"[" * 200_000
@@ -163,16 +163,16 @@ def test_json_that_is_too_deep(name: str) -> None:
 
     first, second = read(name, content)
 
-    assert isinstance(first, Rejected)
+    assert isinstance(first, UnusableRow)
     assert first.reason.startswith("broken JSON: maximum recursion depth exceeded")
-    assert second == Row(second.file, 2, {"a": 1})
+    assert second == SourceRow(second.file, 2, {"a": 1})
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.csv", "rows.txt", "rows.json"])
 def test_a_row_that_is_longer_than_rows_may_be(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("files", "json_stream"):
-        monkeypatch.setattr(f"baton.data.{module}.MAX_ROW", 5000)
-        monkeypatch.setattr(f"baton.data.{module}.BLOCK", 1000)
+    monkeypatch.setattr(files, "BLOCK", 1000)
+    for module in (files, readers):
+        monkeypatch.setattr(module, "MAX_ROW", 5000)
     long = b"x" * 20_000
     content, line = {
         "rows.jsonl": (b'{"a": "y"}\n{"a": "' + long + b'"}\n{"a": "z"}\n', 2),
@@ -183,25 +183,27 @@ def test_a_row_that_is_longer_than_rows_may_be(name: str, monkeypatch: pytest.Mo
 
     before, found, *behind = read(name, content)
 
-    assert isinstance(before, Row)
-    assert isinstance(found, Rejected)
+    assert isinstance(before, SourceRow)
+    assert isinstance(found, UnusableRow)
     assert found.line == line
     assert "longer than " in found.reason
     assert len(found.raw) <= rows.SHOWN
     if name == "rows.json":
         assert (behind, found.rest) == ([], True)
     else:
-        assert [row.values for row in behind if isinstance(row, Row)] == [{"text" if name == "rows.txt" else "a": "z"}]
+        assert [row.values for row in behind if isinstance(row, SourceRow)] == [
+            {"text" if name == "rows.txt" else "a": "z"}
+        ]
 
 
 MEASURE = """
 import re, sys
 from baton.data import readers
-from baton.data.rows import Row
+from baton.data.rows import SourceRow
 def peak():
     return int(re.search("VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1]) // 1024
 before = peak()
-count = sum(isinstance(row, Row) for row in readers.read(sys.argv[1], sys.argv[2]))
+count = sum(isinstance(row, SourceRow) for row in readers.read(sys.argv[1], sys.argv[2]))
 print(count, peak() - before)
 """
 

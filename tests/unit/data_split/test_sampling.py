@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.data.assign import smallest_draws, times_used
-from baton.data.rows import Record, Rejected, RejectedRows, Spool
+from baton.data.rows import Record, RejectedRows, Spool, UnusableRow
 
 ROWS = [Record(f"row {number}", "rows.jsonl", number) for number in range(200)]
 
@@ -84,11 +84,11 @@ def test_a_spool_gives_back_what_it_took(tmp_path: Path) -> None:
 
 def test_what_is_refused_is_written_as_it_comes(tmp_path: Path) -> None:
     refused = RejectedRows(str(tmp_path / "rejected.jsonl"))
-    first, cut = Rejected("a", 1, "bad \udcff", '{"a": "\ud800"}'), Rejected("b", 9, "cut", "", rest=True)
+    first, cut = UnusableRow("a", 1, "bad \udcff", '{"a": "\ud800"}'), UnusableRow("b", 9, "cut", "", rest=True)
     for row in (first, cut):
         refused.add(row)
     refused.close()
 
     lines = (tmp_path / "rejected.jsonl").read_text(encoding="ascii").splitlines()
-    assert [Rejected(**json.loads(line)) for line in lines] == [first, cut]
+    assert [UnusableRow(**json.loads(line)) for line in lines] == [first, cut]
     assert (refused.count, refused.first, refused.broken_off) == (2, first, cut)

@@ -11,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from baton.data import readers
-from baton.data.rows import Rejected, Row
+from baton.data.rows import SourceRow, UnusableRow
 from baton.recipe.data import Csv, Data
 from baton.runs.run import identity
 from baton.runs.sweep import Sweep
@@ -82,7 +82,9 @@ SAME: dict[str, tuple[str, Callable[[], bytes]]] = {
 def read(path: Path, settings: Csv = readers.AS_IT_IS) -> tuple[list[dict[str, object]], list[str]]:
     """Read a file: its rows, and why others are none."""
     found = list(readers.read(str(path), "line", csv=settings))
-    return [x.values for x in found if isinstance(x, Row)], [x.reason for x in found if isinstance(x, Rejected)]
+    return [x.values for x in found if isinstance(x, SourceRow)], [
+        x.reason for x in found if isinstance(x, UnusableRow)
+    ]
 
 
 @pytest.mark.parametrize("name", SAME)

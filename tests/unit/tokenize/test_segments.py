@@ -17,7 +17,7 @@ import pytest
 from baton.data import segments
 from baton.data import tokenize as tokenization
 from baton.data.fitting import Lengths
-from baton.data.segments import Made, Segment
+from baton.data.segments import Made, SideSegment
 from baton.data.tokenize import TOKENIZER, Parts
 from baton.errors import BatonError, DamagedError
 from baton.recipe import load
@@ -255,6 +255,6 @@ class Doomed(int):
 
 
 def test_little_text_is_made_in_this_process() -> None:
-    one = Segment(side="train", index=0, path="", start=0, end=2**21, first_line=1)
+    one = SideSegment(side="train", index=0, path="", start=0, end=2**21, first_line=1)
     found = list(segments.make_each([one, one], lambda segment: Made(name=str(os.getpid()), files={}, figures={}), 2))
     assert {made.name for _, made in found} == {str(os.getpid())}

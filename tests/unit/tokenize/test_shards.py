@@ -10,7 +10,7 @@ import pytest
 
 from baton.data import segments
 from baton.data import tokenize as tokenization
-from baton.data.segments import Segment
+from baton.data.segments import SideSegment
 from baton.runs.run import Run
 from tests.unit.tokenize.test_segments import RUN, contents, manifest_of, prepared, tokenize
 
@@ -54,7 +54,7 @@ def test_borders_that_depend_on_the_number_of_shards_are_found_out(
     runs = []
     for of in (1, 2):
 
-        def depending(path: str, side: str, of: int = of) -> list[Segment]:
+        def depending(path: str, side: str, of: int = of) -> list[SideSegment]:
             pieces = cut(path, side)
             groups = [pieces[at : at + of] for at in range(0, len(pieces), of)]
             return [replace(group[0], index=n, end=group[-1].end) for n, group in enumerate(groups)]

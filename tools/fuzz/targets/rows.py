@@ -21,7 +21,7 @@ import pyarrow
 import pyarrow.parquet
 
 from baton.data import files, json_stream, readers
-from baton.data.rows import Rejected
+from baton.data.rows import UnusableRow
 from baton.data.split import write_splits
 from baton.errors import UserError
 from baton.pages import html
@@ -98,9 +98,9 @@ def _read(path: Path, sample_by: str) -> int:
         assert found.file == str(path)
         assert found.line >= 1
         # The lines of a record that is broken are rejected each, and so may come after the next record's first.
-        assert found.line >= last or isinstance(found, Rejected), f"line {found.line} after line {last}"
+        assert found.line >= last or isinstance(found, UnusableRow), f"line {found.line} after line {last}"
         last, count = found.line, count + 1
-        if isinstance(found, Rejected):
+        if isinstance(found, UnusableRow):
             assert found.reason
             json.dumps([found.reason, found.raw])
         else:
