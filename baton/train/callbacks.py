@@ -343,14 +343,14 @@ class SaveAndStop(TrainerCallback):
         step, watchdog = trainer_state.global_step, self._trainer.watchdog
         # Before the gather: a rank that hangs in its step has not come here, and has one sign less than those that wait
         # in it.
-        watchdog.beat("end")
+        watchdog.heartbeat("end")
         late = self._schedule.is_late(time.monotonic() - self._saved_at)
         decision = self._checkpointer.agree(step, late, self._trainer.figures)
         if self._schedule.pace:
             self._schedule.pace.step(is_free=decision.uploader_idle)
         self._trainer.judge(decision.figures)  # before anything of the step is kept
         self._due_by_time, self._uploader_idle = decision.due_by_time, decision.uploader_idle
-        watchdog.beat("rows", step + 1)
+        watchdog.heartbeat("rows", step + 1)
         # The same in all ranks: one that saved alone would wait for the others for ever.
         self._stopping = decision.stop or step >= self._schedule.target
         # Where this step is evaluated, that decides first whether the run ends here, whatever the chunk does.

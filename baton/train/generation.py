@@ -24,7 +24,7 @@ from baton.models.chat_template import ChatTemplate
 from baton.recipe.methods import Completions, Generation
 from baton.recipe.recipe import Recipe
 from baton.train import weighing
-from baton.train.distributed.watchdog import NullWatchdog
+from baton.train.distributed.watchdog import Watchdog
 from baton.train.protocol import ChunkTrainer, Options, StateDict
 from baton.train.references import moving
 from baton.train.virtual import MicroBatches
@@ -155,13 +155,13 @@ class ResumableGeneration(ChunkTrainer):
         adapted = getattr(self.model, "get_base_model", None)
         model = adapted() if adapted else self.model
         alive = StoppingCriteriaList([_Alive(self.watchdog)])
-        self.watchdog.beat("writing")
+        self.watchdog.heartbeat("writing")
         model.generate = functools.partial(model.generate, stopping_criteria=alive)
         try:
             return super()._generate_single_turn(*arguments, **options)
         finally:
             del model.generate
-            self.watchdog.beat("rewards")
+            self.watchdog.heartbeat("rewards")
 
 
 class VirtualGeneration(ResumableGeneration):
@@ -312,11 +312,11 @@ class VirtualGeneration(ResumableGeneration):
 class _Alive(StoppingCriteria):
     """Stops nothing; it is asked at each token."""
 
-    def __init__(self, watchdog: NullWatchdog) -> None:
+    def __init__(self, watchdog: Watchdog) -> None:
         self._watchdog = watchdog
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **_: object) -> torch.Tensor:
-        self._watchdog.alive()
+        self._watchdog.tick()
         return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
 
 

@@ -15,7 +15,7 @@ from baton.checkpoint.staging import PendingCheckpoint
 from baton.recipe.recipe import Recipe
 from baton.recipe.training import Guard
 from baton.train.distributed.ranks import Ranks
-from baton.train.distributed.watchdog import NullWatchdog
+from baton.train.distributed.watchdog import Watchdog
 
 if TYPE_CHECKING:
     import torch
@@ -89,7 +89,7 @@ class ChunkTrainer(Upstream):
 
     recipe: Recipe
     ranks: Ranks = Ranks()
-    watchdog: NullWatchdog = NullWatchdog()
+    watchdog: Watchdog = Watchdog()
     resumption: Resumption = Resumption()
     places: Callable[[], Iterator[PendingCheckpoint]] = staticmethod(lambda: iter(()))
     restored_rng: str | None = None
@@ -104,7 +104,7 @@ class ChunkTrainer(Upstream):
     def begin_chunk(
         self,
         ranks: Ranks,
-        watchdog: NullWatchdog,
+        watchdog: Watchdog,
         resumption: Resumption,
         places: Callable[[], Iterator[PendingCheckpoint]],
     ) -> None:

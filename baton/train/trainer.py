@@ -32,7 +32,7 @@ from baton.errors import BatonError
 from baton.models import rng
 from baton.train.data import samplers
 from baton.train.distributed.ranks import Ranks
-from baton.train.distributed.watchdog import NullWatchdog
+from baton.train.distributed.watchdog import Watchdog
 from baton.train.protocol import ChunkTrainer, Resumption, StateDict
 from baton.train.reshard import LoadFromShards
 
@@ -56,7 +56,7 @@ class ExactResume(ChunkTrainer):
     def begin_chunk(
         self,
         ranks: Ranks,
-        watchdog: NullWatchdog,
+        watchdog: Watchdog,
         resumption: Resumption,
         places: Callable[[], Iterator[PendingCheckpoint]],
     ) -> None:

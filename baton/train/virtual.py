@@ -178,8 +178,8 @@ class VirtualWorkers(WeighedRows):
         is_last = number == self._passes.rounds - 1
         if worker in self._passes.fillers:
             self.enter_training(model)
-            for doing in self.watchdog.signs_of_a_pass:
-                self.watchdog.beat(doing)
+            for doing in self.watchdog.beats_of_a_pass:
+                self.watchdog.heartbeat(doing)
             self._records.append(MicroBatchResult(outputs=0.0))
         else:
             self.seed(f"{worker}:{number}")

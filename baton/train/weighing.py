@@ -99,7 +99,7 @@ class WeighedRows(ChunkTrainer):
         # transformers 5.23 calls it once for a step's batches, before their first pass; TRL also for those of a round.
         if self._fetches:
             self.begin_step(batch_samples)
-        self.watchdog.beat("forward pass")
+        self.watchdog.heartbeat("forward pass")
         return super()._get_num_items_in_batch(batch_samples, device)
 
     def begin_step(self, batches: list[Batch]) -> None:
@@ -124,14 +124,14 @@ class WeighedRows(ChunkTrainer):
 
     def compute_loss(self, model: torch.nn.Module, inputs: Any, *arguments: object, **options: object) -> Any:
         """Computes the loss, as much of it as the rows of a pass count in the step."""
-        self.watchdog.beat("forward pass")
+        self.watchdog.heartbeat("forward pass")
         share = next(self._shares, 1.0)
         if self.weighs and not self.model.training:
             self.weighed = self.figure_weights(inputs)
         is_even = share == 1.0 or self.args.world_size == 1
         with contextlib.nullcontext() if is_even else samplers.uneven(self.accelerator):
             loss = super().compute_loss(model, inputs, *arguments, **options)
-        self.watchdog.beat("backward pass")
+        self.watchdog.heartbeat("backward pass")
         return loss if share == 1.0 else loss * share
 
     def fills_up(self, number: int) -> bool:
@@ -171,7 +171,7 @@ class WeighedRows(ChunkTrainer):
 
     def evaluate_batch(self, *arguments: Any, **options: Any) -> Any:
         """Evaluates a batch as upstream does."""
-        self.watchdog.beat("evaluation")
+        self.watchdog.heartbeat("evaluation")
         return super().prediction_step(*arguments, **options)
 
     def record_evaluation(self, inputs: Any, compute: Callable[[], Any]) -> MicroBatchResult:

@@ -57,7 +57,7 @@ def test_a_forward_pass_in_training_alone_is_a_sign_of_life(watchdog: Watchdog) 
         model(torch.ones(1, 2))
     assert watchdog._count == 0, "what generates calls the same module"
     model(torch.ones(1, 2))
-    assert watchdog._count == len(watchdog.signs_of_a_pass) - 2, "the others are the trainer's"
+    assert watchdog._count == len(watchdog.beats_of_a_pass) - 2, "the others are the trainer's"
     model.eval()
     model(torch.ones(1, 2))
     assert watchdog._count == 2
