@@ -121,7 +121,7 @@ golden: setup ## Write the goldens (pipelines, graphs of the docs, the way of th
 	BATON_GOLDEN=1 $(PYTEST) tests/pipelines tests/goldens -k golden $(ARGS)
 
 docs: setup ## Write the recipe reference, its JSON Schema and the exactness matrix and its controls from the code
-	$(PY) -m baton.recipe.reference docs/recipe.md docs/recipe.schema.json
+	$(PY) -m tools.recipe_reference docs/recipe.md docs/recipe.schema.json
 	$(PY) -m tests.resume.matrix_table docs/matrix.md
 	$(PY) -m tests.resume.controls_table docs/controls.md
 	$(PY) -m tests.gallery docs/gallery.md

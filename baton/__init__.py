@@ -42,7 +42,7 @@ _PLACES = {
     "LoadedRecipe": "source.prepare",
     "LocalRun": "api",
     "Outcome": "train.chunk",
-    "Recipe": "recipe",
+    "Recipe": "recipe.recipe",
     "Report": "api",
     "Result": "local.results",
     "Submission": "kubeflow.submit",

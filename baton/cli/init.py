@@ -20,7 +20,7 @@ from baton.recipe.recipe import Recipe
 from baton.runs.documents import Survey
 from baton.source import prepare, starter
 from baton.source.origin import STDIN, RecipeSource
-from baton.source.starter import SCRATCH, Plan
+from baton.source.starter import SCRATCH, StarterPlan
 from baton.store import sources
 
 import_app = typer.Typer(
@@ -79,7 +79,7 @@ def init(
             _refuse_file(output, force)
         folder = os.path.dirname(os.path.abspath(output or "recipe.yaml"))
 
-        def written(lengths: list[int]) -> tuple[Plan, str]:
+        def written(lengths: list[int]) -> tuple[StarterPlan, str]:
             plan = starter.plan(survey, method, start, full=full, teacher=teacher, lengths=lengths, source=label)
             there = [_reach(source, folder) for source in found]
             base = _reach(start, folder) if os.path.isdir(start) else start
@@ -112,7 +112,7 @@ def init(
             _explain(plan, survey, usable, text, output)
 
 
-def _explain(plan: Plan, survey: Survey, usable: list[str], text: str, target: str | None) -> None:
+def _explain(plan: StarterPlan, survey: Survey, usable: list[str], text: str, target: str | None) -> None:
     if not target:
         typer.echo(text, nl=False)
     rows = f"{survey.rows:,} rows" if survey.rows is not None else "rows"

@@ -18,7 +18,7 @@ from baton.errors import UserError
 from baton.models import chat, generate, loading, metrics, pinned, rewards, user_code
 from baton.models.metrics import Array, Better, Figure, constant_figure, mean_figure, quotient, ratio_figure
 from baton.models.train_rows import IGNORED
-from baton.recipe import recipe as extras
+from baton.recipe import extras
 from baton.recipe.evaluation import Tasks
 from baton.recipe.recipe import Recipe
 from baton.recipe.run import Trust

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from baton.errors import UserError
-from baton.recipe import recipe as extras
+from baton.recipe import extras
 from baton.recipe.recipe import Recipe
 from baton.store.storage import Storage
 

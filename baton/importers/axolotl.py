@@ -87,11 +87,7 @@ ATTENTION = {"flash": "flash_attention_2", "sdp": "sdpa", "flex": "flex_attentio
 
 
 def _choose(draft: RecipeDraft) -> tuple[str, Document]:
-    """Returns the training method, and settings that follow from its name.
-
-    Raises:
-        UserError: Baton has nothing like the method.
-    """
+    """Returns the training method, and settings that follow from its name."""
     rl = str(draft.get("rl") or "")
     if draft.has("process_reward_model"):
         raise draft.wrong("process_reward_model", "no reward per step, which Baton does not train", "Remove it.")
@@ -122,11 +118,7 @@ def _dpo(draft: RecipeDraft) -> None:
 
 
 def _grpo(draft: RecipeDraft) -> None:
-    """Sets what judges completions: axolotl finds functions by `module.function`, in the folder it runs in.
-
-    Raises:
-        UserError: there is no reward function.
-    """
+    """Sets what judges completions: axolotl finds functions by `module.function`, in the folder it runs in."""
     key = "trl.reward_funcs"
     names = read(draft, key, words, [])
     if not names or not all("." in name.strip(".") for name in names):
@@ -367,31 +359,42 @@ def _evaluation_tasks(draft: RecipeDraft) -> None:
         draft.put("evaluation.tasks.few_shot", int(examples))
 
 
-TRAINER = OtherTrainer(
-    tool="axolotl",
-    model="base_model",
-    nested=("datasets", "test_datasets", "pretraining_dataset", "trl", "bnb_config_kwargs"),
-    micro=(MICRO, 1),
-    product="batch_size",
-    epochs=("num_epochs", 1.0),
-    warmup=0.03,
-    held_out="val_set_size",
-    per_epoch=("evals_per_epoch", "saves_per_epoch"),
-    evaluates=True,
-    patience="early_stopping_patience",
-    scheduler="lr_scheduler",
-    assumed={"training.lr_scheduler": "cosine", "training.optimizer": "adamw_torch_fused"},
-    choose=_choose,
-    methods=TABLES["methods"],
-    weights=_weights,
-    data=axolotl_rows.data,
-    arithmetic=_arithmetic,
-    results=_results,
-    keys={
+def _convert(draft: RecipeDraft) -> None:
+    method = common.begin(draft, *_choose(draft), TABLES["methods"])
+    common.batch(draft, MICRO, 1, "batch_size")
+    common.fit_memory(draft, method)
+    common.length(draft, "num_epochs", 1.0)
+    common.warmup(draft)
+    draft.assume("training.warmup_steps", 0.03)
+    if method == "kto":
+        common.fit_kto(draft, MICRO)
+    _weights(draft, method)
+    axolotl_rows.data(draft, method)
+    common.held_out(draft, "val_set_size")
+    common.by_epoch(draft, "evals_per_epoch", "saves_per_epoch")
+    common.evaluations(draft, by_default=True)
+    common.checkpoints(draft)
+    common.early_stopping(draft, "early_stopping_patience")
+    common.best(draft)
+    common.order(draft, method)
+    _arithmetic(draft, method)
+    common.betas(draft)
+    common.compilation(draft)
+    _results(draft, method)
+    entries = {
         **common.TABLES["keys"],
         **TABLES["keys"],
         **dict.fromkeys(("special_tokens", "tokens", "added_tokens_overrides", "eot_tokens"), common.settle_tokens),
         "plugins": _plugins,
         "shuffle_merged_datasets": _shuffled,
-    },
+    }
+    assumed = {"training.lr_scheduler": "cosine", "training.optimizer": "adamw_torch_fused"}
+    common.finish(draft, entries, "lr_scheduler", assumed)
+
+
+TRAINER = OtherTrainer(
+    tool="axolotl",
+    model="base_model",
+    nested=("datasets", "test_datasets", "pretraining_dataset", "trl", "bnb_config_kwargs"),
+    convert=_convert,
 )

@@ -317,11 +317,7 @@ TOO_LONG: dict[str, dict[str, object]] = {
 
 
 def data(draft: RecipeDraft, method: str) -> None:
-    """Sets source, format and columns, and what part of a row counts.
-
-    Raises:
-        UserError: there is no data set.
-    """
+    """Sets source, format and columns, and what part of a row counts."""
     name = "pretraining_dataset" if draft.keys("pretraining_dataset") else "datasets"
     starts = _entries(draft, name)
     if not starts and draft.has("pretraining_dataset"):

@@ -7,9 +7,11 @@ import re
 from typing import Literal
 
 from baton.importers import sources
-from baton.importers.draft import KeyResult, RecipeDraft
+from baton.importers.draft import Document, KeyResult, RecipeDraft
 from baton.importers.parse import (
     Carried,
+    Table,
+    apply_table,
     boolean,
     choice,
     fill,
@@ -56,6 +58,27 @@ TABLES = tables(
         ),
     },
 )
+
+
+def begin(draft: RecipeDraft, method: str, settings: Document, entries: Table) -> str:
+    """Sets the training method with its own settings, and returns it."""
+    draft.put("training.method", method)
+    for name, value in settings.items():
+        draft.put(f"training.{method}.{name}", value)
+    fill(draft, entries)
+    return method
+
+
+def finish(draft: RecipeDraft, entries: Table, scheduler_key: str, assumed: Document) -> None:
+    """Handles the keys that are left, and writes out the other trainer's defaults that are not Baton's."""
+    apply_table(draft, entries)
+    if draft.peek("training.lr_scheduler") == "reduce_lr_on_plateau" and not _is_evaluated(draft):
+        draft.document["training"].pop("lr_scheduler")
+        remedy = "set evaluation.every or per_epoch and training.lr_scheduler; linear is used"
+        draft.unsupported(scheduler_key, f"it looks at evaluations: {remedy}")
+    for path, value in assumed.items():
+        draft.assume(path, value)
+    draft.put("resources.gpus", 1)
 
 
 def lora(draft: RecipeDraft, kind_key: str, rank_key: str, *, alpha: int | None, rate: float) -> None:
@@ -299,15 +322,6 @@ def best(draft: RecipeDraft) -> None:
         metric = str(draft.get("metric_for_best_model", "loss")).removeprefix("eval_")
         if metric == "loss":
             draft.carry("export.checkpoint", "metric_for_best_model", "greater_is_better")
-
-
-def plateau(draft: RecipeDraft, key: str) -> None:
-    """Takes back a schedule that looks at evaluations where there are none."""
-    if draft.peek("training.lr_scheduler") == "reduce_lr_on_plateau" and not _is_evaluated(draft):
-        draft.document["training"].pop("lr_scheduler")
-        draft.unsupported(
-            key, "it looks at evaluations: set evaluation.every or per_epoch and training.lr_scheduler; linear is used"
-        )
 
 
 def settle_tokens(draft: RecipeDraft, key: str) -> None:

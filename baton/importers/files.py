@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 from pydantic import BaseModel
 
 from baton.errors import UserError
-from baton.importers import common
 from baton.importers.draft import Document, KeyResult, RecipeDraft
-from baton.importers.parse import Table, apply_table, fill
 from baton.recipe import load, yaml_text
 from baton.recipe.recipe import Recipe
 from baton.recipe.run import ASK, code_in
@@ -23,91 +21,19 @@ from baton.recipe.training import SECTIONS
 
 @dataclass(frozen=True, kw_only=True)
 class OtherTrainer:
-    """A trainer whose files can be imported: what its keys are called, and what it takes where they are left out.
+    """A trainer whose files can be imported.
 
     Attributes:
         tool: Its name.
         model: Key of the base model.
         nested: Keys whose sections are taken apart.
-        micro: Key of the rows per forward pass, and their number by default.
-        product: Key of the rows per optimizer step, where it can be given in place of the passes.
-        epochs: Key of the passes over the rows, and their number by default.
-        warmup: Share of the steps that are warm-up by default; None for Baton's own.
-        held_out: Key of the share of rows that are held out.
-        per_epoch: Keys of the evaluations and of the checkpoints in an epoch.
-        evaluates: Whether `eval_steps` alone turns evaluation on.
-        patience: Key of early stopping.
-        scheduler: Key of the learning-rate schedule.
-        assumed: Other defaults that are not Baton's, by the recipe's path.
-        choose: Returns the training method, and settings that follow from its name there.
-        methods: What becomes of the methods' own settings.
-        weights: Sets adapter, types and trained parameters.
-        data: Sets where rows are, and what part of them counts.
-        arithmetic: Sets attention, recomputation and what else of the schedule is the trainer's own.
-        results: Sets what is measured, and where the model goes.
-        keys: What becomes of all other keys.
+        convert: Fills a recipe and handles each key of the file. Later steps look at what earlier ones have set.
     """
 
     tool: str
     model: str
     nested: tuple[str, ...] = ()
-    micro: tuple[str, int]
-    product: str | None = None
-    epochs: tuple[str, float]
-    warmup: float | None = None
-    held_out: str
-    per_epoch: tuple[str, str] | None = None
-    evaluates: bool
-    patience: str
-    scheduler: str
-    assumed: Mapping[str, object] = field(default_factory=dict)
-    choose: Callable[[RecipeDraft], tuple[str, Document]]
-    methods: Table
-    weights: Callable[[RecipeDraft, str], None]
-    data: Callable[[RecipeDraft, str], None]
-    arithmetic: Callable[[RecipeDraft, str], None]
-    results: Callable[[RecipeDraft, str], None]
-    keys: Table
-
-    def convert(self, draft: RecipeDraft) -> None:
-        """Fills a recipe and handles each key of the file. Later steps look at what earlier ones have set.
-
-        Raises:
-            UserError: the file is another kind of file, or asks for what Baton cannot do at all.
-        """
-        method, settings = self.choose(draft)
-        draft.put("training.method", method)
-        for name, value in settings.items():
-            draft.put(f"training.{method}.{name}", value)
-        fill(draft, self.methods)
-        micro = self.micro[0]
-        common.batch(draft, micro, self.micro[1], self.product)
-        common.fit_memory(draft, method)
-        common.length(draft, *self.epochs)
-        common.warmup(draft)
-        if self.warmup is not None:
-            draft.assume("training.warmup_steps", self.warmup)
-        if method == "kto":
-            common.fit_kto(draft, micro)
-        self.weights(draft, method)
-        self.data(draft, method)
-        common.held_out(draft, self.held_out)
-        if self.per_epoch:
-            common.by_epoch(draft, *self.per_epoch)
-        common.evaluations(draft, by_default=self.evaluates)
-        common.checkpoints(draft)
-        common.early_stopping(draft, self.patience)
-        common.best(draft)
-        common.order(draft, method)
-        self.arithmetic(draft, method)
-        common.betas(draft)
-        common.compilation(draft)
-        self.results(draft, method)
-        apply_table(draft, self.keys)
-        common.plateau(draft, self.scheduler)
-        for path, value in self.assumed.items():
-            draft.assume(path, value)
-        draft.put("resources.gpus", 1)
+    convert: Callable[[RecipeDraft], None]
 
 
 MODELS = {"base_model": "axolotl", "model_name_or_path": "LLaMA-Factory"}
@@ -118,11 +44,7 @@ SECRET = re.compile(r"token$|secret|password|api_key|webhook", re.IGNORECASE)
 
 
 def draft_of(trainer: OtherTrainer, file: str, target: str) -> RecipeDraft:
-    """Returns what becomes of a trainer's file; `target` is the folder in which the recipe will be.
-
-    Raises:
-        UserError: the file cannot be read, or asks for what cannot be meant.
-    """
+    """Returns what becomes of a trainer's file; `target` is the folder in which the recipe will be."""
     draft = RecipeDraft(
         flatten(load_file(file, trainer.tool), trainer.nested), tool=trainer.tool, origin=file, target=target
     )
@@ -146,11 +68,7 @@ def _without_model(draft: RecipeDraft, key: str) -> UserError:
 
 
 def load_file(path: str, tool: str) -> Document:
-    """Reads a file of another trainer.
-
-    Raises:
-        UserError: it is missing, not YAML, or does not hold keys and values.
-    """
+    """Reads a file of another trainer."""
     file = Path(path)
     if not os.path.isfile(path):
         raise UserError(f"{path!r} is not a file.", remedy=f"Give the path of a training file of {tool}.")
@@ -200,11 +118,7 @@ def shown(key: str, value: object) -> str:
 
 
 def recipe_of(draft: RecipeDraft) -> Recipe:
-    """Returns the recipe, checked.
-
-    Raises:
-        UserError: what the file asks for is no valid recipe; the message names the recipe's keys.
-    """
+    """Returns the recipe, checked."""
     document = {"name": name_for(draft.origin), **draft.document}
     if code_in(document):
         document["trust"] = ASK

@@ -222,11 +222,7 @@ MIXED = (
 
 
 def data(draft: RecipeDraft, method: str) -> None:
-    """Sets source, format and columns, and what part of a row counts.
-
-    Raises:
-        UserError: there is no data set, or `dataset_info.json` is broken.
-    """
+    """Sets source, format and columns, and what part of a row counts."""
     names = read(draft, "dataset", words, [])
     if not names:
         raise UserError(f"{draft.origin}: dataset is missing.", remedy="Name the data sets to train on.")
@@ -437,11 +433,7 @@ RATE = 5e-5
 
 
 def _choose(draft: RecipeDraft) -> tuple[str, Document]:
-    """Returns the training method, and settings that follow from stage and loss.
-
-    Raises:
-        UserError: Baton has nothing like the stage.
-    """
+    """Returns the training method, and settings that follow from stage and loss."""
     stage = str(draft.get("stage", "sft"))
     if stage == "ppo":
         raise UserError(
@@ -543,7 +535,7 @@ def _quantization(draft: RecipeDraft) -> None:
         draft.put("model.quantization.double", double, "double_quantization")
 
 
-def _arithmetic(draft: RecipeDraft, method: str) -> None:
+def _arithmetic(draft: RecipeDraft) -> None:
     """Sets attention and what is recomputed."""
     off, path = "disable_gradient_checkpointing", "training.gradient_checkpointing"
     draft.put(path, not read(draft, off, boolean, False), off)
@@ -553,12 +545,6 @@ def _arithmetic(draft: RecipeDraft, method: str) -> None:
         draft.put("model.attention", ATTENTION[chosen], "flash_attn")
     elif chosen == "auto":
         draft.carry("model.attention", "flash_attn")
-
-
-def _results(draft: RecipeDraft, method: str) -> None:
-    """Sets what the model writes and what is measured over it, and where it goes."""
-    _generation(draft, method)
-    _hub(draft)
 
 
 def _generation(draft: RecipeDraft, method: str) -> None:
@@ -614,27 +600,36 @@ def _hub(draft: RecipeDraft) -> None:
         draft.put("export.hub.private", read(draft, private, boolean), private)
 
 
-TRAINER = OtherTrainer(
-    tool="LLaMA-Factory",
-    model="model_name_or_path",
-    micro=("per_device_train_batch_size", 8),
-    epochs=("num_train_epochs", 3.0),
-    held_out="val_size",
-    evaluates=False,
-    patience="early_stopping_steps",
-    scheduler="lr_scheduler_type",
-    assumed={"training.learning_rate": RATE, "data.max_length": 2048},
-    choose=_choose,
-    methods=TABLES["methods"],
-    weights=_weights,
-    data=data,
-    arithmetic=_arithmetic,
-    results=_results,
-    keys={
+def _convert(draft: RecipeDraft) -> None:
+    method = common.begin(draft, *_choose(draft), TABLES["methods"])
+    common.batch(draft, "per_device_train_batch_size", 8, None)
+    common.fit_memory(draft, method)
+    common.length(draft, "num_train_epochs", 3.0)
+    common.warmup(draft)
+    if method == "kto":
+        common.fit_kto(draft, "per_device_train_batch_size")
+    _weights(draft, method)
+    data(draft, method)
+    common.held_out(draft, "val_size")
+    common.evaluations(draft, by_default=False)
+    common.checkpoints(draft)
+    common.early_stopping(draft, "early_stopping_steps")
+    common.best(draft)
+    common.order(draft, method)
+    _arithmetic(draft)
+    common.betas(draft)
+    common.compilation(draft)
+    _generation(draft, method)
+    _hub(draft)
+    entries = {
         **common.TABLES["keys"],
         **TABLES["keys"],
         **dict.fromkeys(("add_tokens", "add_special_tokens", "new_special_tokens"), common.settle_tokens),
         **dict.fromkeys(("num_beams", "eval_num_beams"), _beams),
         "report_to": _tracking,
-    },
-)
+    }
+    assumed = {"training.learning_rate": RATE, "data.max_length": 2048}
+    common.finish(draft, entries, "lr_scheduler_type", assumed)
+
+
+TRAINER = OtherTrainer(tool="LLaMA-Factory", model="model_name_or_path", convert=_convert)

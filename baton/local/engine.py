@@ -26,8 +26,7 @@ from baton.events import Error, Event
 from baton.local import forkserver, processes
 from baton.local.processes import StageRepaired, error_of
 from baton.machine import cache_dir
-from baton.recipe import load
-from baton.recipe import recipe as extras
+from baton.recipe import extras, load
 from baton.recipe.recipe import Recipe
 from baton.source import credentials, prepare
 

@@ -311,9 +311,7 @@ class Drill:
         on_event: Callable[[Event], None] = lambda event: None,
         on_kill: Callable[[Kill], None] = lambda kill: None,
     ) -> None:
-        document = recipe.model_dump(mode="json")
-        document["tracking"]["mlflow"] = None
-        self.recipe = load.validate(document, origin=recipe.name)
+        self.recipe = load.with_values(recipe, {"tracking.mlflow": None})
         self.wanted, self.name, self.launch = kills, name, launch
         self.kills: list[Kill] = []
         self.usual: dict[str, list[float]] = {}

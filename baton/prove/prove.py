@@ -49,9 +49,7 @@ def parse_processes(text: str | None, recipe: Recipe) -> list[int]:
 
 def set_num_processes(run: Run, recipe: Recipe, processes: int) -> None:
     """Has so many processes train a run's next chunk."""
-    document = recipe.model_dump(mode="json")
-    document["training"]["parallel"]["processes"] = processes
-    run.create(load.validate(document, origin=recipe.name))
+    run.create(load.with_values(recipe, {"training.parallel.processes": processes}))
 
 
 _WEIGHTS = re.compile(r"(adapter_)?model(-\d+-of-\d+)?\.safetensors")

@@ -10,9 +10,6 @@ from pydantic import BeforeValidator, Field, TypeAdapter, field_validator, model
 from baton.machine import PROMISED_GPUS
 from baton.recipe.base import Quantity, Section, duration, seconds
 
-# --- What the pods ask for.
-
-
 MAX_NODES = 512
 """A job's pods are told apart by their logs and states, which the chunk's pod looks at every few seconds."""
 
@@ -167,9 +164,6 @@ class Resources(Section):
             "baton/recipe": recipe_name,
             **self.labels,
         }
-
-
-# --- One run in several processes.
 
 
 MAX_PROCESSES = 64

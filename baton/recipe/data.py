@@ -10,9 +10,6 @@ from pydantic import Field, field_validator, model_validator
 
 from baton.recipe.base import Fraction, Positive, Section
 
-# --- What is looked for in the rows before a GPU is paid for.
-
-
 Action = Literal["off", "warn", "fix", "fail"]
 """`warn` says what was found, `fix` mends or drops the rows and keeps them with the reason, `fail` ends the run."""
 
@@ -56,9 +53,6 @@ class Quality(Section):
     """Share of rows that may be cut before `truncation` speaks up."""
     least_rows: Positive | None = None
     """Training rows below which `few_rows` speaks up; by the method when left out."""
-
-
-# --- Rows to learn from.
 
 
 COLUMNS = (

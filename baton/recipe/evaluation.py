@@ -12,9 +12,6 @@ from baton.recipe.base import Fraction, Name, Positive, Section
 from baton.recipe.methods import AGAINST_BASELINE, SPECS
 from baton.recipe.run import Hook, shorthand
 
-# --- How the result is judged.
-
-
 Metric = Literal["exact_match", "numeric_match", "bleu", "chrf", "rouge", "bertscore"]
 
 ROUGE = ("rouge1", "rouge2", "rougeL")
@@ -119,11 +116,7 @@ class Evaluation(Section):
         ]
 
     def check_gate(self, method: str) -> None:
-        """Makes sure that each line of the gate is on a figure that there will be.
-
-        Raises:
-            ValueError: there is none of that name.
-        """
+        """Makes sure that each line of the gate is on a figure that there will be."""
         known = self.figures(method)
         for name, line in self.gate.items():
             of_task = self.tasks and "." in name
@@ -160,9 +153,6 @@ def _near_line(line: str) -> str | None:
     meant = re.sub(r"([\d.]+)\s*\*?\s*(baseline|production)", r"\2 * \1", meant)
     meant = " ".join(meant.split())
     return meant if GATE.fullmatch(meant) else None
-
-
-# --- What is handed out at the end.
 
 
 ExportFormat = Literal["safetensors", "adapter", "gguf", "onnx", "mlflow", "oci", "kserve"]

@@ -21,73 +21,47 @@ from pydantic import BaseModel, ValidationError
 from baton.recipe.recipe import Recipe
 from baton.recipe.yaml_text import brief, lookalikes, plain
 
-# --- Names that a recipe has for what people know by another: of other trainers, and of our own other sections.
-
-
 ELSEWHERE = {
-    "base_model": "model.base",
-    "model_id": "model.base",
-    "model_name": "model.base",
-    "model_name_or_path": "model.base",
-    "tokenizer_name": "model.tokenizer.base",
-    "torch_dtype": "model.dtype",
-    "attn_implementation": "model.attention",
-    "load_in_4bit": "model.quantization.bits",
-    "load_in_8bit": "model.quantization.bits",
-    "dataset": "data.source",
-    "dataset_name": "data.source",
-    "dataset_path": "data.source",
-    "datasets": "data.source",
-    "path": "data.source",
-    "train_file": "data.source",
-    "column_mapping": "data.columns",
-    "cutoff_len": "data.max_length",
-    "max_seq_len": "data.max_length",
-    "max_seq_length": "data.max_length",
-    "sequence_len": "data.max_length",
-    "eval_ratio": "data.split.eval",
-    "test_size": "data.split.eval",
-    "val_set_size": "data.split.eval",
-    "val_size": "data.split.eval",
-    "sample_packing": "data.packing",
-    "lora": "adapter",
-    "lora_alpha": "adapter.alpha",
-    "lora_dropout": "adapter.dropout",
-    "lora_r": "adapter.r",
-    "lora_rank": "adapter.r",
-    "lora_target_modules": "adapter.target_modules",
-    "peft": "adapter",
-    "rank": "adapter.r",
-    "targets": "adapter.target_modules",
-    "use_dora": "adapter.dora",
-    "use_rslora": "adapter.rslora",
-    "bf16": "training.precision",
-    "fp16": "training.precision",
-    "effective_batch_size": "training.batch_size",
-    "global_batch_size": "training.batch_size",
-    "gradient_accumulation_steps": "training.micro_batch_size",
-    "per_device_train_batch_size": "training.micro_batch_size",
-    "learning_rate_scheduler": "training.lr_scheduler",
-    "lr": "training.learning_rate",
-    "lr_scheduler_type": "training.lr_scheduler",
-    "scheduler": "training.lr_scheduler",
-    "num_epochs": "training.epochs",
-    "num_train_epochs": "training.epochs",
-    "num_steps": "training.max_steps",
-    "steps": "training.max_steps",
-    "optim": "training.optimizer",
-    "stage": "training.method",
-    "warmup_ratio": "training.warmup_steps",
-    "logging_steps": "training.log_every",
-    "max_new_tokens": "evaluation.max_new_tokens",
-    "save_steps": "chunks.checkpoint_every",
-    "num_chunks": "chunks.count",
-    "save_total_limit": "chunks.keep.last",
-    "eval_steps": "evaluation.every",
-    "output_dir": "store.uri",
-    "report_to": "tracking",
-    "gpu": "resources.gpus",
-    "num_gpus": "resources.gpus",
+    name: path
+    for path, names in {
+        "model.base": "base_model model_id model_name model_name_or_path",
+        "model.tokenizer.base": "tokenizer_name",
+        "model.dtype": "torch_dtype",
+        "model.attention": "attn_implementation",
+        "model.quantization.bits": "load_in_4bit load_in_8bit",
+        "data.source": "dataset dataset_name dataset_path datasets path train_file",
+        "data.columns": "column_mapping",
+        "data.max_length": "cutoff_len max_seq_len max_seq_length sequence_len",
+        "data.split.eval": "eval_ratio test_size val_set_size val_size",
+        "data.packing": "sample_packing",
+        "adapter": "lora peft",
+        "adapter.alpha": "lora_alpha",
+        "adapter.dropout": "lora_dropout",
+        "adapter.r": "lora_r lora_rank rank",
+        "adapter.target_modules": "lora_target_modules targets",
+        "adapter.dora": "use_dora",
+        "adapter.rslora": "use_rslora",
+        "training.precision": "bf16 fp16",
+        "training.batch_size": "effective_batch_size global_batch_size",
+        "training.micro_batch_size": "gradient_accumulation_steps per_device_train_batch_size",
+        "training.lr_scheduler": "learning_rate_scheduler lr_scheduler_type scheduler",
+        "training.learning_rate": "lr",
+        "training.epochs": "num_epochs num_train_epochs",
+        "training.max_steps": "num_steps steps",
+        "training.optimizer": "optim",
+        "training.method": "stage",
+        "training.warmup_steps": "warmup_ratio",
+        "training.log_every": "logging_steps",
+        "evaluation.max_new_tokens": "max_new_tokens",
+        "chunks.checkpoint_every": "save_steps",
+        "chunks.count": "num_chunks",
+        "chunks.keep.last": "save_total_limit",
+        "evaluation.every": "eval_steps",
+        "store.uri": "output_dir",
+        "tracking": "report_to",
+        "resources.gpus": "gpu num_gpus",
+    }.items()
+    for name in names.split()
 }
 """Key of other trainers, or one that is easily taken for ours → dotted path of what it is called here."""
 
@@ -114,9 +88,6 @@ SHORT = {
     "training": ("method",),
 }
 """Section → the fields that a plain value in its place is likely meant for, the likeliest first."""
-
-
-# --- A problem that pydantic has found in a recipe, in one line with the path, the value and what to write instead.
 
 
 LIKE = 0.8

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import json
-import typing
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from baton.recipe import explain, yaml_text
 from baton.recipe.recipe import Recipe, check_effects
 
 MOST_PROBLEMS = 50
-"""Problems that a message tells of."""
+"""Problems that a message tells of: each is compared with all keys there are, which takes a while."""
 
 
 class _Read(dict[str, Any]):
@@ -27,37 +27,13 @@ class _Read(dict[str, Any]):
     overrides: tuple[str, ...] = ()
 
 
-def _written(document: typing.Mapping[str, Any], location: tuple[str | int, ...]) -> str | None:
-    """Returns how a scalar of a recipe is written, None where that is not known."""
-    if not isinstance(document, _Read):
-        return None
-    path = ".".join(map(str, location))
-    changes = [change.partition("=") for change in document.overrides]
-    for changed, _, text in reversed(changes):
-        if changed.strip() == path:
-            return text.strip()
-    return yaml_text.written(document.text, location)
-
-
-def load(path: str, overrides: typing.Sequence[str] = ()) -> Recipe:
-    """Reads a recipe file and checks it.
-
-    Args:
-        path: YAML file.
-        overrides: `dotted.path=value` strings, the value in YAML, applied in order.
-
-    Raises:
-        UserError: the file is missing or not YAML, a key is unknown or a value does not fit.
-    """
+def load(path: str, overrides: Sequence[str] = ()) -> Recipe:
+    """Reads a recipe file and checks it; `overrides` are `dotted.path=value`, the value in YAML, applied in order."""
     return validate(read(path, overrides), origin=path)
 
 
-def read(path: str, overrides: typing.Sequence[str] = ()) -> dict[str, Any]:
-    """Reads a recipe file as plain values, not checked yet; see `load`.
-
-    Raises:
-        UserError: the file is missing or not YAML, or an override is malformed.
-    """
+def read(path: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """Reads a recipe file as plain values, not checked yet; see `load`."""
     file = Path(path)
     if not file.is_file():
         raise UserError(f"recipe {path!r} is not a file.", remedy="Give the path of a YAML recipe.")
@@ -65,29 +41,20 @@ def read(path: str, overrides: typing.Sequence[str] = ()) -> dict[str, Any]:
 
 
 def decode(data: bytes, *, origin: str) -> str:
-    """Returns the text of a recipe.
-
-    Raises:
-        UserError: it is in an encoding that YAML is not written in.
-    """
+    """Returns the text of a recipe, from an encoding that YAML is written in."""
     try:
         return yaml_text.decode(data)
     except yaml.YAMLError as error:
         raise UserError(f"recipe {origin!r} is not YAML: {error}.") from None
 
 
-def parse(
-    source: str | typing.Mapping[str, Any], overrides: typing.Sequence[str] = (), *, origin: str
-) -> dict[str, Any]:
-    """Reads a recipe as plain values, not checked yet; see `read`.
+def parse(source: str | Mapping[str, Any], overrides: Sequence[str] = (), *, origin: str) -> dict[str, Any]:
+    """Reads a recipe as plain values, not checked yet.
 
     Args:
         source: YAML, or plain values, which are not changed.
         overrides: `dotted.path=value` strings.
-        origin: What messages call it.
-
-    Raises:
-        UserError: the text is not YAML, or an override is malformed.
+        origin: The recipe's name in messages.
     """
     try:
         document = yaml_text.load(source) if isinstance(source, str) else copy.deepcopy(dict(source))
@@ -107,15 +74,10 @@ def parse(
 
 
 def validate(document: dict[str, Any], *, origin: str) -> Recipe:
-    """Checks a recipe given as plain values.
-
-    Raises:
-        UserError: one message with a line per problem, each naming the dotted path.
-    """
+    """Checks a recipe given as plain values; one message has a line per problem, each naming the dotted path."""
     try:
         return Recipe.model_validate(document)
     except ValidationError as error:
-        # Each is compared with all keys there are, which for all keys of a file that is no recipe takes minutes.
         lines = [
             explain.explain(problem, document, functools.partial(_written, document, explain.place_of(problem)))
             for problem in map(dict, error.errors()[:MOST_PROBLEMS])
@@ -125,27 +87,38 @@ def validate(document: dict[str, Any], *, origin: str) -> Recipe:
         raise UserError("\n  ".join([f"recipe {origin!r} has {error.error_count()} problem(s):", *lines])) from None
 
 
-def require_effects(recipe: Recipe, *, origin: str) -> None:
-    """Checks that every setting of a recipe that somebody hands in does something where it stands.
+def _written(document: Mapping[str, Any], location: tuple[str | int, ...]) -> str | None:
+    """Returns how a scalar of a recipe is written, None where that is not known."""
+    if not isinstance(document, _Read):
+        return None
+    path = ".".join(map(str, location))
+    for changed, _, text in (change.partition("=") for change in reversed(document.overrides)):
+        if changed.strip() == path:
+            return text.strip()
+    return yaml_text.written(document.text, location)
 
-    Raises:
-        UserError: one does nothing.
-    """
+
+def require_effects(recipe: Recipe, *, origin: str) -> None:
+    """Checks that every setting of a recipe that somebody hands in does something where it stands."""
     try:
         check_effects(recipe)
     except ValueError as error:
         raise UserError(f"recipe {origin!r} has a setting without effect:\n  {error}") from None
 
 
-def with_overrides(recipe: Recipe, overrides: typing.Sequence[str]) -> Recipe:
-    """Returns a recipe with `dotted.path=value` changes, checked like any recipe.
-
-    Raises:
-        UserError: a change is malformed, or does not fit.
-    """
+def with_overrides(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
+    """Returns a recipe with `dotted.path=value` changes, checked like any recipe."""
     document = recipe.model_dump(mode="json")
     for override in overrides:
         _override(document, override)
+    return validate(document, origin=recipe.name)
+
+
+def with_values(recipe: Recipe, values: Mapping[str, object]) -> Recipe:
+    """Returns a recipe with plain values at dotted paths, checked like any recipe."""
+    document = recipe.model_dump(mode="json")
+    for path, value in values.items():
+        set_path(document, path, value)
     return validate(document, origin=recipe.name)
 
 
@@ -165,12 +138,7 @@ def loads(text: str) -> Recipe:
 
 
 def to_yaml(recipe: Recipe, *, only_set: bool = False) -> str:
-    """Returns the resolved recipe as YAML, for people.
-
-    Args:
-        recipe: The recipe.
-        only_set: Leave out what is as the schema has it anyway.
-    """
+    """Returns the resolved recipe as YAML, for people; with `only_set` without the schema's own defaults."""
     document = recipe.model_dump(mode="json", exclude_defaults=only_set)
     return yaml_text.dump(document, sort_keys=False, allow_unicode=True)
 

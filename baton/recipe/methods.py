@@ -24,9 +24,6 @@ from baton.recipe.base import Positive, Section
 from baton.recipe.model import NamedModel
 from baton.recipe.run import OBJECT, shorthand
 
-# --- What the rest of Baton knows of a training method: one value of `MethodSpec` for each.
-
-
 Rows = Literal["sequences", "pairs", "scored", "rated", "prompts"]
 """What tokenized rows are: a sequence with labels, a prompt with two answers, two whole texts, a prompt with one answer
 and its label, or a prompt as it is."""
@@ -118,9 +115,6 @@ START_COPY = SecondModel(name="reference")
 """A reference that is the model the run began with."""
 
 
-# --- Settings of methods that hold the model to a reference.
-
-
 Coefficient = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -141,9 +135,6 @@ class Referenced(Section):
     """How strongly the reference holds the model; 0 needs none."""
     sync_reference: SyncReference | None = None
     """Let the reference follow; it is then part of each checkpoint. Full weights only."""
-
-
-# --- Settings of methods that let the model write during training.
 
 
 REWARDS = ("numeric", "exact", "format", "length", "information_gain")
@@ -220,9 +211,6 @@ ROUND = {"step": "_step", "completions": "_buffered_inputs"}
 """What TRL's trainers that write keep between steps: micro-batches so far, and completions still to be trained on."""
 
 
-# --- Supervised fine-tuning.
-
-
 SFT_SPEC = MethodSpec(
     name="sft",
     formats=("text", "prompt-completion", "instruction", "messages", "sharegpt", "tool-calls"),
@@ -235,13 +223,7 @@ SFT_SPEC = MethodSpec(
 )
 
 
-# --- Next-token prediction on plain text.
-
-
 PRETRAIN_SPEC = replace(SFT_SPEC, name="pretrain", formats=("text",))
-
-
-# --- Reward modelling.
 
 
 class Reward(Section):
@@ -264,9 +246,6 @@ REWARD_SPEC = MethodSpec(
     figures=("loss", "accuracy", "margin"),
     logged={"margin": "score margin", "accuracy": "accuracy"},
 )
-
-
-# --- Direct preference optimisation.
 
 
 class DPO(Referenced):
@@ -329,9 +308,6 @@ DPO_SPEC = MethodSpec(
 )
 
 
-# --- Kahneman–Tversky optimisation.
-
-
 class KTO(Referenced):
     """Kahneman–Tversky optimisation on single answers that are good or bad (arXiv:2402.01306)."""
 
@@ -360,9 +336,6 @@ KTO_SPEC = MethodSpec(
     logged={"rewards/margins": "reward margin", "kl": "KL", "entropy": "entropy"},
     forkable=("beta", "desirable_weight", "undesirable_weight"),
 )
-
-
-# --- Contrastive preference optimisation.
 
 
 class CPO(Section):
@@ -396,9 +369,6 @@ CPO_SPEC = MethodSpec(
 )
 
 
-# --- Odds-ratio preference optimisation.
-
-
 class ORPO(Section):
     """Odds-ratio preference optimisation, without a reference (arXiv:2403.07691)."""
 
@@ -409,9 +379,6 @@ class ORPO(Section):
 
 
 ORPO_SPEC = replace(CPO_SPEC, name="orpo", settings=ORPO, forkable=("beta",))
-
-
-# --- Group-relative policy optimisation.
 
 
 class GRPO(Generation):
@@ -446,9 +413,6 @@ GRPO_SPEC = MethodSpec(
 )
 
 
-# --- REINFORCE with a leave-one-out baseline.
-
-
 class RLOO(Generation):
     """REINFORCE with a leave-one-out baseline (arXiv:2402.14740)."""
 
@@ -459,9 +423,6 @@ class RLOO(Generation):
 
 
 RLOO_SPEC = replace(GRPO_SPEC, name="rloo", settings=RLOO)
-
-
-# --- Distillation: a student learns from a teacher on what it writes itself.
 
 
 class Distillation(Completions):
@@ -491,12 +452,6 @@ DISTILLATION_SPEC = MethodSpec(
     logged={"completions/mean_length": "completion length", "entropy": "entropy"},
     forkable=("beta",),
 )
-
-
-# --- The training methods, all in this file, each with its settings and its `…_SPEC`; `SPECS` has all of them by name.
-#
-# Adding one: its section above, three lines below, its trainer in
-# `baton/train/methods/`, and its row in `tests/resume/matrix.py`.
 
 
 _ALL = (

@@ -9,8 +9,6 @@ from pydantic import Field, SerializerFunctionWrapHandler, field_validator, mode
 
 from baton.recipe.base import Positive, Section, require_pattern
 
-# --- What training starts from.
-
 
 class FromScratch(Section):
     """A model built from its configuration instead of a checkpoint."""
@@ -207,9 +205,6 @@ class Model(Section):
         if size and trained and size < trained.vocab_size:
             raise ValueError(f"from_scratch.vocab_size {size} is smaller than the tokenizer's {trained.vocab_size}")
         return self
-
-
-# --- Adapters.
 
 
 class Adapter(Section):

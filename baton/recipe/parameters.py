@@ -76,31 +76,62 @@ def apply_parameters(recipe: Recipe, values: Mapping[str, object], overrides: Ma
         values: As `given_parameters` returns them.
         overrides: Dotted path → value, as `--set` takes them. With phases a path changes what the phases share, as the
             recipe's top level does, and `PHASE.path` one of them. Whole numbers may have become floats on the way.
-
-    Raises:
-        UserError: a path is none, is fixed in the compiled file, says something else than a parameter, or changes
-            nothing; or the result is no recipe.
     """
     document = recipe.model_dump(mode="json")
     overrides = {key: restore_ints(value) for key, value in overrides.items()}
     given = {path: value for path, value in values.items() if value != _compiled(recipe, path)}
-    _require_one_meaning(given, overrides)
+    for path in given.keys() & overrides.keys():
+        if given[path] != overrides[path]:
+            raise UserError(
+                f"{path} is {overrides[path]!r} in overrides, and the parameter {NAMES[path]} says {given[path]!r}.",
+                remedy="Give one of the two.",
+            )
     for path, value in values.items():
         if path in given or not (path in LENGTH and overrides.keys() & set(LENGTH)):
             load.set_path(document, path, value)
-    _require_no_phase(recipe, given)
+    for path in given:
+        if recipe.phases and path.partition(".")[0] in MERGED_SECTIONS:
+            raise UserError(
+                f"{NAMES[path]} is given, and the recipe has phases.",
+                remedy=f"Give it in overrides: {path}, or {recipe.phases[0].name}.{path} for one of them.",
+            )
     if "model.base" in given:
-        _require_base(recipe)
+        if recipe.model.base is None:
+            raise UserError(
+                "base_model is given, and the recipe's model is trained from scratch.",
+                remedy="Leave it empty, or give the recipe a model.base instead of model.from_scratch.",
+            )
         document["model"]["revision"] = None  # a commit of the other one
     names = [phase.name for phase in recipe.phases]
     for key in sorted(overrides, key=lambda key: _phase_of(key, names) is not None):
         _override(document, key, overrides[key], names)
-    result = _validated(document)
-    _require_same_chunks(recipe, result)
+    phases = document["phases"]
+    for position, phase in enumerate(phases):  # so that a problem of a phase is told as that of a recipe is
+        part = phase_document(document, Phase.model_validate(phase), position, last=position == len(phases) - 1)
+        load.validate(part, origin=f"{ORIGIN}, phase {phase['name']}")
+    result = load.validate(document, origin=ORIGIN)
+    _require_same_graph(recipe, result)
     if overrides:
-        _require_same_stages(recipe, result)
         load.require_effects(result, origin=ORIGIN)
     return result
+
+
+def _require_same_graph(before: Recipe, after: Recipe) -> None:
+    """Makes sure that the compiled pipeline has the chunks and the stages of the changed recipe."""
+    for old, new in zip(before.phase_recipes() or [before], after.phase_recipes() or [after], strict=True):
+        was, now = (part.training.epochs or 1.0 for part in (old, new))
+        if new.chunks.count == "per-epoch" and was != now:
+            raise UserError(
+                f"training.epochs is {now:g}, and chunks.count is per-epoch: this pipeline was compiled with the "
+                f"chunks of {was:g} epoch(s).",
+                remedy=REMEDY,
+            )
+        if bool(old.evaluation.gate) != bool(new.evaluation.gate):
+            raise UserError(
+                "overrides: evaluation.gate cannot appear or go in a compiled pipeline: the gate is a stage; its "
+                "limits can be changed.",
+                remedy=REMEDY,
+            )
 
 
 def of_phase(recipe: Recipe, name: str) -> Recipe:
@@ -114,11 +145,7 @@ def of_phase(recipe: Recipe, name: str) -> Recipe:
 
 
 def require_undrawn(recipe: Recipe, values: Mapping[str, object], overrides: Mapping[str, object]) -> None:
-    """Makes sure that no parameter says what each trial of a sweep draws for itself.
-
-    Raises:
-        UserError: one does.
-    """
+    """Makes sure that no parameter says what each trial of a sweep draws for itself."""
     assert recipe.sweep
     given = [path for path, value in values.items() if value != _compiled(recipe, path)]
     for path in (*given, *overrides):
@@ -147,56 +174,6 @@ def _compiled(recipe: Recipe, path: str) -> object:
     if path == "training.epochs" and node is None and recipe.training.max_steps is None:
         return 1.0
     return node
-
-
-def _require_one_meaning(given: Mapping[str, object], overrides: Mapping[str, object]) -> None:
-    for path in given.keys() & overrides.keys():
-        if given[path] != overrides[path]:
-            raise UserError(
-                f"{path} is {overrides[path]!r} in overrides, and the parameter {NAMES[path]} says {given[path]!r}.",
-                remedy="Give one of the two.",
-            )
-
-
-def _require_no_phase(recipe: Recipe, given: Mapping[str, object]) -> None:
-    for path in given:
-        if recipe.phases and path.partition(".")[0] in MERGED_SECTIONS:
-            name = recipe.phases[0].name
-            raise UserError(
-                f"{NAMES[path]} is given, and the recipe has phases.",
-                remedy=f"Give it in overrides: {path}, or {name}.{path} for one of them.",
-            )
-
-
-def _require_base(recipe: Recipe) -> None:
-    if recipe.model.base is None:
-        raise UserError(
-            "base_model is given, and the recipe's model is trained from scratch.",
-            remedy="Leave it empty, or give the recipe a model.base instead of model.from_scratch.",
-        )
-
-
-def _require_same_chunks(before: Recipe, after: Recipe) -> None:
-    """Makes sure that a pipeline that was compiled with a chunk for each epoch trains as many."""
-    parts = zip(before.phase_recipes() or [before], after.phase_recipes() or [after], strict=True)
-    for old, new in parts:
-        was, now = (part.training.epochs or 1.0 for part in (old, new))
-        if new.chunks.count == "per-epoch" and was != now:
-            raise UserError(
-                f"training.epochs is {now:g}, and chunks.count is per-epoch: this pipeline was compiled with the "
-                f"chunks of {was:g} epoch(s).",
-                remedy=REMEDY,
-            )
-
-
-def _require_same_stages(before: Recipe, after: Recipe) -> None:
-    parts = zip(before.phase_recipes() or [before], after.phase_recipes() or [after], strict=True)
-    if any(bool(old.evaluation.gate) != bool(new.evaluation.gate) for old, new in parts):
-        raise UserError(
-            "overrides: evaluation.gate cannot appear or go in a compiled pipeline: the gate is a stage; its limits "
-            "can be changed.",
-            remedy=REMEDY,
-        )
 
 
 def _phase_of(key: str, names: list[str]) -> int | None:
@@ -253,12 +230,3 @@ def _own(document: dict[str, Any], phase: dict[str, Any], keys: list[str], key: 
     if len(rest) > 1 and rest[0] not in own and isinstance(shared, dict):
         own[rest[0]] = copy.deepcopy(shared)
     return phase
-
-
-def _validated(document: dict[str, Any]) -> Recipe:
-    """Returns the recipe; what is wrong with a phase is told as that of a recipe is."""
-    phases = document["phases"]
-    for position, phase in enumerate(phases):
-        part = phase_document(document, Phase.model_validate(phase), position, last=position == len(phases) - 1)
-        load.validate(part, origin=f"{ORIGIN}, phase {phase['name']}")
-    return load.validate(document, origin=ORIGIN)

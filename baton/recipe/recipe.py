@@ -1,4 +1,4 @@
-"""The whole recipe, the rules between its sections, and the extra packages that it needs.
+"""The whole recipe, and the rules between its sections.
 
 `check_rules` refuses a recipe that cannot be trained, wherever it is read. `check_effects` refuses settings without
 effect, in recipes that people hand in. A run that was started with such a setting has to resume.
@@ -6,36 +6,222 @@ effect, in recipes that people hand in. A run that was started with such a setti
 
 from __future__ import annotations
 
-import importlib.util
+import functools
+import json
 import math
 import re
-from collections.abc import Callable
-from typing import Self
+from collections.abc import Callable, Mapping
+from typing import Annotated, Self
 
-from pydantic import model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from baton.errors import UserError
-from baton.recipe.base import amount
-from baton.recipe.cluster import MAX_PROCESSES
-from baton.recipe.data import MAX_SHARDS
-from baton.recipe.evaluation import REGISTERED, Evaluation
+from baton.recipe.base import Name, Section, amount
+from baton.recipe.cluster import MAX_PROCESSES, Parallel, Resources
+from baton.recipe.data import MAX_SHARDS, Data
+from baton.recipe.evaluation import REGISTERED, Evaluation, Export
 from baton.recipe.methods import Referenced
-from baton.recipe.run import MAX_CHUNKS
-from baton.recipe.sections import Sections
-
-# --- What several processes can train together.
-
+from baton.recipe.model import Adapter, Model
+from baton.recipe.run import MAX_CHUNKS, Chunks, Hooks, Store, Tracking, Trust, shorthand
+from baton.recipe.search import Phase, Retrain, Search, ShortPhase, phase_document
+from baton.recipe.training import Training
 
 ZERO_OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd")
 """Optimizers that treat each number by itself, as DeepSpeed hands them all weights as one long row."""
 
+PLATEAU = ("reduce_lr_on_plateau", "greedy")
+"""Schedules that look at evaluations."""
 
-def check_nodes(recipe: Sections) -> None:
-    """Checks that a number of nodes that may vary leaves no trace, and that there is one.
+MAX_CHUNK_PROCESSES = 36
+"""Processes that may train one chunk: one that fails each time is to end before it has cost a day of a GPU."""
 
-    Raises:
-        ValueError: it does, or there is none; the message names the remedy.
-    """
+ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|file:|(databricks|databricks-uc|uc)(:|$)|[~.]?/|\.\./|[^:]+/")
+"""Beginning of an address of MLflow: a scheme, one of its own words, or a path."""
+
+
+class Recipe(Section):
+    """One training run, from rows to an exported model."""
+
+    name: Name
+    """Name of the pipeline and prefix of its runs: lower-case letters, digits, dashes."""
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    """Decides the split, the initial weights, the order of rows and every random draw."""
+    store: Annotated[Store, shorthand("uri")] = Store()
+    """Where runs and data live; `store: s3://bucket` is short for its `uri`."""
+    model: Model
+    """What training starts from."""
+    data: Data
+    """What it learns from."""
+    adapter: Adapter | None = None
+    """Train an adapter; the full weights when left out."""
+    training: Training = Training()
+    """How it learns."""
+    phases: list[ShortPhase] = []
+    """Several trainings one after the other, each starting from the model of the one before, such as
+    `[pretrain, sft, dpo]`; what the top level says holds for all. One training when left out."""
+    hooks: Hooks = Hooks()
+    """The user's own code."""
+    chunks: Chunks = Chunks()
+    """How the run is cut."""
+    evaluation: Evaluation = Evaluation()
+    """How it is judged."""
+    export: Export = Export()
+    """What comes out."""
+    resources: Resources = Resources()
+    """What the pods ask for."""
+    tracking: Tracking = Tracking()
+    """Where metrics go."""
+    retrain: Retrain = Retrain()
+    """What happens when data or recipe change."""
+    sweep: Search | None = None
+    """Many configurations compared, by `baton sweep`; the other commands leave it out."""
+    trust: Trust = None
+    """Of a recipe from elsewhere. `ask`: its code runs only where somebody gives `--trust`. Else the SHA-256 of each
+    file of code that somebody has consented to so, which Baton writes when it compiles, submits or runs the recipe;
+    other code is refused. Left out of a recipe of your own."""
+
+    @model_validator(mode="after")
+    def _sections_fit(self) -> Self:
+        check_rules(self)
+        return self
+
+    def phase_recipes(self) -> list[Recipe]:
+        """Returns a recipe for each phase, none where there are no phases.
+
+        Raises:
+            ValueError: a phase does not make a recipe; the message has a line per problem.
+        """
+        return list(_phase_recipes(json.dumps(self.model_dump(mode="json")))) if self.phases else []
+
+    @property
+    def num_chunks(self) -> int:
+        """Chunks of the run without spare ones."""
+        count = self.chunks.count
+        return math.ceil(self.training.epochs or 1.0) if count == "per-epoch" else count
+
+    @property
+    def slots(self) -> int:
+        """Chunks of the run, spare ones included."""
+        return self.num_chunks + self.chunks.spare
+
+    @property
+    def parallel(self) -> Parallel:
+        """How the processes share the work."""
+        return self.training.parallel or Parallel()
+
+    @property
+    def processes(self) -> int:
+        """Processes of a pod; with virtual workers as many as can share those evenly."""
+        workers = self.parallel.virtual_workers
+        return int(2 ** (min(self._asked, workers).bit_length() - 1)) if workers else self._asked
+
+    @property
+    def _asked(self) -> int:
+        asked = self.parallel.processes
+        return max(1, self.resources.gpus) if asked == "auto" else asked
+
+    @property
+    def world_size(self) -> int:
+        """Processes that train together, over all pods of a chunk; the most, where their number may vary."""
+        return self.processes * self.max_nodes
+
+    @property
+    def node_counts(self) -> list[int]:
+        """Numbers of pods that may train a chunk together, the largest first."""
+        nodes, workers = self.resources.nodes, self.parallel.virtual_workers
+        if isinstance(nodes, int):
+            return [nodes]
+        numbers = range(nodes.max, nodes.min - 1, -1)
+        return [number for number in numbers if workers and workers % (number * self.processes) == 0]
+
+    @property
+    def max_nodes(self) -> int:
+        """Pods that train a chunk together; the most, where their number may vary."""
+        nodes = self.resources.nodes
+        return max(self.node_counts, default=nodes if isinstance(nodes, int) else nodes.max)
+
+    @property
+    def workers(self) -> int:
+        """Into how many parts each step is cut: for the virtual workers, else for the processes."""
+        return self.parallel.virtual_workers or self.world_size
+
+    @property
+    def micro_batch_size_per_process(self) -> int:
+        """Rows per forward pass of a process; where `training.micro_batch_size` is left out, its share of a batch.
+
+        Raises:
+            UserError: it is `auto`, and no chunk has found it yet.
+        """
+        size = self.training.micro_batch_size
+        if size == "auto":
+            raise UserError(
+                "training.micro_batch_size is auto, and the first chunk has not found it yet.",
+                remedy="Let the first chunk run, or give a number.",
+            )
+        return size or self.training.batch_size // self.workers
+
+    @property
+    def evaluation_batch_size(self) -> int:
+        """Rows per forward pass of an evaluation; what it comes to differs by rounding between sizes."""
+        return self.evaluation.batch_size or self.micro_batch_size_per_process
+
+    @property
+    def gradient_accumulation_steps(self) -> int:
+        """Forward passes of each worker per optimizer step."""
+        return self.training.batch_size // (self.micro_batch_size_per_process * self.workers)
+
+    @property
+    def steps_per_generation(self) -> int:
+        """Forward passes of each worker over which a round of completions is spread."""
+        return self.training.round_size // (self.micro_batch_size_per_process * self.workers)
+
+    @property
+    def split(self) -> str:
+        """How a batch is split, in words."""
+        if self.training.micro_batch_size == "auto":
+            return "split as memory allows"
+        split = f"{self.gradient_accumulation_steps} x {self.micro_batch_size_per_process}"
+        if self.parallel.virtual_workers:
+            idle = self._asked - self.processes
+            rest = f", {idle} stay{'s' if idle == 1 else ''} idle" if idle else ""
+            most = "up to " if len(self.node_counts) > 1 else ""
+            return f"{split} for each of {self.workers} virtual workers in {most}{self.world_size} process(es){rest}"
+        return split if self.world_size == 1 else f"{split} in each of {self.world_size} processes"
+
+    @property
+    def needs_all_rows(self) -> str | None:
+        """What goes over all training rows in every chunk, so that `data.order` cannot be `blocks`; None for nothing.
+
+        Some of TRL's trainers prepare all rows when they are built; those that write, lengths and curriculum choose
+        from all of them.
+        """
+        training = self.training
+        if training.spec.needs_all_rows:
+            return training.method
+        if training.group_by_length:
+            return "training.group_by_length"
+        return "training.curriculum" if training.curriculum else None
+
+
+@functools.lru_cache(maxsize=8)
+def _phase_recipes(text: str) -> tuple[Recipe, ...]:
+    """Returns the recipes of the phases of a recipe, which is given as JSON: it is asked for them many times."""
+    document = json.loads(text)
+    recipes = []
+    for position, phase in enumerate(map(Phase.model_validate, document["phases"])):
+        last = position == len(document["phases"]) - 1
+        try:
+            recipes.append(Recipe.model_validate(phase_document(document, phase, position, last=last)))
+        except ValidationError as error:
+            problems = (
+                f"{'.'.join(map(str, x['loc']))}: {x['msg'].removeprefix('Value error, ')}" for x in error.errors()
+            )
+            raise ValueError(f"phase {phase.name}: {'; '.join(problems)}") from None
+    return tuple(recipes)
+
+
+def check_nodes(recipe: Recipe) -> None:
+    """Checks that a number of nodes that may vary leaves no trace, and that there is one."""
     nodes, workers, processes = recipe.resources.nodes, recipe.parallel.virtual_workers, recipe.processes
     if isinstance(nodes, int):
         return
@@ -53,12 +239,8 @@ def check_nodes(recipe: Sections) -> None:
         )
 
 
-def check_parallel(recipe: Sections) -> None:
-    """Checks that several processes can train what a recipe asks for.
-
-    Raises:
-        ValueError: they cannot; the message names the setting.
-    """
+def check_parallel(recipe: Recipe) -> None:
+    """Checks that several processes can train what a recipe asks for."""
     training, workers, accelerators = recipe.training, recipe.workers, recipe.resources.gpus
     of = f"{workers} {'virtual workers' if recipe.parallel.virtual_workers else 'processes'}"
     if training.micro_batch_size == "auto":
@@ -96,7 +278,7 @@ def check_parallel(recipe: Sections) -> None:
         raise ValueError("training.parallel.offload: only shards are held in memory; set strategy: fsdp or zero3")
 
 
-def _check_virtual(recipe: Sections) -> None:
+def _check_virtual(recipe: Recipe) -> None:
     training, workers, world = recipe.training, recipe.workers, recipe.world_size
     if workers % world:
         raise ValueError(
@@ -125,14 +307,18 @@ def _check_virtual(recipe: Sections) -> None:
             "each worker sees the rewards of its own part of a batch; leave it out",
         ),
     }
-    for what, (is_set, why) in refused.items():
-        if is_set:
-            raise ValueError(f"{what}: does not go with training.parallel.virtual_workers: {why}")
+    _refuse_beside("training.parallel.virtual_workers", refused)
     if training.generation:
         _check_groups(recipe, training.generation.num_generations)
 
 
-def _check_groups(recipe: Sections, num_generations: int) -> None:
+def _refuse_beside(setting: str, refused: Mapping[str, tuple[object, str]]) -> None:
+    for what, (is_set, why) in refused.items():
+        if is_set:
+            raise ValueError(f"{what}: does not go with {setting}: {why}")
+
+
+def _check_groups(recipe: Recipe, num_generations: int) -> None:
     """Checks that each virtual worker has all completions of its prompts."""
     workers, rows = recipe.workers, recipe.micro_batch_size_per_process
     if (rows * recipe.steps_per_generation) % num_generations:
@@ -144,7 +330,7 @@ def _check_groups(recipe: Sections, num_generations: int) -> None:
         )
 
 
-def _check_zero(recipe: Sections) -> None:
+def _check_zero(recipe: Recipe) -> None:
     training, strategy = recipe.training, recipe.parallel.strategy
     if training.precision == "fp16":
         raise ValueError(f"training.precision: fp16 was not tried with {strategy}; use bf16")
@@ -163,7 +349,7 @@ def _check_zero(recipe: Sections) -> None:
         )
 
 
-def _check_sharded(recipe: Sections) -> None:
+def _check_sharded(recipe: Recipe) -> None:
     training, strategy = recipe.training, recipe.parallel.strategy
     rewards = training.generation.rewards if training.generation else []
     refused = {
@@ -193,35 +379,13 @@ def _check_sharded(recipe: Sections) -> None:
             "the process that writes has no whole model; use ddp",
         ),
     }
-    for what, (is_set, why) in refused.items():
-        if is_set:
-            raise ValueError(f"{what}: does not go with training.parallel.strategy {strategy}: {why}")
+    _refuse_beside(f"training.parallel.strategy {strategy}", refused)
     if recipe.parallel.offload == "cpu" and not recipe.resources.gpus:
         raise ValueError("training.parallel.offload: without a GPU the shards are in the host's memory already")
 
 
-# --- Rules between the sections of a recipe.
-#
-# `check_rules` refuses what cannot be trained, wherever a recipe is read. `check_effects` refuses what is set and would
-# do nothing; it is for recipes that people hand in, as a run that was started with such a setting has to resume.
-
-
-PLATEAU = ("reduce_lr_on_plateau", "greedy")
-"""Schedules that look at evaluations."""
-
-MAX_CHUNK_PROCESSES = 36
-"""Processes that may train one chunk: one that fails each time is to end before it has cost a day of a GPU."""
-
-ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|file:|(databricks|databricks-uc|uc)(:|$)|[~.]?/|\.\./|[^:]+/")
-"""Beginning of an address of MLflow: a scheme, one of its own words, or a path."""
-
-
-def check_rules(recipe: Sections) -> None:
-    """Checks that the sections of a recipe fit each other; phases are recipes, and are checked as such.
-
-    Raises:
-        ValueError: they do not; the message names the setting and the remedy.
-    """
+def check_rules(recipe: Recipe) -> None:
+    """Checks that the sections of a recipe fit each other; phases are recipes, and are checked as such."""
     _check_phases(recipe)
     _check_sweep(recipe)
     _check_retrain(recipe)
@@ -231,17 +395,13 @@ def check_rules(recipe: Sections) -> None:
         rule(recipe)
 
 
-def check_effects(recipe: Sections) -> None:
-    """Checks that every setting that is given does something where it stands.
-
-    Raises:
-        ValueError: one does nothing; the message names it and the remedy.
-    """
+def check_effects(recipe: Recipe) -> None:
+    """Checks that every setting that is given does something where it stands."""
     for part in recipe.phase_recipes() or [recipe]:
         _check_effects(part)
 
 
-def _check_phases(recipe: Sections) -> None:
+def _check_phases(recipe: Recipe) -> None:
     names = [phase.name for phase in recipe.phases]
     if len(set(names)) < len(names):
         raise ValueError(f"phases: {', '.join(names)} are not different names")
@@ -256,7 +416,7 @@ def _check_phases(recipe: Sections) -> None:
         raise ValueError(f"phases: {slots} chunks in all, at most {MAX_CHUNKS} fit a workflow; use fewer")
 
 
-def _check_sweep(recipe: Sections) -> None:
+def _check_sweep(recipe: Recipe) -> None:
     if recipe.sweep is None:
         return
     if recipe.phases:
@@ -279,7 +439,7 @@ def _check_sweep(recipe: Sections) -> None:
         )
 
 
-def _check_retrain(recipe: Sections) -> None:
+def _check_retrain(recipe: Recipe) -> None:
     if recipe.retrain.start == "base":
         return
     if recipe.phases:
@@ -290,7 +450,7 @@ def _check_retrain(recipe: Sections) -> None:
         raise ValueError("retrain.start: a reward model is made of one that writes; set it to base")
 
 
-def _check_chunks(recipe: Sections) -> None:
+def _check_chunks(recipe: Recipe) -> None:
     training, spare = recipe.training, recipe.chunks.spare
     if recipe.chunks.count == "per-epoch":
         if training.max_steps is not None:
@@ -314,7 +474,7 @@ def _check_chunks(recipe: Sections) -> None:
         )
 
 
-def _check_resources(recipe: Sections) -> None:
+def _check_resources(recipe: Recipe) -> None:
     if recipe.adapter and recipe.model.from_scratch:
         raise ValueError(
             "adapter: an adapter on a model trained from scratch would freeze random weights; "
@@ -331,7 +491,7 @@ def _check_resources(recipe: Sections) -> None:
         )
 
 
-def _check_data(recipe: Sections) -> None:
+def _check_data(recipe: Recipe) -> None:
     spec, data = recipe.training.spec, recipe.data
     if not 1 <= data.shards <= MAX_SHARDS:
         raise ValueError(
@@ -355,13 +515,13 @@ def _check_data(recipe: Sections) -> None:
         raise ValueError(f"data.order: {recipe.needs_all_rows} needs all rows in every chunk; set it to uniform")
 
 
-def _check_processes(recipe: Sections) -> None:
+def _check_processes(recipe: Recipe) -> None:
     check_nodes(recipe)
     if recipe.world_size > 1 or recipe.parallel.virtual_workers:
         check_parallel(recipe)
 
 
-def _check_weights(recipe: Sections) -> None:
+def _check_weights(recipe: Recipe) -> None:
     training, model = recipe.training, recipe.model
     if model.quantization and not recipe.adapter:
         raise ValueError("model.quantization: weights in few bits cannot be trained; add an adapter")
@@ -381,7 +541,7 @@ def _check_weights(recipe: Sections) -> None:
         )
 
 
-def _check_reference(recipe: Sections) -> None:
+def _check_reference(recipe: Recipe) -> None:
     training, settings = recipe.training, recipe.training.settings
     if not isinstance(settings, Referenced):
         return
@@ -395,7 +555,7 @@ def _check_reference(recipe: Sections) -> None:
         raise ValueError(f"training.{training.method}.sync_reference: without beta there is no reference")
 
 
-def _check_completions(recipe: Sections) -> None:
+def _check_completions(recipe: Recipe) -> None:
     training = recipe.training
     # What lies at the edge of the nucleus is drawn or not, and learned from: it may not vary from call to call.
     if training.completions and training.completions.top_p < 1 and training.deterministic and recipe.resources.gpus:
@@ -405,7 +565,7 @@ def _check_completions(recipe: Sections) -> None:
         )
 
 
-def _check_evaluation(recipe: Sections) -> None:
+def _check_evaluation(recipe: Recipe) -> None:
     training = recipe.training
     best = recipe.export.checkpoint == "best"
     watchers = {
@@ -425,7 +585,7 @@ def _check_evaluation(recipe: Sections) -> None:
         raise ValueError("export.formats: there is no adapter; take safetensors, or add an adapter")
 
 
-def _check_hooks(recipe: Sections) -> None:
+def _check_hooks(recipe: Recipe) -> None:
     training = recipe.training
     if recipe.hooks.loss and not training.spec.takes_loss:
         raise ValueError(f"hooks.loss: {training.method} has its own loss; use hooks.trainer to change it")
@@ -434,14 +594,14 @@ def _check_hooks(recipe: Sections) -> None:
         raise ValueError(f"hooks.collator: {joins} joins its batches itself; leave one of the two out")
 
 
-RULES: tuple[Callable[[Sections], None], ...] = (
+RULES: tuple[Callable[[Recipe], None], ...] = (
     _check_chunks, _check_resources, _check_data, _check_processes, _check_weights, _check_reference,
     _check_completions, _check_evaluation, _check_hooks,
 )  # fmt: skip
 """Rules of one training, in the order in which they are told."""
 
 
-def _check_pods(recipe: Sections) -> None:
+def _check_pods(recipe: Recipe) -> None:
     """Refuses what no pod can be."""
     resources = recipe.resources
     for name in ("cpu", "memory", "gpu_memory"):
@@ -455,7 +615,7 @@ def _check_pods(recipe: Sections) -> None:
         )
 
 
-def _check_addresses(recipe: Sections) -> None:
+def _check_addresses(recipe: Recipe) -> None:
     """Refuses addresses that are none, before a pod looks there."""
     address, production = recipe.tracking.mlflow, recipe.evaluation.production
     if address and not ADDRESS.match(address):
@@ -470,7 +630,7 @@ def _check_addresses(recipe: Sections) -> None:
         )
 
 
-def _check_effects(recipe: Sections) -> None:
+def _check_effects(recipe: Recipe) -> None:
     training, export = recipe.training, recipe.export
     inside, outside = recipe.chunks.retries, recipe.resources.retries
     if (1 + inside) * (1 + outside) > MAX_CHUNK_PROCESSES:
@@ -507,83 +667,3 @@ def _check_effects(recipe: Sections) -> None:
             "training.parallel.offload: one process holds no shards; set training.parallel.processes or "
             "resources.gpus above 1, or remove it"
         )
-
-
-# --- The whole recipe.
-
-
-class Recipe(Sections):
-    """One training run, from rows to an exported model."""
-
-    @model_validator(mode="after")
-    def _sections_fit(self) -> Self:
-        check_rules(self)
-        return self
-
-
-# --- Packages that some recipes need and the base install leaves out: which extra of Baton brings each.
-
-
-EXTRAS = {
-    "bert_score": "evaluate",
-    "lm_eval": "evaluate",
-    "gguf": "export",
-    "onnx": "export",
-    "onnxruntime": "export",
-    "onnxscript": "export",
-    "rouge_score": "metrics",
-    "sacrebleu": "metrics",
-    "optuna": "sweep",
-    "tensorboard": "tensorboard",
-    "wandb": "wandb",
-}
-"""Module → extra."""
-METRIC_PACKAGES = {"bleu": "sacrebleu", "chrf": "sacrebleu", "rouge": "rouge_score", "bertscore": "bert_score"}
-"""The recipe's metric → module that computes it."""
-
-
-def require_packages(what: str, *modules: str) -> None:
-    """Makes sure that modules are installed here.
-
-    Args:
-        what: The setting or command that needs them.
-        modules: Their import names.
-
-    Raises:
-        UserError: one is not; the remedy names the extra that brings it.
-    """
-    missing = [name for name in modules if importlib.util.find_spec(name) is None]
-    if missing:
-        extra = EXTRAS.get(missing[0])
-        package = f"'baton-llm[{extra}]'" if extra else " ".join(missing)
-        raise UserError(
-            f"{what} needs {', '.join(missing)}, which is not installed.",
-            remedy=f"Run `pip install {package}`, or build the image with {f'EXTRAS={extra}' if extra else 'it'}.",
-        )
-
-
-def require_metric_packages(evaluation: Evaluation) -> None:
-    """Makes sure that what computes a recipe's metrics is installed here.
-
-    Raises:
-        UserError: it is not.
-    """
-    for metric in evaluation.metrics:
-        if metric in METRIC_PACKAGES:
-            require_packages(f"evaluation.metrics: {metric}", METRIC_PACKAGES[metric])
-
-
-def require_all_packages(recipe: Recipe) -> None:
-    """Makes sure that all that a recipe's stages will import is installed here, before the first of them starts.
-
-    Formats of export are checked beside what else can be wrong with them, DeepSpeed where it is set up.
-
-    Raises:
-        UserError: something is missing.
-    """
-    require_metric_packages(recipe.evaluation)
-    if recipe.evaluation.tasks:
-        require_packages("evaluation.tasks", "lm_eval")
-    for sink in ("tensorboard", "wandb"):
-        if getattr(recipe.tracking, sink):
-            require_packages(f"tracking.{sink}", sink)

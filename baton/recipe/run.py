@@ -14,9 +14,6 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from baton.recipe.base import DURATION, Positive, Quantity, Section, duration, near_duration, seconds
 from baton.signing import PublicKey
 
-# --- The user's own code, and consent to run somebody else's.
-
-
 OBJECT = r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"
 """`module:object`."""
 
@@ -95,9 +92,6 @@ def code_in(document: Mapping[str, Any]) -> list[str]:
 
 def _is_code(path: str, value: object) -> bool:
     return bool(_CODE.search(path) or (_MAY_BE_CODE.search(path) and ":" in str(value)))
-
-
-# --- How a run is cut, and where it lives.
 
 
 CONTINUOUS = "continuous"
@@ -244,9 +238,6 @@ class Store(Section):
     """A folder on the node, in memory or on a fast disk, from which the next pod takes what it finds by its hash."""
     cache_size: Quantity = "50Gi"
     """Size of `cache_dir` at which the files used longest ago are removed."""
-
-
-# --- Where metrics go.
 
 
 NONE = ("none", "null", "off", "no", "false", "disabled", "")

@@ -12,9 +12,6 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from baton.recipe.base import Positive, Section, duration, seconds
 
-# --- Many configurations of one recipe, compared with each other while they train.
-
-
 SWEPT = ("seed", "model", "data", "adapter", "training", "hooks")
 """Sections whose values may differ between the trials of a sweep: how all are cut, judged and placed is the same."""
 
@@ -134,9 +131,6 @@ class Search(Section):
         return rule.eta if rule else None
 
 
-# --- Several trainings one after the other, each starting from the model of the one before.
-
-
 PREVIOUS = "previous-phase"
 """Stands for the model that the phase before exports, until that is known."""
 
@@ -190,9 +184,6 @@ def phase_document(document: dict[str, Any], phase: Phase, position: int, *, las
         recipe["export"] = {**document["export"], "formats": ["safetensors"], "hub": None, "registered_model": None}
         recipe["evaluation"] = {**recipe["evaluation"], "gate": {}}
     return recipe
-
-
-# --- How a model is trained again when its data or its recipe change.
 
 
 ACCEPTED = "accepted"

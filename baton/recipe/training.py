@@ -12,8 +12,6 @@ from baton.recipe.cluster import Parallel
 from baton.recipe.methods import SPECS, Methods
 from baton.recipe.run import shorthand
 
-# --- What changes in the course of training, and what is trained.
-
 
 class Group(Section):
     """Parameters with their own learning rate, weight decay or clipping."""
@@ -143,9 +141,6 @@ class Router(Section):
     """Weight of `Σ (fᵢ − 1/C)²`."""
     z: Annotated[float, Field(ge=0)] = 0.0
     """Weight of the z-loss `mean(log² Σ exp)` (arXiv:2202.08906); 0.001 is usual."""
-
-
-# --- How the model learns.
 
 
 Rows = Annotated[int, Field(gt=0, le=1_000_000)]

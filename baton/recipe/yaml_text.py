@@ -80,11 +80,7 @@ class Loader(yaml.SafeLoader):
             raise ComposerError(None, None, f"it is nested deeper than {DEEPEST} levels", self.get_mark())
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """Returns a value.
-
-        Raises:
-            ConstructorError: it looks like a number or date and is none, which YAML's own reader leaves to Python.
-        """
+        """Returns a value."""
         try:
             if node.tag in NUMBERS and len(node.value) > LONGEST_NUMBER:
                 raise ValueError(f"it has {len(node.value)} characters")
@@ -98,23 +94,14 @@ class Loader(yaml.SafeLoader):
             raise ConstructorError(None, None, problem, node.start_mark) from None
 
     def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
-        """Returns a text; two escapes that stand for one character, as in JSON, are that.
-
-        Raises:
-            ValueError: it has one of them without the other, which is no character and could not be written; or a NUL,
-                which YAML forbids and its reader lets through as an escape, and which no path may have.
-        """
+        """Returns a text; two escapes that stand for one character, as in JSON, are that."""
         value = super().construct_scalar(node)
         if "\0" in value:
             raise ValueError("it has a NUL, which is no character of YAML")
         return value if value.isascii() else value.encode("utf-16", "surrogatepass").decode("utf-16")
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        """Returns a mapping.
-
-        Raises:
-            RepeatedKeyError: a key stands twice in it.
-        """
+        """Returns a mapping."""
         lines: dict[str, int] = {}
         for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
             if not isinstance(key, yaml.ScalarNode) or key.tag == MERGE:
@@ -251,9 +238,6 @@ def _num_values(node: yaml.Node, known: dict[int, int | None]) -> int:
     Args:
         node: The node.
         known: Of nodes by their `id`; None while one is counted.
-
-    Raises:
-        ComposerError: one holds itself.
     """
     if isinstance(node, yaml.ScalarNode):
         return 1

@@ -20,34 +20,23 @@ SHOWN = 6
 def require_consent(recipe: Recipe, source: RecipeSource) -> Recipe:
     """Holds a recipe from elsewhere to consent, before anything of it runs.
 
-    Args:
-        recipe: The recipe.
-        source: Where it comes from, and whether somebody consents.
-
     Returns:
         The recipe as it is, where it is its user's own, or runs no code of its author; else with the digests of all
         files that the consent is for, to which its stages hold the code that they get.
-
-    Raises:
-        UserError: nobody consents, or a file of code cannot be read.
     """
     if not source.is_foreign and recipe.trust != ASK:
         return recipe
-    found = code_in(recipe.model_dump(mode="json", exclude_defaults=True)) + _image(recipe, source)
+    found = code_in(recipe.model_dump(mode="json", exclude_defaults=True))
+    resources = source.document().get("resources")
+    named = resources.get("image") if isinstance(resources, dict) else None
+    if named and named == recipe.resources.image:  # the recipe itself names it, not a command's option
+        found.append(f"resources.image: {named}")
     refuse_untrusted(source, found)
     return recipe.model_copy(update={"trust": sorted(set(_files(recipe, source))) if found else None})
 
 
 def refuse_untrusted(source: RecipeSource, found: Sequence[str]) -> None:
-    """Makes sure that somebody consents to the settings of a recipe from elsewhere that run code.
-
-    Args:
-        source: Where the recipe comes from.
-        found: The settings, see `code_in`.
-
-    Raises:
-        UserError: nobody does.
-    """
+    """Makes sure that somebody consents to the settings of a recipe from elsewhere that run code; see `code_in`."""
     if found and not source.is_trusted:
         more = [f"and {len(found) - SHOWN} more"] if len(found) > SHOWN else []
         raise UserError(
@@ -55,13 +44,6 @@ def refuse_untrusted(source: RecipeSource, found: Sequence[str]) -> None:
             remedy="Read what is named there, then give --trust (in Python, load with trust=True): it holds for that "
             "code as it is now.",
         )
-
-
-def _image(recipe: Recipe, source: RecipeSource) -> list[str]:
-    """Returns the container image, where the recipe itself names it."""
-    resources = source.document().get("resources")
-    named = resources.get("image") if isinstance(resources, dict) else None
-    return [f"resources.image: {named}"] if named and named == recipe.resources.image else []
 
 
 def _files(recipe: Recipe, source: RecipeSource) -> Iterator[str]:
@@ -73,10 +55,8 @@ def _files(recipe: Recipe, source: RecipeSource) -> Iterator[str]:
         if own and own.include_path:
             path = _local(own.include_path, source, user_code.TASKS_SETTING)
             with scratch_folder("trust") as scratch:
-                yield from (
-                    digest
-                    for _, digest in user_code.files(user_code.fetch_tasks(path, scratch), user_code.TASK_ENDINGS)
-                )
+                fetched = user_code.fetch_tasks(path, scratch)
+                yield from (digest for _, digest in user_code.files(fetched, user_code.TASK_ENDINGS))
         for setting, base, revision in _models(part):
             folder = loading.local_model(_local(base, source, setting), revision, weights=False)
             yield from user_code.model_files(setting, folder)

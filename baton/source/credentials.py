@@ -26,11 +26,7 @@ _SIGNED = re.compile(r"[?&](sig|X-Amz-(Signature|Credential)|AWSAccessKeyId|X-Go
 
 
 def require_none(recipe: Recipe) -> None:
-    """Refuses a recipe in which an address holds a credential: what is in it gets into runs, logs and pipelines.
-
-    Raises:
-        UserError: one does; the message holds the address without it, and never the credential.
-    """
+    """Refuses a recipe in which an address holds a credential: what is in it gets into runs, logs and pipelines."""
     for path, value in leaves(recipe.model_dump(mode="json", exclude_defaults=True)):
         if not isinstance(value, str):
             continue
@@ -75,11 +71,7 @@ def signing_environment(recipe: Recipe) -> dict[str, str]:
 
 
 def require_signing_key(recipe: Recipe) -> Recipe:
-    """Checks that this machine can sign, and returns the recipe without the Secret that a cluster mounts.
-
-    Raises:
-        UserError: it has not the key.
-    """
+    """Checks that this machine can sign, and returns the recipe without the Secret that a cluster mounts."""
     found = signing_settings(recipe)
     for signing in found:
         require_signer(PublicKey(signing.public_key))
@@ -93,11 +85,7 @@ def require_signing_key(recipe: Recipe) -> Recipe:
 
 
 def require_signing_secret(recipe: Recipe) -> None:
-    """Checks that pods will have the key.
-
-    Raises:
-        UserError: no Secret is named.
-    """
+    """Checks that pods will have the key."""
     if any(signing.secret is None for signing in signing_settings(recipe)):
         raise UserError(
             "chunks.signing names no Secret, and pods have no other way to the private key.",

@@ -112,7 +112,7 @@ def _report(recipe: Recipe, of: str) -> Iterator[str]:
 
 
 def _estimate(recipe: Recipe) -> Estimate:
-    from baton.models import memory
+    from baton.models import memory  # which imports torch
 
     return memory.estimate(recipe, memory.build_skeleton(recipe))
 
@@ -167,11 +167,8 @@ def _total(recipe: Recipe, path: str, value: object) -> int | None:
 
 def _changed(recipe: Recipe, path: str, value: object) -> Recipe | None:
     """Returns the recipe with a value changed, None where that makes no recipe."""
-    document = recipe.model_dump(mode="json")
-    section, _, key = path.rpartition(".")
-    (document[section] if section else document)[key] = value
     try:
-        return load.validate(document, origin=recipe.name)
+        return load.with_values(recipe, {path: value})
     except UserError:
         return None
 

@@ -96,9 +96,6 @@ def find(given: str | RecipeSource) -> RecipeSource:
         given: `-` for standard input, the path of a file or pipe, an address such as `s3://bucket/recipe.yaml` or
             `https://…`, or where there is none the name of a bundled recipe: its file's without the ending, or below
             `recipes`; in any case of letters.
-
-    Raises:
-        UserError: there is none, or nothing in it.
     """
     if isinstance(given, RecipeSource):
         return given
@@ -127,11 +124,7 @@ def find(given: str | RecipeSource) -> RecipeSource:
 
 
 def of_bundle(name: str) -> RecipeSource:
-    """Reads a recipe that Baton brings along.
-
-    Raises:
-        UserError: there is none of this name, or several.
-    """
+    """Reads a recipe that Baton brings along."""
     found = bundled_name(name)
     if not found:
         names = list(bundled())
@@ -144,11 +137,7 @@ def of_bundle(name: str) -> RecipeSource:
 
 
 def described(name: str) -> dict[str, str]:
-    """Returns what is listed of a bundled recipe: its name, method and model, and what it is about.
-
-    Raises:
-        UserError: see `of_bundle`.
-    """
+    """Returns what is listed of a bundled recipe: its name, method and model, and what it is about."""
     source = of_bundle(name)
     recipe = load.validate(source.document(), origin=name)
     methods = [part.training.method for part in recipe.phase_recipes() or [recipe]]
@@ -189,11 +178,7 @@ def bundled() -> dict[str, str]:
 
 
 def bundled_name(given: str) -> str:
-    """Returns the name of the bundled recipe that is meant, none where there is none.
-
-    Raises:
-        UserError: several may be.
-    """
+    """Returns the name of the bundled recipe that is meant, none where there is none."""
     wanted, recipes = given.lower(), bundled()
     whole = [name for name in recipes if name.lower() == wanted]
     names = whole or [name for name in recipes if name.lower().rpartition("/")[2] == wanted]

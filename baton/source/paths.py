@@ -22,9 +22,6 @@ def model(base: str, base_dir: str, setting: str = "model.base", *, revision: st
         base_dir: The recipe's folder; tried before the current one.
         setting: The recipe's name of it, for messages.
         revision: Its revision, which only a hub id has.
-
-    Raises:
-        UserError: it is a path that does not exist, or would be a hub id and is nearly the path of a model here.
     """
     if "://" in base:
         return None
@@ -53,11 +50,7 @@ def data_sources(recipe: Recipe, base_dir: str) -> list[str | dict[str, Any]]:
 
 
 def _refuse_near(base: str, folders: tuple[str, str], setting: str, revision: str | None) -> None:
-    """Refuses a hub id that is nearly the path of a model's folder here, and differs from it by letters.
-
-    Raises:
-        UserError: it is.
-    """
+    """Refuses a hub id that is nearly the path of a model's folder here, and differs from it by letters."""
     near = None if revision or "/" not in base else suggest_path(base, folders, cutoff=LIKE_A_PATH)
     is_model = near and any(os.path.isfile(os.path.join(folder, near, "config.json")) for folder in folders)
     # Qwen3-1.7B is another model than the Qwen3-0.6B beside it, and so is Qwen3-0.6B-Base.
@@ -73,15 +66,7 @@ def _letters(path: str) -> str:
 
 
 def code(source: str, base_dir: str) -> str:
-    """Returns the absolute path of the user's Python files, or their address.
-
-    Args:
-        source: As `hooks.source`.
-        base_dir: The recipe's folder; tried before the current one.
-
-    Raises:
-        UserError: there are none.
-    """
+    """Returns the absolute path of the user's Python files, looked for beside the recipe first, or their address."""
     if "://" in source:
         return source
     for folder in (base_dir, os.getcwd()):

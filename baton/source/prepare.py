@@ -62,11 +62,7 @@ class LoadedRecipe:
         return self.recipe.name
 
     def localised(self) -> Recipe:
-        """Returns the recipe as it runs on this machine, its paths absolute.
-
-        Raises:
-            UserError: a source or base model is missing, or a format of export cannot be made of it.
-        """
+        """Returns the recipe as it runs on this machine, its paths absolute."""
         recipe, folder = self.recipe, self.origin.folder
         document: dict[str, Any] = recipe.model_dump(mode="json")
         phases = recipe.phase_recipes()
@@ -115,10 +111,6 @@ def load(
         chunks: Number of chunks instead of the recipe's.
         image: Container image instead of the recipe's.
         here: Whether it runs on this machine, so that the profile `auto` can look at it.
-
-    Raises:
-        UserError: see `origin.find`, `recipe_file.validate` and `profiles.apply`; or a setting has no effect, an
-            address holds a credential, or nobody has consented to the code of a recipe from elsewhere.
     """
     source, changes = origin.find(given), list(overrides or ())
     if store:
@@ -161,11 +153,7 @@ def rendering_report(recipe: Recipe) -> Iterator[str]:
 
 
 def check_rendering(recipe: Recipe) -> None:
-    """Checks that there is a chat template where one is asked for, if that can be seen here.
-
-    Raises:
-        UserError: there is none.
-    """
+    """Checks that there is a chat template where one is asked for, if that can be seen here."""
     for part in recipe.phase_recipes() or [recipe]:
         if part.data.render_as == "chat" and (tokenizer := _tokenizer(recipe.model)) is not None:
             chat.require_template(_with_base(part, recipe.model.base), tokenizer)
@@ -178,9 +166,6 @@ def check_rows(part: Recipe, start: Model, rows: list[dict[str, Any]]) -> None:
         part: The training.
         start: The model that the recipe's first training begins with.
         rows: Rows of the split.
-
-    Raises:
-        UserError: they cannot.
     """
     is_chat = _is_chat(part, start)
     if is_chat is not None:
@@ -232,10 +217,6 @@ def _origin(start: Model) -> str | None:
 def check_model(recipe: Recipe) -> None:
     """Checks that Transformers can make the model of a recipe that starts from scratch, and that a tokenizer which lies
     here can be changed as the recipe says; it takes seconds to import.
-
-    Raises:
-        UserError: the architecture or one of its settings does not exist, or a token, or a chat template that is asked
-            for.
     """
     check_rendering(recipe)
     base, spec = recipe.model.base, recipe.model.tokenizer
@@ -246,11 +227,7 @@ def check_model(recipe: Recipe) -> None:
 
 
 def require_single(recipe: Recipe, what: str) -> None:
-    """Refuses a recipe of several phases, for commands that run one training.
-
-    Raises:
-        UserError: it has phases.
-    """
+    """Refuses a recipe of several phases, for commands that run one training."""
     if recipe.phases:
         names = ", ".join(phase.name for phase in recipe.phases)
         raise UserError(
@@ -333,11 +310,7 @@ def check_resumable(recipe: Recipe, storage: Storage, name: str) -> None:
 
 
 def run_name_for_pods(recipe: Recipe, name: str | None) -> str:
-    """Returns the name of a run in pods, a new one where none is given, checked as far as the store can be asked.
-
-    Raises:
-        UserError: it is no name, or that of a run by another release, which this one does not continue.
-    """
+    """Returns the name of a run in pods, a new one where none is given, checked as far as the store can be asked."""
     if name is None:
         return new_run_name(recipe)
     check_name(name)

@@ -42,9 +42,6 @@ def apply(document: Document, *, here: bool = True) -> tuple[Document, list[Choi
 
     Returns:
         The recipe with the values in place, and what was chosen. Applied to that, it chooses nothing more.
-
-    Raises:
-        UserError: the profile is `auto`, and the machine is not this one.
     """
     document, chosen = copy.deepcopy(document), []
     resources = document.get("resources")

@@ -5,16 +5,14 @@ from __future__ import annotations
 import math
 import os
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from baton.errors import UserError
 from baton.recipe import yaml_text
 from baton.recipe.methods import SPECS
 from baton.runs.documents import Fit, Survey
-
-# --- The method that suits rows, and where the field begins with it: batch size, learning rate, epochs, lengths.
-
 
 SCRATCH = "scratch"
 """Instead of a model: one that is built from its configuration."""
@@ -54,7 +52,7 @@ FROM_SCRATCH = 1e-3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class StarterPlan:
     """What a starter recipe says.
 
     Attributes:
@@ -96,9 +94,6 @@ def method_for(survey: Survey, source: str) -> str:
     Args:
         survey: The rows.
         source: What they are called in messages.
-
-    Raises:
-        UserError: no method learns from them, or none without something that only a person knows.
     """
     for method in IN_TURN:
         fit = survey.of(method)
@@ -118,12 +113,7 @@ def method_for(survey: Survey, source: str) -> str:
 
 
 def require_fit(survey: Survey, method: str, source: str) -> Fit:
-    """Returns what rows are to a method.
-
-    Raises:
-        UserError: there is no such method, or it does not learn from them; the message says what it would need, and
-            which methods do.
-    """
+    """Returns what rows are to a method."""
     if method not in SPECS:
         raise UserError(f"method {method!r} is unknown; expected one of {', '.join(SPECS)}.")
     fit = survey.of(method)
@@ -159,7 +149,7 @@ def usable_by(survey: Survey) -> list[str]:
 
 def plan(
     survey: Survey, method: str, model: str, *, full: bool, teacher: str | None, lengths: list[int], source: str
-) -> Plan:
+) -> StarterPlan:
     """Returns what a starter recipe says.
 
     Args:
@@ -170,9 +160,6 @@ def plan(
         teacher: Of distillation, the teacher.
         lengths: Tokens of the rows that were measured, ascending; none where there is no tokenizer here.
         source: What the rows are called in messages.
-
-    Raises:
-        UserError: see `require_fit`.
     """
     fit = require_fit(survey, method, source)
     held_out = _held_out(survey)
@@ -186,7 +173,7 @@ def plan(
     steps = None if train is None else max(1, math.ceil(train * per_row * epochs / batch))
     max_length, reason = _length(fit, lengths, model, is_packed=method == "pretrain")
     adapter, is_new = not full and model != SCRATCH, model == SCRATCH and method in ("sft", "pretrain")
-    return Plan(
+    return StarterPlan(
         method=method,
         fit=fit,
         model=model,
@@ -238,10 +225,6 @@ def _named_columns(survey: Survey) -> str:
     return f"columns {', '.join(survey.columns)}" if survey.columns else "no columns"
 
 
-# --- The file of a starter recipe: values with the reasons for them, each section with where it is described.
-
-
-DOCS = "docs/recipe.md"
 WIDTH = 100
 NUMBERS = 0.8
 """Share of answers that end in a number from which that is what is rewarded."""
@@ -259,28 +242,46 @@ WHY_RATE = {
 }
 
 
-def to_yaml(plan: Plan, survey: Survey, *, name: str, model: str, sources: Sequence[str]) -> str:
-    """Returns a recipe's file.
+def to_yaml(plan: StarterPlan, survey: Survey, *, name: str, model: str, sources: Sequence[str]) -> str:
+    """Returns a recipe's file, with the reasons for its values: `starter.yaml.jinja`, filled in.
 
     Args:
-        plan: What it says.
+        plan: The values.
         survey: The rows.
         name: Name of the recipe.
         model: As `model.base`, as the recipe is to name it; not for `scratch`.
         sources: As `data.source`, as the recipe is to name them.
     """
-    begins = "a model from scratch" if plan.model == SCRATCH else model
-    lines = [
-        f"# {plan.method} of {begins} on {', '.join(os.path.basename(source) for source in sources)}.",
-        f"# Written by `baton init`, which has looked at {survey.looked_at:,} rows; all settings are in {DOCS}.",
-        f"name: {name}",
-        f"store: baton-store  # runs and data; a bucket, such as s3://bucket, for a cluster: {DOCS}#store",
-        *_model(plan, model),
-        *_data(plan, survey, sources),
-        *_training(plan),
-        *_rest(plan),
-    ]
-    return "\n".join(lines) + "\n"
+    import jinja2
+
+    fit, scratch, writes = plan.fit, plan.model == SCRATCH, plan.method in WRITE
+    joined = {ours: theirs if isinstance(theirs, str) else " and ".join(theirs) for ours, theirs in fit.columns.items()}
+    digits, _, power = f"{plan.learning_rate:e}".partition("e")
+    environment = jinja2.Environment(trim_blocks=True, keep_trailing_newline=True, undefined=jinja2.StrictUndefined)
+    environment.filters |= {"count": lambda number: f"{number:,}", "yaml": yaml_value}
+    template = environment.from_string(Path(__file__).with_suffix(".yaml.jinja").read_text(encoding="utf-8"))
+    return template.render(
+        plan=plan,
+        fit=fit,
+        survey=survey,
+        name=name,
+        model=model,
+        sources=sources,
+        files=", ".join(os.path.basename(source) for source in sources),
+        columns=", ".join(f"{ours} is {theirs}" for ours, theirs in joined.items()),
+        scratch=scratch,
+        writes=writes,
+        unusable=survey.looked_at - fit.usable,
+        reason=" ".join(fit.reason.split())[:80] or "they cannot be read",
+        rewards=_rewards(fit) if writes else "",
+        generations=GENERATIONS,
+        weight=_weight(fit) if plan.method == "kto" else "",
+        unit="completions" if writes else "rows",
+        rate=f"{float(digits):.1f}e{int(power)}",
+        why_rate="usual for small models from scratch" if scratch else WHY_RATE[plan.method][plan.adapter],
+        chunk_steps=max(1, (plan.steps or 0) // plan.chunks),
+        note=_note,
+    )
 
 
 def yaml_value(given: object) -> str:
@@ -288,128 +289,30 @@ def yaml_value(given: object) -> str:
     return yaml_text.dump(given, default_flow_style=True, allow_unicode=True, width=10**6).strip().removesuffix("\n...")
 
 
-def _note(text: str, indent: str = "") -> Iterator[str]:
-    """Yields a comment, in lines as wide as people write them."""
-    mark = f"{indent}# "
-    yield from textwrap.wrap(
-        text, WIDTH, initial_indent=mark, subsequent_indent=mark, break_long_words=False, break_on_hyphens=False
+def _note(text: str, indent: str = "") -> str:
+    """Returns a comment, in lines as wide as people write them."""
+    return textwrap.fill(
+        text,
+        WIDTH,
+        initial_indent=f"{indent}# ",
+        subsequent_indent=f"{indent}# ",
+        break_long_words=False,
+        break_on_hyphens=False,
     )
 
 
-def _model(plan: Plan, model: str) -> Iterator[str]:
-    yield ""
-    if plan.model == SCRATCH:
-        yield from _note(f"A small model and its tokenizer, both learned from these rows: {DOCS}#modelfrom_scratch")
-        yield "model:"
-        yield "  from_scratch: {architecture: llama, hidden_size: 256, num_hidden_layers: 4, num_attention_heads: 4}"
-        yield "  tokenizer: {train: {vocab_size: 4096}}"
-        return
-    yield from _note(f"What training starts from: {DOCS}#model")
-    yield f"model: {{base: {yaml_value(model)}}}"
-    yield ""
-    if plan.adapter:
-        yield from _note(
-            "LoRA: a percent or so of the weights is trained, so that one GPU does and checkpoints are small. Rank 16 "
-            "on all linear layers is where most begin. Without it all weights are trained, at a learning rate ten "
-            f"times lower: {DOCS}#adapter"
-        )
-        yield "adapter: {type: lora, r: 16, alpha: 32, target_modules: all-linear}"
-    else:
-        yield from _note(f"All weights are trained. For an adapter: adapter: {{type: lora, r: 16}}, {DOCS}#adapter")
-
-
-def _data(plan: Plan, survey: Survey, sources: Sequence[str]) -> Iterator[str]:
-    fit, unusable = plan.fit, survey.looked_at - plan.fit.usable
-    named = ", ".join(f"{ours} is {_columns(theirs)}" for ours, theirs in fit.columns.items())
-    count = f"{survey.rows:,} rows" if survey.rows is not None else "Rows"
-    yield ""
-    yield from _note(f"{count} of {fit.format}{f' ({named})' if named else ''}, found by looking: {DOCS}#data")
-    if unusable:
-        why = " ".join(fit.reason.split())[:80] or "they cannot be read"
-        yield from _note(
-            f"{unusable} of the first {survey.looked_at:,} cannot be used: {why}. `baton data check` has all."
-        )
-    yield "data:"
-    yield f"  source: {yaml_value(list(sources) if len(sources) > 1 else sources[0])}"
-    yield from _note(plan.length_reason, "  ")
-    yield f"  max_length: {plan.max_length}"
-    if plan.method == "pretrain":
-        yield "  packing: true  # rows are joined and cut, so that no step is spent on padding"
-    yield f"  split: {{eval: {plan.held_out:g}}}  # by content: a row never changes sides as the data grows"
-    if unusable:
-        yield "  max_rejected: 0.5  # share of unusable rows that a run may have; they are kept with their reasons"
-
-
-def _training(plan: Plan) -> Iterator[str]:
-    yield ""
-    yield from _note(f"How it learns: {DOCS}#training")
-    yield "training:"
-    yield f"  method: {plan.method}"
-    yield from _method(plan)
-    about = "" if plan.steps is None else f": about {plan.steps:,} steps"
-    yield f"  epochs: {plan.epochs}  # passes over the rows{about}"
-    unit = "completions" if plan.method in WRITE else "rows"
-    yield f"  batch_size: {plan.batch_size}  # {unit} per optimizer step: what is learned depends on it"
-    yield f"  micro_batch_size: {plan.micro_batch_size}  # {unit} per forward pass: lower it where memory is short"
-    why = "usual for small models from scratch" if plan.model == SCRATCH else WHY_RATE[plan.method][plan.adapter]
-    yield f"  learning_rate: {_rate(plan.learning_rate)}  # {why}"
-    yield "  lr_scheduler: cosine"
-    yield f"  warmup_steps: {0.03 if plan.method in ('sft', 'pretrain') else 0.1}  # below 1 a share of all steps"
-
-
-def _method(plan: Plan) -> Iterator[str]:
-    """Yields the method's own section, where it needs one."""
-    fit = plan.fit
-    if plan.method in WRITE:
-        yield f"  {plan.method}:  # {DOCS}#training{plan.method}"
-        yield f"    rewards: {_rewards(plan)}"
-        yield f"    num_generations: {GENERATIONS}  # completions per prompt, compared with each other"
-        if plan.model == SCRATCH:
-            yield "    beta: 0.0  # a model from scratch has no reference to be held to"
-    elif plan.method == "distillation":
-        yield f"  distillation: {{teacher: {yaml_value(plan.teacher)}}}  # {DOCS}#trainingdistillation"
-    elif plan.method == "kto" and 0 < fit.good < fit.usable:
-        bad = fit.usable - fit.good
-        if not 1 <= fit.good / bad <= 4 / 3:
-            fewer, weight = ("undesirable", fit.good / bad) if fit.good > bad else ("desirable", bad / fit.good)
-            told = f"{fit.good:,} good answers and {bad:,} bad ones: weighted, both sides count alike"
-            yield from _note(f"{told} ({DOCS}#trainingkto)", "  ")
-            yield f"  kto: {{{fewer}_weight: {weight:.2f}}}"
-
-
-def _rewards(plan: Plan) -> str:
-    if not plan.fit.answers:
+def _rewards(fit: Fit) -> str:
+    if not fit.answers:
         return "[length]  # a placeholder, as rows have no answer: put here what judges a completion, module:function"
-    if plan.fit.numbers >= NUMBERS * plan.fit.answers:
+    if fit.numbers >= NUMBERS * fit.answers:
         return "[numeric]  # the right final number, as the answers end in one"
     return "[exact]  # the answer itself"
 
 
-def _rest(plan: Plan) -> Iterator[str]:
-    yield ""
-    each = "" if plan.steps is None else f", here of some {max(1, plan.steps // plan.chunks):,} steps"
-    yield from _note(
-        f"Each chunk is a process, or a pod, of its own{each}: it restores what the one before has left. The result is "
-        f"the same for any number of them. A lost pod costs the time since the last checkpoint: {DOCS}#chunks"
-    )
-    yield f"chunks: {{count: {plan.chunks}, checkpoint_every: 5m}}"
-    yield ""
-    yield from _note(
-        f"Judged on what is held out, beside the model before training; a gate could reject it: {DOCS}#evaluation"
-    )
-    yield "evaluation: {per_epoch: 1, samples: 8}"
-    yield ""
-    yield from _note(
-        "Precision, memory and GPU as the machine that runs it has them; for a cluster name one: cpu, cuda-small or "
-        f"cuda-large. {DOCS}#resources"
-    )
-    yield "resources: {profile: auto}"
-
-
-def _columns(theirs: str | list[str]) -> str:
-    return theirs if isinstance(theirs, str) else " and ".join(theirs)
-
-
-def _rate(rate: float) -> str:
-    digits, _, power = f"{rate:e}".partition("e")
-    return f"{float(digits):.1f}e{int(power)}"
+def _weight(fit: Fit) -> str:
+    """Returns what brings good and bad answers to the same weight, nothing where they nearly have it."""
+    bad = fit.usable - fit.good
+    if not (fit.good and bad) or 1 <= fit.good / bad <= 4 / 3:
+        return ""
+    fewer, weight = ("undesirable", fit.good / bad) if fit.good > bad else ("desirable", bad / fit.good)
+    return f"{{{fewer}_weight: {weight:.2f}}}"

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from baton.recipe import recipe
+from baton.recipe import extras
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -126,6 +126,6 @@ def test_every_package_that_a_message_says_an_extra_brings_is_in_it() -> None:
         extra: {Requirement(line).name for line in lines} for extra, lines in PROJECT["optional-dependencies"].items()
     }
     missing = {
-        module: extra for module, extra in recipe.EXTRAS.items() if module.replace("_", "-") not in brought[extra]
+        module: extra for module, extra in extras.EXTRAS.items() if module.replace("_", "-") not in brought[extra]
     }
     assert missing == {}

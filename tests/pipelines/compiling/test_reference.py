@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from baton.recipe import load, reference
+from baton.recipe import load
 from baton.recipe.recipe import Recipe
+from tools import recipe_reference as reference
 
 ROOT = Path(__file__).resolve().parents[3]
 FIELDS = [

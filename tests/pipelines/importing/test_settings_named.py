@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from baton.recipe import reference
 from baton.recipe.recipe import Recipe
+from tools import recipe_reference as reference
 
 ROOT = Path(__file__).resolve().parents[3]
 NAMING = [ROOT / "docs/coming-from.md", *sorted((ROOT / "baton/importers").glob("*.[py]*"))]

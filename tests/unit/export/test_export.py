@@ -16,7 +16,7 @@ from safetensors.numpy import load_file, save_file
 from baton.errors import BatonError, UserError
 from baton.export import export, exportable, formats
 from baton.export.source import ExportSource
-from baton.recipe import recipe
+from baton.recipe import extras
 from baton.runs.run import Run
 from baton.store import bundle
 from baton.store.manifest import read_manifest
@@ -210,7 +210,7 @@ def test_what_cannot_be_handed_out_is_said_before_training(
 
 def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(exportable.PACKAGES, "gguf", ("no_such_package",))
-    monkeypatch.setitem(recipe.EXTRAS, "no_such_package", "export")
+    monkeypatch.setitem(extras.EXTRAS, "no_such_package", "export")
     with pytest.raises(UserError, match=r"needs no_such_package.*pip install 'baton-llm\[export\]'"):
         exportable.require_packages("gguf")
 

@@ -281,7 +281,7 @@ def test_another_tokenizer_under_the_same_name_is_noticed(tmp_path: Path, tokeni
 def test_a_fresh_process_trains_the_same_vocabulary(tmp_path: Path):
     train_file = write(tmp_path / "train.jsonl", [*PAIRS, *AWKWARD, *TALKS])
     code = (
-        "import sys; from baton.recipe import TrainTokenizer; "
+        "import sys; from baton.recipe.model import TrainTokenizer; "
         "from baton.data import encoding as bpe; "
         f"bpe.train_bpe({train_file!r}, TrainTokenizer(vocab_size=420), 64).save_pretrained(sys.argv[1])"
     )

@@ -99,7 +99,7 @@ def _learns(watch: PreemptionWatch) -> str:
 SCRIPT = """
 import os, signal, sys, time
 from baton.train.distributed.preemption import PreemptionWatch
-from baton.recipe import Preemption
+from baton.recipe.run import Preemption
 
 def say(*words):
     os.write(1, (" ".join(map(str, words)) + "\\n").encode())  # at once: two threads speak

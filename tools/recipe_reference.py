@@ -1,6 +1,6 @@
 """The recipe's reference and JSON Schema, written from the schema in the code (`make docs`).
 
-python -m baton.recipe.reference docs/recipe.md docs/recipe.schema.json
+python -m tools.recipe_reference docs/recipe.md docs/recipe.schema.json
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from baton.recipe.recipe import Recipe
 
 Schema = dict[str, Any]
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = {
     "A model from scratch": "pipelines/recipes/quickstart.yaml",
     "LoRA on GSM8K": "docs/examples/gsm8k-lora.yaml",

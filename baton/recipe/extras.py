@@ -1,0 +1,63 @@
+"""Packages that some recipes need and the base install leaves out: which extra of Baton brings each."""
+
+from __future__ import annotations
+
+import importlib.util
+
+from baton.errors import UserError
+from baton.recipe.evaluation import Evaluation
+from baton.recipe.recipe import Recipe
+
+EXTRAS = {
+    "bert_score": "evaluate",
+    "lm_eval": "evaluate",
+    "gguf": "export",
+    "onnx": "export",
+    "onnxruntime": "export",
+    "onnxscript": "export",
+    "rouge_score": "metrics",
+    "sacrebleu": "metrics",
+    "optuna": "sweep",
+    "tensorboard": "tensorboard",
+    "wandb": "wandb",
+}
+"""Module → extra."""
+METRIC_PACKAGES = {"bleu": "sacrebleu", "chrf": "sacrebleu", "rouge": "rouge_score", "bertscore": "bert_score"}
+"""The recipe's metric → module that computes it."""
+
+
+def require_packages(what: str, *modules: str) -> None:
+    """Makes sure that modules are installed here.
+
+    Args:
+        what: The setting or command that needs them.
+        modules: Their import names.
+    """
+    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    if missing:
+        extra = EXTRAS.get(missing[0])
+        package = f"'baton-llm[{extra}]'" if extra else " ".join(missing)
+        raise UserError(
+            f"{what} needs {', '.join(missing)}, which is not installed.",
+            remedy=f"Run `pip install {package}`, or build the image with {f'EXTRAS={extra}' if extra else 'it'}.",
+        )
+
+
+def require_metric_packages(evaluation: Evaluation) -> None:
+    """Makes sure that what computes a recipe's metrics is installed here."""
+    for metric in evaluation.metrics:
+        if metric in METRIC_PACKAGES:
+            require_packages(f"evaluation.metrics: {metric}", METRIC_PACKAGES[metric])
+
+
+def require_all_packages(recipe: Recipe) -> None:
+    """Makes sure that all that a recipe's stages will import is installed here, before the first of them starts.
+
+    Formats of export are checked beside what else can be wrong with them, DeepSpeed where it is set up.
+    """
+    require_metric_packages(recipe.evaluation)
+    if recipe.evaluation.tasks:
+        require_packages("evaluation.tasks", "lm_eval")
+    for sink in ("tensorboard", "wandb"):
+        if getattr(recipe.tracking, sink):
+            require_packages(f"tracking.{sink}", sink)
