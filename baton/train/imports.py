@@ -52,19 +52,15 @@ def _is_shape(value: Any) -> bool:
     return type(value) is tuple and all(map(_is_number, value))
 
 
-def _itself(value: Any) -> Any:
-    return value
-
-
 SYMBOL_QUESTIONS: dict[str, tuple[Callable[[Any], bool], Function]] = {
-    "expect_true": (_is_bool, _itself),
-    "guard_or_false": (_is_bool, _itself),
-    "guard_or_true": (_is_bool, _itself),
-    "guard_size_oblivious": (_is_bool, _itself),
-    "guarding_hint_or_throw": (_is_number, _itself),
+    "expect_true": (_is_bool, lambda value: value),
+    "guard_or_false": (_is_bool, lambda value: value),
+    "guard_or_true": (_is_bool, lambda value: value),
+    "guard_size_oblivious": (_is_bool, lambda value: value),
+    "guarding_hint_or_throw": (_is_number, lambda value: value),
     "has_guarding_hint": (_is_number, lambda _: True),
     "is_nested_int": (_is_number, lambda _: False),
-    "statically_known_true": (_is_bool, _itself),
+    "statically_known_true": (_is_bool, lambda value: value),
     "sym_and": (_is_bool, lambda *values: all(values)),
     "sym_eq": (_is_shape, operator.eq),
     "sym_or": (_is_bool, lambda *values: any(values)),
@@ -75,6 +71,7 @@ SYMBOLS_SPEC = LazySpec(values={name: _asking(name, *question) for name, questio
 
 DYNAMO = "torch._dynamo"
 _marked: list[tuple[str, Function]] = []
+"""What the compiler is told before it is loaded, which most chunks never do."""
 
 
 def _marking(name: str) -> Function:
