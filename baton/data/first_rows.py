@@ -22,7 +22,7 @@ from baton.data.rows import Record, RejectedRows, SourceRow, UnusableRow
 from baton.data.schema import TALKS, ColumnMapping
 from baton.errors import RowError, UserError
 from baton.models import chat
-from baton.recipe.data import Source
+from baton.recipe.data import DataSource
 from baton.recipe.methods import SPECS
 from baton.recipe.recipe import Recipe
 from baton.runs.documents import Fit, Preview, PreviewRow, SourceLocation, Survey
@@ -191,7 +191,7 @@ def _fit(source: str, methods: list[str], rows: list[SourceRow], present: list[s
     recipe = _recipe(source, methods[0])
     try:
         layout = (
-            schema.infer_mapping(Source(uri=source), recipe, present)
+            schema.infer_mapping(DataSource(uri=source), recipe, present)
             if present
             else schema.plain_text_mapping(recipe.data)
         )
