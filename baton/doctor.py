@@ -457,7 +457,7 @@ def _mlflow(recipe: Recipe) -> Check | None:
     return Check("mlflow", "ok", f"{where} answers")
 
 
-def _hub(origin: pinned.Origin) -> Check | None:
+def _hub(origin: pinned.ModelOrigin) -> Check | None:
     base = origin.base
     if "://" in base or os.path.isdir(base) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", base):
         return None

@@ -36,7 +36,6 @@ KINDS = "Ed25519, or ECDSA on P-256"
 P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 
 Kind = Literal["ed25519", "p256"]
-"""Kind of a key."""
 Bundle = dict[str, Any]
 """A sigstore bundle as JSON."""
 
@@ -47,11 +46,7 @@ class SignatureError(BatonError):
 
 @dataclass(frozen=True)
 class PublicKey:
-    """A public key.
-
-    Attributes:
-        line: The key in one line: its SubjectPublicKeyInfo in DER, in base64, which is a PEM file's body.
-    """
+    """A public key in one line: its SubjectPublicKeyInfo in DER, in base64, which is a PEM file's body."""
 
     line: str
 
@@ -90,15 +85,15 @@ class PublicKey:
     def open(self, bundle: object) -> dict[str, Any]:
         """Returns the statement that this key has signed.
 
-        Args:
-            bundle: What should be a bundle.
-
         Raises:
-            SignatureError: it is none, is of another key, or differs in any way from what was signed.
+            SignatureError: there is no bundle, it is of another key, or differs in any way from what was signed.
         """
         try:
             envelope = bundle["dsseEnvelope"]  # type: ignore[index]
-            payload, signature = _decoded(envelope["payload"]), _decoded(envelope["signatures"][0]["sig"])
+            payload, signature = (
+                base64.b64decode(text, validate=True)
+                for text in (envelope["payload"], envelope["signatures"][0]["sig"])
+            )
         except (KeyError, IndexError, TypeError, ValueError):
             raise SignatureError("its signature is not a bundle with a DSSE envelope.") from None
         # The whole of it, and not what is looked at alone: nobody else can have written another form of the same.
@@ -117,14 +112,7 @@ class PublicKey:
 
 
 class Signer:
-    """A private key.
-
-    Args:
-        key: The key.
-
-    Attributes:
-        public: Its public key.
-    """
+    """A private key, and the public one that belongs to it."""
 
     def __init__(self, key: Private) -> None:
         self._key = key
@@ -178,21 +166,13 @@ class Signer:
 
 
 def signer_here() -> Signer | None:
-    """Returns what this process signs with, None where it has no key.
-
-    Raises:
-        UserError: its key cannot be read.
-    """
+    """Returns what this process signs with, None where it has no key; `UserError` where it cannot be read."""
     path = os.environ.get(KEY_FILE)
     return Signer.read(path) if path else None
 
 
 def trusted_here() -> PublicKey | None:
-    """Returns the key whose signature this process asks for, None where it asks for none.
-
-    Raises:
-        UserError: what names it is no key.
-    """
+    """Returns the key whose signature this process asks for, None where it asks for none."""
     try:
         return PublicKey.parse(line) if (line := os.environ.get(SIGNED_BY)) else None
     except ValueError as error:
@@ -289,7 +269,3 @@ def _bundle(payload: bytes, signature: bytes, key: PublicKey) -> Bundle:
             "signatures": [{"sig": base64.b64encode(signature).decode(), "keyid": ""}],
         },
     }
-
-
-def _decoded(text: str) -> bytes:
-    return base64.b64decode(text, validate=True)

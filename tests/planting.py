@@ -15,7 +15,7 @@ from typing import Any
 
 from baton.checkpoint import signatures
 from baton.checkpoint.store import CheckpointStore
-from baton.checkpoint.verify import Verdict, Verification
+from baton.checkpoint.verify import SignatureReport, Verification
 from baton.runs.run import Run
 from baton.signing import Signer
 from baton.store.manifest import Manifest
@@ -309,7 +309,7 @@ def check(run: Run, signer: Signer, planter: Planter, number: int) -> tuple[list
     return missed, kinds
 
 
-def look(run: Run, signer: Signer, step: int | None = None, digest: str | None = None) -> Verdict:
+def look(run: Run, signer: Signer, step: int | None = None, digest: str | None = None) -> SignatureReport:
     """Verifies a run as `baton checkpoints verify --key` does."""
     return Verification(CheckpointStore(Run.open(run.uri)), signer.public).verdict(step, digest)
 

@@ -34,12 +34,7 @@ def tree_digest(value: Any) -> str:
 
 
 class TensorHash:
-    """The hash of a tensor whose values come piece by piece; in a tree it stands for that tensor.
-
-    Args:
-        dtype: The tensor's type.
-        shape: Its shape.
-    """
+    """The hash of a tensor whose values come piece by piece; in a tree it stands for that tensor."""
 
     def __init__(self, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
         self._hash = xxhash.xxh3_128(f"{dtype}{shape}".encode())

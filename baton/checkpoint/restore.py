@@ -110,9 +110,6 @@ class Restorer:
         identity: What a checkpoint must have been made from.
         cache: Files this node has already.
         place: Returns a folder for a checkpoint's files.
-
-    Attributes:
-        skipped: Why newer checkpoints were passed over.
     """
 
     def __init__(
@@ -123,11 +120,8 @@ class Restorer:
         cache: NodeCache | None,
         place: Callable[[Checkpoint], str],
     ) -> None:
-        self._store = store
-        self._target = target
-        self._identity = identity
-        self._cache = cache
-        self._place = place
+        self._store, self._target, self._identity = store, target, identity
+        self._cache, self._place = cache, place
         self._skipped: dict[int, str] = {}
         self._unfit: set[str] = set()
 
@@ -140,7 +134,7 @@ class Restorer:
         """Downloads the newest checkpoint before the target that is as committed, None where there is none.
 
         Args:
-            to_score: One at the target or after it will do too.
+            to_score: Whether one at the target or after it will do, too.
 
         Raises:
             ExactnessError: a checkpoint was made from something else.
@@ -163,7 +157,11 @@ class Restorer:
         )
 
     def _fetch_newest(self, *, to_score: bool) -> FetchedCheckpoint | None:
-        for checkpoint in self._store.committed(self._skip_before_target if not to_score else self._skip):
+        def on_damaged(step: int, error: DamagedError) -> None:
+            if to_score or step < self._target:
+                self._skip(step, error)
+
+        for checkpoint in self._store.committed(on_damaged):
             if checkpoint.step >= self._target and not to_score:
                 continue
             # Before a byte is downloaded: another recipe's is an error, not damage, and so is another Baton's.
@@ -197,10 +195,6 @@ class Restorer:
             # The pickle's code never ran: `code_in` reads what it would call, and calls nothing.
             restored = self.fetch()
         return None
-
-    def _skip_before_target(self, step: int, error: DamagedError) -> None:
-        if step < self._target:
-            self._skip(step, error)
 
     def _skip(self, step: int, error: DamagedError) -> None:
         _report_skipped(step, error)

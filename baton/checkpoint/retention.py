@@ -45,6 +45,15 @@ _OBJECT = re.compile(
 
 
 @dataclass
+class StepObjects:
+    """The objects of a step: manifests, marks, and each attempt's files with their sizes and times."""
+
+    manifests: dict[str, datetime] = field(default_factory=dict)
+    marks: list[str] = field(default_factory=list)
+    attempts: dict[str, dict[str, tuple[int, datetime]]] = field(default_factory=dict)
+
+
+@dataclass
 class Removal:
     """Objects that are removed together, in this order.
 
@@ -66,23 +75,14 @@ class Removal:
     manifests: dict[str, datetime] = field(default_factory=dict)
     files: dict[str, int] = field(default_factory=dict)
     forget: bool = True
-    beside: _Step | None = None
+    beside: StepObjects = field(default_factory=StepObjects)
     newest: Checkpoint | None = None
-    listed: _Step | None = None
+    listed: StepObjects = field(default_factory=StepObjects)
 
     @property
     def bytes(self) -> int:
         """What it frees."""
         return sum(self.files.values())
-
-
-@dataclass
-class _Step:
-    """The objects of a step: manifests, marks, and each attempt's files with their sizes and times."""
-
-    manifests: dict[str, datetime] = field(default_factory=dict)
-    marks: list[str] = field(default_factory=list)
-    attempts: dict[str, dict[str, tuple[int, datetime]]] = field(default_factory=dict)
 
 
 def removals(store: CheckpointStore, keep: Keep, *, targets: Sequence[int] = (), in_use: int = 0) -> list[Removal]:
@@ -95,10 +95,10 @@ def removals(store: CheckpointStore, keep: Keep, *, targets: Sequence[int] = (),
             and the last one's always.
         in_use: Step that the chunk which asks went on from: its checkpoint stage may not have seen it yet.
     """
-    return _beside_others(lambda: _listed(store, keep, targets, in_use))
+    return _beside_others(partial(_removals, store, keep, targets, in_use))
 
 
-def _listed(store: CheckpointStore, keep: Keep, targets: Sequence[int], in_use: int) -> list[Removal]:
+def _removals(store: CheckpointStore, keep: Keep, targets: Sequence[int], in_use: int) -> list[Removal]:
     steps, written = _inventory(store)
     whole = {step: checkpoint for step, objects in steps.items() if (checkpoint := _whole(store, step, objects))}
     # Without a whole checkpoint nothing is older than the newest one, and anything may be the last resort.
@@ -176,9 +176,9 @@ def _take(store: CheckpointStore, removal: Removal) -> bool:
 
 def _is_still_so(store: CheckpointStore, removal: Removal) -> bool:
     """Tells whether the newest whole checkpoint, the step's manifests and what goes are those that were listed."""
-    if removal.newest and removal.listed is not None:
+    if removal.newest:
         step, folder = removal.newest.step, removal.newest.manifest.folder
-        fresh = _inventory(store, step)[0].get(step, _Step())
+        fresh = _inventory(store, step)[0].get(step, StepObjects())
         marks = {mark.rsplit("/", 1)[-1] for mark in fresh.marks}
         files = fresh.attempts.get(folder, {}).items()
         if fresh.manifests != removal.listed.manifests or marks & {f"{DAMAGED}{folder}", f"{REMOVED}{folder}"}:
@@ -187,7 +187,7 @@ def _is_still_so(store: CheckpointStore, removal: Removal) -> bool:
             return False
     # A name is free again once its manifest is gone, and what has it now may be another one. A writer that was thought
     # gone may have awoken.
-    fresh, beside = _inventory(store, removal.step)[0].get(removal.step, _Step()), removal.beside or _Step()
+    fresh, beside = _inventory(store, removal.step)[0].get(removal.step, StepObjects()), removal.beside
     written = [
         fresh.attempts.get(attempt, {}).items() <= beside.attempts.get(attempt, {}).items()
         for attempt in removal.attempts
@@ -195,11 +195,11 @@ def _is_still_so(store: CheckpointStore, removal: Removal) -> bool:
     return fresh.manifests.items() <= beside.manifests.items() and all(written)
 
 
-def _inventory(store: CheckpointStore, only: int | None = None) -> tuple[dict[int, _Step], datetime]:
+def _inventory(store: CheckpointStore, only: int | None = None) -> tuple[dict[int, StepObjects], datetime]:
     """Returns the objects of all steps or of one, and when the newest of them was written."""
     base = store.run.path("checkpoints")
     below = "" if only is None else f"{store.prefix(only).rpartition('/')[2]}/"
-    steps: dict[int, _Step] = {}
+    steps: dict[int, StepObjects] = {}
     written = datetime.min.replace(tzinfo=UTC)
     for path, entry in store.storage.find(f"{base}/{below}".rstrip("/")).items():
         name = below + path
@@ -207,7 +207,7 @@ def _inventory(store: CheckpointStore, only: int | None = None) -> tuple[dict[in
         if match is None:
             continue
         written = max(written, entry.modified)
-        step = steps.setdefault(int(match[1]), _Step())
+        step = steps.setdefault(int(match[1]), StepObjects())
         if match[2]:
             step.manifests[f"{base}/{name}"] = entry.modified
         elif match[3]:
@@ -217,15 +217,14 @@ def _inventory(store: CheckpointStore, only: int | None = None) -> tuple[dict[in
     return steps, written
 
 
-def _whole(store: CheckpointStore, step: int, listing: _Step) -> Checkpoint | None:
+def _whole(store: CheckpointStore, step: int, listing: StepObjects) -> Checkpoint | None:
     """Returns a step's checkpoint if all its files are there in full size and nobody has found them damaged."""
     if not listing.manifests:
         return None
-    try:
+    checkpoint = None
+    with contextlib.suppress(DamagedError, FileNotFoundError):
         # By the names that were listed: a second listing may know more of one thing and less of another.
         checkpoint = store.read(step, [path.rsplit("/", 1)[-1] for path in (*listing.manifests, *listing.marks)])
-    except (DamagedError, FileNotFoundError):
-        return None
     if checkpoint is None:
         return None
     manifest = checkpoint.manifest
@@ -268,7 +267,7 @@ def _independent_copy(whole: dict[int, Checkpoint], staying: set[int]) -> set[in
     return set(sorted(step for step in whole if not may_share_bytes(ours, whole[step].manifest))[-1:])
 
 
-def _committed(step: int, listing: _Step, whole: Checkpoint | None, prefix: str) -> list[Removal]:
+def _committed(step: int, listing: StepObjects, whole: Checkpoint | None, prefix: str) -> list[Removal]:
     """Returns what is committed under a step that goes; uploads that may still be under way are not touched."""
     if not listing.manifests:
         return []
@@ -278,11 +277,12 @@ def _committed(step: int, listing: _Step, whole: Checkpoint | None, prefix: str)
         # age.
         removal.attempts = [whole.manifest.folder]
         named = {whole.manifest.path(prefix, name): entry["size"] for name, entry in whole.manifest.files.items()}
-        removal.files = named | _sizes(listing.attempts.get(whole.manifest.folder, {}))
+        present = listing.attempts.get(whole.manifest.folder, {})
+        removal.files = named | {path: size for path, (size, _) in present.items()}
     return [removal]
 
 
-def _strays(step: int, listing: _Step, whole: Checkpoint | None, now: datetime) -> list[Removal]:
+def _strays(step: int, listing: StepObjects, whole: Checkpoint | None, now: datetime) -> list[Removal]:
     """Returns a step's other attempts: lost races, killed uploads, damaged ones since replaced.
 
     The mark of such a removal stays: its writer may only have slept, and commit after all.
@@ -291,12 +291,9 @@ def _strays(step: int, listing: _Step, whole: Checkpoint | None, now: datetime) 
     strays = []
     for attempt, files in sorted(listing.attempts.items()):
         if (whole is None or attempt != whole.manifest.folder) and (attempt in marked or _is_abandoned(files, now)):
-            strays.append(Removal(step, "never committed, or not whole", [attempt], files=_sizes(files), forget=False))
+            sizes = {path: size for path, (size, _) in files.items()}
+            strays.append(Removal(step, "never committed, or not whole", [attempt], files=sizes, forget=False))
     return strays
-
-
-def _sizes(files: dict[str, tuple[int, datetime]]) -> dict[str, int]:
-    return {path: size for path, (size, _) in files.items()}
 
 
 def _is_abandoned(files: dict[str, tuple[int, datetime]], now: datetime) -> bool:

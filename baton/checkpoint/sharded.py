@@ -1,6 +1,8 @@
 """Sharded checkpoints of FSDP: read without running pickled code, merged into one model, and searched.
 
-pytorch_model_fsdp_0/ and optimizer_0/ have `.metadata`, a map of tensors, and a file for each process.
+    pytorch_model_fsdp_0/{.metadata, __0_0.distcp, …}    weights: what lies where, and a file for each process
+    optimizer_0/{.metadata, __0_0.distcp, …}             the optimizer's state, in the same way
+
 `.metadata` is a pickle, and so is every value beside the tensors; torch loads both unchecked. Here only classes of
 numbers and names are loaded, and any other class is damage.
 """
@@ -14,20 +16,25 @@ import pickle
 import shutil
 import sys
 import warnings
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from baton.errors import DamagedError
 
 if TYPE_CHECKING:
-    import torch
     from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 
-# --- Reads pickles of classes that hold nothing but numbers and names, and of no others: nothing of them is run.
-
-
+WEIGHTS, OPTIMIZER = "pytorch_model_fsdp_0", "optimizer_0"
+FOLDERS = (WEIGHTS, OPTIMIZER)
+METADATA = ".metadata"
+PREFIX = "model."
+"""Accelerate saves the weights as one entry of this name."""
+SHARD_SIZE = "5GB"
+"""Largest file of a merged model, as in Transformers; memory holds one at a time."""
+ADAPTER = "adapter_config.json"
+"""What a checkpoint has that holds an adapter alone."""
+SUFFIXES = (".pt", ".pth", ".bin", ".pkl")
+"""Names of files that PyTorch writes as pickles."""
 _OF_METADATA = (
     "Metadata",
     "TensorStorageMetadata",
@@ -51,17 +58,6 @@ _MEMO = ("PUT", "BINPUT", "LONG_BINPUT")
 _DTYPES = ("float", "bfloat", "int", "uint", "bool", "complex")
 
 
-def safe_unpickle(data: bytes) -> Any:
-    """Returns what was pickled.
-
-    Raises:
-        Exception: it asks for other classes, numbers more values than it may have, or is none: of whatever type
-            pickle makes of it.
-    """
-    _require_short_memo(data)
-    return _SafeUnpickler(io.BytesIO(data)).load()
-
-
 class _SafeUnpickler(pickle.Unpickler):
     """Reads a pickle of harmless classes, and refuses any other."""
 
@@ -80,56 +76,9 @@ class _SafeUnpickler(pickle.Unpickler):
         return resolved
 
 
-def _require_short_memo(data: bytes) -> None:
-    """Checks that a pickle numbers no more values than it may have: its reader makes room for the highest number.
-
-    Raises:
-        UnpicklingError: it does.
-    """
-    import pickletools
-
-    for opcode, argument, _ in pickletools.genops(data):
-        if opcode.name in _MEMO and (argument or 0) > len(data):
-            raise pickle.UnpicklingError(f"it has a value of number {argument:,}, and {len(data):,} bytes")
-
-
-# --- Sharded checkpoints, `torch.distributed.checkpoint` as Accelerate writes it for FSDP, and the whole model in
-# them.
-#
-#     pytorch_model_fsdp_0/{.metadata, __0_0.distcp, …}    weights: what lies where, and a file for each process
-#     optimizer_0/{.metadata, __0_0.distcp, …}             the optimizer's state, in the same way
-#
-# `.metadata` is a pickle, and so is every value beside the tensors; torch reads both without looking. Here they are
-# read by classes alone that hold nothing but numbers and names: what asks for more is damaged.
-
-
-WEIGHTS = "pytorch_model_fsdp_0"
-"""Folder of the weights."""
-OPTIMIZER = "optimizer_0"
-"""Folder of the optimizer's state."""
-FOLDERS = (WEIGHTS, OPTIMIZER)
-METADATA = ".metadata"
-PREFIX = "model."
-"""Accelerate saves the weights as one entry of this name."""
-SHARD_SIZE = "5GB"
-"""Largest file of a merged model, as in Transformers; memory holds one at a time."""
-ADAPTER = "adapter_config.json"
-"""What a checkpoint has that holds an adapter alone."""
-
-
 def is_sharded(folder: str) -> bool:
     """Tells whether a checkpoint's weights are in shards."""
     return os.path.isfile(os.path.join(folder, WEIGHTS, METADATA))
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A value beside the tensors, such as a setting of the optimizer: where its pickle lies."""
-
-    name: str
-    path: str
-    offset: int
-    length: int
 
 
 def code_in_shards(folder: str) -> list[str]:
@@ -137,7 +86,7 @@ def code_in_shards(folder: str) -> list[str]:
 
     Nothing of it is run here. A folder without shards has no lines.
     """
-    from torch.serialization import get_unsafe_globals_in_checkpoint
+    from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 
     problems = []
     for name in FOLDERS:
@@ -145,19 +94,29 @@ def code_in_shards(folder: str) -> list[str]:
         if not os.path.isfile(os.path.join(path, METADATA)):
             continue
         try:
-            entries = list(_entries(read_metadata(path)))
+            metadata = read_metadata(path)
         except DamagedError as error:
             problems.append(error.message.removesuffix("."))
             continue
-        for entry in entries:
-            try:
-                # These lie between the tensors' bytes in the same files, each an archive of its own.
-                unsafe = get_unsafe_globals_in_checkpoint(_slice(path, entry))
-            except Exception as error:
-                unsafe = [f"unreadable, {type(error).__name__}"]
-            if unsafe:
-                problems.append(f"{name}/{entry.path}: a pickle that holds code ({', '.join(unsafe)}), {entry.name}")
+        for index, info in metadata.storage_data.items():
+            if not isinstance(metadata.state_dict_metadata.get(index.fqn), BytesStorageMetadata):
+                continue
+            # It lies between the tensors' bytes in the same files, an archive of its own.
+            with open(os.path.join(path, info.relative_path), "rb") as file:
+                file.seek(info.offset)
+                if unsafe := _asked_for(io.BytesIO(file.read(info.length))):
+                    problems.append(f"{name}/{info.relative_path}: a pickle that holds code ({unsafe}), {index.fqn}")
     return problems
+
+
+def _asked_for(pickled: str | io.BytesIO) -> str:
+    """Returns what a pickle asks for that PyTorch's safe reader refuses, empty where it asks for nothing."""
+    from torch.serialization import get_unsafe_globals_in_checkpoint
+
+    try:
+        return ", ".join(get_unsafe_globals_in_checkpoint(pickled))
+    except Exception as error:
+        return f"unreadable, {type(error).__name__}"
 
 
 def read_metadata(folder: str) -> Metadata:
@@ -166,18 +125,24 @@ def read_metadata(folder: str) -> Metadata:
     Raises:
         DamagedError: it asks for more than such a document needs, names files elsewhere, or is none.
     """
+    import pickletools
+
     from torch.distributed.checkpoint.metadata import Metadata
 
-    path = os.path.join(folder, METADATA)
-    shown = os.path.join(os.path.basename(folder), METADATA)
     try:
-        with open(path, "rb") as file:
-            metadata = safe_unpickle(file.read())
+        with open(os.path.join(folder, METADATA), "rb") as file:
+            data = file.read()
+        # Its reader makes room for the highest number by which a value is named again.
+        for opcode, argument, _ in pickletools.genops(data):
+            if opcode.name in _MEMO and (argument or 0) > len(data):
+                raise pickle.UnpicklingError(f"it has a value of number {argument:,}, and {len(data):,} bytes")
+        metadata = _SafeUnpickler(io.BytesIO(data)).load()
         if not isinstance(metadata, Metadata):
             raise pickle.UnpicklingError(f"it is {type(metadata).__name__}")
         for info in metadata.storage_data.values():
             _require_here(folder, info)
     except Exception as error:
+        shown = os.path.join(os.path.basename(folder), METADATA)
         raise DamagedError(f"{shown} cannot be read as a list of shards: {error}.") from None
     return metadata
 
@@ -189,11 +154,7 @@ def is_unused(folder: str) -> bool:
 
 
 def _require_here(folder: str, info: Any) -> None:
-    """Checks that a piece lies in a file of the folder.
-
-    Raises:
-        ValueError: it does not, or went through an extension that this does not know.
-    """
+    """Raises `ValueError` where a piece lies in no file of the folder, or went through an unknown extension."""
     name, end = info.relative_path, info.offset + info.length
     if name != os.path.basename(name) or not name or name in (".", ".."):
         raise ValueError(f"{name!r} is no file beside it")
@@ -203,31 +164,8 @@ def _require_here(folder: str, info: Any) -> None:
         raise ValueError(f"{name} is encoded by {info.transform_descriptors}")
 
 
-def _entries(metadata: Metadata) -> Iterator[Entry]:
-    """Yields the values beside the tensors."""
-    from torch.distributed.checkpoint.metadata import BytesStorageMetadata
-
-    for index, info in metadata.storage_data.items():
-        if isinstance(metadata.state_dict_metadata.get(index.fqn), BytesStorageMetadata):
-            yield Entry(index.fqn, info.relative_path, info.offset, info.length)
-
-
-def _slice(folder: str, entry: Entry) -> io.BytesIO:
-    with open(os.path.join(folder, entry.path), "rb") as file:
-        file.seek(entry.offset)
-        return io.BytesIO(file.read(entry.length))
-
-
 def as_whole(folder: str, scratch: str) -> str:
-    """Returns a folder that `from_pretrained` reads: the checkpoint's own, or a merged copy where it is in shards.
-
-    Args:
-        folder: Local files of a checkpoint.
-        scratch: Folder for the copy.
-
-    Raises:
-        DamagedError: see `merge`.
-    """
+    """Returns a folder that `from_pretrained` reads: the checkpoint's own, or a merged copy where it is in shards."""
     if not is_sharded(folder):
         return folder
     target = os.path.join(scratch, "merged")
@@ -253,6 +191,7 @@ def merge(folder: str, target: str, *, shard_size: str = SHARD_SIZE) -> list[str
     Raises:
         DamagedError: a piece of a tensor is missing, or a pickle holds code.
     """
+    import torch
     from huggingface_hub import split_state_dict_into_shards_factory
     from safetensors.torch import save_file
 
@@ -266,8 +205,12 @@ def merge(folder: str, target: str, *, shard_size: str = SHARD_SIZE) -> list[str
     )
     os.makedirs(target, exist_ok=True)
     for file, names in split.filename_to_tensors.items():
-        loaded = _load(os.path.join(folder, WEIGHTS), {name: entries[name] for name in names})
-        save_file(loaded, os.path.join(target, file), metadata={"format": "pt"})
+        loaded = {
+            PREFIX + name: torch.empty(entries[name].size, dtype=entries[name].properties.dtype) for name in names
+        }
+        fill(os.path.join(folder, WEIGHTS), loaded)
+        whole = {name.removeprefix(PREFIX): tensor for name, tensor in loaded.items()}
+        save_file(whole, os.path.join(target, file), metadata={"format": "pt"})
     if split.is_sharded:
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
         with open(os.path.join(target, "model.safetensors.index.json"), "w", encoding="utf-8") as document:
@@ -298,15 +241,6 @@ def tensors(folder: str) -> dict[str, TensorStorageMetadata]:
     return entries
 
 
-def _load(folder: str, entries: dict[str, TensorStorageMetadata]) -> dict[str, torch.Tensor]:
-    """Returns some of the weights, put together from the pieces of all processes."""
-    import torch
-
-    loaded = {PREFIX + name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in entries.items()}
-    fill(folder, loaded)
-    return {name.removeprefix(PREFIX): tensor for name, tensor in loaded.items()}
-
-
 def fill(folder: str, state: dict[str, Any]) -> None:
     """Restores a state, in place, from the pieces of all processes.
 
@@ -326,32 +260,20 @@ def fill(folder: str, state: dict[str, Any]) -> None:
         dcp.load(state, storage_reader=Reader(folder), no_dist=True)
 
 
-# --- Pickles of a checkpoint, looked through for code before anything reads them.
-
-
-SUFFIXES = (".pt", ".pth", ".bin", ".pkl")
-"""Names of files that PyTorch writes as pickles."""
-
-
 def code_in(folder: str) -> list[str]:
     """Returns a line for each pickle in a folder that would run code when read, or is none.
 
     Nothing of it is run here: PyTorch lists what a file asks for, against what its safe reader allows.
     """
-    from torch.serialization import get_unsafe_globals_in_checkpoint
     from transformers.trainer_pt_utils import safe_globals
 
     problems = []
     for name in sorted(os.listdir(folder)):
-        if not name.endswith(SUFFIXES):
-            continue
-        try:
+        if name.endswith(SUFFIXES):
             with safe_globals():
-                unsafe = get_unsafe_globals_in_checkpoint(os.path.join(folder, name))
-        except Exception as error:
-            unsafe = [f"unreadable, {type(error).__name__}"]
-        if unsafe:
-            problems.append(f"{name}: a pickle that holds code ({', '.join(unsafe)})")
+                unsafe = _asked_for(os.path.join(folder, name))
+            if unsafe:
+                problems.append(f"{name}: a pickle that holds code ({unsafe})")
     return problems + code_in_shards(folder)
 
 

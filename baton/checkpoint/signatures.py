@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -85,11 +85,7 @@ def changed_sources(run: Run, signed: Sources | None) -> list[str]:
 
 
 def require_same_sources(run: Run, signed: Sources | None, step: int) -> None:
-    """Checks that a run has in the store what a checkpoint was signed with; see `changed_sources`.
-
-    Raises:
-        SignatureError: some of it is another.
-    """
+    """Raises `SignatureError` where a run has not what a checkpoint was signed with; see `changed_sources`."""
     if changed := changed_sources(run, signed):
         raise SignatureError(
             f"the checkpoint of step {step} was signed with other {' and '.join(changed)} than the run has now.",
@@ -97,43 +93,11 @@ def require_same_sources(run: Run, signed: Sources | None, step: int) -> None:
         )
 
 
-def require_no_unlisted_files(names: Sequence[str], where: str) -> None:
-    """Checks that a checkpoint's folder has no file that its manifest does not name.
-
-    Raises:
-        SignatureError: there is one: whoever reads the folder would read it too.
-    """
-    if names:
-        raise SignatureError(
-            f"{where} is refused: {', '.join(names)} was not signed.",
-            remedy="Find out who put it there, and remove it.",
-        )
-
-
-def signed_meta(
-    run: Run, meta: Mapping[str, Any], manifest: Callable[[Mapping[str, Any]], Manifest], public: PublicKey
-) -> dict[str, Any]:
-    """Returns what a manifest says besides its files, with what they were made of and a signature.
-
-    Args:
-        run: The run.
-        meta: The rest; of a fork's first checkpoint it has its parent's signature.
-        manifest: Returns the manifest that says so.
-        public: The key that the run asks for.
-
-    Raises:
-        UserError: this process cannot sign for it.
-    """
-    stated = {name: value for name, value in meta.items() if name != SIGNATURE}
-    stated["sources"] = sources_of(run).to_json()
-    return {**stated, SIGNATURE: sign(manifest(stated), public)}
-
-
 def sign(manifest: Manifest, public: PublicKey) -> Bundle:
-    """Signs a manifest with this process's key.
+    """Signs a manifest, its signature left out, with this process's key.
 
     Args:
-        manifest: The manifest, its signature left out.
+        manifest: The manifest.
         public: The key that the run asks for.
 
     Raises:
@@ -154,33 +118,19 @@ def sign(manifest: Manifest, public: PublicKey) -> Bundle:
 
 
 def require_signer(public: PublicKey) -> None:
-    """Checks that this process can sign for a key, before it has trained anything.
-
-    Raises:
-        UserError: it has no key, or another one.
-    """
+    """Raises what `sign` does where this process cannot sign for a key, before it has trained anything."""
     sign(Manifest(kind="", folder="", files={}), public)
 
 
 def require_signed(manifest: Manifest, public: PublicKey, where: str) -> None:
-    """Checks that a manifest says what a key has signed.
-
-    Args:
-        manifest: The manifest.
-        public: The key.
-        where: The checkpoint, for the message.
-
-    Raises:
-        SignatureError: it does not.
-    """
-    if (problem := signature_problem(manifest, public)) is None:
-        return
-    raise SignatureError(
-        f"{where} is refused: {problem}",
-        remedy="Whoever wrote it may write to the store and has not the key: find out who. To go on from the one "
-        "before, remove its manifests by hand. If it is from before the run was signed, fork it under another name, or "
-        "leave chunks.signing out.",
-    )
+    """Raises `SignatureError` where a manifest does not say what a key has signed."""
+    if problem := signature_problem(manifest, public):
+        raise SignatureError(
+            f"{where} is refused: {problem}",
+            remedy="Whoever wrote it may write to the store and has not the key: find out who. To go on from the one "
+            "before, remove its manifests by hand. If it is from before the run was signed, fork it under another "
+            "name, or leave chunks.signing out.",
+        )
 
 
 def signature_problem(manifest: Manifest, public: PublicKey) -> str | None:

@@ -16,7 +16,7 @@ from pydantic import Field
 
 from baton.checkpoint import sharded
 from baton.checkpoint.sharded import code_in, may_be_pickle
-from baton.checkpoint.signatures import Sources, require_no_unlisted_files, require_signed, require_signer, signed_meta
+from baton.checkpoint.signatures import SIGNATURE, Sources, require_signed, require_signer, sign, sources_of
 from baton.documents import Document, load_object
 from baton.errors import DamagedError, FormatError, UserError
 from baton.recipe.recipe import Recipe
@@ -34,7 +34,6 @@ TRAINING_FILES = re.compile(r"(^optimizer|^scheduler|^scaler|^rng_state|^baton_s
 """Beginnings of names that only training needs."""
 SHARD_SIZE_FORM = re.compile(r"[1-9][0-9]*(KB|MB|GB)")
 LOG_FILE = "trainer_state.json"
-"""File of a checkpoint."""
 LogEntry = dict[str, float]
 """What a trainer logged at a step: names, `step` among them, and numbers."""
 _STEP = re.compile(r"^step-(\d{8,})$")
@@ -101,13 +100,7 @@ class CheckpointMeta(Document):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A committed checkpoint.
-
-    Attributes:
-        step: The step at whose end it was captured.
-        manifest: Its files.
-        meta: Whose state it is.
-    """
+    """A committed checkpoint: the step at whose end it was captured, its files, and whose state it is."""
 
     step: int
     manifest: Manifest
@@ -124,13 +117,10 @@ class Checkpoint:
         return self.manifest.bytes
 
     def require_continued(self, *names: str) -> None:
-        """Checks that this Baton continues what it was written with.
+        """Raises `FormatError` where this Baton does not continue what it was written with.
 
         Args:
             names: The formats that matter, see `versions.FORMATS`; all of a checkpoint's when left out.
-
-        Raises:
-            FormatError: it does not.
         """
         what = f"the checkpoint of step {self.step} of run {self.meta.run!r}"
         self.meta.made.require_continued(what, names or CHECKPOINT_FORMATS)
@@ -248,7 +238,10 @@ class CheckpointStore:
         # Run and step last: `_checked` compares them, and a folder copied from elsewhere is found out by them.
         stated: dict[str, Any] = {**meta.to_json(), "run": self.run.name, "step": step}
         if self.signed_by:
-            stated = signed_meta(self.run, stated, writer.manifest, self.signed_by)
+            # Anew: a fork's first checkpoint comes with its parent's.
+            stated = {**stated, "sources": sources_of(self.run).to_json()}
+            stated.pop(SIGNATURE, None)
+            stated[SIGNATURE] = sign(writer.manifest(stated), self.signed_by)
         manifest, ours = writer.commit(stated)
         return self._checked(step, manifest), ours
 
@@ -260,16 +253,18 @@ class CheckpointStore:
     def fetch(
         self, checkpoint: Checkpoint, local_dir: str, cache: NodeCache | None = None, names: Iterable[str] | None = None
     ) -> str:
-        """Downloads a checkpoint, every byte checked; see `bundle.fetch`."""
-        prefix = self.prefix(checkpoint.step)
-        if self.signed_by:
-            require_no_unlisted_files(self.strangers(checkpoint), self.uri(checkpoint))
-        return bundle.fetch(self.storage, prefix, checkpoint.manifest, local_dir, cache, names)
+        """Downloads a checkpoint, every byte checked; see `bundle.fetch`.
 
-    def strangers(self, checkpoint: Checkpoint) -> list[str]:
-        """Returns the files in a checkpoint's folder that its manifest does not name."""
-        present = self.storage.find(checkpoint.manifest.path(self.prefix(checkpoint.step)))
-        return sorted(present.keys() - checkpoint.manifest.files.keys())
+        Raises:
+            SignatureError: it must be signed, and has a file that was not: whoever reads the folder would read it too.
+        """
+        prefix, manifest = self.prefix(checkpoint.step), checkpoint.manifest
+        if self.signed_by and (unlisted := self.storage.find(manifest.path(prefix)).keys() - manifest.files.keys()):
+            raise SignatureError(
+                f"{self.uri(checkpoint)} is refused: {', '.join(sorted(unlisted))} was not signed.",
+                remedy="Find out who put it there, and remove it.",
+            )
+        return bundle.fetch(self.storage, prefix, manifest, local_dir, cache, names)
 
     def verify(self, checkpoint: Checkpoint) -> list[str]:
         """Reads a checkpoint back; see `bundle.verify`."""
@@ -295,9 +290,15 @@ class CheckpointStore:
             DamagedError: it holds none.
         """
         path = checkpoint.manifest.path(self.prefix(checkpoint.step), LOG_FILE)
+        where = self.storage.uri(path)
         if LOG_FILE not in checkpoint.manifest.files:
-            raise DamagedError(f"{self.storage.uri(path)} is not there, and its manifest does not name it.")
-        return parse_log(self.storage.read(path), self.storage.uri(path))
+            raise DamagedError(f"{where} is not there, and its manifest does not name it.")
+        history = load_object(self.storage.read(path), where).get("log_history")
+        if not isinstance(history, list) or not all(
+            isinstance(entry, dict) and isinstance(entry.get("step"), int) for entry in history
+        ):
+            raise DamagedError(f"{where} has no log_history of steps with numbers.")
+        return history
 
     def evaluation_losses(self, checkpoint: Checkpoint) -> dict[int, float]:
         """Returns the evaluation losses of the run up to a checkpoint that are numbers, by step."""
@@ -337,30 +338,10 @@ class CheckpointStore:
         return Checkpoint(step, manifest, meta)
 
 
-def parse_log(data: bytes, where: str) -> list[LogEntry]:
-    """Returns what was logged.
-
-    Args:
-        data: The file.
-        where: Its address, for messages.
-
-    Raises:
-        DamagedError: it is not what a trainer writes.
-    """
-    history = load_object(data, where).get("log_history")
-    if not isinstance(history, list) or not all(map(_is_entry, history)):
-        raise DamagedError(f"{where} has no log_history of steps with numbers.")
-    return history
-
-
 def evaluation_losses(history: Iterable[LogEntry]) -> dict[int, float]:
     """Returns the evaluation losses that are numbers, by step."""
     losses = {int(entry["step"]): entry["eval_loss"] for entry in history if "eval_loss" in entry}
     return {step: loss for step, loss in losses.items() if isinstance(loss, float) and math.isfinite(loss)}
-
-
-def _is_entry(entry: object) -> bool:
-    return isinstance(entry, dict) and isinstance(entry.get("step"), int)
 
 
 def merge_model(store: CheckpointStore, checkpoint: Checkpoint, folder: str, shard_size: str) -> dict[str, Any]:
@@ -369,7 +350,7 @@ def merge_model(store: CheckpointStore, checkpoint: Checkpoint, folder: str, sha
     Args:
         store: The run's checkpoints.
         checkpoint: One of them.
-        folder: Folder to write to, which must not exist or be empty.
+        folder: Where to write to, which must not exist or be empty.
         shard_size: Largest file of weights, such as `5GB`.
 
     Returns:

@@ -27,7 +27,7 @@ from baton.store.manifest import DAMAGED, REMOVED, Manifest, parsed, read_manife
 _OBJECT = re.compile(r"step-(\d{8,})/(?:manifest(?:-([1-9]\d*))?\.json|(?:([^/]+)/)?(.+))")
 
 
-class Row(TypedDict):
+class StepReport(TypedDict):
     """A checkpoint that was read back: `manifest` is the SHA-256 by which the next one knows it."""
 
     step: int
@@ -37,18 +37,18 @@ class Row(TypedDict):
     manifest: NotRequired[str]
 
 
-class Verdict(TypedDict):
+class SignatureReport(TypedDict):
     """What came of it: a row for each step, the newest one, what is wrong with the run besides, and what to know."""
 
     ok: bool
-    checkpoints: list[Row]
-    head: Row | None
+    checkpoints: list[StepReport]
+    head: StepReport | None
     problems: list[str]
     notes: list[str]
 
 
 @dataclass
-class _Step:
+class SignedStep:
     """The objects of a step: manifests by generation, marks, and each attempt's files."""
 
     generations: dict[int, str] = field(default_factory=dict)
@@ -65,19 +65,14 @@ class _Step:
 
 
 class Verification:
-    """One look at the checkpoints of a run.
-
-    Args:
-        store: The checkpoints.
-        public: The key that must have signed them.
-    """
+    """One look at the checkpoints of a run, and the key that must have signed them."""
 
     def __init__(self, store: CheckpointStore, public: PublicKey) -> None:
         self._store, self._run, self._storage = store, store.run, store.storage
         self._public = public
         self._steps = self._listed()
 
-    def verdict(self, step: int | None = None, digest: str | None = None) -> Verdict:
+    def verdict(self, step: int | None = None, digest: str | None = None) -> SignatureReport:
         """Reads everything back.
 
         Args:
@@ -91,7 +86,9 @@ class Verification:
             objects.problems += self._chain(objects)
         head = max(here, default=0)
         problems, notes = list(self._of_run(here, head)), list(self._notes(head))
-        rows = {number: _row(number, self._steps[number]) for number in sorted(self._steps) if self._counts(number)}
+        # What nobody has committed is nothing to restore, and none to tell of.
+        told = {number: each for number, each in sorted(self._steps.items()) if each.generations or each.problems}
+        rows = {number: _row(number, each) for number, each in told.items()}
         problems += self._unexpected(rows, head, step, digest)
         return {
             "ok": not problems and all(row["ok"] for row in rows.values()),
@@ -101,8 +98,8 @@ class Verification:
             "notes": notes,
         }
 
-    def _listed(self) -> dict[int, _Step]:
-        steps: dict[int, _Step] = defaultdict(_Step)
+    def _listed(self) -> dict[int, SignedStep]:
+        steps: dict[int, SignedStep] = defaultdict(SignedStep)
         base = self._run.path("checkpoints")
         for name in self._storage.find(base):
             if (match := _OBJECT.fullmatch(name)) is None:
@@ -116,12 +113,7 @@ class Verification:
                 objects.attempts[match[3]].add(match[4])
         return dict(steps)
 
-    def _counts(self, number: int) -> bool:
-        """Tells whether a step is one to tell of: what nobody has committed is nothing to restore."""
-        objects = self._steps[number]
-        return bool(objects.generations or objects.problems)
-
-    def _read(self, number: int, objects: _Step) -> None:
+    def _read(self, number: int, objects: SignedStep) -> None:
         """Reads a step back: its manifests, and the files of the newest."""
         for generation, path in sorted(objects.generations.items()):
             try:
@@ -146,15 +138,12 @@ class Verification:
             return
         try:
             objects.current = self._store.as_checkpoint(number, manifest)
-            objects.problems += self._code(objects.current)
+            if self._storage.is_local:
+                objects.problems += code_in(self._storage.key(manifest.path(self._store.prefix(number))))
+            else:
+                objects.problems += self._store.code(objects.current)
         except BatonError as error:
             objects.problems.append(str(error))
-
-    def _code(self, checkpoint: Checkpoint) -> list[str]:
-        """Returns a line for each pickle of a checkpoint that holds code, where its files are those of its manifest."""
-        if self._storage.is_local:
-            return code_in(self._storage.key(checkpoint.manifest.path(self._store.prefix(checkpoint.step))))
-        return self._store.code(checkpoint)
 
     def _of_manifest(self, number: int, manifest: Manifest, data: bytes) -> str | None:
         if problem := signature_problem(manifest, self._public):
@@ -166,7 +155,7 @@ class Verification:
             return f"its manifest is that of step {stated[1]} of run {stated[0]!r}"
         return None
 
-    def _chain(self, objects: _Step) -> Iterator[str]:
+    def _chain(self, objects: SignedStep) -> Iterator[str]:
         """Yields what does not fit the checkpoint before."""
         parent = objects.current.meta.parent if objects.current else None
         before = self._steps.get(parent.step) if parent else None
@@ -178,7 +167,7 @@ class Verification:
         elif before.attempts and not before.generations and not is_going:
             yield f"continues step {parent.step}, whose files are here and whose manifest is gone"
 
-    def _of_run(self, here: dict[int, _Step], head: int) -> Iterator[str]:
+    def _of_run(self, here: dict[int, SignedStep], head: int) -> Iterator[str]:
         """Yields what is wrong with what the checkpoints were made of."""
         hidden = [number for number, objects in self._steps.items() if objects.is_hidden and number > head]
         if hidden:
@@ -217,7 +206,9 @@ class Verification:
         if (parent := newest.meta.parent) and parent.step not in self._steps and not newest.meta.forked_from:
             yield f"step {parent.step}, which step {head} continues, is not here: retention takes what is not kept"
 
-    def _unexpected(self, rows: dict[int, Row], head: int, step: int | None, digest: str | None) -> Iterator[str]:
+    def _unexpected(
+        self, rows: dict[int, StepReport], head: int, step: int | None, digest: str | None
+    ) -> Iterator[str]:
         """Yields what is not as whoever asks has written it down."""
         if step is not None and head < step:
             yield f"the newest is step {head}, and step {step} was expected: rolled back, or its end is gone"
@@ -232,8 +223,8 @@ class Verification:
                 yield f"step {wanted} has not the manifest that was expected, {digest}"
 
 
-def _row(number: int, objects: _Step) -> Row:
-    row: Row = {"step": number, "ok": not objects.problems, "problems": objects.problems}
+def _row(number: int, objects: SignedStep) -> StepReport:
+    row: StepReport = {"step": number, "ok": not objects.problems, "problems": objects.problems}
     if objects.manifests:
         row["manifest"] = manifest_digest(objects.manifests[-1])
         row["digest"] = str(objects.manifests[-1].meta.get("digest"))

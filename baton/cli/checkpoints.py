@@ -19,7 +19,7 @@ from baton.checkpoint import retention
 from baton.checkpoint import store as merging
 from baton.checkpoint.signatures import SIGNATURE
 from baton.checkpoint.store import Checkpoint, CheckpointStore
-from baton.checkpoint.verify import Verdict, Verification
+from baton.checkpoint.verify import SignatureReport, Verification
 from baton.cli.options import Json, RunUri, answer, print_json
 from baton.errors import UserError
 from baton.local import results
@@ -257,7 +257,7 @@ def signature(
         print_json(written) if json else typer.echo(f"{written['file']} signs the files of {written['uri']}")
 
 
-def _print(verdict: Verdict) -> None:
+def _print(verdict: SignatureReport) -> None:
     for row in verdict["checkpoints"]:
         typer.echo(f"step {row['step']:>8}  {_found(row['problems'], 'signed, whole')}")
     for problem in verdict["problems"]:

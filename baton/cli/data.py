@@ -314,7 +314,7 @@ def _print(result: Examined) -> None:
             typer.echo(f"{key.removesuffix('_uri')}: {result[key]}")
 
 
-def _first(entry: quality_page.Judged) -> str:
+def _first(entry: quality_page.ListedCheck) -> str:
     if not entry["examples"]:
         return ""
     first = entry["examples"][0]

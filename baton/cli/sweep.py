@@ -218,7 +218,7 @@ def fork(
 
 def _forked(sweep: Sweep, parent: TrialEntry, step: int | None, overrides: list[str]) -> tuple[TrialEntry, list[str]]:
     """Makes a trial of another one's checkpoint; returns it, and what it changes in words."""
-    trials = sweep.trials()
+    trials = sweep.document().trials
     forks = [int(trial.id[1:]) for trial in trials if trial.bracket == 0]
     trial_id = f"f{max(forks, default=-1) + 1:03d}"
     made = forking.fork(sweep.run(parent), step, f"{sweep.name}-{trial_id}", overrides, warm=True)

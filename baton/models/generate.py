@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -130,14 +132,8 @@ def rendered(prompt: Any, tokenizer: PreTrainedTokenizerBase, tools: list[dict[s
 
 
 def load(model_uri: str, *, trust_remote_code: bool = False) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Loads an exported model, a checkpoint or a hub model; an adapter is put on its base.
-
-    Args:
-        model_uri: Folder, URI or hub id.
-        trust_remote_code: Run Python code that comes with it.
-
-    Returns:
-        The model, ready to write, and its tokenizer.
+    """Loads an exported model, a checkpoint or a hub model, ready to write, and its tokenizer; an adapter is put on its
+    base.
 
     Raises:
         UserError: there is no such model, or it needs code of its own.
@@ -147,17 +143,10 @@ def load(model_uri: str, *, trust_remote_code: bool = False) -> tuple[PreTrained
     transformers.utils.logging.disable_progress_bar()
     folder = loading.local_model(model_uri)
     with user_code.asking_for_trust(model_uri):
-        return _loaded(folder, trust_remote_code)
-
-
-def _loaded(folder: str, trust_remote_code: bool) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    import json
-    import os
-
-    tokenizer = loading.load_tokenizer(folder, trust_remote_code=trust_remote_code)
-    if os.path.isfile(f"{folder}/config.json"):
-        return loading.load_model(folder, trust_remote_code=trust_remote_code).eval(), tokenizer
-    with open(f"{folder}/adapter_config.json", encoding="utf-8") as file:
-        base = json.load(file)["base_model_name_or_path"]
-    whole = loading.load_model(loading.local_model(base), trust_remote_code=trust_remote_code)
-    return loading.adapted(whole, folder, tokenizer).eval(), tokenizer
+        tokenizer = loading.load_tokenizer(folder, trust_remote_code=trust_remote_code)
+        if os.path.isfile(f"{folder}/config.json"):
+            return loading.load_model(folder, trust_remote_code=trust_remote_code).eval(), tokenizer
+        with open(f"{folder}/adapter_config.json", encoding="utf-8") as file:
+            base = json.load(file)["base_model_name_or_path"]
+        whole = loading.load_model(loading.local_model(base), trust_remote_code=trust_remote_code)
+        return loading.adapted(whole, folder, tokenizer).eval(), tokenizer

@@ -28,28 +28,28 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-
-# --- How many numbers a model has, wherever they are and however they are packed.
+GPU_SHARE = 0.8
+"""Share of a GPU's free memory that weights may fill; activations and the keys of completions need the rest."""
+WEIGHTS = ".safetensors"
+MODEL_FILES = (WEIGHTS, ".json", ".txt", ".model", ".jinja", ".py")
+"""Ends of the names of a model's files that are taken, from the hub or a store: no pickled weights among them."""
+IDENTITY = tuple(end for end in MODEL_FILES if end != ".py")
+"""Those that a model's identity is made of; its code has a digest of its own, `user_code.model_digest`."""
+TAKEN = ".taken"
+"""What a folder has of a store: size and time of each file there."""
 
 
 def count_parameters(parameters: Iterable[torch.Tensor]) -> int:
     """Returns how many numbers parameters have before they are packed or split over processes."""
-    return sum(map(_count_one, parameters))
 
+    def count(value: torch.Tensor) -> int:
+        packed = getattr(value, "quant_state", None)  # bitsandbytes' of 4 bits, two to a byte
+        if packed is not None:
+            return math.prod(packed.shape)
+        whole = getattr(value, "ds_numel", None)  # ZeRO's stage 3 leaves an empty tensor in its place
+        return value.numel() if whole is None else int(whole)
 
-def _count_one(value: torch.Tensor) -> int:
-    packed = getattr(value, "quant_state", None)  # bitsandbytes' of 4 bits, two to a byte
-    if packed is not None:
-        return math.prod(packed.shape)
-    whole = getattr(value, "ds_numel", None)  # ZeRO's stage 3 leaves an empty tensor in its place
-    return value.numel() if whole is None else int(whole)
-
-
-# --- Where a model lies that is asked and not trained: on the CPU, on one GPU, or spread over all that there are.
-
-
-GPU_SHARE = 0.8
-"""Share of a GPU's free memory that weights may fill; activations and the keys of completions need the rest."""
+    return sum(map(count, parameters))
 
 
 def place_model(model: Any) -> Any:
@@ -109,25 +109,9 @@ def spread_over(model: nn.Module, free: Mapping[int, int]) -> dict[str, int] | N
     return spread
 
 
-# --- Models and tokenizers: where they come from, and what exactly was taken.
-
-
-WEIGHTS = ".safetensors"
-WANTED = (WEIGHTS, ".json", ".txt", ".model", ".jinja", ".py")
-"""Ends of the names of a model's files that are taken, from the hub or a store: no pickled weights among them."""
-IDENTITY = tuple(end for end in WANTED if end != ".py")
-"""Those that a model's identity is made of; its code has a digest of its own, `user_code.model_digest`."""
-TAKEN = ".taken"
-"""What a folder has of a store: size and time of each file there."""
-
-
 def local_model(base: str, revision: str | None = None, *, weights: bool = True) -> str:
-    """Returns a local folder with a model's files, fetched if need be.
-
-    Args:
-        base: Hub id, folder or URI.
-        revision: Branch, tag or commit of a hub id.
-        weights: Whether they are needed; else they may be missing.
+    """Returns a local folder with the files of a hub id, folder or URI, fetched if need be; without `weights` they may
+    be missing.
 
     Raises:
         UserError: there is no such model, or it cannot be reached.
@@ -140,7 +124,7 @@ def local_model(base: str, revision: str | None = None, *, weights: bool = True)
         raise UserError(f"model {base!r} is not a folder.", remedy="Give a hub id, an existing folder or a URI.")
     from huggingface_hub import snapshot_download
 
-    wanted = [f"*{end}" for end in WANTED if weights or end != WEIGHTS]
+    wanted = [f"*{end}" for end in MODEL_FILES if weights or end != WEIGHTS]
     try:
         return str(snapshot_download(base, revision=revision, allow_patterns=wanted))
     except Exception as error:
@@ -173,11 +157,7 @@ def start_model(
 ) -> PreTrainedModel:
     """Builds what training starts from; the same call gives the same weights in any process.
 
-    Args:
-        recipe: The resolved recipe.
-        tokenizer: Sizes the embeddings of a model from scratch.
-        base_folder: Local files of `model.base`.
-        weights: Whether they are needed; left undefined for a checkpoint that is about to be loaded over them.
+    Without `weights` they are left undefined, for a checkpoint that is about to be loaded over them.
     """
     import torch
     from transformers import set_seed
@@ -201,13 +181,7 @@ def start_model(
 
 
 def adapted(base: PreTrainedModel, folder: str, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
-    """Puts an adapter on its base, which is given the rows that the adapter's tokens need.
-
-    Args:
-        base: The base as it was before training.
-        folder: Local files of the adapter.
-        tokenizer: The tokenizer that lies with it.
-    """
+    """Puts an adapter on its base as it was before training, which is given the rows that the adapter's tokens need."""
     from peft import PeftModel
 
     adapted: PreTrainedModel = PeftModel.from_pretrained(vocabulary.resize_embeddings(base, tokenizer), folder)
@@ -215,13 +189,7 @@ def adapted(base: PreTrainedModel, folder: str, tokenizer: PreTrainedTokenizerBa
 
 
 def vocabulary_size(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, base_folder: str | None) -> int:
-    """Returns the rows of the embedding of what training starts from.
-
-    Args:
-        recipe: The recipe.
-        tokenizer: Sizes the embeddings; its new tokens are counted, where they are noted in it.
-        base_folder: Local files of `model.base`.
-    """
+    """Returns the rows of the embedding of what training starts from, new tokens that the tokenizer notes included."""
     if recipe.model.from_scratch:
         config = scratch_config(recipe.model.from_scratch, tokenizer, recipe.data.max_length)
         return int(config.get_text_config().vocab_size)
@@ -237,12 +205,7 @@ def base_rows(recipe: Recipe, base_folder: str | None) -> int:
 
 
 def second_model(recipe: Recipe, folder: str) -> PreTrainedModel:
-    """Loads the second model that a recipe's method names; it writes, and is not trained.
-
-    Args:
-        recipe: The recipe.
-        folder: Its local files.
-    """
+    """Loads the second model that a recipe's method names; it writes, and is not trained."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -270,10 +233,8 @@ def auto_class(recipe: Recipe) -> Any:
 def load_model(folder: str, recipe: Recipe | None = None, *, trust_remote_code: bool = False) -> PreTrainedModel:
     """Loads a model from safetensors files; pickled weights are refused.
 
-    Args:
-        folder: Local files.
-        recipe: Says kind, type, quantization, attention and more; a causal language model as it was saved without one.
-        trust_remote_code: Run Python code that comes with it, where no recipe says.
+    The recipe says kind, type, quantization, attention and whether its own code is run; without one it is a causal
+    language model as it was saved.
     """
     from transformers import AutoModelForCausalLM
 
@@ -306,20 +267,16 @@ def load_settings(recipe: Recipe) -> dict[str, object]:
     settings: dict[str, object] = {"dtype": getattr(torch, spec.dtype), "trust_remote_code": spec.trust_remote_code}
     if spec.attention:
         settings["attn_implementation"] = spec.attention
-    if spec.quantization:
+    if few := spec.quantization:
         from transformers import BitsAndBytesConfig
 
-        few = spec.quantization
-        settings["quantization_config"] = (
-            BitsAndBytesConfig(load_in_8bit=True)
-            if few.bits == 8
-            else BitsAndBytesConfig(
-                load_in_4bit=True,
-                bnb_4bit_quant_type=few.type,
-                bnb_4bit_use_double_quant=few.double,
-                bnb_4bit_compute_dtype=getattr(torch, few.compute_dtype),
-            )
-        )
+        four_bits = {
+            "load_in_4bit": True,
+            "bnb_4bit_quant_type": few.type,
+            "bnb_4bit_use_double_quant": few.double,
+            "bnb_4bit_compute_dtype": getattr(torch, few.compute_dtype),
+        }
+        settings["quantization_config"] = BitsAndBytesConfig(**({"load_in_8bit": True} if few.bits == 8 else four_bits))
     return settings
 
 
@@ -370,46 +327,35 @@ def _from_store(uri: str, *, weights: bool) -> str:
     target = os.path.join(cache_dir(), "models", hashlib.sha256(uri.encode()).hexdigest()[:16])
     if not weights:
         target += "-tokenizer"
-    wanted = tuple(end for end in WANTED if weights or end != WEIGHTS)
+    wanted = tuple(end for end in MODEL_FILES if weights or end != WEIGHTS)
     there = {
         name: [size, written.isoformat()]
         for name, (size, written) in objects.items()
         if name.endswith(wanted) and "/" not in name
     }
-    if (taken := _taken(target)) != there:
+    try:
+        with open(os.path.join(target, TAKEN), encoding="utf-8") as file:
+            noted: dict[str, list[Any]] = json.load(file)
+        taken = {name: mark for name, mark in noted.items() if os.path.getsize(os.path.join(target, name)) == mark[0]}
+    except (OSError, ValueError):
+        taken = {}
+    if taken != there:
         for name in taken.keys() - there.keys():  # gone from the store
             os.remove(os.path.join(target, name))
         for name in there:
             storage.download(name, os.path.join(target, name))
-        with tempfile.NamedTemporaryFile("w", dir=target, delete=False, encoding="utf-8") as file:
-            json.dump(there, file)
+        with tempfile.NamedTemporaryFile("w", dir=target, delete=False, encoding="utf-8") as note:
+            json.dump(there, note)
         # Last: a download that broke off left no note of these sizes and times, and is made again.
-        os.replace(file.name, os.path.join(target, TAKEN))
+        os.replace(note.name, os.path.join(target, TAKEN))
     return target
-
-
-def _taken(folder: str) -> dict[str, list[Any]]:
-    """Returns size and time of the files that were taken from a store, as far as they are whole here."""
-    try:
-        with open(os.path.join(folder, TAKEN), encoding="utf-8") as file:
-            taken: dict[str, list[Any]] = json.load(file)
-        return {name: mark for name, mark in taken.items() if os.path.getsize(os.path.join(folder, name)) == mark[0]}
-    except (OSError, ValueError):
-        return {}
-
-
-# --- The tokenizer of a run: the base's, another model's or one of its own, changed as the recipe says.
 
 
 def build_tokenizer(
     recipe: Recipe, base: str | None, learned: PreTrainedTokenizerBase | None = None
 ) -> PreTrainedTokenizerBase:
-    """Returns the tokenizer of a run, changed as its recipe says.
-
-    Args:
-        recipe: The recipe.
-        base: Local files of `model.base`.
-        learned: One that was learned from the training split, where the recipe asks for it.
+    """Returns the tokenizer of a run, the base's, another model's or one learned from the training split, changed as
+    its recipe says.
 
     Raises:
         UserError: there is none, or it lacks a token that it needs.
@@ -433,7 +379,16 @@ def build_tokenizer(
         if tokenizer.eos_token is None:
             raise UserError(f"the tokenizer in {folder!r} has no end-of-sequence token.", remedy="Choose another one.")
         vocabulary.record_new_tokens(tokenizer, before, base_rows(recipe, base) if spec and base else None)
-        _require_trainable(recipe, vocabulary.new_ids(tokenizer))
+        new = vocabulary.new_ids(tokenizer)
+        saved = {name.rpartition(".")[2] for name in (recipe.adapter and recipe.adapter.modules_to_save) or []}
+        is_sharded = recipe.world_size > 1 and recipe.parallel.is_sharded
+        if new and recipe.adapter and is_sharded and not {"embed_tokens", "lm_head"} <= saved:
+            raise UserError(
+                f"model.tokenizer: an adapter and the rows of {len(new)} new tokens do not go with training.parallel."
+                f"strategy {recipe.parallel.strategy}: PEFT replaces rows while it computes, and shards are no whole "
+                "embedding.",
+                remedy="Use ddp, or train the embeddings in full: adapter.modules_to_save: [embed_tokens, lm_head].",
+            )
     if recipe.model.chat_template:
         tokenizer.chat_template = chat.chat_template(recipe.model.chat_template)
     return tokenizer
@@ -443,20 +398,3 @@ def tokenizer_identity(recipe: Recipe) -> str | None:
     """Returns the identity of the files of `model.tokenizer.base`, None where there is none."""
     other = recipe.model.tokenizer and recipe.model.tokenizer.base
     return model_identity(local_model(other)) if other else None
-
-
-def _require_trainable(recipe: Recipe, new: list[int]) -> None:
-    """Refuses new tokens whose rows could not be trained.
-
-    Raises:
-        UserError: their rows would lie in shards, beside an adapter.
-    """
-    saved = {name.rpartition(".")[2] for name in (recipe.adapter and recipe.adapter.modules_to_save) or []}
-    is_sharded = recipe.world_size > 1 and recipe.parallel.is_sharded
-    if new and recipe.adapter and is_sharded and not {"embed_tokens", "lm_head"} <= saved:
-        raise UserError(
-            f"model.tokenizer: an adapter and the rows of {len(new)} new tokens do not go with training.parallel."
-            f"strategy {recipe.parallel.strategy}: PEFT replaces rows while it computes, and shards are no whole "
-            "embedding.",
-            remedy="Use ddp, or train the embeddings in full: adapter.modules_to_save: [embed_tokens, lm_head].",
-        )

@@ -8,6 +8,7 @@ Each process counts its shard of sharded state, and all of its own micro-batch's
 from __future__ import annotations
 
 import functools
+import math
 import os
 import warnings
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from baton.errors import UserError
 from baton.models import loading, trainable
-from baton.recipe.model import NamedModel
+from baton.recipe.model import NamedModel, Tokenizer
 from baton.recipe.recipe import Recipe
 from baton.recipe.training import Training
 from baton.scratch import scratch_folder
@@ -25,11 +26,52 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-# --- A recipe's model without its weights: shapes and types, to count what it takes.
+HUB_TIMEOUT = 10
+"""Seconds."""
+GIB = 2**30
+OVERHEAD = GIB
+"""Bytes for what is always there: on a GPU the CUDA context, cuBLAS and the allocator's remains, else the libraries."""
+WORKERS_BUCKETS = 6 * 2**23
+"""Bytes of gradients of virtual workers on their way between processes, and of what arrives for them."""
+FLOAT = 4
+"""Bytes of a number in fp32."""
+BITSANDBYTES = {"adam": 2, "lion": 1, "ademamix": 3}
+"""Values per weight that bitsandbytes' optimizers keep."""
+BLOCK = 256
+"""Values that share one fp32 constant in their 8-bit states (Dettmers et al., arXiv:2110.02861)."""
+SMALL = 4096
+"""Values below which a tensor's state stays in 32 bits there."""
+TILE = (4096, 32768)
+"""Tokens and words of the logits that TRL computes at once, where its loss needs no more (`trl/kernels`)."""
 
 
-HUB_PATIENCE_S = 10
-"""Seconds to wait for the hub."""
+@dataclass(frozen=True)
+class Item:
+    """Something that takes memory, its bytes at the peak and how they come about."""
+
+    name: str
+    bytes: int
+    how: str
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Memory of a training step, item by item.
+
+    Attributes:
+        items: All that takes memory at the peak.
+        parameters: Weights of the model, its adapter included.
+        trainable: Those that are trained.
+    """
+
+    items: tuple[Item, ...]
+    parameters: int
+    trainable: int
+
+    @property
+    def total(self) -> int:
+        """Bytes at the peak."""
+        return sum(item.bytes for item in self.items)
 
 
 def build_skeleton(recipe: Recipe) -> nn.Module:
@@ -51,7 +93,18 @@ def build_skeleton(recipe: Recipe) -> nn.Module:
             model.tie_weights()  # type: ignore[operator]
             if recipe.training.trainable:
                 trainable.freeze(model, recipe.training.trainable)
-            return _in_shards(_adapted(model, recipe) if recipe.adapter else model, recipe)
+            if recipe.adapter:
+                from peft import get_peft_model
+
+                plain = recipe.adapter.model_copy(update={"init": "default"})  # the others compute with the weights
+                settings = trainable.lora(recipe.model_copy(update={"adapter": plain}))
+                model = get_peft_model(model, settings, low_cpu_mem_usage=True)
+            # With autocast, Accelerate holds what is trained of shards in fp32.
+            if recipe.world_size > 1 and recipe.parallel.is_sharded and recipe.training.precision in ("bf16", "fp16"):
+                for value in model.parameters():
+                    if value.requires_grad:
+                        value.data = value.data.float()
+            return model
     except (ValueError, TypeError, AttributeError, RuntimeError, ImportError) as error:
         raise UserError(f"the model cannot be laid out: {type(error).__name__}: {_short(error)}") from None
 
@@ -96,7 +149,7 @@ def configuration(recipe: Recipe) -> Any:
     try:
         if spec.from_scratch:
             config = loading.scratch_config(spec.from_scratch, None, recipe.data.max_length)
-            config.vocab_size = _vocabulary(recipe)
+            config.vocab_size = max(spec.from_scratch.vocab_size or 0, _num_tokens(spec.tokenizer))
             config.pad_token_id = None
         else:
             config = _of_base(spec.base or "", spec.revision, spec.trust_remote_code)
@@ -111,77 +164,38 @@ def configuration(recipe: Recipe) -> Any:
     return config
 
 
-def _in_shards(model: nn.Module, recipe: Recipe) -> nn.Module:
-    """Returns the model in the number types of its shards: with autocast, Accelerate holds what is trained in fp32."""
-    if recipe.world_size > 1 and recipe.parallel.is_sharded and recipe.training.precision in ("bf16", "fp16"):
-        for value in model.parameters():
-            if value.requires_grad:
-                value.data = value.data.float()
-    return model
-
-
-def _adapted(model: nn.Module, recipe: Recipe) -> nn.Module:
-    from peft import get_peft_model
-
-    assert recipe.adapter
-    plain = recipe.adapter.model_copy(update={"init": "default"})  # the others compute with the weights
-    settings = trainable.lora(recipe.model_copy(update={"adapter": plain}))
-    adapted: nn.Module = get_peft_model(model, settings, low_cpu_mem_usage=True)
-    return adapted
-
-
 def _of_base(base: str, revision: str | None, trust_remote_code: bool) -> Any:
     from transformers import AutoConfig
 
     if os.path.isdir(base):
         return AutoConfig.from_pretrained(base, trust_remote_code=trust_remote_code)
     if "://" not in base:
-        return _of_hub(base, revision, trust_remote_code)
+        import huggingface_hub
+
+        here = isinstance(huggingface_hub.try_to_load_from_cache(base, "config.json", revision=revision), str)
+        if not here:  # one request first, as fetching tries for half a minute
+            huggingface_hub.HfApi().model_info(base, revision=revision, timeout=HUB_TIMEOUT)
+        return AutoConfig.from_pretrained(
+            base, revision=revision, local_files_only=here, trust_remote_code=trust_remote_code
+        )
     with scratch_folder("config") as folder:
         with open(os.path.join(folder, "config.json"), "wb") as file:
             file.write(Storage(base).read("config.json"))
         return AutoConfig.from_pretrained(folder, trust_remote_code=False)  # its code is not here
 
 
-def _of_hub(base: str, revision: str | None, trust_remote_code: bool) -> Any:
-    import huggingface_hub
-    from transformers import AutoConfig
-
-    here = isinstance(huggingface_hub.try_to_load_from_cache(base, "config.json", revision=revision), str)
-    if not here:  # one request first, as fetching tries for half a minute
-        huggingface_hub.HfApi().model_info(base, revision=revision, timeout=HUB_PATIENCE_S)
-    return AutoConfig.from_pretrained(
-        base, revision=revision, local_files_only=here, trust_remote_code=trust_remote_code
-    )
-
-
-def _vocabulary(recipe: Recipe) -> int:
-    """Returns the rows of the embedding of a model from scratch; a tokenizer still to be trained may end on fewer."""
-    spec, tokenizer = recipe.model.from_scratch, recipe.model.tokenizer
-    assert spec
+def _num_tokens(tokenizer: Tokenizer | None) -> int:
+    """Returns the tokens of a model from scratch; a tokenizer still to be trained may end on fewer."""
     assert tokenizer
     if tokenizer.train:
-        return max(spec.vocab_size or 0, tokenizer.train.vocab_size)
+        return tokenizer.train.vocab_size
     from transformers import AutoTokenizer
 
-    return max(spec.vocab_size or 0, len(AutoTokenizer.from_pretrained(tokenizer.base, trust_remote_code=False)))
+    return len(AutoTokenizer.from_pretrained(tokenizer.base, trust_remote_code=False))
 
 
 def _short(error: Exception) -> str:
     return " ".join(str(error).split())[:200]
-
-
-# --- Bytes of optimizers' states, by their Transformers names.
-
-
-FLOAT = 4
-"""Bytes of a number in fp32."""
-BITSANDBYTES = {"adam": 2, "lion": 1, "ademamix": 3}
-"""Values per weight that bitsandbytes' optimizers keep."""
-BLOCK = 256
-"""Values that share one fp32 constant in their 8-bit states (Dettmers et al., arXiv:2110.02861)."""
-SMALL = 4096
-"""Values below which a tensor's state stays in 32 bits there."""
 
 
 def optimizer_bytes(training: Training, model: nn.Module) -> int:
@@ -199,8 +213,10 @@ def optimizer_bytes(training: Training, model: nn.Module) -> int:
 def _of_tensor(training: Training, value: Any, *, is_embedding: bool) -> int:
     name = training.optimizer
     bytes_each = next((bytes_each for part, bytes_each in BITSANDBYTES.items() if part in name), 0)
-    if name == "adafactor":
-        return _adafactor(tuple(value.shape))
+    if name == "adafactor":  # second moments of rows and columns where there are any (arXiv:1804.04235)
+        shape = tuple(value.shape)
+        values = math.prod(shape[:-2]) * (shape[-2] + shape[-1]) if len(shape) > 1 else math.prod(shape)
+        return int((values + 1) * FLOAT)  # and the root mean square of the weights
     if name in ("adamw_torch", "adamw_torch_fused"):
         return int(2 * value.numel() * value.element_size() + FLOAT)  # two moments, and the step as a number
     if name in ("sgd", "rmsprop", "adagrad"):
@@ -216,33 +232,12 @@ def _of_tensor(training: Training, value: Any, *, is_embedding: bool) -> int:
     return int(bytes_each * value.numel() * FLOAT)
 
 
-def _adafactor(shape: tuple[int, ...]) -> int:
-    """Returns the bytes of Adafactor's second moment: of rows and columns where there are any (arXiv:1804.04235)."""
-    if len(shape) < 2:
-        values = shape[0] if shape else 1
-    else:
-        leading = 1
-        for size in shape[:-2]:
-            leading *= size
-        values = leading * (shape[-2] + shape[-1])
-    return (values + 1) * FLOAT  # and the root mean square of the weights
-
-
-# --- Estimates the bytes of activations between forward and backward: a formula of the model's shape.
-#
-# Activations follow Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models"
-# (arXiv:2205.05198, section 4), with what Transformers keeps today: norms computed in fp32, gated feed-forward layers,
-# attention that stores no scores.
-
-
-TILE = (4096, 32768)
-"""Tokens and words of the logits that TRL computes at once, where its loss needs no more (`trl/kernels`)."""
-
-
-class Shape:
+class StepShape:
     """The numbers that the items are made of."""
 
     def __init__(self, recipe: Recipe, model: nn.Module) -> None:
+        from torch import nn
+
         text: Any = model.config.get_text_config()  # type: ignore[union-attr,operator]
         training, quantization = recipe.training, recipe.model.quantization
         self.recipe, self.training, self.model, self.text = recipe, training, model, text
@@ -262,7 +257,12 @@ class Shape:
         self.sequences = recipe.micro_batch_size_per_process * training.spec.sequences_per_row
         self.tokens = self.sequences * self.length
         self.head: Any = model.get_output_embeddings()  # type: ignore[operator]
-        self.few_bits = _few_bits(model, self.head) if quantization else set()
+        # Ids of the weights that bitsandbytes holds in few bits: of all linear layers but the last.
+        self.few_bits = {
+            id(layer.weight)
+            for layer in (model.modules() if quantization else ())
+            if isinstance(layer, nn.Linear) and layer is not self.head and not layer.weight.requires_grad
+        }
 
     def value_bytes(self, name: str, value: Any) -> float:
         """Returns the bytes in which one number of a parameter is held."""
@@ -277,15 +277,7 @@ class Shape:
         return float(value.element_size())
 
 
-def _few_bits(model: nn.Module, head: Any) -> set[int]:
-    """Returns the ids of the weights that bitsandbytes holds in few bits: of all layers but the last."""
-    from torch import nn
-
-    layers = (module for module in model.modules() if isinstance(module, nn.Linear) and module is not head)
-    return {id(layer.weight) for layer in layers if not layer.weight.requires_grad}
-
-
-def num_layers(shape: Shape) -> int:
+def num_layers(shape: StepShape) -> int:
     """Returns the blocks that gradients pass: all from the first one that has something trained."""
     blocks = trainable.blocks(shape.model)
     inside = {id(value) for block in blocks for value in block.parameters()}
@@ -294,7 +286,7 @@ def num_layers(shape: Shape) -> int:
     return int(shape.text.num_hidden_layers) - (0 if any("embed" in name for name in before) else first)
 
 
-def block_bytes(shape: Shape) -> int:
+def block_bytes(shape: StepShape) -> int:
     """Returns the bytes that one block keeps for each token."""
     text, compute = shape.text, shape.compute_bytes
     hidden, names = text.hidden_size, {name for name, _ in shape.values}
@@ -310,7 +302,7 @@ def block_bytes(shape: Shape) -> int:
     return int(norms + _attention(shape, names) + num_values * experts * inner * compute + masks)
 
 
-def _attention(shape: Shape, names: set[str]) -> int:
+def _attention(shape: StepShape, names: set[str]) -> int:
     """Returns the bytes that the attention of one block keeps for each token."""
     text, compute = shape.text, shape.compute_bytes
     heads = text.num_attention_heads
@@ -330,7 +322,7 @@ def _rate(text: Any, *names: str) -> float:
     return max(float(getattr(text, name, None) or 0) for name in names)
 
 
-def adapter_inputs(shape: Shape) -> int:
+def adapter_inputs(shape: StepShape) -> int:
     """Returns what an adapter's layers keep of their own: their input, and where dropout left it."""
     adapter = shape.recipe.adapter
     if adapter is None:
@@ -339,7 +331,7 @@ def adapter_inputs(shape: Shape) -> int:
     return int(shape.tokens * width * (shape.compute_bytes + (4 if adapter.dropout else 0)))
 
 
-def gathered_bytes(shape: Shape) -> tuple[int, str]:
+def gathered_bytes(shape: StepShape) -> tuple[int, str]:
     """Returns the bytes of weights that are brought together from shards to compute with, and which those are."""
     if shape.weight_shards == 1:
         return 0, ""
@@ -351,7 +343,7 @@ def gathered_bytes(shape: Shape) -> tuple[int, str]:
     return together, "a block and the next one, the head, and one block's gradients"
 
 
-def autocast_bytes(shape: Shape) -> int:
+def autocast_bytes(shape: StepShape) -> int:
     """Returns the bytes of autocast's copies of weights in fp32; those of frozen ones go with each block.
 
     Shards are brought together in 16 bits, and need no copies.
@@ -363,7 +355,7 @@ def autocast_bytes(shape: Shape) -> int:
     return sum(2 * value.numel() for value in weights if value.requires_grad or keeps_frozen)
 
 
-def token_row_bytes(shape: Shape) -> tuple[int, str]:
+def token_row_bytes(shape: StepShape) -> tuple[int, str]:
     """Returns the bytes that rows of new tokens take beside an adapter, and how they come about.
 
     PEFT puts such rows into copies of the whole layer in each forward pass, and the gradient is one of all rows.
@@ -376,7 +368,7 @@ def token_row_bytes(shape: Shape) -> tuple[int, str]:
     return size * (2 * shape.weight_bytes + 4), "PEFT's copies of a layer, and its gradient"
 
 
-def logits_bytes(shape: Shape) -> tuple[int, str]:
+def logits_bytes(shape: StepShape) -> tuple[int, str]:
     """Returns the bytes of logits and their gradient, and how they come about."""
     spec, vocabulary, hidden = shape.training.spec, shape.text.vocab_size, shape.text.hidden_size
     if spec.scores:
@@ -391,64 +383,10 @@ def logits_bytes(shape: Shape) -> tuple[int, str]:
     return tile + gradients, f"{vocabulary} words, in tiles, and gradients in fp32"
 
 
-# --- Estimates a training step's peak memory, item by item: from the recipe and the shapes of its model.
-#
-# Weights, gradients and optimizer state are counted, activations a formula (`activations`). Of several processes each
-# has a share of weights, gradients and optimizer where they are in shards, and all of its own micro-batch's
-# activations.
-
-
-GIB = 2**30
-OVERHEAD = GIB
-"""Bytes for what is always there: on a GPU the CUDA context, cuBLAS and the allocator's remains, else the libraries."""
-
-WORKERS_BUCKETS = 6 * 2**23
-"""Bytes of gradients of virtual workers on their way between processes, and of what arrives for them."""
-
-
-@dataclass(frozen=True)
-class Item:
-    """Something that takes memory.
-
-    Attributes:
-        name: What it is.
-        bytes: How much it takes.
-        how: How that comes about.
-    """
-
-    name: str
-    bytes: int
-    how: str
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """Memory of a training step, item by item.
-
-    Attributes:
-        items: All that takes memory at the peak.
-        parameters: Weights of the model, its adapter included.
-        trainable: Those that are trained.
-    """
-
-    items: tuple[Item, ...]
-    parameters: int
-    trainable: int
-
-    @property
-    def total(self) -> int:
-        """Bytes at the peak."""
-        return sum(item.bytes for item in self.items)
-
-
 def estimate(recipe: Recipe, model: nn.Module) -> Estimate:
-    """Estimates the peak of one device, the only one or one of several.
-
-    Args:
-        recipe: The recipe; its micro-batch size must be a number.
-        model: Its model as `build_skeleton` lays it out.
-    """
-    shape = Shape(recipe, model)
+    """Estimates the peak of one device for a model as `build_skeleton` lays it out; the recipe's micro-batch size must
+    be a number."""
+    shape = StepShape(recipe, model)
     held, passing = _held(shape), _passing(shape)
     # Other moments than forward and backward: the optimizer's step, and writing.
     training, text = shape.training, shape.text
@@ -469,7 +407,7 @@ def estimate(recipe: Recipe, model: nn.Module) -> Estimate:
     return Estimate(items, shape.parameters, shape.trainable)
 
 
-def _held(shape: Shape) -> list[Item]:
+def _held(shape: StepShape) -> list[Item]:
     """Returns what is there throughout, of which shards may lie in the host's memory."""
     recipe, training, shards, of = shape.recipe, shape.training, shape.shards, shape.of_shards
     if shape.offloaded:
@@ -523,13 +461,13 @@ def _of_workers(recipe: Recipe, gradients: int) -> list[Item]:
     ]
 
 
-def _computed_with(shape: Shape) -> Item:
+def _computed_with(shape: StepShape) -> Item:
     """Returns what DeepSpeed computes with beside its masters; with stage 2 that is whole."""
     numbers = shape.parameters if shape.offloaded else shape.trainable
     return Item("weights computed with", numbers * shape.compute_bytes // shape.weight_shards, "DeepSpeed's copies")
 
 
-def _passing(shape: Shape) -> list[Item]:
+def _passing(shape: StepShape) -> list[Item]:
     """Returns what is there between forward and backward."""
     training = shape.training
     of = f"{shape.sequences} x {shape.length} tokens"

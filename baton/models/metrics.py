@@ -25,18 +25,18 @@ from baton.recipe.evaluation import ROUGE, Evaluation
 from baton.recipe.methods import AGAINST_BASELINE
 from baton.recipe.run import Hook
 
-# --- Figures as sums over rows, so that rows can be drawn again: the bootstrap (Efron 1979).
-
-
 Array = np.ndarray[Any, Any]
+Interval = list[float]
+Pairs = Sequence[tuple[str, str]]
+"""Prompts and the rows' own answers, '' where a row has none."""
+Function = Callable[..., Any]
 
 RESAMPLES = 1000
 """Times the rows are drawn again for an interval."""
-
 RESAMPLE_BLOCK = 2**24
 """Drawn row numbers in memory at once."""
+BERTSCORE_REMEDY = "Name an encoder such as FacebookAI/roberta-large, with weights as safetensors."
 
-Interval = list[float]
 Better = Literal["higher", "lower"]
 
 
@@ -121,23 +121,16 @@ def intervals(models: Mapping[str, Mapping[str, Figure]], level: float, seed: in
     drawn = {when: _drawn(figures, seed) for when, figures in models.items()}
     for name, against in (("gain", "before"), ("gain_on_production", "production")):
         theirs = drawn.get(against, {})
-        shared = [x for x in drawn["after"] if x in theirs and _paired(models["after"][x], models[against][x])]
-        drawn[name] = {x: drawn["after"][x] - theirs[x] for x in shared}
+        drawn[name] = {
+            figure: draws - theirs[figure]
+            for figure, draws in drawn["after"].items()
+            if figure in theirs and len(models["after"][figure].statistics) == len(models[against][figure].statistics)
+        }
+    ends = [(1 - level) / 2, (1 + level) / 2]
     return {
-        when: {name: ends for name, draws in by_name.items() if (ends := _ends(draws, level))}
+        when: {name: np.quantile(draws, ends).tolist() for name, draws in by_name.items() if np.isfinite(draws).all()}
         for when, by_name in drawn.items()
     }
-
-
-def _paired(one: Figure, other: Figure) -> bool:
-    return len(one.statistics) == len(other.statistics)
-
-
-def _ends(draws: Array, level: float) -> Interval | None:
-    if not np.isfinite(draws).all():
-        return None
-    low, high = np.quantile(draws, [(1 - level) / 2, (1 + level) / 2])
-    return [float(low), float(high)]
 
 
 def _drawn(figures: Mapping[str, Figure], seed: int) -> dict[str, Array]:
@@ -166,11 +159,8 @@ def _resampled(statistics: Array, seed: int) -> Array:
     return np.concatenate(sums)
 
 
-# --- Compares a model's completions with the rows' own answers, by the metrics' reference implementations.
-
-
 @dataclass
-class Scored:
+class MetricResult:
     """A metric's figures and their signatures.
 
     Attributes:
@@ -182,36 +172,28 @@ class Scored:
     signatures: dict[str, str] = field(default_factory=dict)
 
 
-Metric = Callable[[Sequence[str], Sequence[str]], Scored]
+Metric = Callable[[Sequence[str], Sequence[str]], MetricResult]
 """Called with what was written and the rows' own answers, '' where a row has none."""
 
 
-def exact_match(completions: Sequence[str], references: Sequence[str]) -> Scored:
+def exact_match(completions: Sequence[str], references: Sequence[str]) -> MetricResult:
     """Returns the share of texts that are the reference, white space at the ends aside."""
     pairs = zip(completions, references, strict=True)
     same = [float(completion.strip() == truth.strip()) if truth else None for completion, truth in pairs]
-    return Scored({"exact_match": mean_figure(same)})
+    return MetricResult({"exact_match": mean_figure(same)})
 
 
-def numeric_match(completions: Sequence[str], references: Sequence[str]) -> Scored:
+def numeric_match(completions: Sequence[str], references: Sequence[str]) -> MetricResult:
     """Returns the share of texts whose number is the reference's: that after `####`, else the last one.
 
     A row whose reference has no number does not count.
     """
-    pairs = [
-        (final_number(completion), final_number(truth))
-        for completion, truth in zip(completions, references, strict=True)
-    ]
-    return Scored(
-        {
-            "numeric_match": mean_figure(
-                [None if truth is None else float(completion == truth) for completion, truth in pairs]
-            )
-        }
-    )
+    pairs = zip(map(final_number, completions), map(final_number, references), strict=True)
+    same = [None if truth is None else float(completion == truth) for completion, truth in pairs]
+    return MetricResult({"numeric_match": mean_figure(same)})
 
 
-def bleu(completions: Sequence[str], references: Sequence[str]) -> Scored:
+def bleu(completions: Sequence[str], references: Sequence[str]) -> MetricResult:
     """Returns sacreBLEU's corpus BLEU (Papineni et al. 2002, Post 2018), 0 to 100; of one row that with the effective
     order, as one row often has no four words in common."""
     from sacrebleu.metrics import BLEU
@@ -219,14 +201,14 @@ def bleu(completions: Sequence[str], references: Sequence[str]) -> Scored:
     return _corpus("bleu", BLEU(), BLEU(effective_order=True), completions, references)
 
 
-def chrf(completions: Sequence[str], references: Sequence[str]) -> Scored:
+def chrf(completions: Sequence[str], references: Sequence[str]) -> MetricResult:
     """Returns sacreBLEU's corpus chrF2 (Popović 2015), 0 to 100."""
     from sacrebleu.metrics import CHRF
 
     return _corpus("chrf", CHRF(), CHRF(), completions, references)
 
 
-def rouge(completions: Sequence[str], references: Sequence[str]) -> Scored:
+def rouge(completions: Sequence[str], references: Sequence[str]) -> MetricResult:
     """Returns the mean F-measures of ROUGE-1, ROUGE-2 and ROUGE-L (Lin 2004), 0 to 1, without stemming.
 
     The reference implementation knows words of ASCII letters and digits alone: in other scripts it finds nothing.
@@ -239,7 +221,7 @@ def rouge(completions: Sequence[str], references: Sequence[str]) -> Scored:
         for completion, truth in zip(completions, references, strict=True)
     ]
     figures = {kind: mean_figure([row and row[kind].fmeasure for row in rows]) for kind in ROUGE}
-    return Scored(figures, dict.fromkeys(ROUGE, f"rouge-score {version('rouge-score')}, F-measure, no stemming"))
+    return MetricResult(figures, dict.fromkeys(ROUGE, f"rouge-score {version('rouge-score')}, F-measure, no stemming"))
 
 
 METRICS: dict[str, Metric] = {
@@ -252,11 +234,11 @@ METRICS: dict[str, Metric] = {
 """By the recipe's names; `bertscore` needs a model, and is `BertScore`, below."""
 
 
-def _corpus(name: str, metric: Any, single: Any, completions: Sequence[str], references: Sequence[str]) -> Scored:
+def _corpus(name: str, metric: Any, single: Any, completions: Sequence[str], references: Sequence[str]) -> MetricResult:
     """Returns a metric that is computed from counts summed over the rows."""
     rows = [at for at, truth in enumerate(references) if truth]
     if not rows:
-        return Scored({name: mean_figure([None] * len(references))})
+        return MetricResult({name: mean_figure([None] * len(references))})
     counts = metric._extract_corpus_statistics([completions[at] for at in rows], [[references[at] for at in rows]])
     statistics = np.zeros((len(references), 1 + len(counts[0])))
     statistics[rows] = [[1, *row] for row in counts]
@@ -269,13 +251,7 @@ def _corpus(name: str, metric: Any, single: Any, completions: Sequence[str], ref
             [metric._compute_score_from_stats(row[1:].astype(int).tolist()).score if row[0] else np.nan for row in sums]
         )
 
-    return Scored({name: Figure(statistics, compute, each)}, {name: str(metric.get_signature())})
-
-
-# --- BERTScore (Zhang et al., arXiv:1904.09675): texts compared by an encoder's view of their tokens.
-
-
-BERTSCORE_REMEDY = "Name an encoder such as FacebookAI/roberta-large, with weights as safetensors."
+    return MetricResult({name: Figure(statistics, compute, each)}, {name: str(metric.get_signature())})
 
 
 class BertScore:
@@ -303,7 +279,7 @@ class BertScore:
         self._tokenizer = self._load_tokenizer(encoder, folder)
         self.signature = utils.get_hash(encoder.rstrip("/").rpartition("/")[2], self.layers, False, False, False, False)
 
-    def __call__(self, completions: Sequence[str], references: Sequence[str]) -> Scored:
+    def __call__(self, completions: Sequence[str], references: Sequence[str]) -> MetricResult:
         """Returns the mean F1; 0 for a row where nothing was written."""
         rows = [at for at, (completion, truth) in enumerate(zip(completions, references, strict=True)) if truth.strip()]
         each: list[float | None] = [None] * len(references)
@@ -314,7 +290,7 @@ class BertScore:
             scores = self._scores([references[at] for at in written], [completions[at] for at in written])
             for at, value in zip(written, scores, strict=True):
                 each[at] = value
-        return Scored({"bertscore": mean_figure(each)}, {"bertscore": self.signature})
+        return MetricResult({"bertscore": mean_figure(each)}, {"bertscore": self.signature})
 
     def _scores(self, references: list[str], completions: list[str]) -> list[float]:
         import torch
@@ -371,13 +347,8 @@ class BertScore:
         return tokenizer
 
 
-# --- The user's own measures of what the model writes.
-
-
 TAKEN_NAMES = {*METRICS, *ROUGE, *AGAINST_BASELINE, "bertscore", "loss", "perplexity", "tokens", "accuracy", "margin"}
 """Names of figures that are Baton's own."""
-
-Function = Callable[..., Any]
 
 
 def load_functions(configured: Sequence[Hook]) -> dict[str, Function]:
@@ -413,12 +384,8 @@ def function_score(
 
 
 def function_values(function: str, values: Any, rows: int) -> list[float | None]:
-    """Returns what a user's function gave as numbers, None for a row of which it says nothing.
-
-    Args:
-        function: Setting and name, for messages.
-        values: The function's answer.
-        rows: Rows it was asked about.
+    """Returns what a user's function, named for messages by its setting, gave for a number of rows: numbers, None for a
+    row of which it says nothing.
 
     Raises:
         UserError: the answer is not a number for each row.
@@ -430,13 +397,6 @@ def function_values(function: str, values: Any, rows: int) -> list[float | None]
     if len(given) != rows:
         raise UserError(f"{function} returned {len(given)} numbers for {rows} rows, expected one for each.")
     return given
-
-
-# --- All that a recipe measures of what its model writes, in training and after it.
-
-
-Pairs = Sequence[tuple[str, str]]
-"""Prompts and the rows' own answers, '' where a row has none."""
 
 
 class Judge:
@@ -462,9 +422,9 @@ class Judge:
         if "bertscore" in evaluation.metrics and pairs:
             self._metrics.append(BertScore(evaluation.bertscore_model or "", batch_size))
 
-    def judge(self, writes: Sequence[str]) -> Scored:
+    def judge(self, writes: Sequence[str]) -> MetricResult:
         """Returns the figures of what a model wrote after the prompts, and the metrics' signatures."""
-        judged = Scored()
+        judged = MetricResult()
         if not self._pairs:
             return judged
         references = [reference for _, reference in self._pairs]

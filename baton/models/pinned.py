@@ -26,7 +26,7 @@ _compared: dict[tuple[str, str | None, str | None, str | None], str] = {}
 """Folders whose content this process has compared, by address, revision and digests."""
 
 
-class Origin(NamedTuple):
+class ModelOrigin(NamedTuple):
     """A model's address, the setting that names it, and whether Python code that comes with it is run."""
 
     setting: str
@@ -40,16 +40,16 @@ class Origin(NamedTuple):
         return "model.revision" if self.setting == "model.base" else f"{self.setting}.revision"
 
 
-def origins(recipe: Recipe) -> dict[str, Origin]:
+def origins(recipe: Recipe) -> dict[str, ModelOrigin]:
     """Returns the models that a recipe names, by role; no base for a model from scratch."""
     by_role = {}
     if recipe.model.base:
         model = recipe.model
-        by_role[BASE] = Origin("model.base", recipe.model.base, model.revision, model.trust_remote_code)
+        by_role[BASE] = ModelOrigin("model.base", recipe.model.base, model.revision, model.trust_remote_code)
     if second := recipe.training.second_model:
         role, named = second
         setting = f"training.{recipe.training.method}.{role}"
-        by_role[role] = Origin(setting, named.base, named.revision, named.trust_remote_code)
+        by_role[role] = ModelOrigin(setting, named.base, named.revision, named.trust_remote_code)
     return by_role
 
 
@@ -67,13 +67,7 @@ def fetch(recipe: Recipe) -> dict[str, str]:
 
 def document(recipe: Recipe, folders: dict[str, str], known: PinnedModels | None = None) -> PinnedModels:
     """Returns what `model.json` holds: the digest of each model's files, None for the base of a model from scratch, and
-    that of the Python code that comes with it, where it is run.
-
-    Args:
-        recipe: The recipe.
-        folders: As `fetch` returns them.
-        known: What the run has noted before; an older Baton noted no code.
-    """
+    that of the Python code that comes with it, where it is run and a run that notes it already, `known`, noted any."""
     digests = {f"{role}_sha256": loading.model_identity(folder) for role, folder in folders.items()}
     for role, origin in origins(recipe).items():
         if origin.runs_code and (known is None or known.digest(f"{role}_code")):
@@ -92,20 +86,28 @@ def compared(run: Run, recipe: Recipe) -> dict[str, str]:
     named = origins(recipe)
 
     def compare(role: str) -> str:
-        return _compare(named[role], recipe.trust, pins.digest(role), pins.digest(f"{role}_code"))
+        """Returns a model's local folder; what this process has compared before is not read again."""
+        origin, digest, code_digest = named[role], pins.digest(role), pins.digest(f"{role}_code")
+        key = (origin.base, origin.revision, digest, code_digest)
+        if key not in _compared:
+            folder = _trusted(origin, recipe.trust)
+            is_other = loading.model_identity(folder) != digest
+            if is_other or (origin.runs_code and code_digest and user_code.model_digest(folder) != code_digest):
+                what = "is not the model" if is_other else "comes with other Python code than"
+                raise ExactnessError(
+                    f"{origin.setting} {origin.base!r} {what} that this run began with.",
+                    remedy=f"Put it back, pin {origin.pin}, or start another run.",
+                )
+            _compared[key] = folder
+        return _compared[key]
 
     with ThreadPoolExecutor(max(1, len(named))) as pool:
         return dict(zip(named, pool.map(compare, named), strict=True))
 
 
 def require_same_tokens(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, student: int, folder: str) -> None:
-    """Checks that a second model reads and writes the tokens of the trained one.
-
-    Args:
-        recipe: The recipe, whose method names the second model.
-        tokenizer: The run's tokenizer.
-        student: Rows of the trained model's embedding.
-        folder: Local files of the second model.
+    """Checks that a second model, by its local files, reads and writes the tokens of the trained one, whose embedding
+    has `student` rows.
 
     Raises:
         UserError: its vocabulary has another size, or a token another number.
@@ -150,28 +152,8 @@ def check_second_model(recipe: Recipe, folders: dict[str, str]) -> None:
     require_same_tokens(recipe, tokenizer, loading.vocabulary_size(recipe, tokenizer, base), folders[role])
 
 
-def _compare(origin: Origin, trust: Trust, digest: str | None, code_digest: str | None) -> str:
-    """Returns a model's local folder; what this process has compared before is not read again."""
-    key = (origin.base, origin.revision, digest, code_digest)
-    if key not in _compared:
-        folder = _trusted(origin, trust)
-        is_other = loading.model_identity(folder) != digest
-        if is_other or (origin.runs_code and code_digest and user_code.model_digest(folder) != code_digest):
-            what = "is not the model" if is_other else "comes with other Python code than"
-            raise ExactnessError(
-                f"{origin.setting} {origin.base!r} {what} that this run began with.",
-                remedy=f"Put it back, pin {origin.pin}, or start another run.",
-            )
-        _compared[key] = folder
-    return _compared[key]
-
-
-def _trusted(origin: Origin, trust: Trust) -> str:
-    """Returns a model's local folder, fetched if need be.
-
-    Raises:
-        UserError: it cannot be had, or nobody has consented to code that comes with it.
-    """
+def _trusted(origin: ModelOrigin, trust: Trust) -> str:
+    """Returns a model's local folder, fetched if need be."""
     folder = loading.local_model(origin.base, origin.revision)
     if origin.runs_code:
         user_code.require_model_trusted(trust, origin.setting, folder)

@@ -15,8 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 
-# --- The random state of a process: python, numpy, torch on the CPU and on every CUDA device.
-
 
 def capture(*, cuda: bool = True) -> dict[str, Any]:
     """Returns the state of every generator, without advancing any; of those on CUDA devices where they are asked for,
@@ -55,9 +53,6 @@ def undisturbed(*, cuda: bool = True) -> Iterator[None]:
         torch.random.set_rng_state(before["cpu"])
         if before["cuda"]:
             torch.cuda.random.set_rng_state_all(before["cuda"])
-
-
-# --- Drawing tokens so that what one prompt gets does not depend on the prompts beside it.
 
 
 class GumbelNoise:

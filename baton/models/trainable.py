@@ -1,7 +1,6 @@
 """Makes a model trainable, and saves frozen weights in files of their own, the same in each checkpoint.
 
-Training may need weights unpacked, an adapter attached, or all but some weights frozen. `from_pretrained` reads the
-saved folder as any other. The last file has the trained weights, and the index names each weight's file.
+Training may need weights unpacked, an adapter attached, or all but some weights frozen.
 """
 
 from __future__ import annotations
@@ -27,12 +26,16 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
-# --- Makes a model trainable: unpacks its weights, attaches an adapter, or frees some of them.
+SHARD_SIZE = "1GB"
+"""Largest file of frozen weights: a store copies one in a single request, and several at a time."""
+INDEX = "model.safetensors.index.json"
+WEIGHTS = ".safetensors"
+Save = Callable[..., None]
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Rows of layers that are trained for themselves.
+class TokenRows:
+    """TokenRows of layers that are trained for themselves.
 
     Attributes:
         by_layer: Their numbers by the layer's name; none of a layer that is trained in full.
@@ -48,9 +51,6 @@ def unpacked(folder: str) -> dict[str, Any]:
 
     Left to itself it keeps them packed wherever there are kernels that compute with them, and `Trainer` refuses to
     train those; elsewhere it warns, and unpacks them.
-
-    Args:
-        folder: Local files.
     """
     with open(os.path.join(folder, "config.json"), encoding="utf-8") as file:
         packed = json.load(file).get("quantization_config") or {}
@@ -61,13 +61,8 @@ def unpacked(folder: str) -> dict[str, Any]:
     return {"quantization_config": Mxfp4Config(dequantize=True)}
 
 
-def lora(recipe: Recipe, rows: Rows | None = None) -> LoraConfig | None:
-    """Returns PEFT's configuration of the recipe's adapter, None without one.
-
-    Args:
-        recipe: The recipe.
-        rows: Those of new tokens; see `rows_of_tokens`.
-    """
+def lora(recipe: Recipe, rows: TokenRows | None = None) -> LoraConfig | None:
+    """Returns PEFT's configuration of the recipe's adapter, None without one; for rows see `rows_of_tokens`."""
     adapter = recipe.adapter
     if adapter is None:
         return None
@@ -97,7 +92,7 @@ def lora(recipe: Recipe, rows: Rows | None = None) -> LoraConfig | None:
     )
 
 
-def rows_of_tokens(recipe: Recipe, model: Any, tokenizer: PreTrainedTokenizerBase) -> Rows | None:
+def rows_of_tokens(recipe: Recipe, model: Any, tokenizer: PreTrainedTokenizerBase) -> TokenRows | None:
     """Returns the rows that an adapter trains because their tokens are new, None without an adapter or such tokens.
 
     Raises:
@@ -126,7 +121,7 @@ def rows_of_tokens(recipe: Recipe, model: Any, tokenizer: PreTrainedTokenizerBas
     by_layer = {layer: ids for layer in list(layers)[: 1 if shares else None] if layer not in whole}
     for layer in layers.keys() - whole:
         _require_rows(recipe.adapter, layer, layers[layer])
-    return Rows(by_layer, shares=shares and bool(whole))
+    return TokenRows(by_layer, shares=shares and bool(whole))
 
 
 def _require_rows(adapter: Adapter, layer: str, module: Any) -> None:
@@ -162,7 +157,11 @@ def freeze(model: nn.Module, trainable: Trainable) -> None:
     Raises:
         UserError: nothing is left to train.
     """
-    wanted = {id(parameter) for block in _last_blocks(model, trainable.last_layers) for parameter in block.parameters()}
+    layers, count = blocks(model) if trainable.last_layers else [], trainable.last_layers
+    if count > len(layers):
+        total: Any = model.config.get_text_config().num_hidden_layers  # type: ignore[union-attr,operator]
+        raise UserError(f"training.trainable.last_layers is {count}, the model has {total} blocks.")
+    wanted = {id(parameter) for block in layers[len(layers) - count :] for parameter in block.parameters()}
     for name, parameter in model.named_parameters():
         fits = any(re.search(pattern, name) for pattern in trainable.patterns)
         parameter.requires_grad_(fits or id(parameter) in wanted)
@@ -181,43 +180,17 @@ def blocks(model: Any) -> list[nn.Module]:
     return list(next((x for x in model.modules() if isinstance(x, nn.ModuleList) and len(x) == total), []))
 
 
-def _last_blocks(model: Any, count: int) -> list[nn.Module]:
-    if not count:
-        return []
-    layers = blocks(model)
-    if count > len(layers):
-        total = model.config.get_text_config().num_hidden_layers
-        raise UserError(f"training.trainable.last_layers is {count}, the model has {total} blocks.")
-    return layers[-count:]
-
-
-# --- Saves a model of which part is frozen: what is not trained in files of its own, the same in each checkpoint.
-#
-#     model-00001-of-00002.safetensors   the frozen weights, in one file or several
-#     model-00002-of-00002.safetensors   all others
-#     model.safetensors.index.json       which weight is where
-#
-# `from_pretrained` reads such a folder as any other.
-
-
-SHARD_SIZE = "1GB"
-"""Largest file of frozen weights: a store copies one in a single request, and several at a time."""
-INDEX = "model.safetensors.index.json"
-WEIGHTS = ".safetensors"
-Save = Callable[..., None]
-
-
 def frozen_names(model: PreTrainedModel) -> set[str]:
     """Returns the names of the weights that are not trained, under each name that a shared one has."""
     return {name for name, weight in model.named_parameters(remove_duplicate=False) if not weight.requires_grad}
 
 
 def save_frozen_separately(model: PreTrainedModel, save: Save) -> Save:
-    """Returns a `save_pretrained` that keeps frozen weights apart from the others.
+    """Returns a model's `save_pretrained`, `save`, that keeps frozen weights apart from the others.
 
-    Args:
-        model: The model.
-        save: Its own.
+    They are in files of their own, the same in each checkpoint: `model-00001-of-00002.safetensors` has the frozen
+    weights, or several such files, the last one all others, and the index names each weight's file. `from_pretrained`
+    reads such a folder as any other.
     """
 
     def save_apart(
@@ -243,13 +216,16 @@ def save_frozen_separately(model: PreTrainedModel, save: Save) -> Save:
 
 def _join_folders(folder: str, parts: list[str], total: int) -> None:
     """Makes the files with weights of several folders those of one model, in this order."""
+    from safetensors import safe_open
+
     files = [os.path.join(part, name) for part in parts for name in sorted(os.listdir(part)) if name.endswith(WEIGHTS)]
     renamed = {file: f"model-{number:05d}-of-{len(files):05d}{WEIGHTS}" for number, file in enumerate(files, 1)}
     where: dict[str, str] = {}
     size = 0
     for file, name in renamed.items():
         size += os.path.getsize(file)
-        where |= dict.fromkeys(_weights(file), name)
+        with safe_open(file, framework="pt") as opened:
+            where |= dict.fromkeys(opened.keys(), name)
     # Under names that none of them has: those of the one part may be those of the other.
     for file, name in renamed.items():
         os.replace(file, os.path.join(folder, f".{name}"))
@@ -258,10 +234,3 @@ def _join_folders(folder: str, parts: list[str], total: int) -> None:
     index = {"metadata": {"total_parameters": total, "total_size": size}, "weight_map": where}
     with open(os.path.join(folder, INDEX), "w", encoding="utf-8") as document:
         json.dump(index, document, indent=2, sort_keys=True)
-
-
-def _weights(file: str) -> list[str]:
-    from safetensors import safe_open
-
-    with safe_open(file, framework="pt") as opened:
-        return list(opened.keys())

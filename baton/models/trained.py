@@ -125,14 +125,8 @@ def base_folder(recipe: Recipe) -> str | None:
 def trained_model(
     recipe: Recipe, tokenizer: PreTrainedTokenizerBase, folder: str, *, whole: bool = False
 ) -> PreTrainedModel:
-    """Loads what training came to; an adapter is put on its base.
-
-    Args:
-        recipe: The resolved recipe.
-        tokenizer: Sizes the embeddings of a model from scratch.
-        folder: Files of a checkpoint.
-        whole: Take the base in full precision even where it was held in few bits: to merge the adapter into it.
-    """
+    """Loads a checkpoint's model; an adapter is put on its base, with `whole` in full precision even where it was held
+    in few bits, to be merged into it."""
     if whole and recipe.model.quantization:
         recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"quantization": None})})
     if recipe.adapter is None:

@@ -25,20 +25,15 @@ from baton.store import bundle
 from baton.store.manifest import read_manifest, usable_manifest
 from baton.store.storage import Storage
 
-# --- The user's Python files: they travel with the run, by content; and consent to code of others, by the same.
-
-
 ENDINGS = (".py",)
 """Files of code."""
+TASKS_SETTING = "evaluation.tasks.include_path"
+TASK_ENDINGS = (".yaml", ".yml", ".py")
+"""Files of tasks that run: a YAML file names functions, and its templates can call some."""
 
 
 def ship(run: Run, source: str | None, trust: Trust = None) -> None:
     """Puts the files of `hooks.source` into the store, once for the same content, and notes them with the run.
-
-    Args:
-        run: The run.
-        source: As `hooks.source`.
-        trust: What is consented to; see `require_trusted`.
 
     Raises:
         UserError: there are none, the run began with others, or nobody has consented to them.
@@ -172,20 +167,13 @@ def _collected(source: str, folder: str) -> str:
     return digest_of(collected)
 
 
-# --- Python code that comes with a model, and that Transformers runs where `trust_remote_code` is on.
-
-
 def model_files(setting: str, folder: str) -> list[str]:
-    """Returns the SHA-256 of each Python file of a model, for consent to be kept with.
-
-    Args:
-        setting: The setting that names the model.
-        folder: Its local files.
+    """Returns the SHA-256 of each Python file of a model that a setting names, for consent to be kept with.
 
     Raises:
         UserError: its configuration takes code from another repository, where consent would not reach.
     """
-    for name in _classes(folder):
+    for name in _named_classes(folder):
         if "--" in name:
             raise UserError(
                 f"{setting} takes code from another repository, {name}, which may change after somebody has consented "
@@ -245,36 +233,22 @@ def asking_for_trust(uri: str) -> Iterator[None]:
         ) from error
 
 
-def _classes(folder: str) -> list[str]:
+def _named_classes(folder: str) -> list[str]:
     """Returns the classes of its own that a model's configurations name, as `module.Class`."""
-    paths = sorted(glob.glob(f"{glob.escape(folder)}/**/*.json", recursive=True))
-    return [name for path in paths for name in _named(path)]
-
-
-def _named(path: str) -> list[str]:
-    try:
-        with open(path, encoding="utf-8") as file:
-            document = json.load(file)
-    except (OSError, ValueError, RecursionError):
-        return []  # none that Transformers would read
-    classes = document.get("auto_map") if isinstance(document, dict) else None
-    return [value for _, value in leaves(classes) if isinstance(value, str)]
-
-
-# --- The user's tasks for the LM evaluation harness: YAML files, which may call functions that lie beside them.
-
-
-TASKS_SETTING = "evaluation.tasks.include_path"
-TASK_ENDINGS = (".yaml", ".yml", ".py")
-"""Files of tasks that run: a YAML file names functions, and its templates can call some."""
+    names = []
+    for path in sorted(glob.glob(f"{glob.escape(folder)}/**/*.json", recursive=True)):
+        try:
+            with open(path, encoding="utf-8") as file:
+                document = json.load(file)
+        except (OSError, ValueError, RecursionError):
+            continue  # Transformers would read none either
+        classes = document.get("auto_map") if isinstance(document, dict) else None
+        names += [value for _, value in leaves(classes) if isinstance(value, str)]
+    return names
 
 
 def fetch_tasks(include_path: str, scratch: str) -> str:
     """Returns a local folder with the user's tasks.
-
-    Args:
-        include_path: As in the recipe.
-        scratch: Folder for tasks that come from a store.
 
     Raises:
         UserError: there is none.

@@ -64,12 +64,9 @@ def change(tokenizer: PreTrainedTokenizerBase, spec: Tokenizer) -> None:
 
 
 def record_new_tokens(tokenizer: PreTrainedTokenizerBase, before: dict[str, int], rows: int | None) -> None:
-    """Writes into a tokenizer which of its tokens the base has no learned row for.
+    """Writes into a tokenizer, which had the vocabulary `before`, for which of its tokens the base has no learned row.
 
-    Args:
-        tokenizer: The tokenizer as it was changed.
-        before: Its vocabulary before that.
-        rows: Rows of the base's embedding; None for a model from scratch, which has learned none.
+    `rows` are those of the base's embedding; None for a model from scratch, which has learned none.
     """
     tokenizer.init_kwargs.pop(NEW, None)  # a base that Baton trained says what was new to it, and is so no more
     if rows is None:
@@ -97,9 +94,9 @@ def resize_embeddings(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
         old = sorted(number for number in {*tokenizer.get_vocab().values()} - {*new} if number < rows)
         if new[-1] >= rows:
             model.resize_token_embeddings(new[-1] + 1, mean_resizing=False)
-        for weight in _by_token(model):
-            mean = _mean(weight, old)
-            weight.data[new] = mean
+        by_token = [value for layer in layers(model).values() for value in layer.parameters(recurse=False)]
+        for weight in {id(value): value for value in by_token}.values():  # one that both layers share, once
+            weight.data[new] = _mean(weight, old)
     return model
 
 
@@ -125,12 +122,6 @@ def layers(model: PreTrainedModel) -> dict[str, Any]:
     embeddings = [model.get_input_embeddings(), model.get_output_embeddings()]
     named = {id(layer): name for name, layer in model.named_modules()}
     return {named[id(layer)]: layer for layer in embeddings if layer is not None}
-
-
-def _by_token(model: PreTrainedModel) -> list[torch.Tensor]:
-    """Returns the weights and biases with a row for each token, none twice."""
-    values = [value for layer in layers(model).values() for value in layer.parameters(recurse=False)]
-    return list({id(value): value for value in values}.values())
 
 
 def _mean(weight: torch.Tensor, rows: list[int]) -> torch.Tensor:

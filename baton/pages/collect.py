@@ -14,7 +14,7 @@ from baton.documents import Json
 from baton.errors import StoreError
 from baton.pages import quality_page
 from baton.pages.html import number
-from baton.pages.quality_page import Rendered
+from baton.pages.quality_page import Rendering
 from baton.recipe import load
 from baton.runs import lineage
 from baton.runs.documents import (
@@ -34,11 +34,19 @@ from baton.runs.outcomes import EvaluationResult, ExportedModel, Figures, Judged
 from baton.runs.plan import Plan
 from baton.runs.run import Run
 
-# --- The report's content: a run's own documents, and what follows from several of them.
+logger = logging.getLogger("baton")
+
+MAX_EXAMPLES = 400
+"""Examples that the page shows; the run's `examples.jsonl` has all of them."""
+EXAMPLES_PER_PAGE = 20
+LOWER_IS_BETTER = ("loss", "perplexity", "divergence", "word_perplexity", "byte_perplexity", "bits_per_byte")
+"""In evaluations that do not say which way is better, as older ones; of a task's figure its last part."""
+SIGNS = {"higher": 1, "lower": -1, None: 0}
+STAGES = ("data-split", "tokenize-shard", "tokenize", "lr-find", "train-chunk", "evaluate", "gate", "export")
 
 
 @dataclass(frozen=True)
-class Chunk:
+class ChunkAttempts:
     """A chunk and the attempts at it; spare ones come after the last of the plan."""
 
     index: int
@@ -64,7 +72,7 @@ class Examples:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class RunReport:
     """What the page shows of a run; a document that the run does not have yet is None.
 
     Attributes:
@@ -90,7 +98,7 @@ class Report:
     plan: Plan | None = None
     split: SplitCounts | None = None
     tokens: TokenizedRows | None = None
-    rendered: Rendered | None = None
+    rendered: Rendering | None = None
     tracking: TrackingRun | None = None
     fork: ForkNote | None = None
     evaluation: EvaluationResult | None = None
@@ -149,14 +157,14 @@ class Report:
         return self.plan.targets if self.plan else ()
 
     @property
-    def chunks(self) -> list[Chunk]:
+    def chunks(self) -> list[ChunkAttempts]:
         """The planned chunks, and each spare one that an attempt was made at."""
         if self.plan is None:
             return []
-        planned = range(1, len(self.plan.targets) + 1)
+        planned = range(1, len(self.targets) + 1)
         worked = {attempt.chunk for attempt in self.attempts if attempt.outcome != "already_done"}
         return [
-            Chunk(index, index not in planned, [attempt for attempt in self.attempts if attempt.chunk == index])
+            ChunkAttempts(index, index not in planned, [attempt for attempt in self.attempts if attempt.chunk == index])
             for index in (*planned, *sorted(chunk for chunk in worked if chunk > len(planned)))
         ]
 
@@ -175,30 +183,11 @@ class Report:
         return (self.evaluation.figures(when) if self.evaluation else None) or {}
 
 
-# --- The report's part on evaluation: every figure beside the models it is compared with, the gate, and each example.
-
-
-MAX_EXAMPLES = 400
-"""Examples that the page shows; the run's `examples.jsonl` has all of them."""
-
-PAGE = 20
-"""Examples on one page of the table."""
-
-LOWER_IS_BETTER = ("loss", "perplexity", "divergence", "word_perplexity", "byte_perplexity", "bits_per_byte")
-"""In evaluations that do not say which way is better, as older ones; of a task's figure its last part."""
-SIGNS = {"higher": 1, "lower": -1, None: 0}
-NOT_COMPARED = ("tokens",)
-
-
 @dataclass(frozen=True, kw_only=True)
-class Figure:
-    """One figure of the evaluation.
+class FigureRow:
+    """One figure of the evaluation, of the model before training, the production model and the trained one.
 
     Attributes:
-        name: Its name.
-        before: Of the model before training, None where it has none.
-        production: Of the production model.
-        after: Of the trained model.
         why: The reason why it was not measured of the trained model.
         low: Lower end of the confidence interval of `after`, None where there is none.
         high: Upper end.
@@ -231,25 +220,30 @@ def examples(run: Run, evaluation: EvaluationResult | None) -> Examples:
     return Examples(len(lines), uri, [json.loads(line) for line in lines[:MAX_EXAMPLES]])
 
 
-def figure_rows(evaluation: EvaluationResult) -> list[Figure]:
+def figure_rows(evaluation: EvaluationResult) -> list[FigureRow]:
     """Returns a row for each figure, those of the gate first."""
     lines = {line.figure: line for line in (evaluation.gate.lines if evaluation.gate else ())}
-    names = [name for name in evaluation.after if name not in NOT_COMPARED]
+    names = [name for name in evaluation.after if name != "tokens"]
     names.sort(key=lambda name: name not in lines)  # stable: the evaluation's order otherwise
-    return [_figure(name, evaluation, lines.get(name)) for name in names]
+    return [_figure_row(name, evaluation, lines.get(name)) for name in names]
 
 
-def _figure(name: str, evaluation: EvaluationResult, line: JudgedLine | None) -> Figure:
+def _figure_row(name: str, evaluation: EvaluationResult, line: JudgedLine | None) -> FigureRow:
     intervals = evaluation.intervals or {}
     low, high = intervals.get("after", {}).get(name, (None, None))
     before, after = evaluation.before.get(name), evaluation.after[name]
     change = [value for value in intervals.get("gain", {}).get(name, ()) if value is not None]
+    better = evaluation.better.get(name)
+    if better is None and line and line.line:  # the gate asks for more or for less
+        better = "lower" if line.line.startswith("<") else "higher"
+    if better is None and name not in evaluation.better:
+        better = "lower" if name.rpartition(".")[2] in LOWER_IS_BETTER else "higher"
     gain, tone = "", ""
     if len(change) == 2 and before is not None and after is not None:
         gain = f"{_signed(after - before)} ({_signed(change[0])} to {_signed(change[1])})"
-        better = [value * _sign(name, evaluation, line) for value in change]
-        tone = "good" if min(better) > 0 else "bad" if max(better) < 0 else ""
-    return Figure(
+        gains = [value * SIGNS[better] for value in change]
+        tone = "good" if min(gains) > 0 else "bad" if max(gains) < 0 else ""
+    return FigureRow(
         name=name,
         before=before,
         production=(evaluation.production or {}).get(name),
@@ -264,46 +258,26 @@ def _figure(name: str, evaluation: EvaluationResult, line: JudgedLine | None) ->
     )
 
 
-def _sign(name: str, evaluation: EvaluationResult, line: JudgedLine | None) -> int:
-    """Returns 1 where more of a figure is better, -1 where less is, 0 where nobody says."""
-    known = evaluation.better.get(name)
-    if known is None and line and line.line:  # the gate asks for more or for less
-        known = "lower" if line.line.startswith("<") else "higher"
-    if known is None and name not in evaluation.better:
-        known = "lower" if name.rpartition(".")[2] in LOWER_IS_BETTER else "higher"
-    return SIGNS[known]
-
-
 def _signed(value: float) -> str:
     return f"{'+' if value > 0 else '−' if value < 0 else ''}{number(abs(value))}"
 
 
 def example_pages(shown: Sequence[Json]) -> list[tuple[str, Sequence[Json]]]:
     """Returns the examples in pages, each with its title."""
-    starts = range(0, len(shown), PAGE)
-    return [(f"{start + 1}–{min(start + PAGE, len(shown))}", shown[start : start + PAGE]) for start in starts]
+    starts = range(0, len(shown), EXAMPLES_PER_PAGE)
+    pages = [(start, shown[start : start + EXAMPLES_PER_PAGE]) for start in starts]
+    return [(f"{start + 1}–{start + len(page)}", page) for start, page in pages]
 
 
-# --- Gathers what the report shows from a run's objects in the store.
-
-
-logger = logging.getLogger("baton")
-
-
-def collect(run: Run, failure: RunFailure | None = None) -> Report:
-    """Returns the report's content.
-
-    Args:
-        run: The run.
-        failure: Why it ended before its end.
-    """
+def collect(run: Run, failure: RunFailure | None = None) -> RunReport:
+    """Gathers the report's content from a run's objects in the store; `failure` says why it ended before its end."""
     recipe = run.recipe()
     store = CheckpointStore(run)
     damaged: list[int] = []
     committed = list(store.committed(lambda step, _: damaged.append(step)))
     newest = committed[0] if committed else None
     evaluation = run.read(EvaluationResult)
-    return Report(
+    return RunReport(
         run=run.name,
         uri=run.uri,
         created=run.need(RunInfo).created,
@@ -313,7 +287,7 @@ def collect(run: Run, failure: RunFailure | None = None) -> Report:
         plan=run.read(Plan),
         split=run.read(SplitCounts),
         tokens=run.read(TokenizedRows),
-        rendered=quality_page.read_rendered(run),
+        rendered=quality_page.read_rendering(run),
         tracking=run.read(TrackingRun),
         fork=run.read(ForkNote),
         evaluation=evaluation,
@@ -342,19 +316,17 @@ def _family(run: Run) -> lineage.Family:
 
 
 def _stages(records: list[StageRecord]) -> dict[str, float]:
-    """Returns seconds per stage in the order of the pipeline, attempts added up."""
+    """Returns seconds per stage in the order of the pipeline, each chunk's checkpoint after it, attempts added up."""
+
+    def place(record: StageRecord) -> tuple[int, int, bool]:
+        at = STAGES.index(record.kind if record.chunk is None else "train-chunk")
+        return (at, record.chunk or 0, record.kind != "train-chunk")
+
     seconds: dict[str, float] = {}
-    for record in sorted(records, key=_place):
+    for record in sorted(records, key=place):
         name = record.kind.replace("-", " ") + ("" if record.chunk is None else f" {record.chunk}")
         seconds[name] = seconds.get(name, 0.0) + record.total
     return seconds
-
-
-def _place(record: StageRecord) -> tuple[int, int, bool]:
-    """Orders stages as the pipeline has them: each chunk's checkpoint after it."""
-    order = ("data-split", "tokenize-shard", "tokenize", "lr-find", "train-chunk", "evaluate", "gate", "export")
-    at = order.index(record.kind if record.chunk is None else "train-chunk")
-    return (at, record.chunk or 0, record.kind != "train-chunk")
 
 
 def _proof(store: CheckpointStore, committed: list[Checkpoint], damaged: list[int]) -> list[ProofEntry]:

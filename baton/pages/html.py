@@ -10,11 +10,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 
 def environment(folder: Path) -> Environment:
-    """Returns what loads a page's template.
-
-    Args:
-        folder: Where the template is. It may extend `page.html.j2` and import `macros.html.j2` from here.
-    """
+    """Returns what loads a page's template from a folder; it may extend `page.html.j2` and import `macros.html.j2`."""
     made = Environment(
         loader=FileSystemLoader([folder, Path(__file__).parent]),
         autoescape=True,

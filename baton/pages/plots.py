@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from baton.pages import svg
-from baton.pages.collect import Chunk, Report
+from baton.pages.collect import ChunkAttempts, RunReport
 from baton.pages.html import duration
 from baton.recipe.methods import SPECS
 
@@ -35,12 +35,18 @@ MAX_ATTEMPT_ROWS = 120
 MAX_STAGE_ROWS = 24
 
 
-def draw(report: Report) -> dict[str, Markup]:
+def draw(report: RunReport) -> dict[str, Markup]:
     """Returns all plots by name; one that has nothing to show is missing."""
     plots = {
         "loss": ("Training and eval loss by step", loss_plot),
-        "method": ("What the method logs beside the loss, by step", method_plot),
-        "optimization": ("Learning rate and gradient norm by step", optimization_plot),
+        "method": (
+            "What the method logs beside the loss, by step",
+            lambda report: _small_plots(report, SPECS[report.method].logged),
+        ),
+        "optimization": (
+            "Learning rate and gradient norm by step",
+            lambda report: _small_plots(report, {"learning_rate": "learning rate", "grad_norm": "gradient norm"}),
+        ),
         "throughput": ("Throughput of each chunk by step", throughput_plot),
         "attempts": ("Time of each chunk attempt by phase", attempt_plot),
         "stages": ("Time of each pipeline stage", stage_plot),
@@ -48,7 +54,7 @@ def draw(report: Report) -> dict[str, Markup]:
     return svg.draw_all(plots, report)
 
 
-def loss_plot(report: Report) -> Figure | None:
+def loss_plot(report: RunReport) -> Figure | None:
     train, evals = svg.series(report.losses, "loss"), svg.series(report.log, "eval_loss")
     if not len(train[0]) and not len(evals[0]):
         return None
@@ -62,7 +68,7 @@ def loss_plot(report: Report) -> Figure | None:
     _mark_levels(ax, report)
     _step_axis(ax, report)
     _mark_interruptions(ax, report)
-    _mark_skips(ax, report)
+    _mark(ax, report.skipped, 1, "v", svg.AMBER, "step skipped")
     ax.set_ylabel("loss")
     legend = figure.legend(loc="outside upper left", ncols=4)
     for handle in legend.get_lines():
@@ -70,16 +76,7 @@ def loss_plot(report: Report) -> Figure | None:
     return figure
 
 
-def method_plot(report: Report) -> Figure | None:
-    return _small_plots(report, SPECS[report.method].logged)
-
-
-def optimization_plot(report: Report) -> Figure | None:
-    names = {"learning_rate": "learning rate", "grad_norm": "gradient norm"}
-    return _small_plots(report, names)
-
-
-def _small_plots(report: Report, names: Mapping[str, str]) -> Figure | None:
+def _small_plots(report: RunReport, names: Mapping[str, str]) -> Figure | None:
     """Plots of what was logged under these keys, two in a row."""
     series = {name: svg.series(report.losses, key) for key, name in names.items()}
     curves = {name: points for name, points in series.items() if len(points[0])}
@@ -101,7 +98,7 @@ def _small_plots(report: Report, names: Mapping[str, str]) -> Figure | None:
     return figure
 
 
-def throughput_plot(report: Report) -> Figure | None:
+def throughput_plot(report: RunReport) -> Figure | None:
     rates = [
         (attempt, (attempt.to_step - attempt.from_step) / attempt.seconds["train"])
         for attempt in report.chunk_attempts
@@ -125,27 +122,25 @@ def throughput_plot(report: Report) -> Figure | None:
     return figure
 
 
-def attempt_plot(report: Report) -> Figure | None:
+def attempt_plot(report: RunReport) -> Figure | None:
     rows = _attempt_rows(report.chunks)
     if not rows:
         return None
-    values = {label: np.array([row[phase] for _, row, _ in rows]) for phase, (label, _) in PHASES.items()}
-    totals = np.sum(list(values.values()), axis=0)
-    labels = [label for label, _, _ in rows]
-    notes = [note for _, _, note in rows]
-    figure, ax, scale = _bar_figure(labels, totals, notes)
+    values = [np.array([row[phase] for _, row, _ in rows]) for phase in PHASES]
+    figure, ax, scale = _bar_figure([label for label, *_ in rows], np.sum(values, axis=0), [note for *_, note in rows])
     left = np.zeros(len(rows))
-    for (label, color), seconds in zip(PHASES.values(), values.values(), strict=True):
+    for (label, color), seconds in zip(PHASES.values(), values, strict=True):
         ax.barh(range(len(rows)), seconds / scale, 0.76, left, color=color, label=label, lw=0)
         left += seconds / scale
     figure.legend(loc="outside upper left", ncols=8, handlelength=0.9)
     return figure
 
 
-def stage_plot(report: Report) -> Figure | None:
+def stage_plot(report: RunReport) -> Figure | None:
     stages: dict[str, float] = {}
     for stage, spent in report.stages.items():
-        name = _label(stage)
+        name = "".join(character for character in stage if character.isprintable())
+        name = name if len(name) <= 24 else f"{name[:23]}…"
         stages[name] = stages.get(name, 0.0) + spent
     if len(stages) > MAX_STAGE_ROWS:
         stages = _merge_numbered(stages)
@@ -162,7 +157,7 @@ def _log_if_wide(ax: Axes, values: np.ndarray, ratio: float) -> None:
         ax.set_yscale("log")
 
 
-def _step_axis(ax: Axes, report: Report, *, labels: bool = True) -> None:
+def _step_axis(ax: Axes, report: RunReport, *, labels: bool = True) -> None:
     """Returns the step axis over the whole plan, with a thin line at each hand-over."""
     ends = report.targets
     last = max([*ends, *(entry["step"] for entry in report.losses[-1:]), ax.get_xlim()[1] if not ends else 1])
@@ -182,24 +177,20 @@ def _step_axis(ax: Axes, report: Report, *, labels: bool = True) -> None:
             )  # fmt: skip
 
 
-def _mark_interruptions(ax: Axes, report: Report) -> None:
+def _mark_interruptions(ax: Axes, report: RunReport) -> None:
     steps = [attempt.to_step for attempt in report.chunk_attempts if attempt.outcome in ("partial", "failed")]
+    _mark(ax, steps, 0, "X", svg.PURPLE, "attempt interrupted")
+
+
+def _mark(ax: Axes, steps: Sequence[int], height: float, marker: str, color: str, label: str) -> None:
     if steps:
         ax.plot(
-            steps, [0] * len(steps), "X", ms=8, color=svg.PURPLE, mec="none", clip_on=False,
-            transform=ax.get_xaxis_transform(), label="attempt interrupted", zorder=5,
+            steps, [height] * len(steps), marker, ms=8, color=color, mec="none", clip_on=False,
+            transform=ax.get_xaxis_transform(), label=label, zorder=5,
         )  # fmt: skip
 
 
-def _mark_skips(ax: Axes, report: Report) -> None:
-    if report.skipped:
-        ax.plot(
-            report.skipped, [1] * len(report.skipped), "v", ms=8, color=svg.AMBER, mec="none", clip_on=False,
-            transform=ax.get_xaxis_transform(), label="step skipped", zorder=5,
-        )  # fmt: skip
-
-
-def _mark_levels(ax: Axes, report: Report) -> None:
+def _mark_levels(ax: Axes, report: RunReport) -> None:
     measured = {name: report.figures(name).get("loss") for name in ("before", "after")}
     levels = {name: float(value) for name, value in measured.items() if value is not None and math.isfinite(value)}
     for value in levels.values():
@@ -215,7 +206,7 @@ def _mark_levels(ax: Axes, report: Report) -> None:
         )  # fmt: skip
 
 
-def _attempt_rows(chunks: Sequence[Chunk]) -> list[tuple[str, dict[str, float], str]]:
+def _attempt_rows(chunks: Sequence[ChunkAttempts]) -> list[tuple[str, dict[str, float], str]]:
     """Returns label, seconds by phase and a note for each attempt, or for each chunk where attempts are too many."""
     by_chunk = sum(len(chunk.attempts) for chunk in chunks) > MAX_ATTEMPT_ROWS
     rows: list[tuple[str, dict[str, float], str]] = []
@@ -228,9 +219,8 @@ def _attempt_rows(chunks: Sequence[Chunk]) -> list[tuple[str, dict[str, float], 
             rows.append((name, total, f"{count} attempts" if count > 1 else ""))
             continue
         for number, (attempt, part) in enumerate(zip(chunk.attempts, seconds, strict=True), 1):
-            suffix = f", attempt {number}"
             note = "" if attempt.outcome == "done" else attempt.outcome.replace("_", " ")
-            rows.append((f"{name}{suffix if count > 1 else ''}", part, note))
+            rows.append((f"{name}, attempt {number}" if count > 1 else name, part, note))
     return rows
 
 
@@ -268,9 +258,3 @@ def _bar_figure(labels: Sequence[str], seconds: np.ndarray, notes: Sequence[str]
                 fontsize=min(10.5, row_height - 1), color=svg.PURPLE if note else svg.MUTED,
             )  # fmt: skip
     return figure, ax, float(scale)
-
-
-def _label(name: str) -> str:
-    """Returns the name in at most 24 printable characters."""
-    printable = "".join(character for character in name if character.isprintable())
-    return printable if len(printable) <= 24 else f"{printable[:23]}…"

@@ -18,14 +18,14 @@ from pathlib import Path
 from baton import events
 from baton.errors import BatonError
 from baton.pages import quality_page
-from baton.pages.collect import Report, collect
+from baton.pages.collect import RunReport, collect
 from baton.recipe import load
 from baton.runs.documents import RunInfo
 from baton.runs.outcomes import ReportPage, RunFailure
 from baton.runs.run import Run
 from baton.tracking import tracking_run
 
-# --- Renders a run's report into the store and for Kubeflow.
+logger = logging.getLogger("baton")
 
 
 def write_report(run_uri: str) -> dict[str, str]:
@@ -43,56 +43,32 @@ def write_report(run_uri: str) -> dict[str, str]:
     uri, html = publish(run, report, "FINISHED")
     run.write(ReportPage(report_uri=uri, seconds=time.time() - started))
     events.emit(events.Report(uri=uri))
-    return {"report_uri": uri, "html": html if run.recipe().tracking.cards == "rows" else render(counts(report))}
+    return {"report_uri": uri, "html": html if run.recipe().tracking.cards == "rows" else render(without_texts(report))}
 
 
-def publish(run: Run, report: Report, status: tracking_run.Ended) -> tuple[str, str]:
-    """Renders a report into the store and ends the tracking run with it.
-
-    Args:
-        run: The run.
-        report: Its report.
-        status: How it ended.
-
-    Returns:
-        Address of the page, and the page.
-    """
+def publish(run: Run, report: RunReport, status: tracking_run.Ended) -> tuple[str, str]:
+    """Renders a report into the store, ends the tracking run with it, and returns the page's address and the page."""
     from baton.pages.run_page import render
 
     html = render(report)
     run.storage.write(run.path("report.html"), html.encode())
-    tracking_run.close(run, status, {"report.html": html, **_documents(run, report)})
+    documents = {"report.html": html}
+    if not report.is_bare:
+        proof = [{**entry.part.to_json(), "gone": entry.gone} for entry in report.proof]
+        documents["recipe.resolved.yaml"] = load.to_yaml(run.resolved_recipe())
+        documents["proof.json"] = json.dumps({"run": run.uri, "checkpoints": proof}, indent=1)
+    tracking_run.close(run, status, documents)
     if (warnings := run.warnings()) != list(report.warnings):  # MLflow did not take it
         html = render(replace(report, warnings=warnings))
         run.storage.write(run.path("report.html"), html.encode())
     return run.storage.uri(run.path("report.html")), html
 
 
-def _documents(run: Run, report: Report) -> dict[str, str]:
-    """Returns what a tracking run keeps beside the report: the whole recipe and the proof, as far as there are any."""
-    if report.is_bare:
-        return {}
-    proof = [{**entry.part.to_json(), "gone": entry.gone} for entry in report.proof]
-    return {
-        "recipe.resolved.yaml": load.to_yaml(run.resolved_recipe()),
-        "proof.json": json.dumps({"run": run.uri, "checkpoints": proof}, indent=1),
-    }
-
-
-def counts(report: Report) -> Report:
+def without_texts(report: RunReport) -> RunReport:
     """Returns a report without samples and examples."""
     evaluation = report.evaluation and report.evaluation.model_copy(update={"samples": []})
     examples = replace(report.examples, shown=())
     return replace(report, evaluation=evaluation, examples=examples, rendered=quality_page.without_row(report.rendered))
-
-
-# --- The page of a run that failed: `python -m baton.pages.publish RUN_URI [--anew]`.
-#
-# Why is read from standard input. It is a process of its own, which `baton.runs.run` starts and ends: what a
-# stage has failed of, memory, a device, a store that does not answer, must not keep it from saying so.
-
-
-logger = logging.getLogger("baton")
 
 
 def publish_failure(run: Run, failure: RunFailure) -> str:
@@ -102,19 +78,16 @@ def publish_failure(run: Run, failure: RunFailure) -> str:
         Address of the page.
     """
     run.write(failure)
-    try:
-        report = collect(run, failure) if run.read(RunInfo) else _bare(run, failure)
-    except Exception as error:  # what the stage has failed of may be what lies there
-        logger.warning("the report has nothing but why the run failed: %s", error)
-        report = _bare(run, failure)
-    return publish(run, report, "KILLED" if failure.is_cancelled else "FAILED")[0]
-
-
-def _bare(run: Run, failure: RunFailure) -> Report:
-    """Returns the report of a run of which nothing is known but why it failed."""
-    return Report(
+    # All that is known where nothing else can be read: what the stage has failed of may be in the way here too.
+    report = RunReport(
         run=run.name, uri=run.uri, created=failure.at, recipe_name="", recipe_yaml="", method="sft", failure=failure
     )
+    try:
+        if run.read(RunInfo):
+            report = collect(run, failure)
+    except Exception as error:
+        logger.warning("the report has nothing but why the run failed: %s", error)
+    return publish(run, report, "KILLED" if failure.is_cancelled else "FAILED")[0]
 
 
 if __name__ == "__main__":

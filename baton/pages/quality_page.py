@@ -22,10 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# --- What a run's pages say of rows that became turns of a conversation, and one of them.
-
-
-class Rendered(TypedDict):
+class Rendering(TypedDict):
     """In which template rows are rendered."""
 
     told: str
@@ -33,7 +30,7 @@ class Rendered(TypedDict):
     """The first training sequence in words, what is trained in marks; empty where it is not shown."""
 
 
-def read_rendered(run: Run) -> Rendered | None:
+def read_rendering(run: Run) -> Rendering | None:
     """Returns what tokenize has noted, None where rows are rendered as they came."""
     tokens = run.raw(TokenizedRows.NAME) or {}
     if not tokens.get("rendered"):
@@ -44,12 +41,9 @@ def read_rendered(run: Run) -> Rendered | None:
     return {"told": tokens["rendered"], "row": next(iter(meta.first.get("train", ())), "") if meta else ""}
 
 
-def without_row(rendered: Rendered | None) -> Rendered | None:
+def without_row(rendered: Rendering | None) -> Rendering | None:
     """Returns the same without the row."""
     return rendered and {**rendered, "row": ""}
-
-
-# --- The verdict on a run's rows, in words: what the split found, what the tokenizer measured, check by check.
 
 
 QUALITY, FINDINGS, PAGE = "quality.json", "quality.jsonl", "data-quality.html"
@@ -75,9 +69,21 @@ CHECKS = {
 
 SEVERITY = ("failed", "warn", "fixed", "ok", "off")
 """Verdicts, the gravest first."""
+MARKS = {
+    "failed": ("bad", "✗", "not allowed"),
+    "warn": ("warn", "!", "look at it"),
+    "fixed": ("good", "✓", "dealt with"),
+    "ok": ("good", "✓", "fine"),
+    "off": ("", "–", "off"),
+}
+"""Tone, symbol and words of each verdict."""
+STATES = {"failed": ("bad", "do not train"), "warn": ("warn", "look first"), "ok": ("good", "ready")}
+SIDES = {"train": ("blue", "to train on"), "eval": ("orange", "evaluation"), "test": ("purple", "test")}
+HUES = ("blue", "orange", "green", "purple", "amber", "sky")
+"""Colours of the languages, the most frequent first; those after them are grey."""
 
 
-class Counts(TypedDict):
+class CheckCounts(TypedDict):
     """What a check counted: rows that it found something in, of how many, what became of them, and the first ones."""
 
     rows: int
@@ -88,14 +94,14 @@ class Counts(TypedDict):
     examples: list[dict[str, Any]]
 
 
-class Verdict(Counts):
+class CheckVerdict(CheckCounts):
     """A check's counts, what the recipe asks of it and how it came out."""
 
     action: str
     verdict: str
 
 
-class Judged(Verdict):
+class ListedCheck(CheckVerdict):
     """A check as the page lists it."""
 
     name: str
@@ -105,11 +111,7 @@ class Judged(Verdict):
 
 
 def collect(run: Run, data: Data | None = None) -> dict[str, Any]:
-    """Returns what is known about the rows of a run.
-
-    Args:
-        run: The run.
-        data: Settings by which to judge; the run's own when left out.
+    """Returns what is known about the rows of a run, judged by its own settings where there are no others.
 
     Returns:
         `run`, `source`, `state` (`failed`, `warn` or `ok`), `sentence`, `rows` (by what became of them), `checks` (in
@@ -120,10 +122,15 @@ def collect(run: Run, data: Data | None = None) -> dict[str, Any]:
     """
     data = data or run.recipe().data
     quality, tokens = run.raw(QUALITY) or {}, run.raw("tokens.json") or {}
-    by_check: dict[str, Counts] = dict(quality.get("checks", {}))
+    by_check: dict[str, CheckCounts] = dict(quality.get("checks", {}))
     if lengths := tokens.get("lengths"):
-        by_check["truncation"] = _truncation(lengths, data)
-    checks: list[Judged] = []
+        over, of = 0 if data.packing is True else int(lengths["over"]), int(lengths["rows"])
+        dropped = over if data.quality.truncation == "fix" else 0
+        share = round(over / of, 6) if of else 0.0
+        by_check["truncation"] = {
+            "rows": over, "of": of, "share": share, "mended": 0, "dropped": dropped, "examples": [],
+        }  # fmt: skip
+    checks: list[ListedCheck] = []
     for name, (title, why) in CHECKS.items():
         if name in by_check:
             check = judged(name, by_check[name], data)
@@ -140,7 +147,7 @@ def collect(run: Run, data: Data | None = None) -> dict[str, Any]:
         **{place: quality.get(place) for place in ("findings_uri", "rejected_uri")},
         "sources": quality.get("sources") or [f"From {', '.join(source.uri for source in data.sources)}"],
         "lengths": lengths,
-        "rendered": read_rendered(run),
+        "rendered": read_rendering(run),
         "max_length": data.max_length,
         "joined": data.packing is True,
     }
@@ -166,14 +173,8 @@ def without_examples(found: dict[str, Any]) -> dict[str, Any]:
     return {**found, "checks": checks, "rendered": without_row(found["rendered"])}
 
 
-def judged(name: str, check: Counts, data: Data) -> Verdict:
-    """Returns what a check counted with its `action` and `verdict`.
-
-    Args:
-        name: The check; `rejected` for rows that could not be used.
-        check: `rows`, `of`, `share`, `mended`, `dropped`.
-        data: Settings.
-    """
+def judged(name: str, check: CheckCounts, data: Data) -> CheckVerdict:
+    """Returns what a check counted with its `action` and `verdict`; `rejected` is of rows that could not be used."""
     if name == "rejected":
         verdict = "failed" if check["rows"] > data.max_rejected * check["of"] else "warn" if check["rows"] else "ok"
         return {**check, "action": f"at most {percent(data.max_rejected)}", "verdict": verdict}
@@ -190,15 +191,7 @@ def judged(name: str, check: Counts, data: Data) -> Verdict:
     return {**check, "action": action, "verdict": verdict}
 
 
-def _truncation(lengths: dict[str, Any], data: Data) -> Counts:
-    """Returns what the tokenizer measured as the counts of a check."""
-    over, of = 0 if data.packing is True else int(lengths["over"]), int(lengths["rows"])
-    dropped = over if data.quality.truncation == "fix" else 0
-    share = round(over / of, 6) if of else 0.0
-    return {"rows": over, "of": of, "share": share, "mended": 0, "dropped": dropped, "examples": []}
-
-
-def told(name: str, check: Verdict, data: Data) -> str:
+def told(name: str, check: CheckVerdict, data: Data) -> str:
     """Returns what a check found, in a few words."""
     rows = int(check["rows"])
     if check["verdict"] == "off":
@@ -219,17 +212,17 @@ def told(name: str, check: Verdict, data: Data) -> str:
     return f"{what}{': ' if done else ''}{', '.join(done)}"
 
 
-def sentence(checks: list[Judged]) -> str:
+def sentence(checks: list[ListedCheck]) -> str:
     """Returns the verdict on all checks, for people who decide whether to pay for a GPU."""
-    failed = [check["title"].lower() for check in checks if check["verdict"] == "failed"]
-    warned = [check["title"].lower() for check in checks if check["verdict"] == "warn"]
-    fixed = [check["title"].lower() for check in checks if check["verdict"] == "fixed"]
-    if failed:
-        return f"Do not train on this yet. What the recipe forbids was found: {_listed(failed)}."
-    if warned:
-        return f"Look at {_listed(warned)} before you pay for a GPU."
-    if fixed:
-        return f"These rows are ready: {_listed(fixed)} {'was' if len(fixed) == 1 else 'were'} dealt with."
+    worst = min((check["verdict"] for check in checks), key=SEVERITY.index, default="ok")
+    words = [check["title"].lower() for check in checks if check["verdict"] == worst]
+    listed = " and ".join(part for part in (", ".join(words[:-1]), *words[-1:]) if part)
+    if worst == "failed":
+        return f"Do not train on this yet. What the recipe forbids was found: {listed}."
+    if worst == "warn":
+        return f"Look at {listed} before you pay for a GPU."
+    if worst == "fixed":
+        return f"These rows are ready: {listed} {'was' if len(words) == 1 else 'were'} dealt with."
     return "These rows are ready: no check found anything."
 
 
@@ -244,34 +237,8 @@ def percent(share: float | None) -> str:
     return f"{share:.2%}" if share < 0.01 else f"{share:.1%}"
 
 
-def _listed(words: list[str]) -> str:
-    return " and ".join(part for part in (", ".join(words[:-1]), *words[-1:]) if part)
-
-
-# --- The page about a run's rows: what stands in the way of training on them, before a GPU is paid for.
-
-
-MARKS = {
-    "failed": ("bad", "✗", "not allowed"),
-    "warn": ("warn", "!", "look at it"),
-    "fixed": ("good", "✓", "dealt with"),
-    "ok": ("good", "✓", "fine"),
-    "off": ("", "–", "off"),
-}
-"""Tone, symbol and words of each verdict."""
-
-STATES = {"failed": ("bad", "do not train"), "warn": ("warn", "look first"), "ok": ("good", "ready")}
-SIDES = {"train": ("blue", "to train on"), "eval": ("orange", "evaluation"), "test": ("purple", "test")}
-HUES = ("blue", "orange", "green", "purple", "amber", "sky")
-"""Colours of the languages, the most frequent first; those after them are grey."""
-
-
 def write(run: Run) -> str:
-    """Writes the page of a run from what its stages have found so far.
-
-    Returns:
-        The page.
-    """
+    """Writes the page of a run from what its stages have found so far, and returns it."""
     html = render(collect(run), seen(run))
     run.storage.write(run.path(PAGE), html.encode())
     return html
@@ -284,15 +251,15 @@ def refresh(run: Run) -> None:
 
 
 def render(found: dict[str, Any], rows: Sequence[PreviewRow] = ()) -> str:
-    """Returns the page as one HTML document, which loads nothing.
-
-    Args:
-        found: What `collect` returned.
-        rows: What `seen` returned.
-    """
+    """Returns the page as one HTML document, which loads nothing, from what `collect` and `seen` returned."""
     environment = rendering.environment(Path(__file__).parent)
     environment.filters |= {"percent": percent}
     tone, word = STATES[found["state"]]
+    histogram = None
+    if found["lengths"] and found["lengths"]["rows"]:
+        from baton.pages import svg  # and with it matplotlib
+
+        histogram = svg.draw("lengths", "Rows by their number of tokens", partial(length_plot, found))
     return environment.get_template("quality.html.j2").render(
         found=found,
         tone=tone,
@@ -301,7 +268,7 @@ def render(found: dict[str, Any], rows: Sequence[PreviewRow] = ()) -> str:
         tiles=_tiles(found),
         sides=_sides(found["rows"]),
         languages=_languages(found["languages"]),
-        histogram=_histogram(found),
+        histogram=histogram,
         length_note=_length_note(found),
         rows=rows_page.shown(rows),
     )
@@ -354,15 +321,6 @@ def _length_note(quality: dict[str, Any]) -> str:
     share = percent(lengths["over"] / lengths["rows"])
     rest = "is" if lengths["over"] == 1 else "are"
     return f"{count(lengths['over'], 'row')} ({share}) {rest} longer than max_length, {limit:,} tokens."
-
-
-def _histogram(quality: dict[str, Any]) -> Any:
-    lengths = quality["lengths"]
-    if not lengths or not lengths["rows"]:
-        return None
-    from baton.pages import svg
-
-    return svg.draw("lengths", "Rows by their number of tokens", partial(length_plot, quality))
 
 
 def length_plot(quality: dict[str, Any]) -> Figure | None:

@@ -58,13 +58,8 @@ class PreviewView:
 
 
 def render(name: str, seen: Preview, learned_from: str) -> str:
-    """Returns the page as one HTML document, which loads nothing.
-
-    Args:
-        name: The recipe's.
-        seen: The rows.
-        learned_from: Kind of rows that the method learns from; see `MethodSpec.rows`.
-    """
+    """Returns the page of a recipe's rows as one HTML document, which loads nothing; `learned_from` is the kind of rows
+    that the method learns from, see `MethodSpec.rows`."""
     environment = html.environment(Path(__file__).parent)
     rejected = sum(row.rejected is not None for row in seen.rows)
     return environment.get_template("seen_rows.html.j2").render(
@@ -106,18 +101,18 @@ def shown(rows: Sequence[PreviewRow]) -> list[PreviewView]:
 
 def parts(rows: Sequence[PreviewRow]) -> Iterator[tuple[str, list[TokenSpan], list[Token]]]:
     """Yields the parts of a row: a prompt that two answers share is one of its own."""
+
+    def num_present(spans: Sequence[TokenSpan]) -> int:
+        return sum(span.tokens for span in spans if not span.left_out)
+
     heads = [list(takewhile(lambda span: not (span.trained or span.cut), row.spans)) for row in rows]
     taken = 0
     if len(rows) > 1 and heads[0] and all(head == heads[0] for head in heads) and len(heads[0]) < len(rows[0].spans):
         taken = len(heads[0])
-        yield "prompt", heads[0], rows[0].tokens[: _present(heads[0])]
+        yield "prompt", heads[0], rows[0].tokens[: num_present(heads[0])]
     for row in rows:
         name = row.part if row.label is None or len(rows) == 1 else f"rated {'good' if row.label else 'bad'}"
-        yield name, row.spans[taken:], row.tokens[_present(row.spans[:taken]) :]
-
-
-def _present(spans: Sequence[TokenSpan]) -> int:
-    return sum(span.tokens for span in spans if not span.left_out)
+        yield name, row.spans[taken:], row.tokens[num_present(row.spans[:taken]) :]
 
 
 def tone(span: TokenSpan) -> str:
@@ -148,14 +143,11 @@ def _shown(rows: Sequence[PreviewRow]) -> PreviewView:
         shares = {"trained": learned, "read": kept - learned, "cut": length - kept}
         found.shares.extend((name, shares[name] / length) for name in ("read", "trained", "cut") if shares[name])
     for name, spans, tokens in parts(rows):
+        texts = [(tone(span), _gap(span) if span.left_out else span.text) for span in spans]
         found.parts.append(
-            Part(name, count(sum(span.tokens for span in spans), "token"), _spans(spans), _tokens(spans, tokens))
+            Part(name, count(sum(span.tokens for span in spans), "token"), texts, _tokens(spans, tokens))
         )
     return found
-
-
-def _spans(spans: Sequence[TokenSpan]) -> list[tuple[str, str]]:
-    return [(tone(span), _gap(span) if span.left_out else span.text) for span in spans]
 
 
 def _gap(span: TokenSpan) -> str:

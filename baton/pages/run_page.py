@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from baton.checkpoint.store import LogEntry
 from baton.pages import collect, html, plots
-from baton.pages.collect import ProofEntry, Report
+from baton.pages.collect import ProofEntry, RunReport
 from baton.pages.html import count, duration, number, size
 from baton.runs import lineage
 from baton.runs.documents import PARTS, ChunkRecord, OwnState, ProofPart
@@ -51,7 +50,7 @@ class ProofRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Proof:
+class ResumeProof:
     """The resume proof as the page shows it."""
 
     rows: tuple[ProofRow, ...]
@@ -61,7 +60,7 @@ class Proof:
     sentence: str
 
 
-def render(report: Report) -> str:
+def render(report: RunReport) -> str:
     """Returns the report as one HTML document; the same report gives the same bytes."""
     environment = html.environment(Path(__file__).parent)
     environment.filters |= {"clip": clip, "duration": duration}
@@ -69,6 +68,8 @@ def render(report: Report) -> str:
     tone, sentence = verdict(report, proof)
     evaluation = report.evaluation
     samples = evaluation.samples if evaluation else []
+    lost = sum(entry["loss"] is not None and not math.isfinite(entry["loss"]) for entry in report.losses)
+    curve_note = f"{count(lost, 'logged loss', 'logged losses')} not finite and left out of the curve."
     return environment.get_template("run_page.html.j2").render(
         report=report,
         tone=tone,
@@ -79,7 +80,7 @@ def render(report: Report) -> str:
         family=list(lineage.walk(report.family)) if len(report.family) > 1 else [],
         time_note=time_note(report.chunk_attempts),
         cost_note=cost_note(report),
-        curve_note=curve_note(report.losses),
+        curve_note=curve_note if lost else "",
         evaluation=evaluation,
         figures=collect.figure_rows(evaluation) if evaluation else [],
         example_pages=collect.example_pages(report.examples.shown),
@@ -89,7 +90,7 @@ def render(report: Report) -> str:
     )
 
 
-def verdict(report: Report, proof: Proof) -> tuple[str, str]:
+def verdict(report: RunReport, proof: ResumeProof) -> tuple[str, str]:
     """Returns the page's tone (good, warn, bad) and the one sentence that sums the run up."""
     loss_tone, loss = loss_clause(report.figures("before"), report.figures("after"))
     if report.state in ("failed", "cancelled"):
@@ -142,11 +143,9 @@ def loss_clause(figures_before: Figures, figures_after: Figures) -> tuple[str, s
             return "none", f"Trained, with no {asked[0].lower()}{asked[1:]} measured,"
         return "good", f"Eval loss was {known:.2f} {'before' if after is None else 'after'} training"
     old, new = figures_before.get("perplexity"), figures_after.get("perplexity")
-    perplexity = (
-        f" (perplexity {number(old)}\N{NO-BREAK SPACE}→\N{NO-BREAK SPACE}{number(new)})"
-        if old is not None and new is not None
-        else ""
-    )
+    arrow = "\N{NO-BREAK SPACE}→\N{NO-BREAK SPACE}"
+    known = old is not None and new is not None
+    perplexity = f" (perplexity {number(old)}{arrow}{number(new)})" if known else ""
     if abs(after - before) < 0.005:
         return "warn", f"Eval loss stayed at {after:.2f}{perplexity}"
     verb = "fell" if after < before else "rose"
@@ -154,7 +153,7 @@ def loss_clause(figures_before: Figures, figures_after: Figures) -> tuple[str, s
     return tone, f"Eval loss {verb} from {before:.2f} to {after:.2f}{perplexity}"
 
 
-def read_proof(report: Report) -> Proof:
+def read_proof(report: RunReport) -> ResumeProof:
     """Judges every checkpoint's entry: what was compared, whether it hangs on its parent, what changed."""
     entries = sorted(report.proof, key=lambda entry: entry.part.step)
     digests: dict[int | None, str | None] = {entry.part.step: entry.part.digest for entry in entries}
@@ -177,8 +176,8 @@ def read_proof(report: Report) -> Proof:
         )
     named = {name for row in rows for name, _, _ in row.marks}
     parts = tuple(name for name in PARTS if name in named) + tuple(sorted(named - set(PARTS)))
-    tone, word, sentence = judge(rows, report)
-    return Proof(rows=tuple(rows), parts=parts, tone=tone, word=word, sentence=sentence)
+    tone, word, sentence = _judge(rows, report)
+    return ResumeProof(rows=tuple(rows), parts=parts, tone=tone, word=word, sentence=sentence)
 
 
 def _changes(before: ProofEntry | None, entry: ProofEntry) -> tuple[str, ...]:
@@ -191,7 +190,7 @@ def _changes(before: ProofEntry | None, entry: ProofEntry) -> tuple[str, ...]:
     return tuple(changes)
 
 
-def judge(rows: Sequence[ProofRow], report: Report) -> tuple[str, str, str]:
+def _judge(rows: Sequence[ProofRow], report: RunReport) -> tuple[str, str, str]:
     """Returns tone, one word and a clause for the whole proof; never more than the rows bear out."""
     if not rows:
         return "warn", "no proof", "no resume proof was recorded"
@@ -228,7 +227,7 @@ def judge(rows: Sequence[ProofRow], report: Report) -> tuple[str, str, str]:
     return "good", "bit-exact", f"{which} was bit-exact"
 
 
-def tiles(report: Report) -> list[tuple[str, str, str]]:
+def tiles(report: RunReport) -> list[tuple[str, str, str]]:
     """Returns label, value and a remark for each key figure that is known."""
     figures_before, figures_after = report.figures("before"), report.figures("after")
     shown: list[tuple[str, str, str]] = []
@@ -280,7 +279,7 @@ def time_note(attempts: Sequence[ChunkRecord]) -> str:
     return f"{note} {count(cut, 'attempt')} ended early." if cut else note
 
 
-def cost_note(report: Report) -> str:
+def cost_note(report: RunReport) -> str:
     """Returns what chunks cost beside training, in one line; parts that are not known are left out."""
     work = report.newest.work if report.newest else None
     sent = sum(attempt.bytes_sent for attempt in report.attempts)
@@ -295,11 +294,6 @@ def cost_note(report: Report) -> str:
     ]
     line = ", ".join(part for part in told if part)
     return f"{line[:1].upper()}{line[1:]}." if line else ""
-
-
-def curve_note(losses: Sequence[LogEntry]) -> str:
-    lost = sum(entry["loss"] is not None and not math.isfinite(entry["loss"]) for entry in losses)
-    return f"{count(lost, 'logged loss', 'logged losses')} not finite and left out of the curve." if lost else ""
 
 
 def clip(text: str | None) -> str:

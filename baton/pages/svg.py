@@ -48,15 +48,12 @@ T = TypeVar("T")
 
 
 def draw(name: str, label: str, plot: Callable[[], Figure | None]) -> Markup | None:
-    """Draws a plot.
+    """Draws a plot as `<svg>`; the same values give the same bytes.
 
     Args:
         name: Prefix of the ids in the SVG; unique in its page.
         label: What a screen reader says.
         plot: Makes the figure, None where there is nothing to show.
-
-    Returns:
-        The plot as `<svg>`; the same values give the same bytes.
     """
     style: Any = {**STYLE, "svg.hashsalt": name}
     with mpl.rc_context(style):

@@ -250,8 +250,6 @@ class PinnedModels(NamedDocument, name="model.json"):
 
 
 class OwnCode(NamedDocument, name="code.json"):
-    """The user's Python files: part of what the run's checkpoints know each other by."""
-
     prefix: str
 
 
@@ -383,8 +381,6 @@ class ChunkRecord(ChunkAttempt):
 
 
 class Restart(Document):
-    """A chunk's process that was lost, and was followed by a fresh one in the same pod."""
-
     chunk: int
     reason: str
     """What ended it."""
@@ -433,8 +429,6 @@ class Promoted(NamedDocument, name="promoted.json"):
 
 
 class Transfer(Document):
-    """Bytes that a process had moved to and from the store."""
-
     sent: int = 0
     received: int = 0
 

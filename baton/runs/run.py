@@ -134,7 +134,7 @@ class DocumentFolder:
         self.put(document.file_name(*key), document.to_json())
 
     def write_new(self, document: NamedDocument, *key: int | str) -> bool:
-        """Writes a document where there is none, and tells whether this call did; the first one stands."""
+        """Writes a document where there is none, and tells whether this call did."""
         return self.storage.create(self.path(document.file_name(*key)), as_json(document.to_json()))
 
     def put(self, name: str, document: Mapping[str, Any]) -> None:
@@ -236,11 +236,9 @@ class Run(DocumentFolder):
             )
 
     def record(self, stage: str, document: Mapping[str, Any]) -> None:
-        """Keeps what one attempt at a stage did, under its own name."""
         self.put(f"records/{stage}-{_unique()}.json", {"stage": stage, "at": now(), **document})
 
     def records(self) -> list[StageRecord]:
-        """Returns all attempts at all stages, by stage and time."""
         return self.read_all(StageRecord, "records")
 
     def recorded(self, since: datetime.datetime) -> set[str]:
@@ -249,15 +247,12 @@ class Run(DocumentFolder):
         return {stage for stage, moment, _ in names if int(moment) >= since.timestamp() * 1000}
 
     def note_restart(self, restart: Restart) -> None:
-        """Keeps that a chunk's process was lost, and is followed by another one."""
         self.put(f"restarts/{restart.chunk:03d}-{_unique()}.json", restart.to_json())
 
     def num_restarts(self) -> int:
-        """Returns how many processes of chunks were lost and followed by another one, by one listing."""
         return len(self.storage.list(self.path("restarts")))
 
     def restarts(self) -> list[Restart]:
-        """Returns the processes of chunks that were lost and followed by another one, by chunk and time."""
         return self.read_all(Restart, "restarts")
 
     def warn(self, text: str) -> None:
@@ -276,7 +271,6 @@ class Run(DocumentFolder):
         return self.write_new(skip, skip.step)
 
     def skips(self) -> list[Skip]:
-        """Returns the steps that the run's guard has found, in their order."""
         return self.read_all(Skip, SKIPS_FOLDER)
 
     def began(self) -> int:
@@ -297,7 +291,6 @@ class Run(DocumentFolder):
         return max(promoted.newest.step if promoted else 0, part.step if part else 0)
 
     def attempts(self, chunk: int | None = None) -> list[ChunkRecord]:
-        """Returns all attempts at all chunks, or at one, by chunk and time."""
         return self.read_all(ChunkRecord, "records", "train-chunk-" if chunk is None else f"train-chunk-{chunk:03d}-")
 
 

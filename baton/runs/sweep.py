@@ -22,10 +22,6 @@ class Sweep(DocumentFolder):
 
     KIND = "sweep"
 
-    def create(self, head: SweepHead) -> bool:
-        """Writes `sweep.json` where there is none, and tells whether this call did."""
-        return self.write_new(head)
-
     def find(self) -> SweepHead | None:
         """Returns the sweep with all its trials, None before it has begun."""
         head = self.read(SweepHead)
@@ -35,27 +31,15 @@ class Sweep(DocumentFolder):
         return head.model_copy(update={"trials": sorted(trials, key=lambda trial: trial.id)})
 
     def document(self) -> SweepHead:
-        """Returns the sweep with all its trials.
-
-        Raises:
-            UserError: there is no such sweep.
-        """
+        """Returns the sweep with all its trials."""
         head = self.find()
         if head is None:
             raise UserError(f"{self.uri}/sweep.json does not exist.", remedy="Check the sweep's name and the store.")
         return head
 
-    def trials(self) -> list[TrialEntry]:
-        """Returns all trials in their order."""
-        return self.document().trials
-
     def trial(self, trial_id: str) -> TrialEntry:
-        """Returns one trial.
-
-        Raises:
-            UserError: there is none of this id.
-        """
-        trials = {trial.id: trial for trial in self.trials()}
+        """Returns one trial."""
+        trials = {trial.id: trial for trial in self.document().trials}
         if trial_id not in trials:
             raise UserError(f"sweep {self.name!r} has no trial {trial_id!r}.", remedy=f"It has {', '.join(trials)}.")
         return trials[trial_id]
@@ -65,15 +49,12 @@ class Sweep(DocumentFolder):
         return self.write_new(trial, trial.id)
 
     def run(self, trial: TrialEntry) -> Run:
-        """Returns the run of a trial."""
         return Run(self.storage, trial.run)
 
     def rungs(self) -> list[RungVerdict]:
-        """Returns what each rung that is over has decided, in their order."""
         return self.read_all(RungVerdict, "rungs")
 
     def rung(self, number: int) -> RungVerdict | None:
-        """Returns what a rung has decided, None before it has."""
         return self.read(RungVerdict, number)
 
     def scores(self, run: str | Run) -> list[TrialScore]:

@@ -192,7 +192,13 @@ class Fingerprint(Document):
         import torch
 
         cuda = torch.cuda.is_available()
-        more: dict[str, Any] = library_versions() | (_kernels() if cuda else {})
+        more: dict[str, Any] = library_versions()
+        if cuda:
+            cudnn: Any = torch.backends.cudnn  # carries no types
+            more["cudnn"] = cudnn.version()
+            for name in KERNELS:
+                with contextlib.suppress(PackageNotFoundError):
+                    more[name.replace("-", "_")] = version(name)
         if world_size > 1:
             more["strategy"] = strategy
         if world_size > 1 and strategy.startswith("zero"):
@@ -226,17 +232,6 @@ class Fingerprint(Document):
 
 
 _LATER = {*ADDED, "cudnn", *(name.replace("-", "_") for name in KERNELS)}
-
-
-def _kernels() -> dict[str, Any]:
-    import torch
-
-    cudnn: Any = torch.backends.cudnn  # carries no types
-    found: dict[str, Any] = {"cudnn": cudnn.version()}
-    for name in KERNELS:
-        with contextlib.suppress(PackageNotFoundError):
-            found[name.replace("-", "_")] = version(name)
-    return found
 
 
 def rounds_products() -> bool:

@@ -64,7 +64,6 @@ class ServerAnswer:
 
     @property
     def message(self) -> str:
-        """The server's own words."""
         return " ".join(self.fields.get("Message", "").split())
 
     @property

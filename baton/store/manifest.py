@@ -67,12 +67,7 @@ class Manifest:
 
 
 def read_manifest(storage: Storage, prefix: str, names: Sequence[str] | None = None) -> Manifest | None:
-    """Returns what is committed under a prefix, or None where nothing is.
-
-    Raises:
-        DamagedError: the manifest is not one, names files outside its folder, or was marked as damaged.
-        FormatError: a newer Baton wrote it.
-    """
+    """Returns what is committed under a prefix, or None where nothing is."""
     return _read_newest(storage, prefix, storage.list(prefix) if names is None else names)
 
 

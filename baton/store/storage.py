@@ -130,20 +130,12 @@ def _content(client: ObjectStore, path: str) -> bytes:
 
 
 class Storage:
-    """Objects below one URI, named by paths relative to it.
+    """Objects below one URI, a folder or an address, named by paths relative to it.
 
-    Args:
-        uri: A folder or an address. The endpoint and credentials come from the environment (`AWS_ENDPOINT_URL`,
-            `AWS_ACCESS_KEY_ID`, …).
-        patience: Seconds for which an operation is tried again while the store does not answer;
-            10 when neither this nor `BATON_STORE_PATIENCE` says otherwise.
-        client: What moves the bytes, in place of `open_store`'s.
-        runtime: Whose time, names and threads its users take.
-
-    Attributes:
-        sent: Bytes of files uploaded by this process.
-        received: Bytes of files downloaded by it.
-        client: What moves the bytes; its errors are its library's, see `translated`.
+    Endpoint and credentials come from the environment (`AWS_ENDPOINT_URL`, `AWS_ACCESS_KEY_ID`, …). An operation is
+    tried again for `patience` seconds while the store does not answer: 10 when neither that nor `BATON_STORE_PATIENCE`
+    says otherwise. `client` moves the bytes; its errors are its library's, see `translated`. `sent` and `received`
+    count the bytes of files that this process has uploaded and downloaded.
 
     Raises:
         StoreError: the URI has an unknown protocol, or names no bucket.
@@ -168,12 +160,7 @@ class Storage:
         return below(self.root, path)
 
     def read(self, path: str) -> bytes:
-        """Returns a whole object.
-
-        Raises:
-            FileNotFoundError: there is no such object.
-            StoreError: the store refused or could not be reached.
-        """
+        """Returns a whole object."""
         return self._patiently(lambda: self.client.read(path))
 
     def first_lines(self, path: str, count: int) -> list[bytes]:
@@ -191,18 +178,15 @@ class Storage:
         return self._patiently(read)
 
     def write(self, path: str, data: bytes) -> None:
-        """Writes a whole object, replacing what was there; readers see the old or the new one."""
         self._patiently(lambda: self.client.write(path, data))
 
     def create(self, path: str, data: bytes) -> bool:
-        """Writes an object only if there is none: put-if-absent.
+        """Writes an object only if there is none, and tells whether this call did: put-if-absent.
 
-        Returns:
-            Whether this call created it. Among any number of writers at most one is told yes; none is
-            where the answer to the put that won was lost on its way.
+        Among any number of writers at most one is told yes. None is where a put was answered and the answer lost: the
+        next try finds its own object. Who needs to know whose it is, reads it back (`BundleWriter.commit`,
+        `lineage.accept`).
         """
-        # Where a put was answered and the answer lost, the next try finds its own object and says False: who needs to
-        # know whose it is, reads it back (`BundleWriter.commit`, `lineage.accept`).
         if self.has_conditional_put:
             return self._patiently(lambda: self.client.create(path, data))
         return self._patiently(lambda: create_leased(self.client, path, data, self.runtime))
@@ -239,18 +223,12 @@ class Storage:
         return sorted({name for name in names if name and not name.startswith(OWN)})
 
     def find(self, path: str) -> dict[str, ObjectInfo]:
-        """Returns all objects below a path, by their paths relative to it, sorted."""
         return dict(sorted(self._patiently(lambda: self.client.find(path)).items()))
 
     def remove(self, path: str, is_still_so: Callable[[], bool] = lambda: True) -> bool:
-        """Removes an object, if it is there.
+        """Removes an object, if it is there, and tells whether it did: not without the right to remove anything.
 
-        Args:
-            path: The object.
-            is_still_so: Asked before each further try: another process may have given the name to something new.
-
-        Returns:
-            Whether it was removed: not where that said no, nor where the user has not the right to remove anything.
+        `is_still_so` is asked before each further try: another process may have given the name to something new.
         """
         tries = itertools.count()
 
@@ -346,8 +324,6 @@ class Storage:
         return self._patiently(receive)
 
     def sha256(self, path: str) -> tuple[int, str]:
-        """Returns size in bytes and SHA-256 of an object, read through."""
-
         def read_through() -> tuple[int, str]:
             digest, size = hashlib.sha256(), 0
             for block in self.client.blocks(path):

@@ -115,58 +115,49 @@ def _proposed(search: Search, seed: int, count: int, known: Sequence[Known]) -> 
     """Asks TPE for trials in one batch, having told it of those before.
 
     A trial that was stopped is told as pruned, with its score after each chunk: TPE ranks the pruned below the
-    finished, those that came further and scored better first. One without any score is not told.
+    finished, those that came further and scored better first. One without any score is not told. A value of a list is
+    told as its position, whatever it is.
     """
-    optuna = _optuna()
-    distributions = {path: _distribution(choices) for path, choices in search.parameters.items()}
+    extras.require_packages("sweep.method: optuna", "optuna")
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    kinds: Any = optuna.distributions  # typed for whole numbers apart
+    states = optuna.trial.TrialState
+
+    def distribution(choices: list[Any] | Range) -> Any:
+        if isinstance(choices, list):
+            return kinds.CategoricalDistribution(range(len(choices)))
+        if choices.whole:
+            return kinds.IntDistribution(choices.min, choices.max, log=choices.log, step=choices.step or 1)
+        return kinds.FloatDistribution(choices.min, choices.max, log=choices.log, step=choices.step)
+
+    distributions = {path: distribution(choices) for path, choices in search.parameters.items()}
     sampler = optuna.samplers.TPESampler(
         seed=(seed + len(known)) % 2**32, n_startup_trials=min(STARTUP, count), constant_liar=True
     )
     study = optuna.create_study(sampler=sampler, direction="minimize" if search.mode == "min" else "maximize")
     for trial in known:
         if trial.scores:
-            study.add_trial(_told(search, trial, distributions))
-    asked = [study.ask(distributions) for _ in range(count)]
+            told = optuna.trial.create_trial(
+                params={
+                    path: choices.index(trial.values[path]) if isinstance(choices, list) else trial.values[path]
+                    for path, choices in search.parameters.items()
+                },
+                distributions=distributions,
+                intermediate_values=trial.scores,
+                state=states.COMPLETE if trial.finished else states.PRUNED,
+                value=trial.scores[max(trial.scores)],
+            )
+            study.add_trial(told)
+    asked = [study.ask(distributions).params for _ in range(count)]
     return [
-        {path: _value(choices, trial.params[path]) for path, choices in search.parameters.items()} for trial in asked
-    ]
-
-
-def _told(search: Search, trial: Known, distributions: dict[str, Any]) -> Any:
-    optuna = _optuna()
-    states = optuna.trial.TrialState
-    return optuna.trial.create_trial(
-        params={
-            path: choices.index(trial.values[path]) if isinstance(choices, list) else trial.values[path]
+        {
+            path: choices[own[path]] if isinstance(choices, list) else own[path]
             for path, choices in search.parameters.items()
-        },
-        distributions=distributions,
-        intermediate_values=trial.scores,
-        state=states.COMPLETE if trial.finished else states.PRUNED,
-        value=trial.scores[max(trial.scores)],
-    )
-
-
-def _distribution(choices: list[Any] | Range) -> Any:
-    """Returns Optuna's form of a parameter; of a list, the position in it, whatever its values are."""
-    kinds = _optuna().distributions
-    if isinstance(choices, list):
-        return kinds.CategoricalDistribution(range(len(choices)))
-    if choices.whole:
-        return kinds.IntDistribution(choices.min, choices.max, log=choices.log, step=choices.step or 1)
-    return kinds.FloatDistribution(choices.min, choices.max, log=choices.log, step=choices.step)
-
-
-def _value(choices: list[Any] | Range, proposed: Any) -> Any:
-    return choices[proposed] if isinstance(choices, list) else proposed
-
-
-def _optuna() -> Any:
-    extras.require_packages("sweep.method: optuna", "optuna")
-    import optuna
-
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    return optuna
+        }
+        for own in asked
+    ]
 
 
 DEFAULT_TRIALS = 8

@@ -75,7 +75,7 @@ def create_sweep(sweep: Sweep, recipe: Recipe, planned: list[Bracket]) -> None:
             rungs=rungs,
             trials=[_trial(sweep, number, 1, values) for number, values in enumerate(drawn)],
         )
-        if sweep.create(head):
+        if sweep.write_new(head):
             return
         existing = sweep.document()
     before = load.validate(existing.recipe, origin=sweep.uri)

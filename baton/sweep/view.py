@@ -127,10 +127,21 @@ def gather(sweep: Sweep, *, with_losses: bool = True) -> View:
     _judge(trials, rungs, winner.id if winner else None, len(document.rungs))
     # Who came further is ahead, and among those the better score; a score that is no number is the last.
     sign = 1 if document.mode == "min" else -1
-    trials.sort(key=lambda trial: _place(trial, sign))
-    for rank, trial in enumerate((trial for trial in trials if _is_number(trial.score)), 1):
+    scored = {
+        trial.id: sign * trial.score for trial in trials if trial.score is not None and math.isfinite(trial.score)
+    }
+    trials.sort(
+        key=lambda trial: (
+            (False, trial.state != "won", -trial.chunk, scored[trial.id], trial.id)
+            if trial.id in scored
+            else (True, trial.state == "failed", 0, 0.0, trial.id)
+        )
+    )
+    for rank, trial in enumerate(trials[: len(scored)], 1):
         trial.rank = rank
     choices: Mapping[str, Any] = (recipe.get("sweep") or {}).get("parameters") or {}
+    resources: Mapping[str, Any] = recipe.get("resources") or {}
+    nodes = resources.get("nodes", 1)
     paths = list(dict.fromkeys([*choices, *(path for trial in trials for path in trial.values)]))
     return View(
         name=document.name,
@@ -142,7 +153,7 @@ def gather(sweep: Sweep, *, with_losses: bool = True) -> View:
         trials=trials,
         rungs=rungs,
         num_rungs=len(document.rungs),
-        gpus=_gpus(recipe.get("resources") or {}),
+        gpus=int(resources.get("gpus", 0)) * int(nodes["max"] if isinstance(nodes, dict) else nodes),
         families=_families(sweep, trials),
     )
 
@@ -219,22 +230,6 @@ def _has_ended(trial: Trial) -> bool:
     if trial.num_steps is None or trial.num_chunks is None:
         return False
     return trial.step >= trial.num_steps or trial.chunk >= trial.num_chunks
-
-
-def _place(trial: Trial, sign: int) -> tuple[bool, bool, int, float, str]:
-    if not _is_number(trial.score):
-        return (True, trial.state == "failed", 0, 0.0, trial.id)
-    assert trial.score is not None
-    return (False, trial.state != "won", -trial.chunk, sign * trial.score, trial.id)
-
-
-def _is_number(value: float | None) -> bool:
-    return value is not None and math.isfinite(value)
-
-
-def _gpus(resources: Mapping[str, Any]) -> int:
-    nodes = resources.get("nodes", 1)
-    return int(resources.get("gpus", 0)) * int(nodes["max"] if isinstance(nodes, dict) else nodes)
 
 
 def _families(sweep: Sweep, trials: list[Trial]) -> lineage.Family:

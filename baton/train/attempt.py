@@ -23,11 +23,10 @@ from baton.train.checkpointer import Checkpointer, Committer
 from baton.train.context import TrainContext
 from baton.train.distributed.preemption import PreemptionWatch
 from baton.train.distributed.ranks import Ranks
-from baton.train.distributed.watchdog import NullWatchdog, Watchdog
+from baton.train.distributed.watchdog import Watchdog
 from baton.train.fork import ForkOverrides
 from baton.train.inputs import ChunkInputs
-from baton.train.metrics import report as observers
-from baton.train.metrics.live import LiveReport
+from baton.train.metrics.live import LiveReport, attach_observers
 from baton.train.metrics.score import Score, Scoring
 from baton.train.protocol import ChunkTrainer, Resumption
 
@@ -171,17 +170,18 @@ def assemble(
         reports: Whether metrics go where the recipe says.
     """
     recipe, ranks, chunks = context.recipe, context.ranks, context.recipe.chunks
-    watchdog = Watchdog(ranks, recipe.parallel.hang_seconds) if ranks.size > 1 else NullWatchdog()
+    watchdog = Watchdog(ranks, recipe.parallel.hang_seconds)
     committer = Committer(context, restored, level=level, skipped=skipped) if ranks.is_first else None
     checkpointer = Checkpointer(context, staging, watch, watchdog, committer)
-    trainer.begin_chunk(ranks, watchdog, recipe.training.guard, resumption(restored, context))
+    # Asked when something is saved, by a callback that is made below and looks at the trainer.
+    trainer.begin_chunk(ranks, watchdog, resumption(restored, context), lambda: save.stage())
     if recipe.evaluation.per_epoch:
         trainer.add_callback(EvaluationsPerEpoch(context.plan, recipe.evaluation.per_epoch))
     report = None
     # Before the callback that saves: what these do at a step's end is over when its checkpoint is captured.
     if committer and reports:
         live, newest = committer.live, lambda: committer.parent
-        report = observers.attach_observers(context, trainer, staging.folder(0), live, newest=newest)
+        report = attach_observers(context, trainer, staging.folder(0), live, newest=newest)
     schedule = SaveSchedule(
         target=context.target,
         plan=context.plan,
@@ -192,7 +192,8 @@ def assemble(
         keep_best=recipe.export.checkpoint == "best",
     )
     check = RestoreCheck(trainer, checkpointer, replicated=not recipe.parallel.is_sharded)
-    return Assembly(checkpointer, check, SaveAndStop(trainer, schedule, checkpointer, check), report)
+    save = SaveAndStop(trainer, schedule, checkpointer, check)
+    return Assembly(checkpointer, check, save, report)
 
 
 def train_chunk(

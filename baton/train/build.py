@@ -9,22 +9,24 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import gc
 import logging
 import math
 import os
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, cast
 
 import torch
 from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils.memory import should_reduce_batch_size
+from transformers import EarlyStoppingCallback, TrainerCallback, TrainerState, TrainingArguments
 
 from baton import events, machine
 from baton.errors import UserError
-from baton.models import chat, loading, memory, pinned, rng, user_code
-from baton.models.trainable import freeze
+from baton.models import chat, hooks, loading, memory, pinned, rng, trainable, user_code
 from baton.recipe.base import amount
 from baton.recipe.recipe import Recipe
 from baton.recipe.training import Training
@@ -37,14 +39,13 @@ from baton.train.data import samplers
 from baton.train.data.tokens import ChunkTokens
 from baton.train.distributed import launch
 from baton.train.distributed.ranks import Ranks
+from baton.train.features import features_of
 from baton.train.protocol import ChunkTrainer, Options
-from baton.train.trainer import Setup
+from baton.train.trainer import exact_class
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-
-# --- From the recipe to `TrainingArguments`: what every method shares.
+    from datasets import Dataset
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 def training_arguments(recipe: Recipe, plan: Plan, output_dir: str) -> Options:
@@ -54,7 +55,9 @@ def training_arguments(recipe: Recipe, plan: Plan, output_dir: str) -> Options:
     uninterrupted run, and chunks stop it from outside.
     """
     training, processes = recipe.training, Ranks.here().size
-    return {
+    clips_groups = any(group.max_grad_norm for group in training.groups)
+    mode = sharding.compile_mode(training)
+    arguments: Options = {
         "output_dir": output_dir,
         "seed": recipe.seed,
         "data_seed": recipe.seed,
@@ -78,17 +81,6 @@ def training_arguments(recipe: Recipe, plan: Plan, output_dir: str) -> Options:
         "use_cpu": recipe.resources.gpus == 0 and recipe.resources.profile != "mps",
         "report_to": "none",
         "disable_tqdm": True,
-        **_optimization(training),
-        **_arithmetic(training),
-        **_early_stopping(training),
-        **(sharding.sharding_arguments(recipe) if processes > 1 and not recipe.parallel.virtual_workers else {}),
-    }
-
-
-def _optimization(training: Training) -> Options:
-    options = ",".join(f"{name}={value}" for name, value in training.optimizer_options.items())
-    clips_groups = any(group.max_grad_norm for group in training.groups)
-    return {
         "learning_rate": training.learning_rate,
         "lr_scheduler_type": training.lr_scheduler,
         "lr_scheduler_kwargs": dict(training.lr_scheduler_options) or None,
@@ -97,17 +89,11 @@ def _optimization(training: Training) -> Options:
         # Trainer clips nothing at 0, groups included
         "max_grad_norm": training.max_grad_norm or (math.inf if clips_groups else 0.0),
         "optim": training.optimizer,
-        "optim_args": options or None,
+        "optim_args": ",".join(f"{name}={value}" for name, value in training.optimizer_options.items()) or None,
         "adam_beta1": training.adam_betas[0],
         "adam_beta2": training.adam_betas[1],
         "adam_epsilon": training.adam_epsilon,
         "neftune_noise_alpha": training.neftune_alpha,
-    }
-
-
-def _arithmetic(training: Training) -> Options:
-    mode = sharding.compile_mode(training)
-    arithmetic: Options = {
         "bf16": training.precision == "bf16",
         "fp16": training.precision == "fp16",
         "gradient_checkpointing": training.gradient_checkpointing,
@@ -115,10 +101,15 @@ def _arithmetic(training: Training) -> Options:
         "use_liger_kernel": training.liger,
     }
     if mode:
-        arithmetic["torch_compile_mode"] = mode
+        arguments["torch_compile_mode"] = mode
     if training.tf32 is not None or training.precision == "tf32":
-        arithmetic["tf32"] = training.tf32 is not False
-    return arithmetic
+        arguments["tf32"] = training.tf32 is not False
+    if stopping := training.early_stopping:
+        arguments["metric_for_best_model"] = stopping.metric.removeprefix("eval_")
+        arguments["greater_is_better"] = stopping.greater_is_better
+    if processes > 1 and not recipe.parallel.virtual_workers:
+        arguments |= sharding.sharding_arguments(recipe)
+    return arguments
 
 
 def uses_tf32(recipe: Recipe) -> bool:
@@ -167,7 +158,99 @@ def make_deterministic(threads: int | None, deterministic: bool, *, tf32: bool =
         torch.set_float32_matmul_precision("high")
 
 
-# --- From recipe, rows and base model to a method's trainer.
+class EpochOf(TrainerCallback):
+    """Tells a collator the epoch; workers begin anew with each epoch, so it reaches them too."""
+
+    stateless = True
+
+    def __init__(self, collator: hooks.SeededCollator) -> None:
+        self._collator = collator
+
+    def on_epoch_begin(self, args: object, state: TrainerState, *_: object, **__: object) -> None:
+        self._collator.epoch = int(state.epoch or 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """Model, data and settings that a method's trainer is built from.
+
+    Attributes:
+        arguments: Keyword arguments for the method's configuration class.
+        train: Tokenized training rows.
+        held_out: Tokenized held-out rows, None where nothing is evaluated in between.
+        reference: Returns a fresh copy of the model that the run began with.
+        second_model: Loads the second model that the method's settings name.
+        weighs: Whether rows and tokens count alike, not batches; see `ChunkTrainer`.
+    """
+
+    recipe: Recipe
+    arguments: Options
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    train: Dataset
+    held_out: Dataset | None
+    reference: Callable[[], PreTrainedModel] = field(repr=False)
+    second_model: Callable[[], PreTrainedModel] = field(repr=False)
+    weighs: bool = True
+
+    def trainer(self, kind: type, config: TrainingArguments, *mixins: type, **extra: object) -> ChunkTrainer:
+        """Builds the method's trainer: TRL's class behind mixins of the method and of what the recipe uses."""
+        recipe = self.recipe
+        rows = trainable.rows_of_tokens(recipe, self.model, self.tokenizer)
+        stopping = recipe.training.early_stopping
+        early = [EarlyStoppingCallback(stopping.patience, stopping.threshold)] if stopping else []
+        own = {
+            "data_collator": hooks.collator(recipe.hooks, self.tokenizer, recipe.seed),
+            "compute_metrics": hooks.metrics(recipe.hooks),
+            "callbacks": [*early, *hooks.callbacks(recipe.hooks)] or None,
+            "peft_config": trainable.lora(recipe, rows),
+        }
+        # The user's class first: its `super()` reaches Baton's mixins, and theirs TRL's trainer.
+        users = [hooks.find(recipe.hooks.trainer)] if recipe.hooks.trainer else []
+        features = features_of(recipe, config, weighs=self.weighs)
+        trainer: ChunkTrainer = exact_class(kind, [*users, *mixins, *features])(
+            model=self.model,
+            args=config,
+            train_dataset=self.train,
+            eval_dataset=self.held_out,
+            processing_class=self.tokenizer,
+            **{name: value for name, value in own.items() if value is not None},
+            **extra,
+        )
+        trainer.recipe, trainer.weighs = recipe, self.weighs
+        if getattr(config, "disable_dropout", False):
+            # TRL finds `nn.Dropout` alone; layers such as Llama's attention hold it as a number.
+            for layer in trainer.model.modules():
+                vars(layer).update(
+                    {name: 0.0 for name, value in vars(layer).items() if "dropout" in name and isinstance(value, float)}
+                )
+        if rows:
+            trainable.complete(trainer.model)
+            # PEFT would write the whole embedding where it is larger than the base's, beside the rows that are trained.
+            save = functools.partial(trainer.model.save_pretrained, save_embedding_layers=False)
+            trainer.model.save_pretrained = save
+        if recipe.adapter is None:
+            # Under the names in memory: those of a mixture's original format differ, and `Trainer` loads a checkpoint
+            # without converting them back.
+            self.model.save_pretrained = functools.partial(self.model.save_pretrained, save_original_format=False)
+            if recipe.training.trainable:
+                frozen = trainable.save_frozen_separately(self.model, self.model.save_pretrained)
+                self.model.save_pretrained = frozen
+        if isinstance(own["data_collator"], hooks.SeededCollator):
+            trainer.add_callback(EpochOf(own["data_collator"]))
+        if trainer.args.world_size > 1:
+            sharding.compile_first(trainer.model, recipe)
+        if recipe.training.router:
+            trainer.watch_router()
+        if recipe.training.fp16_initial_scale:
+            scaler = trainer.accelerator.scaler
+            scaler.load_state_dict({**scaler.state_dict(), "scale": recipe.training.fp16_initial_scale})
+        return trainer
+
+    def with_reference(self) -> Options:
+        """Returns the argument of a trainer that holds the model to a reference; an adapter's is its base."""
+        has_reference = self.recipe.training.has_reference(adapter=self.recipe.adapter is not None)
+        return {"ref_model": self.reference()} if has_reference else {}
 
 
 def trainer_setup(
@@ -181,24 +264,18 @@ def trainer_setup(
     evaluates: bool | None = None,
     weighs: bool = True,
 ) -> Setup:
-    """Returns what the method's trainer is built from.
-
-    Args:
-        recipe: The resolved recipe, its micro-batch size a number.
-        plan: The run's plan.
-        tokens: The tokenized rows and the tokenizer.
-        folders: Local folders of the models that the recipe names, by role; see `pinned`.
-        output_dir: A local folder.
-        start_weights: Whether the model needs its own; left undefined where a checkpoint is loaded over them.
-        evaluates: Whether held-out rows are needed; as the recipe says when None.
-        weighs: Whether rows and tokens count alike, not batches; see `ChunkTrainer`.
-    """
+    """Returns what the method's trainer is built from; see `prepare`."""
     tokenizer = loading.load_tokenizer(f"{tokens.folder}/tokenizer", trust_remote_code=recipe.model.trust_remote_code)
     base = folders.get(pinned.BASE)
     model = loading.start_model(recipe, tokenizer, base, weights=start_weights)
     if recipe.training.trainable:
-        freeze(model, recipe.training.trainable)
+        trainable.freeze(model, recipe.training.trainable)
     evaluates = recipe.evaluation.in_training if evaluates is None else evaluates
+
+    def second_model() -> PreTrainedModel:
+        assert recipe.training.second_model
+        return loading.second_model(recipe, folders[recipe.training.second_model[0]])
+
     return Setup(
         recipe=recipe,
         arguments=training_arguments(recipe, plan, output_dir),
@@ -207,28 +284,13 @@ def trainer_setup(
         train=tokens.train(),
         held_out=tokens.held_out() if evaluates else None,
         reference=lambda: loading.start_model(recipe, tokenizer, base),
-        second_model=lambda: _second_model(recipe, folders),
+        second_model=second_model,
         weighs=weighs,
     )
 
 
 def build_trainer(parts: Setup) -> ChunkTrainer:
-    """Builds the trainer of the recipe's method."""
     return cast(ChunkTrainer, methods.load(parts.recipe.training.method).build(parts))
-
-
-def _second_model(recipe: Recipe, folders: Mapping[str, str]) -> PreTrainedModel:
-    """Loads the second model that the method's settings name."""
-    assert recipe.training.second_model
-    role, _ = recipe.training.second_model
-    return loading.second_model(recipe, folders[role])
-
-
-# --- `training.micro_batch_size: auto`: the most rows per forward pass that memory takes, found once for a run.
-#
-# On a GPU it is tried: a model that is thrown away trains on the longest rows, with ever fewer of them, until none of
-# it runs out of memory. On a CPU, where running out ends the process, it is estimated. Neither leaves a trace in what
-# the chunk then computes: random state and the libraries' own are put back.
 
 
 logger = logging.getLogger("baton")
@@ -244,16 +306,7 @@ STEPS = 2
 def resolve_micro_batch(
     context: TrainContext, tokens: ChunkTokens, folders: Mapping[str, str], output_dir: str
 ) -> TrainContext:
-    """Finds the micro-batch size of a run whose recipe leaves it open, and notes it; the first note holds for all.
-
-    Args:
-        context: The chunk that is about to train.
-        tokens: The tokenized rows and the tokenizer.
-        folders: Local folders of the models that the recipe names, by role.
-        output_dir: A local folder, for trials.
-
-    Returns:
-        The chunk with the number in its recipe.
+    """Returns a chunk with the micro-batch size that its recipe leaves open, found and noted; the first note holds.
 
     Raises:
         UserError: not even one row fits.
@@ -264,12 +317,11 @@ def resolve_micro_batch(
     # Trials draw random numbers, and the run is to begin as one whose recipe names the size.
     with rng.undisturbed():
         if gpu := machine.gpu():
-            room = USABLE * gpu.bytes
 
             def fits(rows: int) -> bool:
-                return _fits_gpu(
-                    lambda: _try(with_micro_batch(recipe, rows), context.plan, tokens, folders, output_dir), room
-                )
+                sized = with_micro_batch(recipe, rows)
+                trial = functools.partial(_try, sized, context.plan, tokens, folders, output_dir)
+                return _fits_gpu(trial, USABLE * gpu.bytes)
 
             size, by = largest_micro_batch(recipe, fits), "trial"
         else:
@@ -304,7 +356,6 @@ def largest_micro_batch(recipe: Recipe, fits: Callable[[int], bool]) -> int:
 
 
 def with_micro_batch(recipe: Recipe, size: int) -> Recipe:
-    """Returns a recipe with its micro-batch size given as a number."""
     training = recipe.training.model_copy(update={"micro_batch_size": size})
     return recipe.model_copy(update={"training": training})
 
@@ -327,7 +378,6 @@ def _fits_gpu(trial: Callable[[], None], room: float) -> bool:
 
 
 def _survives(trial: Callable[[], None]) -> bool:
-    """Tells whether a trial ends without running out of memory."""
     try:
         trial()
     except RuntimeError as error:
@@ -382,9 +432,6 @@ def _forget() -> None:
         torch.cuda.reset_peak_memory_stats()
 
 
-# --- A run's trainer on this machine, with all that bits depend on set before anything is computed.
-
-
 def prepare(
     context: TrainContext,
     tokens: ChunkTokens,
@@ -434,13 +481,9 @@ def prepare(
 
 
 def prepare_trial(context: TrainContext, num_steps: int, folder: str, changed: Options) -> ChunkTrainer:
-    """Builds the trainer that the run's first chunk begins with, for a model that is thrown away.
+    """Builds the trainer that the run's first chunk begins with, for a model that is thrown away after some steps.
 
-    Args:
-        context: The first chunk.
-        num_steps: Steps for which rows are needed.
-        folder: A local folder for all that is downloaded and written.
-        changed: Arguments of the method's configuration in place of the run's.
+    All that is downloaded and written goes to a local folder. `changed` has arguments of the method's configuration.
     """
     recipe = context.recipe
     machine.require_gpus(recipe.resources.image)

@@ -22,7 +22,6 @@ from baton.train.checkpointer import Checkpointer
 from baton.train.context import Clock, TrainContext
 from baton.train.distributed import launch
 from baton.train.distributed.preemption import PreemptionWatch
-from baton.train.metrics.accounting import Figures
 from baton.train.metrics.score import Scoring
 from baton.train.trainjob import job as elastic
 from baton.train.trainjob.cluster import Cluster
@@ -31,18 +30,21 @@ logger = logging.getLogger("baton")
 
 
 class Ending(StrEnum):
-    """How a chunk ended."""
+    """How a chunk ended.
+
+    Attributes:
+        DONE: Its target is committed.
+        ALREADY_DONE: Its target was committed before it began, or by another process meanwhile.
+        FINISHED: Early stopping ended the run.
+        PARTIAL: Its machine is preempted before the target.
+        STOPPED: A sweep's trial was asked to stop.
+    """
 
     DONE = "done"
-    """Its target is committed."""
     ALREADY_DONE = "already_done"
-    """Its target was committed before it began, or by another process meanwhile."""
     FINISHED = "finished"
-    """Early stopping ended the run."""
     PARTIAL = "partial"
-    """Its machine is preempted before the target."""
     STOPPED = "stopped"
-    """A sweep's trial was asked to stop."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,7 @@ def conclude(context: TrainContext, checkpointer: Checkpointer) -> Outcome:
 
 
 def record_attempt(
-    context: TrainContext, ending: Ending, from_step: int, to_step: int, figures: Figures | None = None
+    context: TrainContext, ending: Ending, from_step: int, to_step: int, figures: dict[str, object] | None = None
 ) -> None:
     """Keeps what an attempt did with the run."""
     storage, tokens = context.run.storage, context.run.read(TokenizedRows)

@@ -18,14 +18,16 @@ from baton.runs.plan import Plan
 from baton.runs.run import Run, state_identity
 from baton.train.distributed.ranks import Ranks
 
-# --- Adds up a chunk's seconds by phase, from the start of its process.
-
 
 class Clock:
     """Splits time into phases; the first runs from the process's start to the first `enter`."""
 
     def __init__(self) -> None:
-        self.began = _began()
+        self.began: float = psutil.Process().create_time()
+        if sys.platform == "linux":
+            # psutil counts there from a boot that is known only to the second: the difference of the two is exact.
+            since_boot: float = self.began - psutil.boot_time()
+            self.began = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + since_boot
         self._since = self.began
         self._phase = StagePhase.START
         self.seconds: dict[StagePhase, float] = {}
@@ -57,19 +59,6 @@ class Clock:
         return self.split().get(StagePhase.TRAIN, 0.0)
 
 
-def _began() -> float:
-    """Returns when this process started, in seconds since the epoch."""
-    created: float = psutil.Process().create_time()
-    if sys.platform != "linux":
-        return created
-    # psutil counts there from a boot that is known only to the second: the difference of the two is exact.
-    since_boot: float = created - psutil.boot_time()
-    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + since_boot
-
-
-# --- The context of a chunk: its run, recipe and plan, and the part of it that it trains.
-
-
 @dataclass(frozen=True, kw_only=True)
 class TrainContext:
     """One chunk of a run, in one of its processes.
@@ -98,17 +87,12 @@ class TrainContext:
 
     @classmethod
     def open(cls, run_uri: str, index: int, clock: Clock | None = None) -> TrainContext:
-        """Reads a chunk from the store.
-
-        Args:
-            run_uri: Address of the run.
-            index: Number of the chunk.
-            clock: The launching process's, where it has begun.
+        """Reads a chunk from the store; the clock is the launching process's, where that has begun.
 
         Raises:
             UserError: there is no such chunk, or this Baton does not continue what the run was begun with.
         """
-        clock = clock or Clock()
+        clock = clock or Clock()  # before the first request
         run = Run.open(run_uri)
         run.require_continued()
         recipe, plan = run.resolved_recipe(), run.plan()

@@ -1,8 +1,8 @@
-"""Trainers whose model generates: conversational prompts, rounds of virtual workers, resumable buffers.
+"""Trainers whose model generates: conversational prompts, resumable buffers, rounds of virtual workers.
 
-A worker handles its rows as a process does in TRL, one worker after the other. The tokens of a round are exchanged
-once all have written. Groups are whole within a worker, so rewards need no exchange. Completions outlive a chunk's
-end.
+Completions outlive a chunk's end. A virtual worker handles its rows as a process does in TRL, one worker after the
+other; the tokens of a round are exchanged once all have written. Groups are whole within a worker (`parallel_rules`),
+so that rewards need no exchange.
 """
 
 from __future__ import annotations
@@ -14,34 +14,32 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import Sampler
-from transformers import StoppingCriteria, StoppingCriteriaList, Trainer, TrainingArguments
+from torch import nn
+from torch.utils.data import DataLoader, Sampler
+from transformers import StoppingCriteria, StoppingCriteriaList
 from trl.trainer.utils import RepeatSampler
 
 from baton.models import chat, rewards
 from baton.models.chat_template import ChatTemplate
 from baton.recipe.methods import Completions, Generation
-from baton.train import virtual
-from baton.train.distributed.watchdog import NullWatchdog
-from baton.train.protocol import Options, StateDict
-from baton.train.references import MovingReference, OwnReference, moving
-from baton.train.trainer import ExactResume, Setup
-from baton.train.virtual import MicroBatchResult
+from baton.recipe.recipe import Recipe
+from baton.train import weighing
+from baton.train.distributed.watchdog import Watchdog
+from baton.train.protocol import ChunkTrainer, Options, StateDict
+from baton.train.references import moving
+from baton.train.virtual import MicroBatches
+from baton.train.weighing import MicroBatchResult
 
 if TYPE_CHECKING:
     from datasets import Dataset
-    from torch import nn
-
-
-# --- What the methods whose model generates do with prompts that are conversations.
-
 
 Row = dict[str, Any]
+RoundCompletions = list[dict[str, Any]]
+"""The completions of a worker's round, as the micro-batches that it trains on."""
 
 
-class ConversationalPrompts(ExactResume):
-    """Mixin for trainers whose model generates: a prompt is rendered with the tools that its row declares, an
-    answer ends with its turn, and is judged in the row's own shape.
+class ConversationalPrompts(ChunkTrainer):
+    """Mixin: renders a prompt with the tools of its row, ends an answer with its turn, and judges the row's own shape.
 
     TRL's trainers take tools as Python functions, the same for all rows, and run them; a row's are declarations alone.
     """
@@ -64,7 +62,7 @@ class ConversationalPrompts(ExactResume):
     def _calculate_rewards(
         self, inputs: list[Row], prompts: list[Any], completions: list[Any], completion_ids_list: list[list[int]]
     ) -> Any:
-        """Judges a row whose prompt is a text as texts, though the model saw a conversation."""
+        # TRL 1.16 judges what the model saw: a conversation, where the row's prompt is a text.
         if chat.PROMPT_TEXT in inputs[0]:
             prompts = [row[chat.PROMPT_TEXT] for row in inputs]
             completions = self.processing_class.batch_decode(completion_ids_list, skip_special_tokens=True)
@@ -72,10 +70,12 @@ class ConversationalPrompts(ExactResume):
         return super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
 
     def _generate_and_score_completions(self, inputs: list[Row]) -> Any:
+        # TRL 1.16 passes the prompts alone on to `_tokenize_prompts`.
         self._declared = [row.get("tools") for row in inputs]
         return super()._generate_and_score_completions(inputs)
 
     def _tokenize_prompts(self, prompts: list[Any]) -> Any:
+        # TRL 1.16 renders all prompts with the trainer's own tools.
         if not any(self._declared):
             return super()._tokenize_prompts(prompts)
         ids = [
@@ -93,49 +93,108 @@ class ConversationalPrompts(ExactResume):
         return ids, None, {}
 
 
-# --- Rounds of completions with virtual workers: each worker writes, shuffles, judges and keeps its own.
-#
-# A worker does with its rows what a process does in TRL, one after the other in whichever process; what TRL gathers
-# from the others, the tokens of a round, is exchanged once all have written. Groups are whole within a worker
-# (`parallel_rules`), so that rewards need not be.
+class SeekingRepeatSampler(RepeatSampler):
+    """TRL's sampler, whose order in an epoch does not depend on the epochs drawn in this process.
+
+    TRL 1.16 draws each epoch's permutation from one generator, which a resumed process begins anew.
+    """
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        if self.shuffle:
+            self.generator.manual_seed(self.seed)
+            for _ in range(self.epoch):
+                # Drawn and dropped: the generator is then where an uninterrupted process has it.
+                torch.randperm(self.num_samples, generator=self.generator)
+        yield from super().__iter__()
 
 
-RoundCompletions = list[dict[str, Any]]
-"""The completions of a worker's round, as the micro-batches that it trains on."""
+class ResumableGeneration(ChunkTrainer):
+    """Mixin: the buffered completions and the place in their cycle are state.
+
+    Of several ranks each generates and keeps its own share of a round. TRL's sampler distributes them, a round has as
+    many as with one process, and TRL gathers the figures of all.
+    """
+
+    _step: int
+    """Passes so far, by which TRL knows when a round is over."""
+    _buffered_inputs: Any
+
+    def _get_train_sampler(self, dataset: Dataset | None = None) -> Sampler[int]:
+        # TRL 1.16's own, built with all its settings; only how it iterates is ours.
+        sampler = super()._get_train_sampler(dataset)
+        sampler.__class__ = SeekingRepeatSampler
+        return sampler
+
+    def load_method_state(self, saved: StateDict) -> None:
+        """Restores the completions that are still to be trained on, and how many micro-batches were."""
+        super().load_method_state(saved)
+        if self.resumption.is_reshaped:  # with another number of ranks, the round is generated anew
+            self._step = self.state.global_step * self.args.gradient_accumulation_steps
+            # TRL generates when there is nothing in the buffer.
+            self._buffered_inputs = None
+
+    def skip_step(self, model: nn.Module, inputs: Any) -> None:
+        """Writes the rounds that begin in a step that is skipped: others train on them too."""
+        self.write_skipped(model, inputs)
+        super().skip_step(model, inputs)
+
+    def write_skipped(self, model: nn.Module, inputs: Any) -> None:
+        """Writes what a pass would have written, and counts it."""
+        self._prepare_inputs(inputs)
+        self._step += 1
+
+    def _generate_single_turn(self, *arguments: object, **options: object) -> Any:
+        # TRL 1.16 has no hook at each token, which is a sign of life: some ranks are done long before the others.
+        if not self.watchdog.is_watching:
+            return super()._generate_single_turn(*arguments, **options)
+        adapted = getattr(self.model, "get_base_model", None)
+        model = adapted() if adapted else self.model
+        alive = StoppingCriteriaList([_Alive(self.watchdog)])
+        self.watchdog.heartbeat("writing")
+        model.generate = functools.partial(model.generate, stopping_criteria=alive)
+        try:
+            return super()._generate_single_turn(*arguments, **options)
+        finally:
+            del model.generate
+            self.watchdog.heartbeat("rewards")
 
 
-class VirtualGeneration(ConversationalPrompts):
-    """Mixin for trainers whose model generates: has each of this process's virtual workers, if it has such, write.
+class VirtualGeneration(ResumableGeneration):
+    """Mixin beside `VirtualWorkers`: has each of this process's workers write, shuffle, judge and keep its own.
 
     What it keeps of TRL's is then counted and held by worker: `_step` is the passes of each so far, and
     `_buffered_inputs` has the completions of each.
     """
 
-    _step: int
-    _buffered_inputs: Any
+    _own: range | None
+    _passes: MicroBatches
+    _records: list[MicroBatchResult]
     _rows: list[list[Row]]
 
-    def get_train_dataloader(self) -> torch.utils.data.DataLoader[Any]:
-        """Returns the prompts of this process's workers."""
+    def get_train_dataloader(self) -> DataLoader[Any]:
         with self._as_one_worker():
             return super().get_train_dataloader()
 
     def _get_train_sampler(self, dataset: Dataset | None = None) -> Sampler[int]:
+        # TRL 1.16 takes the prompts of a round for those of the processes that it sees, which is one.
         sampler = super()._get_train_sampler(dataset)
-        if self.recipe.parallel.virtual_workers:
-            assert isinstance(sampler, RepeatSampler)
-            sampler.batch_size = self.recipe.training.round_size // sampler.mini_repeat_count  # prompts of all workers
+        assert isinstance(sampler, RepeatSampler)
+        sampler.batch_size = self.recipe.training.round_size // sampler.mini_repeat_count  # prompts of all workers
         return sampler
 
     def get_batch_samples(self, *arguments: Any, **options: Any) -> Any:
-        """Returns the prompts of a step."""
         samples = super().get_batch_samples(*arguments, **options)
         self._rows = samples[0]
         return samples
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
         """Makes a pass; before the first of a step, writes the rounds that begin in it."""
-        if self._own is None or self.skips_step:
+        if self.skips_step:
             return super().training_step(model, inputs, num_items_in_batch)
         if not self._records:
             self._made, began = self._step, time.perf_counter()
@@ -148,37 +207,32 @@ class VirtualGeneration(ConversationalPrompts):
             self._step = self._made + self._passes.rounds
         return loss
 
-    def pass_over(self, model: nn.Module, inputs: Any) -> None:
-        """Writes the rounds that begin in a step that is skipped: others train on them too."""
-        if self._own is None:
-            self._prepare_inputs(inputs)
-            self._step += 1
-        elif not self._records:
-            self._made = self._step
-            self._write(model)
-            self._step = self._made + self._passes.rounds
-            order = [self._passes.at(position) for position in range(len(self._passes))]
-            written = [self._written[place] for place in order if place in self._written]
-            for made in (made for records in self.ranks.gather(written) for made in records):
-                virtual.add_micro_batch(self, "train", made)
-            self._records = [MicroBatchResult(outputs=0.0) for _ in order]
-        super().pass_over(model, inputs)
+    def write_skipped(self, model: nn.Module, inputs: Any) -> None:
+        """Writes a step's rounds, in the place of its first pass."""
+        if self._records:
+            return
+        self._made = self._step
+        self._write(model)
+        self._step = self._made + self._passes.rounds
+        order = [self._passes.at(position) for position in range(len(self._passes))]
+        written = [self._written[place] for place in order if place in self._written]
+        for made in (made for records in self.ranks.gather(written) for made in records):
+            weighing.add_micro_batch(self, "train", made)
+        self._records = [MicroBatchResult(outputs=0.0) for _ in order]
 
     def _prepare_inputs(self, inputs: Any) -> Any:
-        """Returns the completions that a pass trains on; in an evaluation, writes them."""
+        # TRL 1.16 writes a round here, and returns the completions that a pass trains on.
         if self._own is None or not self.model.training:
             with self._as_one_worker():
                 return super()._prepare_inputs(inputs)
         position = self._passes.at(len(self._records))
         if position in self._written:  # what was logged while it was written belongs to the worker
-            virtual.add_micro_batch(self, "train", self._written[position])
+            weighing.add_micro_batch(self, "train", self._written[position])
         return self._inputs[position]
 
     def _write(self, model: nn.Module) -> None:
         """Writes the rounds that begin in a step, of all own workers before any trains: the loss counts all tokens."""
-        model.train()  # as a pass begins; an evaluation may have been before it
-        if hasattr(self.optimizer, "train"):
-            self.optimizer.train()
+        self.enter_training(model)
         size = self.recipe.steps_per_generation
         every = size * getattr(self, "num_iterations", 1)  # distillation trains on what it has written once
         self._written: dict[tuple[int, int], MicroBatchResult] = {}
@@ -197,7 +251,7 @@ class VirtualGeneration(ConversationalPrompts):
         for index, worker in enumerate(self._passes.own):
             self.seed(f"writing:{worker}:{number}")
             rows = self._rows[index * self._passes.rounds + number]
-            made = virtual.record_micro_batch(self, "train", functools.partial(self._completions, rows))
+            made = weighing.record_micro_batch(self, "train", functools.partial(self._completions, rows))
             del made.window["num_tokens"]  # a total, of these workers
             self._written[worker, number] = made
             completions.append(made.outputs)
@@ -210,7 +264,6 @@ class VirtualGeneration(ConversationalPrompts):
         return completions
 
     def _completions(self, rows: list[Row]) -> RoundCompletions:
-        """Returns what a worker writes for its rows."""
         self._step, self._buffered_inputs = 0, None  # so that TRL writes
         with self._as_one_worker():
             super()._prepare_inputs(rows)
@@ -236,8 +289,7 @@ class VirtualGeneration(ConversationalPrompts):
     def _as_one_worker(self) -> Iterator[None]:
         """Has TRL take the passes of a worker for those of a step, where it asks how a round goes with steps."""
         passes_of_process = self.args.gradient_accumulation_steps
-        if self.recipe.parallel.virtual_workers:
-            self.args.gradient_accumulation_steps = self.recipe.gradient_accumulation_steps
+        self.args.gradient_accumulation_steps = self.recipe.gradient_accumulation_steps
         try:
             yield
         finally:
@@ -257,85 +309,18 @@ class VirtualGeneration(ConversationalPrompts):
             self._buffered_inputs = self._buffered_inputs[self._own.start : self._own.stop]
 
 
-# --- What the methods have in common whose model generates: completions that outlive a chunk's end.
-
-
-class SeekingRepeatSampler(RepeatSampler):
-    """TRL's sampler, whose order in an epoch does not depend on the epochs drawn in this process.
-
-    Upstream draws each epoch's permutation from one generator, which a resumed process begins anew.
-    """
-
-    epoch = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        """Chooses the permutation."""
-        self.epoch = epoch
-
-    def __iter__(self) -> Iterator[int]:
-        if self.shuffle:
-            self.generator.manual_seed(self.seed)
-            for _ in range(self.epoch):
-                # Drawn and dropped: the generator is then where an uninterrupted process has it.
-                torch.randperm(self.num_samples, generator=self.generator)
-        yield from super().__iter__()
-
-
-class ResumableGeneration(VirtualGeneration):
-    """Mixin for trainers whose model generates: the buffered completions and the place in their cycle are state.
-
-    Of several ranks each generates and keeps its own share of a round. TRL's sampler distributes them, a round has as
-    many as with one process, and TRL gathers the figures of all.
-    """
-
-    def _get_train_sampler(self, dataset: Dataset | None = None) -> Sampler[int]:
-        sampler = super()._get_train_sampler(dataset)
-        # TRL's own, built with all its settings; only how it iterates is ours.
-        sampler.__class__ = SeekingRepeatSampler
-        return sampler
-
-    def load_method_state(self, saved: StateDict) -> None:
-        """Restores the completions that are still to be trained on, and how many micro-batches were."""
-        super().load_method_state(saved)
-        if self.resumption.is_reshaped:  # with another number of ranks, the round is generated anew
-            self._step = self.state.global_step * self.args.gradient_accumulation_steps
-            # TRL generates when there is nothing in the buffer.
-            self._buffered_inputs = None
-
-    def _generate_single_turn(self, *arguments: object, **options: object) -> Any:
-        """Generates, each token a sign of life: some ranks are done with it long before the others."""
-        if not self.watchdog.is_watching:
-            return super()._generate_single_turn(*arguments, **options)
-        adapted = getattr(self.model, "get_base_model", None)
-        model = adapted() if adapted else self.model
-        alive = StoppingCriteriaList([_Alive(self.watchdog)])
-        self.watchdog.beat("writing")
-        model.generate = functools.partial(model.generate, stopping_criteria=alive)
-        try:
-            return super()._generate_single_turn(*arguments, **options)
-        finally:
-            del model.generate
-            self.watchdog.beat("rewards")
-
-
-class Generating(OwnReference, MovingReference, ResumableGeneration):
-    """Mixin for `GRPOTrainer` and `RLOOTrainer`, whose rewards are compared in groups over all processes."""
-
-
 class _Alive(StoppingCriteria):
     """Stops nothing; it is asked at each token."""
 
-    def __init__(self, watchdog: NullWatchdog) -> None:
+    def __init__(self, watchdog: Watchdog) -> None:
         self._watchdog = watchdog
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **_: object) -> torch.Tensor:
-        """Gives a sign of life."""
-        self._watchdog.alive()
+        self._watchdog.tick()
         return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
 
 
 def sampling_arguments(completions: Completions) -> Options:
-    """Returns the arguments of a configuration that say how the model generates."""
     return {
         "max_completion_length": completions.max_completion_length,
         "temperature": completions.temperature,
@@ -347,29 +332,21 @@ def sampling_arguments(completions: Completions) -> Options:
     }
 
 
-def generation_arguments(setup: Setup, generation: Generation) -> Options:
-    """Returns the arguments that the configurations of both trainers share."""
+def generation_arguments(recipe: Recipe, arguments: Options, generation: Generation) -> Options:
+    """Returns the arguments of the configurations of `GRPOTrainer` and `RLOOTrainer`, with those of every method."""
     num_generations = generation.num_generations
-    per_device_eval = setup.arguments["per_device_eval_batch_size"]
+    per_device_eval = arguments["per_device_eval_batch_size"]
     return {
-        **setup.arguments,
+        **arguments,
         **sampling_arguments(generation),
         **moving(generation.sync_reference),
         "per_device_eval_batch_size": -(-per_device_eval // num_generations) * num_generations,
         "num_generations": num_generations,
         "num_iterations": generation.num_iterations,
-        "steps_per_generation": setup.recipe.steps_per_generation,
+        "steps_per_generation": recipe.steps_per_generation,
         "epsilon": generation.epsilon,
         "epsilon_high": generation.epsilon_high,
         "mask_truncated_completions": generation.mask_truncated,
         "reward_weights": [function.weight for function in generation.rewards],
-        "router_aux_loss_coef": 0.0 if setup.recipe.training.router else None,
+        "router_aux_loss_coef": 0.0 if recipe.training.router else None,
     }
-
-
-def build_generating(setup: Setup, kind: type[Trainer], config: TrainingArguments, generation: Generation) -> Trainer:
-    """Builds a trainer on rows that have a `prompt` and the columns that reward functions look at."""
-    functions = rewards.build(generation.rewards)
-    trainer = setup.trainer(kind, config, reward_funcs=functions)
-    rewards.bind(functions, trainer)
-    return trainer

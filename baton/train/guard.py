@@ -16,9 +16,10 @@ import statistics
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import nn
 
 from baton import events
 from baton.checkpoint.restore import FetchedCheckpoint
@@ -33,14 +34,9 @@ from baton.store.manifest import Manifest
 from baton.train.checkpointer import Checkpointer
 from baton.train.context import TrainContext
 from baton.train.distributed import launch
-from baton.train.protocol import ChunkTrainer, StateDict
+from baton.train.protocol import ChunkTrainer
 
-if TYPE_CHECKING:
-    from torch import nn
-
-
-# --- Which rows a step trains on: positions in the order of its pass, which is a function of seed, pass and step.
-
+logger = logging.getLogger("baton")
 
 LAYERS = ("batch_sampler", "batches", "sampler")
 """Attributes by which batches know what they are made from."""
@@ -49,45 +45,25 @@ LAYERS = ("batch_sampler", "batches", "sampler")
 def rows_of_step(loader: Any, recipe: Recipe, steps_per_epoch: int, step: int) -> list[int]:
     """Returns the numbers of a step's rows; where the model writes, of all prompts of the round that it trains on.
 
-    Args:
-        loader: The trainer's batches, which are gone through no more.
-        recipe: The resolved recipe.
-        steps_per_epoch: Steps of a pass over the rows.
-        step: The step, from 1.
+    The step counts from 1. The loader is gone through no more.
     """
     training = recipe.training
     # TRL's order has a round's prompts, each as often as it is answered, once for every pass.
     size = training.round_size * recipe.gradient_accumulation_steps if training.spec.generates else training.batch_size
     epoch, index = divmod(step - 1, steps_per_epoch)
-    order = _row_order(loader)
+    order = loader.batch_sampler
+    while (layer := next((name for name in LAYERS if hasattr(order, name)), None)) is not None:
+        order = getattr(order, layer)
     if hasattr(order, "set_epoch"):
         order.set_epoch(epoch)
     rows: Iterator[int] = islice(iter(order), index * size, (index + 1) * size)
     return list(dict.fromkeys(int(row) for row in rows))
 
 
-def _row_order(loader: Any) -> Any:
-    """Returns the order of rows inside all that makes batches of it."""
-    inner = loader.batch_sampler
-    while (layer := next((name for name in LAYERS if hasattr(inner, name)), None)) is not None:
-        inner = getattr(inner, layer)
-    return inner
-
-
-# --- Where rows of tokens come from: back through joining and dropping to lines of the split, and from there to files.
-
-
 def locate_rows(run: Run, recipe: Recipe, rows: Sequence[int]) -> list[SourceLocation]:
-    """Returns where rows to train on come from.
+    """Returns files and lines of the source of rows among the tokens, packed ones by their sequences.
 
-    Args:
-        run: The run.
-        recipe: Its recipe.
-        rows: Their numbers among the tokens, from 0; of packed ones those of their sequences.
-
-    Returns:
-        Files and lines of the source, in their order; where an older Baton made the tokens, maybe files and rows of
-        these.
+    Where an older Baton made the tokens, they may be files of tokens and rows of these.
 
     Raises:
         BatonError: tokens or split are gone.
@@ -128,7 +104,6 @@ def _noted(run: Run, prefix: str, manifest: Manifest, name: str) -> list[tuple[i
 
 
 def _lines(noted: Sequence[tuple[int, int]], recipe: Recipe, rows: Iterable[int]) -> list[int]:
-    """Returns the lines of rows of a file."""
     if not train_rows.packs_rows(recipe.data, "train"):
         return [noted[row][0] for row in rows]
     import pyarrow as pa
@@ -140,28 +115,23 @@ def _lines(noted: Sequence[tuple[int, int]], recipe: Recipe, rows: Iterable[int]
     return [line for row in rows for line in joined[row].as_py()]
 
 
-# --- The guard: each step is judged before its checkpoint can be, and a step that is known to be bad is skipped.
-
-
 FEWEST = 10
 """Steps that a median is taken of at least, where so many are remembered."""
-STATE = "guard"
-"""Name of the window in the method's state."""
+MOST_ROWS = 1000
+"""Rows that a document names."""
 
 
 class Guarded(ChunkTrainer):
-    """Mixin for a `Trainer`: judges each step by its loss and gradient norm, and skips those that are to be skipped.
+    """Mixin: judges each step by its loss and gradient norm, and skips those that are to be skipped.
 
     A skipped step is counted, and schedule, rows and callbacks advance as ever; nothing is computed, and the optimizer
-    and its scaler do not know of it. What is found depends on the steps kept alone, so the window is state.
+    and its scaler do not know of it. What is found depends on the steps kept alone, so `guard_window` is state.
     """
 
-    _kept: tuple[tuple[float, float], ...] = ()
     _loss: torch.Tensor | float = 0.0
 
     @property
     def skips_step(self) -> bool:
-        """Whether the step that has begun is skipped."""
         step = self.state.global_step + 1
         return step in self.resumption.skips or bool(self.guard and step in self.guard.skip)
 
@@ -172,21 +142,19 @@ class Guarded(ChunkTrainer):
             if self.guard:
                 self._loss = self._loss + loss.float()
             return loss
-        model.train()  # as a pass begins: an evaluation may have been before it, and TRL logs by it
-        if hasattr(self.optimizer, "train"):
-            self.optimizer.train()
-        self.pass_over(model, inputs)
+        self.enter_training(model)
+        self.skip_step(model, inputs)
         return torch.zeros((), device=self.args.device)
 
     def floating_point_ops(self, inputs: Any) -> float:
-        """Returns the operations of a pass."""
         return 0.0 if self.skips_step else float(super().floating_point_ops(inputs))
 
     def _clip_grad_norm(self, model: nn.Module) -> Any:
+        # transformers 5.23 clips gradients here, of which a skipped step has none.
         return None if self.skips_step else super()._clip_grad_norm(model)
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: torch.Tensor | float | None = None) -> Any:
-        """Returns the gradient norm of a step that may be taken over, None where it is skipped; see `_judge`."""
+        # transformers 5.23 asks for it after a step's last pass, right before its update: None where it is skipped.
         if self.skips_step:
             self._skip()
             return None
@@ -229,25 +197,20 @@ class Guarded(ChunkTrainer):
             # The loss of a policy is about 0, and no multiple of it says anything.
             times = None if self.recipe.training.generation else self.guard.loss
             for at, (name, bound) in enumerate((("loss", times), ("grad_norm", self.guard.grad_norm))):
-                before = [row[at] for row in self._kept]
+                before = [row[at] for row in self.guard_window]
                 if bound and is_beyond((loss, norm)[at], before, bound, self.guard.window):
-                    raise _error(step, name, loss, norm, bound, before)
-            self._kept = (*self._kept, (loss, norm))[-self.guard.window :]
+                    median = statistics.median(before)
+                    what = name.replace("grad_norm", "gradient norm")
+                    text = (
+                        f"step {step} has the {what} {(loss, norm)[at]:.4g}; expected at most {bound:g} times "
+                        f"{median:.4g}, the median of the {len(before)} steps before it (training.guard.{name})."
+                    )
+                    raise SkipError(text, step=step, reason=name, loss=loss, grad_norm=norm, median=median)
+            self.guard_window = (*self.guard_window, (loss, norm))[-self.guard.window :]
         # A norm that the gradients' scale has made infinite is for the scaler: it refuses the update, and lowers it.
         elif self.guard.nan and not (math.isfinite(loss) and self.accelerator.scaler is not None):
             text = f"step {step} has the loss {loss:g} and the gradient norm {norm:g}; expected finite ones."
             raise SkipError(text, step=step, reason="nan", loss=loss, grad_norm=norm)
-
-    def method_state(self) -> StateDict:
-        """Returns what the method keeps, and the window."""
-        state = super().method_state()
-        # Left out while it is empty: a fork may have another guard than its parent, or alone have one.
-        return {**state, STATE: self._kept} if self._kept else state
-
-    def load_method_state(self, saved: StateDict) -> None:
-        """Restores it."""
-        super().load_method_state(saved)
-        self._kept = tuple(saved.get(STATE, ()))
 
     def load_skipped(self, saved: tuple[int, ...]) -> None:
         """Restores which steps were skipped.
@@ -262,50 +225,18 @@ class Guarded(ChunkTrainer):
                 f"of step {self.state.global_step}.",
                 remedy="Leave it out, or start another run with the list.",
             )
-        self.skipped = saved
+        super().load_skipped(saved)
 
 
 def is_beyond(value: float, before: list[float], times: float, window: int) -> bool:
-    """Tells whether a value is out of bounds.
+    """Tells whether a value is more than so many times the median of those before it, of a window of so many steps.
 
     One that is not above all before it is not: where a loss has fallen fast, it may rise to where it was.
-
-    Args:
-        value: The value.
-        before: Those of the steps kept before.
-        times: How many times their median it may be.
-        window: How many are remembered.
     """
     if len(before) < min(FEWEST, window) or value <= max(before):
         return False
     median = statistics.median(before)
     return 0 < median * times < value
-
-
-def _error(step: int, name: str, loss: float, norm: float, bound: float, before: list[float]) -> SkipError:
-    """Returns the error of a step whose loss or gradient norm is out of bounds."""
-    median = statistics.median(before)
-    what, value = ("loss", loss) if name == "loss" else ("gradient norm", norm)
-    text = (
-        f"step {step} has the {what} {value:.4g}; expected at most {bound:g} times {median:.4g}, the median of the "
-        f"{len(before)} steps before it (training.guard.{name})."
-    )
-    return SkipError(text, step=step, reason=name, loss=loss, grad_norm=norm, median=median)
-
-
-# --- Steps that a run's guard does not let pass: kept with the run, by file and line of their rows, for all who resume
-# it.
-#
-# The first rank writes down a step before its process ends, once for all writers; the next process reads what is
-# there, restores the newest checkpoint, and skips it. So whoever is killed in between has done no harm: the step is
-# found again, or is known. A process that was thought gone finds what the others found, and its document stands there
-# already.
-
-
-logger = logging.getLogger("baton")
-
-MOST_ROWS = 1000
-"""Rows that a document names."""
 
 
 def known_skips(context: TrainContext, restored: FetchedCheckpoint | None) -> tuple[int, ...]:
@@ -319,12 +250,11 @@ def known_skips(context: TrainContext, restored: FetchedCheckpoint | None) -> tu
 
 @contextlib.contextmanager
 def watch_for_skips(trainer: ChunkTrainer, checkpointer: Checkpointer) -> Iterator[None]:
-    """Has the run know a step that training finds in the block, before this process ends; says of a device that breaks
-    after which step it did.
+    """Has the run know a step that training finds in the block, before this process ends.
 
     Raises:
         SkipError: a step is to be skipped, and the run knows it.
-        DeviceError: in the place of a device's error.
+        DeviceError: in the place of a device's error, with the step after which it came.
     """
     context = checkpointer.context
 
@@ -351,7 +281,13 @@ def keep_skip(context: TrainContext, trainer: ChunkTrainer, error: SkipError) ->
     """
     run, guard = context.run, context.recipe.training.guard
     assert guard is not None
-    rows = _rows_skipped(context, trainer, error.step)
+    rows: list[SourceLocation] = []
+    try:
+        loader = trainer.callback_handler.train_dataloader
+        numbers = rows_of_step(loader, context.recipe, context.plan.steps_per_epoch, error.step)
+        rows = locate_rows(run, context.recipe, numbers)
+    except Exception as failure:  # what cannot be found out is no reason to train on them
+        logger.warning("the rows of step %d are not known: %s: %s", error.step, type(failure).__name__, failure)
     skip = Skip(
         step=error.step,
         chunk=context.index,
@@ -367,34 +303,18 @@ def keep_skip(context: TrainContext, trainer: ChunkTrainer, error: SkipError) ->
     began = run.began()
     before = [other for other in run.skips() if other.step > began]
     if len(before) >= guard.max_skips and skip.step not in {other.step for other in before}:
-        raise _too_many(before, skip, guard.max_skips)
+        lines = (
+            f"{each.message.rstrip('.')} ({each.rows_in_words or 'its rows are not known'})" for each in (*before, skip)
+        )
+        allowed = {0: "no step", 1: "1 step"}.get(guard.max_skips, f"{guard.max_skips} steps")
+        raise UserError(
+            f"training.guard.max_skips allows {allowed} to be skipped, and there is one more: {'; '.join(lines)}.",
+            remedy="Raise max_skips and run again; or mend these rows, or lower training.learning_rate where training "
+            "diverges, which makes another run.",
+        )
     run.note_skip(skip)
     events.emit(events.StepSkipped(step=skip.step, chunk=skip.chunk, message=skip.message, rows=skip.rows_in_words))
 
 
-def _rows_skipped(context: TrainContext, trainer: ChunkTrainer, step: int) -> list[SourceLocation]:
-    """Returns where a step's rows come from; what cannot be found out is no reason to train on them."""
-    try:
-        loader = trainer.callback_handler.train_dataloader
-        numbers = rows_of_step(loader, context.recipe, context.plan.steps_per_epoch, step)
-        return locate_rows(context.run, context.recipe, numbers)
-    except Exception as error:
-        logger.warning("the rows of step %d are not known: %s: %s", step, type(error).__name__, error)
-        return []
-
-
 def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
-
-
-def _too_many(before: list[Skip], last: Skip, most: int) -> UserError:
-    """Returns the error of a run that would skip one step more than it may."""
-    lines = (
-        f"{skip.message.rstrip('.')} ({skip.rows_in_words or 'its rows are not known'})" for skip in (*before, last)
-    )
-    allowed = "no step" if most == 0 else "1 step" if most == 1 else f"{most} steps"
-    return UserError(
-        f"training.guard.max_skips allows {allowed} to be skipped, and there is one more: {'; '.join(lines)}.",
-        remedy="Raise max_skips and run again; or mend these rows, or lower training.learning_rate where training "
-        "diverges, which makes another run.",
-    )

@@ -1,18 +1,21 @@
-"""Imports the training stack, and defers what libraries import beside it.
+"""Imports the training stack, and defers what libraries import beside it; what stands for it is written here.
 
-torch asks whether numbers are symbols wherever it makes a tensor without memory; here the answer loads nothing.
-Most chunks never load torch's compiler, which is told its settings beforehand.
+Read in torch 2.13, transformers 5.23, accelerate 1.15, peft 0.21 and TRL 1.16; in other releases a name that is not
+known here loads its package, which takes time and changes nothing.
+
+torch asks whether numbers are symbols wherever it makes a tensor without memory, as all weights of a model are before
+they are read from its files; here the answer for plain numbers loads nothing. Most chunks never load torch's compiler:
+what it is told before is kept, and told once it is loaded.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import gc
 import importlib
 import operator
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -20,23 +23,12 @@ from baton.recipe.recipe import Recipe
 from baton.train import lazy_imports, methods
 from baton.train.lazy_imports import LazySpec
 
-# --- What torch asks about numbers that may be symbols, answered for plain ones without loading what makes symbols.
-#
-# It asks wherever it makes a tensor without memory, as all weights of a model are before they are read from its files.
-
-
 SYMBOLS = "torch.fx.experimental.symbolic_shapes"
 Function = Callable[..., Any]
 
 
 def _asking(name: str, is_plain: Callable[[Any], bool], answer: Function) -> Function:
-    """Returns what stands for a question about numbers that may be symbols, and answers it for plain ones.
-
-    Args:
-        name: The question's function in `torch.fx.experimental.symbolic_shapes`.
-        is_plain: Tells what the answer is known for.
-        answer: What it is.
-    """
+    """Returns what stands for a function of `symbolic_shapes`, and answers where `is_plain` holds for all arguments."""
 
     def ask(*values: Any) -> Any:
         if all(map(is_plain, values)):
@@ -60,32 +52,26 @@ def _is_shape(value: Any) -> bool:
     return type(value) is tuple and all(map(_is_number, value))
 
 
-def _itself(value: Any) -> Any:
-    return value
-
-
 SYMBOL_QUESTIONS: dict[str, tuple[Callable[[Any], bool], Function]] = {
-    "expect_true": (_is_bool, _itself),
-    "guard_or_false": (_is_bool, _itself),
-    "guard_or_true": (_is_bool, _itself),
-    "guard_size_oblivious": (_is_bool, _itself),
-    "guarding_hint_or_throw": (_is_number, _itself),
+    "expect_true": (_is_bool, lambda value: value),
+    "guard_or_false": (_is_bool, lambda value: value),
+    "guard_or_true": (_is_bool, lambda value: value),
+    "guard_size_oblivious": (_is_bool, lambda value: value),
+    "guarding_hint_or_throw": (_is_number, lambda value: value),
     "has_guarding_hint": (_is_number, lambda _: True),
     "is_nested_int": (_is_number, lambda _: False),
-    "statically_known_true": (_is_bool, _itself),
+    "statically_known_true": (_is_bool, lambda value: value),
     "sym_and": (_is_bool, lambda *values: all(values)),
     "sym_eq": (_is_shape, operator.eq),
     "sym_or": (_is_bool, lambda *values: any(values)),
 }
-"""Of each function: what it can be told without symbols, and what it returns then."""
+"""Of each function of `symbolic_shapes`: what it can be told without symbols, and what it returns then."""
 SYMBOLS_SPEC = LazySpec(values={name: _asking(name, *question) for name, question in SYMBOL_QUESTIONS.items()})
-
-
-# --- What is said to torch's compiler before it is loaded, which most chunks never do.
 
 
 DYNAMO = "torch._dynamo"
 _marked: list[tuple[str, Function]] = []
+"""What the compiler is told before it is loaded, which most chunks never do."""
 
 
 def _marking(name: str) -> Function:
@@ -155,9 +141,6 @@ def use_deterministic(deterministic: bool) -> None:
         torch.use_deterministic_algorithms(deterministic)
 
 
-# --- Imports what a chunk trains with, and defers what libraries import beside it.
-
-
 _SHARDED = frozenset(
     {
         "CPUOffloadPolicy",
@@ -210,18 +193,12 @@ def import_training_stack(recipe: Recipe) -> ModuleType:
     """Returns the module of a recipe's method, imported with all that it trains with."""
     is_compiled = recipe.training.compile or recipe.training.compile_optimizer
     lazy_imports.defer(DEFERRED if is_compiled else {**DEFERRED, **UNTRACED})
-    with _uncollected(), lazy_imports.looked_up_once():
-        return methods.load(recipe.training.method)
-
-
-@contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
-    """Leaves out the search for garbage: what modules define stays, and would be gone through a hundred times."""
-    if not gc.isenabled():
-        yield
-        return
+    # No search for garbage meanwhile: what modules define stays, and would be gone through a hundred times.
+    collects = gc.isenabled()
     gc.disable()
     try:
-        yield
+        with lazy_imports.looked_up_once():
+            return methods.load(recipe.training.method)
     finally:
-        gc.enable()
+        if collects:
+            gc.enable()

@@ -1,8 +1,12 @@
 """Packages that libraries import and may never use: known, and loaded once something of them is used.
 
-A deferred package is a module as `importlib.util.LazyLoader` makes it; `from package import Class` does not load it.
-`python -m baton.train.lazy_imports [FILE]` writes down the installed packages' own facts when an image is made.
-Imports read that file. It is ignored once other packages are installed, and nothing needs it.
+A package that is hidden while others are imported would be answered as missing, and libraries keep that answer. A
+deferred one is a module as `importlib.util.LazyLoader` makes it, with one thing more: `from package import Class` alone
+does not load it, nor does `isinstance`.
+
+What libraries look up each time they are imported, and what depends on the installed packages alone, is looked up once.
+`python -m baton.train.lazy_imports [FILE]` writes it down where an environment is made, such as an image; imports in it
+read it there. It is ignored once other packages are installed, and nothing needs it.
 """
 
 from __future__ import annotations
@@ -25,15 +29,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-# --- What stands for an object of a package that is not loaded.
-
 
 class LazyObject:
-    """Stands for an object, and loads it when it is looked into.
-
-    Attributes:
-        resolved: What it stands for.
-    """
+    """Stands for an object, `resolved`, and loads it when it is looked into."""
 
     resolved: Any
 
@@ -53,13 +51,6 @@ class LazyObject:
 
     def __repr__(self) -> str:
         return repr(self.resolved)
-
-
-# --- Packages that libraries import and may never use: installed, known, and loaded when something of them is used.
-#
-# A package that is hidden while others are imported would be answered as missing, and libraries keep that answer. A
-# deferred one is a module as `importlib.util.LazyLoader` makes it, with one thing more: `from package import Class`
-# alone does not load it, nor does `isinstance`.
 
 
 @dataclass(frozen=True)
@@ -86,20 +77,17 @@ Packages = Mapping[str, LazySpec]
 
 
 def defer(packages: Packages) -> None:
-    """Defers packages from here on, in this process and those forked from it; what is imported already stays as it is.
-
-    Args:
-        packages: Which, and what is told of them.
-    """
+    """Defers packages from here on, in this process and those forked from it; what is imported already stays."""
     finder = next((finder for finder in sys.meta_path if isinstance(finder, _LazyFinder)), None)
     if finder is None:
         finder = _LazyFinder()
         sys.meta_path.insert(0, finder)
-    finder.add(packages)
+    for name, contents in packages.items():
+        if name not in sys.modules:
+            finder.packages.setdefault(name, _Package(name, contents))
 
 
 def is_waiting(name: str) -> bool:
-    """Tells whether a module is known and not loaded."""
     return type(sys.modules.get(name)) is _Module
 
 
@@ -113,14 +101,13 @@ class LazyName:
         self._module, self._name, self._is_made = module, name, is_made
 
     def resolved(self) -> Any:
-        """Returns what it stands for."""
         return getattr(_load(self._module), self._name)
 
     def _may_be(self, kind: type) -> bool:
         return kind is LazyInstance or any(base.__name__ == self._name for base in kind.__mro__)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._is_made and not _package(self._module).is_loaded:
+        if self._is_made and not _loader(self._module).package.is_loaded:
             return LazyInstance(self, args, kwargs)
         return self.resolved()(*args, **kwargs)
 
@@ -162,7 +149,6 @@ class LazyInstance(LazyObject):
 
     @functools.cached_property
     def resolved(self) -> Any:
-        """What it stands for."""
         name, args, kwargs = self._call
         return name.resolved()(*args, **kwargs)
 
@@ -175,7 +161,6 @@ class LazyUnion(LazyObject):
 
     @functools.cached_property
     def resolved(self) -> Any:
-        """What it stands for."""
         return functools.reduce(operator.or_, map(_resolved, self._kinds))
 
     def __instancecheck__(self, instance: object) -> bool:
@@ -200,7 +185,7 @@ class _Module(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name == "__path__":  # a package has it; imports ask each module for it
             raise AttributeError(name)
-        package = _package(self)
+        package = _loader(self).package
         contents = LazySpec() if package.is_loaded else package.contents
         if name in contents.values:
             return contents.values[name]
@@ -218,16 +203,10 @@ class _LazyFinder(MetaPathFinder):
     """Finds deferred packages and their modules."""
 
     def __init__(self) -> None:
-        self._packages: dict[str, _Package] = {}
-
-    def add(self, packages: Packages) -> None:
-        """Adds packages that are not imported yet."""
-        for name, contents in packages.items():
-            if name not in sys.modules:
-                self._packages.setdefault(name, _Package(name, contents))
+        self.packages: dict[str, _Package] = {}
 
     def find_spec(self, fullname: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        package = next((self._packages[name] for name in self._packages if f"{fullname}.".startswith(f"{name}.")), None)
+        package = next((self.packages[name] for name in self.packages if f"{fullname}.".startswith(f"{name}.")), None)
         if package is None or package.is_loaded:
             return None
         spec = PathFinder.find_spec(fullname, path, target)
@@ -255,23 +234,15 @@ class _Loader(Loader):
 
 
 class _Package:
-    """A deferred package.
-
-    Attributes:
-        name: Its name.
-        contents: What is told of it.
-        is_loaded: Whether something of it has been used: from there on its modules are as all are.
-        lock: Held while it is loaded.
-    """
+    """A deferred package. From when something of it has been used, and `is_loaded`, its modules are as all are."""
 
     def __init__(self, name: str, contents: LazySpec) -> None:
         self.name, self.contents = name, contents
         self.is_loaded = False
-        self.lock = threading.RLock()
+        self._lock = threading.RLock()
 
     def load(self) -> None:
-        """Runs its code, unless that is done or under way."""
-        with self.lock:
+        with self._lock:
             if self.is_loaded:
                 return
             self.is_loaded = True
@@ -310,24 +281,12 @@ def _loader(module: ModuleType) -> _Loader:
     return loader
 
 
-def _package(module: ModuleType) -> _Package:
-    return _loader(module).package
-
-
 def _load(module: ModuleType) -> ModuleType:
     """Returns a module that was deferred, with all of its package loaded."""
     if type(module) is not _Module:
         return module
-    _package(module).load()
+    _loader(module).package.load()
     return importlib.import_module(module.__name__)
-
-
-# --- What libraries look up each time they are imported, and what depends on the installed packages alone: looked up
-# once.
-#
-# `python -m baton.train.lazy_imports [FILE]` writes it down where an environment is made, such as an image,
-# and imports in it read it there. It is not believed where other packages are installed than were then, and not
-# needed.
 
 
 INSTALLED_FILE = Path(sys.prefix) / "share" / "baton" / "known.json"
@@ -340,17 +299,13 @@ Structure = dict[frozenset[str], dict[str, set[str]]]
 
 @dataclass(frozen=True)
 class InstalledPackages:
-    """What was written down.
-
-    Attributes:
-        key: What it depends on, see `installed_digest`.
-        distributions: Names of the distributions by the name of a package of theirs.
-        models: Transformers' modules of models: what each needs, and the names it has.
-    """
+    """What was written down, and the `installed_digest` that it depends on."""
 
     key: str
     distributions: dict[str, list[str]]
+    """Names of distributions by the name of a package of theirs."""
     models: list[tuple[list[str], dict[str, list[str]]]]
+    """Transformers' modules of models: what each needs, and the names it has."""
 
 
 def installed_digest() -> str:
@@ -363,10 +318,11 @@ def installed_digest() -> str:
 
 
 def write_installed(file: Path) -> None:
-    """Looks all of it up, and writes it down."""
+    import transformers
     from transformers.utils.import_utils import define_import_structure
 
-    structure: Structure = define_import_structure(_models_folder())
+    folder = os.path.join(os.path.dirname(transformers.__file__), _MODELS_FOLDER)
+    structure: Structure = define_import_structure(folder)
     # Modules stay in their order: of a name that two have, Transformers takes the last one's.
     models = [
         (sorted(needs), {module: sorted(names) for module, names in modules.items()})
@@ -382,9 +338,9 @@ def looked_up_once() -> Iterator[None]:
     """Looks up once what libraries that are imported within ask several times; not at all where it is written down."""
     known = _read_installed()
     asked = importlib.metadata.packages_distributions
-    answer = functools.cache(asked) if known is None else _always(known.distributions)
     finder = _LookupFinder(known)
-    importlib.metadata.packages_distributions = answer
+    written = functools.partial(getattr, known, "distributions")
+    importlib.metadata.packages_distributions = functools.cache(asked) if known is None else written
     sys.meta_path.insert(0, finder)
     try:
         yield
@@ -400,16 +356,6 @@ def _read_installed() -> InstalledPackages | None:
         if known.key == installed_digest():
             return known
     return None
-
-
-def _always(distributions: dict[str, list[str]]) -> Callable[[], Mapping[str, list[str]]]:
-    return lambda: distributions
-
-
-def _models_folder() -> str:
-    import transformers
-
-    return os.path.join(os.path.dirname(transformers.__file__), _MODELS_FOLDER)
 
 
 class _LookupFinder(MetaPathFinder):

@@ -40,11 +40,7 @@ class Finding(NamedTuple):
 
 
 class Ramp(TrainerCallback):
-    """Lets the learning rate of all groups without one of their own grow from step to step, and notes the losses.
-
-    Args:
-        spec: From where to where, in how many steps.
-    """
+    """Lets the learning rate of all groups without one of their own grow from step to step, and notes the losses."""
 
     stateless = True
 
@@ -56,7 +52,6 @@ class Ramp(TrainerCallback):
     def on_step_begin(
         self, args: object, state: TrainerState, control: object, optimizer: Optimizer, **_: object
     ) -> None:
-        """Sets the step's learning rate."""
         rate = rate_at(self.spec, state.global_step)
         for group in optimizer.param_groups:
             if group.get("name") is None:
@@ -121,9 +116,7 @@ def rate_at(spec: LRFind, step: int) -> float:
 def smooth(losses: list[float], weight: float) -> list[float]:
     """Returns an exponential moving average without the bias of its start (Kingma and Ba, arXiv:1412.6980, section 3).
 
-    Args:
-        losses: Values in order.
-        weight: Share of the average that stays at each value.
+    `weight` is the share of the average that stays at each value.
     """
     average, averages = 0.0, []
     for position, loss in enumerate(losses, 1):
@@ -157,7 +150,6 @@ def suggest(rates: list[float], losses: list[float], spec: LRFind) -> float:
 
 
 def page(run_name: str, test: LearningRate, spec: LRFind) -> str:
-    """Returns the test as its own HTML page."""
     plot = svg.draw("lr", "Loss by learning rate", lambda: _plot(test, spec))
     template = rendering.environment(Path(__file__).parent).get_template("lr_find.html.j2")
     return template.render(run=run_name, found=test, spec=spec, plot=plot)

@@ -1,4 +1,7 @@
-"""The protocol of a trainer that trains in chunks: the names that its mixins share, and that checkpointing reads."""
+"""The protocol of a trainer that trains in chunks: the names that its mixins share, and that checkpointing reads.
+
+A chunk's stage imports this module, and no torch.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from baton.checkpoint.staging import PendingCheckpoint
 from baton.recipe.recipe import Recipe
 from baton.recipe.training import Guard
 from baton.train.distributed.ranks import Ranks
-from baton.train.distributed.watchdog import NullWatchdog
+from baton.train.distributed.watchdog import Watchdog
 
 if TYPE_CHECKING:
     import torch
@@ -32,7 +35,6 @@ StateDict = dict[str, Any]
 
 Window = dict[str, list[float]]
 """What is averaged at the next log, by name."""
-
 PER_RANK_PARTS = ("rng", "log")
 """Parts of the state that differ between ranks, whatever the method."""
 
@@ -64,11 +66,6 @@ class Resumption:
     skips: tuple[int, ...] = ()
 
 
-def _nowhere() -> Iterator[PendingCheckpoint]:
-    """Yields no place: a trainer without a checkpoint callback saves nothing."""
-    return iter(())
-
-
 class ChunkTrainer(Upstream):
     """Base of the mixins that stand before one of TRL's trainers.
 
@@ -81,6 +78,8 @@ class ChunkTrainer(Upstream):
         restored_rng: Digest of the random state right after it was restored.
         guard: What it watches its steps for; None also where it is only tried out.
         skipped: Steps that were skipped so far.
+        guard_window: Loss and gradient norm of the newest steps that the guard kept. Without a guard it stays as it was
+            restored: a fork's parent may have one.
         figures: Loss and gradient norm of a step that is yet to be judged, with those of the other processes.
         weighs: Whether each row or token counts as much in a step and an evaluation, however they are cut into batches;
             else each batch does, as in runs whose `loss` has the format 1.
@@ -90,20 +89,27 @@ class ChunkTrainer(Upstream):
 
     recipe: Recipe
     ranks: Ranks = Ranks()
-    watchdog: NullWatchdog = NullWatchdog()
+    watchdog: Watchdog = Watchdog()
     resumption: Resumption = Resumption()
-    places: Callable[[], Iterator[PendingCheckpoint]] = staticmethod(_nowhere)
+    places: Callable[[], Iterator[PendingCheckpoint]] = staticmethod(lambda: iter(()))
     restored_rng: str | None = None
     guard: Guard | None = None
     skipped: tuple[int, ...] = ()
+    guard_window: tuple[tuple[float, float], ...] = ()
     figures: tuple[float, ...] = ()
     weighs: bool = False
-    counted_whole: tuple[float, float] = (0.0, 0.0)
     weighed: dict[str, float]
+    counted_whole: tuple[float, float] = (0.0, 0.0)
 
-    def begin_chunk(self, ranks: Ranks, watchdog: NullWatchdog, guard: Guard | None, resumption: Resumption) -> None:
-        """Sets all that a chunk alone knows, before its callbacks are made."""
-        self.ranks, self.watchdog, self.guard, self.resumption = ranks, watchdog, guard, resumption
+    def begin_chunk(
+        self,
+        ranks: Ranks,
+        watchdog: Watchdog,
+        resumption: Resumption,
+        places: Callable[[], Iterator[PendingCheckpoint]],
+    ) -> None:
+        """Sets all that a chunk alone knows, before its callbacks are made; see the attributes of the same names."""
+        raise NotImplementedError
 
     def figure_weights(self, inputs: Any) -> dict[str, float]:
         """Returns how much a batch counts among those of an evaluation: its rows, or what else its figures are over.
@@ -114,7 +120,7 @@ class ChunkTrainer(Upstream):
         Returns:
             The weight of the loss and other figures, by name; under `""` that of all the others.
         """
-        from transformers.trainer_pt_utils import find_batch_size  # a chunk's stage imports this module, and no torch
+        from transformers.trainer_pt_utils import find_batch_size
 
         return {"": float(find_batch_size(inputs) or 1)}
 
@@ -124,7 +130,7 @@ class ChunkTrainer(Upstream):
         return False
 
     def likelihood_tokens(self, inputs: Any) -> int:
-        """Returns the tokens of a batch that such a part is a mean over."""
+        """Returns the tokens of a batch that the part of a loss is a mean over, where it `has_likelihood`."""
         raise NotImplementedError
 
     def token_share(self, inputs: Any) -> float:
@@ -136,6 +142,19 @@ class ChunkTrainer(Upstream):
         rows, tokens = self.counted_whole
         return self.likelihood_tokens(inputs) * rows / (find_batch_size(inputs) * tokens)
 
+    def enter_training(self, model: nn.Module) -> None:
+        """Does what a pass begins with, which TRL logs by: an evaluation may have been before it."""
+        model.train()
+        if hasattr(self.optimizer, "train"):
+            self.optimizer.train()
+
+    @property
+    def skips_step(self) -> bool:
+        return False
+
+    def skip_step(self, model: nn.Module, inputs: Any) -> None:
+        """Does in a pass of a step that is skipped what later steps need."""
+
     def judge(self, figures: Sequence[Sequence[float]]) -> None:
         """Judges a step by what it has come to in each process, where that is not done yet.
 
@@ -144,7 +163,7 @@ class ChunkTrainer(Upstream):
         """
 
     @property
-    def of_each(self) -> tuple[str, ...]:
+    def per_rank_parts(self) -> tuple[str, ...]:
         """Parts of the state that differ between ranks."""
         if self.recipe.parallel.virtual_workers:
             return ()
@@ -172,10 +191,7 @@ class ChunkTrainer(Upstream):
         """Restores what `method_state` returned."""
 
     def load_skipped(self, saved: tuple[int, ...]) -> None:
-        """Restores `skipped`."""
-
-    def pass_over(self, model: nn.Module, inputs: Any) -> None:
-        """Does in a pass of a step that is skipped what later steps need."""
+        self.skipped = saved
 
     def optimizer_state(self) -> StateDict:
         """Returns what the optimizer keeps between steps; of one that is split over ranks, this rank's part."""

@@ -24,30 +24,24 @@ def moving(sync: SyncReference | None) -> Options:
 
 
 class MovingReference(ChunkTrainer):
-    """Mixin for trainers with a reference: keeps its weights with the checkpoint, where they move."""
+    """Mixin where the reference follows the trained model: keeps its weights with the checkpoint."""
 
     def method_state(self) -> StateDict:
-        """Returns the reference's weights, if they move."""
-        state = super().method_state()
-        if self.args.sync_ref_model:
-            state["reference"] = self.ref_model.state_dict()
-        return state
+        return {**super().method_state(), "reference": self.ref_model.state_dict()}
 
     def load_method_state(self, saved: StateDict) -> None:
-        """Restores them."""
         super().load_method_state(saved)
         if "reference" in saved:
             self.ref_model.load_state_dict(saved["reference"])
 
 
 class OwnReference(ChunkTrainer):
-    """Mixin for trainers that load their reference from the base's files: it has the rows of new tokens, too."""
+    """Mixin for TRL's trainers that load their reference from the base's files: it has the rows of new tokens, too."""
 
     _reference: PreTrainedModel | None
 
     @property
     def ref_model(self) -> PreTrainedModel | None:
-        """The reference."""
         return self._reference
 
     @ref_model.setter

@@ -1,7 +1,7 @@
 """Restores state saved by another number of ranks, and proves by digests that all of it is there.
 
-A manifest has the digest of each saving rank's part. Ranks assemble each tensor, cut it as those ranks had it, and
-hash it. Nothing more is saved for this, so checkpoints of earlier versions can be compared too.
+A manifest has the digest of each saving rank's part. Ranks assemble each tensor, one at a time, cut it as those ranks
+had it, and hash it. Nothing more is saved for this, so checkpoints of earlier versions can be compared too.
 """
 
 from __future__ import annotations
@@ -20,50 +20,41 @@ from baton.checkpoint.digest import TensorHash, tree_digest
 from baton.errors import UserError
 from baton.train import sharding, state
 from baton.train.protocol import ChunkTrainer, StateDict
-from baton.train.sharding import MASTER, SavedPartitions, Segment, weight_sizes
+from baton.train.sharding import MASTER, SavedPartitions, WeightSegment, weight_sizes
 
 if TYPE_CHECKING:
     from torch import nn
 
 
-# --- Mixin by which one process restores what several have written, each its part of the state.
-
-
 class LoadFromShards(ChunkTrainer):
-    """Mixin for a `Trainer`: puts together what a checkpoint has in parts, where it trains alone."""
+    """Mixin where one process trains alone: puts together what a checkpoint of several has in parts."""
 
-    @property
-    def joins(self) -> bool:
-        """Whether the checkpoint is in parts, and this process has none beside it."""
-        return self.args.world_size == 1 and self.resumption.strategy != "ddp" and self.resumption.is_reshaped
-
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        if not (self.joins and sharded.is_sharded(resume_from_checkpoint)):
-            super()._load_from_checkpoint(resume_from_checkpoint, model)
+    def read_weights(self, checkpoint: str, model: nn.Module | None = None) -> None:
+        """Restores weights, from shards where the checkpoint has such."""
+        if not sharded.is_sharded(checkpoint):
+            super().read_weights(checkpoint, model)
             return
-        types = {entry.properties.dtype for entry in sharded.tensors(resume_from_checkpoint).values()}
+        types = {entry.properties.dtype for entry in sharded.tensors(checkpoint).values()}
         for weight in self.model.parameters():
             if weight.requires_grad:
                 _require_type(weight, types)
         scratch = os.path.join(self.args.output_dir, "joined")
         try:
-            super()._load_from_checkpoint(sharded.as_whole(resume_from_checkpoint, scratch), model)
+            super().read_weights(sharded.as_whole(checkpoint, scratch), model)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
 
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        if checkpoint is None or not self.joins:
-            super()._load_optimizer_and_scheduler(checkpoint)
-            return
+    def read_optimizer(self, checkpoint: str) -> None:
+        """Restores optimizer and schedule, from FSDP's shards or ZeRO's partitions."""
         schedule = torch.load(os.path.join(checkpoint, "scheduler.pt"), weights_only=True)
         if sharded.is_sharded(checkpoint):
-            self._join_shards(os.path.join(checkpoint, sharded.OPTIMIZER))
+            self._load_shards(os.path.join(checkpoint, sharded.OPTIMIZER))
         else:
-            self._join_partitions(checkpoint)
+            self._load_partitions(checkpoint)
             schedule = with_all(schedule, self.optimizer.param_groups)
         self.lr_scheduler.load_state_dict(schedule)
 
-    def _join_shards(self, folder: str) -> None:
+    def _load_shards(self, folder: str) -> None:
         """Restores the optimizer from FSDP's shards, as Accelerate does in several processes."""
         from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
@@ -72,18 +63,20 @@ class LoadFromShards(ChunkTrainer):
         sharded.fill(folder, state)
         set_optimizer_state_dict(self.model, optimizer, state["optimizer"])
 
-    def _join_partitions(self, checkpoint: str) -> None:
+    def _load_partitions(self, checkpoint: str) -> None:
         """Restores weights, from their masters, and optimizer from ZeRO's partitions."""
         groups = self.trained()
         saved = SavedPartitions(checkpoint, self.resumption.ranks, weight_sizes(groups))
         state = {}
         for number, weight in enumerate(itertools.chain.from_iterable(groups)):
-            pieces = [Segment(number, 0, weight.numel())]
+            pieces = [WeightSegment(number, 0, weight.numel())]
             master = saved.row(MASTER, pieces)
             _require_type(weight, {master.dtype})
             weight.data.copy_(master.view_as(weight))
-            entries = saved.state(pieces).items()
-            state[number] = {kind: value.view_as(weight) if _is_row(value) else value for kind, value in entries}
+            state[number] = {
+                kind: value.view_as(weight) if isinstance(value, torch.Tensor) and value.dim() == 1 else value
+                for kind, value in saved.state(pieces).items()
+            }
         settings = iter(saved.settings)  # DeepSpeed has left out groups without weights
         own = self.optimizer.state_dict()["param_groups"]
         merged = [{**next(settings), "params": group["params"]} if group["params"] else group for group in own]
@@ -114,11 +107,7 @@ def with_all(schedule: StateDict, groups: Sequence[StateDict]) -> StateDict:
 
 
 def _require_type(weight: torch.Tensor, types: Set[torch.dtype]) -> None:
-    """Checks that a weight is held in a type that weights were saved in.
-
-    Raises:
-        UserError: it would be rounded.
-    """
+    """Raises `UserError` where a weight is held in no type that weights were saved in: it would be rounded."""
     if weight.dtype not in types:
         held, *saved = (str(each).removeprefix("torch.") for each in (weight.dtype, *types))
         raise UserError(
@@ -126,18 +115,6 @@ def _require_type(weight: torch.Tensor, types: Set[torch.dtype]) -> None:
             f"{held}, as model.dtype says.",
             remedy="Train on in several processes, or fork the run's exported model.",
         )
-
-
-def _is_row(value: object) -> bool:
-    return isinstance(value, torch.Tensor) and value.dim() == 1
-
-
-# --- Proof that what was split over another number of ranks is all restored: the digests of the manifest, computed
-# anew.
-#
-# A manifest has the digests of what each rank held. What is in memory is put together from all ranks, one tensor at a
-# time, cut as those ranks had it, and hashed: the same values give the digests that were taken when it was saved. So
-# nothing more is saved for this, and checkpoints of earlier versions can be compared too.
 
 
 Hash = Callable[[torch.Tensor], list[TensorHash]]
@@ -184,12 +161,7 @@ def _is_weight(tensor: torch.Tensor) -> bool:
 
 
 def _shards(trainer: ChunkTrainer, is_split: Callable[[torch.Tensor], object]) -> Hash:
-    """Returns how FSDP cuts a tensor, by its first dimension.
-
-    Args:
-        trainer: The trainer.
-        is_split: Tells whether it cuts it, where it is whole in memory.
-    """
+    """Returns how FSDP cuts a tensor, by its first dimension; `is_split` tells whether, of one that is whole here."""
     from torch.distributed.tensor import DTensor
 
     ranks = trainer.resumption.ranks
@@ -223,7 +195,10 @@ def _zero_weights(trainer: ChunkTrainer, strategy: str) -> list[Any]:
     def hashed(tensor: torch.Tensor) -> list[TensorHash]:
         size, is_weight = getattr(tensor, "ds_numel", tensor.numel()), _is_weight(tensor)
         if hasattr(tensor, "ds_tensor"):
-            tensor = _gathered(tensor.ds_tensor)[:size]
+            own = tensor.ds_tensor
+            parts = [torch.empty_like(own) for _ in range(torch.distributed.get_world_size())]  # all of one size
+            torch.distributed.all_gather(parts, own.detach().contiguous())
+            tensor = torch.cat(parts)[:size]
         if casts and is_weight:
             tensor = tensor.to(torch.bfloat16)
         if strategy == "zero2" or not is_weight:
@@ -233,13 +208,6 @@ def _zero_weights(trainer: ChunkTrainer, strategy: str) -> list[Any]:
         return [_hash(part) for part in row.split(share)]
 
     return _trees(state.trained_weights(trainer.model), ranks, hashed)
-
-
-def _gathered(part: torch.Tensor) -> torch.Tensor:
-    """Returns the parts of all ranks, which are of one size, one after the other."""
-    parts = [torch.empty_like(part) for _ in range(torch.distributed.get_world_size())]
-    torch.distributed.all_gather(parts, part.detach().contiguous())
-    return torch.cat(parts)
 
 
 class _Partitions:

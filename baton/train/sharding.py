@@ -1,8 +1,12 @@
 """ZeRO and FSDP2 through Accelerate: partitions, settings, and checkpoints for any number of processes.
 
-DeepSpeed puts values of weights in flat rows, padded with zeros, and gives each process a part. Stage 2 cuts a group
-of weights evenly, stage 3 each weight. A ZeRO checkpoint has whole weights and each process's optimizer part; nobody
-has to unpickle it, see `baton.checkpoint.zero_format`. FSDP2 also runs on CPUs.
+DeepSpeed lays values of weights in flat rows, and each process has a part of each row. In stage 2 a row is a group of
+weights one after the other, which is cut evenly. In stage 3 each weight is cut evenly by itself, and a row of a process
+has its parts of all weights of a group. What does not come out even is filled up with zeros.
+
+A ZeRO checkpoint has whole weights and each process's optimizer part; nobody has to unpickle it, see
+`baton.checkpoint.zero_format`. Under ZeRO the engine trains; optimizer, schedule and clipping are the recipe's. FSDP2
+also runs on CPUs.
 """
 
 from __future__ import annotations
@@ -12,9 +16,10 @@ import importlib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 from torch.utils.data import DataLoader
 
 from baton.checkpoint import sharded, zero_format
@@ -26,37 +31,7 @@ from baton.train.distributed.ranks import Ranks
 from baton.train.protocol import ChunkTrainer, Options, StateDict
 
 if TYPE_CHECKING:
-    from typing import Protocol
-
-    class Partitioned(Protocol):
-        """A weight whose values DeepSpeed splits over the ranks."""
-
-        ds_tensor: torch.Tensor
-        ds_numel: int
-
-    class Stage3(Protocol):
-        """The parts of DeepSpeed's stage 3 optimizer that are used."""
-
-        fp16_groups: list[list[Any]]
-        fp32_partitioned_groups_flat: list[torch.Tensor]
-
-        def checkpoint_event_prologue(self) -> None: ...
-
-        def checkpoint_event_epilogue(self) -> None: ...
-
-        def load_state_dict(self, parts: object, **options: bool) -> None: ...
-
-    from torch import nn
     from transformers import PreTrainedModel
-
-
-# --- ZeRO's partitions: which values of which weight each process has, and what was saved cut for another number of
-# them.
-#
-# DeepSpeed lays values of weights in flat rows, and each process has a part of each row. In stage 2 a row is a group
-# of weights one after the other, which is cut evenly. In stage 3 each weight is cut evenly by itself, and a process's
-# row has its parts of all weights of a group. What does not come out even is filled up with zeros.
-
 
 ALIGNMENT = 2
 """Stage 2 cuts a row into parts of a multiple of so many values."""
@@ -69,15 +44,8 @@ MASTER = "master"
 
 
 @dataclass(frozen=True)
-class Segment:
-    """Values of one weight in a process's row.
-
-    Attributes:
-        weight: The weight's number, in the optimizer's order.
-        start: First of its values.
-        stop: The one after the last.
-        padding: Zeros after them.
-    """
+class WeightSegment:
+    """Values of one weight in a process's row, with zeros after them; weights are numbered in the optimizer's order."""
 
     weight: int
     start: int
@@ -86,7 +54,6 @@ class Segment:
 
     @property
     def length(self) -> int:
-        """How many values it takes in the row."""
         return self.stop - self.start + self.padding
 
 
@@ -97,23 +64,14 @@ class SegmentPlace:
     rank: int
     row: int
     offset: int
-    piece: Segment
+    piece: WeightSegment
 
 
 class Partitioning:
-    """Which values each of some processes has.
-
-    Args:
-        stage: DeepSpeed's stage.
-        groups: Sizes of the weights, by row.
-        ranks: Number of processes.
-
-    Attributes:
-        rows: Process → row → its pieces, in order.
-    """
+    """Which values each of so many processes has, given the sizes of the weights by row."""
 
     def __init__(self, stage: int, groups: Sequence[Sequence[int]], ranks: int) -> None:
-        self.rows: list[list[list[Segment]]] = [[] for _ in range(ranks)]
+        self.rows: list[list[list[WeightSegment]]] = [[] for _ in range(ranks)]  # process → row → its pieces, in order
         self._places: dict[int, list[SegmentPlace]] = {}
         first = 0
         for row, group in enumerate(groups):
@@ -142,12 +100,12 @@ def weight_sizes(groups: Sequence[Sequence[torch.Tensor]]) -> list[list[int]]:
     return [[getattr(weight, "ds_numel", weight.numel()) for weight in group] for group in groups]
 
 
-def row_length(pieces: Sequence[Segment]) -> int:
+def row_length(pieces: Sequence[WeightSegment]) -> int:
     """Returns how many values a process's row has, zeros at its end among them."""
     return sum(piece.length for piece in pieces)
 
 
-def _even_row(group: Sequence[int], first: int, ranks: int) -> Iterator[list[Segment]]:
+def _even_row(group: Sequence[int], first: int, ranks: int) -> Iterator[list[WeightSegment]]:
     """Yields each process's part of a row that has its weights one after the other."""
     share = -(-sum(group) // (ALIGNMENT * ranks)) * ALIGNMENT
     for rank in range(ranks):
@@ -155,35 +113,27 @@ def _even_row(group: Sequence[int], first: int, ranks: int) -> Iterator[list[Seg
         for weight, size in enumerate(group, first):
             start, stop = (min(max(edge * share - at, 0), size) for edge in (rank, rank + 1))
             if start < stop:
-                pieces.append(Segment(weight, start, stop))
+                pieces.append(WeightSegment(weight, start, stop))
             at += size
         missing = share - row_length(pieces)
-        yield [*pieces, Segment(first + len(group) - 1, group[-1], group[-1], missing)] if missing else pieces
+        yield [*pieces, WeightSegment(first + len(group) - 1, group[-1], group[-1], missing)] if missing else pieces
 
 
-def _even_weights(group: Sequence[int], first: int, ranks: int) -> Iterator[list[Segment]]:
+def _even_weights(group: Sequence[int], first: int, ranks: int) -> Iterator[list[WeightSegment]]:
     """Yields each process's parts of weights that are cut each by itself."""
     for rank in range(ranks):
         pieces = []
         for weight, size in enumerate(group, first):
             share = -(-size // ranks)
             start, stop = (min(edge * share, size) for edge in (rank, rank + 1))
-            pieces.append(Segment(weight, start, stop, share - (stop - start)))
+            pieces.append(WeightSegment(weight, start, stop, share - (stop - start)))
         yield pieces
 
 
 class SavedPartitions:
-    """What the processes of a checkpoint have written, each its own part.
+    """What so many ranks have written to a checkpoint, each its own part, of weights of these sizes by group.
 
-    Args:
-        checkpoint: Local files of the checkpoint.
-        ranks: How many processes wrote it.
-        groups: Sizes of the weights that are trained, by group of the optimizer.
-
-    Attributes:
-        parts: Their states; rows are slices of files, which read what is asked of them.
-        stage: DeepSpeed's stage.
-        cut: Which values each has.
+    Rows of `parts` are slices of files, which read what is asked of them.
 
     Raises:
         DamagedError: they are not what was written, or not cut as DeepSpeed cuts.
@@ -210,13 +160,11 @@ class SavedPartitions:
                 # Stage 2 saves its masters without the zeros at their end.
                 real = row_length(pieces) - (pieces[-1].padding if self.stage == 2 else 0)
                 if row.get_shape() != [real] or any(map(any, part.get("param_alignment_paddings", []))):
-                    raise DamagedError(
-                        f"{zero_format.file_name(rank)} is not cut as by DeepSpeed {zero_format.VERSION}."
-                    )
+                    name = zero_format.file_name(rank)
+                    raise DamagedError(f"{name} is not cut as by DeepSpeed {zero_format.VERSION}.")
 
     @property
     def settings(self) -> list[StateDict]:
-        """The optimizer's groups, without their weights."""
         groups = self.optimizer(0)["param_groups"]
         return [{name: value for name, value in group.items() if name != "params"} for group in groups]
 
@@ -226,13 +174,7 @@ class SavedPartitions:
         return state
 
     def part(self, own: StateDict, cut: Partitioning, rank: int) -> StateDict:
-        """Returns the state of a process among another number of them.
-
-        Args:
-            own: Its state as DeepSpeed has made it, before anything is restored.
-            cut: Which values each of those processes has.
-            rank: Its number.
-        """
+        """Returns the state of a process among those of a cut, given its own as DeepSpeed makes it for a start."""
         mine = own[OPTIMIZER_STATES[self.stage]]["param_groups"]
         rows = cut.rows[rank]
         optimizer = {
@@ -249,7 +191,7 @@ class SavedPartitions:
         value = self.optimizer(rank)["state"][row][kind]
         return hasattr(value, "get_shape") and value.get_shape() == [row_length(self.cut.rows[rank][row])]
 
-    def row(self, kind: str, pieces: Sequence[Segment]) -> torch.Tensor:
+    def row(self, kind: str, pieces: Sequence[WeightSegment]) -> torch.Tensor:
         """Returns a row that is cut in another way."""
         parts = []
         for piece in pieces:
@@ -259,7 +201,7 @@ class SavedPartitions:
             parts.append(torch.zeros(piece.padding, dtype=parts[-1].dtype if parts else torch.float32))
         return torch.cat(parts)
 
-    def state(self, pieces: Sequence[Segment]) -> StateDict:
+    def state(self, pieces: Sequence[WeightSegment]) -> StateDict:
         """Returns the optimizer's own state of a row that is cut in another way; nothing of it is another row's too."""
         place, _, _ = next(self.cut.places(pieces[0].weight, 0, pieces[0].stop or 1))
         entries = self.optimizer(place.rank)["state"].get(place.row, {})
@@ -285,12 +227,6 @@ def _regrouped(left: list[int], lengths: Sequence[int], ranks: int) -> list[list
     if left:
         raise DamagedError(f"{zero_format.file_name(0)} has fewer values than the model.")
     return groups
-
-
-# --- DeepSpeed's ZeRO through Accelerate: its settings, and checkpoints of it that nobody has to unpickle.
-#
-# Its engine trains; optimizer, schedule and clipping are the recipe's. A checkpoint has the weights whole, as any
-# other, and each process's part of the optimizer beside them; see `baton.checkpoint.zero_format`.
 
 
 ZERO_BUCKET = 50_000_000
@@ -331,45 +267,34 @@ def deepspeed_arguments(recipe: Recipe) -> Options:
 
 
 class Zero(ChunkTrainer):
-    """Mixin for a `Trainer`: keeps and restores what DeepSpeed splits over the processes."""
+    """Mixin: keeps and restores what DeepSpeed splits over the processes."""
+
+    saves_weights_beside = False  # all ranks gather them, and in one order
 
     def create_accelerator_and_postprocess(self) -> None:
         """Makes the accelerator, which is told of accumulation: it warns where DeepSpeed knows of more than it."""
         super().create_accelerator_and_postprocess()
-        if self.is_zero:
-            self.accelerator.gradient_accumulation_steps = self.args.gradient_accumulation_steps
+        self.accelerator.gradient_accumulation_steps = self.args.gradient_accumulation_steps
 
     def optimizer_state(self) -> StateDict:
-        """Returns what the optimizer keeps between steps, of one that DeepSpeed splits without what is not kept."""
-        whole = super().optimizer_state()
-        return {name: value for name, value in whole.items() if name not in NOT_KEPT_BY_ZERO} if self.is_zero else whole
+        """Returns what DeepSpeed's optimizer keeps between steps, without what follows from recipe and model."""
+        return {name: value for name, value in super().optimizer_state().items() if name not in NOT_KEPT_BY_ZERO}
 
     def trained(self) -> list[list[torch.nn.Parameter]]:
-        """Returns the weights that are trained, by group of the optimizer; of DeepSpeed's, by its rows of values."""
-        if not self.is_zero:
-            return super().trained()
+        """Returns the weights that are trained, by DeepSpeed's rows of values."""
         optimizer = self.deepspeed.optimizer
         rows: list[list[torch.nn.Parameter]]
         rows = optimizer.fp16_groups if _splits_weights(optimizer) else optimizer.bit16_groups
         return rows
 
     def num_parts(self) -> int:
-        """Returns how many ranks of this machine write a part of the optimizer's state each."""
         ranks = Ranks.here()
-        return ranks.size // ranks.nodes if self.is_zero else 1
-
-    @property
-    def is_zero(self) -> bool:
-        """Whether DeepSpeed trains."""
-        return bool(self.is_deepspeed_enabled)
+        return ranks.size // ranks.nodes
 
     def _prepare_for_training(
         self, max_steps: int, train_dataloader: DataLoader[Any], resume_from_checkpoint: str | None
     ) -> object:
-        """Prepares, and restores the state itself: DeepSpeed would unpickle it."""
-        if not self.is_zero:
-            return super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
-        # Without the checkpoint: upstream would have DeepSpeed unpickle files that come from a bucket.
+        # transformers 5.23 has DeepSpeed load the checkpoint here, which would unpickle files that come from a bucket.
         prepared = super()._prepare_for_training(max_steps, train_dataloader, None)
         optimizer = self.deepspeed.optimizer
         if _splits_weights(optimizer):
@@ -379,16 +304,13 @@ class Zero(ChunkTrainer):
             self._load_scaler(resume_from_checkpoint)
         return prepared
 
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        if self.is_zero and checkpoint is not None:
-            self._load_part(checkpoint)
-        super()._load_optimizer_and_scheduler(checkpoint)
+    def read_optimizer(self, checkpoint: str) -> None:
+        """Restores this process's part, then the schedule, which is all that upstream restores under DeepSpeed."""
+        self._load_part(checkpoint)
+        super().read_optimizer(checkpoint)
 
     def _load_part(self, checkpoint: str) -> None:
         """Restores weights, their masters and the optimizer's state.
-
-        Args:
-            checkpoint: Local files of the checkpoint.
 
         Raises:
             DamagedError: the process's file is not what was written.
@@ -413,48 +335,40 @@ class Zero(ChunkTrainer):
         else:  # the weights are what a step would make of their masters
             optimizer.update_lp_params()
 
-    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        if not self.is_zero:
-            super()._save_optimizer_and_scheduler(output_dir)
-            return
+    def write_optimizer(self, output_dir: str) -> None:
         zero_format.write(
             os.path.join(output_dir, zero_format.file_name(self.args.process_index)), self.optimizer_state()
         )
         if self.args.should_save:
             torch.save(self.lr_scheduler.state_dict(), os.path.join(output_dir, "scheduler.pt"))
 
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Saves the weights, which with stage 2 each process has: `Trainer` would copy them first."""
-        if self.is_zero and not _splits_weights(self.deepspeed.optimizer):
-            self._save(output_dir)
+    def write_weights(self, output_dir: str | None, *, internal: bool) -> None:
+        """Writes the weights, which with stage 2 each process has: `Trainer` would copy them first."""
+        if _splits_weights(self.deepspeed.optimizer):
+            super().write_weights(output_dir, internal=internal)
         else:
-            super().save_model(output_dir, _internal_call)
+            self._save(output_dir)
 
 
-def _splits_weights(optimizer: object) -> TypeGuard[Stage3]:
+def _splits_weights(optimizer: Any) -> bool:
     """Tells whether no process has the whole model, which is stage 3."""
     return hasattr(optimizer, "fp32_partitioned_groups_flat")
 
 
-def _clear_padding(optimizer: Stage3) -> None:
+def _clear_padding(optimizer: Any) -> None:
     """Sets to 0 what stands after a weight's last value where it does not divide evenly over the ranks.
 
     DeepSpeed leaves there what happened to be in memory. Nobody computes with it, but it is saved.
     """
+    rank = Ranks.here().rank
     for group, masters in zip(optimizer.fp16_groups, optimizer.fp32_partitioned_groups_flat, strict=True):
-        for start, end, weights in _padding(group):
-            masters.data[start:end] = 0
-            weights.zero_()
-
-
-def _padding(group: list[Partitioned]) -> Iterator[tuple[int, int, torch.Tensor]]:
-    """Yields the padding of each weight of a group: where it lies in the group's masters, and itself."""
-    rank, at = Ranks.here().rank, 0
-    for weight in group:
-        part = weight.ds_tensor
-        real = min(max(weight.ds_numel - rank * part.numel(), 0), part.numel())
-        yield at + real, at + part.numel(), part.data[real:]
-        at += part.numel()
+        at = 0
+        for weight in group:
+            part = weight.ds_tensor
+            real = min(max(weight.ds_numel - rank * part.numel(), 0), part.numel())
+            masters.data[at + real : at + part.numel()] = 0
+            part.data[real:].zero_()
+            at += part.numel()
 
 
 def _load_buffers(model: torch.nn.Module, checkpoint: str) -> None:
@@ -470,59 +384,57 @@ def _load_buffers(model: torch.nn.Module, checkpoint: str) -> None:
                 buffers[kept].copy_(file.get_tensor(kept))
 
 
-# --- FSDP2 through Accelerate: on GPUs as it comes, on CPUs where Accelerate thinks of it only for GPUs.
-
-
-class Sharded(ChunkTrainer):
-    """Mixin for a `Trainer`: shards on CPUs too, and completes what Accelerate leaves out of a checkpoint in shards.
+class Fsdp(ChunkTrainer):
+    """Mixin: shards on CPUs too, and completes what Accelerate leaves out of a checkpoint in shards.
 
     A checkpoint of one process, which has all as a whole, is split when it is restored.
     """
 
     def create_accelerator_and_postprocess(self) -> None:
-        """Makes the accelerator.
+        """Makes the accelerator, which applies its FSDP plugin only where ranks have a GPU each.
 
-        Accelerate applies its FSDP plugin only where ranks have a GPU each; on CPUs it would ignore it silently, and
-        train with DDP.
+        On CPUs it would ignore the plugin silently, and train with DDP.
         """
         from accelerate.state import DistributedType, PartialState
 
-        on_cpu = self.args.fsdp_plugin_args is not None and self.args.use_cpu
-        if on_cpu:
+        if self.args.use_cpu:
             # For this call alone: it is what makes Accelerate apply the plugin.
             PartialState(cpu=True).distributed_type = DistributedType.MULTI_GPU
         super().create_accelerator_and_postprocess()
-        if on_cpu:
+        if self.args.use_cpu:
             PartialState().distributed_type = DistributedType.FSDP
 
     @property
     def splits(self) -> bool:
         """Whether the checkpoint is whole, and is to be in shards."""
-        return bool(self.is_fsdp_enabled) and self.resumption.is_reshaped and self.resumption.ranks == 1
+        return self.resumption.is_reshaped and self.resumption.ranks == 1
 
     def _prepare_for_training(
         self, max_steps: int, train_dataloader: DataLoader[Any], resume_from_checkpoint: str | None
     ) -> object:
-        """Prepares; weights that are whole are loaded before, as long as the model is."""
+        # transformers 5.23 loads weights after this, when the model is in shards; those that are whole come before.
         if resume_from_checkpoint is not None and self.splits:
             self.is_fsdp_enabled = False
-            super()._load_from_checkpoint(resume_from_checkpoint)
+            super().read_weights(resume_from_checkpoint)
             self.is_fsdp_enabled = True
         return super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
 
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+    def read_weights(self, checkpoint: str, model: nn.Module | None = None) -> None:
+        """Restores weights in shards."""
         if not self.splits:
-            super()._load_from_checkpoint(resume_from_checkpoint, model)
+            super().read_weights(checkpoint, model)
 
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        if checkpoint is not None and self.is_fsdp_enabled and not self.splits and sharded.is_unused(checkpoint):
+    def read_optimizer(self, checkpoint: str) -> None:
+        """Restores shards; of a whole optimizer each process its part."""
+        if not self.splits and not sharded.is_unused(checkpoint):
+            super().read_optimizer(checkpoint)
+            return
+        schedule = torch.load(os.path.join(checkpoint, "scheduler.pt"), weights_only=True)
+        if not self.splits:
             # All steps before it were skipped: torch would ask for moments that the optimizer has not made.
-            self.lr_scheduler.load_state_dict(torch.load(os.path.join(checkpoint, "scheduler.pt"), weights_only=True))
+            self.lr_scheduler.load_state_dict(schedule)
             for group, rate in zip(self.optimizer.param_groups, self.lr_scheduler.get_last_lr(), strict=True):
                 group["lr"] = rate
-            return
-        if checkpoint is None or not self.splits:
-            super()._load_optimizer_and_scheduler(checkpoint)
             return
         from torch.distributed.checkpoint.state_dict import StateDictOptions, set_optimizer_state_dict
 
@@ -539,12 +451,12 @@ class Sharded(ChunkTrainer):
         set_optimizer_state_dict(
             self.model, self.bare_optimizer(), state, options=StateDictOptions(full_state_dict=True)
         )
-        self.lr_scheduler.load_state_dict(torch.load(os.path.join(checkpoint, "scheduler.pt"), weights_only=True))
+        self.lr_scheduler.load_state_dict(schedule)
 
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Saves the weights; of a checkpoint in shards, what else makes a model: configuration and tokenizer."""
-        if not (self.is_fsdp_enabled and _internal_call):
-            super().save_model(output_dir, _internal_call)
+    def write_weights(self, output_dir: str | None, *, internal: bool) -> None:
+        """Writes the weights; to a checkpoint in shards, what else makes a model: configuration and tokenizer."""
+        if not internal:
+            super().write_weights(output_dir, internal=internal)
         elif self.args.should_save:
             if self.recipe.adapter:
                 adapter = copy.copy(self.model.active_peft_config)
@@ -558,7 +470,7 @@ class Sharded(ChunkTrainer):
 
 
 def sharding_arguments(recipe: Recipe) -> Options:
-    """Returns the arguments of `TrainingArguments` for several processes."""
+    """Returns keyword arguments for the method's configuration where several processes train."""
     uncompiled = {"torch_compile": False, "torch_compile_mode": None}  # `compile_first` does it, and once is enough
     if not recipe.parallel.is_sharded:
         return uncompiled

@@ -10,20 +10,16 @@ from transformers import DefaultFlowCallback, PrinterCallback, ProgressCallback,
 from transformers.trainer_callback import ExportableState
 
 from baton.checkpoint.digest import tree_digest
+from baton.checkpoint.store import LogEntry
 from baton.errors import ExactnessError
 from baton.models import rng
 from baton.runs.documents import PARTS
 from baton.train.protocol import PER_RANK_PARTS, ChunkTrainer, StateDict
 
-LogEntry = dict[str, float]
-"""What a trainer logged at a step: names, `step` among them, and numbers."""
-
 EXTRA_FILE = "baton_state.pt"
 """What `Trainer` does not save: running sums of logged values, callbacks' state, and what the method keeps."""
-
 TIMED = ("step_time",)
 """Logged values that depend on the clock."""
-
 STATELESS = (DefaultFlowCallback, PrinterCallback, ProgressCallback)
 
 
@@ -46,23 +42,23 @@ def digests_of(trainer: ChunkTrainer) -> dict[str, str]:
 
 
 def merge_rank_digests(
-    rows: Sequence[Mapping[str, str]], *, replicated: bool, of_each: Sequence[str] = PER_RANK_PARTS
+    rows: Sequence[Mapping[str, str]], *, replicated: bool, per_rank_parts: Sequence[str] = PER_RANK_PARTS
 ) -> dict[str, str]:
     """Returns the digests of a state that several ranks hold; what is the same in all of them counts once.
 
     Args:
         rows: The digests of each rank, in their order.
         replicated: Whether each has the whole state.
-        of_each: Parts that differ between ranks.
+        per_rank_parts: Parts that differ between ranks.
 
     Raises:
-        ExactnessError: it has, and they differ in what is the same in all.
+        ExactnessError: each has all of it, and they differ in what is the same in all.
     """
     digests = {}
     for name in PARTS:
         values = [row[name] for row in rows]
         same = len(set(values)) == 1
-        if not same and replicated and name not in of_each:
+        if not same and replicated and name not in per_rank_parts:
             other = next(rank for rank, value in enumerate(values) if value != values[0])
             raise ExactnessError(
                 f"rank {other} has other {name} than rank 0; with training.parallel.strategy ddp all have the same.",
@@ -100,14 +96,13 @@ def trained_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 def num_bytes(trainer: ChunkTrainer) -> int:
     """Returns about how many bytes a checkpoint has: weights that are saved, state of optimizer and method."""
+
+    def size(value: object) -> int:  # of a tensor in ZeRO's partitions, that of the whole
+        return sum(getattr(x, "ds_numel", x.numel()) * x.element_size() for x in _tensors(value))
+
     # An estimate: where it is too low, the write fails for want of room and goes to the next place.
-    whole = _size([trained_weights(trainer.model), trainer.method_state()])
-    return whole + trainer.num_parts() * _size(trainer.optimizer_state()) + 2**20
-
-
-def _size(value: object) -> int:
-    """Returns the bytes of all tensors in nested containers; of one in ZeRO's partitions, those of the whole."""
-    return sum(getattr(x, "ds_numel", x.numel()) * x.element_size() for x in _tensors(value))
+    whole = size([trained_weights(trainer.model), trainer.method_state()])
+    return whole + trainer.num_parts() * size(trainer.optimizer_state()) + 2**20
 
 
 def _tensors(value: object) -> Iterator[torch.Tensor]:
@@ -132,7 +127,7 @@ def log_window(trainer: ChunkTrainer) -> StateDict:
 
 
 def restore_log_window(trainer: ChunkTrainer, saved: StateDict) -> None:
-    """Restores the running sums."""
+    """Restores what `log_window` returned."""
     trainer._tr_loss = saved["tr_loss"].to(trainer.args.device)
     trainer._globalstep_last_logged = saved["globalstep_last_logged"]
     for mode, values in saved["metrics"].items():

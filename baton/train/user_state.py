@@ -2,7 +2,7 @@
 
 A walk begins at loss, rewards, callbacks, metrics, collator and the trainer's own class. It follows the names that
 their code refers to: globals of modules, attributes of objects and classes, closures, defaults of arguments. Each place
-that holds a value is a `Slot`. Values are compared before training and at each checkpoint. One that has changed is
+that holds a value is a `StateSlot`. Values are compared before training and at each checkpoint. One that has changed is
 carried as JSON and arrays, or named as not carried.
 """
 
@@ -22,7 +22,7 @@ import random
 import sys
 import types
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,7 +55,22 @@ DYNAMIC = {"globals", "vars", "exec", "eval", "modules"}
 """Names by which code may refer to any other."""
 CONSTANT = (type(None), bool, int, float, str)
 MUTABLE = (list, dict, set, bytearray, collections.deque, np.ndarray, torch.Tensor)
-RANDOM = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
+RANDOM: dict[Any, tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]] = {
+    random.Random: (lambda it: it.getstate(), lambda it, state: it.setstate(state)),
+    np.random.Generator: (
+        lambda it: it.bit_generator.state,
+        lambda it, state: setattr(it.bit_generator, "state", state),
+    ),
+    np.random.RandomState: (lambda it: it.get_state(legacy=False), lambda it, state: it.set_state(state)),
+    torch.Generator: (lambda it: it.get_state(), lambda it, state: it.set_state(state)),
+}
+"""Generators of random numbers: what returns the state of one, and what sets it."""
+BIT_GENERATORS: dict[str, Any] = {
+    each.__name__: each
+    for each in (np.random.PCG64, np.random.PCG64DXSM, np.random.MT19937, np.random.Philox, np.random.SFC64)
+}
+SEQUENCES = ("list", "tuple", "set", "frozenset", "deque")
+MAPPINGS = ("dict", "OrderedDict", "Counter", "defaultdict")
 FACTORIES: dict[str, Callable[[], Any]] = {each.__name__: each for each in (int, float, str, list, dict, set)}
 LARGE = 2**26
 """Bytes from which an array is known by sums of its pieces: a hash would take seconds."""
@@ -66,7 +81,7 @@ NESTED = 30
 
 
 @dataclass(frozen=True)
-class Slot:
+class StateSlot:
     """A place where code of the user's keeps a value.
 
     Attributes:
@@ -84,11 +99,7 @@ class Slot:
     ahead: bool = False
 
     def get(self) -> Any:
-        """Returns the value.
-
-        Raises:
-            AttributeError, KeyError, ValueError: there is none.
-        """
+        """Returns the value; an AttributeError, KeyError or ValueError tells that there is none."""
         if self.kind == "item":
             return self.holder[self.key]
         if self.kind == "attribute":
@@ -117,11 +128,7 @@ class Slot:
 
 
 class OwnStates:
-    """The state of the user's code that a trainer calls.
-
-    Args:
-        trainer: The trainer, its callbacks complete and nothing called yet.
-    """
+    """The state of the user's code that a trainer calls: its callbacks are complete, and nothing is called yet."""
 
     def __init__(self, trainer: ChunkTrainer) -> None:
         self._trainer = trainer
@@ -133,12 +140,7 @@ class OwnStates:
         self._arrays: dict[str, torch.Tensor] = {}
 
     def begin(self, folder: str | None, rank: int) -> None:
-        """Looks at what all callbacks have made as training began, and reads what a checkpoint carries.
-
-        Args:
-            folder: Local folder of the checkpoint, None at the start of a run.
-            rank: This process.
-        """
+        """Looks at what all callbacks have made as training began, and reads what a checkpoint carries."""
         found = Walk(self._trainer)
         values = found.values()
         self._began, self._owners = {name: each.digest for name, each in values.items()}, set(found.owners)
@@ -155,11 +157,8 @@ class OwnStates:
     def restore(self, *, partly: bool = False) -> dict[str, str]:
         """Puts back what the checkpoint carries, and returns the digests of what is then in memory.
 
-        Args:
-            partly: Whether the code may lack some of it: a fork's may.
-
         Raises:
-            ExactnessError: the object that it belongs to is not there.
+            ExactnessError: the object that it belongs to is not there; partly a fork's code may lack some.
         """
         if not self._saved:
             return {}
@@ -173,7 +172,7 @@ class OwnStates:
                 )
             if holder is not None:
                 value = _decoded(saved["value"], self._arrays)
-                Slot(saved["owner"], saved["kind"], saved["key"], holder).put(value)
+                StateSlot(saved["owner"], saved["kind"], saved["key"], holder).put(value)
         values = Walk(self._trainer).values()
         return {name: values[name].digest for name in self._saved if name in values}
 
@@ -241,22 +240,15 @@ def save(folder: str, rank: int, document: Mapping[str, Any], arrays: Mapping[st
 
 
 def file_name(rank: int) -> str:
-    """Returns the name of a rank's file."""
     return "baton_state_hooks.json" if rank == 0 else f"baton_state_hooks_{rank}.json"
 
 
 def digest(carried: Mapping[str, str]) -> str:
-    """Returns one digest for all that is carried."""
     return hashlib.sha256("".join(f"{name}={carried[name]};" for name in sorted(carried)).encode()).hexdigest()
 
 
 def merge_rank_states(rows: Sequence[OwnState], *, each_writes: bool = True) -> OwnState:
-    """Returns the state of all ranks.
-
-    Args:
-        rows: That of each rank.
-        each_writes: Whether each has a part of the checkpoint of its own.
-    """
+    """Returns the state of all ranks, given that of each; `each_writes` a part of the checkpoint, or all share one."""
     carried, lost = {}, {name: why for row in rows for name, why in row.lost.items()}
     for name in sorted({name for row in rows for name in row.carried}):
         digests = [row.carried.get(name, "") for row in rows]
@@ -268,15 +260,10 @@ def merge_rank_states(rows: Sequence[OwnState], *, each_writes: bool = True) -> 
 
 
 class Walk:
-    """A walk from a trainer's hooks.
-
-    Attributes:
-        slots: Name → place.
-        owners: Name → object that places belong to.
-    """
+    """A walk from a trainer's hooks: names of places, and of the objects that they belong to."""
 
     def __init__(self, trainer: ChunkTrainer) -> None:
-        self.slots: dict[str, Slot] = {}
+        self.slots: dict[str, StateSlot] = {}
         self.owners: dict[str, Any] = {}
         self._seen: dict[int, object] = {}
         self._packages: set[str] = set()
@@ -294,7 +281,8 @@ class Walk:
             if self._has_places(each) and not _has_state_dict(each)
         ]
         kinds = [each for each in type(trainer).__mro__ if self._is_own(each.__module__)]
-        stored = _stored(kinds) - _stored(set(type(trainer).__mro__) - set(kinds)) if kinds else set()
+        others = (kind for kind in type(trainer).__mro__ if kinds and kind not in kinds)
+        stored = {name for kind in kinds for name in _stored(kind)}.difference(*map(_stored, others))
         self._foreign = _foreign(trainer, {id(each) for each in roots}, stored)
         # First: what code that is called ahead refers to is no state of a step, whoever else refers to it.
         self._ahead = True
@@ -305,11 +293,10 @@ class Walk:
         if stored:
             self.owners[f"{_label(kinds[0])}()"] = trainer
         for key in sorted(stored & vars(trainer).keys()):
-            self._place(f"{_label(kinds[0])}.{key}", Slot(f"{_label(kinds[0])}()", "attribute", key, trainer))
+            self._place(f"{_label(kinds[0])}.{key}", StateSlot(f"{_label(kinds[0])}()", "attribute", key, trainer))
 
     def values(self) -> dict[str, Encoded]:
-        """Returns the value of each place."""
-        return {name: Encoder(self._foreign, self._seen).encoded(slot.get()) for name, slot in self.slots.items()}
+        return {name: Encoded(slot.get(), self._foreign, self._seen) for name, slot in self.slots.items()}
 
     def _is_own(self, module: str | None) -> bool:
         return is_own(module) or str(module).partition(".")[0] in self._packages
@@ -320,8 +307,7 @@ class Walk:
         kind = value if isinstance(value, type) else type(value)
         return self._is_own(kind.__module__) or (kind is type(value) and _has_state_dict(value))
 
-    def _place(self, name: str, slot: Slot) -> None:
-        """Notes a place that has a value, and follows that."""
+    def _place(self, name: str, slot: StateSlot) -> None:
         try:
             value = slot.get()
         except (AttributeError, KeyError, ValueError):
@@ -332,7 +318,7 @@ class Walk:
             if self.slots[name].holder is slot.holder and self.slots[name].key == slot.key:
                 return
             name += "'"
-        self.slots[name] = Slot(slot.owner, slot.kind, slot.key, slot.holder, self._ahead)
+        self.slots[name] = StateSlot(slot.owner, slot.kind, slot.key, slot.holder, self._ahead)
         if slot.kind != "state_dict":
             self._follow(value, name)
 
@@ -383,7 +369,7 @@ class Walk:
         is_own = self._is_own(function.__module__)
         for key, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             if is_own:
-                self._place(f"{name}.{key}", Slot(self._own(f"{name}.{key}", cell), "cell", key, cell))
+                self._place(f"{name}.{key}", StateSlot(self._own(f"{name}.{key}", cell), "cell", key, cell))
             elif cell != types.CellType():  # a library's function around one of the user's
                 self._follow(cell.cell_contents, name)
         self._follow(vars(function).get("__wrapped__"), name)
@@ -401,7 +387,7 @@ class Walk:
         """Notes the default of an argument: it is always the same object, which may change in place."""
         if not isinstance(value, CONSTANT):
             holder = {key: value}
-            self._place(f"{name}({key})", Slot(self._own(f"{name}({key})", holder), "item", key, holder))
+            self._place(f"{name}({key})", StateSlot(self._own(f"{name}({key})", holder), "item", key, holder))
 
     def _names(self, code: types.CodeType, scope: dict[str, Any]) -> None:
         """Notes the globals that code refers to, those of modules that it names too."""
@@ -423,7 +409,7 @@ class Walk:
             if isinstance(scope.get(name), types.ModuleType):
                 self._scope(names, vars(scope[name]), seen)
             elif name in scope and not name.startswith("__"):
-                self._place(f"{file}:{name}", Slot(self._own(file, scope), "item", name, scope))
+                self._place(f"{file}:{name}", StateSlot(self._own(file, scope), "item", name, scope))
 
     def _class(self, kind: type) -> None:
         if not self._is_own(kind.__module__):
@@ -434,7 +420,7 @@ class Walk:
             if isinstance(inner, types.FunctionType):
                 self._visit(inner, _label(inner))
             elif not key.startswith(("__", "_abc_")) and not hasattr(type(value), "__get__"):
-                self._place(f"{name}.{key}", Slot(self._own(name, kind), "attribute", key, kind))
+                self._place(f"{name}.{key}", StateSlot(self._own(name, kind), "attribute", key, kind))
         for base in kind.__bases__:
             self._visit(base, _label(base))
 
@@ -443,22 +429,21 @@ class Walk:
         owner = self._own(f"{name}()" if name == _label(type(value)) else name, value)
         if _has_state_dict(value):
             if not isinstance(value, TrainerCallback):  # else part of `callbacks`
-                self._place(f"{name}.state_dict()", Slot(owner, "state_dict", "", value))
+                self._place(f"{name}.state_dict()", StateSlot(owner, "state_dict", "", value))
         elif not isinstance(value, ExportableState):
             kept = getattr(value, "__dict__", {})
             slotted = [each for kind in type(value).__mro__ for each in getattr(kind, "__slots__", ())]
             for key in (*slotted, *kept):
                 if not key.startswith("__"):
-                    self._place(f"{name}.{key}", Slot(owner, "attribute", key, value))
+                    self._place(f"{name}.{key}", StateSlot(owner, "attribute", key, value))
 
     def _mapping(self, values: dict[str, Any], name: str) -> None:
         owner = self._own(name, values)
         for key in list(values):
             if not key.startswith("__"):
-                self._place(f"{name}.{key}", Slot(owner, "item", key, values))
+                self._place(f"{name}.{key}", StateSlot(owner, "item", key, values))
 
 
-@dataclass
 class Encoded:
     """A value as JSON, its arrays by their digests.
 
@@ -468,38 +453,21 @@ class Encoded:
         opaque: Whether it holds something that JSON and arrays cannot.
         inside: The mutable objects in it, by identity.
         identity: That of the value, where it is one of them.
+
+    Objects by identity: `foreign` ones are not the user's, and of a `visited` one each place is compared by itself.
     """
 
-    tree: Any
-    arrays: dict[str, torch.Tensor]
-    opaque: bool
-    inside: dict[int, object]
-    identity: int | None
+    def __init__(self, value: Any, foreign: Mapping[int, object], visited: Mapping[int, object]) -> None:
+        self._foreign, self._visited = foreign, visited
+        self.arrays: dict[str, torch.Tensor] = {}
+        self.inside: dict[int, object] = {}
+        self.opaque = False
+        self.tree = self._tree(value, 0)
+        self.identity = id(value) if id(value) in self.inside else None
 
     @functools.cached_property
     def digest(self) -> str:
-        """SHA-256 of the value."""
         return hashlib.sha256(json.dumps(self.tree).encode()).hexdigest()
-
-
-class Encoder:
-    """Makes one value plain.
-
-    Args:
-        foreign: Objects that are not the user's, by identity.
-        visited: Objects of which each place is compared by itself.
-    """
-
-    def __init__(self, foreign: Mapping[int, object], visited: Mapping[int, object]) -> None:
-        self._foreign, self._visited = foreign, visited
-        self._arrays: dict[str, torch.Tensor] = {}
-        self._inside: dict[int, object] = {}
-        self._opaque = False
-
-    def encoded(self, value: Any) -> Encoded:
-        """Returns the value, plain."""
-        tree = self._tree(value, 0)
-        return Encoded(tree, self._arrays, self._opaque, self._inside, id(value) if id(value) in self._inside else None)
 
     def _tree(self, value: Any, depth: int) -> Any:
         kind: Any = type(value)
@@ -510,27 +478,30 @@ class Encoder:
         if kind is complex:
             return ["complex", value.real, value.imag]
         if kind in (bytes, bytearray):
-            self._note(value)
+            if kind is bytearray:
+                self.inside[id(value)] = value
             return [kind.__name__, base64.b64encode(value).decode()]
-        if id(value) in self._foreign or depth > NESTED or id(value) in self._inside:
-            self._opaque = True
+        if id(value) in self._foreign or depth > NESTED or id(value) in self.inside:
+            self.opaque = True
             return ["elsewhere", _label(value)]
         if isinstance(value, (*MUTABLE, *RANDOM, itertools.count)):
-            self._note(value)
+            self.inside[id(value)] = value
         if isinstance(value, np.ndarray | np.generic | torch.Tensor):
             return self._array(value)
         if (parts := self._container(value, depth)) is not None:
             return parts
-        if isinstance(value, RANDOM):
-            return self._random(value, depth)
+        if any(isinstance(value, each) for each in RANDOM):
+            if kind not in RANDOM:  # of a class of its own
+                self.opaque = True
+                is_plain = isinstance(value, random.Random)
+                return [kind.__qualname__, self._tree(value.getstate(), depth + 1) if is_plain else ""]
+            device = [str(value.device)] if kind is torch.Generator else []
+            name = "torch.Generator" if device else kind.__name__
+            return [name, self._tree(RANDOM[kind][0](value), depth + 1), *device]
         if kind is itertools.count:
             return ["count", *(self._tree(each, depth + 1) for each in value.__reduce__()[1])]
-        self._opaque = True
+        self.opaque = True
         return self._unknown(value, depth)
-
-    def _note(self, value: Any) -> None:
-        if not isinstance(value, bytes):
-            self._inside[id(value)] = value
 
     def _container(self, value: Any, depth: int) -> list[Any] | None:
         kind, name = type(value), type(value).__name__
@@ -552,20 +523,20 @@ class Encoder:
             pairs = items
         else:
             return None
-        self._opaque = True  # of a class of its own
+        self.opaque = True  # of a class of its own
         return [f"{kind.__module__}.{kind.__qualname__}", pairs]
 
     def _array(self, value: Any) -> list[Any]:
         if isinstance(value, torch.Tensor):
             plain = type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided
             if not plain or value.is_complex() or value.is_quantized or value.is_meta:
-                self._opaque = True
+                self.opaque = True
                 return ["tensor", str(type(value)), list(value.shape)]
             tensor = value.detach()
             return ["torch", self._kept(tensor), str(value.device), value.requires_grad]
         array = np.asarray(value)
         if array.dtype.hasobject or array.dtype.fields:
-            self._opaque = True
+            self.opaque = True
             return ["object array", array.dtype.str, repr(array.tolist())]
         raw = torch.frombuffer(bytearray(array.tobytes()), dtype=torch.uint8) if array.nbytes else torch.empty(0)
         kind = "scalar" if isinstance(value, np.generic) else "numpy"
@@ -580,21 +551,8 @@ class Encoder:
             found.update(sums.cpu().numpy().tobytes())
             flat = flat[flat.numel() // 8 * 8 :]
         found.update(flat.cpu().numpy().tobytes())
-        self._arrays[found.hexdigest()] = tensor
+        self.arrays[found.hexdigest()] = tensor
         return found.hexdigest()
-
-    def _random(self, value: Any, depth: int) -> list[Any]:
-        kind: Any = type(value)
-        if kind is random.Random:
-            return ["Random", self._tree(value.getstate(), depth + 1)]
-        if kind is np.random.Generator:
-            return ["Generator", self._tree(value.bit_generator.state, depth + 1)]
-        if kind is np.random.RandomState:
-            return ["RandomState", self._tree(value.get_state(legacy=False), depth + 1)]
-        if kind is torch.Generator:
-            return ["torch.Generator", self._tree(value.get_state(), depth + 1), str(value.device)]
-        self._opaque = True
-        return [kind.__qualname__, self._tree(value.getstate(), depth + 1) if isinstance(value, random.Random) else ""]
 
     def _unknown(self, value: Any, depth: int) -> list[Any]:
         """Returns what can be compared of an object that cannot be carried."""
@@ -605,7 +563,7 @@ class Encoder:
             return [name, _label(value)]
         if id(value) in self._visited:
             return [name]
-        self._inside[id(value)] = value  # once: it may hold itself
+        self.inside[id(value)] = value  # once: it may hold itself
         if inspect.isgenerator(value):
             frame = value.gi_frame
             return [name, frame and [frame.f_lasti, self._tree(frame.f_locals, depth + 1)]]
@@ -630,7 +588,6 @@ class Encoder:
 
 
 def _decoded(tree: Any, arrays: Mapping[str, torch.Tensor]) -> Any:
-    """Returns the value that `Encoder` has made plain."""
     if not isinstance(tree, list):
         return tree
     kind, *rest = tree
@@ -654,32 +611,22 @@ def _decoded(tree: Any, arrays: Mapping[str, torch.Tensor]) -> Any:
         "torch": lambda: arrays[rest[0]].to(rest[1]).requires_grad_(rest[2]),
         "numpy": lambda: _as_numpy(arrays[rest[0]], rest[1], rest[2]),
         "scalar": lambda: _as_numpy(arrays[rest[0]], rest[1], rest[2])[()],
-        "Random": lambda: _seeded(random.Random(), "setstate", _decoded(rest[0], arrays)),
-        "RandomState": lambda: _seeded(np.random.RandomState(), "set_state", _decoded(rest[0], arrays)),
-        "torch.Generator": lambda: _seeded(torch.Generator(rest[1]), "set_state", _decoded(rest[0], arrays)),
-        "Generator": lambda: _generator(_decoded(rest[0], arrays)),
     }
-    return made[kind]()
-
-
-SEQUENCES = ("list", "tuple", "set", "frozenset", "deque")
-MAPPINGS = ("dict", "OrderedDict", "Counter", "defaultdict")
+    if kind in made:
+        return made[kind]()
+    state = _decoded(rest[0], arrays)
+    generator: Any = {
+        "Random": lambda: random.Random(),
+        "RandomState": lambda: np.random.RandomState(),
+        "torch.Generator": lambda: torch.Generator(rest[1]),
+        "Generator": lambda: np.random.Generator(BIT_GENERATORS[state["bit_generator"]]()),
+    }[kind]()
+    RANDOM[type(generator)][1](generator, state)
+    return generator
 
 
 def _as_numpy(raw: torch.Tensor, dtype: str, shape: list[int]) -> Any:
     return np.frombuffer(raw.numpy().tobytes(), dtype=np.dtype(dtype)).reshape(shape).copy()
-
-
-def _seeded(generator: Any, method: str, value: Any) -> Any:
-    getattr(generator, method)(value)
-    return generator
-
-
-def _generator(saved: dict[str, Any]) -> np.random.Generator:
-    bits = {each.__name__: each for each in (np.random.PCG64, np.random.PCG64DXSM, np.random.MT19937, np.random.Philox)}
-    made: Any = {**bits, "SFC64": np.random.SFC64}[saved["bit_generator"]]()
-    made.state = saved
-    return np.random.Generator(made)
 
 
 def _put_in_place(now: Any, value: Any) -> bool:
@@ -694,21 +641,16 @@ def _put_in_place(now: Any, value: Any) -> bool:
     elif isinstance(now, collections.deque) and now.maxlen == value.maxlen:
         now.clear()
         now.extend(value)
-    elif isinstance(now, np.ndarray) and (now.dtype, now.shape, now.flags.writeable) == (
-        value.dtype,
-        value.shape,
-        True,
-    ):
+    elif isinstance(now, np.ndarray) and now.flags.writeable and (now.dtype, now.shape) == (value.dtype, value.shape):
         now[...] = value
     elif isinstance(now, torch.Tensor) and (now.dtype, now.shape) == (value.dtype, value.shape):
         with torch.no_grad():
             now.copy_(value)
-    elif isinstance(now, random.Random):
-        now.setstate(value.getstate())
-    elif isinstance(now, np.random.RandomState | torch.Generator):
-        now.set_state(value.get_state())
-    elif isinstance(now, np.random.Generator) and type(now.bit_generator) is type(value.bit_generator):
-        now.bit_generator.state = value.bit_generator.state
+    elif type(now) in RANDOM and type(getattr(now, "bit_generator", None)) is type(
+        getattr(value, "bit_generator", None)
+    ):
+        get, put = RANDOM[type(now)]
+        put(now, get(value))
     else:
         return False
     return True
@@ -730,13 +672,9 @@ def _parts(value: Any) -> list[Any]:
     return [each for each in values if not isinstance(each, (*CONSTANT, torch.nn.Module))]
 
 
-def _stored(kinds: Iterable[type]) -> set[str]:
-    """Returns the names of attributes that the code of classes sets."""
-    return {name for kind in kinds for name in _stored_by(kind)}
-
-
 @functools.cache
-def _stored_by(kind: type) -> frozenset[str]:
+def _stored(kind: type) -> frozenset[str]:
+    """Returns the names of attributes that the code of a class sets."""
     functions = [each for each in vars(kind).values() if isinstance(each, types.FunctionType)]
     lines = [line for function in functions for line in dis.get_instructions(function)]
     return frozenset(str(line.argval) for line in lines if line.opname == "STORE_ATTR")
@@ -775,5 +713,4 @@ def _label(value: Any) -> str:
 
 
 def _file(scope: Mapping[str, Any]) -> str:
-    """Returns the name of a module's file."""
     return os.path.basename(scope.get("__file__") or "") or str(scope.get("__name__"))

@@ -93,7 +93,7 @@ class _Timed(LocalSweep):
         """Runs it, and adds up what its chunks did."""
         self.winner = self.run().name.rpartition("-")[2]
         self.took, self.first = self.ended - self.began, self.first - self.began
-        runs = [self.sweep.run(trial) for trial in Sweep(self.sweep.storage, self.sweep.name).trials()]
+        runs = [self.sweep.run(trial) for trial in Sweep(self.sweep.storage, self.sweep.name).document().trials]
         attempts = [attempt for run in runs for attempt in run.attempts()]
         self.chunks = len(attempts)
         self.steps = sum(attempt.to_step - attempt.from_step for attempt in attempts)

@@ -19,11 +19,11 @@ def in_a_pod(run_uri: str, index: int, leave_out: tuple[str, ...] = ()) -> None:
 
 def planted(run_uri: str, index: int) -> None:
     """The same with steps that are spoilt, where no class of the recipe's may do it."""
-    from baton.train.trainer import Resumable
+    from baton.train.weighing import WeighedRows
     from tests.resume import own
 
-    compute = Resumable.compute_loss
-    Resumable.compute_loss = lambda self, *given, **named: own.planted(self, compute(self, *given, **named))  # type: ignore[method-assign]
+    compute = WeighedRows.compute_loss
+    WeighedRows.compute_loss = lambda self, *given, **named: own.planted(self, compute(self, *given, **named))  # type: ignore[method-assign]
     in_a_pod(run_uri, index)
 
 
@@ -34,9 +34,9 @@ def drawing(run_uri: str, index: int) -> None:
     from baton.train.chunk import run_chunk
     from baton.train.guard import Guarded
 
-    def pass_over(self: Any, *arguments: Any) -> None:
-        super(Guarded, self).pass_over(*arguments)
+    def skip_step(self: Any, *arguments: Any) -> None:
+        super(Guarded, self).skip_step(*arguments)
         torch.rand(())
 
-    Guarded.pass_over = pass_over  # type: ignore[method-assign]
+    Guarded.skip_step = skip_step  # type: ignore[method-assign]
     run_chunk(run_uri, index)

@@ -86,23 +86,25 @@ def without_rng_of(run_uri: str, index: int, rank: int) -> None:
     """Runs a chunk of which one process does not get its random state back."""
     from transformers import Trainer
 
+    from baton.train import inputs
     from baton.train.chunk import run_chunk
-    from baton.train.trainer import Resumable
+    from baton.train.trainer import ExactResume
 
     def load(self: Any, checkpoint: str | None) -> None:
         if not in_rank(rank):
             Trainer._load_rng_state(self, checkpoint)
 
-    Resumable._load_rng_state = load  # type: ignore[method-assign]
+    ExactResume._load_rng_state = load  # type: ignore[method-assign]
+    inputs.CONTROLS["rng"] = lambda folder: None  # of the others it is there; and it is not compared
     run_chunk(run_uri, index, ("rng",))
 
 
 def recorded(run_uri: str, index: int, folder: str) -> None:
     """Runs a chunk that writes down the rows of each forward pass, and whether gradients are joined behind it."""
     from baton.train.chunk import run_chunk
-    from baton.train.trainer import Resumable
+    from baton.train.weighing import WeighedRows
 
-    compute = Resumable.compute_loss
+    compute = WeighedRows.compute_loss
 
     def compute_loss(self: Any, model: Any, inputs: Any, *rest: Any, **named: Any) -> Any:
         if model.training:
@@ -114,7 +116,7 @@ def recorded(run_uri: str, index: int, folder: str) -> None:
                 file.write(json.dumps(line) + "\n")
         return compute(self, model, inputs, *rest, **named)
 
-    Resumable.compute_loss = compute_loss  # type: ignore[method-assign]
+    WeighedRows.compute_loss = compute_loss  # type: ignore[method-assign]
     run_chunk(run_uri, index)
 
 
@@ -153,9 +155,9 @@ def compiled(run_uri: str, index: int, folder: str) -> None:
     from torch._dynamo.utils import counters
 
     from baton.train.chunk import run_chunk
-    from baton.train.trainer import Resumable
+    from baton.train.weighing import WeighedRows
 
-    compute = Resumable.compute_loss
+    compute = WeighedRows.compute_loss
 
     def compute_loss(*given: Any, **named: Any) -> Any:
         found = compute(*given, **named)
@@ -163,7 +165,7 @@ def compiled(run_uri: str, index: int, folder: str) -> None:
             file.write(str(counters["frames"]["ok"]))
         return found
 
-    Resumable.compute_loss = compute_loss  # type: ignore[method-assign]
+    WeighedRows.compute_loss = compute_loss  # type: ignore[method-assign]
     run_chunk(run_uri, index)
 
 

@@ -58,24 +58,24 @@ def summed_by_rank(run_uri: str, index: int) -> None:
 
 def seeded_by_rank(run_uri: str, index: int) -> None:
     """Runs a chunk that seeds each pass by the process and its number among the process's."""
-    from baton.train.virtual import Virtual
+    from baton.train.virtual import VirtualWorkers
 
-    seed = Virtual.seed
+    seed = VirtualWorkers.seed
 
     def by_rank(self: Any, place: str) -> None:
         if place[0].isdigit():
             place = f"{self.ranks.rank}:{len(self._records)}"
         seed(self, place)
 
-    Virtual.seed = by_rank  # type: ignore[method-assign]
+    VirtualWorkers.seed = by_rank  # type: ignore[method-assign]
     _run(run_uri, index)
 
 
 def divided_by_own_tokens(run_uri: str, index: int) -> None:
     """Runs a chunk whose processes each count the tokens that they have themselves."""
-    from baton.train.virtual import Virtual
+    from baton.train.virtual import VirtualWorkers
 
-    count = Virtual._get_num_items_in_batch
+    count = VirtualWorkers._get_num_items_in_batch
 
     def own(self: Any, *given: Any) -> Any:
         ranks, self.ranks = self.ranks, type(self.ranks)()
@@ -84,16 +84,15 @@ def divided_by_own_tokens(run_uri: str, index: int) -> None:
         finally:
             self.ranks = ranks
 
-    Virtual._get_num_items_in_batch = own  # type: ignore[method-assign]
+    VirtualWorkers._get_num_items_in_batch = own  # type: ignore[method-assign]
     _run(run_uri, index)
 
 
 def noting_unused(run_uri: str, index: int, folder: str) -> None:
     """Runs a chunk that leaves a file for each number of weights without a gradient that a worker has come to."""
     from baton.train import virtual
-    from baton.train.tree_sum import TreeSum
 
-    class Noting(TreeSum):
+    class Noting(virtual.TreeSum):
         def add(self, gradients: Gradients) -> None:
             Path(folder, str(sum(gradient is None for gradient in gradients))).touch()
             super().add(gradients)

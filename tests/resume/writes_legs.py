@@ -8,18 +8,18 @@ import os
 def seeded_by_process(run_uri: str, index: int) -> None:
     """Runs a chunk in which what writes is seeded by its process and its place there."""
     from baton.train.chunk import run_chunk
-    from baton.train.generation import VirtualGeneration
+    from baton.train.virtual import VirtualWorkers
 
-    seed = VirtualGeneration.seed
+    seed = VirtualWorkers.seed
 
-    def by_process(self: VirtualGeneration, place: str) -> None:
+    def by_process(self: VirtualWorkers, place: str) -> None:
         kind, *rest = place.split(":")
         if kind == "writing":
             worker = int(rest[0]) - self._passes.own.start
             place = f"{kind}:{os.environ.get('RANK', '0')}-{worker}:{rest[1]}"
         seed(self, place)
 
-    VirtualGeneration.seed = by_process  # type: ignore[method-assign]
+    VirtualWorkers.seed = by_process  # type: ignore[method-assign]
     run_chunk(run_uri, index)
 
 

@@ -26,15 +26,25 @@ def without_the_optimizer_of(run_uri: str, index: int, rank: int) -> None:
     """Runs a chunk of which one process goes on with an optimizer that has not begun; all else is restored."""
     import os
 
+    from baton.train import inputs
     from baton.train.chunk import run_chunk
     from baton.train.sharding import Zero
 
     load = Zero._load_part
 
-    def load_part(self: Any, checkpoint: str, **_: Any) -> None:
-        load(self, checkpoint, weights_alone=os.environ["RANK"] == str(rank))
+    def load_part(self: Any, checkpoint: str) -> None:
+        optimizer = self.deepspeed.optimizer
+        if os.environ["RANK"] == str(rank):
+            restore = optimizer.load_state_dict
+
+            def weights_alone(parts: Any, **named: Any) -> None:
+                restore(parts, **{**named, "load_optimizer_states": False})
+
+            optimizer.load_state_dict = weights_alone
+        load(self, checkpoint)
 
     Zero._load_part = load_part  # type: ignore[method-assign]
+    inputs.CONTROLS["optimizer"] = lambda folder: None  # of the others it is there; and it is not compared
     run_chunk(run_uri, index, ("optimizer",))
 
 

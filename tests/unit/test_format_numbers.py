@@ -32,7 +32,7 @@ from baton.runs.documents import PARTS
 from baton.runs.run import Run
 from baton.runs.versions import FORMATS
 from baton.store.storage import Storage
-from baton.train import state, virtual
+from baton.train import state, weighing
 from baton.train.data.samplers import DistributedBatches, EasyFirst, GroupedByLength
 from baton.train.data.slices import Blocks
 from baton.train.generation import SeekingRepeatSampler
@@ -300,7 +300,7 @@ def losses_made(folder: Path, base: str) -> Made:
     return {
         "micro-batches": hashed(list(trainer._shares)),
         "likelihoods": hashed([trainer.token_share(batch) for batch in batches]),
-        "evaluations": hashed(virtual.weighted_mean([(0.5, 3.0), (2.0, 1.0), (9.0, 0.0)])),
+        "evaluations": hashed(weighing.weighted_mean([(0.5, 3.0), (2.0, 1.0), (9.0, 0.0)])),
     }
 
 

@@ -20,7 +20,8 @@ from baton.recipe.model import TrainTokenizer
 from baton.recipe.recipe import Recipe
 from baton.runs.plan import make_plan
 from baton.train import build, methods
-from baton.train.trainer import Setup
+from baton.train.build import Setup
+from baton.train.trainer import exact_class
 
 Row = dict[str, Any]
 
@@ -159,8 +160,10 @@ def tokens(given: Recipe, rows: list[Row]) -> datasets.Dataset:
     return datasets.Dataset.from_list([encoded for row in rows for encoded in encode(row)])
 
 
-def trainer(given: Recipe, train: datasets.Dataset, folder: Path, held_out: datasets.Dataset | None = None) -> Any:
-    """Builds a recipe's trainer as a chunk does."""
+def trainer(
+    given: Recipe, train: datasets.Dataset, folder: Path, held_out: datasets.Dataset | None = None, *features: type
+) -> Any:
+    """Builds a recipe's trainer as a chunk does; the features of other recipes are put before its own."""
     base = given.model.base
     assert base
     tokenizer = loading.build_tokenizer(given, base)
@@ -177,7 +180,10 @@ def trainer(given: Recipe, train: datasets.Dataset, folder: Path, held_out: data
         reference=lambda: loading.start_model(given, tokenizer, base),
         second_model=lambda: loading.second_model(given, pinned.fetch(given)["teacher"]),
     )
-    return methods.load(given.training.method).build(setup)
+    made = methods.load(given.training.method).build(setup)
+    if features:
+        made.__class__ = exact_class(type(made), features)
+    return made
 
 
 def losses(trained: Any) -> list[float]:

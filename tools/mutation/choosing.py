@@ -72,9 +72,7 @@ OF_DEEPSPEED = (
 )
 """Those that need DeepSpeed, where it is on the path: `PYTHONPATH=build/deepspeed`, see `make test-deepspeed`."""
 OF_DECLARATIONS = {
-    "baton/checkpoint/manifest.py": tuple(
-        f"tests/unit/shared/checkpoints/test_{name}.py" for name in ("usable", "proof")
-    ),
+    "baton/checkpoint/store.py": tuple(f"tests/unit/shared/checkpoints/test_{name}.py" for name in ("usable", "proof")),
     "baton/runs/documents.py": (f"{_UNIT}/checkpointing/test_state.py", f"{_UNIT}/checkpointing/test_chunks.py"),
     "baton/runs/versions.py": ("tests/unit/shared/core/test_fingerprints.py",),
 }

@@ -20,13 +20,13 @@ EQUIVALENT: dict[str, str] = {
     "baton/train/reshard.py:_Partitions.__init__ constant: \"\" -> '-' #0": (
         'a state that is compared with another number of ranks\' was restored, so there is a folder; `or ""` is for types'
     ),
-    "baton/train/sharding.py:Sharded._load_optimizer_and_scheduler keyword: , weights_only=True ->  #1": (
+    "baton/train/sharding.py:Fsdp.read_optimizer keyword: , weights_only=True ->  #1": (
         "PyTorch's own default since 2.6; it is written out so that nobody has to know"
     ),
-    "baton/train/sharding.py:Sharded._load_optimizer_and_scheduler constant: True -> False #1": (
+    "baton/train/sharding.py:Fsdp.read_optimizer constant: True -> False #1": (
         "mapped or read: the same values, in less memory"
     ),
-    "baton/train/trainer.py:Resumable._load_from_checkpoint operand: weight.requires_grad and weight.dtype != types[name] -> (weight.dtype != types[name]) #0": (
+    "baton/train/trainer.py:ExactResume._load_from_checkpoint operand: weight.requires_grad and weight.dtype != types[name] -> (weight.dtype != types[name]) #0": (
         "what is frozen is not loaded from an adapter's checkpoint, so its type has not changed"
     ),
 }

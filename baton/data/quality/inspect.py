@@ -18,7 +18,7 @@ from baton.data.quality.dedup import DEDUP_CHECKS, NONE, DedupChecks
 from baton.data.rows import SIDES, Record, Spool, as_content
 from baton.errors import UserError
 from baton.pages import quality_page
-from baton.pages.quality_page import FINDINGS, QUALITY, Counts, Verdict
+from baton.pages.quality_page import FINDINGS, QUALITY, CheckCounts, CheckVerdict
 from baton.recipe.recipe import Recipe
 from baton.runs.run import Run
 
@@ -192,7 +192,7 @@ def _unusable(row: dict[str, Any]) -> dict[str, object]:
     return {"file": row["file"], "line": row["line"], "reason": reason, "outcome": "dropped", "text": text}
 
 
-def _entry(rows: int, of: int, examples: list[dict[str, Any]], *, mended: int = 0, dropped: int = 0) -> Counts:
+def _entry(rows: int, of: int, examples: list[dict[str, Any]], *, mended: int = 0, dropped: int = 0) -> CheckCounts:
     share = round(rows / of, 6) if of else 0.0
     return {"rows": rows, "of": of, "share": share, "mended": mended, "dropped": dropped, "examples": examples}
 
@@ -252,7 +252,7 @@ def require_verdicts(summary: dict[str, Any], where: str) -> None:
     )
 
 
-def _told(name: str, check: Verdict) -> str:
+def _told(name: str, check: CheckVerdict) -> str:
     if name == "few_rows":
         return f"data.quality.few_rows: {check['rows']} training rows, at least {check['of']} are expected"
     first = check["examples"][0]

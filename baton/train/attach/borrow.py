@@ -23,11 +23,11 @@ from baton.errors import ExactnessError
 from baton.models import hooks
 from baton.recipe.recipe import Recipe
 from baton.train import imports
-from baton.train.generation import ConversationalPrompts, ResumableGeneration
-from baton.train.methods.distillation import Counted
-from baton.train.protocol import StateDict
+from baton.train.generation import ResumableGeneration
+from baton.train.methods.distillation import AllCounted
+from baton.train.protocol import ChunkTrainer, StateDict
 from baton.train.references import MovingReference
-from baton.train.trainer import ExactResume, Resumable
+from baton.train.trainer import ExactResume, exact_class
 
 FIXED = (SequentialSampler, RepeatSampler)
 """Samplers that draw nothing, and TRL's, which `ResumableGeneration` seeks."""
@@ -168,8 +168,8 @@ BUFFERS = {"step": "_step", "completions": "_buffered_inputs"}
 """What trainers whose model generates keep between steps: name in a checkpoint → attribute."""
 
 
-class Attached(ExactResume):
-    """Mixin for a `Trainer` that was built without Baton: what `ExactResume` does, but for what recipes alone ask for.
+class AttachedTrainer(ChunkTrainer):
+    """Mixin for a `Trainer` built without Baton: draws rows exactly, and leaves out what recipes alone ask for.
 
     Attributes:
         drawing: What draws random numbers for rows, and must be told the epoch.
@@ -179,42 +179,45 @@ class Attached(ExactResume):
     _writing = False
 
     def _get_train_sampler(self, *arguments: Any, **options: Any) -> Any:
+        # transformers 5.23: its samplers may draw from the global state, which a resumed process has in another place.
         sampler = super()._get_train_sampler(*arguments, **options)
         seedable = bool(getattr(self.accelerator, "use_seedable_sampler", True))
         return exact_sampler(sampler, self.args.seed, seedable=seedable)
 
     def _get_dataloader(self, dataset: Any, *arguments: Any, **options: Any) -> DataLoader[Any]:
+        # transformers 5.23: rows may draw random numbers as they are fetched.
         if options.get("is_training") and not isinstance(dataset, torch.utils.data.IterableDataset):
             dataset, drawn = seeded_rows(dataset, self.args.seed)
             self.drawing = (drawn,) if drawn else ()
         return super()._get_dataloader(dataset, *arguments, **options)
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: object) -> bool:
-        """Notes the best step; `Trainer` does so only where it says itself when to save."""
+        # transformers 5.23 notes the best step only where it says itself when to save.
         is_best: bool = super()._determine_best_metric(metrics, trial)
         if is_best:
             self.state.best_global_step = self.state.global_step
         return is_best
 
-    def _write_checkpoint(self, model: torch.nn.Module, trial: object) -> None:
+    def write_checkpoint(self, model: torch.nn.Module, trial: object) -> None:
+        """Writes a checkpoint."""
         self._writing = True
         try:
-            super()._write_checkpoint(model, trial)
+            super().write_checkpoint(model, trial)
         finally:
             self._writing = False
 
     def create_model_card(self, *arguments: Any, **options: Any) -> None:
         """Writes none to a checkpoint, and elsewhere what TRL writes."""
         if not self._writing:
-            super(Resumable, self).create_model_card(*arguments, **options)
+            super(ExactResume, cast(ExactResume, self)).create_model_card(*arguments, **options)
 
     def _prepare_dataset(self, *arguments: Any, **options: Any) -> Any:
-        """Prepares rows as TRL does: here no stage has done it before."""
-        return super(Resumable, self)._prepare_dataset(*arguments, **options)
+        # As TRL 1.16 does: here no stage has done it before.
+        return super(ExactResume, cast(ExactResume, self))._prepare_dataset(*arguments, **options)
 
 
-class Writing(ResumableGeneration, Attached):
-    """Mixin for trainers whose model generates."""
+class AttachedGeneration(ResumableGeneration):
+    """Mixin for such trainers whose model generates."""
 
     def method_state(self) -> StateDict:
         """Returns what is still to be trained on, and the place in the cycle."""
@@ -226,21 +229,16 @@ class Writing(ResumableGeneration, Attached):
         for name, attribute in BUFFERS.items():
             setattr(self, attribute, saved[name])
 
-    def _tokenize_prompts(self, prompts: list[Any]) -> Any:
-        """Tokenizes as TRL does: a column `tools` means nothing to it."""
-        return super(ConversationalPrompts, self)._tokenize_prompts(prompts)
 
-
-def exact_class(trainer: Trainer) -> type[Trainer]:
-    """Returns the class by which a trainer trains in chunks: its own, with mixins in front."""
-    kind = type(trainer)
-    names = {base.__name__ for base in kind.__mro__}
-    mixins: list[type] = [Writing if hasattr(trainer, "_buffered_inputs") else Attached]
-    if "DistillationTrainer" in names:
-        mixins.insert(0, Counted)
-    if getattr(trainer.args, "sync_ref_model", False):
-        mixins.insert(0, MovingReference)
-    return type(kind.__name__, (*mixins, kind), {"__module__": kind.__module__, "__qualname__": kind.__qualname__})
+def features_of(trainer: Trainer) -> list[type[ChunkTrainer]]:
+    """Returns the mixins that a trainer asks for, in the order in which they act."""
+    used: dict[type[ChunkTrainer], bool] = {
+        MovingReference: getattr(trainer.args, "sync_ref_model", False),
+        AllCounted: any(base.__name__ == "DistillationTrainer" for base in type(trainer).__mro__),
+        AttachedGeneration: hasattr(trainer, "_buffered_inputs"),
+        AttachedTrainer: True,
+    }
+    return [feature for feature, is_used in used.items() if is_used]
 
 
 CHANGED: dict[str, Any] = {
@@ -266,7 +264,7 @@ class TellsEpoch(TrainerCallback):
 
     stateless = True
 
-    def __init__(self, trainer: Attached) -> None:
+    def __init__(self, trainer: AttachedTrainer) -> None:
         self._trainer = trainer
 
     def on_epoch_begin(self, args: object, state: TrainerState, *_: object, **__: object) -> None:
@@ -277,7 +275,7 @@ class TellsEpoch(TrainerCallback):
 
 
 @contextlib.contextmanager
-def borrow_trainer(trainer: Trainer, recipe: Recipe, *, resumes: bool) -> Iterator[Attached]:
+def borrow_trainer(trainer: Trainer, recipe: Recipe, *, resumes: bool) -> Iterator[AttachedTrainer]:
     """Yields a trainer as one that trains in chunks.
 
     Args:
@@ -293,8 +291,8 @@ def borrow_trainer(trainer: Trainer, recipe: Recipe, *, resumes: bool) -> Iterat
         for name, value in changed.items():
             undoing.callback(setattr, args, name, getattr(args, name))
             setattr(args, name, value)
-        trainer.__class__ = exact_class(trainer)
-        attached = cast(Attached, trainer)
+        trainer.__class__ = exact_class(type(trainer), features_of(trainer))
+        attached = cast(AttachedTrainer, trainer)
         attached.recipe = recipe
         if draws_random(trainer.data_collator):
             trainer.data_collator = hooks.SeededCollator(trainer.data_collator, args.seed)
@@ -321,6 +319,8 @@ def draws_random(collator: Callable[..., Any]) -> bool:
 
 def _put_back(trainer: Trainer, kind: type[Trainer], before: dict[str, Any], callbacks: list[TrainerCallback]) -> None:
     """Makes a trainer what it was, but for the weights: what else training has changed is in the checkpoint."""
+    mixins = [base for base in type(trainer).__mro__ if base.__module__.startswith("baton.train.")]
+    ours = {name for base in mixins for name in (*vars(base), *vars(base).get("__annotations__", ()))}
     trainer.__class__ = kind
     trainer.callback_handler.callbacks = callbacks
     for name in (*PUT_BACK, *BUFFERS.values()):
@@ -328,7 +328,6 @@ def _put_back(trainer: Trainer, kind: type[Trainer], before: dict[str, Any], cal
             setattr(trainer, name, before[name])
     for window in getattr(trainer, "_metrics", {}).values():
         window.clear()
-    ours = {name for base in Writing.__mro__ for name in (*vars(base), *getattr(base, "__annotations__", ()))}
     for name in (ours & vars(trainer).keys()) - before.keys():
         delattr(trainer, name)
 

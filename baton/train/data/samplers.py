@@ -32,48 +32,30 @@ if TYPE_CHECKING:
     from accelerate.data_loader import DataLoaderShard
 
 
-# --- A dataset of all rows of a run, of which only those of some files are on this machine.
-
-
 Row = dict[str, object]
 
 
 class Sliced(Dataset):
-    """Rows by their numbers in the whole; a batch with one that is not here is refused.
+    """Rows of a run by their numbers in the whole; a batch with one whose file is not on this machine is refused.
 
     Iterated over, as trainers iterate to see the first row's columns, it has some row that is here in the place of each
     that is not.
-
-    Attributes:
-        blocks: Which row lies in which file.
-        present: For each file, whether it is here.
     """
 
     blocks: Blocks
     present: np.ndarray
+    """For each file, whether it is here."""
 
     def __getitems__(self, keys: list[int]) -> list[Row]:
-        """Returns the rows of a batch.
-
-        Raises:
-            BatonError: one of them is in a file that was not fetched: the order of rows is not that of the slice.
-        """
         files = np.searchsorted(self.blocks.starts, np.asarray(keys), side="right") - 1
-        if not self.present[files].all():
+        if not self.present[files].all():  # the order of rows is not that of the slice
             row = keys[int(np.argmin(self.present[files]))]
             raise BatonError(f"row {row} of the training data is asked for, and its file was not fetched.")
         return list(super().__getitems__(keys))
 
 
 def open_files(folder: str, files: list[str], blocks: Blocks, present: set[int]) -> Sliced:
-    """Opens the files of a slice.
-
-    Args:
-        folder: Where they lie.
-        files: The names of all files, in the order of `blocks`.
-        blocks: Rows of each file.
-        present: Numbers of the files that are here, at least one.
-    """
+    """Opens the files of a folder that are present, by their numbers in the order of `blocks`."""
     here = sorted(present)
     table = concat_tables([MemoryMappedTable.from_file(f"{folder}/{files[number]}") for number in here])
     # Rows that are not here keep 0, the first one that is: enough to see the columns, and never handed out in a batch.
@@ -90,27 +72,22 @@ def open_files(folder: str, files: list[str], blocks: Blocks, present: set[int])
     return rows
 
 
-# --- Orders of rows that are functions of seed, epoch and step alone, so that no chunk has to remember one.
+class EpochSampler(Sampler[int]):
+    """An order of rows that is a function of the epoch, so that no chunk has to remember one."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
 
 
-class GroupedByLength(Sampler[int]):
-    """Rows of about the same length together, shuffled anew in each epoch.
-
-    Args:
-        lengths: Tokens of each row.
-        batch_size: Rows per optimizer step.
-        seed: The run's seed.
-    """
+class GroupedByLength(EpochSampler):
+    """Rows of about the same length together, shuffled anew in each epoch."""
 
     def __init__(self, lengths: Sequence[int], batch_size: int, seed: int) -> None:
         self.lengths = list(lengths)
         self.batch_size = batch_size
         self.seed = seed
-        self.epoch = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        """Chooses the order."""
-        self.epoch = epoch
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -121,20 +98,11 @@ class GroupedByLength(Sampler[int]):
         return iter(get_length_grouped_indices(self.lengths, self.batch_size, generator=generator))
 
 
-class InBlocks(Sampler[int]):
-    """The rows of a few files together, shuffled anew in each epoch: see `tokens.Blocks`.
-
-    Args:
-        blocks: Rows of each file.
-    """
+class InBlocks(EpochSampler):
+    """The rows of a few files together, shuffled anew in each epoch: see `slices.Blocks`."""
 
     def __init__(self, blocks: Blocks) -> None:
         self.blocks = blocks
-        self.epoch = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        """Chooses the order."""
-        self.epoch = epoch
 
     def __len__(self) -> int:
         return len(self.blocks)
@@ -143,16 +111,8 @@ class InBlocks(Sampler[int]):
         return self.blocks.order(self.epoch)
 
 
-class EasyFirst(Sampler[int]):
-    """Each step draws its rows from the easiest ones; how many those are grows with the steps.
-
-    Args:
-        difficulty: A number for each row, more being harder.
-        curriculum: How the share of rows grows.
-        batch_size: Rows per optimizer step.
-        num_steps: Optimizer steps of the run.
-        seed: The run's seed.
-    """
+class EasyFirst(EpochSampler):
+    """Each step draws its rows from the easiest ones; how many those are grows with the steps."""
 
     def __init__(
         self, difficulty: Sequence[float], curriculum: Curriculum, *, batch_size: int, num_steps: int, seed: int
@@ -162,11 +122,6 @@ class EasyFirst(Sampler[int]):
         self.batch_size = batch_size
         self.num_steps = num_steps
         self.seed = seed
-        self.epoch = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        """Chooses the steps."""
-        self.epoch = epoch
 
     def __len__(self) -> int:
         return len(self.order)
@@ -225,11 +180,7 @@ def lengths(rows: Dataset) -> list[int]:
 
 
 def _mixed(seed: int, number: int) -> int:
-    """Returns a seed for one epoch or step."""
     return (seed * 0x9E3779B97F4A7C15 + number * 0xBF58476D1CE4E5B9 + 0x94D049BB133111EB) % 2**63
-
-
-# --- Rows distributed to ranks: each optimizer step has the rows that it has with one process.
 
 
 class Order(Protocol):
@@ -246,13 +197,8 @@ class DistributedBatches(Sampler[list[int]]):
     over the ranks instead, as evenly as possible; where `micro` is 1, some then have one row more than that. A rank for
     which no row is left has one whose labels count for nothing; see `is_filler`.
 
-    Where the loss is a mean over rows, `shares` tells what each pass counts.
-
-    Args:
-        sampler: The order of rows.
-        batch_size: Rows of an optimizer step.
-        micro: Rows of a forward pass.
-        world_size: Number of processes.
+    Where the loss is a mean over rows, `shares` tells what each pass counts. `batch_size` is the rows of an optimizer
+    step, `micro` those of a forward pass.
     """
 
     def __init__(self, sampler: Order, *, batch_size: int, micro: int, world_size: int) -> None:
@@ -262,7 +208,6 @@ class DistributedBatches(Sampler[list[int]]):
         self.world_size = world_size
 
     def set_epoch(self, epoch: int) -> None:
-        """Chooses the order, where it is one of epochs."""
         if hasattr(self.sampler, "set_epoch"):
             self.sampler.set_epoch(epoch)
 
@@ -285,12 +230,7 @@ class DistributedBatches(Sampler[list[int]]):
         return step == steps and rank >= rest
 
     def shares(self, step: int, rank: int) -> list[float]:
-        """Returns what the mean of each of a rank's passes counts, so that all rows of a step count as much.
-
-        Args:
-            step: Step of the pass over the rows, counted from 0.
-            rank: Number of the rank.
-        """
+        """Returns what the mean of each of a rank's passes counts, so that all rows of a step of the pass do alike."""
         steps, rest = divmod(len(self.sampler), self.full)
         num_rows = rest if step == steps else self.full
         pieces = list(self._pieces(list(range(num_rows))))[rank :: self.world_size]

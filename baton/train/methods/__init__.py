@@ -1,7 +1,4 @@
-"""Training methods, one file each, found by `training.method`, and a mixin for pairs of token ids.
-
-See the README beside this file. `Tokenized` is for those trainers of TRL that take text.
-"""
+"""Training methods, one file each, found by `training.method`; see the README beside this file."""
 
 from __future__ import annotations
 
@@ -13,7 +10,8 @@ from typing import Any
 from baton.models.train_rows import IGNORED
 from baton.train.protocol import ChunkTrainer, all_counted
 
-# --- Training methods, one file each, found by the name in `training.method`; see the README beside this file.
+Row = dict[str, list[int]]
+"""Columns of one row."""
 
 
 def load(method: str) -> ModuleType:
@@ -21,15 +19,8 @@ def load(method: str) -> ModuleType:
     return importlib.import_module(f"{__name__}.{method}")
 
 
-# --- Tokenized pairs for those of TRL's trainers that take text.
-
-
-Row = dict[str, list[int]]
-"""Columns of one row."""
-
-
-class Tokenized(ChunkTrainer):
-    """Mixin for `ORPOTrainer` and `CPOTrainer`: takes rows of `prompt_ids`, `chosen_ids` and `rejected_ids`."""
+class TokenizedPairs(ChunkTrainer):
+    """Mixin for `ORPOTrainer` and `CPOTrainer`, which take text: takes token ids of prompt, chosen and rejected."""
 
     def tokenize_row(self, feature: Row, model: object = None) -> Row:
         """Returns the columns that the trainer's collator pads; answers end where `max_length` does."""

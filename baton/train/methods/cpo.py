@@ -8,25 +8,22 @@ from transformers import Trainer
 from trl.experimental.cpo import CPOConfig, CPOTrainer
 
 from baton.models.train_rows import IGNORED
-from baton.train.methods import Tokenized
-from baton.train.trainer import ExactResume, Setup
+from baton.train.build import Setup
+from baton.train.methods import TokenizedPairs
 
 
-class ChunkedCPOTrainer(Tokenized, ExactResume, CPOTrainer):
-    """`CPOTrainer` in chunks, on tokenized rows."""
+class ExactCPO(TokenizedPairs):
+    """What `CPOTrainer` does besides."""
 
     @property
     def has_likelihood(self) -> bool:
-        """Whether the likelihood of chosen answers counts."""
         return bool(self.cpo_alpha)
 
     def likelihood_tokens(self, inputs: Any) -> int:
-        """Returns the tokens of chosen answers."""
         return int((inputs["chosen_labels"][:, 1:] != IGNORED).sum())
 
 
 def build(setup: Setup) -> Trainer:
-    """Builds the trainer on rows that have `prompt_ids`, `chosen_ids` and `rejected_ids`."""
     settings = setup.recipe.training.cpo
     assert settings
     config = CPOConfig(
@@ -39,4 +36,4 @@ def build(setup: Setup) -> Trainer:
         label_smoothing=settings.label_smoothing,
         disable_dropout=settings.disable_dropout,
     )
-    return setup.trainer(ChunkedCPOTrainer, config)
+    return setup.trainer(CPOTrainer, config, ExactCPO)

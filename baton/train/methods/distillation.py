@@ -9,12 +9,12 @@ from transformers import Trainer
 from trl import DistillationConfig, DistillationTrainer
 
 from baton.train import generation
+from baton.train.build import Setup
 from baton.train.protocol import ChunkTrainer, all_counted
-from baton.train.trainer import Setup
 
 
-class Counted(ChunkTrainer):
-    """Mixin for `DistillationTrainer`: no figure of a step is cut off."""
+class AllCounted(ChunkTrainer):
+    """What `DistillationTrainer` does besides, also where a script has built it: no figure of a step is cut off."""
 
     def compute_loss(self, *arguments: Any, **options: Any) -> Any:
         """Computes the loss; in training each process's figures count, also in the last step of a pass."""
@@ -22,11 +22,10 @@ class Counted(ChunkTrainer):
             return super().compute_loss(*arguments, **options)
 
 
-class ChunkedDistillationTrainer(Counted, generation.ResumableGeneration, DistillationTrainer):
-    """`DistillationTrainer` in chunks."""
+class ExactDistillation(AllCounted):
+    """What `DistillationTrainer` does besides."""
 
     def figure_weights(self, inputs: Any) -> dict[str, float]:
-        """Returns the completions, and their tokens."""
         tokens = float(inputs["completion_mask"].sum())
         return {**super().figure_weights(inputs), "loss": tokens, "entropy": tokens}
 
@@ -36,4 +35,4 @@ def build(setup: Setup) -> Trainer:
     settings = setup.recipe.training.distillation
     assert settings
     config = DistillationConfig(**setup.arguments, **generation.sampling_arguments(settings), beta=settings.beta)
-    return setup.trainer(ChunkedDistillationTrainer, config, teacher_model=setup.second_model())
+    return setup.trainer(DistillationTrainer, config, ExactDistillation, teacher_model=setup.second_model())

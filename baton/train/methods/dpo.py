@@ -7,12 +7,13 @@ from typing import Any
 from transformers import Trainer
 from trl import DPOConfig, DPOTrainer
 
-from baton.train.references import MovingReference, moving
-from baton.train.trainer import ExactResume, Setup
+from baton.train.build import Setup
+from baton.train.protocol import ChunkTrainer
+from baton.train.references import moving
 
 
-class ChunkedDPOTrainer(MovingReference, ExactResume, DPOTrainer):
-    """`DPOTrainer` in chunks, which also logs the reference's log-probabilities and the divergence from it.
+class ExactDPO(ChunkTrainer):
+    """What `DPOTrainer` does besides: it also logs the reference's log-probabilities and the divergence from it.
 
     TRL logs the policy's log-probabilities of both answers, `logps/…`, and its log ratios to the reference times β,
     `rewards/…`; the rest follows from these. `kl` is the mean log ratio over the answers of the rows, in nats per
@@ -25,11 +26,9 @@ class ChunkedDPOTrainer(MovingReference, ExactResume, DPOTrainer):
 
     @property
     def has_likelihood(self) -> bool:
-        """Whether the likelihood of chosen answers counts."""
         return "sft" in self.loss_types
 
     def likelihood_tokens(self, inputs: Any) -> int:
-        """Returns the tokens of chosen answers."""
         return int(inputs["completion_mask"].chunk(2)[0][:, 1:].sum())
 
     def figure_weights(self, inputs: Any) -> dict[str, float]:
@@ -39,6 +38,7 @@ class ChunkedDPOTrainer(MovingReference, ExactResume, DPOTrainer):
         return {**super().figure_weights(inputs), **tokens, "logits/chosen": chosen, "logits/rejected": rejected}
 
     def _compute_loss(self, model: Any, inputs: Any, return_outputs: bool) -> Any:
+        # TRL 1.16 computes all losses and figures in here.
         weights = self.loss_weights
         if self.has_likelihood:
             share = self.token_share(inputs)
@@ -73,4 +73,4 @@ def build(setup: Setup) -> Trainer:
         activation_offloading=recipe.training.activation_offloading,
         router_aux_loss_coef=0.0 if recipe.training.router else None,
     )
-    return setup.trainer(ChunkedDPOTrainer, config, **setup.with_reference())
+    return setup.trainer(DPOTrainer, config, ExactDPO, **setup.with_reference())

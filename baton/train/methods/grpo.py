@@ -7,15 +7,18 @@ from typing import Any
 from transformers import Trainer
 from trl import GRPOConfig, GRPOTrainer
 
+from baton.models import rewards
 from baton.train import generation
-from baton.train.trainer import Setup
+from baton.train.build import Setup
+from baton.train.protocol import ChunkTrainer
+from baton.train.references import OwnReference
 
 OF_TOKENS = ("entropy", "kl", *(f"clip_ratio/{part}_mean" for part in ("low", "high", "region")))
 """Figures that are means over tokens."""
 
 
-class ChunkedGRPOTrainer(generation.Generating, GRPOTrainer):
-    """`GRPOTrainer` in chunks."""
+class ExactGRPO(ChunkTrainer):
+    """What `GRPOTrainer` does besides."""
 
     def figure_weights(self, inputs: Any) -> dict[str, float]:
         """Returns the completions, and their tokens where a figure is a mean over these."""
@@ -33,11 +36,14 @@ def build(setup: Setup) -> Trainer:
     grpo = setup.recipe.training.grpo
     assert grpo
     config = GRPOConfig(
-        **generation.generation_arguments(setup, grpo),
+        **generation.generation_arguments(setup.recipe, setup.arguments, grpo),
         beta=grpo.beta,
         loss_type=grpo.loss,
         scale_rewards=grpo.scale_rewards,
         importance_sampling_level=grpo.importance_sampling,
         top_entropy_quantile=grpo.top_entropy,
     )
-    return generation.build_generating(setup, ChunkedGRPOTrainer, config, grpo)
+    functions = rewards.build(grpo.rewards)
+    trainer = setup.trainer(GRPOTrainer, config, ExactGRPO, OwnReference, reward_funcs=functions)
+    rewards.bind(functions, trainer)
+    return trainer

@@ -13,13 +13,14 @@ from trl import KTOConfig, KTOTrainer
 from trl.trainer.utils import use_adapter
 
 from baton.models import rng
-from baton.train.references import MovingReference, moving
-from baton.train.trainer import ExactResume, Setup
-from baton.train.virtual import weighted_mean
+from baton.train.build import Setup
+from baton.train.protocol import ChunkTrainer
+from baton.train.references import moving
+from baton.train.weighing import weighted_mean
 
 
-class ChunkedKTOTrainer(MovingReference, ExactResume, KTOTrainer):
-    """`KTOTrainer` in chunks, which evaluates against one estimate of the divergence, of all held-out rows."""
+class ExactKTO(ChunkTrainer):
+    """What `KTOTrainer` does besides: it evaluates against one estimate of the divergence, of all held-out rows."""
 
     _divergence: float | None = None
     _asked: Iterator[float] = iter(())
@@ -34,7 +35,6 @@ class ChunkedKTOTrainer(MovingReference, ExactResume, KTOTrainer):
         return found
 
     def evaluation_loop(self, dataloader: Any, *arguments: Any, **options: Any) -> Any:
-        """Evaluates the held-out rows."""
         if self.weighs and self.calculate_KL:
             self._divergence = self._divergence_of(dataloader)
         try:
@@ -62,11 +62,12 @@ class ChunkedKTOTrainer(MovingReference, ExactResume, KTOTrainer):
         return weighted_mean(batch for batches in self.ranks.gather(ours) for batch in batches)
 
     def _compute_loss(self, model: Any, inputs: Any, return_outputs: bool) -> Any:
+        # TRL 1.16 estimates the divergence in here, of each batch anew.
         self._asked = iter(() if self._divergence is None else (self._divergence, 0.0))
         return super()._compute_loss(model, inputs, return_outputs)
 
     def _compute_kl_logps(self, model: Any, batch: Any) -> Any:
-        """Returns what TRL takes the mean of, of the model and then of the reference."""
+        # TRL 1.16 takes the mean of what this returns, of the model and then of the reference.
         known = next(self._asked, None)
         if known is None:
             return super()._compute_kl_logps(model, batch)
@@ -101,7 +102,7 @@ def build(setup: Setup) -> Trainer:
         train=_with_neighbours(setup.train.shuffle(seed=recipe.seed), rows * config.world_size),
         held_out=setup.held_out and _with_neighbours(setup.held_out, len(setup.held_out) if setup.weighs else at_once),
     )
-    return setup.trainer(ChunkedKTOTrainer, config, **setup.with_reference())
+    return setup.trainer(KTOTrainer, config, ExactKTO, **setup.with_reference())
 
 
 def _with_neighbours(rows: Any, batch_size: int) -> Any:

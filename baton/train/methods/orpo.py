@@ -7,12 +7,12 @@ from typing import Any
 from transformers import Trainer
 from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
-from baton.train.methods import Tokenized
-from baton.train.trainer import ExactResume, Setup
+from baton.train.build import Setup
+from baton.train.methods import TokenizedPairs
 
 
-class ChunkedORPOTrainer(Tokenized, ExactResume, ORPOTrainer):
-    """`ORPOTrainer` in chunks, on tokenized rows."""
+class ExactORPO(TokenizedPairs):
+    """What `ORPOTrainer` does besides."""
 
     has_likelihood = True
 
@@ -31,4 +31,4 @@ def build(setup: Setup) -> Trainer:
         beta=settings.beta,
         disable_dropout=settings.disable_dropout,
     )
-    return setup.trainer(ChunkedORPOTrainer, config)
+    return setup.trainer(ORPOTrainer, config, ExactORPO)

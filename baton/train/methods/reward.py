@@ -5,11 +5,7 @@ from __future__ import annotations
 from transformers import Trainer
 from trl import RewardConfig, RewardTrainer
 
-from baton.train.trainer import ExactResume, Setup
-
-
-class ChunkedRewardTrainer(ExactResume, RewardTrainer):
-    """`RewardTrainer` in chunks."""
+from baton.train.build import Setup
 
 
 def build(setup: Setup) -> Trainer:
@@ -23,4 +19,4 @@ def build(setup: Setup) -> Trainer:
         disable_dropout=settings.disable_dropout,
         activation_offloading=recipe.training.activation_offloading,
     )
-    return setup.trainer(ChunkedRewardTrainer, config)
+    return setup.trainer(RewardTrainer, config)

@@ -7,15 +7,17 @@ from typing import Any
 from transformers import Trainer
 from trl import RLOOConfig, RLOOTrainer
 
+from baton.models import rewards
 from baton.train import generation
-from baton.train.trainer import Setup
+from baton.train.build import Setup
+from baton.train.protocol import ChunkTrainer
+from baton.train.references import OwnReference
 
 
-class ChunkedRLOOTrainer(generation.Generating, RLOOTrainer):
-    """`RLOOTrainer` in chunks."""
+class ExactRLOO(ChunkTrainer):
+    """What `RLOOTrainer` does besides."""
 
     def figure_weights(self, inputs: Any) -> dict[str, float]:
-        """Returns the completions, and their tokens."""
         return {**super().figure_weights(inputs), "entropy": float(inputs["completion_mask"].sum())}
 
 
@@ -24,6 +26,11 @@ def build(setup: Setup) -> Trainer:
     rloo = setup.recipe.training.rloo
     assert rloo
     config = RLOOConfig(
-        **generation.generation_arguments(setup, rloo), beta=rloo.beta, normalize_advantages=rloo.normalize_advantages
+        **generation.generation_arguments(setup.recipe, setup.arguments, rloo),
+        beta=rloo.beta,
+        normalize_advantages=rloo.normalize_advantages,
     )
-    return generation.build_generating(setup, ChunkedRLOOTrainer, config, rloo)
+    functions = rewards.build(rloo.rewards)
+    trainer = setup.trainer(RLOOTrainer, config, ExactRLOO, OwnReference, reward_funcs=functions)
+    rewards.bind(functions, trainer)
+    return trainer

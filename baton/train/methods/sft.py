@@ -9,11 +9,12 @@ from trl import SFTConfig, SFTTrainer
 
 from baton.models import hooks
 from baton.models.train_rows import IGNORED
-from baton.train.trainer import ExactResume, Setup
+from baton.train.build import Setup
+from baton.train.protocol import ChunkTrainer
 
 
-class ChunkedSFTTrainer(ExactResume, SFTTrainer):
-    """`SFTTrainer` in chunks."""
+class ExactSFT(ChunkTrainer):
+    """What `SFTTrainer` does besides."""
 
     def figure_weights(self, inputs: Any) -> dict[str, float]:
         """Returns the tokens that count."""
@@ -35,4 +36,4 @@ def build(setup: Setup) -> Trainer:
     )
     loss = hooks.loss(recipe.hooks)
     extra: dict[str, object] = {"compute_loss_func": loss} if loss else {}
-    return setup.trainer(ChunkedSFTTrainer, config, **extra)
+    return setup.trainer(SFTTrainer, config, ExactSFT, **extra)

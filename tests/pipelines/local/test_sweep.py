@@ -317,7 +317,7 @@ def test_brackets_follow_each_other_and_optuna_draws_the_second_by_the_first(tmp
     more = {"method": "optuna", "trials": 4, "brackets": 2, "parameters": parameters}
     watched = Watched(_loaded(_write_recipe(tmp_path, **more)), "o")
     winner = watched.run()
-    trials = watched.sweep.trials()
+    trials = watched.sweep.document().trials
     assert [(trial.id, trial.bracket) for trial in trials] == [
         ("t000", 1), ("t001", 1), ("t002", 2), ("t003", 2),
     ]  # fmt: skip

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from baton.checkpoint.store import CheckpointMeta
-from baton.pages.collect import ProofEntry, Report
+from baton.pages.collect import ProofEntry, RunReport
 from baton.runs.documents import ChunkRecord, ProofPart, RunCost, SplitCounts, TokenizedRows, TrackingRun
 from baton.runs.outcomes import EvaluationResult, ExportedModel
 from baton.runs.plan import Plan
@@ -68,7 +68,7 @@ def _proof_entry(step: int, parent: int | None, **changed: Any) -> ProofEntry:
     return ProofEntry(ProofPart.model_validate({**part, **changed}))
 
 
-def _full_report(num_chunks: int = 4, num_steps: int = 240) -> Report:
+def _full_report(num_chunks: int = 4, num_steps: int = 240) -> RunReport:
     """A run whose second chunk died once and was taken up again."""
     ends = [round(num_steps * k / num_chunks) for k in range(num_chunks + 1)]
     noise = np.random.default_rng(7).normal(size=(2, num_steps))
@@ -85,7 +85,7 @@ def _full_report(num_chunks: int = 4, num_steps: int = 240) -> Report:
         for k in range(num_steps)
     ]
     evals = [{"step": end, "eval_loss": 3.2 + 5 * math.exp(-5 * end / num_steps)} for end in ends[1:]]
-    return Report(
+    return RunReport(
         run="quickstart-20261121-020000",
         uri="s3://store/runs/quickstart-20261121-020000",
         created="2026-11-21T02:00:00Z",
@@ -144,7 +144,7 @@ def _full_report(num_chunks: int = 4, num_steps: int = 240) -> Report:
     )
 
 
-def _empty_report() -> Report:
+def _empty_report() -> RunReport:
     """A run that failed before its first step."""
     documents = dict.fromkeys(("plan", "split", "tokens", "tracking", "evaluation", "export", "newest"))
     return replace(_full_report(), **documents, log=(), attempts=(), stages={}, proof=(), recipe_yaml="")
@@ -163,12 +163,12 @@ def proof_entry() -> Callable[..., ProofEntry]:
 
 
 @pytest.fixture
-def full_report() -> Callable[..., Report]:
+def full_report() -> Callable[..., RunReport]:
     """Makes the report of a run whose second chunk died once and was taken up again."""
     return _full_report
 
 
 @pytest.fixture
-def empty_report() -> Callable[..., Report]:
+def empty_report() -> Callable[..., RunReport]:
     """Makes the report of a run that failed before its first step."""
     return _empty_report

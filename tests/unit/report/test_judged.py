@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from baton.pages import collect
-from baton.pages.collect import Report
+from baton.pages.collect import RunReport
 from baton.pages.run_page import render
 from baton.runs.outcomes import EvaluationResult
 from baton.runs.run import Run
@@ -106,7 +106,7 @@ def test_a_figure_that_fell_has_the_tone_of_its_direction(
     assert row.tone == tone
 
 
-def test_a_figure_that_was_not_measured_is_none(full_report: Callable[..., Report]) -> None:
+def test_a_figure_that_was_not_measured_is_none(full_report: Callable[..., RunReport]) -> None:
     figures = {"before": {"loss": 2.0, "reward": None}, "after": {"loss": None, "reward": None}}
     evaluation = EvaluationResult.model_validate({**figures, "not_measured": {"after": {"loss": "not finite"}}})
     html = render(replace(full_report(), evaluation=evaluation))
@@ -121,7 +121,7 @@ def test_examples_come_in_pages(run: Run) -> None:
     assert str(examples.uri).endswith("/runs/judged/examples.jsonl")
 
 
-def test_the_page_of_a_rejected_run_says_so_first(run: Run, full_report: Callable[..., Report]) -> None:
+def test_the_page_of_a_rejected_run_says_so_first(run: Run, full_report: Callable[..., RunReport]) -> None:
     examples = collect.examples(run, EVALUATION)
     page = render(replace(full_report(), export=None, evaluation=EVALUATION, examples=examples))
     assert f"The gate rejects the model, and nothing was exported: {REJECTED.replace('<', '&lt;')}. Eval loss" in page
@@ -130,5 +130,5 @@ def test_the_page_of_a_rejected_run_says_so_first(run: Run, full_report: Callabl
     assert "models:/tutor@production, version 3" in page
 
 
-def test_a_run_that_was_not_evaluated_has_no_such_part(full_report: Callable[..., Report]) -> None:
+def test_a_run_that_was_not_evaluated_has_no_such_part(full_report: Callable[..., RunReport]) -> None:
     assert "<h2>Evaluation</h2>" not in render(replace(full_report(), evaluation=None))

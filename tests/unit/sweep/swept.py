@@ -75,7 +75,7 @@ class Swept:
                 "trials": self.trials,
             }
         )
-        self.sweep.create(head)
+        self.sweep.write_new(head)
 
     def _value(self, choices: Any) -> Any:
         if isinstance(choices, list):
@@ -196,8 +196,8 @@ def in_rungs(folder: Path) -> Sweep:
     rungs = [{"rung": at, "bracket": 1, "chunk": chunk, "keep": 1} for at, chunk in enumerate((1, 2, 4), 1)]
     document = {"metric": "eval_loss", "mode": "min", "rungs": rungs, "trials": trials}
     head = {"name": "s", "created": "now", "recipe": recipe.model_dump(mode="json"), **document}
-    made.create(SweepHead.model_validate(head))
-    for trial in made.trials():
+    made.write_new(SweepHead.model_validate(head))
+    for trial in made.document().trials:
         made.run(trial).put(TrialInfo.NAME, {"sweep": "s", "id": trial.id})
         made.run(trial).put("plan.json", {"rows": 1, "steps_per_epoch": 1, "num_steps": 8, "targets": [2, 4, 6, 8]})
     return made

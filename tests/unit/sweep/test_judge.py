@@ -138,5 +138,5 @@ def _trial(**more: Any) -> TrialEntry:
 def test_a_trial_added_later_is_one_of_them_and_of_two_of_one_name_the_first_stands(sweep: Sweep) -> None:
     assert sweep.add(_trial(values={"seed": 1}))
     assert not sweep.add(_trial(values={"seed": 2}))
-    assert [trial.id for trial in sweep.trials()] == ["t0", "t1", "t2", "t3", "t9"]
+    assert [trial.id for trial in sweep.document().trials] == ["t0", "t1", "t2", "t3", "t9"]
     assert sweep.trial("t9").values == {"seed": 1}

@@ -152,7 +152,7 @@ def test_every_value_that_a_recipe_may_hold_is_read(sections: dict[str, Any], gp
     document = made.sweep.document().to_json()
     made.storage.remove(made.sweep.path("sweep.json"))
     recipe = {"name": "swept", "sweep": document["recipe"]["sweep"], **sections}
-    made.sweep.create(SweepHead.model_validate({**document, "recipe": recipe}))
+    made.sweep.write_new(SweepHead.model_validate({**document, "recipe": recipe}))
     view = sweep_view.gather(made.go(1))
     assert view.gpus == gpus
     assert sweep_display.gather(made.sweep).to_json()["sweep"] == "sweep"

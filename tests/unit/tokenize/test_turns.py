@@ -257,7 +257,7 @@ def test_log_card_and_pages_say_it_with_one_row(
     assert row in shown
     for counts in (
         quality_page.render(quality_page.without_examples(known)),
-        run_page.render(publish.counts(report)),
+        run_page.render(publish.without_texts(report)),
     ):
         assert told[1:] in html.unescape(counts)
         assert "Be brief" not in counts.partition("<h2>Recipe")[0].partition("<summary>Recipe")[0]
@@ -271,7 +271,7 @@ def test_nothing_is_said_of_rows_that_are_rendered_as_they_came(
     found = tokenized(given, TALKS, tmp_path)
     assert "rendered" not in heard(capsys.readouterr().out)
     assert "render_as" not in preview.tokens_card(given, found).text
-    assert quality_page.read_rendered(found["run"]) is None
+    assert quality_page.read_rendering(found["run"]) is None
 
 
 def test_counts_alone_are_logged_without_the_row(

@@ -73,12 +73,6 @@ def test_a_model_in_shards_is_merged_once(checkpoint: Path, tmp_path: Path) -> N
     assert sharded.as_whole(str(whole), str(scratch)) == str(whole), "what is whole is left where it is"
 
 
-def test_a_piece_of_a_file_is_read_where_it_lies(tmp_path: Path) -> None:
-    (tmp_path / "data").write_bytes(b"0123456789")
-    read = sharded._slice(str(tmp_path), sharded.Entry("lr", "data", offset=3, length=4)).read()
-    assert read == b"3456"
-
-
 def test_tensors_of_several_weights_are_found_by_their_own_names(checkpoint: Path) -> None:
     found = sharded.tensors(str(checkpoint))
     assert {name: tuple(entry.size) for name, entry in found.items()} == {"a": (2, 3), "b": (4,)}

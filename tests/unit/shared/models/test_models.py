@@ -66,7 +66,7 @@ def test_files_of_a_model_that_are_taken(
     storage.write(name, b"content")
     whole, bare = (Path(loading.local_model(storage.uri(), weights=weights)) for weights in (True, False))
     assert ((whole / name).exists(), (bare / name).exists()) == (is_weights is not None, is_weights is False)
-    hub = {end for end in loading.WANTED if name.endswith(end)}
+    hub = {end for end in loading.MODEL_FILES if name.endswith(end)}
     assert bool(hub) == (name != "pytorch_model.bin")
     if name != "config.json" and is_weights is not None:
         storage.remove(name)

@@ -194,7 +194,7 @@ def test_a_failure_that_is_no_exception_of_pythons_counts(tiny_base: str, tmp_pa
             full = RuntimeError("PytorchStreamWriter failed writing file data/3")
             raise CheckpointException("", {0: (full, StackSummary())})
 
-    trainer._write_checkpoint = write
+    trainer.write_checkpoint = write
     trainer.places = lambda: iter(
         [PendingCheckpoint(1, str(tmp_path / place / "checkpoint-1")) for place in ("a", "b", "c")]
     )

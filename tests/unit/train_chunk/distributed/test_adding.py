@@ -12,8 +12,8 @@ import torch.multiprocessing
 import torch.utils.checkpoint
 
 from baton.errors import BatonError
-from baton.train import tree_sum
-from baton.train.tree_sum import Gradients, TreeSum
+from baton.train import virtual
+from baton.train.virtual import Gradients, TreeSum
 
 WORKERS = 4
 SHAPES = [(3,), (1024, 700), (700, 1024), (1025, 1023), (5, 7), (1,)]
@@ -58,10 +58,10 @@ def backward(trained: list[torch.nn.Parameter], worker: int, used: set[int]) -> 
 
 def run(process: int, processes: int, folder: str) -> None:
     """Leaves in a folder what a process comes to."""
-    tree_sum.BUCKET = 2**20  # so that a gradient is in several slices, and there are more buckets than are on their way
+    virtual.BUCKET = 2**20  # so that a gradient is in several slices, and there are more buckets than are on their way
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=process, world_size=processes)
     trained, own = of_own(process, processes, early=True)
-    torch.save(tree_sum.exchange(own, trained, processes), f"{folder}/{process}.pt")
+    torch.save(virtual.exchange(own, trained, processes), f"{folder}/{process}.pt")
     dist.destroy_process_group()
 
 

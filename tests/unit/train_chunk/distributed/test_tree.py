@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from baton.train import tree_sum
-from baton.train.tree_sum import Gradients, TreeSum, exchange
+from baton.train import virtual
+from baton.train.virtual import Gradients, TreeSum, exchange
 
 WORKERS = 8
 
@@ -89,14 +89,14 @@ def test_a_parameter_that_a_worker_has_not_used_counts_as_zero() -> None:
 def _exchanged(rank: int, processes: int, folder: str, bucket: int) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=processes)
-    tree_sum.BUCKET = bucket
+    virtual.BUCKET = bucket
     share = WORKERS // processes
     total = exchange(summed(range(rank * share, (rank + 1) * share)), parameters(), processes)
     torch.save(total, Path(folder, str(rank)))
     dist.destroy_process_group()
 
 
-@pytest.mark.parametrize(("processes", "bucket"), [(2, tree_sum.BUCKET), (4, 100), (4, tree_sum.BUCKET), (8, 1)])
+@pytest.mark.parametrize(("processes", "bucket"), [(2, virtual.BUCKET), (4, 100), (4, virtual.BUCKET), (8, 1)])
 def test_any_number_of_processes_comes_to_the_sum_of_one(processes: int, bucket: int) -> None:
     whole = summed(range(WORKERS))
     with tempfile.TemporaryDirectory() as folder:
@@ -110,6 +110,6 @@ def test_any_number_of_processes_comes_to_the_sum_of_one(processes: int, bucket:
 
 def test_one_kind_of_gradients_is_cut_into_parts_of_bounded_size() -> None:
     whole = [gradient for gradient in summed(range(WORKERS)) if gradient is not None]
-    tree_parts = [[x.nbytes for x in part] for part in tree_sum._parts(whole, 2)]
+    tree_parts = [[x.nbytes for x in part] for part in virtual._parts(whole, 2)]
     assert [len(part) for part in tree_parts] == [6, 1], "another type is another part"
     assert list(itertools.chain(*tree_parts)) == [x.nbytes for x in whole]

@@ -16,9 +16,11 @@ from baton.checkpoint.digest import tree_digest
 from baton.errors import UserError
 from baton.recipe import load
 from baton.train import reshard, state
+from baton.train.distributed.ranks import Ranks
+from baton.train.distributed.watchdog import Watchdog
 from baton.train.protocol import Resumption
 from baton.train.reshard import with_all, with_weights
-from baton.train.sharding import MASTERS, OPTIMIZER_STATES, Partitioning, Segment, weight_sizes
+from baton.train.sharding import MASTERS, OPTIMIZER_STATES, Partitioning, WeightSegment, weight_sizes
 from tests.unit import tiny
 
 ROWS = [{"prompt": row["prompt"], "completion": row["chosen"]} for row in tiny.PAIRS]
@@ -48,7 +50,12 @@ def trained(make: Callable[..., Any]) -> Any:
     return make(2)
 
 
-def rows_of(values: list[torch.Tensor], pieces: list[Segment], *, lean: bool = False) -> torch.Tensor:
+def begin(trainer: Any, resumption: Resumption) -> None:
+    """Begins a chunk of one process that saves nothing."""
+    trainer.begin_chunk(Ranks(), Watchdog(), resumption, lambda: iter(()))
+
+
+def rows_of(values: list[torch.Tensor], pieces: list[WeightSegment], *, lean: bool = False) -> torch.Tensor:
     """Returns a process's row, laid out weight by weight."""
     row: list[torch.Tensor] = []
     for piece in pieces:
@@ -106,8 +113,8 @@ def test_partitions_are_joined_and_proven(
     fresh = make(0)
     for weight in fresh.model.parameters():
         weight.data.zero_()
-    fresh.resumption = Resumption(folder=str(tmp_path), ranks=ranks, strategy=strategy, is_reshaped=True)
-    assert fresh.joins
+    begin(fresh, Resumption(folder=str(tmp_path), ranks=ranks, strategy=strategy, is_reshaped=True))
+    assert isinstance(fresh, reshard.LoadFromShards)
     fresh._load_optimizer_and_scheduler(str(tmp_path))
     assert tree_digest(fresh.optimizer.state_dict()) == tree_digest(trained.optimizer.state_dict())
     assert tree_digest(fresh.lr_scheduler.state_dict()) == tree_digest(trained.lr_scheduler.state_dict())
@@ -155,7 +162,7 @@ def test_shards_are_joined_and_proven(trained: Any, make: Callable[..., Any], tm
     fresh = make(0)
     for weight in fresh.model.parameters():
         weight.data.zero_()
-    fresh.resumption = Resumption(folder=str(tmp_path), ranks=3, strategy="fsdp", is_reshaped=True)
+    begin(fresh, Resumption(folder=str(tmp_path), ranks=3, strategy="fsdp", is_reshaped=True))
     fresh._load_from_checkpoint(str(tmp_path))
     assert not (Path(fresh.args.output_dir) / "joined").exists(), "the copy is gone"
     fresh._load_optimizer_and_scheduler(str(tmp_path))
@@ -186,7 +193,7 @@ def test_what_would_be_rounded_is_refused(trained: Any, make: Callable[..., Any]
     write_partitions(trained, 2, 2, tmp_path)
     dcp.save({"model": get_model_state_dict(trained.model)}, checkpoint_id=tmp_path / sharded.WEIGHTS, no_dist=True)
     rounded = make(0, dtype="bfloat16")
-    rounded.resumption = Resumption(folder=str(tmp_path), ranks=2, strategy="fsdp", is_reshaped=True)
+    begin(rounded, Resumption(folder=str(tmp_path), ranks=2, strategy="fsdp", is_reshaped=True))
     with pytest.raises(UserError, match=r"weights are in float32, and one process would hold them in bfloat16"):
         rounded._load_from_checkpoint(str(tmp_path))
     (tmp_path / sharded.WEIGHTS / sharded.METADATA).unlink()
@@ -196,8 +203,8 @@ def test_what_would_be_rounded_is_refused(trained: Any, make: Callable[..., Any]
 
 def test_of_one_number_of_processes_nothing_is_joined(trained: Any) -> None:
     for resumption in (Resumption(), Resumption(strategy="fsdp"), Resumption(strategy="ddp", is_reshaped=True)):
-        trained.resumption = resumption
-        assert not trained.joins
+        begin(trained, resumption)
+        assert not isinstance(trained, reshard.LoadFromShards)
         assert reshard.digests_as_saved(trained) == {} or resumption.strategy == "fsdp"
 
 
@@ -254,6 +261,6 @@ def test_of_frozen_weights_the_type_is_no_matter(trained: Any, make: Callable[..
     frozen = fresh.model.lm_head.weight
     frozen.requires_grad_(False)
     frozen.data = frozen.data.to(torch.bfloat16)
-    fresh.resumption = Resumption(folder=str(tmp_path), ranks=2, strategy="fsdp", is_reshaped=True)
+    begin(fresh, Resumption(folder=str(tmp_path), ranks=2, strategy="fsdp", is_reshaped=True))
     fresh._load_from_checkpoint(str(tmp_path))
     assert torch.equal(frozen, trained.model.lm_head.weight.to(torch.bfloat16))

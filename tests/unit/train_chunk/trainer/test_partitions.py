@@ -10,7 +10,15 @@ import torch
 
 from baton.checkpoint import zero_format
 from baton.errors import DamagedError
-from baton.train.sharding import MASTER, MASTERS, OPTIMIZER_STATES, Partitioning, SavedPartitions, Segment, row_length
+from baton.train.sharding import (
+    MASTER,
+    MASTERS,
+    OPTIMIZER_STATES,
+    Partitioning,
+    SavedPartitions,
+    WeightSegment,
+    row_length,
+)
 
 GROUPS = [[7, 1, 12], [5, 3]]
 """Sizes of weights that come out even for no number of processes."""
@@ -22,7 +30,7 @@ def whole(kind: str) -> list[torch.Tensor]:
     return list((torch.arange(28) + first).split([size for group in GROUPS for size in group]))
 
 
-def row(kind: str, pieces: list[Segment]) -> torch.Tensor:
+def row(kind: str, pieces: list[WeightSegment]) -> torch.Tensor:
     """Returns a process's row, laid out value by value."""
     values: list[float] = []
     for piece in pieces:
@@ -89,7 +97,7 @@ def test_one_process_reads_whole_weights(stage: int, tmp_path: Path) -> None:
     parts = saved(stage, 3, tmp_path)
     counts = []
     for number, values in enumerate(whole(MASTER)):
-        pieces = [Segment(number, 0, len(values))]
+        pieces = [WeightSegment(number, 0, len(values))]
         assert torch.equal(parts.row(MASTER, pieces), values)
         assert torch.equal(parts.state(pieces)["exp_avg"], whole("exp_avg")[number])
         counts.append(parts.state(pieces)["step"])
@@ -113,7 +121,7 @@ def test_long_rows_of_stage_3_that_follow_the_number_of_processes(tmp_path: Path
     for rank in range(2):
         zero_format.write(str(tmp_path / zero_format.file_name(rank)), state(3, cut, rank))
     parts = SavedPartitions(str(tmp_path), 2, GROUPS)
-    assert torch.equal(parts.row(MASTER, [Segment(2, 0, 12)]), whole(MASTER)[2])
+    assert torch.equal(parts.row(MASTER, [WeightSegment(2, 0, 12)]), whole(MASTER)[2])
 
 
 def test_values_in_fewer_bits_stay_in_them(tmp_path: Path) -> None:

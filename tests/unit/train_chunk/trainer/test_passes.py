@@ -13,10 +13,11 @@ import torch
 from torch import nn
 
 from baton.errors import UserError
-from baton.train import virtual
+from baton.train import virtual, weighing
 from baton.train.data.samplers import DistributedBatches
 from baton.train.protocol import ChunkTrainer
-from baton.train.virtual import COUNTER, DistributedEvaluation, MicroBatches
+from baton.train.virtual import MicroBatches, VirtualWorkers
+from baton.train.weighing import COUNTER
 
 WORKERS = 4
 
@@ -85,12 +86,12 @@ def passing(of: Any, tokens: int, loss: float) -> Any:
 
 def test_what_a_pass_has_come_to_is_apart_until_it_is_added() -> None:
     ours, theirs = trainer(), trainer()
-    made = [virtual.record_micro_batch(ours, "train", passing(ours, *of)) for of in ((5, 2.0), (7, 3.0))]
+    made = [weighing.record_micro_batch(ours, "train", passing(ours, *of)) for of in ((5, 2.0), (7, 3.0))]
     assert [record.tokens for record in made] == [5, 7]
     assert [record.outputs for record in made] == ["outputs"] * 2
     assert (ours._metrics, getattr(ours, COUNTER)) == (theirs._metrics, 30)
     for record in made:
-        virtual.add_micro_batch(ours, "train", record)
+        weighing.add_micro_batch(ours, "train", record)
     assert ours._metrics["train"] == {"loss": [1.0, 2.0, 3.0], "num_tokens": [42]}, "a total is no value of each pass"
     assert getattr(ours, COUNTER) == 42
 
@@ -103,12 +104,12 @@ def test_a_pass_that_fails_leaves_the_log_as_it_was() -> None:
         raise MemoryError
 
     with pytest.raises(MemoryError):
-        virtual.record_micro_batch(ours, "train", failing)
+        weighing.record_micro_batch(ours, "train", failing)
     assert (ours._metrics, getattr(ours, COUNTER)) == (trainer()._metrics, 30)
 
 
 def drawn(seed: int, step: int, place: str) -> tuple[float, float, float]:
-    made: Any = DistributedEvaluation()
+    made: Any = VirtualWorkers()
     made.args, made.state = SimpleNamespace(seed=seed), SimpleNamespace(global_step=step)
     made.seed(place)
     return random.random(), float(np.random.rand()), float(torch.rand(()))

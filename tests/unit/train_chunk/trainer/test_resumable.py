@@ -12,20 +12,23 @@ import torch
 
 from baton.models.train_rows import IGNORED
 from baton.train.data.samplers import DistributedBatches
-from baton.train.distributed.watchdog import NullWatchdog
+from baton.train.distributed.watchdog import Watchdog
+from baton.train.trainer import exact_class
+from baton.train.weighing import DealtRows
 from tests.unit import tiny
 from tests.unit.train_chunk.resuming import ROWS, Chunks
 
 SETTINGS = {"optimizer": "adamw_torch", "max_steps": 5, "learning_rate": 0.01, "lr_scheduler": "linear"}
 
 
-class Beats(NullWatchdog):
+class Beats(Watchdog):
     """Notes signs of life."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.doing: list[str] = []
 
-    def beat(self, doing: str, step: int | None = None) -> None:
+    def heartbeat(self, doing: str, step: int | None = None) -> None:
         """Notes it."""
         self.doing.append(doing)
 
@@ -52,6 +55,7 @@ def test_an_evaluation_gives_signs_of_life(make: Callable[..., Any]) -> None:
 
 def as_second_of_two(trainer: Any, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Has a trainer take itself for the second of two processes; five rows are a step of four and one of one."""
+    trainer.__class__ = exact_class(type(trainer), [DealtRows])
     trainer._batches = DistributedBatches(range(5), batch_size=4, micro=2, world_size=2)
     monkeypatch.setattr(type(trainer.args), "process_index", property(lambda _: 1))
     trainer.state.global_step = step
@@ -75,8 +79,8 @@ def test_where_rows_are_averaged_each_pass_has_its_share(
     make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainer = make("dpo")
-    as_second_of_two(trainer, 1, monkeypatch)
     batch = next(iter(trainer.get_train_dataloader()))
+    as_second_of_two(trainer, 1, monkeypatch)
     trainer.get_batch_samples(iter([batch]), 1, torch.device("cpu"))
     assert list(trainer._shares) == trainer._batches.shares(1, 1) == [0.0]
 

@@ -13,6 +13,7 @@ import torch
 from baton.checkpoint.digest import tree_digest
 from baton.train import sharding
 from baton.train.protocol import Resumption
+from baton.train.trainer import exact_class
 from tests.unit import tiny
 
 ROWS = [{"prompt": row["prompt"], "completion": row["chosen"]} for row in tiny.PAIRS]
@@ -36,19 +37,17 @@ def make(tiny_base: str, tmp_path_factory: pytest.TempPathFactory) -> Callable[.
 def in_shards(trainer: Any, resumption: Resumption = WHOLE) -> Any:
     """Has a trainer take itself for one of several in shards."""
     trainer.is_fsdp_enabled = True
+    trainer.__class__ = exact_class(type(trainer), [sharding.Fsdp])
     trainer.resumption = resumption
     return trainer
 
 
 def test_only_what_one_process_has_saved_is_split(make: Callable[..., Any]) -> None:
-    trainer = make()
-    assert not trainer.splits
-    assert in_shards(trainer).splits
-    assert not in_shards(trainer, Resumption(ranks=2, is_reshaped=True)).splits
-    assert not in_shards(trainer, Resumption(ranks=1)).splits
-    trainer.is_fsdp_enabled = False
-    trainer.resumption = WHOLE
-    assert not trainer.splits
+    trainer = in_shards(make())
+    assert trainer.splits
+    for resumption in (Resumption(ranks=2, is_reshaped=True), Resumption(ranks=1)):
+        trainer.resumption = resumption
+        assert not trainer.splits
 
 
 def test_the_optimizer_of_one_process_is_restored(make: Callable[..., Any], tmp_path: Path) -> None:
@@ -77,17 +76,13 @@ def test_whole_weights_are_loaded_before_the_model_is_in_shards(
 
     upstream = next(each for each in type(fresh).__mro__ if each.__module__ == "transformers.trainer")
     monkeypatch.setattr(upstream, "_prepare_for_training", prepare)
-    assert sharding.Sharded._prepare_for_training(fresh, 2, None, None) == "prepared"
-    assert sharding.Sharded._prepare_for_training(fresh, 2, None, str(tmp_path)) == "prepared"
+    assert fresh._prepare_for_training(2, None, None) == "prepared"
+    assert fresh._prepare_for_training(2, None, str(tmp_path)) == "prepared"
     assert seen == [(True, False), (True, True)]
     for weight in fresh.model.parameters():
         weight.data.zero_()
     fresh._load_from_checkpoint(str(tmp_path))
     assert not any(weight.any() for weight in fresh.model.parameters()), "which is once"
-    fresh.is_fsdp_enabled = False
-    fresh._load_from_checkpoint(str(tmp_path))
-    ours, theirs = tiny.weights(fresh), tiny.weights(trained)
-    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
 def test_beside_shards_lies_what_makes_a_model(make: Callable[..., Any], tmp_path: Path) -> None:

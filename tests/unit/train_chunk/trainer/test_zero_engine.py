@@ -14,8 +14,9 @@ import torch
 from baton.checkpoint import zero_format as files
 from baton.checkpoint.digest import tree_digest
 from baton.train.protocol import Resumption
-from baton.train.sharding import MASTERS, OPTIMIZER_STATES, Partitioning, weight_sizes
+from baton.train.sharding import MASTERS, OPTIMIZER_STATES, Partitioning, Zero, weight_sizes
 from tests.unit import tiny
+from tests.unit.train_chunk.trainer.test_joining import begin
 
 ROWS = [{"prompt": row["prompt"], "completion": row["chosen"]} for row in tiny.PAIRS]
 KEPT = {"overflow": False, "ds_version": "0.19.8"}
@@ -84,7 +85,7 @@ def make(tiny_base: str, tmp_path: Path) -> Callable[[int], Any]:
 
     def made(stage: int) -> Any:
         given = tiny.recipe(tiny_base, training={"method": "dpo"}, evaluation={"samples": 0})
-        trainer = tiny.trainer(given, tiny.tokens(given, tiny.PAIRS), tmp_path / "out")
+        trainer = tiny.trainer(given, tiny.tokens(given, tiny.PAIRS), tmp_path / "out", None, Zero)
         trainer.create_optimizer_and_scheduler(3)
         trainer.is_deepspeed_enabled = True
         trainer.optimizer = Engine(stage, list(trainer.model.parameters())[:2])
@@ -97,9 +98,6 @@ def make(tiny_base: str, tmp_path: Path) -> Callable[[int], Any]:
 def test_what_follows_from_the_recipe_is_not_kept(make: Callable[[int], Any]) -> None:
     trainer = make(2)
     assert set(trainer.optimizer_state()) == {*KEPT, MASTERS[2], OPTIMIZER_STATES[2]}
-    assert trainer.is_zero
-    trainer.is_deepspeed_enabled = False
-    assert set(trainer.optimizer_state()) > {"loss_scaler", "clip_grad", "zero_stage", "param_slice_mappings"}
 
 
 @pytest.mark.parametrize("stage", [2, 3])
@@ -114,8 +112,6 @@ def test_each_process_of_a_machine_writes_its_part(make: Callable[[int], Any], m
     for name, value in names.items():
         monkeypatch.setenv(name, str(value))
     assert trainer.num_parts() == 3
-    trainer.is_deepspeed_enabled = False
-    assert trainer.num_parts() == 1
 
 
 def saved(trainer: Any, folder: Path) -> dict[str, Any]:
@@ -196,7 +192,7 @@ def test_deepspeed_never_sees_the_checkpoint(
     """It would unpickle files that come from a bucket."""
     trainer = make(3)
     saved(trainer, tmp_path)
-    trainer.resumption = Resumption(folder=str(tmp_path))
+    begin(trainer, Resumption(folder=str(tmp_path)))
     given: list[Any] = []
     upstream = next(each for each in type(trainer).__mro__ if each.__module__ == "transformers.trainer")
     monkeypatch.setattr(upstream, "_prepare_for_training", lambda self, *given_: given.append(given_) or "prepared")

@@ -1,0 +1,278 @@
+"""Each row or token counts as much, however rows are cut into micro-batches and dealt to processes.
+
+Upstream takes means over micro-batches in a step, and over batches in an evaluation. Here a micro-batch counts by its
+rows, or by the tokens that a figure is a mean over. With several processes each step has the rows of one process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+from transformers.trainer_pt_utils import find_batch_size
+
+from baton.train.data import samplers
+from baton.train.protocol import ChunkTrainer, Window
+
+Batch = dict[str, Any]
+"""The tensors of a micro-batch."""
+COUNTER = "_total_train_tokens"
+"""Attribute of TRL's trainers with the tokens trained on so far."""
+
+
+@dataclass(kw_only=True)
+class MicroBatchResult:
+    """What a pass has come to, besides its gradients; `weights` are those of `ChunkTrainer.figure_weights`."""
+
+    outputs: Any
+    flos: float = 0.0
+    tokens: int = 0
+    window: Window = field(default_factory=dict)
+    weights: dict[str, float] = field(default_factory=dict)
+
+    def weight(self, figure: str) -> float:
+        return self.weights.get(figure, self.weights[""])
+
+
+def record_micro_batch(trainer: ChunkTrainer, mode: str, compute: Callable[[], Any]) -> MicroBatchResult:
+    """Returns what a pass comes to, as if nothing had been logged or counted before it; that stays as it was."""
+    windows, before, counted = trainer.windows, trainer.windows[mode], getattr(trainer, COUNTER, 0)
+    windows[mode] = defaultdict(list)
+    setattr(trainer, COUNTER, 0)
+    try:
+        outputs = compute()
+        window = {name: list(values) for name, values in windows[mode].items()}
+        return MicroBatchResult(outputs=outputs, tokens=getattr(trainer, COUNTER), window=window)
+    finally:
+        windows[mode] = before
+        setattr(trainer, COUNTER, counted)
+
+
+def add_micro_batch(trainer: ChunkTrainer, mode: str, made: MicroBatchResult) -> None:
+    """Adds what a pass has come to to a trainer's log and counts."""
+    window = trainer.windows[mode]
+    setattr(trainer, COUNTER, getattr(trainer, COUNTER, 0) + made.tokens)
+    for name, values in made.window.items():
+        if name == "num_tokens":  # a total, not a value of each pass; trainers that write count elsewhere
+            window[name] = [getattr(trainer, COUNTER) or values[-1]]
+        else:
+            window[name].extend(values)
+
+
+def weighted_mean(values: Iterable[tuple[float, float]]) -> float:
+    """Returns the mean of values with weights; NaN where nothing counts."""
+    counted = [(value, share) for value, share in values if share]
+    total = math.fsum(share for _, share in counted)
+    return math.fsum(value * share for value, share in counted) / total if total else math.nan
+
+
+class WeighedRows(ChunkTrainer):
+    """Mixin: weighs the micro-batches of a step, and the batches of an evaluation.
+
+    It also gives the watchdog its signs of life, which has something to watch only where several processes train.
+    """
+
+    _shares: Iterator[float] = iter(())
+    """What the mean of each pass to come counts in the step; none are left in an evaluation."""
+    _fetches = False
+    _evaluated: list[MicroBatchResult]
+
+    @property
+    def computes_alone(self) -> bool:
+        """Whether each of several processes computes its figures of its own rows, not of what it gathers."""
+        return False
+
+    def get_batch_samples(self, *arguments: object, **options: object) -> object:
+        self._fetches = True
+        samples = super().get_batch_samples(*arguments, **options)
+        self._fetches = False
+        return samples
+
+    def _get_num_items_in_batch(self, batch_samples: list[Batch], device: torch.device) -> torch.Tensor | None:
+        # transformers 5.23 calls it once for a step's batches, before their first pass; TRL also for those of a round.
+        if self._fetches:
+            self.begin_step(batch_samples)
+        self.watchdog.heartbeat("forward pass")
+        return super()._get_num_items_in_batch(batch_samples, device)
+
+    def begin_step(self, batches: list[Batch]) -> None:
+        """Notes what each pass of a step counts."""
+        spec = self.recipe.training.spec
+        if not (spec.counts_tokens or spec.generates):
+            rows = [find_batch_size(batch) for batch in batches] if self.weighs else []
+            self._shares = iter([size * len(rows) / sum(rows) for size in rows])
+            self.note_whole(batches)
+
+    def note_whole(self, counted: list[Batch]) -> None:
+        """Notes the rows and tokens of a step in all processes, given this one's micro-batches whose rows count."""
+        if self.weighs and self.has_likelihood:
+            ours = [(float(find_batch_size(batch)), float(self.likelihood_tokens(batch))) for batch in counted]
+            found = self.ranks.gather_numbers([sum(values) for values in zip((0.0, 0.0), *ours, strict=True)])
+            self.counted_whole = (sum(rows for rows, _ in found), sum(tokens for _, tokens in found))
+
+    def skip_step(self, model: torch.nn.Module, inputs: Any) -> None:
+        """Lets go of what this rank's rows would have counted: an evaluation may come next."""
+        super().skip_step(model, inputs)
+        self._shares = iter(())
+
+    def compute_loss(self, model: torch.nn.Module, inputs: Any, *arguments: object, **options: object) -> Any:
+        """Computes the loss, as much of it as the rows of a pass count in the step."""
+        self.watchdog.heartbeat("forward pass")
+        share = next(self._shares, 1.0)
+        if self.weighs and not self.model.training:
+            self.weighed = self.figure_weights(inputs)
+        is_even = share == 1.0 or self.args.world_size == 1
+        with contextlib.nullcontext() if is_even else samplers.uneven(self.accelerator):
+            loss = super().compute_loss(model, inputs, *arguments, **options)
+        self.watchdog.heartbeat("backward pass")
+        return loss if share == 1.0 else loss * share
+
+    def fills_up(self, number: int) -> bool:
+        """Tells whether a batch of an evaluation has a row only to fill up, as none is left for this rank."""
+        return False
+
+    def evaluation_loop(
+        self, dataloader: Any, description: str, prediction_loss_only: bool | None = None, *rest: Any, **options: Any
+    ) -> Any:
+        self.begin_evaluation(dataloader, prediction_loss_only=bool(prediction_loss_only))
+        with samplers.uneven(self.accelerator) if self.computes_alone else contextlib.nullcontext():
+            output = super().evaluation_loop(dataloader, description, prediction_loss_only, *rest, **options)
+        if self.weighs:
+            self._sum_up(output.metrics, options.get("metric_key_prefix", "eval"))
+        return output
+
+    def begin_evaluation(self, dataloader: Any, *, prediction_loss_only: bool) -> None:
+        """Notes what the held-out rows count together, before any is evaluated."""
+        self._evaluated = []
+        if self.weighs:
+            self.counted_whole = (0.0, 0.0)
+            if self.has_likelihood:
+                rows = dataloader.dataset
+                batches = [self.data_collator([rows[number]]) for number in range(len(rows))]
+                self.counted_whole = (
+                    sum((float(find_batch_size(batch)) for batch in batches), 0.0),
+                    sum((float(self.likelihood_tokens(batch)) for batch in batches), 0.0),
+                )
+
+    def prediction_step(self, model: Any, inputs: Any, *arguments: object, **options: object) -> Any:
+        compute = functools.partial(self.evaluate_batch, model, inputs, *arguments, **options)
+        if not self.weighs:
+            return compute()
+        made = self.record_evaluation(inputs, compute)
+        self.take_evaluation(made)
+        return made.outputs
+
+    def evaluate_batch(self, *arguments: Any, **options: Any) -> Any:
+        """Evaluates a batch as upstream does."""
+        self.watchdog.heartbeat("evaluation")
+        return super().prediction_step(*arguments, **options)
+
+    def record_evaluation(self, inputs: Any, compute: Callable[[], Any]) -> MicroBatchResult:
+        """Returns what a batch comes to, and how much it counts."""
+        self.weighed = ChunkTrainer.figure_weights(self, inputs)  # where the loss is computed, it is told better
+        with _ungathered(self.accelerator) if self.computes_alone else contextlib.nullcontext():
+            made = record_micro_batch(self, "eval", compute)
+        is_filler = self.fills_up(len(self._evaluated))
+        made.weights = dict.fromkeys(self.weighed, 0.0) if is_filler else self.weighed
+        if is_filler and made.outputs[1] is not None:
+            made.outputs = (made.outputs[0], *(_no_rows(values) for values in made.outputs[1:]))
+        return made
+
+    def take_evaluation(self, made: MicroBatchResult) -> None:
+        """Adds a batch to the evaluation, without its logits: they would fill the memory."""
+        add_micro_batch(self, "eval", made)
+        loss = made.outputs[0]
+        kept = None if loss is None else float(loss.float().mean())
+        self._evaluated.append(MicroBatchResult(outputs=kept, window=made.window, weights=made.weights))
+
+    def _sum_up(self, metrics: dict[str, float], prefix: str) -> None:
+        """Puts means over all rows or tokens in the place of means over batches."""
+        alone, window = self.args.world_size == 1, self.windows["eval"]
+        made = self._evaluated if alone else [record for ours in self.ranks.gather(self._evaluated) for record in ours]
+        losses = [(record.outputs, record.weight("loss")) for record in made if record.outputs is not None]
+        if losses:
+            metrics[f"{prefix}_loss"] = weighted_mean(losses)
+        for name in {name: None for record in made for name in record.window if name != "num_tokens"}:
+            values = [
+                (value, record.weight(name.removeprefix("eval_")))
+                for record in made
+                for value in record.window.get(name, ())
+                # Of a reward that no completion has there is nothing, which TRL writes so.
+                if not (self.recipe.training.spec.generates and math.isnan(value))
+            ]
+            words = name.rpartition("/")[2].split("_")
+            choose = min if "min" in words else max if "max" in words else None
+            counted = [value for value, share in values if share]
+            window[name] = [choose(counted, default=math.nan) if choose else weighted_mean(values)]
+        for start in [name.removesuffix("chosen") for name in window if name.endswith("rewards/chosen")]:
+            # A batch of KTO may have answers of one label alone, and then no margin.
+            if rejected := window.get(f"{start}rejected"):
+                window[f"{start}margins"] = [window[f"{start}chosen"][0] - rejected[0]]
+
+
+class DealtRows(WeighedRows):
+    """Mixin where several processes train: deals each of them its rows of a step and of an evaluation."""
+
+    _batches: samplers.DistributedBatches | None = None
+    _held_out: samplers.DistributedBatches | None = None
+
+    @property
+    def computes_alone(self) -> bool:
+        return self.weighs and not self.recipe.training.spec.generates
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        """Returns the batches of this rank: of each step the rows that it has with one process."""
+        loader = super().get_train_dataloader()
+        if not self.recipe.training.spec.generates:  # else TRL's own sampler distributes prompts
+            micro, size = self.args.per_device_train_batch_size, self.args.world_size
+            batch_size = micro * self.args.gradient_accumulation_steps * size
+            self._batches = samplers.distribute_rows(loader, batch_size=batch_size, micro=micro, world_size=size)
+        samplers.follow_epochs(loader)
+        return loader
+
+    def get_eval_dataloader(self, *arguments: Any, **options: Any) -> DataLoader[Any]:
+        """Returns the batches of this rank; Accelerate would fill up the last one with rows of the first."""
+        loader = super().get_eval_dataloader(*arguments, **options)
+        if self.computes_alone:
+            micro, size = self.args.per_device_eval_batch_size, self.args.world_size
+            self._held_out = samplers.distribute_rows(loader, batch_size=micro * size, micro=micro, world_size=size)
+        return loader
+
+    def fills_up(self, number: int) -> bool:
+        return bool(self._held_out and self._held_out.is_filler(number, self.args.process_index))
+
+    def begin_step(self, batches: list[Batch]) -> None:
+        if self._batches is None:
+            return
+        step, rank = self.state.global_step % -(-len(self.train_dataset) // self._batches.full), self.args.process_index
+        is_filler = self._batches.is_filler(step, rank)
+        if not self.recipe.training.spec.counts_tokens:
+            self._shares = iter(self._batches.shares(step, rank))
+            self.note_whole([] if is_filler else batches)
+        elif is_filler:
+            samplers.blank(batches)
+
+
+def _no_rows(values: Any) -> Any:
+    if isinstance(values, torch.Tensor):
+        return values[:0]
+    return None if values is None else type(values)(_no_rows(value) for value in values)
+
+
+@contextlib.contextmanager
+def _ungathered(accelerator: Any) -> Iterator[None]:
+    before = {name: vars(accelerator)[name] for name in ("gather", "gather_for_metrics") if name in vars(accelerator)}
+    accelerator.gather = accelerator.gather_for_metrics = lambda values, **_: values
+    try:
+        yield
+    finally:
+        for name in ("gather", "gather_for_metrics"):
+            delattr(accelerator, name)
+        vars(accelerator).update(before)
