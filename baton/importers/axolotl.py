@@ -359,6 +359,16 @@ def _evaluation_tasks(draft: RecipeDraft) -> None:
         draft.put("evaluation.tasks.few_shot", int(examples))
 
 
+KEYS = {
+    **common.TABLES["keys"],
+    **TABLES["keys"],
+    **dict.fromkeys(("special_tokens", "tokens", "added_tokens_overrides", "eot_tokens"), common.settle_tokens),
+    "plugins": _plugins,
+    "shuffle_merged_datasets": _shuffled,
+}
+"""What becomes of all keys but those of the methods' own settings."""
+
+
 def _convert(draft: RecipeDraft) -> None:
     method = common.begin(draft, *_choose(draft), TABLES["methods"])
     common.batch(draft, MICRO, 1, "batch_size")
@@ -381,15 +391,8 @@ def _convert(draft: RecipeDraft) -> None:
     common.betas(draft)
     common.compilation(draft)
     _results(draft, method)
-    entries = {
-        **common.TABLES["keys"],
-        **TABLES["keys"],
-        **dict.fromkeys(("special_tokens", "tokens", "added_tokens_overrides", "eot_tokens"), common.settle_tokens),
-        "plugins": _plugins,
-        "shuffle_merged_datasets": _shuffled,
-    }
     assumed = {"training.lr_scheduler": "cosine", "training.optimizer": "adamw_torch_fused"}
-    common.finish(draft, entries, "lr_scheduler", assumed)
+    common.finish(draft, KEYS, "lr_scheduler", assumed)
 
 
 TRAINER = OtherTrainer(
