@@ -107,12 +107,9 @@ def adapt_machine(restored: FetchedCheckpoint | None, ranks: Ranks, recipe: Reci
 
 
 def _require_readable(step: int, theirs: Fingerprint, ranks: Ranks, recipe: Recipe) -> None:
-    """Checks that a checkpoint is split over ranks as this chunk's are, over however many.
+    """Raises `UserError` where a checkpoint is not split over ranks as this chunk's are, over however many.
 
     One rank reads what any have split, and FSDP splits what one has written.
-
-    Raises:
-        UserError: it is not.
     """
     now = recipe.parallel.strategy if ranks.size > 1 else "ddp"
     was_alone = theirs.world_size == 1

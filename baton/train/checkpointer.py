@@ -74,9 +74,7 @@ class Uploader:
     def submit(self, pending: PendingCheckpoint, meta: Callable[[], CheckpointMeta]) -> None:
         """Sends a checkpoint on its way and returns at once; `make_way` comes before.
 
-        Args:
-            pending: It.
-            meta: Returns what its manifest says besides its files; called once these are in the store.
+        `meta` returns what its manifest says besides its files, and is called once these are in the store.
         """
         # An older one that still hangs in a request has its own event, and can fail no more: see `make_way`.
         self._newest, self._is_failing = pending, False
@@ -101,11 +99,7 @@ class Uploader:
         self._thread.join()
 
     def finish(self) -> None:
-        """Waits until the last checkpoint is committed.
-
-        Raises:
-            BatonError: it cannot be.
-        """
+        """Waits until the last checkpoint is committed, and raises what keeps it from that."""
         if self._thread:
             self._thread.join()
         self.raise_failure()
@@ -245,12 +239,7 @@ class Committer:
         self.uploader.raise_failure()
 
     def take(self, pending: PendingCheckpoint, meta: CheckpointMeta) -> None:
-        """Sends a complete checkpoint on its way.
-
-        Args:
-            pending: It.
-            meta: What its manifest says of the state; see `meta`.
-        """
+        """Sends a complete checkpoint on its way, with what its manifest says of the state."""
         chunks, clock = self._context.recipe.chunks, self._context.clock
         self.finished = meta.finished
         trained_for = clock.seconds.get(StagePhase.TRAIN, 0.0)
@@ -265,10 +254,10 @@ class Committer:
         clock.enter(StagePhase.TRAIN)
 
     def meta(self, meta: CheckpointMeta, trained_for: float) -> CheckpointMeta:
-        """Returns all that the manifest of a checkpoint says besides its files.
+        """Adds to what is known of the state all else that a manifest says besides files.
 
         Args:
-            meta: What is known of the state.
+            meta: What is known.
             trained_for: Seconds for which this attempt had trained when it was captured.
         """
         # Read as the commit is made, and not at the capture: only then is it known which checkpoint was committed
@@ -342,7 +331,9 @@ class Committer:
             self.parent = checkpoint
         self._saved_at = time.monotonic()
         uri = context.store.uri(checkpoint)
-        events.emit(events.Checkpoint(step=step, uri=uri, digest=digest, bytes=checkpoint.bytes, seconds=seconds))
+        events.emit(
+            events.CheckpointCommitted(step=step, uri=uri, digest=digest, bytes=checkpoint.bytes, seconds=seconds)
+        )
         # Before the staged folder goes: the files are linked, or copied from memory, and the next pod here need not
         # fetch them.
         if ours and self._cache and not context.run.storage.is_local:
