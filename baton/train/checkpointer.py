@@ -49,10 +49,7 @@ upload and commit took."""
 class Uploader:
     """Uploads and commits staged checkpoints in its own thread: one at a time; a newer one takes every other's place.
 
-    Args:
-        store: The run's checkpoints.
-        committed: Called in that thread.
-        max_unsaved: Seconds for which the store may take nothing before the chunk fails.
+    `committed` is called in that thread; for `max_unsaved` seconds the store may take nothing before the chunk fails.
     """
 
     def __init__(self, store: CheckpointStore, committed: Committed, *, max_unsaved: float) -> None:
@@ -176,12 +173,6 @@ class Uploader:
 
 class Committer:
     """The first rank's part: it commits complete checkpoints, and knows those that they come after.
-
-    Args:
-        context: The chunk.
-        restored: The checkpoint it resumes from.
-        level: How exactly; see `attempt.adapt_machine`.
-        skipped: Why newer checkpoints were passed over.
 
     Attributes:
         start_step: Step at which the chunk began.
@@ -367,19 +358,10 @@ class StepDecision:
 
 
 class Checkpointer:
-    """The part of one rank in the checkpoints of a chunk.
+    """The part of one rank in the checkpoints of a chunk; the first one's has a committer.
 
-    All ranks call the same methods in the same order: each gathers. A world of one rank agrees with itself.
-
-    Args:
-        context: The chunk.
-        staging: Where checkpoints are written.
-        watch: Tells that this machine will be preempted.
-        watchdog: Signs of life.
-        committer: Commits what is complete, in the first rank.
-
-    Attributes:
-        pending: The checkpoint that is being written.
+    All ranks call the same methods in the same order: each gathers. A world of one rank agrees with itself. `pending`
+    is the checkpoint that is being written.
     """
 
     def __init__(
