@@ -23,11 +23,10 @@ from baton.train.checkpointer import Checkpointer, Committer
 from baton.train.context import TrainContext
 from baton.train.distributed.preemption import PreemptionWatch
 from baton.train.distributed.ranks import Ranks
-from baton.train.distributed.watchdog import NullWatchdog, Watchdog
+from baton.train.distributed.watchdog import Watchdog
 from baton.train.fork import ForkOverrides
 from baton.train.inputs import ChunkInputs
-from baton.train.metrics import report as observers
-from baton.train.metrics.live import LiveReport
+from baton.train.metrics.live import LiveReport, attach_observers
 from baton.train.metrics.score import Score, Scoring
 from baton.train.protocol import ChunkTrainer, Resumption
 
@@ -150,7 +149,7 @@ def assemble(
 ) -> Assembly:
     """Makes a trainer resume, at the level that `adapt_machine` has found, save and report."""
     recipe, ranks, chunks = context.recipe, context.ranks, context.recipe.chunks
-    watchdog = Watchdog(ranks, recipe.parallel.hang_seconds) if ranks.size > 1 else NullWatchdog()
+    watchdog = Watchdog(ranks, recipe.parallel.hang_seconds)
     committer = Committer(context, restored, level=level, skipped=skipped) if ranks.is_first else None
     checkpointer = Checkpointer(context, staging, watch, watchdog, committer)
     # Asked when something is saved, by a callback that is made below and looks at the trainer.
@@ -161,7 +160,7 @@ def assemble(
     # Before the callback that saves: what these do at a step's end is over when its checkpoint is captured.
     if committer and reports:
         live, newest = committer.live, lambda: committer.parent
-        report = observers.attach_observers(context, trainer, staging.folder(0), live, newest=newest)
+        report = attach_observers(context, trainer, staging.folder(0), live, newest=newest)
     schedule = SaveSchedule(
         target=context.target,
         plan=context.plan,

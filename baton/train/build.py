@@ -55,7 +55,9 @@ def training_arguments(recipe: Recipe, plan: Plan, output_dir: str) -> Options:
     uninterrupted run, and chunks stop it from outside.
     """
     training, processes = recipe.training, Ranks.here().size
-    return {
+    clips_groups = any(group.max_grad_norm for group in training.groups)
+    mode = sharding.compile_mode(training)
+    arguments: Options = {
         "output_dir": output_dir,
         "seed": recipe.seed,
         "data_seed": recipe.seed,
@@ -79,17 +81,6 @@ def training_arguments(recipe: Recipe, plan: Plan, output_dir: str) -> Options:
         "use_cpu": recipe.resources.gpus == 0 and recipe.resources.profile != "mps",
         "report_to": "none",
         "disable_tqdm": True,
-        **_optimization(training),
-        **_arithmetic(training),
-        **_early_stopping(training),
-        **(sharding.sharding_arguments(recipe) if processes > 1 and not recipe.parallel.virtual_workers else {}),
-    }
-
-
-def _optimization(training: Training) -> Options:
-    options = ",".join(f"{name}={value}" for name, value in training.optimizer_options.items())
-    clips_groups = any(group.max_grad_norm for group in training.groups)
-    return {
         "learning_rate": training.learning_rate,
         "lr_scheduler_type": training.lr_scheduler,
         "lr_scheduler_kwargs": dict(training.lr_scheduler_options) or None,
@@ -98,17 +89,11 @@ def _optimization(training: Training) -> Options:
         # Trainer clips nothing at 0, groups included
         "max_grad_norm": training.max_grad_norm or (math.inf if clips_groups else 0.0),
         "optim": training.optimizer,
-        "optim_args": options or None,
+        "optim_args": ",".join(f"{name}={value}" for name, value in training.optimizer_options.items()) or None,
         "adam_beta1": training.adam_betas[0],
         "adam_beta2": training.adam_betas[1],
         "adam_epsilon": training.adam_epsilon,
         "neftune_noise_alpha": training.neftune_alpha,
-    }
-
-
-def _arithmetic(training: Training) -> Options:
-    mode = sharding.compile_mode(training)
-    arithmetic: Options = {
         "bf16": training.precision == "bf16",
         "fp16": training.precision == "fp16",
         "gradient_checkpointing": training.gradient_checkpointing,
@@ -116,10 +101,15 @@ def _arithmetic(training: Training) -> Options:
         "use_liger_kernel": training.liger,
     }
     if mode:
-        arithmetic["torch_compile_mode"] = mode
+        arguments["torch_compile_mode"] = mode
     if training.tf32 is not None or training.precision == "tf32":
-        arithmetic["tf32"] = training.tf32 is not False
-    return arithmetic
+        arguments["tf32"] = training.tf32 is not False
+    if stopping := training.early_stopping:
+        arguments["metric_for_best_model"] = stopping.metric.removeprefix("eval_")
+        arguments["greater_is_better"] = stopping.greater_is_better
+    if processes > 1 and not recipe.parallel.virtual_workers:
+        arguments |= sharding.sharding_arguments(recipe)
+    return arguments
 
 
 def uses_tf32(recipe: Recipe) -> bool:
@@ -177,7 +167,6 @@ class EpochOf(TrainerCallback):
         self._collator = collator
 
     def on_epoch_begin(self, args: object, state: TrainerState, *_: object, **__: object) -> None:
-        """Passes the number on."""
         self._collator.epoch = int(state.epoch or 0)
 
 
@@ -186,10 +175,7 @@ class Setup:
     """Model, data and settings that a method's trainer is built from.
 
     Attributes:
-        recipe: The resolved recipe.
         arguments: Keyword arguments for the method's configuration class.
-        model: What is trained.
-        tokenizer: Its tokenizer.
         train: Tokenized training rows.
         held_out: Tokenized held-out rows, None where nothing is evaluated in between.
         reference: Returns a fresh copy of the model that the run began with.
@@ -208,14 +194,7 @@ class Setup:
     weighs: bool = True
 
     def trainer(self, kind: type, config: TrainingArguments, *mixins: type, **extra: object) -> ChunkTrainer:
-        """Builds the method's trainer.
-
-        Args:
-            kind: TRL's class.
-            config: Its configuration.
-            mixins: What the method itself does besides, first.
-            extra: Further arguments of the class.
-        """
+        """Builds the method's trainer: TRL's class behind mixins of the method and of what the recipe uses."""
         recipe = self.recipe
         rows = trainable.rows_of_tokens(recipe, self.model, self.tokenizer)
         stopping = recipe.training.early_stopping
@@ -285,18 +264,7 @@ def trainer_setup(
     evaluates: bool | None = None,
     weighs: bool = True,
 ) -> Setup:
-    """Returns what the method's trainer is built from.
-
-    Args:
-        recipe: The resolved recipe, its micro-batch size a number.
-        plan: The run's plan.
-        tokens: The tokenized rows and the tokenizer.
-        folders: Local folders of the models that the recipe names, by role; see `pinned`.
-        output_dir: A local folder.
-        start_weights: Whether the model needs its own; left undefined where a checkpoint is loaded over them.
-        evaluates: Whether held-out rows are needed; as the recipe says when None.
-        weighs: Whether rows and tokens count alike, not batches; see `ChunkTrainer`.
-    """
+    """Returns what the method's trainer is built from; see `prepare`."""
     tokenizer = loading.load_tokenizer(f"{tokens.folder}/tokenizer", trust_remote_code=recipe.model.trust_remote_code)
     base = folders.get(pinned.BASE)
     model = loading.start_model(recipe, tokenizer, base, weights=start_weights)
@@ -322,7 +290,6 @@ def trainer_setup(
 
 
 def build_trainer(parts: Setup) -> ChunkTrainer:
-    """Builds the trainer of the recipe's method."""
     return cast(ChunkTrainer, methods.load(parts.recipe.training.method).build(parts))
 
 
@@ -339,16 +306,7 @@ STEPS = 2
 def resolve_micro_batch(
     context: TrainContext, tokens: ChunkTokens, folders: Mapping[str, str], output_dir: str
 ) -> TrainContext:
-    """Finds the micro-batch size of a run whose recipe leaves it open, and notes it; the first note holds for all.
-
-    Args:
-        context: The chunk that is about to train.
-        tokens: The tokenized rows and the tokenizer.
-        folders: Local folders of the models that the recipe names, by role.
-        output_dir: A local folder, for trials.
-
-    Returns:
-        The chunk with the number in its recipe.
+    """Returns a chunk with the micro-batch size that its recipe leaves open, found and noted; the first note holds.
 
     Raises:
         UserError: not even one row fits.
@@ -398,7 +356,6 @@ def largest_micro_batch(recipe: Recipe, fits: Callable[[int], bool]) -> int:
 
 
 def with_micro_batch(recipe: Recipe, size: int) -> Recipe:
-    """Returns a recipe with its micro-batch size given as a number."""
     training = recipe.training.model_copy(update={"micro_batch_size": size})
     return recipe.model_copy(update={"training": training})
 
@@ -421,7 +378,6 @@ def _fits_gpu(trial: Callable[[], None], room: float) -> bool:
 
 
 def _survives(trial: Callable[[], None]) -> bool:
-    """Tells whether a trial ends without running out of memory."""
     try:
         trial()
     except RuntimeError as error:
@@ -525,13 +481,9 @@ def prepare(
 
 
 def prepare_trial(context: TrainContext, num_steps: int, folder: str, changed: Options) -> ChunkTrainer:
-    """Builds the trainer that the run's first chunk begins with, for a model that is thrown away.
+    """Builds the trainer that the run's first chunk begins with, for a model that is thrown away after some steps.
 
-    Args:
-        context: The first chunk.
-        num_steps: Steps for which rows are needed.
-        folder: A local folder for all that is downloaded and written.
-        changed: Arguments of the method's configuration in place of the run's.
+    All that is downloaded and written goes to a local folder. `changed` has arguments of the method's configuration.
     """
     recipe = context.recipe
     machine.require_gpus(recipe.resources.image)

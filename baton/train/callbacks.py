@@ -246,7 +246,7 @@ class RestoreCheck(TrainerCallback):
 
     def _joined(self, ours: dict[str, str]) -> dict[str, str]:
         rows = self._ranks.gather(ours)
-        return state.merge_rank_digests(rows, replicated=self._replicated, of_each=self._trainer.of_each)
+        return state.merge_rank_digests(rows, replicated=self._replicated, per_rank_parts=self._trainer.per_rank_parts)
 
     def prove(self) -> None:
         """Compares what is in memory with what was saved.
@@ -270,7 +270,7 @@ class RestoreCheck(TrainerCallback):
             if part in resumption.left_out:
                 self.checked[part] = "left out"
             # Digests by rank of another number of ranks: there is nothing to compare them with.
-            elif resumption.is_reshaped and part in trainer.of_each:
+            elif resumption.is_reshaped and part in trainer.per_rank_parts:
                 self.checked[part] = "of other processes"
             elif digests[part] != expected[part]:
                 self.checked[part] = "mismatch"
@@ -333,14 +333,14 @@ class SaveAndStop(TrainerCallback):
         step, watchdog = trainer_state.global_step, self._trainer.watchdog
         # Before the gather: a rank that hangs in its step has not come here, and has one sign less than those that wait
         # in it.
-        watchdog.beat("end")
+        watchdog.heartbeat("end")
         late = self._schedule.is_late(time.monotonic() - self._saved_at)
         decision = self._checkpointer.agree(step, late, self._trainer.figures)
         if self._schedule.pace:
             self._schedule.pace.step(is_free=decision.uploader_idle)
         self._trainer.judge(decision.figures)  # before anything of the step is kept
         self._due_by_time, self._uploader_idle = decision.due_by_time, decision.uploader_idle
-        watchdog.beat("rows", step + 1)
+        watchdog.heartbeat("rows", step + 1)
         # The same in all ranks: one that saved alone would wait for the others for ever.
         self._stopping = decision.stop or step >= self._schedule.target
         # Where this step is evaluated, that decides first whether the run ends here, whatever the chunk does.

@@ -29,7 +29,7 @@ from baton.runtime import RetryAttempt, Work, backoff, retry
 from baton.store.cache import NodeCache
 from baton.train.context import TrainContext
 from baton.train.distributed.preemption import PreemptionWatch
-from baton.train.distributed.watchdog import NullWatchdog
+from baton.train.distributed.watchdog import Watchdog
 from baton.train.metrics.accounting import Accounting
 
 logger = logging.getLogger("baton")
@@ -369,7 +369,7 @@ class Checkpointer:
         context: TrainContext,
         staging: Staging,
         watch: PreemptionWatch,
-        watchdog: NullWatchdog,
+        watchdog: Watchdog,
         committer: Committer | None = None,
     ) -> None:
         self.context, self.committer, self.watchdog = context, committer, watchdog
@@ -420,7 +420,7 @@ class Checkpointer:
 
     def stage(self, step: int, num_bytes: int) -> Iterator[PendingCheckpoint]:
         """Yields a step's checkpoint in each place to write it to: one of each machine, the same for its ranks."""
-        self.watchdog.beat("checkpoint")
+        self.watchdog.heartbeat("checkpoint")
         places = self._staging.places(num_bytes) if self._ranks.leads_node else iter(())
 
         def next_place() -> tuple[str, bool] | None:
@@ -438,7 +438,7 @@ class Checkpointer:
                 self.committer.make_way(step)
             return next_place()
 
-        with self.watchdog.excused():  # the checkpoint before may be on its way
+        with self.watchdog.paused():  # the checkpoint before may be on its way
             place = self._ranks.on_node_leaders(first_place)
         while place:
             folder, fits = place
@@ -453,7 +453,7 @@ class Checkpointer:
 
         Returns once the first rank has taken it, so that no rank trains on while it may still fail.
         """
-        with self.watchdog.excused():
+        with self.watchdog.paused():
             if self._ranks.nodes > 1:
                 self._join_nodes(pending)
             if self.committer:

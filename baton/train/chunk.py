@@ -22,7 +22,6 @@ from baton.train.checkpointer import Checkpointer
 from baton.train.context import Clock, TrainContext
 from baton.train.distributed import launch
 from baton.train.distributed.preemption import PreemptionWatch
-from baton.train.metrics.accounting import Figures
 from baton.train.metrics.score import Scoring
 from baton.train.trainjob import job as elastic
 from baton.train.trainjob.cluster import Cluster
@@ -123,7 +122,7 @@ def conclude(context: TrainContext, checkpointer: Checkpointer) -> Outcome:
 
 
 def record_attempt(
-    context: TrainContext, ending: Ending, from_step: int, to_step: int, figures: Figures | None = None
+    context: TrainContext, ending: Ending, from_step: int, to_step: int, figures: dict[str, object] | None = None
 ) -> None:
     """Keeps what an attempt did with the run."""
     storage, tokens = context.run.storage, context.run.read(TokenizedRows)

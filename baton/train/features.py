@@ -29,10 +29,7 @@ Call = tuple[tuple[object, ...], Options]
 def features_of(recipe: Recipe, config: TrainingArguments, *, weighs: bool) -> list[type[ChunkTrainer]]:
     """Returns the mixins that a recipe uses; those of the method itself stand before them.
 
-    Args:
-        recipe: The resolved recipe.
-        config: The method's configuration. It knows one process where there are virtual workers.
-        weighs: Whether rows and tokens count alike, not batches; see `ChunkTrainer`.
+    The method's configuration knows one process where there are virtual workers.
     """
     training, spec, parallel = recipe.training, recipe.training.spec, recipe.parallel
     is_virtual, is_dealt = bool(parallel.virtual_workers), config.world_size > 1

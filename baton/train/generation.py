@@ -24,7 +24,7 @@ from baton.models.chat_template import ChatTemplate
 from baton.recipe.methods import Completions, Generation
 from baton.recipe.recipe import Recipe
 from baton.train import weighing
-from baton.train.distributed.watchdog import NullWatchdog
+from baton.train.distributed.watchdog import Watchdog
 from baton.train.protocol import ChunkTrainer, Options, StateDict
 from baton.train.references import moving
 from baton.train.virtual import MicroBatches
@@ -96,13 +96,12 @@ class ConversationalPrompts(ChunkTrainer):
 class SeekingRepeatSampler(RepeatSampler):
     """TRL's sampler, whose order in an epoch does not depend on the epochs drawn in this process.
 
-    Upstream draws each epoch's permutation from one generator, which a resumed process begins anew.
+    TRL 1.16 draws each epoch's permutation from one generator, which a resumed process begins anew.
     """
 
     epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Chooses the permutation."""
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[int]:
@@ -156,13 +155,13 @@ class ResumableGeneration(ChunkTrainer):
         adapted = getattr(self.model, "get_base_model", None)
         model = adapted() if adapted else self.model
         alive = StoppingCriteriaList([_Alive(self.watchdog)])
-        self.watchdog.beat("writing")
+        self.watchdog.heartbeat("writing")
         model.generate = functools.partial(model.generate, stopping_criteria=alive)
         try:
             return super()._generate_single_turn(*arguments, **options)
         finally:
             del model.generate
-            self.watchdog.beat("rewards")
+            self.watchdog.heartbeat("rewards")
 
 
 class VirtualGeneration(ResumableGeneration):
@@ -178,7 +177,6 @@ class VirtualGeneration(ResumableGeneration):
     _rows: list[list[Row]]
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        """Returns the prompts of this process's workers."""
         with self._as_one_worker():
             return super().get_train_dataloader()
 
@@ -190,7 +188,6 @@ class VirtualGeneration(ResumableGeneration):
         return sampler
 
     def get_batch_samples(self, *arguments: Any, **options: Any) -> Any:
-        """Returns the prompts of a step."""
         samples = super().get_batch_samples(*arguments, **options)
         self._rows = samples[0]
         return samples
@@ -267,7 +264,6 @@ class VirtualGeneration(ResumableGeneration):
         return completions
 
     def _completions(self, rows: list[Row]) -> RoundCompletions:
-        """Returns what a worker writes for its rows."""
         self._step, self._buffered_inputs = 0, None  # so that TRL writes
         with self._as_one_worker():
             super()._prepare_inputs(rows)
@@ -316,17 +312,15 @@ class VirtualGeneration(ResumableGeneration):
 class _Alive(StoppingCriteria):
     """Stops nothing; it is asked at each token."""
 
-    def __init__(self, watchdog: NullWatchdog) -> None:
+    def __init__(self, watchdog: Watchdog) -> None:
         self._watchdog = watchdog
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **_: object) -> torch.Tensor:
-        """Gives a sign of life."""
-        self._watchdog.alive()
+        self._watchdog.tick()
         return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
 
 
 def sampling_arguments(completions: Completions) -> Options:
-    """Returns the arguments of a configuration that say how the model generates."""
     return {
         "max_completion_length": completions.max_completion_length,
         "temperature": completions.temperature,

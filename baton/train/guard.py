@@ -45,11 +45,7 @@ LAYERS = ("batch_sampler", "batches", "sampler")
 def rows_of_step(loader: Any, recipe: Recipe, steps_per_epoch: int, step: int) -> list[int]:
     """Returns the numbers of a step's rows; where the model writes, of all prompts of the round that it trains on.
 
-    Args:
-        loader: The trainer's batches, which are gone through no more.
-        recipe: The resolved recipe.
-        steps_per_epoch: Steps of a pass over the rows.
-        step: The step, from 1.
+    The step counts from 1. The loader is gone through no more.
     """
     training = recipe.training
     # TRL's order has a round's prompts, each as often as it is answered, once for every pass.
@@ -65,16 +61,9 @@ def rows_of_step(loader: Any, recipe: Recipe, steps_per_epoch: int, step: int) -
 
 
 def locate_rows(run: Run, recipe: Recipe, rows: Sequence[int]) -> list[SourceLocation]:
-    """Returns where rows to train on come from.
+    """Returns files and lines of the source of rows among the tokens, packed ones by their sequences.
 
-    Args:
-        run: The run.
-        recipe: Its recipe.
-        rows: Their numbers among the tokens, from 0; of packed ones those of their sequences.
-
-    Returns:
-        Files and lines of the source, in their order; where an older Baton made the tokens, maybe files and rows of
-        these.
+    Where an older Baton made the tokens, they may be files of tokens and rows of these.
 
     Raises:
         BatonError: tokens or split are gone.
@@ -115,7 +104,6 @@ def _noted(run: Run, prefix: str, manifest: Manifest, name: str) -> list[tuple[i
 
 
 def _lines(noted: Sequence[tuple[int, int]], recipe: Recipe, rows: Iterable[int]) -> list[int]:
-    """Returns the lines of rows of a file."""
     if not train_rows.packs_rows(recipe.data, "train"):
         return [noted[row][0] for row in rows]
     import pyarrow as pa
@@ -144,7 +132,6 @@ class Guarded(ChunkTrainer):
 
     @property
     def skips_step(self) -> bool:
-        """Whether the step that has begun is skipped."""
         step = self.state.global_step + 1
         return step in self.resumption.skips or bool(self.guard and step in self.guard.skip)
 
@@ -160,7 +147,6 @@ class Guarded(ChunkTrainer):
         return torch.zeros((), device=self.args.device)
 
     def floating_point_ops(self, inputs: Any) -> float:
-        """Returns the operations of a pass."""
         return 0.0 if self.skips_step else float(super().floating_point_ops(inputs))
 
     def _clip_grad_norm(self, model: nn.Module) -> Any:
@@ -243,15 +229,9 @@ class Guarded(ChunkTrainer):
 
 
 def is_beyond(value: float, before: list[float], times: float, window: int) -> bool:
-    """Tells whether a value is out of bounds.
+    """Tells whether a value is more than so many times the median of those before it, of a window of so many steps.
 
     One that is not above all before it is not: where a loss has fallen fast, it may rise to where it was.
-
-    Args:
-        value: The value.
-        before: Those of the steps kept before.
-        times: How many times their median it may be.
-        window: How many are remembered.
     """
     if len(before) < min(FEWEST, window) or value <= max(before):
         return False

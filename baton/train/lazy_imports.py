@@ -88,7 +88,6 @@ def defer(packages: Packages) -> None:
 
 
 def is_waiting(name: str) -> bool:
-    """Tells whether a module is known and not loaded."""
     return type(sys.modules.get(name)) is _Module
 
 
@@ -102,7 +101,6 @@ class LazyName:
         self._module, self._name, self._is_made = module, name, is_made
 
     def resolved(self) -> Any:
-        """Returns what it stands for."""
         return getattr(_load(self._module), self._name)
 
     def _may_be(self, kind: type) -> bool:
@@ -151,7 +149,6 @@ class LazyInstance(LazyObject):
 
     @functools.cached_property
     def resolved(self) -> Any:
-        """What it stands for."""
         name, args, kwargs = self._call
         return name.resolved()(*args, **kwargs)
 
@@ -164,7 +161,6 @@ class LazyUnion(LazyObject):
 
     @functools.cached_property
     def resolved(self) -> Any:
-        """What it stands for."""
         return functools.reduce(operator.or_, map(_resolved, self._kinds))
 
     def __instancecheck__(self, instance: object) -> bool:
@@ -246,7 +242,6 @@ class _Package:
         self._lock = threading.RLock()
 
     def load(self) -> None:
-        """Runs its code, unless that is done or under way."""
         with self._lock:
             if self.is_loaded:
                 return
@@ -327,7 +322,6 @@ def installed_digest() -> str:
 
 
 def write_installed(file: Path) -> None:
-    """Looks all of it up, and writes it down."""
     import transformers
     from transformers.utils.import_utils import define_import_structure
 

@@ -56,7 +56,6 @@ class Ramp(TrainerCallback):
     def on_step_begin(
         self, args: object, state: TrainerState, control: object, optimizer: Optimizer, **_: object
     ) -> None:
-        """Sets the step's learning rate."""
         rate = rate_at(self.spec, state.global_step)
         for group in optimizer.param_groups:
             if group.get("name") is None:
@@ -157,7 +156,6 @@ def suggest(rates: list[float], losses: list[float], spec: LRFind) -> float:
 
 
 def page(run_name: str, test: LearningRate, spec: LRFind) -> str:
-    """Returns the test as its own HTML page."""
     plot = svg.draw("lr", "Loss by learning rate", lambda: _plot(test, spec))
     template = rendering.environment(Path(__file__).parent).get_template("lr_find.html.j2")
     return template.render(run=run_name, found=test, spec=spec, plot=plot)

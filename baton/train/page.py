@@ -60,7 +60,6 @@ class Shown:
         return cls(run, index, outcome, plan, checkpoint, log, trained[-1] if trained else None, skips)
 
     def series(self, key: str) -> Points:
-        """Returns the finite values of one logged figure by step."""
         entries = ((int(entry["step"]), entry.get(key)) for entry in self.log)
         return [(step, value) for step, value in entries if value is not None and math.isfinite(value)]
 

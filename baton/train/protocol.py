@@ -15,7 +15,7 @@ from baton.checkpoint.staging import PendingCheckpoint
 from baton.recipe.recipe import Recipe
 from baton.recipe.training import Guard
 from baton.train.distributed.ranks import Ranks
-from baton.train.distributed.watchdog import NullWatchdog
+from baton.train.distributed.watchdog import Watchdog
 
 if TYPE_CHECKING:
     import torch
@@ -89,7 +89,7 @@ class ChunkTrainer(Upstream):
 
     recipe: Recipe
     ranks: Ranks = Ranks()
-    watchdog: NullWatchdog = NullWatchdog()
+    watchdog: Watchdog = Watchdog()
     resumption: Resumption = Resumption()
     places: Callable[[], Iterator[PendingCheckpoint]] = staticmethod(lambda: iter(()))
     restored_rng: str | None = None
@@ -104,7 +104,7 @@ class ChunkTrainer(Upstream):
     def begin_chunk(
         self,
         ranks: Ranks,
-        watchdog: NullWatchdog,
+        watchdog: Watchdog,
         resumption: Resumption,
         places: Callable[[], Iterator[PendingCheckpoint]],
     ) -> None:
@@ -150,7 +150,6 @@ class ChunkTrainer(Upstream):
 
     @property
     def skips_step(self) -> bool:
-        """Whether the step that has begun is skipped."""
         return False
 
     def skip_step(self, model: nn.Module, inputs: Any) -> None:
@@ -164,7 +163,7 @@ class ChunkTrainer(Upstream):
         """
 
     @property
-    def of_each(self) -> tuple[str, ...]:
+    def per_rank_parts(self) -> tuple[str, ...]:
         """Parts of the state that differ between ranks."""
         if self.recipe.parallel.virtual_workers:
             return ()
@@ -192,7 +191,6 @@ class ChunkTrainer(Upstream):
         """Restores what `method_state` returned."""
 
     def load_skipped(self, saved: tuple[int, ...]) -> None:
-        """Restores `skipped`."""
         self.skipped = saved
 
     def optimizer_state(self) -> StateDict:

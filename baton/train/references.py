@@ -27,11 +27,9 @@ class MovingReference(ChunkTrainer):
     """Mixin where the reference follows the trained model: keeps its weights with the checkpoint."""
 
     def method_state(self) -> StateDict:
-        """Returns the reference's weights, too."""
         return {**super().method_state(), "reference": self.ref_model.state_dict()}
 
     def load_method_state(self, saved: StateDict) -> None:
-        """Restores them."""
         super().load_method_state(saved)
         if "reference" in saved:
             self.ref_model.load_state_dict(saved["reference"])
@@ -44,7 +42,6 @@ class OwnReference(ChunkTrainer):
 
     @property
     def ref_model(self) -> PreTrainedModel | None:
-        """The reference."""
         return self._reference
 
     @ref_model.setter

@@ -16,9 +16,10 @@ import importlib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 from torch.utils.data import DataLoader
 
 from baton.checkpoint import sharded, zero_format
@@ -30,29 +31,7 @@ from baton.train.distributed.ranks import Ranks
 from baton.train.protocol import ChunkTrainer, Options, StateDict
 
 if TYPE_CHECKING:
-    from typing import Protocol
-
-    class Partitioned(Protocol):
-        """A weight whose values DeepSpeed splits over the ranks."""
-
-        ds_tensor: torch.Tensor
-        ds_numel: int
-
-    class Stage3(Protocol):
-        """The parts of DeepSpeed's stage 3 optimizer that are used."""
-
-        fp16_groups: list[list[Any]]
-        fp32_partitioned_groups_flat: list[torch.Tensor]
-
-        def checkpoint_event_prologue(self) -> None: ...
-
-        def checkpoint_event_epilogue(self) -> None: ...
-
-        def load_state_dict(self, parts: object, **options: bool) -> None: ...
-
-    from torch import nn
     from transformers import PreTrainedModel
-
 
 ALIGNMENT = 2
 """Stage 2 cuts a row into parts of a multiple of so many values."""
@@ -66,14 +45,7 @@ MASTER = "master"
 
 @dataclass(frozen=True)
 class WeightSegment:
-    """Values of one weight in a process's row.
-
-    Attributes:
-        weight: The weight's number, in the optimizer's order.
-        start: First of its values.
-        stop: The one after the last.
-        padding: Zeros after them.
-    """
+    """Values of one weight in a process's row, with zeros after them; weights are numbered in the optimizer's order."""
 
     weight: int
     start: int
@@ -82,7 +54,6 @@ class WeightSegment:
 
     @property
     def length(self) -> int:
-        """How many values it takes in the row."""
         return self.stop - self.start + self.padding
 
 
@@ -97,19 +68,10 @@ class SegmentPlace:
 
 
 class Partitioning:
-    """Which values each of some processes has.
-
-    Args:
-        stage: DeepSpeed's stage.
-        groups: Sizes of the weights, by row.
-        ranks: Number of processes.
-
-    Attributes:
-        rows: Process → row → its pieces, in order.
-    """
+    """Which values each of so many processes has, given the sizes of the weights by row."""
 
     def __init__(self, stage: int, groups: Sequence[Sequence[int]], ranks: int) -> None:
-        self.rows: list[list[list[WeightSegment]]] = [[] for _ in range(ranks)]
+        self.rows: list[list[list[WeightSegment]]] = [[] for _ in range(ranks)]  # process → row → its pieces, in order
         self._places: dict[int, list[SegmentPlace]] = {}
         first = 0
         for row, group in enumerate(groups):
@@ -206,13 +168,11 @@ class SavedPartitions:
                 # Stage 2 saves its masters without the zeros at their end.
                 real = row_length(pieces) - (pieces[-1].padding if self.stage == 2 else 0)
                 if row.get_shape() != [real] or any(map(any, part.get("param_alignment_paddings", []))):
-                    raise DamagedError(
-                        f"{zero_format.file_name(rank)} is not cut as by DeepSpeed {zero_format.VERSION}."
-                    )
+                    name = zero_format.file_name(rank)
+                    raise DamagedError(f"{name} is not cut as by DeepSpeed {zero_format.VERSION}.")
 
     @property
     def settings(self) -> list[StateDict]:
-        """The optimizer's groups, without their weights."""
         groups = self.optimizer(0)["param_groups"]
         return [{name: value for name, value in group.items() if name != "params"} for group in groups]
 
@@ -222,13 +182,7 @@ class SavedPartitions:
         return state
 
     def part(self, own: StateDict, cut: Partitioning, rank: int) -> StateDict:
-        """Returns the state of a process among another number of them.
-
-        Args:
-            own: Its state as DeepSpeed has made it, before anything is restored.
-            cut: Which values each of those processes has.
-            rank: Its number.
-        """
+        """Returns the state of a process among those of a cut, given its own as DeepSpeed makes it for a start."""
         mine = own[OPTIMIZER_STATES[self.stage]]["param_groups"]
         rows = cut.rows[rank]
         optimizer = {
@@ -342,7 +296,6 @@ class Zero(ChunkTrainer):
         return rows
 
     def num_parts(self) -> int:
-        """Returns how many ranks of this machine write a part of the optimizer's state each."""
         ranks = Ranks.here()
         return ranks.size // ranks.nodes
 
@@ -391,7 +344,6 @@ class Zero(ChunkTrainer):
             optimizer.update_lp_params()
 
     def write_optimizer(self, output_dir: str) -> None:
-        """Writes this process's part."""
         zero_format.write(
             os.path.join(output_dir, zero_format.file_name(self.args.process_index)), self.optimizer_state()
         )
@@ -406,30 +358,25 @@ class Zero(ChunkTrainer):
             self._save(output_dir)
 
 
-def _splits_weights(optimizer: object) -> TypeGuard[Stage3]:
+def _splits_weights(optimizer: Any) -> bool:
     """Tells whether no process has the whole model, which is stage 3."""
     return hasattr(optimizer, "fp32_partitioned_groups_flat")
 
 
-def _clear_padding(optimizer: Stage3) -> None:
+def _clear_padding(optimizer: Any) -> None:
     """Sets to 0 what stands after a weight's last value where it does not divide evenly over the ranks.
 
     DeepSpeed leaves there what happened to be in memory. Nobody computes with it, but it is saved.
     """
+    rank = Ranks.here().rank
     for group, masters in zip(optimizer.fp16_groups, optimizer.fp32_partitioned_groups_flat, strict=True):
-        for start, end, weights in _padding(group):
-            masters.data[start:end] = 0
-            weights.zero_()
-
-
-def _padding(group: list[Partitioned]) -> Iterator[tuple[int, int, torch.Tensor]]:
-    """Yields the padding of each weight of a group: where it lies in the group's masters, and itself."""
-    rank, at = Ranks.here().rank, 0
-    for weight in group:
-        part = weight.ds_tensor
-        real = min(max(weight.ds_numel - rank * part.numel(), 0), part.numel())
-        yield at + real, at + part.numel(), part.data[real:]
-        at += part.numel()
+        at = 0
+        for weight in group:
+            part = weight.ds_tensor
+            real = min(max(weight.ds_numel - rank * part.numel(), 0), part.numel())
+            masters.data[at + real : at + part.numel()] = 0
+            part.data[real:].zero_()
+            at += part.numel()
 
 
 def _load_buffers(model: torch.nn.Module, checkpoint: str) -> None:

@@ -42,14 +42,14 @@ def digests_of(trainer: ChunkTrainer) -> dict[str, str]:
 
 
 def merge_rank_digests(
-    rows: Sequence[Mapping[str, str]], *, replicated: bool, of_each: Sequence[str] = PER_RANK_PARTS
+    rows: Sequence[Mapping[str, str]], *, replicated: bool, per_rank_parts: Sequence[str] = PER_RANK_PARTS
 ) -> dict[str, str]:
     """Returns the digests of a state that several ranks hold; what is the same in all of them counts once.
 
     Args:
         rows: The digests of each rank, in their order.
         replicated: Whether each has the whole state.
-        of_each: Parts that differ between ranks.
+        per_rank_parts: Parts that differ between ranks.
 
     Raises:
         ExactnessError: each has all of it, and they differ in what is the same in all.
@@ -58,7 +58,7 @@ def merge_rank_digests(
     for name in PARTS:
         values = [row[name] for row in rows]
         same = len(set(values)) == 1
-        if not same and replicated and name not in of_each:
+        if not same and replicated and name not in per_rank_parts:
             other = next(rank for rank, value in enumerate(values) if value != values[0])
             raise ExactnessError(
                 f"rank {other} has other {name} than rank 0; with training.parallel.strategy ddp all have the same.",

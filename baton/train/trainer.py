@@ -32,7 +32,7 @@ from baton.errors import BatonError
 from baton.models import rng
 from baton.train.data import samplers
 from baton.train.distributed.ranks import Ranks
-from baton.train.distributed.watchdog import NullWatchdog
+from baton.train.distributed.watchdog import Watchdog
 from baton.train.protocol import ChunkTrainer, Resumption, StateDict
 from baton.train.reshard import LoadFromShards
 
@@ -56,7 +56,7 @@ class ExactResume(ChunkTrainer):
     def begin_chunk(
         self,
         ranks: Ranks,
-        watchdog: NullWatchdog,
+        watchdog: Watchdog,
         resumption: Resumption,
         places: Callable[[], Iterator[PendingCheckpoint]],
     ) -> None:
@@ -86,7 +86,6 @@ class ExactResume(ChunkTrainer):
                 weight.data = weight.data.to(types[name])
 
     def read_weights(self, checkpoint: str, model: nn.Module | None = None) -> None:
-        """Restores the weights."""
         super()._load_from_checkpoint(checkpoint, model)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
@@ -100,7 +99,6 @@ class ExactResume(ChunkTrainer):
                 self.read_optimizer(checkpoint)
 
     def read_optimizer(self, checkpoint: str) -> None:
-        """Restores optimizer and schedule."""
         super()._load_optimizer_and_scheduler(checkpoint)
 
     def _save_checkpoint(self, model: nn.Module, trial: object) -> None:
@@ -124,7 +122,6 @@ class ExactResume(ChunkTrainer):
             shutil.rmtree(self.checkpoint_folder(), ignore_errors=True)
 
     def write_checkpoint(self, model: nn.Module, trial: object) -> None:
-        """Writes this rank's part of a checkpoint."""
         super()._save_checkpoint(model, trial)
 
     def _all_ran_out_of_room(self, failure: Exception | None, *, last: bool) -> bool:
@@ -187,7 +184,6 @@ class ExactResume(ChunkTrainer):
             self._send(output_dir)
 
     def write_optimizer(self, output_dir: str) -> None:
-        """Writes the state of optimizer and schedule to the folder of a checkpoint."""
         super()._save_optimizer_and_scheduler(output_dir)
 
     def method_state(self) -> StateDict:
@@ -198,7 +194,6 @@ class ExactResume(ChunkTrainer):
         return {**super().method_state(), **window, **{name: getattr(self, buffers[name]) for name in buffers}}
 
     def load_method_state(self, saved: StateDict) -> None:
-        """Restores them."""
         super().load_method_state(saved)
         self.guard_window = tuple(saved.get("guard", ()))
         for name, attribute in self.recipe.training.spec.buffers.items():
@@ -227,13 +222,7 @@ def exact_class(kind: type, features: Sequence[type]) -> type[Any]:
 
 
 def seed_of(seed: int, rank: int, step: int = 0) -> int:
-    """Returns the seed of a rank that does not resume a random state; of the first, the run's.
-
-    Args:
-        seed: The run's.
-        rank: Number of the rank.
-        step: Step at which it begins.
-    """
+    """Returns the seed of a rank that resumes no random state at a step; of the first rank at step 0, the run's."""
     return (seed + rank * 0x9E3779B1 + step * 0x85EBCA77) % 2**32
 
 
@@ -242,9 +231,6 @@ def free_load_memory(optimizer: Any) -> Iterator[None]:
     """Has the GPU hold before the first step the same memory as between two steps of one run.
 
     What is loaded lies where a fresh optimizer has it, and what loading takes is given back.
-
-    Args:
-        optimizer: It, or Accelerate's wrapper around it.
     """
     optimizer = getattr(optimizer, "optimizer", optimizer)
     pages = torch.cuda.is_available() and getattr(optimizer, "is_paged", False)

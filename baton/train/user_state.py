@@ -247,12 +247,10 @@ def save(folder: str, rank: int, document: Mapping[str, Any], arrays: Mapping[st
 
 
 def file_name(rank: int) -> str:
-    """Returns the name of a rank's file."""
     return "baton_state_hooks.json" if rank == 0 else f"baton_state_hooks_{rank}.json"
 
 
 def digest(carried: Mapping[str, str]) -> str:
-    """Returns one digest for all that is carried."""
     return hashlib.sha256("".join(f"{name}={carried[name]};" for name in sorted(carried)).encode()).hexdigest()
 
 
@@ -305,7 +303,6 @@ class Walk:
             self._place(f"{_label(kinds[0])}.{key}", StateSlot(f"{_label(kinds[0])}()", "attribute", key, trainer))
 
     def values(self) -> dict[str, Encoded]:
-        """Returns the value of each place."""
         return {name: Encoder(self._foreign, self._seen).encoded(slot.get()) for name, slot in self.slots.items()}
 
     def _is_own(self, module: str | None) -> bool:
@@ -318,7 +315,6 @@ class Walk:
         return self._is_own(kind.__module__) or (kind is type(value) and _has_state_dict(value))
 
     def _place(self, name: str, slot: StateSlot) -> None:
-        """Notes a place that has a value, and follows that."""
         try:
             value = slot.get()
         except (AttributeError, KeyError, ValueError):
@@ -475,7 +471,6 @@ class Encoded:
 
     @functools.cached_property
     def digest(self) -> str:
-        """SHA-256 of the value."""
         return hashlib.sha256(json.dumps(self.tree).encode()).hexdigest()
 
 
@@ -489,7 +484,6 @@ class Encoder:
         self._opaque = False
 
     def encoded(self, value: Any) -> Encoded:
-        """Returns the value, plain."""
         tree = self._tree(value, 0)
         return Encoded(tree, self._arrays, self._opaque, self._inside, id(value) if id(value) in self._inside else None)
 
@@ -615,7 +609,6 @@ class Encoder:
 
 
 def _decoded(tree: Any, arrays: Mapping[str, torch.Tensor]) -> Any:
-    """Returns the value that `Encoder` has made plain."""
     if not isinstance(tree, list):
         return tree
     kind, *rest = tree

@@ -33,11 +33,9 @@ from baton.train.weighing import Batch, MicroBatchResult, WeighedRows, add_micro
 
 @dataclass(frozen=True, kw_only=True)
 class MicroBatches:
-    """The passes of a step as one process that makes them all would count them.
+    """The passes of a step as one process that makes them all would count them: `rounds` for each of its own workers.
 
     Attributes:
-        own: Numbers of this process's workers.
-        rounds: Passes of each worker.
         total: Passes of all workers that have rows.
         fillers: Workers for which no row is left.
         shares: What the mean of each of a worker's passes counts, so that all rows count as much; empty where the loss
@@ -83,13 +81,8 @@ class WorkerBatches(Sampler[list[int]]):
     """Of each optimizer step the micro-batches of the own workers, worker after worker.
 
     It names no batch size, so that Accelerate, which takes the process for the only one, cuts nothing off what is
-    gathered in a loader's last batch: that would be another one in each process.
-
-    Args:
-        batches: Those of all workers.
-        workers: How many there are.
-        own: The numbers of this process's.
-        passes: Micro-batches of each worker in a step; the last step of a pass over the rows may have fewer.
+    gathered in a loader's last batch: that would be another one in each process. In a step each worker has so many
+    `passes`; the last one of a pass over the rows may have fewer.
     """
 
     def __init__(self, batches: Batches, *, workers: int, own: range, passes: int) -> None:
@@ -97,7 +90,6 @@ class WorkerBatches(Sampler[list[int]]):
         self._workers, self._own, self._passes = workers, own, passes
 
     def set_epoch(self, epoch: int) -> None:
-        """Chooses the order, where it is one of epochs."""
         inner: Any = self.batches if hasattr(self.batches, "set_epoch") else getattr(self.batches, "sampler", None)
         if hasattr(inner, "set_epoch"):
             inner.set_epoch(epoch)
@@ -130,7 +122,6 @@ class VirtualWorkers(WeighedRows):
         rng.seed(int.from_bytes(drawn[:4], "big"))
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        """Returns the batches of this process's workers."""
         loader = super().get_train_dataloader()
         workers, training = self.recipe.parallel.virtual_workers, self.recipe.training
         assert workers
@@ -150,7 +141,6 @@ class VirtualWorkers(WeighedRows):
         return loader
 
     def get_batch_samples(self, *arguments: Any, **options: Any) -> Any:
-        """Returns the batches of a step."""
         samples = super().get_batch_samples(*arguments, **options)
         self.seed("begin")  # for callbacks: where the generators are now, depends on who made which pass
         return samples
@@ -181,19 +171,15 @@ class VirtualWorkers(WeighedRows):
             self.note_whole([batch for batch, is_filler in zip(batches, fills, strict=True) if not is_filler])
 
     def training_step(self, model: nn.Module, inputs: Batch, num_items_in_batch: Any = None) -> torch.Tensor:
-        """Makes a pass, apart from those before it; after the step's last, adds up what all workers have come to.
-
-        Returns:
-            The step's loss after its last pass, 0 after the others.
-        """
+        """Makes a pass, apart from those before it; returns the step's loss after its last one, 0 after the others."""
         compute = functools.partial(super().training_step, model, inputs, num_items_in_batch)
         position, self._flos = len(self._records), 0.0
         worker, number = self._passes.at(position)
         is_last = number == self._passes.rounds - 1
         if worker in self._passes.fillers:
             self.enter_training(model)
-            for doing in self.watchdog.signs_of_a_pass:
-                self.watchdog.beat(doing)
+            for doing in self.watchdog.beats_of_a_pass:
+                self.watchdog.heartbeat(doing)
             self._records.append(MicroBatchResult(outputs=0.0))
         else:
             self.seed(f"{worker}:{number}")
@@ -235,7 +221,6 @@ class VirtualWorkers(WeighedRows):
         return bool(super().is_world_process_zero()) and self.writes_part
 
     def floating_point_ops(self, inputs: Batch) -> float:
-        """Returns the operations of a step after its last pass, 0 after the others."""
         return self._flos
 
     def write_checkpoint(self, model: nn.Module, trial: object) -> None:
@@ -245,7 +230,6 @@ class VirtualWorkers(WeighedRows):
             super().write_checkpoint(model, trial)
 
     def evaluation_loop(self, *arguments: Any, **options: Any) -> Any:
-        """Evaluates the held-out rows."""
         try:
             return super().evaluation_loop(*arguments, **options)
         finally:
@@ -319,9 +303,6 @@ class TreeSum:
         """Adds gradients of a worker's last backward pass to a sum that waits for them, each as soon as it is there.
 
         So the worker's are not all there at once, beside that sum. `add` must follow, once, before the next worker's.
-
-        Args:
-            parameters: Those that are trained; each comes to its gradient once in the pass.
         """
         if not self._sums or self._sums[-1][0]:
             yield
@@ -378,12 +359,7 @@ def exchange(gradients: Gradients, parameters: Sequence[torch.nn.Parameter], pro
     """Returns the sum of all processes' gradients, as a tree over their ranks; all must call it.
 
     Each gets one part of all gradients from each other, adds them up, and gives the sum to all: as many bytes as a ring
-    sends, in an order that is known.
-
-    Args:
-        gradients: This process's, for each of the parameters; changed in place.
-        parameters: Those that are trained.
-        processes: How many there are, a power of two.
+    sends, in an order that is known. This process's are changed in place; `processes` is a power of two.
     """
     used = torch.tensor([gradient is not None for gradient in gradients], dtype=torch.uint8)
     dist.all_reduce(used, dist.ReduceOp.MAX)
@@ -449,7 +425,6 @@ class _Bucket:
         self._work = dist.all_gather_single(self._row, sums[0], async_op=True)
 
     def spread(self) -> None:
-        """Waits for the sums."""
         self._work.wait()
         for gradient, view in zip(self._gradients if self._views else (), self._views, strict=True):
             gradient.copy_(view.view_as(gradient))

@@ -29,15 +29,7 @@ COUNTER = "_total_train_tokens"
 
 @dataclass(kw_only=True)
 class MicroBatchResult:
-    """What a pass has come to, besides its gradients.
-
-    Attributes:
-        outputs: What it returned.
-        flos: Its floating-point operations.
-        tokens: Tokens that it counted.
-        window: Values that are averaged at the next log.
-        weights: What they count in an evaluation, by name; see `ChunkTrainer.figure_weights`.
-    """
+    """What a pass has come to, besides its gradients; `weights` are those of `ChunkTrainer.figure_weights`."""
 
     outputs: Any
     flos: float = 0.0
@@ -46,18 +38,11 @@ class MicroBatchResult:
     weights: dict[str, float] = field(default_factory=dict)
 
     def weight(self, figure: str) -> float:
-        """Returns how much the batch counts in a figure."""
         return self.weights.get(figure, self.weights[""])
 
 
 def record_micro_batch(trainer: ChunkTrainer, mode: str, compute: Callable[[], Any]) -> MicroBatchResult:
-    """Returns what a pass comes to, as if nothing had been logged or counted before it.
-
-    Args:
-        trainer: The trainer, whose log and counts stay as they were.
-        mode: `train` or `eval`.
-        compute: Makes the pass.
-    """
+    """Returns what a pass comes to, as if nothing had been logged or counted before it; that stays as it was."""
     windows, before, counted = trainer.windows, trainer.windows[mode], getattr(trainer, COUNTER, 0)
     windows[mode] = defaultdict(list)
     setattr(trainer, COUNTER, 0)
@@ -105,7 +90,6 @@ class WeighedRows(ChunkTrainer):
         return False
 
     def get_batch_samples(self, *arguments: object, **options: object) -> object:
-        """Returns the batches of a step."""
         self._fetches = True
         samples = super().get_batch_samples(*arguments, **options)
         self._fetches = False
@@ -115,7 +99,7 @@ class WeighedRows(ChunkTrainer):
         # transformers 5.23 calls it once for a step's batches, before their first pass; TRL also for those of a round.
         if self._fetches:
             self.begin_step(batch_samples)
-        self.watchdog.beat("forward pass")
+        self.watchdog.heartbeat("forward pass")
         return super()._get_num_items_in_batch(batch_samples, device)
 
     def begin_step(self, batches: list[Batch]) -> None:
@@ -140,14 +124,14 @@ class WeighedRows(ChunkTrainer):
 
     def compute_loss(self, model: torch.nn.Module, inputs: Any, *arguments: object, **options: object) -> Any:
         """Computes the loss, as much of it as the rows of a pass count in the step."""
-        self.watchdog.beat("forward pass")
+        self.watchdog.heartbeat("forward pass")
         share = next(self._shares, 1.0)
         if self.weighs and not self.model.training:
             self.weighed = self.figure_weights(inputs)
         is_even = share == 1.0 or self.args.world_size == 1
         with contextlib.nullcontext() if is_even else samplers.uneven(self.accelerator):
             loss = super().compute_loss(model, inputs, *arguments, **options)
-        self.watchdog.beat("backward pass")
+        self.watchdog.heartbeat("backward pass")
         return loss if share == 1.0 else loss * share
 
     def fills_up(self, number: int) -> bool:
@@ -157,7 +141,6 @@ class WeighedRows(ChunkTrainer):
     def evaluation_loop(
         self, dataloader: Any, description: str, prediction_loss_only: bool | None = None, *rest: Any, **options: Any
     ) -> Any:
-        """Evaluates the held-out rows."""
         self.begin_evaluation(dataloader, prediction_loss_only=bool(prediction_loss_only))
         with samplers.uneven(self.accelerator) if self.computes_alone else contextlib.nullcontext():
             output = super().evaluation_loop(dataloader, description, prediction_loss_only, *rest, **options)
@@ -179,7 +162,6 @@ class WeighedRows(ChunkTrainer):
                 )
 
     def prediction_step(self, model: Any, inputs: Any, *arguments: object, **options: object) -> Any:
-        """Evaluates a batch, and notes what it counts."""
         compute = functools.partial(self.evaluate_batch, model, inputs, *arguments, **options)
         if not self.weighs:
             return compute()
@@ -189,7 +171,7 @@ class WeighedRows(ChunkTrainer):
 
     def evaluate_batch(self, *arguments: Any, **options: Any) -> Any:
         """Evaluates a batch as upstream does."""
-        self.watchdog.beat("evaluation")
+        self.watchdog.heartbeat("evaluation")
         return super().prediction_step(*arguments, **options)
 
     def record_evaluation(self, inputs: Any, compute: Callable[[], Any]) -> MicroBatchResult:
@@ -243,7 +225,6 @@ class DealtRows(WeighedRows):
 
     @property
     def computes_alone(self) -> bool:
-        """Whether each of several processes computes its figures of its own rows, not of what it gathers."""
         return self.weighs and not self.recipe.training.spec.generates
 
     def get_train_dataloader(self) -> DataLoader[Any]:
@@ -265,11 +246,9 @@ class DealtRows(WeighedRows):
         return loader
 
     def fills_up(self, number: int) -> bool:
-        """Tells whether a batch of an evaluation has a row only to fill up, as none is left for this rank."""
         return bool(self._held_out and self._held_out.is_filler(number, self.args.process_index))
 
     def begin_step(self, batches: list[Batch]) -> None:
-        """Notes what each pass of this rank counts; a row that only fills up counts for nothing."""
         if self._batches is None:
             return
         step, rank = self.state.global_step % -(-len(self.train_dataset) // self._batches.full), self.args.process_index
@@ -289,7 +268,6 @@ def _no_rows(values: Any) -> Any:
 
 @contextlib.contextmanager
 def _ungathered(accelerator: Any) -> Iterator[None]:
-    """Has an accelerator gather nothing."""
     before = {name: vars(accelerator)[name] for name in ("gather", "gather_for_metrics") if name in vars(accelerator)}
     accelerator.gather = accelerator.gather_for_metrics = lambda values, **_: values
     try:

@@ -24,14 +24,12 @@ from baton.checkpoint.store import Checkpoint, CheckpointStore
 from baton.documents import Json
 from baton.errors import OtherRunError, UserError
 from baton.recipe import load
-from baton.recipe.recipe import Recipe
 from baton.runs.documents import AttachedRun, ProofPart, RunInfo, StagePhase
-from baton.runs.plan import Plan
 from baton.runs.run import Run, check_name, now
 from baton.runs.versions import RUN_FORMATS, FormatVersions
 from baton.store.cache import NodeCache
 from baton.train import attempt, inputs
-from baton.train.attach import borrow, identity, settings
+from baton.train.attach import borrow, settings
 from baton.train.attach import identity as facts
 from baton.train.attach.settings import Target
 from baton.train.chunk import Outcome, conclude, without_training
@@ -40,22 +38,6 @@ from baton.train.distributed.preemption import PreemptionWatch
 from baton.train.distributed.ranks import Ranks
 
 logger = logging.getLogger("baton")
-
-
-def open_attached(run_uri: str) -> Run:
-    """Returns a run that is one of a script, or new, and whose store can be written.
-
-    Raises:
-        UserError: it is that of a recipe.
-    """
-    run = Run.open(run_uri)
-    check_name(run.name)
-    run.storage.check()
-    if run.read(RunInfo):
-        raise UserError(
-            f"run {run.name!r} is that of a recipe.", remedy="Attach to a run of another name, or `baton run` goes on."
-        )
-    return run
 
 
 def begin_or_join(run: Run, found: Json, section: Json) -> None:
@@ -69,7 +51,7 @@ def begin_or_join(run: Run, found: Json, section: Json) -> None:
         created=now(),
         facts=found,
         chunks=section,
-        script=identity.running_script(),
+        script=facts.running_script(),
         made=FormatVersions.here(RUN_FORMATS),
     )
     if run.write_new(ours):
@@ -77,7 +59,8 @@ def begin_or_join(run: Run, found: Json, section: Json) -> None:
     before = run.need(AttachedRun)
     before.made.require_continued(f"run {run.name!r}", RUN_FORMATS)
     if changed := load.changed_paths(before.facts, ours.facts):
-        hint = " Seed the generators before the model is built." if _only_weights(changed) else ""
+        is_seed = all(line.startswith("model.begins_with") for line in changed)
+        hint = " Seed the generators before the model is built." if is_seed else ""
         raise OtherRunError(
             f"run {run.name!r} was begun with something else: {'; '.join(changed)}.",
             remedy=f"Set these back, or attach to a run of another name.{hint}",
@@ -86,49 +69,8 @@ def begin_or_join(run: Run, found: Json, section: Json) -> None:
         logger.warning("the script has changed since run %s was begun; what is compared is the same", run.name)
 
 
-def _only_weights(changed: list[str]) -> bool:
-    return all(line.startswith("model.begins_with") for line in changed)
-
-
-def chunk_number(run: Run, step: int) -> int:
-    """Returns the number of a chunk that was named by its step: one more than those done before it."""
-    done = [record.chunk for record in run.attempts() if record.outcome == "done" and record.to_step < step]
-    return max(done, default=0) + 1
-
-
 _used: WeakSet[Trainer] = WeakSet()
 """Trainers that a chunk of this process has trained: neither their weights nor the random state are as at the start."""
-
-
-def train_attempt(trainer: Trainer, context: TrainContext, leave_out: tuple[str, ...]) -> Outcome:
-    """Trains to the chunk's target, or as far as it gets.
-
-    Args:
-        trainer: The trainer, as its script has built it; it is that again afterwards.
-        context: The chunk, whose target is not committed yet.
-        leave_out: Parts of the state not to restore.
-
-    Raises:
-        UserError: the run begins, and the trainer is not fresh.
-        BatonError: the state restored differs from the state saved, or the store fails for good.
-    """
-    recipe = context.recipe
-    context.clock.enter(StagePhase.FETCH, chunk=context.index, target=context.target)
-    with PreemptionWatch(recipe.chunks.preemption) as watch, Staging() as staging:
-        restorer = inputs.open_restorer(context, staging, NodeCache.of(recipe.store))
-        restored = restorer.require_no_code(restorer.fetch())
-        if restored is None and trainer in _used:
-            raise UserError(
-                f"run {context.run.name!r} has no checkpoint to restore, and this trainer has been trained before.",
-                remedy="Build the trainer again: a run begins with a fresh one.",
-            )
-        _used.add(trainer)
-        restored = inputs.without(restored, leave_out, staging.folder(0))
-        with borrow.borrow_trainer(trainer, recipe, resumes=restored is not None) as attached:
-            checkpointer = attempt.train_chunk(
-                context, restored, restorer.skipped, staging, watch, lambda: (context, attached), is_script=True
-            )
-            return conclude(context, checkpointer)
 
 
 NOT_WEIGHTS = ("optimizer", "scheduler", "scaler", "rng_state", "baton_state")
@@ -175,7 +117,7 @@ class Chunk:
         outcome = without_training(self._context, None)
         if outcome is None:
             self._context.store.require_signer()
-            outcome = train_attempt(self._trainer, self._context, leave_out)
+            outcome = self._train(leave_out)
             context = self._context
             retention.tidy(context.store, context.recipe.chunks.keep, targets=context.plan.targets)
         elif load:
@@ -184,6 +126,30 @@ class Chunk:
         if outcome.is_done and (outcome.step >= self.num_steps or self._checkpoint(outcome.step).meta.finished):
             self._load_best()
         return outcome
+
+    def _train(self, leave_out: tuple[str, ...]) -> Outcome:
+        """Trains to the target, which is not committed yet, or as far as it gets; the trainer is afterwards as before.
+
+        Raises:
+            UserError: the run begins, and the trainer is not fresh.
+        """
+        context, trainer = self._context, self._trainer
+        context.clock.enter(StagePhase.FETCH, chunk=context.index, target=context.target)
+        with PreemptionWatch(context.recipe.chunks.preemption) as watch, Staging() as staging:
+            restorer = inputs.open_restorer(context, staging, NodeCache.of(context.recipe.store))
+            restored = restorer.require_no_code(restorer.fetch())
+            if restored is None and trainer in _used:
+                raise UserError(
+                    f"run {context.run.name!r} has no checkpoint to restore, and this trainer has been trained before.",
+                    remedy="Build the trainer again: a run begins with a fresh one.",
+                )
+            _used.add(trainer)
+            restored = inputs.without(restored, leave_out, staging.folder(0))
+            with borrow.borrow_trainer(trainer, context.recipe, resumes=restored is not None) as attached:
+                checkpointer = attempt.train_chunk(
+                    context, restored, restorer.skipped, staging, watch, lambda: (context, attached), is_script=True
+                )
+                return conclude(context, checkpointer)
 
     def load(self, step: int | None = None) -> int:
         """Loads the weights of a checkpoint into the trainer's model, and what it has logged up to there.
@@ -285,26 +251,30 @@ def attach(
         StoreError: the store cannot be used.
     """
     settings.require_exact(trainer)
-    run, plan = open_attached(run_uri), settings.attached_plan(trainer)
+    run, plan = Run.open(run_uri), settings.attached_plan(trainer)
+    check_name(run.name)
+    run.storage.check()
+    if run.read(RunInfo):
+        raise UserError(
+            f"run {run.name!r} is that of a recipe.", remedy="Attach to a run of another name, or `baton run` goes on."
+        )
     step, number = settings.resolve_target(target, plan.num_steps)
     section = settings.chunks_section(trainer, checkpoint_every, plan.num_steps, chunks)
     recipe = settings.attached_recipe(trainer, run, section, deterministic=deterministic)
     found = facts.run_identity(trainer, run.uri, identity)
     begin_or_join(run, found, section)
     run.write_once(plan)
-    index = number or chunk_number(run, step)
-    return Chunk(trainer, _context(run, recipe, plan, index=index, target=step, identity=facts.identity_digest(found)))
-
-
-def _context(run: Run, recipe: Recipe, plan: Plan, *, index: int, target: int, identity: str) -> TrainContext:
-    return TrainContext(
+    # A chunk that is named by its step: one more than those done before it.
+    done = [record.chunk for record in run.attempts() if record.outcome == "done" and record.to_step < step]
+    context = TrainContext(
         run=run,
         recipe=recipe,
         plan=plan,
         store=CheckpointStore.of(run, recipe),
-        index=index,
-        target=target,
-        identity=identity,
+        index=number or max(done, default=0) + 1,
+        target=step,
+        identity=facts.identity_digest(found),
         ranks=Ranks(),
         clock=Clock(),
     )
+    return Chunk(trainer, context)

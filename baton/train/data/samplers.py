@@ -40,37 +40,22 @@ class Sliced(Dataset):
 
     Iterated over, as trainers iterate to see the first row's columns, it has some row that is here in the place of each
     that is not.
-
-    Attributes:
-        blocks: Which row lies in which file.
-        present: For each file, whether it is here.
     """
 
     blocks: Blocks
     present: np.ndarray
+    """For each file, whether it is here."""
 
     def __getitems__(self, keys: list[int]) -> list[Row]:
-        """Returns the rows of a batch.
-
-        Raises:
-            BatonError: one of them is in a file that was not fetched: the order of rows is not that of the slice.
-        """
         files = np.searchsorted(self.blocks.starts, np.asarray(keys), side="right") - 1
-        if not self.present[files].all():
+        if not self.present[files].all():  # the order of rows is not that of the slice
             row = keys[int(np.argmin(self.present[files]))]
             raise BatonError(f"row {row} of the training data is asked for, and its file was not fetched.")
         return list(super().__getitems__(keys))
 
 
 def open_files(folder: str, files: list[str], blocks: Blocks, present: set[int]) -> Sliced:
-    """Opens the files of a slice.
-
-    Args:
-        folder: Where they lie.
-        files: The names of all files, in the order of `blocks`.
-        blocks: Rows of each file.
-        present: Numbers of the files that are here, at least one.
-    """
+    """Opens the files of a folder that are present, by their numbers in the order of `blocks`."""
     here = sorted(present)
     table = concat_tables([MemoryMappedTable.from_file(f"{folder}/{files[number]}") for number in here])
     # Rows that are not here keep 0, the first one that is: enough to see the columns, and never handed out in a batch.
@@ -93,18 +78,11 @@ class EpochSampler(Sampler[int]):
     epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Chooses the order."""
         self.epoch = epoch
 
 
 class GroupedByLength(EpochSampler):
-    """Rows of about the same length together, shuffled anew in each epoch.
-
-    Args:
-        lengths: Tokens of each row.
-        batch_size: Rows per optimizer step.
-        seed: The run's seed.
-    """
+    """Rows of about the same length together, shuffled anew in each epoch."""
 
     def __init__(self, lengths: Sequence[int], batch_size: int, seed: int) -> None:
         self.lengths = list(lengths)
@@ -134,15 +112,7 @@ class InBlocks(EpochSampler):
 
 
 class EasyFirst(EpochSampler):
-    """Each step draws its rows from the easiest ones; how many those are grows with the steps.
-
-    Args:
-        difficulty: A number for each row, more being harder.
-        curriculum: How the share of rows grows.
-        batch_size: Rows per optimizer step.
-        num_steps: Optimizer steps of the run.
-        seed: The run's seed.
-    """
+    """Each step draws its rows from the easiest ones; how many those are grows with the steps."""
 
     def __init__(
         self, difficulty: Sequence[float], curriculum: Curriculum, *, batch_size: int, num_steps: int, seed: int
@@ -243,7 +213,6 @@ class DistributedBatches(Sampler[list[int]]):
         self.world_size = world_size
 
     def set_epoch(self, epoch: int) -> None:
-        """Chooses the order, where it is one of epochs."""
         if hasattr(self.sampler, "set_epoch"):
             self.sampler.set_epoch(epoch)
 
@@ -266,12 +235,7 @@ class DistributedBatches(Sampler[list[int]]):
         return step == steps and rank >= rest
 
     def shares(self, step: int, rank: int) -> list[float]:
-        """Returns what the mean of each of a rank's passes counts, so that all rows of a step count as much.
-
-        Args:
-            step: Step of the pass over the rows, counted from 0.
-            rank: Number of the rank.
-        """
+        """Returns what the mean of each of a rank's passes counts, so that all rows of a step of the pass do alike."""
         steps, rest = divmod(len(self.sampler), self.full)
         num_rows = rest if step == steps else self.full
         pieces = list(self._pieces(list(range(num_rows))))[rank :: self.world_size]

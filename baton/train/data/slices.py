@@ -17,12 +17,7 @@ GROUP = 8
 
 
 class Blocks:
-    """The order of rows that lie in files.
-
-    Args:
-        rows: Rows of each file, in the files' order.
-        seed: The run's seed.
-    """
+    """The order of rows that lie in files, given the rows of each, by the run's seed."""
 
     def __init__(self, rows: list[int], seed: int) -> None:
         self.rows = rows
@@ -45,13 +40,7 @@ class Blocks:
             yield from np.random.RandomState([self.seed, epoch, number]).permutation(rows).tolist()
 
     def touched(self, epoch: int, first: int, last: int) -> set[int]:
-        """Returns the files that positions of a pass lie in.
-
-        Args:
-            epoch: Number of the pass, from 0.
-            first: The first position.
-            last: The position after the last.
-        """
+        """Returns the files that the positions of a pass from `first` up to `last`, without that, lie in."""
         touched: set[int] = set()
         at = 0
         for files in self.groups(epoch):

@@ -24,15 +24,7 @@ FOLDERS = ("tokenizer", "train", "eval")
 
 
 class ChunkTokens:
-    """The tokens of a chunk on this machine.
-
-    Args:
-        run: The run.
-        recipe: Its recipe.
-        plan: Its plan.
-        place: Returns a folder with room for so many bytes.
-        cache: Files this node has already.
-    """
+    """The tokens of a chunk on this machine; `place` returns a folder with room for so many bytes."""
 
     def __init__(
         self, run: Run, recipe: Recipe, plan: Plan, place: Callable[[int], str], cache: NodeCache | None = None
@@ -46,15 +38,11 @@ class ChunkTokens:
 
     @property
     def folder(self) -> str:
-        """The folder with tokenizer and rows."""
         assert self._folder, "nothing was fetched"
         return self._folder
 
     def fetch(self, start: int, target: int) -> str:
-        """Downloads the files that the steps from `start` to `target` need; called again, those still missing.
-
-        Returns:
-            The folder with tokenizer and rows.
+        """Downloads what the steps from `start` to `target` need; called again, what is still missing.
 
         Raises:
             DamagedError: a file is missing or differs from what was committed.
@@ -73,7 +61,6 @@ class ChunkTokens:
         self._folder = folder
 
     def train(self) -> Dataset:
-        """Opens the training rows that were fetched."""
         from baton.train.data import samplers
 
         if self._blocks is None:
@@ -81,7 +68,6 @@ class ChunkTokens:
         return train_rows.readable(samplers.open_files(self.folder, self._files, self._blocks, self._present))
 
     def held_out(self) -> Dataset:
-        """Opens the held-out rows."""
         return trained.open_rows(f"{self.folder}/eval")
 
     def _missing(self, manifest: Manifest, start: int, target: int) -> list[str]:

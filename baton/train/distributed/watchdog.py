@@ -1,4 +1,4 @@
-"""Signs of life of the ranks that train together: which one hangs.
+"""Heartbeats of the ranks that train together, which tell the one that hangs.
 
 In synchronous training one process that stands still stops all of them, each inside some collective call, and nothing
 in their logs says which it was. So each rank counts what it gets done, and tells the others from a thread beside
@@ -24,6 +24,7 @@ from baton.train.distributed.ranks import Ranks
 if TYPE_CHECKING:
     from torch.nn import Module
 
+ALONE = Ranks()
 PAUSE = 1.0
 """Seconds at most between two looks at the others."""
 STAGGER = 0.3
@@ -32,145 +33,128 @@ STAGGER = 0.3
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """A rank's sign of life, which the others read.
-
-    Attributes:
-        count: How often it beat.
-        step: The step it is in.
-        doing: What it does there.
-        is_excused: Whether it waits for the store.
-        signs: Signs given since the last beat.
-    """
+    """A rank's newest heartbeat, which the others read: its number, the step, and what the rank does there."""
 
     count: int = 0
     step: int = 0
     doing: str = "start"
-    is_excused: bool = False
-    signs: int = 0
+    is_paused: bool = False
+    """Whether it waits for the store."""
+    ticks: int = 0
+    """Ticks since then."""
 
     @classmethod
-    def parse(cls, told: bytes) -> Heartbeat:
+    def parse(cls, text: bytes) -> Heartbeat:
         """Reads what `str` wrote."""
-        count, step, doing, excused, signs = told.decode().split("|")
-        return cls(int(count), int(step), doing, excused == "1", int(signs))
+        count, step, doing, paused, ticks = text.decode().split("|")
+        return cls(int(count), int(step), doing, paused == "1", int(ticks))
 
     def __str__(self) -> str:
-        return f"{self.count}|{self.step}|{self.doing}|{int(self.is_excused)}|{self.signs}"
+        return f"{self.count}|{self.step}|{self.doing}|{int(self.is_paused)}|{self.ticks}"
 
 
-class NullWatchdog:
-    """Watches nothing: in a world of one rank nobody waits for another."""
-
-    is_watching = False
-    signs_of_a_pass: tuple[str, ...] = ("forward pass", "backward pass")
-    """What a rank tells of each forward and backward pass."""
-
-    def start(self, step: int) -> None:
-        """Begins to watch, from the first step; before, processes load for as long as that takes."""
-
-    def stop(self) -> None:
-        """Watches no more."""
-
-    def beat(self, doing: str, step: int | None = None) -> None:
-        """Gives a sign of life; all ranks give the same ones in the same order.
-
-        Args:
-            doing: What this rank does next.
-            step: The step that it does it in, where that has changed.
-        """
-
-    def alive(self) -> None:
-        """Gives a sign of life that the others may not give, such as a token where some generate longer than others."""
-
-    def follow(self, model: Module) -> None:
-        """Gives a sign of life before and after each forward pass in training.
-
-        DDP waits for the others as it begins, and a loss may after it.
-
-        Args:
-            model: The model as training calls it.
-        """
-
-    @contextlib.contextmanager
-    def excused(self) -> Iterator[None]:
-        """Waits for the store, which has its own patience."""
-        yield
-
-
-class Watchdog(NullWatchdog):
-    """The signs of life of this rank, and a thread that watches those of the others.
+class Watchdog:
+    """The heartbeats of this rank, and a thread that watches those of the others; none in a world of one rank.
 
     Args:
         ranks: This rank among the others.
-        hang_after: Seconds without a sign from any rank after which they hang.
+        hang_after: Seconds without a heartbeat or tick from any rank after which they hang.
         fail: Called with a message, in a thread, by the first rank to notice; ends the process.
+
+    Attributes:
+        beats_of_a_pass: What a rank tells of each forward and backward pass.
     """
 
-    is_watching = True
-
-    def __init__(self, ranks: Ranks, hang_after: float, fail: Callable[[str], None] = launch.note_failure) -> None:
+    def __init__(
+        self,
+        ranks: Ranks = ALONE,
+        hang_after: float = math.inf,
+        fail: Callable[[str], None] = launch.note_failure,
+    ) -> None:
         self.ranks = ranks
         self.hang_after = hang_after
+        self.is_watching = ranks.size > 1
+        self.beats_of_a_pass: tuple[str, ...] = ("forward pass", "backward pass")
         self._fail = fail
-        self._count = self._signs = 0
+        self._count = self._ticks = 0
         self._doing = "start"
         self._step = 0
         self._at = time.monotonic()
-        self._is_excused = False
+        self._is_paused = False
         self._heard: list[Heartbeat] = []
         self._heard_at = self._at
         self._ended = threading.Event()
         self._parent = os.getppid()
 
     def start(self, step: int) -> None:
+        """Begins to watch, from the first step; before, processes load for as long as that takes."""
+        if not self.is_watching:
+            return
         from torch.distributed import PrefixStore, distributed_c10d
 
         # The launcher's own store, for which torch has no public name. A collective call would wait for the very rank
         # that hangs.
         self._store = PrefixStore("baton-watchdog", distributed_c10d._get_default_store())
-        self.beat("start", step)
+        self.heartbeat("start", step)
         threading.Thread(target=self._work, name="baton-watchdog", daemon=True).start()
 
     def stop(self) -> None:
+        """Watches no more."""
         self._ended.set()
-        faulthandler.cancel_dump_traceback_later()
+        if self.is_watching:
+            faulthandler.cancel_dump_traceback_later()
 
-    def beat(self, doing: str, step: int | None = None) -> None:
-        self._count, self._signs, self._at, self._doing = self._count + 1, 0, time.monotonic(), doing
+    def heartbeat(self, doing: str, step: int | None = None) -> None:
+        """Tells the others what this rank does next, and in which step, where that has changed.
+
+        All ranks tell the same in the same order.
+        """
+        self._count, self._ticks, self._at, self._doing = self._count + 1, 0, time.monotonic(), doing
         self._step = self._step if step is None else step
 
-    def alive(self) -> None:
-        self._signs, self._at = self._signs + 1, time.monotonic()
+    def tick(self) -> None:
+        """Gives a sign of life that the others may not give, such as a token where some generate longer than others."""
+        self._ticks, self._at = self._ticks + 1, time.monotonic()
 
     def follow(self, model: Module) -> None:
+        """Has a model, as training calls it, beat before and after each forward pass in training.
+
+        DDP waits for the others as it begins, and a loss may after it.
+        """
+        if not self.is_watching:
+            return
         import torch
 
-        self.signs_of_a_pass = ("forward pass", "forward pass", "loss", "backward pass")
+        self.beats_of_a_pass = ("forward pass", "forward pass", "loss", "backward pass")
 
-        def tells(doing: str) -> Callable[..., None]:
+        def beats(doing: str) -> Callable[..., None]:
             def hook(module: Module, *_: object) -> None:
                 # What generates, or asks the model as a reference, may call the same module: without gradients.
                 if module.training and torch.is_grad_enabled():
-                    self.beat(doing)
+                    self.heartbeat(doing)
 
             return hook
 
-        model.register_forward_pre_hook(tells("forward pass"))
-        model.register_forward_hook(tells("loss"))
+        model.register_forward_pre_hook(beats("forward pass"))
+        model.register_forward_hook(beats("loss"))
 
     @contextlib.contextmanager
-    def excused(self) -> Iterator[None]:
-        self._is_excused = True
+    def paused(self) -> Iterator[None]:
+        """Waits for the store, which has its own patience."""
+        if not self.is_watching:
+            yield
+            return
+        self._is_paused = True
         self._tell()
         try:
             yield
         finally:
-            self._is_excused, self._at = False, time.monotonic()
+            self._is_paused, self._at = False, time.monotonic()
             self._tell()
 
     def _tell(self) -> None:
-        sign = Heartbeat(self._count, self._step, self._doing, self._is_excused, self._signs)
-        self._store.set(str(self.ranks.rank), str(sign))
+        newest = Heartbeat(self._count, self._step, self._doing, self._is_paused, self._ticks)
+        self._store.set(str(self.ranks.rank), str(newest))
 
     def _work(self) -> None:
         # No count is below 0: the first look tells the others that this rank is there.
@@ -179,8 +163,8 @@ class Watchdog(NullWatchdog):
         while not self._ended.wait(pause):
             if os.getppid() != self._parent:  # the launching process, which would report and clear up, is gone
                 os._exit(1)
-            if told != (self._count, self._signs):
-                told = (self._count, self._signs)
+            if told != (self._count, self._ticks):
+                told = (self._count, self._ticks)
                 self._tell()
             silence = self._silence()
             if not silence:
@@ -197,14 +181,14 @@ class Watchdog(NullWatchdog):
             return 0.0
         if self._store.check(["hang"]):
             return math.inf
-        signs = self._others()
-        if signs != self._heard or any(sign.is_excused for sign in signs):
-            # Any rank's sign will do: while one gets on, the others wait with reason.
-            self._heard, self._heard_at = signs, now
+        newest = self._others()
+        if newest != self._heard or any(beat.is_paused for beat in newest):
+            # Any rank's will do: while one gets on, the others wait with reason.
+            self._heard, self._heard_at = newest, now
         return now - self._heard_at
 
     def _others(self) -> list[Heartbeat]:
-        """Returns the newest sign of each rank."""
+        """Returns the newest heartbeat of each rank."""
         keys = [str(rank) for rank in range(self.ranks.size)]
         return [Heartbeat.parse(self._store.get(key)) if self._store.check([key]) else Heartbeat() for key in keys]
 
@@ -222,11 +206,11 @@ class Watchdog(NullWatchdog):
         time.sleep(10.0)  # the launcher ends the others
         os._exit(1)
 
-    def verdict(self, signs: list[Heartbeat]) -> str:
+    def verdict(self, newest: list[Heartbeat]) -> str:
         """Returns which rank hangs, and where: the one that has got least done, as the others wait for it."""
-        counts = [(sign.count, sign.signs) for sign in signs]
+        counts = [(beat.count, beat.ticks) for beat in newest]
         hanging = [rank for rank, count in enumerate(counts) if count == min(counts)]
-        at = signs[hanging[0]]
+        at = newest[hanging[0]]
         who = f"rank {hanging[0]} hangs" if len(hanging) == 1 else f"ranks {', '.join(map(str, hanging))} hang"
         return (
             f"{who} in step {at.step}, before or in its {at.doing}: no sign of life for {self.hang_after:.0f} s "

@@ -17,16 +17,13 @@ class ExactCPO(TokenizedPairs):
 
     @property
     def has_likelihood(self) -> bool:
-        """Whether the likelihood of chosen answers counts."""
         return bool(self.cpo_alpha)
 
     def likelihood_tokens(self, inputs: Any) -> int:
-        """Returns the tokens of chosen answers."""
         return int((inputs["chosen_labels"][:, 1:] != IGNORED).sum())
 
 
 def build(setup: Setup) -> Trainer:
-    """Builds the trainer on rows that have `prompt_ids`, `chosen_ids` and `rejected_ids`."""
     settings = setup.recipe.training.cpo
     assert settings
     config = CPOConfig(

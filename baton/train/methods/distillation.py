@@ -26,7 +26,6 @@ class ExactDistillation(AllCounted):
     """What `DistillationTrainer` does besides."""
 
     def figure_weights(self, inputs: Any) -> dict[str, float]:
-        """Returns the completions, and their tokens."""
         tokens = float(inputs["completion_mask"].sum())
         return {**super().figure_weights(inputs), "loss": tokens, "entropy": tokens}
 

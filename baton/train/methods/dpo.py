@@ -26,11 +26,9 @@ class ExactDPO(ChunkTrainer):
 
     @property
     def has_likelihood(self) -> bool:
-        """Whether the likelihood of chosen answers counts."""
         return "sft" in self.loss_types
 
     def likelihood_tokens(self, inputs: Any) -> int:
-        """Returns the tokens of chosen answers."""
         return int(inputs["completion_mask"].chunk(2)[0][:, 1:].sum())
 
     def figure_weights(self, inputs: Any) -> dict[str, float]:

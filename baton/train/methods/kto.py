@@ -35,7 +35,6 @@ class ExactKTO(ChunkTrainer):
         return found
 
     def evaluation_loop(self, dataloader: Any, *arguments: Any, **options: Any) -> Any:
-        """Evaluates the held-out rows."""
         if self.weighs and self.calculate_KL:
             self._divergence = self._divergence_of(dataloader)
         try:

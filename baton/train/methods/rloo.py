@@ -18,7 +18,6 @@ class ExactRLOO(ChunkTrainer):
     """What `RLOOTrainer` does besides."""
 
     def figure_weights(self, inputs: Any) -> dict[str, float]:
-        """Returns the completions, and their tokens."""
         return {**super().figure_weights(inputs), "entropy": float(inputs["completion_mask"].sum())}
 
 

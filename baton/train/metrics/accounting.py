@@ -6,7 +6,6 @@ import logging
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import TypedDict
 
 import psutil
 
@@ -23,30 +22,18 @@ EVERY = 10.0
 
 @dataclass(frozen=True)
 class Lost:
-    """Work that the process before this one had done and not saved.
-
-    Attributes:
-        steps: Steps trained after the checkpoint that is restored now.
-        seconds: About how long they took.
-    """
+    """Work that the process before this one had done after the checkpoint that is restored now; seconds are about."""
 
     steps: int = 0
     seconds: float = 0.0
 
 
 class ProgressNotes:
-    """Notes the step a chunk is at, beside training.
-
-    Args:
-        run: The run.
-        chunk: Number of the chunk.
-    """
+    """Notes the step a chunk is at, beside training."""
 
     def __init__(self, run: Run, chunk: int) -> None:
-        self.run = run
-        self.chunk = chunk
-        self.step = 0
-        self._from_step = 0
+        self.run, self.chunk = run, chunk
+        self.step = self._from_step = 0
         self._began = time.monotonic()
         self._ended = threading.Event()
 
@@ -91,53 +78,28 @@ class ProgressNotes:
                 logger.warning("progress was not noted: %s", error.message)
 
 
-class Figures(TypedDict):
-    """An attempt's cost, as its record has it."""
-
-    lost_steps: int
-    lost_seconds: float
-    save_stalls: list[float]
-    peak_bytes: int
-
-
 @dataclass
 class Accounting:
-    """The costs of one attempt.
-
-    Attributes:
-        clock: Its clock.
-        progress: The step it is at, noted in the store.
-        before: What the run had cost at the checkpoint that is restored.
-        lost: What the process before had trained and not saved.
-        restarts: Processes of the run that were lost and followed by another one in their pod.
-        stalls: Seconds for which training stood still for each checkpoint.
-    """
+    """The costs of one attempt."""
 
     clock: Clock
     progress: ProgressNotes
     before: RunCost
+    """The run's at the checkpoint that is restored."""
     lost: Lost
     restarts: int = 0
+    """Processes of the run that were lost and followed by another one in their pod."""
     stalls: list[float] = field(default_factory=list)
+    """Seconds for which training stood still for each checkpoint."""
 
     @classmethod
     def of(cls, context: TrainContext, before: RunCost | None, start_step: int) -> Accounting:
-        """Returns the costs of an attempt that begins.
-
-        Args:
-            context: Its chunk.
-            before: What the run had cost at the checkpoint that is restored, None where there is none.
-            start_step: The step that it begins at.
-        """
+        """Returns the costs of an attempt that begins at a step, None before where that is the run's first."""
         progress = ProgressNotes(context.run, context.index)
         return cls(context.clock, progress, before or RunCost(), progress.lost(start_step), context.run.num_restarts())
 
     def work(self, trained_for: float) -> RunCost:
-        """Returns what the run has cost, all its chunks together.
-
-        Args:
-            trained_for: Seconds for which this attempt has trained.
-        """
+        """Returns what the run has cost, all its chunks and so many seconds of this attempt together."""
         started = self.before.started or self.clock.began
         trained = self.before.trained_seconds + trained_for
         return RunCost(
@@ -149,21 +111,20 @@ class Accounting:
             restarts=self.restarts,
         )
 
-    def figures(self) -> Figures:
+    def figures(self) -> dict[str, object]:
         """Returns what this attempt cost, for its record."""
         return {
             "lost_steps": self.lost.steps,
             "lost_seconds": self.lost.seconds,
             "save_stalls": self.stalls,
-            "peak_bytes": _peak_bytes(),
+            "peak_bytes": peak_bytes(),
         }
 
 
-def _peak_bytes() -> int:
+def peak_bytes() -> int:
     """Returns the most memory this process has held at once."""
-    info = psutil.Process().memory_info()
     try:
         with open("/proc/self/status", encoding="ascii") as file:
             return next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmHWM"))
     except (OSError, StopIteration):
-        return int(info.rss)
+        return int(psutil.Process().memory_info().rss)

@@ -1,19 +1,23 @@
-"""Live metrics of a training process: what `Trainer` logs, and how fast training goes."""
+"""Live metrics of a chunk, in its first rank: what `Trainer` logs, and how fast training goes."""
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from transformers import PreTrainedModel, TrainerCallback, TrainerState
 
+from baton.checkpoint.store import Checkpoint
 from baton.models.loading import count_parameters
 from baton.recipe.recipe import Recipe
 from baton.runs.documents import TokenizedRows
 from baton.runs.run import Run
-from baton.train.metrics.sinks import Sink
+from baton.tracking import tracker
+from baton.train.context import TrainContext
+from baton.train.metrics.sinks import ObservedChunk, Sink, open_sinks
+from baton.train.protocol import ChunkTrainer
 
 PEAK_FLOPS = {
     "B200": 2250e12,
@@ -55,18 +59,12 @@ def peak_flops(device: str) -> float | None:
 
 
 class LiveReport(TrainerCallback):
-    """Sends what `Trainer` logs, and how fast it goes, to wherever metrics are kept.
-
-    Args:
-        meter: Measures how fast it goes.
-        sinks: Where metrics go.
-    """
+    """Sends what `Trainer` logs, and how fast it goes, to wherever metrics are kept."""
 
     stateless = True
 
     def __init__(self, meter: Meter, sinks: Sequence[Sink]) -> None:
-        self._meter = meter
-        self._sinks = sinks
+        self._meter, self._sinks = meter, sinks
 
     def on_train_begin(
         self, args: object, state: TrainerState, control: object, model: PreTrainedModel, **_: object
@@ -95,13 +93,7 @@ class LiveReport(TrainerCallback):
 
 
 class Meter:
-    """Measures how fast training goes between two logs.
-
-    Args:
-        run: The training run, whose tokens are known.
-        recipe: Its recipe.
-        processes: How many train together.
-    """
+    """Measures how fast training in so many processes goes between two logs."""
 
     def __init__(self, run: Run, recipe: Recipe, processes: int = 1) -> None:
         tokens = run.need(TokenizedRows)
@@ -131,3 +123,47 @@ class Meter:
             if peak := peak_flops(torch.cuda.get_device_name()):
                 rates["mfu"] = 6 * self._parameters * rates["tokens_per_second"] / (peak * self._processes)
         return rates
+
+
+def attach_observers(
+    context: TrainContext,
+    trainer: ChunkTrainer,
+    folder: str,
+    live: Callable[[], dict[str, float]],
+    newest: Callable[[], Checkpoint | None],
+) -> LiveReport:
+    """Reports a trainer's metrics, and what its model generates where the recipe asks for it.
+
+    Args:
+        context: The chunk.
+        trainer: Its trainer.
+        folder: A local folder for files.
+        live: Returns how far the chunk is, by the names in `sinks.LIVE_GAUGES`.
+        newest: Returns the newest checkpoint, None before there is one.
+    """
+    run, recipe, weights = context.run, context.recipe, list(trainer.model.parameters())
+    observed = ObservedChunk(
+        run=run,
+        recipe=recipe,
+        index=context.index,
+        folder=folder,
+        live=live,
+        seconds=context.clock.split,
+        newest=newest,
+        params=tracker.resolved_params(
+            recipe,
+            context.plan,
+            run.need(TokenizedRows),
+            world_size=context.ranks.size,
+            parameters=count_parameters(weights),
+            trainable=count_parameters(weight for weight in weights if weight.requires_grad),
+        ),
+    )
+    report = LiveReport(Meter(run, recipe, context.ranks.size), open_sinks(observed))
+    trainer.add_callback(report)
+    if recipe.evaluation.write_every:
+        from baton.train.metrics.samples import SampleCallback
+
+        tick = trainer.watchdog.tick
+        trainer.add_callback(SampleCallback(run, recipe, trainer.processing_class, report.tell, tick))
+    return report

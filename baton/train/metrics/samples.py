@@ -15,7 +15,6 @@ from baton.models.prompts import held_out_prompts
 from baton.recipe.recipe import Recipe
 from baton.runs.run import Run
 from baton.train import imports
-from baton.train.metrics.live import LiveReport
 
 
 class Sample(TypedDict):
@@ -30,14 +29,7 @@ class SampleCallback(TrainerCallback):
     """Generates for held-out prompts every few steps and measures it, as the last evaluation does.
 
     It leaves no trace in training: tokens are drawn by generators of their own, and whatever a metric or a function
-    draws from those that training uses is drawn from a copy.
-
-    Args:
-        run: The training run.
-        recipe: Its recipe.
-        tokenizer: The model's tokenizer.
-        report: Where the figures go.
-        alive: Gives a sign of life to other ranks, which wait meanwhile.
+    draws from those that training uses is drawn from a copy. Meanwhile the other ranks wait, which `tick` tells.
     """
 
     stateless = True
@@ -47,15 +39,11 @@ class SampleCallback(TrainerCallback):
         run: Run,
         recipe: Recipe,
         tokenizer: PreTrainedTokenizerBase,
-        report: LiveReport,
-        alive: Callable[[], None] = lambda: None,
+        tell: Callable[[dict[str, float], int], None],
+        tick: Callable[[], None],
     ) -> None:
-        self._alive = alive
-        self._run = run
+        self._run, self._recipe, self._tokenizer, self._tell, self._tick = run, recipe, tokenizer, tell, tick
         self._every = recipe.evaluation.write_every or 0
-        self._recipe = recipe
-        self._tokenizer = tokenizer
-        self._report = report
         self._prompts = held_out_prompts(run, recipe, tokenizer, recipe.evaluation.samples)
         self._batch_size = recipe.evaluation_batch_size
         with rng.undisturbed():
@@ -81,7 +69,7 @@ class SampleCallback(TrainerCallback):
                     temperature=self._recipe.evaluation.temperature,
                     top_p=self._recipe.evaluation.top_p,
                     seed=self._recipe.seed,
-                    progress=lambda *_: self._alive(),
+                    progress=lambda *_: self._tick(),
                 )
                 judged = self._judge.judge(written).figures
         finally:
@@ -91,7 +79,7 @@ class SampleCallback(TrainerCallback):
             for (prompt, reference), text in zip(self._prompts, written, strict=True)
         ]
         self._run.put(f"samples/step-{state.global_step:08d}.json", {"step": state.global_step, "samples": samples})
-        self._report.tell(matches(samples) | _logged(judged), state.global_step)
+        self._tell(matches(samples) | _logged(judged), state.global_step)
 
 
 @contextlib.contextmanager

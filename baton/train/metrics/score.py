@@ -32,13 +32,7 @@ TIMED = ("_runtime", "_per_second")
 
 @dataclass(frozen=True)
 class Score:
-    """A trial's score.
-
-    Attributes:
-        step: At which step.
-        value: The sweep's metric, None for one that is not finite.
-        metrics: All that the evaluation gave.
-    """
+    """A trial's score: the sweep's metric at a step, None for one that is not finite, and all that was evaluated."""
 
     step: int
     value: float | None
@@ -46,29 +40,17 @@ class Score:
 
 
 class Scoring:
-    """The score of a trial after one chunk.
+    """The score of a trial after one chunk."""
 
-    Args:
-        run: The trial's run.
-        index: Number of the chunk.
-        clock: The chunk's.
-        trial: Its name in the sweep.
-        metric: The sweep's metric.
-        sweep: The sweep.
-    """
-
-    def __init__(self, run: Run, index: int, clock: Clock, *, trial: str, metric: str, sweep: Sweep) -> None:
+    def __init__(self, run: Run, index: int, clock: Clock, trial: TrialInfo) -> None:
         self._run, self._index, self._clock = run, index, clock
-        self._trial, self._metric, self._sweep = trial, metric, sweep
+        self._trial, self._metric, self._sweep = trial.id, trial.metric, Sweep(run.storage, trial.sweep)
 
     @classmethod
     def of(cls, run: Run, index: int, clock: Clock) -> Scoring | None:
         """Returns the scoring of a run, None where it is no trial."""
-        note = run.read(TrialInfo)
-        if note is None:
-            return None
-        sweep = Sweep(run.storage, note.sweep)
-        return cls(run, index, clock, trial=note.id, metric=note.metric, sweep=sweep)
+        trial = run.read(TrialInfo)
+        return cls(run, index, clock, trial) if trial else None
 
     def is_stopped(self) -> bool:
         """Tells whether the end of this trial was asked for."""

@@ -27,37 +27,28 @@ from baton.tracking.tracker import Tracker
 if TYPE_CHECKING:
     from wsgiref.simple_server import WSGIServer
 
-    import wandb
     from prometheus_client import Metric
-    from torch.utils.tensorboard import SummaryWriter
 
 
 logger = logging.getLogger("baton")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
-    """The chunk whose metrics are sent.
-
-    Attributes:
-        run: The training run.
-        recipe: Its recipe.
-        index: Number of the chunk.
-        folder: A local folder for files.
-        live: Returns how far the chunk is, by the names in `LIVE_GAUGES`.
-        seconds: Returns the seconds of the chunk by phase.
-        newest: Returns the newest checkpoint, None before there is one.
-        found_out: Parameters of the run that its recipe does not say, see `baton.tracking.tracker`.
-    """
+class ObservedChunk:
+    """The chunk whose metrics are sent."""
 
     run: Run
     recipe: Recipe
     index: int
     folder: str
+    """A local folder for files."""
     live: Callable[[], dict[str, float]]
+    """Returns how far the chunk is, by the names in `LIVE_GAUGES`."""
     seconds: Callable[[], dict[str, float]]
+    """Returns the seconds of the chunk by phase."""
     newest: Callable[[], Checkpoint | None] = lambda: None
-    found_out: Mapping[str, str] = field(default_factory=dict)
+    params: Mapping[str, str] = field(default_factory=dict)
+    """Parameters of the run that its recipe does not say, see `baton.tracking.tracker`."""
 
 
 def keep_files(run: Run, folder: str, name: str) -> None:
@@ -81,18 +72,14 @@ class Sink(Protocol):
         """Sends the rest."""
 
 
-class Lines:
-    """Writes a chunk's metrics to a local file, which is uploaded when the chunk ends.
+class JsonLines:
+    """A JSON object for each logged step, in a local file that is uploaded below the run when the chunk ends."""
 
-    Args:
-        path: The local file.
-        run: The run below which it ends.
-        name: Its name there.
-    """
-
-    def __init__(self, path: str, run: Run, name: str) -> None:
-        self._path, self._run, self._name = path, run, name
-        self._file = open(path, "w", encoding="utf-8")  # noqa: SIM115 - open as long as the chunk
+    def __init__(self, chunk: ObservedChunk) -> None:
+        self._run, self._path = chunk.run, os.path.join(chunk.folder, "metrics.jsonl")
+        # Each attempt at a chunk has its own file: one that was killed and comes late overwrites nobody's.
+        self._name = f"metrics/chunk-{chunk.index:03d}-{uuid.uuid4().hex[:6]}.jsonl"
+        self._file = open(self._path, "w", encoding="utf-8")  # noqa: SIM115 - open as long as the chunk
 
     def log(self, numbers: Mapping[str, float], step: int) -> None:
         """Writes the values of a step."""
@@ -107,25 +94,15 @@ class Lines:
             logger.warning("%s was not kept: %s", self._name, error)
 
 
-def open_jsonl(source: Source) -> Lines | None:
-    """Returns the file of a chunk's attempt, None where the recipe wants none."""
-    if not source.recipe.tracking.jsonl:
-        return None
-    # Each attempt at a chunk has its own file: one that was killed and comes late overwrites nobody's.
-    name = f"metrics/chunk-{source.index:03d}-{uuid.uuid4().hex[:6]}.jsonl"
-    return Lines(os.path.join(source.folder, "metrics.jsonl"), source.run, name)
+class MlflowSink:
+    """Reports to the tracking run by the process beside the chunk, and says of its model which checkpoint it is.
 
-
-class TrackingRun:
-    """Reports to the tracking run, and says of its model which checkpoint it is.
-
-    Args:
-        tracker: Sends it.
-        source: The chunk.
+    It drops what it gets where the recipe turns tracking off.
     """
 
-    def __init__(self, tracker: Tracker, source: Source) -> None:
-        self._tracker, self._source = tracker, source
+    def __init__(self, chunk: ObservedChunk) -> None:
+        self._newest = chunk.newest
+        self._tracker = Tracker(chunk.run, recipe=chunk.recipe, trains=True, params=chunk.params)
 
     def log(self, numbers: Mapping[str, float], step: int) -> None:
         """Queues the values of a step."""
@@ -133,15 +110,9 @@ class TrackingRun:
 
     def close(self) -> None:
         """Sends the rest."""
-        if checkpoint := self._source.newest():
+        if checkpoint := self._newest():
             self._tracker.tag_model({"baton.step": str(checkpoint.step), "baton.digest": checkpoint.digest})
         self._tracker.close()
-
-
-def open_mlflow(source: Source) -> TrackingRun:
-    """Returns the tracking run's queue, which drops what it gets where the recipe turns tracking off."""
-    tracker = Tracker(source.run, recipe=source.recipe, trains=True, params=source.found_out)
-    return TrackingRun(tracker, source)
 
 
 LOGGED_GAUGES = {
@@ -170,30 +141,18 @@ LIVE_GAUGES = {
 PHASE_GAUGE = ("baton_chunk_phase_seconds", "Where this chunk's time went: start, import, fetch, build, train, save, …")
 
 
-class Telemetry:
-    """Serves figures at a port, in a thread beside training.
+class PrometheusServer:
+    """Serves figures at a port, in a thread beside training; one that is taken is a warning.
 
-    Args:
-        port: TCP port, on every address of the machine: a pod is asked from outside. One that is taken is a
-            warning.
-        labels: Label → value on every metric.
-        live: Returns figures by the names in `LIVE_GAUGES`.
-        seconds: Returns seconds by phase.
+    It does so on every address of the machine: a pod is asked from outside.
     """
 
-    def __init__(
-        self,
-        port: int,
-        labels: dict[str, str],
-        live: Callable[[], dict[str, float]],
-        seconds: Callable[[], dict[str, float]],
-    ) -> None:
+    def __init__(self, chunk: ObservedChunk, port: int) -> None:
         # Here, because only those pay for its import who ask for it.
         from prometheus_client import CollectorRegistry, start_http_server
 
-        self._labels = labels
-        self._live = live
-        self._seconds = seconds
+        self._labels = {"run": chunk.run.name, "recipe": chunk.recipe.name, "chunk": str(chunk.index)}
+        self._live, self._seconds = chunk.live, chunk.seconds
         self._logged: dict[str, float] = {}
         self._server: WSGIServer | None = None
         registry = CollectorRegistry()
@@ -237,26 +196,15 @@ class Telemetry:
         server.server_close()
 
 
-def open_prometheus(source: Source) -> Telemetry | None:
-    """Serves the figures of a chunk at the recipe's port, if it names one."""
-    port = source.recipe.tracking.prometheus_port
-    if port is None:
-        return None
-    labels = {"run": source.run.name, "recipe": source.recipe.name, "chunk": str(source.index)}
-    return Telemetry(port, labels, source.live, source.seconds)
+class TensorBoardFiles:
+    """Event files of TensorBoard, uploaded to `tensorboard/` below the run when the chunk ends."""
 
+    def __init__(self, chunk: ObservedChunk) -> None:
+        extras.require_packages("tracking.tensorboard", "tensorboard")
+        from torch.utils.tensorboard import SummaryWriter
 
-class EventFiles:
-    """Writes a chunk's event files.
-
-    Args:
-        writer: Writes them.
-        folder: Where it does.
-        run: Below which they end.
-    """
-
-    def __init__(self, writer: SummaryWriter, folder: str, run: Run) -> None:
-        self._writer, self._folder, self._run = writer, folder, run
+        self._run, self._folder = chunk.run, os.path.join(chunk.folder, "tensorboard")
+        self._writer = SummaryWriter(self._folder)
 
     def log(self, numbers: Mapping[str, float], step: int) -> None:
         """Writes the values of a step."""
@@ -269,31 +217,18 @@ class EventFiles:
         keep_files(self._run, self._folder, "tensorboard")
 
 
-def open_tensorboard(source: Source) -> EventFiles | None:
-    """Returns the event files of a chunk, None where the recipe wants none.
+class WandbRun:
+    """Reports to a run of Weights & Biases, which the chunks of a training run share.
 
-    Raises:
-        UserError: TensorBoard is not installed.
-    """
-    if not source.recipe.tracking.tensorboard:
-        return None
-    extras.require_packages("tracking.tensorboard", "tensorboard")
-    from torch.utils.tensorboard import SummaryWriter
-
-    folder = os.path.join(source.folder, "tensorboard")
-    return EventFiles(SummaryWriter(folder), folder, source.run)
-
-
-class Project:
-    """Reports to a run of a project.
-
-    Args:
-        tracked: The run there, which the chunks of a training run share.
-        run: The training run, below which its folder is put where it has no network.
+    Without network its folder is put below the training run.
     """
 
-    def __init__(self, tracked: wandb.Run, run: Run) -> None:
-        self._tracked, self._run = tracked, run
+    def __init__(self, chunk: ObservedChunk, project: str) -> None:
+        extras.require_packages("tracking.wandb", "wandb")
+        import wandb
+
+        self._run, name = chunk.run, chunk.run.name
+        self._tracked = wandb.init(project=project, id=name, name=name, resume="allow", dir=chunk.folder)
 
     def log(self, numbers: Mapping[str, float], step: int) -> None:
         """Queues the values of a step."""
@@ -310,30 +245,21 @@ class Project:
             keep_files(self._run, folder, f"wandb/{os.path.basename(folder)}")
 
 
-def open_wandb(source: Source) -> Project | None:
-    """Returns the run of the recipe's project, None where it names none.
-
-    Raises:
-        UserError: the package is not installed.
-    """
-    project = source.recipe.tracking.wandb
-    if project is None:
-        return None
-    extras.require_packages("tracking.wandb", "wandb")
-    import wandb
-
-    name = source.run.name
-    tracked = wandb.init(project=project, id=name, name=name, resume="allow", dir=source.folder)
-    return Project(tracked, source.run)
-
-
-SINKS = (open_prometheus, open_mlflow, open_wandb, open_tensorboard, open_jsonl)
-
-
-def open_sinks(source: Source) -> list[Sink]:
+def open_sinks(chunk: ObservedChunk) -> list[Sink]:
     """Returns the sinks that a recipe asks for.
 
     Raises:
         UserError: the package of one of them is not installed.
     """
-    return [sink for open_sink in SINKS if (sink := open_sink(source))]
+    tracking = chunk.recipe.tracking
+    sinks: list[Sink] = []
+    if (port := tracking.prometheus_port) is not None:
+        sinks.append(PrometheusServer(chunk, port))
+    sinks.append(MlflowSink(chunk))
+    if tracking.wandb is not None:
+        sinks.append(WandbRun(chunk, tracking.wandb))
+    if tracking.tensorboard:
+        sinks.append(TensorBoardFiles(chunk))
+    if tracking.jsonl:
+        sinks.append(JsonLines(chunk))
+    return sinks

@@ -24,7 +24,7 @@ from baton.train import attempt, state
 from baton.train.callbacks import EvaluationsPerEpoch, SaveSchedule
 from baton.train.distributed.preemption import PreemptionWatch
 from baton.train.distributed.ranks import Ranks
-from baton.train.distributed.watchdog import NullWatchdog, Watchdog
+from baton.train.distributed.watchdog import Watchdog
 from baton.train.protocol import Resumption
 from baton.train.trainer import seed_of
 from tests.unit import tiny
@@ -63,7 +63,7 @@ def test_the_first_rank_commits_and_reports(attach: Attach) -> None:
     assert trainer.callback_handler.callbacks[0] is made.check, "it compares before any other changes something"
     assert trainer.callback_handler.callbacks[-1] is made.save, "it sees what all others have decided"
     assert trainer.ranks is made.checkpointer.context.ranks
-    assert type(trainer.watchdog) is NullWatchdog
+    assert type(trainer.watchdog) is Watchdog
     assert trainer.resumption == Resumption()
     assert made.save._schedule == SaveSchedule(target=3, plan=chunks.plan, every_steps=3)
     assert made.check._replicated

@@ -15,7 +15,7 @@ from baton.recipe.run import Preemption
 from baton.train.checkpointer import Checkpointer
 from baton.train.distributed.preemption import PreemptionWatch
 from baton.train.distributed.ranks import Ranks
-from baton.train.distributed.watchdog import NullWatchdog
+from baton.train.distributed.watchdog import Watchdog
 from tests.unit import tiny
 from tests.unit.train_chunk.resuming import Chunks
 
@@ -57,7 +57,7 @@ def part(make: Callable[..., Chunks]) -> Iterator[Callable[[Ranks], Checkpointer
 
         def made(ranks: Ranks) -> Checkpointer:
             context = chunks.context(1, ranks=ranks)
-            return Checkpointer(context, staging, watch, NullWatchdog())
+            return Checkpointer(context, staging, watch, Watchdog())
 
         yield made
 

@@ -103,7 +103,7 @@ def test_digests_of_ranks_are_joined_part_by_part() -> None:
         state.merge_rank_digests(_rows(weights="e"), replicated=True)
     assert state.merge_rank_digests(_rows(weights="e"), replicated=False)["weights"] == state.combine_ranks(["d", "e"])
     with pytest.raises(ExactnessError, match=r"rank 1 has other rng than rank 0"):
-        state.merge_rank_digests(_rows(rng="e"), replicated=True, of_each=())
+        state.merge_rank_digests(_rows(rng="e"), replicated=True, per_rank_parts=())
 
 
 def test_each_rank_but_the_first_has_a_file_of_its_own() -> None:

@@ -18,7 +18,7 @@ from baton.store.storage import Storage
 from baton.train.checkpointer import Checkpointer, Committer, StepDecision
 from baton.train.context import TrainContext
 from baton.train.distributed.preemption import PreemptionWatch
-from baton.train.distributed.watchdog import NullWatchdog
+from baton.train.distributed.watchdog import Watchdog
 from tests.unit.train_chunk.chunks import first_chunk
 
 RECIPE = {"name": "one", "model": {"base": "org/model"}, "data": {"source": "rows.jsonl"}}
@@ -40,7 +40,7 @@ def watch(tmp_path: Path) -> Iterator[PreemptionWatch]:
 @pytest.fixture
 def checkpointer(context: TrainContext, watch: PreemptionWatch) -> Iterator[Checkpointer]:
     with Staging() as staging:
-        yield Checkpointer(context, staging, watch, NullWatchdog())
+        yield Checkpointer(context, staging, watch, Watchdog())
 
 
 def test_it_stops_once_there_is_a_notice(checkpointer: Checkpointer, watch: PreemptionWatch, tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def test_a_forward_pass_in_training_alone_is_a_sign_of_life(watchdog: Watchdog) 
         model(torch.ones(1, 2))
     assert watchdog._count == 0, "what generates calls the same module"
     model(torch.ones(1, 2))
-    assert watchdog._count == len(watchdog.signs_of_a_pass) - 2, "the others are the trainer's"
+    assert watchdog._count == len(watchdog.beats_of_a_pass) - 2, "the others are the trainer's"
     model.eval()
     model(torch.ones(1, 2))
     assert watchdog._count == 2
@@ -87,7 +87,7 @@ def test_what_a_method_has_in_each_process_may_differ() -> None:
     rows = [digests(method="1"), digests(method="2")]
     with pytest.raises(ExactnessError, match="rank 1 has other method"):
         state.merge_rank_digests(rows, replicated=True)
-    both = state.merge_rank_digests(rows, replicated=True, of_each=(*PER_RANK_PARTS, "method"))
+    both = state.merge_rank_digests(rows, replicated=True, per_rank_parts=(*PER_RANK_PARTS, "method"))
     assert both["method"] not in ("1", "2")
 
 

@@ -11,9 +11,8 @@ import pytest
 
 from baton.runs.run import Run
 from baton.store.storage import Storage
-from baton.train.metrics import sinks
 from baton.train.metrics.live import LiveReport, Meter
-from baton.train.metrics.sinks import Source
+from baton.train.metrics.sinks import ObservedChunk, WandbRun
 from tests.unit import tiny
 
 pytest.importorskip("wandb", reason="the extra wandb is not installed")
@@ -56,8 +55,8 @@ def test_the_runs_folder_holds_what_was_logged(
     recipe = tiny.recipe(str(tmp_path), tracking={"wandb": "my-project"})
     run.create(recipe)
     run.put("tokens.json", {"prefix": "data/x/tokens", "tokens": 480, "train": 24})
-    source = Source(run=run, recipe=recipe, index=1, folder=str(tmp_path), live=dict, seconds=dict)
-    report = LiveReport(Meter(run, recipe), [sinks.open_wandb(source)])
+    observed = ObservedChunk(run=run, recipe=recipe, index=1, folder=str(tmp_path), live=dict, seconds=dict)
+    report = LiveReport(Meter(run, recipe), [WandbRun(observed, "my-project")])
     trainer.add_callback(report)
     trainer.train()
     report.close()

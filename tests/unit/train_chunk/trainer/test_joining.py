@@ -17,7 +17,7 @@ from baton.errors import UserError
 from baton.recipe import load
 from baton.train import reshard, state
 from baton.train.distributed.ranks import Ranks
-from baton.train.distributed.watchdog import NullWatchdog
+from baton.train.distributed.watchdog import Watchdog
 from baton.train.protocol import Resumption
 from baton.train.reshard import with_all, with_weights
 from baton.train.sharding import MASTERS, OPTIMIZER_STATES, Partitioning, WeightSegment, weight_sizes
@@ -52,7 +52,7 @@ def trained(make: Callable[..., Any]) -> Any:
 
 def begin(trainer: Any, resumption: Resumption) -> None:
     """Begins a chunk of one process that saves nothing."""
-    trainer.begin_chunk(Ranks(), NullWatchdog(), resumption, lambda: iter(()))
+    trainer.begin_chunk(Ranks(), Watchdog(), resumption, lambda: iter(()))
 
 
 def rows_of(values: list[torch.Tensor], pieces: list[WeightSegment], *, lean: bool = False) -> torch.Tensor:

@@ -12,7 +12,7 @@ import torch
 
 from baton.models.train_rows import IGNORED
 from baton.train.data.samplers import DistributedBatches
-from baton.train.distributed.watchdog import NullWatchdog
+from baton.train.distributed.watchdog import Watchdog
 from baton.train.trainer import exact_class
 from baton.train.weighing import DealtRows
 from tests.unit import tiny
@@ -21,13 +21,14 @@ from tests.unit.train_chunk.resuming import ROWS, Chunks
 SETTINGS = {"optimizer": "adamw_torch", "max_steps": 5, "learning_rate": 0.01, "lr_scheduler": "linear"}
 
 
-class Beats(NullWatchdog):
+class Beats(Watchdog):
     """Notes signs of life."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.doing: list[str] = []
 
-    def beat(self, doing: str, step: int | None = None) -> None:
+    def heartbeat(self, doing: str, step: int | None = None) -> None:
         """Notes it."""
         self.doing.append(doing)
 
