@@ -103,7 +103,7 @@ class Chunk:
 
         Args:
             load: Whether to load the weights where there is nothing to train; without, the trainer is left as it is.
-            leave_out: Parts of the state not to restore: a negative control for tests of exactness.
+            leave_out: Parts of the state not to restore, `rng` or `hooks`: a negative control for tests of exactness.
 
         Returns:
             How it ended, and the newest checkpoint.
