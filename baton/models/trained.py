@@ -35,7 +35,7 @@ def final_checkpoint(run: Run) -> Checkpoint:
         f"run {run.name!r} is at step {newest.step if newest else 0} of {last}: its chunks, spare ones included, did "
         "not reach the end.",
         remedy=f"Resume it with `baton run RECIPE --run {run.name}`, or submit the pipeline again with run_name="
-        f"{run.name}; chunks.spare adds chunks for machines that are preempted.",
+        f"{run.name}; chunks.extra adds chunks for machines that are preempted.",
     )
 
 
