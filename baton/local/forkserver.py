@@ -89,12 +89,8 @@ def _received(descriptor: Any) -> Any:
 class ForkedProcess:
     """A program as `python -m` runs it, in a forked process; see `processes.Process`.
 
-    Args:
-        program: A module, and perhaps the name of a stage.
-        arguments: Its arguments.
-        environment: Its environment; this process's, and events as JSON lines, when left out.
-        own_group: Whether it is in its own process group, so that `kill` ends its children too and Ctrl-C does
-            not reach it.
+    Without an environment it has this process's, and events as JSON lines. In its own process group `kill` ends its
+    children too, and Ctrl-C does not reach it.
     """
 
     def __init__(

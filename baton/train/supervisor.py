@@ -60,14 +60,7 @@ class Message:
 
 
 class ChunkProcess:
-    """A process that trains a chunk.
-
-    Args:
-        run_uri: Address of the run.
-        index: Number of the chunk.
-        train: What it does.
-        lost: Processes before it, which it notes with the run; None where it imports and waits for `go`.
-    """
+    """A process that trains a chunk; with None for the lost ones before it, it imports and waits for `go`."""
 
     def __init__(self, run_uri: str, index: int, train: Train, lost: list[Restart] | None) -> None:
         # A fork of this process is as good as a fresh interpreter.
@@ -188,14 +181,6 @@ def run(run_uri: str, index: int, train: Train = run_chunk) -> Outcome:
     """Runs a chunk in a process of its own, and in another one where that is lost, `chunks.retries` times at most.
 
     A process that has found a step to skip is not lost: the next one follows at once, and does not count.
-
-    Args:
-        run_uri: Address of the run.
-        index: Number of the chunk.
-        train: What the process does.
-
-    Returns:
-        The chunk's outcome.
 
     Raises:
         BatonError: a process ended of what another one would end of, too, or the last one of several was lost.
