@@ -38,7 +38,7 @@ _children = threading.RLock()
 
 
 def start() -> None:
-    """Starts the server, unless it runs or `BATON_WARM` is 0; it imports in the background."""
+    """Starts the server, unless it runs or `BATON_FORKSERVER` is 0; it imports in the background."""
     machine.settle_home()
     if _is_on():
         _require_server()
@@ -55,7 +55,7 @@ def _is_on() -> bool:
     A daemonic process, such as a worker of a pool, may have no children of `multiprocessing`'s.
     """
     is_daemonic = multiprocessing.current_process().daemon
-    return sys.platform == "linux" and os.environ.get(machine.FORKSERVER) != "0" and not is_daemonic
+    return sys.platform == "linux" and machine.forks_stages() and not is_daemonic
 
 
 def _require_server() -> None:
@@ -168,7 +168,7 @@ class ForkedProcess:
 
 @contextlib.contextmanager
 def installed() -> Iterator[None]:
-    """Puts forked stages where kfp's runner of processes starts an interpreter, unless `BATON_WARM` is 0."""
+    """Puts forked stages where kfp's runner of processes starts an interpreter, unless `BATON_FORKSERVER` is 0."""
     from kfp.local import subprocess_task_handler as handler
 
     if not _is_on():

@@ -271,7 +271,7 @@ class _Supervisor:
     def _prepare_spare(self, beside: BaseProcess) -> None:
         """Starts a process that waits beside the one that trains, unless there is no room for it."""
         # A stage that was itself forked with all of it imported has nothing to prepare.
-        if not is_forked() or os.environ.get(machine.FORKSERVER) == "0" or "torch" in sys.modules:
+        if not is_forked() or not machine.forks_stages() or "torch" in sys.modules:
             return
         with contextlib.suppress(psutil.NoSuchProcess):
             # As much again as training holds: its next checkpoint is staged in memory.
