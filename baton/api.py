@@ -34,7 +34,7 @@ from baton.tracking.servers import KUBEFLOW_PAGE
 
 if TYPE_CHECKING:
     from baton.compiler.workflow_size import WorkflowSize
-    from baton.kubeflow.schedule import Schedule
+    from baton.kubeflow.schedule import RecurringRun
     from baton.kubeflow.submit import Submission
 
 
@@ -223,10 +223,6 @@ def chosen_checkpoint(store: CheckpointStore, step: int | None) -> Checkpoint:
     raise UserError(f"run {store.run.uri!r} has no checkpoint{which}{there}.")
 
 
-def ignored(event: Event) -> None:
-    """Does nothing with an event."""
-
-
 @dataclass(frozen=True)
 class LocalRun:
     """A run on this machine, begun before or not.
@@ -261,7 +257,7 @@ class LocalRun:
             last.require_same(recipe)
         return cls(recipe, Run(last.storage, name), last)
 
-    def start(self, on_event: Callable[[Event], None] = ignored, *, containers: bool = False) -> Result:
+    def start(self, on_event: Callable[[Event], None] = lambda event: None, *, containers: bool = False) -> Result:
         """Runs all stages that are not done: split, tokenize, train in chunks, evaluate, export.
 
         Args:
@@ -299,7 +295,7 @@ def run(
     chunks: int | None = None,
     image: str | None = None,
     containers: bool = False,
-    on_event: Callable[[Event], None] = ignored,
+    on_event: Callable[[Event], None] = lambda event: None,
 ) -> Result:
     """Runs the whole pipeline on this machine, each stage a process or container of its own, and waits for it.
 
@@ -410,10 +406,6 @@ class Terms(TypedDict, total=False):
     """Whether the pipeline is registered, for Kubeflow's page to start it; it is when left out."""
 
 
-def untold(line: str) -> None:
-    """Tells nobody."""
-
-
 @dataclass(frozen=True)
 class Compiled:
     """A compiled recipe.
@@ -443,7 +435,7 @@ def compile(
     image: str | None = None,
     pipeline: str = "finetune",
     picture: str | None = None,
-    tell: OnWarning = untold,
+    tell: OnWarning = lambda line: None,
 ) -> Compiled:
     """Compiles a recipe to a file for `kfp run submit -f` or the Kubeflow page.
 
@@ -490,7 +482,7 @@ def submit(
     chunks: int | None = None,
     image: str | None = None,
     pipeline: str = "finetune",
-    tell: OnWarning = untold,
+    tell: OnWarning = lambda line: None,
     **terms: Unpack[Terms],
 ) -> Submission:
     """Uploads a recipe's pipeline to Kubeflow and starts a run; it does not wait for it.
@@ -541,7 +533,7 @@ class Submitter:
         endpoint: str,
         name: str | None = None,
         pipeline: Pipeline = Pipeline.finetune,
-        on_warning: OnWarning = untold,
+        on_warning: OnWarning = lambda line: None,
         **terms: Unpack[Terms],
     ) -> None:
         recipe = loaded.recipe
@@ -580,7 +572,7 @@ class Submitter:
                 registers=self._terms.get("registers", True),
             )
 
-    def schedule(self, cron: str) -> Schedule:
+    def schedule(self, cron: str) -> RecurringRun:
         """Makes it a recurring run, see `baton.kubeflow.schedule.create`."""
         from baton.kubeflow import connection, schedule
 

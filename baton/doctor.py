@@ -40,7 +40,7 @@ from baton.store.storage import Storage
 from baton.terminal import Terminal
 
 if TYPE_CHECKING:
-    from baton.kubeflow.connection import Client
+    from baton.kubeflow.connection import KubeflowClient
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,11 @@ class Check:
     remedy: str = ""
 
 
+def _found(name: str, found: str, remedy: str | None = None) -> Check:
+    """Returns a check: a note where there is something to do about it."""
+    return Check(name, "note" if remedy else "ok", found, remedy or "")
+
+
 LARGE = 64 * 10**6
 SLOW = 10e6
 """Bytes per second below which saving a checkpoint holds up small models already."""
@@ -68,11 +73,7 @@ NOTICEABLE, REFUSED = 30.0, 15 * 60.0
 
 
 def examine_store(uri: str) -> list[Check]:
-    """Tries a store out and leaves it as it was.
-
-    Args:
-        uri: A folder or an address of any store.
-    """
+    """Tries a store out and leaves it as it was."""
     try:
         storage = Storage(uri, patience=0)
     except BatonError as error:
@@ -168,12 +169,11 @@ def _commit(storage: Storage, below: str) -> Check:
         summary = f"of two writers that commit the same, {sum(won)} are told that they won"
         return Check("store: commit", "problem", summary, "Use another store: chunks that run twice would not notice.")
     if storage.is_local:
-        return Check("store: commit", "ok", "hard links: of writers that commit at once, the file system lets one win")
+        return _found("store: commit", "hard links: of writers that commit at once, the file system lets one win")
     if storage.has_conditional_put:
-        return Check("store: commit", "ok", "conditional put: of writers that commit at once, the store lets one win")
-    return Check(
+        return _found("store: commit", "conditional put: of writers that commit at once, the store lets one win")
+    return _found(
         "store: commit",
-        "note",
         "no conditional put; a lease object with expiry takes its place",
         "A commit takes about a second longer, and a writer that is stopped for more than ten seconds in its midst may "
         "replace another's of the same step. A store that honours If-None-Match rules that out.",
@@ -194,9 +194,8 @@ def _large(storage: Storage, below: str) -> Check:
     if digest != hashlib.sha256(data).hexdigest():
         return Check("store: large objects", "problem", "64 MB come back as something else", "Use another store.")
     summary = f"64 MB came back whole: {up / 1e6:.0f} MB/s up, {down / 1e6:.0f} MB/s down"
-    if min(up, down) < SLOW:
-        return Check("store: large objects", "note", summary, "A checkpoint of 1 GB takes minutes; save less often.")
-    return Check("store: large objects", "ok", summary)
+    slow = "A checkpoint of 1 GB takes minutes; save less often."
+    return _found("store: large objects", summary, slow if min(up, down) < SLOW else None)
 
 
 def _clock(storage: Storage, below: str) -> Check:
@@ -207,16 +206,12 @@ def _clock(storage: Storage, below: str) -> Check:
     early, late = (before - written).total_seconds(), (written - after).total_seconds()
     apart = max(early, late, 0.0)
     if apart < 2:  # stores tell whole seconds
-        return Check("store: clock", "ok", "agrees with this machine's to the second")
+        return _found("store: clock", "agrees with this machine's to the second")
     summary = f"is {apart:.0f} s {'behind' if early > late else 'ahead of'} this machine's"
     if apart < NOTICEABLE:
-        return Check("store: clock", "ok", summary)
-    return Check(
-        "store: clock",
-        "note" if apart < REFUSED else "problem",
-        summary,
-        "Set the clocks by NTP: clouds refuse requests 15 minutes off, and retention goes by the age of uploads.",
-    )
+        return _found("store: clock", summary)
+    remedy = "Set the clocks by NTP: clouds refuse requests 15 minutes off, and retention goes by the age of uploads."
+    return Check("store: clock", "note" if apart < REFUSED else "problem", summary, remedy)
 
 
 def _clean(storage: Storage, below: str, made: list[str]) -> list[Check]:
@@ -250,14 +245,6 @@ class Examined(TypedDict):
 def examine(recipe_path: str | None = None, overrides: Sequence[str] = (), *, store: str | None = None) -> list[Check]:
     """Looks at this machine, and at what a recipe or store names.
 
-    Args:
-        recipe_path: YAML file, pipe or name.
-        overrides: Changes to it, `PATH=VALUE`.
-        store: URI instead of the recipe's.
-
-    Returns:
-        What was looked at.
-
     Raises:
         UserError: the recipe is none, or there are changes to none.
     """
@@ -266,8 +253,14 @@ def examine(recipe_path: str | None = None, overrides: Sequence[str] = (), *, st
     checks: list[Check] = []
     recipe: Recipe | None = None
     if recipe_path:
-        recipe, checked = _localised(prepare.load(recipe_path, overrides, store=store))
-        checks.append(checked)
+        loaded = prepare.load(recipe_path, overrides, store=store)
+        recipe = loaded.recipe
+        try:
+            recipe = loaded.localised()
+            prepare.check_model(recipe)
+            checks.append(Check("recipe", "ok", f"{loaded.origin.name}: {loaded.name}, all it names is there"))
+        except UserError as error:
+            checks.append(Check("recipe", "problem", error.message, error.remedy or ""))
     checks += [_python(), _libraries(), _devices(recipe), _threads(recipe), _memory(), _shm(), _temporary()]
     uri = recipe.store.uri if recipe else store
     checks += examine_store(uri) if uri else [Check("store", "note", "none given", "Add a recipe or --store.")]
@@ -295,15 +288,6 @@ def print_table(checks: Sequence[Check]) -> None:
     console.print(table)
 
 
-def _localised(loaded: prepare.LoadedRecipe) -> tuple[Recipe, Check]:
-    try:
-        localised = loaded.localised()
-        prepare.check_model(localised)
-        return localised, Check("recipe", "ok", f"{loaded.origin.name}: {loaded.name}, all it names is there")
-    except UserError as error:
-        return loaded.recipe, Check("recipe", "problem", error.message, error.remedy or "")
-
-
 def _python() -> Check:
     version, declared = platform.python_version(), metadata.metadata(DISTRIBUTION)["Requires-Python"]
     if SpecifierSet(declared).contains(version, prereleases=True):
@@ -325,12 +309,8 @@ def _libraries() -> Check:
         if not required[name].contains(version, prereleases=True)
     ]
     if other:
-        return Check(
-            "libraries",
-            "note",
-            "; ".join(other),
-            "Baton is tested with the versions that it declares; others may fail, or round otherwise.",
-        )
+        remedy = "Baton is tested with the versions that it declares; others may fail, or round otherwise."
+        return _found("libraries", "; ".join(other), remedy)
     shown = ", ".join(f"{name} {versions[name]}" for name in ("torch", "transformers", "trl", "peft", "obstore"))
     return Check("libraries", "ok", f"{shown} and {len(versions) - 5} more, as declared")
 
@@ -352,15 +332,13 @@ def _devices(recipe: Recipe | None) -> Check:
     if devices:
         return Check("device", "ok", f"{', '.join(devices)}; torch for CUDA {torch.version.cuda}")
     summary = f"CPU; torch for {'CUDA ' + torch.version.cuda if torch.version.cuda else 'CPU only'}"
-    if recipe and recipe.resources.gpus:
-        return Check(
-            "device",
-            "note",
-            summary,
-            f"The recipe asks for {recipe.resources.gpus} per pod; here it trains on the CPU, and a pod that sees less "
-            "ends before it fetches anything.",
-        )
-    return Check("device", "ok", summary)
+    remedy = (
+        f"The recipe asks for {recipe.resources.gpus} per pod; here it trains on the CPU, and a pod that sees less "
+        "ends before it fetches anything."
+        if recipe and recipe.resources.gpus
+        else None
+    )
+    return _found("device", summary, remedy)
 
 
 def _threads(recipe: Recipe | None) -> Check:
@@ -370,53 +348,37 @@ def _threads(recipe: Recipe | None) -> Check:
         import torch
 
         summary += f", torch takes {torch.get_num_threads()}"
-    wanted = recipe.training.threads if recipe else None
-    if wanted and wanted > usable:
-        return Check("processors", "note", summary, f"training.threads is {wanted}: they will wait for each other.")
-    return Check("processors", "ok", summary)
+    wanted = (recipe.training.threads if recipe else None) or 0
+    remedy = f"training.threads is {wanted}: they will wait for each other." if wanted > usable else None
+    return _found("processors", summary, remedy)
 
 
 def _memory() -> Check:
     memory = psutil.virtual_memory()
-    limit = _container_limit()
+    limit = None
+    with contextlib.suppress(OSError, ValueError), open("/sys/fs/cgroup/memory.max", encoding="ascii") as file:
+        limit = int(file.read())  # no file, or "max", where there is no limit
     summary = f"{_gib(memory.available)} available of {_gib(memory.total)}"
     summary += f", this container may use {_gib(limit)}" if limit and limit < memory.total else ""
-    if min(memory.available, limit or memory.available) < ROOM:
-        return Check("memory", "note", summary, "Only small models fit.")
-    return Check("memory", "ok", summary)
-
-
-def _container_limit() -> int | None:
-    try:
-        with open("/sys/fs/cgroup/memory.max", encoding="ascii") as file:
-            return int(file.read())
-    except (OSError, ValueError):  # none, or "max"
-        return None
+    is_tight = min(memory.available, limit or memory.available) < ROOM
+    return _found("memory", summary, "Only small models fit." if is_tight else None)
 
 
 def _shm() -> Check:
     try:
         usage = shutil.disk_usage(MEMORY)
     except OSError:
-        return Check(MEMORY, "note", "there is none", "Checkpoints are staged on disk, which is slower.")
-    summary = f"{_gib(usage.free)} free of {_gib(usage.total)}"
-    if usage.free < ROOM:
-        return Check(
-            MEMORY,
-            "note",
-            summary,
-            "Checkpoints that do not fit are staged on disk. docker: --shm-size 2g; pods: resources.shm.",
-        )
-    return Check(MEMORY, "ok", summary)
+        return _found(MEMORY, "there is none", "Checkpoints are staged on disk, which is slower.")
+    remedy = "Checkpoints that do not fit are staged on disk. docker: --shm-size 2g; pods: resources.shm."
+    found = f"{_gib(usage.free)} free of {_gib(usage.total)}"
+    return _found(MEMORY, found, remedy if usage.free < ROOM else None)
 
 
 def _temporary() -> Check:
     folder = tempfile.gettempdir()
     free = shutil.disk_usage(folder).free
-    summary = f"{folder}: {_gib(free)} free"
-    if free < ROOM:
-        return Check("temporary files", "note", summary, "Make room, or point TMPDIR elsewhere.")
-    return Check("temporary files", "ok", summary)
+    remedy = "Make room, or point TMPDIR elsewhere." if free < ROOM else None
+    return _found("temporary files", f"{folder}: {_gib(free)} free", remedy)
 
 
 def _cache(recipe: Recipe) -> Check | None:
@@ -430,13 +392,11 @@ def _cache(recipe: Recipe) -> Check | None:
         with tempfile.TemporaryFile(dir=there):
             free = shutil.disk_usage(there).free
     except OSError as error:
-        return Check("node cache", "note", f"{cache.folder}: {error}", "Nothing is kept there; mount it writable.")
+        return _found("node cache", f"{cache.folder}: {error}", "Nothing is kept there; mount it writable.")
     summary = f"{cache.folder}: {_gib(free)} free" + ("" if there == cache.folder else ", made when first used")
-    if free < cache.max_bytes and not os.path.isdir(cache.folder):
-        return Check(
-            "node cache", "note", summary, f"store.cache_size is {recipe.store.cache_size}, more than is free."
-        )
-    return Check("node cache", "ok", summary)
+    is_tight = free < cache.max_bytes and not os.path.isdir(cache.folder)
+    remedy = f"store.cache_size is {recipe.store.cache_size}, more than is free."
+    return _found("node cache", summary, remedy if is_tight else None)
 
 
 def _mlflow(recipe: Recipe) -> Check | None:
@@ -450,7 +410,7 @@ def _mlflow(recipe: Recipe) -> Check | None:
             answer.read()
     except urllib.error.HTTPError as error:
         if error.code in (401, 403):
-            return Check("mlflow", "note", f"{where} answers, and wants credentials", "Set MLFLOW_TRACKING_USERNAME.")
+            return _found("mlflow", f"{where} answers, and wants credentials", "Set MLFLOW_TRACKING_USERNAME.")
         return Check("mlflow", "problem", f"{where} answers {error.code}", remedy)
     except OSError as error:
         return Check("mlflow", "problem", f"{where} cannot be reached: {getattr(error, 'reason', error)}", remedy)
@@ -482,12 +442,7 @@ def _gib(num_bytes: float) -> str:
 
 
 def examine_kubeflow(endpoint: str, namespace: str | None) -> list[Check]:
-    """Looks at an installation, and at what its newest run that has ended tells of it.
-
-    Args:
-        endpoint: Address of the Kubeflow Pipelines API.
-        namespace: The user's namespace on a multi-user Kubeflow.
-    """
+    """Looks at an installation of Kubeflow, and at what its newest run that has ended tells of it."""
     from baton.kubeflow import connection, submit
 
     proxy = machine.describe_proxy(endpoint)
@@ -504,7 +459,7 @@ def examine_kubeflow(endpoint: str, namespace: str | None) -> list[Check]:
         return [Check("kubeflow", "problem", error.message, error.remedy or ""), *through]
 
 
-def _pipelines(client: Client, namespace: str | None, *, is_multi_user: bool) -> Check:
+def _pipelines(client: KubeflowClient, namespace: str | None, *, is_multi_user: bool) -> Check:
     """Says whether `baton submit` can register its pipeline there, as far as that shows without posting one."""
     from baton.kubeflow import submit
 
@@ -512,15 +467,15 @@ def _pipelines(client: Client, namespace: str | None, *, is_multi_user: bool) ->
         listed = client.list_pipelines(page_size=1, namespace=namespace)
     except BatonError as error:
         return Check("pipelines", "note", f"cannot be registered: {error.message}", submit.LEAVE_OUT)
+    count = listed.total_size or 0
     if is_multi_user:
-        words = (
-            f"can be listed, {listed.total_size or 0} are; the right to register one shows with the first submission"
-        )
-        return Check("pipelines", "ok", words)
-    return Check("pipelines", "ok", f"can be registered; {listed.total_size or 0} are")
+        found = f"can be listed, {count} are; the right to register one shows with the first submission"
+    else:
+        found = f"can be registered; {count} are"
+    return Check("pipelines", "ok", found)
 
 
-def _of_runs(client: Client, namespace: str | None) -> list[Check]:
+def _of_runs(client: KubeflowClient, namespace: str | None) -> list[Check]:
     from baton.kubeflow import run_status
     from baton.kubeflow.submit import FINAL_STATES
 

@@ -54,9 +54,6 @@ def shards(recipe: Recipe) -> list[Graph]:
     return [Graph(f"tokenize in {of} shards", tokenize_shards)]
 
 
-# --- The pipeline, as the list of its stages. Compiling it imports neither torch nor transformers.
-
-
 Given: TypeAlias = Value | float | dict[str, object]
 """Value of a pipeline's parameter for the first stage."""
 

@@ -179,7 +179,10 @@ def check(
         stem, _, ending = page_path(report).rpartition(".")
         is_recipe = len(source) == 1 and origin.is_recipe(source[0])
         if is_recipe:
-            _refuse(method=method != "sft", format=row_format != "auto", base=base, tokenizer=tokenizer)
+            given = {"method": method != "sft", "format": row_format != "auto", "base": base, "tokenizer": tokenizer}
+            for option in (option for option, value in given.items() if value):
+                remedy = "Change it with --set."
+                raise UserError(f"--{option} is for sources; a recipe says it itself.", remedy=remedy)
             changes = [*(overrides or ()), *([f"data.max_length={max_length}"] if max_length else [])]
             parts = list(prepare.parts_of(prepare.load(source[0], changes).localised()))
         else:
@@ -202,19 +205,11 @@ def check(
 def examine(recipe: Recipe, page: str, *, counts: bool, display: Display) -> Examined:
     """Runs split and tokenize of a recipe on a store that is thrown away, and writes the page.
 
-    Every row is looked at: what is to end a run is judged here, at the end.
-
-    Args:
-        recipe: The recipe, its paths absolute.
-        page: HTML file to write; the findings row by row, and the unusable rows, go beside it.
-        counts: Whether there is a tokenizer by which to count lengths.
-        display: Shows the stages.
+    Every row is looked at: no check ends the run, what is to end one is judged here, at the end. The findings row by
+    row, and the unusable rows, go beside the page. Tokens are counted where there is a tokenizer.
 
     Returns:
         What `quality_page.collect` returns, the `report`, and the `error` of a stage that failed afterwards.
-
-    Raises:
-        BatonError: the rows could not be looked at.
     """
 
     def heard(event: events.Event) -> None:
@@ -223,8 +218,10 @@ def examine(recipe: Recipe, page: str, *, counts: bool, display: Display) -> Exa
 
     with tempfile.TemporaryDirectory(prefix="baton-check-") as folder:
         run, error = Run(Storage(f"{folder}/store"), RUN), None
+        checks = {f"data.quality.{name}": "warn" for name, value in recipe.data.quality if value == "fail"}
+        lenient = {"store.uri": run.storage.uri(), "tracking.mlflow": None, "data.max_rejected": 1.0, **checks}
         file = Path(folder, "recipe.json")
-        file.write_text(load.dumps(_lenient(recipe, run.storage.uri())), encoding="utf-8")
+        file.write_text(load.dumps(load.with_values(recipe, lenient)), encoding="utf-8")
         try:
             processes.run(processes.DATA_SPLIT, [str(file), RUN], heard)
             if counts:
@@ -235,24 +232,11 @@ def examine(recipe: Recipe, page: str, *, counts: bool, display: Display) -> Exa
             error = str(raised)  # of a stage that ended after the rows were looked at
         result = {**quality_page.collect(run, recipe.data), "run": recipe.name}
         for key, name in (("findings_uri", FINDINGS), ("rejected_uri", "rejected.jsonl")):
-            result[key] = _keep(f"{run.uri}/{name}", f"{page.rpartition('.')[0]}.{name}")
+            beside = f"{page.rpartition('.')[0]}.{name}"
+            result[key] = shutil.copyfile(path, beside) if os.path.exists(path := f"{run.uri}/{name}") else None
         html = quality_page.render(result, quality_page.seen(run))
     Path(page).write_text(html, encoding="utf-8")
     return {**result, "report": page, "error": error, "state": "failed" if error else result["state"]}
-
-
-def _lenient(recipe: Recipe, store: str) -> Recipe:
-    """Returns a recipe by which every row is looked at, in its own store: no check ends the run."""
-    checks = {f"data.quality.{name}": "warn" for name, value in recipe.data.quality if value == "fail"}
-    return load.with_values(recipe, {"store.uri": store, "tracking.mlflow": None, "data.max_rejected": 1.0, **checks})
-
-
-def _keep(path: str, target: str) -> str | None:
-    """Copies a file of the run beside the page, if there is one, and returns where it is."""
-    if not os.path.exists(path):
-        return None
-    shutil.copyfile(path, target)
-    return target
 
 
 def _recipe_for(
@@ -277,17 +261,6 @@ def _recipe_for(
     return LoadedRecipe(recipe, RecipeSource("the options", "", os.getcwd())).localised()
 
 
-def _refuse(**options: object) -> None:
-    """Refuses options that a recipe has an own place for.
-
-    Raises:
-        UserError: one is given.
-    """
-    for option, value in options.items():
-        if value:
-            raise UserError(f"--{option} is for sources; a recipe says it itself.", remedy="Change it with --set.")
-
-
 def _print(result: Examined) -> None:
     """Prints the checks for people."""
     table = Table(box=None, pad_edge=False, expand=True)
@@ -295,7 +268,11 @@ def _print(result: Examined) -> None:
         table.add_column(title, no_wrap=title == "First", overflow="ellipsis", ratio=1 if title == "First" else None)
     for each in result["checks"]:
         style, mark = MARKS[each["verdict"]]
-        table.add_row(each["title"], Text(mark, style), each["told"], Text(_first(each), "dim"))
+        first = ""
+        if each["examples"]:
+            row = each["examples"][0]
+            first = f"{row['reason']} ({os.path.basename(row['file'])} line {row['line']})"
+        table.add_row(each["title"], Text(mark, style), each["told"], Text(first, "dim"))
     out = screen()
     out.print(Text(result["run"], "bold"))
     out.print(table)
@@ -312,10 +289,3 @@ def _print(result: Examined) -> None:
     for key in ("rejected_uri", "findings_uri", "report"):
         if result[key]:
             typer.echo(f"{key.removesuffix('_uri')}: {result[key]}")
-
-
-def _first(entry: quality_page.ListedCheck) -> str:
-    if not entry["examples"]:
-        return ""
-    first = entry["examples"][0]
-    return f"{first['reason']} ({os.path.basename(first['file'])} line {first['line']})"

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from baton import events
 from baton.events import Event
-from baton.local.processes import StageRepaired
+from baton.local.processes import StageRepaired, TrialFailed
 from baton.terminal import Terminal
 
 EVALUATED = ("loss", "perplexity", "accuracy", "reward", "reward_accuracy", "reward_margin")
@@ -75,9 +75,9 @@ class Display:
     def heard(self, event: Event) -> None:
         """Shows one event."""
         if isinstance(event, events.Stage):
-            self._started(event.stage) if event.state == "started" else self._done()
-        elif isinstance(event, events.Source):  # a line of its own: columns may have been found, not given
-            console.print(f"{event.uri} holds {event.in_words}", markup=False)
+            self._started(event.stage) if event.state == "started" else self._ended()
+        elif line := _line(event):
+            console.print(line, markup=False)
         elif note := _note(event):
             self._note = note
             if self._stage is not None:
@@ -88,20 +88,30 @@ class Display:
 
     def _started(self, name: str) -> None:
         self._name, self._since, self._note = name, time.monotonic(), ""
-        shown = (
-            f"{name} of {self._num_chunks}"
-            if self._num_chunks and name.startswith(("train chunk", "checkpoint"))
-            else name
-        )
+        is_of_chunk = self._num_chunks and name.startswith(("train chunk", "checkpoint"))
+        shown = f"{name} of {self._num_chunks}" if is_of_chunk else name
         self._stage = self._progress.add_task(shown, total=None, note="")
 
-    def _done(self) -> None:
+    def _ended(self) -> None:
         if self._stage is not None:
             self._progress.update(self._stage, total=1, completed=1)
         if not console.is_terminal:
-            console.print(
-                f"✓ {self._name} ({time.monotonic() - self._since:.1f} s) {self._note}".rstrip(), markup=False
-            )
+            took = time.monotonic() - self._since
+            console.print(f"✓ {self._name} ({took:.1f} s) {self._note}".rstrip(), markup=False)
+
+
+def _line(event: Event) -> str:
+    """Returns what has a line of its own."""
+    match event:
+        case events.Source():  # columns may have been found, not given
+            return f"{event.uri} holds {event.in_words}"
+        case events.Scored():
+            value = "not a number" if event.value is None else f"{event.value:.6g}"
+            return f"{event.trial} after chunk {event.chunk} (step {event.step}): {value}"
+        case events.Rung():
+            return f"rung {event.rung} of {event.of}: {', '.join(event.kept)} stay, {event.stopped} stopped"
+        case _:
+            return ""
 
 
 def _note(event: Event) -> str:
@@ -120,7 +130,7 @@ def _note(event: Event) -> str:
             return f"{event.files:,} of {event.of:,} files, {event.bytes / 1e6:.1f} MB"
         case events.Step():
             return f"step {event.step}/{event.of}, loss {event.loss:.3f}"
-        case events.Checkpoint():
+        case events.CheckpointCommitted():
             return f"step {event.step} committed, digest {event.digest[:12]}"
         case events.AlreadyDone():
             return f"step {event.step} is committed already"
@@ -164,6 +174,8 @@ def _warning(event: Event) -> str:
             return f"{event.message} Chunk {event.chunk} resumes before step {event.step} and skips it.{rows}"
         case events.SkippedExport():
             return f"{event.uri} is not used and made anew: {event.reason}"
+        case TrialFailed():
+            return f"{event.trial} chunk {event.chunk} failed: {event.message}"
         case StageRepaired():
             return f"{event.stage} found damage, and the run goes back once to make it anew: {event.message}"
         case events.LeftOut() | events.NoEffect():
@@ -178,7 +190,7 @@ def _warning(event: Event) -> str:
             return f"{event.text[:1].upper()}{event.text[1:]}"
         case events.StoreUnavailable():
             return f"{event.reason} Training continues; nothing has been saved for {event.unsaved:.0f} s."
-        case events.Staging():
+        case events.StagedElsewhere():
             return f"{event.reason[:1].upper()}{event.reason[1:]}."
         case events.Partial():
             return f"{event.notice}: step {event.step} of {event.of} is saved, and the next chunk resumes from it."

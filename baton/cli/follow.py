@@ -21,7 +21,7 @@ from baton.cli.display import console
 from baton.cli.options import EXIT_CODES, INTERRUPTED, UNKNOWN, RunAnswer
 from baton.errors import BatonError
 from baton.kubeflow import connection, failures, run_status, submit
-from baton.kubeflow.connection import AwayError, Client, KubeflowRun, RefusedError
+from baton.kubeflow.connection import AwayError, KubeflowClient, KubeflowRun, RefusedError
 from baton.kubeflow.run_status import BROKEN, GOING_ON, RunStatus, StageStatus
 from baton.kubeflow.submit import FINAL_STATES, Submission
 from baton.terminal import Terminal, visible
@@ -38,7 +38,7 @@ def describe_run(endpoint: str, run: KubeflowRun, state: str) -> RunAnswer:
     return {"run": run.display_name, "run_id": run.run_id, "url": url, "state": state}
 
 
-def find_run(endpoint: str, run: str, namespace: str | None) -> tuple[Client, KubeflowRun]:
+def find_run(endpoint: str, run: str, namespace: str | None) -> tuple[KubeflowClient, KubeflowRun]:
     """Returns kfp's client and a run, and says so where several have its name."""
     client = connection.connect(endpoint, token=connection.token(), namespace=namespace)
     newest, count = run_status.find_run(client, endpoint, run, namespace)
@@ -139,7 +139,7 @@ def advise(view: RunStatus, run_id: str, out: Terminal = console) -> None:
             out.print(f"{stage.name}: its log: kubectl logs {log} -c main", soft_wrap=True, markup=False)
 
 
-def conclude(client: Client, run: KubeflowRun, stages: list[StageStatus], state: str) -> None:
+def conclude(client: KubeflowClient, run: KubeflowRun, stages: list[StageStatus], state: str) -> None:
     """Ends what a run that has failed or was cancelled has left running in MLflow, keeps why it did, and says so."""
     for line in (*failures.end_mlflow_runs(client, run, state), failures.record_failure(client, run, stages, state)):
         if line:
@@ -174,7 +174,7 @@ class Follow:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self._progress.stop()
 
-    def seen(self, client: Client, run: KubeflowRun) -> None:
+    def seen(self, client: KubeflowClient, run: KubeflowRun) -> None:
         """Shows what has changed since the run was last looked at."""
         stages = run_status.stages(client, run)
         now = time.monotonic()

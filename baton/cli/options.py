@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
 from enum import StrEnum
 from typing import Annotated, Any, TextIO
@@ -166,14 +165,9 @@ def _without_output(words: list[str]) -> Iterator[str]:
             yield "--json" if word == "--output=json" else word
 
 
-def wants_json(words: Sequence[str]) -> bool:
-    """Tells whether a command line is to answer in JSON."""
-    return "--json" in words or "--output=json" in words or ("--output", "json") in itertools.pairwise(words)
-
-
 def start(app: typer.Typer) -> None:
     """Runs the command line; where it is to answer in JSON, what is wrong with its words is an object, too."""
-    if not wants_json(sys.argv[1:]):
+    if "--json" not in _without_output(sys.argv[1:]):
         app()
         return
     try:

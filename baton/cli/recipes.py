@@ -77,24 +77,33 @@ def validate(
 
         found = prepare.load(recipe, overrides)
         source, loaded, localised = found.origin, found.recipe, found.localised()
-        trials = check_trials(localised) if localised.sweep else 0
+        training, sweep = loaded.training, []
+        if localised.sweep:
+            rungs = sum(len(bracket.rungs) for bracket in brackets(loaded))
+            sweep = [f"its sweep compares {check_trials(localised)} trials at {rungs} rung(s)"]
         seen = list(preview.describe_rows(localised))
         prepare.check_model(localised)
         reports = {
             "rows": seen,
-            "sweep": [f"its sweep compares {trials} trials at {_rungs(loaded)} rung(s)"] if trials else [],
-            "guard": [_guarded(loaded.training.guard, by_loss=loaded.training.generation is None)]
-            if loaded.training.guard
-            else [],
+            "sweep": sweep,
+            "guard": [_guarded(training.guard, by_loss=training.generation is None)] if training.guard else [],
             "profile": list(profiles.explained(loaded, found.choices)),
             "rendering": list(prepare.rendering_report(localised)),
             "memory": list(memory.report(localised)),
             "on_a_cluster": pipeline_file.cluster_warnings(loaded),
         }
         if json:
-            print_json({"state": "valid", "recipe": source.name, **_extent(loaded), **reports})
+            extent = {
+                "name": loaded.name,
+                "method": training.method,
+                "phases": [{"name": phase.name, "method": phase.training.method} for phase in loaded.phase_recipes()],
+                "epochs": None if training.max_steps else training.epochs or 1.0,
+                "max_steps": training.max_steps,
+                "batch_size": training.batch_size,
+                "chunks": loaded.num_chunks,
+            }
+            print_json({"state": "valid", "recipe": source.name, **extent, **reports})
             return
-        training = loaded.training
         length = f"{training.max_steps} steps" if training.max_steps else f"{training.epochs or 1:g} epoch(s)"
         typer.echo(
             f"{source.name} is valid: {loaded.name}, {training.method} for {length} at batch size "
@@ -105,24 +114,6 @@ def validate(
                 typer.echo(line)
         for warning in reports["on_a_cluster"]:
             typer.echo(f"on a cluster: {warning}")
-
-
-def _extent(recipe: Recipe) -> dict[str, object]:
-    """Returns what a recipe comes to, for `baton validate --json`."""
-    training = recipe.training
-    return {
-        "name": recipe.name,
-        "method": training.method,
-        "phases": [{"name": phase.name, "method": phase.training.method} for phase in recipe.phase_recipes()],
-        "epochs": None if training.max_steps else training.epochs or 1.0,
-        "max_steps": training.max_steps,
-        "batch_size": training.batch_size,
-        "chunks": recipe.num_chunks,
-    }
-
-
-def _rungs(recipe: Recipe) -> int:
-    return sum(len(bracket.rungs) for bracket in brackets(recipe))
 
 
 def _guarded(guard: Guard, *, by_loss: bool) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shlex
 from dataclasses import asdict
@@ -99,15 +100,21 @@ def fork(
     with answer(json):
         from baton import fork as forking
 
-        parent, step = _parent(run, store)
+        address, separator, step = run.rpartition("@")
+        if separator and not step.isdigit():
+            raise UserError(f"{run!r} is not RUN or RUN@STEP, such as quickstart-1@40.")
+        parent = _run(address or run, store)
         parent.require("recipe.json")
-        wanted = name or _new_name(parent)
+        taken = () if name else set(parent.storage.list("runs"))
+        numbered = (f"{parent.name}-fork-{number}" for number in itertools.count(1))
+        wanted = name or next(each for each in numbered if each not in taken)
+        at = int(step) if separator else None
         path = recipe or f"{wanted}.yaml"
         if os.path.exists(path):
             raise UserError(f"{path!r} exists already.", remedy="Give another name by --recipe, or remove it.")
         with open(path, "x", encoding="utf-8") as file:  # first: no run is made whose recipe cannot be written
             try:
-                made = forking.fork(parent, step, wanted, overrides or (), warm=not weights_only)
+                made = forking.fork(parent, at, wanted, overrides or (), warm=not weights_only)
                 file.write(load.to_yaml(made.recipe))
             except BaseException:
                 os.remove(path)
@@ -141,24 +148,8 @@ def _tell(made: Fork, path: str) -> None:
     typer.echo(f"next:   baton run {command}   (on a cluster: baton submit {command})")
 
 
-def _parent(address: str, store: str) -> tuple[Run, int | None]:
-    name, separator, step = address.rpartition("@")
-    if not separator:
-        return _run(address, store), None
-    if not step.isdigit():
-        raise UserError(f"{address!r} is not RUN or RUN@STEP, such as quickstart-1@40.")
-    return _run(name, store), int(step)
-
-
 def _run(address: str, store: str) -> Run:
     return Run.open(address) if "/" in address else Run(Storage(store), address)
-
-
-def _new_name(parent: Run) -> str:
-    """Returns a name that no run of the store has: the parent's and a number."""
-    taken = set(parent.storage.list("runs"))
-    number = next(n for n in range(1, 10_000) if f"{parent.name}-fork-{n}" not in taken)
-    return f"{parent.name}-fork-{number}"
 
 
 def _print_tree(family: Family, chosen: str | None) -> None:

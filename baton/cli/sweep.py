@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -12,16 +11,13 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from baton import events
 from baton import fork as forking
 from baton.cli import display, options
 from baton.cli.display import Display, console
 from baton.cli.options import DEFAULT_STORE, REJECTED, Overrides, answer, print_json
 from baton.documents import Json
 from baton.errors import UserError
-from baton.events import Event
 from baton.local import results
-from baton.local.processes import TrialFailed
 from baton.local.results import Result
 from baton.runs.outcomes import SweepHead, TrialEntry, TrialInfo, TrialRequest, TrialState, Winner
 from baton.runs.run import check_name
@@ -38,27 +34,6 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
 )
-
-
-def sweep_listener(show: Callable[[Event], None]) -> Callable[[Event], None]:
-    """Returns what hears the events of a sweep: the scores and rungs as lines, all else by `show`."""
-
-    def hear(event: Event) -> None:
-        match event:
-            case events.Scored():
-                value = "not a number" if event.value is None else f"{event.value:.6g}"
-                console.print(f"{event.trial} after chunk {event.chunk} (step {event.step}): {value}")
-            case events.Rung():
-                names = ", ".join(event.kept)
-                console.print(f"[bold]rung {event.rung} of {event.of}[/]: {names} stay, {event.stopped} stopped")
-            case TrialFailed():
-                console.print(
-                    f"{event.trial} chunk {event.chunk} failed: {event.message}", style="yellow", markup=False
-                )
-            case _:
-                show(event)
-
-    return hear
 
 
 @dataclass(frozen=True)
@@ -115,10 +90,8 @@ def print_table(shown: SweepAnswer) -> None:
     for trial in view.trials:
         score = "—" if trial.score is None else f"{trial.score:.6g}"
         state = sweep_view.STATES[trial.state] + (f": {trial.why}" if trial.why and not trial.is_alive else "")
-        request = shown.requests[trial.id]
-        state += (
-            "; asked to stop" if request and request.state == "stop" and trial.state in ("training", "goes on") else ""
-        )
+        if (request := shown.requests[trial.id]) and request.state == "stop" and trial.state in ("training", "goes on"):
+            state += "; asked to stop"
         done = f"{trial.chunk} of {shown.document.num_chunks}"
         values = describe_values({path.rpartition(".")[2]: value for path, value in trial.values.items()})
         table.add_row(trial.id, values, done, score, f"{trial.seconds:.0f}", state)
@@ -150,7 +123,7 @@ Why = Annotated[str, typer.Option(help="Reason, kept with the sweep.")]
 WhereOption = Annotated[
     str, typer.Option("--store", help="Folder, s3://, gs:// or az:// bucket, where SWEEP is a name.")
 ]
-WISHES: dict[TrialState, str] = {"stop": "stops", "go": "resumes"}
+IN_WORDS: dict[TrialState, str] = {"stop": "stops", "go": "resumes"}
 
 
 def open_sweep(address: str, store: str) -> Sweep:
@@ -207,32 +180,25 @@ def fork(
         opened = open_sweep(sweep, store)
         if not overrides:
             raise UserError("a fork with nothing changed is its parent.", remedy="Change a value with --set.")
-        made, lines = _forked(opened, opened.trial(trial), step, overrides)
+        parent = opened.trial(trial)
+        forks = [int(other.id[1:]) for other in opened.document().trials if other.bracket == 0]
+        trial_id = f"f{max(forks, default=-1) + 1:03d}"
+        forked = forking.fork(opened.run(parent), step, f"{opened.name}-{trial_id}", overrides, warm=True)
+        values, document = dict(parent.values), forked.recipe.model_dump(mode="json")
+        for override in overrides:
+            path = override.partition("=")[0].strip()
+            values[path] = functools.reduce(operator.getitem, path.split("."), document)
+        begins: Json = {"run": parent.run, "step": forked.step}
+        made = TrialEntry(id=trial_id, run=forked.run.name, bracket=0, values=values, parent=begins)
+        about = opened.run(parent).need(TrialInfo)
+        forked.run.write(about.model_copy(update={"id": trial_id, "values": values}))
+        opened.add(made)
         opened.ask(made.id, "go", f"forked from {trial}")
         if json:
             print_json({"sweep": opened.name, **made.to_json()})
         else:
-            begins = f"{made.id}: run {made.run} begins at step {made.parent and made.parent['step']}"
-            typer.echo("\n".join([begins, *lines, f"It joins {_when(opened, 'at the next rung')}."]))
-
-
-def _forked(sweep: Sweep, parent: TrialEntry, step: int | None, overrides: list[str]) -> tuple[TrialEntry, list[str]]:
-    """Makes a trial of another one's checkpoint; returns it, and what it changes in words."""
-    trials = sweep.document().trials
-    forks = [int(trial.id[1:]) for trial in trials if trial.bracket == 0]
-    trial_id = f"f{max(forks, default=-1) + 1:03d}"
-    made = forking.fork(sweep.run(parent), step, f"{sweep.name}-{trial_id}", overrides, warm=True)
-    values = dict(parent.values)
-    document = made.recipe.model_dump(mode="json")
-    for override in overrides:
-        path = override.partition("=")[0].strip()
-        values[path] = functools.reduce(operator.getitem, path.split("."), document)
-    origin: Json = {"run": parent.run, "step": made.step}
-    trial = TrialEntry(id=trial_id, run=made.run.name, bracket=0, values=values, parent=origin)
-    about = sweep.run(parent).need(TrialInfo)
-    made.run.write(about.model_copy(update={"id": trial_id, "values": values}))
-    sweep.add(trial)
-    return trial, made.lines
+            first = f"{made.id}: run {made.run} begins at step {forked.step}"
+            typer.echo("\n".join([first, *forked.lines, f"It joins {_when(opened, 'at the next rung')}."]))
 
 
 def _ask(sweep: Sweep, trial: str, state: TrialState, why: str, json: bool) -> None:
@@ -242,7 +208,7 @@ def _ask(sweep: Sweep, trial: str, state: TrialState, why: str, json: bool) -> N
         print_json({"sweep": sweep.name, "trial": trial, "state": state, "why": why})
     else:
         at = "at its next chunk boundary" if state == "stop" else "at the next rung"
-        typer.echo(f"{trial}: {WISHES[state]} {_when(sweep, at)}")
+        typer.echo(f"{trial}: {IN_WORDS[state]} {_when(sweep, at)}")
 
 
 def _when(sweep: Sweep, at: str) -> str:
@@ -283,9 +249,8 @@ def run(
         prepare.check_model(loaded)
         console.print(f"sweep [bold]{sweep_name}[/] of {trials} trials at {escape(Sweep(storage, sweep_name).uri)}")
         with Display(loaded.num_chunks) as display:
-            heard = sweep_listener(display.heard)
-            best = LocalSweep(loaded, sweep_name, heard).run()
-            winner.export_best_trial(best, sweep_name, heard)
+            best = LocalSweep(loaded, sweep_name, display.heard).run()
+            winner.export_best_trial(best, sweep_name, display.heard)
         shown, result = gather(Sweep(storage, sweep_name)), results.result(best)
         if json:
             print_json({**shown.to_json(), "winner_run": result})

@@ -60,12 +60,14 @@ def main() -> None:
                 executor.output_artifacts[name].metadata[DISPLAY_NAME] = f"{run_name} · {name}{of_chunk}"
         executor.execute()
     except (Exception, SystemExit) as error:
-        _leave_word(arguments.function_to_execute, inputs, error)
+        _record_failure(arguments.function_to_execute, inputs, error)
         raise
-    _forget(arguments.function_to_execute, inputs)
+    stage = arguments.function_to_execute
+    if run := _run(stage, inputs):  # what it had left when it failed before is gone
+        failures.clear_failure(run, None if stage in ("data_split", "report") else _name(stage, inputs))
 
 
-def _leave_word(function: str, inputs: Inputs, error: BaseException) -> None:
+def _record_failure(function: str, inputs: Inputs, error: BaseException) -> None:
     """Keeps with the run why a stage failed; whatever goes wrong with that, the stage ends on its own error."""
     cause = error.__cause__ if isinstance(error, SystemExit) else error
     run = _run(function, inputs)
@@ -89,12 +91,6 @@ def _leave_word(function: str, inputs: Inputs, error: BaseException) -> None:
         return
     if page:
         logger.error("the run's page says why: %s", page)
-
-
-def _forget(function: str, inputs: Inputs) -> None:
-    """Removes what a stage had left when it failed before."""
-    if run := _run(function, inputs):
-        failures.clear_failure(run, None if function in ("data_split", "report") else _name(function, inputs))
 
 
 def _run_name(function: str, inputs: Inputs) -> str | None:

@@ -457,13 +457,13 @@ def _one_word(text: str) -> str:
     return text.strip()
 
 
-def connect(endpoint: str, *, token: Token, namespace: str | None) -> Client:
+def connect(endpoint: str, *, token: Token, namespace: str | None) -> KubeflowClient:
     """Checks the address and the token, and returns a client whose endpoint has answered a health check."""
     _check_endpoint(endpoint)
     fixed = _one_word(token) if isinstance(token, str) and token.strip() else None
     with quiet(sys.stderr):  # kfp asks here for a browser log-in, where its IAP variables are set
         try:
-            client = Client(
+            client = KubeflowClient(
                 host=endpoint,
                 existing_token=fixed,
                 credentials=token if isinstance(token, Renewed) else None,
@@ -487,7 +487,7 @@ def quiet(sink: TextIO) -> Iterator[None]:
         yield
 
 
-class Client(kfp.Client):  # type: ignore[misc]
+class KubeflowClient(kfp.Client):  # type: ignore[misc]
     """kfp's client on our transport, with one health check where kfp's own tries five times."""
 
     @property

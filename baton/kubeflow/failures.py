@@ -14,12 +14,12 @@ from dataclasses import dataclass
 
 from baton.errors import BatonError
 from baton.kubeflow import run_status
-from baton.kubeflow.connection import Client, KubeflowRun
+from baton.kubeflow.connection import KubeflowClient, KubeflowRun
 from baton.kubeflow.run_status import ENDED, OWN, UNKNOWN, WAITING, StageStatus
 from baton.runs import ref
 from baton.runs import run as failures
 from baton.runs.outcomes import RunFailure
-from baton.runs.run import Run, now
+from baton.runs.run import now
 from baton.tracking import tracking_run
 
 PLACES = {
@@ -31,14 +31,8 @@ CANCELLED = "The run was cancelled."
 UNSAID = "Its pod has left no message."
 
 
-def record_failure(client: Client, remote: KubeflowRun, stages: list[StageStatus], state: str) -> str | None:
+def record_failure(client: KubeflowClient, remote: KubeflowRun, stages: list[StageStatus], state: str) -> str | None:
     """Keeps why a run ended before its end, where it did and nobody has, and writes its page.
-
-    Args:
-        client: What `connection.connect` returned.
-        remote: The run as kfp's client returns it.
-        stages: Its stages, explained.
-        state: What it came to, as `run_status.outcome` tells.
 
     Returns:
         What to say of it in one line; None where the run did not end like that, or is no single training.
@@ -53,25 +47,18 @@ def record_failure(client: Client, remote: KubeflowRun, stages: list[StageStatus
         run = run_status.training_run(remote, client.specification(remote), phase)
         if run.storage.is_local and not os.path.isdir(run.storage.root):
             raise BatonError(f"{run.storage.root} is not a folder here.")
-        if _has_word(run, remote):
+        failure = run.read(RunFailure)
+        if failure and run_status.is_failure_of(failure, remote):
             return f"why it ended: {run.uri}/report.html"
-        if run.recorded(_end(remote, stages)):
+        ends = [stage.ended for stage in stages if stage.ended]
+        end = remote.finished_at or max(ends, default=None) or datetime.datetime.now(datetime.UTC)
+        if run.recorded(end):
             return None  # it has been resumed since, by another run on Kubeflow
         return f"why it ended: {failures.record_failure(run.uri, _failure(stage, name, remote, state), anew=True)}"
     except (KeyError, ValueError):  # a sweep, a retraining, or no pipeline of ours
         return None
     except BatonError as error:
         return f"no page says why it ended, as its store cannot be used from here: {error.message}"
-
-
-def _has_word(run: Run, remote: KubeflowRun) -> bool:
-    failure = run.read(RunFailure)
-    return failure is not None and run_status.is_failure_of(failure, remote)
-
-
-def _end(remote: KubeflowRun, stages: list[StageStatus]) -> datetime.datetime:
-    ends = [stage.ended for stage in stages if stage.ended]
-    return remote.finished_at or max(ends, default=None) or datetime.datetime.now(datetime.UTC)
 
 
 def _failure(stage: StageStatus, name: str, remote: KubeflowRun, state: str) -> RunFailure:
@@ -95,17 +82,8 @@ class _Place:
     experiment: str
 
 
-def end_mlflow_runs(client: Client, run: KubeflowRun, state: str) -> list[str]:
-    """Ends what a run has left running in MLflow, where it has failed or was cancelled.
-
-    Args:
-        client: What `connection.connect` returned.
-        run: The run.
-        state: Its state, as `run_status.outcome` calls it.
-
-    Returns:
-        What there is to say of it, in lines.
-    """
+def end_mlflow_runs(client: KubeflowClient, run: KubeflowRun, state: str) -> list[str]:
+    """Ends what a run has left running in MLflow, where it has failed or was cancelled; returns what to say of it."""
     if state not in ENDS:
         return []
     places = set(_places(client.specification(run)))

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 from baton import events
 from baton.errors import BatonError, UserError
-from baton.kubeflow.connection import Client, KubeflowRun, Node, Spec, TaskDetail, Workflow, one_line
+from baton.kubeflow.connection import KubeflowClient, KubeflowRun, Node, Spec, TaskDetail, Workflow, one_line
 from baton.kubeflow.submit import FINAL_STATES
 from baton.runs.documents import Progress, RunInfo
 from baton.runs.outcomes import EvaluationResult, RunFailure
@@ -246,13 +246,8 @@ class RunStatus:
         return bool(failed) and all(stage.is_lost for stage in failed)
 
 
-def stages(client: Client, run: KubeflowRun) -> list[StageStatus]:
-    """Returns the stages of a run, in the order in which they depend on each other.
-
-    Args:
-        client: What `connection.connect` returned.
-        run: The run as kfp's client returns it.
-    """
+def stages(client: KubeflowClient, run: KubeflowRun) -> list[StageStatus]:
+    """Returns the stages of a run, in the order in which they depend on each other."""
     names = {detail.key for detail in run.details}
     tasks = list(_tasks(client.specification(run))) or [
         StageStatus(key, key, WAITING)
@@ -283,14 +278,8 @@ def outcome(state: str | None, stages: list[StageStatus]) -> str:
     return (state or "pending").lower()
 
 
-def explained(client: Client, run: KubeflowRun, listed: list[StageStatus]) -> RunStatus:
-    """Returns the stages with what is known of those that failed or cannot start; whatever is not known is left out.
-
-    Args:
-        client: What `connection.connect` returned.
-        run: The run as kfp's client returns it.
-        listed: Its stages, as `stages` returns them.
-    """
+def explained(client: KubeflowClient, run: KubeflowRun, listed: list[StageStatus]) -> RunStatus:
+    """Returns the stages with what is known of those that failed or cannot start; whatever is not known is left out."""
     workflow = _workflow(client, run)
     known = _caught_up(run, workflow, listed)
     if not workflow.is_compressed and _lags(run, known):
@@ -342,7 +331,7 @@ def lost_pods_end_run(workflow: Workflow) -> str | None:
     )
 
 
-def _workflow(client: Client, run: KubeflowRun) -> Workflow:
+def _workflow(client: KubeflowClient, run: KubeflowRun) -> Workflow:
     """Returns the workflow of a run, an empty one where it cannot be had."""
     try:
         return client.workflow(run.run_id)
@@ -413,7 +402,7 @@ def _of_own(workflow: Workflow, nodes: list[Node]) -> StageStatus:
 
 
 def _explained(
-    client: Client, run_id: str, workflow: Workflow, stage: StageStatus, nodes: list[Node], *, is_ours: bool
+    client: KubeflowClient, run_id: str, workflow: Workflow, stage: StageStatus, nodes: list[Node], *, is_ours: bool
 ) -> StageStatus:
     if not nodes:
         # The workflow is not served: a driver that failed did so before any stage could.
@@ -447,14 +436,7 @@ def _explained(
 
 
 def _with_reason(stage: StageStatus, message: str | None, pod: str | None, *, is_driver: bool) -> StageStatus:
-    """Returns a stage with what its pod says, what helps, and whether the pod was lost.
-
-    Args:
-        stage: The stage.
-        message: What its pod says.
-        pod: Name of that pod.
-        is_driver: Whether it is Kubeflow's own pod, and not that of the stage.
-    """
+    """Returns a stage with what its pod, perhaps Kubeflow's own, says, what helps, and whether the pod was lost."""
     text = message or ""
     hint = next((hint for pattern, hint in HINTS if re.search(pattern, text)), None)
     if hint and is_driver:
@@ -477,7 +459,7 @@ def _words(node: Node) -> str:
     return " ".join(re.sub(r"^main: Error \(exit code \d+\): ", "", node.get("message") or "lost").split())
 
 
-def _said(client: Client, run_id: str, pod: str) -> str | None:
+def _said(client: KubeflowClient, run_id: str, pod: str) -> str | None:
     """Returns the message that a stage ended with, from its log, or None."""
     try:
         messages = SAID.findall(client.log(run_id, pod))
@@ -560,14 +542,8 @@ PATIENCE_S = 3.0
 """Seconds for which a store that does not answer is asked: somebody waits."""
 
 
-def explained_by_store(client: Client, remote: KubeflowRun, stages: list[StageStatus]) -> RunStatus:
-    """Returns what is known of a run: from Kubeflow, and where its record has stopped from the store.
-
-    Args:
-        client: What `connection.connect` returned.
-        remote: The run as kfp's client returns it.
-        stages: Its stages.
-    """
+def explained_by_store(client: KubeflowClient, remote: KubeflowRun, stages: list[StageStatus]) -> RunStatus:
+    """Returns what is known of a run: from Kubeflow, and where its record has stopped from the store."""
     view, specification = explained(client, remote, stages), client.specification(remote)
     if view.is_frozen:
         return _completed(view, remote, specification)
@@ -688,18 +664,11 @@ def _asked(stages: list[StageStatus], run: Run, remote: KubeflowRun) -> list[Sta
 RUN_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
-def find_run(client: Client, endpoint: str, run: str, namespace: str | None) -> tuple[KubeflowRun, int]:
-    """Returns a run and how many runs have its name; of several, the newest.
-
-    Args:
-        client: What `connection.connect` returned.
-        endpoint: Its address, for messages.
-        run: Name or id of the run.
-        namespace: The user's namespace on a multi-user Kubeflow.
+def find_run(client: KubeflowClient, endpoint: str, run: str, namespace: str | None) -> tuple[KubeflowRun, int]:
+    """Returns a run by its name or id, and how many runs have its name; of several, the newest.
 
     Raises:
         UserError: there is no such run.
-        BatonError: the endpoint fails.
     """
     if RUN_ID.fullmatch(run):
         return client.get_run(run), 1

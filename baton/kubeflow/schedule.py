@@ -10,7 +10,7 @@ from typing import Any
 
 from baton.errors import UserError
 from baton.kubeflow import submit
-from baton.kubeflow.connection import Client, Token, connect, quiet
+from baton.kubeflow.connection import KubeflowClient, Token, connect, quiet
 from baton.kubeflow.submit import PipelineFile, experiment_id_of, required, started_from
 
 PREFIX = "retrain-"
@@ -26,7 +26,7 @@ _PAGE = 100
 
 
 @dataclass(frozen=True)
-class Schedule:
+class RecurringRun:
     """A recurring run.
 
     Attributes:
@@ -81,25 +81,11 @@ def create(
     service_account: str | None = None,
     registers: bool = True,
     on_warning: Callable[[str], None] = lambda line: None,
-) -> Schedule:
+) -> RecurringRun:
     """Creates the recurring run of a recipe, in place of those of Baton that there are.
 
-    One run of it is under way at a time, and times that were missed are not made up for.
-
-    Args:
-        package_path: The compiled retraining pipeline.
-        endpoint: Address of the Kubeflow Pipelines API.
-        recipe: Name of the recipe.
-        cron: As `cron_line` returns it.
-        token: Bearer token, or None.
-        namespace: The user's namespace on a multi-user Kubeflow.
-        service_account: Account that the pods run under; the endpoint's own choice when left out.
-        registers: Whether the pipeline is registered, and its runs started from its version.
-        on_warning: Called with what somebody should know.
-
-    Raises:
-        UserError: the address, the token or the namespace is at fault.
-        BatonError: the endpoint cannot be reached or fails.
+    One run of it is under way at a time, and times that were missed are not made up for. The line is as `cron_line`
+    returns it; for the others see `baton.kubeflow.submit.submit`.
     """
     package = PipelineFile.read(package_path)
     client = connect(endpoint, token=token, namespace=namespace)
@@ -125,17 +111,17 @@ def create(
         if not _is_ours(run):
             on_warning(f"recurring run {run.display_name} ({run.recurring_run_id}) is not Baton's, and stays")
     identifier = required(made.recurring_run_id, "the recurring run", endpoint)
-    return Schedule(identifier, recipe, _five(cron), is_enabled=True)
+    return RecurringRun(identifier, recipe, _five(cron), is_enabled=True)
 
 
-def find(endpoint: str, *, token: Token, namespace: str | None, recipe: str | None = None) -> list[Schedule]:
+def find(endpoint: str, *, token: Token, namespace: str | None, recipe: str | None = None) -> list[RecurringRun]:
     """Returns Baton's recurring runs, or those of one recipe."""
     client = connect(endpoint, token=token, namespace=namespace)
     with quiet(io.StringIO()):
         return _find(client, recipe, namespace)
 
 
-def delete(endpoint: str, recipe: str, *, token: Token, namespace: str | None) -> list[Schedule]:
+def delete(endpoint: str, recipe: str, *, token: Token, namespace: str | None) -> list[RecurringRun]:
     """Deletes the recurring runs of a recipe; a run that is under way continues.
 
     Raises:
@@ -152,11 +138,11 @@ def delete(endpoint: str, recipe: str, *, token: Token, namespace: str | None) -
     return schedules
 
 
-def _find(client: Client, recipe: str | None, namespace: str | None) -> list[Schedule]:
+def _find(client: KubeflowClient, recipe: str | None, namespace: str | None) -> list[RecurringRun]:
     return [_schedule(run) for run in _named(client, recipe, namespace) if _is_ours(run)]
 
 
-def _named(client: Client, recipe: str | None, namespace: str | None) -> list[Any]:
+def _named(client: KubeflowClient, recipe: str | None, namespace: str | None) -> list[Any]:
     """Returns the recurring runs with a name as Baton gives, or that of one recipe, whosever they are."""
     wanted = {"operation": "EQUALS", "key": "display_name", "stringValue": f"{PREFIX}{recipe}"}
     filtered = json.dumps({"predicates": [wanted]}) if recipe else None
@@ -174,10 +160,10 @@ def _is_ours(run: Any) -> bool:
     return bool(run.description == DESCRIPTION.format(run.display_name.removeprefix(PREFIX)))
 
 
-def _schedule(run: Any) -> Schedule:
+def _schedule(run: Any) -> RecurringRun:
     trigger = run.trigger and run.trigger.cron_schedule
     cron = _five(str(trigger.cron)) if trigger else "by interval"
-    return Schedule(
+    return RecurringRun(
         run.recurring_run_id, run.display_name.removeprefix(PREFIX), cron, is_enabled=run.status == "ENABLED"
     )
 

@@ -17,16 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
-from google.protobuf import json_format
-from kfp.pipeline_spec import pipeline_spec_pb2 as ir
 
 from baton.compiler.pipeline_file import LOADER
 from baton.errors import BatonError, UserError
 from baton.kubeflow.connection import (
     CREATE_REMEDY,
     ENDPOINT_REMEDY,
-    Client,
     ForbiddenError,
+    KubeflowClient,
     KubeflowRun,
     NameClashError,
     RefusedError,
@@ -65,36 +63,17 @@ class PipelineFile:
 
     @staticmethod
     def read(path: str) -> PipelineFile:
-        """Reads a compiled pipeline.
-
-        Raises:
-            UserError: there is none at that path.
-        """
-        if not path.endswith((".yaml", ".yml")) or not Path(path).is_file():
-            raise UserError(
-                f"Package '{path}' is not a file ending in .yaml; expected a compiled pipeline.",
-                remedy="Compile the recipe first.",
-            )
+        """Reads a compiled pipeline."""
         content = Path(path).read_bytes()
-        try:
-            documents = list(yaml.load_all(content, LOADER))
-            for document, message in zip(documents, (ir.PipelineSpec(), ir.PlatformSpec()), strict=False):
-                json_format.ParseDict(document, message)
-            spec: Spec = documents[0]
-            name = spec["pipelineInfo"]["name"]
-            parameters = spec["root"].get("inputDefinitions", {}).get("parameters", {})
-        except (yaml.YAMLError, json_format.ParseError, LookupError, AttributeError, TypeError) as error:
-            raise UserError(
-                f"'{path}' cannot be submitted: {one_line(error)}; expected a compiled pipeline.",
-                remedy="Compile the recipe again.",
-            ) from error
+        spec: Spec = next(yaml.load_all(content, LOADER))
         defaults: dict[str, object] = {}
-        for parameter, declared in parameters.items():
-            if declared.get("defaultValue", {}) != {}:
-                value = declared["defaultValue"]
-                is_integer = declared.get("parameterType") == "NUMBER_INTEGER" and isinstance(value, float)
-                defaults[parameter] = int(value) if is_integer and isinstance(value, float) else value
-        return PipelineFile(path, name, defaults, hashlib.sha256(content).hexdigest())
+        for name, declared in spec["root"].get("inputDefinitions", {}).get("parameters", {}).items():
+            value = declared.get("defaultValue", {})
+            if declared.get("parameterType") == "NUMBER_INTEGER" and isinstance(value, float):
+                value = int(value)
+            if value != {}:
+                defaults[name] = value
+        return PipelineFile(path, spec["pipelineInfo"]["name"], defaults, hashlib.sha256(content).hexdigest())
 
 
 LEAVE_OUT = "--no-register starts the run without it."
@@ -119,13 +98,8 @@ class RegisteredPipeline:
     is_new: bool
 
 
-def register(client: Client, package: PipelineFile, namespace: str | None) -> RegisteredPipeline:
+def register(client: KubeflowClient, package: PipelineFile, namespace: str | None) -> RegisteredPipeline:
     """Uploads a pipeline where this content of it is not there yet, and returns its version.
-
-    Args:
-        client: What `connection.connect` returned.
-        package: The compiled pipeline.
-        namespace: The user's namespace on a multi-user Kubeflow.
 
     Raises:
         UserError: the user may not, the name is another pipeline's, or the endpoint refuses the pipeline.
@@ -140,7 +114,7 @@ def register(client: Client, package: PipelineFile, namespace: str | None) -> Re
         ) from error
 
 
-def namespace_of(client: Client, namespace: str | None) -> str | None:
+def namespace_of(client: KubeflowClient, namespace: str | None) -> str | None:
     """Returns where a user's pipelines lie: where the runs do, see `kfp.Client.create_experiment`."""
     return namespace or client.get_user_namespace() or None
 
@@ -150,7 +124,7 @@ def version_url(endpoint: str, registered: RegisteredPipeline) -> str:
     return f"{ui_address(endpoint)}/#/pipelines/details/{registered.pipeline_id}/version/{registered.version_id}"
 
 
-def _registered(client: Client, package: PipelineFile, namespace: str | None) -> RegisteredPipeline:
+def _registered(client: KubeflowClient, package: PipelineFile, namespace: str | None) -> RegisteredPipeline:
     named = _named(package.name)
 
     def pipeline_there() -> str | None:
@@ -186,7 +160,7 @@ def _there_or(there: Callable[[], str | None], make: Callable[[], str]) -> tuple
         return found, False
 
 
-def _require_same_pipeline(client: Client, pipeline_id: str, package: PipelineFile) -> None:
+def _require_same_pipeline(client: KubeflowClient, pipeline_id: str, package: PipelineFile) -> None:
     """Makes sure that a pipeline of this name is not somebody's other one, before a version is added to it."""
     listed = client.list_pipeline_versions(pipeline_id, page_size=1, sort_by="created_at desc").pipeline_versions
     if not listed:
@@ -259,11 +233,10 @@ def submit(
         registers: Whether the pipeline is registered, and the run started from its version.
 
     Raises:
-        UserError: The package, an argument, the address, the token or a name is at fault.
+        UserError: An argument, the address, the token or a name is at fault.
         BatonError: The endpoint cannot be reached or fails.
     """
     package = PipelineFile.read(package_path)
-    _check_arguments(arguments)
     client = connect(endpoint, token=token, namespace=namespace)
     registered = register(client, package, namespace) if registers and cache else None
     with quiet(io.StringIO()):
@@ -292,7 +265,7 @@ def wait(
     *,
     timeout_s: float,
     on_state: Callable[[str, str], None],
-    on_run: Callable[[Client, KubeflowRun], None] = lambda client, run: None,
+    on_run: Callable[[KubeflowClient, KubeflowRun], None] = lambda client, run: None,
     token: Token = None,
     namespace: str | None = None,
     poll_s: float = POLL_S,
@@ -334,7 +307,7 @@ def wait(
     )
 
 
-def resume(client: Client, run_id: str) -> None:
+def resume(client: KubeflowClient, run_id: str) -> None:
     """Starts the failed stages of a run again, and waits until it is no longer shown as ended.
 
     Raises:
@@ -347,7 +320,7 @@ def resume(client: Client, run_id: str) -> None:
                 return
 
 
-def _asked(client: Client, run_id: str, poll_s: float) -> KubeflowRun:
+def _asked(client: KubeflowClient, run_id: str, poll_s: float) -> KubeflowRun:
     """Returns a run, asked for again where the endpoint fails for a while, or a token that is renewed has ended."""
 
     def ask() -> KubeflowRun:
@@ -366,7 +339,7 @@ def _tries(poll_s: float) -> Iterator[RetryAttempt]:
     return itertools.islice(tries, MAX_TRANSIENT_FAILURES + 1)
 
 
-def experiment_id_of(client: Client, endpoint: str, name: str, namespace: str | None) -> str:
+def experiment_id_of(client: KubeflowClient, endpoint: str, name: str, namespace: str | None) -> str:
     """Returns the id of an experiment, which is created where there is none of that name."""
     try:
         experiment = client.create_experiment(name, namespace=namespace)
@@ -381,23 +354,8 @@ def experiment_id_of(client: Client, endpoint: str, name: str, namespace: str | 
     return required(experiment.experiment_id, f"experiment '{name}'", endpoint)
 
 
-def _check_arguments(arguments: dict[str, object]) -> None:
-    for name, value in arguments.items():
-        try:
-            json.dumps(value, allow_nan=False)
-        except (TypeError, ValueError) as error:
-            raise UserError(
-                f"Argument '{name}' is {value!r}; expected a JSON value ({one_line(error)}).",
-                remedy="Give a number, text, true or false, a list or a mapping.",
-            ) from error
-
-
 def required(identifier: str | None, what: str, endpoint: str) -> str:
-    """Returns an id.
-
-    Raises:
-        BatonError: the endpoint gave none.
-    """
+    """Returns an id; an error where the endpoint gave none."""
     if not identifier:
         raise BatonError(f"'{endpoint}' gave no id for {what}; expected one.", remedy=ENDPOINT_REMEDY)
     return identifier

@@ -19,7 +19,7 @@ from baton.errors import BatonError
 
 @dataclass(frozen=True)
 class RunRef:
-    """What a stage is given: its run, and what Kubeflow's cache has to tell apart. As text `URI#MADE.LOSSES`.
+    """What a stage is given: its run, and what Kubeflow's cache has to tell apart. As text `URI#MADE.REBUILDS`.
 
     It holds no checkpoint, time or id of Kubeflow's: those would be others on each submission, and stages that could be
     taken from the cache would run again. What a stage needs besides, it asks the store for.
@@ -29,17 +29,17 @@ class RunRef:
     """Address of the run."""
     made: str = ""
     """When the run was created: one of the same name that was deleted and begun anew is another one."""
-    losses: int = 0
+    rebuilds: int = 0
     """How often something was gone that a finished stage had left, see `baton.data.split`."""
 
     def __str__(self) -> str:
-        return f"{self.run_uri}#{self.made}.{self.losses}" if self.made else self.run_uri
+        return f"{self.run_uri}#{self.made}.{self.rebuilds}" if self.made else self.run_uri
 
     @classmethod
     def read(cls, text: str) -> RunRef:
         uri, mark, rest = text.rpartition("#")
-        made, _, losses = rest.rpartition(".")
-        return cls(uri, made, int(losses)) if mark and losses.isdigit() else cls(text)
+        made, _, rebuilds = rest.rpartition(".")
+        return cls(uri, made, int(rebuilds)) if mark and rebuilds.isdigit() else cls(text)
 
 
 PACKED = "baton:zlib:"

@@ -322,17 +322,21 @@ def identity(recipe: Recipe) -> Json:
     document["chunks"] = {"count": recipe.num_chunks}
     for name in ("source", "csv", "workers", "shards"):
         del document["data"][name]
-    del document["data"]["train_on"]  # under the keys it had before, so that a run from then is the same one
-    document["data"] |= recipe.data.older_train_on
-    for name, left_out in (("render_as", "auto"), ("system", None), ("reasoning", "keep"), ("today", None)):  # likewise
-        if document["data"][name] == left_out:
-            del document["data"][name]
+    document["data"] = with_older_keys(recipe, document["data"])
     # What the other checks mend or drop is in the data's digest; this one drops rows when they are tokens.
     document["data"]["quality"] = {"truncation": "fix" if recipe.data.quality.truncation == "fix" else None}
     del document["hooks"]["source"]
     learnt = recipe.retrain.learnt
     document["retrain"] = {"learnt": learnt, "replay": recipe.retrain.replay} if learnt else {}
     return document
+
+
+def with_older_keys(recipe: Recipe, data: Json) -> Json:
+    """Returns the section `data` under the keys it had before: a run from then is the same one."""
+    left_out = {"render_as": "auto", "system": None, "reasoning": "keep", "today": None}
+    kept = {key: value for key, value in data.items() if key not in left_out or value != left_out[key]}
+    del kept["train_on"]
+    return kept | recipe.data.older_train_on
 
 
 def state_identity(run: Run, recipe: Recipe, plan: Plan) -> str:

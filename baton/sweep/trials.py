@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from typing import Any
 
 from baton import fork
 from baton.documents import Json
@@ -18,7 +19,7 @@ from baton.recipe.recipe import Recipe
 from baton.runs.documents import OwnCode, PinnedModels, RunInfo, SplitData
 from baton.runs.outcomes import RungEntry, SweepHead, TrialEntry, TrialInfo
 from baton.runs.plan import make_plan
-from baton.runs.run import Run, check_name, identity, now
+from baton.runs.run import Run, check_name, identity, now, with_older_keys
 from baton.runs.sweep import Sweep
 from baton.runtime import SYSTEM
 from baton.store import sources
@@ -38,7 +39,21 @@ DECIDING = (SplitData.NAME, PinnedModels.NAME, OwnCode.NAME)
 
 def preparation_name(sweep: Sweep, recipe: Recipe) -> str:
     """Returns the name of the run that a trial's data is split and tokenized in: the same for the same data."""
-    document = recipe.model_dump(mode="json")
+    return _name(sweep, recipe, recipe.model_dump(mode="json"))
+
+
+def _preparation_names(sweep: Sweep, trials: list[tuple[TrialEntry, Recipe]]) -> list[str]:
+    """Returns for each trial the run with its data; what an older Baton has made, under the keys it had, is that."""
+    names = []
+    for _, own in trials:
+        document = own.model_dump(mode="json")
+        document["data"] = with_older_keys(own, document["data"])
+        names.append((_name(sweep, own, document), preparation_name(sweep, own)))
+    is_made = {older: Run(sweep.storage, older).read(RunInfo) is not None for older in dict(names)}
+    return [older if is_made[older] else name for older, name in names]
+
+
+def _name(sweep: Sweep, recipe: Recipe, document: dict[str, Any]) -> str:
     del document["model"]["from_scratch"], document["data"]["workers"], document["data"]["shards"]
     if recipe.data.csv is None:  # preparations of before it was a setting are the same ones
         del document["data"]["csv"]
@@ -139,6 +154,9 @@ def start_bracket(recipe: Recipe, name: str, bracket: int) -> tuple[Sweep, list[
         create_sweep(sweep, recipe, planned)
     else:
         add_trials(sweep, recipe, planned, planned[bracket - 1])
+    # By the recipe in the store, as `create_trials` names them: the one given may have another address of the rows.
+    stored = load.validate(sweep.document().recipe, origin=sweep.uri)
+    names = _preparation_names(sweep, bracket_trials(sweep, stored, bracket))
     preparations: dict[str, dict[str, str]] = {}
     trials = bracket_trials(sweep, recipe, bracket)
     assert recipe.sweep
@@ -149,8 +167,7 @@ def start_bracket(recipe: Recipe, name: str, bracket: int) -> tuple[Sweep, list[
         sweep.run(trial).write(about)
 
     SYSTEM.each(note, [trial for trial, _ in trials])  # each is a trial before it is a run
-    for _, own in trials:
-        run = preparation_name(sweep, own)
+    for run, (_, own) in zip(names, trials, strict=True):
         if run not in preparations:
             source = sources.as_parameter(own.model_dump(mode="json")["data"]["source"])
             preparations[run] = {"recipe": load.dumps(_preparation_recipe(recipe, own)), "run": run, "source": source}
@@ -163,14 +180,14 @@ def create_trials(sweep: Sweep, bracket: int) -> list[str]:
     """Gives each trial of a bracket a run with the data that was made for it, and returns the addresses of the runs."""
     recipe = load.validate(sweep.document().recipe, origin=sweep.uri)
     trials = bracket_trials(sweep, recipe, bracket)
-    prepared = {}
-    for name in {preparation_name(sweep, own) for _, own in trials}:
+    names, prepared = _preparation_names(sweep, trials), {}
+    for name in set(names):
         data = Run(sweep.storage, name)
         prepared[name] = data.need(RunInfo).made, data.plan().rows, {kind: data.raw(kind) for kind in CARRIED}
 
-    def enter_one(trial_with_recipe: tuple[TrialEntry, Recipe]) -> Run:
-        trial, own = trial_with_recipe
-        run, (made, rows, documents) = sweep.run(trial), prepared[preparation_name(sweep, own)]
+    def enter_one(named: tuple[str, tuple[TrialEntry, Recipe]]) -> Run:
+        name, (trial, own) = named
+        run, (made, rows, documents) = sweep.run(trial), prepared[name]
         run.create(own, made)
         for kind, document in documents.items():
             if document is not None:
@@ -178,7 +195,7 @@ def create_trials(sweep: Sweep, bracket: int) -> list[str]:
         run.write_once(make_plan(own, rows))
         return run
 
-    runs = SYSTEM.each(enter_one, trials)
+    runs = SYSTEM.each(enter_one, zip(names, trials, strict=True))
     for run, (_, own) in zip(runs, trials, strict=True):
         tracking_run.start(run, own)
         tracking_run.log_data(run, own)

@@ -299,17 +299,13 @@ Structure = dict[frozenset[str], dict[str, set[str]]]
 
 @dataclass(frozen=True)
 class InstalledPackages:
-    """What was written down.
-
-    Attributes:
-        key: What it depends on, see `installed_digest`.
-        distributions: Names of the distributions by the name of a package of theirs.
-        models: Transformers' modules of models: what each needs, and the names it has.
-    """
+    """What was written down, and the `installed_digest` that it depends on."""
 
     key: str
     distributions: dict[str, list[str]]
+    """Names of distributions by the name of a package of theirs."""
     models: list[tuple[list[str], dict[str, list[str]]]]
+    """Transformers' modules of models: what each needs, and the names it has."""
 
 
 def installed_digest() -> str:

@@ -40,11 +40,7 @@ class Finding(NamedTuple):
 
 
 class Ramp(TrainerCallback):
-    """Lets the learning rate of all groups without one of their own grow from step to step, and notes the losses.
-
-    Args:
-        spec: From where to where, in how many steps.
-    """
+    """Lets the learning rate of all groups without one of their own grow from step to step, and notes the losses."""
 
     stateless = True
 
@@ -120,9 +116,7 @@ def rate_at(spec: LRFind, step: int) -> float:
 def smooth(losses: list[float], weight: float) -> list[float]:
     """Returns an exponential moving average without the bias of its start (Kingma and Ba, arXiv:1412.6980, section 3).
 
-    Args:
-        losses: Values in order.
-        weight: Share of the average that stays at each value.
+    `weight` is the share of the average that stays at each value.
     """
     average, averages = 0.0, []
     for position, loss in enumerate(losses, 1):

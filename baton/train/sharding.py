@@ -131,17 +131,9 @@ def _even_weights(group: Sequence[int], first: int, ranks: int) -> Iterator[list
 
 
 class SavedPartitions:
-    """What the processes of a checkpoint have written, each its own part.
+    """What so many ranks have written to a checkpoint, each its own part, of weights of these sizes by group.
 
-    Args:
-        checkpoint: Local files of the checkpoint.
-        ranks: How many processes wrote it.
-        groups: Sizes of the weights that are trained, by group of the optimizer.
-
-    Attributes:
-        parts: Their states; rows are slices of files, which read what is asked of them.
-        stage: DeepSpeed's stage.
-        cut: Which values each has.
+    Rows of `parts` are slices of files, which read what is asked of them.
 
     Raises:
         DamagedError: they are not what was written, or not cut as DeepSpeed cuts.

@@ -128,11 +128,7 @@ class StateSlot:
 
 
 class OwnStates:
-    """The state of the user's code that a trainer calls.
-
-    Args:
-        trainer: The trainer, its callbacks complete and nothing called yet.
-    """
+    """The state of the user's code that a trainer calls: its callbacks are complete, and nothing is called yet."""
 
     def __init__(self, trainer: ChunkTrainer) -> None:
         self._trainer = trainer
@@ -161,11 +157,8 @@ class OwnStates:
     def restore(self, *, partly: bool = False) -> dict[str, str]:
         """Puts back what the checkpoint carries, and returns the digests of what is then in memory.
 
-        Args:
-            partly: Whether the code may lack some of it: a fork's may.
-
         Raises:
-            ExactnessError: the object that it belongs to is not there.
+            ExactnessError: the object that it belongs to is not there; partly a fork's code may lack some.
         """
         if not self._saved:
             return {}
@@ -303,7 +296,7 @@ class Walk:
             self._place(f"{_label(kinds[0])}.{key}", StateSlot(f"{_label(kinds[0])}()", "attribute", key, trainer))
 
     def values(self) -> dict[str, Encoded]:
-        return {name: Encoder(self._foreign, self._seen).encoded(slot.get()) for name, slot in self.slots.items()}
+        return {name: Encoded(slot.get(), self._foreign, self._seen) for name, slot in self.slots.items()}
 
     def _is_own(self, module: str | None) -> bool:
         return is_own(module) or str(module).partition(".")[0] in self._packages
@@ -451,7 +444,6 @@ class Walk:
                 self._place(f"{name}.{key}", StateSlot(owner, "item", key, values))
 
 
-@dataclass
 class Encoded:
     """A value as JSON, its arrays by their digests.
 
@@ -461,31 +453,21 @@ class Encoded:
         opaque: Whether it holds something that JSON and arrays cannot.
         inside: The mutable objects in it, by identity.
         identity: That of the value, where it is one of them.
+
+    Objects by identity: `foreign` ones are not the user's, and of a `visited` one each place is compared by itself.
     """
 
-    tree: Any
-    arrays: dict[str, torch.Tensor]
-    opaque: bool
-    inside: dict[int, object]
-    identity: int | None
+    def __init__(self, value: Any, foreign: Mapping[int, object], visited: Mapping[int, object]) -> None:
+        self._foreign, self._visited = foreign, visited
+        self.arrays: dict[str, torch.Tensor] = {}
+        self.inside: dict[int, object] = {}
+        self.opaque = False
+        self.tree = self._tree(value, 0)
+        self.identity = id(value) if id(value) in self.inside else None
 
     @functools.cached_property
     def digest(self) -> str:
         return hashlib.sha256(json.dumps(self.tree).encode()).hexdigest()
-
-
-class Encoder:
-    """Makes one value plain. `foreign` objects are not the user's; each place of a `visited` one is a value itself."""
-
-    def __init__(self, foreign: Mapping[int, object], visited: Mapping[int, object]) -> None:
-        self._foreign, self._visited = foreign, visited
-        self._arrays: dict[str, torch.Tensor] = {}
-        self._inside: dict[int, object] = {}
-        self._opaque = False
-
-    def encoded(self, value: Any) -> Encoded:
-        tree = self._tree(value, 0)
-        return Encoded(tree, self._arrays, self._opaque, self._inside, id(value) if id(value) in self._inside else None)
 
     def _tree(self, value: Any, depth: int) -> Any:
         kind: Any = type(value)
@@ -496,20 +478,21 @@ class Encoder:
         if kind is complex:
             return ["complex", value.real, value.imag]
         if kind in (bytes, bytearray):
-            self._note(value)
+            if kind is bytearray:
+                self.inside[id(value)] = value
             return [kind.__name__, base64.b64encode(value).decode()]
-        if id(value) in self._foreign or depth > NESTED or id(value) in self._inside:
-            self._opaque = True
+        if id(value) in self._foreign or depth > NESTED or id(value) in self.inside:
+            self.opaque = True
             return ["elsewhere", _label(value)]
         if isinstance(value, (*MUTABLE, *RANDOM, itertools.count)):
-            self._note(value)
+            self.inside[id(value)] = value
         if isinstance(value, np.ndarray | np.generic | torch.Tensor):
             return self._array(value)
         if (parts := self._container(value, depth)) is not None:
             return parts
         if any(isinstance(value, each) for each in RANDOM):
             if kind not in RANDOM:  # of a class of its own
-                self._opaque = True
+                self.opaque = True
                 is_plain = isinstance(value, random.Random)
                 return [kind.__qualname__, self._tree(value.getstate(), depth + 1) if is_plain else ""]
             device = [str(value.device)] if kind is torch.Generator else []
@@ -517,12 +500,8 @@ class Encoder:
             return [name, self._tree(RANDOM[kind][0](value), depth + 1), *device]
         if kind is itertools.count:
             return ["count", *(self._tree(each, depth + 1) for each in value.__reduce__()[1])]
-        self._opaque = True
+        self.opaque = True
         return self._unknown(value, depth)
-
-    def _note(self, value: Any) -> None:
-        if not isinstance(value, bytes):
-            self._inside[id(value)] = value
 
     def _container(self, value: Any, depth: int) -> list[Any] | None:
         kind, name = type(value), type(value).__name__
@@ -544,20 +523,20 @@ class Encoder:
             pairs = items
         else:
             return None
-        self._opaque = True  # of a class of its own
+        self.opaque = True  # of a class of its own
         return [f"{kind.__module__}.{kind.__qualname__}", pairs]
 
     def _array(self, value: Any) -> list[Any]:
         if isinstance(value, torch.Tensor):
             plain = type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided
             if not plain or value.is_complex() or value.is_quantized or value.is_meta:
-                self._opaque = True
+                self.opaque = True
                 return ["tensor", str(type(value)), list(value.shape)]
             tensor = value.detach()
             return ["torch", self._kept(tensor), str(value.device), value.requires_grad]
         array = np.asarray(value)
         if array.dtype.hasobject or array.dtype.fields:
-            self._opaque = True
+            self.opaque = True
             return ["object array", array.dtype.str, repr(array.tolist())]
         raw = torch.frombuffer(bytearray(array.tobytes()), dtype=torch.uint8) if array.nbytes else torch.empty(0)
         kind = "scalar" if isinstance(value, np.generic) else "numpy"
@@ -572,7 +551,7 @@ class Encoder:
             found.update(sums.cpu().numpy().tobytes())
             flat = flat[flat.numel() // 8 * 8 :]
         found.update(flat.cpu().numpy().tobytes())
-        self._arrays[found.hexdigest()] = tensor
+        self.arrays[found.hexdigest()] = tensor
         return found.hexdigest()
 
     def _unknown(self, value: Any, depth: int) -> list[Any]:
@@ -584,7 +563,7 @@ class Encoder:
             return [name, _label(value)]
         if id(value) in self._visited:
             return [name]
-        self._inside[id(value)] = value  # once: it may hold itself
+        self.inside[id(value)] = value  # once: it may hold itself
         if inspect.isgenerator(value):
             frame = value.gi_frame
             return [name, frame and [frame.f_lasti, self._tree(frame.f_locals, depth + 1)]]

@@ -188,7 +188,7 @@ def test_a_wrong_path_is_told_before_anything_starts(tmp_path: Path) -> None:
 def test_what_is_not_there_is_named(command: tuple[str, ...], words: str, tmp_path: Path) -> None:
     trial = TrialEntry(id="t000", run="there-t000", bracket=1, values={})
     head = SweepHead(name="there", created=now(), recipe={}, metric="loss", mode="min", trials=[trial])
-    Sweep(Storage(str(tmp_path / "store")), "there").create(head)
+    Sweep(Storage(str(tmp_path / "store")), "there").write_new(head)
     done = _baton("sweep", *command, "--store", str(tmp_path / "store"))
     assert done.exit_code == 2, done.stderr
     assert words in done.stderr

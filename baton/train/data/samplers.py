@@ -197,13 +197,8 @@ class DistributedBatches(Sampler[list[int]]):
     over the ranks instead, as evenly as possible; where `micro` is 1, some then have one row more than that. A rank for
     which no row is left has one whose labels count for nothing; see `is_filler`.
 
-    Where the loss is a mean over rows, `shares` tells what each pass counts.
-
-    Args:
-        sampler: The order of rows.
-        batch_size: Rows of an optimizer step.
-        micro: Rows of a forward pass.
-        world_size: Number of processes.
+    Where the loss is a mean over rows, `shares` tells what each pass counts. `batch_size` is the rows of an optimizer
+    step, `micro` those of a forward pass.
     """
 
     def __init__(self, sampler: Order, *, batch_size: int, micro: int, world_size: int) -> None:

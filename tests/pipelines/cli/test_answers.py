@@ -61,7 +61,7 @@ def test_an_answer_goes_to_standard_output(
     CliRunner().invoke(app, ["keys", "new", "own.key"])
     trial, rung = TrialEntry(id="t000", run="there-t000"), RungEntry(rung=1, chunk=1, keep=1)
     head = SweepHead(name="there", created=now(), recipe={}, metric="loss", mode="min", rungs=[rung], trials=[trial])
-    Sweep(Storage("store"), "there").create(head)
+    Sweep(Storage("store"), "there").write_new(head)
     with ScheduleApi() as api:
         monkeypatch.setenv("BATON_KFP_ENDPOINT", api.url)
         if name == "status":

@@ -224,10 +224,8 @@ def test_two_experiments_of_one_name(kfp_api: Any, two_step_package: Path, refus
     [
         ({"num_rows": 3, "typo": 1}, "unknown parameter typo"),
         ({"num_rows": "3"}, "num_rows is '3', expected NUMBER_INTEGER"),
-        ({"num_rows": Path("rows")}, "'num_rows' is PosixPath"),
-        ({"num_rows": float("nan")}, "'num_rows' is nan"),
     ],
-    ids=["unknown", "wrong type", "not JSON", "not a number"],
+    ids=["unknown", "wrong type"],
 )
 def test_wrong_arguments(arguments: dict[str, object], found: str, kfp_api: Any, two_step_package: Path, refused: Any):
     error = refused(kfp_api.url, two_step_package, arguments=arguments)
@@ -235,27 +233,6 @@ def test_wrong_arguments(arguments: dict[str, object], found: str, kfp_api: Any,
     assert found in str(error)
     assert error.exit_code == 2
     assert kfp_api.runs == {}
-
-
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("absent.yaml", None),
-        ("p.json", "{}"),
-        ("broken.yaml", "a: ["),
-        ("list.yaml", "- a"),
-        ("odd.yaml", "a: 1"),
-    ],
-)
-def test_a_package_that_is_no_pipeline(name: str, content: str | None, kfp_api: Any, tmp_path: Path, refused: Any):
-    package = tmp_path / name
-    if content is not None:
-        package.write_text(content)
-
-    error = refused(kfp_api.url, package)
-
-    assert str(package) in str(error)
-    assert error.exit_code == 2
 
 
 def test_a_pipeline_the_backend_refuses(kfp_api: Any, two_step_package: Path, tmp_path: Path, refused: Any):

@@ -361,7 +361,7 @@ def test_large_arrays_are_known_by_every_byte_of_theirs(monkeypatch: pytest.Monk
     monkeypatch.setattr(user_state, "LARGE", 64)
 
     def digest(tensor: torch.Tensor) -> str:
-        return user_state.Encoder({}, {}).encoded(tensor).digest
+        return user_state.Encoded(tensor, {}, {}).digest
 
     first = torch.arange(101, dtype=torch.uint8)
     digests = {digest(first)}
