@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
@@ -35,27 +34,19 @@ T = TypeVar("T")
 
 
 def each(make: Callable[..., T], *columns: list[Any]) -> list[T | RowError]:
-    """Returns what is made of each row's values, or in its place why that cannot be, now or of one of its values."""
+    """Returns what is made of each row's values, or in its place why that cannot be: an error now or among them."""
     made: list[T | RowError] = []
     for values in zip(*columns, strict=True):
+        earlier = next((value for value in values if isinstance(value, RowError)), None)
         try:
-            for value in values:
-                if isinstance(value, RowError):
-                    raise value
-            made.append(make(*values))
+            made.append(earlier or make(*values))
         except RowError as error:
-            made.append(error)
+            made.append(error.with_traceback(None))  # its frames hold the batch
     return made
 
 
-@dataclass(frozen=True)
-class AnswerTokens:
-    """A prompt with one of its answers.
-
-    Attributes:
-        ids: Tokens of both.
-        length: How many of them are the prompt's.
-    """
+class AnswerTokens(NamedTuple):
+    """A prompt with one of its answers: the tokens of both, and how many of them are the prompt's."""
 
     ids: Ids
     length: int
@@ -389,16 +380,7 @@ class BatchEncoder:
         """Returns each prompt with one of its answers; see `ChatEncoder.answers`."""
         if isinstance(rows[0]["prompt"], list):
             return self._talk.answers(rows, name, with_prompt_length=with_prompt_length)
-        separator = self._data.separator
-        texts = [row["prompt"] + separator + _ended(row[name], self._tokenizer) for row in rows]
-        wholes = ids_of(self._tokenizer, texts)
-        if not with_prompt_length:
-            return [AnswerTokens(whole, 0) for whole in wholes]
-        prompts = ids_of(self._tokenizer, [row["prompt"] + separator for row in rows])
-        return [
-            AnswerTokens(whole, common_prefix_length(prompt, whole))
-            for prompt, whole in zip(prompts, wholes, strict=True)
-        ]
+        return [*_answer_texts(rows, name, self._tokenizer, self._data.separator, with_prompt_length)]
 
 
 def id_columns(row: Row) -> list[str]:
@@ -420,39 +402,41 @@ def encode_texts(
 ) -> list[dict[str, Ids]]:
     """Turns texts, or prompts and completions, into token ids and labels.
 
-    The completion starts where the tokens of the prompt alone and of prompt and completion diverge,
-    as in TRL, so that a merge across the boundary counts as completion.
-
     Returns:
         `input_ids` and `labels` for each row, each of the row's length; labels of the prompt are -100 where
         `completion_only`.
     """
     if "text" in rows[0]:
-        return [
-            {"input_ids": ids, "labels": ids} for ids in ids_of(tokenizer, [_ended(x["text"], tokenizer) for x in rows])
-        ]
-    wholes = ids_of(tokenizer, [x["prompt"] + separator + _ended(x["completion"], tokenizer) for x in rows])
-    if not completion_only:
-        return [{"input_ids": ids, "labels": ids} for ids in wholes]
-    columns = []
+        texts = ids_of(tokenizer, [_ended(row["text"], tokenizer) for row in rows])
+        return [{"input_ids": ids, "labels": ids} for ids in texts]
+    return [
+        {"input_ids": found.ids, "labels": [IGNORED] * found.length + found.ids[found.length :]}
+        for found in _answer_texts(rows, "completion", tokenizer, separator, completion_only)
+    ]
+
+
+def _answer_texts(
+    rows: list[Row], name: str, tokenizer: PreTrainedTokenizerBase, separator: str, with_prompt_length: bool
+) -> list[AnswerTokens]:
+    """Returns each prompt with an answer, both texts.
+
+    The answer starts where the tokens of the prompt alone and of both diverge, as in TRL, so that a merge across the
+    boundary counts as answer.
+    """
+    wholes = ids_of(tokenizer, [row["prompt"] + separator + _ended(row[name], tokenizer) for row in rows])
+    if not with_prompt_length:
+        return [AnswerTokens(whole, 0) for whole in wholes]
     prompts = ids_of(tokenizer, [row["prompt"] + separator for row in rows])
-    for prompt, whole in zip(prompts, wholes, strict=True):
-        length = common_prefix_length(prompt, whole)
-        columns.append({"input_ids": whole, "labels": [IGNORED] * length + whole[length:]})
-    return columns
+    lengths = map(common_prefix_length, prompts, wholes)
+    return [AnswerTokens(whole, length) for whole, length in zip(wholes, lengths, strict=True)]
 
 
 def _pair(chosen: AnswerTokens, rejected: AnswerTokens) -> list[Row]:
     length = min(chosen.length, rejected.length)
     if chosen.ids[:length] != rejected.ids[:length]:
         raise RowError("the chat template writes the prompt otherwise before the one answer than before the other")
-    return [
-        {
-            "prompt_ids": chosen.ids[:length],
-            "chosen_ids": chosen.ids[length:],
-            "rejected_ids": rejected.ids[length:],
-        }
-    ]
+    row = {"prompt_ids": chosen.ids[:length], "chosen_ids": chosen.ids[length:], "rejected_ids": rejected.ids[length:]}
+    return [row]
 
 
 def _ended(text: str, tokenizer: PreTrainedTokenizerBase) -> str:

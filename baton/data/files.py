@@ -223,15 +223,15 @@ def read_jsonl(file: str, lines: Iterator[Line]) -> Iterator[SourceRow | Unusabl
         if not line.data.strip():
             continue
         text = decode_line(file, line, line.data.rstrip(b"\r\n"))
-        yield text if isinstance(text, UnusableRow) else _object(file, line.number, text)
-
-
-def _object(file: str, number: int, text: str) -> SourceRow | UnusableRow:
-    try:
-        value = loads(text, DECODER)
-    except ValueError as error:  # also a key that is there twice
-        return UnusableRow(file, number, f"broken JSON: {error}", text)
-    return as_row(file, number, value, text)
+        if isinstance(text, UnusableRow):
+            yield text
+            continue
+        try:
+            value = loads(text, DECODER)
+        except ValueError as error:  # also a key that is there twice
+            yield UnusableRow(file, line.number, f"broken JSON: {error}", text)
+        else:
+            yield as_row(file, line.number, value, text)
 
 
 def as_row(file: str, number: int, value: Any, raw: str) -> SourceRow | UnusableRow:

@@ -19,7 +19,7 @@ from baton.data.assign import SplitAssigner
 from baton.data.ingest import Ingest
 from baton.data.quality.inspect import Inspection
 from baton.data.rows import Record, RejectedRows, SourceRow, UnusableRow
-from baton.data.schema import TALKS, ColumnMapping
+from baton.data.schema import TALKS
 from baton.errors import RowError, UserError
 from baton.models import chat
 from baton.recipe.data import Source
@@ -188,13 +188,17 @@ def survey(sources: list[str]) -> Survey:
 
 def _fit(source: str, methods: list[str], rows: list[SourceRow], present: list[str]) -> Fit:
     """Returns what rows are to methods that learn from the same formats."""
-    recipe = _recipe(source, methods[0])
+    least = SPECS[methods[0]].example
+    recipe = Recipe.model_validate(
+        {
+            "name": "survey",
+            "model": {"base": "org/model"},
+            "data": {"source": source},
+            "training": {"method": methods[0], **({methods[0]: dict(least)} if least else {})},
+        }
+    )
     try:
-        layout = (
-            schema.infer_mapping(Source(uri=source), recipe, present)
-            if present
-            else schema.plain_text_mapping(recipe.data)
-        )
+        layout = schema.infer_mapping(Source(uri=source), recipe, present)
     except UserError as error:
         return Fit(methods=methods, reason=error.message)
     if layout.format not in recipe.training.spec.formats:
@@ -212,7 +216,11 @@ def _fit(source: str, methods: list[str], rows: list[SourceRow], present: list[s
     return Fit(
         methods=methods,
         format=layout.format,
-        columns={ours: theirs for ours, theirs in layout.columns.items() if _is_named(ours, theirs, layout)},
+        columns={
+            ours: theirs
+            for ours, theirs in layout.columns.items()
+            if theirs != ours and (ours in layout.needed or isinstance(theirs, str))
+        },
         usable=len(normal),
         reason=reason,
         is_chat=layout.format in TALKS or bool(talks),
@@ -224,26 +232,9 @@ def _fit(source: str, methods: list[str], rows: list[SourceRow], present: list[s
     )
 
 
-def _is_named(ours: str, theirs: str | list[str], layout: ColumnMapping) -> bool:
-    return theirs != ours and (ours in layout.needed or isinstance(theirs, str))
-
-
 def _characters(row: dict[str, object]) -> int:
     """Returns the characters of a row's longest way through the model: of a pair the longer side."""
     sizes = {name: len(json.dumps(value, ensure_ascii=False)) for name, value in row.items() if name != "label"}
     sides = [sizes.pop(name) for name in ("chosen", "rejected") if name in sizes]
     sizes.pop("answer", None)
     return sum(sizes.values()) + max(sides, default=0)
-
-
-def _recipe(source: str, method: str) -> Recipe:
-    """Returns a recipe of a method, for what in it is no matter of the rows."""
-    least = SPECS[method].example
-    return Recipe.model_validate(
-        {
-            "name": "survey",
-            "model": {"base": "org/model"},
-            "data": {"source": source},
-            "training": {"method": method, **({method: dict(least)} if least else {})},
-        }
-    )

@@ -135,21 +135,25 @@ class Ingest:
 
     def _placed(self, values: dict[str, object], source: Source) -> tuple[str, str]:
         """Returns the side that a row was given, and the key that decides it; each empty where there is none."""
-        split = self._recipe.data.split
-        if source.side:
-            return source.side, ""
-        for setting in ("column", "stratify_by", "group_by"):
-            if name := getattr(split, setting):
-                value = schema.value_at(values, name)
-                if value is None:
-                    raise RowError(f"column {name!r} is missing (data.split.{setting})")
-                text = normalize.encodable_text(value, repr(name))
-                if setting != "column":
-                    return "", text
-                if side := SIDE_NAMES.get(text.strip().lower()):
-                    return side, ""
-                raise RowError(f"column {name!r} is {text!r}, expected train, eval or test")
-        return "", ""
+        rule = _split_column(self._recipe)
+        if source.side or rule is None:
+            return source.side or "", ""
+        setting, name = rule
+        value = schema.value_at(values, name)
+        if value is None:
+            raise RowError(f"column {name!r} is missing (data.split.{setting})")
+        text = normalize.encodable_text(value, repr(name))
+        if setting != "column":
+            return "", text
+        if side := SIDE_NAMES.get(text.strip().lower()):
+            return side, ""
+        raise RowError(f"column {name!r} is {text!r}, expected train, eval or test")
+
+
+def _split_column(recipe: Recipe) -> tuple[str, str] | None:
+    """Returns the setting of `data.split` that names a column, and the column: a recipe has at most one."""
+    settings = ("column", "stratify_by", "group_by")
+    return next(((each, name) for each in settings if (name := getattr(recipe.data.split, each))), None)
 
 
 def _open(source: Source, recipe: Recipe) -> OpenSource:
@@ -163,11 +167,9 @@ def _open(source: Source, recipe: Recipe) -> OpenSource:
     # What lies deeper than is looked for is there where the recipe names it.
     named = sorted(_named(source, recipe) - {*present})
     present += [name for name in named if any(schema.value_at(values, name) is not None for values in looked_at)]
-    layout = schema.infer_mapping(source, recipe, present) if present else schema.plain_text_mapping(recipe.data)
-    for setting in ("column", "stratify_by", "group_by"):
-        name = getattr(recipe.data.split, setting)
-        if name and present and not source.side and name not in present:
-            raise schema.missing_column(f"data.split.{setting}", name, source.uri, present)
+    layout = schema.infer_mapping(source, recipe, present)
+    if (rule := _split_column(recipe)) and present and not source.side and rule[1] not in present:
+        raise schema.missing_column(f"data.split.{rule[0]}", rule[1], source.uri, present)
     # What was looked at comes again: the source is read once.
     became = _became(layout, recipe, looked_at)
     unused = _unused(became, layout, recipe, looked_at)
@@ -185,9 +187,9 @@ def _became(layout: ColumnMapping, recipe: Recipe, looked_at: list[dict[str, obj
 
 def _unused(became: Columns, layout: ColumnMapping, recipe: Recipe, looked_at: list[dict[str, object]]) -> list[str]:
     """Returns the columns that nothing comes of."""
-    split = recipe.data.split
-    used = [*became.values(), *layout.extra_columns, split.column, split.stratify_by, split.group_by]
-    names = {name for theirs in used if theirs for name in ([theirs] if isinstance(theirs, str) else theirs)}
+    rule = _split_column(recipe)
+    used = [*became.values(), *layout.extra_columns, *([rule[1]] if rule else [])]
+    names = {name for theirs in used for name in ([theirs] if isinstance(theirs, str) else theirs)}
     columns = dict.fromkeys(name for row in looked_at for name in row)
     return [name for name in columns if not any(each == name or each.startswith(f"{name}.") for each in names)]
 
@@ -196,9 +198,8 @@ def _named(source: Source, recipe: Recipe) -> set[str]:
     """Returns the columns that the recipe names for a source."""
     columns = recipe.data.columns if source.columns is None else source.columns
     mapped = [name for theirs in columns.values() for name in ([theirs] if isinstance(theirs, str) else theirs)]
-    split = recipe.data.split
-    rules = [name for name in (split.column, split.stratify_by, split.group_by) if name]
-    return {*mapped, *recipe.data.extra_columns, *rules}
+    rule = _split_column(recipe)
+    return {*mapped, *recipe.data.extra_columns, *([rule[1]] if rule else [])}
 
 
 def first_usable(rows: Iterator[SourceRow | UnusableRow]) -> tuple[list[SourceRow], Iterator[SourceRow | UnusableRow]]:

@@ -35,16 +35,7 @@ from baton.recipe.data import Csv
 from baton.store import sources
 from baton.store.sources import SourceFile
 
-SKIPPED = {
-    "test",
-    "tests",
-    "idlelib",
-    "lib2to3",
-    "turtledemo",
-    "site-packages",
-    "dist-packages",
-    "__pycache__",
-}
+SKIPPED = {"test", "tests", "idlelib", "lib2to3", "turtledemo", "site-packages", "dist-packages", "__pycache__"}
 MAX_DOC = 400
 """Longest docstring taken, in characters: one paragraph."""
 

@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Any
 
 from baton.errors import UserError
-from baton.recipe.data import Columns, Data, Source
+from baton.recipe.data import Columns, Source
 from baton.recipe.methods import SPECS, MethodSpec
 from baton.recipe.recipe import Recipe
 
@@ -282,6 +282,8 @@ def infer_mapping(source: Source, recipe: Recipe, present: list[str]) -> ColumnM
             one message of a conversation.
     """
     data, spec = recipe.data, recipe.training.spec
+    if not present:  # plain text, of which no row has a column
+        return ColumnMapping(format="text", columns={"text": "text"}, join=data.join)
     mapped = data.columns if source.columns is None else source.columns
     named = source.format or data.format
     if named != "auto" and named not in spec.formats:
@@ -514,8 +516,3 @@ def require_one_shape(layouts: list[tuple[str, ColumnMapping]]) -> None:
                 "together.",
                 remedy="Bring them to one format, with data.columns or a source's own format and columns.",
             )
-
-
-def plain_text_mapping(data: Data) -> ColumnMapping:
-    """Returns the layout of plain text, for a source in which no row has a column."""
-    return ColumnMapping(format="text", columns={"text": "text"}, join=data.join)

@@ -177,7 +177,6 @@ class Made:
     """A tokenized segment: its local files and counts.
 
     Attributes:
-        name: The segment's.
         files: Kind → local path: `arrow` where rows are left, `dropped` where some are not, `lines` where those left do
             not tell which lines they are of, and of a side's first segment `seen`, its first rows as the model sees
             them.

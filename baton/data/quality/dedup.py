@@ -129,22 +129,16 @@ def _buckets(signatures: np.ndarray, size: int) -> np.ndarray:
     num_rows = len(signatures)
     buckets = np.full((NUM_HASHES // size, num_rows), -1, dtype=np.int32)
     for band in range(len(buckets)):
-        hashes = _mixed(signatures[:, band * size : (band + 1) * size])
+        # FNV-1a over the band; a collision costs a comparison, as their signatures tell whether rows are near.
+        hashes = np.full(num_rows, 0xCBF29CE484222325, dtype=np.uint64)
+        for column in signatures[:, band * size : (band + 1) * size].T:
+            hashes = (hashes ^ column.astype(np.uint64)) * np.uint64(0x100000001B3)
         order = np.argsort(hashes, kind="stable")
         begins = np.flatnonzero(np.r_[True, np.diff(hashes[order]) != 0]) if num_rows else np.zeros(0, dtype=int)
         sizes = np.diff(np.r_[begins, num_rows])
         numbers = np.where(sizes > 1, np.arange(len(sizes), dtype=np.int32), -1)
         buckets[band, order] = np.repeat(numbers, sizes)
     return buckets
-
-
-def _mixed(columns: np.ndarray) -> np.ndarray:
-    """Returns one 64-bit hash per row of 16-bit columns (FNV-1a over them)."""
-    hashes = np.full(len(columns), 0xCBF29CE484222325, dtype=np.uint64)
-    for column in columns.T:
-        # A collision costs a comparison: whether rows are near is told by their signatures.
-        hashes = (hashes ^ column.astype(np.uint64)) * np.uint64(0x100000001B3)
-    return hashes
 
 
 DEDUP_CHECKS = ("duplicates", "leakage", "near_duplicates")
