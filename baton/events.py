@@ -352,7 +352,7 @@ class Step(Event, kind="step"):
     loss: float
 
 
-class Staging(Event, kind="staging"):
+class StagedElsewhere(Event, kind="staging"):
     """Checkpoints are staged elsewhere than before."""
 
     place: str
@@ -373,7 +373,7 @@ class StoreUnavailable(Event, kind="store_unavailable"):
     reason: str
 
 
-class Checkpoint(Event, kind="checkpoint"):
+class CheckpointCommitted(Event, kind="checkpoint"):
     """A checkpoint is committed; how many seconds its upload and its commit took."""
 
     step: int

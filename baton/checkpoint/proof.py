@@ -53,15 +53,7 @@ def prove(
     keep: Keep,
     targets: Sequence[int],
 ) -> ProofPart:
-    """Reads a chunk's checkpoint back, marks newest and best, applies retention, and writes the chunk's proof.
-
-    Args:
-        store: The run's checkpoints.
-        checkpoint: The one that the chunk left.
-        index: Number of the chunk.
-        attempts: All attempts at it.
-        keep: Which checkpoints stay.
-        targets: Steps at which the run's chunks end.
+    """Reads back the checkpoint that a chunk left, marks newest and best, applies retention, and writes the proof.
 
     Raises:
         RewritableDamageError: what is in the store is not what was committed.
@@ -127,10 +119,6 @@ def read_back(run_uri: str, index: int) -> str:
 
 def promote(run: Run, index: int) -> ProofPart | None:
     """Verifies the checkpoint that a chunk left: at its target, or before it where it was preempted.
-
-    Args:
-        run: The run.
-        index: Number of the chunk, from 1, spare ones included.
 
     Returns:
         The chunk's part of the resume proof; None where it left no checkpoint because it was preempted before it had

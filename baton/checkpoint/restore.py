@@ -102,14 +102,9 @@ def _is_final(checkpoint: Checkpoint, target: int) -> bool:
 
 
 class Restorer:
-    """Finds and downloads the checkpoint to resume from.
+    """Finds and downloads the checkpoint of an identity to resume from, for a target.
 
-    Args:
-        store: The run's checkpoints.
-        target: Step the chunk trains to.
-        identity: What a checkpoint must have been made from.
-        cache: Files this node has already.
-        place: Returns a folder for a checkpoint's files.
+    `cache` has the files that this node has already; `place` returns a folder for a checkpoint's files.
     """
 
     def __init__(

@@ -55,18 +55,10 @@ class StepObjects:
 
 @dataclass
 class Removal:
-    """Objects that are removed together, in this order.
+    """Objects that are removed together: manifests, files (path → bytes), and, if `forget`, the marks of the removal.
 
-    Attributes:
-        step: Its step.
-        reason: Why it goes.
-        attempts: Folders of those who wrote.
-        manifests: Path of each manifest, and when it was written.
-        files: Path → bytes.
-        forget: Whether the marks of the removal go at its end.
-        beside: All objects of the step when this was listed.
-        newest: The newest whole checkpoint then.
-        listed: The objects of its step.
+    `beside` has all objects of the step when this was listed, `newest` the newest whole checkpoint then, and `listed`
+    the objects of that one's step.
     """
 
     step: int

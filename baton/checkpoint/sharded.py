@@ -36,14 +36,8 @@ ADAPTER = "adapter_config.json"
 SUFFIXES = (".pt", ".pth", ".bin", ".pkl")
 """Names of files that PyTorch writes as pickles."""
 _OF_METADATA = (
-    "Metadata",
-    "TensorStorageMetadata",
-    "BytesStorageMetadata",
-    "ChunkStorageMetadata",
-    "TensorProperties",
-    "MetadataIndex",
-    "StorageMeta",
-    "_MEM_FORMAT_ENCODING",
+    *("Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata", "TensorProperties"),
+    *("MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING"),
 )
 _SAFE = {
     *(("torch.distributed.checkpoint.metadata", name) for name in _OF_METADATA),

@@ -94,11 +94,7 @@ def require_same_sources(run: Run, signed: Sources | None, step: int) -> None:
 
 
 def sign(manifest: Manifest, public: PublicKey) -> Bundle:
-    """Signs a manifest, its signature left out, with this process's key.
-
-    Args:
-        manifest: The manifest.
-        public: The key that the run asks for.
+    """Signs a manifest, its signature left out, with this process's key, which must be the one that the run asks for.
 
     Raises:
         UserError: this process has no key, or another one.

@@ -199,7 +199,7 @@ class Staging:
         else:
             text = f"{MEMORY} has no room for {size}: it is staged in {place}"
         logger.warning(text)
-        events.emit(events.Staging(place=place or "store", reason=text))
+        events.emit(events.StagedElsewhere(place=place or "store", reason=text))
 
 
 def clear_left() -> None:

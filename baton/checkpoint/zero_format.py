@@ -30,11 +30,7 @@ _HEADER = "state"
 
 
 def require_package(recipe: Recipe) -> None:
-    """Makes sure that DeepSpeed is installed here, where a recipe asks for it.
-
-    Raises:
-        UserError: it is not.
-    """
+    """Raises `UserError` where a recipe asks for DeepSpeed, and it is not installed here."""
     if recipe.world_size > 1 and recipe.parallel.is_zero and importlib.util.find_spec(PACKAGE) is None:
         raise UserError(
             f"training.parallel.strategy {recipe.parallel.strategy} needs the package {PACKAGE}, which is not "
@@ -49,11 +45,7 @@ def file_name(rank: int) -> str:
 
 
 def write(path: str, state: dict[str, object]) -> None:
-    """Writes the state of one process; the same state gives the same bytes.
-
-    Args:
-        path: The file.
-        state: Nested dictionaries, lists and tuples of tensors and plain values.
+    """Writes the state of one process, containers of tensors and plain values; the same state gives the same bytes.
 
     Raises:
         TypeError: it holds something else.

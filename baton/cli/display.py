@@ -130,7 +130,7 @@ def _note(event: Event) -> str:
             return f"{event.files:,} of {event.of:,} files, {event.bytes / 1e6:.1f} MB"
         case events.Step():
             return f"step {event.step}/{event.of}, loss {event.loss:.3f}"
-        case events.Checkpoint():
+        case events.CheckpointCommitted():
             return f"step {event.step} committed, digest {event.digest[:12]}"
         case events.AlreadyDone():
             return f"step {event.step} is committed already"
@@ -190,7 +190,7 @@ def _warning(event: Event) -> str:
             return f"{event.text[:1].upper()}{event.text[1:]}"
         case events.StoreUnavailable():
             return f"{event.reason} Training continues; nothing has been saved for {event.unsaved:.0f} s."
-        case events.Staging():
+        case events.StagedElsewhere():
             return f"{event.reason[:1].upper()}{event.reason[1:]}."
         case events.Partial():
             return f"{event.notice}: step {event.step} of {event.of} is saved, and the next chunk resumes from it."

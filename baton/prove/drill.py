@@ -79,7 +79,7 @@ class PhaseTracker:
                 return self._phase(phase, step)
             case events.Step() if self.since("first-step"):
                 return self._enter("main", "training")
-            case events.Checkpoint() | events.Superseded():
+            case events.CheckpointCommitted() | events.Superseded():
                 return self._enter("beside", "")
             case events.Verified() | events.AlreadyDone():
                 self._enter("main", "end")

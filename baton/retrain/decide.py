@@ -19,7 +19,7 @@ from baton.errors import BatonError, DamagedError, UserError
 from baton.events import Retraining
 from baton.models import user_code
 from baton.recipe import load
-from baton.recipe.data import Source
+from baton.recipe.data import DataSource
 from baton.recipe.recipe import Recipe
 from baton.retrain.lock import RetrainLock
 from baton.runs import lineage
@@ -232,7 +232,7 @@ def _rejection_path(name: str, verdict: str) -> str:
     return f"models/{name}/rejected/{verdict}.json"
 
 
-def _contents(source: Source, before: Seen, now: Seen) -> list[str]:
+def _contents(source: DataSource, before: Seen, now: Seen) -> list[str]:
     """Returns a digest for each file of a source, and notes them in `now`."""
     if source.uri == sources.BUILTIN:
         return [f"Python {platform.python_version()}"]

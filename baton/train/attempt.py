@@ -106,12 +106,9 @@ def adapt_machine(restored: FetchedCheckpoint | None, ranks: Ranks, recipe: Reci
 
 
 def _require_readable(step: int, theirs: Fingerprint, ranks: Ranks, recipe: Recipe) -> None:
-    """Checks that a checkpoint is split over ranks as this chunk's are, over however many.
+    """Raises `UserError` where a checkpoint is not split over ranks as this chunk's are, over however many.
 
     One rank reads what any have split, and FSDP splits what one has written.
-
-    Raises:
-        UserError: it is not.
     """
     now = recipe.parallel.strategy if ranks.size > 1 else "ddp"
     was_alone = theirs.world_size == 1
@@ -125,14 +122,7 @@ def _require_readable(step: int, theirs: Fingerprint, ranks: Ranks, recipe: Reci
 
 @dataclass(frozen=True)
 class Assembly:
-    """What makes a trainer resume, save and report.
-
-    Attributes:
-        checkpointer: This rank's part in checkpoints.
-        check: Restores what `Trainer` does not, and compares.
-        save: Decides when to save and to stop.
-        report: Sends metrics, in the first rank.
-    """
+    """What makes a trainer resume, save and report: the report is in the first rank alone."""
 
     checkpointer: Checkpointer
     check: RestoreCheck
@@ -157,18 +147,7 @@ def assemble(
     skipped: list[str],
     reports: bool,
 ) -> Assembly:
-    """Makes a trainer resume, save and report.
-
-    Args:
-        context: The chunk.
-        trainer: The trainer.
-        restored: The checkpoint to resume from.
-        staging: Where checkpoints are written.
-        watch: Tells that this machine will be preempted.
-        level: How exactly the trainer resumes; see `adapt_machine`.
-        skipped: Why newer checkpoints were passed over.
-        reports: Whether metrics go where the recipe says.
-    """
+    """Makes a trainer resume, at the level that `adapt_machine` has found, save and report."""
     recipe, ranks, chunks = context.recipe, context.ranks, context.recipe.chunks
     watchdog = Watchdog(ranks, recipe.parallel.hang_seconds)
     committer = Committer(context, restored, level=level, skipped=skipped) if ranks.is_first else None
@@ -218,9 +197,6 @@ def train_chunk(
         build_trainer: Returns the chunk with what was found out for it, and its trainer.
         scoring: The score of a sweep's trial, None where the run is none.
         is_script: Whether a script has built the trainer: that reports, and hears of devices' errors, itself.
-
-    Raises:
-        BatonError: the state restored differs from the state saved, or the store fails for good.
     """
     level = adapt_machine(restored, context.ranks, context.recipe)
     context, trainer = build_trainer()

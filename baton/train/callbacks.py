@@ -167,7 +167,7 @@ class RestoreCheck(TrainerCallback):
     """Restores what `Trainer` does not, and compares all that is in memory with what was saved, before the first step.
 
     Args:
-        trainer: The trainer, its other callbacks and its `resumption` complete.
+        trainer: The trainer, its other callbacks complete.
         checkpointer: This rank's, which is told that training begins.
         replicated: Whether each rank has the whole state.
 
@@ -304,17 +304,7 @@ class RestoreCheck(TrainerCallback):
 
 
 class SaveAndStop(TrainerCallback):
-    """Captures checkpoints on the way, and ends a trainer's training at a target.
-
-    Args:
-        trainer: The trainer, its other callbacks complete.
-        schedule: When checkpoints are due.
-        checkpointer: Takes checkpoints, and decides for all ranks.
-        check: What the trainer resumes from, and what comparing it gave.
-
-    Attributes:
-        finished: Whether early stopping has ended the run.
-    """
+    """Captures checkpoints on the way, and ends training at a target; `finished` where early stopping ends the run."""
 
     stateless = True
 

@@ -49,10 +49,7 @@ upload and commit took."""
 class Uploader:
     """Uploads and commits staged checkpoints in its own thread: one at a time; a newer one takes every other's place.
 
-    Args:
-        store: The run's checkpoints.
-        committed: Called in that thread.
-        max_unsaved: Seconds for which the store may take nothing before the chunk fails.
+    `committed` is called in that thread; for `max_unsaved` seconds the store may take nothing before the chunk fails.
     """
 
     def __init__(self, store: CheckpointStore, committed: Committed, *, max_unsaved: float) -> None:
@@ -74,9 +71,7 @@ class Uploader:
     def submit(self, pending: PendingCheckpoint, meta: Callable[[], CheckpointMeta]) -> None:
         """Sends a checkpoint on its way and returns at once; `make_way` comes before.
 
-        Args:
-            pending: It.
-            meta: Returns what its manifest says besides its files; called once these are in the store.
+        `meta` returns what its manifest says besides its files, and is called once these are in the store.
         """
         # An older one that still hangs in a request has its own event, and can fail no more: see `make_way`.
         self._newest, self._is_failing = pending, False
@@ -101,11 +96,7 @@ class Uploader:
         self._thread.join()
 
     def finish(self) -> None:
-        """Waits until the last checkpoint is committed.
-
-        Raises:
-            BatonError: it cannot be.
-        """
+        """Waits until the last checkpoint is committed, and raises what keeps it from that."""
         if self._thread:
             self._thread.join()
         self.raise_failure()
@@ -183,12 +174,6 @@ class Uploader:
 class Committer:
     """The first rank's part: it commits complete checkpoints, and knows those that they come after.
 
-    Args:
-        context: The chunk.
-        restored: The checkpoint it resumes from.
-        level: How exactly; see `attempt.adapt_machine`.
-        skipped: Why newer checkpoints were passed over.
-
     Attributes:
         start_step: Step at which the chunk began.
         parent: The newest checkpoint of this run that this process restored or committed.
@@ -245,12 +230,7 @@ class Committer:
         self.uploader.raise_failure()
 
     def take(self, pending: PendingCheckpoint, meta: CheckpointMeta) -> None:
-        """Sends a complete checkpoint on its way.
-
-        Args:
-            pending: It.
-            meta: What its manifest says of the state; see `meta`.
-        """
+        """Sends a complete checkpoint on its way, with what its manifest says of the state."""
         chunks, clock = self._context.recipe.chunks, self._context.clock
         self.finished = meta.finished
         trained_for = clock.seconds.get(StagePhase.TRAIN, 0.0)
@@ -265,10 +245,10 @@ class Committer:
         clock.enter(StagePhase.TRAIN)
 
     def meta(self, meta: CheckpointMeta, trained_for: float) -> CheckpointMeta:
-        """Returns all that the manifest of a checkpoint says besides its files.
+        """Adds to what is known of the state all else that a manifest says besides files.
 
         Args:
-            meta: What is known of the state.
+            meta: What is known.
             trained_for: Seconds for which this attempt had trained when it was captured.
         """
         # Read as the commit is made, and not at the capture: only then is it known which checkpoint was committed
@@ -342,7 +322,9 @@ class Committer:
             self.parent = checkpoint
         self._saved_at = time.monotonic()
         uri = context.store.uri(checkpoint)
-        events.emit(events.Checkpoint(step=step, uri=uri, digest=digest, bytes=checkpoint.bytes, seconds=seconds))
+        events.emit(
+            events.CheckpointCommitted(step=step, uri=uri, digest=digest, bytes=checkpoint.bytes, seconds=seconds)
+        )
         # Before the staged folder goes: the files are linked, or copied from memory, and the next pod here need not
         # fetch them.
         if ours and self._cache and not context.run.storage.is_local:
@@ -376,19 +358,10 @@ class StepDecision:
 
 
 class Checkpointer:
-    """The part of one rank in the checkpoints of a chunk.
+    """The part of one rank in the checkpoints of a chunk; the first one's has a committer.
 
-    All ranks call the same methods in the same order: each gathers. A world of one rank agrees with itself.
-
-    Args:
-        context: The chunk.
-        staging: Where checkpoints are written.
-        watch: Tells that this machine will be preempted.
-        watchdog: Signs of life.
-        committer: Commits what is complete, in the first rank.
-
-    Attributes:
-        pending: The checkpoint that is being written.
+    All ranks call the same methods in the same order: each gathers. A world of one rank agrees with itself. `pending`
+    is the checkpoint that is being written.
     """
 
     def __init__(

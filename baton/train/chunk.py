@@ -95,11 +95,7 @@ def without_training(context: TrainContext, scoring: Scoring | None) -> Outcome 
 
 
 def conclude(context: TrainContext, checkpointer: Checkpointer) -> Outcome:
-    """Returns what an attempt has come to, and records what it cost.
-
-    Args:
-        context: The chunk.
-        checkpointer: The first rank's, at its end.
+    """Returns what the first rank's attempt has come to, and records what it cost.
 
     Raises:
         BatonError: training ended before the target without a reason.

@@ -64,15 +64,10 @@ class TrainContext:
     """One chunk of a run, in one of its processes.
 
     Attributes:
-        run: The run.
-        recipe: Its resolved recipe.
-        plan: Its plan.
-        store: Its checkpoints.
         index: Number of the chunk, from 1; those after the plan's last are spare and have its target.
         target: Step to which the chunk trains.
         identity: Digest of all that a checkpoint must have been made from to be resumed.
         ranks: This process among those that train together.
-        clock: Where the seconds of this process go.
     """
 
     run: Run

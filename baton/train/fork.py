@@ -61,10 +61,6 @@ class ForkOverrides:
         """Returns the digests of what is compared with the parent's state but for what the fork's recipe decides.
 
         These are the length of the run, and the form of the schedule, which is no state.
-
-        Args:
-            trainer: The trainer, restored.
-            skipped: Steps that were skipped so far.
         """
         now = trainer.state
         schedule = trainer.lr_scheduler.state_dict()

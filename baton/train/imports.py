@@ -142,31 +142,17 @@ def use_deterministic(deterministic: bool) -> None:
 
 
 _SHARDED = frozenset(
-    {
-        "CPUOffloadPolicy",
-        "DTensor",
-        "FSDPModule",
-        "FullyShardedDataParallel",
-        "HuggingFaceStorageReader",
-        "HuggingFaceStorageWriter",
-        "MixedPrecisionPolicy",
-        "_StridedShard",
+    (
+        *("CPUOffloadPolicy", "DTensor", "FSDPModule", "FullyShardedDataParallel", "HuggingFaceStorageReader"),
+        *("HuggingFaceStorageWriter", "MixedPrecisionPolicy", "_StridedShard", "distribute_tensor", "fully_shard"),
         "compute_local_shape_and_global_offset",
-        "distribute_tensor",
-        "fully_shard",
-    }
+    )
 )
 _ADAPTERS = frozenset(
-    {
-        "BaseTunerLayer",
-        "LoraConfig",
-        "PeftConfig",
-        "PeftMixedModel",
-        "PeftModel",
-        "PrefixTuningConfig",
-        "PromptLearningConfig",
-        "get_peft_model",
-    }
+    (
+        *("BaseTunerLayer", "LoraConfig", "PeftConfig", "PeftMixedModel", "PeftModel", "PrefixTuningConfig"),
+        *("PromptLearningConfig", "get_peft_model"),
+    )
 )
 DEFERRED: lazy_imports.Packages = {
     "boto3": LazySpec(),

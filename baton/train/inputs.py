@@ -35,14 +35,9 @@ CONTROLS: dict[str, Callable[[str], None]] = {
 
 @dataclass(frozen=True)
 class ChunkInputs:
-    """Checkpoint, tokens, models and code on this machine.
+    """Checkpoint, tokens, models by role, and the folder of the user's code on this machine.
 
-    Attributes:
-        restored: The checkpoint to resume from, None at the start of a run.
-        skipped: Why newer checkpoints were passed over.
-        tokens: The tokenized rows and the tokenizer.
-        models: Local folders of the models that the recipe names, by role; see `pinned`.
-        code: Folder of the user's Python files, None where there are none.
+    `skipped` says why newer checkpoints were passed over.
     """
 
     restored: FetchedCheckpoint | None
@@ -73,11 +68,7 @@ def open_restorer(context: TrainContext, staging: Staging, cache: NodeCache | No
 def fetch_inputs(context: TrainContext, staging: Staging, *, to_score: bool, leave_out: tuple[str, ...]) -> ChunkInputs:
     """Downloads what training needs, once for all ranks of a machine, and imports the training stack meanwhile.
 
-    Args:
-        context: The chunk.
-        staging: Where downloads lie.
-        to_score: Whether a checkpoint at the target will do, which lacks its score alone.
-        leave_out: Parts of the state not to restore, see `without`.
+    With `to_score` a checkpoint at the target will do, which lacks its score alone; for `leave_out` see `without`.
 
     Raises:
         BatonError: the run's model, data or checkpoints are not what they were.

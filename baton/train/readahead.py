@@ -17,10 +17,6 @@ def start(room: str = "", folder: str = FOLDER) -> int | None:
 
     Not a thread: it would wait for the interpreter's lock at each file.
 
-    Args:
-        room: Folder of the stage in baton.components.
-        folder: Where lists are.
-
     Returns:
         Number of that process; None where there is no list.
     """

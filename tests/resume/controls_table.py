@@ -18,10 +18,12 @@ INTRODUCTION = """\
 <!-- Written by `make docs` from tests/resume/controls.py; edit that file instead. -->
 
 A comparison that cannot fail proves nothing. So each cell of [the matrix](matrix.md) has negative controls, one for
-each part of the [state](exactness.md#the-state-digest): a chunk resumes in the middle of the run, restores all but that
-part, and must come to something else than the chunk that restores everything, outside of that part:
+each part of the [state](exactness.md#the-state-digest): a chunk resumes in the middle of the run from a copy of its
+checkpoint without that part (with half of each weight), and must come to something else than the chunk that restores
+everything, outside of it:
 
-- weights where optimizer, scheduler, scaler, random state, position or the method's state is left out;
+- weights where optimizer, scheduler, scaler, random state, position (with the log's running sums, which are of later
+  steps) or the method's state is left out;
 - optimizer or logged values where the weights are;
 - weights or decisions (what is saved and evaluated, where the run ends) where callbacks' state is;
 - values logged after the resume where the log is: its running sums and all that was logged before.

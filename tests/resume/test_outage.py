@@ -38,7 +38,7 @@ def test_training_goes_on_while_the_store_is_away(
 ) -> None:
     run = legs.prepare(_changed(legs, recipes["lora"], faulty_s3.store), "outage")
     chunk = aside.Background(aside.slow_chunk, run.uri, 1, 0.3, 0.5)
-    chunk.wait_for(events.Checkpoint)
+    chunk.wait_for(events.CheckpointCommitted)
     with faulty_s3.proxy.outage():
         away = chunk.wait_for(events.StoreUnavailable)
         chunk.wait_for(events.Step, step=6)
@@ -56,7 +56,7 @@ def test_the_bound_on_unsaved_work_ends_a_chunk_with_one_message(
 ) -> None:
     run = legs.prepare(_changed(legs, recipes["lora"], faulty_s3.store, max_unsaved="2s"), "long-outage")
     chunk = aside.Background(aside.slow_chunk, run.uri, 1, 0.5, 0.5)
-    chunk.wait_for(events.Checkpoint)
+    chunk.wait_for(events.CheckpointCommitted)
     with faulty_s3.proxy.outage():
         assert chunk.wait() == 2
     message = chunk.wait_for(events.Error).message
@@ -75,7 +75,7 @@ def test_rights_taken_away_end_a_chunk_at_once(
 ) -> None:
     run = legs.prepare(_changed(legs, recipes["lora"], faulty_s3.store), "no-rights")
     chunk = aside.Background(aside.slow_chunk, run.uri, 1, 0.2, 5.0)
-    chunk.wait_for(events.Checkpoint)
+    chunk.wait_for(events.CheckpointCommitted)
     faulty_s3.proxy.status(403, methods="PUT")
     assert chunk.wait(30) == 2
     assert "access denied" in chunk.wait_for(events.Error).message

@@ -41,7 +41,7 @@ def test_a_notice_saves_the_step_under_way_and_spare_slots_finish(
     recipe = legs.changed(recipes["lora"], **chunks, chunks__preemption=preemption)
     run = legs.prepare(recipe, f"preempted-{how.lower()}")
     chunk = aside.Background(aside.noticed_chunk, run.uri, 1, 2, None if how == "SIGTERM" else str(notice))
-    saved = chunk.wait_for(events.Checkpoint)
+    saved = chunk.wait_for(events.CheckpointCommitted)
     assert chunk.wait() == 0, chunk.printed
     notice.unlink(missing_ok=True)
     partial = chunk.wait_for(events.Partial)

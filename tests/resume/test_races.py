@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from baton.checkpoint.store import Checkpoint, CheckpointStore
-from baton.events import Checkpoint as Checkpointed
+from baton.events import CheckpointCommitted
 from baton.recipe.recipe import Recipe
 from baton.runs.run import Run
 
@@ -56,7 +56,7 @@ def test_two_processes_at_one_chunk_commit_each_step_once(
 ) -> None:
     both = [aside.Background(aside.slow_chunk, racing.uri, 1, 0.05) for _ in range(2)]
     assert [chunk.wait() for chunk in both] == [0, 0], [chunk.printed for chunk in both]
-    said = [{e.step: e.digest for e in chunk.events if isinstance(e, Checkpointed)} for chunk in both]
+    said = [{e.step: e.digest for e in chunk.events if isinstance(e, CheckpointCommitted)} for chunk in both]
     shared = said[0].keys() & said[1].keys()
     assert all(said[0][step] == said[1][step] for step in shared)
     manifests = [name for name in racing.storage.find(racing.path("checkpoints")) if "/manifest" in name]

@@ -41,7 +41,7 @@ def test_a_chunk_tells_how_it_is_doing(
     )
     run = legs.prepare(recipe, "asked")
     first = aside.Background(aside.slow_chunk, run.uri, 1, 0.2)
-    first.wait_for(events.Checkpoint, step=6)
+    first.wait_for(events.CheckpointCommitted, step=6)
     found = _scrape(port)
     assert first.wait() == 0, first.printed
     names = {name for name, _ in (*sinks.LOGGED_GAUGES.values(), *sinks.LIVE_GAUGES.values(), sinks.PHASE_GAUGE)}

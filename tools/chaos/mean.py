@@ -229,7 +229,7 @@ class Mean:
         def heard(event: Event) -> None:
             if isinstance(event, events.Step):
                 self._note(Told(self._now(), "step", run.name, steps=event.step))
-            elif isinstance(event, events.Checkpoint):
+            elif isinstance(event, events.CheckpointCommitted):
                 self._committed[run.name].add(event.step)
                 if event.step > self._best:
                     self._note(Told(self._now(), "committed", run.name, steps=event.step - self._best))

@@ -18,7 +18,7 @@ NOTES: list[tuple[events.Event, str]] = [
         "1,900 tokens in 30 sequences, written before; 8 steps",
     ),
     (events.Step(3, 8, 1.5), "step 3/8, loss 1.500"),
-    (events.Checkpoint(4, "s/c", "0123456789abcdef", 100, {}), "step 4 committed, digest 0123456789ab"),
+    (events.CheckpointCommitted(4, "s/c", "0123456789abcdef", 100, {}), "step 4 committed, digest 0123456789ab"),
     (
         events.Evaluated("after", {"perplexity": 7.4, "loss": 2.0, "mine": 1.0}),
         "loss 2, perplexity 7.4 after training",
@@ -51,7 +51,7 @@ WARNINGS: list[tuple[events.Event, str]] = [
         "on it.",
     ),
     (events.StoreUnavailable(4, 2.5, "no route."), "no route. Training continues; nothing has been saved for 2 s."),
-    (events.Staging("/tmp", "there is no room"), "There is no room."),
+    (events.StagedElsewhere("/tmp", "there is no room"), "There is no room."),
     (events.Partial(1, 3, 4, "SIGTERM"), "SIGTERM: step 3 of 4 is saved, and the next chunk resumes from it."),
     (StageRepaired("export", "gone."), "export found damage, and the run goes back once to make it anew: gone."),
 ]

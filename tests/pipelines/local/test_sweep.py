@@ -164,7 +164,7 @@ def test_the_score_is_the_loss_of_the_checkpoint(swept: tuple[Recipe, Watched, R
     processes.run(processes.TRAIN_CHUNK, [winner.uri, "4"], heard.append, forkserver.launcher())
     measured = winner.require(TrialScore.file_name(4))["value"]
     assert measured == pytest.approx(score["value"], rel=1e-5)  # of a model that was loaded from files
-    assert not [event for event in heard if isinstance(event, events.Step | events.Checkpoint)]
+    assert not [event for event in heard if isinstance(event, events.Step | events.CheckpointCommitted)]
     assert winner.attempts(4)[-1].outcome == "already_done"
 
 

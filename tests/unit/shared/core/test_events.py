@@ -82,11 +82,11 @@ WRITTEN: list[tuple[events.Event, dict[str, Any]]] = [
     (events.Slice(1, 4, 100), {"files": 1, "of": 4, "bytes": 100}),
     (events.MicroBatch(2, 4, "trial"), {"size": 2, "accumulation": 4, "found_by": "trial"}),
     (events.Step(3, 8, 1.5), {"step": 3, "of": 8, "loss": 1.5}),
-    (events.Staging("/tmp", "no room"), {"place": "/tmp", "reason": "no room"}),
+    (events.StagedElsewhere("/tmp", "no room"), {"place": "/tmp", "reason": "no room"}),
     (events.Superseded(4), {"step": 4}),
     (events.StoreUnavailable(4, 2.5, "no route"), {"step": 4, "unsaved": 2.5, "reason": "no route"}),
     (
-        events.Checkpoint(4, "s/c", "ab", 100, {"upload": 0.1, "commit": 0.2}),
+        events.CheckpointCommitted(4, "s/c", "ab", 100, {"upload": 0.1, "commit": 0.2}),
         {"step": 4, "uri": "s/c", "digest": "ab", "bytes": 100, "seconds": {"upload": 0.1, "commit": 0.2}},
     ),
     (events.Skipped(4, "damaged"), {"step": 4, "reason": "damaged"}),

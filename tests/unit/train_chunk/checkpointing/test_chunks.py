@@ -254,7 +254,7 @@ def test_checkpoints_inside_a_chunk_change_nothing(make: Callable[..., Chunks], 
     assert chunks.steps == [2, 4, 6, 7]
     assert chunks.at().meta.state == whole.at().meta.state
     assert chunks.at(4).meta.parent.step == 2  # type: ignore[union-attr]
-    commits = [event for event in told if isinstance(event, events.Checkpoint)]
+    commits = [event for event in told if isinstance(event, events.CheckpointCommitted)]
     assert [event.step for event in commits] == [2, 4, 6, 7]
     for event in commits:
         checkpoint = chunks.at(event.step)
