@@ -21,6 +21,7 @@ from baton.errors import UserError
 from baton.events import Event
 from baton.local import results
 from baton.local.results import Listed, Result, VerifiedCheckpoint
+from baton.recipe import load as recipe_file
 from baton.recipe.recipe import Recipe
 from baton.recipe.run import Chunks
 from baton.runs.documents import AttachedRun
@@ -100,7 +101,7 @@ def _origin(source: Source | LoadedRecipe) -> RecipeSource:
 
 
 def _plain(recipe: Recipe) -> dict[str, Any]:
-    return recipe.model_dump(mode="json", exclude_defaults=True)
+    return recipe_file.with_written_names(recipe.model_dump(mode="json", exclude_defaults=True))
 
 
 class Checkpoints(Sequence[Listed]):

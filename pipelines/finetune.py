@@ -1,4 +1,4 @@
-"""Tokenizing in several pods: each makes its segments, and a last one joins what all have made."""
+"""The pipeline that fine-tunes a model, as the list of its stages; compiling imports neither torch nor transformers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

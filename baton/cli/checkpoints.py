@@ -96,11 +96,7 @@ def merge_checkpoint(
 
 
 def chosen(address: str) -> tuple[CheckpointStore, Checkpoint]:
-    """Returns a checkpoint by the run's address and a step after an @, the newest without one.
-
-    Raises:
-        UserError: there is none.
-    """
+    """Returns a checkpoint by the run's address and a step after an @, the newest without one."""
     uri, separator, step = address.rpartition("@")
     is_step = bool(separator) and step.isdigit()
     store = CheckpointStore(existing_run(uri if is_step else address))
@@ -166,11 +162,7 @@ def show(file: KeyFile, json: Json = False) -> None:
 
 
 def read_public(file: str) -> PublicKey:
-    """Returns the public key in a file with a public or private one.
-
-    Raises:
-        UserError: there is no such file, or no such key in it.
-    """
+    """Returns the public key in a file with a public or private one."""
     try:
         with open(file, encoding="utf-8") as opened:
             text = opened.read()

@@ -71,11 +71,7 @@ class LoadedModel:
     """How it was asked in training, where that is known."""
 
     def render(self, prompt: Prompt, settings: Writing) -> str:
-        """Returns a prompt as the text that the model reads: as in training, unless the settings say otherwise.
-
-        Raises:
-            UserError: it is a conversation, and the model has no chat template.
-        """
+        """Returns a prompt as the text that the model reads: as in training, unless the settings say otherwise."""
         trained, content, chat = self.trained, prompt.content, settings.chat
         if chat is None:
             chat = settings.system is not None or (trained is not None and trained.is_chat)
@@ -93,9 +89,6 @@ def _load(uri: str, *, trust: bool) -> LoadedModel:
     Args:
         uri: Its address.
         trust: Run Python code that comes with it.
-
-    Raises:
-        UserError: there is no such model, this Baton does not read it, or it needs code that is not to run.
     """
     prompting.require_readable(uri)
     model, tokenizer = generation.load(uri, trust_remote_code=trust)
@@ -104,11 +97,7 @@ def _load(uri: str, *, trust: bool) -> LoadedModel:
 
 
 def _prompts_of(file: str) -> list[Prompt]:
-    """Reads prompts: JSON lines with `prompt` or `messages` where the first line is a JSON object, else lines of text.
-
-    Raises:
-        UserError: there is no such file, it holds none, or a line is not one.
-    """
+    """Reads prompts: JSON lines with `prompt` or `messages` where the first is a JSON object, else lines of text."""
     try:
         if file == "-":
             lines = sys.stdin.read().splitlines()

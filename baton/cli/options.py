@@ -252,11 +252,7 @@ def answer(json: bool, trust: bool = False) -> Iterator[None]:
 
 
 def page_path(path: str) -> str:
-    """Returns where a page will be written, before hours are spent on what it shows.
-
-    Raises:
-        UserError: it is not the path of an HTML file in a folder that can be written.
-    """
+    """Returns where a page will be written, before hours are spent on what it shows."""
     where = os.path.abspath(os.path.expanduser(path))
     folder = os.path.dirname(where)
     if not path.endswith((".html", ".htm")):
@@ -267,11 +263,7 @@ def page_path(path: str) -> str:
 
 
 def of_file(error: OSError) -> BatonError:
-    """Returns the error of a file or folder that cannot be used, with its name.
-
-    Raises:
-        OSError: no file is named in it.
-    """
+    """Returns the error of a file or folder that cannot be used, with its name."""
     if error.filename is None:
         raise error
     if full := no_room(error):

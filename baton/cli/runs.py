@@ -115,7 +115,7 @@ def fork(
         with open(path, "x", encoding="utf-8") as file:  # first: no run is made whose recipe cannot be written
             try:
                 made = forking.fork(parent, at, wanted, overrides or (), warm=not weights_only)
-                file.write(load.to_yaml(made.recipe))
+                file.write(load.to_yaml(made.recipe, as_written=True))
             except BaseException:
                 os.remove(path)
                 raise

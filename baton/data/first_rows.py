@@ -22,7 +22,7 @@ from baton.data.rows import Record, RejectedRows, SourceRow, UnusableRow
 from baton.data.schema import TALKS
 from baton.errors import RowError, UserError
 from baton.models import chat
-from baton.recipe.data import Source
+from baton.recipe.data import DataSource
 from baton.recipe.methods import SPECS
 from baton.recipe.recipe import Recipe
 from baton.runs.documents import Fit, Preview, PreviewRow, SourceLocation, Survey
@@ -198,7 +198,7 @@ def _fit(source: str, methods: list[str], rows: list[SourceRow], present: list[s
         }
     )
     try:
-        layout = schema.infer_mapping(Source(uri=source), recipe, present)
+        layout = schema.infer_mapping(DataSource(uri=source), recipe, present)
     except UserError as error:
         return Fit(methods=methods, reason=error.message)
     if layout.format not in recipe.training.spec.formats:

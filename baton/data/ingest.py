@@ -18,7 +18,7 @@ from baton.data.rows import Record, RejectedRows, SourceRow, UnusableRow, as_con
 from baton.data.schema import BESIDE, TALKS, ColumnMapping
 from baton.errors import RowError, UserError
 from baton.models import chat
-from baton.recipe.data import Columns, Source
+from baton.recipe.data import Columns, DataSource
 from baton.recipe.recipe import Recipe
 from baton.runs.run import Run
 
@@ -41,7 +41,7 @@ class OpenSource:
         unused: Columns that nothing comes of.
     """
 
-    source: Source
+    source: DataSource
     layout: ColumnMapping
     rows: Iterator[SourceRow | UnusableRow]
     files: Counter[str] = field(default_factory=Counter)
@@ -133,7 +133,7 @@ class Ingest:
         self._shape = shape  # the first row that can be used decides for all sources
         return record
 
-    def _placed(self, values: dict[str, object], source: Source) -> tuple[str, str]:
+    def _placed(self, values: dict[str, object], source: DataSource) -> tuple[str, str]:
         """Returns the side that a row was given, and the key that decides it; each empty where there is none."""
         rule = _split_column(self._recipe)
         if source.side or rule is None:
@@ -156,7 +156,7 @@ def _split_column(recipe: Recipe) -> tuple[str, str] | None:
     return next(((each, name) for each in settings if (name := getattr(recipe.data.split, each))), None)
 
 
-def _open(source: Source, recipe: Recipe) -> OpenSource:
+def _open(source: DataSource, recipe: Recipe) -> OpenSource:
     files: Counter[str] = Counter()
     rows = readers.read(
         source.uri, recipe.data.sample_by, lambda kind: files.update([kind]), recipe.data.csv or readers.AS_IT_IS
@@ -194,7 +194,7 @@ def _unused(became: Columns, layout: ColumnMapping, recipe: Recipe, looked_at: l
     return [name for name in columns if not any(each == name or each.startswith(f"{name}.") for each in names)]
 
 
-def _named(source: Source, recipe: Recipe) -> set[str]:
+def _named(source: DataSource, recipe: Recipe) -> set[str]:
     """Returns the columns that the recipe names for a source."""
     columns = recipe.data.columns if source.columns is None else source.columns
     mapped = [name for theirs in columns.values() for name in ([theirs] if isinstance(theirs, str) else theirs)]

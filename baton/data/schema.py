@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Any
 
 from baton.errors import UserError
-from baton.recipe.data import Columns, Source
+from baton.recipe.data import Columns, DataSource
 from baton.recipe.methods import SPECS, MethodSpec
 from baton.recipe.recipe import Recipe
 
@@ -264,7 +264,7 @@ class ColumnMapping:
         return repr(theirs) if isinstance(theirs, str) else " + ".join(map(repr, theirs))
 
 
-def infer_mapping(source: Source, recipe: Recipe, present: list[str]) -> ColumnMapping:
+def infer_mapping(source: DataSource, recipe: Recipe, present: list[str]) -> ColumnMapping:
     """Returns the layout of a source whose first rows have these columns.
 
     A format that is not named is the first that the method learns from and whose columns are there by their own names
@@ -391,7 +391,7 @@ def _column(
     return None
 
 
-def _check_extras(layout: ColumnMapping, source: Source, present: list[str]) -> None:
+def _check_extras(layout: ColumnMapping, source: DataSource, present: list[str]) -> None:
     for name in layout.extra_columns:
         if name not in present:
             raise missing_column("data.extra_columns", name, source.uri, present)
@@ -411,7 +411,7 @@ def missing_column(setting: str, column: str, uri: str, present: list[str]) -> U
     )
 
 
-def _unfit(source: Source, named: str, spec: MethodSpec, mapped: Columns, present: list[str]) -> UserError:
+def _unfit(source: DataSource, named: str, spec: MethodSpec, mapped: Columns, present: list[str]) -> UserError:
     for ours, theirs in mapped.items():
         wanted = [theirs] if isinstance(theirs, str) else theirs
         if ours in {name for shape in NEEDED.values() for name in shape} and not set(wanted) & set(present):

@@ -309,21 +309,21 @@ def _samples(draft: RecipeDraft) -> None:
         if not read(draft, "generation_do_sample", boolean, True):
             draft.put("evaluation.temperature", 0.0)
         draft.carry("evaluation.temperature", "generation_do_sample")
-        _write_every(draft, "generate_samples")
+        _sample_every(draft, "generate_samples")
     draft.ignore("generate_samples")
     if draft.has("eval_table_size") and not draft.peek("evaluation.samples"):
         draft.put("evaluation.samples", read(draft, "eval_table_size", positive_int), "eval_table_size")
-        _write_every(draft, "eval_table_size")
+        _sample_every(draft, "eval_table_size")
     else:
         draft.drop("eval_table_size", "generate_samples decides", KeyResult.not_needed)
 
 
-def _write_every(draft: RecipeDraft, key: str) -> None:
+def _sample_every(draft: RecipeDraft, key: str) -> None:
     draft.carry("evaluation.samples", key)
     if every := draft.peek("evaluation.every"):
-        draft.put("evaluation.write_every", every)
+        draft.put("evaluation.sample_every", every)
     else:
-        draft.changed(key, "written before and after training; in between: evaluation.write_every in steps")
+        draft.changed(key, "written before and after training; in between: evaluation.sample_every in steps")
 
 
 def _metrics(draft: RecipeDraft, method: str) -> None:
@@ -359,6 +359,16 @@ def _evaluation_tasks(draft: RecipeDraft) -> None:
         draft.put("evaluation.tasks.few_shot", int(examples))
 
 
+KEYS = {
+    **common.TABLES["keys"],
+    **TABLES["keys"],
+    **dict.fromkeys(("special_tokens", "tokens", "added_tokens_overrides", "eot_tokens"), common.settle_tokens),
+    "plugins": _plugins,
+    "shuffle_merged_datasets": _shuffled,
+}
+"""What becomes of all keys but those of the methods' own settings."""
+
+
 def _convert(draft: RecipeDraft) -> None:
     method = common.begin(draft, *_choose(draft), TABLES["methods"])
     common.batch(draft, MICRO, 1, "batch_size")
@@ -381,15 +391,8 @@ def _convert(draft: RecipeDraft) -> None:
     common.betas(draft)
     common.compilation(draft)
     _results(draft, method)
-    entries = {
-        **common.TABLES["keys"],
-        **TABLES["keys"],
-        **dict.fromkeys(("special_tokens", "tokens", "added_tokens_overrides", "eot_tokens"), common.settle_tokens),
-        "plugins": _plugins,
-        "shuffle_merged_datasets": _shuffled,
-    }
     assumed = {"training.lr_scheduler": "cosine", "training.optimizer": "adamw_torch_fused"}
-    common.finish(draft, entries, "lr_scheduler", assumed)
+    common.finish(draft, KEYS, "lr_scheduler", assumed)
 
 
 TRAINER = OtherTrainer(

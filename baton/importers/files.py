@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from baton.errors import UserError
 from baton.importers.draft import Document, KeyResult, RecipeDraft
 from baton.recipe import load, yaml_text
+from baton.recipe.base import written_name
 from baton.recipe.recipe import Recipe
 from baton.recipe.run import ASK, code_in
 from baton.recipe.training import SECTIONS
@@ -171,7 +172,7 @@ def _differing(section: BaseModel) -> Document:
                 continue  # follows from the method
             first = next(iter(type(value).model_fields))
             value = inner or {first: _plain(getattr(value, first))}
-        written[name] = _plain(value)
+        written[written_name(name, known)] = _plain(value)
     if source := written.get("source"):
         written["source"] = source[0] if len(source) == 1 and type(section).__name__ == "Data" else source
     return written

@@ -600,6 +600,16 @@ def _hub(draft: RecipeDraft) -> None:
         draft.put("export.hub.private", read(draft, private, boolean), private)
 
 
+KEYS = {
+    **common.TABLES["keys"],
+    **TABLES["keys"],
+    **dict.fromkeys(("add_tokens", "add_special_tokens", "new_special_tokens"), common.settle_tokens),
+    **dict.fromkeys(("num_beams", "eval_num_beams"), _beams),
+    "report_to": _tracking,
+}
+"""What becomes of all keys but those of the methods' own settings."""
+
+
 def _convert(draft: RecipeDraft) -> None:
     method = common.begin(draft, *_choose(draft), TABLES["methods"])
     common.batch(draft, "per_device_train_batch_size", 8, None)
@@ -621,15 +631,8 @@ def _convert(draft: RecipeDraft) -> None:
     common.compilation(draft)
     _generation(draft, method)
     _hub(draft)
-    entries = {
-        **common.TABLES["keys"],
-        **TABLES["keys"],
-        **dict.fromkeys(("add_tokens", "add_special_tokens", "new_special_tokens"), common.settle_tokens),
-        **dict.fromkeys(("num_beams", "eval_num_beams"), _beams),
-        "report_to": _tracking,
-    }
     assumed = {"training.learning_rate": RATE, "data.max_length": 2048}
-    common.finish(draft, entries, "lr_scheduler_type", assumed)
+    common.finish(draft, KEYS, "lr_scheduler_type", assumed)
 
 
 TRAINER = OtherTrainer(tool="LLaMA-Factory", model="model_name_or_path", convert=_convert)

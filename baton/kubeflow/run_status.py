@@ -132,7 +132,7 @@ LAUNCHER = (
 DRIVER = "Kubeflow's own pod before it ended, so it had not begun: "
 OWN_LOST = "It starts the stages and is no stage itself: `baton retry` starts it again."
 INSTALLATION = "This pod is Kubeflow's own, which no recipe shapes: ask who runs the installation."
-RESUMES = "`baton retry` resumes from the newest checkpoint, chunks.spare does so by itself."
+RESUMES = "`baton retry` resumes from the newest checkpoint, chunks.extra does so by itself."
 AGAIN = "`baton retry` runs it again, and what has ended stays."
 LOSS = re.compile(
     r"pod deleted|Evicted|[Pp]reempt|low on resource|[Nn]ode ?[Ss]hutdown|[Nn]ode (is )?(not ready|lost)|NodeLost"

@@ -7,9 +7,11 @@ import inspect
 import itertools
 import re
 import textwrap
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetJsonSchemaHandler
+from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema
 
 Positive = Annotated[int, Field(gt=0)]
@@ -29,6 +31,21 @@ Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
 """Lower-case letters, digits and dashes, at most 63: it becomes a folder, a label and a run's name."""
 
 
+@dataclass(frozen=True)
+class WrittenAs:
+    """The name of a setting in recipes, where its field keeps the one that it had before.
+
+    The field's name is part of digests, of compiled pipelines and of what a store has; there it goes on.
+    """
+
+    name: str
+
+
+def written_name(name: str, field: FieldInfo) -> str:
+    """Returns the name that people write for a field."""
+    return next((mark.name for mark in field.metadata if isinstance(mark, WrittenAs)), name)
+
+
 class Section(BaseModel):
     """A part of the recipe: unknown keys are errors, values do not change after loading.
 
@@ -46,6 +63,15 @@ class Section(BaseModel):
         for name, field in handler.resolve_ref_schema(written).get("properties", {}).items():
             if name in described:
                 field.setdefault("description", described[name])
+        shown = handler.resolve_ref_schema(written)
+        if "properties" in shown:
+            names = {name: written_name(name, field) for name, field in cls.model_fields.items()}
+            shown["properties"] = {
+                names.get(name, name): {**field, "title": names[name].replace("_", " ").title()}
+                if names.get(name, name) != name
+                else field
+                for name, field in shown["properties"].items()
+            }
         return written
 
 

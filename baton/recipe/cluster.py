@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, Field, TypeAdapter, field_validator, model_validator
 
 from baton.machine import PROMISED_GPUS
-from baton.recipe.base import Quantity, Section, duration, seconds
+from baton.recipe.base import Quantity, Section, WrittenAs, duration, seconds
 
 MAX_NODES = 512
 """A job's pods are told apart by their logs and states, which the chunk's pod looks at every few seconds."""
@@ -111,7 +111,7 @@ class Resources(Section):
     """Times a pod of data split, tokenize, learning-rate finder, train-chunk, evaluate or export is started again; a
     train-chunk resumes from its newest checkpoint. Which ends of a pod count is up to the installation: Kubeflow
     Pipelines 2.17 starts one again that was deleted, and not one that ended with an error; Argo by itself does the
-    opposite. `chunks.spare` and submitting again help in both. A train-chunk's pods have `chunks.retries` each."""
+    opposite. `chunks.extra` and submitting again help in both. A train-chunk's pods have `chunks.retries` each."""
     deadline: Annotated[str, BeforeValidator(duration)] | None = None
     """Time such as `72h` after which Kubeflow ends the whole run, whatever it is doing."""
     keep_pods: Annotated[str, BeforeValidator(duration)] | None = None
@@ -191,7 +191,7 @@ class Parallel(Section):
     virtual_workers: Annotated[int, Field(ge=2, le=MAX_PROCESSES)] | None = None
     """Cut each step for so many workers, a power of two, whatever the number of processes that share them: those may be
     as many, fewer or one, and change between chunks, and the bits are the same. With `ddp` alone."""
-    hang_after: Annotated[str, BeforeValidator(duration)] = "10m"
+    hang_after: Annotated[str, BeforeValidator(duration), WrittenAs("hang_timeout")] = "10m"
     """Time without a sign of life from all processes after which the stacks of all are logged and the chunk fails."""
 
     @field_validator("virtual_workers")
@@ -204,7 +204,7 @@ class Parallel(Section):
 
     @property
     def hang_seconds(self) -> float:
-        """`hang_after` in seconds."""
+        """`hang_timeout` in seconds."""
         return seconds(self.hang_after)
 
     @property

@@ -8,13 +8,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from baton.recipe.base import Fraction, Positive, Section
+from baton.recipe.base import Fraction, Positive, Section, WrittenAs
 
 Action = Literal["off", "warn", "fix", "fail"]
 """`warn` says what was found, `fix` mends or drops the rows and keeps them with the reason, `fail` ends the run."""
 
 
-class Quality(Section):
+class QualityChecks(Section):
     """Checks of the rows, each `off`, `warn`, `fix` or `fail`. What `fix` changes or drops is kept with its reason."""
 
     empty: Action = "warn"
@@ -77,7 +77,7 @@ Size = Annotated[float, Field(ge=0)]
 """Below 1 a share of the rows, from 1 on a number of rows."""
 
 
-class Source(Section):
+class DataSource(Section):
     """One place that rows come from, where it differs from the others."""
 
     uri: str
@@ -92,7 +92,7 @@ class Source(Section):
     """Side on which all its rows lie: a given split. By content when left out."""
 
 
-class Split(Section):
+class SplitRule(Section):
     """Which rows are held out. A row's side depends on its content and `seed` alone, so growth never moves one."""
 
     eval: Annotated[float, Field(gt=0)] = 0.1
@@ -111,7 +111,7 @@ class Split(Section):
     `test`."""
 
     @model_validator(mode="after")
-    def _one_rule(self) -> Split:
+    def _one_rule(self) -> SplitRule:
         rules = [name for name in ("stratify_by", "group_by", "column") if getattr(self, name)]
         if len(rules) > 1:
             raise ValueError(f"{' and '.join(rules)} each decide a row's side; leave {len(rules) - 1} of them out")
@@ -150,7 +150,7 @@ class Csv(Section):
 class Data(Section):
     """Rows to learn from, and how they become tokens."""
 
-    source: Annotated[list[str | Source], Field(min_length=1)]
+    source: Annotated[list[str | DataSource], Field(min_length=1)]
     """File, folder, glob, a bucket (`s3://…`, `gs://…`, `az://…`), `hf://datasets/…` or `builtin:stdlib-docs`; one or a
     list, whose members may be mappings with their own `weight`, `format`, `columns` or `side`."""
     format: Format = "auto"
@@ -183,9 +183,9 @@ class Data(Section):
     """How tables of text are written, where their first records do not tell."""
     separator: str = "\n"
     """Put between prompt and completion where they are rendered as text, and counted as prompt."""
-    split: Split = Split()
+    split: SplitRule = SplitRule()
     """Which rows are held out."""
-    quality: Quality = Quality()
+    quality: QualityChecks = QualityChecks()
     """What is looked for in the rows, and what happens when it is found."""
     render_as: Literal["auto", "chat", "text"] = "auto"
     """How prompts and answers that are texts reach the model: `chat` as user and assistant turns in the chat template,
@@ -194,7 +194,7 @@ class Data(Section):
     that Baton trained. Conversations are always rendered, and plain text never."""
     system: Annotated[str, Field(min_length=1)] | None = None
     """System message of conversations that have none of their own."""
-    today: datetime.date | None = None
+    today: Annotated[datetime.date | None, WrittenAs("template_date")] = None
     """Day that chat templates are told which write today's date, such as Llama 3.2's. When left out, the day on which
     the run begins, in all its chunks; give it for runs that begin on other days and are to be the same."""
     max_length: Annotated[int, Field(ge=8)] = 512
@@ -227,9 +227,9 @@ class Data(Section):
     off hides an unknown number of rows and stops it at any share below 1."""
 
     @property
-    def sources(self) -> list[Source]:
+    def sources(self) -> list[DataSource]:
         """The sources, each with its settings."""
-        return [Source(uri=source) if isinstance(source, str) else source for source in self.source]
+        return [DataSource(uri=source) if isinstance(source, str) else source for source in self.source]
 
     @property
     def older_train_on(self) -> dict[str, bool | str]:
@@ -254,7 +254,7 @@ class Data(Section):
         read_as = "all" if read_as is None and not given.get("completion_only_loss", True) else read_as
         return {key: item for key, item in value.items() if key not in OLDER} | {"train_on": read_as}
 
-    @field_validator("source", mode="before", json_schema_input_type=str | list[str | Source])
+    @field_validator("source", mode="before", json_schema_input_type=str | list[str | DataSource])
     @classmethod
     def _one_or_many(cls, value: Any) -> Any:
         return [value] if isinstance(value, str | dict) else value

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from baton.recipe.base import Fraction, Name, Positive, Section
+from baton.recipe.base import Fraction, Name, Positive, Section, WrittenAs
 from baton.recipe.methods import AGAINST_BASELINE, SPECS
 from baton.recipe.run import Hook, shorthand
 
@@ -80,7 +80,7 @@ class Evaluation(Section):
     per_epoch: Positive | None = None
     """Evaluations in each epoch, the last one at its end, instead of `every`. In an epoch of S steps the k-th of n
     comes after step k × S / n, rounded up; where n is more than S, after each step."""
-    write_every: Positive | None = None
+    write_every: Annotated[Positive | None, WrittenAs("sample_every")] = None
     """Steps after which the model writes for the samples in the course of training, as after it: the texts go to
     `samples/` below the run, how many are right and what `metrics` and `functions` say of them to the metrics, as
     `written_…`. None when left out; training is not changed by it."""

@@ -18,6 +18,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from baton.recipe.base import written_name
 from baton.recipe.recipe import Recipe
 from baton.recipe.yaml_text import brief, lookalikes, plain
 
@@ -106,7 +107,7 @@ def explain(problem: Mapping[str, Any], document: Mapping[str, Any], source: Cal
         source: Returns how its value is written; None where that is not known.
     """
     location = place_of(problem)
-    path = ".".join(str(part) for part in location)
+    path = as_written(".".join(str(part) for part in location))
     if problem["type"] == "extra_forbidden":
         return f"{path}: unknown key; {_instead_of(location)}"
     if problem["type"] == "missing":
@@ -209,6 +210,26 @@ def _as_number(match: re.Match[str]) -> str:
     return f"{float(digits) / 100:g}" if match[2] == "%" else digits
 
 
+@functools.cache
+def renamed() -> dict[str, str]:
+    """Returns the paths that people write → those of the fields, where these differ; see `WrittenAs`."""
+
+    def below(section: type[BaseModel], fields: str, written: str) -> Iterator[tuple[str, str]]:
+        for name, field in section.model_fields.items():
+            theirs = f"{written}{written_name(name, field)}"
+            if theirs != fields + name:
+                yield theirs, fields + name
+            if inner := _section_of(field.annotation):
+                yield from below(inner, f"{fields}{name}.", f"{theirs}.")
+
+    return dict(below(Recipe, "", ""))
+
+
+def as_written(path: str) -> str:
+    """Returns the path that people write for a field's."""
+    return next((theirs for theirs, ours in renamed().items() if ours == path), path)
+
+
 def _keys_at(location: tuple[Any, ...]) -> list[str]:
     """Returns the field names of the section at a location of the schema."""
     model: type[BaseModel] | None = Recipe
@@ -216,7 +237,7 @@ def _keys_at(location: tuple[Any, ...]) -> list[str]:
         field = model.model_fields.get(str(part)) if model else None
         if field is not None:
             model = _section_of(field.annotation)
-    return list(model.model_fields) if model else []
+    return [written_name(name, field) for name, field in model.model_fields.items()] if model else []
 
 
 @functools.cache
@@ -228,7 +249,7 @@ def _paths(model: type[BaseModel] = Recipe, prefix: str = "") -> Iterator[str]:
     """Yields the paths of all fields that are in no list, the shallow ones first."""
     inner: list[tuple[type[BaseModel], str]] = []
     for name, field in model.model_fields.items():
-        yield prefix + name
+        yield prefix + written_name(name, field)
         section = _section_of(field.annotation)
         if section and "list[" not in str(field.annotation) and name != "sweep":
             inner.append((section, f"{prefix}{name}."))

@@ -20,6 +20,9 @@ MOST_PROBLEMS = 50
 """Problems that a message tells of: each is compared with all keys there are, which takes a while."""
 
 
+MISSING: Any = object()
+
+
 class _Read(dict[str, Any]):
     """A recipe's values, with the text that they were read from and changes to it."""
 
@@ -75,6 +78,7 @@ def parse(source: str | Mapping[str, Any], overrides: Sequence[str] = (), *, ori
 
 def validate(document: dict[str, Any], *, origin: str) -> Recipe:
     """Checks a recipe given as plain values; one message has a line per problem, each naming the dotted path."""
+    document = with_field_names(document, origin=origin)
     try:
         return Recipe.model_validate(document)
     except ValidationError as error:
@@ -92,10 +96,58 @@ def _written(document: Mapping[str, Any], location: tuple[str | int, ...]) -> st
     if not isinstance(document, _Read):
         return None
     path = ".".join(map(str, location))
+    names = (path, explain.as_written(path))
     for changed, _, text in (change.partition("=") for change in reversed(document.overrides)):
-        if changed.strip() == path:
+        if changed.strip() in names:
             return text.strip()
-    return yaml_text.written(document.text, location)
+    found = yaml_text.written(document.text, location)
+    return found if found is not None else yaml_text.written(document.text, tuple(names[1].split(".")))
+
+
+def with_field_names(document: dict[str, Any], *, origin: str) -> dict[str, Any]:
+    """Returns a recipe's plain values with its fields' names, where people write others; see `WrittenAs`."""
+    changed = copy.deepcopy(document)
+    for part in _trainings(changed):
+        for theirs, ours in explain.renamed().items():
+            if (value := _taken(part, theirs)) is not MISSING:
+                if _taken(part, ours) is not MISSING:
+                    raise UserError(f"recipe {origin!r}: {theirs} and {ours} are the same setting; leave {ours} out.")
+                set_path(part, ours, value)
+    sweep = changed.get("sweep")
+    if isinstance(sweep, dict) and isinstance(sweep.get("parameters"), dict):
+        sweep["parameters"] = {explain.renamed().get(path, path): given for path, given in sweep["parameters"].items()}
+    return changed
+
+
+def with_written_names(document: dict[str, Any]) -> dict[str, Any]:
+    """Returns the plain values of a recipe with the names that people write; see `with_field_names`."""
+    changed = copy.deepcopy(document)
+    for part in _trainings(changed):
+        for theirs, ours in explain.renamed().items():
+            if (value := _taken(part, ours)) is not MISSING:
+                set_path(part, theirs, value)
+    return changed
+
+
+def former_names(document: dict[str, Any]) -> list[tuple[str, str]]:
+    """Returns the settings that a recipe has under names of before, each with that of today."""
+    parts = _trainings(copy.deepcopy(document))
+    names = explain.renamed().items()
+    return [(ours, theirs) for theirs, ours in names if any(_taken(part, ours) is not MISSING for part in parts)]
+
+
+def _trainings(document: dict[str, Any]) -> list[dict[str, Any]]:
+    phases = document.get("phases")
+    return [document, *(part for part in (phases if isinstance(phases, list) else []) if isinstance(part, dict))]
+
+
+def _taken(document: dict[str, Any], path: str) -> Any:
+    """Takes out what is at a dotted path of plain values; `MISSING` where nothing is."""
+    *sections, last = path.split(".")
+    node: Any = document
+    for key in sections:
+        node = node.get(key) if isinstance(node, dict) else None
+    return node.pop(last, MISSING) if isinstance(node, dict) else MISSING
 
 
 def require_effects(recipe: Recipe, *, origin: str) -> None:
@@ -137,9 +189,16 @@ def loads(text: str) -> Recipe:
     return validate(json.loads(text), origin="recipe argument")
 
 
-def to_yaml(recipe: Recipe, *, only_set: bool = False) -> str:
-    """Returns the resolved recipe as YAML, for people; with `only_set` without the schema's own defaults."""
+def to_yaml(recipe: Recipe, *, only_set: bool = False, as_written: bool = False) -> str:
+    """Returns the resolved recipe as YAML.
+
+    Args:
+        recipe: The recipe.
+        only_set: Leave out what is as the schema has it anyway.
+        as_written: Take the names that people write, not those that runs have.
+    """
     document = recipe.model_dump(mode="json", exclude_defaults=only_set)
+    document = with_written_names(document) if as_written else document
     return yaml_text.dump(document, sort_keys=False, allow_unicode=True)
 
 
@@ -185,7 +244,10 @@ def _override(document: dict[str, Any], override: str) -> None:
         value = yaml_text.load(text)
     except yaml.YAMLError:
         raise UserError(f"override {override!r}: the value is not YAML; quote it.") from None
+    path = path.strip()
     try:
-        set_path(document, path.strip(), value)
+        set_path(document, path, value)
+        for same in {explain.as_written(path), explain.renamed().get(path, path)} - {path}:
+            _taken(document, same)  # what the recipe says under the other name
     except KeyError as error:
         raise UserError(f"override {override!r}: {error.args[0]!r} is a value, it has no keys below it.") from None

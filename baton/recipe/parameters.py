@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from baton.errors import UserError
-from baton.recipe import load
+from baton.recipe import explain, load
 from baton.recipe.recipe import Recipe
-from baton.recipe.search import MERGED_SECTIONS, Phase, phase_document
+from baton.recipe.search import MERGED_SECTIONS, RecipePhase, phase_document
 
 NAMES = {
     "store.uri": "store",
@@ -78,7 +78,8 @@ def apply_parameters(recipe: Recipe, values: Mapping[str, object], overrides: Ma
             recipe's top level does, and `PHASE.path` one of them. Whole numbers may have become floats on the way.
     """
     document = recipe.model_dump(mode="json")
-    overrides = {key: restore_ints(value) for key, value in overrides.items()}
+    names = [phase.name for phase in recipe.phases]
+    overrides = {_field_path(key, names): restore_ints(value) for key, value in overrides.items()}
     given = {path: value for path, value in values.items() if value != _compiled(recipe, path)}
     for path in given.keys() & overrides.keys():
         if given[path] != overrides[path]:
@@ -102,12 +103,11 @@ def apply_parameters(recipe: Recipe, values: Mapping[str, object], overrides: Ma
                 remedy="Leave it empty, or give the recipe a model.base instead of model.from_scratch.",
             )
         document["model"]["revision"] = None  # a commit of the other one
-    names = [phase.name for phase in recipe.phases]
     for key in sorted(overrides, key=lambda key: _phase_of(key, names) is not None):
         _override(document, key, overrides[key], names)
     phases = document["phases"]
     for position, phase in enumerate(phases):  # so that a problem of a phase is told as that of a recipe is
-        part = phase_document(document, Phase.model_validate(phase), position, last=position == len(phases) - 1)
+        part = phase_document(document, RecipePhase.model_validate(phase), position, last=position == len(phases) - 1)
         load.validate(part, origin=f"{ORIGIN}, phase {phase['name']}")
     result = load.validate(document, origin=ORIGIN)
     _require_same_graph(recipe, result)
@@ -174,6 +174,13 @@ def _compiled(recipe: Recipe, path: str) -> object:
     if path == "training.epochs" and node is None and recipe.training.max_steps is None:
         return 1.0
     return node
+
+
+def _field_path(key: str, names: list[str]) -> str:
+    """Returns the path of the field that a key, perhaps of a phase, is written for."""
+    phase = "" if _phase_of(key, names) is None else f"{key.partition('.')[0]}."
+    path = key.removeprefix(phase)
+    return phase + explain.renamed().get(path, path)
 
 
 def _phase_of(key: str, names: list[str]) -> int | None:

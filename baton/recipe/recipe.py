@@ -23,7 +23,7 @@ from baton.recipe.evaluation import REGISTERED, Evaluation, Export
 from baton.recipe.methods import Referenced
 from baton.recipe.model import Adapter, Model
 from baton.recipe.run import MAX_CHUNKS, Chunks, Hooks, Store, Tracking, Trust, shorthand
-from baton.recipe.search import Phase, Retrain, Search, ShortPhase, phase_document
+from baton.recipe.search import RecipePhase, Retrain, Search, ShortPhase, phase_document
 from baton.recipe.training import Training
 
 ZERO_OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd")
@@ -208,7 +208,7 @@ def _phase_recipes(text: str) -> tuple[Recipe, ...]:
     """Returns the recipes of the phases of a recipe, which is given as JSON: it is asked for them many times."""
     document = json.loads(text)
     recipes = []
-    for position, phase in enumerate(map(Phase.model_validate, document["phases"])):
+    for position, phase in enumerate(map(RecipePhase.model_validate, document["phases"])):
         last = position == len(document["phases"]) - 1
         try:
             recipes.append(Recipe.model_validate(phase_document(document, phase, position, last=last)))
@@ -374,7 +374,7 @@ def _check_sharded(recipe: Recipe) -> None:
             training.lr_find,
             "it tries rates in one process, with the whole model on one GPU; give training.learning_rate, or use ddp",
         ),
-        "evaluation.write_every": (
+        "evaluation.sample_every": (
             recipe.evaluation.write_every,
             "the process that writes has no whole model; use ddp",
         ),

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from baton.recipe.base import DURATION, Positive, Quantity, Section, duration, near_duration, seconds
+from baton.recipe.base import DURATION, Positive, Quantity, Section, WrittenAs, duration, near_duration, seconds
 from baton.signing import PublicKey
 
 OBJECT = r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"
@@ -160,7 +160,7 @@ class Chunks(Section):
     count: Annotated[int, Field(ge=1, le=MAX_CHUNKS)] | Literal["per-epoch"] = 1
     """Number of train-chunks, each its own pod, of the same number of steps. `per-epoch` ends one with each epoch:
     `training.epochs`, rounded up, is their number, fixed when the pipeline is compiled."""
-    spare: Annotated[int, Field(ge=0, le=MAX_CHUNKS)] = 0
+    spare: Annotated[int, Field(ge=0, le=MAX_CHUNKS), WrittenAs("extra")] = 0
     """Further chunks at the end that finish what preempted ones left; they return at once where nothing is left."""
     checkpoint_every: Positive | str | None = None
     """Checkpoints inside a chunk: a number of steps, or a time such as `30s`, `5m`, `1h`. `continuous` takes the next
@@ -255,7 +255,7 @@ class Tracking(Section):
     mlflow: Annotated[str | None, BeforeValidator(_address_or_none)] = "sqlite:///mlflow.db"
     """MLflow tracking URI; null, none or off turns tracking off, but where Kubeflow gives its pods the address of its
     own MLflow."""
-    mlflow_page: str | None = None
+    mlflow_page: Annotated[str | None, WrittenAs("mlflow_ui_url")] = None
     """Address at which people reach MLflow, for links, where it is another than `mlflow`."""
     experiment: str | None = None
     """MLflow experiment; the recipe's name when left out, in Kubeflow's own MLflow the Kubeflow run's."""

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from baton.recipe.base import Positive, Section, duration, seconds
+from baton.recipe.base import Positive, Section, WrittenAs, duration, seconds
 
 SWEPT = ("seed", "model", "data", "adapter", "training", "hooks")
 """Sections whose values may differ between the trials of a sweep: how all are cut, judged and placed is the same."""
@@ -92,7 +92,7 @@ class Search(Section):
     brackets: Positive | None = None
     """Batches of trials one after the other, where there is no `hyperband`: `optuna` learns from the ones before. 3
     for `optuna` and 1 otherwise when left out."""
-    parallel: Positive | None = None
+    parallel: Annotated[Positive | None, WrittenAs("max_parallel_trials")] = None
     """Trials at once on a cluster; 4 when left out. On one machine they take turns."""
 
     @field_validator("parameters")
@@ -138,7 +138,7 @@ MERGED_SECTIONS = ("data", "adapter", "training", "chunks", "evaluation", "hooks
 """Sections in which a phase may differ."""
 
 
-class Phase(Section):
+class RecipePhase(Section):
     """One training of several: what it has in a section stands in place of the top level's, key by key."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,18}[a-z0-9])?$")]
@@ -161,11 +161,11 @@ def _phase_shorthand(value: Any) -> Any:
     return {"name": value, "training": {"method": value}} if isinstance(value, str) else value
 
 
-ShortPhase = Annotated[Phase, BeforeValidator(_phase_shorthand, json_schema_input_type=Phase | str)]
+ShortPhase = Annotated[RecipePhase, BeforeValidator(_phase_shorthand, json_schema_input_type=RecipePhase | str)]
 """A phase, or just the name of its method."""
 
 
-def phase_document(document: dict[str, Any], phase: Phase, position: int, *, last: bool) -> dict[str, Any]:
+def phase_document(document: dict[str, Any], phase: RecipePhase, position: int, *, last: bool) -> dict[str, Any]:
     """Returns the recipe of a phase as plain values.
 
     Args:

@@ -124,6 +124,8 @@ def load(
     for part in (document, *(phase for phase in document.get("phases") or () if isinstance(phase, dict))):
         for key in OLDER & (part.get("data") or {}).keys():
             logging.getLogger("baton").warning("note: data.%s is read as data.train_on, which has replaced it", key)
+    for former, today in recipe_file.former_names(document):
+        logging.getLogger("baton").warning("note: %s is called %s now", former, today)
     recipe_file.require_effects(recipe, origin=source.name)
     credentials.require_none(recipe)
     recipe = consent.require_consent(recipe, source)

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 
-from baton.recipe.data import Quality
+from baton.recipe.data import QualityChecks
 from benchmarks.bench import Bench, parse_mark
 from benchmarks.ours import ENVIRONMENT, Ours
 from benchmarks.process import Event, watch
@@ -17,7 +17,7 @@ from benchmarks.theirs import Theirs
 NAME = "split"
 TITLE = "rows of a file to the sides of a split, and the memory that it takes"
 ROWS = 100_000
-CHECKS = [name for name, field in Quality.model_fields.items() if field.default in ("warn", "fix")]
+CHECKS = [name for name, field in QualityChecks.model_fields.items() if field.default in ("warn", "fix")]
 
 
 def measure(bench: Bench, ours: Ours, theirs: Theirs) -> Row:

@@ -17,7 +17,7 @@ import numpy as np
 from baton.data.quality import checks
 from baton.data.quality.checks import training_text
 from baton.data.rows import SIDES, Record
-from baton.recipe.data import Quality
+from baton.recipe.data import QualityChecks
 
 NUM_HASHES = 128
 SHINGLE = 3
@@ -150,7 +150,7 @@ NONE = -1
 class DedupChecks:
     """Remembers rows, and finds those that are like another."""
 
-    def __init__(self, quality: Quality, scratch: str) -> None:
+    def __init__(self, quality: QualityChecks, scratch: str) -> None:
         self._quality = quality
         self._is_on = {check: getattr(quality, check) != "off" for check in DEDUP_CHECKS}
         self._signatures = Signatures(f"{scratch}/signatures")

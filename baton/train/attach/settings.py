@@ -69,7 +69,9 @@ CADENCES = ("checkpoint_every", "checkpoints_per_epoch")
 """Settings that say when checkpoints before the target are due."""
 WITHOUT_EFFECT = {
     "count": ("the target says where a chunk ends", "Give attach a target, such as `(1, 4)`."),
-    "spare": ("the script says how many chunks there are", "Attach once more where a chunk ended early."),
+    **dict.fromkeys(
+        ("extra", "spare"), ("the script says how many chunks there are", "Attach once more where a chunk ended early.")
+    ),
     "retries": ("nothing starts a script again in its process", "Start the script again: it resumes."),
     "keep.audit": ("`baton audit` trains a recipe's chunks again, and there is none", "Leave it out."),
     "signing.secret": (

@@ -214,5 +214,5 @@ class Watchdog:
         who = f"rank {hanging[0]} hangs" if len(hanging) == 1 else f"ranks {', '.join(map(str, hanging))} hang"
         return (
             f"{who} in step {at.step}, before or in its {at.doing}: no sign of life for {self.hang_after:.0f} s "
-            "(training.parallel.hang_after); the stacks of all ranks are in the log."
+            "(training.parallel.hang_timeout); the stacks of all ranks are in the log."
         )

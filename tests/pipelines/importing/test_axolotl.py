@@ -414,7 +414,7 @@ def test_greedy_samples_and_tasks_with_numbers_of_their_own(written: Write):
     assert (made.recipe.evaluation.samples, made.recipe.evaluation.temperature) == (3, 0)
     assert made.recipe.evaluation.tasks.model_dump(exclude_defaults=True) == {"names": ["gsm8k", "hellaswag"]}
     assert "one number of examples is for all tasks" in made.text("lm_eval_tasks")
-    assert "evaluation.write_every in steps" in made.text("generate_samples")
+    assert "evaluation.sample_every in steps" in made.text("generate_samples")
 
 
 def test_their_defaults_hold_where_the_file_is_silent(written: Write):

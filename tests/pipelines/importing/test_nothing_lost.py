@@ -11,13 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.errors import UserError
-from baton.importers import files
+from baton.importers import axolotl, files, llamafactory
 from baton.importers.draft import RecipeDraft
 from baton.importers.files import OtherTrainer
 from baton.recipe import load
 from tests.pipelines.importing.conftest import TRAINERS
 
 HERE = Path(__file__).parent
+MODULES = {"axolotl": axolotl, "llamafactory": llamafactory}
 LEAST: dict[str, dict[str, Any]] = {
     "llamafactory": {"model_name_or_path": "org/m", "dataset": "x"},
     "axolotl": {"base_model": "org/m", "datasets": [{"path": "org/d", "type": "alpaca"}]},
@@ -98,7 +99,8 @@ def test_no_value_of_the_file_is_a_default(path: Path):
 
 @pytest.mark.parametrize("tool", TRAINERS)
 def test_every_known_key_is_accounted_for_alone(tool: str, tmp_path: Path):
-    for key in {key.replace("*", "x") for key in (*TRAINERS[tool].keys, *TRAINERS[tool].methods)} - LEAST[tool].keys():
+    known = (*MODULES[tool].KEYS, *MODULES[tool].TABLES["methods"])
+    for key in {key.replace("*", "x") for key in known} - LEAST[tool].keys():
         for value in (True, "text", 2):
             path = tmp_path / "train.yaml"
             path.write_text(yaml.safe_dump({**LEAST[tool], key: value}), encoding="utf-8")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from baton.data import schema
 from baton.data.schema import ColumnMapping
 from baton.recipe import load
-from baton.recipe.data import Source
+from baton.recipe.data import DataSource
 from tests.unit.data_split.splitting import normalized
 
 SYSTEM = {"role": "system", "content": "Be brief."}
@@ -355,4 +355,4 @@ def of_method(method: str, row: dict[str, Any]) -> ColumnMapping:
     own = {"grpo": {"rewards": ["length"]}} if method == "grpo" else {}
     document = {"name": "x", "model": {"base": "org/m"}, "data": {"source": "x"}, "training": {"method": method, **own}}
     recipe = load.validate(document, origin="x")
-    return schema.infer_mapping(Source(uri="x"), recipe, list(dict.fromkeys(schema.column_paths(row))))
+    return schema.infer_mapping(DataSource(uri="x"), recipe, list(dict.fromkeys(schema.column_paths(row))))

@@ -8,7 +8,7 @@ from baton.data import schema
 from baton.data.schema import ColumnMapping
 from baton.errors import UserError
 from baton.recipe import load
-from baton.recipe.data import Source
+from baton.recipe.data import DataSource
 
 GSM8K = {"prompt": "question", "completion": "answer"}
 
@@ -23,7 +23,7 @@ def layout(method: str, present: list[str], source: dict[str, Any] | None = None
         "training": {"method": method, **own},
     }
     recipe = load.validate(document, origin="r.yaml")
-    return schema.infer_mapping(Source(uri="rows.jsonl", **(source or {})), recipe, present)
+    return schema.infer_mapping(DataSource(uri="rows.jsonl", **(source or {})), recipe, present)
 
 
 BY_OWN_NAMES = {

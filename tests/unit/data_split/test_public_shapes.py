@@ -13,7 +13,7 @@ import pytest
 from baton.data import schema
 from baton.errors import UserError
 from baton.recipe import load
-from baton.recipe.data import Source
+from baton.recipe.data import DataSource
 from tests.unit.data_split.splitting import normalized, sides, split, write
 
 SHAPES = [json.loads(line) for line in (Path(__file__).parent / "public_shapes.jsonl").read_text("utf-8").splitlines()]
@@ -32,7 +32,7 @@ def normalised(shape: dict[str, Any], **data: Any) -> Any:
         "training": {"method": method, **own},
     }
     recipe = load.validate(document, origin="r.yaml")
-    layout = schema.infer_mapping(Source(uri="rows.jsonl"), recipe, sorted(set(schema.column_paths(shape["row"]))))
+    layout = schema.infer_mapping(DataSource(uri="rows.jsonl"), recipe, sorted(set(schema.column_paths(shape["row"]))))
     return normalized(shape["row"], layout)
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from baton.data.quality import checks as texts
 from baton.data.quality import dedup
 from baton.data.rows import SIDES, Record
-from baton.recipe.data import Quality
+from baton.recipe.data import QualityChecks
 
 WORDS = [
     "the",
@@ -46,7 +46,7 @@ def numbers(rows: list[tuple[str, str]]) -> np.ndarray:
 def find(rows: list[tuple[str, str]], folder: Path, **quality: Any) -> dict[str, dict[str, str]]:
     """Returns for each check what text is like what other: `{check: {text: partner}}`."""
     folder.mkdir(exist_ok=True)
-    checks = dedup.DedupChecks(Quality(**quality), str(folder))
+    checks = dedup.DedupChecks(QualityChecks(**quality), str(folder))
     for line, (text, _) in enumerate(rows):
         checks.add(Record(json.dumps({"text": text}), "rows.jsonl", line))
     return {
@@ -145,7 +145,7 @@ def test_copies_go_with_their_row(tmp_path: Path):
 
     assert list(found) == ["leakage", "near_duplicates"]
     assert len(found["near_duplicates"]) == 1  # by text: one of the two, with its copy
-    checks = dedup.DedupChecks(Quality(duplicates="off"), str(tmp_path))
+    checks = dedup.DedupChecks(QualityChecks(duplicates="off"), str(tmp_path))
     for line, (row, _) in enumerate(rows):
         checks.add(Record(json.dumps({"text": row}), "rows.jsonl", line))
     assert (checks.find(numbers(rows))["near_duplicates"] != dedup.NONE).sum() == 2

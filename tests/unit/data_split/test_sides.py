@@ -19,7 +19,7 @@ from baton.data.assign import SplitAssigner
 from baton.data.rows import Record
 from baton.errors import DamagedError, UserError
 from baton.recipe import load
-from baton.recipe.data import Data, Split
+from baton.recipe.data import Data, SplitRule
 from baton.store.storage import Storage
 
 
@@ -234,7 +234,7 @@ CONTRADICTIONS = {
 @pytest.mark.parametrize(("split", "message"), CONTRADICTIONS.values(), ids=CONTRADICTIONS)
 def test_settings_that_contradict_each_other(split: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError) as caught:
-        Split(**split)
+        SplitRule(**split)
 
     assert message in str(caught.value)
 

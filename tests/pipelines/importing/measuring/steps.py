@@ -26,7 +26,7 @@ MACHINE = {
     "training": ("compile", "compile_optimizer", "liger", "parallel", "activation_offloading", "epochs",
                  "early_stopping", "fp16_initial_scale", "trainable", "micro_batch_size"),
     "adapter": ("layers_to_transform",),
-    "evaluation": ("every", "per_epoch", "write_every", "tasks", "metrics", "batch_size"),
+    "evaluation": ("every", "per_epoch", "sample_every", "tasks", "metrics", "batch_size"),
     "export": ("hub", "checkpoint"),
     "hooks": ("source",),
 }  # fmt: skip
