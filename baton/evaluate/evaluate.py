@@ -11,7 +11,6 @@ import math
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -75,9 +74,11 @@ def evaluate_run(run_uri: str) -> dict[str, Any]:
     last = trained.final_checkpoint(run)  # an unfinished run fails before anything is judged
     with scratch_folder("evaluate") as scratch:
         evaluation_set = EvaluationSet(run, recipe, scratch)
-        production = find_production(run, recipe, scratch)
-        measured, words, parameters = _measure_all(evaluation_set, production, scratch)
+        production, words = find_production(run, recipe, scratch)
+        measured, has_own_tokens, parameters = _measure_all(evaluation_set, production, scratch)
         evaluation = _document(evaluation_set, measured, evaluation_set.score(measured))
+    if has_own_tokens:
+        words = f"{words}; it has another vocabulary, so that figures on tokens are left out"
     evaluation |= {"production_model": words, "parameters": parameters}
     for when in ("before", "after"):
         events.emit(events.Evaluated(when, evaluation[when]))
@@ -95,12 +96,7 @@ def evaluate_run(run_uri: str) -> dict[str, Any]:
 
 
 def evaluation_card(run: Run, evaluation: dict[str, Any]) -> Card:
-    """Returns the figures of a trained run: one column on Kubeflow's page that compares runs.
-
-    Args:
-        run: The run.
-        evaluation: What `evaluate_run` returned.
-    """
+    """Returns the figures of a trained run: one column on Kubeflow's page that compares runs."""
     chosen, last = trained.chosen_checkpoint(run), trained.final_checkpoint(run)
     work, origin = last.meta.work, last.meta.forked_from
     per_step = run.need(TokenizedRows).tokens * run.plan().passes(1)
@@ -147,12 +143,7 @@ def summary(before: Figures, after: Figures, in_use: Figures | None = None) -> s
 
 
 class EvaluationSet:
-    """Rows, prompts, metrics and tasks on which every model is judged, loaded and checked before the first model is.
-
-    Raises:
-        UserError: a function, encoder or task that the recipe names cannot be had, or the function fails on the first
-            row's own answer.
-    """
+    """Rows, prompts, metrics and tasks on which every model is judged, loaded and checked before the first model is."""
 
     def __init__(self, run: Run, recipe: Recipe, scratch: str) -> None:
         chat.set_template_date(run.need(TokenizedRows).today)
@@ -242,12 +233,12 @@ def _progress_events(when: str, doing: str) -> measures.Progress:
 
 
 def _measure_all(
-    evaluation_set: EvaluationSet, production: Production | None, scratch: str
-) -> tuple[dict[str, Measured], str | None, int]:
+    evaluation_set: EvaluationSet, production: str | None, scratch: str
+) -> tuple[dict[str, Measured], bool, int]:
     """Measures the models one after the other, so that one is in memory at a time.
 
     Returns:
-        The results of each, what the production model is in words, and the trained model's parameters.
+        The results of each, whether the production model has another vocabulary, and the trained model's parameters.
     """
     import torch
 
@@ -256,19 +247,16 @@ def _measure_all(
         "before": lambda: (loading.start_model(recipe, tokenizer, trained.base_folder(recipe)), None),
         "after": lambda: (trained.trained_model(recipe, tokenizer, trained.final_folder(run, scratch)), None),
     }
-    words = production.words if production else None
-    if production and production.folder:
-        folder = production.folder
-        builders = {"production": lambda: load_production(folder, recipe), **builders}
+    if production:
+        builders = {"production": lambda: load_production(production, recipe), **builders}
     measured: dict[str, Measured] = {}
-    parameters = 0
+    has_own_tokens, parameters = False, 0
     for when, build in builders.items():
         model, own = build()
         # Losses per token compare where the vocabularies are the same.
         if own is not None and own.get_vocab() == tokenizer.get_vocab():
             own = None
-        if own is not None:
-            words = f"{words}; it has another vocabulary, so that figures on tokens are left out"
+        has_own_tokens = has_own_tokens or own is not None
         model = loading.place_model(model).eval()
         measured[when] = evaluation_set.measure(when, model, own)
         parameters = loading.count_parameters(model.parameters())
@@ -279,7 +267,7 @@ def _measure_all(
     for when in measured.keys() - {"before"}:
         if measured["before"].likelihoods and measured[when].likelihoods:
             measured[when].figures |= measures.preference(measured["before"].likelihoods, measured[when].likelihoods)
-    return measured, words, parameters
+    return measured, has_own_tokens, parameters
 
 
 def _document(
@@ -324,46 +312,33 @@ def _document(
     }
 
 
-@dataclass(frozen=True)
-class Production:
-    """The model now in use.
+def find_production(run: Run, recipe: Recipe, scratch: str) -> tuple[str | None, str | None]:
+    """Returns the folder of the model now in use, as `evaluation.production` names it, and what it is in words.
 
-    Attributes:
-        folder: Its files; None where there is none yet.
-        words: What it is, or why there is none.
-    """
-
-    folder: str | None
-    words: str
-
-
-def find_production(run: Run, recipe: Recipe, scratch: str) -> Production | None:
-    """Returns the model that `evaluation.production` stands for, None where nothing is said of one.
-
-    Raises:
-        UserError: it is gone, or is another kind of model than the run trains.
+    There is no folder where there is no such model yet, and no words where the recipe names none.
     """
     reference = recipe.evaluation.production
     if reference is None:
-        return None
+        return None, None
     if reference == ACCEPTED:
         note = run.read(RetrainNote)
         name = note.model if note else recipe.name  # a phase has its own name
         in_use = lineage.newest_accepted(run.storage, name)
         if in_use.model_uri is None:
-            return Production(None, f"{ACCEPTED}: there is none yet")
-        words = f"{ACCEPTED}, model {in_use.number} of {name}"
-        production = Production(loading.local_model(in_use.model_uri), words)
+            return None, f"{ACCEPTED}: there is none yet"
+        folder, words = loading.local_model(in_use.model_uri), f"{ACCEPTED}, model {in_use.number} of {name}"
     elif reference.startswith("models:"):
-        production = _registered(run, recipe, reference, scratch)
+        registered, words = _registered(run, recipe, reference, scratch)
+        if registered is None:
+            return None, words
+        folder = registered
     else:
-        production = Production(loading.local_model(reference), reference)
-    if production.folder:
-        _require_same_kind(production.folder, recipe)
-    return production
+        folder, words = loading.local_model(reference), reference
+    _require_same_kind(folder, recipe)
+    return folder, words
 
 
-def _registered(run: Run, recipe: Recipe, reference: str, scratch: str) -> Production:
+def _registered(run: Run, recipe: Recipe, reference: str, scratch: str) -> tuple[str | None, str]:
     match = REGISTERED.fullmatch(reference)
     if match is None:
         raise UserError(f"evaluation.production {reference!r} is not of the form models:/NAME@ALIAS.")
@@ -389,12 +364,12 @@ def _registered(run: Run, recipe: Recipe, reference: str, scratch: str) -> Produ
     except (MlflowException, ImportError, OSError) as error:
         # The alias was asked for and is not there. A version that is known and cannot be had is an error.
         if version is None and getattr(error, "error_code", None) in ABSENT:
-            return Production(None, f"{reference}: there is none yet")
+            return None, f"{reference}: there is none yet"
         raise UserError(
             f"evaluation.production {reference!r} cannot be had from {uri}: {' '.join(str(error).split())[:300]}",
             remedy="Check the name and the tracking server.",
         ) from None
-    return Production(folder, f"{reference}, version {version}" if alias else reference)
+    return folder, f"{reference}, version {version}" if alias else reference
 
 
 def _require_same_kind(folder: str, recipe: Recipe) -> None:
@@ -418,11 +393,7 @@ def _require_same_kind(folder: str, recipe: Recipe) -> None:
 
 
 def load_production(folder: str, recipe: Recipe) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Loads a model as the recipe's own are, with its tokenizer; an adapter is put on its base.
-
-    Raises:
-        UserError: it cannot be loaded, or nobody has consented to code that comes with it.
-    """
+    """Loads a model as the recipe's own are, with its tokenizer; an adapter is put on its base."""
     setting = "evaluation.production"
     user_code.trusted_model(recipe, setting, folder)
     try:

@@ -25,11 +25,7 @@ WHOSE = {
 
 
 def judge_run(run_uri: str) -> GateVerdict:
-    """Judges a run and keeps the verdict with its evaluation.
-
-    Raises:
-        UserError: the trained model, or the one it is compared with, lacks a figure that the gate names.
-    """
+    """Judges a run and keeps the verdict with its evaluation."""
     started = time.time()
     run = Run.open(run_uri)
     evaluation = run.need(EvaluationResult)
@@ -60,10 +56,6 @@ def reject_run(run_uri: str) -> str:
 
 def judge(gate: dict[str, str], evaluation: EvaluationResult) -> list[JudgedLine]:
     """Compares an evaluation with the lines of a gate; one whose figures were not measured does not hold.
-
-    Args:
-        gate: Figure → line, as `recipe.evaluation.gate`.
-        evaluation: The figures of the models.
 
     Raises:
         UserError: the trained model, or the one it is compared with, has no such figure.

@@ -294,16 +294,7 @@ def _padded(rows: list[list[int]], filler: int) -> Any:
 
 
 class Harness:
-    """The harness's tasks of a recipe, found and loaded before a model is.
-
-    Args:
-        tasks: Names and settings.
-        scratch: Folder for tasks that come from a store.
-        trust: As in the recipe: tasks may call functions.
-
-    Raises:
-        UserError: the package is missing, a task is unknown or cannot be loaded, or nobody has consented to it.
-    """
+    """The harness's tasks of a recipe, found and loaded before a model is."""
 
     def __init__(self, tasks: Tasks, scratch: str, trust: Trust = None) -> None:
         extras.require_packages(f"evaluation.tasks: {', '.join(tasks.names)}", "lm_eval")
@@ -336,19 +327,9 @@ class Harness:
 
         A task that says itself that it has no examples gets none, whatever `few_shot` says.
 
-        Args:
-            model: A causal language model.
-            tokenizer: Its tokenizer.
-            batch_size: Requests at once.
-            chat: Whether questions and examples are turns of the tokenizer's chat template.
-            system: What conversations begin with.
-
         Returns:
             Figures named `<task>.<metric>`, with the harness's filter after them where a metric has several. One that
             is no mean over documents is a constant.
-
-        Raises:
-            UserError: a task fails, or runs code of the model's and so is refused.
         """
         from lm_eval import simple_evaluate
         from lm_eval.models.huggingface import HFLM

@@ -72,11 +72,7 @@ def export_run(run_uri: str) -> ExportedModel:
 
 
 def write_artifact(run: Run, exported: ExportedModel, artifact: Artifact) -> None:
-    """Writes the artifact of a model that is exported.
-
-    Raises:
-        BatonError: the disk has no room for the files, or they are no longer what was committed.
-    """
+    """Writes the artifact of a model that is exported."""
     prefix = exported.model_uri.removeprefix(f"{run.storage.uri()}/").rpartition("/")[0]
     manifest = read_manifest(run.storage, prefix)
     assert manifest, exported.model_uri  # committed by the call that returned `exported`
@@ -119,7 +115,8 @@ def _export(source: ExportSource, export_format: str, main: CommittedExport | No
             _write_prompting(draft)
         finding = FORMATS[export_format].check(draft)
         if export_format in model_card.LOADING:  # that people look at
-            model_card.write(run, source.recipe, source.facts, export_format, target, finding.words)
+            about = {"export_format": export_format, "target": target, "check": finding.words}
+            model_card.write(run, source.recipe, source.checkpoint, source.licence, **about)
         meta = ModelMeta(
             run=run.name,
             format=export_format,

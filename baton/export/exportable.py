@@ -24,15 +24,7 @@ PACKAGES = {"gguf": ("gguf",), "onnx": ("onnx", "onnxscript", "onnxruntime"), "m
 
 
 def check_registry(recipe: Recipe, server: str | None) -> None:
-    """Refuses to register a model, or to compare with a registered one, where there is no registry.
-
-    Args:
-        recipe: The recipe.
-        server: Address of the MLflow that the run is tracked in.
-
-    Raises:
-        UserError: there is none.
-    """
+    """Refuses to register a model, or to compare with a registered one, where there is no registry."""
     if recipe.export.registered_model and server is None:
         raise UserError(
             f"export.registered_model: {recipe.export.registered_model!r} has no registry, as tracking.mlflow is null.",
@@ -46,15 +38,7 @@ def check_registry(recipe: Recipe, server: str | None) -> None:
 
 
 def check(recipe: Recipe, architecture: str | None = None) -> None:
-    """Refuses what the export stage could only refuse after the training.
-
-    Args:
-        recipe: The recipe.
-        architecture: Transformers' model type, where it is known.
-
-    Raises:
-        UserError: a format cannot hold the model, or the manifest for KServe would name no address.
-    """
+    """Refuses what the export stage could only refuse after the training."""
     formats = recipe.export.formats
     if "gguf" in formats:
         if recipe.training.spec.scores:
@@ -80,9 +64,5 @@ def check(recipe: Recipe, architecture: str | None = None) -> None:
 
 
 def require_packages(export_format: str) -> None:
-    """Makes sure that the packages of a format are installed here.
-
-    Raises:
-        UserError: one is missing.
-    """
+    """Makes sure that the packages of a format are installed here."""
     extras.require_packages(f"export.formats: {export_format}", *PACKAGES.get(export_format, ()))

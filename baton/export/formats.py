@@ -143,7 +143,7 @@ def _write_gguf(draft: ExportDraft) -> None:
     exportable.check(source.recipe, source.merged.config.model_type)
     tokenizer_folder = f"{source.scratch}/tokenizer"
     source.tokenizer.save_pretrained(tokenizer_folder)
-    about = {"name": source.recipe.name, "license": source.facts.licence or ""}
+    about = {"name": source.recipe.name, "license": source.licence or ""}
     for kind in source.recipe.export.gguf.types:
         name = f"{source.recipe.name}-{kind}.gguf"
         path = f"{draft.target}/{name}"
@@ -268,14 +268,7 @@ def _write_oci(draft: ExportDraft) -> None:
 
 
 def write_image_layout(source: str, target: str, *, tag: str, labels: dict[str, str]) -> None:
-    """Writes the files of a folder as an OCI image layout; the same files give the same bytes.
-
-    Args:
-        source: Folder with the model's files.
-        target: Folder to write to.
-        tag: Name of the image in the index.
-        labels: Go into the image's configuration.
-    """
+    """Writes the files of a folder as an OCI image layout; the same files give the same bytes."""
     blobs = f"{target}/blobs/sha256"
     os.makedirs(blobs)
 
@@ -344,15 +337,7 @@ def _check_oci(draft: ExportDraft) -> ExportCheck:
 
 
 def check_image_layout(folder: str, expected: dict[str, str]) -> ExportCheck:
-    """Reads a layout from its index down and compares every file of the model.
-
-    Args:
-        folder: The layout.
-        expected: SHA-256 of each file under /models.
-
-    Raises:
-        BatonError: a digest or size is not what the layout says, or a file is not the model's.
-    """
+    """Reads a layout from its index down and compares every file of the model."""
 
     def checked(descriptor: BlobDescriptor) -> str:
         path = f"{folder}/blobs/{descriptor['digest'].replace(':', '/')}"
@@ -454,11 +439,7 @@ def _check_kserve(draft: ExportDraft) -> ExportCheck:
 
 
 def check_inference_service(document: dict[str, Any]) -> ExportCheck:
-    """Checks a manifest that was read back.
-
-    Raises:
-        BatonError: it is not what KServe takes.
-    """
+    """Checks a manifest that was read back."""
     uri = document["spec"]["predictor"]["model"]["storageUri"]
     values = document["metadata"]["labels"].values()
     if document["kind"] != "InferenceService" or not all(LABEL.fullmatch(value) for value in values):

@@ -134,11 +134,7 @@ def _type(name: str, values: Array, kind: str) -> GGMLQuantizationType:
 
 
 def add_settings(writer: GGUFWriter, config: Any) -> None:
-    """Writes a model's settings.
-
-    Raises:
-        UserError: llama.cpp does not compute what a setting asks for.
-    """
+    """Writes a model's settings."""
     name = GGUF_NAMES[config.model_type]
     _require_computable(config, name)
     writer.add_vocab_size(config.vocab_size)
@@ -230,9 +226,6 @@ def add_vocabulary(writer: GGUFWriter, tokenizer: PreTrainedTokenizerBase, folde
         tokenizer: The tokenizer.
         folder: Where its files are.
         vocab_size: Rows of the model's embedding; names are made up for those without a token.
-
-    Raises:
-        UserError: the tokenizer is of a kind that llama.cpp does not have.
     """
     import gguf
 
@@ -329,11 +322,7 @@ class TensorSource:
 
 
 def model_tensors(model: Any) -> Iterator[TensorSource]:
-    """Yields the tensors of a model, none of them twice where the output shares the embedding's.
-
-    Raises:
-        UserError: GGUF has no name for one of them.
-    """
+    """Yields the tensors of a model, none of them twice where the output shares the embedding's."""
     import gguf
 
     config = model.config

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from dataclasses import dataclass
 
-from baton.checkpoint.store import CheckpointMeta
+from baton.checkpoint.store import Checkpoint, CheckpointStore
 from baton.models import vocabulary
 from baton.recipe.recipe import Recipe
 from baton.runs.documents import SplitCounts
@@ -41,34 +40,27 @@ LOADING = {
 LIBRARIES = {"safetensors": "transformers", "adapter": "peft", "gguf": "gguf", "onnx": "onnx"}
 
 
-@dataclass(frozen=True)
-class Facts:
-    """Facts of a model card that the run's documents do not hold.
-
-    Attributes:
-        step: Step of the checkpoint.
-        checkpoint: Its address.
-        meta: What its manifest says.
-        licence: As the Hub spells it, where known.
-    """
-
-    step: int
-    checkpoint: str
-    meta: CheckpointMeta
-    licence: str | None
-
-
-def write(run: Run, recipe: Recipe, facts: Facts, export_format: str, target: str, check: str) -> None:
+def write(
+    run: Run,
+    recipe: Recipe,
+    checkpoint: Checkpoint,
+    licence: str | None,
+    *,
+    export_format: str,
+    target: str,
+    check: str,
+) -> None:
     """Writes the card of one export into its folder, with what came out when it was loaded back, in words."""
     parts = [
-        f"---\n{_metadata(recipe, facts, export_format)}\n---",
+        f"---\n{_metadata(recipe, licence, export_format)}\n---",
         f"# {recipe.name}",
-        f"Trained by Baton, run `{run.name}`, {facts.step} steps in {recipe.num_chunks} chunk(s).",
+        f"Trained by Baton, run `{run.name}`, {checkpoint.step} steps in {recipe.num_chunks} chunk(s).",
         _training(run, recipe),
         _new_tokens(target),
         _figures(run.read(EvaluationResult)),
-        f"## Lineage\n\n- run: {run.uri}\n- checkpoint: {facts.checkpoint}, step {facts.step}\n"
-        f"- state digest: `{facts.meta.digest}`\n- resume proof: `{facts.meta.chain}`",
+        f"## Lineage\n\n- run: {run.uri}\n"
+        f"- checkpoint: {CheckpointStore(run).uri(checkpoint)}, step {checkpoint.step}\n"
+        f"- state digest: `{checkpoint.digest}`\n- resume proof: `{checkpoint.meta.chain}`",
         f"## Loading\n\n{_loading(recipe, export_format, target)}\n\nLoaded back before it was handed out: {check}.",
     ]
     with open(f"{target}/README.md", "w", encoding="utf-8") as file:
@@ -108,7 +100,7 @@ def _hub_licence(base: str, revision: str | None) -> str | None:
     return licence if isinstance(licence, str) else None
 
 
-def _metadata(recipe: Recipe, facts: Facts, export_format: str) -> str:
+def _metadata(recipe: Recipe, licence: str | None, export_format: str) -> str:
     from huggingface_hub import ModelCardData
 
     base = recipe.model.base if recipe.model.base and HUB_ID.fullmatch(recipe.model.base) else None
@@ -117,7 +109,7 @@ def _metadata(recipe: Recipe, facts: Facts, export_format: str) -> str:
     ]
     adapter = [f"base_model:adapter:{base}"] if base and export_format == "adapter" else []
     data = ModelCardData(
-        license=facts.licence,
+        license=licence,
         base_model=None if base and os.path.isdir(base) else base,
         datasets=sources or None,
         library_name=LIBRARIES[export_format],

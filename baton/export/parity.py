@@ -192,11 +192,7 @@ def load_answers(path: str) -> list[ModelAnswer]:
 
 
 def read(export_format: str, folder: str, inputs: ParityInputs, reference: Reference, **request: Any) -> Reading:
-    """Asks an export in its own process, without network, for logits along the tokens that it is to write.
-
-    Raises:
-        BatonError: its library cannot load it.
-    """
+    """Asks an export in its own process, without network, for logits along the tokens that it is to write."""
     import torch
 
     followed = [answer.tokens for answer in reference.answers]
@@ -228,9 +224,6 @@ def compare(export_format: str, reading: Reading, reference: Reference, share: f
         reading: What the export says.
         reference: What it must say.
         share: How far its logits may lie from those, as a share of the largest.
-
-    Raises:
-        BatonError: logits lie further apart, or tokens differ where no two are as good as equal.
     """
     rounds = len(reading.answers) // len(reference.answers)
     num_tokens = sum(len(answer.tokens) for answer in reference.answers)
@@ -285,11 +278,7 @@ def require_tokens(what: str, tokens: list[int], due: ModelAnswer, limit: float)
 
 
 def require_weights(what: str, found: dict[str, str], expected: dict[str, str]) -> None:
-    """Compares the weights that were read back with those that must be there, by their digests.
-
-    Raises:
-        BatonError: one is missing, is there beside them, or differs.
-    """
+    """Compares the weights that were read back with those that must be there, by their digests."""
     if found != expected:
         wrong = sorted(key for key in {*found, *expected} if found.get(key) != expected.get(key))
         raise BatonError(f"{what} does not hold the trained weights in {', '.join(wrong[:5])}; it does not count.")
@@ -303,18 +292,8 @@ def check_llama_cpp(
     It rounds activations to the type of the weights, so that only with weights in float32 must the tokens be the same,
     up to a choice between two as good as equal; those that a text is split into must always be.
 
-    Args:
-        name: Of the file.
-        reading: With the notes of the reader.
-        reference: What the model says with the file's weights.
-        texts: Token ids of the check's texts.
-        exact: Whether tokens must be the same.
-
     Returns:
         Its version and the number of tokens shared; None where it is not installed.
-
-    Raises:
-        BatonError: it reads the vocabulary in another way, or writes other tokens where it must not.
     """
     found = reading.notes.get("llama_cpp")
     if found is None:

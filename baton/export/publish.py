@@ -25,12 +25,7 @@ VERSION_TAG = "baton.export"
 
 
 def push_to_hub(run: Run, spec: Hub, manifest: Manifest, folder: str) -> Pushed:
-    """Pushes the files of an export, once; the run remembers what was pushed.
-
-    Raises:
-        UserError: there is no token, or the Hub refuses.
-        BatonError: the Hub cannot be reached.
-    """
+    """Pushes the files of an export, once; the run remembers what was pushed."""
     done = run.read(Pushed)
     if done and (done.repo, done.revision, done.export) == (spec.repo, spec.revision, manifest.folder):
         return done
@@ -78,13 +73,6 @@ def push_to_hub(run: Run, spec: Hub, manifest: Manifest, folder: str) -> Pushed:
 
 def log_to_mlflow(run: Run, recipe: Recipe, manifest: Manifest, folder: str, digest: str) -> RegistryEntry | None:
     """Logs an MLflow model and registers it, each at most once for the same files.
-
-    Args:
-        run: The run, with or without a run in MLflow.
-        recipe: Names the server, the registered model and its alias.
-        manifest: Of the export.
-        folder: Its files.
-        digest: State digest of the checkpoint.
 
     Returns:
         Where it is there; None where there is no server, or it did not take the model and did not have to.

@@ -50,12 +50,9 @@ class ExportSource:
         return trained.base_folder(self.recipe)
 
     @cached_property
-    def facts(self) -> model_card.Facts:
-        """What the model card says of the checkpoint."""
-        address = CheckpointStore(self.run).uri(self.checkpoint)
-        return model_card.Facts(
-            self.checkpoint.step, address, self.checkpoint.meta, model_card.licence(self.recipe, self.base)
-        )
+    def licence(self) -> str | None:
+        """The model's licence, where known."""
+        return model_card.licence(self.recipe, self.base)
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:

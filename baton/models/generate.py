@@ -133,11 +133,7 @@ def rendered(prompt: Any, tokenizer: PreTrainedTokenizerBase, tools: list[dict[s
 
 def load(model_uri: str, *, trust_remote_code: bool = False) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Loads an exported model, a checkpoint or a hub model, ready to write, and its tokenizer; an adapter is put on its
-    base.
-
-    Raises:
-        UserError: there is no such model, or it needs code of its own.
-    """
+    base."""
     import transformers
 
     transformers.utils.logging.disable_progress_bar()

@@ -53,11 +53,7 @@ def count_parameters(parameters: Iterable[torch.Tensor]) -> int:
 
 
 def place_model(model: Any) -> Any:
-    """Puts a model on the first GPU, on as many as it needs where that is too small, or on the CPU without one.
-
-    Raises:
-        UserError: all of them together have no room for it.
-    """
+    """Puts a model on the first GPU, on as many as it needs where that is too small, or on the CPU without one."""
     import torch
 
     if getattr(model, "is_quantized", False):  # weights in few bits are on the accelerator already
@@ -86,9 +82,6 @@ def spread_over(model: nn.Module, free: Mapping[int, int]) -> dict[str, int] | N
     Args:
         model: The model.
         free: Device → bytes that are free.
-
-    Raises:
-        UserError: all of them together have no room for it.
     """
     from accelerate import infer_auto_device_map
     from accelerate.utils import compute_module_sizes
@@ -111,11 +104,7 @@ def spread_over(model: nn.Module, free: Mapping[int, int]) -> dict[str, int] | N
 
 def local_model(base: str, revision: str | None = None, *, weights: bool = True) -> str:
     """Returns a local folder with the files of a hub id, folder or URI, fetched if need be; without `weights` they may
-    be missing.
-
-    Raises:
-        UserError: there is no such model, or it cannot be reached.
-    """
+    be missing."""
     if os.path.isdir(base):
         return os.path.abspath(base)
     if "://" in base:
@@ -281,11 +270,7 @@ def load_settings(recipe: Recipe) -> dict[str, object]:
 
 
 def scratch_config(spec: FromScratch, tokenizer: PreTrainedTokenizerBase | None, max_length: int) -> Any:
-    """Returns the Transformers configuration for a model from scratch.
-
-    Raises:
-        UserError: the architecture or one of its settings does not exist, or cannot be what is given.
-    """
+    """Returns the Transformers configuration for a model from scratch."""
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
@@ -355,11 +340,7 @@ def build_tokenizer(
     recipe: Recipe, base: str | None, learned: PreTrainedTokenizerBase | None = None
 ) -> PreTrainedTokenizerBase:
     """Returns the tokenizer of a run, the base's, another model's or one learned from the training split, changed as
-    its recipe says.
-
-    Raises:
-        UserError: there is none, or it lacks a token that it needs.
-    """
+    its recipe says."""
     spec = recipe.model.tokenizer
     if learned is not None:
         tokenizer = learned

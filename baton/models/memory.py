@@ -75,11 +75,7 @@ class Estimate:
 
 
 def build_skeleton(recipe: Recipe) -> nn.Module:
-    """Returns what would be trained, on torch's meta device: frozen and adapted as in training, but without numbers.
-
-    Raises:
-        UserError: the model's configuration cannot be read, or the adapter does not fit it.
-    """
+    """Returns what would be trained, on torch's meta device: frozen and adapted as in training, but without numbers."""
     import torch
     from transformers.initialization import no_init_weights
 
@@ -124,11 +120,7 @@ def _second(named: NamedModel, dtype: str) -> nn.Module:
 
 
 def build_second_skeleton(recipe: Recipe) -> nn.Module:
-    """Returns the second model that the recipe's method names, on torch's meta device.
-
-    Raises:
-        UserError: its configuration cannot be read.
-    """
+    """Returns the second model that the recipe's method names, on torch's meta device."""
     assert recipe.training.second_model
     _, named = recipe.training.second_model
     try:
@@ -140,11 +132,7 @@ def build_second_skeleton(recipe: Recipe) -> nn.Module:
 
 
 def configuration(recipe: Recipe) -> Any:
-    """Returns the Transformers configuration of the recipe's model.
-
-    Raises:
-        UserError: it cannot be read.
-    """
+    """Returns the Transformers configuration of the recipe's model."""
     spec = recipe.model
     try:
         if spec.from_scratch:

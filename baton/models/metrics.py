@@ -265,9 +265,6 @@ class BertScore:
     Args:
         encoder: Hub id, folder or address in a store.
         batch_size: Texts per forward pass.
-
-    Raises:
-        UserError: the encoder cannot be had or is none.
     """
 
     def __init__(self, encoder: str, batch_size: int) -> None:
@@ -352,11 +349,7 @@ TAKEN_NAMES = {*METRICS, *ROUGE, *AGAINST_BASELINE, "bertscore", "loss", "perple
 
 
 def load_functions(configured: Sequence[Hook]) -> dict[str, Function]:
-    """Returns the functions by the names that their figures have: what follows the colon.
-
-    Raises:
-        UserError: one cannot be found, or has the name of another figure.
-    """
+    """Returns the functions by the names that their figures have: what follows the colon."""
     loaded: dict[str, Function] = {}
     for hook in configured:
         name = hook.use.rpartition(":")[2]
@@ -371,11 +364,7 @@ def load_functions(configured: Sequence[Hook]) -> dict[str, Function]:
 def function_score(
     name: str, function: Function, prompts: Sequence[str], completions: Sequence[str], references: Sequence[str]
 ) -> Figure:
-    """Returns the mean of what a function says of each row; None and NaN say nothing of it.
-
-    Raises:
-        UserError: it fails, or does not return a number for each row.
-    """
+    """Returns the mean of what a function says of each row; None and NaN say nothing of it."""
     try:
         values = function(prompts=list(prompts), completions=list(completions), references=list(references))
     except Exception as error:  # the user's code may raise anything
@@ -385,11 +374,7 @@ def function_score(
 
 def function_values(function: str, values: Any, rows: int) -> list[float | None]:
     """Returns what a user's function, named for messages by its setting, gave for a number of rows: numbers, None for a
-    row of which it says nothing.
-
-    Raises:
-        UserError: the answer is not a number for each row.
-    """
+    row of which it says nothing."""
     try:
         given = [None if value is None or math.isnan(float(value)) else float(value) for value in values]
     except (TypeError, ValueError):
@@ -400,17 +385,7 @@ def function_values(function: str, values: Any, rows: int) -> list[float | None]
 
 
 class Judge:
-    """The metrics and functions of a recipe, found and checked before anything is written.
-
-    Args:
-        evaluation: Says which.
-        pairs: What the model is asked.
-        batch_size: Texts per forward pass of an encoder.
-
-    Raises:
-        UserError: a metric's package, a function or an encoder cannot be had, or the function fails on the first
-            row's own answer.
-    """
+    """The metrics and functions of a recipe, found and checked before anything is written."""
 
     def __init__(self, evaluation: Evaluation, pairs: Pairs, batch_size: int) -> None:
         self._pairs = pairs

@@ -54,11 +54,7 @@ def origins(recipe: Recipe) -> dict[str, ModelOrigin]:
 
 
 def fetch(recipe: Recipe) -> dict[str, str]:
-    """Fetches the models that a recipe names, side by side, and returns their local folders by role.
-
-    Raises:
-        UserError: one cannot be had, or nobody has consented to code that comes with it.
-    """
+    """Fetches the models that a recipe names, side by side, and returns their local folders by role."""
     named = origins(recipe)
     with ThreadPoolExecutor(max(1, len(named))) as pool:
         folders = pool.map(lambda origin: _trusted(origin, recipe.trust), named.values())
@@ -107,11 +103,7 @@ def compared(run: Run, recipe: Recipe) -> dict[str, str]:
 
 def require_same_tokens(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, student: int, folder: str) -> None:
     """Checks that a second model, by its local files, reads and writes the tokens of the trained one, whose embedding
-    has `student` rows.
-
-    Raises:
-        UserError: its vocabulary has another size, or a token another number.
-    """
+    has `student` rows."""
     assert recipe.training.second_model
     role, named = recipe.training.second_model
     origin = origins(recipe)[role]
@@ -140,11 +132,7 @@ def require_same_tokens(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, stud
 
 
 def check_second_model(recipe: Recipe, folders: dict[str, str]) -> None:
-    """Checks that a second model has the tokens of the trained one, before anything takes time.
-
-    Raises:
-        UserError: it has others.
-    """
+    """Checks that a second model has the tokens of the trained one, before anything takes time."""
     if recipe.training.second_model is None:
         return
     base, (role, _) = folders.get(BASE), recipe.training.second_model

@@ -42,11 +42,7 @@ class JudgedModel:
 
 
 def build(functions: list[RewardFunction]) -> list[Reward]:
-    """Returns the functions of a recipe, each with the name that its values are logged under.
-
-    Raises:
-        UserError: one cannot be found, or does not take its options.
-    """
+    """Returns the functions of a recipe, each with the name that its values are logged under."""
     return [_build(function) for function in functions]
 
 
@@ -107,9 +103,6 @@ def format_reward(pattern: str = THINK, right: float = 1.0, wrong: float = 0.0) 
         pattern: Regular expression that the whole completion must match; a dot also stands for a line's end.
         right: Reward where it does.
         wrong: Reward where it does not.
-
-    Raises:
-        UserError: the pattern is no regular expression.
     """
     try:
         compiled = re.compile(pattern, re.DOTALL)

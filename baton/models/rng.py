@@ -28,11 +28,7 @@ def capture(*, cuda: bool = True) -> dict[str, Any]:
 
 
 def seed(number: int) -> None:
-    """Seeds every generator.
-
-    Args:
-        number: From 0 to below 2**32, which is as much as numpy takes.
-    """
+    """Seeds every generator with a number below 2**32, which is as much as numpy takes."""
     random.seed(number)
     np.random.seed(number)
     # Not `torch.manual_seed`: without CUDA it notes the call and its stack each time, for when there will be CUDA.
@@ -65,7 +61,8 @@ class GumbelNoise:
     """
 
     def __init__(self, seeds: list[tuple[int, int]]) -> None:
-        self._generators = [torch.Generator().manual_seed(_seed_number(seed)) for seed in seeds]
+        digests = (hashlib.sha256(repr(seed).encode()).digest() for seed in seeds)
+        self._generators = [torch.Generator().manual_seed(int.from_bytes(x[:8], "big") >> 1) for x in digests]
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Returns scores of shape (rows, vocabulary) with noise; -inf stays what it is."""
@@ -73,7 +70,3 @@ class GumbelNoise:
         waits = -torch.log(waits.clamp_(torch.finfo(torch.float32).tiny))
         noise = -torch.log(waits.clamp_(torch.finfo(torch.float32).tiny))
         return scores.float() + noise.to(scores.device)
-
-
-def _seed_number(seed: tuple[int, int]) -> int:
-    return int.from_bytes(hashlib.sha256(repr(seed).encode()).digest()[:8], "big") >> 1

@@ -93,12 +93,7 @@ def lora(recipe: Recipe, rows: TokenRows | None = None) -> LoraConfig | None:
 
 
 def rows_of_tokens(recipe: Recipe, model: Any, tokenizer: PreTrainedTokenizerBase) -> TokenRows | None:
-    """Returns the rows that an adapter trains because their tokens are new, None without an adapter or such tokens.
-
-    Raises:
-        UserError: the adapter is to adapt a layer of such rows, too, PEFT does not know that kind of layer, or a recipe
-            without adapter has frozen it.
-    """
+    """Returns the rows that an adapter trains because their tokens are new, None without an adapter or such tokens."""
     ids = vocabulary.new_ids(tokenizer)
     if not ids:
         return None
@@ -152,11 +147,7 @@ def _is_in(names: list[str], layer: str) -> bool:
 
 
 def freeze(model: nn.Module, trainable: Trainable) -> None:
-    """Freezes all weights but those of the last blocks and those whose name fits a pattern.
-
-    Raises:
-        UserError: nothing is left to train.
-    """
+    """Freezes all weights but those of the last blocks and those whose name fits a pattern."""
     layers, count = blocks(model) if trainable.last_layers else [], trainable.last_layers
     if count > len(layers):
         total: Any = model.config.get_text_config().num_hidden_layers  # type: ignore[union-attr,operator]

@@ -89,9 +89,6 @@ def tokens_folder(run: Run, scratch: str, parts: Collection[str] | None = None) 
         run: The run.
         scratch: Folder for downloads.
         parts: Folders that are wanted, of `tokenizer`, `train`, `eval` and `test`; all when None.
-
-    Raises:
-        BatonError: they are gone.
     """
     prefix, manifest = tokens_manifest(run)
     names = [name for name in manifest.files if parts is None or name.partition("/")[0] in parts]
@@ -99,11 +96,7 @@ def tokens_folder(run: Run, scratch: str, parts: Collection[str] | None = None) 
 
 
 def tokens_manifest(run: Run) -> tuple[str, Manifest]:
-    """Returns where the run's tokens are, and what is committed there.
-
-    Raises:
-        BatonError: they are gone.
-    """
+    """Returns where the run's tokens are, and what is committed there."""
     prefix = run.need(TokenizedRows).prefix
     manifest = read_manifest(run.storage, prefix)
     if manifest is None:
@@ -112,11 +105,7 @@ def tokens_manifest(run: Run) -> tuple[str, Manifest]:
 
 
 def base_folder(recipe: Recipe) -> str | None:
-    """Returns a local folder with the base model's files, None for a model from scratch.
-
-    Raises:
-        UserError: it cannot be had, or nobody has consented to code that comes with it.
-    """
+    """Returns a local folder with the base model's files, None for a model from scratch."""
     if recipe.model.base is None:
         return None
     return user_code.trusted_model(recipe, "model.base", loading.local_model(recipe.model.base, recipe.model.revision))

@@ -33,11 +33,7 @@ TASK_ENDINGS = (".yaml", ".yml", ".py")
 
 
 def ship(run: Run, source: str | None, trust: Trust = None) -> None:
-    """Puts the files of `hooks.source` into the store, once for the same content, and notes them with the run.
-
-    Raises:
-        UserError: there are none, the run began with others, or nobody has consented to them.
-    """
+    """Puts the files of `hooks.source` into the store, once for the same content, and notes them with the run."""
     if source is None:
         return
     with scratch_folder("code") as folder:
@@ -50,21 +46,13 @@ def ship(run: Run, source: str | None, trust: Trust = None) -> None:
 
 
 def digest(source: str) -> str:
-    """Returns the SHA-256 over names and contents of the files of `hooks.source`.
-
-    Raises:
-        UserError: there are none.
-    """
+    """Returns the SHA-256 over names and contents of the files of `hooks.source`."""
     with scratch_folder("code") as folder:
         return _collected(source, folder)
 
 
 def files_of(source: str) -> list[str]:
-    """Returns the SHA-256 of each file of `hooks.source`.
-
-    Raises:
-        UserError: there are none.
-    """
+    """Returns the SHA-256 of each file of `hooks.source`."""
     with scratch_folder("code") as folder:
         _collected(source, folder)
         return [digest for _, digest in files(folder)]
@@ -168,11 +156,7 @@ def _collected(source: str, folder: str) -> str:
 
 
 def model_files(setting: str, folder: str) -> list[str]:
-    """Returns the SHA-256 of each Python file of a model that a setting names, for consent to be kept with.
-
-    Raises:
-        UserError: its configuration takes code from another repository, where consent would not reach.
-    """
+    """Returns the SHA-256 of each Python file of a model that a setting names, for consent to be kept with."""
     for name in _named_classes(folder):
         if "--" in name:
             raise UserError(
@@ -189,22 +173,14 @@ def model_digest(folder: str) -> str:
 
 
 def require_model_trusted(trust: Trust, setting: str, folder: str) -> None:
-    """Checks that somebody has consented to the Python code of a model; see `require_trusted`.
-
-    Raises:
-        UserError: nobody has, or the model takes code from elsewhere.
-    """
+    """Checks that somebody has consented to the Python code of a model; see `require_trusted`."""
     if trust is not None:
         model_files(setting, folder)
         require_trusted(trust, setting, folder)
 
 
 def trusted_model(recipe: Recipe, setting: str, folder: str) -> str:
-    """Returns a folder whose Python code runs where `model.trust_remote_code` says so; see `require_trusted`.
-
-    Raises:
-        UserError: it does, and nobody has consented to it.
-    """
+    """Returns a folder whose Python code runs where `model.trust_remote_code` says so; see `require_trusted`."""
     if recipe.model.trust_remote_code:
         require_model_trusted(recipe.trust, setting, folder)
     return folder
@@ -212,11 +188,7 @@ def trusted_model(recipe: Recipe, setting: str, folder: str) -> str:
 
 @contextlib.contextmanager
 def asking_for_trust(uri: str) -> Iterator[None]:
-    """Names the model and what is missing where Transformers does not load it.
-
-    Raises:
-        UserError: it does not.
-    """
+    """Names the model and what is missing where Transformers does not load it."""
     try:
         yield
     except BatonError:
@@ -248,11 +220,7 @@ def _named_classes(folder: str) -> list[str]:
 
 
 def fetch_tasks(include_path: str, scratch: str) -> str:
-    """Returns a local folder with the user's tasks.
-
-    Raises:
-        UserError: there is none.
-    """
+    """Returns a local folder with the user's tasks."""
     folder = include_path
     if "://" in include_path:
         storage, folder = Storage(include_path), os.path.join(scratch, "tasks")

@@ -25,11 +25,7 @@ BLOCK = 4096
 
 
 def change(tokenizer: PreTrainedTokenizerBase, spec: Tokenizer) -> None:
-    """Adds the tokens that a recipe names, and gives tokens their tasks.
-
-    Raises:
-        UserError: a token is to have a task, and there is none of that text.
-    """
+    """Adds the tokens that a recipe names, and gives tokens their tasks."""
     from transformers import AddedToken
 
     vocabulary = tokenizer.get_vocab()

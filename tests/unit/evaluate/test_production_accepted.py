@@ -29,13 +29,13 @@ def test_the_newest_accepted_model_is_the_one_in_use(scratch_recipe: dict[str, A
     storage = Storage(recipe.store.uri)
     run = Run(storage, "r")
     found = evaluate.find_production(run, recipe, str(tmp_path))
-    assert found == evaluate.Production(None, "accepted: there is none yet")
+    assert found == (None, "accepted: there is none yet")
 
     for number, name in enumerate(("one", "two")):
         model = _saved(tmp_path / name, "LlamaForCausalLM")
         lineage.accept(storage, "tiny", number, AcceptedModel(run=name, model_uri=model))
     found = evaluate.find_production(run, recipe, str(tmp_path))
-    assert found == evaluate.Production(str(tmp_path / "two"), "accepted, model 2 of tiny")
+    assert found == (str(tmp_path / "two"), "accepted, model 2 of tiny")
 
     phase = recipe.model_copy(update={"name": "tiny-sft"})
     run.put("retrain.json", {"model": "tiny"})

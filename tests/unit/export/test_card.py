@@ -8,15 +8,14 @@ from typing import Any
 import pytest
 from huggingface_hub import ModelCard
 
-from baton.checkpoint.store import CheckpointMeta
+from baton.checkpoint.store import Checkpoint, CheckpointMeta
 from baton.export import model_card
 from baton.runs.run import Run
+from baton.store.manifest import Manifest
 from baton.store.storage import Storage
 from tests.unit import tiny
 
-FACTS = model_card.Facts(
-    120, "s3://b/runs/r/checkpoints/step-00000120/1", CheckpointMeta(digest="d1", chain="c1"), "apache-2.0"
-)
+CHECKPOINT = Checkpoint(120, Manifest(kind="checkpoint", folder="1", files={}), CheckpointMeta(digest="d1", chain="c1"))
 EVALUATION: dict[str, Any] = {
     "side": "test",
     "before": {"loss": 2.5},
@@ -31,7 +30,8 @@ def _card(tmp_path: Path, export_format: str, **sections: Any) -> ModelCard:
     run = Run(Storage(str(tmp_path / "store")), "r")
     run.put("split.json", {"train": 20, "eval": 4})
     run.put("evaluation.json", EVALUATION)
-    model_card.write(run, recipe, FACTS, export_format, str(tmp_path), "peft 1: 48 of 48 tokens the same")
+    about = {"export_format": export_format, "target": str(tmp_path), "check": "peft 1: 48 of 48 tokens the same"}
+    model_card.write(run, recipe, CHECKPOINT, "apache-2.0", **about)
     return ModelCard.load(tmp_path / "README.md")
 
 
@@ -61,7 +61,7 @@ def test_figures_lineage_and_loading(tmp_path: Path) -> None:
     assert "| loss | 2.5 | 1.25 (1 to 1.5) |\n| tokens |  | 40 |" in text
     assert "Gate: accepted." in text
     assert "- data: rows.jsonl; 20 training rows, 4 held out" in text
-    assert "- checkpoint: s3://b/runs/r/checkpoints/step-00000120/1, step 120" in text
+    assert f"- checkpoint: {tmp_path}/store/runs/r/checkpoints/step-00000120/1, step 120" in text
     assert "- state digest: `d1`\n- resume proof: `c1`" in text
     assert "llama_cpp.Llama(folder + '/tiny-q8_0.gguf')" in text
     assert text.rstrip().endswith("Loaded back before it was handed out: peft 1: 48 of 48 tokens the same.")
