@@ -99,14 +99,9 @@ class DeviceError(ProcessLostError):
 class SkipError(BatonError):
     """A step that the run's guard does not let pass: the next process restores the state before it, and skips it.
 
-    Args:
-        message: What the step came to, and what was expected.
-        remedy: What the reader can do about it.
-        step: Number of the step.
-        reason: What was looked at: `nan` for a loss or norm that is not finite, else `loss` or `grad_norm`.
-        loss: Its loss.
-        grad_norm: Norm of its gradients before clipping.
-        median: Median of what was looked at over the steps before, None where it is not finite.
+    `reason` is what was looked at: `nan` for a loss or norm that is not finite, else `loss` or `grad_norm`. The norm is
+    of the gradients before clipping, the median of what was looked at over the steps before; None where it is not
+    finite.
     """
 
     def __init__(

@@ -68,8 +68,6 @@ class Unknown(Event):
 
 
 class Stage(Event, kind="stage"):
-    """A stage has started, or is done."""
-
     stage: str
     state: str
 
@@ -137,8 +135,6 @@ class Split(Event, kind="split"):
 
 
 class Resumed(Event, kind="resumed"):
-    """Parts that were tokenized by an earlier attempt."""
-
     parts: int
     of: int
 

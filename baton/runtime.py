@@ -118,16 +118,10 @@ def backoff(
     sleep: Callable[[float], object] | None = None,
     runtime: Runtime = SYSTEM,
 ) -> Iterator[RetryAttempt]:
-    """Yields attempts, at least one, with pauses between them, until patience is over.
+    """Yields attempts, at least one, with pauses between them, until patience is over: all in seconds.
 
-    Args:
-        patience: Seconds from now after which no further attempt begins.
-        pause: Seconds between the first two attempts.
-        growth: Factor by which the pause grows from one attempt to the next.
-        longest: Most seconds between two attempts, jitter aside.
-        jitter: Share by which a pause varies at random, so that many processes do not return at once.
-        sleep: Waits between two attempts; may return early, such as `Event.wait`; the runtime's own where it is None.
-        runtime: Whose time it is.
+    The pause grows from one attempt to the next by a factor, up to the longest, and varies by the share `jitter` at
+    random, so that many processes do not return at once. `sleep` may return early, such as `Event.wait`.
     """
     until, regular = runtime.monotonic() + patience, pause
     for number in itertools.count(1):
@@ -162,10 +156,7 @@ def retry(
 def through_skips(train: Callable[[], T]) -> T:
     """Returns what training comes to, begun again each time that it has found a step that its run is to skip.
 
-    How often is up to the run, which counts the steps, see `training.guard`.
-
-    Raises:
-        SkipError: it has found the same one again.
+    How often is up to the run, which counts the steps, see `training.guard`; the same one found again is a SkipError.
     """
     found = ""
     while True:

@@ -63,9 +63,6 @@ def check_for_changes(recipe: Recipe, owner: str) -> RetrainDecision:
 
     What has not changed since the model in use was accepted, or what its gate rejected already, is not trained again.
     `owner` is the retraining, by a name that a second attempt at this stage has too.
-
-    Raises:
-        UserError: a source cannot be found or read.
     """
     storage = Storage(recipe.store.uri)
     result, _ = _examine(recipe, storage)
@@ -92,13 +89,10 @@ def check_for_changes(recipe: Recipe, owner: str) -> RetrainDecision:
 
 
 def promote_or_keep(run_uri: str) -> str:
-    """Puts a run's model, judged and exported, in the place of the one in use where the gate held.
+    """Puts a run's model, judged and exported, in the place of the one in use where the gate held: `promoted` or
+    `rejected`.
 
-    Returns:
-        `promoted` or `rejected`.
-
-    Raises:
-        BatonError: the export is not what was committed, or another model was accepted meanwhile.
+    An export that is not what was committed, or another model accepted meanwhile, is a BatonError.
     """
     run = Run.open(run_uri)
     storage, note, evaluation = run.storage, run.need(RetrainNote), run.need(EvaluationResult)

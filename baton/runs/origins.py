@@ -42,8 +42,7 @@ class OriginsWriter:
 def places(run: Run, lines: Collection[int]) -> list[SourceLocation]:
     """Returns where lines of the split's train.jsonl come from, in their order.
 
-    Returns:
-        Files and lines of the source; of the split itself where the run does not know them.
+    Files and lines are the source's; of the split itself where the run does not know them.
     """
     wanted = sorted(set(lines))
     with scratch_folder("origins") as scratch:

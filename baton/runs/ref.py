@@ -60,11 +60,7 @@ def encode_text(text: str) -> str:
 
 
 def decode_texts(value: Any) -> Any:
-    """Returns a value of a stage's inputs with all texts in it as they were sent.
-
-    Raises:
-        BatonError: a text has been changed on its way.
-    """
+    """Returns a value of a stage's inputs with all texts in it as they were sent; refuses one that was changed."""
     if isinstance(value, Mapping):
         return {key: decode_texts(inner) for key, inner in value.items()}
     if isinstance(value, list):

@@ -164,11 +164,8 @@ class Run(DocumentFolder):
     def create(self, recipe: Recipe, data: FormatVersions | None = None) -> None:
         """Starts a run, or joins one started with the same recipe; settings that change no bits may differ.
 
-        `data` is what the run's data was made with, where that is another run's.
-
-        Raises:
-            OtherRunError: the run exists with a recipe that trains something else, or by a Baton that this one does not
-                continue.
+        `data` is what the run's data was made with, where that is another run's. A run of a recipe that trains
+        something else, or by a Baton that this one does not continue, is an OtherRunError.
         """
         head = RunInfo(
             recipe=recipe.model_dump(mode="json"),
@@ -352,13 +349,10 @@ def state_identity(run: Run, recipe: Recipe, plan: Plan) -> str:
 
 
 def chosen_name(run_name: str, new_name: str, job_id: str, phase: str = "") -> str:
-    """Returns the name of the run that a pipeline trains.
+    """Returns the name of the run that a pipeline trains: the one asked for, else a new one that ends in the pipeline
+    run's id.
 
-    Args:
-        run_name: The one that was asked for, empty for a new one.
-        new_name: What the name of a new run begins with.
-        job_id: What it ends in: the id of the pipeline's run.
-        phase: Name of one training of several, empty where there is one.
+    One training of several has the name of its phase behind that.
     """
     name = run_name or f"{new_name}-{job_id}"
     return f"{name}-{phase}" if phase else name
@@ -384,11 +378,8 @@ def now() -> str:
 def record_failure(run_uri: str, failure: RunFailure, *, anew: bool = False) -> str | None:
     """Keeps with a run why it failed, writes its page and ends its tracking run, in a process of its own.
 
-    Returns:
-        Address of the page, None where there is no such run.
-
-    Raises:
-        BatonError: it could not be written: the store cannot be reached from here, or it took too long.
+    Returns the address of the page, None where there is no such run. A BatonError says why that could not be written:
+    the store cannot be reached from here, or it took too long.
     """
     command = [sys.executable, "-m", "baton.pages.publish", run_uri, *(["--anew"] if anew else [])]
     try:
@@ -410,12 +401,7 @@ def record_failure(run_uri: str, failure: RunFailure, *, anew: bool = False) -> 
 
 
 def clear_failure(run: Run, stage: str | None) -> None:
-    """Removes why a run failed, once its stage has got past it.
-
-    Args:
-        run: The run.
-        stage: Name of the stage; None where the run begins again, or has come to its end.
-    """
+    """Removes why a run failed, once its stage has got past it; None is a run that begins again, or has ended."""
     run.storage.patience = FAILURE_STORE_S
     try:
         failure = run.read(RunFailure)

@@ -167,11 +167,8 @@ class BundleWriter:
     def commit(self, meta: Mapping[str, object]) -> tuple[Manifest, bool]:
         """Writes the manifest, unless another writer was first.
 
-        Returns:
-            The manifest that is committed now, and whether it is this attempt's.
-
-        Raises:
-            UnavailableError: other writers come and go, and none of their manifests stays.
+        Returns the manifest that is committed now, and whether it is this attempt's. An UnavailableError where other
+        writers come and go, and none of their manifests stays.
         """
         manifest = self.manifest(meta)
         data = manifest.as_written().encode()

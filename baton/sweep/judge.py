@@ -60,12 +60,9 @@ def decide(
 
 
 def rank_trials(sweep: Sweep, number: int) -> RungResult:
-    """Compares the trials of a rung and writes what comes of it.
+    """Compares the trials of a rung and writes what comes of it; without any score this fails.
 
     A rung that was judged before stands; only what people have asked for since is taken up.
-
-    Raises:
-        BatonError: no trial has a score.
     """
     document = sweep.document()
     recipe = load.validate(document.recipe, origin=sweep.uri)

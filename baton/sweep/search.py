@@ -229,9 +229,6 @@ def check_trials(recipe: Recipe) -> int:
     """Makes sure that every trial of a sweep is a recipe, and returns how many there are.
 
     Those that a later bracket will draw are not known yet; every value of a list and both ends of a range are tried.
-
-    Raises:
-        UserError: there is no sweep, a trial is no recipe, or there are too many of them.
     """
     if recipe.sweep is None:
         raise UserError(

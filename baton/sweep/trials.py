@@ -140,13 +140,10 @@ def _trial(sweep: Sweep, number: int, bracket: int, values: Json) -> TrialEntry:
 
 
 def start_bracket(recipe: Recipe, name: str, bracket: int) -> tuple[Sweep, list[dict[str, str]]]:
-    """Draws the trials of a bracket, and tells which data has to be made for them.
+    """Draws the trials of a bracket, and returns the sweep and which data has to be made for them.
 
-    Returns:
-        The sweep, and for each different data what split and tokenize are given: `recipe`, `run` and `source`.
-
-    Raises:
-        UserError: there is a sweep of this name with another recipe, or a trial's values make no recipe.
+    For each different data that is what split and tokenize are given: `recipe`, `run` and `source`. A sweep of this
+    name with another recipe is refused.
     """
     sweep = Sweep(Storage(recipe.store.uri), check_name(name))
     planned = brackets(recipe)
