@@ -20,9 +20,9 @@ from baton.errors import BatonError, NodeError, ProcessLostError, UserError
 
 PROMISED_GPUS = "BATON_PROMISED_GPUS"
 """Environment variable of the pods of a cluster that run the model: how many GPUs they have asked for."""
-FORKSERVER = "BATON_WARM"
+FORKSERVER = "BATON_FORKSERVER"
 """Environment variable: `0` gives each process of a stage, and each stage of this machine, its own interpreter, as all
-have but on Linux."""
+have but on Linux. Its former name, `BATON_WARM`, is read where it is not set."""
 CGROUP = Path("/sys/fs/cgroup")
 _M_ARENA_MAX = -8
 """Of mallopt(3)."""
@@ -34,6 +34,11 @@ class GPU:
 
     name: str
     bytes: int
+
+
+def forks_stages() -> bool:
+    """Tells whether processes may be forked from one that has imported their libraries; see `FORKSERVER`."""
+    return os.environ.get(FORKSERVER, os.environ.get("BATON_WARM")) != "0"
 
 
 def number_of(variable: str, default: float) -> float:

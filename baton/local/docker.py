@@ -215,11 +215,6 @@ _WRITABLE = 'for path; do [ -w "$path" ] || { echo "readonly $path"; exit 3; }; 
 def runner(recipe: Recipe, package_path: str, root: str) -> Iterator[DockerRunner]:
     """Yields kfp's Docker runner for a recipe, once a container has seen what stages will need.
 
-    Args:
-        recipe: The recipe, its paths absolute.
-        package_path: The compiled file.
-        root: Folder for the outputs of tasks.
-
     Raises:
         UserError: there is no engine, it has no such image, or containers do not see a folder.
     """

@@ -38,7 +38,7 @@ _children = threading.RLock()
 
 
 def start() -> None:
-    """Starts the server, unless it runs or `BATON_WARM` is 0; it imports in the background."""
+    """Starts the server, unless it runs or `BATON_FORKSERVER` is 0; it imports in the background."""
     machine.settle_home()
     if _is_on():
         _require_server()
@@ -55,7 +55,7 @@ def _is_on() -> bool:
     A daemonic process, such as a worker of a pool, may have no children of `multiprocessing`'s.
     """
     is_daemonic = multiprocessing.current_process().daemon
-    return sys.platform == "linux" and os.environ.get(machine.FORKSERVER) != "0" and not is_daemonic
+    return sys.platform == "linux" and machine.forks_stages() and not is_daemonic
 
 
 def _require_server() -> None:
@@ -89,12 +89,8 @@ def _received(descriptor: Any) -> Any:
 class ForkedProcess:
     """A program as `python -m` runs it, in a forked process; see `processes.Process`.
 
-    Args:
-        program: A module, and perhaps the name of a stage.
-        arguments: Its arguments.
-        environment: Its environment; this process's, and events as JSON lines, when left out.
-        own_group: Whether it is in its own process group, so that `kill` ends its children too and Ctrl-C does
-            not reach it.
+    Without an environment it has this process's, and events as JSON lines. In its own process group `kill` ends its
+    children too, and Ctrl-C does not reach it.
     """
 
     def __init__(
@@ -172,7 +168,7 @@ class ForkedProcess:
 
 @contextlib.contextmanager
 def installed() -> Iterator[None]:
-    """Puts forked stages where kfp's runner of processes starts an interpreter, unless `BATON_WARM` is 0."""
+    """Puts forked stages where kfp's runner of processes starts an interpreter, unless `BATON_FORKSERVER` is 0."""
     from kfp.local import subprocess_task_handler as handler
 
     if not _is_on():

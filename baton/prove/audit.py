@@ -97,11 +97,8 @@ class ChunkReplay:
     def make_data(self, recipe: Recipe) -> list[str]:
         """Splits and tokenizes the rows of a recipe that somebody has, and returns in what they differ from the run's.
 
-        Args:
-            recipe: The recipe, its paths absolute.
-
         Raises:
-            UserError: it is not the one that the run was trained by.
+            UserError: it is not the recipe that the run was trained by.
             BatonError: a process failed, with its message.
         """
         theirs = self._theirs.run

@@ -45,9 +45,6 @@ UNKNOWN = 0.005
 class PhaseTracker:
     """Tracks the phases of a process by its events.
 
-    Args:
-        begins: What it does before its first event.
-
     Attributes:
         step: The last step that it told.
         pruned: The step of the removal that it began last.
@@ -130,11 +127,7 @@ class PhaseTracker:
 class KillSchedule:
     """Phases in random order, again and again, so that each is asked for about as often.
 
-    Args:
-        phases: The phases that can be reached.
-        usual: How long each lasts, once for each time that an undisturbed run was in it.
-        processes: Train chunks of that run.
-        random: Decides everything.
+    `usual` has how long each lasts, once for each time that one of so many processes was in it undisturbed.
     """
 
     def __init__(
@@ -181,11 +174,6 @@ class KillSchedule:
 
 class PlannedKill:
     """One kill, waiting for its phase in one process; a process that comes to it does not get away.
-
-    Args:
-        deck: Says for which, and how long after it begins.
-        tracker: Where the process is.
-        kill: Kills it.
 
     Attributes:
         phase: The phase.
@@ -408,17 +396,9 @@ class Drill:
         }
 
     def _attempt(self, run: Run, module: str, index: int, deck: KillSchedule, until: int) -> bool:
-        """Runs a stage of a chunk once.
+        """Runs a stage of a chunk once, and tells whether it ended by itself.
 
-        Args:
-            run: The run.
-            module: The stage.
-            index: The chunk, from 1.
-            deck: Says in which phase to kill it.
-            until: Kills in all, up to which it may be killed: each chunk leaves the next ones their share.
-
-        Returns:
-            Whether it ended by itself.
+        With `until` kills in all it is killed no more: each chunk leaves the next ones their share.
 
         Raises:
             SkipError: it has found a step to skip.

@@ -41,9 +41,7 @@ AT_ONCE = 1000
 class Sender:
     """Sends what it is handed to a tracking run.
 
-    Args:
-        order: The tracking run, and what else it is to have.
-        lines: Where figures of the machine are put, among what is read, while a chunk trains.
+    While a chunk trains, figures of the machine are put among the lines that are read.
     """
 
     def __init__(self, order: SenderConfig, lines: queue.Queue[str | None] | None = None) -> None:
@@ -71,11 +69,9 @@ class Sender:
             os.unlink(path)  # were this process lost before, the next one would leave out what is there
 
     def send(self, documents: list[dict[str, Any]], *, once: bool) -> None:
-        """Sends metrics and tags.
+        """Sends metrics and tags; with `once` it leaves out steps that the run has already.
 
-        Args:
-            documents: What was read.
-            once: Leave out steps that the run has already: after a restore they are trained again, to the same figures.
+        After a restore they are trained again, to the same figures.
         """
         values = [value for document in documents for value in self._values(document, once=once)]
         for first in range(0, len(values), AT_ONCE):

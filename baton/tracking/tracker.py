@@ -165,14 +165,7 @@ HELD_S = 30.0
 
 
 class Tracker:
-    """Sends metrics from a separate process, so that neither import nor server holds training up.
-
-    Args:
-        run: The training run.
-        recipe: Its recipe, where that is at hand.
-        trains: Whether a chunk trains, see `SenderConfig`.
-        params: Parameters of the run that were found out.
-    """
+    """Sends metrics from a separate process, so that no import or server holds training up; see `SenderConfig`."""
 
     def __init__(
         self,

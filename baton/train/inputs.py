@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from baton import fork
 from baton.checkpoint.restore import FetchedCheckpoint, Restorer
 from baton.checkpoint.staging import Staging
+from baton.errors import UserError
 from baton.models import pinned, user_code
 from baton.runs.documents import StagePhase
 from baton.store.cache import NodeCache
@@ -49,6 +50,8 @@ class ChunkInputs:
 
 def without(restored: FetchedCheckpoint | None, parts: tuple[str, ...], scratch: str) -> FetchedCheckpoint | None:
     """Returns a checkpoint that lacks parts of the state, a copy: a negative control, which must end on other bits."""
+    if unknown := [part for part in parts if part not in CONTROLS]:
+        raise UserError(f"{unknown[0]!r} cannot be left out of what is restored; expected {' or '.join(CONTROLS)}.")
     if restored is None or not parts:
         return restored
     copy = shutil.copytree(restored.folder, os.path.join(scratch, f"control-{restored.step}"))

@@ -60,14 +60,7 @@ class Message:
 
 
 class ChunkProcess:
-    """A process that trains a chunk.
-
-    Args:
-        run_uri: Address of the run.
-        index: Number of the chunk.
-        train: What it does.
-        lost: Processes before it, which it notes with the run; None where it imports and waits for `go`.
-    """
+    """A process that trains a chunk; with None for the lost ones before it, it imports and waits for `go`."""
 
     def __init__(self, run_uri: str, index: int, train: Train, lost: list[Restart] | None) -> None:
         # A fork of this process is as good as a fresh interpreter.
@@ -189,14 +182,6 @@ def run(run_uri: str, index: int, train: Train = run_chunk) -> Outcome:
 
     A process that has found a step to skip is not lost: the next one follows at once, and does not count.
 
-    Args:
-        run_uri: Address of the run.
-        index: Number of the chunk.
-        train: What the process does.
-
-    Returns:
-        The chunk's outcome.
-
     Raises:
         BatonError: a process ended of what another one would end of, too, or the last one of several was lost.
     """
@@ -286,7 +271,7 @@ class _Supervisor:
     def _prepare_spare(self, beside: BaseProcess) -> None:
         """Starts a process that waits beside the one that trains, unless there is no room for it."""
         # A stage that was itself forked with all of it imported has nothing to prepare.
-        if not is_forked() or os.environ.get(machine.FORKSERVER) == "0" or "torch" in sys.modules:
+        if not is_forked() or not machine.forks_stages() or "torch" in sys.modules:
             return
         with contextlib.suppress(psutil.NoSuchProcess):
             # As much again as training holds: its next checkpoint is staged in memory.

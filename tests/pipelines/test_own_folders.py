@@ -24,7 +24,7 @@ def their_project(tmp_path: Path) -> Path:
 
 
 def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(folder), "BATON_WARM": "0"}
+    environment = {**os.environ, "PYTHONPATH": str(folder), "BATON_FORKSERVER": "0"}
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 

@@ -145,7 +145,7 @@ def test_a_process_that_has_imported_takes_the_place_of_one_that_is_lost(
     warm: str, ends: str, taken: int, recipes: dict[str, Recipe], undisturbed: dict[str, Run], legs: Any, tmp_path: Path
 ) -> None:
     run = _halfway(f"spare-{warm}", recipes, legs)
-    code, printed = _in_a_fresh_interpreter(run, 10, ends, tmp_path, BATON_WARM=warm)
+    code, printed = _in_a_fresh_interpreter(run, 10, ends, tmp_path, BATON_FORKSERVER=warm)
     assert code == 0, printed
     assert printed.count("restarted chunk=2") == 1
     assert printed.count("a process that has imported already takes its place") == taken
@@ -163,7 +163,7 @@ def test_on_s3_a_lost_process_is_followed_by_others(
 ) -> None:
     """The store's client has threads, which a fork does not have: a process that lacks them would wait for ever."""
     run: Run = legs.prepare(legs.changed(recipes["lora"], store=s3_store, chunks__count=3), f"lost-s3-{warm}")
-    code, printed = _in_a_fresh_interpreter(run, 4, ends, tmp_path, index=1, times=2, BATON_WARM=warm)
+    code, printed = _in_a_fresh_interpreter(run, 4, ends, tmp_path, index=1, times=2, BATON_FORKSERVER=warm)
     assert code == 0, printed
     assert printed.count("restarted chunk=1") == 2
     assert len(run.restarts()) == 2

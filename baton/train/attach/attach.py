@@ -7,6 +7,8 @@ begins the run, and the others join it. All else is as with any run, made by the
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import logging
 import os
 from collections.abc import Mapping
@@ -103,7 +105,7 @@ class Chunk:
 
         Args:
             load: Whether to load the weights where there is nothing to train; without, the trainer is left as it is.
-            leave_out: Parts of the state not to restore: a negative control for tests of exactness.
+            leave_out: Parts of the state not to restore, `rng` or `hooks`: a negative control for tests of exactness.
 
         Returns:
             How it ended, and the newest checkpoint.
@@ -124,7 +126,12 @@ class Chunk:
             self.load(outcome.step)
         # Also where early stopping has ended the run in a chunk before this one.
         if outcome.is_done and (outcome.step >= self.num_steps or self._checkpoint(outcome.step).meta.finished):
-            self._load_best()
+            # `Trainer` would look for what `load_best_model_at_end` asks for in its own folder.
+            state = self._trainer.state
+            best = state.best_global_step if self._trainer.args.load_best_model_at_end else None
+            if best and self._context.store.read(best):
+                self.load(best)
+                self._trainer.state = state
         return outcome
 
     def _train(self, leave_out: tuple[str, ...]) -> Outcome:
@@ -205,14 +212,6 @@ class Chunk:
             raise UserError(f"run {self.uri!r} has no checkpoint{which}{there}.")
         return checkpoint
 
-    def _load_best(self) -> None:
-        """Loads what `load_best_model_at_end` asks for: `Trainer` would look for it in its own folder."""
-        best = self._trainer.state.best_global_step
-        if self._trainer.args.load_best_model_at_end and best and self._context.store.read(best):
-            state = self._trainer.state
-            self.load(best)
-            self._trainer.state = state
-
 
 def attach(
     trainer: Trainer,
@@ -273,7 +272,7 @@ def attach(
         store=CheckpointStore.of(run, recipe),
         index=number or max(done, default=0) + 1,
         target=step,
-        identity=facts.identity_digest(found),
+        identity=hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest(),
         ranks=Ranks(),
         clock=Clock(),
     )

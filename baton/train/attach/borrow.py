@@ -37,11 +37,7 @@ class EpochSeededSampler(Sampler[int]):
     """A sampler whose order in an epoch depends on seed and epoch alone.
 
     It draws with all generators seeded. One that has a generator of its own is brought to where an uninterrupted
-    process has it: the orders of the epochs before are drawn and dropped.
-
-    Args:
-        sampler: Whose orders they are, fresh.
-        seed: The run's seed.
+    process has it: the orders of the epochs before are drawn and dropped. So it must be fresh.
     """
 
     def __init__(self, sampler: Sampler[int], seed: int) -> None:
@@ -67,10 +63,7 @@ class EpochSeededSampler(Sampler[int]):
 def exact_sampler(sampler: Sampler[int] | None, seed: int, *, seedable: bool) -> Sampler[int] | None:
     """Returns a sampler whose order does not depend on what this process has drawn before; the same one if it is such.
 
-    Args:
-        sampler: As the trainer makes it, None for rows without a length.
-        seed: The run's seed.
-        seedable: Whether Accelerate takes its own sampler for torch's random one, which is a function of the epoch.
+    `seedable` tells whether Accelerate takes its own sampler for torch's random one, which is a function of the epoch.
     """
     if sampler is None or isinstance(sampler, FIXED) or hasattr(sampler, "set_epoch"):
         return sampler
@@ -82,12 +75,7 @@ def exact_sampler(sampler: Sampler[int] | None, seed: int, *, seedable: bool) ->
 
 
 class SeededRows(Dataset[Any]):
-    """Rows of a dataset that may draw random numbers, each drawn from seed, epoch and index.
-
-    Args:
-        rows: The dataset.
-        seed: The run's seed.
-    """
+    """Rows of a dataset that may draw random numbers, each drawn from seed, epoch and index."""
 
     def __init__(self, rows: Any, seed: int) -> None:
         self.rows, self.seed, self.epoch = rows, seed, 0
@@ -104,12 +92,7 @@ class SeededRows(Dataset[Any]):
 
 
 class SeededTransform:
-    """A transform of rows that may draw random numbers, drawn from seed, epoch and the rows' content.
-
-    Args:
-        transform: It.
-        seed: The run's seed.
-    """
+    """A transform of rows that may draw random numbers, drawn from seed, epoch and the rows' content."""
 
     def __init__(self, transform: Callable[[Any], Any], seed: int) -> None:
         self.transform, self.seed, self.epoch = transform, seed, 0
@@ -276,13 +259,7 @@ class TellsEpoch(TrainerCallback):
 
 @contextlib.contextmanager
 def borrow_trainer(trainer: Trainer, recipe: Recipe, *, resumes: bool) -> Iterator[AttachedTrainer]:
-    """Yields a trainer as one that trains in chunks.
-
-    Args:
-        trainer: The trainer.
-        recipe: What a recipe would say of the run, see `settings.attached_recipe`.
-        resumes: Whether there is a checkpoint to resume from.
-    """
+    """Yields a trainer as one that trains in chunks; with a checkpoint to resume from it does not evaluate first."""
     with contextlib.ExitStack() as undoing:
         undoing.enter_context(_modes())
         before, args = dict(vars(trainer)), trainer.args

@@ -109,11 +109,6 @@ def run_identity(trainer: Trainer, run_uri: str, identity: Mapping[str, Any] | N
     return document
 
 
-def identity_digest(facts: Json) -> str:
-    """Returns one digest of all facts."""
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-
-
 def running_script() -> Script:
     """Returns the program that this process runs."""
     path = getattr(sys.modules.get("__main__"), "__file__", None)

@@ -134,12 +134,7 @@ def attach_observers(
 ) -> LiveReport:
     """Reports a trainer's metrics, and what its model generates where the recipe asks for it.
 
-    Args:
-        context: The chunk.
-        trainer: Its trainer.
-        folder: A local folder for files.
-        live: Returns how far the chunk is, by the names in `sinks.LIVE_GAUGES`.
-        newest: Returns the newest checkpoint, None before there is one.
+    `live` returns how far the chunk is, by the names in `sinks.LIVE_GAUGES`.
     """
     run, recipe, weights = context.run, context.recipe, list(trainer.model.parameters())
     observed = ObservedChunk(

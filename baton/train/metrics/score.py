@@ -105,14 +105,8 @@ class Scoring:
         """Scores a checkpoint that is committed and has no score, as the process would have that made it.
 
         The trainer restores it as if to resume, with all ranks, shards and random state, and is left before its first
-        step. What the evaluation may depend on is compared with what was saved.
-
-        Args:
-            trainer: The trainer.
-            step: The checkpoint's step.
-            folder: Local folder of the checkpoint.
-            restore: Restores what `Trainer` does not, such as a reference that has moved, as training begins.
-            prove: Compares what is in memory with what was saved.
+        step. What the evaluation may depend on is compared with what was saved: `restore` brings what `Trainer` does
+        not, and `prove` compares.
 
         Raises:
             ExactnessError: the state restored differs from the state saved.

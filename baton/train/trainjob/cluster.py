@@ -45,12 +45,7 @@ class NoRoomError(UserError):
 
 
 class Cluster:
-    """One namespace.
-
-    Args:
-        client: A client of the API server (`kubernetes.client.ApiClient`).
-        namespace: Where jobs and their pods live.
-    """
+    """One namespace, where jobs and their pods live."""
 
     def __init__(self, client: ApiClient, namespace: str) -> None:
         from kubernetes import client as api
@@ -206,10 +201,7 @@ def _refusal(what: str, status: int, message: str, namespace: str) -> BatonError
 class RankLog:
     """Follows the log of one pod in a thread: its events become events of this stage, other lines stay as they are.
 
-    Args:
-        cluster: Where the pod is.
-        pod: Its name.
-        before: What followed the same log and broke off; the first line is the first one without.
+    Where `before` followed the same log and broke off, it goes on there.
 
     Attributes:
         error: The event with which the node's own stage failed.

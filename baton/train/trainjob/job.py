@@ -109,12 +109,7 @@ def failure_of(job: Object, pods: Sequence[Object], error: Error | None, tail: S
     skips the step that this one has found.
 
     What befell a pod comes before what the first node said: where one is killed, the others end for want of it.
-
-    Args:
-        job: The job, as it is now.
-        pods: Its pods, each as it was last seen.
-        error: The event with which a node's stage failed: that of the first pod to fail, or of the first node.
-        tail: The last lines of that log.
+    `error` and `tail` are the error and last lines of the first pod to fail, or of the first node.
     """
     again, first = "Run again: it resumes from the newest checkpoint.", first_failed(pods)
     for pod in sorted(pods, key=lambda pod: (not _took_too_much(pod), node_index(pod))):
@@ -386,13 +381,6 @@ def run_job(
 
     Within a job the number stays. A job of an earlier attempt that has not ended is followed, however many nodes of
     those that are possible it has.
-
-    Args:
-        cluster: Where.
-        recipe: The run's recipe.
-        run_uri: Address of the run.
-        index: Number of the chunk, from 1.
-        notice: Returns that this stage's machine will be preempted, None while it stays.
 
     Returns:
         The last job, and whether that ended by itself; see `Job.run`.

@@ -48,18 +48,11 @@ def labels(run_uri: str, index: int) -> dict[str, str]:
 
 
 def train_job(recipe: Recipe, run_uri: str, index: int, owner: Object | None, nodes: int | None = None) -> Object:
-    """Returns the job of a chunk.
+    """Returns the job of a chunk on so many nodes, the most when left out.
 
     Its name is that of run, chunk and everything it asks for: an attempt that finds it found its predecessor's, of the
     same image, nodes and settings. Where the number of nodes may vary, that is not in the name: an attempt that would
     be given another number follows the job that trains already.
-
-    Args:
-        recipe: The run's recipe, with `resources.nodes` above 1.
-        run_uri: Address of the run.
-        index: Number of the chunk, from 1.
-        owner: The stage's pod; see `stage_owner`.
-        nodes: How many nodes, one of `recipe.node_counts`; the most when left out.
     """
     is_fixed = isinstance(recipe.resources.nodes, int)
     spec = _spec(recipe, run_uri, index, recipe.max_nodes if is_fixed else 0)

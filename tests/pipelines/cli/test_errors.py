@@ -123,7 +123,9 @@ def test_an_endpoint_that_does_not_answer(folder: Path):
 
 def test_rows_that_are_none(folder: Path):
     """The first that finds out is a stage, in its own process."""
-    done = baton(folder, "run", "recipe.yaml", "--set", "data.source=empty.jsonl", "--output", "json", BATON_WARM="0")
+    done = baton(
+        folder, "run", "recipe.yaml", "--set", "data.source=empty.jsonl", "--output", "json", BATON_FORKSERVER="0"
+    )
 
     message = refused_as_json(done)
     assert message.startswith("data split: data.source ")
