@@ -187,7 +187,7 @@ class TokenizedRows(NamedDocument, name="tokens.json"):
     truncated: int = 0
     dropped: int = 0
     refused: int = 0
-    """Dropped rows that the chat template does not write, or hides which tokens count."""
+    """Dropped rows that the chat template does not write, or in which it hides the tokens that count."""
     left_out: dict[str, int] = Field(default_factory=dict)
     """Parts that the chat template leaves out of the others, such as tool calls, and answers that it does not end."""
     lengths: JsonValue = None
@@ -207,6 +207,7 @@ class TokensMeta(Document):
     eval: int
     test: int = 0
     bytes: int
+    """Of the training tokens."""
     lengths: Json
     files: dict[str, list[tuple[str, int]]]
     """Side → its files in order, each with its number of rows."""

@@ -289,7 +289,7 @@ def identity(recipe: Recipe) -> Json:
     count by their digests (`data.json`, `code.json`).
     """
     document = recipe.model_dump(mode="json")
-    # Settings are left out, not picked: a new one belongs to the identity until somebody decides that it changes no bit.
+    # Left out, not picked: a new setting belongs to the identity until somebody decides that it changes no bit.
     for section in ("name", "store", "resources", "tracking", "export", "sweep", "trust"):
         del document[section]
     del document["training"]["parallel"]  # the world size is part of the fingerprint
