@@ -33,7 +33,7 @@ class OlderFormat:
 
 
 @dataclass(frozen=True)
-class FormatSpec:
+class VersionedFormat:
     """Something that is made of a recipe, and that another release may make otherwise.
 
     `number` is of what is made here, `what` it decides, and `instead` says what can be done with a number that is no
@@ -49,35 +49,35 @@ class FormatSpec:
         return number == self.number or (number in self.older and self.older[number].is_continued)
 
 
-FORMATS: Mapping[str, FormatSpec] = {
-    "rows": FormatSpec(
+FORMATS: Mapping[str, VersionedFormat] = {
+    "rows": VersionedFormat(
         2,
         "which rows a split holds, and on which side",
         "start the run under another name",
         {1: OlderFormat("0.1.0", True)},
     ),
-    "tokens": FormatSpec(
+    "tokens": VersionedFormat(
         2,
         "how rows become tokens, and which of those count in the loss",
         "start the run under another name",
         {1: OlderFormat("0.1.0", True)},
     ),
-    "draws": FormatSpec(
+    "draws": VersionedFormat(
         1,
         "the order of rows, and every random number",
         "fork the run, which from there on draws as this Baton does: `baton runs fork NAME`",
     ),
-    "loss": FormatSpec(
+    "loss": VersionedFormat(
         2,
         "how much each row and token counts in the loss of a step and of an evaluation",
         "fork the run, whose rows and tokens count as here from there on: `baton runs fork NAME`",
         # Micro-batches and evaluation batches counted alike there, whatever they held.
         {1: OlderFormat("0.1.0", is_continued=True)},
     ),
-    "digest": FormatSpec(
+    "digest": VersionedFormat(
         1, "what a state digest is taken over", "fork its weights alone: `baton runs fork NAME@STEP --weights-only`"
     ),
-    "checkpoint": FormatSpec(1, "the files of a checkpoint, and what is in them", "export it with that release"),
+    "checkpoint": VersionedFormat(1, "the files of a checkpoint, and what is in them", "export it with that release"),
 }
 """The formats, by name."""
 
@@ -107,7 +107,7 @@ class FormatVersions(Document):
     def number(self, name: str) -> int:
         return self.formats.get(name, 1)
 
-    def require_known(self, what: str, formats: Mapping[str, FormatSpec] = FORMATS) -> None:
+    def require_known(self, what: str, formats: Mapping[str, VersionedFormat] = FORMATS) -> None:
         """Checks that nothing about it is newer than this Baton."""
         for name, number in sorted(self.formats.items()):
             newest = formats[name].number if name in formats else 1
@@ -118,7 +118,9 @@ class FormatVersions(Document):
                     remedy=f"Use {_package(self.baton)} or a newer one, in the image of the pods too.",
                 )
 
-    def require_continued(self, what: str, names: Iterable[str], formats: Mapping[str, FormatSpec] = FORMATS) -> None:
+    def require_continued(
+        self, what: str, names: Iterable[str], formats: Mapping[str, VersionedFormat] = FORMATS
+    ) -> None:
         """Checks that this Baton works on with it as the one did that made it."""
         self.require_known(what, formats)
         for name in names:

@@ -9,18 +9,18 @@ from baton.runs.versions import (
     CHECKPOINT_FORMATS,
     FORMATS,
     RUN_FORMATS,
-    FormatSpec,
     FormatVersions,
     OlderFormat,
+    VersionedFormat,
     release,
 )
 
 TABLE = {
     **FORMATS,
-    "tokens": FormatSpec(
+    "tokens": VersionedFormat(
         2, "how rows become tokens", "start the run under another name", {1: OlderFormat("0.1.0", True)}
     ),
-    "draws": FormatSpec(
+    "draws": VersionedFormat(
         3,
         "every random number",
         "fork the run",
