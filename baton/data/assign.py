@@ -22,11 +22,8 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-ALL = 2**64
-"""Positions are below this."""
-
-MAX_STRATA = 1000
-"""Values of `data.split.stratify_by`; more are no strata."""
+ALL = 2**64  # positions are below this
+MAX_STRATA = 1000  # values of `data.split.stratify_by`; more are no strata
 
 MAX_POSITIONS = 4_000_000
 """Positions held at once, 32 MB. Of more rows each side gets its share to within a fraction of a percent by itself."""
@@ -38,8 +35,7 @@ SIDE_NAMES = {
 }
 """What sources call a side → the side."""
 
-Cut = tuple[int, int]
-"""Positions below which rows are held out for evaluation, and from which on for the test."""
+Cut = tuple[int, int]  # positions below which rows are held out for evaluation, and from which on for the test
 
 
 class Shares(BaseModel):

@@ -21,8 +21,7 @@ Tool = dict[str, Any]
 Message = dict[str, Any]
 """`role`, `content`, and where given `tool_calls`, `tool_call_id`, `name`, `reasoning_content` and `train`."""
 
-ARGUMENTS = ("arguments", "parameters", "args")
-"""Names of a call's arguments."""
+ARGUMENTS = ("arguments", "parameters", "args")  # names of a call's arguments
 
 
 def all_encodable(value: Any) -> bool:
@@ -111,15 +110,10 @@ ROLES = {
 }
 """Speaker → role."""
 
-REASONING = ("reasoning_content", "thinking", "reasoning")
-FLAGS = ("train", "training", "weight")
-"""Keys of a message for the assistant's thought, and for whether it is learned."""
-
-PARTS = ("text", "input_text", "output_text")
-"""Types of content parts that are text."""
-
-THOUGHT = re.compile(r"\s*<think>.*?</think>\s*", re.DOTALL)
-"""Thinking that is written into the beginning of a content."""
+REASONING = ("reasoning_content", "thinking", "reasoning")  # keys of a message for the assistant's thought
+FLAGS = ("train", "training", "weight")  # keys of a message for whether it is learned
+PARTS = ("text", "input_text", "output_text")  # types of content parts that are text
+THOUGHT = re.compile(r"\s*<think>.*?</think>\s*", re.DOTALL)  # thinking that is written into the beginning of a content
 
 
 def is_encodable(text: str) -> bool:
@@ -276,14 +270,12 @@ def _objects(text: str) -> list[Tool]:
 
 TURNS = (("input", "output"), ("human", "assistant"), ("user", "assistant"), ("instruction", "response"))
 """Keys of a mapping that is a question and its answer."""
-LEARNED = "output_with_loss"
-"""XTuner's key of such a mapping for whether its answer is learned."""
+LEARNED = "output_with_loss"  # XTuner's key of such a mapping for whether its answer is learned
 
 ANSWER = re.compile(r".*\n\n(?:Assistant|ASSISTANT|assistant):", re.DOTALL)
 """A conversation written into a text, up to its last answer: the turns of Anthropic's hh-rlhf."""
 
-UNSAID = ("name", "train")
-"""Keys in which two equal messages may differ."""
+UNSAID = ("name", "train")  # keys in which two equal messages may differ
 
 
 def is_conversation(value: Any) -> bool:

@@ -272,8 +272,7 @@ def _between(spans: list[Span], length: int) -> Iterator[Span]:
 
 
 UNPLACED = "columns {!r} of rows that are trained as text, which has no place for them"
-Made = list[Row] | RowError
-"""The rows made of one row, or an error."""
+Made = list[Row] | RowError  # the rows made of one row, or an error
 
 
 class BatchEncoder:

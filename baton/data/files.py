@@ -21,8 +21,7 @@ from typing import Any, NamedTuple
 from baton.data.rows import DECODER, MAX_ROW, SHOWN, TOO_LONG, SourceRow, UnreadableError, UnusableRow, as_read, loads
 from baton.store.sources import SourceFile
 
-BLOCK = 2**20
-"""Bytes read at once."""
+BLOCK = 2**20  # bytes read at once
 
 ZSTD_BLOCK = 2**9
 """Bytes unpacked at once by zstd, which has no limit on what comes out: 128 KiB for each 4 bytes at the most."""
@@ -181,19 +180,15 @@ def lines(stream: Iterable[bytes], end: bytes = b"\n") -> Iterator[Line]:
 
 csv.field_size_limit(MAX_ROW)
 
-MAX_LINES = 100_000
-"""Lines of the longest CSV record: a quote that is not closed takes no more along."""
-SEPARATORS = (",", "\t", ";", "|")
-"""Signs between the fields of a CSV."""
+MAX_LINES = 100_000  # lines of the longest CSV record: a quote that is not closed takes no more along
+SEPARATORS = (",", "\t", ";", "|")  # signs between the fields of a CSV
 LOOKED_AT, SAMPLED = 20, 2**18
 """Records that tell how a CSV is written, and bytes of them; a block of a packed file may have many times as many."""
-EXCELS = re.compile(rb'"?sep=(.)"?\s*')
-"""Line that gives Excel the separator."""
+EXCELS = re.compile(rb'"?sep=(.)"?\s*')  # line that gives Excel the separator
 STRAY = re.compile(r'\s+"|(?:[^"]*"[^"]*")*[^"]*"[^"]*')
 """A field that was cut within quotes, or whose quotes come after a space."""
 HIGH = re.compile(rb"[^\s,;|]*[\x80-\xff][^\s,;|]*")
-NOTHING = " \t\r\n\x1a"
-"""Empty fields, and the sign that ends a file of DOS."""
+NOTHING = " \t\r\n\x1a"  # empty fields, and the sign that ends a file of DOS
 
 ESCAPED = re.compile("[\udc80-\udcff]")
 """Bytes that are not UTF-8 travel through parsers as these, so that only their row is lost."""

@@ -31,15 +31,11 @@ from baton.store.storage import Storage
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-MOST_READ = 20_000
-"""Rows read, at most, for the rows asked for."""
-RAW = 2000
-"""Characters shown of an unusable row."""
-LEARNED = 1000
-"""Rows for training a tokenizer."""
+MOST_READ = 20_000  # rows read, at most, for the rows asked for
+RAW = 2000  # characters shown of an unusable row
+LEARNED = 1000  # rows for training a tokenizer
 SURVEYED = 1000
-COUNTED = 200_000
-"""Rows of local files up to which a survey counts."""
+COUNTED = 200_000  # rows of local files up to which a survey counts
 NUMBER = re.compile(r"\d\W*$")
 
 

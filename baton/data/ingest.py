@@ -22,10 +22,8 @@ from baton.recipe.data import Columns, DataSource
 from baton.recipe.recipe import Recipe
 from baton.runs.run import Run
 
-LOOKED_AT = 20
-"""Rows whose columns decide the format."""
-WAITING = 2**20
-"""Bytes of broken rows among the first ones held in memory; more wait on disk."""
+LOOKED_AT = 20  # rows whose columns decide the format
+WAITING = 2**20  # bytes of broken rows among the first ones held in memory; more wait on disk
 
 
 @dataclass(kw_only=True)
@@ -222,9 +220,8 @@ def _unlike(shape: dict[str, type], other: dict[str, type]) -> str:
     return f"{name} is {kinds.get(other[name], other[name].__name__)}, in the rows before it is not"
 
 
-NUM_REASONS = 3
-SHOWN = 80
-"""Reasons shown where no row can be used, and characters of an example."""
+NUM_REASONS = 3  # shown where no row can be used
+SHOWN = 80  # characters of an example
 NONE_USABLE = "Check data.format and data.columns against the rows."
 
 

@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 from baton.errors import RowError
 from baton.models.chat_template import ChatTemplate, Conversation, Message, RenderedConversation
 
-STEMS = ("Zxqj", "Qwvz", "Jkqx", "Vhzq")
-"""Beginnings of placeholders; one that the conversation does not hold is used."""
+STEMS = ("Zxqj", "Qwvz", "Jkqx", "Vhzq")  # beginnings of placeholders; one that the conversation does not hold is used
 TAGS = re.compile(r"((?:(?<!\s)\s+)?(?:<[^<>]*>|\[/?[A-Z_]+\])\s*)")
 """Tags that a template may look for within a text, such as `</think>`."""
 
@@ -82,8 +81,7 @@ def slot_spans(text: str, stem: str) -> list[SlotSpan]:
     return [SlotSpan(int(match[1]), match.start(), match.end()) for match in re.finditer(rf"{stem}(\d{{5}})", text)]
 
 
-Alignment = Callable[[int], int]
-"""Maps a place in a skeleton's rendering to the conversation's."""
+Alignment = Callable[[int], int]  # maps a place in a skeleton's rendering to the conversation's
 
 
 def align(text: str, between: list[str], found: list[SlotSpan], slots: list[TextSlot]) -> Alignment | None:
@@ -374,8 +372,7 @@ def _filled(message: Message, filler: str) -> Iterator[Message]:
     yield {**message, "content": filler}
 
 
-MOST_SKELETONS = 2000
-"""Skeletons kept."""
+MOST_SKELETONS = 2000  # skeletons kept
 
 
 class AssistantSpans:

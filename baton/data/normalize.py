@@ -19,8 +19,7 @@ TEXTS = ("text", "response", "answer", "completion", "output", "content", "summa
 SCORES = ("score", "overall_score", "pm_score", "rating", "reward")
 """Keys of a response that is a mapping: its text, and how good it is. `rank` is best at 1."""
 
-LEVEL = ("tie", "both", "neither", "none", "equal", "same", "draw")
-"""Beginnings of words that prefer no response."""
+LEVEL = ("tie", "both", "neither", "none", "equal", "same", "draw")  # beginnings of words that prefer no response
 
 
 def pair_of_ranked(row: dict[str, object], names: list[str] | None = None) -> dict[str, object]:
@@ -141,13 +140,9 @@ def _numbers(values: object, count: int, name: str) -> list[float]:
     return numbers
 
 
-TURNS = ("messages", "prompt", "completion", "chosen", "rejected")
-"""Columns of messages in a conversation."""
-SAID = ("completion", "output", "chosen", "rejected")
-"""Columns by the assistant in a row of texts."""
-
-MEDIA = ("images", "image", "videos", "video", "audios", "audio")
-"""Columns beside messages that are no text."""
+TURNS = ("messages", "prompt", "completion", "chosen", "rejected")  # columns of messages in a conversation
+SAID = ("completion", "output", "chosen", "rejected")  # columns by the assistant in a row of texts
+MEDIA = ("images", "image", "videos", "video", "audios", "audio")  # columns beside messages that are no text
 
 TRUE, FALSE = ("true", "yes", "good", "1", "1.0"), ("false", "no", "bad", "0", "0.0")
 

@@ -19,8 +19,7 @@ from baton.data.files import blocks, packing
 from baton.data.rows import MAX_ROW, SHOWN, TOO_LONG, SourceRow, UnreadableError, UnusableRow, as_read
 from baton.store.sources import SourceFile
 
-HELD = 2**31
-"""Bytes for a part of a table, unpacked, and its rows: a page of Parquet or a batch of Arrow."""
+HELD = 2**31  # bytes for a part of a table, unpacked, and its rows: a page of Parquet or a batch of Arrow
 _DATA = re.compile(rb"VmData:\s+(\d+) kB")
 
 
@@ -48,8 +47,7 @@ def bounded(most: int) -> Iterator[None]:
 STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
 """Last bytes of a closed Arrow stream; without them it may have been cut between two batches."""
 T = TypeVar("T")
-BATCH = 256
-"""Rows turned into Python's values at once; fewer where they have more bytes than one row may."""
+BATCH = 256  # rows turned into Python's values at once; fewer where they have more bytes than one row may
 LARGEST_PAGE = 2**28
 PER_PAGE = LARGEST_PAGE // 1024
 PACKED = 500

@@ -26,10 +26,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-"""A token for a byte, in vocabularies of SentencePiece."""
-SPACE = "▁"
-"""A space in vocabularies of SentencePiece."""
+BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # a token for a byte, in vocabularies of SentencePiece
+SPACE = "▁"  # a space in vocabularies of SentencePiece
 
 
 def readable(data: bytes) -> str:
@@ -74,8 +72,7 @@ def _alphabet() -> dict[str, bytes]:
     return {character: bytes([byte]) for character, byte in written.items()}
 
 
-FIRST = 3
-"""Rows of a side that the tokenize stage keeps."""
+FIRST = 3  # rows of a side that the tokenize stage keeps
 MOST, AROUND_TRAINED = 800, 20
 """Tokens of such a row, at most, and tokens shown before training begins where that is far from the beginning."""
 
@@ -195,14 +192,11 @@ def _spans(words: list[bytes], trained: list[bool], kept: int) -> Iterator[Token
 
 
 TokenRow = dict[str, Any]
-SHOWN = 3
-"""Sequences shown of a side."""
+SHOWN = 3  # sequences shown of a side
 HEAD, AROUND, LONGEST = 200, 20, 2000
 """Tokens from a sequence's beginning and from where training begins in it, tokens before that, and characters."""
-MARKS = ("⟦", "⟧")
-"""Around what is trained."""
-WIDTH = 40
-"""Characters of the longest bar."""
+MARKS = ("⟦", "⟧")  # around trained text
+WIDTH = 40  # characters of the longest bar
 
 
 def first_sequences(path: str, tokenizer: PreTrainedTokenizerBase) -> list[str]:

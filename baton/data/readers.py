@@ -36,8 +36,7 @@ from baton.store import sources
 from baton.store.sources import SourceFile
 
 SKIPPED = {"test", "tests", "idlelib", "lib2to3", "turtledemo", "site-packages", "dist-packages", "__pycache__"}
-MAX_DOC = 400
-"""Longest docstring taken, in characters: one paragraph."""
+MAX_DOC = 400  # longest docstring taken, in characters: one paragraph
 
 
 def stdlib_rows() -> Iterator[dict[str, str]]:
@@ -76,8 +75,7 @@ def _statements(tree: ast.Module) -> Iterator[ast.AST]:
 
 NAMED = {".ndjson": "jsonl", ".feather": "arrow", **dict.fromkeys(sources.TEXTS, "text")}
 """Types not named after their suffix."""
-LOOKED_AT = 20
-"""First lines, each tried as JSON."""
+LOOKED_AT = 20  # first lines, each tried as JSON
 RETURNS = re.compile(rb'(?:[^"\r\n]++|"[^"]*+")*+\r(?!\n)')
 """Header of a table whose records end in carriage returns alone."""
 AS_IT_IS = Csv()

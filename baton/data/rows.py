@@ -12,17 +12,13 @@ from typing import Any, TypeVar
 from baton.errors import BatonError
 
 SIDES = ("train", "eval", "test")
-MAX_ROW = 2**26
-"""Longest row in bytes, 64 MiB: bounds the memory for reading."""
+MAX_ROW = 2**26  # longest row in bytes, 64 MiB: bounds the memory for reading
 
 TOO_LONG = f"longer than {MAX_ROW >> 20} MiB"
 T = TypeVar("T")
-DIGITS = 4000
-"""Longest number in digits; Python reads 4,300."""
-SHOWN = 1000
-"""Bytes kept of longer rows."""
-MAX_SIGNS = 1_000_000
-"""Brackets and commas of a row's JSON: `[]` takes 25 times as many bytes in Python as in a file."""
+DIGITS = 4000  # longest number in digits; Python reads 4,300
+SHOWN = 1000  # bytes kept of longer rows
+MAX_SIGNS = 1_000_000  # brackets and commas of a row's JSON: `[]` takes 25 times as many bytes in Python as in a file
 TOKEN = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|[\[\]{},]', re.DOTALL)
 """Tokens that decide where a JSON value ends. A string without an end goes to the text's end, in one pass."""
 
@@ -169,8 +165,7 @@ class Spool:
                 yield Record(content[:-1], *json.loads(place))
 
 
-MAX_REASONS = 1000
-"""Reasons counted. One may quote its row, so that each row has its own."""
+MAX_REASONS = 1000  # reasons counted; one may quote its row, so that each row has its own
 
 
 class RejectedRows:

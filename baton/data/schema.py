@@ -17,8 +17,7 @@ from baton.recipe.data import Columns, DataSource
 from baton.recipe.methods import SPECS, MethodSpec
 from baton.recipe.recipe import Recipe
 
-DEEPEST, WIDEST = 3, 32
-"""Steps of a path, and parts of a value within a column, that are looked for."""
+DEEPEST, WIDEST = 3, 32  # steps of a path, and parts of a value within a column, that are looked for
 
 
 def value_at(values: Any, name: str) -> Any:
@@ -100,11 +99,8 @@ OPTIONAL: dict[str, dict[str, tuple[str, ...]]] = {
 BESIDE: dict[str, tuple[str, ...]] = {"tools": TOOLS, "system": ("system", "system_prompt")}
 """Columns that go with a row of messages, whatever its format: rows of texts have no place for them."""
 
-EARLIER = "history[]"
-"""Column of earlier rounds, each a question and its answer, beside a prompt that is a text."""
-
-TALKS = ("messages", "sharegpt", "tool-calls")
-"""Formats whose rows are always messages."""
+EARLIER = "history[]"  # column of earlier rounds, each a question and its answer, beside a prompt that is a text
+TALKS = ("messages", "sharegpt", "tool-calls")  # formats whose rows are always messages
 
 _WHOLE = ("messages", "conversations", "conversation")
 
@@ -162,8 +158,7 @@ ASIDE = r"(id|uuid|lang|language|url|date|time|timestamp|index|idx|source|catego
 """Names of facts about a row."""
 IN_ORDER = ("prompt-completion", "instruction", "text", "messages", "sharegpt", "prompt")
 """Formats whose columns may be guessed by their order: no side of them is worse than another."""
-MANY = ("messages", "conversations", "responses", "calls", "tools")
-"""Our columns that are lists."""
+MANY = ("messages", "conversations", "responses", "calls", "tools")  # our columns that are lists
 
 SIDE_BY_SIDE = ("responses", "scores", "ranks")
 """Our columns that are lists: several columns of the source make one, and are not joined."""
@@ -215,8 +210,7 @@ def side_by_side(present: list[str], judged: bool = False) -> dict[str, str | li
     return None
 
 
-USUAL = ("sft", "dpo", "kto", "pretrain", "grpo")
-"""Methods tried first among those that learn from the same rows."""
+USUAL = ("sft", "dpo", "kto", "pretrain", "grpo")  # methods tried first among those that learn from the same rows
 
 
 class Names(IntEnum):

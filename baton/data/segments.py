@@ -132,8 +132,7 @@ class Origins:
 
 LEAST, MOST, SHARE = 2**20, 2**24, 64
 """Bytes of text in a segment: a 64th of the file, at least 1 MiB, at most 16 MiB, which give 16 to 64 MiB of tokens."""
-BATCH_ROWS, BATCH_BYTES = 1000, 2**22
-"""Lines, and their bytes, tokenized at once."""
+BATCH_ROWS, BATCH_BYTES = 1000, 2**22  # lines, and their bytes, tokenized at once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -303,10 +302,8 @@ def _batches(segment: SideSegment) -> Iterator[list[Row]]:
             yield batch
 
 
-WORKER_BYTES = 2**30
-"""Memory counted for a worker."""
-WORTHWHILE = 2**22
-"""Bytes of text worth a worker: it begins with some seconds of imports."""
+WORKER_BYTES = 2**30  # memory counted for a worker
+WORTHWHILE = 2**22  # bytes of text worth a worker: it begins with some seconds of imports
 PRELOADED = [
     "baton.data.segments",
     "transformers",

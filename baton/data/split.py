@@ -274,8 +274,7 @@ def _kept(run: Run, scratch: str) -> CommittedSplit:
     return CommittedSplit(counts, quality_page.write(run), address, first_rows(folder, SIDES))
 
 
-SHOWN, LONGEST = 5, 1000
-"""Rows shown of a side, and bytes of each."""
+SHOWN, LONGEST = 5, 1000  # rows shown of a side, and bytes of each
 COUNTS = ("train", "eval", "test", "rejected")
 
 

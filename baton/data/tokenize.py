@@ -185,8 +185,7 @@ def _first_row(run: Run, split: str) -> dict[str, Any]:
 
 
 TOKENIZER = "tokenizer"
-COUNTED = ("tokens", "truncated", "dropped")
-"""Counts of a segment beside its rows."""
+COUNTED = ("tokens", "truncated", "dropped")  # counts of a segment beside its rows
 
 
 class Parts:
@@ -300,8 +299,7 @@ class Parts:
 
 
 SHARD = "tokenize-shard"
-BLOCKS_FROM = 2**30
-"""Bytes of training tokens from which `data.order: auto` takes blocks."""
+BLOCKS_FROM = 2**30  # bytes of training tokens from which `data.order: auto` takes blocks
 
 
 @dataclass(frozen=True, kw_only=True)

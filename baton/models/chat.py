@@ -1,4 +1,4 @@
-"""Conversations as the model reads them: chat templates by name, the day that they are told, and rows as turns.
+"""Conversations as the model reads them: chat templates by name, their day, and rows as turns.
 
 The templates mark the assistant's text with `generation`. Those of Llama 3.2, gpt-oss and others write today's date, by
 `strftime_now`. All stages of a run use the same day, or a chunk after midnight would train on another text.
@@ -27,7 +27,7 @@ CHATML = (
     "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
-"""OpenAI's ChatML; that of tokenizers trained by Baton."""
+"""OpenAI's ChatML; tokenizers trained by Baton have it."""
 
 LLAMA3 = (
     "{{ bos_token }}{% for message in messages %}"
@@ -62,11 +62,7 @@ TEMPLATES = {"chatml": CHATML, "llama3": LLAMA3, "zephyr": ZEPHYR, "alpaca": ALP
 
 
 def chat_template(setting: str) -> str:
-    """Returns the template that `model.chat_template` stands for: a name, the address of a `.jinja` file, or itself.
-
-    Raises:
-        UserError: there is no such name or file, or the template is not valid Jinja.
-    """
+    """Returns the template of `model.chat_template`: a name, the address of a `.jinja` file, or itself."""
     template = TEMPLATES.get(setting)
     if template is not None:
         return template
@@ -119,16 +115,13 @@ def _read(path: str) -> str:
 
 logger = logging.getLogger("baton")
 
-DATE_VARIABLE = "BATON_TODAY"
-"""Set in the processes of a run's stages, those that they begin included."""
-TEMPLATE_UTILS = "transformers.utils.chat_template_utils"
-"""Module that renders templates."""
-DATE_FUNCTION = "strftime_now"
-"""What templates ask."""
+DATE_VARIABLE = "BATON_TODAY"  # set in the processes of a run's stages, those that they begin included
+TEMPLATE_UTILS = "transformers.utils.chat_template_utils"  # module that renders templates
+DATE_FUNCTION = "strftime_now"  # called by templates
 
 
 class _TemplateClock(datetime):
-    """A clock that says the day that was told, at midnight; the time where none was."""
+    """A clock that stays at midnight of the given day; the time where none was given."""
 
     @classmethod
     def now(cls, tz: tzinfo | None = None) -> Self:
@@ -137,10 +130,7 @@ class _TemplateClock(datetime):
 
 
 def set_template_date(day: date | str | None) -> None:
-    """Lets templates that are rendered from here on, in this process and those that it begins, be told a day.
-
-    As text it is in ISO format; None stands for the clock's.
-    """
+    """Gives templates rendered from here on, in this process and its children, a day; None for the clock's."""
     if day:
         if os.environ.get(DATE_VARIABLE) != str(day):
             logger.info("chat templates are told that it is %s", day)
@@ -152,10 +142,8 @@ def set_template_date(day: date | str | None) -> None:
 
 
 def hold_template_date() -> None:
-    """Lets Transformers ask here while a day is told, and the clock else.
-
-    It has no argument for it that TRL and the evaluation harness would pass on.
-    """
+    """Replaces the clock of Transformers while a day is set."""
+    # Transformers has no argument for the day that TRL and the evaluation harness would pass on.
     if DATE_VARIABLE in os.environ or TEMPLATE_UTILS in sys.modules:
         from transformers.utils import chat_template_utils
 
@@ -179,12 +167,9 @@ INSTRUCTION, INPUT, RESPONSE = "\n\n### Instruction:\n", "\n\n### Input:\n", "\n
 
 TURNS = "prompts and answers that are texts become user and assistant turns"
 ANSWERS = ("completion", "chosen", "rejected")
-SYSTEM = "system"
-"""Column of a row of texts that may become turns: its system message."""
-BESIDE = (SYSTEM, "tools")
-"""Columns of a row of texts that turns alone have a place for."""
-PROMPT_TEXT = "prompt_text"
-"""Column of a prompt that became turns: its text, for reward functions."""
+SYSTEM = "system"  # column of a row of texts that may become turns: its system message
+BESIDE = (SYSTEM, "tools")  # columns of a row of texts that turns alone have a place for
+PROMPT_TEXT = "prompt_text"  # column of a prompt that became turns: its text, for reward functions
 
 
 def alpaca(instruction: str, context: str | None) -> str:
@@ -194,7 +179,7 @@ def alpaca(instruction: str, context: str | None) -> str:
 
 
 def strip_alpaca(prompt: str) -> str:
-    """Returns what a user asks in a prompt: where `alpaca` wrote it, the instruction, a blank line and the input.
+    """Returns the user's request in a prompt: where `alpaca` wrote it, the instruction, a blank line and the input.
 
     The input begins after the first `### Input:`, so that it may itself hold one; an instruction may not.
     """
@@ -214,8 +199,8 @@ def own_template(recipe: Recipe) -> str | None:
 def uses_chat(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> bool:
     """Tells whether prompts and answers that are texts become user and assistant turns (`data.render_as`).
 
-    Left to itself (`auto`), where training starts from a model whose tokenizer has a chat template; never with a
-    tokenizer that Baton trained, in this run or for the model it starts from, nor for `pretrain`.
+    By `auto`, where training starts from a model whose tokenizer has a chat template; never with a tokenizer that Baton
+    trained, in this run or for the model it starts from, nor for `pretrain`.
     """
     how = recipe.data.render_as
     if how == "text" or recipe.training.method == "pretrain" or not tokenizer.chat_template:
@@ -251,7 +236,7 @@ def describe(recipe: Recipe, *, chat: bool) -> str:
 
 
 def is_baton_tokenizer(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Tells whether Baton trained a tokenizer: its first tokens are those that Baton gives each."""
+    """Tells whether Baton trained a tokenizer, by its first tokens."""
     own = list(OWN_TOKENS)
     return len(tokenizer) >= len(own) and tokenizer.convert_ids_to_tokens(list(range(len(own)))) == own
 
@@ -273,7 +258,7 @@ def unplaced(row: Row) -> list[str]:
 
 
 def rendering_changes(row: Row, recipe: Recipe, *, chat: bool) -> str:
-    """Returns in words what `data.render_as` and `data.system` change of a row and its like, nothing for nothing.
+    """Returns in words the changes of `data.render_as` and `data.system` to a row and its like, nothing for nothing.
 
     Raises:
         UserError: there is a system message, and the prompts are texts that stay texts.
@@ -291,7 +276,7 @@ def rendering_changes(row: Row, recipe: Recipe, *, chat: bool) -> str:
 
 
 def as_turns(row: Row, recipe: Recipe) -> Row:
-    """Returns a row of the split whose prompt and answers are messages; plain text stays what it is.
+    """Returns a row of the split whose prompt and answers are messages; plain text stays as it is.
 
     A prompt that the model answers itself keeps its text in `PROMPT_TEXT`, as reward functions see it.
     """
@@ -313,8 +298,7 @@ def as_turns(row: Row, recipe: Recipe) -> Row:
 
 
 def with_system(row: Row, recipe: Recipe, own: str | None = None) -> Row:
-    """Returns a row with its own system message, or `data.system`, before its conversation, where that has no such turn
-    already."""
+    """Returns a row with its own system message, or `data.system`, unless its conversation has one."""
     system = own or recipe.data.system
     name = "messages" if "messages" in row else "prompt"
     turns = row.get(name)

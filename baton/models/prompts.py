@@ -23,10 +23,8 @@ if TYPE_CHECKING:
 
 
 Row = dict[str, Any]
-FILE = "baton.json"
-"""Its place beside an exported model."""
-SETTINGS = "generation_config.json"
-"""Where Transformers, and others after it, have a model's own settings for writing."""
+FILE = "baton.json"  # its place beside an exported model
+SETTINGS = "generation_config.json"  # a model's own settings for writing
 IN_RUN = re.compile(r"(?P<run>.*/runs/[^/]+)(/checkpoints/step-(?P<step>\d+))?(/.*)?")
 """Address of a run, or of anything below it."""
 BELOW = re.compile(r"(?P<run>.*/runs/[^/]+)/(checkpoints(/step-(?P<step>\d+))?|exports?)/.*")
@@ -34,7 +32,7 @@ BELOW = re.compile(r"(?P<run>.*/runs/[^/]+)/(checkpoints(/step-(?P<step>\d+))?|e
 
 
 class PromptFormat(Document):
-    """How prompts were written in training."""
+    """The way prompts were written in training."""
 
     prompts: Literal["chat", "instruction", "prompt", "text"]
     """As a user's turn of the chat template, as Alpaca's instruction, as the text that a completion follows, or as the
@@ -46,7 +44,6 @@ class PromptFormat(Document):
 
     @property
     def is_chat(self) -> bool:
-        """Whether the model was trained on conversations."""
         return self.prompts == "chat"
 
     def as_text(self, prompt: str) -> str:
@@ -65,7 +62,7 @@ def with_system_turn(prompt: str | list[dict[str, Any]], system: str | None) -> 
 
 
 def end_tokens(folder: str, tokenizer: PreTrainedTokenizerBase) -> list[int] | None:
-    """Returns the tokens that an answer ends with, None where a model's own settings for writing have them all."""
+    """Returns the tokens that end an answer, None where a model's own settings for writing have them all."""
     own = _settings(folder).get("eos_token_id", tokenizer.eos_token_id)
     listed = own if isinstance(own, list) else [own]
     ends = chat_template.end_tokens(tokenizer, listed)
@@ -73,7 +70,7 @@ def end_tokens(folder: str, tokenizer: PreTrainedTokenizerBase) -> list[int] | N
 
 
 def write_ends(folder: str, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Adds what a chat template closes an answer with to the tokens that end a model's writing, for any library."""
+    """Adds the chat template's end of an answer to the tokens that end a model's writing, for any library."""
     if needed := end_tokens(folder, tokenizer):
         document = {**_settings(folder), "eos_token_id": needed}
         with open(os.path.join(folder, SETTINGS), "w", encoding="utf-8") as file:
@@ -121,11 +118,7 @@ def format_of_run(run: Run, recipe: Recipe, tokenizer: PreTrainedTokenizerBase) 
 
 
 def asks_in_turns(run: Run, recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Tells whether tasks of the harness are put as conversations, by `Tasks.render_as`.
-
-    Raises:
-        UserError: they are to be, and there is no chat template.
-    """
+    """Tells whether tasks are put as conversations, by `Tasks.render_as`; UserError without a template for it."""
     tasks = recipe.evaluation.tasks
     if tasks is None or tasks.render_as == "text":
         return False
@@ -154,7 +147,7 @@ def format_of_model(uri: str, folder: str, tokenizer: PreTrainedTokenizerBase) -
 
 
 def require_readable(uri: str) -> None:
-    """Checks that an address is a model's, and that this Baton reads what a run has there.
+    """Checks that an address is a model's, and that this Baton reads the run's files there.
 
     Raises:
         UserError: it is that of a folder without a model, such as a run's.
@@ -186,12 +179,11 @@ def _model_of(run: Run, step: str | None) -> str:
 
 
 def _below(uri: str) -> re.Match[str] | None:
-    """Returns the run, and of a checkpoint the step, that an address lies below, None for any other."""
+    """Returns the run, and of a checkpoint the step, that an address is below, None for any other."""
     return BELOW.fullmatch(uri if "://" in uri else os.path.abspath(uri))
 
 
-TEXT_PROMPT_SHARE = 3
-"""A row of plain text is cut after this fraction (1/3) to be continued by the model."""
+TEXT_PROMPT_SHARE = 3  # a row of plain text is cut after this fraction (1/3) to be continued by the model
 
 
 def held_out_prompts(

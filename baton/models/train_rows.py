@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 
-IGNORED = -100
-"""Label of a token that does not count in the loss, as in torch's cross entropy."""
+IGNORED = -100  # label of a token that does not count in the loss, as in torch's cross entropy
 
 
 Row = dict[str, Any]
@@ -61,7 +60,7 @@ def message_kind(*, wide: bool) -> pa.DataType:
 
 
 def stored(row: Row) -> Row:
-    """Returns a row as it lies in wide columns."""
+    """Returns a row as in wide columns."""
     if isinstance(row["prompt"], str):
         return row
     prompt = [
@@ -84,14 +83,14 @@ def restored(batch: Row) -> Row:
 
 
 def readable(rows: Dataset) -> Dataset:
-    """Has a data set's rows come as they were before `stored`, where they lie in wide columns."""
+    """Makes rows in wide columns come as they were before `stored`."""
     if is_wide(rows.data.schema):
         rows.set_transform(restored)
     return rows
 
 
 def is_wide(schema: pa.Schema) -> bool:
-    """Tells whether rows lie in wide columns."""
+    """Tells whether rows are in wide columns."""
     import pyarrow as pa
 
     kind = schema.field("prompt").type if "prompt" in schema.names else None
@@ -111,13 +110,8 @@ def packs_rows(data: Data, side: str) -> bool:
 def pack_rows(rows: pa.Table, data: Data, *, is_all: bool) -> pa.Table:
     """Joins rows to sequences of `data.max_length`, a thousand at a time, by their lengths alone.
 
-    With `best-fit`, `seq_lengths` says where each row ends in its sequence. Else what does not fill a sequence at the
-    end of a thousand is left out, unless there is nothing else.
-
-    Args:
-        rows: Columns of tokens.
-        data: Says how to pack.
-        is_all: Whether the side has no other rows than these.
+    With `best-fit`, `seq_lengths` tells where each row ends in its sequence. Else the rest at the end of a thousand
+    that does not fill a sequence is left out, unless `is_all`, the side has no other rows, and there is nothing else.
     """
     import datasets
     import pyarrow.compute as pc
