@@ -1,7 +1,4 @@
-"""Evaluation: figures on held-out rows and samples, before and after training and of the model in use.
-
-All models are judged on the same rows, prompts and tasks. Kubeflow gets the figures as a card, to compare runs.
-"""
+"""Evaluation of three models on the same held-out rows, prompts and tasks: before and after training, and in use."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from baton.checkpoint.store import CheckpointStore
 from baton.errors import UserError
 from baton.evaluate import measures
 from baton.evaluate.measures import Harness, Measured
-from baton.models import chat, generate, loading, metrics, prompts, trained, user_code
+from baton.models import chat, generate, loading, metrics, pinned, prompts, trained, user_code
 from baton.models.metrics import Judge
 from baton.pages.card import Card
 from baton.recipe.evaluation import REGISTERED
@@ -35,35 +32,18 @@ from baton.tracking import servers, tracking_run
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-PROGRESS_INTERVAL = 2.0
-"""Seconds between two events on how far a model's evaluation is."""
-NUM_SAMPLES = 8
-"""Examples that are part of `evaluation.json`, at most; all are in `examples.jsonl`."""
-DIGEST_LENGTH = 16
-"""Characters of the digest on the card: as many as tell runs apart and fit into a column."""
+PROGRESS_INTERVAL = 2.0  # seconds between two events of one model
+NUM_SAMPLES = 8  # examples in `evaluation.json`, at most; all are in `examples.jsonl`
+DIGEST_LENGTH = 16  # characters on the card: enough to tell runs apart in a column
 
-ABSENT = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
-"""Codes with which MLflow says that there is no such model, or no such alias."""
+ABSENT = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")  # MLflow's codes for no such model or alias
+# Ends of the class names of models that write, and of models that score.
 WRITERS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 SCORERS = ("ForSequenceClassification",)
-"""What the classes of models that write, and of those that score, end on."""
 
 
 def evaluate_run(run_uri: str) -> dict[str, Any]:
-    """Compares the trained model with what it started from and with the one in use, on rows it has not seen.
-
-    Returns:
-        `before`, `after` and `production` (None without one), each the figures of `measures.measure`, of the
-        recipe's metrics and tasks, None for one that is `not_measured`, which has the reasons; `better`, which way
-        each is; `production_model`, what that is or why there is none; `side`, the rows that
-        were taken, in passes of `batch_size` rows; `intervals`, see `metrics.intervals`; `signatures` of
-        metrics; `without_reference`, the number of samples that no metric counts; the first `samples` and where
-        all `examples` are; `parameters`, and a `summary` in words.
-
-    Raises:
-        BatonError: the run has not come to its end.
-        UserError: the model in use, a function, an encoder or a task that the recipe names cannot be had.
-    """
+    """Evaluates a run that has ended, and returns what `evaluation.json` holds; see `EvaluationResult`."""
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
@@ -71,7 +51,7 @@ def evaluate_run(run_uri: str) -> dict[str, Any]:
     run = Run.open(run_uri)
     recipe = run.resolved_recipe()
     machine.require_gpus(recipe.resources.image)
-    last = trained.final_checkpoint(run)  # an unfinished run fails before anything is judged
+    last = trained.final_checkpoint(run)  # first: an unfinished run fails before anything is judged
     with scratch_folder("evaluate") as scratch:
         evaluation_set = EvaluationSet(run, recipe, scratch)
         production, words = find_production(run, recipe, scratch)
@@ -96,7 +76,7 @@ def evaluate_run(run_uri: str) -> dict[str, Any]:
 
 
 def evaluation_card(run: Run, evaluation: dict[str, Any]) -> Card:
-    """Returns the figures of a trained run: one column on Kubeflow's page that compares runs."""
+    """Returns a trained run's figures as one column of Kubeflow's page that compares runs."""
     chosen, last = trained.chosen_checkpoint(run), trained.final_checkpoint(run)
     work, origin = last.meta.work, last.meta.forked_from
     per_step = run.need(TokenizedRows).tokens * run.plan().passes(1)
@@ -122,7 +102,7 @@ def evaluation_card(run: Run, evaluation: dict[str, Any]) -> Card:
 
 
 def summary(before: Figures, after: Figures, in_use: Figures | None = None) -> str:
-    """Returns the figures that say most, in words, each followed by that of the model in use, if there is one."""
+    """Returns the main figures in words, each followed by that of the model in use, if there is one."""
 
     def words_of(value: float | None) -> str:
         return "not measured" if value is None else f"{value:.4g}"
@@ -143,7 +123,7 @@ def summary(before: Figures, after: Figures, in_use: Figures | None = None) -> s
 
 
 class EvaluationSet:
-    """Rows, prompts, metrics and tasks on which every model is judged, loaded and checked before the first model is."""
+    """Rows, prompts, metrics and tasks for every model, loaded and checked before the first model is."""
 
     def __init__(self, run: Run, recipe: Recipe, scratch: str) -> None:
         chat.set_template_date(run.need(TokenizedRows).today)
@@ -165,17 +145,11 @@ class EvaluationSet:
     def measure(
         self, when: str, model: PreTrainedModel, own_tokenizer: PreTrainedTokenizerBase | None = None
     ) -> Measured:
-        """Measures a model and lets it write.
-
-        Args:
-            when: Which model it is.
-            model: The model.
-            own_tokenizer: Its tokenizer, where that has another vocabulary than the run's: figures on the run's tokens
-                are left out, and the prompts are rendered anew.
-        """
+        """Measures a model and lets it write; `own_tokenizer` is given where its vocabulary is not the run's."""
         evaluation, tokenizer = self.recipe.evaluation, own_tokenizer or self.tokenizer
         batch_size = self.recipe.evaluation_batch_size
         measured = Measured()
+        # Losses per token of another vocabulary do not compare; rewards of texts do.
         if own_tokenizer is None or self.recipe.training.generation:
             progress = _progress_events(when, "measuring")
             measured = measures.measure(model, tokenizer, self.rows, self.recipe, progress, self._second_model)
@@ -200,8 +174,7 @@ class EvaluationSet:
         return measured
 
     def score(self, measured: dict[str, Measured]) -> dict[str, str]:
-        """Adds the figures of the models' completions, against the rows' own answers, and returns the metrics'
-        signatures."""
+        """Adds the figures of the completions to each model's, and returns the metrics' signatures."""
         signatures: dict[str, str] = {}
         for each in measured.values():
             scored = self.judging.judge(each.completions)
@@ -212,15 +185,18 @@ class EvaluationSet:
 
     @cached_property
     def _second_model(self) -> PreTrainedModel | None:
-        """The model that the method's settings name, loaded once for all that are judged."""
-        return measures.second_model(self.recipe)
+        """The model that the method's settings name, such as the teacher: loaded once for all that are judged."""
+        if self.recipe.training.second_model is None:
+            return None
+        role, _ = self.recipe.training.second_model
+        return loading.second_model(self.recipe, pinned.fetch(self.recipe)[role])
 
     def _prompts(self, tokenizer: PreTrainedTokenizerBase) -> list[tuple[str, str]]:
         return prompts.held_out_prompts(self.run, self.recipe, tokenizer, self.recipe.evaluation.samples, self.side)
 
 
 def _progress_events(when: str, doing: str) -> measures.Progress:
-    """Returns a callback that emits now and then how far something is with a model."""
+    """Returns a callback that emits an event every `PROGRESS_INTERVAL` seconds."""
     emitted = time.monotonic()
 
     def progress(done: int, of: int) -> None:
@@ -235,11 +211,7 @@ def _progress_events(when: str, doing: str) -> measures.Progress:
 def _measure_all(
     evaluation_set: EvaluationSet, production: str | None, scratch: str
 ) -> tuple[dict[str, Measured], bool, int]:
-    """Measures the models one after the other, so that one is in memory at a time.
-
-    Returns:
-        The results of each, whether the production model has another vocabulary, and the trained model's parameters.
-    """
+    """Returns each model's results, whether the production model has another vocabulary, and the parameters."""
     import torch
 
     recipe, tokenizer, run = evaluation_set.recipe, evaluation_set.tokenizer, evaluation_set.run
@@ -252,8 +224,7 @@ def _measure_all(
     measured: dict[str, Measured] = {}
     has_own_tokens, parameters = False, 0
     for when, build in builders.items():
-        model, own = build()
-        # Losses per token compare where the vocabularies are the same.
+        model, own = build()  # one model in memory at a time
         if own is not None and own.get_vocab() == tokenizer.get_vocab():
             own = None
         has_own_tokens = has_own_tokens or own is not None
@@ -273,7 +244,7 @@ def _measure_all(
 def _document(
     evaluation_set: EvaluationSet, measured: dict[str, Measured], signatures: dict[str, str]
 ) -> dict[str, Any]:
-    """Returns what `evaluation.json` says of the models, and writes all examples beside it."""
+    """Returns the models' part of `evaluation.json`, and writes all examples beside it."""
     recipe, run = evaluation_set.recipe, evaluation_set.run
     by_model = {when: each.figures for when, each in measured.items()}
     values: dict[str, Any] = {
@@ -313,9 +284,9 @@ def _document(
 
 
 def find_production(run: Run, recipe: Recipe, scratch: str) -> tuple[str | None, str | None]:
-    """Returns the folder of the model now in use, as `evaluation.production` names it, and what it is in words.
+    """Returns the folder of the model in use and its name in words.
 
-    There is no folder where there is no such model yet, and no words where the recipe names none.
+    No folder where there is no such model yet, and no words where the recipe names none.
     """
     reference = recipe.evaluation.production
     if reference is None:
@@ -373,7 +344,6 @@ def _registered(run: Run, recipe: Recipe, reference: str, scratch: str) -> tuple
 
 
 def _require_same_kind(folder: str, recipe: Recipe) -> None:
-    """Raises an error for a model that does something else than the run's."""
     reference = recipe.evaluation.production
     where = _folder_with(folder, "config.json")
     if where is None:
@@ -393,7 +363,7 @@ def _require_same_kind(folder: str, recipe: Recipe) -> None:
 
 
 def load_production(folder: str, recipe: Recipe) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Loads a model as the recipe's own are, with its tokenizer; an adapter is put on its base."""
+    """Loads the model in use like the recipe's own; an adapter is put on its base."""
     setting = "evaluation.production"
     user_code.trusted_model(recipe, setting, folder)
     try:
@@ -415,7 +385,7 @@ def load_production(folder: str, recipe: Recipe) -> tuple[PreTrainedModel, PreTr
 
 
 def _folder_with(folder: str, name: str) -> str | None:
-    """Returns the folder nearest to the top that has a file: MLflow keeps model and tokenizer apart."""
+    """Returns the topmost folder with a file: MLflow keeps model and tokenizer apart."""
     holding = [parent for parent, _, names in os.walk(folder) if name in names]
     return min(holding, key=lambda parent: (parent.count(os.sep), parent), default=None)
 

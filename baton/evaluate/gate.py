@@ -1,4 +1,4 @@
-"""The gate: what must hold of the evaluation before a model is handed out."""
+"""The gate: conditions on the evaluation that a model meets before it is handed out."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from baton.tracking import tracking_run
 
 COMPARISONS = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt}
 OPERATORS = {"*": operator.mul, "+": operator.add, "-": operator.sub}
-MODELS = {"baseline": "before", "production": "production"}
-"""Whose figures a line compares with, by the key of the evaluation."""
+MODELS = {"baseline": "before", "production": "production"}  # other side of a comparison → its key in the evaluation
 WHOSE = {
     "after": "the trained model",
     "before": "the model before training",
@@ -25,7 +24,6 @@ WHOSE = {
 
 
 def judge_run(run_uri: str) -> GateVerdict:
-    """Judges a run and keeps the verdict with its evaluation."""
     started = time.time()
     run = Run.open(run_uri)
     evaluation = run.need(EvaluationResult)
@@ -39,7 +37,6 @@ def judge_run(run_uri: str) -> GateVerdict:
 
 
 def as_markdown(verdict: GateVerdict) -> str:
-    """Returns each figure beside its limit as a table."""
     lines = [f"# {verdict.words}", "", "| figure | value | limit | |", "|---|---|---|---|"]
     for line in verdict.lines:
         value, limit = ("—" if each is None else f"{each:.4g}" for each in (line.value, line.limit))
@@ -49,16 +46,16 @@ def as_markdown(verdict: GateVerdict) -> str:
 
 
 def reject_run(run_uri: str) -> str:
-    """Ends a run as rejected, and returns which lines failed, in words."""
+    """Returns which lines of the gate failed, in words."""
     verdict = Run.open(run_uri).need(EvaluationResult).gate
     return verdict.words if verdict else ""
 
 
 def judge(gate: dict[str, str], evaluation: EvaluationResult) -> list[JudgedLine]:
-    """Compares an evaluation with the lines of a gate; one whose figures were not measured does not hold.
+    """Compares an evaluation with a gate's lines; a line whose figures were not measured does not hold.
 
     Raises:
-        UserError: the trained model, or the one it is compared with, has no such figure.
+        UserError: the evaluation has no such figure.
     """
     return [_judge(figure, line.strip(), evaluation) for figure, line in gate.items()]
 
@@ -95,7 +92,6 @@ def _judge(figure: str, line: str, evaluation: EvaluationResult) -> JudgedLine:
 
 
 def _figure(name: str, when: str, evaluation: EvaluationResult) -> float | None:
-    """Returns a figure of a model, None where it was not measured."""
     figures = evaluation.figures(when) or {}
     if name not in figures:
         raise UserError(

@@ -1,6 +1,4 @@
-"""Measures models on held-out rows, by the kind of rows a method learns from, and on tasks of the LM evaluation harness
-(`lm-eval`).
-"""
+"""Measures of models on held-out rows, by the method's kind of rows, and on tasks of the LM evaluation harness."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from baton.errors import UserError
-from baton.models import chat, generate, loading, metrics, pinned, rewards, user_code
+from baton.models import chat, generate, loading, metrics, rewards, user_code
 from baton.models.metrics import Array, Better, Figure, constant_figure, mean_figure, quotient, ratio_figure
 from baton.models.train_rows import IGNORED
 from baton.recipe import extras
@@ -27,11 +25,9 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-MIN_PROMPTS = 32
-"""Held-out prompts over which a reward is averaged, at least."""
+MIN_PROMPTS = 32  # held-out prompts that a reward is averaged over, at least
 
-NO_FILTER = "none"
-"""What the harness calls answers that are taken as they are."""
+NO_FILTER = "none"  # the harness's name for answers taken as they are
 BETTER: dict[bool | None, Better | None] = {True: "higher", False: "lower", None: None}
 """By the harness's `higher_is_better`."""
 
@@ -41,21 +37,11 @@ Likelihoods = dict[str, list[float]]
 
 @dataclass
 class Measured:
-    """The results of one model.
-
-    Attributes:
-        figures: By name.
-        counts: Numbers that are no measure of quality.
-        likelihoods: For pairs, of each row's `chosen` and `rejected` answer, in nats.
-        completions: What it wrote for each prompt.
-        scores: Those of the figures that judge its completions, over the prompts.
-    """
-
     figures: dict[str, Figure] = field(default_factory=dict)
-    counts: dict[str, int] = field(default_factory=dict)
-    likelihoods: Likelihoods = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)  # no measures of quality, such as tokens
+    likelihoods: Likelihoods = field(default_factory=dict)  # of pairs: `chosen` and `rejected` of each row, in nats
     completions: list[str] = field(default_factory=list)
-    scores: dict[str, Figure] = field(default_factory=dict)
+    scores: dict[str, Figure] = field(default_factory=dict)  # of the completions, over the prompts
 
 
 def measure(
@@ -66,16 +52,12 @@ def measure(
     progress: Progress = lambda done, of: None,
     second_model: PreTrainedModel | None = None,
 ) -> Measured:
-    """Measures a model on held-out rows of its method, tokenized.
+    """Measures a model on held-out tokenized rows of its method.
 
-    Returns:
-        The figures: `loss` in nats per token and `perplexity`, with the count `tokens`, where rows have something to
-        predict; `loss`, `accuracy` and `margin` of scores for `reward`; `reward`, the weighted mean over greedy
-        completions, for methods judged by rewards; `divergence` from a second model that the method's settings name.
-        And for pairs the log-likelihoods of both answers.
+    Pairs give the log-likelihoods of both answers too; other methods give `loss` in nats per token with `perplexity`,
+    scores, a weighted mean `reward` over greedy completions, or the `divergence` from a second model.
     """
-    batch_size = recipe.evaluation_batch_size
-    limit = recipe.data.max_length
+    batch_size, limit = recipe.evaluation_batch_size, recipe.data.max_length
     if recipe.training.spec.scores:
         return Measured(_scores(model, rows, batch_size))
     if recipe.training.generation:
@@ -100,36 +82,24 @@ def measure(
 
 
 def preference(before: Likelihoods, after: Likelihoods) -> dict[str, Figure]:
-    """Compares a model's likelihoods of pairs with those of the model it started from.
+    """Compares likelihoods of pairs with those of the start model, in nats.
 
-    Returns:
-        `reward_accuracy`, the share of pairs in which the chosen answer gained more than the rejected one, and
-        `reward_margin`, by how much on average, in nats: DPO's implicit rewards (arXiv:2305.18290, section 4) over β.
+    Both figures are DPO's implicit rewards (arXiv:2305.18290, section 4) over β.
     """
     gains = {side: [b - a for a, b in zip(before[side], after[side], strict=True)] for side in before}
     margins = [chosen - rejected for chosen, rejected in zip(gains["chosen"], gains["rejected"], strict=True)]
-    return {
-        "reward_accuracy": mean_figure([_is_above(margin) for margin in margins]),
-        "reward_margin": mean_figure(margins),
-    }
+    return {"reward_accuracy": mean_figure(list(map(_is_above, margins))), "reward_margin": mean_figure(margins)}
 
 
 def _is_above(margin: float) -> float:
-    """Returns 1 for a margin above 0 and 0 for another; one that is no number stays none."""
+    """Returns 1 for a margin above 0, nan for nan, and else 0."""
     return margin if math.isnan(margin) else float(margin > 0)
 
 
 def row_losses(
     model: PreTrainedModel, rows: Dataset, batch_size: int, progress: Progress = lambda done, of: None
 ) -> Array:
-    """Returns each row's negative log-likelihood of its labelled tokens, in nats, and their number: of shape (rows, 2).
-
-    Args:
-        model: A causal language model.
-        rows: Rows with `input_ids` and `labels`, each of the row's length.
-        batch_size: Rows per forward pass; does not change the result beyond rounding.
-        progress: Called after each batch with the rows that are done, and all.
-    """
+    """Returns each row's negative log-likelihood in nats and its number of labelled tokens, of shape (rows, 2)."""
     import torch
 
     losses_and_counts, order = np.zeros((len(rows), 2)), _by_length(rows["input_ids"])
@@ -150,7 +120,6 @@ def row_losses(
 
 
 def held_out(sums: Array) -> Measured:
-    """Returns the mean loss per labelled token, in nats, and its exponential."""
 
     def perplexity(drawn: Array) -> Array:
         with np.errstate(over="ignore"):
@@ -162,7 +131,7 @@ def held_out(sums: Array) -> Measured:
 
 
 def _scores(model: Any, rows: Dataset, batch_size: int) -> dict[str, Figure]:
-    """Returns how a reward model tells pairs apart; `loss` is that of Bradley and Terry, -log σ(margin)."""
+    """Returns how a reward model tells pairs apart; `loss` is Bradley and Terry's, -log σ(margin)."""
     import torch
 
     def scored(sequences: Any) -> torch.Tensor:
@@ -186,9 +155,9 @@ def _scores(model: Any, rows: Dataset, batch_size: int) -> dict[str, Figure]:
 
 
 def _rewards(model: Any, tokenizer: Any, rows: Dataset, recipe: Recipe, progress: Progress) -> dict[str, Figure]:
-    """Returns the mean reward of greedy completions of the first held-out prompts, in all and of each function.
+    """Returns the mean reward of greedy completions, in all and by function.
 
-    A completion's reward is the weighted sum of what functions gave it; one that none has judged does not count.
+    A completion without any value does not count.
     """
     settings = recipe.training.generation
     assert settings
@@ -219,14 +188,6 @@ def _rewards(model: Any, tokenizer: Any, rows: Dataset, recipe: Recipe, progress
     return {"reward": total, **{f"reward_{name}": mean_figure(part) for name, part in zip(names, parts, strict=True)}}
 
 
-def second_model(recipe: Recipe) -> PreTrainedModel | None:
-    """Loads the model that a method's settings name, such as the teacher; None where they name none."""
-    if recipe.training.second_model is None:
-        return None
-    role, _ = recipe.training.second_model
-    return loading.second_model(recipe, pinned.fetch(recipe)[role])
-
-
 def _divergence(model: Any, teacher: Any, tokenizer: Any, rows: Dataset, recipe: Recipe, progress: Progress) -> Figure:
     """Returns KL(model ‖ teacher) in nats per token, over greedy completions of the first held-out prompts."""
     import torch
@@ -252,7 +213,7 @@ def _divergence(model: Any, teacher: Any, tokenizer: Any, rows: Dataset, recipe:
 def _completions(
     model: Any, tokenizer: Any, rows: Dataset, recipe: Recipe, progress: Progress
 ) -> tuple[Dataset, list[str], list[str]]:
-    """Returns the first held-out rows, their prompts as text, and the model's greedy completions of them."""
+    """Returns the first held-out rows, their prompts as text, and the model's greedy completions."""
     settings = recipe.training.completions
     assert settings
     some = rows.select(range(min(len(rows), max(recipe.evaluation.samples, MIN_PROMPTS))))
@@ -272,7 +233,7 @@ def _completions(
 
 
 def _answered(rows: Dataset, column: str, limit: int) -> Dataset:
-    """Returns rows with `input_ids` and `labels` of a prompt and the answer in a column."""
+    """Returns rows with `input_ids` and `labels` of a prompt and a column's answer."""
 
     def join(row: dict[str, Any]) -> dict[str, Any]:
         prompt, answer = row["prompt_ids"], row[column]
@@ -294,8 +255,6 @@ def _padded(rows: list[list[int]], filler: int) -> Any:
 
 
 class Harness:
-    """The harness's tasks of a recipe, found and loaded before a model is."""
-
     def __init__(self, tasks: Tasks, scratch: str, trust: Trust = None) -> None:
         extras.require_packages(f"evaluation.tasks: {', '.join(tasks.names)}", "lm_eval")
         from lm_eval.tasks import TaskManager
@@ -323,14 +282,7 @@ class Harness:
     def run(
         self, model: Any, tokenizer: Any, batch_size: int, *, chat: bool = False, system: str | None = None
     ) -> dict[str, Figure]:
-        """Runs the tasks on a model.
-
-        A task that says itself that it has no examples gets none, whatever `few_shot` says.
-
-        Returns:
-            Figures named `<task>.<metric>`, with the harness's filter after them where a metric has several. One that
-            is no mean over documents is a constant.
-        """
+        """Returns figures named `<task>.<metric>`, with the filter after them where a metric has several."""
         from lm_eval import simple_evaluate
         from lm_eval.models.huggingface import HFLM
 
@@ -340,7 +292,7 @@ class Harness:
                 evaluated: Any = simple_evaluate(
                     model=judged,
                     tasks=list(self._tasks.names),
-                    num_fewshot=self._tasks.few_shot,
+                    num_fewshot=self._tasks.few_shot,  # a task's own 0 stays 0
                     limit=self._tasks.limit,
                     task_manager=self._manager,
                     bootstrap_iters=0,
@@ -360,7 +312,7 @@ class Harness:
         return figures
 
     def _in_own_folder(self) -> contextlib.AbstractContextManager[None]:
-        """Lets a task name its own folder's files by their relative paths."""
+        """Lets a task name its folder's files by relative paths."""
         return contextlib.chdir(self._folder or ".")
 
     def _failed(self, what: str, error: Exception) -> UserError:
@@ -373,7 +325,7 @@ class Harness:
 
 @contextlib.contextmanager
 def _stopping_as_chat(model: Any, tokenizer: Any) -> Iterator[None]:
-    """Lets a model end its answers where the chat template does, too."""
+    """Ends answers at the chat template's end of turn, too."""
     settings = model.generation_config
     before = settings.eos_token_id
     settings.eos_token_id = generate.stop_ids(model, tokenizer) or None
@@ -384,7 +336,7 @@ def _stopping_as_chat(model: Any, tokenizer: Any) -> Iterator[None]:
 
 
 def _task_figures(task: str, results: dict[str, Any]) -> list[tuple[str, str, float]]:
-    """Returns name, the harness's key and the value of each figure of a task."""
+    """Returns name, harness key and value of each figure."""
     keys = [key for key in results if "," in key and not key.partition(",")[0].endswith("_stderr")]
     keys = [key for key in keys if isinstance(results[key], int | float)]
     metrics = [key.partition(",")[0] for key in keys]
@@ -397,7 +349,7 @@ def _task_figures(task: str, results: dict[str, Any]) -> list[tuple[str, str, fl
 
 
 def _by_document(samples: list[dict[str, Any]], key: str, value: float) -> list[float | None] | None:
-    """Returns a figure of each of a task's documents, if it is their mean."""
+    """Returns a figure for each document of a task, None where the value is not their mean."""
     metric, _, filtered = key.partition(",")
     rows = [row for row in samples if row.get("filter", NO_FILTER) == filtered]
     each = [row.get(metric) for row in sorted(rows, key=lambda row: row["doc_id"])]

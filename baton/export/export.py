@@ -1,7 +1,4 @@
-"""Export: the trained model in the recipe's formats, each loaded back and compared before it is committed.
-
-Kubeflow gets the model card as an artifact, or the model itself, with the address of each format.
-"""
+"""Export of the trained model in the recipe's formats, each loaded back and compared before it is committed."""
 
 from __future__ import annotations
 
@@ -28,19 +25,15 @@ from baton.store import bundle
 from baton.store.manifest import mark_damaged, read_manifest, usable_manifest
 from baton.tracking import servers
 
-MAIN = "export"
-"""Where the main model lies in a run: the whole model where it is asked for, else the adapter."""
+MAIN = "export"  # folder of the main export in a run: the whole model where it is asked for, else the adapter
 
 
 def export_run(run_uri: str) -> ExportedModel:
-    """Exports the checkpoint that a run's result is taken from, each format once.
-
-    Returns:
-        Addresses and sizes of the main model and of every format, the main one first, and where it was published.
+    """Exports the checkpoint of a run's result, each format once.
 
     Raises:
         UserError: a format cannot hold the model, or a server refuses it.
-        BatonError: what was written does not give what the trained model gives.
+        BatonError: an export does not give what the trained model gives.
     """
     started = time.time()
     run = Run.open(run_uri)
@@ -72,7 +65,7 @@ def export_run(run_uri: str) -> ExportedModel:
 
 
 def write_artifact(run: Run, exported: ExportedModel, artifact: Artifact) -> None:
-    """Writes the artifact of a model that is exported."""
+    """Writes the model card as Kubeflow's artifact, or the model itself, with each format's address."""
     prefix = exported.model_uri.removeprefix(f"{run.storage.uri()}/").rpartition("/")[0]
     manifest = read_manifest(run.storage, prefix)
     assert manifest, exported.model_uri  # committed by the call that returned `exported`
@@ -96,7 +89,7 @@ def write_artifact(run: Run, exported: ExportedModel, artifact: Artifact) -> Non
 
 
 def _export(source: ExportSource, export_format: str, main: CommittedExport | None) -> CommittedExport:
-    """Returns the export in a format, made and checked unless it is there."""
+    """Makes and checks the export in a format, unless it is there."""
     run = source.run
     settings = _settings(source, export_format, main)
     prefix = _prefix(run, f"exports/{export_format}" if main else MAIN, settings)
@@ -114,7 +107,7 @@ def _export(source: ExportSource, export_format: str, main: CommittedExport | No
         if export_format in (*model_card.LOADING, "mlflow"):
             _write_prompting(draft)
         finding = FORMATS[export_format].check(draft)
-        if export_format in model_card.LOADING:  # that people look at
+        if export_format in model_card.LOADING:  # the formats that people look at
             about = {"export_format": export_format, "target": target, "check": finding.words}
             model_card.write(run, source.recipe, source.checkpoint, source.licence, **about)
         meta = ModelMeta(
@@ -125,7 +118,7 @@ def _export(source: ExportSource, export_format: str, main: CommittedExport | No
             settings=settings,
             checked=finding,
         )
-        # After the check: what has a manifest was loaded and compared with the trained model.
+        # After the check, so that every export with a manifest was loaded and compared with the trained model.
         manifest, _ = bundle.publish(run.storage, prefix, target, kind="model", meta=meta.to_json())
         shutil.rmtree(target)
         events.emit(events.HandedOut(format=export_format, bytes=manifest.bytes, checked=finding.words))
@@ -141,7 +134,7 @@ def _export(source: ExportSource, export_format: str, main: CommittedExport | No
 
 
 def _prefix(run: Run, name: str, settings: str) -> str:
-    """Returns where an export lies: below its settings' digest too, where the name is taken by one with others."""
+    """Returns an export's place, with its settings' digest where one with other settings has the name."""
     committed = usable_manifest(run.storage, run.path(name))
     if committed is None or ModelMeta.read(committed.meta, run.uri).settings in (None, settings):
         return run.path(name)
@@ -149,7 +142,7 @@ def _prefix(run: Run, name: str, settings: str) -> str:
 
 
 def _settings(source: ExportSource, export_format: str, main: CommittedExport | None) -> str:
-    """Returns a digest of what decides an export's bytes."""
+    """Returns a digest of everything that decides an export's bytes."""
     spec = source.recipe.export.model_dump(mode="json")
     decisive: dict[str, object] = {name: spec[name] for name in ("licence", *FORMATS[export_format].settings)}
     decisive |= {"format": export_format, "state": source.digest}
@@ -159,7 +152,7 @@ def _settings(source: ExportSource, export_format: str, main: CommittedExport | 
 
 
 def _write_prompting(draft: ExportDraft) -> None:
-    """Puts beside a model how it was asked in training, and lets its own settings end an answer where it does."""
+    """Writes beside a model how it was asked in training, and adds the end of its answers to its own settings."""
     prompting = draft.source.prompting
     if prompting is None:
         return
@@ -173,7 +166,7 @@ def _write_prompting(draft: ExportDraft) -> None:
 def _publish(
     source: ExportSource, recipe: Recipe, main: CommittedExport, mlflow: CommittedExport | None
 ) -> dict[str, Document]:
-    """Sends the model to MLflow's server and the Hub, as the recipe asks, and returns where it is there."""
+    """Sends the model to MLflow's server and the Hub, as the recipe asks."""
     published: dict[str, Document] = {}
     if mlflow and (there := publish.log_to_mlflow(source.run, recipe, mlflow.manifest, mlflow.folder(), source.digest)):
         published["registry"] = there

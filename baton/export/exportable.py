@@ -1,4 +1,4 @@
-"""Tells which models can be exported in which format, as far as it is known before training."""
+"""Formats that a model can be exported in, as far as known before training."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from baton.recipe import extras
 from baton.recipe.recipe import Recipe
 from baton.store.storage import Storage
 
+# Transformers' model type → its architecture in llama.cpp.
 GGUF_NAMES = {
     "llama": "llama",
     "mistral": "llama",
@@ -17,14 +18,12 @@ GGUF_NAMES = {
     "gemma2": "gemma2",
     "gemma3_text": "gemma3",
 }
-"""Transformers' model type → the architecture that llama.cpp runs it as."""
 
 PACKAGES = {"gguf": ("gguf",), "onnx": ("onnx", "onnxscript", "onnxruntime"), "mlflow": ("mlflow",)}
-"""Packages that a format needs."""
 
 
 def check_registry(recipe: Recipe, server: str | None) -> None:
-    """Refuses to register a model, or to compare with a registered one, where there is no registry."""
+    """Refuses to register a model, or to compare with a registered one, without a registry."""
     if recipe.export.registered_model and server is None:
         raise UserError(
             f"export.registered_model: {recipe.export.registered_model!r} has no registry, as tracking.mlflow is null.",
@@ -38,7 +37,7 @@ def check_registry(recipe: Recipe, server: str | None) -> None:
 
 
 def check(recipe: Recipe, architecture: str | None = None) -> None:
-    """Refuses what the export stage could only refuse after the training."""
+    """Refuses early what the export stage could only refuse after the training."""
     formats = recipe.export.formats
     if "gguf" in formats:
         if recipe.training.spec.scores:
@@ -64,5 +63,4 @@ def check(recipe: Recipe, architecture: str | None = None) -> None:
 
 
 def require_packages(export_format: str) -> None:
-    """Makes sure that the packages of a format are installed here."""
     extras.require_packages(f"export.formats: {export_format}", *PACKAGES.get(export_format, ()))

@@ -1,14 +1,4 @@
-"""Export formats: how each is written, and what must hold when it is read back.
-
-A format is a pair of functions here and an entry of `FORMATS`. Models and adapters are safetensors; ONNX is a graph for
-ONNX Runtime, `input_ids` and `attention_mask` in, `logits` out, in float32; MLflow's is its `transformers` flavour.
-
-The OCI image layout (https://github.com/opencontainers/image-spec/blob/main/image-layout.md) has the files under
-/models, as KServe expects of an `oci://` address: those without weights in a first layer, each file of weights in one
-of its own, so that a registry keeps what did not change. The image holds data alone: it mounts as an image volume;
-KServe's sidecar of older releases wants a shell in it too (`FROM busybox` and this copied in). The format `kserve` is a
-manifest for KServe: an `InferenceService` with its Hugging Face runtime.
-"""
+"""Export formats: a writer and a check for each, listed in `FORMATS`."""
 
 from __future__ import annotations
 
@@ -47,39 +37,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CommittedExport:
-    """An export that is committed.
-
-    Attributes:
-        uri: Its address.
-        manifest: What is committed there.
-        meta: What it says of the files.
-        folder: Brings its files to this machine and returns where they are.
-    """
-
     uri: str
     manifest: Manifest
     meta: ModelMeta
-    folder: Callable[[], str]
+    folder: Callable[[], str]  # fetches its files and returns their local folder
 
 
 @dataclass(frozen=True)
 class ExportDraft:
-    """An export that is written and not yet checked.
-
-    Attributes:
-        source: What is exported.
-        target: Folder with the files.
-        main: The main export; None while that itself is made.
-        hashes: Of the tensors of each GGUF file.
-    """
+    """An export that is written and not yet checked."""
 
     source: ExportSource
     target: str
-    main: CommittedExport | None = None
-    hashes: dict[str, dict[str, str]] = field(default_factory=dict)
+    main: CommittedExport | None = None  # None while the main export itself is made
+    hashes: dict[str, dict[str, str]] = field(default_factory=dict)  # GGUF file → tensor → SHA-256
 
     def require_main(self) -> CommittedExport:
-        """Returns the main export."""
         assert self.main
         return self.main
 
@@ -88,7 +61,7 @@ SIZE_UNITS = {"MB": 10**6, "GB": 10**9}
 
 
 def _write_safetensors(draft: ExportDraft) -> None:
-    """Writes the whole model; the checkpoint's own files are taken where they hold it as it was asked for."""
+    """Writes the whole model; an unchanged checkpoint's own files are copied."""
     source, spec = draft.source, draft.source.recipe.export
     is_changed = source.recipe.adapter or spec.dtype not in (None, source.recipe.model.dtype) or _has_experts(source)
     files = [f"{source.folder}/{name}" for name in os.listdir(source.folder) if name.endswith(".safetensors")]
@@ -101,7 +74,7 @@ def _write_safetensors(draft: ExportDraft) -> None:
 
 
 def _has_experts(source: ExportSource) -> bool:
-    """Tells whether weights are of a mixture of experts, which a checkpoint holds under the names in memory."""
+    """Tells whether the model is a mixture of experts, whose checkpoint names weights as in memory."""
     from transformers import AutoConfig
 
     if not os.path.isfile(f"{source.folder}/config.json"):
@@ -112,7 +85,7 @@ def _has_experts(source: ExportSource) -> bool:
 
 
 def _copy_model(draft: ExportDraft) -> None:
-    """Copies the files of a checkpoint that are of the model or the adapter."""
+    """Copies the model's or adapter's files of a checkpoint."""
     folder = draft.source.folder
     for name in sorted(os.listdir(folder)):
         if not TRAINING_FILES.match(name) and name != "README.md" and os.path.isfile(f"{folder}/{name}"):
@@ -120,7 +93,7 @@ def _copy_model(draft: ExportDraft) -> None:
 
 
 def _compare_weights(export_format: str, draft: ExportDraft, reference: Reference, **request: Any) -> ExportCheck:
-    """Reads an export back that holds the weights as they are, and compares weights, logits and tokens."""
+    """Reads back an export with unchanged weights, and compares weights, logits and tokens."""
     reading = parity.read(export_format, draft.target, draft.source.inputs, reference, **request)
     parity.require_weights(f"the {export_format} export", reading.notes["weights"], reference.weights)
     return parity.compare(export_format, reading, reference, reference.rounding)
@@ -177,15 +150,17 @@ def _write_onnx(draft: ExportDraft) -> None:
 
 
 def save_onnx(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, spec: ONNX, target: str) -> None:
-    """Writes the graph of a model in float32 with free batch size and length, its weights beside it, and the
-    tokenizer."""
+    """Writes a float32 graph with free batch size and length for ONNX Runtime, and the tokenizer.
+
+    Inputs `input_ids` and `attention_mask`, output `logits`.
+    """
     import torch
     from transformers.exporters.exporter_onnx import OnnxConfig, OnnxExporter
 
     model.config.use_cache = False
     ids = torch.arange(2 * 8).reshape(2, 8) % model.config.get_text_config().vocab_size
     mask = torch.ones_like(ids)
-    mask[1, 6:] = 0  # so that the mask is not taken for one that can be left out
+    mask[1, 6:] = 0  # else the exporter takes the mask for one that can be left out
     settings: Any = OnnxConfig(dynamic=True, opset_version=spec.opset)
     with _quiet():
         exported = OnnxExporter().export(model, {"input_ids": ids, "attention_mask": mask}, config=settings)
@@ -196,7 +171,7 @@ def save_onnx(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, spec: 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keeps the exporters' progress and notes on versions out of the stage's log."""
+    """Silences the exporters' progress and notes on versions."""
     import transformers
 
     before = transformers.logging.get_verbosity()
@@ -220,8 +195,7 @@ def _check_onnx(draft: ExportDraft) -> ExportCheck:
     return source.compare_with_trained(parity.compare("onnx", reading, reference, parity.TOLERANCE), reference)
 
 
-MLFLOW_PACKAGES = ("transformers", "torch", "accelerate")
-"""What the model needs where it is loaded, pinned to what it was checked with."""
+MLFLOW_PACKAGES = ("transformers", "torch", "accelerate")  # pinned to the versions of the check
 
 
 def _write_mlflow(draft: ExportDraft) -> None:
@@ -253,8 +227,6 @@ OCI_FOLDER = "models"
 
 
 class BlobDescriptor(TypedDict):
-    """Names a blob of the image: its kind, digest and bytes."""
-
     mediaType: str
     digest: str
     size: int
@@ -268,7 +240,11 @@ def _write_oci(draft: ExportDraft) -> None:
 
 
 def write_image_layout(source: str, target: str, *, tag: str, labels: dict[str, str]) -> None:
-    """Writes the files of a folder as an OCI image layout; the same files give the same bytes."""
+    """Writes a folder's files as an OCI image layout under /models, as KServe expects of `oci://`.
+
+    https://github.com/opencontainers/image-spec/blob/main/image-layout.md. The same files give the same bytes. The
+    image holds data alone and mounts as an image volume; older KServe's sidecar needs a shell (`FROM busybox`).
+    """
     blobs = f"{target}/blobs/sha256"
     os.makedirs(blobs)
 
@@ -280,7 +256,7 @@ def write_image_layout(source: str, target: str, *, tag: str, labels: dict[str, 
 
     names = sorted(os.listdir(source))
     large = [name for name in names if name.endswith(".safetensors")]
-    # A layer for each file of weights: who has one already need not fetch it again.
+    # A layer for each file of weights, so that a registry and its clients keep unchanged ones.
     groups = [[name for name in names if name not in large], *([name] for name in large)]
     layers = [_write_layer(source, group, blobs) for group in groups if group]
     config = {
@@ -370,11 +346,9 @@ def check_image_layout(folder: str, expected: dict[str, str]) -> ExportCheck:
 
 
 KSERVE_FILE = "inferenceservice.yaml"
-MAX_LABEL = 63
-"""Characters that a label's value may have."""
+MAX_LABEL = 63  # characters of a label's value
 LABEL = re.compile(rf"[A-Za-z0-9]([\w.-]{{0,{MAX_LABEL - 2}}}[A-Za-z0-9])?")
-SERVER_GIB = 4
-"""What a server takes beside the weights, which are counted one and a half times."""
+SERVER_GIB = 4  # a server's own memory, beside one and a half times the weights
 
 
 def _write_kserve(draft: ExportDraft) -> None:
@@ -387,15 +361,7 @@ def _write_kserve(draft: ExportDraft) -> None:
 
 
 def inference_service(recipe: Recipe, *, model_uri: str, size: int, run: str, digest: str) -> dict[str, Any]:
-    """Returns the manifest of KServe's `InferenceService`.
-
-    Args:
-        recipe: Names service, namespace, account and GPUs.
-        model_uri: Address that the model is served from.
-        size: Bytes of the model.
-        run: Name of the run.
-        digest: State digest of the checkpoint.
-    """
+    """Returns KServe's `InferenceService` for its Hugging Face runtime; `size` is the model's bytes."""
     spec = recipe.export.kserve
     gpus = recipe.resources.gpus if spec.gpus is None else spec.gpus
     name = spec.name or recipe.name
@@ -439,7 +405,6 @@ def _check_kserve(draft: ExportDraft) -> ExportCheck:
 
 
 def check_inference_service(document: dict[str, Any]) -> ExportCheck:
-    """Checks a manifest that was read back."""
     uri = document["spec"]["predictor"]["model"]["storageUri"]
     values = document["metadata"]["labels"].values()
     if document["kind"] != "InferenceService" or not all(LABEL.fullmatch(value) for value in values):
@@ -449,19 +414,10 @@ def check_inference_service(document: dict[str, Any]) -> ExportCheck:
 
 @dataclass(frozen=True)
 class FormatSpec:
-    """A format.
-
-    Attributes:
-        write: Fills the draft's folder.
-        check: Reads it back and returns the finding; raises where it does not count.
-        settings: What of the recipe's export section it depends on.
-        made_of_main: Whether it holds or names the files of the main export.
-    """
-
     write: Callable[[ExportDraft], None]
-    check: Callable[[ExportDraft], ExportCheck]
-    settings: tuple[str, ...] = ()
-    made_of_main: bool = False
+    check: Callable[[ExportDraft], ExportCheck]  # raises where the export does not count
+    settings: tuple[str, ...] = ()  # keys of the recipe's export section that decide its bytes
+    made_of_main: bool = False  # holds or names the main export's files
 
 
 FORMATS = {

@@ -1,4 +1,4 @@
-"""GGUF files for llama.cpp: a model's settings, vocabulary and tensors, one file per type of weights.
+"""GGUF files for llama.cpp: settings, vocabulary and tensors, one file per type of weights.
 
 Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. The `gguf` library writes the file.
 """
@@ -30,36 +30,24 @@ Layout = Callable[[Array], Array]
 ACTIVATIONS = {"gpt2": ("gelu_new",), "gemma2": ("gelu_pytorch_tanh",), "gemma3": ("gelu_pytorch_tanh",)}
 """Activation functions that llama.cpp computes, where not SiLU."""
 GEMMA = ("gemma2", "gemma3")
-GEMMA3_PATTERN = 6
-"""Of so many layers of Gemma 3 the last sees everything, in llama.cpp always."""
-GEMMA3_LOCAL_BASE = 10_000.0
-"""Base of the position embeddings in the other layers, in llama.cpp always."""
+GEMMA3_PATTERN = 6  # in llama.cpp every sixth layer of Gemma 3 has full attention, always
+GEMMA3_LOCAL_BASE = 10_000.0  # in llama.cpp the other layers' base of position embeddings, always
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _MODERN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 SPLITS = {_GPT2: "gpt-2", _MODERN % r"\p{N}{1,3}": "llama-bpe", _MODERN % r"\p{N}": "qwen2"}
 """How text is split before it is encoded → the name under which llama.cpp knows that."""
-GENERATION_TAG = re.compile(r"{%(-?)\s*(?:end)?generation\s*(-?)%}")
-"""A tag of chat templates that Transformers alone knows."""
-LOWEST_SCORE = -1e6
-"""Of a token that no merge makes."""
+GENERATION_TAG = re.compile(r"{%(-?)\s*(?:end)?generation\s*(-?)%}")  # tag that only Transformers knows
+LOWEST_SCORE = -1e6  # of a token that no merge makes
 
 
 def write(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: str, path: str, kind: str, **about: str
 ) -> dict[str, str]:
-    """Writes one file.
+    """Writes one file and returns the SHA-256 of each quantized tensor by name.
 
-    Args:
-        model: The whole model.
-        tokenizer: Its tokenizer.
-        folder: Where the tokenizer's files are.
-        path: File to write.
-        kind: Type of the weights, such as `q8_0`; vectors and position embeddings stay in float32.
-        about: `name` of the model, and its `license` where known.
-
-    Returns:
-        SHA-256 of each tensor as the library's quantizer yields it, by name.
+    `folder` has the tokenizer's files, `kind` is the type of the weights, such as `q8_0`, and `about` the model's
+    `name` and `license`.
 
     Raises:
         UserError: GGUF cannot hold the model or its tokenizer.
@@ -87,7 +75,7 @@ def write(
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     hashes = {}
-    for weight in weights:  # read again, so that no more than one is in memory twice
+    for weight in weights:  # read a second time, so that at most one is in memory twice
         values = weight.read()
         data = _quantized(values, _type(weight.name, values, kind))
         writer.write_tensor_data(data)
@@ -97,7 +85,7 @@ def write(
 
 
 def dequantized(model: PreTrainedModel, kind: str) -> Any:
-    """Returns a copy of a model in float32 with the weights that a file of a type holds."""
+    """Returns a float32 copy of a model with the weights that a file of a type holds."""
     import gguf
     import torch
 
@@ -123,7 +111,7 @@ def _quantized(values: Array, used: GGMLQuantizationType) -> np.ndarray[Any, Any
 
 
 def _type(name: str, values: Array, kind: str) -> GGMLQuantizationType:
-    """Returns the type of one tensor: rows that are no whole number of blocks are held in 16 bits."""
+    """Returns a tensor's type: vectors and positions in 32 bits, rows without whole blocks in 16."""
     import gguf
 
     asked = gguf.GGMLQuantizationType[kind.upper()]
@@ -134,7 +122,6 @@ def _type(name: str, values: Array, kind: str) -> GGMLQuantizationType:
 
 
 def add_settings(writer: GGUFWriter, config: Any) -> None:
-    """Writes a model's settings."""
     name = GGUF_NAMES[config.model_type]
     _require_computable(config, name)
     writer.add_vocab_size(config.vocab_size)
@@ -172,7 +159,7 @@ def add_settings(writer: GGUFWriter, config: Any) -> None:
 
 
 def plain_config(config: Any) -> dict[str, Any]:
-    """Returns a configuration as plain values, of the model type that Transformers reads the file as."""
+    """Returns a configuration as plain values, with the model type that Transformers reads the file as."""
     settings: dict[str, Any] = config.to_dict()
     if config.model_type == "mistral":  # where it is no other than Llama
         settings["model_type"] = "llama"
@@ -180,12 +167,11 @@ def plain_config(config: Any) -> dict[str, Any]:
 
 
 def head_size(config: Any) -> int:
-    """Returns the width of an attention head."""
     return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
 
 
 def rope_settings(config: Any) -> dict[str, Any]:
-    """Returns the settings of the rotary position embedding, of layers that see everything where there are two."""
+    """Returns the rotary embedding's settings, of layers with full attention where there are two kinds."""
     settings: dict[str, Any] = config.rope_parameters
     return settings.get("full_attention", settings)
 
@@ -217,15 +203,10 @@ def _require_computable(config: Any, name: str) -> None:
 
 
 def add_vocabulary(writer: GGUFWriter, tokenizer: PreTrainedTokenizerBase, folder: str, vocab_size: int) -> None:
-    """Writes the vocabulary, merges, special tokens and chat template.
+    """Writes vocabulary, merges, special tokens and chat template.
 
-    A tokenizer is one of byte-level BPE, or SentencePiece's BPE with single bytes to fall back on.
-
-    Args:
-        writer: Of the file.
-        tokenizer: The tokenizer.
-        folder: Where its files are.
-        vocab_size: Rows of the model's embedding; names are made up for those without a token.
+    Tokenizers are byte-level BPE, or SentencePiece's BPE with single bytes to fall back on. Rows of the embedding
+    without a token (`vocab_size`) get made-up names.
     """
     import gguf
 
@@ -256,7 +237,7 @@ def add_vocabulary(writer: GGUFWriter, tokenizer: PreTrainedTokenizerBase, folde
 
 
 def _split_name(document: dict[str, Any]) -> str:
-    """Returns llama.cpp's name for how a byte-level tokenizer splits text."""
+    """Returns llama.cpp's name for a byte-level tokenizer's way to split text."""
     pre_tokenizer = document.get("pre_tokenizer") or {}
     parts = pre_tokenizer.get("pretokenizers", [pre_tokenizer])
     kinds = [part.get("type") for part in parts]
@@ -295,8 +276,7 @@ def _tokens(document: dict[str, Any], vocab_size: int) -> tuple[list[str], list[
 
 
 def _scores(document: dict[str, Any], texts: list[str]) -> list[float]:
-    """Returns a score for each token: SentencePiece joins what makes the token with the highest, so earlier merges
-    score higher."""
+    """Returns a score per token: SentencePiece makes the highest first, so earlier merges score higher."""
     scores: dict[str, float] = {}
     for rank, merge in enumerate(document["model"]["merges"]):
         left, right = merge.split(" ") if isinstance(merge, str) else merge
@@ -306,23 +286,14 @@ def _scores(document: dict[str, Any], texts: list[str]) -> list[float]:
 
 @dataclass(frozen=True)
 class TensorSource:
-    """One tensor of the file.
-
-    Attributes:
-        name: In the file.
-        source: In the model; None for one that is computed.
-        read: Returns its values in float32, in the file's layout.
-        back: Brings such values into the model's layout.
-    """
-
-    name: str
-    source: str | None
-    read: Callable[[], Array]
-    back: Layout
+    name: str  # in the file
+    source: str | None  # in the model; None for a computed tensor
+    read: Callable[[], Array]  # values in float32, in the file's layout
+    back: Layout  # brings such values into the model's layout
 
 
 def model_tensors(model: Any) -> Iterator[TensorSource]:
-    """Yields the tensors of a model, none of them twice where the output shares the embedding's."""
+    """Yields a model's tensors, a shared embedding once."""
     import gguf
 
     config = model.config
@@ -345,10 +316,7 @@ def _values(tensor: Any, there: Layout) -> Array:
 
 
 def _rope_factors(config: Any) -> np.ndarray[Any, Any]:
-    """Returns by what Llama 3 divides each frequency, of shape (head size / 2,).
-
-    The factor is how much Transformers' own frequencies lie below the unscaled ones, base^(-2i/d).
-    """
+    """Returns Llama 3's divisor of each frequency, of shape (head size / 2,): base^(-2i/d) over Transformers' own."""
     import numpy as np
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -359,7 +327,7 @@ def _rope_factors(config: Any) -> np.ndarray[Any, Any]:
 
 
 def _layouts(config: Any, source: str) -> tuple[Layout, Layout]:
-    """Returns how a tensor's layout changes, there and back."""
+    """Returns the changes of a tensor's layout, there and back."""
     import numpy as np
 
     kind = GGUF_NAMES[config.model_type]
@@ -379,7 +347,7 @@ def _unchanged(values: Array) -> Array:
 
 
 def _rotary(num_heads: int) -> tuple[Layout, Layout]:
-    """Returns how the rows of a projection are put in order, there and back.
+    """Returns the orders of a projection's rows, there and back.
 
     Transformers rotates row i of a head with row i + d/2, llama.cpp row 2i with 2i + 1.
     """

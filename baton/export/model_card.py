@@ -1,4 +1,4 @@
-"""The model card: README.md with the Hub's metadata, from what the run knows of itself."""
+"""The model card: README.md with the Hub's metadata."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ from baton.runs.run import Run
 
 LICENCES = {"Apache License": "apache-2.0", "MIT License": "mit", "GNU GENERAL PUBLIC LICENSE": "gpl"}
 """How the text of a licence begins → the Hub's name for it."""
-MAX_TOKENS = 20
-"""New tokens that are named, at most."""
-HUB_TIMEOUT = 10
-"""Seconds."""
+MAX_TOKENS = 20  # new tokens that are named, at most
+HUB_TIMEOUT = 10  # seconds
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
+# Imports and code that load a format; only these formats have a card.
 LOADING = {
     "safetensors": (
         "from transformers import AutoModelFor{kind}, AutoTokenizer",
@@ -36,7 +35,6 @@ LOADING = {
         "session = onnxruntime.InferenceSession(folder + '/model.onnx')  # input_ids, attention_mask → logits",
     ),
 }
-"""Imports and code that load a format, of those that have a card."""
 LIBRARIES = {"safetensors": "transformers", "adapter": "peft", "gguf": "gguf", "onnx": "onnx"}
 
 
@@ -50,7 +48,7 @@ def write(
     target: str,
     check: str,
 ) -> None:
-    """Writes the card of one export into its folder, with what came out when it was loaded back, in words."""
+    """Writes the card of one export into its folder; `check` is the finding of its load back, in words."""
     parts = [
         f"---\n{_metadata(recipe, licence, export_format)}\n---",
         f"# {recipe.name}",
@@ -68,7 +66,7 @@ def write(
 
 
 def licence(recipe: Recipe, base_folder: str | None) -> str | None:
-    """Returns the model's licence: as the recipe says, else the base model's where it can be found out."""
+    """Returns the recipe's licence, else the base model's where it can be found."""
     if recipe.export.licence or base_folder is None or recipe.model.base is None:
         return recipe.export.licence
     if os.path.isfile(f"{base_folder}/README.md"):
@@ -142,7 +140,7 @@ def _training(run: Run, recipe: Recipe) -> str:
 
 
 def _new_tokens(target: str) -> str:
-    """Returns which tokens the base lacks, as the tokenizer's own files say."""
+    """Returns the tokens that the base lacks, by the tokenizer's own files."""
     path = f"{target}/tokenizer_config.json"
     if not os.path.isfile(path):
         return ""

@@ -1,14 +1,13 @@
 """The check that an export gives what the trained model gives, before it counts.
 
-The trained model is asked in this process, each export in one of its own by the library it is for. What must hold:
+The trained model is asked in this process, each export in one of its own by the library it is for. Conditions:
 
-- the same weights, bit for bit, wherever the format holds them as they are: safetensors, adapter, MLflow;
-- for GGUF the tensors in the file, byte for byte those that the library's quantizer makes of the trained weights, and
-  a model that loads with just these weights. How far it is from the unquantized model is written down;
-- logits along the trained model's own tokens that lie no further from its than rounding explains, or than `TOLERANCE`
-  where another engine computes them. Not the same bits: equal weights that lie otherwise in memory, as in a transposed
-  layer, are summed in another order on some processors;
-- the tokens that the trained model writes greedily, up to a choice between two that are as good as equal.
+- safetensors, adapter and MLflow hold the same weights, bit for bit;
+- GGUF holds the tensors that the library's quantizer makes of the trained weights, byte for byte, and loads with just
+  these weights. Their distance from the unquantized model is recorded;
+- logits along the trained model's own tokens differ by rounding alone, or by `TOLERANCE` in another engine. Bits may
+  differ: equal weights in another memory layout, such as a transposed layer, are summed in another order;
+- greedy tokens are the trained model's, up to a choice between two that are as good as equal.
 """
 
 from __future__ import annotations
@@ -29,35 +28,25 @@ from baton.scratch import scratch_folder
 if TYPE_CHECKING:
     import numpy as np
 
-TOLERANCE = 1e-3
-"""Largest difference between logits of two engines, as a share of the largest logit."""
+TOLERANCE = 1e-3  # between logits of two engines, as a share of the largest logit
+# Results that one block rounds to the model's type on the way to a logit: 2 norms of 3, 5 projections with rotation,
+# scores, softmax and values, activation and product, 2 residuals.
 ROUNDINGS = 16
-"""Results that one block rounds to the model's type on the way to a logit: 2 norms of 3, 5 projections with rotation,
-scores, softmax and values, activation and product, 2 residuals."""
 
 
 @dataclass(frozen=True)
 class ParityInputs:
-    """What every model of a check is asked, and how Transformers loads it.
+    """Prompts for every model of a check, and how Transformers loads it."""
 
-    Attributes:
-        prompts: Token ids of each prompt.
-        num_tokens: Tokens to write after each; 0 for a model that scores.
-        followed: For each prompt the tokens along which logits are taken; those that the model itself writes if None.
-        texts: Texts whose tokens are compared, where a format has its own tokenizer.
-        auto_class: Name of the class of Transformers that loads the model.
-        trust_remote_code: As in the recipe.
-    """
-
-    prompts: list[list[int]]
-    num_tokens: int
-    followed: list[list[int]] | None = None
-    texts: list[str] = field(default_factory=list)
+    prompts: list[list[int]]  # token ids
+    num_tokens: int  # to write after each; 0 for a model that scores
+    followed: list[list[int]] | None = None  # tokens along which logits are taken; the model's own if None
+    texts: list[str] = field(default_factory=list)  # to compare tokenizers by, where a format has its own
     auto_class: str = "AutoModelForCausalLM"
     trust_remote_code: bool = False
 
     def path(self, number: int, written: list[int]) -> list[int]:
-        """Returns the tokens after each of which logits are taken: a prompt's, and all but the last that follow it."""
+        """Returns the tokens along which logits are taken: a prompt's, and all but the last that follow it."""
         return self.prompts[number] + (written if self.followed is None else self.followed[number])[:-1]
 
 
@@ -65,10 +54,8 @@ class ParityInputs:
 class ModelAnswer:
     """A model's tokens and logits for one prompt.
 
-    Attributes:
-        tokens: Ids of what it writes.
-        logits: In float32, which holds every smaller type exactly, of shape (tokens, vocabulary) at each place from
-            the prompt's first to the last but one of its continuation; (1, labels) of a model that scores.
+    Logits are in float32, which holds every smaller type exactly, of shape (tokens, vocabulary) from the prompt's first
+    token to the last but one of its continuation; of shape (1, labels) for a model that scores.
     """
 
     tokens: list[int]
@@ -77,58 +64,42 @@ class ModelAnswer:
 
 @dataclass(frozen=True)
 class Reference:
-    """Weights' digests and answers of the model that an export is compared with.
+    """The answers that an export is compared with."""
 
-    Attributes:
-        answers: One for each prompt.
-        weights: Digest of each weight, by name.
-        rounding: How far logits of the same weights may lie apart, as a share of the largest.
-    """
-
-    answers: list[ModelAnswer]
-    weights: dict[str, str]
-    rounding: float
+    answers: list[ModelAnswer]  # one for each prompt
+    weights: dict[str, str]  # digests by name
+    rounding: float  # tolerance between logits of the same weights, as a share of the largest
 
 
 @dataclass(frozen=True)
 class Reading:
-    """An export's answers from its own process.
-
-    Attributes:
-        answers: One for each prompt; a second round where the format was asked in two ways.
-        notes: What the reader had to say about it beside: `library`, and `weights`, their digests by name.
-    """
-
-    answers: list[ModelAnswer]
-    notes: dict[str, Any]
+    answers: list[ModelAnswer]  # one for each prompt; a second round where the format was asked in two ways
+    notes: dict[str, Any]  # `library`, `weights` (digests by name), and the format's own
 
 
 def make_reference(model: Any, inputs: ParityInputs) -> Reference:
-    """Asks a model that exports are compared with."""
     length = max(map(len, inputs.prompts)) + inputs.num_tokens
     return Reference(ask_model(model, inputs), weight_digests(model), rounding(model, length))
 
 
 def weight_digests(model: Any) -> dict[str, str]:
-    """Returns the digest of each weight by type, shape and values, however it lies in memory."""
+    """Returns each weight's digest by type, shape and values, whatever its memory layout."""
     from baton.checkpoint.digest import tree_digest
 
     return {name: tree_digest(value) for name, value in model.state_dict().items()}
 
 
 def rounding(model: Any, length: int) -> float:
-    """Returns how far two computations of the same weights may lie apart, as a share of the largest logit.
-
-    Equal operands give equal results in one kernel alone: another layout in memory, alignment, batch shape or processor
-    sums in another order. A rounding is off by at most u = ε/2 of its value, and n independent ones grow as √n, not n
-    (Higham and Mary, A New Approach to Probabilistic Rounding Error Analysis, SIAM J. Sci. Comput. 41, 2019). Each of
-    the two computations is given 2·u·√n. n counts what a type rounds: results in 16 bits, whose sums are in float32;
-    in float32 each addition of the dot products. Measured against float64 on all architectures that GGUF takes and on
-    24 blocks, errors were 0.1 to 1.2 u·√n in float32, 0.1 to 3.3 in bfloat16 and float16, where weights are ten times
-    as large as models begin with; other layouts and batches lay at most 0.7 apart.
-    """
+    """Returns the largest difference between two computations of one model, as a share of the largest logit."""
     import torch
 
+    # Equal operands give equal results in one kernel alone: another layout in memory, alignment, batch shape or
+    # processor sums in another order. A rounding is off by at most u = ε/2 of its value, and n independent ones grow as
+    # √n, not n (Higham and Mary, A New Approach to Probabilistic Rounding Error Analysis, SIAM J. Sci. Comput. 41,
+    # 2019). Each of the two computations is given 2·u·√n. n counts what a type rounds: results in 16 bits, whose sums
+    # are in float32; in float32 each addition of the dot products. Measured against float64 on all architectures of
+    # GGUF and on 24 blocks, errors were 0.1 to 1.2 u·√n in float32, 0.1 to 3.3 in bfloat16 and float16, with weights
+    # ten times as large as models begin with; other layouts and batches were at most 0.7 apart.
     config = model.config.get_text_config()
     width, blocks = config.hidden_size, config.num_hidden_layers
     inner = getattr(config, "intermediate_size", None) or 4 * width
@@ -142,7 +113,7 @@ def rounding(model: Any, length: int) -> float:
 
 
 def ask_model(model: Any, inputs: ParityInputs) -> list[ModelAnswer]:
-    """Asks a Transformers model, or one of PEFT around it; its own settings for writing stay what they are."""
+    """Asks a Transformers model, or PEFT's around it; its own settings for writing are put back."""
     import torch
     from transformers import GenerationConfig
 
@@ -163,14 +134,13 @@ def ask_model(model: Any, inputs: ParityInputs) -> list[ModelAnswer]:
             return [ModelAnswer([], logits(prompt)) for prompt in inputs.prompts]
         inner = model.get_base_model() if hasattr(model, "get_base_model") else model
         kept = inner.generation_config
-        model.generation_config = GenerationConfig()  # no end, no penalty, nothing that a base may bring along
+        model.generation_config = GenerationConfig()  # without the base's own ends and penalties
         written = [continuation(prompt) for prompt in inputs.prompts]
         model.generation_config = inner.generation_config = kept
         return [ModelAnswer(tokens, logits(inputs.path(number, tokens))[0]) for number, tokens in enumerate(written)]
 
 
 def save_answers(answers: list[ModelAnswer], path: str) -> None:
-    """Writes answers as a NumPy archive."""
     import numpy as np
 
     arrays: dict[str, Any] = {}
@@ -181,7 +151,6 @@ def save_answers(answers: list[ModelAnswer], path: str) -> None:
 
 
 def load_answers(path: str) -> list[ModelAnswer]:
-    """Reads answers back, in the order of the prompts."""
     import numpy as np
 
     with np.load(path, allow_pickle=False) as arrays:
@@ -192,7 +161,7 @@ def load_answers(path: str) -> list[ModelAnswer]:
 
 
 def read(export_format: str, folder: str, inputs: ParityInputs, reference: Reference, **request: Any) -> Reading:
-    """Asks an export in its own process, without network, for logits along the tokens that it is to write."""
+    """Asks an export in its own process, offline, for its tokens and for logits along the reference's tokens."""
     import torch
 
     followed = [answer.tokens for answer in reference.answers]
@@ -217,14 +186,7 @@ def read(export_format: str, folder: str, inputs: ParityInputs, reference: Refer
 
 
 def compare(export_format: str, reading: Reading, reference: Reference, share: float) -> ExportCheck:
-    """Compares what an export says with what it must say.
-
-    Args:
-        export_format: The format.
-        reading: What the export says.
-        reference: What it must say.
-        share: How far its logits may lie from those, as a share of the largest.
-    """
+    """Compares an export's answers with the reference's; `share` is the tolerance as a share of the largest logit."""
     rounds = len(reading.answers) // len(reference.answers)
     num_tokens = sum(len(answer.tokens) for answer in reference.answers)
     furthest, shared = 0.0, []
@@ -256,16 +218,13 @@ def compare(export_format: str, reading: Reading, reference: Reference, share: f
 
 
 def require_tokens(what: str, tokens: list[int], due: ModelAnswer, limit: float) -> int:
-    """Compares tokens that were written greedily with those that must be.
+    """Compares greedy tokens and returns how many are the same before the first that differs.
 
-    Where logits may be `limit` off on either side, of two tokens nearer to each other than twice that either may be
-    written; what comes after it follows from another text and is not compared.
-
-    Returns:
-        How many are the same before the first that differs.
+    Where logits may be `limit` off on either side, of two tokens nearer than twice that either may be written. Later
+    tokens follow from another text and are not compared.
 
     Raises:
-        BatonError: one differs, and the model prefers the other by more.
+        BatonError: a token differs, and the model prefers the expected one by more.
     """
     first = len(due.logits) - len(due.tokens)  # the place whose logits choose the first token
     for place, (mine, theirs) in enumerate(zip(tokens, due.tokens, strict=True)):
@@ -278,7 +237,7 @@ def require_tokens(what: str, tokens: list[int], due: ModelAnswer, limit: float)
 
 
 def require_weights(what: str, found: dict[str, str], expected: dict[str, str]) -> None:
-    """Compares the weights that were read back with those that must be there, by their digests."""
+    """Compares weights by their digests."""
     if found != expected:
         wrong = sorted(key for key in {*found, *expected} if found.get(key) != expected.get(key))
         raise BatonError(f"{what} does not hold the trained weights in {', '.join(wrong[:5])}; it does not count.")
@@ -287,13 +246,10 @@ def require_weights(what: str, found: dict[str, str], expected: dict[str, str]) 
 def check_llama_cpp(
     name: str, reading: Reading, reference: Reference, texts: list[list[int]], *, exact: bool
 ) -> LlamaCpp | None:
-    """Compares what llama.cpp says, where its binding is installed, with what it must say.
+    """Compares llama.cpp's tokens, None where its binding is not installed.
 
-    It rounds activations to the type of the weights, so that only with weights in float32 must the tokens be the same,
-    up to a choice between two as good as equal; those that a text is split into must always be.
-
-    Returns:
-        Its version and the number of tokens shared; None where it is not installed.
+    It rounds activations to the type of the weights. So its tokens must be the same with float32 weights alone
+    (`exact`), up to a choice between two as good as equal; its tokens of texts must always be.
     """
     found = reading.notes.get("llama_cpp")
     if found is None:

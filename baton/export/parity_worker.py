@@ -1,5 +1,4 @@
-"""Reads an export back by the library it is for, in a process that has seen nothing else:
-`python -m baton.export.parity_worker FORMAT FOLDER SCRATCH`, with `request.json` in the scratch folder."""
+"""Reads an export back in a fresh process: `python -m baton.export.parity_worker FORMAT FOLDER SCRATCH`."""
 
 from __future__ import annotations
 
@@ -13,12 +12,11 @@ from typing import Any
 from baton.export.parity import ModelAnswer, ParityInputs, ask_model, save_answers, weight_digests
 
 Request = dict[str, Any]
-Answers = tuple[list[ModelAnswer], dict[str, Any]]
-"""An export's answers, and notes on it."""
+Answers = tuple[list[ModelAnswer], dict[str, Any]]  # with notes on the export
 
 
 def main(export_format: str, folder: str, scratch: str) -> None:
-    """Loads an export, asks it, and writes its answers, notes on it and the library's name and version."""
+    """Asks the export as `request.json` in the scratch folder says, and writes answers and notes beside it."""
     with open(f"{scratch}/request.json", encoding="utf-8") as file:
         request = json.load(file)
     answers, notes = READERS[export_format](folder, request, ParityInputs(**request["inputs"]))
@@ -71,7 +69,7 @@ def _gguf(folder: str, request: Request, inputs: ParityInputs) -> Answers:
     hashes = {
         str(tensor.name): hashlib.sha256(tensor.data.tobytes()).hexdigest() for tensor in gguf.GGUFReader(path).tensors
     }
-    # Some settings have no reader there, such as the size of Qwen 3's heads, so the weights meet their own.
+    # The trained model's own: from GGUF, Transformers does not read settings such as the size of Qwen 3's heads.
     config = AutoConfig.for_model(**request["config"])
     model = _load(folder, request, inputs, gguf_file=request["file"], dtype=torch.float32, config=config)
     answers, notes = _ask(model, inputs)
@@ -79,7 +77,7 @@ def _gguf(folder: str, request: Request, inputs: ParityInputs) -> Answers:
 
 
 def _llama_cpp(path: str, num_threads: int, inputs: ParityInputs) -> dict[str, Any] | None:
-    """Asks llama.cpp itself, where its binding is installed: for tokens of texts and the greedy continuation."""
+    """Asks llama.cpp itself for tokens of texts and the greedy continuation, None where it is not installed."""
     try:
         import llama_cpp
     except ImportError:

@@ -1,7 +1,4 @@
-"""Publishes an export: pushed to the Hugging Face Hub, or logged and registered in MLflow, once each.
-
-`HF_ENDPOINT` names another hub with the same protocol.
-"""
+"""Push of an export to the Hugging Face Hub (or `HF_ENDPOINT`), and its entry in MLflow, once each."""
 
 from __future__ import annotations
 
@@ -20,12 +17,11 @@ from baton.store.manifest import Manifest
 from baton.tracking import servers, tracker
 from baton.tracking.client import connect, without_credentials
 
-VERSION_TAG = "baton.export"
-"""Tag of a registered version: whose files it is. Running the stage again finds it by that."""
+VERSION_TAG = "baton.export"  # of a registered version: its export, by which the stage finds it when run again
 
 
 def push_to_hub(run: Run, spec: Hub, manifest: Manifest, folder: str) -> Pushed:
-    """Pushes the files of an export, once; the run remembers what was pushed."""
+    """Pushes the files of an export, unless the run has noted that they were."""
     done = run.read(Pushed)
     if done and (done.repo, done.revision, done.export) == (spec.repo, spec.revision, manifest.folder):
         return done
@@ -72,13 +68,10 @@ def push_to_hub(run: Run, spec: Hub, manifest: Manifest, folder: str) -> Pushed:
 
 
 def log_to_mlflow(run: Run, recipe: Recipe, manifest: Manifest, folder: str, digest: str) -> RegistryEntry | None:
-    """Logs an MLflow model and registers it, each at most once for the same files.
-
-    Returns:
-        Where it is there; None where there is no server, or it did not take the model and did not have to.
+    """Logs an MLflow model and registers it, each at most once for the same files; None without a server.
 
     Raises:
-        BatonError: the server refuses or is out of reach, and a version was to be made there; else that is a warning.
+        BatonError: the server failed and the recipe registers a version; else that is a warning, and None.
     """
     tracked = run.read(TrackingRun)
     server = servers.server_address(run, recipe)
@@ -95,7 +88,7 @@ def log_to_mlflow(run: Run, recipe: Recipe, manifest: Manifest, folder: str, dig
         if (model_id := logged.model_id) is None:
             model_id = _log_files(client, folder, _logged_model(client, run, recipe, run_id, tags), run_id)
             logged = logged.model_copy(update={"model_id": model_id})
-            run.write(logged)
+            run.write(logged)  # at once, so that a crash below does not log the files twice
         if name := recipe.export.registered_model:
             version = _register(client, name, model_id, run_id, tags)
             logged = logged.model_copy(update={"name": name, "version": version})
@@ -118,7 +111,7 @@ def log_to_mlflow(run: Run, recipe: Recipe, manifest: Manifest, folder: str, dig
 
 
 def _logged_model(client: Any, run: Run, recipe: Recipe, run_id: str | None, tags: dict[str, str]) -> Any:
-    """Returns the logged model that takes the files: the one that training has logged metrics of, where it has none."""
+    """Returns the logged model for the files: training's own with its metrics, where that has none yet."""
     from mlflow.entities import LoggedModelOutput
 
     newest = tracker.newest_model(client, run_id) if run_id else None
@@ -139,7 +132,7 @@ def _logged_model(client: Any, run: Run, recipe: Recipe, run_id: str | None, tag
 
 
 def _log_files(client: Any, folder: str, logged: Any, run_id: str | None) -> str:
-    """Logs the files as they were checked; only `MLmodel` learns whose they are."""
+    """Logs the files as they were checked; only `MLmodel` gets the ids."""
     from mlflow.models import Model
 
     with scratch_folder("mlflow") as scratch:
@@ -158,7 +151,7 @@ def _log_files(client: Any, folder: str, logged: Any, run_id: str | None) -> str
 
 
 def _register(client: Any, name: str, model_id: str, run_id: str | None, tags: dict[str, str]) -> str:
-    """Returns the number of the version that is this export, made unless it is there."""
+    """Returns the number of this export's version, made unless it is there."""
     from mlflow.exceptions import MlflowException
 
     try:

@@ -1,4 +1,4 @@
-"""The model that is exported, loaded once, with its answers to the prompts of the check."""
+"""The exported model, loaded once, with its answers to the prompts of the check."""
 
 from __future__ import annotations
 
@@ -19,16 +19,12 @@ from baton.runs.run import Run
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-NUM_PROMPTS = 3
-"""Held-out rows that the check continues."""
+NUM_PROMPTS = 3  # held-out rows that the check continues
 MAX_PROMPT_TOKENS = 64
-PLAIN_PROMPTS = ("The", "1 + 1 =", "What is this about?\n")
-"""Prompts where no held-out row gives one."""
+PLAIN_PROMPTS = ("The", "1 + 1 =", "What is this about?\n")  # where no held-out row gives a prompt
 
 
 class ExportSource:
-    """The checkpoint, model and tokenizer that a run's exports are made from and compared with."""
-
     def __init__(self, run: Run, recipe: Recipe, scratch: str) -> None:
         self.run = run
         self.scratch = scratch
@@ -40,33 +36,28 @@ class ExportSource:
 
     @cached_property
     def folder(self) -> str:
-        """Local files of the checkpoint, every byte checked; of one in shards, the model put together."""
+        """Local files of the checkpoint, every byte checked, shards put together."""
         fetched = CheckpointStore(self.run).fetch(self.checkpoint, f"{self.scratch}/checkpoint")
         return sharded.as_whole(fetched, self.scratch)
 
     @cached_property
     def base(self) -> str | None:
-        """Local files of the base model, None for a model from scratch."""
         return trained.base_folder(self.recipe)
 
     @cached_property
     def licence(self) -> str | None:
-        """The model's licence, where known."""
         return model_card.licence(self.recipe, self.base)
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer of the checkpoint."""
         return loading.load_tokenizer(self.folder, trust_remote_code=self.recipe.model.trust_remote_code)
 
     @cached_property
     def prompting(self) -> PromptFormat | None:
-        """How the model was asked in training; None for one that scores."""
         return None if self.scores else prompts.format_of_run(self.run, self.recipe, self.tokenizer)
 
     @cached_property
     def inputs(self) -> ParityInputs:
-        """What every model of the check is asked."""
         given = prompts.held_out_prompts(self.run, self.recipe, self.tokenizer, NUM_PROMPTS)
         texts = [prompt for prompt, *_ in given if prompt] or list(PLAIN_PROMPTS)
         ids = [self.tokenizer(text)["input_ids"][:MAX_PROMPT_TOKENS] for text in texts]
@@ -80,18 +71,17 @@ class ExportSource:
 
     @cached_property
     def _trained(self) -> tuple[Any, Reference]:
-        """The model as trained, an adapter on its base, and its answers; before anything is merged into it."""
+        """The model as trained, an adapter on its base, with its answers, taken before anything is merged into it."""
         model = trained.trained_model(self.recipe, self.tokenizer, self.folder, whole=True)
         return model, make_reference(model, self.inputs)
 
     @property
     def trained_reference(self) -> Reference:
-        """Weights and answers of the model as it was trained."""
         return self._trained[1]
 
     @cached_property
     def merged(self) -> PreTrainedModel:
-        """The model with the adapter folded in, in the type asked for."""
+        """The model with the adapter folded in, in the type of the export."""
         import torch
 
         model = self._trained[0]
@@ -105,16 +95,15 @@ class ExportSource:
 
     @cached_property
     def merged_reference(self) -> Reference:
-        """Weights and answers of the merged model, in the type asked for."""
         return make_reference(self.merged, self.inputs)
 
     def in_float32(self) -> PreTrainedModel:
-        """Returns a copy of the merged model in float32."""
+        """Returns a float32 copy of the merged model."""
         copied: PreTrainedModel = copy.deepcopy(self.merged).float()
         return copied
 
     def compare_with_trained(self, finding: ExportCheck, exported: Reference) -> ExportCheck:
-        """Returns a finding with how near the exported model's answers are to those of the model as it was trained."""
+        """Adds to a finding the distance from the answers before merging and rounding."""
         lengths = [len(prompt) for prompt in self.inputs.prompts]
         pairs = list(zip(exported.answers, self.trained_reference.answers, lengths, strict=True))
         furthest = max(float(abs(one.logits[:length] - other.logits[:length]).max()) for one, other, length in pairs)

@@ -1,4 +1,4 @@
-"""axolotl's training files in a recipe's terms: a table of its keys, methods, weights and precision."""
+"""axolotl's training files as recipes: keys, methods, weights and precision."""
 
 from __future__ import annotations
 
@@ -48,7 +48,6 @@ PLUGINS = ("liger", "lm_eval", "cut_cross_entropy", "kernels", "swanlab")
 
 
 def _plugins(draft: RecipeDraft, key: str) -> None:
-    """Sets Liger's kernels, and names the plugins that have nothing here."""
     names = read(draft, key, words, [])
     others = [name for name in names if not any(known in name.lower() for known in PLUGINS)]
     if any("liger" in name.lower() for name in names):
@@ -73,21 +72,21 @@ METHODS: dict[str, tuple[str, Document]] = {
     "simpo": ("cpo", {"loss": "simpo"}),
     "grpo": ("grpo", {}),
 }
-"""Method and settings by `rl`."""
+"""`rl` → method and settings."""
 
 MICRO = "micro_batch_size"
 RATE = 2e-5
-"""Its default of the learning rate."""
+"""Default learning rate."""
 
 EMBEDDINGS = "embed_tokens|lm_head"
-"""The parameters that `embedding_lr` is for."""
+"""Parameters of `embedding_lr`."""
 
 ATTENTION = {"flash": "flash_attention_2", "sdp": "sdpa", "flex": "flex_attention", "eager": "eager"}
-"""Attention by its short name; the key that turns it on is that name and `_attention`."""
+"""Short name → attention; the short name and `_attention` make the key that turns it on."""
 
 
 def _choose(draft: RecipeDraft) -> tuple[str, Document]:
-    """Returns the training method, and settings that follow from its name."""
+    """Returns the training method, and the settings that its name implies."""
     rl = str(draft.get("rl") or "")
     if draft.has("process_reward_model"):
         raise draft.wrong("process_reward_model", "no reward per step, which Baton does not train", "Remove it.")
@@ -102,7 +101,6 @@ def _choose(draft: RecipeDraft) -> tuple[str, Document]:
 
 
 def _dpo(draft: RecipeDraft) -> None:
-    """Sets what is added to the loss, and smoothing where the loss takes it."""
     losses = draft.peek("training.dpo.loss", ["sigmoid"])
     share = read(draft, "rpo_alpha", number, 0.0)
     if share:
@@ -118,7 +116,7 @@ def _dpo(draft: RecipeDraft) -> None:
 
 
 def _grpo(draft: RecipeDraft) -> None:
-    """Sets what judges completions: axolotl finds functions by `module.function`, in the folder it runs in."""
+    """Sets the rewards: axolotl finds functions by `module.function`, in the folder it runs in."""
     key = "trl.reward_funcs"
     names = read(draft, key, words, [])
     if not names or not all("." in name.strip(".") for name in names):
@@ -221,7 +219,7 @@ def _groups(draft: RecipeDraft) -> None:
 
 
 def _groups_of(value: object) -> list[Document]:
-    """Returns groups of parameters from axolotl's, each of a name, parts of parameter names, and a rate."""
+    """Returns groups of parameters from axolotl's: name, parts of parameter names, rate."""
     keys = {"modules", "lr"}
     if not isinstance(value, list) or not all(isinstance(group, dict) and keys <= group.keys() for group in value):
         raise ValueError("groups of name, modules and lr")
@@ -233,7 +231,7 @@ def _groups_of(value: object) -> list[Document]:
 
 
 def _unfrozen(draft: RecipeDraft) -> None:
-    """Sets the trained parameters: axolotl looks for its patterns at the start of a name."""
+    """Sets the trained parameters: axolotl matches its patterns at the start of a name."""
     key = "unfrozen_parameters"
     if draft.peek("adapter") is not None:
         draft.unsupported(key, "an adapter freezes the weights; whole layers beside it: adapter.modules_to_save")
@@ -248,7 +246,7 @@ def _unfrozen(draft: RecipeDraft) -> None:
 
 
 def _arithmetic(draft: RecipeDraft, method: str) -> None:
-    """Sets attention, what is recomputed, and the floor of a cosine."""
+    """Sets attention, recomputation, and the floor of a cosine."""
     for short, name in ATTENTION.items():
         if is_on(draft, f"{short}_attention"):
             draft.put("model.attention", name, f"{short}_attention")
@@ -267,7 +265,7 @@ def _arithmetic(draft: RecipeDraft, method: str) -> None:
 
 
 def _recomputation(draft: RecipeDraft, method: str) -> None:
-    """Sets whether activations are computed again or offloaded, where the method's trainer does."""
+    """Sets recomputation and offloading of activations, where the method's trainer has them."""
     key, asked = "gradient_checkpointing", "activation_offloading"
     value = draft.get(key)
     offloads = value in ("offload", "offload_disk", "unsloth")
@@ -286,15 +284,13 @@ def _recomputation(draft: RecipeDraft, method: str) -> None:
 
 
 METRICS = {"sacrebleu": "bleu", "chrf": "chrf"}
-"""Our metric by axolotl's."""
 BY_DEFAULT = ["sacrebleu", "comet", "ter", "chrf"]
-"""axolotl's metrics where the file names none."""
+"""axolotl's default metrics."""
 ALWAYS = "perplexity"
-"""Metric that every evaluation has."""
+"""Metric of every evaluation."""
 
 
 def _results(draft: RecipeDraft, method: str) -> None:
-    """Sets what the model writes, what is measured over it, tasks, and where the model goes."""
     _samples(draft)
     _metrics(draft, method)
     _evaluation_tasks(draft)
@@ -303,7 +299,7 @@ def _results(draft: RecipeDraft, method: str) -> None:
 
 
 def _samples(draft: RecipeDraft) -> None:
-    """Sets for how many rows the model writes, and how: axolotl does it at each evaluation."""
+    """Sets the samples that the model writes, in axolotl at each evaluation."""
     if is_on(draft, "generate_samples"):
         fill(draft, TABLES["samples"])
         if not read(draft, "generation_do_sample", boolean, True):
@@ -345,7 +341,7 @@ def _metrics(draft: RecipeDraft, method: str) -> None:
 
 
 def _evaluation_tasks(draft: RecipeDraft) -> None:
-    """Sets tasks of the LM evaluation harness, which axolotl takes as `name` or `name:examples`."""
+    """Sets the harness's tasks, `name` or `name:examples` in axolotl."""
     key = "lm_eval_tasks"
     tasks = [task.partition(":") for task in read(draft, key, words, [])]
     if not tasks:
@@ -366,7 +362,7 @@ KEYS = {
     "plugins": _plugins,
     "shuffle_merged_datasets": _shuffled,
 }
-"""What becomes of all keys but those of the methods' own settings."""
+"""All keys but those of the methods' own settings."""
 
 
 def _convert(draft: RecipeDraft) -> None:

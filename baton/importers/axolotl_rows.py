@@ -1,4 +1,4 @@
-"""axolotl's data sets: the shape that `type` names, chat templates, places of rows, and what counts."""
+"""axolotl's data sets: row shapes by `type`, chat templates, addresses of rows, and the loss."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SFT: dict[str, str] = {
     "sharegpt": "sharegpt",
     "pretrain": "text",
 }
-"""Format by `type`, for learning from texts."""
+"""`type` → format, for learning from texts."""
 
 ROWS: dict[str, Columns] = {
     "icr": {"prompt": "input"},
@@ -29,27 +29,27 @@ ROWS: dict[str, Columns] = {
     "chat_template": {"prompt": "input"},
     **{last: {} for last in ("argilla", "argilla_chat", "default", "prompt_pairs", "ultra", "passthrough")},
 }
-"""Columns by the last part of `type`, such as `chatml.intel`, for pairs and rated answers."""
+"""Last part of `type`, as in `chatml.intel` → columns, for pairs and rated answers."""
 
 CONVERSATIONS = ("ultra", "argilla_chat")
-"""Those whose answers are lists of messages."""
+"""Types whose answers are lists of messages."""
 
 FIELD = "prompt chosen rejected completion label messages instruction input output"
-"""Our columns that it names by `field_` and the same word."""
+"""Our columns that keys `field_NAME` give."""
 FIELDS = {**{f"field_{name}": name for name in FIELD.split()}, "field": "text", "text_column": "text"}
-"""Our column by the key that names the source's."""
+"""Key that names a column of the source → our column."""
 BESIDE = {"field_tools": "tools", "field_system": "system"}
-"""The same for what goes with messages."""
+"""The same beside messages."""
 
 OTHERWISE = {
     "prompt-completion": {"field_instruction": "prompt", "field_output": "completion"},
     "preference": {"field_messages": "prompt"},
     "sharegpt": {"field_messages": "conversations"},
 }
-"""What keys of `FIELDS` are by format, where it is something else."""
+"""Format → its exceptions from `FIELDS`."""
 
 FORMAT = re.compile(r"\{instruction\}(?P<join>[^{}]*)\{input\}(?P<separator>[^{}]*)")
-"""A prompt of the user's own that columns, joined, come to."""
+"""A prompt format that joined columns can express."""
 
 NO_INPUT = re.compile(r"\{instruction\}(?P<separator>[^{}]*)")
 PLAIN = "texts go in as they are, without a chat template; data.render_as: chat uses one"
@@ -62,14 +62,13 @@ CARRIED = {
     "field_thinking": ("data.reasoning", THOUGHTS),
     "template_thinking_key": ("data.reasoning", THOUGHTS),
 }
-"""Keys of a data set with the values that are what Baton does, and where the recipe says it."""
+"""Key of a data set → its place in the recipe, and the values that Baton's behaviour amounts to."""
 
 UNREAD = tables("axolotl_rows", {})["unread"]
-"""Keys of a data set that Baton has no place for."""
 
 
 def row_shape(draft: RecipeDraft, start: str, method: str) -> RowShape:
-    """Returns the shape of the data set whose keys begin with `start`, from its type and those that name columns."""
+    """Returns the shape of the data set whose keys begin with `start`."""
     key = f"{start}.type"
     kind = str(draft.get(key, "pretrain" if start.startswith("pre") else ""))
     own = any(name.startswith(f"{key}.") for name in draft.given)
@@ -114,7 +113,7 @@ def row_shape(draft: RecipeDraft, start: str, method: str) -> RowShape:
 
 
 def _texts(draft: RecipeDraft, start: str, kind: str) -> str:
-    """Returns the format of rows to learn from, of a type that axolotl has a name for."""
+    """Returns the format of rows to learn from, by the name of axolotl's type."""
     key = f"{start}.type"
     name = re.split("[.:]", kind)[0]
     if name not in SFT:
@@ -129,7 +128,7 @@ def _texts(draft: RecipeDraft, start: str, kind: str) -> str:
 
 
 def _rows(draft: RecipeDraft, key: str, kind: str, method: str) -> Columns:
-    """Returns the columns of pairs or rated answers, and notes how their text is used."""
+    """Returns the columns of pairs or rated answers."""
     last = kind.rpartition(".")[2]
     if last not in ROWS or (method == "kto" and last == "argilla_chat"):
         draft.unsupported(key, "its own transform; the rows must have the columns that data.format needs already")
@@ -143,7 +142,7 @@ def _rows(draft: RecipeDraft, key: str, kind: str, method: str) -> Columns:
 
 
 def _join(draft: RecipeDraft, key: str, columns: Columns) -> None:
-    """Sets how a prompt of the user's own is put together, in which an input follows the instruction."""
+    """Sets the parts of a custom prompt, in which an input follows the instruction."""
     second = columns.pop("input", None)
     if isinstance(second, str):
         columns["prompt"] = [str(columns.get("prompt", "instruction")), second]
@@ -165,7 +164,7 @@ def _join(draft: RecipeDraft, key: str, columns: Columns) -> None:
 
 
 def _spoken(draft: RecipeDraft, start: str, shape: str) -> str:
-    """Settles how messages name who says what, and returns the format that this is."""
+    """Handles the keys for roles and contents, and returns the format of messages."""
     keys = {
         name: (f"{start}.message_property_mappings.{name}", f"{start}.message_field_{name}")
         for name in ("role", "content")
@@ -203,10 +202,7 @@ WITH_TEMPLATE = ("messages", "sharegpt", "preference", "prompt", "rated", "auto"
 
 
 def row_template(draft: RecipeDraft, shapes: dict[str, RowShape]) -> None:
-    """Sets `model.chat_template`, of which a recipe has one, from the first data set that has one.
-
-    Shapes are by how the data set's keys begin.
-    """
+    """Sets the recipe's one `model.chat_template` from the first data set that has one; `shapes` are by prefix."""
     for start in shapes:
         _conversation(draft, f"{start}.conversation")
     starts = [start for start, shape in shapes.items() if shape.format in WITH_TEMPLATE]
@@ -230,7 +226,7 @@ def row_template(draft: RecipeDraft, shapes: dict[str, RowShape]) -> None:
 
 
 def _given(draft: RecipeDraft, prefix: str) -> tuple[str, str] | None:
-    """Returns the key that names a template or holds it, and its value."""
+    """Returns the key that names or holds a template, and its value."""
     name, own = f"{prefix}chat_template", f"{prefix}chat_template_jinja"
     if draft.has(name) and draft.get(name) != "jinja":
         return name, read(draft, name, text, "")
@@ -238,7 +234,7 @@ def _given(draft: RecipeDraft, prefix: str) -> tuple[str, str] | None:
 
 
 def _by_type(draft: RecipeDraft, start: str, shape: RowShape) -> tuple[str, str] | None:
-    """Returns the template that the type of pairs or rated answers names, such as `llama3.ultra`, and its key."""
+    """Returns the key and the template that a type such as `llama3.ultra` names."""
     key = f"{start}.type"
     style, dot, _ = str(draft.get(key, "")).partition(".")
     known = dot and style in sources.NAMED_TEMPLATES and shape.format in ("preference", "rated")
@@ -246,7 +242,7 @@ def _by_type(draft: RecipeDraft, start: str, shape: RowShape) -> tuple[str, str]
 
 
 def _handle_rest(draft: RecipeDraft, prefix: str, chosen: str | None) -> None:
-    """Handles the keys that say nothing beside the template which is used."""
+    """Handles the keys without effect beside the chosen template."""
     name, own = f"{prefix}chat_template", f"{prefix}chat_template_jinja"
     for key in (name, own):
         if draft.is_handled(key) or not draft.has(key):
@@ -259,7 +255,7 @@ def _handle_rest(draft: RecipeDraft, prefix: str, chosen: str | None) -> None:
 
 
 def _named(draft: RecipeDraft, key: str, template: str) -> None:
-    """Sets a template by its name, where Baton's writes the same text or nearly so."""
+    """Sets a template by name, where Baton's writes the same text or nearly so."""
     if template == "tokenizer_default":
         draft.carry("model.chat_template", key)
     elif template.startswith(FALLBACK):
@@ -271,7 +267,7 @@ def _named(draft: RecipeDraft, key: str, template: str) -> None:
 
 
 def _own(draft: RecipeDraft, key: str, template: str) -> None:
-    """Sets a template of the user's own: the path of its file, or the template itself."""
+    """Sets a custom template: the path of its file, or its text."""
     paths = (os.path.join(folder, template) for folder in draft.folders)
     path = next(filter(os.path.isfile, paths), "")
     if path and template.endswith(".jinja"):
@@ -291,7 +287,7 @@ def _own(draft: RecipeDraft, key: str, template: str) -> None:
 
 
 def _conversation(draft: RecipeDraft, key: str) -> None:
-    """Settles the name of a conversation style, which axolotl once took for `sharegpt`."""
+    """Handles a conversation style, once an option of `sharegpt`."""
     if draft.get(key) == "chatml" and not draft.has("chat_template"):
         draft.put("model.chat_template", "chatml")
         draft.changed(key, "without the system message that axolotl puts before conversations which have none")
@@ -300,7 +296,7 @@ def _conversation(draft: RecipeDraft, key: str) -> None:
 
 
 HUB = ("json", "csv", "parquet", "text")
-"""Paths that name a reader; the files are in `data_files`."""
+"""Paths that name a reader, with the files in `data_files`."""
 
 HELD_OUT = "test_datasets"
 PIECES = (
@@ -313,11 +309,11 @@ TOO_LONG: dict[str, dict[str, object]] = {
     "raise": {"truncation": "fail", "truncated_share": 0.0},
     "drop": {"truncation": "fix"},
 }
-"""Settings of `data.quality` by `excess_length_strategy`."""
+"""`excess_length_strategy` → settings of `data.quality`."""
 
 
 def data(draft: RecipeDraft, method: str) -> None:
-    """Sets source, format and columns, and what part of a row counts."""
+    """Sets source, format and columns, and the part of a row that counts."""
     name = "pretraining_dataset" if draft.keys("pretraining_dataset") else "datasets"
     starts = _entries(draft, name)
     if not starts and draft.has("pretraining_dataset"):
@@ -346,7 +342,7 @@ def data(draft: RecipeDraft, method: str) -> None:
 
 
 def _entries(draft: RecipeDraft, name: str) -> list[str]:
-    """Returns how the keys of each data set begin, such as `datasets[0]`."""
+    """Returns the prefix of each data set's keys, such as `datasets[0]`."""
     if isinstance(draft.get(name), str):  # the short form of one address
         return [name]
     sections = [key.partition(".")[0] for key in draft.given if key.startswith((f"{name}[", f"{name}."))]
@@ -372,7 +368,7 @@ def _sources(draft: RecipeDraft, start: str) -> list[str]:
 
 
 def _hub(draft: RecipeDraft, start: str, path: str) -> str:
-    """Returns a hub data set's address, with what the file says of config, split and revision."""
+    """Returns a hub data set's address, with config, split and revision."""
     config, split, revision = (f"{start}.{name}" for name in ("name", "split", "revision"))
     side = sources.side(draft, split, draft.get(split, "test" if start.startswith(HELD_OUT) else "train"))
     draft.carry("data.source", config, split, revision)
@@ -381,7 +377,7 @@ def _hub(draft: RecipeDraft, start: str, path: str) -> str:
 
 
 def _weight(draft: RecipeDraft, start: str, *, trains: bool) -> float:
-    """Returns a source's weight: one of so many shards is that share of its rows."""
+    """Returns a source's weight: one of N shards is 1/N of its rows."""
     key, index = f"{start}.shards", f"{start}.shards_idx"
     shards = read(draft, key, positive_int, 1)
     if shards > 1 and not trains:
@@ -409,7 +405,7 @@ def _packing(draft: RecipeDraft, method: str) -> None:
 
 
 def _length(draft: RecipeDraft, method: str, shape: RowShape) -> None:
-    """Sets what becomes of rows longer than a sequence: axolotl leaves them out where it is not told."""
+    """Handles rows longer than a sequence; axolotl drops them by default."""
     key = "excess_length_strategy"
     wanted = str(draft.get(key) or "").lower()
     if wanted in TOO_LONG:

@@ -1,4 +1,4 @@
-"""What axolotl and LLaMA-Factory say in much the same way: weights, batches, how often, tokens, and the Hub."""
+"""Settings of axolotl and LLaMA-Factory in common: weights, batches, intervals, tokens, and the Hub."""
 
 from __future__ import annotations
 
@@ -34,10 +34,9 @@ MODE = choice(
 )
 WITHOUT_ADAPTER = "weights in few bits cannot be trained: add adapter, or leave them whole"
 DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
-"""Type by the arithmetic of that name."""
 
 HELD_OUT = 0.05
-"""Share of rows held out where the file holds out none: enough that small data has one."""
+"""Default share of held-out rows: large enough for one row of small data."""
 
 TOKENIZER = "model.tokenizer"
 SPECIAL = f"{TOKENIZER}.special_tokens"
@@ -70,7 +69,7 @@ def begin(draft: RecipeDraft, method: str, settings: Document, entries: Table) -
 
 
 def finish(draft: RecipeDraft, entries: Table, scheduler_key: str, assumed: Document) -> None:
-    """Handles the keys that are left, and writes out the other trainer's defaults that are not Baton's."""
+    """Handles the keys that are left, and writes out the other trainer's defaults where Baton's differ."""
     apply_table(draft, entries)
     if draft.peek("training.lr_scheduler") == "reduce_lr_on_plateau" and not _is_evaluated(draft):
         draft.document["training"].pop("lr_scheduler")
@@ -82,9 +81,9 @@ def finish(draft: RecipeDraft, entries: Table, scheduler_key: str, assumed: Docu
 
 
 def lora(draft: RecipeDraft, kind_key: str, rank_key: str, *, alpha: int | None, rate: float) -> None:
-    """Sets an adapter, and LoRA+ as a group of parameters: the second matrix learns faster.
+    """Sets an adapter; LoRA+ as a group of parameters, as its second matrix learns faster.
 
-    `alpha`, None for twice the rank, and the learning rate are those of a file that leaves them out.
+    `alpha` (None for twice the rank) and `rate` are the other trainer's defaults.
     """
     rank = read(draft, rank_key, positive_int, 8)
     draft.put("adapter.type", "lora", kind_key)
@@ -101,7 +100,7 @@ def lora(draft: RecipeDraft, kind_key: str, rank_key: str, *, alpha: int | None,
 
 
 def precision(draft: RecipeDraft, wanted: str, *keys: str) -> None:
-    """Sets the arithmetic to `bf16` or `fp16`, and rounding to TF32 where that is asked for."""
+    """Sets the arithmetic, and rounding to TF32 where the file asks for it."""
     if wanted != "fp32":
         draft.put("training.precision", wanted, *keys)
     draft.carry("training.precision", *keys)
@@ -114,7 +113,7 @@ def precision(draft: RecipeDraft, wanted: str, *keys: str) -> None:
 
 
 def quantization(draft: RecipeDraft, bits: int | None, *keys: str) -> bool:
-    """Sets the bits per weight, and tells whether they are 4, for which there are further settings."""
+    """Sets the bits per weight, and tells whether they are 4, which have further settings."""
     if bits is None or draft.peek("adapter") is None:
         for key in keys:
             draft.drop(key, WITHOUT_ADAPTER) if bits else draft.ignore(key)
@@ -144,7 +143,7 @@ def compilation(draft: RecipeDraft) -> None:
 
 
 def batch(draft: RecipeDraft, micro_key: str, micro: int, product_key: str | None) -> None:
-    """Sets the batch sizes from rows per pass and passes per step, or from their product where that is given."""
+    """Sets the batch sizes from rows per pass and passes per step, or from their product."""
     passes_key = "gradient_accumulation_steps"
     rows = read(draft, micro_key, positive_int, micro)
     size = rows * read(draft, passes_key, positive_int, 1)
@@ -159,7 +158,7 @@ def batch(draft: RecipeDraft, micro_key: str, micro: int, product_key: str | Non
 
 
 def fit_memory(draft: RecipeDraft, method: str) -> None:
-    """Sets rows per forward pass to what memory takes, where the loss does not depend on them."""
+    """Sets rows per forward pass by memory, where the loss does not depend on them."""
     key = "auto_find_batch_size"
     if is_on(draft, key) and not SPECS[method].micro_batch_decides_loss:
         draft.put("training.micro_batch_size", "auto", key)
@@ -167,7 +166,7 @@ def fit_memory(draft: RecipeDraft, method: str) -> None:
 
 
 def fit_kto(draft: RecipeDraft, micro_key: str) -> None:
-    """Gives a KTO batch the two rows that its divergence is estimated from."""
+    """Gives a KTO batch two rows, to estimate its divergence from."""
     size = draft.peek("training.batch_size")
     if draft.peek("training.micro_batch_size", size) >= 2:
         return
@@ -193,7 +192,7 @@ def fit_generations(draft: RecipeDraft, generations: int, micro_key: str) -> Non
 
 
 def length(draft: RecipeDraft, epochs_key: str, epochs: float) -> None:
-    """Sets epochs or steps; steps win, as they do in `Trainer`."""
+    """Sets epochs or steps; steps win, as in `Trainer`."""
     if read(draft, "max_steps", number, -1) > 0:
         draft.put("training.max_steps", read(draft, "max_steps", positive_int), "max_steps")
         if draft.has(epochs_key):
@@ -207,7 +206,7 @@ def length(draft: RecipeDraft, epochs_key: str, epochs: float) -> None:
 
 
 def warmup(draft: RecipeDraft) -> None:
-    """Sets the warm-up from steps or, without them, from a share of all steps."""
+    """Sets the warm-up from steps, else from a share of all steps."""
     steps, share = read(draft, "warmup_steps", number, 0), read(draft, "warmup_ratio", number, 0)
     if steps:
         draft.put("training.warmup_steps", steps if steps < 1 else int(steps), "warmup_steps")
@@ -219,7 +218,7 @@ def warmup(draft: RecipeDraft) -> None:
 
 
 def held_out(draft: RecipeDraft, key: str) -> None:
-    """Sets the share or number of rows held out, which in Baton is never nothing."""
+    """Sets the share or number of held-out rows, in Baton never 0."""
     if sources.given_sides(draft):
         draft.drop(key, "the rows that are held out are given, and decide", KeyResult.not_needed)
         return
@@ -235,7 +234,7 @@ def held_out(draft: RecipeDraft, key: str) -> None:
 
 
 def by_epoch(draft: RecipeDraft, evaluations_key: str, checkpoints_key: str) -> None:
-    """Sets how often in an epoch the model is evaluated and a checkpoint is taken."""
+    """Sets evaluations and checkpoints per epoch."""
     paths = {evaluations_key: "evaluation.per_epoch", checkpoints_key: "chunks.checkpoints_per_epoch"}
     for key, path in paths.items():
         Carried(path, times)(draft, key)
@@ -244,8 +243,7 @@ def by_epoch(draft: RecipeDraft, evaluations_key: str, checkpoints_key: str) -> 
 
 
 def evaluations(draft: RecipeDraft, *, by_default: bool) -> None:
-    """Sets how often the model is evaluated, unless so many times in an epoch; `by_default` tells whether `eval_steps`
-    alone turns it on."""
+    """Sets the steps between evaluations; with `by_default`, `eval_steps` alone turns them on."""
     keys, every = ("eval_strategy", "evaluation_strategy"), "eval_steps"
     key = next(filter(draft.has, keys), keys[0])
     strategy = str(draft.get(key, "steps" if by_default else "no")).lower()
@@ -266,7 +264,7 @@ def evaluations(draft: RecipeDraft, *, by_default: bool) -> None:
 
 
 def checkpoints(draft: RecipeDraft) -> None:
-    """Sets how often a checkpoint is taken inside a chunk, unless so many times in an epoch, and how many stay."""
+    """Sets the checkpoints inside a chunk, and how many are kept."""
     strategy = str(draft.get("save_strategy", "steps")).lower()
     if draft.peek("chunks.checkpoints_per_epoch"):
         draft.carry("chunks.checkpoints_per_epoch", "save_strategy")
@@ -293,7 +291,7 @@ def _is_evaluated(draft: RecipeDraft) -> bool:
 
 
 def early_stopping(draft: RecipeDraft, key: str) -> None:
-    """Sets early stopping, which looks at evaluations."""
+    """Sets early stopping, which needs evaluations."""
     patience = read(draft, key, positive_int) if draft.has(key) else None
     if not patience or not _is_evaluated(draft):
         why = "it looks at evaluations, and there are none: set evaluation.every or per_epoch and "
@@ -304,14 +302,14 @@ def early_stopping(draft: RecipeDraft, key: str) -> None:
 
 
 def order(draft: RecipeDraft, method: str) -> None:
-    """Notes that rows of like length are not brought together where the method has its own order."""
+    """Refuses `group_by_length` where the method has its own order."""
     key = "group_by_length"
     if is_on(draft, key) and SPECS[method].own_order:
         draft.unsupported(key, f"{method} takes rows in its own order")
 
 
 def best(draft: RecipeDraft) -> None:
-    """Sets the export of the best state, which evaluations tell."""
+    """Sets the export of the best state, which needs evaluations."""
     key = "load_best_model_at_end"
     if not is_on(draft, key):
         draft.ignore(key)
@@ -325,7 +323,7 @@ def best(draft: RecipeDraft) -> None:
 
 
 def settle_tokens(draft: RecipeDraft, key: str) -> None:
-    """Sets what a key of either trainer says of tokens."""
+    """Handles the keys of either trainer for tokens."""
     value = draft.get(key)
     if not draft.has(key):
         draft.ignore(key)
@@ -345,7 +343,7 @@ def settle_tokens(draft: RecipeDraft, key: str) -> None:
 
 
 def _token_tasks(draft: RecipeDraft, key: str, value: dict[object, object]) -> None:
-    """Sets special tokens by their tasks, which axolotl names as Transformers does."""
+    """Sets special tokens by their tasks, in Transformers' names."""
     for name, token in value.items():
         if name == OTHERS and token:
             _other_tokens(draft, key, token)
@@ -365,7 +363,7 @@ def _other_tokens(draft: RecipeDraft, key: str, value: object) -> None:
 
 
 def _end_of_turn(draft: RecipeDraft, key: str) -> None:
-    """Sets the token that ends an assistant's turn: the first one, of which there is one nearly always."""
+    """Sets the token that ends an assistant's turn: the first one, nearly always the only one."""
     ends = read(draft, key, words, [])
     draft.put(f"{TOKENIZER}.end_of_turn", ends[0], key)
     if ends[1:]:
@@ -373,7 +371,7 @@ def _end_of_turn(draft: RecipeDraft, key: str) -> None:
 
 
 def _token_text(draft: RecipeDraft, key: str, token: object) -> str:
-    """Returns a token's text, which axolotl's files may hold with how it takes white space."""
+    """Returns a token's text; axolotl may hold a mapping with options for white space."""
     try:
         return text(token.get("content") if isinstance(token, dict) else token)
     except ValueError:
@@ -381,12 +379,12 @@ def _token_text(draft: RecipeDraft, key: str, token: object) -> str:
 
 
 REPO = re.compile(r"[\w.-]+/[\w.-]+")
-"""What `export.hub.repo` takes."""
+"""Values of `export.hub.repo`."""
 ONCE = "pushed once, at the end, when a gate held"
 
 
 def push(draft: RecipeDraft, key: str) -> bool:
-    """Sets `export.hub`, and tells whether the key's value is a repository that it takes."""
+    """Sets `export.hub`, and tells whether the key's value is a repository."""
     repo = read(draft, key, text, "")
     if not REPO.fullmatch(repo):
         draft.unsupported(key, "without an organisation; give export.hub.repo as organisation/name")

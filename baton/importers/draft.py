@@ -1,4 +1,4 @@
-"""A recipe in the making: what became of every key of the file it is made from."""
+"""A recipe in the making, with the fate of every key of the file it is made from."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EMPTY: tuple[object, ...] = (None, "", [], {})
 
 
 class KeyResult(StrEnum):
-    """What became of a key that is not simply carried over."""
+    """Fate of a key that is not simply carried over."""
 
     unsupported = "not carried over"
     changed = "carried over, with a difference"
@@ -28,7 +28,7 @@ class KeyResult(StrEnum):
 
 @dataclass(frozen=True)
 class Remark:
-    """What became of one key, for the reader of the recipe; `text` says why, and what to do instead."""
+    """Fate of one key, for the reader of the recipe; `text` is the reason and the remedy."""
 
     result: KeyResult
     key: str
@@ -37,15 +37,9 @@ class Remark:
 
 
 class RecipeDraft:
-    """A recipe in the making.
+    """A recipe in the making; relative paths in it start at the folder `target`.
 
     Each key of the file ends up in exactly one of `carried`, `idle` and, by its first remark, `remarks`.
-
-    Args:
-        given: The file's keys and values, flat.
-        tool: The other trainer's name, for messages.
-        origin: Path of the file.
-        target: Folder in which the recipe will be; relative paths in it start there.
     """
 
     def __init__(self, given: Mapping[str, object], *, tool: str, origin: str, target: str) -> None:
@@ -68,11 +62,10 @@ class RecipeDraft:
         return default if value is None else value
 
     def keys(self, prefix: str) -> list[str]:
-        """Returns the keys that begin with a prefix, ask for something, and that nothing has dealt with."""
+        """Returns the keys with a prefix that ask for something and are not handled yet."""
         return [key for key in self.given if key.startswith(prefix) and self.has(key) and not self.is_handled(key)]
 
     def is_handled(self, key: str) -> bool:
-        """Tells whether something has dealt with a key."""
         return key in self.carried or key in self.idle or any(remark.key == key for remark in self.remarks)
 
     def put(self, path: str, value: object, *keys: str) -> None:
@@ -81,13 +74,13 @@ class RecipeDraft:
         self.carry(path, *keys)
 
     def carry(self, path: str, *keys: str) -> None:
-        """Counts keys as carried over: the recipe says the same at `path`."""
+        """Counts keys as carried over to `path`."""
         for key in keys:
             if self.given.get(key) not in EMPTY and not self.is_handled(key):
                 self.carried[key] = path
 
     def peek(self, path: str, default: object = None) -> Any:
-        """Returns what the recipe says so far."""
+        """Returns a value that the recipe has so far."""
         node: Any = self.document
         for part in path.split("."):
             if not isinstance(node, dict) or part not in node:
@@ -96,21 +89,18 @@ class RecipeDraft:
         return node
 
     def assume(self, path: str, value: object) -> None:
-        """Sets what the file leaves out, where the other trainer's default is not ours."""
+        """Sets the other trainer's default of an absent key, where Baton's differs."""
         if self.peek(path) is None:
             self.put(path, value)
             self.assumed.append(f"{path} {value}")
 
     def unsupported(self, key: str, text: str) -> None:
-        """Notes that a key is not carried over, why, and what to do."""
         self.note(KeyResult.unsupported, key, text)
 
     def changed(self, key: str, text: str) -> None:
-        """Notes that a key is carried over, and in what its effect differs."""
         self.note(KeyResult.changed, key, text)
 
     def not_needed(self, key: str, text: str) -> None:
-        """Notes that a key is not carried over because nothing is lost without it."""
         self.note(KeyResult.not_needed, key, text)
 
     def drop(self, key: str, text: str, result: KeyResult = KeyResult.unsupported) -> None:
@@ -118,7 +108,7 @@ class RecipeDraft:
         self.note(result, key, text) if self.has(key) else self.ignore(key)
 
     def ignore(self, *keys: str) -> None:
-        """Notes that keys ask for nothing, those that nothing has dealt with."""
+        """Notes that keys ask for nothing, unless they are handled."""
         self.idle += [key for key in keys if key in self.given and not self.is_handled(key)]
 
     def note(self, result: KeyResult, key: str, text: str) -> None:
@@ -127,7 +117,7 @@ class RecipeDraft:
             self.remarks.append(Remark(result, key, self.given.get(key), text))
 
     def wrong(self, key: str, expected: str, remedy: str | None = None) -> UserError:
-        """Returns the error for a value that cannot be meant."""
+        """Returns the error for an impossible value."""
         return UserError(
             f"{self.origin}: {key} is {self.given.get(key)!r}, expected {expected}.",
             remedy=remedy or f"Correct it in the file, or give what {self.tool} accepts.",
@@ -135,11 +125,11 @@ class RecipeDraft:
 
     @property
     def folders(self) -> tuple[str, str]:
-        """Where the other trainer's relative paths may start: the current folder, or the file's."""
+        """Folders where the other trainer's relative paths may start: the current one, and the file's."""
         return os.getcwd(), os.path.dirname(os.path.abspath(self.origin))
 
     def relative(self, path: str, *folders: str) -> str:
-        """Returns a local path as the recipe should name it: from its own folder where the file is in one of these."""
+        """Returns a local path from the recipe's folder, if it exists below one of these."""
         for folder in folders or self.folders:
             found = os.path.abspath(os.path.join(folder, os.path.expanduser(path)))
             if os.path.exists(found):

@@ -1,4 +1,4 @@
-"""A trainer's file to a recipe: read and flattened, imported in one order, written with a report of keys."""
+"""From a trainer's file to a recipe: read, flattened, imported, and written with a report of its keys."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class OtherTrainer:
     Attributes:
         tool: Its name.
         model: Key of the base model.
-        nested: Keys whose sections are taken apart.
-        convert: Fills a recipe and handles each key of the file. Later steps look at what earlier ones have set.
+        nested: Keys whose sections are flattened.
+        convert: Fills a recipe and handles each key of the file; later steps look at values that earlier ones set.
     """
 
     tool: str
@@ -38,14 +38,14 @@ class OtherTrainer:
 
 
 MODELS = {"base_model": "axolotl", "model_name_or_path": "LLaMA-Factory"}
-"""OtherTrainer by its key for the base model."""
+"""Key of the base model → trainer."""
 
 SECRET = re.compile(r"token$|secret|password|api_key|webhook", re.IGNORECASE)
 """Keys whose values are not repeated."""
 
 
 def draft_of(trainer: OtherTrainer, file: str, target: str) -> RecipeDraft:
-    """Returns what becomes of a trainer's file; `target` is the folder in which the recipe will be."""
+    """Returns the draft made from a trainer's file; the recipe will be in the folder `target`."""
     draft = RecipeDraft(
         flatten(load_file(file, trainer.tool), trainer.nested), tool=trainer.tool, origin=file, target=target
     )
@@ -56,7 +56,7 @@ def draft_of(trainer: OtherTrainer, file: str, target: str) -> RecipeDraft:
 
 
 def _without_model(draft: RecipeDraft, key: str) -> UserError:
-    """Returns the error for a file that names no model by its trainer's key, perhaps by the other one's."""
+    """Returns the error for a file without its trainer's key of the model, perhaps with another trainer's."""
     for other, tool in MODELS.items():
         if other != key and draft.has(other):
             return UserError(
@@ -86,7 +86,7 @@ def load_file(path: str, tool: str) -> Document:
 
 
 def flatten(document: Document, nested: tuple[str, ...]) -> Document:
-    """Returns a document with the sections named `nested` taken apart: `trl.beta`, `datasets[0].type.field_prompt`."""
+    """Returns a document with sections flattened: `trl.beta`, `datasets[0].type.field_prompt`."""
     flat: Document = {}
     for key, value in document.items():
         flat.update(_apart(key, value) if key in nested else {key: value})
@@ -105,7 +105,7 @@ def _apart(key: str, value: object) -> Iterator[tuple[str, object]]:
 
 
 def name_for(path: str) -> str:
-    """Returns a recipe's name for a file's."""
+    """Returns a recipe's name, made from a file's."""
     stem = os.path.basename(path).partition(".")[0].lower()
     return re.sub(r"[^a-z0-9]+", "-", stem).strip("-")[:63].strip("-") or "imported"
 
@@ -127,7 +127,7 @@ def recipe_of(draft: RecipeDraft) -> Recipe:
 
 
 def to_yaml(recipe: Recipe, draft: RecipeDraft) -> str:
-    """Returns a recipe's file: what differs from the defaults, in the schema's order, below where it comes from."""
+    """Returns a recipe's YAML: values that differ from the defaults, below their origin."""
     left = dict.fromkeys(remark.key for remark in draft.remarks if remark.result is KeyResult.unsupported)
     head = [f"Made from {draft.tool}'s {os.path.basename(draft.origin)} by `baton import`; see docs/recipe.md."]
     if left:
@@ -151,7 +151,7 @@ class _Dumper(yaml_text.Dumper):
 
 
 def _represent_text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
-    """Writes a text of several lines, such as a chat template, as it is, and one of line breaks alone in quotes."""
+    """Writes a text of several lines as it is, and one of line breaks alone in quotes."""
     lines = "|" if "\n" in text.strip() else '"'
     return dumper.represent_text(text, style=lines if "\n" in text else None)
 
@@ -160,7 +160,7 @@ _Dumper.add_representer(str, _represent_text)
 
 
 def _differing(section: BaseModel) -> Document:
-    """Returns what a section says that its defaults do not. One that is there only to be there gets its first field."""
+    """Returns the values of a section that differ from its defaults; its first field where none does."""
     written: Document = {}
     for name, known in type(section).model_fields.items():
         value = getattr(section, name)
@@ -189,7 +189,7 @@ def _plain(value: object) -> object:
 
 
 def import_report(draft: RecipeDraft, target: str) -> Iterator[str]:
-    """Yields the lines that say what became of every key; `target` is what the recipe is called."""
+    """Yields the lines that report the fate of every key; `target` is the recipe's name there."""
     keys = {fate: {remark.key for remark in draft.remarks if remark.result is fate} for fate in KeyResult}
     asking = len(draft.given) - len(draft.idle)
     changed = keys[KeyResult.changed] - keys[KeyResult.unsupported]

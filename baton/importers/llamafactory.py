@@ -1,7 +1,4 @@
-"""LLaMA-Factory's training files in a recipe's terms: its keys, data sets and templates.
-
-`dataset_info.json` explains the names of data sets.
-"""
+"""LLaMA-Factory's training files as recipes: keys, data sets (`dataset_info.json`) and templates."""
 
 from __future__ import annotations
 
@@ -43,33 +40,32 @@ COLUMNS = {
     "ranked": {"prompt": "prompt", "responses": "response"},
     "rated": {"prompt": "prompt", "completion": "response", "label": "kto_tag"},
 }
-"""Our columns and their names for them, by shape."""
+"""Our columns → LLaMA-Factory's, by row shape."""
 
 TALKS = {
     "preference": COLUMNS["preference"] | {"prompt": "messages"},
     "rated": {"completion": "messages", "label": "kto_tag"},
 }
-"""The same for conversations, where it is something else; rated ones hold their prompt."""
+"""The same for conversations, where they differ: rated ones hold their prompt."""
 
 ALPACA = {"prompt": "instruction", "query": "input", "response": "output"}
-"""The columns that alpaca data has where nothing is said; the last two are none where something is."""
+"""Default columns of alpaca rows."""
 
 TALKING = ("sharegpt", "openai")
-"""Values of `formatting` for rows that are conversations."""
+"""Values of `formatting` for conversations."""
 
 TAGS = {"role_tag": "from", "content_tag": "value", "user_tag": "human", "assistant_tag": "gpt",
         "observation_tag": "observation", "function_tag": "function_call", "system_tag": "system"}  # fmt: skip
-"""Tags of messages where nothing is said."""
+"""Default tags of messages."""
 
 SPEAKING = {"user_tag": "user", "assistant_tag": "assistant", "observation_tag": "tool", "function_tag": "assistant",
             "system_tag": "system"}  # fmt: skip
-"""Role by the tag that names it."""
 
 JOIN = "\n"
-"""What LLaMA-Factory puts between the columns of a prompt."""
+"""LLaMA-Factory's separator between the columns of a prompt."""
 
 BESIDE = {"system": "system", "tools": "tools"}
-"""Our columns and theirs for what goes with messages."""
+"""Our columns → theirs, beside messages."""
 
 UNREAD = {
     "system": "text that is written without a chat template has no system message; put it into the prompt",
@@ -79,13 +75,12 @@ UNREAD = {
     "videos": "Baton learns from text alone",
     "audios": "Baton learns from text alone",
 }
-"""Columns that Baton has no place for."""
 
 ALIKE = {
     "chatml": "the same text; the tokenizer is taken as it is, so its marks are single tokens only where it has them",
     "llama3": "the same text, but for white space around a message, which is taken off as Meta's own template does",
 }
-"""In what a template differs from Baton's of the same name, where it is little enough."""
+"""Template → its small difference from Baton's of the same name."""
 
 NOT_ALIKE = {
     "zephyr": "LLaMA-Factory's has no line break after the end of a text and its own system message; the "
@@ -93,34 +88,28 @@ NOT_ALIKE = {
     "alpaca": "LLaMA-Factory's puts Stanford's preamble before conversations without a system message; the tokenizer's "
     "own is used; model.chat_template: alpaca has the system message of the row alone",
 }
-"""In what a template differs from Baton's of the same name, where it is too much."""
+"""Template → its difference from Baton's of the same name, too large to take that."""
 
 SYSTEMS = {
     "chatml_de": "Du bist ein freundlicher und hilfsbereiter KI-Assistent.",
     "qwen": "You are Qwen, created by Alibaba Cloud. You are a helpful assistant.",
     "qwen2_vl": "You are a helpful assistant.",
 }
-"""System message of conversations that have none, by template, where it has one of its own."""
+"""Template → its default system message."""
 
 UNTHINKING, TAUGHT = "_nothink", "instruct"
 AS_TEXT = ("empty", "fewshot")
-"""Templates that put nothing around what is said."""
+"""Templates that add nothing."""
 
 PREAMBLE = "written with Stanford's prompt: an input stands under its own heading, and no empty line at the end"
 NOTHING_AROUND = "prompt and answer without anything between them, and the end of the text after the answer"
 
 
 def row_shape(method: str, entry: Entry, template: str) -> RowShape:
-    """Returns what rows of a data set look like.
-
-    Args:
-        method: The training method.
-        entry: What `dataset_info.json` says of it.
-        template: Name of the template.
-    """
+    """Returns the shape of a data set's rows; `entry` is its part of `dataset_info.json`."""
     talks = entry.get("formatting") in TALKING
     given = entry.get("columns") or {}
-    silent = {"query": "", "response": ""} if given else {}
+    silent = {"query": "", "response": ""} if given else {}  # these two have no default beside given columns
     theirs: Entry = {**({"messages": "conversations"} if talks else {**ALPACA, **silent}), **given}
     shape: str = SPECS[method].formats[0]
     if method == "sft" and talks:
@@ -155,7 +144,7 @@ def _form(entry: Entry) -> tuple[str, str]:
 
 
 def unread_keys(entry: Entry, shape: RowShape) -> list[str]:
-    """Returns a line for each thing in a data set's description that Baton does not read."""
+    """Returns a line for each part of a data set's description that Baton does not read."""
     given, tags = entry.get("columns") or {}, _tags(entry)
     read = {} if shape.renders == "text" or shape.format == "text" else {**BESIDE}
     if given.get("history") == "history" and not shape.talks:
@@ -175,7 +164,7 @@ def unread_keys(entry: Entry, shape: RowShape) -> list[str]:
 
 
 def row_template(draft: RecipeDraft, shape: RowShape | None) -> None:
-    """Sets the chat template of conversations and of rows that become some, from the first data set's shape."""
+    """Sets the chat template by the first data set's shape."""
     key = "template"
     name = str(draft.get(key, ""))
     if not draft.has(key):
@@ -194,7 +183,7 @@ def row_template(draft: RecipeDraft, shape: RowShape | None) -> None:
 
 
 def _named(draft: RecipeDraft, key: str, name: str) -> None:
-    """Sets a template by its name, and the system message that comes with it."""
+    """Sets a template by name, with its system message."""
     model = str(draft.get("model_name_or_path"))
     plain = name.removesuffix(UNTHINKING)
     if name in ALIKE:
@@ -222,7 +211,7 @@ MIXED = (
 
 
 def data(draft: RecipeDraft, method: str) -> None:
-    """Sets source, format and columns, and what part of a row counts."""
+    """Sets source, format and columns, and the part of a row that counts."""
     names = read(draft, "dataset", words, [])
     if not names:
         raise UserError(f"{draft.origin}: dataset is missing.", remedy="Name the data sets to train on.")
@@ -248,7 +237,7 @@ def data(draft: RecipeDraft, method: str) -> None:
 
 
 def _find(draft: RecipeDraft, names: list[str]) -> tuple[str | None, Entry]:
-    """Returns where `dataset_info.json` lies, and what it holds."""
+    """Returns the folder of `dataset_info.json` and its content."""
     dataset_dir = os.path.expanduser(str(draft.get("dataset_dir", "data")))
     if dataset_dir == "ONLINE":
         return dataset_dir, {name: {"hf_hub_url": name} for name in names}
@@ -280,7 +269,7 @@ def _checked(name: str, entry: Any) -> Entry:
 def _rows(
     draft: RecipeDraft, method: str, folder: str | None, name: str, key: str, entries: Entry, side: Side | None
 ) -> DataSet:
-    """Returns a data set by its name, and notes what it has that Baton does not read."""
+    """Returns a data set, and notes the parts that Baton does not read."""
     if name not in entries:
         place = folder or f"{draft.get('dataset_dir', 'data')!r} or beside the file"
         draft.unsupported(key, f"{name!r} is in no dataset_info.json in {place}; put its address into data.source")
@@ -293,7 +282,7 @@ def _rows(
 
 
 def _source(draft: RecipeDraft, folder: str | None, name: str, entry: Entry) -> str:
-    """Returns where a data set's rows are: its name where that is in no place that Baton reads."""
+    """Returns the address of a data set's rows; its name where Baton cannot read them."""
     if hub := entry.get("hf_hub_url"):
         split = entry.get("split") and sources.side(draft, _about(name), entry["split"])
         where = {"revision": entry.get("revision"), "config": entry.get("subset"), "split": split}
@@ -312,7 +301,7 @@ def _about(name: str) -> str:
 
 
 def _samples(draft: RecipeDraft, sets: int, entries: Entry) -> None:
-    """Sets how many rows are used: the first, or of a data set with its own number those that are drawn."""
+    """Sets how many rows are used: the first, or drawn ones where a data set has its own number."""
     key = "max_samples"
     Carried("data.max_samples", positive_int)(draft, key)
     if sets > 1 and draft.has(key):
@@ -330,7 +319,6 @@ def _samples(draft: RecipeDraft, sets: int, entries: Entry) -> None:
 
 
 def _mix(draft: RecipeDraft) -> None:
-    """Settles how data sets are mixed: where each row is used once, they are joined."""
     strategy = str(draft.get("mix_strategy", "concat"))
     for key in ("mix_strategy", "interleave_probs"):
         if not draft.has(key):
@@ -344,7 +332,7 @@ def _mix(draft: RecipeDraft) -> None:
 
 
 def _turns(draft: RecipeDraft, method: str, shape: RowShape | None) -> None:
-    """Sets what of conversations counts, is thought and is said in front."""
+    """Sets the loss, the reasoning and the system message of conversations."""
     last, system, thinks = "mask_history", "default_system", "enable_thinking"
     if not is_on(draft, last):
         draft.ignore(last)
@@ -391,7 +379,6 @@ DRAWN = "samples are drawn by evaluation.temperature and top_p alone"
 
 
 def _tracking(draft: RecipeDraft, key: str) -> None:
-    """Sets where metrics go; with `none`, nowhere."""
     names = read(draft, key, words, [])
     if names == ["none"]:
         draft.put("tracking.mlflow", None, key)
@@ -408,16 +395,15 @@ def _tracking(draft: RecipeDraft, key: str) -> None:
 
 
 def _beams(draft: RecipeDraft, key: str) -> None:
-    draft.unsupported(key, f"{DRAWN}, 0 takes the likeliest token") if read(
-        draft, key, positive_int, 1
-    ) > 1 else draft.ignore(key)
+    if read(draft, key, positive_int, 1) > 1:
+        draft.unsupported(key, f"{DRAWN}, 0 takes the likeliest token")
+    else:
+        draft.ignore(key)
 
 
 ATTENTION = {"disabled": "eager", "sdpa": "sdpa", "fa2": "flash_attention_2", "fa3": "flash_attention_3"}
-"""Attention by `flash_attn`."""
 
 STAGES = {"pt": "pretrain", "sft": "sft", "rm": "reward", "kto": "kto", "dpo": "dpo"}
-"""Method by stage; `dpo` may be another one by `pref_loss`."""
 
 PREFERENCES: dict[str, tuple[str, Document]] = {
     "sigmoid": ("dpo", {}),
@@ -426,14 +412,14 @@ PREFERENCES: dict[str, tuple[str, Document]] = {
     "orpo": ("orpo", {}),
     "simpo": ("cpo", {"loss": "simpo", "likelihood": 0.0}),
 }
-"""Method and settings by `pref_loss`."""
+"""`pref_loss` → method and settings."""
 
 RATE = 5e-5
-"""Its default of the learning rate."""
+"""Default learning rate."""
 
 
 def _choose(draft: RecipeDraft) -> tuple[str, Document]:
-    """Returns the training method, and settings that follow from stage and loss."""
+    """Returns the training method, and the settings that stage and loss imply."""
     stage = str(draft.get("stage", "sft"))
     if stage == "ppo":
         raise UserError(
@@ -486,7 +472,7 @@ def _weights(draft: RecipeDraft, method: str) -> None:
 
 
 def _freeze(draft: RecipeDraft) -> None:
-    """Sets the trained layers: the last ones by number, the first ones by their names."""
+    """Sets the trained blocks: the last by number, the first by name."""
     key, parts, extra = "freeze_trainable_layers", "freeze_trainable_modules", "freeze_extra_modules"
     count = int(read(draft, key, number, 2))
     if abs(count) > 1000:
@@ -509,7 +495,7 @@ def _freeze(draft: RecipeDraft) -> None:
 
 
 def _precision(draft: RecipeDraft, kind: str) -> None:
-    """Sets types: what is frozen is held in the short type, what is trained in 32 bits unless `pure_bf16`."""
+    """Sets types: frozen weights in the short type, trained ones in 32 bits unless `pure_bf16`."""
     pure = read(draft, "pure_bf16", boolean, False)
     short = next((name for name in ("bf16", "fp16") if read(draft, name, boolean, False)), "fp32")
     common.precision(draft, "fp32" if pure else short, "bf16", "fp16")
@@ -536,7 +522,6 @@ def _quantization(draft: RecipeDraft) -> None:
 
 
 def _arithmetic(draft: RecipeDraft) -> None:
-    """Sets attention and what is recomputed."""
     off, path = "disable_gradient_checkpointing", "training.gradient_checkpointing"
     draft.put(path, not read(draft, off, boolean, False), off)
     draft.carry(path, "gradient_checkpointing")
@@ -548,7 +533,7 @@ def _arithmetic(draft: RecipeDraft) -> None:
 
 
 def _generation(draft: RecipeDraft, method: str) -> None:
-    """Sets how the model writes, and the metrics that LLaMA-Factory takes then."""
+    """Sets sampling, and the metrics that LLaMA-Factory takes with it."""
     key = "predict_with_generate"
     if not is_on(draft, key):
         draft.ignore(key)
@@ -582,7 +567,6 @@ def _generation(draft: RecipeDraft, method: str) -> None:
 
 
 def _hub(draft: RecipeDraft) -> None:
-    """Sets where LLaMA-Factory pushes the model: by an export, or by training."""
     export, model, private = "export_hub_model_id", "hub_model_id", "hub_private_repo"
     pushed = export if draft.has(export) and common.push(draft, export) else None
     asked = is_on(draft, "push_to_hub")
@@ -607,7 +591,7 @@ KEYS = {
     **dict.fromkeys(("num_beams", "eval_num_beams"), _beams),
     "report_to": _tracking,
 }
-"""What becomes of all keys but those of the methods' own settings."""
+"""All keys but those of the methods' own settings."""
 
 
 def _convert(draft: RecipeDraft) -> None:

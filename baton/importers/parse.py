@@ -1,9 +1,8 @@
 """Kinds of values and tables of keys, by which a file of another trainer is read.
 
-A table lies in a YAML file beside this module. `carried` has keys → path in the recipe, kind and, where the other
-trainer's default is to be written out, that; `switches` has keys with an effect only where they are on, which has been
-seen to by then. The other parts, named after `KeyResult`, have reasons → keys: why a key is
-not carried over, and what to do instead. A key that ends in `*` stands for all that begin so and have no nearer entry.
+A YAML file beside this module holds the tables. `carried`: keys → path, kind and, where it is to be written out, the
+other trainer's default. `switches`: keys with an effect only where they are on. The other parts bear names of
+`KeyResult`: reason → keys. `KEY*` stands for all keys that begin so and have no nearer entry.
 """
 
 from __future__ import annotations
@@ -20,18 +19,17 @@ from baton.recipe import yaml_text
 from baton.recipe.methods import SPECS
 
 Kind = Callable[[Any], Any]
-"""Reads a value, None for one that asks for nothing; raises `ValueError` with what it expects, or the error below."""
+"""Reads a value; None asks for nothing. Raises `ValueError` with the expected kind, or `NoCounterpartError`."""
 Entry = Callable[[RecipeDraft, str], None]
-"""What becomes of a key: a `Carried`, or a function where it takes more than a line."""
 Table = dict[str, Entry]
 
 
 class NoCounterpartError(Exception):
-    """A value that is fine for the other trainer and that Baton has nothing for; the text says what to do."""
+    """A value that the other trainer takes and Baton has no counterpart for; the text is the remedy."""
 
 
 def read(draft: RecipeDraft, key: str, kind: Kind, default: Any = None) -> Any:
-    """Returns a key's value, the default where it has none or one that Baton has nothing for."""
+    """Returns a key's value; the default where the key is absent or has no counterpart."""
     value = draft.get(key)
     if value is None:
         return default
@@ -50,7 +48,7 @@ def is_on(draft: RecipeDraft, key: str) -> bool:
 
 
 def number(value: object) -> float:
-    """Returns a number, also where YAML 1.1 reads text: it takes `1e-4` for a word."""
+    """Returns a number, also from a text: YAML 1.1 reads `1e-4` as a word."""
     try:
         result = math.nan if isinstance(value, bool) or not isinstance(value, int | float | str) else float(value)
     except (ValueError, OverflowError):
@@ -77,7 +75,7 @@ def non_negative_int(value: object) -> int:
 
 
 def positive(value: object) -> float | None:
-    """Returns a number above 0, None for 0: what it is for is off then."""
+    """Returns a number; None for 0, which turns its setting off."""
     return number(value) or None
 
 
@@ -89,21 +87,21 @@ def numbers(value: object) -> list[float]:
 
 
 def times(value: object) -> int | None:
-    """Returns how often in an epoch, None for 0; less than once is not a whole number of times."""
+    """Returns a number of times in an epoch, None for 0."""
     if number(value) % 1:
         raise NoCounterpartError("only a whole number of times in an epoch; give a number of steps instead")
     return non_negative_int(value) or None
 
 
 def steps(value: object) -> int:
-    """Returns a number of steps; a share of all steps, which Transformers takes as well, is none."""
+    """Returns a number of steps; Transformers' share of all steps has no counterpart."""
     if 0 < number(value) < 1:
         raise NoCounterpartError("a share of all steps; give a number of steps")
     return positive_int(value)
 
 
 def boolean(value: object) -> bool:
-    """Returns true or false, also from the words that Transformers' arguments take."""
+    """Returns true or false, also from the words of Transformers' arguments."""
     words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
     if isinstance(value, bool):
         return value
@@ -146,7 +144,7 @@ def _plain(value: str) -> float | bool | str:
 
 
 def choice(annotation: Any, why: str, aliases: Mapping[str, str] | None = None) -> Kind:
-    """Returns a kind for the names of a `Literal`, with other names of the same, and what to do without one."""
+    """Returns a kind for the names of a `Literal`; `why` is the remedy for any other name."""
     assert get_origin(annotation), annotation
     allowed = get_args(annotation)
 
@@ -167,12 +165,12 @@ PLAIN_KINDS: dict[str, Kind] = {
 
 @dataclass(frozen=True)
 class Carried:
-    """A key whose value the recipe has. It has no effect where the recipe has no such section.
+    """A key with a place in the recipe; without effect where the recipe has no such section.
 
     Attributes:
-        path: Where it has it; `{dpo,kto}` stands for the training method, and for those with which it has an effect.
+        path: `{dpo,kto}` in it stands for the training method; with others the key has no effect.
         kind: Reads the value.
-        default: What the other trainer takes where the file leaves the key out and Baton does not.
+        default: The other trainer's default, where Baton's differs.
     """
 
     path: str
@@ -180,7 +178,6 @@ class Carried:
     default: object = None
 
     def __call__(self, draft: RecipeDraft, key: str) -> None:
-        """Sets the recipe's value, or notes why it has none."""
         section, *names = self.path.split(".")
         method = draft.peek("training.method")
         methods = names[0].strip("{}").split(",") if names and section == "training" else []
@@ -195,7 +192,7 @@ class Carried:
 
 
 def tables(name: str, kinds: Mapping[str, Kind]) -> dict[str, Table]:
-    """Returns the tables of a file; `kinds` are those of its own, beside `PLAIN_KINDS`."""
+    """Returns the tables of a YAML file; `kinds` are its own, beside `PLAIN_KINDS`."""
     document = yaml_text.load(Path(__file__).with_name(f"{name}.yaml").read_text(encoding="utf-8"))
     return {title: _table(parts, {**PLAIN_KINDS, **kinds}) for title, parts in document.items()}
 
@@ -219,7 +216,7 @@ def noted(why: str, result: KeyResult) -> Entry:
 
 
 def apply_table(draft: RecipeDraft, entries: Table) -> None:
-    """Deals with every key that is left: by its name, by how it begins, or as unknown."""
+    """Handles every key that is left: by name, by prefix, or as unknown."""
     families = sorted((key[:-1] for key in entries if key.endswith("*")), key=len, reverse=True)
     for key in draft.given:
         if draft.is_handled(key):
@@ -233,16 +230,16 @@ def apply_table(draft: RecipeDraft, entries: Table) -> None:
 
 
 def note_unknown(draft: RecipeDraft, key: str) -> None:
-    """Notes that nothing is known of a key."""
+    """Notes that a key is unknown."""
     draft.unsupported(key, f"unknown: no setting of {draft.tool} that this command knows; see docs/recipe.md")
 
 
 def switch(draft: RecipeDraft, key: str) -> None:
-    """Deals with a key that has an effect only where it is on, and has been dealt with then."""
+    """Handles a key with an effect only where it is on; an earlier step has handled it then."""
     note_unknown(draft, key) if draft.has(key) else draft.ignore(key)
 
 
 def fill(draft: RecipeDraft, entries: Table) -> None:
-    """Deals with the keys of a table before all others, and with those that the file leaves out."""
+    """Handles the keys of a table before all others, the absent ones for their defaults."""
     for key, entry in entries.items():
         entry(draft, key)

@@ -1,7 +1,4 @@
-"""Data sets and chat templates of another trainer, as sources and template of a recipe.
-
-The recipe has one format for all sources if it fits, else one for each.
-"""
+"""Data sets and chat templates of another trainer: one format for all sources if it fits, else one each."""
 
 from __future__ import annotations
 
@@ -21,26 +18,25 @@ SPEAKERS = {
     "system": "system",
     **dict.fromkeys(("tool", "function", "observation"), "tool"),
 }
-"""Role by the names that Baton reads for who says something."""
+"""Names of speakers that Baton reads → role."""
 
 UNPACKED = "pairs are not packed; training.group_by_length saves padding"
 FORMS = {("role", "content"): "messages", ("from", "value"): "sharegpt"}
-"""Format of conversations by what their messages call who says something, and what."""
+"""Keys of a message's speaker and text → format of conversations."""
 
 TRAINED_AS = {"sharegpt": "messages", "instruction": "prompt-completion", "ranked": "preference"}
-"""The format that rows of another one become."""
+"""Format → the one that its rows become."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowShape:
-    """RowShape of a data set's rows.
+    """Shape of a data set's rows.
 
     Attributes:
         format: As `data.format`.
         columns: As `data.columns`.
         talks: Whether rows hold messages.
-        renders: How prompts and answers that are texts reach the model there, as `data.render_as`; None for rows that
-            have none, and where nothing is said.
+        renders: As `data.render_as`, for prompts and answers that are texts; None for other rows.
     """
 
     format: str
@@ -50,7 +46,6 @@ class RowShape:
 
     @property
     def settings(self) -> Document:
-        """What a recipe says of the rows."""
         return {"format": self.format, **({"columns": self.columns} if self.columns else {})}
 
     @property
@@ -61,15 +56,7 @@ class RowShape:
 
 @dataclass(frozen=True, kw_only=True)
 class DataSet:
-    """A data set of the file.
-
-    Attributes:
-        key: What remarks on it begin with.
-        uris: Where its rows are.
-        shape: What they look like; None where nothing is known of them.
-        side: The side that the file gives them.
-        weight: As a source's `weight`.
-    """
+    """A data set of the file; remarks on it begin with `key`, and `shape` is None where it is unknown."""
 
     key: str
     uris: list[str]
@@ -79,12 +66,12 @@ class DataSet:
 
 
 def speaks_as(name: object, role: str) -> bool:
-    """Tells whether Baton takes a name in messages for this role."""
+    """Tells whether Baton takes a speaker's name for this role."""
     return SPEAKERS.get(str(name).lower()) == role
 
 
 def put(draft: RecipeDraft, sets: list[DataSet]) -> None:
-    """Sets `data.source`, and format and columns: once where they are the same for all, else for each source."""
+    """Sets `data.source`, with format and columns: once where all agree, else for each source."""
     known = [(rows, rows.shape) for rows in sets if rows.shape]
     alike = all(shape == known[0][1] for _, shape in known)
     if known and alike:
@@ -102,14 +89,14 @@ def put(draft: RecipeDraft, sets: list[DataSet]) -> None:
 
 
 def on_hub(name: object, *, revision: object, config: object, split: object) -> str:
-    """Returns a hub data set's address; the side `train` is the one that is read without saying so."""
+    """Returns a hub data set's address; `train` is its default side."""
     options = {"config": config, "split": None if split == "train" else split}
     query = urlencode({key: value for key, value in options.items() if value})
     return f"hf://datasets/{name}{f'@{revision}' if revision else ''}{'?' if query else ''}{query}"
 
 
 def side(draft: RecipeDraft, key: str, value: object) -> str:
-    """Returns the side of a data set that a `split` names, and notes where it is a part of one: all of it is read."""
+    """Returns the side of a data set that `split` names, and notes a part of one: Baton reads all of it."""
     name, bracket, _ = str(value).partition("[")
     if bracket:
         draft.unsupported(key, f"{value}: all rows of {name} are read; data.max_samples takes so many from the start")
@@ -117,7 +104,7 @@ def side(draft: RecipeDraft, key: str, value: object) -> str:
 
 
 def loss(draft: RecipeDraft, key: str, method: str, shape: RowShape | None) -> None:
-    """Sets what counts: by default all that the assistant says, and nothing of the prompt."""
+    """Sets the part of a row that counts: by default the assistant's, not the prompt."""
     whole_row = read(draft, key, boolean, False)
     if method != "sft":
         draft.not_needed(key, f"has no effect with {method}") if whole_row else draft.ignore(key)
@@ -130,7 +117,7 @@ def loss(draft: RecipeDraft, key: str, method: str, shape: RowShape | None) -> N
 
 
 def rendering(draft: RecipeDraft, sets: list[DataSet]) -> None:
-    """Sets how prompts and answers that are texts reach the model: a recipe has one way for all."""
+    """Sets how texts of prompts and answers reach the model, the same way for all."""
     known = [(rows, rows.shape.renders) for rows in sets if rows.shape and rows.shape.renders]
     if not known:
         return
@@ -142,7 +129,7 @@ def rendering(draft: RecipeDraft, sets: list[DataSet]) -> None:
 
 
 def given_sides(draft: RecipeDraft) -> bool:
-    """Tells whether sources say on which side their rows lie."""
+    """Tells whether sources give the side of their rows."""
     return any(isinstance(source, dict) and "side" in source for source in draft.peek("data.source", []))
 
 
@@ -196,7 +183,7 @@ WRITTEN_OUT_TEMPLATES = {
         "{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
     ),
 }
-"""Templates for bases that have none, as both trainers write conversations without tools."""
+"""Templates for bases without one, as both trainers write conversations without tools."""
 
 NAMED_TEMPLATES = (
     "chatml",
@@ -204,10 +191,10 @@ NAMED_TEMPLATES = (
     "alpaca",
     *(name for name in WRITTEN_OUT_TEMPLATES if name not in ("default", "llama2")),
 )
-"""axolotl's names of templates that write the same here."""
+"""axolotl's names of templates that write the same text here."""
 
 TEMPLATE_NOTES = {"alpaca": "Baton's has no beginning of text in front, and an empty line after the last answer too"}
-"""In what Baton's template of a name differs."""
+"""Template → its difference from Baton's of the same name."""
 
 TEMPLATE_ALIASES = {
     "cohere": "command",
@@ -217,7 +204,7 @@ TEMPLATE_ALIASES = {
     "nemotron_h": "nemotron",
     "phi_35": "phi-3.5",
 }
-"""Part of a model's name by the name of its template, where that is another word."""
+"""Template → the part of a model's name that it goes with, where the words differ."""
 
 OWN_TEMPLATE = (
     "left to the tokenizer, whose own it is by the model's name; a tokenizer without one needs it as a .jinja file"
@@ -226,7 +213,7 @@ OTHER_TEMPLATE = "the tokenizer's own chat template is used; check that it is th
 
 
 def is_own_template(template: str, model: str) -> bool:
-    """Tells whether a template is by its name the one that a model's makers have given it."""
+    """Tells whether a template is, by its name, the model's own."""
     wanted, name = (
         re.sub(r"[^a-z0-9]", "", text.lower()) for text in (TEMPLATE_ALIASES.get(template, template), model)
     )
@@ -234,7 +221,7 @@ def is_own_template(template: str, model: str) -> bool:
 
 
 def named_template(draft: RecipeDraft, key: str, template: str, model: str) -> None:
-    """Sets a template by its name: Baton's of that name, the text of it, or the one that the tokenizer has."""
+    """Sets a template by name: Baton's, its written-out text, or the tokenizer's."""
     if template in chat.TEMPLATES and template in NAMED_TEMPLATES:
         draft.put(TEMPLATE_KEY, template, key)
         if template in TEMPLATE_NOTES:

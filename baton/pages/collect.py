@@ -36,18 +36,17 @@ from baton.runs.run import Run
 
 logger = logging.getLogger("baton")
 
-MAX_EXAMPLES = 400
-"""Examples that the page shows; the run's `examples.jsonl` has all of them."""
+MAX_EXAMPLES = 400  # shown on the page; the run's `examples.jsonl` has all
 EXAMPLES_PER_PAGE = 20
+# For evaluations of older releases, which note no direction; of a task's figure the last part counts.
 LOWER_IS_BETTER = ("loss", "perplexity", "divergence", "word_perplexity", "byte_perplexity", "bits_per_byte")
-"""In evaluations that do not say which way is better, as older ones; of a task's figure its last part."""
 SIGNS = {"higher": 1, "lower": -1, None: 0}
 STAGES = ("data-split", "tokenize-shard", "tokenize", "lr-find", "train-chunk", "evaluate", "gate", "export")
 
 
 @dataclass(frozen=True)
 class ChunkAttempts:
-    """A chunk and the attempts at it; spare ones come after the last of the plan."""
+    """A chunk and its attempts; spare chunks come after the last of the plan."""
 
     index: int
     spare: bool
@@ -56,7 +55,7 @@ class ChunkAttempts:
 
 @dataclass(frozen=True)
 class ProofEntry:
-    """A checkpoint's part of the resume proof, and why the checkpoint is no longer there."""
+    """A checkpoint's part of the resume proof, and why the checkpoint is gone."""
 
     part: ProofPart
     gone: Literal["removed", "damaged"] | None = None
@@ -64,8 +63,6 @@ class ProofEntry:
 
 @dataclass(frozen=True)
 class Examples:
-    """The evaluation's examples, the first of them to be shown."""
-
     count: int = 0
     uri: str | None = None
     shown: Sequence[Json] = ()
@@ -73,21 +70,7 @@ class Examples:
 
 @dataclass(frozen=True, kw_only=True)
 class RunReport:
-    """What the page shows of a run; a document that the run does not have yet is None.
-
-    Attributes:
-        uri: The run's address.
-        method: The training method.
-        rendered: How texts became turns of a conversation; None where rows are rendered as they came.
-        attempts: At all chunks, those at spare ones that found nothing to do among them.
-        restarts: Processes that were lost and followed by another one in their pod.
-        skips: Steps that the run's guard has found, and that are skipped.
-        warnings: What a person was told of the run as it ran.
-        newest: Meta of the newest committed checkpoint.
-        log: What training logged up to that checkpoint.
-        stages: Seconds by stage, in the pipeline's order.
-        failure: Why the run ended before its end, None where it did not.
-    """
+    """The page's content; None for a document that the run does not have yet."""
 
     run: str
     uri: str
@@ -98,31 +81,30 @@ class RunReport:
     plan: Plan | None = None
     split: SplitCounts | None = None
     tokens: TokenizedRows | None = None
-    rendered: Rendering | None = None
+    rendered: Rendering | None = None  # None where rows were not made into conversations
     tracking: TrackingRun | None = None
     fork: ForkNote | None = None
     evaluation: EvaluationResult | None = None
     examples: Examples = Examples()
     export: ExportedModel | None = None
-    newest: CheckpointMeta | None = None
-    log: Sequence[LogEntry] = ()
-    attempts: Sequence[ChunkRecord] = ()
-    restarts: Sequence[Restart] = ()
-    skips: Sequence[Skip] = ()
+    newest: CheckpointMeta | None = None  # of the newest committed checkpoint
+    log: Sequence[LogEntry] = ()  # up to that checkpoint
+    attempts: Sequence[ChunkRecord] = ()  # at all chunks, spare ones without work included
+    restarts: Sequence[Restart] = ()  # lost processes with a successor in the same pod
+    skips: Sequence[Skip] = ()  # by the run's guard
     warnings: Sequence[WarningRecord] = ()
-    stages: Mapping[str, float] = field(default_factory=dict)
+    stages: Mapping[str, float] = field(default_factory=dict)  # seconds, in the pipeline's order
     proof: Sequence[ProofEntry] = ()
     family: lineage.Family = field(default_factory=dict)
     failure: RunFailure | None = None
 
     @property
     def is_bare(self) -> bool:
-        """Whether nothing is known but why the run failed."""
+        """Whether nothing is known but the failure."""
         return self.failure is not None and not self.recipe_yaml
 
     @property
     def state(self) -> Literal["succeeded", "rejected", "failed", "cancelled"]:
-        """How the run ended."""
         if self.failure:
             return "cancelled" if self.failure.is_cancelled else "failed"
         if not (self.plan and self.newest and (self.newest.finished or self.steps >= self.plan.num_steps)):
@@ -132,12 +114,11 @@ class RunReport:
 
     @property
     def steps(self) -> int:
-        """Steps up to the newest checkpoint."""
         return self.newest.step if self.newest else 0
 
     @property
     def skipped(self) -> Sequence[int]:
-        """Steps that were skipped: those found, those the recipe names, and those of the run that this one forked."""
+        """Steps skipped by the guard, by the recipe, and by the forked run."""
         before = self.newest.skips if self.newest else []
         return sorted({*before, *(skip.step for skip in self.skips)})
 
@@ -148,17 +129,16 @@ class RunReport:
 
     @property
     def trained_tokens(self) -> int:
-        """Tokens that the model has been trained on, repetitions counted."""
+        """Tokens trained on, repetitions counted."""
         return round(self.tokens.tokens * self.plan.passes(self.steps)) if self.tokens and self.plan else 0
 
     @property
     def targets(self) -> Sequence[int]:
-        """Steps at which the planned chunks end."""
         return self.plan.targets if self.plan else ()
 
     @property
     def chunks(self) -> list[ChunkAttempts]:
-        """The planned chunks, and each spare one that an attempt was made at."""
+        """The planned chunks, and each spare one with an attempt that found work."""
         if self.plan is None:
             return []
         planned = range(1, len(self.targets) + 1)
@@ -170,48 +150,34 @@ class RunReport:
 
     @property
     def chunk_attempts(self) -> list[ChunkRecord]:
-        """The attempts at these chunks, in their order."""
         return [attempt for chunk in self.chunks for attempt in chunk.attempts]
 
     @property
     def losses(self) -> list[LogEntry]:
-        """Log entries that have a training loss."""
         return [entry for entry in self.log if "loss" in entry]
 
     def figures(self, when: str) -> Figures:
-        """Returns the evaluation's figures of a model; see `Evaluation.figures`."""
         return (self.evaluation.figures(when) if self.evaluation else None) or {}
 
 
 @dataclass(frozen=True, kw_only=True)
 class FigureRow:
-    """One figure of the evaluation, of the model before training, the production model and the trained one.
-
-    Attributes:
-        why: The reason why it was not measured of the trained model.
-        low: Lower end of the confidence interval of `after`, None where there is none.
-        high: Upper end.
-        gain: What training changed, with its interval, in words.
-        tone: `good` where the whole interval of the gain lies on the better side, `bad` on the worse, else ``.
-        gate: The line of the gate on this figure, in words.
-        held: Whether it held.
-    """
+    """One figure of the evaluation, before training, of the production model and after."""
 
     name: str
     before: float | None
     production: float | None
     after: float | None
-    why: str
-    low: float | None
+    why: str  # the reason why `after` was not measured
+    low: float | None  # ends of the confidence interval of `after`
     high: float | None
-    gain: str
-    tone: str
-    gate: str
+    gain: str  # change by training with its interval, in words
+    tone: str  # `good` where the gain's whole interval is on the better side, `bad` on the worse, else empty
+    gate: str  # the gate's line on this figure, in words
     held: bool
 
 
 def examples(run: Run, evaluation: EvaluationResult | None) -> Examples:
-    """Returns the evaluation's examples, as many as the page shows."""
     named = evaluation.examples if evaluation else None
     if not named or not named.count:
         return Examples()
@@ -263,14 +229,13 @@ def _signed(value: float) -> str:
 
 
 def example_pages(shown: Sequence[Json]) -> list[tuple[str, Sequence[Json]]]:
-    """Returns the examples in pages, each with its title."""
     starts = range(0, len(shown), EXAMPLES_PER_PAGE)
     pages = [(start, shown[start : start + EXAMPLES_PER_PAGE]) for start in starts]
     return [(f"{start + 1}–{start + len(page)}", page) for start, page in pages]
 
 
 def collect(run: Run, failure: RunFailure | None = None) -> RunReport:
-    """Gathers the report's content from a run's objects in the store; `failure` says why it ended before its end."""
+    """Gathers the report's content from the store."""
     recipe = run.recipe()
     store = CheckpointStore(run)
     damaged: list[int] = []
@@ -307,7 +272,7 @@ def collect(run: Run, failure: RunFailure | None = None) -> RunReport:
 
 
 def _family(run: Run) -> lineage.Family:
-    """Returns the run's relatives, none where the store lets a run see nothing but itself."""
+    """Returns the run's relatives, none where the store's policy shows a run only itself."""
     try:
         return lineage.related_runs(run)
     except StoreError as error:
@@ -316,7 +281,7 @@ def _family(run: Run) -> lineage.Family:
 
 
 def _stages(records: list[StageRecord]) -> dict[str, float]:
-    """Returns seconds per stage in the order of the pipeline, each chunk's checkpoint after it, attempts added up."""
+    """Returns seconds by stage in pipeline order, attempts added up."""
 
     def place(record: StageRecord) -> tuple[int, int, bool]:
         at = STAGES.index(record.kind if record.chunk is None else "train-chunk")
@@ -330,7 +295,7 @@ def _stages(records: list[StageRecord]) -> dict[str, float]:
 
 
 def _proof(store: CheckpointStore, committed: list[Checkpoint], damaged: list[int]) -> list[ProofEntry]:
-    """Returns an entry for each checkpoint that is there, and for each that was read back before it went."""
+    """Returns an entry for each checkpoint, and for each that was read back before it went."""
     parts = [store.run.need(ProofPart, chunk) for chunk in sorted(store.run.proven_chunks())]
     read_back = {(part.step, part.digest) for part in parts}
     entries = {part.step: ProofEntry(part, "damaged" if part.step in damaged else "removed") for part in parts}

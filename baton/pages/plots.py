@@ -1,7 +1,4 @@
-"""The report's plots, as inline SVG that follows the page's light or dark theme.
-
-The same report gives the same bytes.
-"""
+"""The report's plots, as inline SVG in the page's light or dark theme; the same report gives the same bytes."""
 
 from __future__ import annotations
 
@@ -36,7 +33,7 @@ MAX_STAGE_ROWS = 24
 
 
 def draw(report: RunReport) -> dict[str, Markup]:
-    """Returns all plots by name; one that has nothing to show is missing."""
+    """Returns all plots that have something to show, by name."""
     plots = {
         "loss": ("Training and eval loss by step", loss_plot),
         "method": (
@@ -77,7 +74,7 @@ def loss_plot(report: RunReport) -> Figure | None:
 
 
 def _small_plots(report: RunReport, names: Mapping[str, str]) -> Figure | None:
-    """Plots of what was logged under these keys, two in a row."""
+    """Plots logged keys, two in a row."""
     series = {name: svg.series(report.losses, key) for key, name in names.items()}
     curves = {name: points for name, points in series.items() if len(points[0])}
     if not curves:
@@ -158,7 +155,7 @@ def _log_if_wide(ax: Axes, values: np.ndarray, ratio: float) -> None:
 
 
 def _step_axis(ax: Axes, report: RunReport, *, labels: bool = True) -> None:
-    """Returns the step axis over the whole plan, with a thin line at each hand-over."""
+    """Draws the step axis over the whole plan, with a thin line at each hand-over."""
     ends = report.targets
     last = max([*ends, *(entry["step"] for entry in report.losses[-1:]), ax.get_xlim()[1] if not ends else 1])
     svg.step_axis(ax, last)
@@ -207,7 +204,7 @@ def _mark_levels(ax: Axes, report: RunReport) -> None:
 
 
 def _attempt_rows(chunks: Sequence[ChunkAttempts]) -> list[tuple[str, dict[str, float], str]]:
-    """Returns label, seconds by phase and a note for each attempt, or for each chunk where attempts are too many."""
+    """Returns label, seconds by phase and a note for each attempt, or for each chunk where attempts are many."""
     by_chunk = sum(len(chunk.attempts) for chunk in chunks) > MAX_ATTEMPT_ROWS
     rows: list[tuple[str, dict[str, float], str]] = []
     for chunk in chunks:
@@ -235,7 +232,7 @@ def _merge_numbered(stages: Mapping[str, float]) -> dict[str, float]:
 
 
 def _bar_figure(labels: Sequence[str], seconds: np.ndarray, notes: Sequence[str]) -> tuple[Figure, Axes, float]:
-    """Returns an empty bar plot with row labels, times at the bars' ends, and the seconds in its unit of time."""
+    """Returns an empty bar plot with row labels and times at the bars' ends, and its unit of time in seconds."""
     row_height = 25 if len(labels) <= 16 else 17 if len(labels) <= 40 else 10
     figure, (ax,) = svg.blank_figure(row_height * len(labels) + 84)
     unit, scale = next((u for u in (("hours", 3600), ("minutes", 60)) if seconds.max() > 3 * u[1]), ("seconds", 1))

@@ -1,7 +1,7 @@
-"""Writes a run's report, or the page of a failed run, to the store, Kubeflow and the tracking run.
+"""Writes a run's report, or a failed run's page, to the store, Kubeflow and the tracking run.
 
-`python -m baton.pages.publish RUN_URI [--anew]` reads why a run failed from standard input. It is a process of its
-own, so that the stage's failure cannot keep it from writing the page.
+`python -m baton.pages.publish RUN_URI [--anew]` reads the failure from standard input, in a process of its own: a
+broken stage cannot keep it from writing the page.
 """
 
 from __future__ import annotations
@@ -29,12 +29,7 @@ logger = logging.getLogger("baton")
 
 
 def write_report(run_uri: str) -> dict[str, str]:
-    """Renders the run's report into the store and hands it to the tracking run.
-
-    Returns:
-        `report_uri` and the `html` as Kubeflow may have it: without what people and models wrote, where the recipe
-        wants that.
-    """
+    """Publishes the run's report, and returns `report_uri` and the `html` for Kubeflow."""
     from baton.pages.run_page import render
 
     started = time.time()
@@ -43,11 +38,12 @@ def write_report(run_uri: str) -> dict[str, str]:
     uri, html = publish(run, report, "FINISHED")
     run.write(ReportPage(report_uri=uri, seconds=time.time() - started))
     events.emit(events.Report(uri=uri))
+    # Kubeflow gets texts of people and models only where the recipe allows it.
     return {"report_uri": uri, "html": html if run.recipe().tracking.cards == "rows" else render(without_texts(report))}
 
 
 def publish(run: Run, report: RunReport, status: tracking_run.Ended) -> tuple[str, str]:
-    """Renders a report into the store, ends the tracking run with it, and returns the page's address and the page."""
+    """Renders a report into the store, ends the tracking run with it, and returns address and page."""
     from baton.pages.run_page import render
 
     html = render(report)
@@ -72,13 +68,9 @@ def without_texts(report: RunReport) -> RunReport:
 
 
 def publish_failure(run: Run, failure: RunFailure) -> str:
-    """Keeps why a run failed, shows it with what there is on the run's page, and ends the tracking run.
-
-    Returns:
-        Address of the page.
-    """
+    """Keeps a run's failure, publishes the page with it, and returns the page's address."""
     run.write(failure)
-    # All that is known where nothing else can be read: what the stage has failed of may be in the way here too.
+    # For the case that nothing else can be read: the stage's fault may be in the way here too.
     report = RunReport(
         run=run.name, uri=run.uri, created=failure.at, recipe_name="", recipe_yaml="", method="sft", failure=failure
     )
@@ -96,12 +88,12 @@ if __name__ == "__main__":
     parser.add_argument("--anew", action="store_true", help="also where the store has no such run yet")
     given = parser.parse_args()
     events.setup_logging()
-    with contextlib.suppress(OSError):  # were there too little memory for both, the stage would be the larger one
+    with contextlib.suppress(OSError):  # where memory is short, the kernel ends this process and not the stage
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
     try:
         run = Run.open(given.run_uri)
         failure = RunFailure.read(sys.stdin.buffer.read(), "standard input")
-        # A run that has come to its end is none that fails where its data cannot be read once more.
+        # A run that has ended does not fail because its data cannot be read once more.
         has_ended = failure.stage == "data split" and run.read(ReportPage) is not None
         if given.anew or (run.read(RunInfo) and not has_ended):
             sys.stdout.write(publish_failure(run, failure) + "\n")

@@ -1,6 +1,6 @@
 """The page of a run's rows: verdicts of all checks, lengths, and rows as the model sees them.
 
-It is written before a GPU is paid for, and written again once the rows are tokenized.
+Written before a GPU is paid for, and again once the rows are tokenized.
 """
 
 from __future__ import annotations
@@ -23,15 +23,12 @@ if TYPE_CHECKING:
 
 
 class Rendering(TypedDict):
-    """In which template rows are rendered."""
-
     told: str
-    row: str
-    """The first training sequence in words, what is trained in marks; empty where it is not shown."""
+    row: str  # the first training sequence, trained parts in marks; empty where it is not shown
 
 
 def read_rendering(run: Run) -> Rendering | None:
-    """Returns what tokenize has noted, None where rows are rendered as they came."""
+    """Returns the template noted by tokenize, None where rows were not made into conversations."""
     tokens = run.raw(TokenizedRows.NAME) or {}
     if not tokens.get("rendered"):
         return None
@@ -42,13 +39,13 @@ def read_rendering(run: Run) -> Rendering | None:
 
 
 def without_row(rendered: Rendering | None) -> Rendering | None:
-    """Returns the same without the row."""
     return rendered and {**rendered, "row": ""}
 
 
+# Findings of a run: in all, row by row, and as a page.
 QUALITY, FINDINGS, PAGE = "quality.json", "quality.jsonl", "data-quality.html"
-"""Files of a run: what was found in all, row by row, and as a page."""
 
+# Title of each check, and why it matters, in the order of the page.
 CHECKS = {
     "rejected": ("Unusable rows", "They are broken, or lack a field, and nothing is learned from them."),
     "few_rows": ("Enough rows", "With too few training rows a model learns them by heart."),
@@ -65,28 +62,22 @@ CHECKS = {
     "emails": ("E-mail addresses", "A model can repeat the addresses of real people."),
     "same_answers": ("Same answers", "A preference without a difference teaches nothing."),
 }
-"""What each check is called, and why it matters; the order in which they are listed."""
 
-SEVERITY = ("failed", "warn", "fixed", "ok", "off")
-"""Verdicts, the gravest first."""
-MARKS = {
+SEVERITY = ("failed", "warn", "fixed", "ok", "off")  # verdicts, the gravest first
+MARKS = {  # tone, symbol and words
     "failed": ("bad", "✗", "not allowed"),
     "warn": ("warn", "!", "look at it"),
     "fixed": ("good", "✓", "dealt with"),
     "ok": ("good", "✓", "fine"),
     "off": ("", "–", "off"),
 }
-"""Tone, symbol and words of each verdict."""
 STATES = {"failed": ("bad", "do not train"), "warn": ("warn", "look first"), "ok": ("good", "ready")}
 SIDES = {"train": ("blue", "to train on"), "eval": ("orange", "evaluation"), "test": ("purple", "test")}
-HUES = ("blue", "orange", "green", "purple", "amber", "sky")
-"""Colours of the languages, the most frequent first; those after them are grey."""
+HUES = ("blue", "orange", "green", "purple", "amber", "sky")  # of the most frequent languages; the others are grey
 
 
 class CheckCounts(TypedDict):
-    """What a check counted: rows that it found something in, of how many, what became of them, and the first ones."""
-
-    rows: int
+    rows: int  # with a finding, `of` as many
     of: int
     share: float
     mended: int
@@ -95,15 +86,11 @@ class CheckCounts(TypedDict):
 
 
 class CheckVerdict(CheckCounts):
-    """A check's counts, what the recipe asks of it and how it came out."""
-
     action: str
     verdict: str
 
 
 class ListedCheck(CheckVerdict):
-    """A check as the page lists it."""
-
     name: str
     title: str
     why: str
@@ -111,14 +98,9 @@ class ListedCheck(CheckVerdict):
 
 
 def collect(run: Run, data: Data | None = None) -> dict[str, Any]:
-    """Returns what is known about the rows of a run, judged by its own settings where there are no others.
+    """Returns the findings on a run's rows for the page, judged by `data` or the run's own settings.
 
-    Returns:
-        `run`, `source`, `state` (`failed`, `warn` or `ok`), `sentence`, `rows` (by what became of them), `checks` (in
-        order of severity, each with `name`, `title`, `why`, `told` and what `quality.json` says), `languages`,
-        `sources` (in a line each, with which columns became what),
-        `columns`, `findings_uri`, `rejected_uri`, `max_length`, whether rows are `joined` and cut, and, once they are
-        tokenized, `lengths` and how texts are `rendered`, if they became turns of a conversation.
+    Checks come in order of severity; `lengths` and `rendered` are there once the rows are tokenized.
     """
     data = data or run.recipe().data
     quality, tokens = run.raw(QUALITY) or {}, run.raw("tokens.json") or {}
@@ -168,13 +150,13 @@ def seen(run: Run) -> list[PreviewRow]:
 
 
 def without_examples(found: dict[str, Any]) -> dict[str, Any]:
-    """Returns what `collect` returned, without what rows say."""
+    """Returns the findings without texts of rows."""
     checks = [{**check, "examples": []} for check in found["checks"]]
     return {**found, "checks": checks, "rendered": without_row(found["rendered"])}
 
 
 def judged(name: str, check: CheckCounts, data: Data) -> CheckVerdict:
-    """Returns what a check counted with its `action` and `verdict`; `rejected` is of rows that could not be used."""
+    """Adds `action` and `verdict` to a check's counts."""
     if name == "rejected":
         verdict = "failed" if check["rows"] > data.max_rejected * check["of"] else "warn" if check["rows"] else "ok"
         return {**check, "action": f"at most {percent(data.max_rejected)}", "verdict": verdict}
@@ -192,7 +174,7 @@ def judged(name: str, check: CheckCounts, data: Data) -> CheckVerdict:
 
 
 def told(name: str, check: CheckVerdict, data: Data) -> str:
-    """Returns what a check found, in a few words."""
+    """Returns a check's finding in a few words."""
     rows = int(check["rows"])
     if check["verdict"] == "off":
         return "not looked at"
@@ -213,7 +195,7 @@ def told(name: str, check: CheckVerdict, data: Data) -> str:
 
 
 def sentence(checks: list[ListedCheck]) -> str:
-    """Returns the verdict on all checks, for people who decide whether to pay for a GPU."""
+    """Returns the verdict on all checks, to decide whether to pay for a GPU."""
     worst = min((check["verdict"] for check in checks), key=SEVERITY.index, default="ok")
     words = [check["title"].lower() for check in checks if check["verdict"] == worst]
     listed = " and ".join(part for part in (", ".join(words[:-1]), *words[-1:]) if part)
@@ -227,7 +209,7 @@ def sentence(checks: list[ListedCheck]) -> str:
 
 
 def percent(share: float | None) -> str:
-    """Returns a share in percent, small ones with as many digits as it takes to see them."""
+    """Returns a share in percent, a small one with more digits."""
     if share is None:
         return "—"
     if share == 0:
@@ -238,20 +220,19 @@ def percent(share: float | None) -> str:
 
 
 def write(run: Run) -> str:
-    """Writes the page of a run from what its stages have found so far, and returns it."""
     html = render(collect(run), seen(run))
     run.storage.write(run.path(PAGE), html.encode())
     return html
 
 
 def refresh(run: Run) -> None:
-    """Writes the page of a run again, if it has one: when the rows were split, their tokens were not known."""
+    """Writes the page again, if the run has it: the split could not count tokens yet."""
     if run.raw(QUALITY):
         write(run)
 
 
 def render(found: dict[str, Any], rows: Sequence[PreviewRow] = ()) -> str:
-    """Returns the page as one HTML document, which loads nothing, from what `collect` and `seen` returned."""
+    """Returns the page as one HTML document that loads nothing."""
     environment = rendering.environment(Path(__file__).parent)
     environment.filters |= {"percent": percent}
     tone, word = STATES[found["state"]]
@@ -291,7 +272,6 @@ def _tiles(quality: dict[str, Any]) -> list[tuple[str, str, str]]:
 
 
 def _sides(rows: dict[str, int]) -> list[tuple[str, str, str, float]]:
-    """Returns colour, name, count and share of each side that has rows."""
     total = sum(rows.get(side, 0) for side in SIDES)
     return [
         (color, name, f"{rows[side]:,}", rows[side] / total)
@@ -301,7 +281,7 @@ def _sides(rows: dict[str, int]) -> list[tuple[str, str, str, float]]:
 
 
 def _languages(languages: dict[str, Any]) -> list[tuple[str, str, str, float]]:
-    """Returns colour, name, no count and share of the most frequent languages, and of the others together."""
+    """Returns colour, name, no count and share of the most frequent languages, and of the rest."""
     shares = [(code, share) for code, share in languages.get("shares", []) if code != "und"]
     unclear = sum(share for code, share in languages.get("shares", []) if code == "und")
     shown = [(color, code, "", share) for color, (code, share) in zip(HUES, shares, strict=False)]
@@ -324,7 +304,7 @@ def _length_note(quality: dict[str, Any]) -> str:
 
 
 def length_plot(quality: dict[str, Any]) -> Figure | None:
-    """Draws the rows by length, what is too long in another colour, and the line of max_length."""
+    """Draws the rows by length, too long ones in another colour, and the line of max_length."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 
     from baton.pages import svg
@@ -353,10 +333,9 @@ def length_plot(quality: dict[str, Any]) -> Figure | None:
 
 
 def length_bars(lengths: dict[str, Any], limit: int) -> list[tuple[float, float, int]]:
-    """Returns the bars of the histogram: from, to, rows.
+    """Returns the histogram's bars: from, to, rows.
 
-    The classes end at powers of two and the middles between them. The one that max_length falls into is cut there, by
-    the number of rows that are longer.
+    Classes end at powers of two and halfway between. The class of max_length is cut there by the number of longer rows.
     """
     bars: list[tuple[float, float, int]] = []
     over = int(lengths["over"])

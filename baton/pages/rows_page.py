@@ -1,4 +1,4 @@
-"""Rows as the model sees them, as a page and as a part of one: what is trained, what is cut, what is not used."""
+"""Rows as the model sees them, as a page and as a part of one: trained, cut and unused tokens."""
 
 from __future__ import annotations
 
@@ -12,34 +12,23 @@ from baton.pages import html
 from baton.pages.html import count
 from baton.runs.documents import Preview, PreviewRow, Token, TokenSpan
 
-BYTES = re.compile(r"\\x[89a-f][0-9a-f]")
-"""A byte that is no character by itself."""
+BYTES = re.compile(r"\\x[89a-f][0-9a-f]")  # a byte that is no whole character
 VISIBLE = str.maketrans({"\n": "↵", "\t": "⇥", "\r": "␍"})
-LEARNED = {
+LEARNED = {  # kind of rows → note on the page
     "sequences": "",
     "pairs": "The model learns to prefer the chosen answer to the rejected one.",
     "scored": "The model learns to score the chosen text above the rejected one, each as a whole.",
     "rated": "The model learns from each answer what its label says.",
     "prompts": "The model writes the answers itself in training, so that no token here is trained.",
 }
-"""What is said of the rows of a method, by what it learns from."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a row.
-
-    Attributes:
-        name: What it is; empty for the whole.
-        told: Its tokens, counted.
-        spans: Tone and text.
-        tokens: Tone, text, number and whether a line ends after it; the number is None for those that are left out.
-    """
-
-    name: str
-    told: str
-    spans: list[tuple[str, str]]
-    tokens: list[tuple[str, str, int | None, bool]]
+    name: str  # empty for the whole row
+    told: str  # its tokens, counted
+    spans: list[tuple[str, str]]  # tone and text
+    tokens: list[tuple[str, str, int | None, bool]]  # tone, text, id (None for left out ones), whether a line ends here
 
 
 @dataclass(frozen=True)
@@ -58,8 +47,7 @@ class PreviewView:
 
 
 def render(name: str, seen: Preview, learned_from: str) -> str:
-    """Returns the page of a recipe's rows as one HTML document, which loads nothing; `learned_from` is the kind of rows
-    that the method learns from, see `MethodSpec.rows`."""
+    """Returns the page of a recipe's rows as one HTML document that loads nothing; see `MethodSpec.rows`."""
     environment = html.environment(Path(__file__).parent)
     rejected = sum(row.rejected is not None for row in seen.rows)
     return environment.get_template("seen_rows.html.j2").render(
@@ -79,7 +67,6 @@ def render(name: str, seen: Preview, learned_from: str) -> str:
 
 
 def sentence(seen: Preview) -> str:
-    """Returns what is to be said of rows first."""
     used = [row for row in seen.rows if row.rejected is None]
     rejected = len(groups(seen.rows)) - len(groups(used))
     cut = len(groups([row for row in used if row.kept < row.length]))
@@ -95,12 +82,11 @@ def groups(rows: Sequence[PreviewRow]) -> list[list[PreviewRow]]:
 
 
 def shown(rows: Sequence[PreviewRow]) -> list[PreviewView]:
-    """Returns what a page says of rows."""
     return [_shown(group) for group in groups(rows)]
 
 
 def parts(rows: Sequence[PreviewRow]) -> Iterator[tuple[str, list[TokenSpan], list[Token]]]:
-    """Yields the parts of a row: a prompt that two answers share is one of its own."""
+    """Yields the parts of a row; a prompt that two answers share is a part of its own."""
 
     def num_present(spans: Sequence[TokenSpan]) -> int:
         return sum(span.tokens for span in spans if not span.left_out)
@@ -116,7 +102,6 @@ def parts(rows: Sequence[PreviewRow]) -> Iterator[tuple[str, list[TokenSpan], li
 
 
 def tone(span: TokenSpan) -> str:
-    """Returns how a span is shown."""
     return "gap" if span.left_out else "cut" if span.cut else "trained" if span.trained else "read"
 
 

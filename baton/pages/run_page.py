@@ -1,7 +1,7 @@
-"""The run report: one HTML file that needs no network and no script.
+"""The run report: one HTML file without network or script.
 
-Everything that comes from a run (samples, recipe, names) is untrusted and escaped by the template.
-What the page says about the run is decided here, and it claims exactness only where it was checked.
+The template escapes everything that comes from a run (samples, recipe, names), as it is untrusted. Exactness is claimed
+only where it was checked.
 """
 
 from __future__ import annotations
@@ -36,11 +36,9 @@ class ProofRow:
 
     part: ProofPart
     gone: str | None
-    marks: tuple[tuple[str, str, str], ...]
-    """Part, symbol and word; empty where nothing was restored before this checkpoint."""
+    marks: tuple[tuple[str, str, str], ...]  # part, symbol and word; empty where nothing was restored before it
     problems: tuple[str, ...]
-    changes: tuple[str, ...]
-    """What differs from the checkpoint before it: the fingerprint, and state of the user's code that is not carried."""
+    changes: tuple[str, ...]  # since the previous checkpoint: the fingerprint, and lost state of the user's code
 
     @property
     def tone(self) -> str:
@@ -51,8 +49,6 @@ class ProofRow:
 
 @dataclass(frozen=True, kw_only=True)
 class ResumeProof:
-    """The resume proof as the page shows it."""
-
     rows: tuple[ProofRow, ...]
     parts: tuple[str, ...]
     tone: str
@@ -91,7 +87,7 @@ def render(report: RunReport) -> str:
 
 
 def verdict(report: RunReport, proof: ResumeProof) -> tuple[str, str]:
-    """Returns the page's tone (good, warn, bad) and the one sentence that sums the run up."""
+    """Returns the page's tone (good, warn, bad) and the sentence that sums the run up."""
     loss_tone, loss = loss_clause(report.figures("before"), report.figures("after"))
     if report.state in ("failed", "cancelled"):
         logged = [int(entry["step"]) for entry in report.losses[-1:]]
@@ -113,16 +109,16 @@ def verdict(report: RunReport, proof: ResumeProof) -> tuple[str, str]:
     return tone, f"{loss} {extent}; {proof.sentence}."
 
 
+# Figures that tell more of a method than its loss: in words, and 1 where more is better.
 JUDGED_BY = {
     "reward": ("Reward", 1),
     "accuracy": ("Accuracy on held-out pairs", 1),
     "divergence": ("Divergence from the teacher", -1),
 }
-"""Figures that say more of a method than its loss: in words, and whether more or less of them is better."""
 
 
 def loss_clause(figures_before: Figures, figures_after: Figures) -> tuple[str, str]:
-    """Returns how what was evaluated moved: a tone (good, warn, none where not measured) and the words."""
+    """Returns a tone (none where nothing was measured) and the change of the evaluated figure in words."""
     for key, (label, sign) in JUDGED_BY.items():
         old, new = figures_before.get(key), figures_after.get(key)
         if old is not None and new is not None:
@@ -208,7 +204,7 @@ def _judge(rows: Sequence[ProofRow], report: RunReport) -> tuple[str, str, str]:
         return "warn", "consistent", f"not every hand-over was bit-exact: {what}"
     began = report.fork.step if report.fork and report.fork.warm else 0
     ends = [step for step in report.targets if step >= began]
-    # An attempt may train on past the end of a chunk before its own that had left it undone.
+    # An attempt may train on past the end of an earlier chunk that was left undone.
     through = {end for end in ends for attempt in report.attempts if attempt.from_step < end < attempt.to_step}
     crossed = [pair for pair in pairwise(ends) if pair[0] not in through and pair[1] <= rows[-1].part.step]
     points = {row.part.restored_step for row in restored}
@@ -228,7 +224,7 @@ def _judge(rows: Sequence[ProofRow], report: RunReport) -> tuple[str, str, str]:
 
 
 def tiles(report: RunReport) -> list[tuple[str, str, str]]:
-    """Returns label, value and a remark for each key figure that is known."""
+    """Returns label, value and remark of each known key figure."""
     figures_before, figures_after = report.figures("before"), report.figures("after")
     shown: list[tuple[str, str, str]] = []
     for label, key in (
@@ -265,7 +261,7 @@ def tiles(report: RunReport) -> list[tuple[str, str, str]]:
 
 
 def chunk_seconds(attempts: Sequence[ChunkRecord]) -> tuple[float, float]:
-    """Returns all seconds spent in chunk attempts, and those spent training."""
+    """Returns the seconds in chunk attempts, and those of training."""
     total = sum(attempt.seconds.get(phase) or 0.0 for attempt in attempts for phase in plots.PHASES)
     return total, sum(attempt.seconds.get("train") or 0.0 for attempt in attempts)
 
@@ -280,7 +276,7 @@ def time_note(attempts: Sequence[ChunkRecord]) -> str:
 
 
 def cost_note(report: RunReport) -> str:
-    """Returns what chunks cost beside training, in one line; parts that are not known are left out."""
+    """Returns the known costs of chunks beside training, in one line."""
     work = report.newest.work if report.newest else None
     sent = sum(attempt.bytes_sent for attempt in report.attempts)
     received = sum(attempt.bytes_received for attempt in report.attempts)

@@ -1,7 +1,7 @@
-"""Parts of a page's plots: colours, axes, thinned points, and inline SVG.
+"""Parts of plots: colours, axes, thinned points, and inline SVG.
 
-Colours are drawn with their light value and then written as `var(--name, value)`, so that the page's
-CSS decides. Text stays text in the page's own font.
+Colours are drawn with their light value and then written as `var(--name, value)`, so that the page's CSS decides. Text
+stays text in the page's own font.
 """
 
 from __future__ import annotations
@@ -39,10 +39,8 @@ STYLE = {
     **dict.fromkeys(("axes.edgecolor", "grid.color", "xtick.color", "ytick.color"), RULE),
     **dict.fromkeys(("axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"), MUTED),
 }
-WIDTH = 1032
-"""Width of a plot. By the page's CSS a narrower page scales it down, and a phone scrolls it sideways."""
-NUM_POINTS = 2000
-"""Points of a curve at most."""
+WIDTH = 1032  # of a plot; the page's CSS scales it down, and a phone scrolls it sideways
+NUM_POINTS = 2000  # of a curve, at most
 Points = tuple[np.ndarray, np.ndarray]
 T = TypeVar("T")
 
@@ -50,10 +48,7 @@ T = TypeVar("T")
 def draw(name: str, label: str, plot: Callable[[], Figure | None]) -> Markup | None:
     """Draws a plot as `<svg>`; the same values give the same bytes.
 
-    Args:
-        name: Prefix of the ids in the SVG; unique in its page.
-        label: What a screen reader says.
-        plot: Makes the figure, None where there is nothing to show.
+    `name` prefixes the ids in the SVG and is unique in its page; `label` is for screen readers.
     """
     style: Any = {**STYLE, "svg.hashsalt": name}
     with mpl.rc_context(style):
@@ -62,13 +57,12 @@ def draw(name: str, label: str, plot: Callable[[], Figure | None]) -> Markup | N
 
 
 def draw_all(plots: Mapping[str, tuple[str, Callable[[T], Figure | None]]], subject: T) -> dict[str, Markup]:
-    """Draws plots of one subject, each given by its label and function; one that has nothing to show is missing."""
+    """Draws plots of one subject by label and function; a plot without content is missing."""
     drawn = {name: draw(name, label, partial(plot, subject)) for name, (label, plot) in plots.items()}
     return {name: plot for name, plot in drawn.items() if plot is not None}
 
 
 def step_axis(ax: Axes, last: float) -> None:
-    """Makes the horizontal axis one of steps, from 0."""
     ax.set_xlim(0, last)
     ax.set_xlabel("step")
     ax.xaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10], integer=True))
@@ -87,7 +81,7 @@ def series(entries: Sequence[Mapping[str, Any]], key: str) -> Points:
 
 
 def thin(points: Points, limit: int = NUM_POINTS) -> Points:
-    """Returns at most `limit` points: the ends, and the lowest and highest of equal buckets, so no spike is lost."""
+    """Returns at most `limit` points: the ends, and the extremes of equal buckets, so no spike is lost."""
     xs, ys = points
     if len(xs) <= limit:
         return points
@@ -112,7 +106,7 @@ def blank_figure(height: int, rows: int = 1, columns: int = 1) -> tuple[Figure, 
 
 
 def curve(ax: Axes, points: Points, label: str, *, smooth: bool = True) -> None:
-    """Plots thinned points as a line, with their moving mean over it where they are many."""
+    """Plots thinned points as a line, and their moving mean where there are many."""
     xs, ys = points
     window = len(xs) // 40
     if not smooth or window < 10:
@@ -135,7 +129,7 @@ def compact(value: float, _position: int | None = None) -> str:
 
 
 def inline_svg(figure: Figure, name: str, label: str) -> str:
-    """Returns the figure as an `<svg>` for the page: own ids, themed colours, the page's font, short numbers."""
+    """Returns the figure for the page: own ids, themed colours, the page's font, short numbers."""
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
     svg = buffer.getvalue()

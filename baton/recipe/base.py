@@ -1,4 +1,4 @@
-"""What every section of the recipe is made of."""
+"""Base of every section of the recipe."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ for _power, _unit in enumerate("kMGTPE", 1):
     _UNITS |= {_unit: 1e3**_power, f"{_unit.upper()}i": 1024.0**_power}
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
-"""Lower-case letters, digits and dashes, at most 63: it becomes a folder, a label and a run's name."""
+"""At most 63 lower-case letters, digits and dashes: it becomes a folder, a label and a run's name."""
 
 
 @dataclass(frozen=True)
 class WrittenAs:
-    """The name of a setting in recipes, where its field keeps the one that it had before.
+    """A setting's name in recipes, where its field keeps a former one.
 
-    The field's name is part of digests, of compiled pipelines and of what a store has; there it goes on.
+    The field's name is part of digests, of compiled pipelines and of documents in the store, and stays there.
     """
 
     name: str
 
 
 def written_name(name: str, field: FieldInfo) -> str:
-    """Returns the name that people write for a field."""
+    """Returns people's name of a field."""
     return next((mark.name for mark in field.metadata if isinstance(mark, WrittenAs)), name)
 
 
@@ -76,7 +76,7 @@ class Section(BaseModel):
 
 
 def _descriptions(section: type[Section]) -> dict[str, str]:
-    """Returns what the lines below each field of a class say, by name: of the class itself or of one it inherits."""
+    """Returns field → the docstring below it, in the class or one it inherits."""
     described: dict[str, str] = {}
     for base in reversed(section.__mro__):
         if issubclass(base, Section) and base is not Section:
@@ -112,7 +112,7 @@ def duration(value: Any) -> Any:
 
 
 def near_duration(value: Any) -> str:
-    """Returns the end of a message: the time that a value may have been meant to be, nothing where it is like none."""
+    """Returns the end of a message with the likely time; empty where a value is like none."""
     match = _LIKE_DURATION.fullmatch(value) if isinstance(value, str) else None
     if match is None:
         return ""
@@ -128,7 +128,7 @@ def seconds(text: str) -> float:
 
 
 def amount(quantity: str) -> float:
-    """Returns a quantity as a number: of bytes, where it is one of memory."""
+    """Returns a quantity as a number: of bytes, for memory."""
     match = re.fullmatch(r"([0-9.]+)([A-Za-z]*)", quantity)
     assert match, quantity
     return float(match[1]) * _UNITS[match[2]]

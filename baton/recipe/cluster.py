@@ -11,10 +11,10 @@ from baton.machine import PROMISED_GPUS
 from baton.recipe.base import Quantity, Section, WrittenAs, duration, seconds
 
 MAX_NODES = 512
-"""A job's pods are told apart by their logs and states, which the chunk's pod looks at every few seconds."""
+"""A chunk's pod looks at the logs and states of all its job's pods every few seconds."""
 
 STORE_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
-"""Keys of the store's Secret, and the environment variables that they become."""
+"""Keys of the store's Secret, and environment variables of the same names."""
 
 
 class Toleration(Section):
@@ -123,7 +123,7 @@ class Resources(Section):
     @field_validator("nodes", mode="before")
     @classmethod
     def _one_of_two(cls, value: Any) -> Any:
-        """Reads what is written as what it looks like, so that problems are those of that kind alone."""
+        """Reads only the kind that a value looks like, so that problems are of that kind alone."""
         if isinstance(value, Nodes):
             return value
         return (_RANGE if isinstance(value, dict) else _COUNT).validate_python(value)
@@ -138,7 +138,7 @@ class Resources(Section):
 
     @property
     def plain_env(self) -> dict[str, str]:
-        """Environment of every pod that is no secret."""
+        """Environment of every pod without secrets."""
         return {"PYTHONUNBUFFERED": "1", **self.env}
 
     @property
@@ -149,7 +149,7 @@ class Resources(Section):
 
     @property
     def secrets(self) -> list[tuple[str, dict[str, str]]]:
-        """Environment of every pod that is secret: name of the Secret, and its keys → environment variables."""
+        """Secret environment of every pod: Secret's name, with its keys → environment variables."""
         named = [(self.secret, {key: key for key in STORE_KEYS})] if self.secret else []
         for variable, source in self.secret_env.items():
             secret, _, key = source.partition("/")
@@ -157,7 +157,6 @@ class Resources(Section):
         return named
 
     def pod_labels(self, recipe_name: str, stage: str) -> dict[str, str]:
-        """Returns the labels of a stage's pod."""
         return {
             "app.kubernetes.io/part-of": "baton",
             "app.kubernetes.io/component": stage,
@@ -167,11 +166,11 @@ class Resources(Section):
 
 
 MAX_PROCESSES = 64
-"""A machine has 16 accelerators at most; on CPUs nobody gains by more than this."""
+"""A machine has 16 accelerators at most; on CPUs more than this gain nothing."""
 
 
 def _known(value: Any) -> Any:
-    """Says by which names DeepSpeed's stages go."""
+    """Refuses `deepspeed` with the names of its stages."""
     if isinstance(value, str) and value.startswith("deepspeed"):
         raise ValueError(f"is {value!r}; DeepSpeed's stages are zero2 and zero3")
     return value
@@ -197,14 +196,13 @@ class Parallel(Section):
     @field_validator("virtual_workers")
     @classmethod
     def _halves(cls, value: int | None) -> int | None:
-        """Refuses a number that cannot be halved down to one, as the tree of sums is."""
+        """Refuses a number that the tree of sums cannot halve down to one."""
         if value is not None and value & (value - 1):
             raise ValueError(f"is {value}; expected a power of two, such as {2 ** (value.bit_length() - 1)}")
         return value
 
     @property
     def hang_seconds(self) -> float:
-        """`hang_timeout` in seconds."""
         return seconds(self.hang_after)
 
     @property
@@ -224,5 +222,5 @@ class Parallel(Section):
 
     @property
     def zero_stage(self) -> int:
-        """DeepSpeed's number of what is split: 2 optimizer and gradients, 3 weights too, 0 where it is not there."""
+        """DeepSpeed's stage: 2 splits optimizer and gradients, 3 weights too; 0 for none."""
         return int(self.strategy[-1]) if self.is_zero else 0

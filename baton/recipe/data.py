@@ -59,7 +59,7 @@ COLUMNS = (
     "text", "prompt", "completion", "instruction", "input", "output", "messages", "conversations", "chosen", "rejected",
     "responses", "scores", "ranks", "preferred", "margin", "label", "answer", "calls", "tools", "system",
 )  # fmt: skip
-"""The column names Baton knows, to which `data.columns` maps the source's own."""
+"""Baton's column names, to which `data.columns` maps the source's own."""
 
 Format = Literal[
     "auto", "text", "prompt-completion", "instruction", "messages", "sharegpt", "preference", "ranked", "rated",
@@ -67,11 +67,11 @@ Format = Literal[
 ]  # fmt: skip
 Side = Literal["train", "eval", "test"]
 MAX_SHARDS = 64
-"""Pods at most: a file has about 64 segments up to 1 GiB of text, see `baton.data.segments`."""
+"""Most pods: a file has about 64 segments up to 1 GiB of text, see `baton.data.segments`."""
 Columns = dict[str, str | list[str]]
 
 OLDER = frozenset({"assistant_only_loss", "completion_only_loss"})
-"""Keys that `data.train_on` has replaced and that are still read."""
+"""Former keys, still read, that `data.train_on` has replaced."""
 
 Size = Annotated[float, Field(ge=0)]
 """Below 1 a share of the rows, from 1 on a number of rows."""
@@ -228,12 +228,11 @@ class Data(Section):
 
     @property
     def sources(self) -> list[DataSource]:
-        """The sources, each with its settings."""
         return [DataSource(uri=source) if isinstance(source, str) else source for source in self.source]
 
     @property
     def older_train_on(self) -> dict[str, bool | str]:
-        """What `train_on` is called where it is part of a digest: as it was, where the tokens are what they were."""
+        """Former keys of `train_on` in digests: digests stay where tokens do."""
         older: dict[str, bool | str] = {
             "completion_only_loss": self.train_on != "all",
             "assistant_only_loss": self.train_on in ("assistant", "last"),

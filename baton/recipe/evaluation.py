@@ -1,4 +1,4 @@
-"""Recipe sections `evaluation` and `export`: how the result is judged, and the formats handed out."""
+"""Recipe sections `evaluation` and `export`: judging the result, and its formats."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from baton.recipe.run import Hook, shorthand
 Metric = Literal["exact_match", "numeric_match", "bleu", "chrf", "rouge", "bertscore"]
 
 ROUGE = ("rouge1", "rouge2", "rougeL")
-"""Figures of the metric `rouge`."""
 
 GATE = re.compile(
     r"(?P<sign><=|>=|<|>)\s*(?:(?P<number>[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)"
@@ -25,7 +24,7 @@ GATE = re.compile(
 REGISTERED = re.compile(r"models:/(?P<name>[^@/]+)(?:@(?P<alias>[^@/]+)|/(?P<version>\d+))")
 """Address of a model in MLflow's registry."""
 LONGEST_LINE = 200
-"""Characters of what may have been meant to be one; guessing takes the square of them."""
+"""Characters of a line for which a correction is guessed: that takes the square of them."""
 
 
 class Tasks(Section):
@@ -102,12 +101,11 @@ class Evaluation(Section):
 
     @property
     def in_training(self) -> bool:
-        """Whether held-out rows are evaluated in the course of training."""
+        """Whether held-out rows are evaluated during training."""
         return bool(self.every or self.per_epoch)
 
     def figures(self, method: str) -> list[str]:
-        """Returns the figures that a run of a method has, by name; those of `tasks` and of single reward functions have
-        their own names beside these."""
+        """Returns the names of a run's figures, without those of `tasks` and of single reward functions."""
         texts = [part for name in self.metrics for part in (ROUGE if name == "rouge" else (name,))]
         return [
             *SPECS[method].figures,
@@ -116,7 +114,7 @@ class Evaluation(Section):
         ]
 
     def check_gate(self, method: str) -> None:
-        """Makes sure that each line of the gate is on a figure that there will be."""
+        """Makes sure that each line of the gate is on an existing figure."""
         known = self.figures(method)
         for name, line in self.gate.items():
             of_task = self.tasks and "." in name
@@ -143,7 +141,7 @@ class Evaluation(Section):
 
 
 def _near_line(line: str) -> str | None:
-    """Returns the line of a gate that one with a mistake may have been meant to be, None where it is like none."""
+    """Returns the likely correction of a gate's line, None for none."""
     meant = f" {line.strip().lower()} ".replace("≤", "<=").replace("≥", ">=").replace("=<", "<=").replace("=>", ">=")
     meant = re.sub(r"\b(at most|no more than)\b", "<=", re.sub(r"\b(at least|no less than)\b", ">=", meant))
     meant = re.sub(r"\b(below|less than|under)\b", "<", re.sub(r"\b(above|more than|over)\b", ">", meant))

@@ -1,7 +1,4 @@
-"""Problems that pydantic finds in a recipe, in one line: path, value and remedy.
-
-`ELSEWHERE` maps names of other trainers, and of other sections, to the recipe's own.
-"""
+"""Problems that pydantic finds in a recipe, in one line: path, value and remedy."""
 
 from __future__ import annotations
 
@@ -64,7 +61,7 @@ ELSEWHERE = {
     }.items()
     for name in names.split()
 }
-"""Key of other trainers, or one that is easily taken for ours → dotted path of what it is called here."""
+"""Key of other trainers, or a misplaced one → dotted path in the recipe."""
 
 EXAMPLES = {
     "name": "my-model",
@@ -75,7 +72,7 @@ EXAMPLES = {
     "teacher": "Qwen/Qwen3-8B",
     "rewards": "[numeric]",
 }
-"""Last part of the path of a field without a default → what it may say."""
+"""Last part of the path of a field without a default → an example."""
 
 SHORT = {
     "adapter": ("type", "r"),
@@ -88,11 +85,11 @@ SHORT = {
     "tracking": ("mlflow",),
     "training": ("method",),
 }
-"""Section → the fields that a plain value in its place is likely meant for, the likeliest first."""
+"""Section → fields that a plain value in its place likely means, the likeliest first."""
 
 
 LIKE = 0.8
-"""Likeness from which a key is taken for a misspelt one before it is looked for in other sections."""
+"""Likeness from which a key counts as misspelt, before other sections are searched for it."""
 NUMBER = re.compile(r"\s*([-+]?[\d.,_]*\d(?:[eE][-+]?\d+)?)\s*(%|[A-Za-z][A-Za-z ]*)?")
 WORD = re.compile(r"[A-Za-z0-9_./-]+")
 MEANT = "did you mean"
@@ -103,8 +100,8 @@ def explain(problem: Mapping[str, Any], document: Mapping[str, Any], source: Cal
 
     Args:
         problem: An entry of `ValidationError.errors()` of a recipe.
-        document: The recipe, by which remedies are tried out.
-        source: Returns how its value is written; None where that is not known.
+        document: The recipe, on which remedies are tried out.
+        source: Returns the value's text in the file; None where that is not known.
     """
     location = place_of(problem)
     path = as_written(".".join(str(part) for part in location))
@@ -126,21 +123,20 @@ def explain(problem: Mapping[str, Any], document: Mapping[str, Any], source: Cal
 
 
 def place_of(problem: Mapping[str, Any]) -> tuple[str | int, ...]:
-    """Returns the place of a problem in the recipe, without the member of a union that was tried."""
+    """Returns a problem's place in the recipe, without the tried member of a union."""
     location: tuple[str | int, ...] = problem["loc"]
     is_tried = location and re.match(r"constrained|list\[|literal\[|str$", str(location[-1]))
     return location[:-1] if is_tried else location
 
 
 def _as_yaml(value: str | float | datetime.date | None) -> str:
-    """Returns a scalar as YAML has it."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     return str(value).strip()
 
 
 def _is_accepted(document: Mapping[str, Any], location: tuple[str | int, ...], value: Any) -> bool:
-    """Tells whether a recipe has no problem at a place once it has a value there."""
+    """Tells whether a recipe has no problem at a place with this value there."""
     changed: Any = copy.deepcopy(dict(document))
     node = changed
     try:
@@ -157,7 +153,7 @@ def _is_accepted(document: Mapping[str, Any], location: tuple[str | int, ...], v
 
 
 def _instead_of(location: tuple[Any, ...]) -> str:
-    """Returns what an unknown key may have been meant to be."""
+    """Returns a remedy for an unknown key."""
     key, keys = str(location[-1]), _keys_at(location[:-1])
     if odd := lookalikes(key):
         return f"it has {odd}; {MEANT} {plain(key).strip()!r}?"
@@ -179,7 +175,7 @@ def _instead_of(location: tuple[Any, ...]) -> str:
 
 
 def _hints(problem: Mapping[str, Any], path: str, text: str) -> Iterator[tuple[str, Any]]:
-    """Yields what may be written instead of a value of the wrong kind, in words and as a value."""
+    """Yields replacements of a value of the wrong kind, in words and as a value."""
     kind = str(problem["type"])
     if kind == "literal_error":
         expected = re.findall(r"'([^']+)'", problem["msg"])
@@ -212,7 +208,7 @@ def _as_number(match: re.Match[str]) -> str:
 
 @functools.cache
 def renamed() -> dict[str, str]:
-    """Returns the paths that people write → those of the fields, where these differ; see `WrittenAs`."""
+    """Returns people's path → field's path, where these differ; see `WrittenAs`."""
 
     def below(section: type[BaseModel], fields: str, written: str) -> Iterator[tuple[str, str]]:
         for name, field in section.model_fields.items():
@@ -226,12 +222,12 @@ def renamed() -> dict[str, str]:
 
 
 def as_written(path: str) -> str:
-    """Returns the path that people write for a field's."""
+    """Returns people's path of a field."""
     return next((theirs for theirs, ours in renamed().items() if ours == path), path)
 
 
 def _keys_at(location: tuple[Any, ...]) -> list[str]:
-    """Returns the field names of the section at a location of the schema."""
+    """Returns the keys of the section at a location of the schema."""
     model: type[BaseModel] | None = Recipe
     for part in location:
         field = model.model_fields.get(str(part)) if model else None
@@ -246,7 +242,7 @@ def _all_paths() -> tuple[str, ...]:
 
 
 def _paths(model: type[BaseModel] = Recipe, prefix: str = "") -> Iterator[str]:
-    """Yields the paths of all fields that are in no list, the shallow ones first."""
+    """Yields the paths of all fields outside lists, the shallow ones first."""
     inner: list[tuple[type[BaseModel], str]] = []
     for name, field in model.model_fields.items():
         yield prefix + written_name(name, field)

@@ -1,4 +1,4 @@
-"""Packages that some recipes need and the base install leaves out: which extra of Baton brings each."""
+"""Packages that some recipes need beyond the base install, and the extra of Baton with each."""
 
 from __future__ import annotations
 
@@ -23,16 +23,11 @@ EXTRAS = {
 }
 """Module → extra."""
 METRIC_PACKAGES = {"bleu": "sacrebleu", "chrf": "sacrebleu", "rouge": "rouge_score", "bertscore": "bert_score"}
-"""The recipe's metric → module that computes it."""
+"""Metric → module that computes it."""
 
 
 def require_packages(what: str, *modules: str) -> None:
-    """Makes sure that modules are installed here.
-
-    Args:
-        what: The setting or command that needs them.
-        modules: Their import names.
-    """
+    """Requires installed modules, by import name, for the setting or command `what`."""
     missing = [name for name in modules if importlib.util.find_spec(name) is None]
     if missing:
         extra = EXTRAS.get(missing[0])
@@ -44,16 +39,16 @@ def require_packages(what: str, *modules: str) -> None:
 
 
 def require_metric_packages(evaluation: Evaluation) -> None:
-    """Makes sure that what computes a recipe's metrics is installed here."""
+    """Requires the packages of a recipe's metrics."""
     for metric in evaluation.metrics:
         if metric in METRIC_PACKAGES:
             require_packages(f"evaluation.metrics: {metric}", METRIC_PACKAGES[metric])
 
 
 def require_all_packages(recipe: Recipe) -> None:
-    """Makes sure that all that a recipe's stages will import is installed here, before the first of them starts.
+    """Requires the packages of all stages, before the first one starts.
 
-    Formats of export are checked beside what else can be wrong with them, DeepSpeed where it is set up.
+    Formats of export are checked with their other requirements, DeepSpeed where it is set up.
     """
     require_metric_packages(recipe.evaluation)
     if recipe.evaluation.tasks:

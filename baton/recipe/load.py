@@ -17,26 +17,26 @@ from baton.recipe import explain, yaml_text
 from baton.recipe.recipe import Recipe, check_effects
 
 MOST_PROBLEMS = 50
-"""Problems that a message tells of: each is compared with all keys there are, which takes a while."""
+"""Most problems of a message: each is compared with all keys, which takes a while."""
 
 
 MISSING: Any = object()
 
 
 class _Read(dict[str, Any]):
-    """A recipe's values, with the text that they were read from and changes to it."""
+    """A recipe's values, with their text and the overrides."""
 
     text = ""
     overrides: tuple[str, ...] = ()
 
 
 def load(path: str, overrides: Sequence[str] = ()) -> Recipe:
-    """Reads a recipe file and checks it; `overrides` are `dotted.path=value`, the value in YAML, applied in order."""
+    """Reads and checks a recipe file; `overrides` are `dotted.path=value`, the value in YAML, applied in order."""
     return validate(read(path, overrides), origin=path)
 
 
 def read(path: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """Reads a recipe file as plain values, not checked yet; see `load`."""
+    """Reads a recipe file as plain values, not checked yet."""
     file = Path(path)
     if not file.is_file():
         raise UserError(f"recipe {path!r} is not a file.", remedy="Give the path of a YAML recipe.")
@@ -44,7 +44,7 @@ def read(path: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
 
 
 def decode(data: bytes, *, origin: str) -> str:
-    """Returns the text of a recipe, from an encoding that YAML is written in."""
+    """Returns a recipe's text, in an encoding of YAML."""
     try:
         return yaml_text.decode(data)
     except yaml.YAMLError as error:
@@ -52,13 +52,7 @@ def decode(data: bytes, *, origin: str) -> str:
 
 
 def parse(source: str | Mapping[str, Any], overrides: Sequence[str] = (), *, origin: str) -> dict[str, Any]:
-    """Reads a recipe as plain values, not checked yet.
-
-    Args:
-        source: YAML, or plain values, which are not changed.
-        overrides: `dotted.path=value` strings.
-        origin: The recipe's name in messages.
-    """
+    """Reads YAML, or plain values, which are copied, as a recipe that is not checked yet."""
     try:
         document = yaml_text.load(source) if isinstance(source, str) else copy.deepcopy(dict(source))
     except yaml.YAMLError as error:
@@ -77,7 +71,7 @@ def parse(source: str | Mapping[str, Any], overrides: Sequence[str] = (), *, ori
 
 
 def validate(document: dict[str, Any], *, origin: str) -> Recipe:
-    """Checks a recipe given as plain values; one message has a line per problem, each naming the dotted path."""
+    """Checks a recipe's plain values; the error has a line per problem, with the dotted path."""
     document = with_field_names(document, origin=origin)
     try:
         return Recipe.model_validate(document)
@@ -92,7 +86,7 @@ def validate(document: dict[str, Any], *, origin: str) -> Recipe:
 
 
 def _written(document: Mapping[str, Any], location: tuple[str | int, ...]) -> str | None:
-    """Returns how a scalar of a recipe is written, None where that is not known."""
+    """Returns a scalar's text in the recipe, None where that is not known."""
     if not isinstance(document, _Read):
         return None
     path = ".".join(map(str, location))
@@ -105,7 +99,7 @@ def _written(document: Mapping[str, Any], location: tuple[str | int, ...]) -> st
 
 
 def with_field_names(document: dict[str, Any], *, origin: str) -> dict[str, Any]:
-    """Returns a recipe's plain values with its fields' names, where people write others; see `WrittenAs`."""
+    """Returns a recipe's plain values with fields' names in place of people's; see `WrittenAs`."""
     changed = copy.deepcopy(document)
     for part in _trainings(changed):
         for theirs, ours in explain.renamed().items():
@@ -120,7 +114,7 @@ def with_field_names(document: dict[str, Any], *, origin: str) -> dict[str, Any]
 
 
 def with_written_names(document: dict[str, Any]) -> dict[str, Any]:
-    """Returns the plain values of a recipe with the names that people write; see `with_field_names`."""
+    """Returns a recipe's plain values with people's names in place of fields'."""
     changed = copy.deepcopy(document)
     for part in _trainings(changed):
         for theirs, ours in explain.renamed().items():
@@ -130,7 +124,7 @@ def with_written_names(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def former_names(document: dict[str, Any]) -> list[tuple[str, str]]:
-    """Returns the settings that a recipe has under names of before, each with that of today."""
+    """Returns the former name and today's of each setting that a recipe gives by the former."""
     parts = _trainings(copy.deepcopy(document))
     names = explain.renamed().items()
     return [(ours, theirs) for theirs, ours in names if any(_taken(part, ours) is not MISSING for part in parts)]
@@ -142,7 +136,7 @@ def _trainings(document: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _taken(document: dict[str, Any], path: str) -> Any:
-    """Takes out what is at a dotted path of plain values; `MISSING` where nothing is."""
+    """Removes and returns the value at a dotted path; `MISSING` where there is none."""
     *sections, last = path.split(".")
     node: Any = document
     for key in sections:
@@ -151,7 +145,7 @@ def _taken(document: dict[str, Any], path: str) -> Any:
 
 
 def require_effects(recipe: Recipe, *, origin: str) -> None:
-    """Checks that every setting of a recipe that somebody hands in does something where it stands."""
+    """Checks that every setting of a recipe that somebody hands in has an effect."""
     try:
         check_effects(recipe)
     except ValueError as error:
@@ -175,35 +169,26 @@ def with_values(recipe: Recipe, values: Mapping[str, object]) -> Recipe:
 
 
 def dumps(recipe: Recipe) -> str:
-    """Returns what a recipe sets as JSON for a pipeline argument; the schema has the defaults.
-
-    It is short, as Kubernetes keeps a dozen copies of it. The letters of `python3` are escaped: the local engine
-    replaces that word in every argument by the interpreter's path, also inside `/usr/lib/python3.11/…`.
-    """
+    """Returns a recipe's settings as JSON for a pipeline argument: short, as Kubernetes keeps a dozen copies of it."""
     document = recipe.model_dump(mode="json", exclude_defaults=True)
+    # The local engine replaces `python3` in every argument by the interpreter's path, also inside a longer word.
     return json.dumps(document, sort_keys=True, separators=(",", ":")).replace("python3", "python\\u0033")
 
 
 def loads(text: str) -> Recipe:
-    """Reads what `dumps` wrote."""
+    """Reads the output of `dumps`."""
     return validate(json.loads(text), origin="recipe argument")
 
 
 def to_yaml(recipe: Recipe, *, only_set: bool = False, as_written: bool = False) -> str:
-    """Returns the resolved recipe as YAML.
-
-    Args:
-        recipe: The recipe.
-        only_set: Leave out what is as the schema has it anyway.
-        as_written: Take the names that people write, not those that runs have.
-    """
+    """Returns the resolved recipe as YAML: `only_set` without defaults, `as_written` with people's names, not runs'."""
     document = recipe.model_dump(mode="json", exclude_defaults=only_set)
     document = with_written_names(document) if as_written else document
     return yaml_text.dump(document, sort_keys=False, allow_unicode=True)
 
 
 def differences(before: Any, after: Any, path: str = "") -> dict[str, list[Any]]:
-    """Returns the values before and after of each dotted path in which two plain documents differ."""
+    """Returns dotted path → values before and after, where two plain documents differ."""
     if isinstance(before, dict) and isinstance(after, dict):
         differing: dict[str, list[Any]] = {}
         for key in sorted(before.keys() | after.keys()):
@@ -213,16 +198,12 @@ def differences(before: Any, after: Any, path: str = "") -> dict[str, list[Any]]
 
 
 def changed_paths(before: Any, after: Any) -> list[str]:
-    """Returns one line for each dotted path whose value differs between two plain documents."""
+    """Returns a line for each dotted path where two plain documents differ."""
     return [f"{path}: {old!r} → {new!r}" for path, (old, new) in differences(before, after).items()]
 
 
 def set_path(document: dict[str, Any], path: str, value: Any) -> None:
-    """Puts a value at a dotted path of plain values, and makes the sections on the way that are not there.
-
-    Raises:
-        KeyError: a key on the way has a value that is no section; it is named.
-    """
+    """Puts a value at a dotted path, with missing sections on the way; `KeyError` names a key that is no section."""
     *sections, last = path.split(".")
     node = document
     for key in sections:
@@ -248,6 +229,6 @@ def _override(document: dict[str, Any], override: str) -> None:
     try:
         set_path(document, path, value)
         for same in {explain.as_written(path), explain.renamed().get(path, path)} - {path}:
-            _taken(document, same)  # what the recipe says under the other name
+            _taken(document, same)  # the recipe's value under the other name
     except KeyError as error:
         raise UserError(f"override {override!r}: {error.args[0]!r} is a value, it has no keys below it.") from None

@@ -1,7 +1,7 @@
-"""The training methods: each with its settings and its `MethodSpec`; `SPECS` has all of them by name.
+"""The training methods: settings and `MethodSpec` of each, in `SPECS` by name.
 
-A new method needs its settings and spec here, and its field and name in `Methods`. It also needs its trainer in
-`baton/train/methods/` and its row in `tests/resume/matrix.py`.
+A new method needs settings and spec here, field and name in `Methods`, its trainer in `baton/train/methods/` and its
+row in `tests/resume/matrix.py`.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from baton.recipe.model import NamedModel
 from baton.recipe.run import OBJECT, shorthand
 
 Rows = Literal["sequences", "pairs", "scored", "rated", "prompts"]
-"""What tokenized rows are: a sequence with labels, a prompt with two answers, two whole texts, a prompt with one answer
-and its label, or a prompt as it is."""
+"""Tokenized rows: a sequence with labels, a prompt with two answers, two whole texts, a prompt with one answer and
+its label, or a prompt alone."""
 Strategy = Literal["ddp", "fsdp", "zero2", "zero3"]
 
 PREFERENCES = ("preference", "ranked")
-"""Formats that hold a better and a worse answer."""
+"""Formats with a better and a worse answer."""
 AGAINST_BASELINE = ("reward_accuracy", "reward_margin")
-"""Figures that say how a model's likelihoods of pairs differ from those of the model before training."""
+"""Figures that compare a model's likelihoods of pairs with the untrained model's."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SecondModel:
-    """A model that is held beside the trained one and is not trained itself.
+    """A model beside the trained one, not trained itself.
 
     Attributes:
         name: Its role: `reference` or `teacher`.
         is_named: Whether the method's settings name it, in a field called after its role. It is then fetched, pinned by
-            its files' digest and compared at each chunk, as `model.base` is. Else it is a copy of the start model, held
-            where the settings' `beta` is above 0 and no adapter can be taken off instead.
+            digest and compared at each chunk, like `model.base`. Else it is a copy of the start model, held where
+            `beta` is above 0 and there is no adapter to switch off instead.
     """
 
     name: str
@@ -102,17 +102,17 @@ class MethodSpec:
 
     @property
     def generates(self) -> bool:
-        """Whether the model writes what it learns from: of several ranks each holds its own share of a round."""
+        """Whether the model writes the texts it learns from; each rank holds its own share of a round."""
         return self.rows == "prompts"
 
     @property
     def is_judged_by_rewards(self) -> bool:
-        """Whether the figures are rewards, one of each function among them."""
+        """Whether the figures are rewards, one for each function among them."""
         return "reward" in self.figures
 
 
 START_COPY = SecondModel(name="reference")
-"""A reference that is the model the run began with."""
+"""A reference that is the model at the run's start."""
 
 
 Coefficient = Annotated[float, Field(ge=0)]
@@ -208,7 +208,7 @@ class Generation(Completions, Referenced):
 
 OWN_ORDER = "repeats prompts in its own order"
 ROUND = {"step": "_step", "completions": "_buffered_inputs"}
-"""What TRL's trainers that write keep between steps: micro-batches so far, and completions still to be trained on."""
+"""State of TRL's generating trainers between steps: micro-batches so far, and unused completions."""
 
 
 SFT_SPEC = MethodSpec(
@@ -467,10 +467,9 @@ _ALL = (
     DISTILLATION_SPEC,
 )
 SPECS: dict[str, MethodSpec] = {spec.name: spec for spec in _ALL}
-"""Every training method by its name."""
 ALWAYS_WRITTEN = ("reward", "dpo", "kto", "orpo", "cpo", "grpo", "rloo")
-"""Sections that a recipe is written with even where they are empty. Those of later methods are left out then: a run's
-identity and a compiled pipeline are made of what is written, and a new method changes neither."""
+"""Sections in every written recipe, even empty. Later methods' are left out: runs' identities and compiled pipelines
+are made of that text, and a new method may change neither."""
 
 
 class Methods(Section):
@@ -505,7 +504,6 @@ class Methods(Section):
 
     @property
     def spec(self) -> MethodSpec:
-        """What is known of the method."""
         return SPECS[self.method]
 
     @property
@@ -520,19 +518,18 @@ class Methods(Section):
 
     @property
     def generation(self) -> Generation | None:
-        """Settings of a method that judges what the model writes by rewards."""
+        """Settings of a method that judges the model's texts by rewards."""
         return self.settings if isinstance(self.settings, Generation) else None
 
     @property
     def second_model(self) -> tuple[str, NamedModel] | None:
-        """Role and origin of the second model that the method's settings name, None where they name none."""
+        """Role and origin of a second model that the method's settings name."""
         second = self.spec.second_model
         named = getattr(self.settings, second.name) if second and second.is_named else None
         return (second.name, named) if second and isinstance(named, NamedModel) else None
 
     @property
     def sync_reference(self) -> SyncReference | None:
-        """How the reference follows the model, None where it does not."""
         return self.settings.sync_reference if isinstance(self.settings, Referenced) else None
 
     def has_reference(self, *, adapter: bool) -> bool:

@@ -81,7 +81,7 @@ class SpecialTokens(Section):
 
     @property
     def named(self) -> dict[str, str]:
-        """The tokens that are given, by their tasks."""
+        """The given tokens, by their tasks."""
         return {name: token for name, token in self if isinstance(token, str)}
 
 
@@ -111,7 +111,7 @@ class Tokenizer(Section):
 
     @property
     def adds(self) -> bool:
-        """Whether tokens may be added; those that the vocabulary has already are not."""
+        """Whether tokens may be added; the vocabulary may have them already."""
         return bool(self.add_tokens) or self.special_tokens != SpecialTokens()
 
     @model_serializer(mode="wrap")
@@ -135,7 +135,7 @@ class Tokenizer(Section):
 
 
 CHANGES = ("add_tokens", "special_tokens", "eos", "pad", "end_of_turn")
-"""Settings of `Tokenizer` that change the tokenizer it takes."""
+"""Settings of `Tokenizer` that change the tokenizer."""
 
 
 class Quantization(Section):

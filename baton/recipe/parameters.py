@@ -1,4 +1,4 @@
-"""What the parameters of a compiled pipeline change in its recipe, checked like any recipe by the first stage."""
+"""Changes to a recipe by the parameters of its compiled pipeline, checked by the first stage."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAMES = {
     "training.epochs": "epochs",
     "training.max_steps": "max_steps",
 }
-"""Dotted path → the parameter that has its value."""
+"""Dotted path → parameter."""
 LENGTH = ("training.epochs", "training.max_steps")
 
 FIXED = {
@@ -37,7 +37,7 @@ FIXED = {
     "training.lr_find": "it is a stage of the pipeline",
     "tracking.prometheus_port": "the pods announce it",
 }
-"""Dotted path → why it cannot be changed any more when the pipeline is compiled; so with what is below it."""
+"""Dotted path, with all below it → the reason why a compiled pipeline fixes it."""
 REMEDY = "Change it in the recipe or by --set, and submit or compile that."
 ORIGIN = "pipeline parameters"
 
@@ -53,7 +53,7 @@ def given_parameters(
     epochs: float = 0.0,
     max_steps: int = 0,
 ) -> dict[str, object]:
-    """Returns dotted path → value of the parameters that say something; left out, they leave it to the recipe."""
+    """Returns dotted path → value of the parameters that are given; others leave the recipe as it is."""
     values: dict[str, object] = {
         "store.uri": store or None,
         "data.source": source or None,
@@ -72,10 +72,10 @@ def apply_parameters(recipe: Recipe, values: Mapping[str, object], overrides: Ma
     """Returns a recipe with the values of a pipeline's parameters.
 
     Args:
-        recipe: The recipe that was compiled.
-        values: As `given_parameters` returns them.
-        overrides: Dotted path → value, as `--set` takes them. With phases a path changes what the phases share, as the
-            recipe's top level does, and `PHASE.path` one of them. Whole numbers may have become floats on the way.
+        recipe: The compiled recipe.
+        values: From `given_parameters`.
+        overrides: Dotted path → value, as for `--set`. With phases, `path` changes the top level and `PHASE.path` one
+            of them. Engines may have made floats of whole numbers.
     """
     document = recipe.model_dump(mode="json")
     names = [phase.name for phase in recipe.phases]
@@ -117,7 +117,7 @@ def apply_parameters(recipe: Recipe, values: Mapping[str, object], overrides: Ma
 
 
 def _require_same_graph(before: Recipe, after: Recipe) -> None:
-    """Makes sure that the compiled pipeline has the chunks and the stages of the changed recipe."""
+    """Makes sure that the compiled pipeline has the chunks and stages of the changed recipe."""
     for old, new in zip(before.phase_recipes() or [before], after.phase_recipes() or [after], strict=True):
         was, now = (part.training.epochs or 1.0 for part in (old, new))
         if new.chunks.count == "per-epoch" and was != now:
@@ -135,7 +135,7 @@ def _require_same_graph(before: Recipe, after: Recipe) -> None:
 
 
 def of_phase(recipe: Recipe, name: str) -> Recipe:
-    """Returns the recipe of a phase, the whole where the name is empty; it says how long it trains in any case."""
+    """Returns a phase's recipe, the whole for an empty name, always with a length of training."""
     if name:
         recipe = recipe.phase_recipes()[[phase.name for phase in recipe.phases].index(name)]
     training = recipe.training
@@ -145,7 +145,7 @@ def of_phase(recipe: Recipe, name: str) -> Recipe:
 
 
 def require_undrawn(recipe: Recipe, values: Mapping[str, object], overrides: Mapping[str, object]) -> None:
-    """Makes sure that no parameter says what each trial of a sweep draws for itself."""
+    """Makes sure that no parameter sets a value that a sweep draws for each trial."""
     assert recipe.sweep
     given = [path for path, value in values.items() if value != _compiled(recipe, path)]
     for path in (*given, *overrides):
@@ -167,7 +167,7 @@ def restore_ints(value: object) -> object:
 
 
 def _compiled(recipe: Recipe, path: str) -> object:
-    """Returns what a parameter says where nobody has changed it."""
+    """Returns a parameter's default in the compiled pipeline."""
     node: Any = recipe.model_dump(mode="json")
     for key in path.split("."):
         node = node[key]
@@ -177,14 +177,14 @@ def _compiled(recipe: Recipe, path: str) -> object:
 
 
 def _field_path(key: str, names: list[str]) -> str:
-    """Returns the path of the field that a key, perhaps of a phase, is written for."""
+    """Returns the field's path for a key, perhaps of a phase, in people's names."""
     phase = "" if _phase_of(key, names) is None else f"{key.partition('.')[0]}."
     path = key.removeprefix(phase)
     return phase + explain.renamed().get(path, path)
 
 
 def _phase_of(key: str, names: list[str]) -> int | None:
-    """Returns which phase a key is about, None for what they share."""
+    """Returns the index of a key's phase, None for the top level."""
     first, _, rest = key.partition(".")
     return names.index(first) if first in names and rest.partition(".")[0] in Recipe.model_fields else None
 
@@ -215,7 +215,7 @@ def _override(document: dict[str, Any], key: str, value: object, names: list[str
 
 
 def _require_effect(document: dict[str, Any], path: str, names: list[str]) -> None:
-    """Makes sure that not every phase has a value of its own at a path."""
+    """Makes sure that some phase has no value of its own at a path."""
     section, _, rest = path.partition(".")
     if not names or section not in MERGED_SECTIONS:
         return
@@ -228,7 +228,7 @@ def _require_effect(document: dict[str, Any], path: str, names: list[str]) -> No
 
 
 def _own(document: dict[str, Any], phase: dict[str, Any], keys: list[str], key: str) -> dict[str, Any]:
-    """Returns a phase with a section of its own, in which a setting stands with what is beside it."""
+    """Returns a phase with a section of its own, in which a setting keeps its neighbours."""
     section, *rest = keys
     if section not in MERGED_SECTIONS:
         raise UserError(f"overrides: {key}: phases share {section}; expected one of {', '.join(MERGED_SECTIONS)}.")

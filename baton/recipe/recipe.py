@@ -1,7 +1,7 @@
 """The whole recipe, and the rules between its sections.
 
-`check_rules` refuses a recipe that cannot be trained, wherever it is read. `check_effects` refuses settings without
-effect, in recipes that people hand in. A run that was started with such a setting has to resume.
+`check_rules` refuses untrainable recipes, wherever they are read. `check_effects` refuses settings without effect, in
+recipes that people hand in: a run that was started with such a setting has to resume.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from baton.recipe.search import RecipePhase, Retrain, Search, ShortPhase, phase_
 from baton.recipe.training import Training
 
 ZERO_OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd")
-"""Optimizers that treat each number by itself, as DeepSpeed hands them all weights as one long row."""
+"""Optimizers that treat each number by itself: DeepSpeed hands them all weights as one long row."""
 
 PLATEAU = ("reduce_lr_on_plateau", "greedy")
 """Schedules that look at evaluations."""
 
 MAX_CHUNK_PROCESSES = 36
-"""Processes that may train one chunk: one that fails each time is to end before it has cost a day of a GPU."""
+"""Most processes of one chunk: one that fails each time is to end within a day of a GPU."""
 
 ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|file:|(databricks|databricks-uc|uc)(:|$)|[~.]?/|\.\./|[^:]+/")
-"""Beginning of an address of MLflow: a scheme, one of its own words, or a path."""
+"""Beginning of an address of MLflow: a scheme, a word of its own, or a path."""
 
 
 class Recipe(Section):
@@ -86,32 +86,27 @@ class Recipe(Section):
         return self
 
     def phase_recipes(self) -> list[Recipe]:
-        """Returns a recipe for each phase, none where there are no phases.
-
-        Raises:
-            ValueError: a phase does not make a recipe; the message has a line per problem.
-        """
+        """Returns a recipe for each phase, none without phases; `ValueError` with a line per problem."""
         return list(_phase_recipes(json.dumps(self.model_dump(mode="json")))) if self.phases else []
 
     @property
     def num_chunks(self) -> int:
-        """Chunks of the run without spare ones."""
+        """Chunks of the run without extra ones."""
         count = self.chunks.count
         return math.ceil(self.training.epochs or 1.0) if count == "per-epoch" else count
 
     @property
     def slots(self) -> int:
-        """Chunks of the run, spare ones included."""
+        """Chunks of the run, extra ones included."""
         return self.num_chunks + self.chunks.spare
 
     @property
     def parallel(self) -> Parallel:
-        """How the processes share the work."""
         return self.training.parallel or Parallel()
 
     @property
     def processes(self) -> int:
-        """Processes of a pod; with virtual workers as many as can share those evenly."""
+        """Processes of a pod; with virtual workers, as many as can share those evenly."""
         workers = self.parallel.virtual_workers
         return int(2 ** (min(self._asked, workers).bit_length() - 1)) if workers else self._asked
 
@@ -122,12 +117,12 @@ class Recipe(Section):
 
     @property
     def world_size(self) -> int:
-        """Processes that train together, over all pods of a chunk; the most, where their number may vary."""
+        """Processes of a chunk, over all its pods; the most, where their number varies."""
         return self.processes * self.max_nodes
 
     @property
     def node_counts(self) -> list[int]:
-        """Numbers of pods that may train a chunk together, the largest first."""
+        """Possible numbers of a chunk's pods, the largest first."""
         nodes, workers = self.resources.nodes, self.parallel.virtual_workers
         if isinstance(nodes, int):
             return [nodes]
@@ -136,18 +131,18 @@ class Recipe(Section):
 
     @property
     def max_nodes(self) -> int:
-        """Pods that train a chunk together; the most, where their number may vary."""
+        """Pods of a chunk; the most, where their number varies."""
         nodes = self.resources.nodes
         return max(self.node_counts, default=nodes if isinstance(nodes, int) else nodes.max)
 
     @property
     def workers(self) -> int:
-        """Into how many parts each step is cut: for the virtual workers, else for the processes."""
+        """Parts of each step: one for each virtual worker, else for each process."""
         return self.parallel.virtual_workers or self.world_size
 
     @property
     def micro_batch_size_per_process(self) -> int:
-        """Rows per forward pass of a process; where `training.micro_batch_size` is left out, its share of a batch.
+        """Rows per forward pass of a process, by default its share of a batch.
 
         Raises:
             UserError: it is `auto`, and no chunk has found it yet.
@@ -162,7 +157,7 @@ class Recipe(Section):
 
     @property
     def evaluation_batch_size(self) -> int:
-        """Rows per forward pass of an evaluation; what it comes to differs by rounding between sizes."""
+        """Rows per forward pass of an evaluation; results differ by rounding between sizes."""
         return self.evaluation.batch_size or self.micro_batch_size_per_process
 
     @property
@@ -172,12 +167,12 @@ class Recipe(Section):
 
     @property
     def steps_per_generation(self) -> int:
-        """Forward passes of each worker over which a round of completions is spread."""
+        """Forward passes of each worker per round of completions."""
         return self.training.round_size // (self.micro_batch_size_per_process * self.workers)
 
     @property
     def split(self) -> str:
-        """How a batch is split, in words."""
+        """Split of a batch, in words."""
         if self.training.micro_batch_size == "auto":
             return "split as memory allows"
         split = f"{self.gradient_accumulation_steps} x {self.micro_batch_size_per_process}"
@@ -190,13 +185,9 @@ class Recipe(Section):
 
     @property
     def needs_all_rows(self) -> str | None:
-        """What goes over all training rows in every chunk, so that `data.order` cannot be `blocks`; None for nothing.
-
-        Some of TRL's trainers prepare all rows when they are built; those that write, lengths and curriculum choose
-        from all of them.
-        """
+        """Feature that reads all training rows in every chunk, against `data.order: blocks`; None for none."""
         training = self.training
-        if training.spec.needs_all_rows:
+        if training.spec.needs_all_rows:  # TRL prepares all rows with the trainer, or draws prompts from all
             return training.method
         if training.group_by_length:
             return "training.group_by_length"
@@ -205,7 +196,7 @@ class Recipe(Section):
 
 @functools.lru_cache(maxsize=8)
 def _phase_recipes(text: str) -> tuple[Recipe, ...]:
-    """Returns the recipes of the phases of a recipe, which is given as JSON: it is asked for them many times."""
+    """Returns the phases' recipes; cached by JSON, as callers ask many times."""
     document = json.loads(text)
     recipes = []
     for position, phase in enumerate(map(RecipePhase.model_validate, document["phases"])):
@@ -221,7 +212,7 @@ def _phase_recipes(text: str) -> tuple[Recipe, ...]:
 
 
 def check_nodes(recipe: Recipe) -> None:
-    """Checks that a number of nodes that may vary leaves no trace, and that there is one."""
+    """Checks that a varying number of nodes does not change bits, and that one fits."""
     nodes, workers, processes = recipe.resources.nodes, recipe.parallel.virtual_workers, recipe.processes
     if isinstance(nodes, int):
         return
@@ -240,7 +231,7 @@ def check_nodes(recipe: Recipe) -> None:
 
 
 def check_parallel(recipe: Recipe) -> None:
-    """Checks that several processes can train what a recipe asks for."""
+    """Checks that several processes can train a recipe."""
     training, workers, accelerators = recipe.training, recipe.workers, recipe.resources.gpus
     of = f"{workers} {'virtual workers' if recipe.parallel.virtual_workers else 'processes'}"
     if training.micro_batch_size == "auto":
@@ -385,7 +376,7 @@ def _check_sharded(recipe: Recipe) -> None:
 
 
 def check_rules(recipe: Recipe) -> None:
-    """Checks that the sections of a recipe fit each other; phases are recipes, and are checked as such."""
+    """Checks that a recipe's sections fit each other; its phases are checked as recipes of their own."""
     _check_phases(recipe)
     _check_sweep(recipe)
     _check_retrain(recipe)
@@ -396,7 +387,7 @@ def check_rules(recipe: Recipe) -> None:
 
 
 def check_effects(recipe: Recipe) -> None:
-    """Checks that every setting that is given does something where it stands."""
+    """Checks that every given setting has an effect."""
     for part in recipe.phase_recipes() or [recipe]:
         _check_effects(part)
 
@@ -557,7 +548,7 @@ def _check_reference(recipe: Recipe) -> None:
 
 def _check_completions(recipe: Recipe) -> None:
     training = recipe.training
-    # What lies at the edge of the nucleus is drawn or not, and learned from: it may not vary from call to call.
+    # A token at the edge of the nucleus is drawn or not, and learned from: the sum may not vary between calls.
     if training.completions and training.completions.top_p < 1 and training.deterministic and recipe.resources.gpus:
         raise ValueError(
             f"training.{training.method}.top_p: CUDA has no deterministic kernel for the sum it takes; use top_k or "
@@ -598,11 +589,10 @@ RULES: tuple[Callable[[Recipe], None], ...] = (
     _check_chunks, _check_resources, _check_data, _check_processes, _check_weights, _check_reference,
     _check_completions, _check_evaluation, _check_hooks,
 )  # fmt: skip
-"""Rules of one training, in the order in which they are told."""
+"""Rules of one training, in the order of their messages."""
 
 
 def _check_pods(recipe: Recipe) -> None:
-    """Refuses what no pod can be."""
     resources = recipe.resources
     for name in ("cpu", "memory", "gpu_memory"):
         quantity = getattr(resources, name)
@@ -616,7 +606,6 @@ def _check_pods(recipe: Recipe) -> None:
 
 
 def _check_addresses(recipe: Recipe) -> None:
-    """Refuses addresses that are none, before a pod looks there."""
     address, production = recipe.tracking.mlflow, recipe.evaluation.production
     if address and not ADDRESS.match(address):
         meant = f"did you mean 'http://{address}'?" if re.fullmatch(r"[\w.-]+:\d+(/.*)?", address) else "or none"

@@ -1,7 +1,4 @@
-"""Recipe sections `hooks`, `trust`, `chunks`, `store` and `tracking`: how and where a run runs.
-
-A run's own code, its consent to code of others, its chunks, its place in the store, and its metrics.
-"""
+"""Recipe sections `hooks`, `trust`, `chunks`, `store` and `tracking`: how and where a run runs."""
 
 from __future__ import annotations
 
@@ -60,20 +57,19 @@ class Hooks(Section):
 
 
 ASK = "ask"
-"""Of a recipe that somebody else has written: its code waits for consent."""
+"""Value of `trust` for somebody else's recipe: its code waits for consent."""
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Trust = Literal["ask"] | list[Sha256] | None
-"""`ask`, or the digests of the files that somebody has consented to; None for a recipe of one's own."""
+"""`ask`, or digests of the files with consent; None for one's own recipe."""
 
 _CODE = re.compile(r"(^|\.)hooks\..+|\.trust_remote_code(\.\d+)?$|\.tasks\.include_path(\.\d+)?$|^resources\.env\.")
-"""Settings that are code or name some: the user's functions and files, code that comes with a model, tasks of the
-evaluation harness, which may call functions, and variables, which may be those of an interpreter."""
+"""Settings that are or name code: hooks, a model's own code, the harness's tasks, and an interpreter's variables."""
 _MAY_BE_CODE = re.compile(r"(^|\.)use$|(^|\.)(rewards|functions)(\.\d+)+$")
 """Settings that name a function: one of Baton's, or `module:object`."""
 
 
 def leaves(node: object, place: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields the values of a document that hold no others, each with its dotted path."""
+    """Yields a document's scalars, each with its dotted path."""
     children = node.items() if isinstance(node, Mapping) else enumerate(node) if isinstance(node, list) else None
     if children is None:
         yield place, node
@@ -82,11 +78,7 @@ def leaves(node: object, place: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def code_in(document: Mapping[str, Any]) -> list[str]:
-    """Returns the settings of a recipe that run code of somebody's, each as `path: value`.
-
-    Args:
-        document: The recipe as plain values; what its phases say and what its sweep tries counts as well.
-    """
+    """Returns the settings of a recipe's plain values that run code, phases and sweep included, as `path: value`."""
     return [f"{path}: {value}" for path, value in leaves(document) if value and _is_code(path, value)]
 
 
@@ -95,9 +87,9 @@ def _is_code(path: str, value: object) -> bool:
 
 
 CONTINUOUS = "continuous"
-"""Word for checkpoints of which one is always on its way."""
+"""Cadence with a checkpoint always on its way."""
 SIGNING_FOLDER = "/var/run/baton-signing"
-"""Where pods have the Secret with the private key."""
+"""Pods' folder of the Secret with the private key."""
 MAX_CHUNKS = 100
 """A workflow object holds about 1 MiB; a hundred unrolled chunks take a third of it."""
 
@@ -131,7 +123,6 @@ class Signing(Section):
 
     @property
     def key_file(self) -> str:
-        """Path of the private key in a pod."""
         return f"{SIGNING_FOLDER}/{(self.secret or '').partition('/')[2]}"
 
 
@@ -201,23 +192,21 @@ class Chunks(Section):
 
     @property
     def every_steps(self) -> int | None:
-        """Steps between checkpoints inside a chunk, where given as steps."""
+        """Steps between checkpoints inside a chunk; None for a time."""
         return self.checkpoint_every if isinstance(self.checkpoint_every, int) else None
 
     @property
     def every_seconds(self) -> float | None:
-        """Seconds between checkpoints inside a chunk, where given as a time."""
+        """Seconds between checkpoints inside a chunk; None for steps."""
         is_time = isinstance(self.checkpoint_every, str) and not self.is_continuous
         return seconds(str(self.checkpoint_every)) if is_time else None
 
     @property
     def is_continuous(self) -> bool:
-        """Whether one checkpoint follows the other."""
         return self.checkpoint_every == CONTINUOUS
 
     @property
     def max_unsaved_seconds(self) -> float:
-        """Seconds without a checkpoint after which a chunk gives up."""
         return seconds(self.max_unsaved)
 
     @model_validator(mode="after")
@@ -245,7 +234,6 @@ NONE = ("none", "null", "off", "no", "false", "disabled", "")
 
 
 def _address_or_none(value: Any) -> Any:
-    """Returns an address, None for a word that means none."""
     return None if value is False or (isinstance(value, str) and value.strip().lower() in NONE) else value
 
 

@@ -13,10 +13,10 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from baton.recipe.base import Positive, Section, WrittenAs, duration, seconds
 
 SWEPT = ("seed", "model", "data", "adapter", "training", "hooks")
-"""Sections whose values may differ between the trials of a sweep: how all are cut, judged and placed is the same."""
+"""Sections that may differ between a sweep's trials; all are cut, judged and placed the same."""
 
 MAX_TRIALS = 1000
-"""Trials of one sweep: a loop of a workflow fans out over them."""
+"""Most trials of a sweep: a workflow's loop fans out over them."""
 
 Number = int | float
 
@@ -47,7 +47,6 @@ class Range(Section):
 
     @property
     def whole(self) -> bool:
-        """Whether its numbers are whole."""
         return isinstance(self.min, int) and isinstance(self.max, int)
 
     def stepped(self) -> list[Number] | None:
@@ -132,7 +131,7 @@ class Search(Section):
 
 
 PREVIOUS = "previous-phase"
-"""Stands for the model that the phase before exports, until that is known."""
+"""Stands for the previous phase's model, until that is known."""
 
 MERGED_SECTIONS = ("data", "adapter", "training", "chunks", "evaluation", "hooks")
 """Sections in which a phase may differ."""
@@ -166,13 +165,9 @@ ShortPhase = Annotated[RecipePhase, BeforeValidator(_phase_shorthand, json_schem
 
 
 def phase_document(document: dict[str, Any], phase: RecipePhase, position: int, *, last: bool) -> dict[str, Any]:
-    """Returns the recipe of a phase as plain values.
+    """Returns a phase's recipe as plain values.
 
-    Args:
-        document: The whole recipe, resolved.
-        phase: The phase.
-        position: Its number, from 0; those after the first start from the model of the one before.
-        last: Whether it is the last; the others hand on a whole model.
+    Those after the first start from the previous one's model; all but the last hand on a whole model.
     """
     recipe = {**document, "phases": [], "name": f"{document['name'][:42]}-{phase.name}"}
     for section in MERGED_SECTIONS:
@@ -187,7 +182,7 @@ def phase_document(document: dict[str, Any], phase: RecipePhase, position: int, 
 
 
 ACCEPTED = "accepted"
-"""Stands in `evaluation.production` for the model that was accepted last, in the store below the recipe's name."""
+"""Stands in `evaluation.production` for the last accepted model, in the store below the recipe's name."""
 
 
 class Retrain(Section):
@@ -211,5 +206,4 @@ class Retrain(Section):
 
     @property
     def expires_seconds(self) -> float:
-        """Seconds without a sign of life after which a retraining counts as gone."""
         return seconds(self.expires)

@@ -1,4 +1,4 @@
-"""Recipe section `training`: how the model learns, which weights are trained, and what changes on the way."""
+"""Recipe section `training`: schedule, optimizer, trained weights, and changes on the way."""
 
 from __future__ import annotations
 
@@ -144,9 +144,9 @@ class Router(Section):
 
 
 Rows = Annotated[int, Field(gt=0, le=1_000_000)]
-"""Rows at once: so many that their divisors, which messages and estimates go through, are found at once."""
+"""Rows at once: few enough to find their divisors, for messages and estimates, at once."""
 SECTIONS = tuple(name for name, spec in SPECS.items() if spec.settings)
-"""Methods that have their own section."""
+"""Methods with a section of their own."""
 
 
 class Training(Methods):
@@ -238,7 +238,7 @@ class Training(Methods):
     @model_validator(mode="before")
     @classmethod
     def _own_section(cls, value: Any) -> Any:
-        """Gives the chosen method its section where it has one that can be left out."""
+        """Gives the chosen method its section where it can be left out."""
         if not isinstance(value, dict):
             return value
         method = value.get("method", "sft")
@@ -296,7 +296,7 @@ class Training(Methods):
 
     @property
     def round_size(self) -> int:
-        """Completions of one round of generation, of all processes together; 0 where the model does not write."""
+        """Completions of one round, of all processes together; 0 where the model does not write."""
         if self.completions is None:
             return 0
         steps = self.generation.steps_per_generation if self.generation else None

@@ -1,4 +1,4 @@
-"""YAML as people write recipes, and what to write instead where a text is none."""
+"""YAML as people write recipes, with remedies for broken texts."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from yaml.constructor import ConstructorError
 LONGEST = 2**20
 """Bytes of the longest text."""
 MOST_VALUES = 100_000
-"""Values of a text, those that an alias repeats counted each time: nine lines of nine aliases are ten gigabytes."""
+"""Most values of a text, with each repetition by an alias: nine lines of nine aliases make ten gigabytes."""
 DEEPEST = 32
-"""Levels of a text: its reader takes the longer for each sign, the more are open."""
+"""Deepest nesting: the reader's time per sign grows with the open levels."""
 LONGEST_NUMBER = 300
+"""Characters of a number: sixties (`1:59:59…`) take Python the square of their length, and it writes no longer ones."""
 NEXT_LINE = "\x85"
 """A break to YAML, which PyYAML writes as it is."""
-"""Characters of a number: Python takes the square of its length in sixties (`1:59:59…`), and writes no longer ones."""
 MENDED = 2**14
-"""Characters of the longest text for which a remedy is tried out: it is read anew for each."""
+"""Characters of the longest text that remedies are tried on: each needs a new reading."""
 SHOWN = 200
 """Characters of a value or line that a message shows."""
 MERGE = "tag:yaml.org,2002:merge"
 NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 _SPACES = {"Zs": " ", "Zl": " ", "Zp": " ", "Cf": ""}
-"""Category of signs that look like a space or like nothing → what they were likely meant to be."""
+"""Category of signs that look like a space or like nothing → their likely meaning."""
 _LOOKALIKES = {
     **dict.fromkeys("\u201c\u201d\u201e\u201f\u00ab\u00bb", '"'),
     **dict.fromkeys("\u2018\u2019\u201a\u201b", "'"),
@@ -38,34 +38,32 @@ _LOOKALIKES = {
     "\uff1a": ":",
     "\uff0c": ",",
 }
-"""Signs that word processors write → those of YAML."""
+"""Signs that word processors write → YAML's."""
 NO_MARK = re.compile(r"(?<=: )[>@`%][^,}#]*")
 """A plain value that begins with a sign of YAML's own."""
 COLON = re.compile(r"^(\s*[\w.-]+: +)([^\"'\[{|>#].*: .*)$")
 """A plain value with a colon in it."""
 NO_SPACE = re.compile(r"^(\s*[\w.-]+):(?=[^\s:/])")
-"""A key whose value stands right behind its colon."""
+"""A key without a space after its colon."""
 
 
 class RepeatedKeyError(yaml.YAMLError):
-    """A key that stands twice in one section, of which YAML's readers take the last and say nothing."""
+    """A key that occurs twice in one section, where YAML's readers silently take the last."""
 
 
 class Loader(yaml.SafeLoader):
-    """YAML as people write it: `1e-4` is a number, where YAML 1.1 asks for `1.0e-4`; no key stands twice."""
+    """YAML as people write it: `1e-4` is a number, where YAML 1.1 needs `1.0e-4`; no key occurs twice."""
 
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
         self._depth = self._num_nodes = 0
 
     def fetch_flow_collection_start(self, token: Any) -> None:
-        """Takes in a bracket."""
         # Before a node is made of it: the reader looks a thousand signs ahead, and at each at all that are open.
         self._require_depth(self.flow_level + 1)
         super().fetch_flow_collection_start(token)
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Returns a node with those in it."""
         self._num_nodes += 1
         if self._num_nodes > MOST_VALUES:  # before all are read, which takes a while
             raise _too_many()
@@ -80,7 +78,6 @@ class Loader(yaml.SafeLoader):
             raise ComposerError(None, None, f"it is nested deeper than {DEEPEST} levels", self.get_mark())
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """Returns a value."""
         try:
             if node.tag in NUMBERS and len(node.value) > LONGEST_NUMBER:
                 raise ValueError(f"it has {len(node.value)} characters")
@@ -94,14 +91,13 @@ class Loader(yaml.SafeLoader):
             raise ConstructorError(None, None, problem, node.start_mark) from None
 
     def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
-        """Returns a text; two escapes that stand for one character, as in JSON, are that."""
+        """Returns a text; two escapes for one character, as in JSON, become that."""
         value = super().construct_scalar(node)
         if "\0" in value:
             raise ValueError("it has a NUL, which is no character of YAML")
         return value if value.isascii() else value.encode("utf-16", "surrogatepass").decode("utf-16")
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        """Returns a mapping."""
         lines: dict[str, int] = {}
         for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
             if not isinstance(key, yaml.ScalarNode) or key.tag == MERGE:
@@ -117,23 +113,22 @@ class Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-for _tag in ("binary", "omap", "pairs", "set"):  # what JSON has not would be another value once it was written
+for _tag in ("binary", "omap", "pairs", "set"):  # JSON has none of them: written and read they would be other values
     Loader.add_constructor(f"tag:yaml.org,2002:{_tag}", Loader.construct_undefined)  # type: ignore[type-var]
 
 
 class LenientLoader(Loader):
-    """YAML of others: of a key that stands twice the last one counts, as for those whose it is."""
+    """YAML of other tools, which take the last of repeated keys."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        """Returns a mapping."""
         return yaml.SafeLoader.construct_mapping(self, node, deep)
 
 
 class Dumper(yaml.SafeDumper):
-    """Writes what `load` reads: a text that it would take for a number is put in quotes, and a break that it folds."""
+    """Writes YAML for `load`: quotes texts that look like numbers, and breaks that a reader would fold."""
 
     def represent_text(self, text: str, style: str | None = None) -> yaml.ScalarNode:
-        """Represents a text, in a style where it can be read back from that."""
+        """Represents a text, in `style` where that can be read back."""
         return self.represent_scalar("tag:yaml.org,2002:str", text, style='"' if NEXT_LINE in text else style)
 
 
@@ -146,15 +141,7 @@ for _kind in (Loader, Dumper):
 
 
 def load(text: str, kind: type[Loader] = Loader) -> Any:
-    """Returns the values of a text.
-
-    Args:
-        text: The text.
-        kind: Reads it.
-
-    Raises:
-        YAMLError: it is no YAML, or longer, deeper or of more values than a person writes.
-    """
+    """Returns a text's values; `YAMLError` for broken YAML, or a longer or deeper text than a person writes."""
     if len(text) > LONGEST:
         raise yaml.YAMLError(f"it is longer than {LONGEST >> 20} MiB")
     loader = kind(text)
@@ -172,11 +159,7 @@ def load(text: str, kind: type[Loader] = Loader) -> Any:
 
 
 def decode(data: bytes) -> str:
-    """Returns the text of a YAML file: UTF-8, or UTF-16 or UTF-32 as its first bytes tell.
-
-    Raises:
-        YAMLError: it is in another encoding.
-    """
+    """Returns a YAML file's text: UTF-8, or UTF-16 or UTF-32 by its first bytes; else `YAMLError`."""
     encoding = json.detect_encoding(data)
     try:
         return data.decode(encoding)
@@ -193,22 +176,19 @@ def decode(data: bytes) -> str:
 
 
 def plain(text: str) -> str:
-    """Returns a text with signs of a keyboard in place of those that look like them, such as no-break spaces."""
+    """Returns a text with a keyboard's signs in place of similar ones, such as no-break spaces."""
     return "".join(_LOOKALIKES.get(sign) or _SPACES.get(unicodedata.category(sign), sign) for sign in text)
 
 
 def lookalikes(text: str) -> str:
-    """Returns the names of the signs in a text that `plain` replaces; empty where there are none."""
+    """Returns the names of the signs that `plain` replaces; empty for none."""
     found = dict.fromkeys(sign for sign in text if plain(sign) != sign)
     return ", ".join(f"{unicodedata.name(sign, 'a sign')} (U+{ord(sign):04X})" for sign in found)
 
 
 def written(text: str, location: tuple[str | int, ...]) -> str | None:
-    """Returns how a scalar at a place of a text that `load` has read is written, None where there is none.
-
-    Of a text that nobody has written by hand it is None, too: reading it again takes seconds.
-    """
-    if len(text) > MENDED:
+    """Returns the text of a scalar at a place that `load` has read, None where there is none."""
+    if len(text) > MENDED:  # reading it again takes seconds, and no hand wrote it
         return None
     loader = Loader(text)
     node = loader.get_single_node()
@@ -233,12 +213,7 @@ def _too_many() -> yaml.YAMLError:
 
 
 def _num_values(node: yaml.Node, known: dict[int, int | None]) -> int:
-    """Returns how many values a node stands for.
-
-    Args:
-        node: The node.
-        known: Of nodes by their `id`; None while one is counted.
-    """
+    """Returns a node's number of values; `known` is by `id`, None while a node is being counted."""
     if isinstance(node, yaml.ScalarNode):
         return 1
     if id(node) not in known:
@@ -252,17 +227,12 @@ def _num_values(node: yaml.Node, known: dict[int, int | None]) -> int:
 
 
 def brief(text: str) -> str:
-    """Returns a text as a message shows it."""
+    """Returns a text, shortened for a message."""
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
 
 
 def explain(text: str, error: yaml.YAMLError) -> str:
-    """Returns what is wrong with a text that is no YAML, with the line to write instead where one is found.
-
-    Args:
-        text: The text.
-        error: What reading it raised.
-    """
+    """Returns the fault of a broken text, with the corrected line where one is found; `error` is from reading it."""
     if isinstance(error, RepeatedKeyError):
         return f"{error}."
     return " ".join([_told(text, error), *_remedy(text, error)])
@@ -304,7 +274,7 @@ def _remedy(text: str, error: yaml.YAMLError) -> Iterator[str]:
 
 
 def _changes(line: str) -> Iterator[str]:
-    """Yields what a line may have been meant to be."""
+    """Yields likely corrections of a line."""
     for changed in (
         NO_MARK.sub(lambda match: f'"{match[0].rstrip()}"', line),
         NO_SPACE.sub(r"\1: ", line),

@@ -1,4 +1,4 @@
-"""Consent to the code of a recipe that somebody else has written, given when it is compiled, submitted or run."""
+"""Consent to the code of somebody else's recipe, given when it is compiled, submitted or run."""
 
 from __future__ import annotations
 
@@ -18,11 +18,9 @@ SHOWN = 6
 
 
 def require_consent(recipe: Recipe, source: RecipeSource) -> Recipe:
-    """Holds a recipe from elsewhere to consent, before anything of it runs.
+    """Refuses a foreign recipe's code without consent, before any of it runs.
 
-    Returns:
-        The recipe as it is, where it is its user's own, or runs no code of its author; else with the digests of all
-        files that the consent is for, to which its stages hold the code that they get.
+    With consent, the returned recipe has the digests of all code files; its stages run no other code.
     """
     if not source.is_foreign and recipe.trust != ASK:
         return recipe
@@ -36,7 +34,7 @@ def require_consent(recipe: Recipe, source: RecipeSource) -> Recipe:
 
 
 def refuse_untrusted(source: RecipeSource, found: Sequence[str]) -> None:
-    """Makes sure that somebody consents to the settings of a recipe from elsewhere that run code; see `code_in`."""
+    """Refuses a foreign recipe's settings that run code (`code_in`), unless somebody consented."""
     if found and not source.is_trusted:
         more = [f"and {len(found) - SHOWN} more"] if len(found) > SHOWN else []
         raise UserError(

@@ -1,4 +1,4 @@
-"""Credentials in recipes: literals in addresses refused, and keys required to sign checkpoints."""
+"""Credentials in recipes: refused in addresses, required to sign checkpoints."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from baton.signing import SIGNED_BY, PublicKey
 from baton.store.clouds import environment_of
 
 _IN_ADDRESS = re.compile(r"^(?P<scheme>[a-zA-Z][\w+.-]*://)[^/:@\s]+:(?!\d+(?:/|$))[^@\s]+@(?P<rest>.*)$", re.DOTALL)
-"""An address with a user and a password, or a key and its secret, before the host or bucket."""
+"""An address with user and password, or key and secret, before the host or bucket."""
 _VARIABLES = {
     "AWS_": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
     "GOOGLE_": "GOOGLE_APPLICATION_CREDENTIALS",
     "AZURE_": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
 }
-"""Beginning of the names of a cloud's variables → those with its credentials."""
+"""Prefix of a cloud's variables → those with its credentials."""
 _OF_MLFLOW = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
 _SIGNED = re.compile(r"[?&](sig|X-Amz-(Signature|Credential)|AWSAccessKeyId|X-Goog-Signature)=")
 
 
 def require_none(recipe: Recipe) -> None:
-    """Refuses a recipe in which an address holds a credential: what is in it gets into runs, logs and pipelines."""
+    """Refuses credentials in addresses: a recipe's text gets into runs, logs and pipelines."""
     for path, value in leaves(recipe.model_dump(mode="json", exclude_defaults=True)):
         if not isinstance(value, str):
             continue
@@ -49,7 +49,7 @@ def require_none(recipe: Recipe) -> None:
 
 
 def not_named(recipe: Recipe) -> Iterator[str]:
-    """Yields what to know where a recipe names no secret with the credentials of its store."""
+    """Yields a note where a recipe names no secret with its store's credentials."""
     variables = environment_of(recipe.store.uri)
     named = [name for _, keys in recipe.resources.secrets for name in keys.values()]
     if variables and not any(name.startswith(variables) for name in named):
@@ -60,18 +60,18 @@ def not_named(recipe: Recipe) -> Iterator[str]:
 
 
 def signing_settings(recipe: Recipe) -> list[Signing]:
-    """Returns what a recipe, or each of its phases, says of signatures."""
+    """Returns the `chunks.signing` of a recipe or of its phases."""
     return [part.chunks.signing for part in recipe.phase_recipes() or [recipe] if part.chunks.signing]
 
 
 def signing_environment(recipe: Recipe) -> dict[str, str]:
-    """Returns what tells this machine's stages whose signature to ask for, whatever the store says later."""
+    """Returns the variable that fixes the expected signer for this machine's stages, whatever the store holds."""
     keys = {signing.public_key for signing in signing_settings(recipe)}
     return {SIGNED_BY: keys.pop()} if len(keys) == 1 else {}
 
 
 def require_signing_key(recipe: Recipe) -> Recipe:
-    """Checks that this machine can sign, and returns the recipe without the Secret that a cluster mounts."""
+    """Checks that this machine can sign, and returns the recipe without the cluster's Secret."""
     found = signing_settings(recipe)
     for signing in found:
         require_signer(PublicKey(signing.public_key))

@@ -1,4 +1,4 @@
-"""What training will take of a GPU's memory, whether that fits, and what to change where it does not."""
+"""Memory of a GPU that training will take, whether it fits, and changes that take less."""
 
 from __future__ import annotations
 
@@ -20,47 +20,39 @@ if TYPE_CHECKING:
 
 GIB = 2**30
 USABLE = 0.95
-"""Share of a device's memory that can be filled: the allocator leaves holes."""
+"""Usable share of a device's memory: the allocator leaves holes."""
 GIGABYTES = {
     "H200": 141, "H100": 80, "H20": 96, "B200": 180, "A100": 40, "A6000": 48, "A30": 24, "A10": 24, "L40": 48, "L4": 24,
     "V100": 16, "P100": 16, "T4": 16, "4090": 24, "3090": 24, "MI300X": 192, "MI250X": 128,
 }  # fmt: skip
-"""Memory of accelerators whose label does not say it, by part of their name; the smallest where there are several."""
+"""Part of an accelerator's name → memory, where its label does not have it; the smallest of several."""
 LABELS = ("nvidia.com/gpu.product", "cloud.google.com/gke-accelerator", "karpenter.k8s.aws/instance-gpu-name",
           "amd.com/gpu.product-name")  # fmt: skip
-"""Labels of nodes that name their accelerator."""
+"""Labels of nodes with their accelerator's name."""
 MEBIBYTES = ("nvidia.com/gpu.memory", "karpenter.k8s.aws/instance-gpu-memory")
-"""Labels of nodes that give its memory, in MiB."""
+"""Labels of nodes with its memory, in MiB."""
 
 
 @dataclass(frozen=True)
 class Device:
-    """Memory that training has to fit into.
-
-    Attributes:
-        bytes: Its memory.
-        source: How that is known.
-    """
+    """Bytes of memory that training has to fit into, and how they are known."""
 
     bytes: float
     source: str
 
 
 def report(recipe: Recipe) -> Iterator[str]:
-    """Yields lines with the estimate for each training of a recipe that says on what it will run.
-
-    Nothing is imported, and nothing yielded, for one that asks neither for a GPU nor for memory.
-    """
+    """Yields lines with the estimate for each training of a recipe that asks for a GPU or for memory."""
     parts = recipe.phase_recipes()
     start = recipe.model
     for part in [x.model_copy(update={"model": start}) if x.model.base == PREVIOUS else x for x in parts] or [recipe]:
         asked = part.resources
-        if asked.gpus or asked.gpu_memory or asked.memory:
+        if asked.gpus or asked.gpu_memory or asked.memory:  # otherwise nothing imports torch
             yield from _report(part, f" of {part.name}" if recipe.phases else "")
 
 
 def device(resources: Resources) -> Device | None:
-    """Returns what a pod that runs the model has, None where the recipe does not tell."""
+    """Returns the memory of a pod that runs the model, None where the recipe does not tell."""
     if resources.gpus == 0:
         if resources.memory is None:
             return None
@@ -79,7 +71,7 @@ def device(resources: Resources) -> Device | None:
 
 
 def _gigabytes(product: str) -> float | None:
-    """Returns the memory that an accelerator's name says it has, or that it is known for; that of a part, with MIG."""
+    """Returns the memory by an accelerator's name; a MIG part's own."""
     name = product.upper()
     for pattern in (r"MIG-\d+G\.(\d+)GB", r"(\d+) ?GB"):
         if match := re.search(pattern, name):
@@ -118,7 +110,7 @@ def _estimate(recipe: Recipe) -> Estimate:
 
 
 def _here_or_there(recipe: Recipe) -> Device | None:
-    """Returns what the recipe says it will run on, else this machine's GPU."""
+    """Returns the device that the recipe asks for, else this machine's GPU."""
     from baton import machine
 
     target = device(recipe.resources)
@@ -138,7 +130,7 @@ def _compared(total: int, where: Device | None, recipe: Recipe) -> str:
 
 
 def _remedies(recipe: Recipe, where: Device) -> Iterator[tuple[str, int]]:
-    """Yields changes that take less memory, with what is then taken; each for itself."""
+    """Yields single changes that take less memory, each with its total."""
     now = _estimate(recipe).total
     rows = recipe.training.batch_size // recipe.world_size
     smaller = [n for n in range(recipe.micro_batch_size_per_process - 1, 0, -1) if rows % n == 0]

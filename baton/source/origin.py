@@ -1,4 +1,4 @@
-"""Where a recipe comes from: a file, a pipe, standard input, an address, or the recipes that Baton brings along."""
+"""Origins of a recipe: a file, a pipe, standard input, an address, or Baton's bundled recipes."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from baton.store.storage import Storage
 STDIN = "-"
 ENDINGS = (".yaml", ".yml")
 RECIPES = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "pipelines", "recipes")
-"""Folder of the recipes that Baton brings along."""
+"""Folder of the bundled recipes."""
 LISTED = "`baton recipes` lists the bundled ones"
 SCHEMES = ("https", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hf")
-"""Addresses that a recipe is read from: those whose other side proves who it is."""
+"""Addresses that a recipe is read from: their servers prove who they are."""
 _LOOPBACK = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d+)?/")
 _consent: ContextVar[bool] = ContextVar("consent", default=False)
 
 
 @contextlib.contextmanager
 def consenting(given: bool) -> Iterator[None]:
-    """Takes recipes that are read in this block with consent to run their code, or without."""
+    """Reads recipes in this block with or without consent to run their code."""
     token = _consent.set(given)
     try:
         yield
@@ -45,10 +45,10 @@ class RecipeSource:
     """A recipe as it was given, its text read: a pipe can be read only once.
 
     Attributes:
-        name: What messages call it.
-        text: What it says.
+        name: Its name in messages.
+        text: Its YAML.
         folder: Where its relative paths begin.
-        values: What it says, where that is no text.
+        values: Its values, where it has no text.
         is_foreign: Whether somebody else may have written it: it came through a pipe or from an address.
         is_trusted: Whether somebody has consented to run its code.
     """
@@ -61,17 +61,17 @@ class RecipeSource:
     is_trusted: bool = field(default_factory=lambda: _consent.get())
 
     def document(self, overrides: tuple[str, ...] | list[str] = ()) -> dict[str, Any]:
-        """Returns its values, not checked yet; see `baton.recipe.load.parse`."""
+        """Returns its values, not checked yet."""
         return load.parse(self.text if self.values is None else self.values, overrides, origin=self.name)
 
     @property
     def summary(self) -> str:
-        """What its first line says of it, where that is a comment."""
+        """Its first line, if that is a comment."""
         first = self.text.lstrip().partition("\n")[0]
         return first.lstrip("# ").rstrip() if first.startswith("#") else ""
 
     def standalone(self) -> str:
-        """Returns its text for a file elsewhere: what lies beside it is named by its whole path."""
+        """Returns its text for a file elsewhere, with whole paths of the files beside it."""
         text = self.text
         for path in sorted(_paths(self.document()), key=len, reverse=True):
             there = os.path.join(self.folder, path)
@@ -90,13 +90,7 @@ def _paths(node: object) -> Iterator[str]:
 
 
 def find(given: str | RecipeSource) -> RecipeSource:
-    """Reads a recipe.
-
-    Args:
-        given: `-` for standard input, the path of a file or pipe, an address such as `s3://bucket/recipe.yaml` or
-            `https://…`, or where there is none the name of a bundled recipe: its file's without the ending, or below
-            `recipes`; in any case of letters.
-    """
+    """Reads a recipe from standard input (`-`), a file or pipe, an address, or else a bundled recipe's name."""
     if isinstance(given, RecipeSource):
         return given
     if given == STDIN:
@@ -124,7 +118,7 @@ def find(given: str | RecipeSource) -> RecipeSource:
 
 
 def of_bundle(name: str) -> RecipeSource:
-    """Reads a recipe that Baton brings along."""
+    """Reads a bundled recipe."""
     found = bundled_name(name)
     if not found:
         names = list(bundled())
@@ -137,7 +131,7 @@ def of_bundle(name: str) -> RecipeSource:
 
 
 def described(name: str) -> dict[str, str]:
-    """Returns what is listed of a bundled recipe: its name, method and model, and what it is about."""
+    """Returns a bundled recipe's entry in lists: name, method, model, and summary."""
     source = of_bundle(name)
     recipe = load.validate(source.document(), origin=name)
     methods = [part.training.method for part in recipe.phase_recipes() or [recipe]]
@@ -156,7 +150,7 @@ def is_readable(path: str) -> bool:
 
 
 def is_recipe(given: str) -> bool:
-    """Tells whether a word of the command line is meant to be a recipe, where rows may stand as well."""
+    """Tells whether a word of the command line means a recipe, where it may mean rows as well."""
     if given == STDIN or given.endswith(ENDINGS):
         return True
     if os.path.exists(given):
@@ -165,7 +159,7 @@ def is_recipe(given: str) -> bool:
 
 
 def bundled() -> dict[str, str]:
-    """Returns the paths of the bundled recipes by their names, those of `recipes` itself first."""
+    """Returns name → path of the bundled recipes, the top folder's first."""
     found = {}
     for folder, folders, files in os.walk(RECIPES):
         folders[:] = sorted(name for name in folders if not name.startswith((".", "_")))
@@ -178,7 +172,7 @@ def bundled() -> dict[str, str]:
 
 
 def bundled_name(given: str) -> str:
-    """Returns the name of the bundled recipe that is meant, none where there is none."""
+    """Returns the full name of a bundled recipe, in any case of letters; empty for none."""
     wanted, recipes = given.lower(), bundled()
     whole = [name for name in recipes if name.lower() == wanted]
     names = whole or [name for name in recipes if name.lower().rpartition("/")[2] == wanted]
@@ -189,12 +183,7 @@ def bundled_name(given: str) -> str:
 
 
 def _fetched(uri: str) -> bytes:
-    """Returns what lies at an address.
-
-    Raises:
-        UserError: nothing does, it is no recipe by its size, or who answers there could be anybody.
-        StoreError: it cannot be reached.
-    """
+    """Returns the bytes at an address; `UserError` for none or an unsafe scheme, `StoreError` if out of reach."""
     scheme, _, rest = uri.partition("://")
     if scheme not in SCHEMES and not (scheme == "http" and _LOOPBACK.match(rest)):
         raise UserError(
@@ -250,7 +239,7 @@ def _absent(given: str) -> UserError:
 
 
 def _meant(given: str, names: list[str]) -> str | None:
-    """Returns the bundled recipe that a name may be meant for."""
+    """Returns the bundled recipe with a similar name."""
     known = {name.rpartition("/")[2].lower(): name for name in reversed(names)} | {name.lower(): name for name in names}
     close = difflib.get_close_matches(given.lower(), known, n=1)
     return known[close[0]] if close else None

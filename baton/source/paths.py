@@ -1,4 +1,4 @@
-"""Models, rows and code that a recipe names by paths on this machine."""
+"""Local paths in a recipe: models, rows and code."""
 
 from __future__ import annotations
 
@@ -11,17 +11,13 @@ from baton.recipe.recipe import Recipe
 from baton.store import sources
 
 LIKE_A_PATH = 0.8
-"""Likeness from which a hub id is taken for the path of a folder with a letter wrong."""
+"""Likeness from which a hub id counts as a misspelt path of a folder."""
 
 
 def model(base: str, base_dir: str, setting: str = "model.base", *, revision: str | None = None) -> str | None:
-    """Returns the absolute path of a model or other folder here, None for a hub id or URI.
+    """Returns the absolute path of a local model or other folder, None for a hub id or URI.
 
-    Args:
-        base: As the recipe names it.
-        base_dir: The recipe's folder; tried before the current one.
-        setting: The recipe's name of it, for messages.
-        revision: Its revision, which only a hub id has.
+    Relative paths start at the recipe's folder `base_dir`, then at the current one; only a hub id has a `revision`.
     """
     if "://" in base:
         return None
@@ -41,7 +37,7 @@ def model(base: str, base_dir: str, setting: str = "model.base", *, revision: st
 
 
 def data_sources(recipe: Recipe, base_dir: str) -> list[str | dict[str, Any]]:
-    """Returns the sources as a recipe has them, local paths made absolute."""
+    """Returns a recipe's sources with local paths made absolute."""
     resolved: list[str | dict[str, Any]] = []
     for entry, source in zip(recipe.data.source, recipe.data.sources, strict=True):
         uri = sources.resolve(source.uri, base_dir=base_dir)
@@ -50,7 +46,7 @@ def data_sources(recipe: Recipe, base_dir: str) -> list[str | dict[str, Any]]:
 
 
 def _refuse_near(base: str, folders: tuple[str, str], setting: str, revision: str | None) -> None:
-    """Refuses a hub id that is nearly the path of a model's folder here, and differs from it by letters."""
+    """Refuses a hub id that differs by a few letters from the path of a model's folder here."""
     near = None if revision or "/" not in base else suggest_path(base, folders, cutoff=LIKE_A_PATH)
     is_model = near and any(os.path.isfile(os.path.join(folder, near, "config.json")) for folder in folders)
     # Qwen3-1.7B is another model than the Qwen3-0.6B beside it, and so is Qwen3-0.6B-Base.
@@ -66,7 +62,7 @@ def _letters(path: str) -> str:
 
 
 def code(source: str, base_dir: str) -> str:
-    """Returns the absolute path of the user's Python files, looked for beside the recipe first, or their address."""
+    """Returns the absolute path of the user's Python files, beside the recipe first, or their address."""
     if "://" in source:
         return source
     for folder in (base_dir, os.getcwd()):

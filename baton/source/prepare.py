@@ -1,7 +1,4 @@
-"""From a recipe file to a recipe that can run: overrides, absolute paths, and checks that need no GPU.
-
-The checks cover chat templates, the model, the store, and whether this Baton resumes the runs that it would join.
-"""
+"""From a recipe file to a recipe that can run: overrides, absolute paths, and checks that need no GPU."""
 
 from __future__ import annotations
 
@@ -36,10 +33,10 @@ if TYPE_CHECKING:
 
 
 RENDERED_ANYHOW = ("text", "messages", "sharegpt")
-"""Formats in which nothing is left to `data.render_as`."""
+"""Formats without a choice for `data.render_as`."""
 
 STORE_PATIENCE_S = 3.0
-"""Seconds for which a store that does not answer is asked: somebody waits."""
+"""Seconds to wait for a store that does not answer: a person is waiting."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +45,8 @@ class LoadedRecipe:
 
     Attributes:
         recipe: Its values, typed; see docs/recipe.md.
-        origin: Where it comes from, and so where relative paths start.
-        choices: What its profile chose.
+        origin: Its source, with the folder where relative paths start.
+        choices: The values that its profile chose.
     """
 
     recipe: Recipe
@@ -62,7 +59,7 @@ class LoadedRecipe:
         return self.recipe.name
 
     def localised(self) -> Recipe:
-        """Returns the recipe as it runs on this machine, its paths absolute."""
+        """Returns the recipe as it runs on this machine, with absolute paths."""
         recipe, folder = self.recipe, self.origin.folder
         document: dict[str, Any] = recipe.model_dump(mode="json")
         phases = recipe.phase_recipes()
@@ -104,13 +101,7 @@ def load(
 ) -> LoadedRecipe:
     """Reads a recipe with the command line's changes and its profile's choices, and checks it.
 
-    Args:
-        given: YAML file, pipe, address or name; see `origin.find`.
-        overrides: Changes to it, `PATH=VALUE`.
-        store: URI instead of the recipe's.
-        chunks: Number of chunks instead of the recipe's.
-        image: Container image instead of the recipe's.
-        here: Whether it runs on this machine, so that the profile `auto` can look at it.
+    `here` tells whether it runs on this machine, so that the profile `auto` can look at it.
     """
     source, changes = origin.find(given), list(overrides or ())
     if store:
@@ -140,7 +131,7 @@ def load(
 
 
 def rendering_report(recipe: Recipe) -> Iterator[str]:
-    """Yields for each training whose rows may be texts whether they become turns of a conversation, in words."""
+    """Yields a line for each training whose rows may be texts: whether they become turns of a conversation."""
     for part in recipe.phase_recipes() or [recipe]:
         asked = part.data.render_as != "auto" or part.model.base
         if not asked or part.training.method == "pretrain" or part.data.format in RENDERED_ANYHOW:
@@ -155,20 +146,14 @@ def rendering_report(recipe: Recipe) -> Iterator[str]:
 
 
 def check_rendering(recipe: Recipe) -> None:
-    """Checks that there is a chat template where one is asked for, if that can be seen here."""
+    """Checks that a required chat template exists, if the tokenizer is here."""
     for part in recipe.phase_recipes() or [recipe]:
         if part.data.render_as == "chat" and (tokenizer := _tokenizer(recipe.model)) is not None:
             chat.require_template(_with_base(part, recipe.model.base), tokenizer)
 
 
 def check_rows(part: Recipe, start: Model, rows: list[dict[str, Any]]) -> None:
-    """Checks that rows can be rendered as a training asks for, as far as that can be seen here.
-
-    Args:
-        part: The training.
-        start: The model that the recipe's first training begins with.
-        rows: Rows of the split.
-    """
+    """Checks that rows of the split can be rendered, if the tokenizer of the recipe's first model is here."""
     is_chat = _is_chat(part, start)
     if is_chat is not None:
         for row in rows:
@@ -176,12 +161,12 @@ def check_rows(part: Recipe, start: Model, rows: list[dict[str, Any]]) -> None:
 
 
 def _with_base(part: Recipe, base: str | None) -> Recipe:
-    """Returns a training with the model that the first one starts from, whose tokenizer it has."""
+    """Returns a training with the first one's model, for its tokenizer."""
     return part.model_copy(update={"model": part.model.model_copy(update={"base": base})})
 
 
 def _is_chat(part: Recipe, start: Model) -> bool | None:
-    """Returns whether texts become turns, None where the tokenizer cannot be seen."""
+    """Returns whether texts become turns, None where the tokenizer is not here."""
     if part.data.render_as == "text":
         return False
     if start.tokenizer and start.tokenizer.train:
@@ -191,7 +176,7 @@ def _is_chat(part: Recipe, start: Model) -> bool | None:
 
 
 def _tokenizer(start: Model) -> PreTrainedTokenizerBase | None:
-    """Returns the tokenizer that a recipe's first training begins with, if it is on this machine; it runs no code."""
+    """Returns the tokenizer of a recipe's first training, if it is on this machine; it runs no code."""
     origin, revision = _origin(start), None if start.tokenizer and start.tokenizer.base else start.revision
     if origin is None or "://" in origin:
         return None
@@ -217,14 +202,12 @@ def _origin(start: Model) -> str | None:
 
 
 def check_model(recipe: Recipe) -> None:
-    """Checks that Transformers can make the model of a recipe that starts from scratch, and that a tokenizer which lies
-    here can be changed as the recipe says; it takes seconds to import.
-    """
+    """Checks that Transformers can build a model from scratch, and that a local tokenizer takes the changes."""
     check_rendering(recipe)
     base, spec = recipe.model.base, recipe.model.tokenizer
     if spec and spec.changes and not spec.train and all(os.path.isdir(x) for x in (base, spec.base) if x):
         loading.build_tokenizer(recipe, base)
-    if recipe.model.from_scratch:
+    if recipe.model.from_scratch:  # importing Transformers takes seconds
         loading.scratch_config(recipe.model.from_scratch, None, recipe.data.max_length)
 
 
@@ -239,30 +222,23 @@ def require_single(recipe: Recipe, what: str) -> None:
 
 
 def last_run_name(recipe: Recipe, run_name: str) -> str:
-    """Returns the name of the run whose model is the result: the last phase's, where there are phases."""
+    """Returns the name of the run with the final model: the last phase's, where there are phases."""
     return f"{run_name}-{recipe.phases[-1].name}" if recipe.phases else run_name
 
 
 def check_store(recipe: Recipe) -> Storage:
-    """Opens the store and writes to it.
-
-    Raises:
-        StoreError: it cannot be reached or written.
-    """
+    """Opens the store and writes to it; `StoreError` where that fails."""
     storage = Storage(recipe.store.uri)
     storage.check()
     return storage
 
 
 def parts_of(recipe: Recipe) -> Iterator[tuple[Recipe, str, bool]]:
-    """Yields the trainings of a recipe, each with the end of its page's name and whether its tokens can be counted.
-
-    Later phases count by the model that the first starts from, as they have its tokenizer; one that the first phase
-    learns is not known to them here.
-    """
+    """Yields a recipe's trainings, each with the suffix of its page and whether its tokens can be counted here."""
     if not recipe.phases:
         yield recipe, "", True
     model = recipe.model
+    # Later phases have the first one's tokenizer; one that the first phase learns does not exist yet.
     base = model.base or (model.tokenizer and model.tokenizer.base)
     for phase, part in zip(recipe.phases, recipe.phase_recipes(), strict=True):
         is_first = phase is recipe.phases[0]
@@ -270,12 +246,11 @@ def parts_of(recipe: Recipe) -> Iterator[tuple[Recipe, str, bool]]:
 
 
 def new_run_name(recipe: Recipe) -> str:
-    """Returns a name for a new run: the recipe's and the time."""
+    """Returns the name of a new run: the recipe's and the time."""
     return f"{recipe.name}-{datetime.datetime.now(datetime.UTC):%Y%m%d-%H%M%S}"
 
 
 def _localise_evaluation(section: dict[str, Any], base_dir: str) -> None:
-    """Makes what a section `evaluation` names here absolute."""
     for name in ("production", "bertscore_model"):
         value = section.get(name)
         if value and value != ACCEPTED and not value.startswith("models:"):
@@ -297,11 +272,7 @@ def _architecture(model: dict[str, Any]) -> str | None:
 
 
 def check_resumable(recipe: Recipe, storage: Storage, name: str) -> None:
-    """Checks that this Baton continues the runs of a name, of all phases, where they exist.
-
-    Raises:
-        FormatError: another release made one, and this one does not continue that.
-    """
+    """Checks that this Baton continues a name's runs, of all phases; `FormatError` where it does not."""
     for phase in [phase.name for phase in recipe.phases] or [""]:
         run = Run(storage, chosen_name(name, "", "", phase))
         if head := run.read(RunInfo):
@@ -312,7 +283,7 @@ def check_resumable(recipe: Recipe, storage: Storage, name: str) -> None:
 
 
 def run_name_for_pods(recipe: Recipe, name: str | None) -> str:
-    """Returns the name of a run in pods, a new one where none is given, checked as far as the store can be asked."""
+    """Returns the name of a run in pods, a new one by default, checked as far as the store answers."""
     if name is None:
         return new_run_name(recipe)
     check_name(name)

@@ -1,4 +1,4 @@
-"""Hardware profiles: what a kind of machine chooses wherever a recipe leaves it open."""
+"""Hardware profiles: values that a kind of machine chooses where a recipe leaves them open."""
 
 from __future__ import annotations
 
@@ -15,18 +15,12 @@ Document = dict[str, Any]
 
 AUTO = "auto"
 SMALL = 30 * 2**30
-"""Bytes of GPU memory up to which a GPU counts as small: 24 GB cards below, 40 GB cards above."""
+"""Bytes of memory up to which a GPU counts as small: 24 GB cards below, 40 GB cards above."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A value that a profile set.
-
-    Attributes:
-        path: Dotted path in the recipe.
-        value: What it is now.
-        reason: Why, in a few words.
-    """
+    """A value that a profile set at a dotted path, with the reason in a few words."""
 
     path: str
     value: str | int | bool
@@ -34,14 +28,9 @@ class Choice:
 
 
 def apply(document: Document, *, here: bool = True) -> tuple[Document, list[Choice]]:
-    """Fills in what the recipe's profile chooses; a key that is there, even with null, is the user's and stays.
+    """Returns a recipe, not checked yet, with its profile's choices, and these; a key that is there, even null, stays.
 
-    Args:
-        document: A recipe as plain values, before it is checked. It is not changed.
-        here: Whether the recipe runs on this machine, so that `auto` can look at it.
-
-    Returns:
-        The recipe with the values in place, and what was chosen. Applied to that, it chooses nothing more.
+    `here` tells whether the recipe runs on this machine, so that `auto` can look at it. A second call chooses nothing.
     """
     document, chosen = copy.deepcopy(document), []
     resources = document.get("resources")
@@ -63,7 +52,7 @@ def apply(document: Document, *, here: bool = True) -> tuple[Document, list[Choi
 
 
 def explained(recipe: Recipe, chosen: Sequence[Choice]) -> Iterator[str]:
-    """Yields lines with what a profile chose, and why."""
+    """Yields lines with a profile's choices and their reasons."""
     if recipe.resources.profile is None:
         return
     yield f"profile {recipe.resources.profile} chose{':' if chosen else ' nothing: the recipe says it all'}"
@@ -88,7 +77,7 @@ def _of_this_machine(here: bool) -> tuple[str, str]:
 
 
 def _trains_adapters_only(document: Document) -> bool:
-    """Tells whether the base's weights are frozen throughout: in the one training, or in each of its phases."""
+    """Tells whether the base's weights stay frozen, in the one training or in each phase."""
     phases = document.get("phases")
     parts = phases if isinstance(phases, list) and phases else [{}]
     return all(_adapter(part, document.get("adapter")) for part in parts)
@@ -156,4 +145,4 @@ def _cuda(adapted: bool) -> Iterator[Choice]:
 
 
 PROFILES = {"cpu": _cpu, "mps": _mps, "cuda-small": _cuda_small, "cuda-large": _cuda_large}
-"""What each profile chooses, given whether only adapters are trained."""
+"""Profile → its choices, given whether only adapters are trained."""

@@ -1,4 +1,4 @@
-"""Starter recipes: the method that suits the rows, values with their reasons, and the file."""
+"""Starter recipes: the method for the rows, values with their reasons, and the file."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from baton.recipe.methods import SPECS
 from baton.runs.documents import Fit, Survey
 
 SCRATCH = "scratch"
-"""Instead of a model: one that is built from its configuration."""
+"""Stands for a model that is built from its configuration."""
 IN_TURN = ("dpo", "kto", "sft", "pretrain", "grpo")
-"""Methods in the order in which rows are held against them: who asks for most first."""
+"""Methods in the order in which they are tried: the most demanding first."""
 ENOUGH = 0.5
-"""Share of the rows that a method has to be able to use to be chosen."""
+"""Share of usable rows from which a method is chosen."""
 CHARACTERS = 3
-"""Characters of a token, where they are not counted; most texts have more."""
+"""Characters of a token, where tokens are not counted; most texts have more."""
 LENGTHS = (128, 256, 512, 1024, 2048, 4096)
 FEW, MANY = 100, 20_000
-"""Rows of which a number is held out, not a share; and rows of which one pass is enough."""
+"""Rows below which a number is held out, not a share; rows from which one pass is enough."""
 STEPS = 8
-"""Steps of a pass, at least, where batches are made smaller for them."""
+"""Steps of a pass, for which batches are made smaller."""
 CHUNK_STEPS, MAX_CHUNKS, UNKNOWN_CHUNKS = 50, 8, 4
-"""Steps of a chunk at least; chunks at most, and where steps are not known."""
+"""Fewest steps of a chunk; most chunks; chunks for an unknown number of steps."""
 
 BATCH = {"pretrain": 32, "grpo": 32, "rloo": 32}
-"""Method → rows of a step, or completions; 16 with the others."""
+"""Method → rows or completions of a step; 16 with the others."""
 WRITE = ("grpo", "rloo")
-"""Methods of which `training.batch_size` counts completions."""
+"""Methods whose `training.batch_size` counts completions."""
 GENERATIONS = 8
 RATES = {
     "sft": (2e-5, 2e-4),
@@ -53,24 +53,7 @@ FROM_SCRATCH = 1e-3
 
 @dataclass(frozen=True, kw_only=True)
 class StarterPlan:
-    """What a starter recipe says.
-
-    Attributes:
-        method: Training method.
-        fit: What the rows are to it.
-        model: Hub id, folder or URI, or `scratch`.
-        adapter: Whether LoRA is trained instead of all weights.
-        teacher: Of distillation, the teacher.
-        held_out: As `data.split.eval`.
-        max_length: As `data.max_length`.
-        length_reason: Why so long.
-        batch_size: As `training.batch_size`.
-        micro_batch_size: As `training.micro_batch_size`.
-        epochs: As `training.epochs`.
-        learning_rate: As `training.learning_rate`.
-        steps: About how many steps that makes; None where the rows were not counted.
-        chunks: As `chunks.count`.
-    """
+    """Values of a starter recipe; `steps` is about right, and None where the rows were not counted."""
 
     method: str
     fit: Fit
@@ -89,12 +72,7 @@ class StarterPlan:
 
 
 def method_for(survey: Survey, source: str) -> str:
-    """Returns the method that suits rows best.
-
-    Args:
-        survey: The rows.
-        source: What they are called in messages.
-    """
+    """Returns the method that suits rows best; `source` is their name in messages."""
     for method in IN_TURN:
         fit = survey.of(method)
         is_plain = method == "sft" and fit.format == "text"
@@ -113,7 +91,7 @@ def method_for(survey: Survey, source: str) -> str:
 
 
 def require_fit(survey: Survey, method: str, source: str) -> Fit:
-    """Returns what rows are to a method."""
+    """Returns how rows fit a method that can use some of them."""
     if method not in SPECS:
         raise UserError(f"method {method!r} is unknown; expected one of {', '.join(SPECS)}.")
     fit = survey.of(method)
@@ -137,7 +115,7 @@ NEEDS = {
     "rated": "prompt, completion and label",
     "prompt": "a prompt",
 }
-"""Format → what its rows have, in words; the others are ways to write these."""
+"""Format → its columns, in words; the others are ways to write these."""
 
 
 def usable_by(survey: Survey) -> list[str]:
@@ -150,16 +128,16 @@ def usable_by(survey: Survey) -> list[str]:
 def plan(
     survey: Survey, method: str, model: str, *, full: bool, teacher: str | None, lengths: list[int], source: str
 ) -> StarterPlan:
-    """Returns what a starter recipe says.
+    """Returns the values of a starter recipe.
 
     Args:
         survey: The rows.
         method: Training method, which learns from them.
         model: Hub id, folder or URI, or `scratch`.
-        full: Whether all weights are to be trained.
-        teacher: Of distillation, the teacher.
-        lengths: Tokens of the rows that were measured, ascending; none where there is no tokenizer here.
-        source: What the rows are called in messages.
+        full: Whether to train all weights.
+        teacher: Teacher of distillation.
+        lengths: Tokens of the measured rows, ascending; empty without a tokenizer here.
+        source: Name of the rows in messages.
     """
     fit = require_fit(survey, method, source)
     held_out = _held_out(survey)
@@ -192,14 +170,14 @@ def plan(
 
 
 def _held_out(survey: Survey) -> float:
-    """Returns `data.split.eval`: a share, of few rows a number, as a share of these might come to none."""
+    """Returns `data.split.eval`: a share, but a number of few rows, as a share might hold out none."""
     if survey.rows is not None and survey.rows < FEW:
         return float(max(2, survey.rows // 10))
     return 0.05 if survey.rows is None or survey.rows >= MANY // 10 else 0.1
 
 
 def _length(fit: Fit, lengths: list[int], model: str, *, is_packed: bool) -> tuple[int, str]:
-    """Returns `data.max_length`, and why."""
+    """Returns `data.max_length`, and the reason."""
     if lengths:
         most, longest = lengths[int(0.99 * (len(lengths) - 1))], lengths[-1]
         chosen = next((length for length in LENGTHS if length >= most), LENGTHS[-1])
@@ -227,7 +205,7 @@ def _named_columns(survey: Survey) -> str:
 
 WIDTH = 100
 NUMBERS = 0.8
-"""Share of answers that end in a number from which that is what is rewarded."""
+"""Share of answers ending in a number from which the number is rewarded."""
 WHY_RATE = {
     "sft": ("usual for all weights", "usual for LoRA, ten times that of all weights"),
     "pretrain": ("usual for going on from a trained model", "usual for LoRA"),
@@ -243,14 +221,9 @@ WHY_RATE = {
 
 
 def to_yaml(plan: StarterPlan, survey: Survey, *, name: str, model: str, sources: Sequence[str]) -> str:
-    """Returns a recipe's file, with the reasons for its values: `starter.yaml.jinja`, filled in.
+    """Returns a recipe's file, with reasons: `starter.yaml.jinja`, filled in.
 
-    Args:
-        plan: The values.
-        survey: The rows.
-        name: Name of the recipe.
-        model: As `model.base`, as the recipe is to name it; not for `scratch`.
-        sources: As `data.source`, as the recipe is to name them.
+    `model` and `sources` are the recipe's `model.base` and `data.source`; `scratch` needs no `model`.
     """
     import jinja2
 
@@ -290,7 +263,7 @@ def yaml_value(given: object) -> str:
 
 
 def _note(text: str, indent: str = "") -> str:
-    """Returns a comment, in lines as wide as people write them."""
+    """Returns a comment, wrapped."""
     return textwrap.fill(
         text,
         WIDTH,
@@ -310,7 +283,7 @@ def _rewards(fit: Fit) -> str:
 
 
 def _weight(fit: Fit) -> str:
-    """Returns what brings good and bad answers to the same weight, nothing where they nearly have it."""
+    """Returns the weight that balances good and bad answers, nothing where they nearly balance."""
     bad = fit.usable - fit.good
     if not (fit.good and bad) or 1 <= fit.good / bad <= 4 / 3:
         return ""

@@ -29,7 +29,6 @@ from baton.errors import UserError
 from baton.models import chat, hooks, loading, memory, pinned, rng, trainable, user_code
 from baton.recipe.base import amount
 from baton.recipe.recipe import Recipe
-from baton.recipe.training import Training
 from baton.runs.documents import MicroBatchSize, RunInfo, TokenizedRows
 from baton.runs.plan import Plan
 from baton.store.cache import NodeCache
@@ -49,11 +48,7 @@ if TYPE_CHECKING:
 
 
 def training_arguments(recipe: Recipe, plan: Plan, output_dir: str) -> Options:
-    """Returns keyword arguments for the method's configuration class.
-
-    The run's total steps are given, never a chunk's: schedules and order of rows are those of one
-    uninterrupted run, and chunks stop it from outside.
-    """
+    """Returns keyword arguments for the method's configuration class."""
     training, processes = recipe.training, Ranks.here().size
     clips_groups = any(group.max_grad_norm for group in training.groups)
     mode = sharding.compile_mode(training)
@@ -61,6 +56,7 @@ def training_arguments(recipe: Recipe, plan: Plan, output_dir: str) -> Options:
         "output_dir": output_dir,
         "seed": recipe.seed,
         "data_seed": recipe.seed,
+        # The run's, never a chunk's: schedules and order of rows are those of one uninterrupted run.
         "max_steps": plan.num_steps,
         "per_device_train_batch_size": recipe.micro_batch_size_per_process,
         "per_device_eval_batch_size": recipe.evaluation_batch_size,
@@ -71,7 +67,7 @@ def training_arguments(recipe: Recipe, plan: Plan, output_dir: str) -> Options:
         "logging_steps": training.log_every,
         # A loss that is no number is logged as that, and not as an average.
         "logging_nan_inf_filter": False,
-        # The checkpoint callback alone says when, by `control.should_save`.
+        # The checkpoint callback alone decides, by `control.should_save`.
         "save_strategy": "no",
         "eval_strategy": "steps" if recipe.evaluation.in_training else "no",
         # With `per_epoch` those at epochs' ends; `EvaluationsPerEpoch` adds the others.
@@ -113,7 +109,7 @@ def training_arguments(recipe: Recipe, plan: Plan, output_dir: str) -> Options:
 
 
 def uses_tf32(recipe: Recipe) -> bool:
-    """Returns whether matrix products in 32 bits are rounded: as the recipe says, else as Transformers decides."""
+    """Returns whether matrix products round 32-bit numbers: the recipe's choice, else Transformers'."""
     training = recipe.training
     if training.tf32 is not None or training.precision == "tf32":
         return training.tf32 is not False
@@ -121,24 +117,8 @@ def uses_tf32(recipe: Recipe) -> bool:
     return compiles and training.precision != "fp16" and recipe.resources.gpus > 0
 
 
-def _early_stopping(training: Training) -> Options:
-    stopping = training.early_stopping
-    if stopping is None:
-        return {}
-    return {
-        "metric_for_best_model": stopping.metric.removeprefix("eval_"),
-        "greater_is_better": stopping.greater_is_better,
-    }
-
-
 def make_deterministic(threads: int | None, deterministic: bool, *, tf32: bool = False) -> None:
-    """Sets what bits depend on, before anything is computed.
-
-    Args:
-        threads: CPU threads of torch; its own choice when None.
-        deterministic: Refuse kernels whose result varies from call to call.
-        tf32: Round what matrix products read in 32 bits.
-    """
+    """Sets what bits depend on, before anything is computed; `tf32` rounds what matrix products read in 32 bits."""
     # Read by cuBLAS when it is first used; without it torch refuses deterministic products on CUDA.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     import torch
@@ -153,7 +133,7 @@ def make_deterministic(threads: int | None, deterministic: bool, *, tf32: bool =
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = False
     if tf32:
-        # Before Transformers does it, so that the fingerprint says it when a checkpoint is looked at; and by this call,
+        # Before Transformers does it, so that the fingerprint has it when a checkpoint is compared; and by this call,
         # as after Transformers' alone torch refuses to tell the precision, which `max-autotune` asks for.
         torch.set_float32_matmul_precision("high")
 
@@ -172,26 +152,17 @@ class EpochOf(TrainerCallback):
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """Model, data and settings that a method's trainer is built from.
-
-    Attributes:
-        arguments: Keyword arguments for the method's configuration class.
-        train: Tokenized training rows.
-        held_out: Tokenized held-out rows, None where nothing is evaluated in between.
-        reference: Returns a fresh copy of the model that the run began with.
-        second_model: Loads the second model that the method's settings name.
-        weighs: Whether rows and tokens count alike, not batches; see `ChunkTrainer`.
-    """
+    """Model, data and settings that a method's trainer is built from."""
 
     recipe: Recipe
     arguments: Options
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     train: Dataset
-    held_out: Dataset | None
-    reference: Callable[[], PreTrainedModel] = field(repr=False)
+    held_out: Dataset | None  # None where nothing is evaluated in between
+    reference: Callable[[], PreTrainedModel] = field(repr=False)  # a fresh copy of the model that the run began with
     second_model: Callable[[], PreTrainedModel] = field(repr=False)
-    weighs: bool = True
+    weighs: bool = True  # whether rows and tokens count alike, not batches; see `ChunkTrainer`
 
     def trainer(self, kind: type, config: TrainingArguments, *mixins: type, **extra: object) -> ChunkTrainer:
         """Builds the method's trainer: TRL's class behind mixins of the method and of what the recipe uses."""
@@ -264,7 +235,6 @@ def trainer_setup(
     evaluates: bool | None = None,
     weighs: bool = True,
 ) -> Setup:
-    """Returns what the method's trainer is built from; see `prepare`."""
     tokenizer = loading.load_tokenizer(f"{tokens.folder}/tokenizer", trust_remote_code=recipe.model.trust_remote_code)
     base = folders.get(pinned.BASE)
     model = loading.start_model(recipe, tokenizer, base, weights=start_weights)
@@ -295,18 +265,15 @@ def build_trainer(parts: Setup) -> ChunkTrainer:
 
 logger = logging.getLogger("baton")
 
-USABLE = 0.95
-"""Share of a GPU's memory that a trial may fill: rows of other lengths leave holes in it."""
-HOST_SHARE = 0.8
-"""Share of the host's memory that may be filled."""
-STEPS = 2
-"""Optimizer steps of a trial: from the second on, the optimizer's state is there too."""
+USABLE = 0.95  # share of a GPU's memory that a trial may fill: rows of other lengths leave holes in it
+HOST_SHARE = 0.8  # share of the host's memory that may be filled
+STEPS = 2  # optimizer steps of a trial: from the second on, the optimizer's state is there too
 
 
 def resolve_micro_batch(
     context: TrainContext, tokens: ChunkTokens, folders: Mapping[str, str], output_dir: str
 ) -> TrainContext:
-    """Returns a chunk with the micro-batch size that its recipe leaves open, found and noted; the first note holds.
+    """Finds and notes the micro-batch size that the recipe leaves open; the first note of a run holds.
 
     Raises:
         UserError: not even one row fits.
@@ -339,11 +306,6 @@ def resolve_micro_batch(
 
 
 def largest_micro_batch(recipe: Recipe, fits: Callable[[int], bool]) -> int:
-    """Returns the largest divisor of the batch size that fits.
-
-    Raises:
-        UserError: none does.
-    """
     batch_size = recipe.training.batch_size
     for size in range(batch_size, 0, -1):
         if batch_size % size == 0 and fits(size):
@@ -370,9 +332,8 @@ def _fits_host(recipe: Recipe, base: str | None) -> Callable[[int], bool]:
 
 
 def _fits_gpu(trial: Callable[[], None], room: float) -> bool:
-    """Tells whether some steps of training on the longest rows stay within the room there is."""
     fits = _survives(trial)
-    peak = torch.cuda.max_memory_allocated()
+    peak = torch.cuda.max_memory_allocated()  # before `_forget` resets it
     _forget()
     return fits and peak <= room
 
@@ -389,7 +350,8 @@ def _survives(trial: Callable[[], None]) -> bool:
 
 
 def _try(recipe: Recipe, plan: Plan, tokens: ChunkTokens, folders: Mapping[str, str], output_dir: str) -> None:
-    """Trains a model that is thrown away, with nothing of the user's that could act outside of it."""
+    """Trains a throwaway model on the longest rows."""
+    # Nothing of the user's that could act outside of it.
     training = {"curriculum": None, "group_by_length": False, "early_stopping": None}
     recipe = recipe.model_copy(
         update={
@@ -418,12 +380,11 @@ def _try(recipe: Recipe, plan: Plan, tokens: ChunkTokens, folders: Mapping[str, 
 
 
 def _forget() -> None:
-    """Frees what a trial held, and what libraries remember of it."""
     if "bitsandbytes" in sys.modules:
         sys.modules["bitsandbytes"].optim.GlobalOptimManager.get_instance().initialize()
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()
-    # One for the whole process: what a trial has set would hold for the chunk's own trainer.
+    # Of the whole process: a trial's settings would hold for the chunk's own trainer.
     AcceleratorState._reset_state()
     GradientState._reset_state()
     gc.collect()
@@ -443,7 +404,7 @@ def prepare(
     evaluates: bool | None = None,
     changed: Options | None = None,
 ) -> tuple[TrainContext, ChunkTrainer]:
-    """Builds the trainer of the recipe's method.
+    """Builds the trainer of the recipe's method; returns the chunk too, with its micro-batch size found.
 
     Args:
         context: The chunk.
@@ -452,13 +413,10 @@ def prepare(
         output_dir: A local folder.
         code_folder: Folder of the user's Python files, None where there are none.
         start_weights: Whether the model needs its own; left undefined where a checkpoint is loaded over them.
-        evaluates: Whether held-out rows are needed; as the recipe says when None.
+        evaluates: Whether held-out rows are needed; the recipe's choice when None.
         changed: Arguments of the method's configuration in place of the run's.
-
-    Returns:
-        The chunk with its micro-batch size found, and the trainer.
     """
-    # In each rank: a method that writes renders its prompts, and one rank of a machine alone has fetched the tokens.
+    # In each rank: a method that generates renders its prompts, and only one rank of a machine has fetched the tokens.
     told = context.run.read(TokenizedRows)
     chat.set_template_date(told.today if told else None)
     # Before anything is built: the recipe names hooks and functions that are imported from there.
@@ -481,10 +439,7 @@ def prepare(
 
 
 def prepare_trial(context: TrainContext, num_steps: int, folder: str, changed: Options) -> ChunkTrainer:
-    """Builds the trainer that the run's first chunk begins with, for a model that is thrown away after some steps.
-
-    All that is downloaded and written goes to a local folder. `changed` has arguments of the method's configuration.
-    """
+    """Builds the first chunk's trainer for a throwaway model; `changed` are arguments of its configuration."""
     recipe = context.recipe
     machine.require_gpus(recipe.resources.image)
     launch.pin_device(recipe, context.ranks)

@@ -21,17 +21,13 @@ from baton.train.virtual import VirtualWorkers
 from baton.train.weighing import DealtRows, WeighedRows
 
 ParamGroup = dict[str, Any]
-"""A parameter group of a torch optimizer: `params` and settings."""
-Call = tuple[tuple[object, ...], Options]
-"""Positional and keyword arguments of a forward pass."""
+Call = tuple[tuple[object, ...], Options]  # a forward pass's arguments
 
 
 def features_of(recipe: Recipe, config: TrainingArguments, *, weighs: bool) -> list[type[ChunkTrainer]]:
-    """Returns the mixins that a recipe uses; those of the method itself stand before them.
-
-    The method's configuration knows one process where there are virtual workers.
-    """
+    """Returns the mixins that a recipe uses, in their order; a method's own go before them."""
     training, spec, parallel = recipe.training, recipe.training.spec, recipe.parallel
+    # With virtual workers, the method's configuration knows of one process.
     is_virtual, is_dealt = bool(parallel.virtual_workers), config.world_size > 1
     used: dict[type[ChunkTrainer], object] = {
         MovingReference: getattr(config, "sync_ref_model", False),
@@ -58,7 +54,6 @@ class ParamGroups(ChunkTrainer):
     _rates: dict[str, float] | None = None
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """Returns `Trainer`'s optimizer with its parameter groups split."""
         if self.optimizer is not None:
             return self.optimizer
         optimizer: torch.optim.Optimizer = super().create_optimizer(model)
@@ -95,7 +90,6 @@ class ParamGroups(ChunkTrainer):
         return super()._get_learning_rate()
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Logs each group's learning rate beside the first one's."""
         if "learning_rate" in logs:
             logs |= self._rates or {}
         super().log(logs, start_time)
@@ -106,7 +100,6 @@ def _name(group: Group) -> str:
 
 
 def _split(whole: ParamGroup, groups: list[Group], names: dict[int, str]) -> list[ParamGroup]:
-    """Returns a parameter group of the optimizer as the recipe's groups cut it, without empty ones."""
     settings = {key: value for key, value in whole.items() if key != "params"}
     parts: list[list[torch.nn.Parameter]] = [[] for _ in (*groups, None)]
     for parameter in whole["params"]:
@@ -126,18 +119,12 @@ def _split(whole: ParamGroup, groups: list[Group], names: dict[int, str]) -> lis
 class RouterLosses(ChunkTrainer):
     """Mixin: adds losses that keep the router of a mixture of experts balanced and its logits small.
 
-    They are a mean over layers. The model is asked for its router logits in each forward pass of training; padding does
-    not count.
+    Losses are means over layers. Each forward pass of training returns its router logits; padding does not count.
     """
 
     _router_loss: torch.Tensor | None = None
 
     def watch_router(self) -> None:
-        """Listens to the model's routers.
-
-        Raises:
-            UserError: the model has none.
-        """
         model = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
         config = model.config.get_text_config()
         if not hasattr(config, "output_router_logits"):
@@ -158,8 +145,8 @@ class RouterLosses(ChunkTrainer):
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | None = None,
     ) -> Any:
-        """Returns the method's loss and the router's, which is a mean over micro-batches whatever the former is."""
         own = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        # The router's loss is a mean over micro-batches, whatever the method's own is.
         extra, self._router_loss = self._router_loss, None
         if extra is None or not self.model.training:
             return own
@@ -196,24 +183,18 @@ class RouterLosses(ChunkTrainer):
 def balance(logits: torch.Tensor, top_k: int) -> torch.Tensor:
     """Returns the load-balancing loss `C · Σ fᵢ Pᵢ` (Fedus et al., arXiv:2101.03961, equations 4 to 6).
 
-    Args:
-        logits: Router logits of one layer, of shape (tokens, experts C).
-        top_k: Experts per token; `fᵢ` is the share of all assignments that expert i gets, `Pᵢ` the mean probability
-            that the router gives it. 1 where both are even.
+    Logits are of shape (tokens, experts C). `fᵢ` is expert i's share of all assignments, `top_k` per token; `Pᵢ` is its
+    mean probability. The loss is 1 where both are even.
     """
     probabilities = logits.softmax(-1)
     return logits.shape[-1] * (_shares(probabilities, top_k) * probabilities.mean(0)).sum()
 
 
 def unevenness(logits: torch.Tensor, top_k: int) -> torch.Tensor:
-    """Returns the auxiliary loss `Σ (fᵢ − 1/C)²` with the gradient of the mean probabilities.
+    """Returns the auxiliary loss `Σ (fᵢ − 1/C)²` of logits of shape (tokens, experts C).
 
-    `fᵢ` counts assignments, which has no gradient; so the value is that of the counts, and the gradient that of the
-    same expression in `Pᵢ` (straight-through, Bengio et al., arXiv:1308.3432).
-
-    Args:
-        logits: Router logits of one layer, of shape (tokens, experts C).
-        top_k: Experts per token.
+    `fᵢ` counts assignments and has no gradient: the gradient is that of the same expression in `Pᵢ` (straight-through,
+    Bengio et al., arXiv:1308.3432).
     """
     probabilities = logits.softmax(-1)
     mean = probabilities.mean(0)
@@ -222,11 +203,7 @@ def unevenness(logits: torch.Tensor, top_k: int) -> torch.Tensor:
 
 
 def z_loss(logits: torch.Tensor) -> torch.Tensor:
-    """Returns the router z-loss `mean(log² Σ exp)` (Zoph et al., arXiv:2202.08906, equation 5).
-
-    Args:
-        logits: Router logits of one layer, of shape (tokens, experts).
-    """
+    """Returns the router z-loss `mean(log² Σ exp)` (Zoph et al., arXiv:2202.08906, equation 5)."""
     return (logits.logsumexp(-1) ** 2).mean()
 
 

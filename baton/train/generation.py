@@ -1,8 +1,8 @@
 """Trainers whose model generates: conversational prompts, resumable buffers, rounds of virtual workers.
 
 Completions outlive a chunk's end. A virtual worker handles its rows as a process does in TRL, one worker after the
-other; the tokens of a round are exchanged once all have written. Groups are whole within a worker (`parallel_rules`),
-so that rewards need no exchange.
+other; the tokens of a round are exchanged once all have generated. Groups are whole within a worker (`parallel_rules`),
+so rewards need no exchange.
 """
 
 from __future__ import annotations
@@ -34,14 +34,13 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 Row = dict[str, Any]
-RoundCompletions = list[dict[str, Any]]
-"""The completions of a worker's round, as the micro-batches that it trains on."""
+RoundCompletions = list[dict[str, Any]]  # of a worker's round, as the micro-batches that it trains on
 
 
 class ConversationalPrompts(ChunkTrainer):
-    """Mixin: renders a prompt with the tools of its row, ends an answer with its turn, and judges the row's own shape.
+    """Mixin: renders a prompt with its row's tools, ends an answer with its turn, and judges the row's own shape.
 
-    TRL's trainers take tools as Python functions, the same for all rows, and run them; a row's are declarations alone.
+    TRL's trainers run tools as Python functions, the same for all rows; a row's tools are declarations alone.
     """
 
     eos_token_ids: list[int]
@@ -94,10 +93,7 @@ class ConversationalPrompts(ChunkTrainer):
 
 
 class SeekingRepeatSampler(RepeatSampler):
-    """TRL's sampler, whose order in an epoch does not depend on the epochs drawn in this process.
-
-    TRL 1.16 draws each epoch's permutation from one generator, which a resumed process begins anew.
-    """
+    """TRL's sampler, whose order in an epoch does not depend on the epochs drawn in this process."""
 
     epoch = 0
 
@@ -116,12 +112,11 @@ class SeekingRepeatSampler(RepeatSampler):
 class ResumableGeneration(ChunkTrainer):
     """Mixin: the buffered completions and the place in their cycle are state.
 
-    Of several ranks each generates and keeps its own share of a round. TRL's sampler distributes them, a round has as
-    many as with one process, and TRL gathers the figures of all.
+    Each of several ranks generates and keeps its own share of a round. TRL's sampler distributes the prompts, as many
+    as with one process, and TRL gathers the figures of all.
     """
 
-    _step: int
-    """Passes so far, by which TRL knows when a round is over."""
+    _step: int  # passes so far, by which TRL knows when a round is over
     _buffered_inputs: Any
 
     def _get_train_sampler(self, dataset: Dataset | None = None) -> Sampler[int]:
@@ -131,7 +126,6 @@ class ResumableGeneration(ChunkTrainer):
         return sampler
 
     def load_method_state(self, saved: StateDict) -> None:
-        """Restores the completions that are still to be trained on, and how many micro-batches were."""
         super().load_method_state(saved)
         if self.resumption.is_reshaped:  # with another number of ranks, the round is generated anew
             self._step = self.state.global_step * self.args.gradient_accumulation_steps
@@ -139,17 +133,16 @@ class ResumableGeneration(ChunkTrainer):
             self._buffered_inputs = None
 
     def skip_step(self, model: nn.Module, inputs: Any) -> None:
-        """Writes the rounds that begin in a step that is skipped: others train on them too."""
+        # Rounds that begin in a skipped step are written: later steps train on them too.
         self.write_skipped(model, inputs)
         super().skip_step(model, inputs)
 
     def write_skipped(self, model: nn.Module, inputs: Any) -> None:
-        """Writes what a pass would have written, and counts it."""
         self._prepare_inputs(inputs)
         self._step += 1
 
     def _generate_single_turn(self, *arguments: object, **options: object) -> Any:
-        # TRL 1.16 has no hook at each token, which is a sign of life: some ranks are done long before the others.
+        # TRL 1.16 has no hook at each token, the watchdog's sign of life: some ranks finish long before the others.
         if not self.watchdog.is_watching:
             return super()._generate_single_turn(*arguments, **options)
         adapted = getattr(self.model, "get_base_model", None)
@@ -165,10 +158,9 @@ class ResumableGeneration(ChunkTrainer):
 
 
 class VirtualGeneration(ResumableGeneration):
-    """Mixin beside `VirtualWorkers`: has each of this process's workers write, shuffle, judge and keep its own.
+    """Mixin beside `VirtualWorkers`: each of this process's workers generates, shuffles, judges and keeps its own rows.
 
-    What it keeps of TRL's is then counted and held by worker: `_step` is the passes of each so far, and
-    `_buffered_inputs` has the completions of each.
+    TRL's attributes are by worker here: `_step` counts each one's passes, `_buffered_inputs` has their completions.
     """
 
     _own: range | None
@@ -193,14 +185,13 @@ class VirtualGeneration(ResumableGeneration):
         return samples
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
-        """Makes a pass; before the first of a step, writes the rounds that begin in it."""
         if self.skips_step:
             return super().training_step(model, inputs, num_items_in_batch)
         if not self._records:
             self._made, began = self._step, time.perf_counter()
             self._write(model)
             self._current_train_step_time += time.perf_counter() - began
-            # TRL logs the time of a step where its count comes to all passes.
+            # TRL logs a step's time where its count reaches all passes.
             self._step = self._passes.total - len(self._passes)
         loss = super().training_step(model, inputs, num_items_in_batch)
         if len(self._records) == len(self._passes):
@@ -208,8 +199,7 @@ class VirtualGeneration(ResumableGeneration):
         return loss
 
     def write_skipped(self, model: nn.Module, inputs: Any) -> None:
-        """Writes a step's rounds, in the place of its first pass."""
-        if self._records:
+        if self._records:  # the whole step was written in place of its first pass
             return
         self._made = self._step
         self._write(model)
@@ -231,8 +221,9 @@ class VirtualGeneration(ResumableGeneration):
         return self._inputs[position]
 
     def _write(self, model: nn.Module) -> None:
-        """Writes the rounds that begin in a step, of all own workers before any trains: the loss counts all tokens."""
+        """Writes the rounds that begin in a step."""
         self.enter_training(model)
+        # All own workers write before any trains, as the loss counts the tokens of all.
         size = self.recipe.steps_per_generation
         every = size * getattr(self, "num_iterations", 1)  # distillation trains on what it has written once
         self._written: dict[tuple[int, int], MicroBatchResult] = {}
@@ -260,7 +251,11 @@ class VirtualGeneration(ResumableGeneration):
         self.state.num_input_tokens_seen = before + seen
         self.windows["train"]["num_tokens"] = [self.state.num_input_tokens_seen]
         if items:
-            self._normalize(completions, total)
+            # The sum over a micro-batch's tokens is divided by the tokens of all workers. GRPO multiplies by a step's
+            # passes over those of a worker's round, and a step has the passes of all workers.
+            count = total / self.recipe.workers if self.recipe.training.generation else float(total)
+            for micro in (micro for ours in completions for micro in ours):
+                micro["num_items_in_batch"] = torch.full_like(micro["num_items_in_batch"], count, dtype=torch.float32)
         return completions
 
     def _completions(self, rows: list[Row]) -> RoundCompletions:
@@ -274,20 +269,13 @@ class VirtualGeneration(ResumableGeneration):
         ]
 
     def _of_all(self, seen: int, items: int) -> tuple[int, int]:
-        """Returns the sums over all processes of tokens seen, and of those that count in the loss."""
+        """Returns the sums over all processes of tokens seen, and of tokens in the loss."""
         rows = self.ranks.gather_numbers([float(seen), float(items)])
         return int(sum(row[0] for row in rows)), int(sum(row[1] for row in rows))
 
-    def _normalize(self, completions: list[RoundCompletions], total: int) -> None:
-        """Gives each micro-batch of a round the tokens of all workers, by which its sum over tokens is divided."""
-        # GRPO multiplies by passes of a step over those of a worker's round, and a step has the passes of all workers.
-        count = total / self.recipe.workers if self.recipe.training.generation else float(total)
-        for micro in (micro for ours in completions for micro in ours):
-            micro["num_items_in_batch"] = torch.full_like(micro["num_items_in_batch"], count, dtype=torch.float32)
-
     @contextlib.contextmanager
     def _as_one_worker(self) -> Iterator[None]:
-        """Has TRL take the passes of a worker for those of a step, where it asks how a round goes with steps."""
+        """Has TRL take a worker's passes for a step's, where it relates rounds to steps."""
         passes_of_process = self.args.gradient_accumulation_steps
         self.args.gradient_accumulation_steps = self.recipe.gradient_accumulation_steps
         try:
@@ -296,27 +284,24 @@ class VirtualGeneration(ResumableGeneration):
             self.args.gradient_accumulation_steps = passes_of_process
 
     def method_state(self) -> StateDict:
-        """Returns what the method keeps, with the completions of all workers in their order; all ranks must call it."""
         state = super().method_state()
+        # Completions of all workers, in their order; it gathers, so all ranks must call it.
         if self._own is None or self._buffered_inputs is None:
             return state
         return {**state, "completions": [ours for part in self.ranks.gather(self._buffered_inputs) for ours in part]}
 
     def load_method_state(self, saved: StateDict) -> None:
-        """Restores what the method keeps, of the completions those of this process's workers."""
         super().load_method_state(saved)
         if self._own is not None and self._buffered_inputs is not None:
             self._buffered_inputs = self._buffered_inputs[self._own.start : self._own.stop]
 
 
 class _Alive(StoppingCriteria):
-    """Stops nothing; it is asked at each token."""
-
     def __init__(self, watchdog: Watchdog) -> None:
         self._watchdog = watchdog
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **_: object) -> torch.Tensor:
-        self._watchdog.tick()
+        self._watchdog.tick()  # called at each token; stops nothing
         return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
 
 
@@ -333,7 +318,7 @@ def sampling_arguments(completions: Completions) -> Options:
 
 
 def generation_arguments(recipe: Recipe, arguments: Options, generation: Generation) -> Options:
-    """Returns the arguments of the configurations of `GRPOTrainer` and `RLOOTrainer`, with those of every method."""
+    """Returns the arguments of `GRPOConfig` and `RLOOConfig`, with those of every method."""
     num_generations = generation.num_generations
     per_device_eval = arguments["per_device_eval_batch_size"]
     return {

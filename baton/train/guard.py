@@ -1,7 +1,7 @@
 """The guard: each step is judged before its checkpoint, and bad steps are skipped, by their rows.
 
 A step's rows are a function of seed, pass and step, traced back through packing to file and line. The first rank
-writes a bad step down before its process ends. The next process restores the newest checkpoint and skips it.
+notes a bad step before its process ends. The next process restores the newest checkpoint and skips the step.
 A kill in between does no harm: the step is found again, or is known.
 """
 
@@ -38,19 +38,15 @@ from baton.train.protocol import ChunkTrainer
 
 logger = logging.getLogger("baton")
 
-LAYERS = ("batch_sampler", "batches", "sampler")
-"""Attributes by which batches know what they are made from."""
+LAYERS = ("batch_sampler", "batches", "sampler")  # attributes that lead from batches to the order of rows
 
 
 def rows_of_step(loader: Any, recipe: Recipe, steps_per_epoch: int, step: int) -> list[int]:
-    """Returns the numbers of a step's rows; where the model writes, of all prompts of the round that it trains on.
-
-    The step counts from 1. The loader is gone through no more.
-    """
+    """Returns the numbers of a step's rows; where the model generates, of all prompts of its round."""
     training = recipe.training
     # TRL's order has a round's prompts, each as often as it is answered, once for every pass.
     size = training.round_size * recipe.gradient_accumulation_steps if training.spec.generates else training.batch_size
-    epoch, index = divmod(step - 1, steps_per_epoch)
+    epoch, index = divmod(step - 1, steps_per_epoch)  # steps count from 1
     order = loader.batch_sampler
     while (layer := next((name for name in LAYERS if hasattr(order, name)), None)) is not None:
         order = getattr(order, layer)
@@ -61,9 +57,7 @@ def rows_of_step(loader: Any, recipe: Recipe, steps_per_epoch: int, step: int) -
 
 
 def locate_rows(run: Run, recipe: Recipe, rows: Sequence[int]) -> list[SourceLocation]:
-    """Returns files and lines of the source of rows among the tokens, packed ones by their sequences.
-
-    Where an older Baton made the tokens, they may be files of tokens and rows of these.
+    """Returns files and lines of the source of rows among the tokens; packed rows by their sequences.
 
     Raises:
         BatonError: tokens or split are gone.
@@ -76,6 +70,7 @@ def locate_rows(run: Run, recipe: Recipe, rows: Sequence[int]) -> list[SourceLoc
     for row in rows:
         number = bisect_right(starts, row) - 1
         by_file.setdefault(number, []).append(row - starts[number])
+    # Where an older Baton made the tokens: their own files and rows.
     if not meta.first_lines and (
         train_rows.packs_rows(recipe.data, "train") or meta.train != run.need(SplitCounts).train
     ):
@@ -90,7 +85,7 @@ def locate_rows(run: Run, recipe: Recipe, rows: Sequence[int]) -> list[SourceLoc
 
 
 def _noted(run: Run, prefix: str, manifest: Manifest, name: str) -> list[tuple[int, int]] | None:
-    """Returns line and length of each row of a file before they were joined; None where each row is the next line's."""
+    """Returns line and length of each row of a file before packing; None where each row is the next line's."""
     import numpy as np
 
     side, _, file = name.partition("/")
@@ -108,24 +103,22 @@ def _lines(noted: Sequence[tuple[int, int]], recipe: Recipe, rows: Iterable[int]
         return [noted[row][0] for row in rows]
     import pyarrow as pa
 
-    # Joined as they were, each token standing for the line that it is of.
+    # Packed again, with each token replaced by its line.
     kind = pa.list_(pa.int64())
     table = pa.table({"input_ids": pa.array(([line] * length for line, length in noted), type=kind)})
     joined = train_rows.pack_rows(table, recipe.data, is_all=True)["input_ids"]
     return [line for row in rows for line in joined[row].as_py()]
 
 
-FEWEST = 10
-"""Steps that a median is taken of at least, where so many are remembered."""
-MOST_ROWS = 1000
-"""Rows that a document names."""
+FEWEST = 10  # steps that a median needs, unless the window is smaller
+MOST_ROWS = 1000  # rows that a document names
 
 
 class Guarded(ChunkTrainer):
-    """Mixin: judges each step by its loss and gradient norm, and skips those that are to be skipped.
+    """Mixin: judges each step by its loss and gradient norm, and skips the run's bad ones.
 
-    A skipped step is counted, and schedule, rows and callbacks advance as ever; nothing is computed, and the optimizer
-    and its scaler do not know of it. What is found depends on the steps kept alone, so `guard_window` is state.
+    A skipped step is counted, and schedule, rows and callbacks advance; nothing is computed, and the optimizer and its
+    scaler do not know of it. The verdict depends on the steps kept alone, so `guard_window` is state.
     """
 
     _loss: torch.Tensor | float = 0.0
@@ -136,7 +129,6 @@ class Guarded(ChunkTrainer):
         return step in self.resumption.skips or bool(self.guard and step in self.guard.skip)
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> torch.Tensor:
-        """Makes a pass of a step, or passes over it."""
         if not self.skips_step:
             loss: torch.Tensor = super().training_step(model, inputs, num_items_in_batch)
             if self.guard:
@@ -169,32 +161,25 @@ class Guarded(ChunkTrainer):
         return norm
 
     def judge(self, figures: Sequence[Sequence[float]]) -> None:
-        """Judges a step of several processes: after its update, which goes with the process if need be.
-
-        Before it each would have waited for the others once more.
-        """
+        # With several processes, after the step's update: before it each would wait for the others once more. A bad
+        # update goes with the process.
         if self.figures:
             self.figures = ()
             self._judge(self.state.global_step, sum(row[0] for row in figures) / len(figures), figures[0][1])
 
     def _skip(self) -> None:
-        """Ends a step that was passed over: no update, and no part in the average that is logged."""
         # Accelerate's optimizer makes a step, by its scaler where it has one, only where gradients are synced.
         self.accelerator.gradient_state._set_sync_gradients(False)
-        # Where the scaler refused the update before, and this process made it, the schedule would stand still.
+        # If the scaler refused this process's previous update, the schedule would not advance.
         self.optimizer._is_overflow = False
-        self._globalstep_last_logged += 1
+        self._globalstep_last_logged += 1  # no part of the average that is logged
         self.skipped = (*self.skipped, self.state.global_step + 1)
 
     def _judge(self, step: int, loss: float, norm: float) -> None:
-        """Takes a step into the window.
-
-        Raises:
-            SkipError: it is out of bounds; in all ranks.
-        """
+        """Takes a step into the window; raises SkipError, in all ranks, where it is out of bounds."""
         assert self.guard
         if math.isfinite(loss) and math.isfinite(norm):
-            # The loss of a policy is about 0, and no multiple of it says anything.
+            # A policy's loss is about 0, and no multiple of it means anything.
             times = None if self.recipe.training.generation else self.guard.loss
             for at, (name, bound) in enumerate((("loss", times), ("grad_norm", self.guard.grad_norm))):
                 before = [row[at] for row in self.guard_window]
@@ -207,17 +192,12 @@ class Guarded(ChunkTrainer):
                     )
                     raise SkipError(text, step=step, reason=name, loss=loss, grad_norm=norm, median=median)
             self.guard_window = (*self.guard_window, (loss, norm))[-self.guard.window :]
-        # A norm that the gradients' scale has made infinite is for the scaler: it refuses the update, and lowers it.
+        # An infinite norm by the gradients' scale is for the scaler: it refuses the update, and lowers the scale.
         elif self.guard.nan and not (math.isfinite(loss) and self.accelerator.scaler is not None):
             text = f"step {step} has the loss {loss:g} and the gradient norm {norm:g}; expected finite ones."
             raise SkipError(text, step=step, reason="nan", loss=loss, grad_norm=norm)
 
     def load_skipped(self, saved: tuple[int, ...]) -> None:
-        """Restores which steps were skipped.
-
-        Raises:
-            UserError: the recipe has others, which were trained.
-        """
         trained = [x for x in (self.guard.skip if self.guard else ()) if x <= self.state.global_step and x not in saved]
         if trained:
             raise UserError(
@@ -229,10 +209,8 @@ class Guarded(ChunkTrainer):
 
 
 def is_beyond(value: float, before: list[float], times: float, window: int) -> bool:
-    """Tells whether a value is more than so many times the median of those before it, of a window of so many steps.
-
-    One that is not above all before it is not: where a loss has fallen fast, it may rise to where it was.
-    """
+    """Tells whether a value exceeds `times` the median of earlier ones in a window."""
+    # A value that is not above all is within: where a loss has fallen fast, it may rise to where it was.
     if len(before) < min(FEWEST, window) or value <= max(before):
         return False
     median = statistics.median(before)
@@ -240,9 +218,8 @@ def is_beyond(value: float, before: list[float], times: float, window: int) -> b
 
 
 def known_skips(context: TrainContext, restored: FetchedCheckpoint | None) -> tuple[int, ...]:
-    """Returns the steps that the run's guard has found; those that the recipe names are not among them."""
-    steps = [skip.step for skip in context.run.skips()]
-    # Of the steps before it the checkpoint says what became of them: it holds the state that followed.
+    steps = [skip.step for skip in context.run.skips()]  # without those that the recipe names
+    # Earlier steps are as the checkpoint has them: it holds the state that followed.
     if restored and (late := sorted(step for step in {*steps} - {*restored.meta.skips} if step <= restored.step)):
         context.run.warn(f"steps {late} were trained before they were found: they are not skipped")
     return tuple(steps)
@@ -250,7 +227,7 @@ def known_skips(context: TrainContext, restored: FetchedCheckpoint | None) -> tu
 
 @contextlib.contextmanager
 def watch_for_skips(trainer: ChunkTrainer, checkpointer: Checkpointer) -> Iterator[None]:
-    """Has the run know a step that training finds in the block, before this process ends.
+    """Notes with the run a bad step that training finds in the block, before this process ends.
 
     Raises:
         SkipError: a step is to be skipped, and the run knows it.
@@ -259,7 +236,7 @@ def watch_for_skips(trainer: ChunkTrainer, checkpointer: Checkpointer) -> Iterat
     context = checkpointer.context
 
     def note(error: SkipError) -> None:
-        # The next process resumes from what is on its way. From here the store has its usual patience.
+        # The next process resumes from the checkpoint that is on its way. From here the store has its usual patience.
         checkpointer.finish()
         keep_skip(context, trainer, error)
 
@@ -268,13 +245,13 @@ def watch_for_skips(trainer: ChunkTrainer, checkpointer: Checkpointer) -> Iterat
             yield
     except SkipError as error:
         checkpointer.watchdog.stop()
-        # All ranks have found it, and wait here: the launcher ends them all as soon as one of them has ended.
+        # All ranks have found it, and wait here: the launcher ends all as soon as one has ended.
         context.ranks.on_first(functools.partial(note, error))
         raise
 
 
 def keep_skip(context: TrainContext, trainer: ChunkTrainer, error: SkipError) -> None:
-    """Keeps with the run that a step is to be skipped, unless another process has.
+    """Notes with the run that a step is to be skipped, unless another process has.
 
     Raises:
         UserError: the run has skipped as many steps as it may.

@@ -1,12 +1,12 @@
-"""Packages that libraries import and may never use: known, and loaded once something of them is used.
+"""Packages that libraries import and may never use: deferred, and loaded at their first use.
 
-A package that is hidden while others are imported would be answered as missing, and libraries keep that answer. A
-deferred one is a module as `importlib.util.LazyLoader` makes it, with one thing more: `from package import Class` alone
-does not load it, nor does `isinstance`.
+Hiding a package while others are imported would make it missing, and libraries keep that answer. A deferred one is a
+module as `importlib.util.LazyLoader` makes it, with one thing more: `from package import Class` alone does not load it,
+nor does `isinstance`.
 
-What libraries look up each time they are imported, and what depends on the installed packages alone, is looked up once.
-`python -m baton.train.lazy_imports [FILE]` writes it down where an environment is made, such as an image; imports in it
-read it there. It is ignored once other packages are installed, and nothing needs it.
+Libraries' look-ups at import that depend on the installed packages alone are done once. `python -m
+baton.train.lazy_imports [FILE]` writes them where an environment is made, such as an image; its imports read the file.
+It is ignored once other packages are installed, and nothing needs it.
 """
 
 from __future__ import annotations
@@ -31,9 +31,7 @@ from typing import Any
 
 
 class LazyObject:
-    """Stands for an object, `resolved`, and loads it when it is looked into."""
-
-    resolved: Any
+    resolved: Any  # the object that this one stands in for; looking into it loads it
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
@@ -55,29 +53,20 @@ class LazyObject:
 
 @dataclass(frozen=True)
 class LazySpec:
-    """What is told of a package without loading it.
+    """Answers about a package without loading it."""
 
-    Attributes:
-        names: Classes and functions that may be imported by name. A stand-in for a value would tell nothing.
-        made: Classes that may be called as well.
-        modules: Modules of it that the package itself imports.
-        values: Other attributes, as they are when the package has been imported and not used.
-        loaded: Called with the package when it has been loaded.
-    """
-
-    names: frozenset[str] = frozenset()
-    made: frozenset[str] = frozenset()
-    modules: frozenset[str] = frozenset()
-    values: Mapping[str, Any] = field(default_factory=dict)
-    loaded: Callable[[ModuleType], None] = lambda _: None
+    names: frozenset[str] = frozenset()  # classes and functions to import by name; never values
+    made: frozenset[str] = frozenset()  # classes that may be called as well
+    modules: frozenset[str] = frozenset()  # modules that the package itself imports
+    values: Mapping[str, Any] = field(default_factory=dict)  # other attributes, as right after import
+    loaded: Callable[[ModuleType], None] = lambda _: None  # called with the package after loading
 
 
-Packages = Mapping[str, LazySpec]
-"""Package, or module, that is deferred with all below it."""
+Packages = Mapping[str, LazySpec]  # packages or modules, deferred with all below them
 
 
 def defer(packages: Packages) -> None:
-    """Defers packages from here on, in this process and those forked from it; what is imported already stays."""
+    """Defers packages from here on, in this process and its forks; imported ones stay."""
     finder = next((finder for finder in sys.meta_path if isinstance(finder, _LazyFinder)), None)
     if finder is None:
         finder = _LazyFinder()
@@ -92,9 +81,9 @@ def is_waiting(name: str) -> bool:
 
 
 class LazyName:
-    """A class or function of a package that is not loaded: loads it when it is called, subclassed, or looked into.
+    """A class or function of a package that is not loaded: loads it when called, subclassed, or looked into.
 
-    What is an instance of a class has its name among those of its own classes: `isinstance` loads nothing for others.
+    An instance of a class has its name among those of its own classes: `isinstance` loads nothing for others.
     """
 
     def __init__(self, module: ModuleType, name: str, *, is_made: bool) -> None:
@@ -142,8 +131,6 @@ class LazyName:
 
 
 class LazyInstance(LazyObject):
-    """An instance of a class of a package that is not loaded."""
-
     def __init__(self, name: LazyName, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._call = (name, args, kwargs)
 
@@ -154,7 +141,7 @@ class LazyInstance(LazyObject):
 
 
 class LazyUnion(LazyObject):
-    """A union of classes of which one is not loaded, as annotations have it: `isinstance` asks each."""
+    """A union of classes, one not loaded, as annotations have it: `isinstance` asks each."""
 
     def __init__(self, kinds: tuple[Any, ...]) -> None:
         self._kinds = kinds
@@ -180,7 +167,7 @@ def _resolved(value: Any) -> Any:
 
 
 class _Module(ModuleType):
-    """A module whose code has not run, or is running; of a package that is loaded, what was handed out before."""
+    """A module whose code has not run, or is running; after loading, one that was handed out before."""
 
     def __getattr__(self, name: str) -> Any:
         if name == "__path__":  # a package has it; imports ask each module for it
@@ -200,8 +187,6 @@ class _Module(ModuleType):
 
 
 class _LazyFinder(MetaPathFinder):
-    """Finds deferred packages and their modules."""
-
     def __init__(self) -> None:
         self.packages: dict[str, _Package] = {}
 
@@ -234,11 +219,9 @@ class _Loader(Loader):
 
 
 class _Package:
-    """A deferred package. From when something of it has been used, and `is_loaded`, its modules are as all are."""
-
     def __init__(self, name: str, contents: LazySpec) -> None:
         self.name, self.contents = name, contents
-        self.is_loaded = False
+        self.is_loaded = False  # set at the first use; from then on its modules are like any others
         self._lock = threading.RLock()
 
     def load(self) -> None:
@@ -247,7 +230,7 @@ class _Package:
                 return
             self.is_loaded = True
             root = sys.modules[self.name]
-            # They are imported anew, by its own code and in the order in which that does.
+            # The package's own code imports them anew, in its own order.
             below = {name: sys.modules[name] for name in list(sys.modules) if name.startswith(f"{self.name}.")}
             news = {name: _news(module) for name, module in {self.name: root, **below}.items()}
             for name in below:
@@ -258,7 +241,7 @@ class _Package:
                 sys.modules.update(below)
                 self.is_loaded = False
                 raise
-            if type(root) is _Module:  # else its code has given it a class of its own
+            if type(root) is _Module:  # else its code has set another class
                 root.__class__ = ModuleType  # type: ignore[assignment]
             for name, values in news.items():
                 for key, value in values.items():
@@ -267,7 +250,7 @@ class _Package:
 
 
 def _news(module: ModuleType) -> dict[str, Any]:
-    """Takes out what others have set in a module that has not run, and returns it but for its own modules."""
+    """Takes out and returns what others have set in a module that has not run, but for its own modules."""
     before = _loader(module).before
     news = {name: value for name, value in vars(module).items() if name not in before or before[name] is not value}
     for name in news:
@@ -282,7 +265,6 @@ def _loader(module: ModuleType) -> _Loader:
 
 
 def _load(module: ModuleType) -> ModuleType:
-    """Returns a module that was deferred, with all of its package loaded."""
     if type(module) is not _Module:
         return module
     _loader(module).package.load()
@@ -290,22 +272,18 @@ def _load(module: ModuleType) -> ModuleType:
 
 
 INSTALLED_FILE = Path(sys.prefix) / "share" / "baton" / "known.json"
-"""Where it is written down."""
 _LOOKS_UP = "transformers.utils.import_utils"
 _MODELS_FOLDER = "models"
-Structure = dict[frozenset[str], dict[str, set[str]]]
-"""Of a package: what has to be installed for a module of it, the module, the names it has."""
+Structure = dict[frozenset[str], dict[str, set[str]]]  # distributions that a module needs → module → its names
 
 
 @dataclass(frozen=True)
 class InstalledPackages:
-    """What was written down, and the `installed_digest` that it depends on."""
+    """The file's content."""
 
-    key: str
-    distributions: dict[str, list[str]]
-    """Names of distributions by the name of a package of theirs."""
-    models: list[tuple[list[str], dict[str, list[str]]]]
-    """Transformers' modules of models: what each needs, and the names it has."""
+    key: str  # `installed_digest`
+    distributions: dict[str, list[str]]  # by package
+    models: list[tuple[list[str], dict[str, list[str]]]]  # of Transformers, as `Structure`
 
 
 def installed_digest() -> str:
@@ -323,7 +301,7 @@ def write_installed(file: Path) -> None:
 
     folder = os.path.join(os.path.dirname(transformers.__file__), _MODELS_FOLDER)
     structure: Structure = define_import_structure(folder)
-    # Modules stay in their order: of a name that two have, Transformers takes the last one's.
+    # In their own order: Transformers takes a name that two modules have from the last.
     models = [
         (sorted(needs), {module: sorted(names) for module, names in modules.items()})
         for needs, modules in structure.items()
@@ -335,7 +313,7 @@ def write_installed(file: Path) -> None:
 
 @contextlib.contextmanager
 def looked_up_once() -> Iterator[None]:
-    """Looks up once what libraries that are imported within ask several times; not at all where it is written down."""
+    """Answers once the look-ups that libraries imported within repeat; from the file where it is there."""
     known = _read_installed()
     asked = importlib.metadata.packages_distributions
     finder = _LookupFinder(known)
@@ -350,7 +328,6 @@ def looked_up_once() -> Iterator[None]:
 
 
 def _read_installed() -> InstalledPackages | None:
-    """Returns what is written down; None where nothing is, or where it is of other packages."""
     with contextlib.suppress(OSError, ValueError, TypeError):
         known = InstalledPackages(**json.loads(INSTALLED_FILE.read_text(encoding="utf-8")))
         if known.key == installed_digest():
@@ -382,7 +359,7 @@ class _LookupFinder(MetaPathFinder):
 
 
 def _reading_once(reads: Callable[..., Structure], known: InstalledPackages | None) -> Callable[..., Structure]:
-    """Returns the function that reads what models there are, which two packages ask for by two names of one folder."""
+    """Returns the function that reads which models there are; two packages ask, by two names of one folder."""
 
     @functools.cache
     def models(folder: str) -> Structure:
@@ -399,7 +376,7 @@ def _reading_once(reads: Callable[..., Structure], known: InstalledPackages | No
         if os.path.basename(folder) != _MODELS_FOLDER:
             return reads(module_path, prefix)
         before = f"{prefix}." if prefix else ""
-        # Who asks adds to it.
+        # A copy: the caller adds to it.
         return {
             needs: {f"{before}{module}": set(names) for module, names in modules.items()}
             for needs, modules in models(folder).items()

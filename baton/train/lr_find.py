@@ -1,7 +1,7 @@
-"""Learning-rate range test: training for a few steps while the learning rate grows, and what the losses say.
+"""Learning-rate range test: a few steps of training while the learning rate grows, and the losses' verdict.
 
-After Smith, "Cyclical Learning Rates for Training Neural Networks" (arXiv:1506.01186), section 3.3. The model that is
-trained here is thrown away; the run's first chunk starts from untouched state.
+After Smith, "Cyclical Learning Rates for Training Neural Networks" (arXiv:1506.01186), section 3.3. The model trained
+here is thrown away; the run's first chunk starts from untouched state.
 """
 
 from __future__ import annotations
@@ -28,19 +28,16 @@ from baton.scratch import scratch_folder
 from baton.train import build
 from baton.train.context import TrainContext
 
-DIVERGED = 4.0
-"""Loss, in multiples of the lowest smoothed one, at which the test ends."""
+DIVERGED = 4.0  # loss, in multiples of the lowest smoothed one, at which the test ends
 
 
 class Finding(NamedTuple):
-    """The learning rate that a test speaks for, and the page about it."""
-
     learning_rate: float
     html: str
 
 
 class Ramp(TrainerCallback):
-    """Lets the learning rate of all groups without one of their own grow from step to step, and notes the losses."""
+    """Grows the learning rate of all unnamed groups from step to step, and notes the losses."""
 
     stateless = True
 
@@ -60,7 +57,6 @@ class Ramp(TrainerCallback):
     def on_log(
         self, args: object, state: TrainerState, control: TrainerControl, logs: dict[str, float], **_: object
     ) -> None:
-        """Notes the loss, and ends the test where it has gone out of bounds."""
         if "loss" not in logs:
             return
         self.rates.append(rate_at(self.spec, state.global_step - 1))
@@ -72,7 +68,7 @@ class Ramp(TrainerCallback):
 
 
 def find(run_uri: str) -> Finding:
-    """Tests learning rates for a run, unless that was done, and notes the one found with the run.
+    """Tests learning rates for a run, unless done before, and notes the rate found with the run.
 
     Raises:
         BatonError: the losses never fall, so that nothing can be concluded.
@@ -114,10 +110,7 @@ def rate_at(spec: LRFind, step: int) -> float:
 
 
 def smooth(losses: list[float], weight: float) -> list[float]:
-    """Returns an exponential moving average without the bias of its start (Kingma and Ba, arXiv:1412.6980, section 3).
-
-    `weight` is the share of the average that stays at each value.
-    """
+    """Returns an exponential moving average without its start's bias (Kingma and Ba, arXiv:1412.6980, section 3)."""
     average, averages = 0.0, []
     for position, loss in enumerate(losses, 1):
         average = weight * average + (1 - weight) * loss
@@ -126,10 +119,7 @@ def smooth(losses: list[float], weight: float) -> list[float]:
 
 
 def suggest(rates: list[float], losses: list[float], spec: LRFind) -> float:
-    """Returns the learning rate that a test speaks for.
-
-    `steepest` is where the smoothed loss falls fastest over the logarithm of the rate, before its lowest point;
-    `tenth` is a tenth of the rate at that point.
+    """Returns the rate of the smoothed loss's steepest fall before its minimum, or a `tenth` of the minimum's rate.
 
     Raises:
         BatonError: the loss does not fall.
@@ -145,6 +135,7 @@ def suggest(rates: list[float], losses: list[float], spec: LRFind) -> float:
         )
     if spec.take == "tenth":
         return float(rates[lowest] / 10)
+    # Over the logarithm of the rate, in which the steps are even.
     slopes = np.gradient(smoothed[: lowest + 1], np.log(rates[: lowest + 1]))
     return float(rates[int(slopes.argmin())])
 

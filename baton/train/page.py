@@ -1,6 +1,6 @@
-"""What Kubeflow shows of a chunk: a card for its checkpoint, and the loss so far on a page.
+"""Kubeflow's view of a chunk: a card for its checkpoint, and a page of the loss so far.
 
-It is drawn without matplotlib, whose import alone would hold the next chunk up for a second.
+Drawn without matplotlib, whose import alone would delay the next chunk by a second.
 """
 
 from __future__ import annotations
@@ -31,22 +31,17 @@ _pages = html.environment(Path(__file__).parent)
 
 @dataclass(frozen=True)
 class Shown:
-    """What is known of a chunk after its end."""
-
     run: Run
     index: int
     outcome: Outcome
     plan: Plan
     checkpoint: Checkpoint | None
     log: list[LogEntry]
-    attempt: ChunkRecord | None
-    """The last one that trained."""
+    attempt: ChunkRecord | None  # the last one that trained
     skips: Sequence[Skip] = ()
-    """Steps that the run's guard has found."""
 
     @classmethod
     def of(cls, run_uri: str, index: int, outcome: Outcome) -> Shown:
-        """Reads it from the store; what is out of reach there is left out, as the chunk itself is done."""
         run = Run.open(run_uri)
         store, plan = CheckpointStore(run), run.plan()
         try:
@@ -55,6 +50,7 @@ class Shown:
             log = store.history(checkpoint) if checkpoint else []
             skips = run.skips()
         except BatonError as error:
+            # Shown without them, as the chunk itself is done.
             logger.warning("the page of chunk %d lacks its figures: %s", index, error)
             return cls(run, index, outcome, plan, None, [], None)
         return cls(run, index, outcome, plan, checkpoint, log, trained[-1] if trained else None, skips)
@@ -65,7 +61,6 @@ class Shown:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Training tokens a second of the last attempt that trained."""
         attempt = self.attempt
         if attempt is None or not attempt.seconds.get("train") or not attempt.tokens:
             return None
@@ -74,7 +69,6 @@ class Shown:
 
 
 def checkpoint_card(shown: Shown) -> Card:
-    """Returns what stands for the newest checkpoint: step, losses, speed, goodput, digest and address."""
     outcome = shown.outcome
     if shown.checkpoint is None:
         return Card(f"Chunk {shown.index}: {outcome.ending.value}; its checkpoint is not known here.\n")
@@ -102,7 +96,6 @@ def checkpoint_card(shown: Shown) -> Card:
 
 
 def progress_page(shown: Shown) -> str:
-    """Returns the page of the loss so far, the steps of this chunk marked."""
     train, evals = shown.series("loss"), shown.series("eval_loss")
     values = [value for _, value in (*train, *evals)]
     low, high = (min(values), max(values)) if values else (0.0, 1.0)

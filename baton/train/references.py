@@ -17,15 +17,12 @@ SyncRefModelCallback.stateless = True  # what it moves is saved by `MovingRefere
 
 
 def moving(sync: SyncReference | None) -> Options:
-    """Returns TRL's settings of a reference that follows; none where it stands still."""
     if sync is None:
         return {}
     return {"sync_ref_model": True, "ref_model_sync_steps": sync.every, "ref_model_mixup_alpha": sync.mix}
 
 
 class MovingReference(ChunkTrainer):
-    """Mixin where the reference follows the trained model: keeps its weights with the checkpoint."""
-
     def method_state(self) -> StateDict:
         return {**super().method_state(), "reference": self.ref_model.state_dict()}
 
@@ -36,7 +33,7 @@ class MovingReference(ChunkTrainer):
 
 
 class OwnReference(ChunkTrainer):
-    """Mixin for TRL's trainers that load their reference from the base's files: it has the rows of new tokens, too."""
+    """Mixin for TRL's trainers that load their reference from the base's files: adds the rows of new tokens."""
 
     _reference: PreTrainedModel | None
 
@@ -46,7 +43,7 @@ class OwnReference(ChunkTrainer):
 
     @ref_model.setter
     def ref_model(self, model: PreTrainedModel | None) -> None:
-        # As it was loaded, once: TRL sets it again where it has wrapped it, or split it into shards.
+        # Once, as loaded: TRL sets it again after wrapping it or splitting it into shards.
         if model is not None and "_reference" not in vars(self):
             vocabulary.resize_embeddings(model, self.processing_class)
         self._reference = model

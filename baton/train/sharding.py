@@ -1,12 +1,11 @@
 """ZeRO and FSDP2 through Accelerate: partitions, settings, and checkpoints for any number of processes.
 
-DeepSpeed lays values of weights in flat rows, and each process has a part of each row. In stage 2 a row is a group of
-weights one after the other, which is cut evenly. In stage 3 each weight is cut evenly by itself, and a row of a process
-has its parts of all weights of a group. What does not come out even is filled up with zeros.
+DeepSpeed keeps values of weights in flat rows, and each process has a part of each row. In stage 2 a row is a group of
+weights one after the other, cut evenly. In stage 3 each weight is cut evenly by itself, and a process's row has its
+parts of all weights of a group. Zeros fill up uneven parts.
 
-A ZeRO checkpoint has whole weights and each process's optimizer part; nobody has to unpickle it, see
-`baton.checkpoint.zero_format`. Under ZeRO the engine trains; optimizer, schedule and clipping are the recipe's. FSDP2
-also runs on CPUs.
+A ZeRO checkpoint has whole weights and each process's optimizer part, without pickles (`baton.checkpoint.zero_format`).
+Under ZeRO the engine trains; optimizer, schedule and clipping are the recipe's. FSDP2 also runs on CPUs.
 """
 
 from __future__ import annotations
@@ -33,19 +32,16 @@ from baton.train.protocol import ChunkTrainer, Options, StateDict
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-ALIGNMENT = 2
-"""Stage 2 cuts a row into parts of a multiple of so many values."""
+ALIGNMENT = 2  # stage 2 cuts a row into parts of a multiple of so many values
+# By stage, the keys of the weights' masters and of the optimizer's own state.
 MASTERS = {2: "single_partition_of_fp32_groups", 3: "fp32_flat_groups"}
-"""Stage → where the weights' masters are in its state."""
 OPTIMIZER_STATES = {2: "base_optimizer_state", 3: "optimizer_state_dict"}
-"""Stage → where the optimizer's own state is."""
-MASTER = "master"
-"""The kind of values that is no entry of the optimizer's own state."""
+MASTER = "master"  # the kind of values that is no entry of the optimizer's own state
 
 
 @dataclass(frozen=True)
 class WeightSegment:
-    """Values of one weight in a process's row, with zeros after them; weights are numbered in the optimizer's order."""
+    """Values of one weight in a process's row, with zeros after them; weights count in the optimizer's order."""
 
     weight: int
     start: int
@@ -59,7 +55,7 @@ class WeightSegment:
 
 @dataclass(frozen=True)
 class SegmentPlace:
-    """Where some values of a weight lie: in which process's row, and from which of its values on."""
+    """A segment's place: a process's row, and the offset there."""
 
     rank: int
     row: int
@@ -68,7 +64,7 @@ class SegmentPlace:
 
 
 class Partitioning:
-    """Which values each of so many processes has, given the sizes of the weights by row."""
+    """Partition of values among processes, given the sizes of the weights by row."""
 
     def __init__(self, stage: int, groups: Sequence[Sequence[int]], ranks: int) -> None:
         self.rows: list[list[list[WeightSegment]]] = [[] for _ in range(ranks)]  # process → row → its pieces, in order
@@ -84,11 +80,10 @@ class Partitioning:
             first += len(group)
 
     def all_places(self, weight: int) -> list[SegmentPlace]:
-        """Returns where a weight lies, process by process."""
         return self._places[weight]
 
     def places(self, weight: int, start: int, stop: int) -> Iterator[tuple[SegmentPlace, int, int]]:
-        """Yields where some values of a weight lie, each place with the first and last of those that it has."""
+        """Yields the places of some values of a weight, each with the first and last value in it."""
         for place in self._places[weight]:
             begin, end = max(place.piece.start, start), min(place.piece.stop, stop)
             if begin < end:
@@ -96,17 +91,14 @@ class Partitioning:
 
 
 def weight_sizes(groups: Sequence[Sequence[torch.Tensor]]) -> list[list[int]]:
-    """Returns how many values each weight of some groups has, also where a process has only some of them."""
     return [[getattr(weight, "ds_numel", weight.numel()) for weight in group] for group in groups]
 
 
 def row_length(pieces: Sequence[WeightSegment]) -> int:
-    """Returns how many values a process's row has, zeros at its end among them."""
     return sum(piece.length for piece in pieces)
 
 
 def _even_row(group: Sequence[int], first: int, ranks: int) -> Iterator[list[WeightSegment]]:
-    """Yields each process's part of a row that has its weights one after the other."""
     share = -(-sum(group) // (ALIGNMENT * ranks)) * ALIGNMENT
     for rank in range(ranks):
         pieces, at = [], 0
@@ -120,7 +112,6 @@ def _even_row(group: Sequence[int], first: int, ranks: int) -> Iterator[list[Wei
 
 
 def _even_weights(group: Sequence[int], first: int, ranks: int) -> Iterator[list[WeightSegment]]:
-    """Yields each process's parts of weights that are cut each by itself."""
     for rank in range(ranks):
         pieces = []
         for weight, size in enumerate(group, first):
@@ -131,12 +122,10 @@ def _even_weights(group: Sequence[int], first: int, ranks: int) -> Iterator[list
 
 
 class SavedPartitions:
-    """What so many ranks have written to a checkpoint, each its own part, of weights of these sizes by group.
-
-    Rows of `parts` are slices of files, which read what is asked of them.
+    """A checkpoint's parts of all ranks, read lazily: rows of `parts` are slices of files.
 
     Raises:
-        DamagedError: they are not what was written, or not cut as DeepSpeed cuts.
+        DamagedError: not what was written, or not cut as DeepSpeed cuts.
     """
 
     def __init__(self, checkpoint: str, ranks: int, groups: Sequence[Sequence[int]]) -> None:
@@ -169,12 +158,11 @@ class SavedPartitions:
         return [{name: value for name, value in group.items() if name != "params"} for group in groups]
 
     def optimizer(self, rank: int) -> StateDict:
-        """Returns a process's part of the optimizer's own state."""
         state: StateDict = self.parts[rank][OPTIMIZER_STATES[self.stage]]
         return state
 
     def part(self, own: StateDict, cut: Partitioning, rank: int) -> StateDict:
-        """Returns the state of a process among those of a cut, given its own as DeepSpeed makes it for a start."""
+        """Returns the state of a process among those of a cut; `own` is DeepSpeed's at the start."""
         mine = own[OPTIMIZER_STATES[self.stage]]["param_groups"]
         rows = cut.rows[rank]
         optimizer = {
@@ -202,7 +190,6 @@ class SavedPartitions:
         return torch.cat(parts)
 
     def state(self, pieces: Sequence[WeightSegment]) -> StateDict:
-        """Returns the optimizer's own state of a row that is cut in another way; nothing of it is another row's too."""
         place, _, _ = next(self.cut.places(pieces[0].weight, 0, pieces[0].stop or 1))
         entries = self.optimizer(place.rank)["state"].get(place.row, {})
         return {
@@ -218,7 +205,7 @@ class SavedPartitions:
 
 
 def _regrouped(left: list[int], lengths: Sequence[int], ranks: int) -> list[list[int]]:
-    """Returns sizes of weights by row, given how long the rows of a process are."""
+    """Returns sizes of weights by row, given the lengths of a process's rows."""
     groups: list[list[int]] = []
     for wanted in lengths:
         groups.append([])
@@ -229,22 +216,15 @@ def _regrouped(left: list[int], lengths: Sequence[int], ranks: int) -> list[list
     return groups
 
 
-ZERO_BUCKET = 50_000_000
-"""Values that are joined at a time. DeepSpeed's own default takes ten times the memory for it."""
+ZERO_BUCKET = 50_000_000  # values joined at a time; DeepSpeed's own default takes ten times the memory
+# These follow from recipe and model: a scale of 1 (fp16 is refused), the recipe's own clipping, each weight's place.
 NOT_KEPT_BY_ZERO = ("loss_scaler", "clip_grad", "zero_stage", "param_slice_mappings")
-"""What of the state follows from the recipe and the model: a scale of 1 (fp16 is refused), the recipe's own clipping,
-and where each weight lies."""
 
 
 def deepspeed_arguments(recipe: Recipe) -> Options:
-    """Returns the arguments of `TrainingArguments`; on CPUs, has DeepSpeed know that before anybody asks it.
-
-    Raises:
-        UserError: DeepSpeed is not installed.
-    """
     zero_format.require_package(recipe)
     if recipe.resources.gpus == 0:
-        # By gloo alone on CPUs: what DeepSpeed has besides, it compiles when it is first used.
+        # Before anybody asks DeepSpeed. By gloo alone: it would compile its own communication at first use.
         os.environ["DS_ACCELERATOR"] = "cpu"  # also on a machine with GPUs
         importlib.import_module("deepspeed.ops").__compatible_ops__["deepspeed_shm_comm"] = False
     stage = recipe.parallel.zero_stage
@@ -267,23 +247,21 @@ def deepspeed_arguments(recipe: Recipe) -> Options:
 
 
 class Zero(ChunkTrainer):
-    """Mixin: keeps and restores what DeepSpeed splits over the processes."""
+    """Mixin: saves and restores what DeepSpeed splits over the processes."""
 
     saves_weights_beside = False  # all ranks gather them, and in one order
 
     def create_accelerator_and_postprocess(self) -> None:
-        """Makes the accelerator, which is told of accumulation: it warns where DeepSpeed knows of more than it."""
         super().create_accelerator_and_postprocess()
+        # Else Accelerate warns that DeepSpeed accumulates more steps than it.
         self.accelerator.gradient_accumulation_steps = self.args.gradient_accumulation_steps
 
     def optimizer_state(self) -> StateDict:
-        """Returns what DeepSpeed's optimizer keeps between steps, without what follows from recipe and model."""
         return {name: value for name, value in super().optimizer_state().items() if name not in NOT_KEPT_BY_ZERO}
 
     def trained(self) -> list[list[torch.nn.Parameter]]:
-        """Returns the weights that are trained, by DeepSpeed's rows of values."""
         optimizer = self.deepspeed.optimizer
-        rows: list[list[torch.nn.Parameter]]
+        rows: list[list[torch.nn.Parameter]]  # as DeepSpeed cuts them
         rows = optimizer.fp16_groups if _splits_weights(optimizer) else optimizer.bit16_groups
         return rows
 
@@ -305,16 +283,11 @@ class Zero(ChunkTrainer):
         return prepared
 
     def read_optimizer(self, checkpoint: str) -> None:
-        """Restores this process's part, then the schedule, which is all that upstream restores under DeepSpeed."""
         self._load_part(checkpoint)
+        # Under DeepSpeed transformers 5.23 restores the schedule alone.
         super().read_optimizer(checkpoint)
 
     def _load_part(self, checkpoint: str) -> None:
-        """Restores weights, their masters and the optimizer's state.
-
-        Raises:
-            DamagedError: the process's file is not what was written.
-        """
         optimizer = self.deepspeed.optimizer
         rank, size = self.args.process_index, self.args.world_size
         if self.resumption.is_reshaped:
@@ -343,7 +316,7 @@ class Zero(ChunkTrainer):
             torch.save(self.lr_scheduler.state_dict(), os.path.join(output_dir, "scheduler.pt"))
 
     def write_weights(self, output_dir: str | None, *, internal: bool) -> None:
-        """Writes the weights, which with stage 2 each process has: `Trainer` would copy them first."""
+        # Stage 2 has all weights in each process, which `Trainer` would copy first.
         if _splits_weights(self.deepspeed.optimizer):
             super().write_weights(output_dir, internal=internal)
         else:
@@ -356,10 +329,7 @@ def _splits_weights(optimizer: Any) -> bool:
 
 
 def _clear_padding(optimizer: Any) -> None:
-    """Sets to 0 what stands after a weight's last value where it does not divide evenly over the ranks.
-
-    DeepSpeed leaves there what happened to be in memory. Nobody computes with it, but it is saved.
-    """
+    # After a weight's last value DeepSpeed leaves whatever was in memory. Nothing computes with it, but it is saved.
     rank = Ranks.here().rank
     for group, masters in zip(optimizer.fp16_groups, optimizer.fp32_partitioned_groups_flat, strict=True):
         at = 0
@@ -372,9 +342,9 @@ def _clear_padding(optimizer: Any) -> None:
 
 
 def _load_buffers(model: torch.nn.Module, checkpoint: str) -> None:
-    """Restores what a model keeps besides weights, of which each process has all."""
     from safetensors import safe_open
 
+    # Each process has all buffers.
     buffers = dict(model.named_buffers())
     for name in os.listdir(checkpoint):
         if not (name.startswith("model") and name.endswith(".safetensors")):
@@ -387,18 +357,14 @@ def _load_buffers(model: torch.nn.Module, checkpoint: str) -> None:
 class Fsdp(ChunkTrainer):
     """Mixin: shards on CPUs too, and completes what Accelerate leaves out of a checkpoint in shards.
 
-    A checkpoint of one process, which has all as a whole, is split when it is restored.
+    A checkpoint of one process, which is whole, is split when it is restored.
     """
 
     def create_accelerator_and_postprocess(self) -> None:
-        """Makes the accelerator, which applies its FSDP plugin only where ranks have a GPU each.
-
-        On CPUs it would ignore the plugin silently, and train with DDP.
-        """
         from accelerate.state import DistributedType, PartialState
 
         if self.args.use_cpu:
-            # For this call alone: it is what makes Accelerate apply the plugin.
+            # For this call alone: on CPUs Accelerate would silently ignore the FSDP plugin, and train with DDP.
             PartialState(cpu=True).distributed_type = DistributedType.MULTI_GPU
         super().create_accelerator_and_postprocess()
         if self.args.use_cpu:
@@ -420,25 +386,23 @@ class Fsdp(ChunkTrainer):
         return super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
 
     def read_weights(self, checkpoint: str, model: nn.Module | None = None) -> None:
-        """Restores weights in shards."""
         if not self.splits:
             super().read_weights(checkpoint, model)
 
     def read_optimizer(self, checkpoint: str) -> None:
-        """Restores shards; of a whole optimizer each process its part."""
         if not self.splits and not sharded.is_unused(checkpoint):
             super().read_optimizer(checkpoint)
             return
         schedule = torch.load(os.path.join(checkpoint, "scheduler.pt"), weights_only=True)
         if not self.splits:
-            # All steps before it were skipped: torch would ask for moments that the optimizer has not made.
+            # All earlier steps were skipped: torch would ask for moments that the optimizer has not made.
             self.lr_scheduler.load_state_dict(schedule)
             for group, rate in zip(self.optimizer.param_groups, self.lr_scheduler.get_last_lr(), strict=True):
                 group["lr"] = rate
             return
         from torch.distributed.checkpoint.state_dict import StateDictOptions, set_optimizer_state_dict
 
-        # Mapped, as each process needs its part alone.
+        # Mapped, as each process needs only its part.
         saved = torch.load(os.path.join(checkpoint, "optimizer.pt"), weights_only=True, mmap=True)
         names = {weight: name for name, weight in self.model.named_parameters()}
         order = [names[weight] for group in self.trained() for weight in group]
@@ -454,10 +418,9 @@ class Fsdp(ChunkTrainer):
         self.lr_scheduler.load_state_dict(schedule)
 
     def write_weights(self, output_dir: str | None, *, internal: bool) -> None:
-        """Writes the weights; to a checkpoint in shards, what else makes a model: configuration and tokenizer."""
         if not internal:
             super().write_weights(output_dir, internal=internal)
-        elif self.args.should_save:
+        elif self.args.should_save:  # the rest of a model, beside its shards
             if self.recipe.adapter:
                 adapter = copy.copy(self.model.active_peft_config)
                 adapter.inference_mode = True  # as PEFT saves it
@@ -470,7 +433,6 @@ class Fsdp(ChunkTrainer):
 
 
 def sharding_arguments(recipe: Recipe) -> Options:
-    """Returns keyword arguments for the method's configuration where several processes train."""
     uncompiled = {"torch_compile": False, "torch_compile_mode": None}  # `compile_first` does it, and once is enough
     if not recipe.parallel.is_sharded:
         return uncompiled
@@ -481,16 +443,12 @@ def sharding_arguments(recipe: Recipe) -> Options:
 
 
 def compile_first(model: PreTrainedModel, recipe: Recipe) -> None:
-    """Compiles a model, if the recipe asks for it, in place and before it is wrapped.
-
-    One that will be in shards block by block: a block is what is brought together at once.
-    """
     mode = compile_mode(recipe.training)
     if mode:
+        # In place, before the model is wrapped. In shards by block: a block is gathered at once.
         for part in trainable.blocks(model) if recipe.parallel.is_sharded else [model]:
             part.compile(mode=mode)
 
 
 def compile_mode(training: Training) -> str | None:
-    """Returns how `torch.compile` is to work, None where it is not to."""
     return ("default" if training.compile else None) if isinstance(training.compile, bool) else training.compile

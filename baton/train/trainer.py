@@ -1,10 +1,8 @@
-"""`ExactResume`, which stands right before TRL's class in every trainer, and the class composed of what a run uses.
+"""`ExactResume`, which goes right before TRL's class in every trainer, and the class composed of what a run uses.
 
 `exact_class(DPOTrainer, features)` returns `(features…, ExactResume, DPOTrainer)`: a feature's `super()` reaches the
-features after it, then `ExactResume`, then TRL. How a checkpoint is saved and restored is overridden here alone.
-Features that split the state override the methods `read_…` and `write_…`, of which the default is upstream's.
-
-A comment at each override of a private method names the upstream release that it was read in, and why it is needed.
+features after it, then `ExactResume`, then TRL. Features that split the state override the methods `read_…` and
+`write_…`. A comment at each override of a private method names the upstream release that it was read in, and why.
 """
 
 from __future__ import annotations
@@ -39,8 +37,7 @@ from baton.train.reshard import LoadFromShards
 if TYPE_CHECKING:
     from datasets import Dataset
 
-PAGED = 100_000
-"""Numbers of a weight from which on bitsandbytes pages its state."""
+PAGED = 100_000  # numbers of a weight from which on bitsandbytes pages its state
 NO_ROOM = ("No space left", "PytorchStreamWriter failed", "unexpected pos", "StorageFull")
 """How messages of writers that are not Python's say that a folder is full."""
 
@@ -48,8 +45,7 @@ NO_ROOM = ("No space left", "PytorchStreamWriter failed", "unexpected pos", "Sto
 class ExactResume(ChunkTrainer):
     """Mixin: stages its checkpoints where there is room, and restores one so that it can be compared before a step."""
 
-    saves_weights_beside = True
-    """Whether a checkpoint's weights are written in a thread, beside the optimizer's state."""
+    saves_weights_beside = True  # a checkpoint's weights, in a thread beside the optimizer's state
     _send: Callable[[str], None] | None = None
     _weights: Future[None] | None = None
 
@@ -60,9 +56,9 @@ class ExactResume(ChunkTrainer):
         resumption: Resumption,
         places: Callable[[], Iterator[PendingCheckpoint]],
     ) -> None:
-        """Sets all that a chunk alone knows; the checkpoint may be in the parts of another number of processes."""
         self.ranks, self.watchdog, self.resumption, self.places = ranks, watchdog, resumption, places
         self.guard = self.recipe.training.guard
+        # One process may read the parts that several have written.
         if self.args.world_size == 1 and resumption.strategy != "ddp" and resumption.is_reshaped:
             self.__class__ = exact_class(type(self), [LoadFromShards])
 
@@ -70,7 +66,7 @@ class ExactResume(ChunkTrainer):
         # transformers 5.23 restores it before or after the first batch is fetched, and draws from it in between: the
         # only moment at which it can be compared is right after.
         if self.resumption.is_reshaped and checkpoint:
-            # There is no state of this rank to restore: it draws anew from seed, rank and step (docs/exactness.md).
+            # No state of this rank to restore: it draws anew from seed, rank and step (docs/exactness.md).
             set_seed(seed_of(self.args.seed, self.ranks.rank, self.state.global_step))
             return
         super()._load_rng_state(checkpoint)
@@ -89,8 +85,7 @@ class ExactResume(ChunkTrainer):
         super()._load_from_checkpoint(checkpoint, model)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        # transformers 5.23 loads the optimizer where a fresh one has no memory, and overwrites a fork's own settings:
-        # they are noted first.
+        # transformers 5.23 loads the optimizer where a fresh one has no memory, and overwrites a fork's own settings.
         if self.resumption.takeover:
             self.resumption.takeover.remember(self)
         if checkpoint is not None:
@@ -125,13 +120,7 @@ class ExactResume(ChunkTrainer):
         super()._save_checkpoint(model, trial)
 
     def _all_ran_out_of_room(self, failure: Exception | None, *, last: bool) -> bool:
-        """Tells whether another place is to be tried; False where all ranks have written their part.
-
-        Every rank must call it after each place, whether its own write failed or not: it gathers.
-
-        Raises:
-            Exception: the write failed for another reason, or there is no other place.
-        """
+        """Tells whether to try another place. Every rank calls it after each place, failed or not: it gathers."""
         ours = (str(failure), _is_full(failure)) if failure else None
         failures = [(rank, theirs) for rank, theirs in enumerate(self.ranks.gather(ours)) if theirs]
         if not failures:
@@ -145,7 +134,6 @@ class ExactResume(ChunkTrainer):
         return True
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Saves the weights: in a checkpoint, in a thread beside the optimizer's state."""
         if not _internal_call or not self.saves_weights_beside:
             self._save_model(output_dir, _internal_call)
         elif self._send:
@@ -155,7 +143,7 @@ class ExactResume(ChunkTrainer):
         else:
             pool = ThreadPoolExecutor(1)
             self._weights = pool.submit(self._save_model, output_dir, _internal_call)
-            # Its thread ends with its work, for which `_join_weights` waits.
+            # The thread ends with its work; `_join_weights` waits for it.
             pool.shutdown(wait=False)
 
     def _save_model(self, output_dir: str | None, internal: bool) -> None:
@@ -166,14 +154,14 @@ class ExactResume(ChunkTrainer):
                 os.remove(os.path.join(str(output_dir), "training_args.bin"))
 
     def write_weights(self, output_dir: str | None, *, internal: bool) -> None:
-        """Writes the weights to a folder; `internal` tells whether it is a checkpoint's."""
+        """`internal` where the folder is a checkpoint's."""
         super().save_model(output_dir, internal)
 
     def _join_weights(self, *, failed: bool = False) -> None:
         weights, self._weights = self._weights, None
         if weights:
             wait([weights])
-            if not failed:
+            if not failed:  # else the error at hand is raised, not the thread's
                 weights.result()
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
@@ -187,7 +175,6 @@ class ExactResume(ChunkTrainer):
         super()._save_optimizer_and_scheduler(output_dir)
 
     def method_state(self) -> StateDict:
-        """Returns the guard's window, and the buffers that the method's spec names."""
         buffers = self.recipe.training.spec.buffers
         # Left out while it is empty: a fork may have another guard than its parent, or alone have one.
         window = {"guard": self.guard_window} if self.guard_window else {}
@@ -213,28 +200,23 @@ class ExactResume(ChunkTrainer):
 
 
 def exact_class(kind: type, features: Sequence[type]) -> type[Any]:
-    """Returns the class by which a trainer of some class trains in chunks: features, `ExactResume`, then that class.
-
-    It goes by the name of that class, by which state of the user's own code is known.
-    """
+    """Returns the class by which a trainer of class `kind` trains in chunks."""
+    # Under that class's own name, by which the state of the user's code is known.
     bases = (*features, kind) if issubclass(kind, ExactResume) else (*features, ExactResume, kind)
     return type(kind.__name__, bases, {"__module__": kind.__module__, "__qualname__": kind.__qualname__})
 
 
 def seed_of(seed: int, rank: int, step: int = 0) -> int:
-    """Returns the seed of a rank that resumes no random state at a step; of the first rank at step 0, the run's."""
+    """Returns the seed of a rank that resumes no random state; the run's own for the first rank at step 0."""
     return (seed + rank * 0x9E3779B1 + step * 0x85EBCA77) % 2**32
 
 
 @contextlib.contextmanager
 def free_load_memory(optimizer: Any) -> Iterator[None]:
-    """Has the GPU hold before the first step the same memory as between two steps of one run.
-
-    What is loaded lies where a fresh optimizer has it, and what loading takes is given back.
-    """
+    """Has the GPU hold before the first step the same memory as between two steps of one run."""
     optimizer = getattr(optimizer, "optimizer", optimizer)
     pages = torch.cuda.is_available() and getattr(optimizer, "is_paged", False)
-    if pages:  # on the GPU it might have no room
+    if pages:  # loaded to the host: the GPU might have no room
         optimizer.load_state_dict = functools.partial(optimizer.load_state_dict, move_to_device=False)
     try:
         yield
@@ -244,8 +226,7 @@ def free_load_memory(optimizer: Any) -> Iterator[None]:
         page_state(optimizer)
     gc.collect()
     if torch.cuda.is_available():
-        # Files are read to the GPU where several processes train; what is left in its cache has other sizes than what a
-        # step asks for.
+        # Several processes read files to the GPU; blocks left in its cache have other sizes than a step asks for.
         torch.cuda.empty_cache()
 
 
@@ -261,15 +242,14 @@ def page_state(optimizer: Any) -> None:
 
 
 def _is_failure(error: BaseException) -> bool:
-    """Tells an error from a signal to end; torch's of a checkpoint in parts is a `BaseException`."""
     if isinstance(error, Exception):
         return True
+    # Any other `BaseException` but torch's of a checkpoint in parts is a signal to end.
     from torch.distributed.checkpoint.api import CheckpointException
 
     return isinstance(error, CheckpointException)
 
 
 def _is_full(error: BaseException) -> bool:
-    """Tells whether a write failed for want of room, in Python or in a library."""
     text = str(error)
     return getattr(error, "errno", None) in (28, 122) or any(sign in text for sign in NO_ROOM)

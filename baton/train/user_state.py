@@ -1,9 +1,9 @@
 """State of the user's own code: found by a walk from the trainer's hooks, kept in checkpoints, or named as not kept.
 
-A walk begins at loss, rewards, callbacks, metrics, collator and the trainer's own class. It follows the names that
-their code refers to: globals of modules, attributes of objects and classes, closures, defaults of arguments. Each place
-that holds a value is a `StateSlot`. Values are compared before training and at each checkpoint. One that has changed is
-carried as JSON and arrays, or named as not carried.
+A walk begins at loss, rewards, callbacks, metrics, collator and the trainer's own class. It follows the names in their
+code: globals of modules, attributes of objects and classes, closures, defaults of arguments. Each place of a value is a
+`StateSlot`. Values are compared before training and at each checkpoint. A changed one is carried as JSON and arrays, or
+named as not carried.
 """
 
 from __future__ import annotations
@@ -39,22 +39,20 @@ from baton.runs.documents import OwnState
 from baton.train import state
 from baton.train.protocol import ChunkTrainer
 
-PART = "hooks"
-"""Name of this part of the state; there only where something is carried."""
+PART = "hooks"  # name of this part of the state; only where something is carried
+# Modules of Python whose objects keep nothing that training depends on.
 SILENT = ("logging", "threading", "_thread", "contextvars", "pathlib", "re", "weakref")
-"""Modules of Python whose objects keep nothing that training depends on."""
+# Attributes of trainers that hold hooks, which may be installed packages.
 HOOKS = (
     *("compute_loss_func", "compute_metrics", "data_collator", "preprocess_logits_for_metrics", "reward_funcs"),
     *("rollout_func", "formatting_func"),
 )
-"""Attributes of trainers that hold hooks, which may be installed packages."""
-AHEAD = "data_collator"
-"""The one that is called for batches ahead of the step: its state at a step's end is of no step."""
+AHEAD = "data_collator"  # called for batches ahead of the step: its state at a step's end is of no step
 ROWS = ("train_dataset", "eval_dataset")
-DYNAMIC = {"globals", "vars", "exec", "eval", "modules"}
-"""Names by which code may refer to any other."""
+DYNAMIC = {"globals", "vars", "exec", "eval", "modules"}  # names by which code may refer to any other
 CONSTANT = (type(None), bool, int, float, str)
 MUTABLE = (list, dict, set, bytearray, collections.deque, np.ndarray, torch.Tensor)
+# Generators of random numbers: how to get the state of one, and how to set it.
 RANDOM: dict[Any, tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]] = {
     random.Random: (lambda it: it.getstate(), lambda it, state: it.setstate(state)),
     np.random.Generator: (
@@ -64,7 +62,6 @@ RANDOM: dict[Any, tuple[Callable[[Any], Any], Callable[[Any, Any], Any]]] = {
     np.random.RandomState: (lambda it: it.get_state(legacy=False), lambda it, state: it.set_state(state)),
     torch.Generator: (lambda it: it.get_state(), lambda it, state: it.set_state(state)),
 }
-"""Generators of random numbers: what returns the state of one, and what sets it."""
 BIT_GENERATORS: dict[str, Any] = {
     each.__name__: each
     for each in (np.random.PCG64, np.random.PCG64DXSM, np.random.MT19937, np.random.Philox, np.random.SFC64)
@@ -72,31 +69,18 @@ BIT_GENERATORS: dict[str, Any] = {
 SEQUENCES = ("list", "tuple", "set", "frozenset", "deque")
 MAPPINGS = ("dict", "OrderedDict", "Counter", "defaultdict")
 FACTORIES: dict[str, Callable[[], Any]] = {each.__name__: each for each in (int, float, str, list, dict, set)}
-LARGE = 2**26
-"""Bytes from which an array is known by sums of its pieces: a hash would take seconds."""
-DEEPEST = 6
-"""Levels of a library's object that are compared, and of containers in which objects are looked for."""
-NESTED = 30
-"""Levels of a value that is carried."""
+LARGE = 2**26  # bytes from which an array is known by sums of its pieces: a hash would take seconds
+DEEPEST = 6  # levels compared of a library's object, and of containers searched for objects
+NESTED = 30  # levels of a value that is carried
 
 
 @dataclass(frozen=True)
 class StateSlot:
-    """A place where code of the user's keeps a value.
-
-    Attributes:
-        owner: Name of the object that it belongs to.
-        kind: `item` of a mapping, `attribute`, `cell` of a closure, or `state_dict`.
-        key: Its name there.
-        holder: The object.
-        ahead: Whether code that is called ahead of the step refers to it.
-    """
-
-    owner: str
-    kind: str
+    owner: str  # name of the object that the value belongs to, the `holder`
+    kind: str  # `item` of a mapping, `attribute`, `cell` of a closure, or `state_dict`
     key: str
     holder: Any
-    ahead: bool = False
+    ahead: bool = False  # whether code that is called ahead of the step refers to it
 
     def get(self) -> Any:
         """Returns the value; an AttributeError, KeyError or ValueError tells that there is none."""
@@ -107,7 +91,6 @@ class StateSlot:
         return self.holder.cell_contents if self.kind == "cell" else self.holder.state_dict()
 
     def put(self, value: Any) -> None:
-        """Sets the value: in place where that can be, as other code may hold the same object."""
         if self.kind == "state_dict":
             self.holder.load_state_dict(value)
             return
@@ -115,6 +98,7 @@ class StateSlot:
             now = self.get()
         except (AttributeError, KeyError, ValueError):
             now = None
+        # In place where possible, as other code may hold the same object.
         if _put_in_place(now, value):
             return
         if self.kind == "item":
@@ -124,11 +108,11 @@ class StateSlot:
         elif isinstance(self.holder, type):
             setattr(self.holder, self.key, value)
         else:
-            object.__setattr__(self.holder, self.key, value)  # that of a frozen dataclass refuses
+            object.__setattr__(self.holder, self.key, value)  # a frozen dataclass's own refuses
 
 
 class OwnStates:
-    """The state of the user's code that a trainer calls: its callbacks are complete, and nothing is called yet."""
+    """The state of the user's code that a trainer calls; made once callbacks are complete, before any call."""
 
     def __init__(self, trainer: ChunkTrainer) -> None:
         self._trainer = trainer
@@ -140,7 +124,7 @@ class OwnStates:
         self._arrays: dict[str, torch.Tensor] = {}
 
     def begin(self, folder: str | None, rank: int) -> None:
-        """Looks at what all callbacks have made as training began, and reads what a checkpoint carries."""
+        """Compares from here on, with all that callbacks made as training began; reads a checkpoint's state."""
         found = Walk(self._trainer)
         values = found.values()
         self._began, self._owners = {name: each.digest for name, each in values.items()}, set(found.owners)
@@ -155,10 +139,10 @@ class OwnStates:
         self._bases.update({name: each["began"] for name, each in self._saved.items()})
 
     def restore(self, *, partly: bool = False) -> dict[str, str]:
-        """Puts back what the checkpoint carries, and returns the digests of what is then in memory.
+        """Puts back the checkpoint's state, and returns digests of the values then in memory.
 
         Raises:
-            ExactnessError: the object that it belongs to is not there; partly a fork's code may lack some.
+            ExactnessError: an object is missing; `partly` allows that, as a fork's code may lack some.
         """
         if not self._saved:
             return {}
@@ -177,7 +161,7 @@ class OwnStates:
         return {name: values[name].digest for name in self._saved if name in values}
 
     def capture(self) -> tuple[dict[str, Any], dict[str, torch.Tensor], OwnState]:
-        """Returns what is carried, its arrays, and names of what is and what is not."""
+        """Returns the carried state, its arrays, and the names of what is carried and what is not."""
         found = Walk(self._trainer)
         values = found.values()
         changed = {name: value for name, value in values.items() if value.digest != self._bases.get(name)}
@@ -218,7 +202,7 @@ class OwnStates:
     def _shared(
         self, name: str, value: Encoded, holders: Mapping[int, list[str]], values: Mapping[str, Encoded]
     ) -> str | None:
-        """Returns the other place that holds an object of a value, where a restore would make two of it."""
+        """Returns another place that holds an object of a value, where a restore would make two of it."""
         for identity in value.inside:
             for other in holders[identity]:
                 both_now = values[name].identity == values[other].identity == identity
@@ -228,7 +212,6 @@ class OwnStates:
 
 
 def save(folder: str, rank: int, document: Mapping[str, Any], arrays: Mapping[str, torch.Tensor]) -> None:
-    """Writes what is carried to the folder of a checkpoint, where there is anything."""
     if not document:
         return
     path = os.path.join(folder, file_name(rank))
@@ -248,7 +231,7 @@ def digest(carried: Mapping[str, str]) -> str:
 
 
 def merge_rank_states(rows: Sequence[OwnState], *, each_writes: bool = True) -> OwnState:
-    """Returns the state of all ranks, given that of each; `each_writes` a part of the checkpoint, or all share one."""
+    """Returns the state of all ranks; `each_writes` a part of the checkpoint, or all share one."""
     carried, lost = {}, {name: why for row in rows for name, why in row.lost.items()}
     for name in sorted({name for row in rows for name in row.carried}):
         digests = [row.carried.get(name, "") for row in rows]
@@ -284,7 +267,7 @@ class Walk:
         others = (kind for kind in type(trainer).__mro__ if kinds and kind not in kinds)
         stored = {name for kind in kinds for name in _stored(kind)}.difference(*map(_stored, others))
         self._foreign = _foreign(trainer, {id(each) for each in roots}, stored)
-        # First: what code that is called ahead refers to is no state of a step, whoever else refers to it.
+        # First: code that is called ahead refers to no state of a step, whoever else refers to the same place.
         self._ahead = True
         self._visit(named[AHEAD], _label(named[AHEAD]))
         self._ahead = False
@@ -323,7 +306,7 @@ class Walk:
             self._follow(value, name)
 
     def _follow(self, value: Any, name: str) -> None:
-        """Visits what a value is or holds that has places of its own."""
+        """Visits a value, or values in it, that have places of their own."""
         if id(value) in self._foreign or isinstance(value, CONSTANT) or self._depth > DEEPEST:
             return
         self._depth += 1
@@ -337,7 +320,6 @@ class Walk:
         self._depth -= 1
 
     def _visit(self, value: Any, name: str) -> None:
-        """Notes the places of an object, once."""
         if value is None or id(value) in self._seen or id(value) in self._foreign:
             return
         self._seen[id(value)] = value
@@ -384,18 +366,17 @@ class Walk:
         self._mapping(function.__kwdefaults__ or {}, f"{name}()")
 
     def _argument(self, name: str, key: str, value: Any) -> None:
-        """Notes the default of an argument: it is always the same object, which may change in place."""
+        # A default is always the same object, which may change in place.
         if not isinstance(value, CONSTANT):
             holder = {key: value}
             self._place(f"{name}({key})", StateSlot(self._own(f"{name}({key})", holder), "item", key, holder))
 
     def _names(self, code: types.CodeType, scope: dict[str, Any]) -> None:
-        """Notes the globals that code refers to, those of modules that it names too."""
         names = list(dict.fromkeys(_names_in(code)))
         if DYNAMIC.intersection(names):
             names += sorted(scope.keys() - set(names))
         self._scope(names, scope, set())
-        for name in names:  # imported as the code runs
+        for name in names:  # modules imported as the code runs
             for path in (name, f"{scope.get('__package__')}.{name}"):
                 if path in sys.modules and name not in scope:
                     self._scope(names, vars(sys.modules[path]), set())
@@ -447,23 +428,16 @@ class Walk:
 class Encoded:
     """A value as JSON, its arrays by their digests.
 
-    Attributes:
-        tree: Nested lists, each with its kind first.
-        arrays: Digest → tensor.
-        opaque: Whether it holds something that JSON and arrays cannot.
-        inside: The mutable objects in it, by identity.
-        identity: That of the value, where it is one of them.
-
-    Objects by identity: `foreign` ones are not the user's, and of a `visited` one each place is compared by itself.
+    `foreign` objects are not the user's; each place of a `visited` one is compared by itself. Both are by identity.
     """
 
     def __init__(self, value: Any, foreign: Mapping[int, object], visited: Mapping[int, object]) -> None:
         self._foreign, self._visited = foreign, visited
-        self.arrays: dict[str, torch.Tensor] = {}
-        self.inside: dict[int, object] = {}
-        self.opaque = False
-        self.tree = self._tree(value, 0)
-        self.identity = id(value) if id(value) in self.inside else None
+        self.arrays: dict[str, torch.Tensor] = {}  # by digest
+        self.inside: dict[int, object] = {}  # its mutable objects, by identity
+        self.opaque = False  # whether it holds something that JSON and arrays cannot
+        self.tree = self._tree(value, 0)  # nested lists, each with its kind first
+        self.identity = id(value) if id(value) in self.inside else None  # where it is mutable itself
 
     @functools.cached_property
     def digest(self) -> str:
@@ -563,12 +537,15 @@ class Encoded:
             return [name, _label(value)]
         if id(value) in self._visited:
             return [name]
-        self.inside[id(value)] = value  # once: it may hold itself
+        self.inside[id(value)] = value  # before its parts: it may hold itself
         if inspect.isgenerator(value):
             frame = value.gi_frame
             return [name, frame and [frame.f_lasti, self._tree(frame.f_locals, depth + 1)]]
         if isinstance(value, io.IOBase):
-            return [name, self._place_in(value)]
+            try:
+                return [name, value.tell() if value.readable() else None]
+            except (OSError, ValueError):
+                return [name, uuid.uuid4().hex if not value.closed else None]
         if top in LIBRARIES or kind.__module__ in SILENT or depth > DEEPEST:
             return [name]
         if not callable(getattr(value, "__next__", None)) and hasattr(value, "__dict__"):
@@ -576,15 +553,9 @@ class Encoded:
         try:
             reduced = value.__reduce_ex__(2)
         except Exception:
-            # Of an iterator nobody can tell how far it is: it counts as changed each time.
+            # An iterator's position is unknown: it counts as changed each time.
             return [name, uuid.uuid4().hex if hasattr(value, "__next__") else ""]
         return [name, reduced if isinstance(reduced, str) else [self._tree(each, depth + 1) for each in reduced[1:3]]]
-
-    def _place_in(self, file: Any) -> Any:
-        try:
-            return file.tell() if file.readable() else None
-        except (OSError, ValueError):
-            return uuid.uuid4().hex if not file.closed else None
 
 
 def _decoded(tree: Any, arrays: Mapping[str, torch.Tensor]) -> Any:
@@ -630,7 +601,7 @@ def _as_numpy(raw: torch.Tensor, dtype: str, shape: list[int]) -> Any:
 
 
 def _put_in_place(now: Any, value: Any) -> bool:
-    """Gives an object the content of another of its kind; tells whether that can be."""
+    """Gives an object the content of another of its kind, where that is possible."""
     if type(now) is not type(value):
         return False
     if isinstance(now, list | bytearray):
@@ -657,7 +628,7 @@ def _put_in_place(now: Any, value: Any) -> bool:
 
 
 def _foreign(trainer: ChunkTrainer, roots: set[int], stored: set[str]) -> dict[int, object]:
-    """Returns what a trainer holds that is no hook, by identity: its state is that of other parts."""
+    """Returns by identity what a trainer holds besides hooks: its state is that of other parts."""
     held = [value for name, value in vars(trainer).items() if name not in stored]
     held += [trainer, *vars(trainer.state).values(), *vars(trainer.callback_handler).values()]
     for model in [each for each in held if isinstance(each, torch.nn.Module)]:
@@ -667,7 +638,6 @@ def _foreign(trainer: ChunkTrainer, roots: set[int], stored: set[str]) -> dict[i
 
 
 def _parts(value: Any) -> list[Any]:
-    """Returns what an attribute of a trainer holds: one hook or several."""
     values = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
     return [each for each in values if not isinstance(each, (*CONSTANT, torch.nn.Module))]
 
@@ -681,7 +651,6 @@ def _stored(kind: type) -> frozenset[str]:
 
 
 def _names_in(code: types.CodeType) -> Iterator[str]:
-    """Yields the names of globals, attributes and modules that code refers to."""
     yield from code.co_names
     for each in code.co_consts:
         if isinstance(each, types.CodeType):
@@ -693,7 +662,6 @@ def _has_state_dict(value: Any) -> bool:
 
 
 def _top(value: Any) -> str:
-    """Returns the top-level module of a hook."""
     while isinstance(value, functools.partial | SeededCollator):
         value = value.func if isinstance(value, functools.partial) else value.collator
     module = getattr(value, "__module__", None) or type(value).__module__

@@ -1,7 +1,7 @@
 """Virtual workers: a step cut for a fixed number of them, whichever processes make their passes.
 
-The run is that of one process that makes all workers' passes in order. Each process makes its own workers' passes.
-Token counts, gradients and logged values are exchanged in that order. See docs/parallel.md.
+The run is that of one process that makes all workers' passes in order. Each process makes its own workers' passes and
+exchanges token counts, gradients and logged values in that order. See docs/parallel.md.
 
 Gradients are added up as a binary tree over the workers. Floating-point addition is commutative, but not associative:
 a sum has the same bits wherever its pairs are the same. A process adds up its own workers, which are neighbours, pair
@@ -33,29 +33,22 @@ from baton.train.weighing import Batch, MicroBatchResult, WeighedRows, add_micro
 
 @dataclass(frozen=True, kw_only=True)
 class MicroBatches:
-    """The passes of a step as one process that makes them all would count them: `rounds` for each of its own workers.
-
-    Attributes:
-        total: Passes of all workers that have rows.
-        fillers: Workers for which no row is left.
-        shares: What the mean of each of a worker's passes counts, so that all rows count as much; empty where the loss
-            is a sum.
-    """
+    """The passes of a step as one process would count that makes them all; each of its workers has `rounds`."""
 
     own: range
     rounds: int
-    total: int
-    fillers: frozenset[int] = frozenset()
+    total: int  # passes of all workers that have rows
+    fillers: frozenset[int] = frozenset()  # workers for which no row is left
+    # Weight of each of a worker's passes, so that all rows count alike; empty where the loss is a sum.
     shares: Mapping[int, list[float]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, own: range, rounds: int, workers: int) -> MicroBatches:
-        """Returns those of a step that has rows for all workers."""
         return cls(own=own, rounds=rounds, total=rounds * workers)
 
     @classmethod
     def of_rows(cls, own: range, rounds: int, pieces: DistributedBatches, step: int, *, sums: bool) -> MicroBatches:
-        """Returns those of a step of the pass over the rows, counted from 0; `sums` tells whether the loss is a sum."""
+        """`step` counts from 0 in the pass over the rows; `sums` tells whether the loss is a sum."""
         workers = pieces.world_size
         fillers = frozenset(worker for worker in range(workers) if pieces.is_filler(step, worker))
         total = (workers - len(fillers)) * rounds
@@ -78,12 +71,10 @@ class Batches(Protocol):
 
 
 class WorkerBatches(Sampler[list[int]]):
-    """Of each optimizer step the micro-batches of the own workers, worker after worker.
+    """The own workers' micro-batches of each optimizer step, worker after worker; the last step may have fewer."""
 
-    It names no batch size, so that Accelerate, which takes the process for the only one, cuts nothing off what is
-    gathered in a loader's last batch: that would be another one in each process. In a step each worker has so many
-    `passes`; the last one of a pass over the rows may have fewer.
-    """
+    # No `batch_size`: Accelerate takes this process for the only one, and would cut rows gathered in a loader's last
+    # batch, which is another one in each process.
 
     def __init__(self, batches: Batches, *, workers: int, own: range, passes: int) -> None:
         self.batches = batches
@@ -107,11 +98,10 @@ class WorkerBatches(Sampler[list[int]]):
 class VirtualWorkers(WeighedRows):
     """Mixin: makes the passes of this process's share of a run's virtual workers, and leaves no trace of the sharing.
 
-    Each process is told that it trains alone. What depends on others' passes is exchanged in the order of passes.
+    Each process is told that it trains alone. Values that depend on others' passes are exchanged in passes' order.
     """
 
-    _own: range | None = None
-    """This process's workers; None before training, as in an evaluation alone."""
+    _own: range | None = None  # this process's workers; None before training, as in an evaluation alone
     _pieces: DistributedBatches | None = None
     _flos = 0.0
     _foreseen: Sequence[MicroBatchResult] = ()
@@ -137,12 +127,12 @@ class VirtualWorkers(WeighedRows):
                 batches.sampler, batch_size=training.batch_size, micro=micro, world_size=workers
             )
         dealt = WorkerBatches(batches, workers=workers, own=self._own, passes=self.recipe.gradient_accumulation_steps)
-        vars(loader.base_dataloader)["batch_sampler"] = dealt  # torch lets nobody set it, and Accelerate has made it
+        vars(loader.base_dataloader)["batch_sampler"] = dealt  # torch refuses to set it after Accelerate made it
         return loader
 
     def get_batch_samples(self, *arguments: Any, **options: Any) -> Any:
         samples = super().get_batch_samples(*arguments, **options)
-        self.seed("begin")  # for callbacks: where the generators are now, depends on who made which pass
+        self.seed("begin")  # for callbacks: the generators' state depends on who made which pass
         return samples
 
     def _get_num_items_in_batch(self, batch_samples: list[Batch], device: torch.device) -> torch.Tensor | None:
@@ -154,7 +144,6 @@ class VirtualWorkers(WeighedRows):
         return torch.full_like(count, int(sum(row[0] for row in counts)))
 
     def begin_step(self, batches: list[Batch]) -> None:
-        """Notes the passes of a step; those of workers without a row count for nothing."""
         assert self._own is not None
         self._records: list[MicroBatchResult] = []
         rounds = len(batches) // len(self._own)
@@ -171,7 +160,7 @@ class VirtualWorkers(WeighedRows):
             self.note_whole([batch for batch, is_filler in zip(batches, fills, strict=True) if not is_filler])
 
     def training_step(self, model: nn.Module, inputs: Batch, num_items_in_batch: Any = None) -> torch.Tensor:
-        """Makes a pass, apart from those before it; returns the step's loss after its last one, 0 after the others."""
+        """Makes a pass, apart from earlier ones; returns the step's loss after its last pass, else 0."""
         compute = functools.partial(super().training_step, model, inputs, num_items_in_batch)
         position, self._flos = len(self._records), 0.0
         worker, number = self._passes.at(position)
@@ -196,19 +185,19 @@ class VirtualWorkers(WeighedRows):
         return torch.tensor(self._end_step() if position == len(self._passes) - 1 else 0.0, device=self.args.device)
 
     def skip_step(self, model: nn.Module, inputs: Any) -> None:
-        """Leaves the generators where the step's passes would, whoever makes which."""
         super().skip_step(model, inputs)
+        # Where the step's passes would leave the generators, whoever makes which.
         self.seed("end")
 
     def _end_step(self) -> float:
-        """Leaves each process with the gradients and logged values of all; returns the loss."""
+        """Gives each process the gradients and logged values of all; returns the loss."""
         gradients = self._sum.take()
         if self.ranks.size > 1:
             gradients = exchange(gradients, self._trained, self.ranks.size)
         for parameter, gradient in zip(self._trained, gradients, strict=True):
             parameter.grad = gradient
         loss = 0.0
-        # Ranks hold neighbouring workers, so theirs one after the other are in the order of passes.
+        # Ranks hold neighbouring workers: rank by rank is the order of passes.
         for made in (made for records in self.ranks.gather(self._records) for made in records):
             loss += made.outputs
             self._flos += made.flos
@@ -217,15 +206,14 @@ class VirtualWorkers(WeighedRows):
         return loss
 
     def is_world_process_zero(self) -> bool:
-        """Whether this process is the first; callbacks ask."""
         return bool(super().is_world_process_zero()) and self.writes_part
 
     def floating_point_ops(self, inputs: Batch) -> float:
         return self._flos
 
     def write_checkpoint(self, model: nn.Module, trial: object) -> None:
-        """Writes a checkpoint, of one process: the state is the same in all."""
         self.seed("checkpoint")
+        # The state is the same in all.
         if self.ranks.is_first:
             super().write_checkpoint(model, trial)
 
@@ -236,11 +224,11 @@ class VirtualWorkers(WeighedRows):
             self._foreseen = ()
 
     def begin_evaluation(self, dataloader: Any, *, prediction_loss_only: bool) -> None:
-        """In training, evaluates each batch in one of the processes beforehand; all have every result."""
         super().begin_evaluation(dataloader, prediction_loss_only=prediction_loss_only)
         size = self.ranks.size
         if size == 1 or not self.is_in_train:
             return
+        # Each batch in one of the processes, beforehand; `prediction_step` then has every result in all.
         self.model.eval()
         if hasattr(self.optimizer, "eval"):
             self.optimizer.eval()
@@ -253,7 +241,6 @@ class VirtualWorkers(WeighedRows):
         self._foreseen = [rows[at % size][at // size] for at in range(number + 1)]
 
     def prediction_step(self, model: Any, inputs: Any, *arguments: object, **options: object) -> Any:
-        """Evaluates a batch, unless some process has already."""
         number = len(self._evaluated)
         if self._foreseen:
             made = self._foreseen[number]
@@ -261,7 +248,7 @@ class VirtualWorkers(WeighedRows):
             compute = functools.partial(self.evaluate_batch, model, inputs, *arguments, **options)
             made = self._evaluated_batch(number, inputs, compute)
         self.take_evaluation(made)
-        # For metrics and callbacks: where the generators are now, depends on who made it.
+        # For metrics and callbacks: the generators' state depends on who evaluated the batch.
         self.seed(f"evaluated:{number}")
         return made.outputs
 
@@ -273,7 +260,7 @@ class VirtualWorkers(WeighedRows):
 
 
 def _require_no_batch_statistics(model: nn.Module) -> None:
-    """Raises a UserError for a model whose buffers follow the rows that a process has seen."""
+    # Such buffers follow the rows that one process has seen.
     for name, layer in model.named_modules():
         if getattr(layer, "track_running_stats", False):
             raise UserError(
@@ -282,17 +269,14 @@ def _require_no_batch_statistics(model: nn.Module) -> None:
             )
 
 
-Gradients = list[torch.Tensor | None]
-"""One for each parameter; None where it was not used, which counts as zero."""
+Gradients = list[torch.Tensor | None]  # by parameter; None where it was not used, which counts as zero
 
-BUCKET = 2**23
-"""Bytes that are exchanged at once."""
-LARGE = 2**20
-"""Bytes from which on a gradient is exchanged where it is: copying it would cost more than a call of its own."""
+BUCKET = 2**23  # bytes that are exchanged at once
+LARGE = 2**20  # bytes from which a gradient is exchanged in place: copying it costs more than a call of its own
 
 
 class TreeSum:
-    """The sum of neighbouring workers' gradients, which come one after the other; log₂ of them are held."""
+    """The sum of consecutive workers' gradients; log₂ of them are held."""
 
     def __init__(self) -> None:
         self._sums: list[tuple[int, Gradients]] = []
@@ -300,9 +284,9 @@ class TreeSum:
 
     @contextlib.contextmanager
     def adding(self, parameters: Sequence[torch.nn.Parameter]) -> Iterator[None]:
-        """Adds gradients of a worker's last backward pass to a sum that waits for them, each as soon as it is there.
+        """Adds a worker's gradients to the sum that waits for them, each as soon as its backward pass has made it.
 
-        So the worker's are not all there at once, beside that sum. `add` must follow, once, before the next worker's.
+        So they are never all in memory beside that sum. `add` must follow, once, before the next worker's.
         """
         if not self._sums or self._sums[-1][0]:
             yield
@@ -310,7 +294,7 @@ class TreeSum:
         before = self._sums[-1][1]
 
         def add(index: int, parameter: torch.Tensor) -> None:
-            if index in self._added:  # a sum in two parts has another order than where nothing waits for it
+            if index in self._added:  # adding it in two parts is another order than adding it whole
                 raise BatonError(
                     "a backward pass comes to a parameter's gradient twice, as reentrant checkpoints do.",
                     remedy="Let them not be reentrant, or leave out training.parallel.virtual_workers.",
@@ -329,7 +313,7 @@ class TreeSum:
                 hook.remove()
 
     def add(self, gradients: Gradients) -> None:
-        """Adds a worker's gradients, those that `adding` has left; they are changed in place."""
+        """Adds a worker's gradients that `adding` has left; they are changed in place."""
         level = 0
         while self._sums and self._sums[-1][0] == level:
             _, before = self._sums.pop()
@@ -350,7 +334,7 @@ class TreeSum:
 def _plus(left: torch.Tensor | None, right: torch.Tensor | None) -> torch.Tensor | None:
     if left is None or right is None:
         alone = right if left is None else left
-        # As where the other process has the zeros of a parameter that it did not use (`exchange`): −0 + 0 is 0.
+        # As with the zeros that `exchange` sends for a parameter that a process did not use: −0 + 0 is 0.
         return None if alone is None else alone.add_(0.0)
     return left.add_(right)
 
@@ -359,7 +343,7 @@ def exchange(gradients: Gradients, parameters: Sequence[torch.nn.Parameter], pro
     """Returns the sum of all processes' gradients, as a tree over their ranks; all must call it.
 
     Each gets one part of all gradients from each other, adds them up, and gives the sum to all: as many bytes as a ring
-    sends, in an order that is known. This process's are changed in place; `processes` is a power of two.
+    sends, in a known order. This process's are changed in place; `processes` is a power of two.
     """
     used = torch.tensor([gradient is not None for gradient in gradients], dtype=torch.uint8)
     dist.all_reduce(used, dist.ReduceOp.MAX)
@@ -369,8 +353,8 @@ def exchange(gradients: Gradients, parameters: Sequence[torch.nn.Parameter], pro
     ]
     scattered: _Bucket | None = None
     gathered: _Bucket | None = None
-    # All processes have the same buckets, as they agree on what is used. Three are there at once: the next is sent
-    # while one is added up and the sum of the one before arrives; the last two rounds send nothing.
+    # All processes agree on what is used, so that all have the same buckets. Three are in flight: one is sent, the
+    # second added up, and the third's sum arrives; the last two rounds send nothing.
     for tensors in (*_parts([x for x in whole if x is not None], processes), None, None):
         bucket = _Bucket(tensors, processes) if tensors else None
         if scattered:

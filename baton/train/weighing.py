@@ -22,27 +22,23 @@ from baton.train.data import samplers
 from baton.train.protocol import ChunkTrainer, Window
 
 Batch = dict[str, Any]
-"""The tensors of a micro-batch."""
-COUNTER = "_total_train_tokens"
-"""Attribute of TRL's trainers with the tokens trained on so far."""
+COUNTER = "_total_train_tokens"  # of TRL's trainers: tokens trained on so far
 
 
 @dataclass(kw_only=True)
 class MicroBatchResult:
-    """What a pass has come to, besides its gradients; `weights` are those of `ChunkTrainer.figure_weights`."""
-
     outputs: Any
     flos: float = 0.0
     tokens: int = 0
     window: Window = field(default_factory=dict)
-    weights: dict[str, float] = field(default_factory=dict)
+    weights: dict[str, float] = field(default_factory=dict)  # by `ChunkTrainer.figure_weights`
 
     def weight(self, figure: str) -> float:
         return self.weights.get(figure, self.weights[""])
 
 
 def record_micro_batch(trainer: ChunkTrainer, mode: str, compute: Callable[[], Any]) -> MicroBatchResult:
-    """Returns what a pass comes to, as if nothing had been logged or counted before it; that stays as it was."""
+    """Returns a pass's result with its own log and token count; the trainer's stay as they were."""
     windows, before, counted = trainer.windows, trainer.windows[mode], getattr(trainer, COUNTER, 0)
     windows[mode] = defaultdict(list)
     setattr(trainer, COUNTER, 0)
@@ -56,7 +52,7 @@ def record_micro_batch(trainer: ChunkTrainer, mode: str, compute: Callable[[], A
 
 
 def add_micro_batch(trainer: ChunkTrainer, mode: str, made: MicroBatchResult) -> None:
-    """Adds what a pass has come to to a trainer's log and counts."""
+    """Adds a pass's log and token count to the trainer's."""
     window = trainer.windows[mode]
     setattr(trainer, COUNTER, getattr(trainer, COUNTER, 0) + made.tokens)
     for name, values in made.window.items():
@@ -76,17 +72,16 @@ def weighted_mean(values: Iterable[tuple[float, float]]) -> float:
 class WeighedRows(ChunkTrainer):
     """Mixin: weighs the micro-batches of a step, and the batches of an evaluation.
 
-    It also gives the watchdog its signs of life, which has something to watch only where several processes train.
+    Gives the watchdog its heartbeats too; it watches only where several processes train.
     """
 
-    _shares: Iterator[float] = iter(())
-    """What the mean of each pass to come counts in the step; none are left in an evaluation."""
+    _shares: Iterator[float] = iter(())  # weights of the step's passes to come; none are left in an evaluation
     _fetches = False
     _evaluated: list[MicroBatchResult]
 
     @property
     def computes_alone(self) -> bool:
-        """Whether each of several processes computes its figures of its own rows, not of what it gathers."""
+        """Whether each of several processes computes figures of its own rows, not of gathered ones."""
         return False
 
     def get_batch_samples(self, *arguments: object, **options: object) -> object:
@@ -103,7 +98,6 @@ class WeighedRows(ChunkTrainer):
         return super()._get_num_items_in_batch(batch_samples, device)
 
     def begin_step(self, batches: list[Batch]) -> None:
-        """Notes what each pass of a step counts."""
         spec = self.recipe.training.spec
         if not (spec.counts_tokens or spec.generates):
             rows = [find_batch_size(batch) for batch in batches] if self.weighs else []
@@ -111,19 +105,18 @@ class WeighedRows(ChunkTrainer):
             self.note_whole(batches)
 
     def note_whole(self, counted: list[Batch]) -> None:
-        """Notes the rows and tokens of a step in all processes, given this one's micro-batches whose rows count."""
+        """Notes a step's rows and tokens in all processes, given this one's micro-batches whose rows count."""
         if self.weighs and self.has_likelihood:
             ours = [(float(find_batch_size(batch)), float(self.likelihood_tokens(batch))) for batch in counted]
             found = self.ranks.gather_numbers([sum(values) for values in zip((0.0, 0.0), *ours, strict=True)])
             self.counted_whole = (sum(rows for rows, _ in found), sum(tokens for _, tokens in found))
 
     def skip_step(self, model: torch.nn.Module, inputs: Any) -> None:
-        """Lets go of what this rank's rows would have counted: an evaluation may come next."""
         super().skip_step(model, inputs)
+        # An evaluation may come next.
         self._shares = iter(())
 
     def compute_loss(self, model: torch.nn.Module, inputs: Any, *arguments: object, **options: object) -> Any:
-        """Computes the loss, as much of it as the rows of a pass count in the step."""
         self.watchdog.heartbeat("forward pass")
         share = next(self._shares, 1.0)
         if self.weighs and not self.model.training:
@@ -135,7 +128,7 @@ class WeighedRows(ChunkTrainer):
         return loss if share == 1.0 else loss * share
 
     def fills_up(self, number: int) -> bool:
-        """Tells whether a batch of an evaluation has a row only to fill up, as none is left for this rank."""
+        """Tells whether an evaluation batch only fills up, as no row is left for this rank."""
         return False
 
     def evaluation_loop(
@@ -149,9 +142,9 @@ class WeighedRows(ChunkTrainer):
         return output
 
     def begin_evaluation(self, dataloader: Any, *, prediction_loss_only: bool) -> None:
-        """Notes what the held-out rows count together, before any is evaluated."""
         self._evaluated = []
         if self.weighs:
+            # Of all held-out rows, before any is evaluated.
             self.counted_whole = (0.0, 0.0)
             if self.has_likelihood:
                 rows = dataloader.dataset
@@ -170,12 +163,10 @@ class WeighedRows(ChunkTrainer):
         return made.outputs
 
     def evaluate_batch(self, *arguments: Any, **options: Any) -> Any:
-        """Evaluates a batch as upstream does."""
         self.watchdog.heartbeat("evaluation")
         return super().prediction_step(*arguments, **options)
 
     def record_evaluation(self, inputs: Any, compute: Callable[[], Any]) -> MicroBatchResult:
-        """Returns what a batch comes to, and how much it counts."""
         self.weighed = ChunkTrainer.figure_weights(self, inputs)  # where the loss is computed, it is told better
         with _ungathered(self.accelerator) if self.computes_alone else contextlib.nullcontext():
             made = record_micro_batch(self, "eval", compute)
@@ -186,14 +177,14 @@ class WeighedRows(ChunkTrainer):
         return made
 
     def take_evaluation(self, made: MicroBatchResult) -> None:
-        """Adds a batch to the evaluation, without its logits: they would fill the memory."""
         add_micro_batch(self, "eval", made)
+        # Without its logits: they would fill the memory.
         loss = made.outputs[0]
         kept = None if loss is None else float(loss.float().mean())
         self._evaluated.append(MicroBatchResult(outputs=kept, window=made.window, weights=made.weights))
 
     def _sum_up(self, metrics: dict[str, float], prefix: str) -> None:
-        """Puts means over all rows or tokens in the place of means over batches."""
+        """Replaces means over batches by means over all rows or tokens."""
         alone, window = self.args.world_size == 1, self.windows["eval"]
         made = self._evaluated if alone else [record for ours in self.ranks.gather(self._evaluated) for record in ours]
         losses = [(record.outputs, record.weight("loss")) for record in made if record.outputs is not None]
@@ -204,7 +195,7 @@ class WeighedRows(ChunkTrainer):
                 (value, record.weight(name.removeprefix("eval_")))
                 for record in made
                 for value in record.window.get(name, ())
-                # Of a reward that no completion has there is nothing, which TRL writes so.
+                # TRL writes NaN for a reward that no completion has.
                 if not (self.recipe.training.spec.generates and math.isnan(value))
             ]
             words = name.rpartition("/")[2].split("_")
@@ -228,7 +219,6 @@ class DealtRows(WeighedRows):
         return self.weighs and not self.recipe.training.spec.generates
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        """Returns the batches of this rank: of each step the rows that it has with one process."""
         loader = super().get_train_dataloader()
         if not self.recipe.training.spec.generates:  # else TRL's own sampler distributes prompts
             micro, size = self.args.per_device_train_batch_size, self.args.world_size
@@ -238,9 +228,9 @@ class DealtRows(WeighedRows):
         return loader
 
     def get_eval_dataloader(self, *arguments: Any, **options: Any) -> DataLoader[Any]:
-        """Returns the batches of this rank; Accelerate would fill up the last one with rows of the first."""
         loader = super().get_eval_dataloader(*arguments, **options)
         if self.computes_alone:
+            # Accelerate would fill up the last batch with rows of the first.
             micro, size = self.args.per_device_eval_batch_size, self.args.world_size
             self._held_out = samplers.distribute_rows(loader, batch_size=micro * size, micro=micro, world_size=size)
         return loader

@@ -1,7 +1,7 @@
 """Datasets and orders of rows: functions of seed, epoch and step, distributed to ranks.
 
-No chunk has to remember an order. A dataset may have only some of its files here. Each optimizer step has the same
-rows with one process as with several.
+No chunk remembers an order. A dataset may have only some of its files here. Each optimizer step has the same rows with
+one process as with several.
 """
 
 from __future__ import annotations
@@ -36,15 +36,13 @@ Row = dict[str, object]
 
 
 class Sliced(Dataset):
-    """Rows of a run by their numbers in the whole; a batch with one whose file is not on this machine is refused.
+    """Rows of a run by their numbers in the whole; a batch with a row whose file is not on this machine is refused.
 
-    Iterated over, as trainers iterate to see the first row's columns, it has some row that is here in the place of each
-    that is not.
+    Iteration, by which trainers see the first row's columns, gives some present row in the place of each missing one.
     """
 
     blocks: Blocks
-    present: np.ndarray
-    """For each file, whether it is here."""
+    present: np.ndarray  # for each file, whether it is here
 
     def __getitems__(self, keys: list[int]) -> list[Row]:
         files = np.searchsorted(self.blocks.starts, np.asarray(keys), side="right") - 1
@@ -55,10 +53,9 @@ class Sliced(Dataset):
 
 
 def open_files(folder: str, files: list[str], blocks: Blocks, present: set[int]) -> Sliced:
-    """Opens the files of a folder that are present, by their numbers in the order of `blocks`."""
     here = sorted(present)
     table = concat_tables([MemoryMappedTable.from_file(f"{folder}/{files[number]}") for number in here])
-    # Rows that are not here keep 0, the first one that is: enough to see the columns, and never handed out in a batch.
+    # Missing rows keep 0, the first present one: enough to see the columns, and never handed out in a batch.
     place = np.zeros(len(blocks), dtype=np.uint64)
     at = 0
     for number in here:
@@ -73,8 +70,6 @@ def open_files(folder: str, files: list[str], blocks: Blocks, present: set[int])
 
 
 class EpochSampler(Sampler[int]):
-    """An order of rows that is a function of the epoch, so that no chunk has to remember one."""
-
     epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
@@ -82,8 +77,6 @@ class EpochSampler(Sampler[int]):
 
 
 class GroupedByLength(EpochSampler):
-    """Rows of about the same length together, shuffled anew in each epoch."""
-
     def __init__(self, lengths: Sequence[int], batch_size: int, seed: int) -> None:
         self.lengths = list(lengths)
         self.batch_size = batch_size
@@ -99,8 +92,6 @@ class GroupedByLength(EpochSampler):
 
 
 class InBlocks(EpochSampler):
-    """The rows of a few files together, shuffled anew in each epoch: see `slices.Blocks`."""
-
     def __init__(self, blocks: Blocks) -> None:
         self.blocks = blocks
 
@@ -112,7 +103,7 @@ class InBlocks(EpochSampler):
 
 
 class EasyFirst(EpochSampler):
-    """Each step draws its rows from the easiest ones; how many those are grows with the steps."""
+    """Draws each step's rows from the easiest ones; their number grows with the steps."""
 
     def __init__(
         self, difficulty: Sequence[float], curriculum: Curriculum, *, batch_size: int, num_steps: int, seed: int
@@ -138,12 +129,9 @@ class EasyFirst(EpochSampler):
 
 
 def share(curriculum: Curriculum, progress: float) -> float:
-    """Returns the share of rows, the easiest, that may be drawn.
+    """Returns the share of rows, the easiest, that may be drawn once `progress`, a share of the run's steps, is done.
 
-    Args:
-        curriculum: Its `ramp` goes from `start` to 1 at `until`: linearly, exponentially (the logarithm of the share
-            grows linearly), or in `levels` equal jumps.
-        progress: Share of the run's steps that are done.
+    It goes from `start` to 1 at `until`: linearly, exponentially (its logarithm grows linearly), or in equal jumps.
     """
     done = min(1.0, progress / curriculum.until)
     if done >= 1:
@@ -184,21 +172,16 @@ def _mixed(seed: int, number: int) -> int:
 
 
 class Order(Protocol):
-    """An order of rows, whose length is known."""
-
     def __len__(self) -> int: ...
     def __iter__(self) -> Iterator[int]: ...
 
 
 class DistributedBatches(Sampler[list[int]]):
-    """The micro-batches of all ranks in turn, of which Accelerate's shard takes each rank's own.
+    """The micro-batches of all ranks in turn; Accelerate's shard takes each rank's own.
 
-    By itself, Accelerate fills up a last step that does not divide evenly with rows of the first. Here it is split
-    over the ranks instead, as evenly as possible; where `micro` is 1, some then have one row more than that. A rank for
-    which no row is left has one whose labels count for nothing; see `is_filler`.
-
-    Where the loss is a mean over rows, `shares` tells what each pass counts. `batch_size` is the rows of an optimizer
-    step, `micro` those of a forward pass.
+    Accelerate alone fills up an uneven last step with rows of the first. Here it is split over the ranks, as evenly as
+    possible; where `micro` is 1, some passes then have 2 rows. A rank without a row gets one whose labels count for
+    nothing; see `is_filler`. `batch_size` is the rows of an optimizer step, `micro` those of a forward pass.
     """
 
     def __init__(self, sampler: Order, *, batch_size: int, micro: int, world_size: int) -> None:
@@ -230,7 +213,7 @@ class DistributedBatches(Sampler[list[int]]):
         return step == steps and rank >= rest
 
     def shares(self, step: int, rank: int) -> list[float]:
-        """Returns what the mean of each of a rank's passes counts, so that all rows of a step of the pass do alike."""
+        """Returns the weight of each of a rank's passes, so that all rows of a step count alike."""
         steps, rest = divmod(len(self.sampler), self.full)
         num_rows = rest if step == steps else self.full
         pieces = list(self._pieces(list(range(num_rows))))[rank :: self.world_size]
@@ -239,7 +222,7 @@ class DistributedBatches(Sampler[list[int]]):
         return [rows * self.world_size * len(pieces) / num_rows for rows in counted]
 
     def _rounds(self, num_rows: int) -> int:
-        """Returns how many forward passes of each rank a step of so many rows has."""
+        """Returns the number of forward passes of each rank in a step."""
         if num_rows < self.world_size:
             return min(num_rows, 1)
         return min(-(-num_rows // (self.micro * self.world_size)), num_rows // self.world_size)
@@ -255,20 +238,17 @@ class DistributedBatches(Sampler[list[int]]):
 
 
 def distribute_rows(loader: DataLoaderShard, *, batch_size: int, micro: int, world_size: int) -> DistributedBatches:
-    """Has a loader that Accelerate prepared for one of several ranks draw its rows from `DistributedBatches`."""
     shard = loader.batch_sampler
     batches = DistributedBatches(shard.batch_sampler.sampler, batch_size=batch_size, micro=micro, world_size=world_size)
-    # Every step has as many pieces for one rank as for another, so that nothing is left for Accelerate to fill up.
+    # Every step has as many pieces for each rank, so that nothing is left for Accelerate to fill up.
     shard.batch_sampler, shard.batch_size, shard.even_batches = batches, None, False
     return batches
 
 
 def follow_epochs(loader: DataLoaderShard) -> None:
-    """Has the epoch reach the sampler of a loader for one of several ranks, also where first batches are skipped.
-
-    Then there is one layer more around the sampler than Trainer and Accelerate look through, and a rank that resumes
-    in a later epoch would take the order of the first.
-    """
+    """Has the epoch reach the sampler of a rank's loader, also where first batches are skipped."""
+    # Skipping adds a layer that Trainer and Accelerate do not look through: a rank that resumes in a later epoch would
+    # take the order of the first.
     shard = loader.batch_sampler
     inner = shard.batch_sampler
     sampler = inner if hasattr(inner, "set_epoch") else inner.sampler
@@ -277,14 +257,13 @@ def follow_epochs(loader: DataLoaderShard) -> None:
 
 
 def blank(batches: list[dict[str, torch.Tensor]]) -> None:
-    """Has the filler rows of a rank that has no others count for nothing."""
     for batch in batches:
         batch["labels"].fill_(IGNORED)
 
 
 @contextlib.contextmanager
 def uneven(accelerator: Accelerator) -> Iterator[None]:
-    """Has an accelerator gather rows of which ranks have different numbers, as torch does not."""
+    """Has an accelerator gather different numbers of rows from the ranks, as torch does not."""
     gather = accelerator.gather
 
     def gathered(rows: object) -> object:
@@ -300,5 +279,4 @@ def uneven(accelerator: Accelerator) -> Iterator[None]:
     try:
         yield
     finally:
-        # The instance's own; the class's is seen again.
-        del accelerator.gather
+        del accelerator.gather  # the instance's own: the class's shows again

@@ -1,7 +1,7 @@
-"""Which files of tokens a chunk needs: the order of `data.order: blocks`, a function of seed, pass and rows per file.
+"""A chunk's files of tokens: the order of `data.order: blocks`, a function of seed, pass and rows per file.
 
 In each pass the files are shuffled and taken in groups of eight, and the rows of a group are shuffled together. So a
-chunk reads the files of the groups that its positions lie in, and no others; it knows them before torch is imported.
+chunk reads only the files of its positions' groups; it knows them before torch is imported.
 """
 
 from __future__ import annotations
@@ -12,13 +12,10 @@ import numpy as np
 
 from baton.recipe.recipe import Recipe
 
-GROUP = 8
-"""Files whose rows are shuffled together."""
+GROUP = 8  # files whose rows are shuffled together
 
 
 class Blocks:
-    """The order of rows that lie in files, given the rows of each, by the run's seed."""
-
     def __init__(self, rows: list[int], seed: int) -> None:
         self.rows = rows
         self.seed = seed
@@ -28,19 +25,17 @@ class Blocks:
         return int(self.starts[-1])
 
     def groups(self, epoch: int) -> list[list[int]]:
-        """Returns the files of a pass in its order, by groups."""
         files = np.random.RandomState([self.seed, epoch]).permutation(len(self.rows)).tolist()
         return [files[at : at + GROUP] for at in range(0, len(files), GROUP)]
 
     def order(self, epoch: int) -> Iterator[int]:
-        """Yields the numbers of all rows in the order of a pass."""
         for number, files in enumerate(self.groups(epoch)):
             rows = np.concatenate([np.arange(self.starts[file], self.starts[file + 1]) for file in files])
             # The legacy generator, as its numbers are the same in every release of NumPy (NEP 19).
             yield from np.random.RandomState([self.seed, epoch, number]).permutation(rows).tolist()
 
     def touched(self, epoch: int, first: int, last: int) -> set[int]:
-        """Returns the files that the positions of a pass from `first` up to `last`, without that, lie in."""
+        """Returns the files of the positions of a pass from `first` up to `last`, exclusive."""
         touched: set[int] = set()
         at = 0
         for files in self.groups(epoch):
@@ -52,12 +47,8 @@ class Blocks:
 
 
 def needed_files(blocks: Blocks, recipe: Recipe, steps_per_epoch: int, start: int, target: int) -> set[int]:
-    """Returns the files that the steps after `start` up to `target` need.
-
-    The data loader fetches batches before they are asked for: one, and two for each of its workers. Those are counted
-    in, at most to the end of a pass.
-    """
     batch = recipe.training.batch_size
+    # The data loader fetches ahead: one batch, and two for each of its workers, at most to the end of a pass.
     ahead = (1 + 2 * recipe.training.workers) * batch
     files: set[int] = set()
     for epoch in range(start // steps_per_epoch, -(-target // steps_per_epoch)):

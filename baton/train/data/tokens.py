@@ -20,11 +20,10 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 FOLDERS = ("tokenizer", "train", "eval")
-"""What training needs of the tokens."""
 
 
 class ChunkTokens:
-    """The tokens of a chunk on this machine; `place` returns a folder with room for so many bytes."""
+    """`place` returns a folder with room for so many bytes."""
 
     def __init__(
         self, run: Run, recipe: Recipe, plan: Plan, place: Callable[[int], str], cache: NodeCache | None = None
@@ -42,7 +41,7 @@ class ChunkTokens:
         return self._folder
 
     def fetch(self, start: int, target: int) -> str:
-        """Downloads what the steps from `start` to `target` need; called again, what is still missing.
+        """Downloads the tokens of the steps from `start` to `target`; called again, those still missing.
 
         Raises:
             DamagedError: a file is missing or differs from what was committed.
@@ -57,7 +56,7 @@ class ChunkTokens:
         return self._folder
 
     def adopt(self, folder: str) -> None:
-        """Uses what another process of this machine has downloaded."""
+        """Uses another process's download on this machine."""
         self._folder = folder
 
     def train(self) -> Dataset:
@@ -71,7 +70,7 @@ class ChunkTokens:
         return trained.open_rows(f"{self.folder}/eval")
 
     def _missing(self, manifest: Manifest, start: int, target: int) -> list[str]:
-        """Returns the files that are needed and not here, and counts them as here."""
+        """Returns needed files that are not here, and counts them as here."""
         others = [name for name in manifest.files if name.partition("/")[0] in FOLDERS]
         if self._run.require("tokens.json").get("order") != "blocks":
             return [] if self._folder else others

@@ -11,7 +11,6 @@ from baton.models.train_rows import IGNORED
 from baton.train.protocol import ChunkTrainer, all_counted
 
 Row = dict[str, list[int]]
-"""Columns of one row."""
 
 
 def load(method: str) -> ModuleType:
@@ -20,10 +19,10 @@ def load(method: str) -> ModuleType:
 
 
 class TokenizedPairs(ChunkTrainer):
-    """Mixin for `ORPOTrainer` and `CPOTrainer`, which take text: takes token ids of prompt, chosen and rejected."""
+    """Mixin for `ORPOTrainer` and `CPOTrainer`: takes token ids of prompt, chosen and rejected, not text."""
 
     def tokenize_row(self, feature: Row, model: object = None) -> Row:
-        """Returns the columns that the trainer's collator pads; answers end where `max_length` does."""
+        # Answers end where `max_length` does.
         prompt = feature["prompt_ids"]
         row: Row = {"prompt_input_ids": prompt, "prompt_attention_mask": [1] * len(prompt)}
         for side in ("chosen", "rejected"):
@@ -34,16 +33,14 @@ class TokenizedPairs(ChunkTrainer):
         return row
 
     def concatenated_forward(self, model: Any, batch: Any) -> Any:
-        """Returns what the model makes of a batch; its likelihood is a mean over the tokens of all batches."""
+        # The likelihood is a mean over the tokens of all batches.
         *found, likelihood = super().concatenated_forward(model, batch)[:5]
         share = self.token_share(batch)
         return (*found, likelihood if share == 1.0 else likelihood * share)
 
     def compute_loss(self, *arguments: Any, **options: Any) -> Any:
-        """Computes the loss; in training the figures are of all rows of a micro-batch, also in the last step of a pass.
-
-        These trainers gather a figure for each row. Of several processes some may have a row that only fills up there.
-        """
+        # Upstream gathers a figure for each row, and would cut it in a pass's last step. Of several processes some may
+        # have a row that only fills up there.
         alone = self.model.training and self.accelerator.num_processes == 1
         with all_counted(self.accelerator) if alone else contextlib.nullcontext():
             return super().compute_loss(*arguments, **options)

@@ -13,8 +13,6 @@ from baton.train.methods import TokenizedPairs
 
 
 class ExactCPO(TokenizedPairs):
-    """What `CPOTrainer` does besides."""
-
     @property
     def has_likelihood(self) -> bool:
         return bool(self.cpo_alpha)

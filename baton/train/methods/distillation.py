@@ -14,24 +14,21 @@ from baton.train.protocol import ChunkTrainer, all_counted
 
 
 class AllCounted(ChunkTrainer):
-    """What `DistillationTrainer` does besides, also where a script has built it: no figure of a step is cut off."""
+    """For `DistillationTrainer`, also in the trainer of a user's script."""
 
     def compute_loss(self, *arguments: Any, **options: Any) -> Any:
-        """Computes the loss; in training each process's figures count, also in the last step of a pass."""
+        # In training each process's figures count, also in a pass's last step.
         with all_counted(self.accelerator) if self.model.training else contextlib.nullcontext():
             return super().compute_loss(*arguments, **options)
 
 
 class ExactDistillation(AllCounted):
-    """What `DistillationTrainer` does besides."""
-
     def figure_weights(self, inputs: Any) -> dict[str, float]:
         tokens = float(inputs["completion_mask"].sum())
         return {**super().figure_weights(inputs), "loss": tokens, "entropy": tokens}
 
 
 def build(setup: Setup) -> Trainer:
-    """Builds the trainer on rows that have a `prompt`."""
     settings = setup.recipe.training.distillation
     assert settings
     config = DistillationConfig(**setup.arguments, **generation.sampling_arguments(settings), beta=settings.beta)

@@ -13,12 +13,11 @@ from baton.train.references import moving
 
 
 class ExactDPO(ChunkTrainer):
-    """What `DPOTrainer` does besides: it also logs the reference's log-probabilities and the divergence from it.
+    """Logs the reference's log-probabilities and the divergence from it too.
 
     TRL logs the policy's log-probabilities of both answers, `logps/…`, and its log ratios to the reference times β,
     `rewards/…`; the rest follows from these. `kl` is the mean log ratio over the answers of the rows, in nats per
-    answer: an estimate of the divergence that falls below 0 where the model finds these answers less likely than the
-    reference does.
+    answer: an estimate that falls below 0 where the model finds these answers less likely than the reference does.
     """
 
     loss_types: list[str]
@@ -32,7 +31,6 @@ class ExactDPO(ChunkTrainer):
         return int(inputs["completion_mask"].chunk(2)[0][:, 1:].sum())
 
     def figure_weights(self, inputs: Any) -> dict[str, float]:
-        """Returns the pairs, and the tokens of both answers."""
         chosen, rejected = (float(side[:, 1:].sum()) for side in inputs["completion_mask"].chunk(2))
         tokens = {"entropy": chosen + rejected, "mean_token_accuracy": chosen}
         return {**super().figure_weights(inputs), **tokens, "logits/chosen": chosen, "logits/rejected": rejected}
@@ -55,7 +53,6 @@ class ExactDPO(ChunkTrainer):
 
 
 def build(setup: Setup) -> Trainer:
-    """Builds the trainer on rows that have `prompt_ids`, `chosen_ids` and `rejected_ids`."""
     recipe, settings = setup.recipe, setup.recipe.training.dpo
     assert settings
     config = DPOConfig(

@@ -13,15 +13,12 @@ from baton.train.build import Setup
 from baton.train.protocol import ChunkTrainer
 from baton.train.references import OwnReference
 
+# Figures that are means over tokens.
 OF_TOKENS = ("entropy", "kl", *(f"clip_ratio/{part}_mean" for part in ("low", "high", "region")))
-"""Figures that are means over tokens."""
 
 
 class ExactGRPO(ChunkTrainer):
-    """What `GRPOTrainer` does besides."""
-
     def figure_weights(self, inputs: Any) -> dict[str, float]:
-        """Returns the completions, and their tokens where a figure is a mean over these."""
         tokens = float(inputs["completion_mask"].sum())
         found = {**super().figure_weights(inputs), **dict.fromkeys(OF_TOKENS, tokens)}
         if self.loss_type == "bnpo":
@@ -32,7 +29,6 @@ class ExactGRPO(ChunkTrainer):
 
 
 def build(setup: Setup) -> Trainer:
-    """Builds the trainer on rows that have a `prompt` and the columns that reward functions look at."""
     grpo = setup.recipe.training.grpo
     assert grpo
     config = GRPOConfig(

@@ -20,13 +20,12 @@ from baton.train.weighing import weighted_mean
 
 
 class ExactKTO(ChunkTrainer):
-    """What `KTOTrainer` does besides: it evaluates against one estimate of the divergence, of all held-out rows."""
+    """Evaluates against one estimate of the divergence, of all held-out rows."""
 
     _divergence: float | None = None
     _asked: Iterator[float] = iter(())
 
     def figure_weights(self, inputs: Any) -> dict[str, float]:
-        """Returns the rows, those of each label, and their tokens."""
         labels, tokens = inputs["label"].bool(), inputs["completion_mask"][:, 1:].sum(1)
         found = {**super().figure_weights(inputs), "entropy": float(tokens.sum())}
         for side, chosen in (("chosen", labels), ("rejected", ~labels)):
@@ -75,13 +74,6 @@ class ExactKTO(ChunkTrainer):
 
 
 def build(setup: Setup) -> Trainer:
-    """Builds the trainer on rows that have `prompt_ids`, `completion_ids` and `label`.
-
-    KTO takes rows in their order, and pairs each prompt with its neighbour's completion within a micro-batch to
-    estimate the divergence; so the rows are shuffled once by the seed, and neighbours are joined here. Of several
-    processes the micro-batches of all make one estimate, and neighbours may be dealt to different ones. An evaluation
-    makes one estimate of all its rows.
-    """
     recipe, settings = setup.recipe, setup.recipe.training.kto
     assert settings
     config = KTOConfig(
@@ -96,6 +88,9 @@ def build(setup: Setup) -> Trainer:
         activation_offloading=recipe.training.activation_offloading,
         router_aux_loss_coef=0.0 if recipe.training.router else None,
     )
+    # KTO takes rows in their order, and pairs each prompt with its neighbour's completion in a micro-batch to estimate
+    # the divergence: rows are shuffled once by the seed, and joined with neighbours here. Micro-batches of several
+    # processes make one estimate, and neighbours may go to different ones. An evaluation makes one of all its rows.
     rows, at_once = config.per_device_train_batch_size, config.per_device_eval_batch_size * config.world_size
     setup = dataclasses.replace(
         setup,

@@ -12,8 +12,6 @@ from baton.train.methods import TokenizedPairs
 
 
 class ExactORPO(TokenizedPairs):
-    """What `ORPOTrainer` does besides."""
-
     has_likelihood = True
 
     def likelihood_tokens(self, inputs: Any) -> int:
@@ -22,7 +20,6 @@ class ExactORPO(TokenizedPairs):
 
 
 def build(setup: Setup) -> Trainer:
-    """Builds the trainer on rows that have `prompt_ids`, `chosen_ids` and `rejected_ids`."""
     settings = setup.recipe.training.orpo
     assert settings
     config = ORPOConfig(

@@ -9,7 +9,6 @@ from baton.train.build import Setup
 
 
 def build(setup: Setup) -> Trainer:
-    """Builds the trainer on rows that have `chosen_ids` and `rejected_ids`, on a model with one label."""
     recipe, settings = setup.recipe, setup.recipe.training.reward
     assert settings
     config = RewardConfig(

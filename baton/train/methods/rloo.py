@@ -15,14 +15,11 @@ from baton.train.references import OwnReference
 
 
 class ExactRLOO(ChunkTrainer):
-    """What `RLOOTrainer` does besides."""
-
     def figure_weights(self, inputs: Any) -> dict[str, float]:
         return {**super().figure_weights(inputs), "entropy": float(inputs["completion_mask"].sum())}
 
 
 def build(setup: Setup) -> Trainer:
-    """Builds the trainer on rows that have a `prompt` and the columns that reward functions look at."""
     rloo = setup.recipe.training.rloo
     assert rloo
     config = RLOOConfig(

@@ -14,16 +14,12 @@ from baton.train.protocol import ChunkTrainer
 
 
 class ExactSFT(ChunkTrainer):
-    """What `SFTTrainer` does besides."""
-
     def figure_weights(self, inputs: Any) -> dict[str, float]:
-        """Returns the tokens that count."""
         labels = inputs["shift_labels"] if "shift_labels" in inputs else inputs["labels"][..., 1:]
         return {"": float((labels != IGNORED).sum())}
 
 
 def build(setup: Setup) -> Trainer:
-    """Builds the trainer on rows that have `input_ids` and `labels`."""
     recipe = setup.recipe
     config = SFTConfig(
         **setup.arguments,
