@@ -1,6 +1,7 @@
 """A tokenizer's chat template: one way to render conversations, for training, evaluation, export and chat.
 
-It gives the reason for a conversation it refuses, the parts it leaves out of others, and the token that ends an answer.
+It gives the reason for a refused conversation, finds what a rendering leaves out, and knows the token that ends an
+answer.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Message = dict[str, Any]
-MARK = re.compile(r"{%-?\s*generation\s*-?%}")  # opens text that the template marks as the assistant's
+MARK = re.compile(r"{%-?\s*generation\s*-?%}")  # opens the assistant's text in a template
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Conversation:
         return Conversation([*self.messages[:count], *more], self.tools)
 
     def with_text_arguments(self) -> Conversation:
-        """Returns it with the arguments of calls as JSON text, which some templates ask for."""
+        """Returns it with arguments of calls as JSON text, which some templates need."""
 
         def written(call: Message) -> Message:
             arguments = call["function"].get("arguments")
@@ -53,17 +54,17 @@ class Conversation:
 
 @dataclass(frozen=True)
 class RenderedConversation:
-    """A rendering; its conversation has arguments as JSON text, where the template takes no others."""
+    """A conversation, with its calls' arguments as the template takes them, and its rendering."""
 
     conversation: Conversation
     text: str
 
 
 class ChatTemplate:
-    """A tokenizer's chat template, for a format of tokens, by number.
+    """A tokenizer's chat template.
 
-    By 1, turns that are written otherwise when they are last, and prompts that are written after each conversation, are
-    followed as they were then.
+    `number` is that of the tokens' format. Runs of format 1 go on as they were: turns that are written differently when
+    last, and prompts after each conversation, are followed as then.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, number: int = FORMATS["tokens"].number) -> None:
@@ -77,7 +78,7 @@ class ChatTemplate:
     def render_each(
         self, conversations: Sequence[Conversation], *, prompts: bool = False
     ) -> list[RenderedConversation | RowError]:
-        """Returns renderings or errors, with `prompts` each up to the answer; all at once where none is refused."""
+        """Renders conversations, all at once where the template takes them all; `prompts` makes the model answer."""
         if all(not conversation.tools for conversation in conversations):
             try:
                 texts = self._apply([x.messages for x in conversations], None, prompts)
@@ -87,7 +88,7 @@ class ChatTemplate:
         return [self._render_or_why(conversation, prompts) for conversation in conversations]
 
     def marks(self, conversation: Conversation) -> list[tuple[int, int]]:
-        """Returns the spans of a conversation's text that the template marks as the assistant's, in characters."""
+        """Returns the spans of text that the template marks as the assistant's, in characters."""
         from transformers.utils.chat_template_utils import render_jinja_template
 
         _, spans = render_jinja_template(
@@ -116,7 +117,7 @@ class ChatTemplate:
         return at
 
     def atoms(self, text: str) -> list[str]:
-        """Returns a text's added tokens, tags, words and other characters."""
+        """Returns a text's own tokens of the tokenizer, tags, words and other characters."""
         return self._atom.findall(text)
 
     def starting(self, prompt: str) -> list[str]:
@@ -124,7 +125,7 @@ class ChatTemplate:
         return [prompt[: atom.end()] for atom in self._atom.finditer(prompt)][::-1]
 
     def added_token(self, text: str, at: int) -> str:
-        """Returns the added token at a place, empty without one."""
+        """Returns the tokenizer's own token at a place, empty where there is none."""
         match = self._added.match(text, at)
         return match[0] if match else ""
 
@@ -147,7 +148,7 @@ class ChatTemplate:
 
     @cached_property
     def header(self) -> str:
-        """The text before an answer that the template does not put after a question: it knows no prompts."""
+        """The text before an answer in a template that knows no prompts."""
         before, answered = self.render(ASKED, prompt=True) or "", self._answered
         if self.always_prompts:
             return ""
@@ -158,19 +159,19 @@ class ChatTemplate:
 
     @cached_property
     def always_prompts(self) -> bool:
-        """Whether it makes the model answer after every question, asked to or not: the rest is the model's own."""
+        """Whether it makes the model answer after every question, asked to or not."""
         alone, again, answered = (tail.rstrip() for tail in self._after_question)
         return not self.is_older and bool(again) and not again.startswith(alone) and answered.startswith(alone)
 
     @cached_property
     def opening(self) -> str:
-        """The token that it begins with, whoever speaks first; empty where that is no added token."""
+        """The tokenizer's own token that a rendering begins with, whoever speaks first; empty where there is none."""
         match = self._added.match(self._asked.removeprefix(str(self.tokenizer.bos_token or "")).lstrip())
         return match[0] if match else ""
 
     @cached_property
     def lacks_end_token(self) -> bool:
-        """Whether it writes nothing after the last answer, so that the next turn's first token ends one."""
+        """Whether only the next turn's first token ends an answer."""
         return self._answered.rstrip().endswith(ANSWER)
 
     @cached_property
@@ -183,13 +184,13 @@ class ChatTemplate:
 
     @cached_property
     def end_of_turn(self) -> int | None:
-        """The added token that closes an answer, None without one."""
+        """The added token that closes an answer, if any."""
         if not self.tokenizer.chat_template:
             return None
         talk = [{"role": "user", "content": "?"}, {"role": "assistant", "content": SPOKEN}]
         try:
             text = str(self.tokenizer.apply_chat_template(talk, tokenize=False))
-        except Exception:  # a template may raise whatever it likes, of roles that it does not know for example
+        except Exception:  # a template may raise anything, for example for unknown roles
             return None
         tail = text.rpartition(SPOKEN)[2].strip()
         ids = self.tokenizer(tail, add_special_tokens=False)["input_ids"] if tail else []
@@ -197,7 +198,7 @@ class ChatTemplate:
 
     @cached_property
     def _after_question(self) -> tuple[str, str, str]:
-        """The texts after a question alone, before another one and before an answer; empty where it refuses."""
+        """The text after a question alone, before another one and before an answer; empty where refused."""
         asked = Conversation([{"role": "user", "content": QUESTION}])
         texts = (self.render(asked.upto(1, *more)) or "" for more in ((), ASKED.messages, ANSWERED.messages[1:]))
         alone, again, answered = (text.partition(QUESTION)[2] for text in texts)
@@ -229,14 +230,14 @@ class ChatTemplate:
         return rendered
 
 
-# A template is tried with these.
+# Probes of a template.
 QUESTION, ANSWER, SPOKEN = "Jkqx", "Zxqj", "baton"
 ASKED = Conversation([{"role": "user", "content": "Q"}])
 ANSWERED = ASKED.upto(1, {"role": "assistant", "content": ANSWER})
 
 
 def _refusals() -> tuple[type[Exception], ...]:
-    """Returns a template's exceptions: on purpose, for rows it was not written for, or where it asks for too much."""
+    """Returns the errors of templates: on purpose, for rows they were not written for, or out of bounds."""
     from jinja2 import TemplateError
 
     wanting = (TypeError, ValueError, LookupError, AttributeError)
@@ -250,7 +251,7 @@ def end_tokens(tokenizer: PreTrainedTokenizerBase, own: Sequence[int | None]) ->
 
 
 def left_out(rendered: RenderedConversation) -> Counter[str]:
-    """Counts parts of a conversation that its template does not write, by looking for them in the rendering."""
+    """Counts the parts of a conversation that its rendering lacks."""
     text, talk = rendered.text, rendered.conversation
     counted: Counter[str] = Counter()
     at, has_calls = 0, any("tool_calls" in message for message in talk.messages)
@@ -259,7 +260,7 @@ def left_out(rendered: RenderedConversation) -> Counter[str]:
         if content and message["role"] != "assistant" and not _is_in(content, text):
             counted["messages"] += 1
         if calls := message.get("tool_calls"):
-            # Between what was said before and after: the tools' own list has the name as well.
+            # Between the texts before and after, as the tools' own list has the name as well.
             until = _begin(talk.messages[number + 1 :], text, at)
             counted["tool calls"] += sum(call["function"]["name"] not in text[at:until] for call in calls)
         if message.get("reasoning_content"):
@@ -278,6 +279,6 @@ def _is_in(value: str, text: str) -> bool:
 
 
 def _begin(messages: list[Message], text: str, at: int) -> int:
-    """Returns where the first message begins whose text is found, the end where none is."""
+    """Returns the place of the first message whose text is found, the end where none is."""
     found = (text.find(message["content"].strip(), at) for message in messages if message["content"].strip())
     return next((begin for begin in found if begin >= 0), len(text))

@@ -1,8 +1,4 @@
-"""Rows as training reads them: labels, messages as Arrow columns, and packing into sequences.
-
-Arrow gives each message the keys of all, so arguments and declarations of tools are JSON in a column. Packing goes by
-lengths alone, as TRL's `pack_dataset` does.
-"""
+"""Rows for training: labels, messages as Arrow columns, and packing into sequences."""
 
 from __future__ import annotations
 
@@ -18,7 +14,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 
-IGNORED = -100  # label of a token that does not count in the loss, as in torch's cross entropy
+IGNORED = -100  # label of a token outside the loss, as in torch's cross entropy
 
 
 Row = dict[str, Any]
@@ -29,8 +25,8 @@ JSON = "tool_calls"
 FLAG = "train"
 TOOLS = "tools"
 
+# In all rows that hold more, and in a few others, so that few rows have to be parsed.
 _MAYBE = re.compile(rb'"(?:name|tool_call_id|reasoning_content|train|tool_calls|tools)"')
-"""Bytes of each row that holds more, and of some that do not: few rows have to be parsed."""
 
 
 def hold_more(paths: Iterable[str]) -> bool:
@@ -52,15 +48,16 @@ def _holds_more(row: Row) -> bool:
 
 
 def message_kind(*, wide: bool) -> pa.DataType:
-    """Returns the type of a message in a column."""
+    """Returns the Arrow type of a message."""
     import pyarrow as pa
 
+    # Arrow gives each message the keys of all, so arguments and declarations of tools are JSON in a column.
     texts = {key: pa.string() for key in (TEXTS if wide else PLAIN)}
     return pa.struct({**texts, JSON: pa.string(), FLAG: pa.bool_()} if wide else texts)
 
 
 def stored(row: Row) -> Row:
-    """Returns a row as in wide columns."""
+    """Returns a row as wide columns have it."""
     if isinstance(row["prompt"], str):
         return row
     prompt = [
@@ -73,7 +70,7 @@ def stored(row: Row) -> Row:
 
 
 def restored(batch: Row) -> Row:
-    """Returns columns of rows as they were before `stored`: lists of values, by name."""
+    """Returns columns of rows as before `stored`: lists of values, by name."""
     batch = dict(batch)
     if "prompt" in batch:
         batch["prompt"] = [[_message(message) for message in prompt] for prompt in batch["prompt"]]
@@ -83,7 +80,7 @@ def restored(batch: Row) -> Row:
 
 
 def readable(rows: Dataset) -> Dataset:
-    """Makes rows in wide columns come as they were before `stored`."""
+    """Returns a data set whose rows come as before `stored`."""
     if is_wide(rows.data.schema):
         rows.set_transform(restored)
     return rows
@@ -110,8 +107,8 @@ def packs_rows(data: Data, side: str) -> bool:
 def pack_rows(rows: pa.Table, data: Data, *, is_all: bool) -> pa.Table:
     """Joins rows to sequences of `data.max_length`, a thousand at a time, by their lengths alone.
 
-    With `best-fit`, `seq_lengths` tells where each row ends in its sequence. Else the rest at the end of a thousand
-    that does not fill a sequence is left out, unless `is_all`, the side has no other rows, and there is nothing else.
+    With `best-fit`, `seq_lengths` has the rows' lengths in each sequence. Else a thousand's incomplete last sequence is
+    left out, unless there is nothing else in the side (`is_all`).
     """
     import datasets
     import pyarrow.compute as pc
