@@ -54,8 +54,7 @@ class PinnedThresholds(Document):
 
 def position(seed: int, key: str) -> int:
     """Returns a number in [0, 2^64) that the key and the seed alone decide, evenly spread."""
-    drawn = hashlib.sha256(b"%d:" % seed + key.encode()).digest()
-    return int.from_bytes(drawn[:8], "big")
+    return int.from_bytes(hashlib.sha256(b"%d:" % seed + key.encode()).digest()[:8], "big")
 
 
 class SplitAssigner:
@@ -112,8 +111,7 @@ class SplitAssigner:
             path = f"{self._folder}/{generation}.json"
             if not self._storage.exists(path):
                 missing = {stratum: positions[stratum] for stratum in sorted(positions.keys() - self._cuts.keys())}
-                # All strata have cuts. Those that came with later data get a document of their own: what is pinned
-                # never changes.
+                # All strata have cuts. New strata of later data get a document of their own: pinned ones never change.
                 if generation and not missing:
                     break
                 shares = {side: size if size < 1 else size / count for side, size in self._sizes.items()}
@@ -127,7 +125,7 @@ class SplitAssigner:
                 made = {"rows": count, "shares": shares, "cuts": cuts}
                 # Two splits at once may see different rows: one of them decides, for both.
                 self._storage.create(path, json.dumps(made, indent=1, sort_keys=True).encode())
-            # Of the writer that was first.
+            # The first writer's.
             pin = PinnedThresholds.read(self._storage.read(path), self._storage.uri(path))
             self._sizes = pin.shares.model_dump()
             self._plain = _plain(self._sizes)
@@ -200,7 +198,7 @@ def smallest_draws(rows: Spool, seed: int, count: int) -> Iterator[Record]:
     if not smallest:
         return
     last = smallest[-1]
-    level = smallest.count(last)  # rows with the same content, of which not all may be taken
+    level = smallest.count(last)  # rows with the same content, some of which may be left out
     for record in rows:
         number = drawn(record)
         if number == last:

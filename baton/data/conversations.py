@@ -206,7 +206,7 @@ def _beside(raw: dict[str, Any], role: str) -> Message:
     if len({bool(flag) for flag in flags.values()}) > 1:
         listed = " and ".join(f"{key} {flag!r}" for key, flag in flags.items())
         raise RowError(f"has {listed}, which contradict each other")
-    for flag in flags.values():
+    for flag in flags.values():  # all alike by now
         more["train"] = bool(flag)
     return more
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from baton.data.conversations import shared_length
 from baton.data.mask import AssistantSpans
 from baton.errors import RowError, UserError
 from baton.models import chat, loading
@@ -53,16 +54,19 @@ class AnswerTokens(NamedTuple):
 
 
 def common_prefix_length(a: Ids, b: Ids) -> int:
-    if b[: len(a)] == a:
-        return len(a)
-    return next((at for at, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    return len(a) if b[: len(a)] == a else shared_length(a, b)  # mostly the prompt's tokens begin both
 
 
 def ids_of(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[int]]:
     """Returns the tokens of texts with special ones, as a call of the tokenizer does."""
     options = {"return_attention_mask": False, "return_token_type_ids": False, "verbose": False}
     by_call: list[list[int]]
-    if not _is_plain(tokenizer):
+    own = type(tokenizer)
+    has_own_code = not isinstance(tokenizer, PreTrainedTokenizerFast) or any(
+        getattr(own, name) is not getattr(PreTrainedTokenizerFast, name)
+        for name in ("__call__", "_encode_plus", "set_truncation_and_padding")
+    )
+    if has_own_code:
         by_call = tokenizer(texts, **options)["input_ids"]
         return by_call
     # The first by the tokenizer, which tells the library whether to cut and to pad; the others without their places in
@@ -70,16 +74,6 @@ def ids_of(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[in
     by_call = tokenizer(texts[:1], **options)["input_ids"]
     library = tokenizer.backend_tokenizer  # type: ignore[attr-defined]
     return by_call + [encoding.ids for encoding in library.encode_batch_fast(texts[1:], add_special_tokens=True)]
-
-
-def _is_plain(tokenizer: PreTrainedTokenizerBase) -> bool:
-    if not isinstance(tokenizer, PreTrainedTokenizerFast):
-        return False
-    own = type(tokenizer)
-    return all(
-        getattr(own, name) is getattr(PreTrainedTokenizerFast, name)
-        for name in ("__call__", "_encode_plus", "set_truncation_and_padding")
-    )
 
 
 def encoded(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> BatchEncoding:
@@ -137,8 +131,8 @@ class ChatEncoder:
 
     def sequences(self, rows: list[Row]) -> list[Row | RowError]:
         """Returns `input_ids` and `labels` of `messages`, or `prompt` and `completion`, or an error."""
-        rendered = self._template.render_each([conversation_of(row) for row in rows])
-        counted = each(self._counted, rows, rendered)
+        counted = each(self._counted, rows, self._template.render_each([conversation_of(row) for row in rows]))
+        # In the order of the rows without an error, as they are taken below.
         labelled = self._labelled([found for found in counted if not isinstance(found, RowError)])
         return [found if isinstance(found, RowError) else next(labelled) for found in counted]
 
@@ -160,6 +154,7 @@ class ChatEncoder:
         encoding = encoded(self._tokenizer, [whole.text for whole, _ in pairs])
         heads = iter(self._ids([prompt.text for _, prompt in pairs]) if with_prompt_length else [])
         places = iter(range(len(pairs)))
+        # `each` skips rows with an error, so that both iterators keep in step with the rendered pairs.
 
         def answer(row: Row, whole: RenderedConversation, prompt: RenderedConversation) -> AnswerTokens:
             index = next(places)
@@ -219,8 +214,7 @@ class ChatEncoder:
             said = said[-1:]
         elif self._train_on != "assistant":
             said = [number for number in said if number >= len(row["prompt"])]
-        counted = {number for number in {*said, *flags} if flags.get(number, True)}
-        return sorted(counted)
+        return sorted(number for number in {*said, *flags} if flags.get(number, True))
 
     def _labelled(self, counted: list[tuple[str, list[Span] | None]]) -> Iterator[Row]:
         if any(spans is not None for _, spans in counted):
@@ -403,8 +397,7 @@ def _answer_texts(
     wholes = ids_of(tokenizer, [row["prompt"] + separator + _ended(row[name], tokenizer) for row in rows])
     if not with_prompt_length:
         return [AnswerTokens(whole, 0) for whole in wholes]
-    prompts = ids_of(tokenizer, [row["prompt"] + separator for row in rows])
-    lengths = map(common_prefix_length, prompts, wholes)
+    lengths = map(common_prefix_length, ids_of(tokenizer, [row["prompt"] + separator for row in rows]), wholes)
     return [AnswerTokens(whole, length) for whole, length in zip(wholes, lengths, strict=True)]
 
 

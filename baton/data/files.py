@@ -95,7 +95,7 @@ def _next(unpack: Iterator[bytes]) -> bytes:
 def _unpack(opened: Any, kind: str) -> Iterator[bytes]:
     unpacker: Any = {".gz": lambda file: gzip.GzipFile(fileobj=file), ".bz2": bz2.BZ2File, ".xz": lzma.LZMAFile}[kind]
     unpacked = unpacker(opened)
-    return iter(lambda: unpacked.read1(BLOCK), b"")  # read1: what comes before damage is returned
+    return iter(lambda: unpacked.read1(BLOCK), b"")  # read1: returns the bytes before damage
 
 
 def _unzstd(opened: Any) -> Iterator[bytes]:
@@ -153,6 +153,7 @@ def lines(stream: Iterable[bytes], end: bytes = b"\n") -> Iterator[Line]:
 
     def taken(more: bytes) -> None:
         nonlocal size
+        # Of a line that is too long only the beginning is kept, so that memory stays bounded.
         room = (MAX_ROW if size + len(more) <= MAX_ROW else SHOWN) - parts.tell()
         parts.write(more[: max(room, 0)])
         size += len(more)
@@ -339,12 +340,7 @@ def _header(reader: Iterator[list[str]]) -> tuple[list[str], str | None]:
 
 
 def _row(
-    file: str,
-    record: _Record,
-    reader: Iterator[list[str]],
-    names: list[str],
-    separator: str,
-    remedy: Callable[[], str],
+    file: str, record: _Record, reader: Iterator[list[str]], names: list[str], separator: str, remedy: Callable[[], str]
 ) -> list[SourceRow | UnusableRow] | None:
     """Returns the rows of the next record, None at the end."""
     try:
@@ -372,7 +368,7 @@ def _row(
 
 
 def read_plain_text(file: str, lines: Iterator[Line], sample_by: str) -> Iterator[SourceRow | UnusableRow]:
-    """Reads plain text, of which one row is a `line`, `paragraph` or `document`."""
+    """Reads plain text; `sample_by` is a row: `line`, `paragraph` or `document`."""
     block: list[Line] = []
     size = 0
     try:

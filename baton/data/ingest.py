@@ -111,7 +111,7 @@ class Ingest:
                 record = Record(as_content(normal), row.file, row.line, place, side, key)
             except RowError as error:
                 return UnusableRow(row.file, row.line, str(error), json.dumps(row.values, default=str))
-        except RecursionError:  # what the parser just read may be too deep to be written, as it is or as a row
+        except RecursionError:  # readable JSON may be too deep to be written, as it is or as a row
             return UnusableRow(row.file, row.line, "nested too deep", "")
         self._shape = shape  # the first row that can be used decides for all sources
         return record
@@ -147,13 +147,13 @@ def _open(source: DataSource, recipe: Recipe) -> OpenSource:
     usable, again = first_usable(rows)
     looked_at = [row.values for row in usable]
     present = list(dict.fromkeys(path for values in looked_at for path in schema.column_paths(values)))
-    # What lies deeper than is looked for is there where the recipe names it.
+    # Columns deeper than those looked for count where the recipe names them.
     named = sorted(_named(source, recipe) - {*present})
     present += [name for name in named if any(schema.value_at(values, name) is not None for values in looked_at)]
     layout = schema.infer_mapping(source, recipe, present)
     if (rule := _split_column(recipe)) and present and not source.side and rule[1] not in present:
         raise schema.missing_column(f"data.split.{rule[0]}", rule[1], source.uri, present)
-    # What was looked at comes again: the source is read once.
+    # The rows looked at come again: the source is read once.
     became = _became(layout, recipe, looked_at)
     unused = _unused(became, layout, recipe, looked_at)
     return OpenSource(source=source, layout=layout, rows=chain(again, rows), files=files, became=became, unused=unused)

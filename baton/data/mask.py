@@ -36,10 +36,6 @@ class Skeleton:
     slots: list[TextSlot]
     stem: str
 
-    @property
-    def key(self) -> str:
-        return json.dumps([self.conversation.messages, self.conversation.tools])
-
 
 class SlotSpan(NamedTuple):
     """A slot, by its number, in a rendering, in characters."""
@@ -206,7 +202,7 @@ class RenderedSkeleton:
         before += template.header
         if whole.startswith(before):
             return len(before)
-        # Earlier turns are written otherwise once there are later ones: only what follows the last text counts.
+        # Earlier turns are written otherwise once there are later ones: only the text after the last slot counts.
         anchors = self._after_last_text(number, before)
         if anchors is None:
             return None
@@ -215,7 +211,7 @@ class RenderedSkeleton:
             return at + len(before) - since
         begins = max(template.common(before, template.render(talk.upto(number)) or ""), since)
         if whole.startswith(before[since:begins], at):
-            # What the prompt says besides its header, such as `<think>`, may be missing before what was said.
+            # The prompt's text beside its header, such as `<think>`, may be missing before the answer.
             shared = template.common(before[since:], whole[at:])
             if template.is_distinct_prefix(before[begins : since + shared]):
                 self._unwritten[number] = before[since + shared :]
@@ -251,7 +247,7 @@ class RenderedSkeleton:
         calls = message.get("tool_calls") or ()
         written = self.text[start:end]
         if calls and not own and not any(call["function"]["name"] in written for call in calls):
-            return AssistantSpan([], is_ended)  # there would be nothing but its end, which is not what was said
+            return AssistantSpan([], is_ended)  # only its end would be left, which is not the assistant's
         if self._marks is None or message["role"] != "assistant":
             return AssistantSpan([(start, end)], is_ended)
         spans = [(max(a, start), min(b, end)) for a, b in self._marks if a < end and b > start]
@@ -264,6 +260,7 @@ class RenderedSkeleton:
         template, whole, talk = self._template, self.text, self._skeleton.conversation
         after = own[-1].end
         is_last = number + 1 == len(talk.messages)
+        # The same turn continued otherwise, by a question or by nothing: the text that both share is the turn's own.
         other = template.render(talk.upto(number + 1, *([{"role": "user", "content": "Q"}] if is_last else [])))
         if other is None:
             rest = whole[after:]
@@ -276,7 +273,7 @@ class RenderedSkeleton:
             return None
         there += after - own[-1].start
         tail = whole[after : after + template.common(whole[after:], other[there:])]
-        # Whichever is the turn that ends the conversation has to end there; or it is written otherwise when it is last.
+        # The turn that ends its conversation has to end there; or it is written otherwise when it is last.
         ending = whole[after + len(tail) :] if is_last else other[there + len(tail) :]
         is_otherwise = bool(ending.strip()) or template.always_prompts
         if not template.is_older and (is_otherwise or (template.lacks_end_token and not is_last)):
@@ -414,7 +411,7 @@ class AssistantSpans:
             skeleton = skeleton_of(rendered.conversation, rendered.text, fine=fine)
             if skeleton is None:
                 return
-            key = skeleton.key
+            key = json.dumps([skeleton.conversation.messages, skeleton.conversation.tools])
             for _ in range(2):
                 is_new = key not in self._skeletons
                 if is_new:

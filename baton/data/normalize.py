@@ -50,7 +50,7 @@ def pair_of_ranked(row: dict[str, object], names: list[str] | None = None) -> di
             raise RowError("nothing says which of the responses is better (scores, ranks, preferred or margin)")
         best, lower = 0, [at for at in range(1, len(responses)) if responses[at] != responses[0]]
     else:
-        best = max(range(len(numbers)), key=lambda at: numbers[at])  # the first of those that are level
+        best = max(range(len(numbers)), key=lambda at: numbers[at])  # the first of equal ones
         lower = [at for at, number in enumerate(numbers) if number < numbers[best] and responses[at] != responses[best]]
     if not lower:
         raise RowError("no response is better than another")

@@ -191,8 +191,7 @@ def _num_bytes(column: Any) -> int:
     kind = column.type
     if types.is_dictionary(kind):
         if types.is_string(kind.value_type) or types.is_large_string(kind.value_type):
-            lengths = compute.take(compute.binary_length(column.dictionary), column.indices)
-            return compute.sum(lengths).as_py() or 0
+            return compute.sum(compute.take(compute.binary_length(column.dictionary), column.indices)).as_py() or 0
         return len(column) * int(column.dictionary.nbytes)
     if types.is_run_end_encoded(kind):
         return len(column) * int(column.values.nbytes)

@@ -147,7 +147,7 @@ def _preview_of(
     sequence: TokenSequence, base: PreviewRow, recipe: Recipe, tokenizer: PreTrainedTokenizerBase, most: int
 ) -> PreviewRow:
     length = len(sequence.ids)
-    # Of what is packed by joining, nothing is lost.
+    # Joining loses no tokens.
     kept = length if recipe.data.packing is True else min(length, recipe.data.max_length)
     trained = [each and at < kept and base.rejected is None for at, each in enumerate(sequence.trained)]
     begins = trained.index(True) if any(trained) else 0
@@ -218,7 +218,7 @@ def _row_in_words(row: TokenRow, tokenizer: PreTrainedTokenizerBase) -> str:
         return f"prompt {visible(generate.rendered(row['prompt'], tokenizer, row.get('tools')), LONGEST)}"
     told = []
     for name in columns:
-        # Where the prompt stands alone the answers are what is trained; where it is in both, a score of the whole is.
+        # With a prompt of its own the answers are trained; with the prompt in both, a score of the whole.
         is_trained = "prompt_ids" in columns and name != "prompt_ids"
         told.append(
             f"{name.removesuffix('_ids')} {_sequence_in_words(row[name], [is_trained] * len(row[name]), tokenizer)}"

@@ -86,12 +86,8 @@ def read(
 ) -> Iterator[SourceRow | UnusableRow]:
     """Yields every row of a source in a stable order.
 
-    Args:
-        source: As in `data.source`.
-        sample_by: Row of a text file: `line`, `paragraph` or `document`.
-        seen: Called with the type of each file: `jsonl`, `json`, `csv`, `tsv`, `parquet`, `arrow`, `text`; for sources
-            without files `builtin` and `hub`.
-        csv: Settings for tables of text; found where left out.
+    `sample_by` is a text file's row: `line`, `paragraph` or `document`. `seen` is called with the type of each file:
+    `jsonl`, `json`, `csv`, `tsv`, `parquet`, `arrow`, `text`; or with `builtin` or `hub`.
 
     Raises:
         UserError: the source does not exist or has a type that is not supported.
@@ -185,11 +181,7 @@ def _dataset(source: str) -> Iterator[SourceRow | UnusableRow]:
     options = {key: values[0] for key, values in parse_qs(query).items()}
     try:
         rows = datasets.load_dataset(
-            name,
-            options.get("config"),
-            split=options.get("split", "train"),
-            revision=revision or None,
-            streaming=True,
+            name, options.get("config"), split=options.get("split", "train"), revision=revision or None, streaming=True
         )
         for number, values in enumerate(rows, 1):
             if _num_bytes(values) <= MAX_ROW:
@@ -269,7 +261,7 @@ class _JsonText:
         while wanted > 0 and not self._ended:
             try:
                 block = next(self._stream, b"")
-            except UnreadableError as error:  # what came before it is read first
+            except UnreadableError as error:  # the text before it is read first
                 self._error, block = error, b""
             self._ended = not block
             blocks.append(self._decoder.decode(block, final=self._ended))

@@ -272,8 +272,7 @@ def infer_mapping(source: DataSource, recipe: Recipe, present: list[str]) -> Col
                 continue  # code or an article is text where nothing but text is learned
             columns = _found(name, mapped, present, names)
             if columns is not None:
-                optional = _optional(OPTIONAL.get(name, {}), mapped, present, columns, names)
-                columns |= optional
+                columns |= _optional(OPTIONAL.get(name, {}), mapped, present, columns, names)
                 beside = {ours: columns[ours] for ours in BESIDE if ours in columns}
                 beside |= _optional(BESIDE, mapped, present, columns, names)
                 rounds = find_column(EARLIER, present) if {"prompt", "instruction"} & columns.keys() else None

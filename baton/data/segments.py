@@ -304,12 +304,7 @@ def _batches(segment: SideSegment) -> Iterator[list[Row]]:
 
 WORKER_BYTES = 2**30  # memory counted for a worker
 WORTHWHILE = 2**22  # bytes of text worth a worker: it begins with some seconds of imports
-PRELOADED = [
-    "baton.data.segments",
-    "transformers",
-    "transformers.models.auto.tokenization_auto",
-    "pyarrow",
-]
+PRELOADED = ["baton.data.segments", "transformers", "transformers.models.auto.tokenization_auto", "pyarrow"]
 """Modules imported once, by the process that workers are forked from."""
 
 

@@ -79,7 +79,7 @@ def split_data(recipe: Recipe, run_name: str) -> dict[str, Any]:
     """
     started = time.time()
     run = Run(Storage(recipe.store.uri), check_name(run_name))
-    # First: a name that is another recipe's is refused before a row is read or anything is written.
+    # First: another recipe's name is refused before a row is read or anything is written.
     run.create(recipe)
     user_code.ship(run, recipe.hooks.source, recipe.trust)
     tracking_run.start(run, recipe)
@@ -134,7 +134,7 @@ def write_splits(recipe: Recipe, run: Run, scratch: str) -> CommittedSplit:
     page = inspect.write_quality(run, inspection, counts, refused.path)
     _check_sides(recipe, counts, inspection.dropped)
     prefix = f"data/{counts['digest']}/split"
-    # Named by content: what is there, of whichever run, is this.
+    # Named by content: a split that is there, of whichever run, is this one.
     manifest = usable_manifest(storage, prefix)
     if manifest is None:
         manifest, _ = bundle.publish(storage, prefix, folder, kind="split", meta=counts)
@@ -174,8 +174,7 @@ def with_replayed(kept: Array, rows: Spool, sides: Array, recipe: Recipe, storag
         return kept & ~old
     key = f"replay:{recipe.retrain.learnt[-1]}"
     draws = np.fromiter((position(recipe.seed, f"{key}:{record.content}") for record in rows), np.uint64, len(rows))
-    last = np.sort(draws[old])[count - 1]
-    return kept & (~old | (draws <= last))
+    return kept & (~old | (draws <= np.sort(draws[old])[count - 1]))
 
 
 def _learnt(storage: Storage, digests: list[str], scratch: str) -> Array:
@@ -337,8 +336,7 @@ def run_ref(run: Run) -> RunRef:
     if lost := _lost(run):
         run.warn(f"{lost} is no longer in the store, so no stage is taken from Kubeflow's cache")
         losses = [*losses, MissingArtifact(at=now(), lost=lost)]
-        # Counted for good: the baton stays another one when what was lost is made again, as stages that Kubeflow
-        # remembers from before did not see that.
+        # Counted for good: stages in Kubeflow's cache did not see the loss, even once the lost file is made again.
         run.write(MissingArtifacts(losses=losses))
     return RunRef(run.uri, run.need(RunInfo).created, len(losses))
 
@@ -370,7 +368,6 @@ def _lost_checkpoint(run: Run, records: list[str]) -> str | None:
     """Returns the address of the furthest checkpoint, if there is no whole one at its step or beyond."""
     store = CheckpointStore(run)
     attempts = run.attempts() if any(record.startswith("train-chunk-") for record in records) else []
-    left = attempts[-1].to_step if attempts else 0
-    reached = max(store.run.verified_step(), left)
+    reached = max(store.run.verified_step(), attempts[-1].to_step if attempts else 0)
     newest = next(store.whole(), None)
     return store.prefix(reached) if reached and (newest is None or newest.step < reached) else None

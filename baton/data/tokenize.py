@@ -66,7 +66,7 @@ def find_address(run: Run, recipe: Recipe, split: str, base: str | None, base_di
     digest = tokens_digest(recipe, split, base_digest, other, is_rendered=bool(words), today=day, number=number)
     if own and own.digest == digest:
         return Address(digest, words, day)
-    # Recipe, rows and base model of a run are held to what they were; what is left are the libraries and Baton itself.
+    # A run's recipe, rows and base model cannot have changed; the libraries and Baton itself can.
     if own and usable_manifest(run.storage, own.prefix):
         where = run.storage.uri(own.prefix)
         run.warn(f"run {run.name!r} keeps its tokens, {where}; a new run would get others by now")
@@ -92,14 +92,8 @@ def tokens_digest(
 ) -> str:
     """Returns the address of a tokenized split.
 
-    Args:
-        recipe: The recipe.
-        split: Digest of the split.
-        base_digest: Identity of the base model's files.
-        other_digest: Identity of the files of `model.tokenizer.base`.
-        is_rendered: Whether rows are rendered in another way than before `data.render_as` and `data.system`.
-        today: Day for the chat template, where it asks.
-        number: Of the format of tokens.
+    Digests are those of the split, of the base model's files and of `model.tokenizer.base`. `is_rendered`: in another
+    way than before `data.render_as` and `data.system`. `today`: the chat template's day, where it asks.
     """
     data = recipe.data
     made_from: dict[str, object] = {
@@ -117,9 +111,9 @@ def tokens_digest(
             data.quality.truncation == "fix",
         ],
         "method": recipe.training.method,
-        # Another release may make other tokens: those then lie beside these.
+        # Another release may make other tokens, which get a folder of their own.
         "libraries": [version("tokenizers"), version("transformers"), version("trl") if data.packing else None],
-        # Where a file is cut decides what is packed together, and what the parts are called.
+        # The cuts of a file decide which rows are packed together, and the names of parts.
         "segments": [segments.LEAST, segments.MOST, segments.SHARE],
     }
     if number > 1:
@@ -160,8 +154,7 @@ def _day(
 
     A run that has tokens, a fork's among them, keeps their day.
     """
-    template = tokenizer.chat_template if tokenizer else chat.own_template(recipe)
-    if not chat.asks_for_date(template):
+    if not chat.asks_for_date(tokenizer.chat_template if tokenizer else chat.own_template(recipe)):
         return None
     if tokenizer and not prompts.format_of_row(_first_row(run, split), recipe, tokenizer).is_chat:
         return None
@@ -411,14 +404,9 @@ def without_effect(recipe: Recipe, plan: Plan, *, pad_is_end: bool = False) -> l
 
 
 def tokenize_shard(run_uri: str, index: int, of: int) -> None:
-    """Makes the missing parts of a run's tokens for one of several processes; commits nothing.
+    """Makes the missing parts of a run's tokens for process `index` (from 1; 0 makes the tokenizer alone) of several.
 
     The others may run at the same time or have died: `tokenize_run` makes the missing parts, and commits all.
-
-    Args:
-        run_uri: The run.
-        index: Which process, from 1; 0 makes the tokenizer alone.
-        of: How many there are.
     """
     started = time.time()
     job = _job(run_uri)
@@ -506,9 +494,9 @@ def _commit(parts: Parts, done: dict[str, dict[str, Any]], recipe: Recipe, scrat
         counts["tokens"] += part["tokens"] if side == "train" else 0
         counts["truncated"] += part["truncated"]
         counts["dropped"] += part["dropped"]
-        if "refused" in part:  # which a segment made by an older Baton lacks, as it does the next
+        if "refused" in part:  # a segment made by an older Baton lacks it, and the next
             refused.merge(part["refused"])
-        if "of" not in part.get("refused", {}):  # an older one counted what rows had become
+        if "of" not in part.get("refused", {}):  # an older one counted the rows after encoding
             refused.of += part["lengths"]["rows"] + part.get("refused", {"rows": 0})["rows"]
         longest.merge(part["lengths"])
         first |= {side: part["first"]} if "first" in part else {}

@@ -130,8 +130,7 @@ class Inspection:
             file, line = self._sets.where(partner)
             place = "" if file == record.file else f"{os.path.basename(file)} "
             reason = f"{LIKE[check]} {place}line {line} ({SIDES[sides[partner]]})"
-            finding = RowFinding(reason, rows.training_text(record.row))
-            if self._judge(check, finding, record, record.row) is None:
+            if self._judge(check, RowFinding(reason, rows.training_text(record.row)), record, record.row) is None:
                 return True
         return False
 
