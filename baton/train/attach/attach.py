@@ -1,7 +1,6 @@
 """`baton.attach`: trains a script's own trainer in chunks, each an exact part of one run in the store.
 
-The run has no recipe. `attached.json` identifies its checkpoints, and `plan.json` has its length. The first process
-begins the run, and the others join it. All else is as with any run, made by the same code.
+The run has no recipe: `attached.json` identifies its checkpoints, and `plan.json` has its length.
 """
 
 from __future__ import annotations
@@ -43,11 +42,7 @@ logger = logging.getLogger("baton")
 
 
 def begin_or_join(run: Run, found: Json, section: Json) -> None:
-    """Starts a run, or joins one that was begun with the same.
-
-    Raises:
-        OtherRunError: it was begun with something else, which is named, or by a Baton that this one does not continue.
-    """
+    """Begins a run, or joins one; raises `OtherRunError`, naming the facts that differ, or for a newer Baton's run."""
     ours = AttachedRun(
         name=run.name,
         created=now(),
@@ -56,7 +51,7 @@ def begin_or_join(run: Run, found: Json, section: Json) -> None:
         script=facts.running_script(),
         made=FormatVersions.here(RUN_FORMATS),
     )
-    if run.write_new(ours):
+    if run.write_new(ours):  # of several processes that begin it at once, one writes; the others join
         return
     before = run.need(AttachedRun)
     before.made.require_continued(f"run {run.name!r}", RUN_FORMATS)
@@ -72,11 +67,11 @@ def begin_or_join(run: Run, found: Json, section: Json) -> None:
 
 
 _used: WeakSet[Trainer] = WeakSet()
-"""Trainers that a chunk of this process has trained: neither their weights nor the random state are as at the start."""
+"""Trainers that this process has trained: their weights and random state are no longer those of the start."""
 
 
 NOT_WEIGHTS = ("optimizer", "scheduler", "scaler", "rng_state", "baton_state")
-"""What names of a checkpoint's files begin with that a model is not made of."""
+"""Prefixes of a checkpoint's files that hold no weights."""
 
 
 class Chunk:
@@ -135,11 +130,7 @@ class Chunk:
         return outcome
 
     def _train(self, leave_out: tuple[str, ...]) -> Outcome:
-        """Trains to the target, which is not committed yet, or as far as it gets; the trainer is afterwards as before.
-
-        Raises:
-            UserError: the run begins, and the trainer is not fresh.
-        """
+        """Trains to the target, or as far as it gets, and gives the trainer back."""
         context, trainer = self._context, self._trainer
         context.clock.enter(StagePhase.FETCH, chunk=context.index, target=context.target)
         with PreemptionWatch(context.recipe.chunks.preemption) as watch, Staging() as staging:
@@ -263,7 +254,7 @@ def attach(
     found = facts.run_identity(trainer, run.uri, identity)
     begin_or_join(run, found, section)
     run.write_once(plan)
-    # A chunk that is named by its step: one more than those done before it.
+    # A target that names no chunk: its number follows the chunks that ended before this step.
     done = [record.chunk for record in run.attempts() if record.outcome == "done" and record.to_step < step]
     context = TrainContext(
         run=run,

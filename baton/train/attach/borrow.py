@@ -1,6 +1,6 @@
 """Borrows a trainer for one chunk: class, samplers, arguments and torch's modes, given back at its end.
 
-Draws of rows and batches follow from seed and epoch alone, in place of draws that upstream leaves open.
+Rows and batches are drawn by seed and epoch alone, wherever upstream leaves the draw open.
 """
 
 from __future__ import annotations
@@ -34,18 +34,13 @@ FIXED = (SequentialSampler, RepeatSampler)
 
 
 class EpochSeededSampler(Sampler[int]):
-    """A sampler whose order in an epoch depends on seed and epoch alone.
-
-    It draws with all generators seeded. One that has a generator of its own is brought to where an uninterrupted
-    process has it: the orders of the epochs before are drawn and dropped. So it must be fresh.
-    """
+    """A sampler whose order in an epoch depends on seed and epoch alone."""
 
     def __init__(self, sampler: Sampler[int], seed: int) -> None:
         self.sampler, self.seed = sampler, seed
         self.epoch = self._drawn = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Chooses the order."""
         self.epoch = epoch
 
     def __len__(self) -> int:
@@ -53,6 +48,8 @@ class EpochSeededSampler(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         order: list[int] = []
+        # A sampler with a generator of its own must be where an uninterrupted process has it: draw and drop the orders
+        # of earlier epochs. So it must be fresh.
         while self._drawn <= self.epoch:
             with hooks.seeded(_number(self.seed, "order", self._drawn)):
                 order = list(self.sampler)
@@ -61,14 +58,11 @@ class EpochSeededSampler(Sampler[int]):
 
 
 def exact_sampler(sampler: Sampler[int] | None, seed: int, *, seedable: bool) -> Sampler[int] | None:
-    """Returns a sampler whose order does not depend on what this process has drawn before; the same one if it is such.
-
-    `seedable` tells whether Accelerate takes its own sampler for torch's random one, which is a function of the epoch.
-    """
+    """Returns a sampler whose order does not depend on earlier draws of this process; the same one if it is such."""
     if sampler is None or isinstance(sampler, FIXED) or hasattr(sampler, "set_epoch"):
         return sampler
     if type(sampler) is RandomSampler and seedable and sampler.generator is None:
-        return sampler
+        return sampler  # Accelerate puts its own in its place, whose order is a function of the epoch
     if isinstance(sampler, BatchSampler):
         raise ExactnessError(f"{type(sampler).__name__} has no set_epoch: its order cannot be resumed.")
     return EpochSeededSampler(sampler, seed)
@@ -98,17 +92,16 @@ class SeededTransform:
         self.transform, self.seed, self.epoch = transform, seed, 0
 
     def __call__(self, rows: Any) -> Any:
-        """Returns the transformed rows."""
         with hooks.seeded(_number(self.seed, "rows", self.epoch, rows)):
             return self.transform(rows)
 
 
 Seeded = SeededRows | SeededTransform
-"""What draws for rows, and must be told the epoch."""
+"""Draws for rows, and must be told the epoch."""
 
 
 def seeded_rows(rows: Any, seed: int) -> tuple[Any, Seeded | None]:
-    """Returns rows whose draws follow from seed and epoch, and what must be told the epoch; None for rows without."""
+    """Returns rows whose draws follow from seed and epoch, and the object that must be told the epoch, if any."""
     if isinstance(rows, datasets.Dataset):
         if rows.format["type"] != "custom":
             return rows, None
@@ -127,11 +120,6 @@ class OnePass(TrainerCallback):
         self._passes = 0
 
     def on_epoch_begin(self, args: object, state: TrainerState, *_: object, **__: object) -> None:
-        """Counts the pass.
-
-        Raises:
-            ExactnessError: it is the second one.
-        """
         self._passes += 1
         if self._passes > 1:
             raise ExactnessError(
@@ -142,21 +130,16 @@ class OnePass(TrainerCallback):
 
 
 def _number(*parts: object) -> int:
-    """Returns a seed from what a draw depends on."""
     text = ":".join(map(repr, parts))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
 
 
 BUFFERS = {"step": "_step", "completions": "_buffered_inputs"}
-"""What trainers whose model generates keep between steps: name in a checkpoint → attribute."""
+"""State between steps of trainers whose model generates: name in a checkpoint → attribute."""
 
 
 class AttachedTrainer(ChunkTrainer):
-    """Mixin for a `Trainer` built without Baton: draws rows exactly, and leaves out what recipes alone ask for.
-
-    Attributes:
-        drawing: What draws random numbers for rows, and must be told the epoch.
-    """
+    """Mixin for a `Trainer` built without Baton: draws rows exactly, and drops steps that only recipes ask for."""
 
     drawing: tuple[Seeded, ...] = ()
     _writing = False
@@ -182,7 +165,6 @@ class AttachedTrainer(ChunkTrainer):
         return is_best
 
     def write_checkpoint(self, model: torch.nn.Module, trial: object) -> None:
-        """Writes a checkpoint."""
         self._writing = True
         try:
             super().write_checkpoint(model, trial)
@@ -200,21 +182,18 @@ class AttachedTrainer(ChunkTrainer):
 
 
 class AttachedGeneration(ResumableGeneration):
-    """Mixin for such trainers whose model generates."""
+    """Mixin for attached trainers whose model generates."""
 
     def method_state(self) -> StateDict:
-        """Returns what is still to be trained on, and the place in the cycle."""
         return {**super().method_state(), **{name: getattr(self, attribute) for name, attribute in BUFFERS.items()}}
 
     def load_method_state(self, saved: StateDict) -> None:
-        """Restores them."""
         super().load_method_state(saved)
         for name, attribute in BUFFERS.items():
             setattr(self, attribute, saved[name])
 
 
 def features_of(trainer: Trainer) -> list[type[ChunkTrainer]]:
-    """Returns the mixins that a trainer asks for, in the order in which they act."""
     used: dict[type[ChunkTrainer], bool] = {
         MovingReference: getattr(trainer.args, "sync_ref_model", False),
         AllCounted: any(base.__name__ == "DistillationTrainer" for base in type(trainer).__mro__),
@@ -232,18 +211,18 @@ CHANGED: dict[str, Any] = {
     "restore_callback_states_from_checkpoint": False,  # it replaces callbacks; theirs is restored in place
     "dataloader_persistent_workers": False,  # workers that begin anew know the epoch
 }
-"""Arguments as a chunk has them."""
+"""Arguments during a chunk."""
 PUT_BACK = (
     *("data_collator", "optimizer", "lr_scheduler", "_created_lr_scheduler"),
     *("_total_train_tokens", "_current_train_step_time"),
 )
-"""Attributes of trainers that another chunk begins with as this one did."""
+"""Attributes that the next chunk must find as this one did."""
 DRAWS_NOTHING = ("trl.", "transformers.data.data_collator")
 """Modules of collators that draw no random numbers, unless they mask."""
 
 
 class TellsEpoch(TrainerCallback):
-    """Tells what draws random numbers for rows which epoch it is."""
+    """Tells objects that draw random numbers for rows which epoch it is."""
 
     stateless = True
 
@@ -251,16 +230,16 @@ class TellsEpoch(TrainerCallback):
         self._trainer = trainer
 
     def on_epoch_begin(self, args: object, state: TrainerState, *_: object, **__: object) -> None:
-        """Passes the number on; workers begin anew with each epoch, so it reaches them too."""
         for drawing in (*self._trainer.drawing, self._trainer.data_collator):
             if isinstance(drawing, Seeded | hooks.SeededCollator):
-                drawing.epoch = int(state.epoch or 0)
+                drawing.epoch = int(state.epoch or 0)  # reaches workers too: they begin anew with each epoch
 
 
 @contextlib.contextmanager
 def borrow_trainer(trainer: Trainer, recipe: Recipe, *, resumes: bool) -> Iterator[AttachedTrainer]:
     """Yields a trainer as one that trains in chunks; with a checkpoint to resume from it does not evaluate first."""
     with contextlib.ExitStack() as undoing:
+        # Undone in reverse: arguments first, then class and attributes, torch's modes last.
         undoing.enter_context(_modes())
         before, args = dict(vars(trainer)), trainer.args
         undoing.callback(_put_back, trainer, type(trainer), before, trainer.callback_handler.callbacks[:])
@@ -288,14 +267,13 @@ def borrow_trainer(trainer: Trainer, recipe: Recipe, *, resumes: bool) -> Iterat
 
 
 def draws_random(collator: Callable[..., Any]) -> bool:
-    """Tells whether a collator may draw random numbers: all but those known to draw none."""
     module = getattr(collator, "__module__", type(collator).__module__)
     masks = getattr(collator, "mlm", False) or "Permutation" in type(collator).__name__
     return masks or not module.startswith(DRAWS_NOTHING)
 
 
 def _put_back(trainer: Trainer, kind: type[Trainer], before: dict[str, Any], callbacks: list[TrainerCallback]) -> None:
-    """Makes a trainer what it was, but for the weights: what else training has changed is in the checkpoint."""
+    """Makes a trainer what it was, but for the weights: everything else that training changed is in the checkpoint."""
     mixins = [base for base in type(trainer).__mro__ if base.__module__.startswith("baton.train.")]
     ours = {name for base in mixins for name in (*vars(base), *vars(base).get("__annotations__", ()))}
     trainer.__class__ = kind
@@ -305,13 +283,14 @@ def _put_back(trainer: Trainer, kind: type[Trainer], before: dict[str, Any], cal
             setattr(trainer, name, before[name])
     for window in getattr(trainer, "_metrics", {}).values():
         window.clear()
+    # Attributes that our mixins set would otherwise be found, stale, by the next chunk.
     for name in (ours & vars(trainer).keys()) - before.keys():
         delattr(trainer, name)
 
 
 @contextlib.contextmanager
 def _modes() -> Iterator[None]:
-    """Puts back what bits depend on in this process: a notebook goes on after its chunk."""
+    """Puts back torch's modes that decide bits in this process: a notebook goes on after its chunk."""
     threads, deterministic = torch.get_num_threads(), torch.get_deterministic_debug_mode() == 2
     fills = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     benchmarks, checks = torch.backends.cudnn.benchmark, torch.serialization.get_crc32_options()

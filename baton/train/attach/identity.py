@@ -27,7 +27,7 @@ AT_ONCE = 1000
 
 
 def dataset_identity(rows: Any) -> Json:
-    """Returns the number of rows and the digest of their content; of what is no table, what can be told unread."""
+    """Returns the number of rows and the digest of their content; for rows that are no table, facts known unread."""
     if isinstance(rows, Mapping):
         return {str(name): dataset_identity(part) for name, part in rows.items()}
     if isinstance(rows, datasets.Dataset):
@@ -39,15 +39,14 @@ def dataset_identity(rows: Any) -> Json:
 
 
 def dataset_digest(rows: datasets.Dataset) -> str:
-    """Returns a digest of the rows in their order: the same for the same content, from whatever files and steps."""
+    """Returns a digest of the rows in order, which depends on their content and not on files or earlier steps."""
     plain = rows.with_format("arrow")
     names = sorted(rows.column_names)
     whole = xxhash.xxh3_128()
     for start in range(0, len(rows), AT_ONCE):
         table = plain[start : start + AT_ONCE].select(names).replace_schema_metadata(None).combine_chunks()
         sink = pa.BufferOutputStream()
-        # Arrow's own format leaves out what lies before and after a slice, so that the files that rows come from do not
-        # count.
+        # Arrow's stream format drops the buffers' bytes before and after a slice, so the rows' files do not count.
         with pa.ipc.new_stream(sink, table.schema) as stream:
             stream.write_table(table)
         whole.update(sink.getvalue())
@@ -68,20 +67,16 @@ NOT_COUNTED = frozenset(
         "teacher_model_name_or_path",  # its weights count, wherever they lie
     }
 )  # fmt: skip
-"""Arguments that change no bit: where things go, how often a checkpoint is written, who fetches rows."""
+"""Arguments that change no bit: destinations, how often checkpoints are written, who fetches rows."""
 MODELS = ("ref_model", "teacher_model", "reward_model")
 """Attributes of trainers that hold a second model, which no checkpoint has."""
 
 _begun: WeakKeyDictionary[Trainer, dict[str, dict[str, Any]]] = WeakKeyDictionary()
-"""Trainer → run → what it began with: a chunk in this process leaves it with other weights."""
+"""Trainer → run → model and optimizer at its start: a chunk in this process leaves the trainer with other weights."""
 
 
 def run_identity(trainer: Trainer, run_uri: str, identity: Mapping[str, Any] | None) -> Json:
-    """Returns what must be the same for a run to be resumed by a trainer, which is as its script has built it.
-
-    Raises:
-        UserError: one of the script's own values is no JSON value.
-    """
+    """Returns the facts that must be the same for a run to be resumed by a trainer as its script has built it."""
     args = trainer.args
     found: dict[str, Any] = {
         "trainer": _name(type(trainer)),
@@ -110,7 +105,6 @@ def run_identity(trainer: Trainer, run_uri: str, identity: Mapping[str, Any] | N
 
 
 def running_script() -> Script:
-    """Returns the program that this process runs."""
     path = getattr(sys.modules.get("__main__"), "__file__", None)
     if not path or not Path(path).is_file():
         return Script()
@@ -133,7 +127,7 @@ def _model(trainer: Trainer) -> dict[str, Any]:
     }
     for name in MODELS:
         other = getattr(trainer, name, None)
-        # One that moves is in the checkpoint.
+        # A reference that moves is in the checkpoint.
         if isinstance(other, nn.Module) and not (
             name == "ref_model" and getattr(trainer.args, "sync_ref_model", False)
         ):
@@ -142,7 +136,7 @@ def _model(trainer: Trainer) -> dict[str, Any]:
 
 
 def _weights(model: nn.Module, *, trained: bool | None) -> str:
-    """Returns the digest of the weights that are trained, of those that are not, or of all."""
+    """Returns the digest of the weights that are trained, of the others, or of all."""
     chosen: dict[str, torch.Tensor] = {
         name: weight.detach()
         for name, weight in model.named_parameters()
@@ -165,7 +159,7 @@ def _tokenizer(processing: Any) -> str | None:
 
 
 def _optimizer(trainer: Trainer) -> dict[str, Any] | None:
-    """Returns the optimizer that the script has built itself, None where the arguments say which it is."""
+    """Returns the optimizer that the script has built itself; None where the arguments name it."""
     own, chosen = trainer.optimizer, getattr(trainer, "optimizer_cls_and_kwargs", None)
     if chosen:
         return {"class": _name(chosen[0]), "settings": chosen[1]}
@@ -194,7 +188,7 @@ def _name(value: Any) -> str:
 
 
 def _as_text(value: Any) -> Any:
-    """Returns what JSON does not know as something that is the same in every process."""
+    """Returns values that JSON does not know in a form that is the same in every process."""
     if isinstance(value, set | frozenset):
         return sorted(map(str, value))
     if hasattr(value, "__qualname__") or type(value).__repr__ is object.__repr__:

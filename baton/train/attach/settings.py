@@ -24,11 +24,7 @@ FORMS = "expected a step such as 100, a share such as 0.25, or chunk k of n as (
 
 
 def resolve_target(target: Target, num_steps: int) -> tuple[int, int | None]:
-    """Returns the step that a target means in a run of so many, and the chunk's number where the target has one.
-
-    Raises:
-        UserError: it is no target of this run.
-    """
+    """Returns the step of a target, and the chunk's number if the target has one."""
     if target is None:
         return num_steps, None
     if isinstance(target, str | tuple | list):
@@ -56,17 +52,8 @@ def resolve_target(target: Target, num_steps: int) -> tuple[int, int | None]:
     return target, None
 
 
-def _pair(target: str | tuple[int, ...] | list[int]) -> tuple[int, int]:
-    parts = target.split("/") if isinstance(target, str) else list(target)
-    try:
-        index, count = (int(part) for part in parts)
-    except (ValueError, TypeError):
-        raise UserError(f"target is {target!r}; {FORMS}.") from None
-    return index, count
-
-
 CADENCES = ("checkpoint_every", "checkpoints_per_epoch")
-"""Settings that say when checkpoints before the target are due."""
+"""Settings for the times of checkpoints before the target."""
 WITHOUT_EFFECT = {
     "count": ("the target says where a chunk ends", "Give attach a target, such as `(1, 4)`."),
     **dict.fromkeys(
@@ -79,15 +66,11 @@ WITHOUT_EFFECT = {
         "Mount it, name the file in BATON_SIGNING_KEY_FILE, and leave chunks.signing.secret out.",
     ),
 }
-"""Settings of `chunks` that a script's chunk has no use for, the reason, and the remedy."""
+"""Settings of `chunks` without use for a script's chunk → reason and remedy."""
 
 
 def require_exact(trainer: Trainer) -> None:
-    """Checks that nothing about a trainer keeps its chunks from being exact.
-
-    Raises:
-        UserError: something does; it is named.
-    """
+    """Raises `UserError` for a trainer whose chunks cannot be exact."""
     if not isinstance(trainer, Trainer):
         raise UserError(
             f"attach was given a {type(trainer).__name__}; expected a transformers.Trainer, or one of TRL's trainers."
@@ -140,10 +123,10 @@ def require_exact(trainer: Trainer) -> None:
 
 
 def attached_plan(trainer: Trainer) -> Plan:
-    """Returns the whole run's plan, as the trainer counts its steps; nothing is drawn for it."""
     with rng.undisturbed():
         loader = trainer.get_train_dataloader()
         values = trainer.set_initial_training_values(trainer.args, loader)
+    # Accelerate keeps each loader it prepares; training is to find its own alone.
     loaders = trainer.accelerator._dataloaders
     loaders[:] = [each for each in loaders if each is not loader]
     per_epoch, num_steps = int(values[1]), int(values[-1])
@@ -154,11 +137,7 @@ def attached_plan(trainer: Trainer) -> Plan:
 def chunks_section(
     trainer: Trainer, every: int | str | None, num_steps: int, own: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """Returns the section `chunks` of a run: what its trainer saves when, but for what `attach` was given.
-
-    Raises:
-        UserError: a setting would have no effect.
-    """
+    """Returns the section `chunks` of a run: its trainer's save settings, overridden by those given to `attach`."""
     args, own = trainer.args, dict(own or {})
     for path, (reason, remedy) in WITHOUT_EFFECT.items():
         outer, _, inner = path.rpartition(".")
@@ -189,11 +168,7 @@ def chunks_section(
 
 
 def attached_recipe(trainer: Trainer, run: Run, chunks: Mapping[str, Any], *, deterministic: bool) -> Recipe:
-    """Returns the recipe that checkpoints, fingerprint, callbacks and store read; its model and data are nobody's.
-
-    Raises:
-        UserError: a setting of `chunks` is none.
-    """
+    """Returns the recipe that checkpoints, fingerprint, callbacks and store read; its model and data are nobody's."""
     args = trainer.args
     chooses_best = args.load_best_model_at_end or args.save_strategy == "best"
     return load.validate(

@@ -1,7 +1,4 @@
-"""Ranks of a chunk on this machine: each pinned to one device, joined, and failing with one message.
-
-They meet by themselves on one machine, and by Trainer's variables in a TrainJob.
-"""
+"""Ranks of a chunk on this machine: each pinned to one device, joined, and failing with one message."""
 
 from __future__ import annotations
 
@@ -34,35 +31,27 @@ if TYPE_CHECKING:
 logger = logging.getLogger("baton")
 
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
-"""Environment variable with the devices that CUDA enumerates, all of them where it is unset."""
 BROKEN_LINK = r"NCCL|gloo/transport|connectFullMesh|DistNetworkError|DistStoreError"
 BROKEN_DEVICE = re.compile(
     rf"CUDA error|CUDA driver error|CUBLAS_STATUS|CUDNN_STATUS|cuDNN error|device-side assert|{BROKEN_LINK}"
 )
-"""What torch says where a device or the link to another process is broken, which its process cannot mend."""
+"""Torch's messages for a broken device or link, which their process cannot mend."""
 
 
 def is_device_broken(message: str) -> bool:
-    """Tells whether an error is a device's, which a fresh process may find in order.
-
-    Memory that is too small stays too small, and is a CUDA error, too.
-    """
+    """Tells whether an error is a device's, which a fresh process may find in order."""
+    # Memory that is too small stays too small, and is a CUDA error, too.
     return bool(BROKEN_DEVICE.search(message)) and "out of memory" not in message
 
 
 @contextlib.contextmanager
 def watch_device(step: Callable[[], int]) -> Iterator[None]:
-    """Says of a device that breaks after which step, of those that `step` returns, it did.
-
-    The link to another device is none: no state that is trained can break it.
-
-    Raises:
-        DeviceError: in the place of the error.
-    """
+    """Raises `DeviceError` in place of a broken device's error, with the newest step that `step` returns."""
     try:
         yield
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
+        # No state that is trained can break the link to another device: the step says nothing about it.
         if isinstance(error, BatonError) or not is_device_broken(text) or re.search(BROKEN_LINK, text):
             raise
         logger.exception("a device broke")
@@ -70,12 +59,9 @@ def watch_device(step: Callable[[], int]) -> Iterator[None]:
 
 
 def pin_device(recipe: Recipe, ranks: Ranks) -> None:
-    """Hides all GPUs but its own from a process that trains alone, before anything has asked CUDA for them.
-
-    With several visible ones `Trainer` wraps the model in DataParallel, and trains as many times the rows per step as
-    the recipe says. Ranks that torch's launcher started choose theirs by their local rank, and must see all, but for
-    those with virtual workers, each of which trains as if it were alone.
-    """
+    """Hides all GPUs but its own from a process that trains alone, before anything has asked CUDA for them."""
+    # With several visible ones `Trainer` wraps the model in DataParallel and multiplies the rows per step. Ranks of
+    # torch's launcher choose theirs by local rank and must see all; with virtual workers each trains as if alone.
     if (ranks.launched and not recipe.parallel.virtual_workers) or recipe.resources.gpus == 0:
         return
     visible = os.environ.get(VISIBLE_DEVICES, ",".join(map(str, range(ranks.local_rank + 1)))).split(",")
@@ -83,16 +69,15 @@ def pin_device(recipe: Recipe, ranks: Ranks) -> None:
 
 
 NODES = "PET_NNODES"
-"""Environment variable with the number of machines, which Kubeflow Trainer sets in each pod of a job."""
+"""Number of machines, which Kubeflow Trainer sets in each pod of a job."""
 
 
 def is_node() -> bool:
-    """Tells whether this process is one of the machines of a job."""
     return NODES in os.environ
 
 
 def rendezvous_settings(run_id: str) -> dict[str, Any]:
-    """Returns where processes meet, as torch's `LaunchConfig` takes it: on this machine, or among those of a job."""
+    """Returns the rendezvous as torch's `LaunchConfig` takes it: on this machine, or among the pods of a job."""
     if not is_node():
         return {
             "min_nodes": 1,
@@ -115,12 +100,7 @@ def rendezvous_settings(run_id: str) -> dict[str, Any]:
 
 
 def join_ranks(ranks: Ranks, recipe: Recipe) -> None:
-    """Joins the other ranks; those other than the first log nothing but warnings, under their number.
-
-    Raises:
-        NodeError: there are fewer than the recipe asks for.
-        BatonError: there are more.
-    """
+    """Joins the other ranks; all but the first log only warnings, under their number."""
     workers = recipe.parallel.virtual_workers
     if ranks.size != recipe.world_size and (not workers or workers % ranks.size):
         message = f"{ranks.size} processes were started, and the recipe asks for {recipe.world_size}"
@@ -144,12 +124,11 @@ def join_ranks(ranks: Ranks, recipe: Recipe) -> None:
 
 T = TypeVar("T")
 Handler = Callable[[int, FrameType | None], object] | int | None
-"""What `signal.getsignal` returns."""
 
 KINDS = {kind.__name__: kind for kind in vars(errors).values() if isinstance(kind, type)}
-"""Our own errors by name, as torch's launcher writes them down."""
+"""Baton's errors by name, as torch's launcher writes them down."""
 PEERS = 3.0
-"""Seconds for which an error waits that may only follow from another process's end, so that this one is seen first."""
+"""Seconds that an error waits which may only follow from another process's end, so that the cause is seen first."""
 
 _preempted = threading.Event()
 
@@ -157,24 +136,12 @@ _preempted = threading.Event()
 def launch_ranks(
     entry: Callable[..., T], arguments: tuple[object, ...], *, name: str, processes: int, forks: bool
 ) -> T | None:
-    """Runs a function in several processes, which train together.
+    """Runs a function of a module in several processes on this machine, which train together.
 
-    SIGTERM is passed on to them: what they save then is up to them.
-
-    Args:
-        entry: A function of a module, which each process calls with the arguments.
-        arguments: These.
-        name: Name of the rendezvous, the same on all machines.
-        processes: How many to start on this machine.
-        forks: Whether they may be forks of this one: not once it has asked a cloud, whose client has threads that a
-            fork lacks.
-
-    Returns:
-        The first rank's result; None on other machines than its own.
-
-    Raises:
-        BatonError: one of them failed; the message names it.
+    `name` is the rendezvous, the same on all machines. Returns the first rank's result, None on other machines.
+    Raises `BatonError` if one of them failed; the message names it.
     """
+    # No forks once this process has asked a cloud: its client has threads that a fork lacks.
     agent = _Agent(entry, arguments, name, processes, forks and "trl" in sys.modules)
     killed_before = machine.oom_kills()
     agent.start()
@@ -186,7 +153,7 @@ def launch_ranks(
     try:
         while agent.is_alive():
             agent.join(0.2)
-            # Once to each process, also to one that was not there yet when it came.
+            # SIGTERM once to each process, also to one started after it came; saving is up to them.
             for child in psutil.Process().children() if _preempted.is_set() else ():
                 if child.pid not in signalled:
                     signalled.add(child.pid)
@@ -209,7 +176,6 @@ def launch_ranks(
 
 
 def _run_rank(entry: Callable[..., T], arguments: tuple[object, ...]) -> T:
-    """Runs `entry` in one of the processes."""
     if signal.getsignal(signal.SIGTERM) is _note_sigterm:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a forked process has it from the launching one
     events.setup_logging()
@@ -241,7 +207,6 @@ class _Agent(threading.Thread, Generic[T]):
         self._failure: BaseException | None = None
 
     def run(self) -> None:
-        """Runs the processes to their end."""
         from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
         from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
@@ -264,11 +229,7 @@ class _Agent(threading.Thread, Generic[T]):
             scratch.remove(self._folder)
 
     def result(self) -> T | None:
-        """Returns what the first rank returned, once the thread has ended.
-
-        Raises:
-            BatonError: a process failed.
-        """
+        """Returns the first rank's result, once the thread has ended; raises the error of a process that failed."""
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
         if isinstance(self._failure, ChildFailedError):
@@ -283,8 +244,9 @@ def _note_sigterm(_: int, __: FrameType | None) -> None:
 
 
 def _explained(failed: ChildFailedError) -> BatonError:
-    """Returns one error for all processes' failures: one that gives a reason, else the first."""
+    """Returns one error for all failures: the first that gives a reason, else the first."""
     failures = sorted(failed.failures.values(), key=lambda failure: failure.timestamp)
+    # By time: ranks that fail later fail for want of the first. A signal goes before codes, which only follow it.
     for failure in failures:
         kind, _, text = _noted(failure)[0].partition(": ")
         if kind in KINDS:
@@ -302,7 +264,7 @@ def _explained(failed: ChildFailedError) -> BatonError:
 
 
 def _noted(failure: ProcessFailure) -> tuple[str, str]:
-    """Returns the message and the stack that a process wrote down as it failed."""
+    """Returns the message and the stack that a process wrote as it failed."""
     noted = failure.error_file_data.get("message", "")
     if not isinstance(noted, dict):
         return str(noted), str(noted)
@@ -310,7 +272,7 @@ def _noted(failure: ProcessFailure) -> tuple[str, str]:
 
 
 def note_failure(message: str) -> None:
-    """Writes down for torch's launcher why this process ends, and ends it."""
+    """Writes the reason for torch's launcher, and ends this process."""
     from torch.distributed.elastic.multiprocessing.errors.error_handler import ErrorHandler
 
     handler = ErrorHandler()

@@ -21,18 +21,15 @@ logger = logging.getLogger("baton")
 
 TIMEOUT = 2.0
 """Seconds for one answer: metadata services are one hop away."""
-
 LONGEST_PAUSE = 8
 """Intervals between two questions to a service that does not answer: some notices come only 30 seconds ahead."""
-
 NODE_PAUSE = 5
 """Intervals between two questions about the node: its document has tens of kB, and the API server serves everyone."""
-
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 """Where a pod finds the token and the certificate authority of its API server."""
 
 Look = Callable[[], str | None]
-"""Asks a source once. Returns the notice in words, None where there is none, and raises where it cannot tell."""
+"""Asks a source once: returns the notice in words, None without one, and raises where it cannot tell."""
 
 
 class _CannotWatchError(Exception):
@@ -42,14 +39,8 @@ class _CannotWatchError(Exception):
 class PreemptionWatch:
     """Watches for the notice that this machine will be preempted.
 
-    SIGTERM is caught where the watch is entered in the main thread, which is where Python allows it. The other
-    sources are asked in daemon threads; one that does not answer is a warning, never an error.
-
-    Args:
-        settings: The recipe's `chunks.preemption`.
-        interval: Seconds between two looks.
-        on_notice: Called once with the first notice, in a thread of the watch, at most an interval later; logs it when
-            left out.
+    Sources are asked in daemon threads, `interval` seconds apart; a silent one is a warning, never an error.
+    `on_notice` is called once with the first notice, in a thread of the watch; it is logged when left out.
     """
 
     def __init__(
@@ -66,16 +57,16 @@ class PreemptionWatch:
 
     @property
     def notice(self) -> str | None:
-        """The first notice in words, such as `SIGTERM` or `node n has taint k`; None while there is none."""
+        """The first notice in words, such as `SIGTERM` or `node n has taint k`."""
         return self._notices[0] if self._notices else None
 
     def __enter__(self) -> PreemptionWatch:
         self._pid = os.getpid()
-        if threading.current_thread() is threading.main_thread():
+        if threading.current_thread() is threading.main_thread():  # Python sets handlers there alone
             self._previous = signal.signal(signal.SIGTERM, self._on_sigterm)
             self._catches = True
         settings = self._settings
-        self._start(self._report)
+        self._start(self._report)  # in the signal handler's place, which must not log
         if settings.notice_file:
             path = settings.notice_file
             there = f"file {path} appeared"
@@ -116,14 +107,12 @@ class PreemptionWatch:
             self._notices.append(notice)
 
     def _report(self) -> None:
-        """Calls `on_notice` in the signal handler's place, which must not log."""
         while not self._notices and not self._stop.wait(self._interval):
             pass
         if self._notices:
             self._on_notice(self._notices[0])
 
     def _ask_again(self, source: str, look: Look, interval: float) -> None:
-        """Asks a source until there is a notice, with longer pauses while it does not answer."""
         pause, warned = interval, False
         while not self._stop.is_set() and not self._notices:
             try:
@@ -145,11 +134,12 @@ class PreemptionWatch:
 def _ask(
     url: str, headers: dict[str, str] | None = None, *, method: str = "GET", tls: ssl.SSLContext | None = None
 ) -> tuple[int, str]:
-    """Returns status and body of an answer, past any proxy: a proxy's machine is another one."""
+    """Returns status and body of an answer."""
     # Here, not at the top: it takes 60 ms, and most runs ask no one.
     import urllib.error
     import urllib.request
 
+    # Past any proxy, whose machine is another one.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=tls))
     request = urllib.request.Request(url, headers=headers or {}, method=method)
     try:
@@ -165,7 +155,6 @@ def _get(url: str, headers: dict[str, str] | None = None) -> str | None:
 
 
 def _body(url: str, status: int, body: str) -> str | None:
-    """Returns the body of an answer 200, and None where there is nothing."""
     if status == 200:
         return body
     if status in (204, 404):
@@ -176,9 +165,8 @@ def _body(url: str, status: int, body: str) -> str | None:
 class _AwsLook:
     """Asks Amazon EC2 for `spot/instance-action`: 404 until the instance is to be interrupted, two minutes ahead.
 
-    A rebalance recommendation is another path and no notice: such an instance often stays. The answer needs a
-    session token, which reaches a pod only where the instance's hop limit is 2 or more. The service's address is
-    overridden by `AWS_EC2_METADATA_SERVICE_ENDPOINT`, as in Amazon's own clients.
+    A rebalance recommendation is no notice: such an instance often stays. The session token reaches a pod only where
+    the instance's hop limit is 2 or more.
 
     https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html
     https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/configuring-instance-metadata-service.html
@@ -188,6 +176,7 @@ class _AwsLook:
         self._token: dict[str, str] = {}
 
     def __call__(self) -> str | None:
+        # The variable of Amazon's own clients.
         base = (os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT") or "http://169.254.169.254").rstrip("/")
         url = f"{base}/latest/meta-data/spot/instance-action"
         status, body = _ask(url, self._token) if self._token else (401, "")
@@ -203,11 +192,10 @@ class _AwsLook:
 def _look_at_gcp() -> str | None:
     """Asks Google Compute Engine whether the instance is preempted, or stops for maintenance of its host.
 
-    `GCE_METADATA_HOST` overrides the service's host, as in Google's own clients.
-
     https://cloud.google.com/compute/docs/instances/create-use-spot#detect-preemption
     https://cloud.google.com/compute/docs/metadata/getting-live-migration-notice
     """
+    # The variable of Google's own clients.
     host = os.environ.get("GCE_METADATA_HOST") or "metadata.google.internal"
     for key, leaving in (("preempted", "TRUE"), ("maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE")):
         url = f"http://{host}/computeMetadata/v1/instance/{key}"
@@ -219,13 +207,10 @@ def _look_at_gcp() -> str | None:
 def _look_at_azure() -> str | None:
     """Asks Azure's Scheduled Events for a `Preempt` or `Terminate` of this machine.
 
-    Every machine of a scale set sees the events of all of them, so an event counts if its `Resources` name this
-    machine, or if this machine cannot learn its name: to leave in vain costs less than to stay too long.
-    `AZURE_METADATA_ENDPOINT` overrides the service's address, `http://169.254.169.254`; Azure has no variable for it.
-
     https://learn.microsoft.com/azure/virtual-machines/linux/scheduled-events
     https://learn.microsoft.com/azure/virtual-machines/instance-metadata-service
     """
+    # Baton's own variable: Azure has none.
     base = (os.environ.get("AZURE_METADATA_ENDPOINT") or "http://169.254.169.254").rstrip("/")
     url = f"{base}/metadata/scheduledevents?api-version=2020-07-01"
     events = json.loads(_get(url, {"Metadata": "true"}) or "{}").get("Events") or []
@@ -235,6 +220,8 @@ def _look_at_azure() -> str | None:
         with contextlib.suppress(Exception):
             address = f"{base}/metadata/instance/compute/name?api-version=2021-02-01&format=text"
             name = (_get(address, {"Metadata": "true"}) or "").strip()
+    # Every machine of a scale set sees the events of all. One that cannot learn its name takes each for its own:
+    # leaving in vain costs less than staying too long.
     for event in leaving:
         affected = [resource.lower() for resource in event.get("Resources") or []]
         if not name or not affected or name.lower() in affected:
@@ -243,7 +230,7 @@ def _look_at_azure() -> str | None:
 
 
 def _look_at_node(keys: frozenset[str]) -> str | None:
-    """Asks the API server for the taints of this pod's node, named in `NODE_NAME`, as the pod's service account.
+    """Asks the API server for the taints of this pod's node, as the pod's service account.
 
     https://kubernetes.io/docs/tasks/run-application/access-api-from-pod/
     """

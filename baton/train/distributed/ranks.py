@@ -15,8 +15,10 @@ from baton.errors import BatonError
 T = TypeVar("T")
 
 PATIENCE = 7200.0
-"""Seconds for which a rank waits for the others in a collective call: while the first one downloads, or waits for the
-store. A rank that hangs in training is named earlier, by `watchdog`; one that ends is noticed at once."""
+"""Seconds that a rank waits for the others in a collective call, as while the first one downloads or the store fails.
+
+The watchdog names a rank that hangs in training earlier; one that ends is noticed at once.
+"""
 
 
 @dataclass(frozen=True)
@@ -26,12 +28,10 @@ class Ranks:
     rank: int = 0
     size: int = 1
     local_rank: int = 0
-    """Its number on its machine."""
     node: int = 0
-    """Number of its machine."""
     nodes: int = 1
     launched: bool = False
-    """Whether torch's launcher started it."""
+    """Started by torch's launcher."""
 
     @classmethod
     def here(cls) -> Ranks:
@@ -54,7 +54,7 @@ class Ranks:
 
     @contextlib.contextmanager
     def hidden(self) -> Iterator[None]:
-        """Has Accelerate take this process for one that trains alone, where it is set up in the block."""
+        """Lets Accelerate, set up in the block, take this process for one that trains alone."""
         names = ("LOCAL_RANK", "WORLD_SIZE")
         kept = {name: os.environ.pop(name) for name in names if name in os.environ}
         warned = logging.getLogger("transformers.training_args")
@@ -75,7 +75,7 @@ class Ranks:
 
         if on_gpu:
             torch.cuda.set_device(self.local_rank % torch.cuda.device_count())  # see `launch.pin_device`
-        # On GPUs both: what is gathered after each step lies on the CPU, of which NCCL knows nothing.
+        # On GPUs both: values gathered after each step are on the CPU, which NCCL cannot reach.
         torch.distributed.init_process_group(
             "cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=datetime.timedelta(seconds=PATIENCE)
         )
@@ -85,8 +85,8 @@ class Ranks:
         if self.size > 1:
             import torch.distributed
 
-            # They share the first one's folder, and upstream looks into it once more at its end: whoever is first must
-            # not go on to remove it.
+            # All share the first one's folder, and upstream looks into it once more at its end: the first must not
+            # remove it before.
             self.gather(None)
             torch.distributed.destroy_process_group()
 
@@ -101,7 +101,7 @@ class Ranks:
         return cast(list[T], values)
 
     def gather_numbers(self, numbers: list[float]) -> list[list[float]]:
-        """Returns the numbers of all ranks, as many from each, in their order: cheaper than `gather`."""
+        """Gathers as many numbers from each rank: cheaper than `gather`."""
         if self.size == 1:
             return [numbers]
         import torch
@@ -117,11 +117,7 @@ class Ranks:
         return self._run(work, 0 if self.is_first else None, 0)
 
     def on_node_leaders(self, work: Callable[[], T]) -> T:
-        """Runs `work` in one rank of each machine, and returns its result in all ranks of that machine.
-
-        Raises:
-            BatonError: it failed on some machine; all ranks raise the first such error.
-        """
+        """Runs `work` in one rank of each machine and returns its result there; all raise the first `BatonError`."""
         return self._run(work, self.node if self.leads_node else None, self.node)
 
     def _run(self, work: Callable[[], T], role: int | None, wanted: int) -> T:
@@ -135,8 +131,8 @@ class Ranks:
                 value = work()
             except BatonError as error:  # the others wait in `gather`: they are told instead of left there
                 failure = error
-        # Those without the role wait here for as long as the work takes. An error that is no `BatonError` ends this
-        # process before, and the launcher then ends the others.
+        # Ranks without the role wait here for as long as the work takes. Any other error ends this process before, and
+        # the launcher then ends the others.
         results = [row for row in self.gather((role, value, failure)) if row[0] is not None]
         for _, _, theirs in results:
             if theirs:

@@ -1,8 +1,7 @@
 """Heartbeats of the ranks that train together, which tell the one that hangs.
 
-In synchronous training one process that stands still stops all of them, each inside some collective call, and nothing
-in their logs says which it was. So each rank counts what it gets done, and tells the others from a thread beside
-training, through the store that torch's launcher keeps for them.
+One process that stops halts all, each inside a collective call, and no log tells which it was. So each rank counts its
+work, and tells the others from a thread, through the store of torch's launcher.
 """
 
 from __future__ import annotations
@@ -33,19 +32,18 @@ STAGGER = 0.3
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """A rank's newest heartbeat, which the others read: its number, the step, and what the rank does there."""
+    """Newest heartbeat of a rank, which the others read."""
 
     count: int = 0
     step: int = 0
     doing: str = "start"
     is_paused: bool = False
-    """Whether it waits for the store."""
+    """Waits for the store."""
     ticks: int = 0
-    """Ticks since then."""
+    """Ticks since this heartbeat."""
 
     @classmethod
     def parse(cls, text: bytes) -> Heartbeat:
-        """Reads what `str` wrote."""
         count, step, doing, paused, ticks = text.decode().split("|")
         return cls(int(count), int(step), doing, paused == "1", int(ticks))
 
@@ -54,15 +52,9 @@ class Heartbeat:
 
 
 class Watchdog:
-    """The heartbeats of this rank, and a thread that watches those of the others; none in a world of one rank.
+    """Heartbeats of this rank, and a thread that watches those of the others; none in a world of one rank.
 
-    Args:
-        ranks: This rank among the others.
-        hang_after: Seconds without a heartbeat or tick from any rank after which they hang.
-        fail: Called with a message, in a thread, by the first rank to notice; ends the process.
-
-    Attributes:
-        beats_of_a_pass: What a rank tells of each forward and backward pass.
+    `hang_after` is in seconds. The first rank to notice calls `fail` with a message, in a thread; it ends the process.
     """
 
     def __init__(
@@ -99,16 +91,12 @@ class Watchdog:
         threading.Thread(target=self._work, name="baton-watchdog", daemon=True).start()
 
     def stop(self) -> None:
-        """Watches no more."""
         self._ended.set()
         if self.is_watching:
             faulthandler.cancel_dump_traceback_later()
 
     def heartbeat(self, doing: str, step: int | None = None) -> None:
-        """Tells the others what this rank does next, and in which step, where that has changed.
-
-        All ranks tell the same in the same order.
-        """
+        """Tells the next work and its step, if that has changed; all ranks tell the same in the same order."""
         self._count, self._ticks, self._at, self._doing = self._count + 1, 0, time.monotonic(), doing
         self._step = self._step if step is None else step
 
@@ -117,14 +105,12 @@ class Watchdog:
         self._ticks, self._at = self._ticks + 1, time.monotonic()
 
     def follow(self, model: Module) -> None:
-        """Has a model, as training calls it, beat before and after each forward pass in training.
-
-        DDP waits for the others as it begins, and a loss may after it.
-        """
+        """Has a model, as training calls it, beat before and after each forward pass in training."""
         if not self.is_watching:
             return
         import torch
 
+        # Two beats around each pass: DDP waits for the others as it begins, and a loss may after it.
         self.beats_of_a_pass = ("forward pass", "forward pass", "loss", "backward pass")
 
         def beats(doing: str) -> Callable[..., None]:
@@ -140,7 +126,7 @@ class Watchdog:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Waits for the store, which has its own patience."""
+        """Stops the clock while this rank waits for the store, which has its own patience."""
         if not self.is_watching:
             yield
             return
@@ -175,7 +161,7 @@ class Watchdog:
                 return
 
     def _silence(self) -> float:
-        """Returns for how many seconds no rank has given a sign of life; others are asked only where this one waits."""
+        """Returns the seconds since any rank's last sign of life; others are asked only where this one waits."""
         now = time.monotonic()
         if now - self._at < self.hang_after / 20:
             return 0.0
@@ -188,12 +174,10 @@ class Watchdog:
         return now - self._heard_at
 
     def _others(self) -> list[Heartbeat]:
-        """Returns the newest heartbeat of each rank."""
         keys = [str(rank) for rank in range(self.ranks.size)]
         return [Heartbeat.parse(self._store.get(key)) if self._store.check([key]) else Heartbeat() for key in keys]
 
     def _end(self) -> None:
-        """Shows the stacks, and has one process say what has happened."""
         self._store.set("hang", "")  # the others show theirs too, when they look next
         time.sleep(STAGGER * self.ranks.local_rank)
         print(f"rank {self.ranks.rank}, process {os.getpid()}, has these stacks:", file=sys.stderr, flush=True)
@@ -207,7 +191,7 @@ class Watchdog:
         os._exit(1)
 
     def verdict(self, newest: list[Heartbeat]) -> str:
-        """Returns which rank hangs, and where: the one that has got least done, as the others wait for it."""
+        """Names the rank that hangs, and where: the one that has done least, as the others wait for it."""
         counts = [(beat.count, beat.ticks) for beat in newest]
         hanging = [rank for rank, count in enumerate(counts) if count == min(counts)]
         at = newest[hanging[0]]
