@@ -1,10 +1,10 @@
 """Signatures in the form of sigstore's model-signing: an in-toto statement in a DSSE envelope, in a sigstore bundle.
 
-    BATON_SIGNING_KEY_FILE    file with the private key, PEM: who has it signs
-    BATON_SIGNED_BY           the public key whose signature is asked for, in one line
+    BATON_SIGNING_KEY_FILE    file with the private key to sign with, PEM
+    BATON_SIGNED_BY           the public key whose signature is required, in one line
 
-Both come from a process's surroundings, a mounted Secret and the compiled pipeline, and never from the store: who may
-write there could name a key of their own. Keys are Ed25519, or ECDSA on P-256, which is what model-signing verifies.
+Both come from a mounted Secret or the compiled pipeline, never from the store, where any writer could name a key of
+their own. Keys are Ed25519, or ECDSA on P-256, as model-signing verifies.
 """
 
 from __future__ import annotations
@@ -37,11 +37,10 @@ P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 
 Kind = Literal["ed25519", "p256"]
 Bundle = dict[str, Any]
-"""A sigstore bundle as JSON."""
 
 
 class SignatureError(BatonError):
-    """Something was not signed by whom it must be, or is not what was signed."""
+    """A signature is missing, is of another key, or does not match."""
 
 
 @dataclass(frozen=True)
@@ -52,11 +51,8 @@ class PublicKey:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Reads a key from one line or a PEM file's text.
-
-        Raises:
-            ValueError: it is none, or of another kind; the message does not repeat it, as it may be a private one.
-        """
+        """Reads a key from one line or a PEM file's text; `ValueError` if it is no public key of a known kind."""
+        # No message repeats the text, which may be a private key.
         if "PRIVATE KEY" in text:
             raise ValueError("is a private key; expected the public one, which `baton keys show FILE` prints")
         body = "".join(line.strip() for line in text.splitlines() if not line.startswith("-----"))
@@ -68,13 +64,12 @@ class PublicKey:
 
     @property
     def pem(self) -> bytes:
-        """The key as a PEM file has it."""
         lines = [self.line[start : start + 64] for start in range(0, len(self.line), 64)]
         return "\n".join(["-----BEGIN PUBLIC KEY-----", *lines, "-----END PUBLIC KEY-----", ""]).encode()
 
     @property
     def hint(self) -> str:
-        """What a bundle knows the key by: the SHA-256 of its PEM file."""
+        """SHA-256 of the PEM file, by which a bundle names the key."""
         return hashlib.sha256(self.pem).hexdigest()
 
     @property
@@ -83,11 +78,7 @@ class PublicKey:
         return self.hint[:12]
 
     def open(self, bundle: object) -> dict[str, Any]:
-        """Returns the statement that this key has signed.
-
-        Raises:
-            SignatureError: there is no bundle, it is of another key, or differs in any way from what was signed.
-        """
+        """Returns the statement in a bundle; `SignatureError` unless this key has signed it exactly so."""
         try:
             envelope = bundle["dsseEnvelope"]  # type: ignore[index]
             payload, signature = (
@@ -96,7 +87,7 @@ class PublicKey:
             )
         except (KeyError, IndexError, TypeError, ValueError):
             raise SignatureError("its signature is not a bundle with a DSSE envelope.") from None
-        # The whole of it, and not what is looked at alone: nobody else can have written another form of the same.
+        # Compare the whole bundle, not only the fields read here: another form of it was not written by Baton.
         if bundle != (expected := _bundle(payload, signature, self)):
             hint = bundle.get("verificationMaterial", {}) if isinstance(bundle, dict) else {}
             if hint != expected["verificationMaterial"]:
@@ -112,15 +103,12 @@ class PublicKey:
 
 
 class Signer:
-    """A private key, and the public one that belongs to it."""
-
     def __init__(self, key: Private) -> None:
         self._key = key
         self.public = PublicKey(_line(key.public_key()))
 
     @classmethod
     def new(cls, kind: Kind) -> Self:
-        """Makes a key."""
         from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
         return cls(
@@ -129,11 +117,7 @@ class Signer:
 
     @classmethod
     def read(cls, path: str) -> Self:
-        """Reads a key from a PEM file.
-
-        Raises:
-            UserError: there is no such file, or it holds no such key.
-        """
+        """Reads a key from a PEM file; `UserError` if it has none."""
         from cryptography.exceptions import UnsupportedAlgorithm
         from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
@@ -154,25 +138,24 @@ class Signer:
         return cls(key)  # type: ignore[arg-type]
 
     def pem(self) -> bytes:
-        """Returns the key as a PEM file has it, without a password."""
+        """Returns the key as an unencrypted PEM file."""
         from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
         return self._key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
 
     def sign(self, statement: Mapping[str, Any]) -> Bundle:
-        """Signs an in-toto statement."""
         payload = json.dumps(statement, sort_keys=True).encode()
         return _bundle(payload, _signed(self._key, _encoding(payload)), self.public)
 
 
 def signer_here() -> Signer | None:
-    """Returns what this process signs with, None where it has no key; `UserError` where it cannot be read."""
+    """Returns this process's signer, None without a key; `UserError` if the key cannot be read."""
     path = os.environ.get(KEY_FILE)
     return Signer.read(path) if path else None
 
 
 def trusted_here() -> PublicKey | None:
-    """Returns the key whose signature this process asks for, None where it asks for none."""
+    """Returns the key whose signature this process requires, if any."""
     try:
         return PublicKey.parse(line) if (line := os.environ.get(SIGNED_BY)) else None
     except ValueError as error:
@@ -180,14 +163,9 @@ def trusted_here() -> PublicKey | None:
 
 
 def required(line: str, what: str) -> PublicKey:
-    """Returns the key that a recipe asks for.
+    """Returns the key that a recipe requires; `UserError` if this process was given another one.
 
-    Args:
-        line: The key in one line.
-        what: Whose recipe it is, for the message.
-
-    Raises:
-        UserError: this process was given another one.
+    The message calls the recipe's owner `what`.
     """
     wanted, here = PublicKey.parse(line), trusted_here()
     if here and here != wanted:
@@ -201,7 +179,6 @@ def required(line: str, what: str) -> PublicKey:
 
 
 def _loaded(der: bytes) -> Public:
-    """Returns the key that a SubjectPublicKeyInfo is."""
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.serialization import load_der_public_key
 
@@ -230,6 +207,7 @@ def _signed(key: Private, data: bytes) -> bytes:
         return key.sign(data)
     from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
 
+    # The lower of the two valid forms of an ECDSA signature, the only one that `_verifies` accepts.
     r, s = decode_dss_signature(key.sign(data, ec.ECDSA(SHA256())))
     return encode_dss_signature(r, min(s, P256_ORDER - s))
 
@@ -248,13 +226,13 @@ def _verifies(key: Public, signature: bytes, data: bytes) -> bool:
         return False
     from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
 
-    # Of each signature by ECDSA anybody can make a second one that holds: only the form that is written here counts.
+    # Anybody can turn an ECDSA signature into a second valid one: only the form that `_signed` writes counts.
     r, s = decode_dss_signature(signature)
     return s <= P256_ORDER // 2 and encode_dss_signature(r, s) == signature
 
 
 def _encoding(payload: bytes) -> bytes:
-    """Returns what is signed: DSSE's encoding of the payload and its type, each after its length."""
+    """Returns the bytes to sign: DSSE's encoding of type and payload, each after its length."""
     kind = PAYLOAD_TYPE.encode()
     return b"DSSEv1 %d %b %d %b" % (len(kind), kind, len(payload), payload)
 

@@ -1,8 +1,7 @@
 """Digests of values in memory: the same values give the same digest in any process.
 
-Tensors are hashed with XXH3-128, everything around them with SHA-256. The digest tells whether two
-states differ, on the thread that trains, so it runs at the speed of memory: 16 GB/s on one core where
-SHA-256 does 1.6. Against tampering stand the SHA-256 of a checkpoint's files, taken while they are sent.
+Tensors are hashed with XXH3-128, everything around them with SHA-256. Hashing holds training, so it must keep up with
+memory: 16 GB/s on one core, SHA-256 1.6. The SHA-256 of a checkpoint's files protects against tampering.
 """
 
 from __future__ import annotations
@@ -17,13 +16,9 @@ import xxhash
 
 
 def tree_digest(value: Any) -> str:
-    """Digests nested containers of tensors, arrays and plain values.
+    """Digests nested containers of tensors, arrays and plain values; `TypeError` for a value of another kind.
 
-    A tensor counts by dtype, shape and bytes, wherever it lies; a mapping counts by its sorted
-    keys; numbers by type and exact value.
-
-    Raises:
-        TypeError: a value of a kind that has no defined content.
+    A tensor counts by dtype, shape and bytes on any device, a mapping by sorted keys, a number by type and exact value.
     """
     tensors: list[torch.Tensor] = []
     _collect(value, tensors)
@@ -34,18 +29,16 @@ def tree_digest(value: Any) -> str:
 
 
 class TensorHash:
-    """The hash of a tensor whose values come piece by piece; in a tree it stands for that tensor."""
+    """Hash of a tensor whose values arrive piece by piece; takes that tensor's place in a tree."""
 
     def __init__(self, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
         self._hash = xxhash.xxh3_128(f"{dtype}{shape}".encode())
 
     def update(self, values: torch.Tensor) -> None:
-        """Adds values that come after those before."""
         flat = values.detach().cpu().contiguous()
         self._hash.update(flat.flatten().view(torch.uint8).numpy().data if flat.numel() else b"")
 
     def digest(self) -> bytes:
-        """Returns the hash of all values."""
         return self._hash.digest()
 
 
@@ -72,7 +65,7 @@ def _feed(digest: Any, value: Any, hashes: Any) -> None:
             digest.update(_key(key).encode() + b"=")
             _feed(digest, value[key], hashes)
     elif isinstance(value, list | tuple):
-        # With its length, so that the same items in another nesting have another digest.
+        # The length comes first: the same items in another nesting get another digest.
         digest.update(b"[%d:" % len(value))
         for item in value:
             _feed(digest, item, hashes)
@@ -92,9 +85,9 @@ def _key(key: Any) -> str:
 
 
 def _tensor_digest(tensor: torch.Tensor) -> bytes:
-    if hasattr(tensor, "to_local"):  # of a tensor in shards, what this process has
+    if hasattr(tensor, "to_local"):  # a DTensor: this process's shard
         tensor = tensor.to_local()
-    elif hasattr(tensor, "ds_tensor"):  # as DeepSpeed's stage 3 has it
+    elif hasattr(tensor, "ds_tensor"):  # DeepSpeed's stage 3: this process's partition
         tensor = tensor.ds_tensor
     whole = TensorHash(tensor.dtype, tuple(tensor.shape))
     whole.update(tensor)

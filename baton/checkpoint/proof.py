@@ -1,6 +1,6 @@
-"""The checkpoint stage and the resume proof: what a chunk committed is read back, what it continues written down.
+"""The checkpoint stage: reads a chunk's checkpoint back, applies retention, and writes the resume proof.
 
-Beside the next chunk the stage marks newest and best, applies retention, and writes the proof, also as Markdown.
+It runs beside the next chunk.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FIGURES = frozenset(ChunkAttempt.model_fields)
 
 
 def proof_part(store: CheckpointStore, checkpoint: Checkpoint) -> ProofPart:
-    """Returns what a checkpoint proves: whose state it continues, what was compared, and on what machine."""
+    """Returns a checkpoint's part of the proof: its parent, comparisons and machine."""
     meta = checkpoint.meta
     return ProofPart(
         step=checkpoint.step,
@@ -53,18 +53,18 @@ def prove(
     keep: Keep,
     targets: Sequence[int],
 ) -> ProofPart:
-    """Reads back the checkpoint that a chunk left, marks newest and best, applies retention, and writes the proof.
+    """Reads a chunk's checkpoint back, marks newest and best, applies retention, and writes the proof.
 
     Raises:
-        RewritableDamageError: what is in the store is not what was committed.
+        RewritableDamageError: the store does not hold what was committed.
     """
     started = time.time()
     store.require_whole(checkpoint, store.verify(checkpoint))
     verify_seconds = time.time() - started
-    # Before retention, which keeps the newest checkpoint that was read back.
+    # Before retention, which keeps the newest checkpoint read back and knows it by this mark.
     _mark(store, checkpoint)
     removed = retention.tidy(store, keep, targets=targets)
-    # What each attempt cost, without what the proof says already.
+    # Costs of each attempt, without the proof's other fields.
     figures = [{name: value for name, value in each.to_json().items() if name in FIGURES} for each in attempts]
     part = proof_part(store, checkpoint).model_copy(
         update={
@@ -76,15 +76,15 @@ def prove(
             "removed": retention.summary(removed),
         }
     )
-    # Last: from here on nobody reads these bytes again to trust them, and retention need not keep them for a retry of
-    # this stage.
+    # Last: once the proof is written, nobody reads these bytes again to trust them, and retention may take them. A
+    # crash before this line repeats the stage.
     store.run.write(part, index)
     events.emit(events.Verified(step=checkpoint.step, bytes=checkpoint.bytes, digest=checkpoint.digest))
     return part
 
 
 def _mark(store: CheckpointStore, checkpoint: Checkpoint) -> None:
-    """Writes which checkpoint is newest and which has the lowest evaluation loss so far."""
+    """Records the newest checkpoint and the one with the lowest evaluation loss."""
     run = store.run
     before = run.read(Promoted)
     if before and before.newest.step > checkpoint.step:
@@ -100,9 +100,7 @@ def _mark(store: CheckpointStore, checkpoint: Checkpoint) -> None:
 
 
 def read_back(run_uri: str, index: int) -> str:
-    """Verifies the checkpoint that a chunk left, see `promote`, and returns the chunk's part of the proof in Markdown.
-
-    Damage is an error after the last chunk alone. It stops no other one: who restores passes over what is damaged.
+    """Verifies a chunk's checkpoint, see `promote`, and returns its part of the proof in Markdown.
 
     Raises:
         DamagedError: the last chunk's checkpoint is not what was committed.
@@ -111,6 +109,7 @@ def read_back(run_uri: str, index: int) -> str:
     try:
         return proof_as_markdown(promote(run, index))
     except DamagedError as error:
+        # After the last chunk only: a later one passes over the damaged checkpoint and trains its steps again.
         if index >= run.plan().slots(run.recipe().chunks.spare):
             raise
         run.warn(f"{error} A later chunk makes up for it.")
@@ -118,14 +117,12 @@ def read_back(run_uri: str, index: int) -> str:
 
 
 def promote(run: Run, index: int) -> ProofPart | None:
-    """Verifies the checkpoint that a chunk left: at its target, or before it where it was preempted.
+    """Verifies a chunk's checkpoint, which is before the target after a preemption, and returns its part of the proof.
 
-    Returns:
-        The chunk's part of the resume proof; None where it left no checkpoint because it was preempted before it had
-        one, or lies before the step that a fork began at.
+    None for a chunk preempted before its first checkpoint, and for one before the step at which a fork began.
 
     Raises:
-        DamagedError: what is in the store is not what was committed.
+        DamagedError: the store does not hold what was committed.
     """
     started = time.time()
     plan, recipe = run.plan(), run.recipe()
@@ -141,10 +138,9 @@ def promote(run: Run, index: int) -> ProofPart | None:
 
 
 def _gone_since(store: CheckpointStore, index: int, target: int, *, is_last: bool) -> ProofPart | None:
-    """Returns the part of the proof from when this was done before, if the checkpoint has gone since.
+    """Returns an earlier run's part of the proof if the checkpoint has gone since.
 
-    Retention has taken it, or it is lost while Kubeflow's cache knows of the chunk's success. A later chunk then makes
-    up for it, and there is none after the last.
+    Retention has taken it, or it is lost while Kubeflow's cache skips the chunk; a later chunk makes up for it.
     """
     before = store.run.read(ProofPart, index)
     if before is None or before.step != target or store.read(target) is not None:
@@ -156,18 +152,17 @@ def _gone_since(store: CheckpointStore, index: int, target: int, *, is_last: boo
 
 
 def _left_by(store: CheckpointStore, target: int, attempt: ChunkRecord | None) -> Checkpoint | None:
-    """Returns the checkpoint a chunk left, None for one that was preempted before its first."""
     outcome = attempt.outcome if attempt else None
     checkpoint = store.read(attempt.to_step if attempt and outcome in ("partial", "finished") else target)
     if checkpoint is None and attempt and outcome == "already_done":
-        # Early stopping ended the run before the target, or a trial that caught up with others has a later one alone.
+        # Early stopping ended the run before the target, or a trial that caught up has only a later checkpoint.
         reached = store.read(attempt.to_step)
         checkpoint = reached if reached and (reached.meta.finished or store.run.read(TrialInfo)) else None
     if checkpoint is not None:
         return checkpoint
     if outcome != "partial":
         raise DamagedError(f"{store.storage.uri(store.prefix(target))}: the chunk left no checkpoint there.")
-    # The chunk after it may have come further and let retention take this one.
+    # The next chunk may have passed it and let retention take it. None: preempted before the first checkpoint.
     return store.newest()
 
 

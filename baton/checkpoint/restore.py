@@ -1,4 +1,4 @@
-"""Which checkpoint a chunk resumes from: the newest whose every byte is as committed, and that holds no code."""
+"""Selection of the checkpoint to resume from: the newest with every byte as committed and no code in it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from baton.store.cache import NodeCache
 logger = logging.getLogger("baton")
 
 TRIES = 5
-"""Times a look for the newest checkpoint begins again after retention has taken what it had seen."""
+"""Searches for the newest checkpoint, repeated while retention removes what was listed."""
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,8 @@ class FetchedCheckpoint:
     """A checkpoint downloaded to this machine.
 
     Attributes:
-        checkpoint: What was committed.
-        folder: Local folder of its files.
-        is_target: Whether nothing is to be trained after it in this chunk, which lacks its score alone.
-        left_out: Parts of the state that a negative control has taken out of the folder.
+        is_target: Whether the chunk has nothing left to train and lacks only its score.
+        left_out: Parts of the state that a negative control has removed from the folder.
     """
 
     checkpoint: Checkpoint
@@ -39,19 +37,17 @@ class FetchedCheckpoint:
 
     @property
     def step(self) -> int:
-        """Its step."""
         return self.checkpoint.step
 
     @property
     def meta(self) -> CheckpointMeta:
-        """Whose state it is."""
         return self.checkpoint.meta
 
 
 def committed_at_target(store: CheckpointStore, target: int) -> Checkpoint | None:
-    """Returns a committed checkpoint at the target or after it, or one that ended the run, if its files are there."""
+    """Returns a whole checkpoint at the target or after it, or one that ended the run."""
     for checkpoint in store.committed():
-        # They come newest first: nothing before this one is nearer to the target.
+        # Newest first: every further one is farther from the target.
         if not _is_final(checkpoint, target):
             return None
         if store.is_whole(checkpoint):
@@ -60,10 +56,7 @@ def committed_at_target(store: CheckpointStore, target: int) -> Checkpoint | Non
 
 
 def usable_at_target(store: CheckpointStore, target: int) -> Checkpoint | None:
-    """Returns what `committed_at_target` does, but for damaged ones, which are marked so that they are made anew.
-
-    Bytes are read only where no proof says that they have been.
-    """
+    """Returns what `committed_at_target` does, passing over damaged ones and marking them to be made anew."""
     for checkpoint in store.committed():
         if not _is_final(checkpoint, target):
             return None
@@ -77,13 +70,9 @@ def usable_at_target(store: CheckpointStore, target: int) -> Checkpoint | None:
 
 
 def require_usable(store: CheckpointStore, checkpoint: Checkpoint) -> None:
-    """Checks a checkpoint that will not be loaded: its sizes always, its bytes where nobody has read them back.
-
-    Raises:
-        RewritableDamageError: it is not what was committed.
-    """
+    """Checks a checkpoint that will not be loaded; `RewritableDamageError` if it is not what was committed."""
     problems = bundle.torn_files(store.storage, store.prefix(checkpoint.step), checkpoint.manifest)
-    # One listing where the checkpoint stage has read the bytes; a run that is complete is looked through in seconds.
+    # One listing if the checkpoint stage has read the bytes back: a complete run is checked in seconds.
     if not problems and not is_proven(store, checkpoint):
         problems = store.verify(checkpoint)
     store.require_whole(checkpoint, problems)
@@ -92,20 +81,16 @@ def require_usable(store: CheckpointStore, checkpoint: Checkpoint) -> None:
 def is_proven(store: CheckpointStore, checkpoint: Checkpoint) -> bool:
     """Tells whether the checkpoint stage has read these very files back."""
     part = store.run.read(ProofPart, checkpoint.meta.chunk)
-    # The address has the attempt in it: the proof of files that were since replaced says nothing of these.
+    # The URI contains the attempt: a proof of files that were replaced since does not count for these.
     return part is not None and part.uri == store.uri(checkpoint)
 
 
 def _is_final(checkpoint: Checkpoint, target: int) -> bool:
-    """Tells whether a checkpoint is at the target or after it, or has ended the run."""
     return checkpoint.step >= target or checkpoint.meta.finished
 
 
 class Restorer:
-    """Finds and downloads the checkpoint of an identity to resume from, for a target.
-
-    `cache` has the files that this node has already; `place` returns a folder for a checkpoint's files.
-    """
+    """Finds and downloads the checkpoint to resume from; `place` returns a folder for its files."""
 
     def __init__(
         self,
@@ -126,21 +111,18 @@ class Restorer:
         return list(self._skipped.values())
 
     def fetch(self, *, to_score: bool = False) -> FetchedCheckpoint | None:
-        """Downloads the newest checkpoint before the target that is as committed, None where there is none.
-
-        Args:
-            to_score: Whether one at the target or after it will do, too.
+        """Downloads the newest undamaged checkpoint before the target; with `to_score` also one at or after it.
 
         Raises:
-            ExactnessError: a checkpoint was made from something else.
-            FormatError: it was made with what this Baton does not continue.
-            SignatureError: it must be signed, and is not; or tokens are not those that it was signed with.
+            ExactnessError: a checkpoint was made from another recipe, data, model or plan.
+            FormatError: this Baton does not continue a format that it was written with.
+            SignatureError: a required signature is missing, or the run's sources differ from the signed ones.
         """
         restored = None
         for _ in range(TRIES):
             restored = self._fetch_newest(to_score=to_score)
-            # A process beside this one, thought gone, may have committed newer ones and let retention take those that
-            # this one had listed: without another look the run would begin anew.
+            # A process that was thought gone may have committed newer ones since the listing, and its retention taken
+            # the listed ones: without another look the run would begin anew.
             if not self._is_newer_there(restored.step if restored else 0, to_score=to_score):
                 break
         return restored
@@ -159,7 +141,8 @@ class Restorer:
         for checkpoint in self._store.committed(on_damaged):
             if checkpoint.step >= self._target and not to_score:
                 continue
-            # Before a byte is downloaded: another recipe's is an error, not damage, and so is another Baton's.
+            # Before the download, and errors rather than damage: to pass over another recipe's or Baton's checkpoint
+            # would be to train its steps again from other bits.
             checkpoint.require_continued()
             if checkpoint.meta.identity != self._identity:
                 raise ExactnessError(
@@ -178,16 +161,16 @@ class Restorer:
         return None
 
     def require_no_code(self, restored: FetchedCheckpoint | None) -> FetchedCheckpoint | None:
-        """Returns what was fetched, or the newest checkpoint before it whose pickles hold nothing but data."""
+        """Returns the fetched checkpoint, or an older one, whose pickles hold only data."""
         while restored:
             problems = code_in(restored.folder)
             if not problems:
                 return restored
             try:
-                self._store.require_whole(restored.checkpoint, problems)  # marks it, so that `fetch` passes it over
+                self._store.require_whole(restored.checkpoint, problems)  # marks it: `fetch` then passes it over
             except DamagedError as error:
                 self._skip(restored.step, error)
-            # The pickle's code never ran: `code_in` reads what it would call, and calls nothing.
+            # The pickle's code never ran: `code_in` only reads the names that it would call.
             restored = self.fetch()
         return None
 

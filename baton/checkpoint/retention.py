@@ -1,13 +1,11 @@
-"""Which checkpoints stay, and taking the others away so that nobody is harmed in any order of events.
+"""Retention: selects the checkpoints to keep, and removes the others safely beside readers and writers.
 
-What goes is marked first (`removed-<attempt>`), then loses its manifest, then its files, then the
-mark. So a reader that comes in between finds no checkpoint rather than a torn one, a removal that
-died is finished by the next, and a writer that was thought gone and commits after all has a
-manifest that points to a marked attempt: nobody reads it.
+A removal marks an attempt (`removed-<attempt>`), then takes its manifest, its files, and last the mark. A reader in
+between finds no checkpoint rather than a torn one. The next removal finishes one that crashed. A writer that was
+thought gone and commits late points its manifest at a marked attempt, which nobody reads.
 
-Only what is older than the newest whole checkpoint is ever taken, and that one is looked at again before each
-removal: it may have been found damaged since the list was made, or a step may have been trained again under the same
-name. A collector that slept over its list takes nothing on the strength of it.
+Only checkpoints older than the newest whole one are removed, and that one is checked again before each removal: since
+the listing it may have been found damaged, or trained again under the same name.
 """
 
 from __future__ import annotations
@@ -32,11 +30,11 @@ from baton.store.manifest import DAMAGED, REMOVED
 logger = logging.getLogger("baton")
 
 ABANDONED_AFTER = timedelta(hours=1)
-"""Age of the newest file of an upload without a manifest at which its writer counts as gone."""
+"""Age of an uncommitted upload's newest file after which its writer counts as gone."""
 CLOCKS_DIFFER = timedelta(days=1)
-"""By how much this machine's clock may be ahead of the store's."""
+"""Bound on how far this machine's clock is ahead of the store's."""
 TRIES = 5
-"""Times a look or a removal begins again after another process has removed what it was about to use."""
+"""Attempts at a listing or removal that other processes' removals disturb."""
 T = TypeVar("T")
 
 _OBJECT = re.compile(
@@ -46,7 +44,7 @@ _OBJECT = re.compile(
 
 @dataclass
 class StepObjects:
-    """The objects of a step: manifests, marks, and each attempt's files with their sizes and times."""
+    """The objects of a step: manifests, marks, and each attempt's files with size and time."""
 
     manifests: dict[str, datetime] = field(default_factory=dict)
     marks: list[str] = field(default_factory=list)
@@ -55,10 +53,9 @@ class StepObjects:
 
 @dataclass
 class Removal:
-    """Objects that are removed together: manifests, files (path → bytes), and, if `forget`, the marks of the removal.
+    """Objects to remove together: manifests, files (path → bytes), and, if `forget`, the removal's marks.
 
-    `beside` has all objects of the step when this was listed, `newest` the newest whole checkpoint then, and `listed`
-    the objects of that one's step.
+    `beside` holds all objects of the step as listed, `newest` the newest whole checkpoint then, `listed` its step's.
     """
 
     step: int
@@ -73,19 +70,14 @@ class Removal:
 
     @property
     def bytes(self) -> int:
-        """What it frees."""
         return sum(self.files.values())
 
 
 def removals(store: CheckpointStore, keep: Keep, *, targets: Sequence[int] = (), in_use: int = 0) -> list[Removal]:
-    """Returns what retention would take, oldest first.
+    """Returns what retention would remove, oldest first.
 
-    Args:
-        store: The run's checkpoints.
-        keep: What stays.
-        targets: Steps at which the run's chunks end; theirs stay until the checkpoint stage has read them back,
-            and the last one's always.
-        in_use: Step that the chunk which asks went on from: its checkpoint stage may not have seen it yet.
+    `targets` are the steps at which chunks end, kept until the checkpoint stage has read them back, the last for good;
+    `in_use` is the step that the calling chunk resumed from, which its checkpoint stage may not have seen yet.
     """
     return _beside_others(partial(_removals, store, keep, targets, in_use))
 
@@ -93,12 +85,11 @@ def removals(store: CheckpointStore, keep: Keep, *, targets: Sequence[int] = (),
 def _removals(store: CheckpointStore, keep: Keep, targets: Sequence[int], in_use: int) -> list[Removal]:
     steps, written = _inventory(store)
     whole = {step: checkpoint for step, objects in steps.items() if (checkpoint := _whole(store, step, objects))}
-    # Without a whole checkpoint nothing is older than the newest one, and anything may be the last resort.
+    # Without a whole checkpoint, anything may be the last resort.
     if not whole:
         return []
     newest = max(whole)
-    # By the store's own clock, as far as the newest object tells it: one of ours that is ahead would take an upload
-    # from under its writer.
+    # By the store's clock, as the newest object shows it: with ours ahead, an upload would go from under its writer.
     now = max(written, store.storage.runtime.now() - CLOCKS_DIFFER)
     staying = _staying(store, whole, keep, targets) | {in_use}
     removals = []
@@ -115,9 +106,9 @@ def _removals(store: CheckpointStore, keep: Keep, targets: Sequence[int], in_use
 
 
 def prune(store: CheckpointStore, keep: Keep, *, targets: Sequence[int] = (), in_use: int = 0) -> list[Removal]:
-    """Takes away what `removals` lists, and returns it: nothing where the user has not the right to remove."""
+    """Removes what `removals` lists and returns it, or removes nothing without the right to."""
     taken, listed = [], removals(store, keep, targets=targets, in_use=in_use)
-    # Looked at before the first mark: what is marked and stays would be read by nobody.
+    # Checked before the first mark: a checkpoint that is marked but cannot be removed would be read by nobody.
     for removal in listed if listed and not store.storage.cannot_remove else ():
         events.emit(events.Phase(phase="prune", step=removal.step))
         if _beside_others(partial(_take, store, removal)):
@@ -126,7 +117,7 @@ def prune(store: CheckpointStore, keep: Keep, *, targets: Sequence[int] = (), in
 
 
 def tidy(store: CheckpointStore, keep: Keep, *, targets: Sequence[int] = (), in_use: int = 0) -> list[Removal]:
-    """Does what `prune` does after a commit: what keeps it from that is a warning, as the checkpoint is there."""
+    """Prunes after a commit; a failure is only a warning, as the checkpoint is safe."""
     try:
         return prune(store, keep, targets=targets, in_use=in_use)
     except (BatonError, FileNotFoundError) as error:
@@ -135,7 +126,7 @@ def tidy(store: CheckpointStore, keep: Keep, *, targets: Sequence[int] = (), in_
 
 
 def _beside_others(work: Callable[[], T]) -> T:
-    """Does again what another process's removal came in the way of: a file or folder went while it was looked at."""
+    """Repeats work during which another process's removal took a file or folder."""
     for _ in range(TRIES - 1):
         with contextlib.suppress(FileNotFoundError):
             return work()
@@ -143,21 +134,22 @@ def _beside_others(work: Callable[[], T]) -> T:
 
 
 def _take(store: CheckpointStore, removal: Removal) -> bool:
-    """Takes a removal's objects away, and tells whether it did: it does not where things have changed since."""
+    """Removes a removal's objects, unless something has changed since the listing, and tells whether it did."""
     storage, prefix = store.storage, store.prefix(removal.step)
     if not _is_still_so(store, removal):
         return False
     marks = [f"{prefix}/{REMOVED}{attempt}" for attempt in removal.attempts]
+    # First: from here on no reader takes the attempt, whatever of it is still there, and a crash costs only disk.
     for mark in marks:
         storage.write(mark, b"")
-    # Of several generations all but the highest are damaged or were removed, or nothing would have been committed above
-    # them: none of them is used while the others go.
+    # All generations but the highest are damaged or removed, or nothing would have been committed above them: no reader
+    # falls back to one while the others go.
     for path in sorted(removal.manifests, reverse=True):
         if not storage.remove(path, partial(_is_still_so, store, removal)):
             return False
-    # A crash here leaves files without a manifest under a marked attempt: `_strays` names them next time.
+    # A crash here leaves files without a manifest under a marked attempt: `_strays` lists them next time.
     storage.runtime.each(storage.remove, removal.files)
-    # Last: while files are left, the mark says that nobody may read them and that they may go.
+    # Last: while files are left, the mark forbids to read them and allows to remove them.
     for mark in marks if removal.forget else ():
         storage.remove(mark)
     for attempt in removal.attempts:
@@ -167,7 +159,7 @@ def _take(store: CheckpointStore, removal: Removal) -> bool:
 
 
 def _is_still_so(store: CheckpointStore, removal: Removal) -> bool:
-    """Tells whether the newest whole checkpoint, the step's manifests and what goes are those that were listed."""
+    """Tells whether the newest whole checkpoint and the objects to remove are unchanged since the listing."""
     if removal.newest:
         step, folder = removal.newest.step, removal.newest.manifest.folder
         fresh = _inventory(store, step)[0].get(step, StepObjects())
@@ -177,8 +169,7 @@ def _is_still_so(store: CheckpointStore, removal: Removal) -> bool:
             return False
         if not files >= removal.listed.attempts.get(folder, {}).items():
             return False
-    # A name is free again once its manifest is gone, and what has it now may be another one. A writer that was thought
-    # gone may have awoken.
+    # A name is free once its manifest is gone, and another attempt may have it; a writer thought gone may be back.
     fresh, beside = _inventory(store, removal.step)[0].get(removal.step, StepObjects()), removal.beside
     written = [
         fresh.attempts.get(attempt, {}).items() <= beside.attempts.get(attempt, {}).items()
@@ -188,7 +179,7 @@ def _is_still_so(store: CheckpointStore, removal: Removal) -> bool:
 
 
 def _inventory(store: CheckpointStore, only: int | None = None) -> tuple[dict[int, StepObjects], datetime]:
-    """Returns the objects of all steps or of one, and when the newest of them was written."""
+    """Returns the objects of all steps or only one, and the newest object's time."""
     base = store.run.path("checkpoints")
     below = "" if only is None else f"{store.prefix(only).rpartition('/')[2]}/"
     steps: dict[int, StepObjects] = {}
@@ -210,12 +201,12 @@ def _inventory(store: CheckpointStore, only: int | None = None) -> tuple[dict[in
 
 
 def _whole(store: CheckpointStore, step: int, listing: StepObjects) -> Checkpoint | None:
-    """Returns a step's checkpoint if all its files are there in full size and nobody has found them damaged."""
+    """Returns a step's checkpoint if all files are there in full size and none is marked as damaged."""
     if not listing.manifests:
         return None
     checkpoint = None
     with contextlib.suppress(DamagedError, FileNotFoundError):
-        # By the names that were listed: a second listing may know more of one thing and less of another.
+        # By the listed names: a second listing could show some objects newer and others older than the first.
         checkpoint = store.read(step, [path.rsplit("/", 1)[-1] for path in (*listing.manifests, *listing.marks)])
     if checkpoint is None:
         return None
@@ -223,7 +214,7 @@ def _whole(store: CheckpointStore, step: int, listing: StepObjects) -> Checkpoin
     present = listing.attempts.get(manifest.folder, {})
     for name, entry in manifest.files.items():
         path = manifest.path(store.prefix(step), name)
-        # A listing may lag behind: what it lacks is asked for, before anybody calls it torn.
+        # A listing may lag behind: ask for a file that it lacks before calling the checkpoint torn.
         if (present[path][0] if path in present else store.storage.size(path)) != entry["size"]:
             return None
     return checkpoint
@@ -232,18 +223,18 @@ def _whole(store: CheckpointStore, step: int, listing: StepObjects) -> Checkpoin
 def _staying(store: CheckpointStore, whole: dict[int, Checkpoint], keep: Keep, targets: Sequence[int]) -> set[int]:
     staying = set(sorted(whole)[-keep.last :])
     proven = store.run.proven_chunks()
-    # The proof of a chunk is read off its last checkpoint, which must be there until the checkpoint stage has done so.
+    # The checkpoint stage proves a chunk by its last checkpoint, which must stay until then.
     waiting = [step for number, step in enumerate(targets, 1) if number not in proven]
-    # Also the run's last, which evaluation and export read, and the newest that was read back: what is newer may yet
-    # turn out damaged.
+    # Also the run's last, which evaluation and export read, and the newest that was read back: newer ones may yet turn
+    # out damaged.
     staying |= {store.run.verified_step(), *targets[-1:], *waiting} & whole.keys()
     if keep.audit:
-        # From each of them its chunk's successor can be trained again, and its own be compared.
+        # An audit trains a chunk again from one target and compares the result with the next.
         staying |= {*targets} & whole.keys()
     if keep.every:
         staying |= {step for step in whole if step % keep.every == 0}
     if keep.best:
-        # The newest log holds the values of all steps before it.
+        # The newest log has the values of all earlier steps.
         losses = store.evaluation_losses(whole[max(whole)])
         measured = [step for step in whole if step in losses]
         staying |= set(sorted(measured, key=lambda step: (losses[step], step))[: keep.best])
@@ -251,7 +242,7 @@ def _staying(store: CheckpointStore, whole: dict[int, Checkpoint], keep: Keep, t
 
 
 def _independent_copy(whole: dict[int, Checkpoint], staying: set[int]) -> set[int]:
-    """Returns the newest step whose bytes are not the newest one's as well, where those of the two newest are."""
+    """Returns the newest step that shares no bytes with the newest one, if the two newest share some."""
     newest, *others = sorted(staying & whole.keys(), reverse=True)
     ours = whole[newest].manifest
     if not others or not may_share_bytes(ours, whole[others[0]].manifest):
@@ -260,13 +251,11 @@ def _independent_copy(whole: dict[int, Checkpoint], staying: set[int]) -> set[in
 
 
 def _committed(step: int, listing: StepObjects, whole: Checkpoint | None, prefix: str) -> list[Removal]:
-    """Returns what is committed under a step that goes; uploads that may still be under way are not touched."""
     if not listing.manifests:
         return []
     removal = Removal(step, "not among those to keep" if whole else "not whole", manifests=listing.manifests)
     if whole:
-        # This attempt alone: another one under the same step may be under way, and is for `_strays` to judge by its
-        # age.
+        # This attempt only: another under the same step may be under way; `_strays` judges it by age.
         removal.attempts = [whole.manifest.folder]
         named = {whole.manifest.path(prefix, name): entry["size"] for name, entry in whole.manifest.files.items()}
         present = listing.attempts.get(whole.manifest.folder, {})
@@ -275,15 +264,13 @@ def _committed(step: int, listing: StepObjects, whole: Checkpoint | None, prefix
 
 
 def _strays(step: int, listing: StepObjects, whole: Checkpoint | None, now: datetime) -> list[Removal]:
-    """Returns a step's other attempts: lost races, killed uploads, damaged ones since replaced.
-
-    The mark of such a removal stays: its writer may only have slept, and commit after all.
-    """
+    """Returns a step's other attempts: lost races, killed uploads, damaged ones since replaced."""
     marked = {mark.rsplit("/", 1)[-1].partition("-")[2] for mark in listing.marks}
     strays = []
     for attempt, files in sorted(listing.attempts.items()):
         if (whole is None or attempt != whole.manifest.folder) and (attempt in marked or _is_abandoned(files, now)):
             sizes = {path: size for path, (size, _) in files.items()}
+            # The mark stays: the writer may only have slept, and could commit after all.
             strays.append(Removal(step, "never committed, or not whole", [attempt], files=sizes, forget=False))
     return strays
 
@@ -293,5 +280,5 @@ def _is_abandoned(files: dict[str, tuple[int, datetime]], now: datetime) -> bool
 
 
 def summary(taken: list[Removal]) -> list[Removed]:
-    """Returns what was removed, for people and machines."""
+    """Returns removals as the proof lists them."""
     return [Removed(step=entry.step, reason=entry.reason, bytes=entry.bytes) for entry in taken]

@@ -1,10 +1,10 @@
-"""Sharded checkpoints of FSDP: read without running pickled code, merged into one model, and searched.
+"""Sharded checkpoints of FSDP: reads them without running pickled code, and merges them into one model.
 
-    pytorch_model_fsdp_0/{.metadata, __0_0.distcp, …}    weights: what lies where, and a file for each process
+    pytorch_model_fsdp_0/{.metadata, __0_0.distcp, …}    weights: an index, and a file for each process
     optimizer_0/{.metadata, __0_0.distcp, …}             the optimizer's state, in the same way
 
-`.metadata` is a pickle, and so is every value beside the tensors; torch loads both unchecked. Here only classes of
-numbers and names are loaded, and any other class is damage.
+`.metadata` and every value beside the tensors are pickles, which torch loads unchecked. Here only classes of numbers
+and names are loaded; any other class counts as damage.
 """
 
 from __future__ import annotations
@@ -28,13 +28,12 @@ WEIGHTS, OPTIMIZER = "pytorch_model_fsdp_0", "optimizer_0"
 FOLDERS = (WEIGHTS, OPTIMIZER)
 METADATA = ".metadata"
 PREFIX = "model."
-"""Accelerate saves the weights as one entry of this name."""
+"""Accelerate saves the weights under this one entry."""
 SHARD_SIZE = "5GB"
 """Largest file of a merged model, as in Transformers; memory holds one at a time."""
 ADAPTER = "adapter_config.json"
-"""What a checkpoint has that holds an adapter alone."""
 SUFFIXES = (".pt", ".pth", ".bin", ".pkl")
-"""Names of files that PyTorch writes as pickles."""
+"""Files that PyTorch writes as pickles."""
 _OF_METADATA = (
     *("Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata", "TensorProperties"),
     *("MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING"),
@@ -46,17 +45,15 @@ _SAFE = {
     ("torch.serialization", "_get_layout"),
     ("pathlib", "PosixPath"),
 }
-"""What a `.metadata` may ask for, besides torch's types of numbers. None of these does anything when it is made."""
+"""Classes that a `.metadata` may name, besides torch's dtypes. Constructing one has no effect."""
 _MEMO = ("PUT", "BINPUT", "LONG_BINPUT")
-"""What a pickle numbers a value with, to name it again."""
+"""Opcodes by which a pickle numbers a value for later reference."""
 _DTYPES = ("float", "bfloat", "int", "uint", "bool", "complex")
 
 
 class _SafeUnpickler(pickle.Unpickler):
-    """Reads a pickle of harmless classes, and refuses any other."""
-
     def find_class(self, module: str, name: str) -> Any:
-        # Called for each class that a pickle names, before it is imported.
+        # The unpickler calls this for each class that a pickle names, before importing it.
         is_dtype = module == "torch" and name.startswith(_DTYPES)
         if (module, name) not in _SAFE and not is_dtype:
             raise pickle.UnpicklingError(f"a pickle that holds code ({module}.{name})")
@@ -64,22 +61,19 @@ class _SafeUnpickler(pickle.Unpickler):
         if is_dtype:
             import torch
 
-            # `torch.float_power` begins like a type of numbers and is a function.
+            # `torch.float_power` begins like a dtype and is a function.
             if not isinstance(resolved, torch.dtype):
                 raise pickle.UnpicklingError(f"a pickle that holds code ({module}.{name})")
         return resolved
 
 
 def is_sharded(folder: str) -> bool:
-    """Tells whether a checkpoint's weights are in shards."""
+    """Tells whether a checkpoint's weights are sharded."""
     return os.path.isfile(os.path.join(folder, WEIGHTS, METADATA))
 
 
 def code_in_shards(folder: str) -> list[str]:
-    """Returns a line for each pickle of a sharded checkpoint that would run code when read, or is none.
-
-    Nothing of it is run here. A folder without shards has no lines.
-    """
+    """Returns a line for each pickle among a folder's shards that holds code or is unreadable; runs none of them."""
     from torch.distributed.checkpoint.metadata import BytesStorageMetadata
 
     problems = []
@@ -95,7 +89,7 @@ def code_in_shards(folder: str) -> list[str]:
         for index, info in metadata.storage_data.items():
             if not isinstance(metadata.state_dict_metadata.get(index.fqn), BytesStorageMetadata):
                 continue
-            # It lies between the tensors' bytes in the same files, an archive of its own.
+            # A pickle is an archive of its own, between the tensors' bytes in the same files.
             with open(os.path.join(path, info.relative_path), "rb") as file:
                 file.seek(info.offset)
                 if unsafe := _asked_for(io.BytesIO(file.read(info.length))):
@@ -104,7 +98,7 @@ def code_in_shards(folder: str) -> list[str]:
 
 
 def _asked_for(pickled: str | io.BytesIO) -> str:
-    """Returns what a pickle asks for that PyTorch's safe reader refuses, empty where it asks for nothing."""
+    """Returns the names in a pickle that PyTorch's safe reader refuses."""
     from torch.serialization import get_unsafe_globals_in_checkpoint
 
     try:
@@ -114,11 +108,7 @@ def _asked_for(pickled: str | io.BytesIO) -> str:
 
 
 def read_metadata(folder: str) -> Metadata:
-    """Reads what lies where in a folder of shards.
-
-    Raises:
-        DamagedError: it asks for more than such a document needs, names files elsewhere, or is none.
-    """
+    """Reads the index of a folder of shards; `DamagedError` if it names unsafe classes or files elsewhere."""
     import pickletools
 
     from torch.distributed.checkpoint.metadata import Metadata
@@ -126,7 +116,7 @@ def read_metadata(folder: str) -> Metadata:
     try:
         with open(os.path.join(folder, METADATA), "rb") as file:
             data = file.read()
-        # Its reader makes room for the highest number by which a value is named again.
+        # The unpickler allocates for the highest memo number: a small file could otherwise ask for all memory.
         for opcode, argument, _ in pickletools.genops(data):
             if opcode.name in _MEMO and (argument or 0) > len(data):
                 raise pickle.UnpicklingError(f"it has a value of number {argument:,}, and {len(data):,} bytes")
@@ -142,13 +132,13 @@ def read_metadata(folder: str) -> Metadata:
 
 
 def is_unused(folder: str) -> bool:
-    """Tells whether the optimizer of a checkpoint in shards keeps nothing: it has made no step, or needs no memory."""
+    """Tells whether a sharded optimizer has no state: before its first step, or by its kind."""
     metadata = read_metadata(os.path.join(folder, OPTIMIZER))
     return not any(".state." in name for name in metadata.state_dict_metadata)
 
 
 def _require_here(folder: str, info: Any) -> None:
-    """Raises `ValueError` where a piece lies in no file of the folder, or went through an unknown extension."""
+    """Raises `ValueError` if a piece is in no file of the folder, or was encoded by an unknown extension."""
     name, end = info.relative_path, info.offset + info.length
     if name != os.path.basename(name) or not name or name in (".", ".."):
         raise ValueError(f"{name!r} is no file beside it")
@@ -159,7 +149,7 @@ def _require_here(folder: str, info: Any) -> None:
 
 
 def as_whole(folder: str, scratch: str) -> str:
-    """Returns a folder that `from_pretrained` reads: the checkpoint's own, or a merged copy where it is in shards."""
+    """Returns a folder that `from_pretrained` reads: the checkpoint's own, or a merged copy of a sharded one."""
     if not is_sharded(folder):
         return folder
     target = os.path.join(scratch, "merged")
@@ -169,18 +159,9 @@ def as_whole(folder: str, scratch: str) -> str:
 
 
 def merge(folder: str, target: str, *, shard_size: str = SHARD_SIZE) -> list[str]:
-    """Writes the model of a sharded checkpoint as safetensors, with its configuration and tokenizer.
+    """Writes a sharded checkpoint's model as safetensors, with configuration and tokenizer, and returns the file names.
 
-    Memory holds one file of the result at a time, or the largest tensor where that is larger. An adapter is one file,
-    whatever its size: PEFT reads no other.
-
-    Args:
-        folder: Local files of the checkpoint, every byte checked.
-        target: Folder to write to; made where there is none.
-        shard_size: Largest file, such as `5GB`.
-
-    Returns:
-        Names of the files with weights.
+    Memory holds one file of the result at a time, or the largest tensor where that is larger.
 
     Raises:
         DamagedError: a piece of a tensor is missing, or a pickle holds code.
@@ -190,7 +171,7 @@ def merge(folder: str, target: str, *, shard_size: str = SHARD_SIZE) -> list[str
     from safetensors.torch import save_file
 
     entries = tensors(folder)
-    is_adapter = os.path.isfile(os.path.join(folder, ADAPTER))
+    is_adapter = os.path.isfile(os.path.join(folder, ADAPTER))  # one file, whatever its size: PEFT reads no other
     split = split_state_dict_into_shards_factory(
         entries,
         get_storage_size=lambda entry: entry.size.numel() * entry.properties.dtype.itemsize,
@@ -217,11 +198,7 @@ def merge(folder: str, target: str, *, shard_size: str = SHARD_SIZE) -> list[str
 
 
 def tensors(folder: str) -> dict[str, TensorStorageMetadata]:
-    """Returns what a sharded checkpoint holds of the model, by names of weights.
-
-    Raises:
-        DamagedError: pieces of one are missing.
-    """
+    """Returns the entries of a sharded checkpoint's weights by name; `DamagedError` if pieces are missing."""
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
     entries = {}
@@ -236,29 +213,24 @@ def tensors(folder: str) -> dict[str, TensorStorageMetadata]:
 
 
 def fill(folder: str, state: dict[str, Any]) -> None:
-    """Restores a state, in place, from the pieces of all processes.
+    """Restores a state of whole tensors and plain values in place from the shards of all processes.
 
-    Args:
-        folder: The folder of shards, whose values beside the tensors `code_in` has looked through.
-        state: Nested containers of tensors, each whole, and plain values.
+    The caller has run `code_in` on the folder: torch unpickles the plain values unchecked.
     """
     import torch.distributed.checkpoint as dcp
 
-    # torch's own would unpickle `.metadata` whatever it asks for.
+    # torch's own reader would unpickle `.metadata` unchecked.
     class Reader(dcp.FileSystemReader):
         def read_metadata(self, *_: Any, **__: Any) -> Metadata:
             return read_metadata(folder)
 
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # which is what no_dist says
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # warns of no_dist
         dcp.load(state, storage_reader=Reader(folder), no_dist=True)
 
 
 def code_in(folder: str) -> list[str]:
-    """Returns a line for each pickle in a folder that would run code when read, or is none.
-
-    Nothing of it is run here: PyTorch lists what a file asks for, against what its safe reader allows.
-    """
+    """Returns a line for each pickle in a folder that holds code or is unreadable; runs none of them."""
     from transformers.trainer_pt_utils import safe_globals
 
     problems = []
@@ -272,5 +244,5 @@ def code_in(folder: str) -> list[str]:
 
 
 def may_be_pickle(name: str) -> bool:
-    """Tells by a file's name in a checkpoint whether it is a pickle, or has some in it."""
+    """Tells by name whether a checkpoint's file is or contains a pickle."""
     return name.endswith(SUFFIXES) or name.partition("/")[0] in FOLDERS

@@ -1,9 +1,8 @@
-"""What a checkpoint's signature says, and whether it is one of whom the run asks for.
+"""Signatures of checkpoints: their statement, and the check that the right key signed it.
 
-The signature lies in the manifest's own object, as `meta.signature`: a second object would make a process that dies
-between the two leave a checkpoint that nobody may restore. It is a sigstore bundle; `predicate.resources` has what
-model-signing compares with a folder's files, `predicate.baton` what Baton compares besides, the digest of the whole
-manifest among it.
+The signature is part of the manifest's own object, as `meta.signature`: with two objects, a crash between them would
+leave a checkpoint that nobody may restore. It is a sigstore bundle. model-signing compares `predicate.resources` with a
+folder's files; Baton also compares `predicate.baton`, which has the digest of the whole manifest.
 """
 
 from __future__ import annotations
@@ -29,20 +28,20 @@ PREDICATE_TYPE = "https://model_signing/signature/v1.0"
 
 
 class Sources(Document):
-    """SHA-256 of what the state was made of, in a checkpoint that is signed."""
+    """SHA-256 of each source of a signed checkpoint's state."""
 
     recipe: str = ""
     plan: str = ""
     data: str = ""
     """Of the document with the digest of the rows."""
     tokens: str = ""
-    """Of what the run and the manifest of the tokenized rows say of them, the SHA-256 of their files among it."""
+    """Of the run's document and the manifest of the tokenized rows, which has the SHA-256 of their files."""
     models: str = ""
     code: str = ""
 
 
 def manifest_digest(manifest: Manifest) -> str:
-    """Returns the SHA-256 of all that a manifest says, but its signature: what the next checkpoint knows it by."""
+    """Returns the SHA-256 of a manifest without its signature, by which the next checkpoint names its parent."""
     return _digest(vars(unsigned(manifest)))
 
 
@@ -52,13 +51,11 @@ def unsigned(manifest: Manifest) -> Manifest:
 
 
 def sources_of(run: Run) -> Sources:
-    """Returns what a run's checkpoints are made of, as it lies in the store: recipe, plan, rows, tokens, models, code.
-
-    In place of the recipe, a script's run has the facts that its checkpoints know each other by.
+    """Returns the digests of a run's sources as they are in the store; a script's run has facts in place of a recipe.
 
     Raises:
-        DamagedError: some of it is not JSON.
-        UserError: some of it is not there, or a newer Baton wrote it.
+        DamagedError: a document is not JSON.
+        UserError: a document is missing, or a newer Baton wrote it.
     """
     head = run.raw("recipe.json") or run.raw(AttachedRun.NAME) or run.require("recipe.json")
     tokens = run.read(TokenizedRows)
@@ -74,18 +71,16 @@ def sources_of(run: Run) -> Sources:
 
 
 def changed_sources(run: Run, signed: Sources | None) -> list[str]:
-    """Returns what of a run is not what a checkpoint was signed with, by name.
-
-    The recipe is left out: what of it decides bits is in a checkpoint's identity, and the rest may change.
-    """
+    """Returns the names of a run's sources that differ from those that a checkpoint was signed with."""
     if signed is None:
         return []
     before, now = signed.to_json(), sources_of(run).to_json()
+    # Without the recipe: the identity covers the settings that decide bits, and the others may change.
     return [name for name in now if name != "recipe" and before.get(name) != now[name]]
 
 
 def require_same_sources(run: Run, signed: Sources | None, step: int) -> None:
-    """Raises `SignatureError` where a run has not what a checkpoint was signed with; see `changed_sources`."""
+    """Raises `SignatureError` if a run's sources differ from those that a checkpoint was signed with."""
     if changed := changed_sources(run, signed):
         raise SignatureError(
             f"the checkpoint of step {step} was signed with other {' and '.join(changed)} than the run has now.",
@@ -94,11 +89,7 @@ def require_same_sources(run: Run, signed: Sources | None, step: int) -> None:
 
 
 def sign(manifest: Manifest, public: PublicKey) -> Bundle:
-    """Signs a manifest, its signature left out, with this process's key, which must be the one that the run asks for.
-
-    Raises:
-        UserError: this process has no key, or another one.
-    """
+    """Signs a manifest that has no signature yet; `UserError` if this process has not the run's key."""
     signer = signer_here()
     if signer is None:
         raise UserError(
@@ -114,12 +105,12 @@ def sign(manifest: Manifest, public: PublicKey) -> Bundle:
 
 
 def require_signer(public: PublicKey) -> None:
-    """Raises what `sign` does where this process cannot sign for a key, before it has trained anything."""
+    """Raises `UserError` if this process cannot sign for a key, before it trains."""
     sign(Manifest(kind="", folder="", files={}), public)
 
 
 def require_signed(manifest: Manifest, public: PublicKey, where: str) -> None:
-    """Raises `SignatureError` where a manifest does not say what a key has signed."""
+    """Raises `SignatureError` if a manifest differs from what a key has signed."""
     if problem := signature_problem(manifest, public):
         raise SignatureError(
             f"{where} is refused: {problem}",
@@ -130,7 +121,7 @@ def require_signed(manifest: Manifest, public: PublicKey, where: str) -> None:
 
 
 def signature_problem(manifest: Manifest, public: PublicKey) -> str | None:
-    """Returns why a manifest is not what a key has signed, None where it is."""
+    """Returns why a manifest is not as a key has signed it, or None."""
     bundle = manifest.meta.get(SIGNATURE)
     if bundle is None:
         return "it is not signed."
@@ -138,13 +129,13 @@ def signature_problem(manifest: Manifest, public: PublicKey) -> str | None:
         is_same = public.open(bundle) == statement(unsigned(manifest))
     except SignatureError as error:
         return error.message
-    except (ValueError, TypeError):  # the digest of a file is none
+    except (ValueError, TypeError):  # a file's digest is not hexadecimal
         is_same = False
     return None if is_same else "it is not what was signed."
 
 
 def statement(manifest: Manifest) -> dict[str, Any]:
-    """Returns what is signed of a manifest: an in-toto statement as model-signing reads it."""
+    """Returns the in-toto statement that is signed for a manifest, as model-signing reads it."""
     resources = [
         {"name": name, "algorithm": "sha256", "digest": entry["sha256"]}
         for name, entry in sorted(manifest.files.items())

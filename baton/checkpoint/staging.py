@@ -1,7 +1,7 @@
-"""Staging of checkpoints and downloads: in memory, on disk, or nowhere.
+"""Staging of checkpoints and downloads in memory or on disk.
 
-Downloads in memory are files of this process that have no name but that of an open descriptor, so that no folder needs
-room. Tensors map them without a copy, and the mapping outlives the descriptors.
+A download in memory is an unnamed file behind a descriptor of this process, so no folder needs room. Tensors map it
+without a copy, and the mapping outlives the descriptor.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ logger = logging.getLogger("baton")
 
 MEMORY = "/dev/shm"
 MARGIN = 1.1
-"""Room asked for, as a multiple of the bytes expected."""
+"""Required room, as a multiple of the expected bytes."""
 LEFT_FREE = 512 * 1024**2
 """Bytes of memory that staging leaves free."""
 LEAST_HELD = 2**20
-"""Bytes from which on a file is held."""
+"""Smallest file in bytes to be held in memory."""
 NAME_LENGTH = 60
-"""Characters of a file's name that Linux is told, which takes 249 bytes."""
+"""Characters of a file's name in `memfd_create`, which takes 249 bytes."""
 
 
 class SupersededError(BatonError):
@@ -46,12 +46,10 @@ class PendingCheckpoint:
     """A checkpoint staged on this machine, on its way to the store.
 
     Attributes:
-        step: The step at whose end it is captured.
-        folder: Local folder with its files.
-        writer: The attempt that has got some of them already: its place has no room for all, or several machines write.
-        digests: Digests of the state in memory, those of all ranks joined.
-        must_keep: Whether no newer one may take its place.
-        superseded: Set once one does.
+        writer: The attempt that has some files already: the folder has no room for all, or several machines write.
+        digests: Digests of the state in memory, joined over all ranks.
+        must_keep: Whether no newer checkpoint may take its place.
+        superseded: Set once a newer one takes its place.
     """
 
     step: int
@@ -62,12 +60,12 @@ class PendingCheckpoint:
     superseded: threading.Event = field(default_factory=threading.Event)
 
     def check(self) -> None:
-        """Raises `SupersededError` once it is."""
+        """Raises `SupersededError` once a newer checkpoint has taken its place."""
         if self.superseded.is_set():
             raise SupersededError(f"a newer checkpoint takes the place of step {self.step}'s.")
 
     def send(self, folder: str) -> None:
-        """Sends the files of a folder, and removes them: the next ones need its room."""
+        """Sends a folder's files and removes them, to make room for the next."""
         assert self.writer
         self.writer.send(folder)
         for name in os.listdir(folder):
@@ -75,12 +73,7 @@ class PendingCheckpoint:
 
 
 def memfd_files(folder: str, files: Mapping[str, int]) -> list[int]:
-    """Puts links to empty files in memory where a download is to be, and returns their descriptors.
-
-    Args:
-        folder: Where the download will be.
-        files: Bytes of each of its files, by relative name.
-    """
+    """Links a download's large files (relative name → bytes) to empty files in memory, and returns the descriptors."""
     descriptors = []
     for name, size in files.items():
         if size >= LEAST_HELD:
@@ -88,22 +81,19 @@ def memfd_files(folder: str, files: Mapping[str, int]) -> list[int]:
             os.makedirs(os.path.dirname(path), exist_ok=True)
             descriptors.append(os.memfd_create(os.path.basename(name)[:NAME_LENGTH]))
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)  # of an earlier try
+                os.unlink(path)  # from an earlier try
             os.symlink(f"/proc/{os.getpid()}/fd/{descriptors[-1]}", path)
     return descriptors
 
 
 def is_held(path: str) -> bool:
-    """Tells whether a file is such a one of this process."""
+    """Tells whether a file is held in memory by this process."""
     return os.path.islink(path) and os.readlink(path).startswith(f"/proc/{os.getpid()}/fd/")
 
 
 @contextlib.contextmanager
 def mmap_load(path: str) -> Iterator[None]:
-    """Has `torch.load` map a file that is held, where the tensors that it returns are to be its only users.
-
-    What is written to the tensors is written to the file: never one that others read.
-    """
+    """Makes `torch.load` map a held file; writes to its tensors change the file, so nothing else may read it."""
     if not is_held(path):
         yield
         return
@@ -118,7 +108,7 @@ def mmap_load(path: str) -> Iterator[None]:
 
 
 class Staging:
-    """Folders for checkpoints and downloads of one chunk, removed at its end: a context manager."""
+    """Context manager with folders for a chunk's checkpoints and downloads."""
 
     def __init__(self) -> None:
         self._folders: dict[str, str] = {}
@@ -128,15 +118,13 @@ class Staging:
         clear_left()
 
     def folder(self, num_bytes: int) -> str:
-        """Returns a folder with room for downloads: in memory where they fit, else on disk."""
+        """Returns a folder for downloads: in memory if they fit, else on disk."""
         return self._folder(MEMORY if _has_room(MEMORY, num_bytes) else tempfile.gettempdir())
 
     def incoming(self, checkpoint: Checkpoint, *, alone: bool) -> str:
-        """Returns a folder for a checkpoint's download, which takes the place of the one before.
+        """Returns a folder for a checkpoint's download, which replaces the previous one.
 
-        Args:
-            checkpoint: What is downloaded.
-            alone: Whether this process alone will have the files: then large ones may be held, see `memfd_files`.
+        Large files may be held in memory, see `memfd_files`, if this process uses the files `alone`.
         """
         self._release()
         name, wanted = f"from-{checkpoint.step}", int(checkpoint.bytes * MARGIN) + LEFT_FREE
@@ -148,9 +136,9 @@ class Staging:
         return folder
 
     def places(self, num_bytes: int) -> Iterator[tuple[str, bool]]:
-        """Yields folders to write a checkpoint to, best first, and whether all of it fits.
+        """Yields folders for a checkpoint, best first, and whether all of it fits.
 
-        The last one is the roomiest there is: what goes there is sent off file by file.
+        The last is the roomiest one; from there the checkpoint is sent file by file.
         """
         fitting = [place for place in (MEMORY, tempfile.gettempdir()) if _has_room(place, num_bytes)]
         for place in fitting:
@@ -158,11 +146,11 @@ class Staging:
             yield self._folder(place), True
         self._say(None, num_bytes)
         usable = [place for place in (MEMORY, tempfile.gettempdir()) if os.access(place, os.W_OK)]
-        # Weights are sent and gone before the optimizer's state is written: the larger of the two needs room here.
+        # Weights are sent and removed before the optimizer's state is written: only the larger of the two needs room.
         yield self._folder(max(usable, key=lambda place: shutil.disk_usage(place).free)), False
 
     def drop(self, path: str) -> None:
-        """Removes a download that is not needed any more; what does not lie in one of these folders stays."""
+        """Removes a download that is no longer needed, if it is in one of these folders."""
         if any(os.path.dirname(path) == folder for folder in self._folders.values()):
             shutil.rmtree(path, ignore_errors=True)
             self._release()
@@ -176,18 +164,18 @@ class Staging:
         self._release()
 
     def _release(self) -> None:
-        """Closes what is held: what is not mapped is gone."""
+        """Closes held files; only mapped ones keep their memory."""
         while self._held:
             os.close(self._held.pop())
 
     def _folder(self, place: str) -> str:
-        with self._lock:  # downloads ask for folders from several threads
+        with self._lock:  # downloads run in several threads
             if place not in self._folders:
                 self._folders[place] = scratch.make(place)
             return self._folders[place]
 
     def _say(self, place: str | None, num_bytes: int) -> None:
-        """Tells when checkpoints are staged elsewhere than in memory, once each time that changes."""
+        """Reports each change of the place where checkpoints are staged."""
         if place == self._last:
             return
         self._last = place
@@ -203,7 +191,7 @@ class Staging:
 
 
 def clear_left() -> None:
-    """Removes the folders that killed processes of this machine left."""
+    """Removes the folders that killed processes left on this machine."""
     for place in {MEMORY, tempfile.gettempdir()}:
         scratch.clear_left(place)
 
@@ -214,5 +202,5 @@ def _has_room(place: str, num_bytes: int) -> bool:
     wanted = int(num_bytes * MARGIN)
     if shutil.disk_usage(place).free < wanted:
         return False
-    # tmpfs has a size of its own and takes the machine's memory: both must have room.
+    # tmpfs has its own limit and uses the machine's memory: both must have room.
     return place != MEMORY or psutil.virtual_memory().available >= wanted + LEFT_FREE

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: committed by manifest, found by step, verified by hashes, and merged if in shards."""
+"""Checkpoints of a run: committed by manifest, found by step, verified by hashes, merged if sharded."""
 
 from __future__ import annotations
 
@@ -31,11 +31,10 @@ from baton.store.cache import NodeCache
 from baton.store.manifest import DAMAGED, Manifest, read_manifest
 
 TRAINING_FILES = re.compile(r"(^optimizer|^scheduler|^scaler|^rng_state|^baton_state|^trainer_state)")
-"""Beginnings of names that only training needs."""
 SHARD_SIZE_FORM = re.compile(r"[1-9][0-9]*(KB|MB|GB)")
 LOG_FILE = "trainer_state.json"
 LogEntry = dict[str, float]
-"""What a trainer logged at a step: names, `step` among them, and numbers."""
+"""Logged values by name, `step` among them."""
 _STEP = re.compile(r"^step-(\d{8,})$")
 
 
@@ -45,14 +44,13 @@ class Parent(Document):
     step: int
     digest: str
     manifest: str = ""
-    """SHA-256 of its manifest, where that is signed; see `signatures.manifest_digest`."""
+    """SHA-256 of its manifest, if signed; see `signatures.manifest_digest`."""
 
 
 class Restoration(Document):
-    """The checkpoint that the process which made this one had resumed from."""
+    """The checkpoint that this one's process resumed from, step 0 at the start of a run."""
 
     step: int = 0
-    """Its step; 0 at the start of a run."""
     checked: dict[str, str] | None = None
     """Part of the state → `match`, `mismatch`, `absent`, `left out` or `of other processes`."""
     level: str = "bitwise"
@@ -62,18 +60,18 @@ class Restoration(Document):
 
 
 class CheckpointMeta(Document):
-    """Whose state a checkpoint holds, made by what, where and at what cost."""
+    """Origin of a checkpoint's state, its digests and its cost."""
 
     run: str = ""
     step: int = 0
     digest: str
-    """Digest of the whole state in memory when it was captured."""
+    """Digest of the whole state in memory at the capture."""
     state: dict[str, str] = Field(default_factory=dict)
-    """Part of the state → its digest, and `state` → all of them."""
+    """Part of the state → its digest, and `state` → that of all parts."""
     parent: Parent | None = None
     """None for the first checkpoint of a run."""
     chain: str = ""
-    """Digest over the digests of this checkpoint and all before it."""
+    """Digest over the digests of this checkpoint and all earlier ones."""
     restored: Restoration = Restoration()
     identity: str = ""
     """Digest of recipe, data, model, code and plan, see `run.state_identity`."""
@@ -84,23 +82,22 @@ class CheckpointMeta(Document):
     chunk: int = 0
     created: str = ""
     seconds: dict[str, float] = Field(default_factory=dict)
-    """Phase → seconds of the process that made it."""
+    """Seconds of the process that made it, by phase."""
     moved: Transfer = Transfer()
     work: RunCost = RunCost()
     forked_from: ForkOrigin | None = None
     skips: list[int] = Field(default_factory=list)
-    """Steps up to this one that were skipped, those of its parent's run too; see `training.guard`."""
+    """Steps up to this one that were skipped, also in its parent's run; see `training.guard`."""
     hooks: OwnState | None = None
-    """State of the user's code; None where a Baton wrote the checkpoint that did not look for any."""
+    """State of the user's code; None in checkpoints of a Baton that did not look for it."""
     sources: Sources | None = None
-    """What it was made of, where it is signed."""
+    """Digests of its sources, if signed."""
     made: FormatVersions = FormatVersions()
-    """What it was written with."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A committed checkpoint: the step at whose end it was captured, its files, and whose state it is."""
+    """A committed checkpoint of the state at a step's end."""
 
     step: int
     manifest: Manifest
@@ -108,20 +105,14 @@ class Checkpoint:
 
     @property
     def digest(self) -> str:
-        """Digest of the state."""
         return self.meta.digest
 
     @property
     def bytes(self) -> int:
-        """Total size of its files."""
         return self.manifest.bytes
 
     def require_continued(self, *names: str) -> None:
-        """Raises `FormatError` where this Baton does not continue what it was written with.
-
-        Args:
-            names: The formats that matter, see `versions.FORMATS`; all of a checkpoint's when left out.
-        """
+        """Raises `FormatError` if this Baton does not continue one of the named formats, by default all of them."""
         what = f"the checkpoint of step {self.step} of run {self.meta.run!r}"
         self.meta.made.require_continued(what, names or CHECKPOINT_FORMATS)
 
@@ -129,10 +120,7 @@ class Checkpoint:
 class CheckpointStore:
     """The checkpoints of one run, `runs/<run>/checkpoints/step-NNNNNNNN/`.
 
-    Args:
-        run: The run.
-        signed_by: Key whose signature they must have, and by which new ones are signed; when left out, the one that
-            this process was given, if it was.
+    `signed_by` is the key that must have signed them and signs new ones; by default the process's own, if it has one.
     """
 
     def __init__(self, run: Run, signed_by: PublicKey | None = None) -> None:
@@ -142,12 +130,11 @@ class CheckpointStore:
 
     @classmethod
     def of(cls, run: Run, recipe: Recipe) -> CheckpointStore:
-        """Returns the checkpoints of a run whose recipe may ask for signatures; see `signing.required`."""
+        """Returns a run's checkpoints, signed if the recipe asks for that; see `signing.required`."""
         signing = recipe.chunks.signing
         return cls(run, required(signing.public_key, f"run {run.name!r}") if signing else None)
 
     def prefix(self, step: int) -> str:
-        """Returns where the checkpoint of a step lies in the store."""
         return self.run.path(f"checkpoints/step-{step:08d}")
 
     def uri(self, checkpoint: Checkpoint) -> str:
@@ -155,19 +142,15 @@ class CheckpointStore:
         return self.storage.uri(checkpoint.manifest.path(self.prefix(checkpoint.step)))
 
     def steps(self) -> list[int]:
-        """Returns the steps under which anything was written, ascending; not all are committed."""
+        """Returns the steps with any object, ascending; not all are committed."""
         names = self.storage.list(self.run.path("checkpoints"))
         return sorted(int(match[1]) for name in names if (match := _STEP.match(name)))
 
     def read(self, step: int, names: Sequence[str] | None = None) -> Checkpoint | None:
-        """Returns the checkpoint that is committed for a step, or None.
-
-        Args:
-            step: The step.
-            names: What lies directly below it, where that has been listed.
+        """Returns the committed checkpoint of a step, or None; `names` is a listing of the step's folder, if made.
 
         Raises:
-            DamagedError: the manifest is unreadable, was marked, or belongs to another run or step.
+            DamagedError: the manifest is unreadable, marked, or of another run or step.
             FormatError: a newer Baton wrote it.
         """
         manifest = read_manifest(self.storage, self.prefix(step), names)
@@ -176,13 +159,8 @@ class CheckpointStore:
     def committed(
         self, on_damaged: Callable[[int, DamagedError], None] | None = None, *, after: int = 0
     ) -> Iterator[Checkpoint]:
-        """Yields committed checkpoints, newest first.
-
-        Args:
-            on_damaged: Called with the step and the error of each whose manifest is damaged, in its turn.
-            after: Step below those that are wanted.
-        """
-        # One listing; manifests are read as they are asked for, so that who wants the newest alone pays for one.
+        """Yields committed checkpoints after a step, newest first; calls `on_damaged` for each damaged manifest."""
+        # One listing; manifests are read one by one, so that a search for the newest reads only one.
         for step in reversed(self.steps()):
             if step <= after:
                 return
@@ -196,19 +174,17 @@ class CheckpointStore:
                 yield checkpoint
 
     def committed_steps(self) -> list[int]:
-        """Returns the steps that are committed, ascending."""
         return sorted(checkpoint.step for checkpoint in self.committed())
 
     def newest(self) -> Checkpoint | None:
-        """Returns the newest committed checkpoint."""
         return next(self.committed(), None)
 
     def whole(self) -> Iterator[Checkpoint]:
-        """Yields committed checkpoints whose files are all there in full size, newest first."""
+        """Yields the committed checkpoints that `is_whole`, newest first."""
         return (checkpoint for checkpoint in self.committed() if self.is_whole(checkpoint))
 
     def is_whole(self, checkpoint: Checkpoint) -> bool:
-        """Tells whether all files of a checkpoint are there in full size, which costs one listing."""
+        """Tells, by one listing, whether all files of a checkpoint are there in full size."""
         return bundle.is_whole(self.storage, self.prefix(checkpoint.step), checkpoint.manifest)
 
     def open_writer(self, step: int, check: Callable[[], None] = lambda: None) -> BundleWriter:
@@ -217,7 +193,7 @@ class CheckpointStore:
         return BundleWriter(self.storage, self.prefix(step), kind="checkpoint", check=check, find_copy_sources=find)
 
     def ancestors(self, step: int) -> CopySources:
-        """Returns the newest checkpoints before a step whose files its own may be copies of."""
+        """Returns the newest checkpoints before a step, from which its own unchanged files may be copied."""
         found: list[tuple[str, Manifest]] = []
         for number in reversed(self.steps()):
             names = self.storage.list(self.prefix(number))
@@ -227,26 +203,27 @@ class CheckpointStore:
                 break
             if checkpoint and number < step:
                 found.append((self.prefix(number), checkpoint.manifest))
-            # What was damaged there may be so in those before it, of which its files may be copies; also where it is
-            # this step, which is made anew.
+            # Damage found here may also be in older ones, as files are copied from step to step. That holds for this
+            # very step, too: it is made anew.
             if len(found) == MAX_COPY_DEPTH or any(name.startswith(DAMAGED) for name in names):
                 break
         return CopySources(found)
 
     def commit(self, step: int, writer: BundleWriter, meta: CheckpointMeta) -> tuple[Checkpoint, bool]:
         """Commits what was sent; see `bundle.BundleWriter.commit`."""
-        # Run and step last: `_checked` compares them, and a folder copied from elsewhere is found out by them.
+        # Run and step override those in `meta`: by them `_checked` detects a folder copied from elsewhere.
         stated: dict[str, Any] = {**meta.to_json(), "run": self.run.name, "step": step}
         if self.signed_by:
-            # Anew: a fork's first checkpoint comes with its parent's.
+            # Anew: a fork's first checkpoint comes with its parent's sources and signature.
             stated = {**stated, "sources": sources_of(self.run).to_json()}
             stated.pop(SIGNATURE, None)
+            # Inside the manifest, the last object written: no crash leaves a committed checkpoint unsigned.
             stated[SIGNATURE] = sign(writer.manifest(stated), self.signed_by)
         manifest, ours = writer.commit(stated)
         return self._checked(step, manifest), ours
 
     def require_signer(self) -> None:
-        """Checks that this process can sign, where signatures are asked for; see `signatures.require_signer`."""
+        """Raises `UserError` if signatures are required and this process cannot sign."""
         if self.signed_by:
             require_signer(self.signed_by)
 
@@ -256,9 +233,10 @@ class CheckpointStore:
         """Downloads a checkpoint, every byte checked; see `bundle.fetch`.
 
         Raises:
-            SignatureError: it must be signed, and has a file that was not: whoever reads the folder would read it too.
+            SignatureError: it must be signed, and has a file that is not.
         """
         prefix, manifest = self.prefix(checkpoint.step), checkpoint.manifest
+        # A file beside the signed ones is not downloaded here, but read by whoever reads the folder itself.
         if self.signed_by and (unlisted := self.storage.find(manifest.path(prefix)).keys() - manifest.files.keys()):
             raise SignatureError(
                 f"{self.uri(checkpoint)} is refused: {', '.join(sorted(unlisted))} was not signed.",
@@ -275,7 +253,7 @@ class CheckpointStore:
         bundle.require_whole(self.storage, self.prefix(checkpoint.step), checkpoint.manifest, problems)
 
     def code(self, checkpoint: Checkpoint) -> list[str]:
-        """Returns a line for each pickle of a whole checkpoint that holds code; see `sharded.code_in`."""
+        """Returns the problems of `sharded.code_in` for a checkpoint in the store."""
         manifest, prefix = checkpoint.manifest, self.prefix(checkpoint.step)
         with scratch_folder("pickles") as folder:
             for name in manifest.files:
@@ -284,11 +262,7 @@ class CheckpointStore:
             return code_in(folder)
 
     def history(self, checkpoint: Checkpoint) -> list[LogEntry]:
-        """Returns the logged values of the run up to a checkpoint, from its `trainer_state.json`.
-
-        Raises:
-            DamagedError: it holds none.
-        """
+        """Returns the run's logged values up to a checkpoint; `DamagedError` if its `trainer_state.json` has none."""
         path = checkpoint.manifest.path(self.prefix(checkpoint.step), LOG_FILE)
         where = self.storage.uri(path)
         if LOG_FILE not in checkpoint.manifest.files:
@@ -301,63 +275,58 @@ class CheckpointStore:
         return history
 
     def evaluation_losses(self, checkpoint: Checkpoint) -> dict[int, float]:
-        """Returns the evaluation losses of the run up to a checkpoint that are numbers, by step."""
+        """Returns the run's finite evaluation losses up to a checkpoint, by step."""
         return evaluation_losses(self.history(checkpoint))
 
     def _checked(self, step: int, manifest: Manifest) -> Checkpoint:
-        """Returns a manifest that was found, with its meta read.
+        """Returns the checkpoint of a manifest that must be of this run and step, and signed if required.
 
         Raises:
-            DamagedError: it belongs to another run or step, or is not that of a checkpoint.
-            SignatureError: nobody signed it whose signature is asked for. It is never passed over: whoever may write to
-                the store would decide where the run goes on.
+            DamagedError: it is of another run or step, or of no checkpoint.
+            SignatureError: the required signature is missing or wrong.
             FormatError: a newer Baton wrote it.
         """
         where = self.storage.uri(self.prefix(step))
+        # An unsigned one is an error and never passed over: else whoever can write to the store would decide from which
+        # older checkpoint the run goes on.
         if self.signed_by:
             require_signed(manifest, self.signed_by, f"the checkpoint of step {step} in {where}")
         stated = (manifest.kind, manifest.meta.get("run"), manifest.meta.get("step"))
         if stated != ("checkpoint", self.run.name, step):
-            # One that is signed and lies elsewhere was put there.
+            # A signed manifest in the wrong place was put there on purpose.
             kind = SignatureError if self.signed_by else DamagedError
             raise kind(f"{where}: its manifest says {stated}, not this run's.")
         return self.as_checkpoint(step, manifest)
 
     def as_checkpoint(self, step: int, manifest: Manifest) -> Checkpoint:
-        """Returns a manifest with its meta read.
+        """Returns the checkpoint of a manifest.
 
         Raises:
-            DamagedError: it is not that of a checkpoint.
+            DamagedError: it is of no checkpoint.
             FormatError: a newer Baton wrote it.
         """
         if not manifest.files:
             raise DamagedError(f"{self.storage.uri(self.prefix(step))}: its manifest names no files.")
         meta = CheckpointMeta.read(manifest.meta, self.storage.uri(self.prefix(step)))
-        # Refused to every reader: one that is passed over as damaged would be written anew, and retention take others.
+        # An error for every reader: passed over as damaged, it would be written anew, and retention would take others.
         meta.made.require_known(f"the checkpoint of step {step} of run {self.run.name!r}")
         return Checkpoint(step, manifest, meta)
 
 
 def evaluation_losses(history: Iterable[LogEntry]) -> dict[int, float]:
-    """Returns the evaluation losses that are numbers, by step."""
+    """Returns the finite evaluation losses by step."""
     losses = {int(entry["step"]): entry["eval_loss"] for entry in history if "eval_loss" in entry}
     return {step: loss for step, loss in losses.items() if isinstance(loss, float) and math.isfinite(loss)}
 
 
 def merge_model(store: CheckpointStore, checkpoint: Checkpoint, folder: str, shard_size: str) -> dict[str, Any]:
-    """Writes the model of a checkpoint that is in shards to a new folder; a whole one is left where it is.
-
-    Args:
-        store: The run's checkpoints.
-        checkpoint: One of them.
-        folder: Where to write to, which must not exist or be empty.
-        shard_size: Largest file of weights, such as `5GB`.
+    """Writes a sharded checkpoint's model to a new or empty folder; does nothing for a whole one.
 
     Returns:
-        `step`, `uri`, `was_sharded`, and, where it was, `folder`, `files` with weights and their `bytes`.
+        `step`, `uri`, `was_sharded`, and, if so, `folder`, `files` with weights and their `bytes`.
 
     Raises:
-        UserError: the folder holds something, or the size is none.
+        UserError: the folder is not empty, or the size is invalid.
         DamagedError: the checkpoint is not what was committed.
     """
     summary = {"step": checkpoint.step, "uri": store.uri(checkpoint), "was_sharded": False}
@@ -369,6 +338,7 @@ def merge_model(store: CheckpointStore, checkpoint: Checkpoint, folder: str, sha
         raise UserError(f"{folder!r} exists and is no empty folder.", remedy="Name another one with --output.")
     target = os.path.abspath(folder)
     os.makedirs(os.path.dirname(target), exist_ok=True)
+    # Beside the target, and moved there whole: a crash leaves no half-written model under its name.
     with tempfile.TemporaryDirectory(prefix=".baton-merge-", dir=os.path.dirname(target)) as scratch:
         names = [name for name in checkpoint.manifest.files if not TRAINING_FILES.match(name)]
         local = store.fetch(checkpoint, os.path.join(scratch, "checkpoint"), names=names)

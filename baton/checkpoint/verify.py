@@ -1,9 +1,8 @@
-"""Every change to a signed run's checkpoints, found offline with nothing but the public key.
+"""Verification of a signed run offline, with only the public key: finds every change to its checkpoints.
 
-The store is read and not believed: each manifest must be, byte for byte, one that the key has signed, its files those
-that it names and no others, its parent the very manifest that is here, and what it was made of what the run has. What
-nobody can see from the store alone is that its end was taken away: whoever wrote down a step and its manifest's digest
-elsewhere gives them as what is expected.
+Each manifest must be signed byte for byte, name exactly the files that are there, name the very parent that is there,
+and match the run's sources. The store alone cannot show that newest checkpoints were removed: for that, the caller
+gives a step and its manifest's digest as written down elsewhere.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _OBJECT = re.compile(r"step-(\d{8,})/(?:manifest(?:-([1-9]\d*))?\.json|(?:([^/]+
 
 
 class StepReport(TypedDict):
-    """A checkpoint that was read back: `manifest` is the SHA-256 by which the next one knows it."""
+    """A verified checkpoint; `manifest` is the SHA-256 by which the next one names it."""
 
     step: int
     ok: bool
@@ -38,7 +37,7 @@ class StepReport(TypedDict):
 
 
 class SignatureReport(TypedDict):
-    """What came of it: a row for each step, the newest one, what is wrong with the run besides, and what to know."""
+    """A row for each step, the newest as `head`, problems of the run as a whole, and notes."""
 
     ok: bool
     checkpoints: list[StepReport]
@@ -60,25 +59,18 @@ class SignedStep:
 
     @property
     def is_hidden(self) -> bool:
-        """Whether a mark says that the newest manifest is being removed."""
+        """Whether the newest manifest is marked as being removed."""
         return bool(self.manifests) and f"{REMOVED}{self.manifests[-1].folder}" in self.marks
 
 
 class Verification:
-    """One look at the checkpoints of a run, and the key that must have signed them."""
-
     def __init__(self, store: CheckpointStore, public: PublicKey) -> None:
         self._store, self._run, self._storage = store, store.run, store.storage
         self._public = public
         self._steps = self._listed()
 
     def verdict(self, step: int | None = None, digest: str | None = None) -> SignatureReport:
-        """Reads everything back.
-
-        Args:
-            step: Step that the run must have come to at least.
-            digest: SHA-256 of that step's manifest, of the newest one's where no step is given.
-        """
+        """Reads everything back; expects at least a step, and the SHA-256 of its manifest, by default of the newest."""
         for number, objects in sorted(self._steps.items()):
             self._read(number, objects)
         here = {number: each for number, each in self._steps.items() if each.manifests and not each.is_hidden}
@@ -86,7 +78,7 @@ class Verification:
             objects.problems += self._chain(objects)
         head = max(here, default=0)
         problems, notes = list(self._of_run(here, head)), list(self._notes(head))
-        # What nobody has committed is nothing to restore, and none to tell of.
+        # Steps that were never committed are not reported: nothing can restore them.
         told = {number: each for number, each in sorted(self._steps.items()) if each.generations or each.problems}
         rows = {number: _row(number, each) for number, each in told.items()}
         problems += self._unexpected(rows, head, step, digest)
@@ -114,7 +106,7 @@ class Verification:
         return dict(steps)
 
     def _read(self, number: int, objects: SignedStep) -> None:
-        """Reads a step back: its manifests, and the files of the newest."""
+        """Reads all manifests of a step back, and the newest one's files."""
         for generation, path in sorted(objects.generations.items()):
             try:
                 data = self._storage.read(path)
@@ -156,7 +148,7 @@ class Verification:
         return None
 
     def _chain(self, objects: SignedStep) -> Iterator[str]:
-        """Yields what does not fit the checkpoint before."""
+        """Yields what does not fit the parent checkpoint."""
         parent = objects.current.meta.parent if objects.current else None
         before = self._steps.get(parent.step) if parent else None
         if parent is None or before is None:
@@ -168,7 +160,7 @@ class Verification:
             yield f"continues step {parent.step}, whose files are here and whose manifest is gone"
 
     def _of_run(self, here: dict[int, SignedStep], head: int) -> Iterator[str]:
-        """Yields what is wrong with what the checkpoints were made of."""
+        """Yields problems of the run as a whole: missing newest steps, changed sources."""
         hidden = [number for number, objects in self._steps.items() if objects.is_hidden and number > head]
         if hidden:
             yield f"step {max(hidden)} is marked as being removed, and nothing newer is here"
@@ -209,7 +201,7 @@ class Verification:
     def _unexpected(
         self, rows: dict[int, StepReport], head: int, step: int | None, digest: str | None
     ) -> Iterator[str]:
-        """Yields what is not as whoever asks has written it down."""
+        """Yields how the store differs from the expected step and digest."""
         if step is not None and head < step:
             yield f"the newest is step {head}, and step {step} was expected: rolled back, or its end is gone"
         elif digest is not None:

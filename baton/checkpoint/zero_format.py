@@ -1,10 +1,10 @@
-"""DeepSpeed's ZeRO: the package that it needs, and the file that each process writes of its state.
+"""File format for each process's state under DeepSpeed's ZeRO, and the package that ZeRO needs.
 
     optimizer_0.zero    the first process's part of masters and optimizer: safetensors, the rest in its header
     optimizer_1.zero    the second one's
 
-DeepSpeed itself writes pickles of its own classes, which are code to their reader, the weights a second time, and
-a script. Here a file holds tensors, numbers, names and containers of these, and nothing else can be read from it.
+DeepSpeed itself writes pickles of its own classes, which run code when read, the weights a second time, and a script.
+These files can hold only tensors, numbers, names and containers.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 PACKAGE = "deepspeed"
 VERSION = "0.19.8"
-"""The one that was tried; older ones keep another state."""
+"""The tested release; older ones keep another state."""
 _HEADER = "state"
-"""One entry alone: safetensors writes several in no fixed order."""
+"""The only entry: safetensors writes several in no fixed order."""
 
 
 def require_package(recipe: Recipe) -> None:
-    """Raises `UserError` where a recipe asks for DeepSpeed, and it is not installed here."""
+    """Raises `UserError` if a recipe needs DeepSpeed and it is not installed."""
     if recipe.world_size > 1 and recipe.parallel.is_zero and importlib.util.find_spec(PACKAGE) is None:
         raise UserError(
             f"training.parallel.strategy {recipe.parallel.strategy} needs the package {PACKAGE}, which is not "
@@ -40,16 +40,12 @@ def require_package(recipe: Recipe) -> None:
 
 
 def file_name(rank: int) -> str:
-    """Returns the name of a process's file."""
+    """Returns the name of a rank's file."""
     return f"optimizer_{rank}.zero"
 
 
 def write(path: str, state: dict[str, object]) -> None:
-    """Writes the state of one process, containers of tensors and plain values; the same state gives the same bytes.
-
-    Raises:
-        TypeError: it holds something else.
-    """
+    """Writes containers of tensors and plain values, equal states as equal bytes; `TypeError` for anything else."""
     from safetensors.torch import save_file
 
     tensors: dict[str, Tensor] = {}
@@ -58,14 +54,10 @@ def write(path: str, state: dict[str, object]) -> None:
 
 
 def read(path: str, *, lazily: bool = False) -> dict[str, Any]:
-    """Reads what `write` has written.
-
-    Args:
-        path: The file.
-        lazily: Return slices of the file, which read what is asked of them, in place of tensors but for single numbers.
+    """Reads what `write` has written, `lazily` as slices of the file in place of tensors with dimensions.
 
     Raises:
-        DamagedError: it is something else.
+        DamagedError: the file is something else.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -85,20 +77,20 @@ def read(path: str, *, lazily: bool = False) -> dict[str, Any]:
 
 
 def _encoded(value: Any, tensors: dict[str, Tensor]) -> Any:
-    """Returns a value as JSON has it; tensors are put aside, and stand there by their names."""
+    """Returns a value as JSON, and moves its tensors to `tensors`, by name."""
     from torch import Tensor
 
     if isinstance(value, Tensor):
-        # By order of visit: equal states get equal names, and files of equal bytes.
+        # Named in order of visit: equal states get equal names, and files of equal bytes.
         name = f"{len(tensors):06d}"
-        # On the CPU, and not a part of a larger one, which would be written along with it.
+        # Cloned if it is a view: its whole storage would be written along with it.
         copied = value.detach().cpu().contiguous()
         tensors[name] = copied if copied.untyped_storage().nbytes() == copied.nbytes else copied.clone()
         return {"tensor": name}
     if isinstance(value, dict):
         if not all(type(key) in (int, str) for key in value):
             raise TypeError(f"keys in ZeRO's state are names or numbers, not {sorted(map(repr, value))}")
-        # Pairs: an object of JSON would turn keys that are numbers into text.
+        # Pairs: a JSON object would turn number keys into text.
         return {"dict": [[key, _encoded(each, tensors)] for key, each in value.items()]}
     # Exact types: an instance of a subclass would come back as something else.
     if type(value) in (list, tuple):
