@@ -52,7 +52,7 @@ class ForkOverrides:
             self._rates = [float(rate) for rate in trainer.lr_scheduler.base_lrs]
 
     def expected_digests(self, trainer: Trainer, skipped: tuple[int, ...] = ()) -> dict[str, str]:
-        """Returns digests with the parent's values for the run's length and the schedule's form, which a fork decides."""
+        """Returns digests with the parent's values for what a fork decides: the run's length, the schedule's form."""
         now = trainer.state
         schedule = trainer.lr_scheduler.state_dict()
         if "lr_lambdas" in schedule:

@@ -285,7 +285,7 @@ class _Partitions:
         return self._own[sharding.OPTIMIZER_STATES[stage]]["state"][row][kind]
 
     def _whole(self, kind: str, number: int) -> torch.Tensor:
-        """Returns all values of a weight, flat; all ranks must call it in the same order, as each broadcasts its part."""
+        """Returns all values of a weight, flat; all ranks must call it in the same order, as it broadcasts."""
         held: torch.Tensor = self._held(kind, number).detach()
         if self._cut is None:
             return held.flatten()
