@@ -1,6 +1,6 @@
-"""Conversations as the model reads them: chat templates by name, the day that they are told, and rows as turns.
+"""Chat templates by name, the day that templates are given, and rows as turns of a conversation.
 
-The templates mark the assistant's text with `generation`. Those of Llama 3.2, gpt-oss and others write today's date, by
+Templates mark the assistant's text with `generation`. Those of Llama 3.2, gpt-oss and others write today's date, by
 `strftime_now`. All stages of a run use the same day, or a chunk after midnight would train on another text.
 """
 
@@ -62,11 +62,7 @@ TEMPLATES = {"chatml": CHATML, "llama3": LLAMA3, "zephyr": ZEPHYR, "alpaca": ALP
 
 
 def chat_template(setting: str) -> str:
-    """Returns the template that `model.chat_template` stands for: a name, the address of a `.jinja` file, or itself.
-
-    Raises:
-        UserError: there is no such name or file, or the template is not valid Jinja.
-    """
+    """Returns the template of `model.chat_template`: a name, the address of a `.jinja` file, or Jinja itself."""
     template = TEMPLATES.get(setting)
     if template is not None:
         return template
@@ -84,12 +80,12 @@ def chat_template(setting: str) -> str:
 
 
 def _require_valid(template: str) -> None:
-    """Compiles a template as Transformers does, and computes no constant: `9 ** 9 ** 9` has no end."""
+    """Compiles a template as Transformers does, without computing constants: `9 ** 9 ** 9` has no end."""
     from jinja2 import TemplateSyntaxError, nodes
     from transformers.utils.chat_template_utils import _compile_jinja_template
 
     environment = _compile_jinja_template("").environment.overlay()
-    # What is asked about when it is used, or depends on what comes before, is no constant.
+    # Operators that are intercepted, and expressions in a volatile context, are not folded.
     environment.intercepted_binops = frozenset(environment.binop_table)
     changing = nodes.EvalContextModifier([nodes.Keyword("volatile", nodes.Const(True))])
     try:
@@ -119,16 +115,13 @@ def _read(path: str) -> str:
 
 logger = logging.getLogger("baton")
 
-DATE_VARIABLE = "BATON_TODAY"
-"""Set in the processes of a run's stages, those that they begin included."""
+DATE_VARIABLE = "BATON_TODAY"  # set in the processes of a run's stages and their children
 TEMPLATE_UTILS = "transformers.utils.chat_template_utils"
-"""Module that renders templates."""
 DATE_FUNCTION = "strftime_now"
-"""What templates ask."""
 
 
 class _TemplateClock(datetime):
-    """A clock that says the day that was told, at midnight; the time where none was."""
+    """A clock that shows the day that was set, at midnight, and else the time."""
 
     @classmethod
     def now(cls, tz: tzinfo | None = None) -> Self:
@@ -137,10 +130,7 @@ class _TemplateClock(datetime):
 
 
 def set_template_date(day: date | str | None) -> None:
-    """Lets templates that are rendered from here on, in this process and those that it begins, be told a day.
-
-    As text it is in ISO format; None stands for the clock's.
-    """
+    """Sets the day (text in ISO format, None: the clock's) for templates in this process and its children."""
     if day:
         if os.environ.get(DATE_VARIABLE) != str(day):
             logger.info("chat templates are told that it is %s", day)
@@ -152,10 +142,8 @@ def set_template_date(day: date | str | None) -> None:
 
 
 def hold_template_date() -> None:
-    """Lets Transformers ask here while a day is told, and the clock else.
-
-    It has no argument for it that TRL and the evaluation harness would pass on.
-    """
+    """Patches Transformers' clock while a day is set."""
+    # A patch, as TRL and the evaluation harness would pass no argument for the day on.
     if DATE_VARIABLE in os.environ or TEMPLATE_UTILS in sys.modules:
         from transformers.utils import chat_template_utils
 
@@ -169,22 +157,19 @@ def asks_for_date(template: object) -> bool:
 
 Row = dict[str, Any]
 
+# Stanford Alpaca's prompt, in which the split writes instruction and input.
 PREAMBLE = (
     "Below is an instruction that describes a task{and_input}. "
     "Write a response that appropriately completes the request."
 )
-"""Beginning of the prompt of the Stanford Alpaca project, in which the split writes instruction and input."""
 AND_INPUT = ", paired with an input that provides further context"
 INSTRUCTION, INPUT, RESPONSE = "\n\n### Instruction:\n", "\n\n### Input:\n", "\n\n### Response:"
 
 TURNS = "prompts and answers that are texts become user and assistant turns"
 ANSWERS = ("completion", "chosen", "rejected")
 SYSTEM = "system"
-"""Column of a row of texts that may become turns: its system message."""
-BESIDE = (SYSTEM, "tools")
-"""Columns of a row of texts that turns alone have a place for."""
-PROMPT_TEXT = "prompt_text"
-"""Column of a prompt that became turns: its text, for reward functions."""
+BESIDE = (SYSTEM, "tools")  # columns of a row of texts that only turns have a place for
+PROMPT_TEXT = "prompt_text"  # column of a prompt that became turns: its text, for reward functions
 
 
 def alpaca(instruction: str, context: str | None) -> str:
@@ -194,28 +179,26 @@ def alpaca(instruction: str, context: str | None) -> str:
 
 
 def strip_alpaca(prompt: str) -> str:
-    """Returns what a user asks in a prompt: where `alpaca` wrote it, the instruction, a blank line and the input.
-
-    The input begins after the first `### Input:`, so that it may itself hold one; an instruction may not.
-    """
+    """Returns instruction, blank line and input of a prompt that `alpaca` wrote, and any other as it is."""
     for and_input in ("", AND_INPUT):
         head = PREAMBLE.format(and_input=and_input) + INSTRUCTION
         if prompt.startswith(head) and prompt.endswith(RESPONSE) and len(prompt) >= len(head) + len(RESPONSE):
             body = prompt[len(head) : -len(RESPONSE)]
+            # At the first `### Input:`, so that an input may itself hold one; an instruction may not.
             return "\n\n".join(body.split(INPUT, 1)) if and_input else body
     return prompt
 
 
 def own_template(recipe: Recipe) -> str | None:
-    """Returns the chat template that a recipe gives, None where the tokenizer's counts."""
+    """Returns the recipe's chat template, None where the tokenizer's counts."""
     return chat_template(recipe.model.chat_template) if recipe.model.chat_template else None
 
 
 def uses_chat(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Tells whether prompts and answers that are texts become user and assistant turns (`data.render_as`).
+    """Tells whether texts become user and assistant turns (`data.render_as`).
 
-    Left to itself (`auto`), where training starts from a model whose tokenizer has a chat template; never with a
-    tokenizer that Baton trained, in this run or for the model it starts from, nor for `pretrain`.
+    `auto` does so where training starts from a model whose tokenizer has a chat template; never with a tokenizer that
+    Baton trained, in this run or for the start model, nor for `pretrain`.
     """
     how = recipe.data.render_as
     if how == "text" or recipe.training.method == "pretrain" or not tokenizer.chat_template:
@@ -224,7 +207,7 @@ def uses_chat(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> bool:
 
 
 def may_use_chat(recipe: Recipe) -> bool:
-    """Tells whether prompts and answers that are texts may become turns, whatever the tokenizer turns out to be."""
+    """Tells whether texts may become turns, whatever the tokenizer turns out to be."""
     how = recipe.data.render_as
     return how == "chat" or (how == "auto" and recipe.model.base is not None and recipe.training.method != "pretrain")
 
@@ -251,7 +234,7 @@ def describe(recipe: Recipe, *, chat: bool) -> str:
 
 
 def is_baton_tokenizer(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Tells whether Baton trained a tokenizer: its first tokens are those that Baton gives each."""
+    """Tells whether Baton trained a tokenizer, by its first tokens."""
     own = list(OWN_TOKENS)
     return len(tokenizer) >= len(own) and tokenizer.convert_ids_to_tokens(list(range(len(own)))) == own
 
@@ -268,15 +251,15 @@ def apply_chat(rows: list[Row], recipe: Recipe, tokenizer: PreTrainedTokenizerBa
 
 
 def unplaced(row: Row) -> list[str]:
-    """Returns the columns of a row of texts for which only turns have a place."""
+    """Returns the columns of a row of texts that only turns have a place for."""
     return [name for name in BESIDE if name in row] if isinstance(row.get("prompt"), str) else []
 
 
 def rendering_changes(row: Row, recipe: Recipe, *, chat: bool) -> str:
-    """Returns in words what `data.render_as` and `data.system` change of a row and its like, nothing for nothing.
+    """Returns in words how `data.render_as` and `data.system` change a row and its like, or nothing.
 
     Raises:
-        UserError: there is a system message, and the prompts are texts that stay texts.
+        UserError: there is a system message, and the prompts stay texts.
     """
     if isinstance(row.get("prompt"), str) and "text" not in row:
         if not chat and recipe.data.system is not None:
@@ -291,20 +274,17 @@ def rendering_changes(row: Row, recipe: Recipe, *, chat: bool) -> str:
 
 
 def as_turns(row: Row, recipe: Recipe) -> Row:
-    """Returns a row of the split whose prompt and answers are messages; plain text stays what it is.
-
-    A prompt that the model answers itself keeps its text in `PROMPT_TEXT`, as reward functions see it.
-    """
+    """Returns a row of the split with messages as prompt and answers; plain text stays as it is."""
     if "messages" in row or "text" in row:
         return with_system(row, recipe)
     turned = dict(row)
-    # An extra column of before `auto` was among those that have a place for it was one for reward functions alone.
+    # Before `auto`, an extra column of this name was for reward functions alone; it stays so.
     is_placed = recipe.data.render_as == "chat" or SYSTEM not in recipe.data.extra_columns
     system = turned.pop(SYSTEM, None) if is_placed else None
     answered_by_model = recipe.training.spec.rows == "prompts"
     if isinstance(row["prompt"], str):
         turned["prompt"] = [{"role": "user", "content": strip_alpaca(row["prompt"])}]
-        if answered_by_model:
+        if answered_by_model:  # reward functions see the text
             turned[PROMPT_TEXT] = row["prompt"] + recipe.data.separator
     for name in () if answered_by_model else ANSWERS:
         if isinstance(row.get(name), str):
@@ -313,8 +293,7 @@ def as_turns(row: Row, recipe: Recipe) -> Row:
 
 
 def with_system(row: Row, recipe: Recipe, own: str | None = None) -> Row:
-    """Returns a row with its own system message, or `data.system`, before its conversation, where that has no such turn
-    already."""
+    """Returns a row with its own system message, or `data.system`, before a conversation without one."""
     system = own or recipe.data.system
     name = "messages" if "messages" in row else "prompt"
     turns = row.get(name)

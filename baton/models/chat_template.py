@@ -1,6 +1,6 @@
 """A tokenizer's chat template: one way to render conversations, for training, evaluation, export and chat.
 
-It says of a conversation that it refuses why, of one that it renders what it leaves out, and which token ends an
+It gives the reason for a refused conversation, finds what a rendering leaves out, and knows the token that ends an
 answer.
 """
 
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Message = dict[str, Any]
-MARK = re.compile(r"{%-?\s*generation\s*-?%}")
-"""Opens what a template says the assistant wrote."""
+MARK = re.compile(r"{%-?\s*generation\s*-?%}")  # opens the assistant's text in a template
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class Conversation:
         return Conversation([*self.messages[:count], *more], self.tools)
 
     def with_text_arguments(self) -> Conversation:
-        """Returns it with the arguments of calls as JSON text, which some templates ask for."""
+        """Returns it with arguments of calls as JSON text, which some templates need."""
 
         def written(call: Message) -> Message:
             arguments = call["function"].get("arguments")
@@ -55,12 +54,7 @@ class Conversation:
 
 @dataclass(frozen=True)
 class RenderedConversation:
-    """A conversation as its template writes it.
-
-    Attributes:
-        conversation: What was rendered: with arguments as JSON text, where the template takes no others.
-        text: The rendering.
-    """
+    """A conversation, with its calls' arguments as the template takes them, and its rendering."""
 
     conversation: Conversation
     text: str
@@ -69,10 +63,8 @@ class RenderedConversation:
 class ChatTemplate:
     """A tokenizer's chat template.
 
-    Args:
-        tokenizer: The tokenizer.
-        number: Of the format of tokens; by 1, turns that are written otherwise when they are last, and prompts that are
-            written after each conversation, are followed as they were then.
+    `number` is that of the tokens' format. Runs of format 1 go on as they were: turns that are written differently when
+    last, and prompts after each conversation, are followed as then.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, number: int = FORMATS["tokens"].number) -> None:
@@ -86,15 +78,7 @@ class ChatTemplate:
     def render_each(
         self, conversations: Sequence[Conversation], *, prompts: bool = False
     ) -> list[RenderedConversation | RowError]:
-        """Renders conversations, all at once where the template takes them all.
-
-        Args:
-            conversations: Which.
-            prompts: Whether what makes the model answer is put after each.
-
-        Returns:
-            The rendering of each, or why there is none.
-        """
+        """Renders conversations, all at once where the template takes them all; `prompts` makes the model answer."""
         if all(not conversation.tools for conversation in conversations):
             try:
                 texts = self._apply([x.messages for x in conversations], None, prompts)
@@ -104,7 +88,7 @@ class ChatTemplate:
         return [self._render_or_why(conversation, prompts) for conversation in conversations]
 
     def marks(self, conversation: Conversation) -> list[tuple[int, int]]:
-        """Returns the spans of a conversation's text that the template marks as the assistant's, in characters."""
+        """Returns the spans of text that the template marks as the assistant's, in characters."""
         from transformers.utils.chat_template_utils import render_jinja_template
 
         _, spans = render_jinja_template(
@@ -133,7 +117,7 @@ class ChatTemplate:
         return at
 
     def atoms(self, text: str) -> list[str]:
-        """Returns a text's tokens of the tokenizer's own list, tags, words and other characters."""
+        """Returns a text's own tokens of the tokenizer, tags, words and other characters."""
         return self._atom.findall(text)
 
     def starting(self, prompt: str) -> list[str]:
@@ -141,22 +125,21 @@ class ChatTemplate:
         return [prompt[: atom.end()] for atom in self._atom.finditer(prompt)][::-1]
 
     def added_token(self, text: str, at: int) -> str:
-        """Returns the token of the tokenizer's own list that stands at a place, empty where none does."""
+        """Returns the tokenizer's own token at a place, empty where there is none."""
         match = self._added.match(text, at)
         return match[0] if match else ""
 
     def is_token(self, text: str) -> bool:
-        """Tells whether a text is a token of the tokenizer's own list."""
         return self._added.fullmatch(text) is not None
 
     def is_distinct_prefix(self, beginning: str) -> bool:
-        """Returns whether a beginning of an answer's header is none of a question's."""
+        """Tells whether a beginning of an answer's header is none of a question's."""
         asked = self._asked.removesuffix(self.prompt) if self.always_prompts else self._asked
         return bool(beginning.strip()) and beginning not in asked
 
     @cached_property
     def prompt(self) -> str:
-        """What the template puts after a question to make the model answer."""
+        """The text after a question that makes the model answer."""
         with_prompt = self.render(ASKED, prompt=True) or ""
         if self.always_prompts:
             alone, again, _ = self._after_question
@@ -165,7 +148,7 @@ class ChatTemplate:
 
     @cached_property
     def header(self) -> str:
-        """What stands before an answer though the template does not put it after a question: it knows no prompts."""
+        """The text before an answer in a template that knows no prompts."""
         before, answered = self.render(ASKED, prompt=True) or "", self._answered
         if self.always_prompts:
             return ""
@@ -176,24 +159,24 @@ class ChatTemplate:
 
     @cached_property
     def always_prompts(self) -> bool:
-        """Whether it makes the model answer after every question, asked to or not: what then begins is its own."""
+        """Whether it makes the model answer after every question, asked to or not."""
         alone, again, answered = (tail.rstrip() for tail in self._after_question)
         return not self.is_older and bool(again) and not again.startswith(alone) and answered.startswith(alone)
 
     @cached_property
     def opening(self) -> str:
-        """The token that it begins with, whoever speaks first; empty where that is none of the tokenizer's own."""
+        """The tokenizer's own token that a rendering begins with, whoever speaks first; empty where there is none."""
         match = self._added.match(self._asked.removeprefix(str(self.tokenizer.bos_token or "")).lstrip())
         return match[0] if match else ""
 
     @cached_property
     def lacks_end_token(self) -> bool:
-        """Whether it writes nothing after the last answer, so that the next turn's first token is what ends one."""
+        """Whether only the next turn's first token ends an answer."""
         return self._answered.rstrip().endswith(ANSWER)
 
     @cached_property
     def closing(self) -> str:
-        """What it writes after every answer, whatever follows; empty where that differs."""
+        """The text after every answer, whatever follows; empty where that differs."""
         tails = [
             text.partition(ANSWER)[2] for text in (self._answered, self.render(ANSWERED.upto(2, *ASKED.messages)) or "")
         ]
@@ -201,13 +184,13 @@ class ChatTemplate:
 
     @cached_property
     def end_of_turn(self) -> int | None:
-        """The added token that it closes an answer with, None where it does with none."""
+        """The added token that closes an answer, if any."""
         if not self.tokenizer.chat_template:
             return None
         talk = [{"role": "user", "content": "?"}, {"role": "assistant", "content": SPOKEN}]
         try:
             text = str(self.tokenizer.apply_chat_template(talk, tokenize=False))
-        except Exception:  # a template may raise whatever it likes, of roles that it does not know for example
+        except Exception:  # a template may raise anything, for example for unknown roles
             return None
         tail = text.rpartition(SPOKEN)[2].strip()
         ids = self.tokenizer(tail, add_special_tokens=False)["input_ids"] if tail else []
@@ -215,7 +198,7 @@ class ChatTemplate:
 
     @cached_property
     def _after_question(self) -> tuple[str, str, str]:
-        """What it writes after a question alone, before another one and before an answer; empty where it refuses."""
+        """The text after a question alone, before another one and before an answer; empty where refused."""
         asked = Conversation([{"role": "user", "content": QUESTION}])
         texts = (self.render(asked.upto(1, *more)) or "" for more in ((), ASKED.messages, ANSWERED.messages[1:]))
         alone, again, answered = (text.partition(QUESTION)[2] for text in texts)
@@ -247,14 +230,14 @@ class ChatTemplate:
         return rendered
 
 
+# Probes of a template.
 QUESTION, ANSWER, SPOKEN = "Jkqx", "Zxqj", "baton"
 ASKED = Conversation([{"role": "user", "content": "Q"}])
 ANSWERED = ASKED.upto(1, {"role": "assistant", "content": ANSWER})
-"""What a template is tried with."""
 
 
 def _refusals() -> tuple[type[Exception], ...]:
-    """Returns what a template raises: on purpose, of rows it was not written for, or where it asks for too much."""
+    """Returns the errors of templates: on purpose, for rows they were not written for, or out of bounds."""
     from jinja2 import TemplateError
 
     wanting = (TypeError, ValueError, LookupError, AttributeError)
@@ -262,13 +245,13 @@ def _refusals() -> tuple[type[Exception], ...]:
 
 
 def end_tokens(tokenizer: PreTrainedTokenizerBase, own: Sequence[int | None]) -> list[int]:
-    """Returns the tokens that end an answer: a model's own, the chat template's and the one that a recipe named."""
+    """Returns the tokens that end an answer: a model's own, the chat template's and the recipe's."""
     known = (*own, ChatTemplate(tokenizer).end_of_turn, vocabulary.end_of_turn(tokenizer))
     return list(dict.fromkeys(token for token in known if token is not None))
 
 
 def left_out(rendered: RenderedConversation) -> Counter[str]:
-    """Counts what a conversation holds that its template does not write, by looking for it in the rendering."""
+    """Counts the parts of a conversation that its rendering lacks."""
     text, talk = rendered.text, rendered.conversation
     counted: Counter[str] = Counter()
     at, has_calls = 0, any("tool_calls" in message for message in talk.messages)
@@ -277,7 +260,7 @@ def left_out(rendered: RenderedConversation) -> Counter[str]:
         if content and message["role"] != "assistant" and not _is_in(content, text):
             counted["messages"] += 1
         if calls := message.get("tool_calls"):
-            # Between what was said before and after: the tools' own list has the name as well.
+            # Between the texts before and after, as the tools' own list has the name as well.
             until = _begin(talk.messages[number + 1 :], text, at)
             counted["tool calls"] += sum(call["function"]["name"] not in text[at:until] for call in calls)
         if message.get("reasoning_content"):
@@ -296,6 +279,6 @@ def _is_in(value: str, text: str) -> bool:
 
 
 def _begin(messages: list[Message], text: str, at: int) -> int:
-    """Returns where the first of messages begins whose text is found, the end where none is."""
+    """Returns the place of the first message whose text is found, the end where none is."""
     found = (text.find(message["content"].strip(), at) for message in messages if message["content"].strip())
     return next((begin for begin in found if begin >= 0), len(text))

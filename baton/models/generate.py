@@ -1,4 +1,4 @@
-"""Writing text with a causal language model: the same model writes the same text."""
+"""Text written by a causal language model: the same model writes the same text."""
 
 from __future__ import annotations
 
@@ -28,22 +28,12 @@ def write_all(
     seed: int = 0,
     progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> list[str]:
-    """Returns what the model writes after each prompt, without the prompts, up to an end of text or of a turn.
+    """Returns the model's continuation of each prompt, up to an end of text or of a turn.
 
-    Prompts of like length share a batch, padded on the left. The texts are those of writing one at a time, except
-    where two tokens come within the last bits of each other: the kernels of another shape round another way.
-
-    Args:
-        model: A causal language model, in evaluation mode.
-        tokenizer: Its tokenizer.
-        prompts: Texts to continue; cut at `max_length` tokens.
-        max_new_tokens: Longest continuation in tokens.
-        max_length: Longest prompt in tokens.
-        batch_size: Prompts at once.
-        temperature: Of the sampling; 0 takes the likeliest token each time.
-        top_p: Share of the probability that sampling draws from.
-        seed: With a prompt's place in the list it decides what is drawn for that prompt, whatever batch it is in.
-        progress: Called after each batch with the number of prompts that are done, and of all.
+    Prompts are cut at `max_length` tokens. Those of like length share a batch, padded on the left. The texts are those
+    of single prompts, except where two tokens are within the last bits of each other: kernels of another shape round
+    another way. At `temperature` 0 the likeliest token is taken. `seed` and a prompt's place in the list decide its
+    draws, whatever batch it is in.
     """
     ids = [prompt_ids(tokenizer, prompt, max_length) for prompt in prompts]
     order = sorted(range(len(ids)), key=lambda number: len(ids[number]))
@@ -61,14 +51,13 @@ def write_all(
 
 
 def stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Returns the tokens after which a model has nothing more to say: the tokenizer's end of text, those of the model's
-    own generation settings, what the chat template puts after an assistant's answer, and `end_of_turn`."""
+    """Returns the tokens that end a text, by tokenizer, the model's own settings, chat template and recipe."""
     own = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     return chat_template.end_tokens(tokenizer, [tokenizer.eos_token_id, *(own if isinstance(own, list) else [own])])
 
 
 def prompt_ids(tokenizer: PreTrainedTokenizerBase, prompt: str, max_length: int) -> list[int]:
-    """Returns a prompt's tokens; a beginning of text that a chat template has written is not put in front twice."""
+    """Returns a prompt's tokens; a beginning of text by the chat template is not put in front twice."""
     begun = bool(tokenizer.bos_token) and prompt.startswith(str(tokenizer.bos_token))
     text = prompt or str(tokenizer.eos_token)
     encoded = tokenizer(text, truncation=True, max_length=max_length, add_special_tokens=not begun)
@@ -83,7 +72,7 @@ def _continue(
     stops: list[int],
     drawing: Any,
 ) -> list[list[int]]:
-    """Returns the tokens that a model writes after each of a batch of prompts, padding included."""
+    """Returns a model's tokens after each of a batch of prompts, padding included."""
     import torch
 
     width = max(len(ids) for ids in prompts)
@@ -96,7 +85,7 @@ def _continue(
             attention_mask=torch.tensor(mask, device=model.device),
             max_new_tokens=max_new_tokens,
             do_sample=False,  # a drawing puts its noise into the scores, and then the highest is taken
-            repetition_penalty=1.0,  # a model's own settings may have another, and then it is not the likeliest token
+            repetition_penalty=1.0,  # with another in a model's own settings, the likeliest token is not taken
             logits_processor=drawing,
             pad_token_id=filler,
             eos_token_id=stops or None,
@@ -106,7 +95,7 @@ def _continue(
 
 
 def _drawing(temperature: float, top_p: float, seeds: list[tuple[int, int]]) -> Any:
-    """Returns what turns the choice of the highest score into a draw from the softmax of the scores."""
+    """Returns processors that turn the choice of the highest score into a draw from the softmax."""
     from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopPLogitsWarper
 
     from baton.models.rng import GumbelNoise
@@ -117,8 +106,7 @@ def _drawing(temperature: float, top_p: float, seeds: list[tuple[int, int]]) -> 
 
 
 def rendered(prompt: Any, tokenizer: PreTrainedTokenizerBase, tools: list[dict[str, Any]] | None = None) -> str:
-    """Returns a prompt as text: messages as the chat template writes them, up to where the assistant begins; with the
-    tools that the row declares.
+    """Returns a prompt as text: messages and tools as the chat template writes them, up to the answer.
 
     Raises:
         UserError: the template refuses them.
@@ -132,8 +120,7 @@ def rendered(prompt: Any, tokenizer: PreTrainedTokenizerBase, tools: list[dict[s
 
 
 def load(model_uri: str, *, trust_remote_code: bool = False) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Loads an exported model, a checkpoint or a hub model, ready to write, and its tokenizer; an adapter is put on its
-    base."""
+    """Loads an exported model, a checkpoint or a hub model, ready to write, an adapter on its base."""
     import transformers
 
     transformers.utils.logging.disable_progress_bar()

@@ -40,22 +40,22 @@ def find(path: str) -> Any:
 
 
 def callbacks(hooks: Hooks) -> list[Any]:
-    """Returns the user's callbacks, made with their options."""
+    """Returns the user's callbacks."""
     return [_call(hook) for hook in hooks.callbacks]
 
 
 def collator(hooks: Hooks, tokenizer: Any, seed: int) -> Any | None:
-    """Returns the user's collator, seeded for each batch, or None."""
+    """Returns the user's collator, seeded for each batch."""
     return SeededCollator(_call(hooks.collator, tokenizer=tokenizer), seed) if hooks.collator else None
 
 
 def loss(hooks: Hooks) -> Callable[..., Any] | None:
-    """Returns the user's loss, or None."""
+    """Returns the user's loss."""
     return functools.partial(find(hooks.loss.use), **hooks.loss.options) if hooks.loss else None
 
 
 def metrics(hooks: Hooks) -> Callable[[Any], dict[str, float]] | None:
-    """Returns one function for all of the user's metrics, or None where there are none."""
+    """Returns one function for all of the user's metrics."""
     if not hooks.metrics:
         return None
     functions = [functools.partial(find(hook.use), **hook.options) for hook in hooks.metrics]
@@ -63,14 +63,10 @@ def metrics(hooks: Hooks) -> Callable[[Any], dict[str, float]] | None:
 
 
 class SeededCollator:
-    """Calls a collator with all generators seeded from the epoch and the batch's own content, and puts them back.
+    """Calls a collator with all generators seeded from the epoch and the rows, and puts them back.
 
-    What it draws is then the same in whichever process and worker the batch is made, and the model's own draws do not
-    depend on how often batches were made before.
-
-    Args:
-        collator: What joins rows to a batch.
-        seed: The run's seed.
+    Its draws are then the same in whichever process and worker a batch is made, and the model's own draws do not depend
+    on the number of batches made before.
     """
 
     def __init__(self, collator: Callable[[list[Any]], Any], seed: int) -> None:
@@ -79,7 +75,6 @@ class SeededCollator:
         self.epoch = 0
 
     def __call__(self, rows: list[Any]) -> Any:
-        """Returns the batch."""
         drawn = hashlib.sha256(f"{self.seed}:{self.epoch}:{rows!r}".encode()).digest()
         with seeded(int.from_bytes(drawn[:4], "big")):
             return self.collator(rows)
@@ -87,7 +82,7 @@ class SeededCollator:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seeds the generators of the CPU for a block, and puts them back to where they were."""
+    """Seeds the generators of the CPU for a block, and puts them back."""
     with rng.undisturbed(cuda=False):  # a data loader's worker is forked
         random.seed(seed)
         np.random.seed(seed)

@@ -1,7 +1,4 @@
-"""Models and tokenizers of a run: fetched, pinned by digest, loaded, counted and placed on devices.
-
-A model that only answers is placed on the CPU, on one GPU, or over all of them.
-"""
+"""Models and tokenizers: fetched, pinned by digest, loaded, counted and placed on devices."""
 
 from __future__ import annotations
 
@@ -28,19 +25,15 @@ if TYPE_CHECKING:
     from torch import nn
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-GPU_SHARE = 0.8
-"""Share of a GPU's free memory that weights may fill; activations and the keys of completions need the rest."""
+GPU_SHARE = 0.8  # of free memory for weights; activations and the keys of completions need the rest
 WEIGHTS = ".safetensors"
-MODEL_FILES = (WEIGHTS, ".json", ".txt", ".model", ".jinja", ".py")
-"""Ends of the names of a model's files that are taken, from the hub or a store: no pickled weights among them."""
-IDENTITY = tuple(end for end in MODEL_FILES if end != ".py")
-"""Those that a model's identity is made of; its code has a digest of its own, `user_code.model_digest`."""
-TAKEN = ".taken"
-"""What a folder has of a store: size and time of each file there."""
+MODEL_FILES = (WEIGHTS, ".json", ".txt", ".model", ".jinja", ".py")  # fetched; no pickled weights
+IDENTITY = tuple(end for end in MODEL_FILES if end != ".py")  # code has its own digest, `user_code.model_digest`
+TAKEN = ".taken"  # size and time of each file fetched from a store
 
 
 def count_parameters(parameters: Iterable[torch.Tensor]) -> int:
-    """Returns how many numbers parameters have before they are packed or split over processes."""
+    """Returns the numbers in parameters before they are packed or split over processes."""
 
     def count(value: torch.Tensor) -> int:
         packed = getattr(value, "quant_state", None)  # bitsandbytes' of 4 bits, two to a byte
@@ -53,7 +46,7 @@ def count_parameters(parameters: Iterable[torch.Tensor]) -> int:
 
 
 def place_model(model: Any) -> Any:
-    """Puts a model on the first GPU, on as many as it needs where that is too small, or on the CPU without one."""
+    """Puts a model on the CPU without a GPU, on the first one, or over as many as it needs."""
     import torch
 
     if getattr(model, "is_quantized", False):  # weights in few bits are on the accelerator already
@@ -68,7 +61,7 @@ def place_model(model: Any) -> Any:
 
 
 def move_to_cpu(model: Any) -> None:
-    """Puts a model that `place` has placed on the CPU again, so that another has the room."""
+    """Puts a placed model back on the CPU, so that another has the room."""
     from accelerate.hooks import remove_hook_from_submodules
     from torch import nn
 
@@ -77,11 +70,9 @@ def move_to_cpu(model: Any) -> None:
 
 
 def spread_over(model: nn.Module, free: Mapping[int, int]) -> dict[str, int] | None:
-    """Returns the device of each part of a model, a block never cut; None where one has room for all of it.
+    """Returns the device of each part of a model, blocks uncut; None where one has room for all of it.
 
-    Args:
-        model: The model.
-        free: Device → bytes that are free.
+    `free` has the free bytes of each device.
     """
     from accelerate import infer_auto_device_map
     from accelerate.utils import compute_module_sizes
@@ -91,7 +82,7 @@ def spread_over(model: nn.Module, free: Mapping[int, int]) -> dict[str, int] | N
     if len(room) < 2 or size <= room[min(room)]:
         return None
     whole = list(getattr(model, "_no_split_modules", None) or [])
-    # What has no room goes to the host's disk, where a model would answer for days.
+    # The map sends parts without room to the host's disk, where a model would answer for days: refused below.
     spread: dict[str, int] = infer_auto_device_map(model, dict([*room.items(), ("cpu", 0)]), whole)
     if not set(spread.values()) <= set(room):
         raise UserError(
@@ -103,8 +94,7 @@ def spread_over(model: nn.Module, free: Mapping[int, int]) -> dict[str, int] | N
 
 
 def local_model(base: str, revision: str | None = None, *, weights: bool = True) -> str:
-    """Returns a local folder with the files of a hub id, folder or URI, fetched if need be; without `weights` they may
-    be missing."""
+    """Returns a local folder with a model's files, fetched if need be; without `weights` they may be missing."""
     if os.path.isdir(base):
         return os.path.abspath(base)
     if "://" in base:
@@ -124,7 +114,7 @@ def local_model(base: str, revision: str | None = None, *, weights: bool = True)
 
 
 def model_identity(folder: str) -> str:
-    """Returns the SHA-256 over names and contents of a model folder's files, weights included."""
+    """Returns the SHA-256 over names and contents of a model's files, weights included."""
     digest = hashlib.sha256()
     for name in sorted(os.listdir(folder)):
         path = os.path.join(folder, name)
@@ -144,7 +134,7 @@ def load_tokenizer(folder: str, *, trust_remote_code: bool = False) -> PreTraine
 def start_model(
     recipe: Recipe, tokenizer: PreTrainedTokenizerBase, base_folder: str | None, *, weights: bool = True
 ) -> PreTrainedModel:
-    """Builds what training starts from; the same call gives the same weights in any process.
+    """Builds the start of training; the same call gives the same weights in any process.
 
     Without `weights` they are left undefined, for a checkpoint that is about to be loaded over them.
     """
@@ -152,7 +142,7 @@ def start_model(
     from transformers import set_seed
     from transformers.initialization import no_init_weights
 
-    # What is drawn below, such as weights from scratch, then depends on nothing that was drawn before.
+    # Draws below, such as weights from scratch, then depend on no earlier ones.
     set_seed(recipe.seed)
     if recipe.model.from_scratch:
         config = scratch_config(recipe.model.from_scratch, tokenizer, recipe.data.max_length)
@@ -161,7 +151,7 @@ def start_model(
         with contextlib.nullcontext() if weights else no_init_weights():
             dtype = getattr(torch, recipe.model.dtype)
             model: PreTrainedModel = auto_class(recipe).from_config(config, dtype=dtype, **attention)
-        model.tie_weights()  # which is left out with the weights, and a head of its own would have no state to restore
+        model.tie_weights()  # left out with the weights; an untied head would have no state to restore
         return model
     model = load_model(base_folder or "", recipe)
     if recipe.model.tokenizer:
@@ -170,7 +160,7 @@ def start_model(
 
 
 def adapted(base: PreTrainedModel, folder: str, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
-    """Puts an adapter on its base as it was before training, which is given the rows that the adapter's tokens need."""
+    """Puts an adapter on its base as it was before training, with rows for the adapter's tokens."""
     from peft import PeftModel
 
     adapted: PreTrainedModel = PeftModel.from_pretrained(vocabulary.resize_embeddings(base, tokenizer), folder)
@@ -178,7 +168,7 @@ def adapted(base: PreTrainedModel, folder: str, tokenizer: PreTrainedTokenizerBa
 
 
 def vocabulary_size(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, base_folder: str | None) -> int:
-    """Returns the rows of the embedding of what training starts from, new tokens that the tokenizer notes included."""
+    """Returns the rows of the start model's embedding, new tokens included."""
     if recipe.model.from_scratch:
         config = scratch_config(recipe.model.from_scratch, tokenizer, recipe.data.max_length)
         return int(config.get_text_config().vocab_size)
@@ -186,7 +176,7 @@ def vocabulary_size(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, base_fol
 
 
 def base_rows(recipe: Recipe, base_folder: str | None) -> int:
-    """Returns the rows of the embedding of `model.base`, by its configuration."""
+    """Returns the rows of the base's embedding, by its configuration."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(base_folder, trust_remote_code=recipe.model.trust_remote_code)
@@ -194,7 +184,7 @@ def base_rows(recipe: Recipe, base_folder: str | None) -> int:
 
 
 def second_model(recipe: Recipe, folder: str) -> PreTrainedModel:
-    """Loads the second model that a recipe's method names; it writes, and is not trained."""
+    """Loads the second model that a method names; it writes, and is not trained."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -220,11 +210,7 @@ def auto_class(recipe: Recipe) -> Any:
 
 
 def load_model(folder: str, recipe: Recipe | None = None, *, trust_remote_code: bool = False) -> PreTrainedModel:
-    """Loads a model from safetensors files; pickled weights are refused.
-
-    The recipe says kind, type, quantization, attention and whether its own code is run; without one it is a causal
-    language model as it was saved.
-    """
+    """Loads a model from safetensors files; without a recipe, as a causal language model in its saved type."""
     from transformers import AutoModelForCausalLM
 
     kind, settings = AutoModelForCausalLM, trainable.unpacked(folder)
@@ -237,7 +223,7 @@ def load_model(folder: str, recipe: Recipe | None = None, *, trust_remote_code: 
         settings |= {"num_labels": 1} if recipe.training.spec.scores else {}
     model: PreTrainedModel = kind.from_pretrained(folder, use_safetensors=True, **settings)
     if is_packed:
-        model._weight_conversions = None  # else it is saved under the names of packed weights, which nothing reads
+        model._weight_conversions = None  # else it is saved under packed weights' names, which nothing reads
     return model
 
 
@@ -302,7 +288,7 @@ def scratch_config(spec: FromScratch, tokenizer: PreTrainedTokenizerBase | None,
 
 
 def _from_store(uri: str, *, weights: bool) -> str:
-    """Returns a folder with a model of a store; what was taken before and has not changed there is not taken again."""
+    """Returns a folder with a store's model; files that have not changed there are not fetched again."""
     storage = Storage(uri)
     objects = {} if storage.is_local else storage.find("")
     if not {"config.json", "adapter_config.json"} & set(objects or storage.list("")):
@@ -331,7 +317,7 @@ def _from_store(uri: str, *, weights: bool) -> str:
             storage.download(name, os.path.join(target, name))
         with tempfile.NamedTemporaryFile("w", dir=target, delete=False, encoding="utf-8") as note:
             json.dump(there, note)
-        # Last: a download that broke off left no note of these sizes and times, and is made again.
+        # Last: a broken download has no note of these sizes and times, and is made again.
         os.replace(note.name, os.path.join(target, TAKEN))
     return target
 
@@ -339,8 +325,7 @@ def _from_store(uri: str, *, weights: bool) -> str:
 def build_tokenizer(
     recipe: Recipe, base: str | None, learned: PreTrainedTokenizerBase | None = None
 ) -> PreTrainedTokenizerBase:
-    """Returns the tokenizer of a run, the base's, another model's or one learned from the training split, changed as
-    its recipe says."""
+    """Returns a run's tokenizer: the base's, another model's or a learned one, changed as the recipe says."""
     spec = recipe.model.tokenizer
     if learned is not None:
         tokenizer = learned
@@ -376,6 +361,6 @@ def build_tokenizer(
 
 
 def tokenizer_identity(recipe: Recipe) -> str | None:
-    """Returns the identity of the files of `model.tokenizer.base`, None where there is none."""
+    """Returns the identity of the files of `model.tokenizer.base`."""
     other = recipe.model.tokenizer and recipe.model.tokenizer.base
     return model_identity(local_model(other)) if other else None

@@ -26,28 +26,20 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-HUB_TIMEOUT = 10
-"""Seconds."""
+HUB_TIMEOUT = 10  # seconds
 GIB = 2**30
-OVERHEAD = GIB
-"""Bytes for what is always there: on a GPU the CUDA context, cuBLAS and the allocator's remains, else the libraries."""
-WORKERS_BUCKETS = 6 * 2**23
-"""Bytes of gradients of virtual workers on their way between processes, and of what arrives for them."""
-FLOAT = 4
-"""Bytes of a number in fp32."""
-BITSANDBYTES = {"adam": 2, "lion": 1, "ademamix": 3}
-"""Values per weight that bitsandbytes' optimizers keep."""
-BLOCK = 256
-"""Values that share one fp32 constant in their 8-bit states (Dettmers et al., arXiv:2110.02861)."""
-SMALL = 4096
-"""Values below which a tensor's state stays in 32 bits there."""
-TILE = (4096, 32768)
-"""Tokens and words of the logits that TRL computes at once, where its loss needs no more (`trl/kernels`)."""
+OVERHEAD = GIB  # bytes: on a GPU the CUDA context, cuBLAS and the allocator's remains, else the libraries
+WORKERS_BUCKETS = 6 * 2**23  # bytes of virtual workers' gradients sent and received between processes
+FLOAT = 4  # bytes of an fp32 number
+BITSANDBYTES = {"adam": 2, "lion": 1, "ademamix": 3}  # values per weight in bitsandbytes' states
+BLOCK = 256  # values with a common fp32 constant in their 8-bit states (Dettmers et al., arXiv:2110.02861)
+SMALL = 4096  # values below which their state of a tensor stays in 32 bits
+TILE = (4096, 32768)  # tokens and words of logits that TRL computes at once, where its loss allows (`trl/kernels`)
 
 
 @dataclass(frozen=True)
 class Item:
-    """Something that takes memory, its bytes at the peak and how they come about."""
+    """Something that takes memory, with its bytes at the peak and their origin in words."""
 
     name: str
     bytes: int
@@ -56,26 +48,17 @@ class Item:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Memory of a training step, item by item.
-
-    Attributes:
-        items: All that takes memory at the peak.
-        parameters: Weights of the model, its adapter included.
-        trainable: Those that are trained.
-    """
-
     items: tuple[Item, ...]
-    parameters: int
+    parameters: int  # the adapter's included
     trainable: int
 
     @property
     def total(self) -> int:
-        """Bytes at the peak."""
         return sum(item.bytes for item in self.items)
 
 
 def build_skeleton(recipe: Recipe) -> nn.Module:
-    """Returns what would be trained, on torch's meta device: frozen and adapted as in training, but without numbers."""
+    """Returns the model to train on torch's meta device, frozen and adapted as in training."""
     import torch
     from transformers.initialization import no_init_weights
 
@@ -120,7 +103,7 @@ def _second(named: NamedModel, dtype: str) -> nn.Module:
 
 
 def build_second_skeleton(recipe: Recipe) -> nn.Module:
-    """Returns the second model that the recipe's method names, on torch's meta device."""
+    """Returns the method's second model on torch's meta device."""
     assert recipe.training.second_model
     _, named = recipe.training.second_model
     try:
@@ -187,7 +170,7 @@ def _short(error: Exception) -> str:
 
 
 def optimizer_bytes(training: Training, model: nn.Module) -> int:
-    """Returns the bytes of the optimizer's state for what is trained of a model."""
+    """Returns the bytes of the optimizer's state."""
     from torch import nn
 
     embeddings = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
@@ -253,7 +236,7 @@ class StepShape:
         }
 
     def value_bytes(self, name: str, value: Any) -> float:
-        """Returns the bytes in which one number of a parameter is held."""
+        """Returns the bytes of one number of a parameter."""
         spec = self.recipe.model.quantization
         if spec and value.requires_grad:  # QLoRA's own, as TRL casts it
             return 4 if "lora_magnitude_vector" in name else 2
@@ -266,7 +249,7 @@ class StepShape:
 
 
 def num_layers(shape: StepShape) -> int:
-    """Returns the blocks that gradients pass: all from the first one that has something trained."""
+    """Returns the number of blocks that gradients pass: all from the first with something trained."""
     blocks = trainable.blocks(shape.model)
     inside = {id(value) for block in blocks for value in block.parameters()}
     before = [name for name, value in shape.values if value.requires_grad and id(value) not in inside]
@@ -291,7 +274,7 @@ def block_bytes(shape: StepShape) -> int:
 
 
 def _attention(shape: StepShape, names: set[str]) -> int:
-    """Returns the bytes that the attention of one block keeps for each token."""
+    """Returns the bytes that one block's attention keeps for each token."""
     text, compute = shape.text, shape.compute_bytes
     heads = text.num_attention_heads
     size = getattr(text, "head_dim", None) or text.hidden_size // heads
@@ -311,7 +294,7 @@ def _rate(text: Any, *names: str) -> float:
 
 
 def adapter_inputs(shape: StepShape) -> int:
-    """Returns what an adapter's layers keep of their own: their input, and where dropout left it."""
+    """Returns the bytes of an adapter's own: its layers' inputs, and those after dropout."""
     adapter = shape.recipe.adapter
     if adapter is None:
         return 0
@@ -320,7 +303,7 @@ def adapter_inputs(shape: StepShape) -> int:
 
 
 def gathered_bytes(shape: StepShape) -> tuple[int, str]:
-    """Returns the bytes of weights that are brought together from shards to compute with, and which those are."""
+    """Returns the bytes of weights that are gathered from shards to compute with, and which in words."""
     if shape.weight_shards == 1:
         return 0, ""
     blocks = trainable.blocks(shape.model)
@@ -332,11 +315,8 @@ def gathered_bytes(shape: StepShape) -> tuple[int, str]:
 
 
 def autocast_bytes(shape: StepShape) -> int:
-    """Returns the bytes of autocast's copies of weights in fp32; those of frozen ones go with each block.
-
-    Shards are brought together in 16 bits, and need no copies.
-    """
-    if not shape.mixed or shape.weight_bytes == 2 or shape.shards > 1:
+    """Returns the bytes of autocast's copies of fp32 weights; copies of frozen ones go with each block."""
+    if not shape.mixed or shape.weight_bytes == 2 or shape.shards > 1:  # shards are gathered in 16 bits
         return 0
     keeps_frozen = not shape.training.gradient_checkpointing
     weights = (x for name, x in shape.values if x.dim() > 1 and "embed" not in name and id(x) not in shape.few_bits)
@@ -344,20 +324,18 @@ def autocast_bytes(shape: StepShape) -> int:
 
 
 def token_row_bytes(shape: StepShape) -> tuple[int, str]:
-    """Returns the bytes that rows of new tokens take beside an adapter, and how they come about.
-
-    PEFT puts such rows into copies of the whole layer in each forward pass, and the gradient is one of all rows.
-    """
+    """Returns the bytes of new tokens' rows beside an adapter, and their origin in words."""
     spec, adapter = shape.recipe.model.tokenizer, shape.recipe.adapter
     saved = {name.rpartition(".")[2] for name in (adapter and adapter.modules_to_save) or []}
     if adapter is None or spec is None or not spec.adds or {"embed_tokens", "lm_head"} <= saved:
         return 0, ""
+    # PEFT puts such rows into copies of the whole layer in each forward pass, and the gradient is one of all rows.
     size = shape.text.vocab_size * shape.text.hidden_size
     return size * (2 * shape.weight_bytes + 4), "PEFT's copies of a layer, and its gradient"
 
 
 def logits_bytes(shape: StepShape) -> tuple[int, str]:
-    """Returns the bytes of logits and their gradient, and how they come about."""
+    """Returns the bytes of logits and their gradient, and their origin in words."""
     spec, vocabulary, hidden = shape.training.spec, shape.text.vocab_size, shape.text.hidden_size
     if spec.scores:
         return 0, "one score per answer"
@@ -372,8 +350,7 @@ def logits_bytes(shape: StepShape) -> tuple[int, str]:
 
 
 def estimate(recipe: Recipe, model: nn.Module) -> Estimate:
-    """Estimates the peak of one device for a model as `build_skeleton` lays it out; the recipe's micro-batch size must
-    be a number."""
+    """Estimates one device's peak for a model of `build_skeleton` and a known micro-batch size."""
     shape = StepShape(recipe, model)
     held, passing = _held(shape), _passing(shape)
     # Other moments than forward and backward: the optimizer's step, and writing.
@@ -396,7 +373,7 @@ def estimate(recipe: Recipe, model: nn.Module) -> Estimate:
 
 
 def _held(shape: StepShape) -> list[Item]:
-    """Returns what is there throughout, of which shards may lie in the host's memory."""
+    """Returns the items that are there throughout; shards may be in the host's memory."""
     recipe, training, shards, of = shape.recipe, shape.training, shape.shards, shape.of_shards
     if shape.offloaded:
         return [_computed_with(shape)] if recipe.parallel.strategy == "zero2" else []
@@ -434,11 +411,9 @@ def _held(shape: StepShape) -> list[Item]:
 
 
 def _of_workers(recipe: Recipe, gradients: int) -> list[Item]:
-    """Returns what virtual workers hold beside the gradients of one.
-
-    A process holds a sum for each level of its tree. A worker of one pass is added to the sum that waits for it weight
-    by weight; the gradients of one with several are there until its last.
-    """
+    """Returns the items of virtual workers beside one worker's gradients."""
+    # A process holds a sum for each level of its tree. A worker of one pass is added weight by weight to the waiting
+    # sum; gradients of a worker with several passes are there until its last.
     fewest = recipe.processes * min(recipe.node_counts)  # they have the most workers each
     levels = (recipe.workers // fewest).bit_length() - 1
     copies = levels if recipe.gradient_accumulation_steps > 1 else max(levels - 1, 0)
@@ -450,13 +425,13 @@ def _of_workers(recipe: Recipe, gradients: int) -> list[Item]:
 
 
 def _computed_with(shape: StepShape) -> Item:
-    """Returns what DeepSpeed computes with beside its masters; with stage 2 that is whole."""
+    """Returns DeepSpeed's weights beside its masters; with stage 2 they are whole."""
     numbers = shape.parameters if shape.offloaded else shape.trainable
     return Item("weights computed with", numbers * shape.compute_bytes // shape.weight_shards, "DeepSpeed's copies")
 
 
 def _passing(shape: StepShape) -> list[Item]:
-    """Returns what is there between forward and backward."""
+    """Returns the items between forward and backward."""
     training = shape.training
     of = f"{shape.sequences} x {shape.length} tokens"
     layers, block = num_layers(shape), shape.tokens * block_bytes(shape)

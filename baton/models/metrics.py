@@ -1,7 +1,6 @@
 """Metrics of generated text against references, with bootstrap intervals, and the user's own measures.
 
-Figures are sums over rows, so that rows can be drawn again (bootstrap: Efron 1979). BLEU, chrF, ROUGE and BERTScore
-come from their reference implementations.
+Figures are sums over rows, so that rows can be drawn again (bootstrap: Efron 1979).
 """
 
 from __future__ import annotations
@@ -27,14 +26,11 @@ from baton.recipe.run import Hook
 
 Array = np.ndarray[Any, Any]
 Interval = list[float]
-Pairs = Sequence[tuple[str, str]]
-"""Prompts and the rows' own answers, '' where a row has none."""
+Pairs = Sequence[tuple[str, str]]  # prompts and the rows' own answers, '' where a row has none
 Function = Callable[..., Any]
 
-RESAMPLES = 1000
-"""Times the rows are drawn again for an interval."""
-RESAMPLE_BLOCK = 2**24
-"""Drawn row numbers in memory at once."""
+RESAMPLES = 1000  # draws of the rows for an interval
+RESAMPLE_BLOCK = 2**24  # drawn row numbers in memory at once
 BERTSCORE_REMEDY = "Name an encoder such as FacebookAI/roberta-large, with weights as safetensors."
 
 Better = Literal["higher", "lower"]
@@ -42,19 +38,10 @@ Better = Literal["higher", "lower"]
 
 @dataclass(frozen=True)
 class Figure:
-    """A number over rows.
-
-    Attributes:
-        statistics: What each row adds, of shape (rows, k); zeros where a row does not count.
-        compute: From sums of shape (draws, k) to figures of shape (draws,), nan where no row counted.
-        each: The figure of each row by itself, None where it does not count or has none.
-        better: `higher` or `lower`, whichever the better model has; None where that is not known.
-    """
-
-    statistics: Array
-    compute: Callable[[Array], Array]
-    each: list[float | None]
-    better: Better | None = "higher"
+    statistics: Array  # each row's summands, of shape (rows, k); zeros where a row does not count
+    compute: Callable[[Array], Array]  # from sums (draws, k) to figures (draws,), nan where no row counted
+    each: list[float | None]  # of each row by itself
+    better: Better | None = "higher"  # direction of the better model, None where not known
 
     @property
     def value(self) -> float:
@@ -63,7 +50,7 @@ class Figure:
 
     @property
     def not_measured(self) -> str | None:
-        """The reason why it has no number, None where it has one."""
+        """The reason for a missing number."""
         if math.isfinite(self.value):
             return None
         return "no row counted" if np.isfinite(self.statistics).all() and math.isnan(self.value) else "not finite"
@@ -99,25 +86,17 @@ def quotient(sums: Array) -> Array:
 
 
 def figure_values(figures: Mapping[str, Figure]) -> dict[str, float | None]:
-    """Returns the figures as numbers, None for one that was not measured; see `Figure.not_measured`."""
+    """Returns the figures as numbers, None where not measured."""
     return {name: None if figure.not_measured else figure.value for name, figure in figures.items()}
 
 
 def intervals(models: Mapping[str, Mapping[str, Figure]], level: float, seed: int) -> dict[str, dict[str, Interval]]:
-    """Returns percentile intervals of each model's figures, and of what training gained.
+    """Returns percentile intervals of each model's figures, and of the gains, by figure.
 
-    Rows are drawn alike for all models, so that a difference is that of the same rows (a paired bootstrap; Koehn 2004).
-    An interval knows the rows alone: a share of 0 of 40 has one without width, and few rows make too narrow ones.
-
-    Args:
-        models: `before`, `after` and, where there is one, `production`, each with its figures.
-        level: Share of the draws inside an interval.
-        seed: Of the draws.
-
-    Returns:
-        `before`, `after`, `production`, `gain` (after − before) and `gain_on_production` (after − production), each a
-        mapping of the figure's name to the interval's ends; none for a figure that some draw leaves undefined.
+    An interval knows the rows alone: a share of 0 of 40 has one without width, and few rows make too narrow ones. A
+    figure that some draw leaves undefined has none. `level` is the share of draws inside.
     """
+    # Rows are drawn alike for all models: a difference is that of the same rows (paired bootstrap; Koehn 2004).
     drawn = {when: _drawn(figures, seed) for when, figures in models.items()}
     for name, against in (("gain", "before"), ("gain_on_production", "production")):
         theirs = drawn.get(against, {})
@@ -146,7 +125,7 @@ def _drawn(figures: Mapping[str, Figure], seed: int) -> dict[str, Array]:
 
 
 def _resampled(statistics: Array, seed: int) -> Array:
-    """Returns the sums over rows drawn with replacement, of shape (`RESAMPLES`, k): a function of rows and seed."""
+    """Returns the sums over rows drawn with replacement, of shape (`RESAMPLES`, k), by rows and seed alone."""
     rows = len(statistics)
     random = np.random.default_rng([seed, rows])
     block = max(1, min(RESAMPLES, RESAMPLE_BLOCK // rows))
@@ -161,19 +140,11 @@ def _resampled(statistics: Array, seed: int) -> Array:
 
 @dataclass
 class MetricResult:
-    """A metric's figures and their signatures.
-
-    Attributes:
-        figures: By name, each over all rows; a row without a reference does not count.
-        signatures: What exactly was computed, by the figure's name, where a reference implementation says so.
-    """
-
-    figures: dict[str, Figure] = field(default_factory=dict)
-    signatures: dict[str, str] = field(default_factory=dict)
+    figures: dict[str, Figure] = field(default_factory=dict)  # over all rows; one without a reference does not count
+    signatures: dict[str, str] = field(default_factory=dict)  # by figure, where a reference implementation has one
 
 
-Metric = Callable[[Sequence[str], Sequence[str]], MetricResult]
-"""Called with what was written and the rows' own answers, '' where a row has none."""
+Metric = Callable[[Sequence[str], Sequence[str]], MetricResult]  # of completions and references
 
 
 def exact_match(completions: Sequence[str], references: Sequence[str]) -> MetricResult:
@@ -184,20 +155,17 @@ def exact_match(completions: Sequence[str], references: Sequence[str]) -> Metric
 
 
 def numeric_match(completions: Sequence[str], references: Sequence[str]) -> MetricResult:
-    """Returns the share of texts whose number is the reference's: that after `####`, else the last one.
-
-    A row whose reference has no number does not count.
-    """
+    """Returns the share of texts with the reference's number: that after `####`, else the last one."""
     pairs = zip(map(final_number, completions), map(final_number, references), strict=True)
     same = [None if truth is None else float(completion == truth) for completion, truth in pairs]
     return MetricResult({"numeric_match": mean_figure(same)})
 
 
 def bleu(completions: Sequence[str], references: Sequence[str]) -> MetricResult:
-    """Returns sacreBLEU's corpus BLEU (Papineni et al. 2002, Post 2018), 0 to 100; of one row that with the effective
-    order, as one row often has no four words in common."""
+    """Returns sacreBLEU's corpus BLEU (Papineni et al. 2002, Post 2018), 0 to 100."""
     from sacrebleu.metrics import BLEU
 
+    # A single row often has no four words in common, hence the effective order.
     return _corpus("bleu", BLEU(), BLEU(effective_order=True), completions, references)
 
 
@@ -209,13 +177,10 @@ def chrf(completions: Sequence[str], references: Sequence[str]) -> MetricResult:
 
 
 def rouge(completions: Sequence[str], references: Sequence[str]) -> MetricResult:
-    """Returns the mean F-measures of ROUGE-1, ROUGE-2 and ROUGE-L (Lin 2004), 0 to 1, without stemming.
-
-    The reference implementation knows words of ASCII letters and digits alone: in other scripts it finds nothing.
-    """
+    """Returns the mean F-measures of ROUGE-1, ROUGE-2 and ROUGE-L (Lin 2004), 0 to 1, without stemming."""
     from rouge_score.rouge_scorer import RougeScorer
 
-    scorer = RougeScorer(list(ROUGE))
+    scorer = RougeScorer(list(ROUGE))  # knows words of ASCII letters and digits alone
     rows = [
         scorer.score(truth, completion) if truth else None
         for completion, truth in zip(completions, references, strict=True)
@@ -235,7 +200,7 @@ METRICS: dict[str, Metric] = {
 
 
 def _corpus(name: str, metric: Any, single: Any, completions: Sequence[str], references: Sequence[str]) -> MetricResult:
-    """Returns a metric that is computed from counts summed over the rows."""
+    """Returns a metric of counts that are summed over the rows."""
     rows = [at for at, truth in enumerate(references) if truth]
     if not rows:
         return MetricResult({name: mean_figure([None] * len(references))})
@@ -255,16 +220,9 @@ def _corpus(name: str, metric: Any, single: Any, completions: Sequence[str], ref
 
 
 class BertScore:
-    """The F1 of greedily matched tokens, without idf weights and without rescaling, computed by `bert-score`.
+    """The F1 of greedily matched tokens, without idf weights and rescaling, computed by `bert-score`.
 
-    The encoder is on the accelerator only while texts are compared.
-
-    The layer is the one that `bert-score` recommends for the encoder, by the id or the folder's last part; the last one
-    for an encoder that it does not know.
-
-    Args:
-        encoder: Hub id, folder or address in a store.
-        batch_size: Texts per forward pass.
+    The layer is `bert-score`'s choice for the encoder, by the last part of its id or folder, else the last one.
     """
 
     def __init__(self, encoder: str, batch_size: int) -> None:
@@ -293,7 +251,7 @@ class BertScore:
         import torch
 
         weights: dict[int | None, float] = collections.defaultdict(lambda: 1.0)
-        weights |= {self._tokenizer.sep_token_id: 0.0, self._tokenizer.cls_token_id: 0.0}  # as bert_score.score does
+        weights |= {self._tokenizer.sep_token_id: 0.0, self._tokenizer.cls_token_id: 0.0}  # as in `bert_score.score`
         device = "cuda" if torch.cuda.is_available() else "cpu"
         scored = self._utils.bert_cos_score_idf(
             self._model.to(device),
@@ -345,11 +303,10 @@ class BertScore:
 
 
 TAKEN_NAMES = {*METRICS, *ROUGE, *AGAINST_BASELINE, "bertscore", "loss", "perplexity", "tokens", "accuracy", "margin"}
-"""Names of figures that are Baton's own."""
 
 
 def load_functions(configured: Sequence[Hook]) -> dict[str, Function]:
-    """Returns the functions by the names that their figures have: what follows the colon."""
+    """Returns the functions by the names of their figures, the part after the colon."""
     loaded: dict[str, Function] = {}
     for hook in configured:
         name = hook.use.rpartition(":")[2]
@@ -364,7 +321,7 @@ def load_functions(configured: Sequence[Hook]) -> dict[str, Function]:
 def function_score(
     name: str, function: Function, prompts: Sequence[str], completions: Sequence[str], references: Sequence[str]
 ) -> Figure:
-    """Returns the mean of what a function says of each row; None and NaN say nothing of it."""
+    """Returns the mean of a function's values; None and NaN do not count."""
     try:
         values = function(prompts=list(prompts), completions=list(completions), references=list(references))
     except Exception as error:  # the user's code may raise anything
@@ -373,8 +330,7 @@ def function_score(
 
 
 def function_values(function: str, values: Any, rows: int) -> list[float | None]:
-    """Returns what a user's function, named for messages by its setting, gave for a number of rows: numbers, None for a
-    row of which it says nothing."""
+    """Returns a user's function's numbers for rows, None for a row without one; `function` is its name in messages."""
     try:
         given = [None if value is None or math.isnan(float(value)) else float(value) for value in values]
     except (TypeError, ValueError):
@@ -398,7 +354,7 @@ class Judge:
             self._metrics.append(BertScore(evaluation.bertscore_model or "", batch_size))
 
     def judge(self, writes: Sequence[str]) -> MetricResult:
-        """Returns the figures of what a model wrote after the prompts, and the metrics' signatures."""
+        """Returns the figures of a model's completions, and the metrics' signatures."""
         judged = MetricResult()
         if not self._pairs:
             return judged
@@ -412,6 +368,6 @@ class Judge:
         return judged
 
     def _own(self, name: str, function: Function, writes: Sequence[str]) -> Figure:
-        """Returns the figure of a user's function for what was written for the first prompts."""
+        """Returns a user's function's figure for completions of the first prompts."""
         asked, references = zip(*self._pairs[: len(writes)], strict=True)
         return function_score(name, function, asked, writes, references)

@@ -1,7 +1,7 @@
 """The models that a recipe names, held to the content that the run began with.
 
-Each has a role: `base`, which training starts from, and that of a method's second model, such as `teacher`. The
-tokenize stage writes the digest of each one's files to `model.json`; what trains fetches them and compares.
+Roles are `base`, the start of training, and that of a method's second model, such as `teacher`. Tokenize writes each
+one's digest to `model.json`; later stages fetch them and compare.
 """
 
 from __future__ import annotations
@@ -22,13 +22,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 BASE = "base"
+# Folders that this process has compared, by address, revision and digests: gigabytes are not read twice.
 _compared: dict[tuple[str, str | None, str | None, str | None], str] = {}
-"""Folders whose content this process has compared, by address, revision and digests."""
 
 
 class ModelOrigin(NamedTuple):
-    """A model's address, the setting that names it, and whether Python code that comes with it is run."""
-
     setting: str
     base: str
     revision: str | None
@@ -36,7 +34,6 @@ class ModelOrigin(NamedTuple):
 
     @property
     def pin(self) -> str:
-        """The setting that pins it."""
         return "model.revision" if self.setting == "model.base" else f"{self.setting}.revision"
 
 
@@ -62,27 +59,26 @@ def fetch(recipe: Recipe) -> dict[str, str]:
 
 
 def document(recipe: Recipe, folders: dict[str, str], known: PinnedModels | None = None) -> PinnedModels:
-    """Returns what `model.json` holds: the digest of each model's files, None for the base of a model from scratch, and
-    that of the Python code that comes with it, where it is run and a run that notes it already, `known`, noted any."""
+    """Returns the content of `model.json`: digests of each model's files, and of its code where that runs."""
     digests = {f"{role}_sha256": loading.model_identity(folder) for role, folder in folders.items()}
     for role, origin in origins(recipe).items():
+        # A run begun by a Baton that noted no digest of code goes on without.
         if origin.runs_code and (known is None or known.digest(f"{role}_code")):
             digests[f"{role}_code_sha256"] = user_code.model_digest(folders[role])
     return PinnedModels.model_validate({f"{BASE}_sha256": None, **digests})
 
 
 def compared(run: Run, recipe: Recipe) -> dict[str, str]:
-    """Fetches the models that a recipe names and returns their local folders by role, if they are those of the run.
+    """Fetches the models that a recipe names and returns their local folders by role.
 
     Raises:
         ExactnessError: the files of one are not those that the run began with.
-        UserError: nobody has consented to code that comes with one.
+        UserError: nobody has consented to a model's code.
     """
     pins = run.need(PinnedModels)
     named = origins(recipe)
 
     def compare(role: str) -> str:
-        """Returns a model's local folder; what this process has compared before is not read again."""
         origin, digest, code_digest = named[role], pins.digest(role), pins.digest(f"{role}_code")
         key = (origin.base, origin.revision, digest, code_digest)
         if key not in _compared:
@@ -102,8 +98,7 @@ def compared(run: Run, recipe: Recipe) -> dict[str, str]:
 
 
 def require_same_tokens(recipe: Recipe, tokenizer: PreTrainedTokenizerBase, student: int, folder: str) -> None:
-    """Checks that a second model, by its local files, reads and writes the tokens of the trained one, whose embedding
-    has `student` rows."""
+    """Checks that a second model has the tokens of the trained one, whose embedding has `student` rows."""
     assert recipe.training.second_model
     role, named = recipe.training.second_model
     origin = origins(recipe)[role]

@@ -23,14 +23,11 @@ if TYPE_CHECKING:
 
 
 Row = dict[str, Any]
-FILE = "baton.json"
-"""Its place beside an exported model."""
-SETTINGS = "generation_config.json"
-"""Where Transformers, and others after it, have a model's own settings for writing."""
+FILE = "baton.json"  # the prompt format, beside an exported model
+SETTINGS = "generation_config.json"  # a model's own settings for writing, of Transformers and other libraries
+# Address of a run or of anything below it, and of a checkpoint or an export below its run.
 IN_RUN = re.compile(r"(?P<run>.*/runs/[^/]+)(/checkpoints/step-(?P<step>\d+))?(/.*)?")
-"""Address of a run, or of anything below it."""
 BELOW = re.compile(r"(?P<run>.*/runs/[^/]+)/(checkpoints(/step-(?P<step>\d+))?|exports?)/.*")
-"""Address of a checkpoint or an export, below its run."""
 
 
 class PromptFormat(Document):
@@ -46,7 +43,6 @@ class PromptFormat(Document):
 
     @property
     def is_chat(self) -> bool:
-        """Whether the model was trained on conversations."""
         return self.prompts == "chat"
 
     def as_text(self, prompt: str) -> str:
@@ -57,7 +53,7 @@ class PromptFormat(Document):
 
 
 def with_system_turn(prompt: str | list[dict[str, Any]], system: str | None) -> list[dict[str, Any]]:
-    """Returns a conversation with a system turn in front, if there is one and it has none."""
+    """Returns a conversation with a system turn in front, if it has none."""
     turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     if not system or any(turn["role"] in ("system", "developer") for turn in turns):
         return turns
@@ -65,7 +61,7 @@ def with_system_turn(prompt: str | list[dict[str, Any]], system: str | None) -> 
 
 
 def end_tokens(folder: str, tokenizer: PreTrainedTokenizerBase) -> list[int] | None:
-    """Returns the tokens that an answer ends with, None where a model's own settings for writing have them all."""
+    """Returns the tokens that end an answer, None where a model's own settings have them all."""
     own = _settings(folder).get("eos_token_id", tokenizer.eos_token_id)
     listed = own if isinstance(own, list) else [own]
     ends = chat_template.end_tokens(tokenizer, listed)
@@ -73,7 +69,7 @@ def end_tokens(folder: str, tokenizer: PreTrainedTokenizerBase) -> list[int] | N
 
 
 def write_ends(folder: str, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Adds what a chat template closes an answer with to the tokens that end a model's writing, for any library."""
+    """Adds the chat template's end of an answer to a model's own settings, for any library."""
     if needed := end_tokens(folder, tokenizer):
         document = {**_settings(folder), "eos_token_id": needed}
         with open(os.path.join(folder, SETTINGS), "w", encoding="utf-8") as file:
@@ -90,7 +86,7 @@ def _settings(folder: str) -> dict[str, Any]:
 
 
 def format_of_row(row: Row, recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> PromptFormat:
-    """Returns how a recipe renders a row of its split, and so all of them."""
+    """Returns a recipe's format of a row of its split, and so of all."""
     prompt = row.get("prompt")
     if "text" in row:
         return PromptFormat(prompts="text")
@@ -111,7 +107,7 @@ def as_rendered(run: Run, recipe: Recipe) -> Recipe:
 
 
 def format_of_run(run: Run, recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> PromptFormat | None:
-    """Returns how a run renders its rows, None where they are gone."""
+    """Returns a run's format of its rows, None where they are gone."""
     prefix = run.need(SplitData).prefix
     manifest = read_manifest(run.storage, prefix)
     if manifest is None:
@@ -121,7 +117,7 @@ def format_of_run(run: Run, recipe: Recipe, tokenizer: PreTrainedTokenizerBase) 
 
 
 def asks_in_turns(run: Run, recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Tells whether tasks of the harness are put as conversations, by `Tasks.render_as`.
+    """Tells whether the harness's tasks are put as conversations (`Tasks.render_as`).
 
     Raises:
         UserError: they are to be, and there is no chat template.
@@ -141,7 +137,7 @@ def asks_in_turns(run: Run, recipe: Recipe, tokenizer: PreTrainedTokenizerBase) 
 
 
 def format_of_model(uri: str, folder: str, tokenizer: PreTrainedTokenizerBase) -> PromptFormat | None:
-    """Returns how a model was asked in training, as far as its address and its local files tell."""
+    """Returns how a model was asked in training, as far as its address and local files tell."""
     path = os.path.join(folder, FILE)
     if os.path.isfile(path):
         with open(path, "rb") as file:
@@ -154,10 +150,10 @@ def format_of_model(uri: str, folder: str, tokenizer: PreTrainedTokenizerBase) -
 
 
 def require_readable(uri: str) -> None:
-    """Checks that an address is a model's, and that this Baton reads what a run has there.
+    """Checks that an address is a model's, and readable by this Baton.
 
     Raises:
-        UserError: it is that of a folder without a model, such as a run's.
+        UserError: it is a folder without a model, such as a run's.
         FormatError: another release made it, whose work this one does not continue.
     """
     in_run = IN_RUN.fullmatch(uri.rstrip("/") if "://" in uri else os.path.abspath(uri))
@@ -170,7 +166,7 @@ def require_readable(uri: str) -> None:
         run = Run.open(below["run"])
         if head := run.read(RunInfo):
             head.made.require_known(f"run {run.name!r}")
-        # One that was marked as damaged is the user's to try.
+        # The user may try a checkpoint that is marked as damaged.
         with contextlib.suppress(DamagedError):
             if below["step"] and (checkpoint := CheckpointStore(run).read(int(below["step"]))):
                 checkpoint.require_continued("checkpoint")
@@ -186,12 +182,11 @@ def _model_of(run: Run, step: str | None) -> str:
 
 
 def _below(uri: str) -> re.Match[str] | None:
-    """Returns the run, and of a checkpoint the step, that an address lies below, None for any other."""
+    """Returns run and step of an address below a run, None for any other."""
     return BELOW.fullmatch(uri if "://" in uri else os.path.abspath(uri))
 
 
-TEXT_PROMPT_SHARE = 3
-"""A row of plain text is cut after this fraction (1/3) to be continued by the model."""
+TEXT_PROMPT_SHARE = 3  # the model continues the first third of a plain text
 
 
 def held_out_prompts(
@@ -199,8 +194,8 @@ def held_out_prompts(
 ) -> list[tuple[str, str]]:
     """Returns the first rows of a side as (prompt, reference), none for a model that writes nothing.
 
-    The reference is empty for a row without an answer, or with one that is rated as bad. Nothing but the last
-    evaluation may look at the side `test`.
+    The reference is empty for a row without an answer, or with one that is rated as bad. Only the last evaluation may
+    look at the side `test`.
     """
     prefix = run.need(SplitData).prefix
     manifest = read_manifest(run.storage, prefix)
@@ -212,7 +207,7 @@ def held_out_prompts(
 
 
 def judged_side(run: Run) -> str:
-    """Returns the side that a run's result is judged on: `test` where the split has such rows, else `eval`."""
+    """Returns the side that judges a run's result: `test` where the split has such rows, else `eval`."""
     prefix = run.need(SplitData).prefix
     manifest = read_manifest(run.storage, prefix)
     return "test" if manifest and manifest.files.get("test.jsonl", {"size": 0})["size"] else "eval"

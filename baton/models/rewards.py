@@ -2,8 +2,7 @@
 
 `READY` makes the ready ones from their options; the user's own are found by `module:object`. All are called as TRL
 calls them. `prompts` and `completions` are lists of texts or messages, the row's other columns lists of texts. A text
-prompt is judged as text, with `data.separator` at its end. If the model saw it as a conversation, that is in
-`prompt_messages`.
+prompt is judged as text, with `data.separator` at its end; `prompt_messages` has the conversation that the model saw.
 """
 
 from __future__ import annotations
@@ -27,15 +26,14 @@ if TYPE_CHECKING:
 
 Reward = Callable[..., list[float | None]]
 
-THINK = r"<think>.*?</think>\s*\S.*"
-"""Thinking between tags, then something said."""
+THINK = r"<think>.*?</think>\s*\S.*"  # thinking between tags, then an answer
+# A dash after a letter, digit or bracket is no sign: `10-18` ends on 18.
 _NUMBER = re.compile(r"(?:(?<![\w)])-)?\$?\d[\d,]*(?:\.\d+)?")
-"""A dash after a letter, digit or bracket is no sign: `10-18` ends on 18."""
 
 
 @dataclass(frozen=True)
 class JudgedModel:
-    """A model with its tokenizer, in the place of a trainer, for functions that look at what wrote a completion."""
+    """A model with its tokenizer, in the place of a trainer, for functions that ask for one."""
 
     model: PreTrainedModel
     processing_class: PreTrainedTokenizerBase
@@ -64,14 +62,14 @@ def _build(function: RewardFunction) -> Reward:
 
 
 def bind(functions: list[Any], trainer: Any) -> None:
-    """Gives those functions that ask for it the trainer they judge for."""
+    """Gives the trainer to the functions that ask for it."""
     for function in functions:
         if hasattr(function, "bind"):
             function.bind(trainer)
 
 
 def columns(row: dict[str, Any]) -> dict[str, Any]:
-    """Returns a row's columns as functions see them where its prompt was a text and became a conversation."""
+    """Returns a row's columns for functions where its prompt was a text and became a conversation."""
     rest = {name: value for name, value in row.items() if name != PROMPT_TEXT}
     return {**rest, "prompt_messages": row["prompt"]}
 
@@ -97,13 +95,7 @@ def exact_reward(right: float = 1.0, wrong: float = 0.0, ignore_case: bool = Fal
 
 
 def format_reward(pattern: str = THINK, right: float = 1.0, wrong: float = 0.0) -> Callable[..., list[float]]:
-    """Returns a function that gives `right` to a completion of a form.
-
-    Args:
-        pattern: Regular expression that the whole completion must match; a dot also stands for a line's end.
-        right: Reward where it does.
-        wrong: Reward where it does not.
-    """
+    """Returns a function that gives `right` to a completion that wholly matches; a dot is also a line's end."""
     try:
         compiled = re.compile(pattern, re.DOTALL)
     except (re.error, RecursionError, OverflowError) as error:
@@ -116,12 +108,7 @@ def format_reward(pattern: str = THINK, right: float = 1.0, wrong: float = 0.0) 
 
 
 def length_reward(target: int = 100, width: int | None = None) -> Callable[..., list[float]]:
-    """Returns a function that gives 1 to a completion of `target` tokens, falling to 0 with the distance from it.
-
-    Args:
-        target: Wished length in tokens.
-        width: Distance at which the reward is 0; `target` when left out.
-    """
+    """Returns a function that gives 1 to a completion of `target` tokens, falling to 0 at the distance `width`."""
     reach = width or target
 
     def length(completion_ids: list[list[int]], **_: Any) -> list[float]:
@@ -131,12 +118,9 @@ def length_reward(target: int = 100, width: int | None = None) -> Callable[..., 
 
 
 def numeric_reward(right: float = 1.0, wrong: float = 0.0, mark: str = "####") -> Callable[..., list[float]]:
-    """Returns a function that gives `right` to a completion whose final number is that of the answer, as in GSM8K.
+    """Returns a function that gives `right` to a completion with the answer's final number, as in GSM8K.
 
-    Args:
-        right: Reward of a right number.
-        wrong: Reward of anything else.
-        mark: What the final number stands after; where it is missing, the last number counts.
+    The final number follows `mark`; without a mark, the last number counts.
     """
 
     def numeric(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
@@ -151,7 +135,7 @@ def numeric_reward(right: float = 1.0, wrong: float = 0.0, mark: str = "####") -
 
 
 def final_number(text: str, mark: str = "####") -> Decimal | None:
-    """Returns the number a text ends on: the first after the last mark, else the last one, or None."""
+    """Returns the number a text ends on: the first after the last mark, else the last one."""
     _, separator, tail = text.rpartition(mark)
     numbers = _NUMBER.findall(tail) if separator else _NUMBER.findall(text)
     if not numbers:
@@ -164,15 +148,12 @@ def final_number(text: str, mark: str = "####") -> Decimal | None:
 
 
 class InformationGain:
-    """How much a completion, taken as thinking, raises the likelihood of the row's answer over not thinking.
+    """The gain in likelihood of the row's answer by a completion, taken as thinking.
 
     After RLP (Hatamizadeh et al., "Reinforcement as a Pretraining Objective", arXiv:2510.01265), equation 3: `r = log
     p(x | context, thought) - log p(x | context)`, in nats per token of `x`, the row's `answer`. Both terms are of the
-    model as it is now; the paper's baseline is a moving average of it.
-
-    Args:
-        scale: Factor.
-        clip: Largest reward either way, before the factor; none when 0.
+    current model; the paper's baseline is a moving average of it. `clip` is the largest reward either way, before the
+    factor `scale`; 0 for none.
     """
 
     __name__ = "information_gain"
@@ -183,7 +164,6 @@ class InformationGain:
         self._trainer: Any = None
 
     def bind(self, trainer: Any) -> None:
-        """Takes the trainer whose model judges."""
         self._trainer = trainer
 
     def __call__(
@@ -194,7 +174,6 @@ class InformationGain:
         prompt_messages: list[Any] | None = None,
         **columns: Any,
     ) -> list[float]:
-        """Returns the gain of each completion."""
         tokenizer = self._trainer.processing_class
         gains = []
         declared = columns.get("tools") or [None] * len(prompts)

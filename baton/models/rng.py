@@ -1,8 +1,4 @@
-"""Random state of a process, captured, seeded and restored, and draws of tokens by prompt.
-
-`capture` advances no generator: python, numpy, torch on the CPU and on every CUDA device. With `GumbelNoise` a
-prompt's tokens do not depend on the prompts beside it.
-"""
+"""Random state of a process, captured, seeded and restored, and draws of tokens by prompt."""
 
 from __future__ import annotations
 
@@ -17,8 +13,7 @@ import torch
 
 
 def capture(*, cuda: bool = True) -> dict[str, Any]:
-    """Returns the state of every generator, without advancing any; of those on CUDA devices where they are asked for,
-    which a forked process must not do."""
+    """Returns every generator's state without advancing any; a forked process must leave `cuda` out."""
     return {
         "python": random.getstate(),
         "numpy": np.random.get_state(),
@@ -28,7 +23,7 @@ def capture(*, cuda: bool = True) -> dict[str, Any]:
 
 
 def seed(number: int) -> None:
-    """Seeds every generator with a number below 2**32, which is as much as numpy takes."""
+    """Seeds every generator with a number below 2**32, numpy's limit."""
     random.seed(number)
     np.random.seed(number)
     # Not `torch.manual_seed`: without CUDA it notes the call and its stack each time, for when there will be CUDA.
@@ -39,7 +34,7 @@ def seed(number: int) -> None:
 
 @contextlib.contextmanager
 def undisturbed(*, cuda: bool = True) -> Iterator[None]:
-    """Puts every generator back to where it was, whatever is drawn in between; see `capture`."""
+    """Puts every generator back after a block; see `capture`."""
     before = capture(cuda=cuda)
     try:
         yield
@@ -54,10 +49,8 @@ def undisturbed(*, cuda: bool = True) -> Iterator[None]:
 class GumbelNoise:
     """Adds Gumbel noise to scores: the highest is then a draw from their softmax (Maddison et al., arXiv:1411.0030).
 
-    Each row has its own generator, on the CPU, so that its noise is the same in any batch and on any device.
-
-    Args:
-        seeds: What decides the noise of each row of the batch.
+    Each row has its own generator, seeded by its entry of `seeds` and on the CPU. So a prompt's tokens depend neither
+    on the prompts beside it nor on the device.
     """
 
     def __init__(self, seeds: list[tuple[int, int]]) -> None:
@@ -65,7 +58,7 @@ class GumbelNoise:
         self._generators = [torch.Generator().manual_seed(int.from_bytes(x[:8], "big") >> 1) for x in digests]
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Returns scores of shape (rows, vocabulary) with noise; -inf stays what it is."""
+        """Returns scores of shape (rows, vocabulary) with noise; -inf stays."""
         waits = torch.stack([torch.rand(scores.shape[-1], generator=each) for each in self._generators])
         waits = -torch.log(waits.clamp_(torch.finfo(torch.float32).tiny))
         noise = -torch.log(waits.clamp_(torch.finfo(torch.float32).tiny))

@@ -1,8 +1,4 @@
-"""Rows as training reads them: labels, messages as Arrow columns, and packing into sequences.
-
-Arrow gives each message the keys of all, so arguments and declarations of tools are JSON in a column. Packing goes by
-lengths alone, as TRL's `pack_dataset` does.
-"""
+"""Rows for training: labels, messages as Arrow columns, and packing into sequences."""
 
 from __future__ import annotations
 
@@ -18,8 +14,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 
-IGNORED = -100
-"""Label of a token that does not count in the loss, as in torch's cross entropy."""
+IGNORED = -100  # label of a token outside the loss, as in torch's cross entropy
 
 
 Row = dict[str, Any]
@@ -30,8 +25,8 @@ JSON = "tool_calls"
 FLAG = "train"
 TOOLS = "tools"
 
+# In all rows that hold more, and in a few others, so that few rows have to be parsed.
 _MAYBE = re.compile(rb'"(?:name|tool_call_id|reasoning_content|train|tool_calls|tools)"')
-"""Bytes of each row that holds more, and of some that do not: few rows have to be parsed."""
 
 
 def hold_more(paths: Iterable[str]) -> bool:
@@ -53,15 +48,16 @@ def _holds_more(row: Row) -> bool:
 
 
 def message_kind(*, wide: bool) -> pa.DataType:
-    """Returns the type of a message in a column."""
+    """Returns the Arrow type of a message."""
     import pyarrow as pa
 
+    # Arrow gives each message the keys of all, so arguments and declarations of tools are JSON in a column.
     texts = {key: pa.string() for key in (TEXTS if wide else PLAIN)}
     return pa.struct({**texts, JSON: pa.string(), FLAG: pa.bool_()} if wide else texts)
 
 
 def stored(row: Row) -> Row:
-    """Returns a row as it lies in wide columns."""
+    """Returns a row as wide columns have it."""
     if isinstance(row["prompt"], str):
         return row
     prompt = [
@@ -74,7 +70,7 @@ def stored(row: Row) -> Row:
 
 
 def restored(batch: Row) -> Row:
-    """Returns columns of rows as they were before `stored`: lists of values, by name."""
+    """Returns columns of rows as before `stored`: lists of values, by name."""
     batch = dict(batch)
     if "prompt" in batch:
         batch["prompt"] = [[_message(message) for message in prompt] for prompt in batch["prompt"]]
@@ -84,14 +80,14 @@ def restored(batch: Row) -> Row:
 
 
 def readable(rows: Dataset) -> Dataset:
-    """Has a data set's rows come as they were before `stored`, where they lie in wide columns."""
+    """Returns a data set whose rows come as before `stored`."""
     if is_wide(rows.data.schema):
         rows.set_transform(restored)
     return rows
 
 
 def is_wide(schema: pa.Schema) -> bool:
-    """Tells whether rows lie in wide columns."""
+    """Tells whether rows are in wide columns."""
     import pyarrow as pa
 
     kind = schema.field("prompt").type if "prompt" in schema.names else None
@@ -111,13 +107,8 @@ def packs_rows(data: Data, side: str) -> bool:
 def pack_rows(rows: pa.Table, data: Data, *, is_all: bool) -> pa.Table:
     """Joins rows to sequences of `data.max_length`, a thousand at a time, by their lengths alone.
 
-    With `best-fit`, `seq_lengths` says where each row ends in its sequence. Else what does not fill a sequence at the
-    end of a thousand is left out, unless there is nothing else.
-
-    Args:
-        rows: Columns of tokens.
-        data: Says how to pack.
-        is_all: Whether the side has no other rows than these.
+    With `best-fit`, `seq_lengths` has the rows' lengths in each sequence. Else a thousand's incomplete last sequence is
+    left out, unless there is nothing else in the side (`is_all`).
     """
     import datasets
     import pyarrow.compute as pc

@@ -1,7 +1,4 @@
-"""Makes a model trainable, and saves frozen weights in files of their own, the same in each checkpoint.
-
-Training may need weights unpacked, an adapter attached, or all but some weights frozen.
-"""
+"""Trainable models (unpacked, with an adapter, or partly frozen), and frozen weights in files of their own."""
 
 from __future__ import annotations
 
@@ -26,8 +23,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
-SHARD_SIZE = "1GB"
-"""Largest file of frozen weights: a store copies one in a single request, and several at a time."""
+SHARD_SIZE = "1GB"  # of frozen weights: a store copies a file in a single request, and several at a time
 INDEX = "model.safetensors.index.json"
 WEIGHTS = ".safetensors"
 Save = Callable[..., None]
@@ -35,34 +31,26 @@ Save = Callable[..., None]
 
 @dataclass(frozen=True)
 class TokenRows:
-    """TokenRows of layers that are trained for themselves.
+    """Rows of layers that are trained by themselves."""
 
-    Attributes:
-        by_layer: Their numbers by the layer's name; none of a layer that is trained in full.
-        shares: Whether such a layer shares its weight with another, which is then trained in full as well.
-    """
-
-    by_layer: dict[str, list[int]]
-    shares: bool
+    by_layer: dict[str, list[int]]  # numbers by layer; none of a layer that is trained in full
+    shares: bool  # whether a fully trained layer shares its weight with another, then fully trained as well
 
 
 def unpacked(folder: str) -> dict[str, Any]:
-    """Returns what `from_pretrained` is told beside the folder of a model whose files hold MXFP4, as gpt-oss' do.
-
-    Left to itself it keeps them packed wherever there are kernels that compute with them, and `Trainer` refuses to
-    train those; elsewhere it warns, and unpacks them.
-    """
+    """Returns the arguments of `from_pretrained` that unpack a model in MXFP4, such as gpt-oss."""
     with open(os.path.join(folder, "config.json"), encoding="utf-8") as file:
         packed = json.load(file).get("quantization_config") or {}
     if packed.get("quant_method") != "mxfp4":
         return {}
     from transformers import Mxfp4Config
 
+    # Else they stay packed wherever kernels compute with them, and `Trainer` refuses to train packed weights.
     return {"quantization_config": Mxfp4Config(dequantize=True)}
 
 
 def lora(recipe: Recipe, rows: TokenRows | None = None) -> LoraConfig | None:
-    """Returns PEFT's configuration of the recipe's adapter, None without one; for rows see `rows_of_tokens`."""
+    """Returns PEFT's configuration of the recipe's adapter, with `rows_of_tokens`."""
     adapter = recipe.adapter
     if adapter is None:
         return None
@@ -93,7 +81,7 @@ def lora(recipe: Recipe, rows: TokenRows | None = None) -> LoraConfig | None:
 
 
 def rows_of_tokens(recipe: Recipe, model: Any, tokenizer: PreTrainedTokenizerBase) -> TokenRows | None:
-    """Returns the rows that an adapter trains because their tokens are new, None without an adapter or such tokens."""
+    """Returns the rows that an adapter trains because their tokens are new."""
     ids = vocabulary.new_ids(tokenizer)
     if not ids:
         return None
@@ -134,12 +122,12 @@ def _require_rows(adapter: Adapter, layer: str, module: Any) -> None:
 
 
 def complete(model: Any) -> None:
-    """Gives an output layer whose rows are trained for themselves what losses that compute with its weight ask for."""
+    """Gives an output layer with trained rows the `bias` that losses computing with its weight ask for."""
     from peft.utils.other import TrainableTokensWrapper
 
     head = model.get_output_embeddings()
     if isinstance(head, TrainableTokensWrapper):
-        vars(head)["bias"] = None  # which has a weight in PEFT's eyes, and nothing else
+        vars(head)["bias"] = None  # PEFT's wrapper has the weight alone
 
 
 def _is_in(names: list[str], layer: str) -> bool:
@@ -164,7 +152,7 @@ def freeze(model: nn.Module, trainable: Trainable) -> None:
 
 
 def blocks(model: Any) -> list[nn.Module]:
-    """Returns the transformer blocks of a model in their order, none where they cannot be told."""
+    """Returns the transformer blocks of a model in order, none where they cannot be told."""
     from torch import nn
 
     total = model.config.get_text_config().num_hidden_layers
@@ -172,16 +160,15 @@ def blocks(model: Any) -> list[nn.Module]:
 
 
 def frozen_names(model: PreTrainedModel) -> set[str]:
-    """Returns the names of the weights that are not trained, under each name that a shared one has."""
+    """Returns the names of the frozen weights, under each name that a shared one has."""
     return {name for name, weight in model.named_parameters(remove_duplicate=False) if not weight.requires_grad}
 
 
 def save_frozen_separately(model: PreTrainedModel, save: Save) -> Save:
-    """Returns a model's `save_pretrained`, `save`, that keeps frozen weights apart from the others.
+    """Returns a model's `save_pretrained`, `save`, with frozen weights in files of their own, equal in all checkpoints.
 
-    They are in files of their own, the same in each checkpoint: `model-00001-of-00002.safetensors` has the frozen
-    weights, or several such files, the last one all others, and the index names each weight's file. `from_pretrained`
-    reads such a folder as any other.
+    `model-00001-of-00002.safetensors` has the frozen weights, or several such files, the last one all others, and the
+    index names each weight's file. `from_pretrained` reads such a folder as any other.
     """
 
     def save_apart(
@@ -206,7 +193,7 @@ def save_frozen_separately(model: PreTrainedModel, save: Save) -> Save:
 
 
 def _join_folders(folder: str, parts: list[str], total: int) -> None:
-    """Makes the files with weights of several folders those of one model, in this order."""
+    """Makes the weights' files of several folders those of one model, in this order."""
     from safetensors import safe_open
 
     files = [os.path.join(part, name) for part in parts for name in sorted(os.listdir(part)) if name.endswith(WEIGHTS)]
@@ -217,7 +204,7 @@ def _join_folders(folder: str, parts: list[str], total: int) -> None:
         size += os.path.getsize(file)
         with safe_open(file, framework="pt") as opened:
             where |= dict.fromkeys(opened.keys(), name)
-    # Under names that none of them has: those of the one part may be those of the other.
+    # Under new names first, as a final name may be that of another part's file.
     for file, name in renamed.items():
         os.replace(file, os.path.join(folder, f".{name}"))
     for name in renamed.values():

@@ -1,4 +1,4 @@
-"""The model that a run has come to: its newest checkpoint, loaded and checked."""
+"""A run's trained model: its newest checkpoint, loaded and checked."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def final_checkpoint(run: Run) -> Checkpoint:
-    """Returns the checkpoint that the run ended on: of its last step, or where early stopping ended it.
+    """Returns the checkpoint of a run's last step, or where early stopping ended it.
 
     Raises:
         BatonError: the run has not come that far, or this Baton does not read its checkpoints.
@@ -40,7 +40,7 @@ def final_checkpoint(run: Run) -> Checkpoint:
 
 
 def chosen_checkpoint(run: Run) -> Checkpoint:
-    """Returns the checkpoint that the run's result is taken from: the last, or the best where `export.checkpoint` asks.
+    """Returns the checkpoint of a run's result: the last, or the best by `export.checkpoint`.
 
     Raises:
         BatonError: the run has not come to its end.
@@ -57,10 +57,10 @@ def chosen_checkpoint(run: Run) -> Checkpoint:
 
 
 def require_origin(run: Run) -> None:
-    """Checks that a run is what its result was trained from, before code of it is imported.
+    """Checks a run against the identity in its result's checkpoint, before code of it is imported.
 
     Raises:
-        ExactnessError: its recipe, data, model, code or plan are others by now.
+        ExactnessError: recipe, data, model, code or plan have changed.
     """
     checkpoint = chosen_checkpoint(run)
     if checkpoint.meta.identity not in ("", state_identity(run, run.resolved_recipe(), run.plan())):
@@ -72,9 +72,7 @@ def require_origin(run: Run) -> None:
 
 
 def final_folder(run: Run, scratch: str) -> str:
-    """Returns a local folder with the files of the checkpoint that the result is taken from, every byte checked.
-
-    Of one in shards it has the model put together, and not what only training needs.
+    """Returns a local folder with the result's checkpoint, every byte checked, shards put together.
 
     Raises:
         DamagedError: the checkpoint is not what was committed.
@@ -83,12 +81,9 @@ def final_folder(run: Run, scratch: str) -> str:
 
 
 def tokens_folder(run: Run, scratch: str, parts: Collection[str] | None = None) -> str:
-    """Returns a local folder with the run's tokenized rows and tokenizer, every byte checked.
+    """Returns a local folder with the run's tokens, every byte checked.
 
-    Args:
-        run: The run.
-        scratch: Folder for downloads.
-        parts: Folders that are wanted, of `tokenizer`, `train`, `eval` and `test`; all when None.
+    `parts` are the wanted folders, of `tokenizer`, `train`, `eval` and `test`; all when None.
     """
     prefix, manifest = tokens_manifest(run)
     names = [name for name in manifest.files if parts is None or name.partition("/")[0] in parts]
@@ -96,7 +91,7 @@ def tokens_folder(run: Run, scratch: str, parts: Collection[str] | None = None) 
 
 
 def tokens_manifest(run: Run) -> tuple[str, Manifest]:
-    """Returns where the run's tokens are, and what is committed there."""
+    """Returns prefix and manifest of the run's tokens."""
     prefix = run.need(TokenizedRows).prefix
     manifest = read_manifest(run.storage, prefix)
     if manifest is None:
@@ -114,8 +109,7 @@ def base_folder(recipe: Recipe) -> str | None:
 def trained_model(
     recipe: Recipe, tokenizer: PreTrainedTokenizerBase, folder: str, *, whole: bool = False
 ) -> PreTrainedModel:
-    """Loads a checkpoint's model; an adapter is put on its base, with `whole` in full precision even where it was held
-    in few bits, to be merged into it."""
+    """Loads a checkpoint's model, an adapter on its base; with `whole` in full precision, to be merged."""
     if whole and recipe.model.quantization:
         recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"quantization": None})})
     if recipe.adapter is None:

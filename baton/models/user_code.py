@@ -1,8 +1,4 @@
-"""Code of users and of models: shipped with the run by content, and run only with consent.
-
-`hooks.source` travels with the run. Consent covers a model's own Python files (`trust_remote_code`), too. The user's
-tasks for the LM evaluation harness may call functions in the files beside them.
-"""
+"""Code of users, models and harness tasks: shipped with the run by content, and run only with consent."""
 
 from __future__ import annotations
 
@@ -26,10 +22,8 @@ from baton.store.manifest import read_manifest, usable_manifest
 from baton.store.storage import Storage
 
 ENDINGS = (".py",)
-"""Files of code."""
 TASKS_SETTING = "evaluation.tasks.include_path"
-TASK_ENDINGS = (".yaml", ".yml", ".py")
-"""Files of tasks that run: a YAML file names functions, and its templates can call some."""
+TASK_ENDINGS = (".yaml", ".yml", ".py")  # a task's YAML file names functions, and its templates can call some
 
 
 def ship(run: Run, source: str | None, trust: Trust = None) -> None:
@@ -59,7 +53,7 @@ def files_of(source: str) -> list[str]:
 
 
 def files(folder: str, endings: tuple[str, ...] = ENDINGS) -> list[tuple[str, str]]:
-    """Returns the files of code in a folder and below, each by its path there and its SHA-256, in order."""
+    """Returns path and SHA-256 of each file of code in a folder and below, in order."""
     paths = (os.path.join(place, name) for place, _, names in os.walk(folder) for name in names)
     return [
         (os.path.relpath(path, folder), bundle.file_sha256(path)) for path in sorted(paths) if path.endswith(endings)
@@ -74,11 +68,7 @@ def digest_of(files: Iterable[tuple[str, str]]) -> str:
 def require_trusted(trust: Trust, setting: str, folder: str, endings: tuple[str, ...] = ENDINGS) -> None:
     """Checks that somebody has consented to all code in a folder, before any of it runs.
 
-    Args:
-        trust: As in the recipe; where there is none, the recipe is its user's own, and so is what it names.
-        setting: The setting that names the folder.
-        folder: It, here.
-        endings: What names of code end in.
+    No `trust` means that the recipe is its user's own, and so is all code that it names.
 
     Raises:
         UserError: nobody has consented to a file.
@@ -97,8 +87,7 @@ def fetch(run: Run, scratch: str) -> str | None:
     """Returns a local folder with the run's Python files and nothing else, None where it has none.
 
     Raises:
-        BatonError: they are gone, or are not those that their address is the digest of. Who may write to a store may
-            write a new manifest; the address is in what the run's checkpoints are made of, and in what is signed.
+        BatonError: they are gone, or their address is not their digest.
     """
     noted = run.read(OwnCode)
     if noted is None:
@@ -110,6 +99,8 @@ def fetch(run: Run, scratch: str) -> str | None:
     # Not in place: a file beside them, bytecode too, would be imported.
     bundle.fetch(run.storage, noted.prefix, manifest, folder, in_place=False)
     named = ((name, bundle.file_sha256(os.path.join(folder, name))) for name in sorted(manifest.files))
+    # By the address and not the manifest, which anybody who may write to the store can replace: the address is part of
+    # the checkpoints' identity, and of signatures.
     if noted.prefix != f"data/{digest_of(named)}/code":
         raise BatonError(
             f"{run.storage.uri(noted.prefix)} does not hold the code that the run began with; none of it has run.",
@@ -156,7 +147,7 @@ def _collected(source: str, folder: str) -> str:
 
 
 def model_files(setting: str, folder: str) -> list[str]:
-    """Returns the SHA-256 of each Python file of a model that a setting names, for consent to be kept with."""
+    """Returns the SHA-256 of each Python file of a model, to keep consent by."""
     for name in _named_classes(folder):
         if "--" in name:
             raise UserError(
@@ -173,14 +164,14 @@ def model_digest(folder: str) -> str:
 
 
 def require_model_trusted(trust: Trust, setting: str, folder: str) -> None:
-    """Checks that somebody has consented to the Python code of a model; see `require_trusted`."""
+    """Checks the consent to a model's Python code; see `require_trusted`."""
     if trust is not None:
         model_files(setting, folder)
         require_trusted(trust, setting, folder)
 
 
 def trusted_model(recipe: Recipe, setting: str, folder: str) -> str:
-    """Returns a folder whose Python code runs where `model.trust_remote_code` says so; see `require_trusted`."""
+    """Returns a folder, its code checked where it runs (`model.trust_remote_code`); see `require_trusted`."""
     if recipe.model.trust_remote_code:
         require_model_trusted(recipe.trust, setting, folder)
     return folder
@@ -188,7 +179,7 @@ def trusted_model(recipe: Recipe, setting: str, folder: str) -> str:
 
 @contextlib.contextmanager
 def asking_for_trust(uri: str) -> Iterator[None]:
-    """Names the model and what is missing where Transformers does not load it."""
+    """Names the model and the missing consent where Transformers does not load it."""
     try:
         yield
     except BatonError:
@@ -206,7 +197,7 @@ def asking_for_trust(uri: str) -> Iterator[None]:
 
 
 def _named_classes(folder: str) -> list[str]:
-    """Returns the classes of its own that a model's configurations name, as `module.Class`."""
+    """Returns a model's own classes in its configurations, as `module.Class`."""
     names = []
     for path in sorted(glob.glob(f"{glob.escape(folder)}/**/*.json", recursive=True)):
         try:

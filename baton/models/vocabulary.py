@@ -1,7 +1,7 @@
-"""The vocabulary as a recipe changes it: tokens that are added, the embedding's rows for them, and what tokens are for.
+"""The vocabulary as a recipe changes it: added tokens, the embedding's rows for them, and tokens' tasks.
 
-The tokenizer itself says which of its tokens the base lacks, as `new_tokens` in `tokenizer_config.json`, and which one
-ends a turn, as `eot_token`; so whoever has its files, with a checkpoint or an adapter, makes the same rows.
+The tokenizer's own `tokenizer_config.json` notes the tokens that the base lacks (`new_tokens`) and the one that ends a
+turn (`eot_token`). So its files, with a checkpoint or an adapter, are enough to make the same rows.
 """
 
 from __future__ import annotations
@@ -16,12 +16,9 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-NEW = "new_tokens"
-"""Setting of a tokenizer: its tokens that the base has no row for, or none that was ever learned."""
-END_OF_TURN = "eot_token"
-"""Setting of a tokenizer: the token that ends an assistant's turn."""
-BLOCK = 4096
-"""Rows of an embedding that are added up at a time."""
+NEW = "new_tokens"  # setting of a tokenizer: tokens without a row in the base, or without a learned one
+END_OF_TURN = "eot_token"  # setting of a tokenizer: the token that ends an assistant's turn
+BLOCK = 4096  # rows of an embedding that are added up at a time
 
 
 def change(tokenizer: PreTrainedTokenizerBase, spec: Tokenizer) -> None:
@@ -32,7 +29,7 @@ def change(tokenizer: PreTrainedTokenizerBase, spec: Tokenizer) -> None:
     ids, bos, eos = tokenizer("a")["input_ids"], tokenizer.bos_token_id, tokenizer.eos_token_id
     begins, ends = ids[0] == bos, ids[-1] == eos
     lacking = [token for token in dict.fromkeys(spec.add_tokens) if token not in vocabulary]
-    # As they are written: a normalizer that puts a blank in front, for example, would keep them from being found.
+    # Not normalized: a normalizer that puts a blank in front, for example, would keep them from being found.
     tokenizer.add_tokens([AddedToken(token, normalized=False) for token in lacking])
     special = spec.special_tokens
     tokenizer.add_special_tokens(
@@ -55,16 +52,16 @@ def change(tokenizer: PreTrainedTokenizerBase, spec: Tokenizer) -> None:
             setattr(tokenizer, END_OF_TURN, spec.end_of_turn)
         tokenizer.init_kwargs[END_OF_TURN] = spec.end_of_turn
     if (begins and tokenizer.bos_token_id != bos) or (ends and tokenizer.eos_token_id != eos):
-        # What puts the old ones around a text knows them by their numbers; set, each of these makes it anew.
+        # The post-processor knows the old tokens by their numbers; setting these builds it anew.
         tokenizer.add_bos_token, tokenizer.add_eos_token = begins, ends
 
 
 def record_new_tokens(tokenizer: PreTrainedTokenizerBase, before: dict[str, int], rows: int | None) -> None:
-    """Writes into a tokenizer, which had the vocabulary `before`, for which of its tokens the base has no learned row.
+    """Notes in a tokenizer, which had the vocabulary `before`, its tokens without a learned row in the base.
 
     `rows` are those of the base's embedding; None for a model from scratch, which has learned none.
     """
-    tokenizer.init_kwargs.pop(NEW, None)  # a base that Baton trained says what was new to it, and is so no more
+    tokenizer.init_kwargs.pop(NEW, None)  # of a base that Baton trained: new then, learned by now
     if rows is None:
         return
     vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
@@ -79,10 +76,10 @@ def new_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
 
 
 def resize_embeddings(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
-    """Gives a base the rows that a tokenizer's new tokens need, each the mean of those of its old tokens.
+    """Gives a base the rows of a tokenizer's new tokens, each the mean of the old tokens' rows.
 
-    Rows that lie spare in the base are used before others are added. Input and output embeddings have each their own
-    mean, and the same one in any process.
+    Spare rows of the base are used before others are added. Input and output embeddings have each their own mean, and
+    the same one in any process.
     """
     new = new_ids(tokenizer)
     if new:
@@ -97,7 +94,7 @@ def resize_embeddings(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 
 
 def align(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Tells a model which tokens begin, end and fill up a text, and where it is to stop writing."""
+    """Tells a model which tokens begin, end and fill up a text, and where to stop writing."""
     from transformers.trainer_utils import align_special_tokens
 
     align_special_tokens(model, tokenizer)
@@ -108,7 +105,7 @@ def align(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """Returns the token that a recipe says ends an assistant's turn, None where none does."""
+    """Returns the token that ends an assistant's turn by the recipe."""
     token = getattr(tokenizer, END_OF_TURN, None) or tokenizer.init_kwargs.get(END_OF_TURN)
     return int(tokenizer.convert_tokens_to_ids(token)) if token else None
 
@@ -121,7 +118,6 @@ def layers(model: PreTrainedModel) -> dict[str, Any]:
 
 
 def _mean(weight: torch.Tensor, rows: list[int]) -> torch.Tensor:
-    """Returns the mean of some rows."""
     import numpy as np
     import torch
 

@@ -1,4 +1,4 @@
-"""HTML pages of one file each: they need no network and no script, and escape what they are given."""
+"""HTML pages of one file each: without network or script, and with all values escaped."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 
 def environment(folder: Path) -> Environment:
-    """Returns what loads a page's template from a folder; it may extend `page.html.j2` and import `macros.html.j2`."""
+    """Returns a loader of page templates, which may extend `page.html.j2` and import `macros.html.j2`."""
     made = Environment(
         loader=FileSystemLoader([folder, Path(__file__).parent]),
         autoescape=True,
@@ -24,14 +24,14 @@ def environment(folder: Path) -> Environment:
 
 
 def _encodable(value: object) -> object:
-    """Spells out half a character, which names of files and rows may hold: UTF-8 has no bytes for it."""
+    """Spells out lone surrogates, which names of files and rows may hold: UTF-8 has no bytes for them."""
     if isinstance(value, str) and not value.isascii():
         return type(value)(value.encode("utf-8", "backslashreplace").decode())
     return value
 
 
 def when(timestamp: str | None) -> str:
-    """Returns an ISO 8601 time in few characters, and whatever is not one as it is."""
+    """Returns an ISO 8601 time in few characters, and any other text as it is."""
     if not timestamp:
         return "—"
     try:
