@@ -290,14 +290,6 @@ ALWAYS = "perplexity"
 """Metric of every evaluation."""
 
 
-def _results(draft: RecipeDraft, method: str) -> None:
-    _samples(draft)
-    _metrics(draft, method)
-    _evaluation_tasks(draft)
-    if draft.has("hub_model_id"):
-        common.push(draft, "hub_model_id")
-
-
 def _samples(draft: RecipeDraft) -> None:
     """Sets the samples that the model writes, in axolotl at each evaluation."""
     if is_on(draft, "generate_samples"):
@@ -386,7 +378,11 @@ def _convert(draft: RecipeDraft) -> None:
     _arithmetic(draft, method)
     common.betas(draft)
     common.compilation(draft)
-    _results(draft, method)
+    _samples(draft)
+    _metrics(draft, method)
+    _evaluation_tasks(draft)
+    if draft.has("hub_model_id"):
+        common.push(draft, "hub_model_id")
     assumed = {"training.lr_scheduler": "cosine", "training.optimizer": "adamw_torch_fused"}
     common.finish(draft, KEYS, "lr_scheduler", assumed)
 

@@ -203,8 +203,13 @@ WITH_TEMPLATE = ("messages", "sharegpt", "preference", "prompt", "rated", "auto"
 
 def row_template(draft: RecipeDraft, shapes: dict[str, RowShape]) -> None:
     """Sets the recipe's one `model.chat_template` from the first data set that has one; `shapes` are by prefix."""
-    for start in shapes:
-        _conversation(draft, f"{start}.conversation")
+    for start in shapes:  # a conversation's style, once an option of sharegpt
+        style = f"{start}.conversation"
+        if draft.get(style) == "chatml" and not draft.has("chat_template"):
+            draft.put("model.chat_template", "chatml")
+            draft.changed(style, "without the system message that axolotl puts before conversations which have none")
+        else:
+            draft.drop(style, "conversations are written with model.chat_template, or the tokenizer's own")
     starts = [start for start, shape in shapes.items() if shape.format in WITH_TEMPLATE]
     if not starts and draft.has("chat_template"):
         draft.not_needed("chat_template", f"{next(iter(shapes.values())).format} has no chat template")
@@ -284,15 +289,6 @@ def _own(draft: RecipeDraft, key: str, template: str) -> None:
         draft.put("model.chat_template", template, key)
     else:
         draft.unsupported(key, "neither a template nor a file that is there; give one in model.chat_template")
-
-
-def _conversation(draft: RecipeDraft, key: str) -> None:
-    """Handles a conversation style, once an option of `sharegpt`."""
-    if draft.get(key) == "chatml" and not draft.has("chat_template"):
-        draft.put("model.chat_template", "chatml")
-        draft.changed(key, "without the system message that axolotl puts before conversations which have none")
-    else:
-        draft.drop(key, "conversations are written with model.chat_template, or the tokenizer's own")
 
 
 HUB = ("json", "csv", "parquet", "text")

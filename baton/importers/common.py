@@ -6,7 +6,6 @@ import math
 import re
 from typing import Literal
 
-from baton.importers import sources
 from baton.importers.draft import Document, KeyResult, RecipeDraft
 from baton.importers.parse import (
     Carried,
@@ -104,8 +103,10 @@ def precision(draft: RecipeDraft, wanted: str, *keys: str) -> None:
     if wanted != "fp32":
         draft.put("training.precision", wanted, *keys)
     draft.carry("training.precision", *keys)
-    if is_on(draft, "tf32"):
-        draft.put(*(("training.precision", "tf32") if wanted == "fp32" else ("training.tf32", True)), "tf32")
+    if is_on(draft, "tf32") and wanted == "fp32":
+        draft.put("training.precision", "tf32", "tf32")
+    elif is_on(draft, "tf32"):
+        draft.put("training.tf32", True, "tf32")
     elif draft.given.get("tf32") is False and draft.has("torch_compile"):  # which would turn it on
         draft.put("training.tf32", False, "tf32")
     else:
@@ -219,7 +220,7 @@ def warmup(draft: RecipeDraft) -> None:
 
 def held_out(draft: RecipeDraft, key: str) -> None:
     """Sets the share or number of held-out rows, in Baton never 0."""
-    if sources.given_sides(draft):
+    if any(isinstance(source, dict) and "side" in source for source in draft.peek("data.source", [])):
         draft.drop(key, "the rows that are held out are given, and decide", KeyResult.not_needed)
         return
     share = read(draft, key, number, 0.0)

@@ -12,17 +12,7 @@ from baton.importers import common, sources
 from baton.importers.draft import Document, KeyResult, RecipeDraft
 from baton.importers.files import OtherTrainer
 from baton.importers.files import name_for as project_for
-from baton.importers.parse import (
-    Carried,
-    boolean,
-    is_on,
-    number,
-    positive_int,
-    read,
-    tables,
-    text,
-    words,
-)
+from baton.importers.parse import Carried, boolean, is_on, number, positive_int, read, tables, text, words
 from baton.importers.sources import FORMS, DataSet, RowShape, speaks_as
 from baton.recipe.data import Columns, Side
 from baton.recipe.methods import SPECS
@@ -256,16 +246,6 @@ def _find(draft: RecipeDraft, names: list[str]) -> tuple[str | None, Entry]:
     return None, {}
 
 
-def _checked(name: str, entry: Any) -> Entry:
-    parts = [entry, *(entry.get(key) or {} for key in ("columns", "tags"))] if isinstance(entry, dict) else [entry]
-    if not all(isinstance(part, dict) for part in parts):
-        raise UserError(
-            f"dataset_info.json: {name!r} is {entry!r}, expected keys and values, in columns and tags too.",
-            remedy="Correct it.",
-        )
-    return dict(entry)
-
-
 def _rows(
     draft: RecipeDraft, method: str, folder: str | None, name: str, key: str, entries: Entry, side: Side | None
 ) -> DataSet:
@@ -274,7 +254,13 @@ def _rows(
         place = folder or f"{draft.get('dataset_dir', 'data')!r} or beside the file"
         draft.unsupported(key, f"{name!r} is in no dataset_info.json in {place}; put its address into data.source")
         return DataSet(key=_about(name), uris=[name], side=side)
-    entry = _checked(name, entries[name])
+    entry = entries[name]
+    parts = [entry, *(entry.get(part) or {} for part in ("columns", "tags"))] if isinstance(entry, dict) else [entry]
+    if not all(isinstance(part, dict) for part in parts):
+        raise UserError(
+            f"dataset_info.json: {name!r} is {entry!r}, expected keys and values, in columns and tags too.",
+            remedy="Correct it.",
+        )
     shape = row_shape(method, entry, str(draft.get("template", "")))
     for line in unread_keys(entry, shape):
         draft.unsupported(_about(name), line)

@@ -128,11 +128,6 @@ def rendering(draft: RecipeDraft, sets: list[DataSet]) -> None:
             draft.changed(rows.key, f"as {chosen} like the first data set, not as {renders}: data.render_as is for all")
 
 
-def given_sides(draft: RecipeDraft) -> bool:
-    """Tells whether sources give the side of their rows."""
-    return any(isinstance(source, dict) and "side" in source for source in draft.peek("data.source", []))
-
-
 def _source(rows: DataSet, uri: str, alike: bool) -> str | Document:
     source: Document = {} if rows.weight == 1 else {"weight": rows.weight}
     if rows.shape and not alike:

@@ -59,19 +59,14 @@ class Section(BaseModel):
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         """Returns the class's JSON Schema with its fields' descriptions."""
         written = handler(schema)
-        described = _descriptions(cls)
-        for name, field in handler.resolve_ref_schema(written).get("properties", {}).items():
+        shown, described = handler.resolve_ref_schema(written), _descriptions(cls)
+        fields, shown["properties"] = shown.get("properties", {}), {}
+        for name, field in fields.items():
             if name in described:
                 field.setdefault("description", described[name])
-        shown = handler.resolve_ref_schema(written)
-        if "properties" in shown:
-            names = {name: written_name(name, field) for name, field in cls.model_fields.items()}
-            shown["properties"] = {
-                names.get(name, name): {**field, "title": names[name].replace("_", " ").title()}
-                if names.get(name, name) != name
-                else field
-                for name, field in shown["properties"].items()
-            }
+            theirs = written_name(name, cls.model_fields[name])
+            title = {} if theirs == name else {"title": theirs.replace("_", " ").title()}
+            shown["properties"][theirs] = {**field, **title}
         return written
 
 

@@ -107,11 +107,7 @@ class Evaluation(Section):
     def figures(self, method: str) -> list[str]:
         """Returns the names of a run's figures, without those of `tasks` and of single reward functions."""
         texts = [part for name in self.metrics for part in (ROUGE if name == "rouge" else (name,))]
-        return [
-            *SPECS[method].figures,
-            *texts,
-            *(function.use.rpartition(":")[2] for function in self.functions),
-        ]
+        return [*SPECS[method].figures, *texts, *(function.use.rpartition(":")[2] for function in self.functions)]
 
     def check_gate(self, method: str) -> None:
         """Makes sure that each line of the gate is on an existing figure."""

@@ -192,18 +192,14 @@ def _hints(problem: Mapping[str, Any], path: str, text: str) -> Iterator[tuple[s
         written = "" if problem["input"] is None else text
         yield f"write it in quotes: {written!r}", written
     elif kind in ("float_parsing", "int_parsing") and (match := NUMBER.fullmatch(text)):
-        number = _as_number(match)
+        digits = match[1].replace(",", "").replace("_", "")
+        number = f"{float(digits) / 100:g}" if match[2] == "%" else digits
         yield f"write {number}", number
     elif kind == "string_pattern_mismatch":
         slug = re.sub(r"[^a-z0-9]+", "-", text.lower())[:63].strip("-")
         quantity = re.sub(r"(?i)^([\d.]+) *([kmgtpe])(i?)b?$", lambda m: f"{m[1]}{m[2].upper()}{m[3].lower()}", text)
         for each in (quantity, slug):
             yield f"{MEANT} {each!r}?", each
-
-
-def _as_number(match: re.Match[str]) -> str:
-    digits = match[1].replace(",", "").replace("_", "")
-    return f"{float(digits) / 100:g}" if match[2] == "%" else digits
 
 
 @functools.cache

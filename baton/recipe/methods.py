@@ -445,7 +445,6 @@ DISTILLATION_SPEC = MethodSpec(
     rows="prompts",
     own_order=OWN_ORDER,
     needs_all_rows=True,
-    strategies=("ddp", "fsdp"),
     second_model=SecondModel(name="teacher", is_named=True),
     buffers=ROUND,
     figures=("divergence",),

@@ -198,10 +198,8 @@ class Model(Section):
             )
         if self.base and self.tokenizer and self.tokenizer.train:
             raise ValueError("tokenizer.train would not fit the embeddings of base; leave it out")
-        size, trained = (
-            self.from_scratch and self.from_scratch.vocab_size,
-            self.tokenizer and self.tokenizer.train,
-        )
+        size = self.from_scratch and self.from_scratch.vocab_size
+        trained = self.tokenizer and self.tokenizer.train
         if size and trained and size < trained.vocab_size:
             raise ValueError(f"from_scratch.vocab_size {size} is smaller than the tokenizer's {trained.vocab_size}")
         return self

@@ -201,7 +201,7 @@ def _override(document: dict[str, Any], key: str, value: object, names: list[str
     if len(keys) == 1 and isinstance(document.get(path), dict):
         raise UserError(
             f"overrides: {key} is a section; expected the paths of settings, such as "
-            f"{key}.{next(iter(document[path]))}.",
+            f"{key}.{next(iter(document[path]))}."
         )
     if position is None:
         _require_effect(document, path, names)

@@ -211,7 +211,7 @@ def _phase_recipes(text: str) -> tuple[Recipe, ...]:
     return tuple(recipes)
 
 
-def check_nodes(recipe: Recipe) -> None:
+def _check_nodes(recipe: Recipe) -> None:
     """Checks that a varying number of nodes does not change bits, and that one fits."""
     nodes, workers, processes = recipe.resources.nodes, recipe.parallel.virtual_workers, recipe.processes
     if isinstance(nodes, int):
@@ -230,8 +230,10 @@ def check_nodes(recipe: Recipe) -> None:
         )
 
 
-def check_parallel(recipe: Recipe) -> None:
+def _check_parallel(recipe: Recipe) -> None:
     """Checks that several processes can train a recipe."""
+    if recipe.world_size == 1 and not recipe.parallel.virtual_workers:
+        return
     training, workers, accelerators = recipe.training, recipe.workers, recipe.resources.gpus
     of = f"{workers} {'virtual workers' if recipe.parallel.virtual_workers else 'processes'}"
     if training.micro_batch_size == "auto":
@@ -285,10 +287,7 @@ def _check_virtual(recipe: Recipe) -> None:
             training.compile or training.compile_optimizer,
             "what is compiled follows the rows that a process has seen; leave it out",
         ),
-        "hooks.trainer": (
-            recipe.hooks.trainer,
-            "it may do something else in each process; leave it out",
-        ),
+        "hooks.trainer": (recipe.hooks.trainer, "it may do something else in each process; leave it out"),
         "training.grpo.scale_rewards": (
             training.grpo and training.grpo.scale_rewards == "batch",
             "each worker sees the rewards of its own part of a batch; use group or none",
@@ -299,26 +298,23 @@ def _check_virtual(recipe: Recipe) -> None:
         ),
     }
     _refuse_beside("training.parallel.virtual_workers", refused)
-    if training.generation:
-        _check_groups(recipe, training.generation.num_generations)
+    if training.generation is None:
+        return
+    # A worker has the whole group of a prompt's completions, as it alone computes their advantages.
+    rows, num_generations = recipe.micro_batch_size_per_process, training.generation.num_generations
+    if (rows * recipe.steps_per_generation) % num_generations:
+        raise ValueError(
+            f"training.{training.method}.num_generations: a virtual worker compares the {num_generations} "
+            f"completions of a prompt, and writes {rows * recipe.steps_per_generation} in a round; let a round have a "
+            f"multiple of {workers * math.lcm(rows, num_generations)} (training.batch_size, or steps_per_generation "
+            f"where it is set), or take fewer of {workers} virtual_workers"
+        )
 
 
 def _refuse_beside(setting: str, refused: Mapping[str, tuple[object, str]]) -> None:
     for what, (is_set, why) in refused.items():
         if is_set:
             raise ValueError(f"{what}: does not go with {setting}: {why}")
-
-
-def _check_groups(recipe: Recipe, num_generations: int) -> None:
-    """Checks that each virtual worker has all completions of its prompts."""
-    workers, rows = recipe.workers, recipe.micro_batch_size_per_process
-    if (rows * recipe.steps_per_generation) % num_generations:
-        raise ValueError(
-            f"training.{recipe.training.method}.num_generations: a virtual worker compares the {num_generations} "
-            f"completions of a prompt, and writes {rows * recipe.steps_per_generation} in a round; let a round have a "
-            f"multiple of {workers * math.lcm(rows, num_generations)} (training.batch_size, or steps_per_generation "
-            f"where it is set), or take fewer of {workers} virtual_workers"
-        )
 
 
 def _check_zero(recipe: Recipe) -> None:
@@ -506,12 +502,6 @@ def _check_data(recipe: Recipe) -> None:
         raise ValueError(f"data.order: {recipe.needs_all_rows} needs all rows in every chunk; set it to uniform")
 
 
-def _check_processes(recipe: Recipe) -> None:
-    check_nodes(recipe)
-    if recipe.world_size > 1 or recipe.parallel.virtual_workers:
-        check_parallel(recipe)
-
-
 def _check_weights(recipe: Recipe) -> None:
     training, model = recipe.training, recipe.model
     if model.quantization and not recipe.adapter:
@@ -586,7 +576,7 @@ def _check_hooks(recipe: Recipe) -> None:
 
 
 RULES: tuple[Callable[[Recipe], None], ...] = (
-    _check_chunks, _check_resources, _check_data, _check_processes, _check_weights, _check_reference,
+    _check_chunks, _check_resources, _check_data, _check_nodes, _check_parallel, _check_weights, _check_reference,
     _check_completions, _check_evaluation, _check_hooks,
 )  # fmt: skip
 """Rules of one training, in the order of their messages."""

@@ -80,12 +80,8 @@ def _trains_adapters_only(document: Document) -> bool:
     """Tells whether the base's weights stay frozen, in the one training or in each phase."""
     phases = document.get("phases")
     parts = phases if isinstance(phases, list) and phases else [{}]
-    return all(_adapter(part, document.get("adapter")) for part in parts)
-
-
-def _adapter(phase: object, common: object) -> object:
-    own = phase.get("adapter", {}) if isinstance(phase, dict) else {}
-    return None if own is None else own or common
+    own = [part.get("adapter", {}) if isinstance(part, dict) else {} for part in parts]
+    return all(adapter is not None and (adapter or document.get("adapter")) for adapter in own)
 
 
 def _cpu(adapted: bool) -> Iterator[Choice]:

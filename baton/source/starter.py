@@ -264,13 +264,9 @@ def yaml_value(given: object) -> str:
 
 def _note(text: str, indent: str = "") -> str:
     """Returns a comment, wrapped."""
+    mark = f"{indent}# "
     return textwrap.fill(
-        text,
-        WIDTH,
-        initial_indent=f"{indent}# ",
-        subsequent_indent=f"{indent}# ",
-        break_long_words=False,
-        break_on_hyphens=False,
+        text, WIDTH, initial_indent=mark, subsequent_indent=mark, break_long_words=False, break_on_hyphens=False
     )
 
 
