@@ -11,16 +11,12 @@ from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 from baton.errors import DamagedError, FormatError
 
 Json = dict[str, JsonValue]
-"""A document as it lies in the store."""
 DEEPEST = 100
-"""Levels of a document, far more than Baton writes: Python's own bound depends on the caller, and is no JSON error."""
+"""Levels of a document, far more than Baton writes. Python's own limit depends on the caller and is no JSON error."""
 
 
 def load(data: bytes | str) -> Any:
-    """Returns the values of a JSON document that comes from a store.
-
-    One that is nested deeper than Baton writes is a ValueError, as one is that is not JSON.
-    """
+    """Returns the values of a JSON document from a store; ValueError if it is none, or nested too deep."""
     try:
         document = json.loads(data)
     except RecursionError as error:
@@ -34,7 +30,7 @@ def load(data: bytes | str) -> Any:
 
 
 def load_object(data: bytes, where: str) -> dict[str, Any]:
-    """Returns a JSON object that comes from a store."""
+    """Returns a JSON object from a store; anything else is a DamagedError."""
     try:
         document = load(data)
     except ValueError as error:
@@ -49,11 +45,9 @@ def _parts(node: object) -> Iterable[object]:
 
 
 class Document(BaseModel):
-    """A JSON object in the store.
+    """A JSON object in the store."""
 
-    Keys that a newer or older Baton wrote besides are kept and written back; fields that were absent stay absent.
-    """
-
+    # Keys of a newer or older Baton are kept and written back; absent fields stay absent (`to_json`).
     model_config = ConfigDict(frozen=True, extra="allow", defer_build=True, ser_json_inf_nan="constants")
 
     VERSION: ClassVar[int] = 1
@@ -61,12 +55,7 @@ class Document(BaseModel):
 
     @classmethod
     def read(cls, data: bytes | object, where: str) -> Self:
-        """Reads a document.
-
-        Raises:
-            FormatError: a newer Baton wrote it.
-            DamagedError: it is not JSON, or not this document.
-        """
+        """Reads a document; FormatError if a newer Baton wrote it, DamagedError if it is not this document."""
         try:
             parsed: Any = load(data) if isinstance(data, bytes) else data
             version = parsed.get("version", cls.VERSION)
@@ -93,7 +82,7 @@ class Document(BaseModel):
 
 
 class NamedDocument(Document):
-    """A document of a run or a sweep, which lies below its folder; `{}` in its name is the key of one of several."""
+    """A document in the folder of a run or sweep; `{}` in its name is the key of one of several."""
 
     NAME: ClassVar[str]
 

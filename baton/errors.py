@@ -19,9 +19,9 @@ LIBRARIES = frozenset(
         "wandb",
     }
 )
-"""Top-level modules whose objects are nobody's own code, and keep nothing that training depends on but tensors."""
+"""Top-level modules that are not the user's code: they keep nothing that training depends on but tensors."""
 own_packages: set[str] = set()
-"""Top-level modules that hooks were found in: they may be installed packages."""
+"""Top-level modules of hooks, which may be installed packages."""
 
 
 class BatonError(Exception):
@@ -54,31 +54,31 @@ class RowError(Exception):
 
 
 class OtherRunError(UserError):
-    """The name is that of a run with another recipe or other data, which this error is no part of."""
+    """A run of that name has another recipe or other data; that run itself has not failed."""
 
 
 class FormatError(OtherRunError):
-    """A run, or something of it, was made by a Baton whose work this one does not continue."""
+    """Made by a Baton whose work this one does not continue."""
 
 
 class StoreError(UserError):
-    """The object store cannot be used as given: unreachable, refused, absent."""
+    """The object store is unreachable, absent or refuses."""
 
 
 class AbsentError(StoreError):
-    """The bucket or container of a store is not there."""
+    """The bucket or container of a store does not exist."""
 
 
 class UnavailableError(StoreError):
-    """The object store does not answer as it should just now; the same request may succeed later."""
+    """The object store fails for now; the same request may succeed later."""
 
 
 class DamagedError(BatonError):
-    """Something in the store is not what was committed there."""
+    """An object in the store differs from the one that was committed."""
 
 
 class RewritableDamageError(DamagedError):
-    """Something damaged that was marked: when the run is started again, the stage that wrote it writes it again."""
+    """Damage that was marked: when the run is started again, the stage that wrote it writes it again."""
 
 
 class ExactnessError(BatonError):
@@ -86,22 +86,18 @@ class ExactnessError(BatonError):
 
 
 class ProcessLostError(BatonError):
-    """A process that was ended by what a fresh one may be spared: a signal, a device or a link that broke."""
+    """A process ended by a signal, a device or a link; a fresh one may be spared that."""
 
 
 class DeviceError(ProcessLostError):
-    """A device that broke, after a step that the message names.
-
-    Where a fresh process breaks after the same one, it is what is trained that does it: a state that has diverged.
-    """
+    """A device that broke after the step in the message; twice after the same step, the state has diverged."""
 
 
 class SkipError(BatonError):
-    """A step that the run's guard does not let pass: the next process restores the state before it, and skips it.
+    """A step that the run's guard refuses: the next process restores the state before it, and skips it.
 
-    `reason` is what was looked at: `nan` for a loss or norm that is not finite, else `loss` or `grad_norm`. The norm is
-    of the gradients before clipping, the median of what was looked at over the steps before; None where it is not
-    finite.
+    `reason` is `nan` for a loss or norm that is not finite, else `loss` or `grad_norm`. The norm is taken before
+    clipping, the median over the steps before; None where it is not finite.
     """
 
     def __init__(
@@ -121,11 +117,11 @@ class SkipError(BatonError):
 
 
 class NodeError(BatonError):
-    """The machine is not what was asked for; another one may be."""
+    """The machine lacks what was asked for; another one may have it."""
 
 
 def is_own(module: str | None) -> bool:
-    """Tells whether a module is the user's: not Python's, nor an installed one but for those that hooks come from."""
+    """Tells whether a module is the user's: neither Python's nor installed, except packages of hooks."""
     top = (module or "").partition(".")[0]
     if not top or top in LIBRARIES or (top in sys.stdlib_module_names and top != "__main__"):
         return False
@@ -134,7 +130,7 @@ def is_own(module: str | None) -> bool:
 
 
 def place_of(error: BaseException) -> str:
-    """Returns where the user's code has raised an error, or called what has; empty where it is not the user's."""
+    """Returns the innermost place in the user's code from which an error comes; empty where there is none."""
     place = ""
     for frame, line in traceback.walk_tb(error.__traceback__):
         named, file = frame.f_globals.get("__name__"), os.path.basename(frame.f_code.co_filename)
@@ -144,13 +140,13 @@ def place_of(error: BaseException) -> str:
 
 
 def in_words(error: BaseException) -> str:
-    """Returns an error that is not Baton's in one line, with the place in the user's code that it comes from."""
+    """Returns an error that is not Baton's in one line, with its place in the user's code."""
     place = place_of(error)
     return f"{type(error).__name__}: {error}" + (f" ({place})" if place else "")
 
 
 def no_room(error: BaseException) -> BatonError | None:
-    """Returns the error of a full disk where that is what has made something else fail, None where it has not."""
+    """Returns the error of a full disk where that caused another error, else None."""
     cause: BaseException | None = error
     while cause is not None and getattr(cause, "errno", None) != errno.ENOSPC:
         cause = cause.__cause__ or cause.__context__
@@ -164,13 +160,13 @@ def no_room(error: BaseException) -> BatonError | None:
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
-    """Returns a sentence, to be put behind another, with the known name that is most like one; or nothing."""
+    """Returns " Did you mean …?" with the most similar known name, or an empty text."""
     close = difflib.get_close_matches(name, known, n=1)
     return f" Did you mean {close[0]!r}?" if close else ""
 
 
 def suggest_path(path: str, folders: Sequence[str], *, cutoff: float = 0.6) -> str | None:
-    """Returns the path that one which does not exist may have been meant to be, None where there is none like it."""
+    """Returns an existing path similar to one that does not exist, else None."""
     for folder in folders:
         with contextlib.suppress(OSError):
             if found := _like_path(path, folder, cutoff):

@@ -29,12 +29,8 @@ KINDS: dict[str, type[Event]] = {}
 
 @dataclass_transform(frozen_default=True)
 class Event:
-    """Something that a stage tells; each class of it is a frozen dataclass, and `kind` is its name on the wire.
-
-    A field that has a default was not always there, or is not always told: it is left out while it is None.
-    """
-
     kind: str
+    """Name on the wire."""
 
     def __init_subclass__(cls, kind: str = "") -> None:
         dataclass(frozen=True)(cls)
@@ -43,22 +39,18 @@ class Event:
             KINDS[kind] = cls
 
     def fields(self) -> dict[str, object]:
-        """Returns what is written, in its order."""
+        # A field with a default is younger than its event, or not always known: None is left out.
         optional = type(self)
         return {name: value for name, value in vars(self).items() if value is not None or not hasattr(optional, name)}
 
     @classmethod
     def read(cls, fields: Mapping[str, Any]) -> Self:
-        """Returns the event with these fields; those that it does not know, another Baton's, are left out.
-
-        Raises:
-            TypeError: one is missing that every Baton has written.
-        """
+        """Returns the event without unknown fields, which another Baton wrote; TypeError where one is missing."""
         return cls(**{name: fields[name] for name in cls.__match_args__ if name in fields})  # type: ignore[attr-defined]
 
 
 class Unknown(Event):
-    """An event that this Baton does not know, or not with these fields."""
+    """Event of another Baton, of a kind or with fields that this one does not know."""
 
     kind: str
     values: dict[str, object]
@@ -73,26 +65,22 @@ class Stage(Event, kind="stage"):
 
 
 class Error(Event, kind="error"):
-    """A stage fails. Where it is marked, what it found damaged is made again by a second attempt; where it is lost, a
-    fresh process may be spared it; where it skips, a fresh process skips the step that it has found."""
-
     stage: str
     message: str
     exit_code: int
     marked: bool | None = None
+    """A second attempt makes the damaged objects again."""
     lost: bool | None = None
+    """A fresh process may be spared it."""
     skips: bool | None = None
+    """A fresh process skips the step."""
 
 
 class Warned(Event, kind="warned"):
-    """Something goes on without what it was to do, which a person should know of."""
-
     text: str
 
 
 class Source(Event, kind="source"):
-    """A source of rows, as it was recognised."""
-
     uri: str
     format: str
     columns: Mapping[str, str | list[str]]
@@ -100,7 +88,6 @@ class Source(Event, kind="source"):
 
     @property
     def in_words(self) -> str:
-        """What its rows are, and which columns became what."""
         became = ", ".join(
             ours if ours == theirs else f"{ours} ← {theirs if isinstance(theirs, str) else ' + '.join(theirs)}"
             for ours, theirs in self.columns.items()
@@ -111,8 +98,6 @@ class Source(Event, kind="source"):
 
 
 class Rejected(Event, kind="rejected"):
-    """Rows are unusable; they are kept, with their reasons."""
-
     count: int
     of: int
     first: str
@@ -169,8 +154,6 @@ class NoEffect(Event, kind="no_effect"):
 
 
 class Tokens(Event, kind="tokens"):
-    """Rows are tokenized, now or by another run."""
-
     reused: bool
     steps: int
     targets: list[int]
@@ -185,9 +168,9 @@ class Tokens(Event, kind="tokens"):
     order: str | None = None
     dropped_uri: str | None = None
     rendered: str | None = None
-    """How texts became turns of a conversation; not told where they did not."""
+    """How texts became turns of a conversation."""
     rendered_row: str | None = None
-    """One of them; not told where the recipe wants counts alone."""
+    """An example; None where the recipe wants counts alone."""
     refused: int | None = None
     left_out: dict[str, int] | None = None
 
@@ -203,8 +186,6 @@ class Verified(Event, kind="verified"):
 
 
 class Evaluating(Event, kind="evaluating"):
-    """How far an evaluation is with a model."""
-
     when: str
     doing: str
     done: int
@@ -212,11 +193,7 @@ class Evaluating(Event, kind="evaluating"):
 
 
 class Evaluated(Event, kind="evaluated"):
-    """Figures of the model before or after training, None for one that was not measured.
-
-    Each is a field of its own on the wire.
-    """
-
+    # Each figure is a field of its own on the wire, so both methods differ from Event's.
     when: str
     figures: Mapping[str, float | None]
 
@@ -225,13 +202,10 @@ class Evaluated(Event, kind="evaluated"):
 
     @classmethod
     def read(cls, fields: Mapping[str, Any]) -> Self:
-        """Returns the event: what is no known field is a figure."""
         return cls(fields["when"], {name: value for name, value in fields.items() if name not in ("when", "at")})
 
 
 class Judged(Event, kind="judged"):
-    """The gate's verdict, with the lines that failed."""
-
     passed: bool
     failed: list[str]
 
@@ -244,11 +218,12 @@ class SkippedExport(Event, kind="skipped_export"):
 
 
 class HandedOut(Event, kind="handed_out"):
-    """A format is exported; `checked` says how it compares with the trained model."""
+    """A format is exported."""
 
     format: str
     bytes: int
     checked: str
+    """Comparison with the trained model, in words."""
 
 
 class Exported(Event, kind="exported"):
@@ -261,8 +236,6 @@ class Report(Event, kind="report"):
 
 
 class Looked(Event, kind="looked"):
-    """Whether a model is trained again, and why."""
-
     decision: str
     words: str
     run: str
@@ -274,13 +247,10 @@ class Queued(Event, kind="queued"):
 
 
 class Retraining(Event, kind="retraining"):
-    """What a retraining came to, as it is also kept in the store.
-
-    Its state: `unchanged`, `busy` (another one is under way: this one is dropped), `promoted`,
-    `rejected` by the gate, or `failed`.
-    """
+    """Outcome of a retraining, also kept in the store."""
 
     state: str
+    """`unchanged`, `busy` (dropped: another one is under way), `promoted`, `rejected` by the gate, or `failed`."""
     words: str
     at: str
     run: str | None = None
@@ -293,9 +263,8 @@ class Retraining(Event, kind="retraining"):
 
 
 class Prepares(Event, kind="prepares"):
-    """What split and tokenize are given before a bracket: `recipe`, `run` and `source` of each data."""
-
     preparations: list[dict[str, str]]
+    """Inputs of split and tokenize for each data of a bracket: `recipe`, `run` and `source`."""
 
 
 class Entered(Event, kind="entered"):
@@ -303,8 +272,6 @@ class Entered(Event, kind="entered"):
 
 
 class Rung(Event, kind="rung"):
-    """A rung is judged: the trials that stay, and how many stop."""
-
     rung: int
     of: int
     chunk: int
@@ -313,16 +280,13 @@ class Rung(Event, kind="rung"):
 
 
 class Verdict(Event, kind="verdict"):
-    """The runs that stay after a rung, and the best one's."""
-
     kept: list[str]
     winner: str
 
 
 class Phase(Event, kind="phase"):
-    """A phase begins, one of `baton.runs.documents.StagePhase`; of a checkpoint, with its step."""
-
     phase: str
+    """One of `baton.runs.documents.StagePhase`, which begins."""
     step: int | None = None
     chunk: int | None = None
     target: int | None = None
@@ -331,7 +295,7 @@ class Phase(Event, kind="phase"):
 
 
 class Slice(Event, kind="slice"):
-    """The files of training rows that a chunk needs are there."""
+    """A chunk has fetched its files of training rows."""
 
     files: int
     of: int
@@ -339,7 +303,7 @@ class Slice(Event, kind="slice"):
 
 
 class MicroBatch(Event, kind="micro_batch"):
-    """The rows per forward pass that `auto` has come to, and the passes per step."""
+    """Result of `training.micro_batch_size: auto`."""
 
     size: int
     accumulation: int
@@ -366,7 +330,7 @@ class Superseded(Event, kind="superseded"):
 
 
 class StoreUnavailable(Event, kind="store_unavailable"):
-    """A checkpoint cannot be saved for now; nothing has been for so many seconds."""
+    """A checkpoint cannot be saved for now; `unsaved` is the seconds since one was."""
 
     step: int
     unsaved: float
@@ -374,13 +338,12 @@ class StoreUnavailable(Event, kind="store_unavailable"):
 
 
 class CheckpointCommitted(Event, kind="checkpoint"):
-    """A checkpoint is committed; how many seconds its upload and its commit took."""
-
     step: int
     uri: str
     digest: str
     bytes: int
     seconds: dict[str, float]
+    """Of upload and commit."""
 
 
 class Skipped(Event, kind="skipped"):
@@ -397,10 +360,11 @@ class Consistent(Event, kind="consistent"):
 
 
 class NotCarried(Event, kind="not_carried"):
-    """State of the user's code is not in a checkpoint, so that a chunk after it resumes without: place → why."""
+    """A checkpoint lacks state of the user's code: the next chunk resumes without it."""
 
     step: int
     lost: dict[str, str]
+    """Place → reason."""
 
     REMEDY: ClassVar[str] = (
         "Give its class state_dict and load_state_dict, or set `stateless = True` on it where training does not depend "
@@ -414,19 +378,17 @@ class NotCarried(Event, kind="not_carried"):
 
 
 class Restored(Event, kind="restored"):
-    """The state in memory was compared with the checkpoint's: the parts that differ."""
-
     step: int
     wrong: list[str]
+    """Parts of the state in memory that differ from the checkpoint's."""
 
 
 class Scored(Event, kind="scored"):
-    """A trial's score; None for one that is not finite."""
-
     trial: str
     chunk: int
     step: int
     value: float | None
+    """None for one that is not finite."""
 
 
 class AlreadyDone(Event, kind="already_done"):
@@ -435,7 +397,7 @@ class AlreadyDone(Event, kind="already_done"):
 
 
 class Restarted(Event, kind="restarted"):
-    """A chunk's process was lost, and another one resumes from the newest checkpoint."""
+    """A chunk's process was lost; a fresh one resumes from the newest checkpoint."""
 
     chunk: int
     attempt: int
@@ -444,7 +406,7 @@ class Restarted(Event, kind="restarted"):
 
 
 class StepSkipped(Event, kind="step_skipped"):
-    """A step is taken back: the chunk resumes from the checkpoint before it, and skips it."""
+    """A step is undone: the chunk resumes from the checkpoint before it, and skips it."""
 
     step: int
     chunk: int
@@ -476,7 +438,7 @@ class Stopped(Event, kind="stopped"):
 
 
 TERMINATION_LOG = "BATON_TERMINATION_LOG"
-"""Environment variable: the container's `terminationMessagePath`, where that is not Kubernetes' own choice."""
+"""Environment variable: the container's `terminationMessagePath`, where that is not Kubernetes' default."""
 MAX_TERMINATION_BYTES = 4096
 """Kubernetes keeps no more of a container's message."""
 
@@ -491,7 +453,7 @@ def write_termination_message(message: str, exit_code: int) -> None:
     words = " ".join(message.split()).encode()
     code = f" (baton exit code {exit_code})".encode()
     room = MAX_TERMINATION_BYTES - len(code)
-    if len(words) > room:  # what was found is at the beginning, what to do at the end
+    if len(words) > room:  # the middle goes: the finding is at the beginning, the remedy at the end
         half = room // 2 - 2
         words = words[:half] + "…".encode() + words[-half:]
     with contextlib.suppress(OSError), open(path, "wb") as file:
@@ -514,7 +476,7 @@ _hearers: list[Callable[[Event], None]] = []
 
 
 def mute() -> None:
-    """Emits nothing more from this process: another one speaks for it."""
+    """Emits nothing more from this process: another one emits its events."""
     _muted.set()
 
 
@@ -538,17 +500,14 @@ def emit(event: Event) -> None:
 
 
 def warn(text: str) -> None:
-    """Tells a person that something goes on without what it was to do: in the log and on the screen."""
+    """Warns a person, in the log and on the screen."""
     logger.warning("%s", text)
     if os.environ.get("BATON_EVENTS") == "stdout":
         emit(Warned(text))
 
 
 def parse(line: str) -> Event | None:
-    """Returns the event in a line of output, or None where the line is ordinary output.
-
-    What another Baton wrote, which may be newer or older, is `Unknown` where it cannot be read as one of ours.
-    """
+    """Returns the event in a line of output; None for ordinary output, `Unknown` for an event of another Baton."""
     line = line.strip()  # the local engine indents what a stage prints
     if not line.startswith(MARK):
         return None
@@ -584,10 +543,7 @@ def setup_environment() -> None:
 
 @contextlib.contextmanager
 def stage(name: str) -> Iterator[None]:
-    """Runs a stage so that a known error ends the process with one message and no traceback.
-
-    Whatever it fails of is left for Kubernetes, see `baton.events`.
-    """
+    """Runs a stage; a known error ends the process with one message, also left for Kubernetes, and no traceback."""
     setup_logging()
     os.environ.setdefault("BATON_STORE_PATIENCE", "120")  # a stage waits for its store longer than a person does
     emit(Stage(name, "started"))
@@ -605,5 +561,5 @@ def stage(name: str) -> Iterator[None]:
         emit(Error(name, str(error), error.exit_code, marked, lost=lost or None, skips=skips or None))
         logger.error("%s", error)
         write_termination_message(str(error), error.exit_code)
-        raise SystemExit(error.exit_code) from error  # it prints no traceback, and who runs the stage can ask why
+        raise SystemExit(error.exit_code) from error  # prints no traceback, and keeps the cause for the caller
     emit(Stage(name, "done"))

@@ -55,7 +55,7 @@ WATCHED = "steps are judged so from step {next}, by those of the window that the
 SAME = "changes how the same steps are computed; expect other rounding, so other bits"
 
 GUARD = ("nan", "loss", "grad_norm", "window")
-"""Settings of the guard that decide what it finds."""
+"""Settings of the guard that decide which steps it refuses."""
 
 CHANGEABLE: dict[str, str] = {
     "training.learning_rate": "the schedule continues at step {step} with the new peak; nothing warms up again",
@@ -90,7 +90,7 @@ CHANGEABLE: dict[str, str] = {
     "evaluation.per_epoch": "evaluations after step {step} come as often in an epoch as the new number says",
     "chunks.count": "chunks that end at or before step {step} return at once",
 }
-"""What a warm fork takes over → what that means."""
+"""Settings that a warm fork may change → the effect."""
 
 FIXED: dict[str, str] = {
     "training.batch_size": "the place in the data is counted in batches of this size",
@@ -105,16 +105,16 @@ FIXED: dict[str, str] = {
     "hooks": "your code may keep a state, and the checkpoint has the old code's",
     "retrain": "it decides the rows",
 }
-"""What a warm fork cannot change, by path or its beginning → why."""
+"""Settings that a warm fork cannot change, by path or its beginning → reason."""
 
 OF_STATE = ("training.", "adapter.", "evaluation.")
-"""Beginnings of paths that the trainer reads."""
+"""Settings that the trainer reads begin so."""
 PLATEAU = ("reduce_lr_on_plateau", "greedy")
-"""Schedules that keep their own state, beside the step."""
+"""Schedules that keep a state of their own, beside the step."""
 
 
 def changes(before: Recipe, after: Recipe) -> tuple[Changes, set[str]]:
-    """Returns all settings in which a fork differs from its parent, and which of them decide bits."""
+    """Returns all settings that a fork changes, and the paths among them that decide bits."""
     all_of_them = load.differences(before.model_dump(mode="json"), after.model_dump(mode="json"))
     deciding = set(load.differences(identity(before), identity(after)))
     # These count by content elsewhere; a fork has its parent's content, so another address is another content.
@@ -122,7 +122,7 @@ def changes(before: Recipe, after: Recipe) -> tuple[Changes, set[str]]:
 
 
 def require_warm(before: Recipe, after: Recipe) -> Changes:
-    """Returns what a warm fork changes; settings that it cannot change are refused, each with the reason."""
+    """Returns a warm fork's changes; settings that it cannot change are refused, each with the reason."""
     changed, deciding = changes(before, after)
     refused = [f"{path}: {_reason(path)}" for path in sorted(deciding) if not _is_taken_over(path, before, after)]
     if _form(before) != _form(after):
@@ -138,13 +138,13 @@ def require_warm(before: Recipe, after: Recipe) -> Changes:
 
 
 def of_state(before: Recipe, after: Recipe) -> Changes:
-    """Returns the changes that a warm fork's trainer has to make in the state it restores."""
+    """Returns the changes that a warm fork's trainer makes in the restored state."""
     changed, deciding = changes(before, after)
     return {path: changed[path] for path in changed if path in deciding and path.startswith(OF_STATE)}
 
 
 def require_cold(before: Recipe, after: Recipe) -> Changes:
-    """Returns what a cold fork changes; another start model or store is refused."""
+    """Returns a cold fork's changes; another start model or store is refused."""
     changed, _ = changes(before, after)
     starts = ("model.base", "model.revision", "model.from_scratch", "model.tokenizer", "phases", "store.uri")
     refused = [path for path in changed if any(path == start or path.startswith(f"{start}.") for start in starts)]
@@ -160,7 +160,7 @@ def require_cold(before: Recipe, after: Recipe) -> Changes:
 
 
 def in_words(changed: Mapping[str, list[Any]], *, step: int, end: int, warm: bool) -> list[str]:
-    """Returns a line for each changed setting: what it was, what it is, and what that means for the rest."""
+    """Returns a line for each changed setting: value before and after, and the effect."""
     lines = []
     for path, (before, after) in changed.items():
         words = CHANGEABLE.get(path, "") if warm else ""
@@ -170,9 +170,9 @@ def in_words(changed: Mapping[str, list[Any]], *, step: int, end: int, warm: boo
 
 
 def combined(inherited: Mapping[str, list[Any]], own: Mapping[str, list[Any]]) -> Changes:
-    """Returns in what a fork's recipe differs from the one that made the state it takes over.
+    """Returns a fork's changes against the recipe that made its state.
 
-    `inherited` is what its parent had changed, where the parent is a fork that has not trained since.
+    `inherited` has its parent's changes, where the parent is a fork that has not trained since.
     """
     merged = {path: list(values) for path, values in inherited.items()}
     for path, (before, after) in own.items():
@@ -212,53 +212,49 @@ def _reason(path: str) -> str:
 CARRIED = tuple(
     kind.NAME for kind in (SplitData, PinnedModels, OwnCode, SplitCounts, TokenizedRows, LearningRate, MicroBatchSize)
 )
-"""What stages had found for the parent, and holds for a warm fork."""
+"""Results of the parent's stages that hold for a warm fork."""
 MODEL_FILES = (".safetensors", ".json", ".model", ".txt", ".jinja", ".py")
 """Files of a checkpoint that make a model and its tokenizer."""
 TRAINER_STATE = "trainer_state.json"
-"""File of a checkpoint that ends like those and is none."""
+"""Ends like a file of a model and is none."""
 
 
 @dataclass(frozen=True)
 class Fork:
-    """A fork that was made: of the parent's step and the digest of the state there.
-
-    Warm it keeps the state; else it begins at step 0 with the weights. `lines` say for people what it changes.
-    """
-
     run: Run
     step: int
+    """Of the parent."""
     digest: str
+    """Of the parent's state at that step."""
     recipe: Recipe
     lines: list[str]
+    """Changes, in words."""
     warm: bool
 
 
 def fork(parent: Run, step: int | None, name: str, overrides: Sequence[str] = (), *, warm: bool = True) -> Fork:
-    """Makes a new run of a checkpoint, the newest that is whole where no step is given, in the parent's store.
+    """Forks a checkpoint, by default the newest whole one, into a new run of the same store.
 
-    Done again with the same arguments it completes what a call that died had begun. Overrides are changes to the
-    recipe, `PATH=VALUE`.
+    The same call again completes a fork that broke off. `overrides` are changes to the recipe, `PATH=VALUE`.
 
     Raises:
         UserError: there is no such run or step, a setting cannot be changed, the name is another run's, or this Baton
-            does not continue what a fork takes over.
-        DamagedError: the checkpoint is not what was committed.
+            does not continue the parent's formats.
+        DamagedError: the checkpoint differs from what was committed.
     """
     before = parent.recipe()
     run = Run(parent.storage, check_name(name))
-    # A fork's note is written before its recipe: a run with a note and no recipe is a fork that broke off, and is
-    # completed.
+    # The note is written before the recipe: a run with a note and no recipe is a fork that broke off.
     if name == parent.name or (run.read(ForkNote) is None and run.read(RunInfo) is not None):
         raise UserError(f"run {run.uri!r} exists and is no fork of this one.", remedy="Choose another name with --run.")
-    if warm and before.training.lr_find:  # one that is given would otherwise be looked for all the same
+    if warm and before.training.lr_find:  # else the finder's rate would replace the given one
         gives_rate = any(override.partition("=")[0].strip() == "training.learning_rate" for override in overrides)
         overrides = [*overrides, *(["training.lr_find=null"] if gives_rate else [])]
     after = load.with_overrides(before, overrides)
     changed = require_warm(before, after) if warm else require_cold(before, after)
     store = CheckpointStore.of(parent, before)
     checkpoint = _chosen(store, step)
-    if warm:  # for rows and tokens are the parent's; their order and random numbers are this Baton's from here on
+    if warm:  # rows and tokens are the parent's; their order and random numbers are this Baton's from here on
         parent.need(RunInfo).made.require_continued(f"run {parent.name!r}", DATA_FORMATS)
     checkpoint.require_continued(*(CHECKPOINT_FORMATS if warm else ("checkpoint",)))
     step, digest = checkpoint.step, checkpoint.digest
@@ -270,8 +266,8 @@ def fork(parent: Run, step: int | None, name: str, overrides: Sequence[str] = ()
         )
     with scratch_folder("fork") as scratch:
         folder = _fetched(store, checkpoint, scratch)
-        # Before anything else of the run: it lets the same command complete what a crash broke off, and keeps
-        # a chunk of a warm fork from beginning with weights of its own meanwhile (`require_start`).
+        # First of all that is written: a crash after it is completed by the same command, and until then no chunk of a
+        # warm fork begins with weights of its own (`require_start`).
         run.write_once(ForkNote(parent=parent.uri, step=step, digest=digest, warm=warm, changed=changed))
         if plan:
             _carry(parent, run, after, plan, checkpoint, folder, of_state(before, after))
@@ -282,7 +278,7 @@ def fork(parent: Run, step: int | None, name: str, overrides: Sequence[str] = ()
 
 
 def require_start(run: Run) -> None:
-    """Makes sure that a run may begin with its own weights: a warm fork begins with its parent's state."""
+    """Refuses a warm fork without a checkpoint: it must not begin with weights of its own."""
     note = run.read(ForkNote)
     if note and note.warm:
         raise BatonError(
@@ -305,7 +301,7 @@ def _chosen(store: CheckpointStore, step: int | None) -> Checkpoint:
 
 
 def _fetched(store: CheckpointStore, checkpoint: Checkpoint, scratch: str) -> str:
-    """Brings a checkpoint here, every byte checked, and no code in it."""
+    """Downloads a checkpoint with every byte checked, and refuses code in it."""
     try:
         folder = store.fetch(checkpoint, f"{scratch}/checkpoint")
     except DamagedError as error:
@@ -318,7 +314,7 @@ def _fetched(store: CheckpointStore, checkpoint: Checkpoint, scratch: str) -> st
 def _carry(
     parent: Run, run: Run, recipe: Recipe, plan: Plan, checkpoint: Checkpoint, folder: str, changed: Changes
 ) -> None:
-    """Gives a warm fork its parent's state, with a note of what its recipe changes in it."""
+    """Commits the parent's state as a warm fork's checkpoint, with the changes that its recipe makes in it."""
     run.create(recipe, data=parent.need(RunInfo).made)
     left_out = {LearningRate.NAME} if recipe.training.lr_find is None else set()
     left_out |= {MicroBatchSize.NAME} if recipe.training.micro_batch_size != "auto" else set()
@@ -333,7 +329,7 @@ def _carry(
     writer = store.open_writer(step)
     with contextlib.suppress(FileNotFoundError):  # retention may take it away meanwhile
         writer.send(folder)
-    # Where the store is a folder the files were read in place, and not from a copy. Who sent them first does not count.
+    # In a folder store the files were read in place, not from a copy, and may have changed. `origin` does not count.
     sent, meant = (
         {name: (entry["size"], entry["sha256"]) for name, entry in files.items()}
         for files in (writer.files, checkpoint.manifest.files)
@@ -341,7 +337,7 @@ def _carry(
     if sent != meant:
         raise DamagedError(f"step {step} of {parent.uri} changed while it was copied.", remedy="Fork again.")
     identity = state_identity(run, run.resolved_recipe(), plan)
-    # The state of a fork that has not trained yet was made by the recipe of its own parent.
+    # A parent that is a fork and has not trained yet has a state that its own parent's recipe made.
     differs = combined(meta.forked_from.changed if meta.forked_from else {}, changed)
     begun = meta.model_copy(
         update={
@@ -358,7 +354,7 @@ def _carry(
 
 
 def _begin_cold(run: Run, before: Recipe, after: Recipe, folder: str, scratch: str) -> Recipe:
-    """Gives a cold fork its start model, and returns its recipe."""
+    """Writes a cold fork's start model, and returns its recipe."""
     model = f"{scratch}/model"
     if sharded.is_sharded(folder):
         sharded.merge(folder, f"{scratch}/merged", shard_size=sharded.SHARD_SIZE)
@@ -378,7 +374,7 @@ def _begin_cold(run: Run, before: Recipe, after: Recipe, folder: str, scratch: s
     names = sorted(os.listdir(model))
     lines = [f"{name} {bundle.file_sha256(os.path.join(model, name))}\n" for name in names]
     digest = hashlib.sha256("".join(lines).encode()).hexdigest()
-    # By content: the same command, given again, finds what it had sent.
+    # Named by content: the same command, given again, finds the model that it had sent.
     prefix = run.path(f"start/{digest[:16]}")
     manifest = usable_manifest(run.storage, prefix)
     if manifest is None:

@@ -1,7 +1,4 @@
-"""Documents of a run: its data, tokens, skips, plan, training, checkpoints and attached script.
-
-Also the survey and preview of rows, the parts of a training state, and the phases of a chunk's time.
-"""
+"""Documents of a run: data, tokens, skips, training, checkpoints, attached script; preview and survey of rows."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ PARTS = ("weights", "optimizer", "scheduler", "scaler", "rng", "position", "call
 
 
 class StagePhase(StrEnum):
-    """What a stage is doing: the clock adds up seconds by it, and events tell when one begins."""
+    """Phases of a stage: the clock adds up seconds by them, and events tell when one begins."""
 
     START = "start"
     LAUNCH = "launch"
@@ -43,7 +40,7 @@ PHASES_OF_A_CHUNK = (
     StagePhase.SAVE,
     StagePhase.UPLOAD,
 )
-"""Those into which a chunk's seconds are split, in the order in which it comes to them."""
+"""Phases of a chunk, in their order."""
 
 
 class SourceLocation(Document):
@@ -55,7 +52,7 @@ class SourceLocation(Document):
 class Token(Document):
     id: int
     text: str
-    """What it stands for; bytes that are no whole character by themselves as `\\xNN`."""
+    """Bytes that are no whole character by themselves as `\\xNN`."""
     trained: bool
 
 
@@ -66,9 +63,9 @@ class TokenSpan(Document):
     tokens: int
     trained: bool = False
     cut: bool = False
-    """Whether it lies beyond `data.max_length`."""
+    """Beyond `data.max_length`."""
     left_out: bool = False
-    """Whether it stands for tokens that are not among those of the row, to keep that short."""
+    """Stands for tokens that the row leaves out, to be short."""
 
 
 class PreviewRow(Document):
@@ -79,66 +76,57 @@ class PreviewRow(Document):
 
     source: SourceLocation
     side: str | None = None
-    """`train`, `eval` or `test`; None where all rows must be known to tell."""
+    """`train`, `eval` or `test`; None where only all rows together tell."""
     part: str = ""
     """`chosen`, `rejected`, `completion` or `prompt`; empty for rows of one sequence."""
     label: bool | None = None
-    """Of a rated row: whether its answer is a good one."""
+    """Of a rated row: its answer is good."""
     columns: dict[str, str] = Field(default_factory=dict)
-    """What reward functions get beside the prompt."""
+    """Columns for reward functions, beside the prompt."""
     text: str = ""
     tokens: list[Token] = Field(default_factory=list)
     length: int = 0
     kept: int = 0
-    """Tokens that are left by `data.max_length`, from the first on."""
+    """Tokens within `data.max_length`."""
     learned: int = 0
     spans: list[TokenSpan] = Field(default_factory=list)
     rejected: str | None = None
 
 
 class Preview(Document):
-    """The first rows of a recipe as the model sees them."""
-
     method: str
     max_length: int
     joined: bool = False
-    """Whether rows are joined and cut: what does not fit is in the next sequence."""
+    """Rows are joined and cut: the rest of a row is in the next sequence."""
     note: str = ""
-    """What is not as in the run."""
+    """Differences from the run."""
     rows: list[PreviewRow] = Field(default_factory=list)
 
 
 SKIPS_FOLDER = "skips"
 SKIPPED_ROWS_SHOWN = 4
-"""Rows that a line names."""
 
 
 class Skip(NamedDocument, name=SKIPS_FOLDER + "/step-{:08d}.json"):
-    """A step that is skipped.
-
-    It is written once, by whoever finds the step first, before the step is trained again: there is nothing to replace.
-    """
-
+    # Written once, by whoever finds the step first, before the step is trained again: there is nothing to replace.
     step: int
     chunk: int
     reason: str
-    """What was looked at: `nan` for a loss or norm that is not finite, else `loss` or `grad_norm`."""
+    """`nan` for a loss or norm that is not finite, else `loss` or `grad_norm`."""
     message: str
-    """What it came to, in words."""
     loss: float | None = None
     """None where it was not finite, as the next two."""
     grad_norm: float | None = None
     median: float | None = None
-    """Of what was looked at, over the steps before."""
+    """Of `reason`'s figure, over the steps before."""
     rows: list[SourceLocation] = Field(default_factory=list)
-    """Where its rows come from, the first of them; of packed ones all that are in its sequences."""
+    """The first rows; of packed ones all that are in its sequences."""
     num_rows: int = 0
-    """How many there are; 0 where they could not be found."""
+    """All of its rows; 0 where they could not be found."""
     created: str = ""
 
     @property
     def rows_in_words(self) -> str:
-        """Its rows by file and line, the first of them; empty where they could not be found."""
         by_file: dict[str, list[str]] = {}
         for row in self.rows[:SKIPPED_ROWS_SHOWN]:
             by_file.setdefault(row.file, []).append(f"{row.line:,}")
@@ -156,7 +144,6 @@ class RunInfo(NamedDocument, name="recipe.json"):
     created: str
     name: str = ""
     made: FormatVersions = FormatVersions()
-    """What the run was begun with."""
 
     @property
     def recipe_name(self) -> str:
@@ -177,7 +164,6 @@ class SplitData(NamedDocument, name="data.json"):
 
     @property
     def prefix(self) -> str:
-        """Where the rows lie in the store."""
         return f"data/{self.digest}/split"
 
 
@@ -188,29 +174,27 @@ class SplitCounts(NamedDocument, name="split.json"):
     test: int | None = None
     rejected: int = 0
     rejected_uri: str | None = None
-    """Address of the rejected rows, None where there are none."""
     source: str = ""
     columns: list[Json] = Field(default_factory=list)
-    """The rows' columns, as MLflow's schema has them."""
+    """As MLflow's schema has them."""
 
 
 class TokenizedRows(NamedDocument, name="tokens.json"):
     prefix: str
-    """Where they lie in the store."""
     digest: str = ""
     train: int = 0
     tokens: int = 0
     truncated: int = 0
     dropped: int = 0
     refused: int = 0
-    """Of those that are dropped: what the chat template does not write, or not so that what counts can be told."""
+    """Dropped rows that the chat template does not write, or in which it hides the tokens that count."""
     left_out: dict[str, int] = Field(default_factory=dict)
-    """What the chat template leaves out of the others, such as tool calls, and answers that it does not end."""
+    """Parts that the chat template leaves out of the others, such as tool calls, and answers that it does not end."""
     lengths: JsonValue = None
     rendered: str = ""
-    """How texts became turns of a conversation, in words; empty where they did not."""
+    """How texts became turns of a conversation; empty where they did not."""
     today: str | None = None
-    """Day that the chat template was told, in ISO format; None where it does not ask."""
+    """Day that the chat template was given, in ISO format; None where it does not ask."""
 
 
 class TokensMeta(Document):
@@ -226,12 +210,12 @@ class TokensMeta(Document):
     """Of the training tokens."""
     lengths: Json
     files: dict[str, list[tuple[str, int]]]
-    """Side → its files in order, each with its rows."""
+    """Side → its files in order, each with its number of rows."""
     first: dict[str, list[str]] = Field(default_factory=dict)
-    """Side → its first sequences in words, see `baton.data.preview.first_sequences`."""
+    """Side → its first sequences in words."""
     first_lines: list[int] = Field(default_factory=list)
-    """Of each file to train on, the line of the split that its first row is looked for from: `segments.Origins`.
-    Empty where an older Baton wrote some of them."""
+    """Of each training file, the line of the split from which `segments.Origins` looks for its first row.
+    Empty where an older Baton wrote some of the files."""
 
 
 class PinnedModels(NamedDocument, name="model.json"):
@@ -244,7 +228,6 @@ class PinnedModels(NamedDocument, name="model.json"):
     """Digest of the files of the model that is trained; None for one from scratch."""
 
     def digest(self, role: str) -> str | None:
-        """Returns the digest of a model's files by its role, None where it was not there."""
         value = self.to_json().get(f"{role}_sha256")
         return str(value) if value is not None else None
 
@@ -254,20 +237,16 @@ class OwnCode(NamedDocument, name="code.json"):
 
 
 class MissingArtifact(Document):
-    """Something that a finished stage had left and that is gone."""
-
     at: str
     lost: str
 
 
 class MissingArtifacts(NamedDocument, name="losses.json"):
-    """Losses of objects, over the life of a run."""
-
     losses: list[MissingArtifact] = Field(default_factory=list)
 
 
 class Fit(Document):
-    """What rows are to the methods that learn from the same formats."""
+    """Use of rows for the methods that learn from the same formats."""
 
     methods: list[str]
     format: str = ""
@@ -275,32 +254,30 @@ class Fit(Document):
     columns: dict[str, str | list[str]] = Field(default_factory=dict)
     """Our column name → the source's, where they differ."""
     usable: int = 0
-    """Rows that can be used, of those that were looked at."""
+    """Usable rows among the first `Survey.looked_at`."""
     reason: str = ""
-    """Why they fit no format, or why the first unusable one is that."""
+    """Why they fit no format, or why the first unusable row does not."""
     is_chat: bool = False
-    """Whether rows come out as messages."""
     turns: int = 0
     """Most messages of a row."""
     answers: int = 0
-    """Rows whose prompt has an answer for rewards to look at."""
+    """Rows whose prompt has an answer for rewards."""
     numbers: int = 0
-    """Those of them whose answer ends in a number."""
+    """Rows whose answer ends in a number."""
     good: int = 0
     characters: list[int] = Field(default_factory=list)
-    """Characters of rows: of half, of 99 in 100 and of all at most."""
+    """Characters of a row: median, 99th percentile and maximum."""
 
 
 class Survey(Document):
     columns: list[str]
     looked_at: int
-    """Rows that were looked at, the first ones."""
+    """Number of first rows that were read."""
     rows: int | None
-    """All of their rows; None where they were not counted."""
+    """All rows; None where they were not counted."""
     files: dict[str, int] = Field(default_factory=dict)
-    """Type of file → how many of it."""
+    """Type of file → number of files."""
     fits: list[Fit]
-    """A fit for each group of methods."""
 
     def of(self, method: str) -> Fit:
         return next(fit for fit in self.fits if method in fit.methods)
@@ -313,17 +290,16 @@ class Script(Document):
 
 
 class AttachedRun(NamedDocument, name="attached.json"):
-    """What a script trains: part of what its checkpoints know each other by."""
+    """Training of a script: its checkpoints know each other by this."""
 
     name: str
     created: str
     facts: Json
-    """What must stay the same, by section: `arguments`, `model`, `rows`, …"""
+    """Facts that must stay the same, by section: `arguments`, `model`, `rows`, …"""
     chunks: Json = Field(default_factory=dict)
-    """Where it is not the default, what the section `chunks` of a recipe says."""
+    """As a recipe's section `chunks`, without defaults."""
     script: Script = Script()
     made: FormatVersions = FormatVersions()
-    """What the run was begun with."""
 
 
 class LearningRate(NamedDocument, name="lr_find.json"):
@@ -333,8 +309,6 @@ class LearningRate(NamedDocument, name="lr_find.json"):
 
 
 class MicroBatchSize(NamedDocument, name="micro_batch.json"):
-    """The rows that fit a forward pass, where that was found out."""
-
     micro_batch_size: int
     found_by: str = ""
     device: str = ""
@@ -348,13 +322,11 @@ class Progress(NamedDocument, name="progress.json"):
 
 
 class TrackingRun(NamedDocument, name="tracking.json"):
-    """The tracking run that metrics go to."""
-
     mlflow: str
     run_id: str
     experiment_id: str | None = None
     datasets: dict[str, list[str]] = Field(default_factory=dict)
-    """Side of the data → name and digest by which the server knows its rows."""
+    """Side of the data → name and digest that the server has of its rows."""
 
 
 class ChunkAttempt(Document):
@@ -383,14 +355,11 @@ class ChunkRecord(ChunkAttempt):
 class Restart(Document):
     chunk: int
     reason: str
-    """What ended it."""
     at: str = ""
     seconds: float = 0.0
 
 
 class WarningRecord(Document):
-    """Something that went on without what it was to do."""
-
     text: str
     at: str = ""
 
@@ -405,7 +374,6 @@ class StageRecord(Document):
 
     @property
     def kind(self) -> str:
-        """The stage without the number of its chunk."""
         return self.stage.rpartition("-")[0] if self.chunk is not None else self.stage
 
     @property
@@ -422,10 +390,9 @@ class CheckpointRef(Document):
 
 
 class Promoted(NamedDocument, name="promoted.json"):
-    """Which checkpoint is newest, and which has the lowest evaluation loss."""
-
     newest: CheckpointRef
     best: CheckpointRef | None = None
+    """Lowest evaluation loss."""
 
 
 class Transfer(Document):
@@ -437,15 +404,15 @@ class RunCost(Document):
     """Cost of the run so far, all its chunks together."""
 
     started: float = 0.0
-    """When the run's first chunk began, in seconds since the epoch."""
+    """Begin of the run's first chunk, in seconds since the epoch."""
     trained_seconds: float = 0.0
     goodput: float = 0.0
-    """Share of the time since then that was spent on training."""
+    """Share of the time since `started` that was spent on training."""
     lost_steps: int = 0
     """Steps trained that no checkpoint held."""
     lost_seconds: float = 0.0
     restarts: int = 0
-    """Processes of chunks that were lost, and followed by a fresh one in their pod."""
+    """Lost processes of chunks that a fresh one in their pod replaced."""
 
 
 class ForkOrigin(Document):
@@ -455,12 +422,10 @@ class ForkOrigin(Document):
     step: int
     digest: str
     changed: dict[str, list[JsonValue]] = Field(default_factory=dict)
-    """Dotted path → value before and after, of settings that change the state restored."""
+    """Dotted path → value before and after, of settings that change the restored state."""
 
 
 class Removed(Document):
-    """A checkpoint, or what was left of one, that retention has removed."""
-
     step: int
     reason: str
     bytes: int
@@ -496,7 +461,7 @@ class ProofPart(NamedDocument, name="proof/chunk-{:03d}.json"):
     work: RunCost = RunCost()
     forked_from: ForkOrigin | None = None
     chunk: int | None = None
-    """The chunk that left it; None before the checkpoint stage has read it back."""
+    """None before the checkpoint stage has read the checkpoint back."""
     attempts: list[ChunkAttempt] = Field(default_factory=list)
     verified: bool = False
     verified_at: str | None = None
@@ -505,8 +470,6 @@ class ProofPart(NamedDocument, name="proof/chunk-{:03d}.json"):
 
 
 class ForkNote(NamedDocument, name="fork.json"):
-    """Whose child a fork is, and what it changes."""
-
     parent: str
     step: int
     digest: str = ""

@@ -31,14 +31,13 @@ D = TypeVar("D", bound=NamedDocument)
 
 MOST = 200
 """Runs of a store up to which a report reads all of them to find a run's children."""
-
 _STEP = re.compile(r"step-(\d{8,})")
 _ACCEPTED_FILE = re.compile(r"(\d{6})\.json")
 
 
 @dataclass(frozen=True)
 class Accepted:
-    """The newest of so many models that were accepted; None where there is none yet."""
+    """The newest accepted model; number 0 and None before there is one."""
 
     number: int = 0
     model: AcceptedModel | None = None
@@ -55,21 +54,16 @@ def newest_accepted(storage: Storage, name: str) -> Accepted:
 
 
 def accepted_runs(storage: Storage, name: str) -> list[str]:
-    """Returns the runs whose models were accepted, one after the other."""
+    """Returns the runs whose models were accepted, in order."""
     models = (_read_accepted(storage, name, number).model for number in sorted(_accepted_numbers(storage, name)))
     return [model.run for model in models if model]
 
 
 def accept(storage: Storage, name: str, after: int, model: AcceptedModel) -> Accepted:
-    """Puts a model in the place of the one that it was judged against, whose number is `after`; 0 for none.
-
-    Returns what is accepted now: this model, also where an earlier attempt of the same run has written it. Where
-    another run's model was accepted meanwhile, that one stays, and this one is a BatonError.
-    """
-    data = as_json(model.to_json())
-    # What it returns does not tell whose model it is: the answer to a put may be lost, and a stage that is retried has
-    # written it before. So it is read back.
-    storage.create(f"{_accepted_folder(name)}/{after + 1:06d}.json", data)
+    """Accepts a model in place of its rival, number `after`, 0 for none; BatonError if another run's came first."""
+    # The result does not tell whose model is there: the answer to a put may be lost, and a retried stage has written it
+    # before. So it is read back.
+    storage.create(f"{_accepted_folder(name)}/{after + 1:06d}.json", as_json(model.to_json()))
     committed = _read_accepted(storage, name, after + 1)
     assert committed.model is not None
     if committed.model.run != model.run:
@@ -98,7 +92,7 @@ def _read_accepted(storage: Storage, name: str, number: int) -> Accepted:
 
 @dataclass
 class RunNode:
-    """A run and what it comes from; a parent that is in another store or gone has its name alone."""
+    """A run and its origin; a parent that is in another store or gone has its name alone."""
 
     name: str
     created: str = ""
@@ -109,20 +103,20 @@ class RunNode:
     at: int | None = None
     """Step of the parent at which it was forked."""
     changed: dict[str, list[Any]] = field(default_factory=dict)
-    """What a fork changed: dotted path → value before and after."""
+    """Changes of a fork: dotted path → value before and after."""
     sweep: tuple[str, str] | None = None
-    """The sweep that it is a trial of, and its id there."""
+    """Sweep of a trial, and its id there."""
     values: dict[str, Any] = field(default_factory=dict)
     """A trial's own values."""
     step: int = 0
-    """Its newest checkpoint's, 0 before there is one."""
+    """Newest checkpoint's, 0 before there is one."""
     num_steps: int | None = None
     """None before it has a plan."""
     skips: int = 0
     state: str = "gone"
     """`new`, `unfinished`, `trained`, `done`, `rejected`, or `gone`."""
     children: list[str] = field(default_factory=list)
-    """Names of the runs that come from it, oldest first."""
+    """Names, oldest first."""
 
     @property
     def words(self) -> str:
@@ -158,7 +152,7 @@ def family(storage: Storage) -> Family:
 
 
 def related_runs(run: Run) -> Family:
-    """Returns a run with all who share an ancestor with it; in a store of many runs with its ancestors alone."""
+    """Returns a run with all that share an ancestor with it; in a store of many runs with its ancestors alone."""
     if len(run.storage.list("runs")) <= MOST:
         members = family(run.storage)
         return relatives(members, run.name) if run.name in members else {}
@@ -173,7 +167,7 @@ def related_runs(run: Run) -> Family:
 
 
 def relatives(members: Family, name: str) -> Family:
-    """Returns a run with all who share an ancestor with it."""
+    """Returns a run with all that share an ancestor with it."""
     top = name
     seen = {name}
     while (parent := members[top].parent) and parent not in seen:
@@ -190,10 +184,7 @@ def relatives(members: Family, name: str) -> Family:
 
 
 def walk(members: Family) -> Iterator[tuple[int, RunNode, bool]]:
-    """Yields every run below its parent: how deep it lies, the run, and whether it is its parent's last.
-
-    Those that come from no other are first, the oldest of them first.
-    """
+    """Yields depth, run and whether it is its parent's last, each run below its parent, oldest first."""
     roots = [member for member in members.values() if member.parent is None or member.parent not in members]
     starts = sorted(roots, key=lambda one: (one.created, one.name))
     waiting = [(0, member, index == len(starts) - 1) for index, member in enumerate(starts)][::-1]
@@ -209,7 +200,7 @@ def walk(members: Family) -> Iterator[tuple[int, RunNode, bool]]:
 
 
 def _known(storage: Storage, name: str) -> RunNode | None:
-    """Returns what is known of a run, None where its documents are not as Baton writes them."""
+    """Reads a run; None where its documents are not Baton's."""
     try:
         run = Run(storage, name)
         present = set(storage.list(run.path()))

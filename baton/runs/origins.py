@@ -1,9 +1,9 @@
-"""Which line of which file each row to train on comes from: kept with a run whose guard may have to name them.
+"""Source file and line of each training row, kept with a run whose guard may have to name them.
 
-    runs/<run>/origins.gz    a line for each line of the split's train.jsonl: its line number, and where its file is
-                             another one than that of the line before, a tab and the file as JSON
+    runs/<run>/origins.gz    for each line of the split's train.jsonl its line number, and where the file differs from
+                             the previous line's, a tab and the file as JSON
 
-A run's own, and not the split's, which is shared by all whose rows are the same, wherever those lie.
+Not kept with the split, which runs share whose rows are the same but come from different files.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ from baton.scratch import scratch_folder
 
 
 class OriginsWriter:
-    """Writes where rows come from to a local file, as they come."""
-
     def __init__(self, path: str) -> None:
         self.path = path
         self._file = gzip.open(path, "wt", encoding="utf-8", newline="\n")  # noqa: SIM115 - closed by `__exit__`
@@ -40,10 +38,7 @@ class OriginsWriter:
 
 
 def places(run: Run, lines: Collection[int]) -> list[SourceLocation]:
-    """Returns where lines of the split's train.jsonl come from, in their order.
-
-    Files and lines are the source's; of the split itself where the run does not know them.
-    """
+    """Returns the origins of lines of the split's train.jsonl, in order; the lines themselves where none are known."""
     wanted = sorted(set(lines))
     with scratch_folder("origins") as scratch:
         local = os.path.join(scratch, ORIGINS)

@@ -41,8 +41,6 @@ class ExamplesFile(Document):
 
 
 class EvaluationResult(NamedDocument, name="evaluation.json"):
-    """The figures of the model before and after training, and of the one in use."""
-
     before: Figures = Field(default_factory=dict)
     after: Figures = Field(default_factory=dict)
     production: Figures | None = None
@@ -54,7 +52,7 @@ class EvaluationResult(NamedDocument, name="evaluation.json"):
     not_measured: dict[str, dict[str, str]] = Field(default_factory=dict)
     """Model → figure → why it has no number."""
     better: dict[str, str | None] = Field(default_factory=dict)
-    """Figure → `higher` or `lower`, whichever the better model has. None: not known."""
+    """Figure → `higher` or `lower`, as the better model has it; None where that is not known."""
     signatures: dict[str, str] = Field(default_factory=dict)
     without_reference: int = 0
     samples: list[Json] = Field(default_factory=list)
@@ -68,7 +66,7 @@ class EvaluationResult(NamedDocument, name="evaluation.json"):
 
 
 class Likeness(Document):
-    """How near an exported model's answers are to those of the model as it was trained."""
+    """Comparison of an exported model's answers with the trained model's."""
 
     tokens: int
     max_abs_difference: float
@@ -80,7 +78,7 @@ class LlamaCpp(Document):
 
 
 class ExportCheck(Document):
-    """What was found when an export was loaded back; the figures where it was asked for tokens and logits."""
+    """Result of loading an export back; the figures only where it gave tokens and logits."""
 
     library: str = ""
     words: str = ""
@@ -90,18 +88,18 @@ class ExportCheck(Document):
     from_trained: Likeness | None = None
     llama_cpp: LlamaCpp | None = None
     files: dict[str, ExportCheck] = Field(default_factory=dict)
-    """Of a format with several files, the finding in each."""
+    """Of a format with several files: file → its check."""
 
 
 class ModelMeta(Document):
-    """What the manifest of a model's files says of them."""
+    """`meta` of the manifest of a model's files."""
 
     digest: str = ""
     run: str = ""
     format: str = ""
     step: int = 0
     settings: str | None = None
-    """Digest of what decides the bytes."""
+    """Digest of all settings that decide the bytes."""
     checked: ExportCheck | None = None
 
 
@@ -143,14 +141,14 @@ class ReportPage(NamedDocument, name="report.json"):
 
 
 class RunFailure(NamedDocument, name="failed.json"):
-    """Why a run has ended before its end; it goes once the stage has got past it, or the run begins again."""
+    """Failure of a run; removed once the stage has got past it, or the run begins again."""
 
     stage: str
-    """Name of the stage, as Kubeflow's page has it."""
+    """As on Kubeflow's page."""
     message: str
     remedy: str | None = None
     exit_code: int | None = None
-    """What the stage ended with; None where it could not say so itself: its pod was lost, or the run cancelled."""
+    """None where the stage had no time to tell: its pod was lost, or the run cancelled."""
     is_cancelled: bool = False
     at: str = ""
     attempt: int | None = None
@@ -162,26 +160,24 @@ class AcceptedModel(Document):
     run_uri: str = ""
     model_uri: str
     digest: str = ""
-    """Of its state."""
+    """Of the model's state."""
     data: str = ""
-    """Digest of the data it has learnt from."""
+    """Digest of the data."""
     recipe: str = ""
-    """Digest of what the recipe made of that."""
+    """Digest of all settings that decide bits."""
     learnt: list[str] = Field(default_factory=list)
-    """Digests of all splits that it and those before it have learnt from."""
+    """Digests of all splits that this model and its predecessors have learnt from."""
     summary: str = ""
     registry: Json | None = None
     at: str = ""
 
 
 class RetrainNote(NamedDocument, name="retrain.json"):
-    """The retraining that a run belongs to."""
-
     model: str
     number: int = 0
-    """The model that it is judged against, 0 for none."""
+    """Number of the model that it is judged against, 0 for none."""
     verdict: str = ""
-    """Digest by which a rejection is remembered."""
+    """Digest under which a rejection is kept."""
     owner: str = ""
     data: str = ""
     recipe: str = ""
@@ -192,12 +188,10 @@ TrialState = Literal["stop", "go"]
 
 
 class TrialEntry(NamedDocument, name="trials/{}.json"):
-    """A configuration of a sweep."""
-
     id: str
     run: str
     bracket: int = 1
-    """Number of its bracket, 0 for one that was forked."""
+    """0 for a trial that was forked."""
     values: dict[str, JsonValue] = Field(default_factory=dict)
     parent: Json | None = None
 
@@ -210,8 +204,6 @@ class RungEntry(Document):
 
 
 class SweepHead(NamedDocument, name="sweep.json"):
-    """A sweep: its recipe, its metric, its rungs and its trials."""
-
     name: str
     created: str
     recipe: Json
@@ -222,7 +214,7 @@ class SweepHead(NamedDocument, name="sweep.json"):
 
     @property
     def num_chunks(self) -> int:
-        """Chunks of each trial's run: each bracket's last rung is after the last one."""
+        # Each bracket's last rung is after the last chunk.
         return max(rung.chunk for rung in self.rungs)
 
 
@@ -238,40 +230,35 @@ class StoppedTrial(Document):
     cause: Literal["asked", "beaten", "not_finite", "failed"] | None = None
     """None where an older Baton wrote it; see `RungVerdict.has_failed`."""
     place: int | None = None
-    """Its place among those that have a score, from 1, where it was beaten."""
+    """Rank among the trials with a score, from 1, where it was beaten."""
     of: int | None = None
 
 
 class RungVerdict(NamedDocument, name="rungs/rung-{:03d}.json"):
-    """A rung's decision: which trials advance, which are stopped."""
-
     rung: int
     bracket: int = 1
     chunk: int = 0
     scores: dict[str, RungScore] = Field(default_factory=dict)
     kept: list[str] = Field(default_factory=list)
-    """Trials that resume, the best first."""
+    """Best first."""
     stopped: list[StoppedTrial] = Field(default_factory=list)
     at: str = ""
 
     def has_failed(self, stopped: StoppedTrial) -> bool:
-        """Tells whether a trial that was stopped came to no score, and nobody had asked to stop it."""
-        if stopped.cause is None:  # an older Baton told it by words and the missing score
+        """Tells whether a trial stopped without a score, and at nobody's request."""
+        if stopped.cause is None:  # an older Baton wrote words only
             return stopped.id not in self.scores and not stopped.why.startswith("asked to stop: ")
         return stopped.cause == "failed"
 
 
 class TrialRequest(NamedDocument, name="control/{}.json"):
-    """A user's request to stop or resume a trial."""
-
     state: TrialState
     why: str = ""
     at: str = ""
 
 
 class Winner(NamedDocument, name="winner.json"):
-    """The best of the trials that have come to their end."""
-
+    # Among the trials that have trained to their end.
     id: str
     run: str = ""
     value: float | None = None
@@ -279,14 +266,12 @@ class Winner(NamedDocument, name="winner.json"):
 
 
 class TrialInfo(NamedDocument, name="trial.json"):
-    """Marks a run as a trial of a sweep."""
-
     sweep: str
     id: str
     values: dict[str, JsonValue] = Field(default_factory=dict)
     metric: str = ""
     tracking: str | None = None
-    """The sweep's tracking run."""
+    """Id of the sweep's tracking run."""
 
 
 class TrialScore(NamedDocument, name="scores/chunk-{:03d}.json"):

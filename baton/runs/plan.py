@@ -13,29 +13,26 @@ from baton.recipe.training import Training
 
 
 class Plan(NamedDocument, name="plan.json"):
-    """Steps of a run and the targets of its chunks."""
-
     rows: int
     """Training sequences."""
     steps_per_epoch: int = Field(gt=0)
-    """The last one possibly of fewer rows."""
+    """The last may have fewer rows."""
     num_steps: int
     targets: tuple[int, ...] = Field(min_length=1)
     """Step at which each chunk ends, ascending; the last is `num_steps`."""
 
     def target(self, index: int) -> int:
-        """Returns the step to which a chunk trains; spare chunks, after the last, have the last one's target."""
+        # Spare chunks, after the last, have the last one's target.
         return self.targets[min(index, len(self.targets)) - 1]
 
     def passes(self, step: int) -> float:
         return step / self.steps_per_epoch
 
     def is_due(self, step: int, per_epoch: int) -> bool:
-        """Tells whether something is done after a step that is done so many times in each epoch.
+        """Tells whether something that is due `per_epoch` times an epoch is due after a step.
 
-        The one rule of all cadences by epoch: the k-th of n in an epoch of S steps comes after step k × S / n, rounded
-        up. An epoch's end is always among them, nothing drifts from one epoch to the next, and where n is more than S
-        each step is one.
+        The k-th of n in an epoch of S steps comes after step k × S / n, rounded up. So an epoch's end is always one,
+        nothing drifts from one epoch to the next, and with n above S every step is one.
         """
         return step * per_epoch // self.steps_per_epoch > (step - 1) * per_epoch // self.steps_per_epoch
 
@@ -58,19 +55,16 @@ def make_plan(recipe: Recipe, rows: int) -> Plan:
     if recipe.chunks.count == "per-epoch":
         targets = (*(steps_per_epoch * (index + 1) for index in range(count - 1)), num_steps)
     else:
-        # Rounded up: the last one is `num_steps`, and with no more chunks than steps no two are the same.
+        # Rounded up: the last is `num_steps`, and with at most as many chunks as steps no two are the same.
         targets = tuple(-(-num_steps * (index + 1) // count) for index in range(count))
     return Plan(rows=rows, steps_per_epoch=steps_per_epoch, num_steps=num_steps, targets=targets)
 
 
 def _steps_per_epoch(training: Training, rows: int) -> int:
-    """Returns the optimizer steps of one pass.
-
-    Where the model writes, a round takes as many prompts as its completions ask for, each round is trained on
-    `num_iterations` times, and prompts that do not fill a round are left out of that pass, as in TRL.
-    """
     if training.completions is None:
         return math.ceil(rows / training.batch_size)
+    # As in TRL: a round takes as many prompts as its completions need and is trained on `num_iterations` times; prompts
+    # that do not fill a round are left out of the pass.
     generation = training.generation
     completions_each, passes = (generation.num_generations, generation.num_iterations) if generation else (1, 1)
     prompts = training.round_size // completions_each

@@ -1,4 +1,4 @@
-"""The value that goes from stage to stage of a pipeline, and texts packed for their way through Kubeflow.
+"""Reference to a run, passed from stage to stage, and texts packed for their way through Kubeflow.
 
 Argo replaces `{{…}}` in any text and Kubernetes `$(…)` in a command, and some databases lose characters. So texts
 travel compressed, in base64, with a digest of the original.
@@ -19,18 +19,17 @@ from baton.errors import BatonError
 
 @dataclass(frozen=True)
 class RunRef:
-    """What a stage is given: its run, and what Kubeflow's cache has to tell apart. As text `URI#MADE.REBUILDS`.
+    """A stage's run, as text `URI#MADE.REBUILDS`: all that Kubeflow's cache has to tell apart.
 
-    It holds no checkpoint, time or id of Kubeflow's: those would be others on each submission, and stages that could be
-    taken from the cache would run again. What a stage needs besides, it asks the store for.
+    No checkpoint, time or id of Kubeflow's: they differ between submissions, so cached stages would run again. Stages
+    read everything else from the store.
     """
 
     run_uri: str
-    """Address of the run."""
     made: str = ""
-    """When the run was created: one of the same name that was deleted and begun anew is another one."""
+    """Creation time of the run: one deleted and begun anew under its name is another run."""
     rebuilds: int = 0
-    """How often something was gone that a finished stage had left, see `baton.data.split`."""
+    """Times that a finished stage's objects were found missing, see `baton.data.split`."""
 
     def __str__(self) -> str:
         return f"{self.run_uri}#{self.made}.{self.rebuilds}" if self.made else self.run_uri
@@ -43,24 +42,24 @@ class RunRef:
 
 
 PACKED = "baton:zlib:"
-"""How a packed text begins; digest and content follow."""
+"""Beginning of a packed text; digest and content follow."""
 READ_BY_OTHERS = ("{{", "}}", "$(", "${")
 
 
 def pack_text(text: str) -> str:
-    """Returns a text in base64 of its compressed bytes, behind the beginning of their SHA-256."""
+    """Returns `PACKED`, the beginning of the text's SHA-256, and its compressed bytes in base64."""
     data = text.encode("utf-8", "surrogatepass")
     return f"{PACKED}{_text_digest(data)}:{base64.b64encode(zlib.compress(data, 9)).decode('ascii')}"
 
 
 def encode_text(text: str) -> str:
-    """Returns a text as it is where it arrives so, for people who read it on Kubeflow's page, else packed."""
+    """Returns a text as it is where it arrives unchanged, readable on Kubeflow's page, else packed."""
     arrives = text.isprintable() and max(text, default="") < "\U00010000" and not text.startswith(PACKED)
     return text if arrives and not any(each in text for each in READ_BY_OTHERS) else pack_text(text)
 
 
 def decode_texts(value: Any) -> Any:
-    """Returns a value of a stage's inputs with all texts in it as they were sent; refuses one that was changed."""
+    """Returns a stage's input with all texts in it unpacked; one that was changed is a BatonError."""
     if isinstance(value, Mapping):
         return {key: decode_texts(inner) for key, inner in value.items()}
     if isinstance(value, list):

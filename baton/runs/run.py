@@ -54,18 +54,18 @@ D = TypeVar("D", bound=Document)
 N = TypeVar("N", bound=NamedDocument)
 
 FAILURE_TIMEOUT_S = 60.0
-"""Seconds that it may take in all to keep why a run failed; it takes about four."""
+"""Limit for writing a run's failure and page, which take about four."""
 FAILURE_STORE_S = 10
-"""Seconds for which a store that does not answer is asked."""
+"""Patience with the store meanwhile."""
 _TAKEN_BACK = b"null"
-"""A document that would have been removed, had that been allowed."""
+"""Content of a document in place of its removal, where that is denied."""
 
 
 class DocumentFolder:
-    """The documents of one thing, addressed by the store and its name."""
+    """Documents of one run or sweep, addressed by the store and its name."""
 
     KIND: ClassVar[str]
-    """What it is; the folder of all of its kind has this name in the plural."""
+    """`run` or `sweep`; its plural is the folder of them all."""
 
     def __init__(self, storage: Storage, name: str) -> None:
         self.storage = storage
@@ -89,12 +89,7 @@ class DocumentFolder:
         return self.storage.uri(self.path())
 
     def read(self, kind: type[N], *key: int | str) -> N | None:
-        """Returns a document by its type, of several the one of a key; None where there is none.
-
-        Raises:
-            FormatError: a newer Baton wrote it.
-            DamagedError: it is not such a document.
-        """
+        """Returns a document by its type and key; None, or a FormatError or DamagedError of `Document.read`."""
         path = self.path(kind.file_name(*key))
         try:
             data = self.storage.read(path)
@@ -103,20 +98,21 @@ class DocumentFolder:
         return None if data == _TAKEN_BACK else kind.read(data, self.storage.uri(path))
 
     def need(self, kind: type[N], *key: int | str) -> N:
-        """Returns a document by its type; one that is not there is a UserError."""
+        """Returns a document as `read` does; a missing one is a UserError."""
         document = self.read(kind, *key)
         if document is None:
             raise self._missing(kind.file_name(*key))
         return document
 
     def read_all(self, kind: type[D], folder: str, prefix: str = "") -> list[D]:
-        """Returns the documents of a folder whose names begin so, by name; beside them there may be leases."""
+        """Returns a folder's documents whose names begin with `prefix`, by name."""
+        # Leases may be beside them, see `create_leased`.
         names = [name for name in self.storage.list(self.path(folder)) if name.startswith(prefix)]
         paths = [self.path(f"{folder}/{name}") for name in names if name.endswith(".json")]
         return self.storage.runtime.each(lambda path: kind.read(self.storage.read(path), self.storage.uri(path)), paths)
 
     def raw(self, name: str) -> dict[str, Any] | None:
-        """Returns a document as it lies there, to be hashed or copied as whatever Baton wrote it; None for none."""
+        """Returns a document as its Baton wrote it, to be hashed or copied; None where there is none."""
         path = self.path(name)
         try:
             return load_object(self.storage.read(path), self.storage.uri(path))
@@ -124,7 +120,7 @@ class DocumentFolder:
             return None
 
     def require(self, name: str) -> dict[str, Any]:
-        """Returns a document as `raw` does; one that is not there is a UserError."""
+        """Returns a document as `raw` does; a missing one is a UserError."""
         document = self.raw(name)
         if document is None:
             raise self._missing(name)
@@ -141,7 +137,7 @@ class DocumentFolder:
         self.storage.write(self.path(name), as_json(document))
 
     def remove(self, kind: type[NamedDocument]) -> None:
-        """Removes a document, if it is there; in a store from which nothing may be removed it is written over."""
+        """Removes a document; it is overwritten in a store that denies removal."""
         path = self.path(kind.NAME)
         if not self.storage.remove(path) and self.storage.exists(path):
             self.storage.write(path, _TAKEN_BACK)
@@ -152,20 +148,17 @@ class DocumentFolder:
 
 
 def as_json(document: Mapping[str, Any]) -> bytes:
-    """Returns a document as it is written: the same for the same content."""
+    """Returns a document's bytes: the same for the same content."""
     return json.dumps(document, indent=1, sort_keys=True).encode()
 
 
 class Run(DocumentFolder):
-    """One run, addressed by the store and its name."""
-
     KIND = "run"
 
     def create(self, recipe: Recipe, data: FormatVersions | None = None) -> None:
-        """Starts a run, or joins one started with the same recipe; settings that change no bits may differ.
+        """Starts a run, or joins one of the same identity; another recipe or format is an OtherRunError.
 
-        `data` is what the run's data was made with, where that is another run's. A run of a recipe that trains
-        something else, or by a Baton that this one does not continue, is an OtherRunError.
+        `data` has the formats of the run's data, where another run made it.
         """
         head = RunInfo(
             recipe=recipe.model_dump(mode="json"),
@@ -175,14 +168,14 @@ class Run(DocumentFolder):
         )
         if not self.write_new(head):
             self.require_same(recipe)
-            # Its settings that change no bits are the new recipe's. `created` stays: Kubeflow's cache tells runs apart
-            # by it. So does what the run was begun with: it is what all its chunks have alike.
+            # Settings that change no bits are the new recipe's. `created` stays: Kubeflow's cache tells runs apart by
+            # it. `made` stays: all chunks of the run have the formats it was begun with.
             before = self.need(RunInfo).to_json()
             kept: Json = {key: before[key] for key in ("created", "made") if key in before}
             self.put(RunInfo.NAME, {"recipe": head.recipe, "name": self.name, **kept})
 
     def require_same(self, recipe: Recipe) -> None:
-        """Refuses a recipe that trains something else than this run's, and a run that this Baton does not continue."""
+        """Refuses a recipe of another identity, and a run that this Baton does not continue."""
         head = self.read(RunInfo)
         if head is None:
             return
@@ -195,7 +188,6 @@ class Run(DocumentFolder):
             )
 
     def require_continued(self, head: RunInfo | None = None) -> None:
-        """Refuses a run that was begun by a Baton whose work this one does not continue."""
         (head or self.need(RunInfo)).made.require_continued(f"run {self.name!r}", RUN_FORMATS)
 
     def recipe(self) -> Recipe:
@@ -204,7 +196,7 @@ class Run(DocumentFolder):
         return load.validate(head.recipe, origin=self.uri)
 
     def resolved_recipe(self) -> Recipe:
-        """Returns the recipe with what was found out for this run in its place: learning rate, micro-batch size."""
+        """Returns the recipe with the learning rate and micro-batch size that were found for this run."""
         recipe = self.recipe()
         training: dict[str, float] = {}
         if recipe.training.lr_find and (rate := self.read(LearningRate)):
@@ -219,11 +211,10 @@ class Run(DocumentFolder):
         return self.need(Plan)
 
     def write_once(self, document: NamedDocument) -> None:
-        """Writes a document of the run; a different one under the same name is an OtherRunError."""
         self.set_once(document.file_name(), document.to_json())
 
     def set_once(self, name: str, document: Mapping[str, Any]) -> None:
-        """Writes a document by name; a different one there is an OtherRunError."""
+        """Writes a document; a different one under its name is an OtherRunError."""
         if self.storage.create(self.path(name), as_json(document)):
             return
         if changed := load.changed_paths(self.require(name), document):
@@ -239,7 +230,7 @@ class Run(DocumentFolder):
         return self.read_all(StageRecord, "records")
 
     def recorded(self, since: datetime.datetime) -> set[str]:
-        """Returns the stages that have left a record since a moment, by one listing: names hold the time."""
+        # One listing and no reads: names hold the time, see `_unique`.
         names = (name.rsplit("-", 2) for name in self.storage.list(self.path("records")))
         return {stage for stage, moment, _ in names if int(moment) >= since.timestamp() * 1000}
 
@@ -253,37 +244,37 @@ class Run(DocumentFolder):
         return self.read_all(Restart, "restarts")
 
     def warn(self, text: str) -> None:
-        """Tells a person that something goes on without what it was to do: in the log, on the screen, in the report."""
+        """Warns a person, in the log, on the screen and in the report."""
         events.warn(text)
         with contextlib.suppress(StoreError):
             self.put(f"warnings/{_unique()}.json", WarningRecord(text=text, at=now()).to_json())
 
     def warnings(self) -> list[WarningRecord]:
-        """Returns what a person was told, each text once, by time."""
+        """Returns the warnings by time, each text once."""
         told = self.read_all(WarningRecord, "warnings")
         return list({each.text: each for each in told[::-1]}.values())[::-1]
 
     def note_skip(self, skip: Skip) -> bool:
-        """Keeps that a step is skipped, and tells whether this call did; who finds it first says why."""
+        """Notes a step to skip, and tells whether this call was the first to."""
         return self.write_new(skip, skip.step)
 
     def skips(self) -> list[Skip]:
         return self.read_all(Skip, SKIPS_FOLDER)
 
     def began(self) -> int:
-        """Returns the step that the run began at: its parent's, for a warm fork."""
+        """Returns the run's first step: its parent's, for a warm fork."""
         note = self.read(ForkNote)
         return note.step if note and note.warm else 0
 
     def proven_chunks(self) -> set[int]:
-        """Returns the numbers of the chunks whose checkpoint the checkpoint stage has read back."""
+        """Returns the chunks whose checkpoint the checkpoint stage has read back."""
         names = self.storage.list(self.path("proof"))
         return {int(match[1]) for name in names if (match := re.fullmatch(r"chunk-(\d+)\.json", name))}
 
     def verified_step(self) -> int:
-        """Returns the newest step that the checkpoint stage has read back and found whole, 0 before there is one."""
+        """Returns the newest step that the checkpoint stage has read back, 0 before there is one."""
         promoted, proven = self.read(Promoted), self.proven_chunks()
-        # Of two checkpoint stages at once the slower may write the older step last. Each has its own part of the proof.
+        # Of two checkpoint stages at once the slower may promote the older step last; each writes its own proof part.
         part = self.read(ProofPart, max(proven)) if proven else None
         return max(promoted.newest.step if promoted else 0, part.step if part else 0)
 
@@ -294,19 +285,18 @@ class Run(DocumentFolder):
 def identity(recipe: Recipe) -> Json:
     """Returns the part of a recipe that decides the bits a run ends on, and its chunk count.
 
-    Where things lie, what pods ask for, what happens after training and how often a checkpoint is
-    written do not count; data and the user's code count by their digests (`data.json`, `code.json`), not by address.
+    Addresses, resources, stages after training and the number of checkpoints do not count; data and the user's code
+    count by their digests (`data.json`, `code.json`).
     """
     document = recipe.model_dump(mode="json")
-    # By what is left out, not by what is taken: a new setting is part of the identity until somebody decides that it
-    # changes no bit.
+    # Left out, not picked: a new setting belongs to the identity until somebody decides that it changes no bit.
     for section in ("name", "store", "resources", "tracking", "export", "sweep", "trust"):
         del document[section]
     del document["training"]["parallel"]  # the world size is part of the fingerprint
-    if workers := recipe.parallel.virtual_workers:  # for which steps are cut, whatever the world size
+    if workers := recipe.parallel.virtual_workers:  # steps are cut for these, whatever the world size
         document["training"]["parallel"] = {"virtual_workers": workers}
     guard = document["training"].pop("guard")
-    if guard:  # which steps are skipped is part of the state
+    if guard:  # skipped steps are part of the state
         document["training"]["guard"] = {name: guard[name] for name in guard if name not in ("skip", "max_skips")}
     rounds = document["training"].pop("tf32")
     if rounds and recipe.training.precision == "fp32":  # another way to say the same
@@ -320,7 +310,7 @@ def identity(recipe: Recipe) -> Json:
     for name in ("source", "csv", "workers", "shards"):
         del document["data"][name]
     document["data"] = with_older_keys(recipe, document["data"])
-    # What the other checks mend or drop is in the data's digest; this one drops rows when they are tokens.
+    # The other checks change the split, and so the data's digest; this one drops rows at tokenization.
     document["data"]["quality"] = {"truncation": "fix" if recipe.data.quality.truncation == "fix" else None}
     del document["hooks"]["source"]
     learnt = recipe.retrain.learnt
@@ -329,7 +319,7 @@ def identity(recipe: Recipe) -> Json:
 
 
 def with_older_keys(recipe: Recipe, data: Json) -> Json:
-    """Returns the section `data` under the keys it had before: a run from then is the same one."""
+    """Returns the section `data` under its older keys, so that a run from before keeps its identity."""
     left_out = {"render_as": "auto", "system": None, "reasoning": "keep", "today": None}
     kept = {key: value for key, value in data.items() if key not in left_out or value != left_out[key]}
     del kept["train_on"]
@@ -337,11 +327,11 @@ def with_older_keys(recipe: Recipe, data: Json) -> Json:
 
 
 def state_identity(run: Run, recipe: Recipe, plan: Plan) -> str:
-    """Returns the digest of what must be the same for a checkpoint to be continued: recipe, data, model, code, plan."""
+    """Returns the digest of recipe, plan, data, model and code, which a checkpoint and its successor share."""
     parts = [
         identity(recipe),
         plan.to_json(),
-        # As they lie there, whatever their keys: what an older or newer Baton wrote is hashed as it was.
+        # Raw, whatever their keys: a document of an older or newer Baton is hashed as it was written.
         *(run.require(document.NAME) for document in (SplitData, PinnedModels)),
         run.raw(OwnCode.NAME),
     ]
@@ -349,11 +339,7 @@ def state_identity(run: Run, recipe: Recipe, plan: Plan) -> str:
 
 
 def chosen_name(run_name: str, new_name: str, job_id: str, phase: str = "") -> str:
-    """Returns the name of the run that a pipeline trains: the one asked for, else a new one that ends in the pipeline
-    run's id.
-
-    One training of several has the name of its phase behind that.
-    """
+    """Returns the name of a pipeline's run: as given, else a new one with the pipeline run's id; then the phase."""
     name = run_name or f"{new_name}-{job_id}"
     return f"{name}-{phase}" if phase else name
 
@@ -366,7 +352,7 @@ def check_name(name: str) -> str:
 
 
 def _unique() -> str:
-    # The time at a fixed width, by which names sort, and what keeps one millisecond's apart.
+    # Time at a fixed width, so that names sort by it; the rest keeps two of one millisecond apart.
     return f"{int(time.time() * 1000):013d}-{uuid.uuid4().hex[:6]}"
 
 
@@ -376,10 +362,9 @@ def now() -> str:
 
 
 def record_failure(run_uri: str, failure: RunFailure, *, anew: bool = False) -> str | None:
-    """Keeps with a run why it failed, writes its page and ends its tracking run, in a process of its own.
+    """Writes a run's failure and page and ends its tracking run, in a process of its own, which can be timed out.
 
-    Returns the address of the page, None where there is no such run. A BatonError says why that could not be written:
-    the store cannot be reached from here, or it took too long.
+    Returns the address of the page, None where there is no such run; a store out of reach or too slow is a BatonError.
     """
     command = [sys.executable, "-m", "baton.pages.publish", run_uri, *(["--anew"] if anew else [])]
     try:
@@ -401,7 +386,7 @@ def record_failure(run_uri: str, failure: RunFailure, *, anew: bool = False) -> 
 
 
 def clear_failure(run: Run, stage: str | None) -> None:
-    """Removes why a run failed, once its stage has got past it; None is a run that begins again, or has ended."""
+    """Removes a run's failure in this stage; stage None, for a run that begins again or has ended, is any."""
     run.storage.patience = FAILURE_STORE_S
     try:
         failure = run.read(RunFailure)

@@ -18,8 +18,6 @@ from baton.runs.run import DocumentFolder, Run, now
 
 
 class Sweep(DocumentFolder):
-    """One sweep, addressed by the store and its name."""
-
     KIND = "sweep"
 
     def find(self) -> SweepHead | None:
@@ -31,21 +29,19 @@ class Sweep(DocumentFolder):
         return head.model_copy(update={"trials": sorted(trials, key=lambda trial: trial.id)})
 
     def document(self) -> SweepHead:
-        """Returns the sweep with all its trials."""
         head = self.find()
         if head is None:
             raise UserError(f"{self.uri}/sweep.json does not exist.", remedy="Check the sweep's name and the store.")
         return head
 
     def trial(self, trial_id: str) -> TrialEntry:
-        """Returns one trial."""
         trials = {trial.id: trial for trial in self.document().trials}
         if trial_id not in trials:
             raise UserError(f"sweep {self.name!r} has no trial {trial_id!r}.", remedy=f"It has {', '.join(trials)}.")
         return trials[trial_id]
 
     def add(self, trial: TrialEntry) -> bool:
-        """Adds a trial, and tells whether this call did; of two of one id, the first stands."""
+        """Adds a trial, and tells whether this call did; the first of one id stays."""
         return self.write_new(trial, trial.id)
 
     def run(self, trial: TrialEntry) -> Run:
@@ -58,13 +54,11 @@ class Sweep(DocumentFolder):
         return self.read(RungVerdict, number)
 
     def scores(self, run: str | Run) -> list[TrialScore]:
-        """Returns how a run of this sweep did after each chunk that is scored."""
         return (run if isinstance(run, Run) else Run(self.storage, run)).read_all(TrialScore, "scores")
 
     def request(self, trial_id: str) -> TrialRequest | None:
-        """Returns the newest request for a trial; None where nobody asked for anything."""
         return self.read(TrialRequest, trial_id)
 
     def ask(self, trial_id: str, state: TrialState, why: str) -> None:
-        """Notes a request for a trial, taken up at its next chunk boundary."""
+        """Writes a request, taken up at the trial's next chunk boundary."""
         self.write(TrialRequest(state=state, why=why, at=now()), trial_id)

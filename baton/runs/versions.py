@@ -34,15 +34,14 @@ class OlderFormat:
 
 @dataclass(frozen=True)
 class VersionedFormat:
-    """Something that is made of a recipe, and that another release may make otherwise.
-
-    `number` is of what is made here, `what` it decides, and `instead` says what can be done with a number that is no
-    longer continued, beside taking the release that makes it.
-    """
+    """Something made from a recipe, which another release may make otherwise."""
 
     number: int
+    """As this release makes it."""
     what: str
+    """The effect, for people."""
     instead: str
+    """Remedy for a number that is no longer continued, beside the release that makes it."""
     older: Mapping[int, OlderFormat] = field(default_factory=dict)
 
     def is_continued(self, number: int) -> bool:
@@ -79,21 +78,18 @@ FORMATS: Mapping[str, VersionedFormat] = {
     ),
     "checkpoint": VersionedFormat(1, "the files of a checkpoint, and what is in them", "export it with that release"),
 }
-"""The formats, by name."""
 
 DATA_FORMATS = ("rows", "tokens")
-"""What a warm fork and a sweep's trial take over with the data of another run."""
+"""Taken over by a warm fork and a sweep's trial, with the data of another run."""
 RUN_FORMATS = (*DATA_FORMATS, "draws", "loss")
-"""What every chunk of a run must have alike."""
+"""The same for every chunk of a run."""
 CHECKPOINT_FORMATS = ("digest", "checkpoint")
-"""What may change from one checkpoint of a run to the next."""
+"""May change from one checkpoint of a run to the next."""
 
 
 class FormatVersions(Document):
-    """What something was made with."""
-
     baton: str = ""
-    """The release; empty where it did not say so yet."""
+    """Release; empty where an old one did not write it."""
     formats: dict[str, int] = Field(default_factory=dict)
     """Format → number, 1 where left out."""
 
@@ -108,7 +104,7 @@ class FormatVersions(Document):
         return self.formats.get(name, 1)
 
     def require_known(self, what: str, formats: Mapping[str, VersionedFormat] = FORMATS) -> None:
-        """Checks that nothing about it is newer than this Baton."""
+        """Refuses formats newer than this Baton."""
         for name, number in sorted(self.formats.items()):
             newest = formats[name].number if name in formats else 1
             if number > newest:
@@ -121,7 +117,7 @@ class FormatVersions(Document):
     def require_continued(
         self, what: str, names: Iterable[str], formats: Mapping[str, VersionedFormat] = FORMATS
     ) -> None:
-        """Checks that this Baton works on with it as the one did that made it."""
+        """Refuses formats that this Baton does not continue to the same bits."""
         self.require_known(what, formats)
         for name in names:
             entry, number = formats[name], self.number(name)
@@ -145,14 +141,14 @@ def _package(version: str) -> str:
 
 
 ADDED = ("datasets", "tokenizers", "safetensors")
-"""Libraries that fingerprints did not name at first: one from then differs in none of them."""
+"""Libraries missing in old fingerprints, which differ in none of them."""
 LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "numpy", *ADDED)
 KERNELS = ("triton", "bitsandbytes", "liger-kernel", "flash-attn")
 """Packages whose kernels a GPU may run, where they are installed."""
 
 
 def library_versions() -> dict[str, str]:
-    """Returns the versions of Python and of the libraries that compute."""
+    """Returns the versions of Python and of `LIBRARIES`."""
     return {"python": platform.python_version(), **{name: version(name) for name in LIBRARIES}}
 
 
@@ -163,11 +159,10 @@ class Fingerprint(Document):
     cpu: str = ""
     cuda: str | None = None
     world_size: int = 1
-    """Processes that train together."""
     strategy: str = "ddp"
-    """How they share the work; written only where there are several."""
+    """Written only where there are several processes."""
     virtual_workers: int | None = None
-    """For how many each step is cut, where the number of processes leaves no trace."""
+    """Parts of each step, where the number of processes leaves no trace."""
     threads: int = 0
     deterministic: bool = False
     tf32: bool = False
@@ -219,10 +214,9 @@ class Fingerprint(Document):
         )
 
     def differences(self, theirs: Fingerprint) -> list[str]:
-        """Returns a line for each entry in which another fingerprint differs."""
         ours, other = self.to_json(), theirs.to_json()
         keys = sorted(ours.keys() | other.keys())
-        if not (self.datasets and theirs.datasets):  # one of them is from before these were written down
+        if not (self.datasets and theirs.datasets):  # one of the two is older than these entries
             keys = [key for key in keys if key not in _LATER]
         if self.virtual_workers and self.virtual_workers == theirs.virtual_workers:
             keys = [key for key in keys if key not in ("world_size", "strategy")]
@@ -245,7 +239,7 @@ def rounds_products() -> bool:
 
 
 def _cpu_name() -> str:
-    """Returns the processor's model: vector width, and so the order of sums, depends on it."""
+    # Vector width, and so the order of sums, depends on the model.
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
             return next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
