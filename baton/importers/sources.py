@@ -30,7 +30,7 @@ TRAINED_AS = {"sharegpt": "messages", "instruction": "prompt-completion", "ranke
 
 @dataclass(frozen=True, kw_only=True)
 class RowShape:
-    """Shape of a data set's rows; `talks` where they hold messages, `renders` for prompts and answers that are texts."""
+    """Shape of a data set's rows; `talks`: they hold messages; `renders`: for prompts and answers that are texts."""
 
     format: str
     columns: Columns = field(default_factory=dict)
