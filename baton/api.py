@@ -44,8 +44,7 @@ Overrides = Mapping[str, Any] | Sequence[str]
 Source = str | os.PathLike[str] | Mapping[str, Any] | Recipe
 """A recipe: path of a YAML file, name of a bundled one, YAML itself, plain values, or one that was read."""
 
-HERE = "recipe"
-"""What a recipe is called in messages that lies in no file; paths in it start at the working directory."""
+HERE = "recipe"  # name in messages of a recipe without a file, whose paths start at the working directory
 
 
 def load(
@@ -388,8 +387,7 @@ def report(run_uri: str, *, height: int = 640) -> Report:
 
 NAMED_BY = {Pipeline.finetune: ("run_name",), Pipeline.sweep: ("sweep_name",), Pipeline.retrain: ()}
 """Pipeline → its parameters for the name."""
-OnWarning = Callable[[str], None]
-"""Is told what somebody should know before a run."""
+OnWarning = Callable[[str], None]  # called with warnings before a run
 
 
 class Terms(TypedDict, total=False):

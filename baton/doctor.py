@@ -45,31 +45,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Check:
-    """One thing looked at.
-
-    Attributes:
-        name: What.
-        state: `problem` stops a run or loses data; `note` costs speed or comfort.
-        found: What was found.
-        remedy: What to do about it; empty where nothing need be done.
-    """
-
     name: str
-    state: Literal["ok", "note", "problem"]
+    state: Literal["ok", "note", "problem"]  # a problem stops a run or loses data; a note costs speed or comfort
     found: str
-    remedy: str = ""
+    remedy: str = ""  # empty where nothing need be done
 
 
 def _found(name: str, found: str, remedy: str | None = None) -> Check:
-    """Returns a check: a note where there is something to do about it."""
+    """Returns a note where there is a remedy, else that all is well."""
     return Check(name, "note" if remedy else "ok", found, remedy or "")
 
 
 LARGE = 64 * 10**6
-SLOW = 10e6
-"""Bytes per second below which saving a checkpoint holds up small models already."""
-NOTICEABLE, REFUSED = 30.0, 15 * 60.0
-"""Seconds between two clocks: worth a line, and what a cloud takes for a forged request."""
+SLOW = 10e6  # bytes per second below which saving a checkpoint holds up small models already
+NOTICEABLE, REFUSED = 30.0, 15 * 60.0  # seconds between two clocks: worth a line, or a forged request to a cloud
 
 
 def examine_store(uri: str) -> list[Check]:
@@ -103,7 +92,7 @@ def _proxy(storage: Storage) -> list[Check]:
 
 
 def _rights(storage: Storage, path: str) -> list[Check]:
-    """Tries one by one what a run has to be allowed, and names each that is denied with the statement it needs."""
+    """Tries each right that a run needs, and names each that is denied with the statement it needs."""
     rights: dict[str, tuple[Callable[[], object], str]] = {
         "write": (lambda: storage.client.write(path, b"1"), ""),
         "read": (lambda: storage.client.read(path), ""),
@@ -215,7 +204,6 @@ def _clock(storage: Storage, below: str) -> Check:
 
 
 def _clean(storage: Storage, below: str, made: list[str]) -> list[Check]:
-    """Removes all that was written."""
     try:
         for name in storage.find(below):
             storage.remove(f"{below}/{name}")
@@ -231,23 +219,16 @@ def _clean(storage: Storage, below: str, made: list[str]) -> list[Check]:
 DISTRIBUTION = "baton-llm"
 COLORS = {"ok": "green", "note": "yellow", "problem": "red"}
 MEMORY = "/dev/shm"
-ROOM = 2 * 2**30
-"""Bytes of memory or disk below which staging checkpoints becomes tight for any but small models."""
+ROOM = 2 * 2**30  # bytes below which staging checkpoints is tight for any but small models
 
 
 class Examined(TypedDict):
-    """Result of all checks, as plain values; `ok` where none of it is a problem."""
-
-    ok: bool
+    ok: bool  # no check is a problem
     checks: list[dict[str, str]]
 
 
 def examine(recipe_path: str | None = None, overrides: Sequence[str] = (), *, store: str | None = None) -> list[Check]:
-    """Looks at this machine, and at what a recipe or store names.
-
-    Raises:
-        UserError: the recipe is none, or there are changes to none.
-    """
+    """Looks at this machine, and at all that a recipe or store names."""
     if overrides and not recipe_path:
         raise UserError("--set changes a recipe, and none is given.", remedy="Name the recipe.")
     checks: list[Check] = []
@@ -442,7 +423,7 @@ def _gib(num_bytes: float) -> str:
 
 
 def examine_kubeflow(endpoint: str, namespace: str | None) -> list[Check]:
-    """Looks at an installation of Kubeflow, and at what its newest run that has ended tells of it."""
+    """Looks at an installation of Kubeflow, and at its newest run that has ended."""
     from baton.kubeflow import connection, submit
 
     proxy = machine.describe_proxy(endpoint)
@@ -460,7 +441,7 @@ def examine_kubeflow(endpoint: str, namespace: str | None) -> list[Check]:
 
 
 def _pipelines(client: KubeflowClient, namespace: str | None, *, is_multi_user: bool) -> Check:
-    """Says whether `baton submit` can register its pipeline there, as far as that shows without posting one."""
+    """Tells whether `baton submit` can register its pipeline, as far as that shows without posting one."""
     from baton.kubeflow import submit
 
     try:

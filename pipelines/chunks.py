@@ -1,4 +1,4 @@
-"""The line of train-chunks in a pipeline, and beside each the stage that reads back what the one before committed."""
+"""The line of train-chunks in a pipeline, and beside each the stage that reads back the previous checkpoint."""
 
 from collections.abc import Callable, Iterable
 from typing import NamedTuple, TypeAlias
@@ -11,25 +11,22 @@ from baton.components.train_chunk.component import train_chunk
 from baton.kfp import pod
 from baton.recipe.recipe import Recipe
 
-Value: TypeAlias = PipelineChannel | str
-"""An address, a name or a baton: the pipeline's parameter, what a stage puts out, or a constant."""
-GROUP = 8
-"""Chunks of a graph; where there are more, each so many lie in a graph of their own."""
+Value: TypeAlias = PipelineChannel | str  # address, name or baton: a parameter, an output or a constant
+GROUP = 8  # chunks of a graph; more are spread over several
 
 
 class Graph(NamedTuple):
-    """A graph inside the pipeline's, which kfp wants to be made before that."""
+    """A graph inside the pipeline's, which kfp wants made first."""
 
     name: str
     of: Callable[..., dsl.PipelineTask]
 
 
-Placed = Callable[..., dsl.PipelineTask]
-"""Names a task and says what its pod asks for; `compute=True` for one that runs the model."""
+Placed = Callable[..., dsl.PipelineTask]  # names a task and sets its pod; `compute=True` where it runs the model
 
 
 def placing(recipe: Recipe, prefix: str = "") -> Placed:
-    """Returns what places the tasks of a recipe, their names after a prefix."""
+    """Returns the function that names the tasks of a recipe, after a prefix, and sets their pods."""
 
     def placed(task: dsl.PipelineTask, name: str, *, compute: bool = False) -> dsl.PipelineTask:
         task.set_display_name(prefix + name)
@@ -43,7 +40,7 @@ def placing(recipe: Recipe, prefix: str = "") -> Placed:
 
 
 def groups(recipe: Recipe) -> list[Graph]:
-    """Returns the graphs that the chunks of a training lie in, none where there are few; see `line`."""
+    """Returns the graphs of a training's chunks, none where there are few; see `line`."""
     last = recipe.slots
 
     def group(first: int, end: int) -> Graph:
@@ -59,7 +56,7 @@ def groups(recipe: Recipe) -> list[Graph]:
 
 
 def slots_of(recipe: Recipe, first: int, end: int) -> list[tuple[int, str]]:
-    """Returns number and name of each chunk of a range, spare ones included."""
+    """Returns number and name of each chunk in a range, spare ones included."""
     return [
         (index, f"train chunk {index}" if index <= recipe.num_chunks else f"spare chunk {index}")
         for index in range(first, end + 1)
@@ -75,33 +72,20 @@ def line(
     cached_below: int = 0,
     before: int = 0,
 ) -> tuple[Value, dsl.PipelineTask | None]:
-    """Adds train-chunks one after the other, and beside each the stage that reads back what the one before committed.
-
-    Args:
-        recipe: The recipe.
-        baton: What the first chunk is given.
-        slots: Number and name of each chunk.
-        placed: See `placing`.
-        cached_below: The chunk from which on Kubeflow's cache is not asked: the last one always looks, and trains
-            whatever the others only seem to have left.
-        before: Number of the chunk before the first, 0 where there is none.
-
-    Returns:
-        The baton from the last chunk, and the last stage that reads back, if there is one.
-    """
+    """Adds train-chunks in a line, beside each the check of the previous checkpoint; returns the last of both."""
     verified = None
     for index, name in slots:
         if before:
             verified = one_checkpoint(baton, before, verified, placed)
         chunk = placed(train_chunk(baton=baton, index=index), name, compute=True)
         pod.on_chunk(chunk, recipe)
-        if index < cached_below:
+        if index < cached_below:  # the last one always looks, and trains what others only seem to have left
             pod.with_cache(chunk)
         baton, before = chunk.outputs["Output"], index
     return baton, verified
 
 
 def one_checkpoint(baton: Value, index: int, before: dsl.PipelineTask | None, placed: Placed) -> dsl.PipelineTask:
-    """Adds the stage that reads back what a chunk committed, after the one that did so for the chunk before."""
+    """Adds the stage that reads back a chunk's checkpoint, after the same stage of the previous chunk."""
     task = placed(checkpoint(baton=baton, index=index), f"checkpoint {index}")
     return task.after(before) if before else task

@@ -24,17 +24,14 @@ from baton.store import sources
 
 
 def shards(recipe: Recipe) -> list[Graph]:
-    """Returns the graph that tokenizing lies in, none where one pod does it.
-
-    A graph of its own, as the loop in the root would make the last pod wait for the data split too: the baton would not
-    go along one line.
-    """
+    """Returns the graph of tokenizing, none where one pod does it."""
     of = recipe.data.shards
     if of == 1:
         return []
     spec = recipe.model.tokenizer
     placed = placing(recipe)
 
+    # A graph of its own: a loop in the root would make the last pod wait for the data split too.
     @dsl.pipeline(name="tokenize-shards")
     def tokenize_shards(baton: str) -> str:
         trained = None
@@ -54,17 +51,15 @@ def shards(recipe: Recipe) -> list[Graph]:
     return [Graph(f"tokenize in {of} shards", tokenize_shards)]
 
 
-Given: TypeAlias = Value | float | dict[str, object]
-"""Value of a pipeline's parameter for the first stage."""
+Given: TypeAlias = Value | float | dict[str, object]  # of a pipeline's parameter, for the first stage
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What a training has come to."""
+    """Outcome of a training."""
 
     baton: Value
-    model: Value
-    """Address of the model, or why there is none."""
+    model: Value  # address of the model, or why there is none
 
 
 class PhaseOutputs(NamedTuple):
@@ -80,7 +75,7 @@ def finetune(recipe: Recipe) -> BaseComponent:
 
 
 def _single(recipe: Recipe) -> BaseComponent:
-    """Returns the pipeline of one training. Its parameters are what one changes between runs."""
+    """Returns the pipeline of one training; its parameters are those that change between runs."""
     training, graphs = recipe.training, inner_graphs(recipe)
 
     @dsl.pipeline(
@@ -165,16 +160,14 @@ def _phased(recipe: Recipe) -> BaseComponent:
 def phases(
     recipe: Recipe, graphs: Sequence[Graph], run_name: Value, store: Value, given: Mapping[str, Given]
 ) -> Trained:
-    """Adds all phases, each the graph that `phase_graphs` made of it, and returns what the last one came to.
-
-    Each is given base model, seed and overrides of all, so that the first tells what is wrong with the last. The report
-    of a phase lies beside the next one: a graph has ended only when all in it has.
-    """
+    """Adds all phases, each the graph that `phase_graphs` made of it, and returns the outcome of the last."""
     trained = Trained("", "")
     for part, graph in zip(recipe.phase_recipes(), graphs, strict=True):
+        # All phases get base model, seed and overrides, so that the first finds mistakes in the last one's.
         task = graph.of(run_name=run_name, store=store, start_from=trained.model, **given)
         task.set_display_name(graph.name)
         trained = Trained(task.outputs["baton"], task.outputs["model"])
+        # Beside the next phase: a graph ends only when all in it has ended.
         placing(part, f"{graph.name}: ")(report(baton=trained.baton), "report")
     return trained
 
@@ -235,27 +228,19 @@ def split_task(
     document: Value | None = None,
     **given: Given,
 ) -> dsl.PipelineTask:
-    """Adds the data split of a training.
-
-    Args:
-        recipe: The recipe.
-        store: Folder or bucket for runs and data.
-        run_name: Name of the run.
-        document: The recipe, packed, where it is known only when the pipeline runs.
-        given: See `baton.components.data_split.component`; the recipe's values hold where they are left out.
-    """
+    """Adds the data split; `document` is the packed recipe where it is known only when the pipeline runs."""
     document = ref.pack_text(load.dumps(recipe)) if document is None else document
     named = {"new_name": "", "job_id": ""}
     return data_split(recipe=document, run_name=run_name, store=store, **{**named, **given})
 
 
 def inner_graphs(recipe: Recipe) -> list[Graph]:
-    """Returns the graphs inside that of a training, in the order of its line: of `shards`, then of `groups`."""
+    """Returns the graphs inside a training's, in the order of its line: of `shards`, then of `groups`."""
     return [*shards(recipe), *groups(recipe)]
 
 
 def stages(recipe: Recipe, split: dsl.PipelineTask, graphs: Sequence[Graph]) -> Trained:
-    """Adds the stages of one training, with its `inner_graphs`, and returns what it came to."""
+    """Adds the stages of one training, with its `inner_graphs`."""
     placed = placing(recipe)
     trained, verified = _trained(recipe, split, graphs, placed)
     placed(report(baton=trained.baton), "report").after(verified)
@@ -294,7 +279,7 @@ def _trained(
 
 
 def judged(recipe: Recipe, baton: Value, placed: Placed) -> Trained:
-    """Adds what comes between the last chunk and the report, and returns what it came to."""
+    """Adds the stages between the last chunk and the report."""
     evaluation = placed(evaluate(baton=baton), "evaluate", compute=True).outputs["Output"]
 
     def exported(baton: Value) -> dsl.PipelineTask:

@@ -19,11 +19,7 @@ from baton.runs import ref
 
 
 def retrain(recipe: Recipe) -> BaseComponent:
-    """Returns the pipeline that retrains the model of a recipe.
-
-    Raises:
-        UserError: the recipe has no gate.
-    """
+    """Returns the pipeline that retrains the model of a recipe, which needs a gate."""
     require_gate(recipe)
     graphs = finetune.phase_graphs(recipe) if recipe.phases else finetune.inner_graphs(recipe)
 
@@ -65,11 +61,7 @@ def retrain(recipe: Recipe) -> BaseComponent:
 
 
 def require_gate(recipe: Recipe) -> None:
-    """Makes sure that a new model is judged before it takes the place of the one in use.
-
-    Raises:
-        UserError: it would not be.
-    """
+    """Makes sure that a new model is judged before it takes the place of the one in use."""
     judged = (recipe.phase_recipes() or [recipe])[-1].evaluation
     if not judged.gate:
         raise UserError(

@@ -20,16 +20,11 @@ from baton.recipe.recipe import Recipe
 from baton.runs import ref
 from baton.sweep.search import Bracket, PlannedRung, brackets, check_trials
 
-PARALLEL = 4
-"""Trials at once where the recipe does not say."""
+PARALLEL = 4  # trials at once where the recipe does not say
 
 
 def sweep(recipe: Recipe) -> BaseComponent:
-    """Returns the pipeline that compares the configurations of a recipe.
-
-    Raises:
-        UserError: the recipe has no sweep, or a trial is no recipe.
-    """
+    """Returns the pipeline that compares the configurations of a recipe, which needs a sweep of valid trials."""
     check_trials(recipe)
     planned = brackets(recipe)
 
@@ -67,7 +62,7 @@ def sweep(recipe: Recipe) -> BaseComponent:
 
 
 def winners(recipe: Recipe) -> BaseComponent:
-    """Returns the pipeline of what comes after the last chunk of a run alone."""
+    """Returns the pipeline of the stages after a run's last chunk."""
 
     @dsl.pipeline(name=f"{recipe.name}-winner", description=f"Judges and exports the best trial of {recipe.name}.")
     def pipeline(run_uri: str) -> str:
@@ -77,7 +72,7 @@ def winners(recipe: Recipe) -> BaseComponent:
 
 
 def handed_out(recipe: Recipe, run_uri: Value) -> Value:
-    """Adds what comes after the last chunk of the best trial, and returns the address of its model."""
+    """Adds the stages after the last chunk of the best trial, and returns the address of its model."""
     placed = chunks.placing(recipe, "winner: ")
     trained = finetune.judged(recipe, run_uri, placed)
     placed(report(baton=trained.baton), "report")

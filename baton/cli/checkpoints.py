@@ -96,7 +96,7 @@ def merge_checkpoint(
 
 
 def chosen(address: str) -> tuple[CheckpointStore, Checkpoint]:
-    """Returns a checkpoint by the run's address and a step after an @, the newest without one."""
+    """Returns a checkpoint by `RUN_URI[@STEP]`, the newest without a step."""
     uri, separator, step = address.rpartition("@")
     is_step = bool(separator) and step.isdigit()
     store = CheckpointStore(existing_run(uri if is_step else address))
@@ -116,7 +116,6 @@ def _listed(row: results.Listed) -> str:
 
 
 def _print_rows(json: bool, rows: list[CheckpointRow], line: Callable[[CheckpointRow], str]) -> None:
-    """Prints a line for each checkpoint, or all of them as one object."""
     if json:
         print_json({"checkpoints": rows})
         return
@@ -128,8 +127,6 @@ keys_app = typer.Typer(help="Makes keys that checkpoints are signed with.", no_a
 
 
 class Kind(StrEnum):
-    """Kind of a key."""
-
     ed25519 = "ed25519"
     p256 = "p256"
 

@@ -35,16 +35,12 @@ from baton.source.prepare import LoadedRecipe
 from baton.store.storage import Storage
 from baton.terminal import Terminal
 
-LONGEST = 3000
-"""Characters of a part of a row that are printed; the page has all."""
+LONGEST = 3000  # characters of a part of a row that are printed; the page has all
 STYLES = {"trained": "green", "read": "dim", "cut": "strike red", "gap": "dim italic"}
-TEXT_MARKS = {"trained": ("⟦", "⟧"), "cut": ("✂", "")}
-"""Around what is trained, and before what is cut, where there are no colours."""
+TEXT_MARKS = {"trained": ("⟦", "⟧"), "cut": ("✂", "")}  # without colours: around what is trained, before a cut
 
 
 class Side(StrEnum):
-    """Side that rows are shown of."""
-
     train = "train"
     eval = "eval"
     test = "test"
@@ -140,8 +136,7 @@ def _marked(out: Console, words: str, name: str) -> Text:
 app = typer.Typer(help="Examines rows before a GPU is paid for.", no_args_is_help=True)
 
 RUN = "data-check"
-Examined = dict[str, Any]
-"""What was found in rows: see `examine`."""
+Examined = dict[str, Any]  # see `examine`
 MARKS = {
     "failed": ("red", "✗ not allowed"),
     "warn": ("yellow", "! look at it"),
@@ -203,14 +198,7 @@ def check(
 
 
 def examine(recipe: Recipe, page: str, *, counts: bool, display: Display) -> Examined:
-    """Runs split and tokenize of a recipe on a store that is thrown away, and writes the page.
-
-    Every row is looked at: no check ends the run, what is to end one is judged here, at the end. The findings row by
-    row, and the unusable rows, go beside the page. Tokens are counted where there is a tokenizer.
-
-    Returns:
-        What `quality_page.collect` returns, the `report`, and the `error` of a stage that failed afterwards.
-    """
+    """Runs split and tokenize of a recipe on a store that is thrown away; writes the page, and its rows beside it."""
 
     def heard(event: events.Event) -> None:
         if not isinstance(event, events.Rejected | events.Quality):  # they name files that are gone in a moment
@@ -219,6 +207,7 @@ def examine(recipe: Recipe, page: str, *, counts: bool, display: Display) -> Exa
     with tempfile.TemporaryDirectory(prefix="baton-check-") as folder:
         run, error = Run(Storage(f"{folder}/store"), RUN), None
         checks = {f"data.quality.{name}": "warn" for name, value in recipe.data.quality if value == "fail"}
+        # No check ends the run, so that every row is looked at: the verdict comes at the end.
         lenient = {"store.uri": run.storage.uri(), "tracking.mlflow": None, "data.max_rejected": 1.0, **checks}
         file = Path(folder, "recipe.json")
         file.write_text(load.dumps(load.with_values(recipe, lenient)), encoding="utf-8")
@@ -242,7 +231,6 @@ def examine(recipe: Recipe, page: str, *, counts: bool, display: Display) -> Exa
 def _recipe_for(
     data: dict[str, Any], method: str, base: str | None, tokenizer: str | None, overrides: list[str]
 ) -> Recipe:
-    """Returns the recipe that sources are checked by."""
     model: dict[str, object] = {"base": base}
     if base is None:
         model = {
@@ -262,7 +250,6 @@ def _recipe_for(
 
 
 def _print(result: Examined) -> None:
-    """Prints the checks for people."""
     table = Table(box=None, pad_edge=False, expand=True)
     for title in ("Check", "", "Found", "First"):
         table.add_column(title, no_wrap=title == "First", overflow="ellipsis", ratio=1 if title == "First" else None)

@@ -1,4 +1,4 @@
-"""What a person sees during a run: a line per stage, a bar for training. On standard error."""
+"""Display of a run: a line per stage, a bar for training. On standard error."""
 
 from __future__ import annotations
 
@@ -15,11 +15,9 @@ from baton.events import Event
 from baton.local.processes import StageRepaired, TrialFailed
 from baton.terminal import Terminal
 
-EVALUATED = ("loss", "perplexity", "accuracy", "reward", "reward_accuracy", "reward_margin")
-"""Figures of an evaluation that are shown, where there are any."""
+EVALUATED = ("loss", "perplexity", "accuracy", "reward", "reward_accuracy", "reward_margin")  # shown where known
 
-PIPED = 400
-"""Columns of a table that no terminal shows."""
+PIPED = 400  # columns of a table in a pipe
 
 console = Terminal(file=sys.stderr, highlight=False)
 
@@ -38,19 +36,15 @@ def print_table(table: Table) -> None:
 
 
 def note(line: str) -> None:
-    """Tells what somebody should know before a run."""
+    """Prints a note before a run."""
     console.print(f"[yellow]note:[/] {escape(line)}")
 
 
 class Display:
-    """Follows the events of a run; a terminal gets bars, a log file gets lines.
-
-    Args:
-        num_chunks: Train-chunks of the run, 0 where it has several trainings.
-    """
+    """Follows the events of a run; a terminal gets bars, a log file gets lines."""
 
     def __init__(self, num_chunks: int) -> None:
-        self._num_chunks = num_chunks
+        self._num_chunks = num_chunks  # 0 where the run has several trainings
         self._progress = Progress(
             SpinnerColumn(finished_text="[green]✓[/]"),
             TextColumn("{task.description}", markup=False),
@@ -73,7 +67,6 @@ class Display:
         self._progress.stop()
 
     def heard(self, event: Event) -> None:
-        """Shows one event."""
         if isinstance(event, events.Stage):
             self._started(event.stage) if event.state == "started" else self._ended()
         elif line := _line(event):
@@ -101,7 +94,6 @@ class Display:
 
 
 def _line(event: Event) -> str:
-    """Returns what has a line of its own."""
     match event:
         case events.Source():  # columns may have been found, not given
             return f"{event.uri} holds {event.in_words}"
@@ -161,7 +153,6 @@ def _note(event: Event) -> str:
 
 
 def _warning(event: Event) -> str:
-    """Returns what a person should not miss."""
     match event:
         case events.Skipped():
             return f"The checkpoint of step {event.step} is not used: {event.reason}"

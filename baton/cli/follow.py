@@ -1,7 +1,4 @@
-"""A run on Kubeflow, followed to its end: a line per stage as it ends, one live line below. On standard error.
-
-A module of its own, as what it imports, kfp's client, takes longer than most commands.
-"""
+"""Follows a run on Kubeflow to its end. A module of its own: kfp's client imports for longer than most commands run."""
 
 from __future__ import annotations
 
@@ -26,20 +23,19 @@ from baton.kubeflow.run_status import BROKEN, GOING_ON, RunStatus, StageStatus
 from baton.kubeflow.submit import FINAL_STATES, Submission
 from baton.terminal import Terminal, visible
 
-EXPLAIN_EVERY_S = 30.0
-"""Seconds between two looks at the pods of a run that still runs."""
+EXPLAIN_EVERY_S = 30.0  # between two looks at the pods of a run that still runs
 
 MARKS = {"SUCCEEDED": "[green]✓[/]", "FAILED": "[red]✗[/]", "CANCELED": "[red]✗[/]", "SKIPPED": "[dim]–[/]"}
 
 
 def describe_run(endpoint: str, run: KubeflowRun, state: str) -> RunAnswer:
-    """Returns what is told of a run first."""
+    """Returns the facts with which every answer about a run begins."""
     url = submit.run_url(endpoint, run.run_id)
     return {"run": run.display_name, "run_id": run.run_id, "url": url, "state": state}
 
 
 def find_run(endpoint: str, run: str, namespace: str | None) -> tuple[KubeflowClient, KubeflowRun]:
-    """Returns kfp's client and a run, and says so where several have its name."""
+    """Returns kfp's client and the newest run of that name, with a line where several have it."""
     client = connection.connect(endpoint, token=connection.token(), namespace=namespace)
     newest, count = run_status.find_run(client, endpoint, run, namespace)
     if count > 1:
@@ -48,10 +44,7 @@ def find_run(endpoint: str, run: str, namespace: str | None) -> tuple[KubeflowCl
 
 
 def to_end(endpoint: str, run_id: str, name: str, namespace: str | None, hours: float) -> tuple[RunAnswer, RunStatus]:
-    """Waits for a run and returns its state with what failed, and the run as it ended.
-
-    Where it cannot be followed any more the state is `UNKNOWN`, with the reason: the run itself goes on.
-    """
+    """Waits for a run; returns its state with what failed, `UNKNOWN` where it cannot be followed, and its status."""
     try:
         with Follow() as follow:
             state = submit.wait(
@@ -84,7 +77,7 @@ def to_end(endpoint: str, run_id: str, name: str, namespace: str | None, hours: 
 
 
 def _unfollowed(reason: str, name: str, namespace: str | None, exit_code: int = EXIT_CODES[UNKNOWN]) -> RunAnswer:
-    """Says that a run goes on which is not followed any more, and how to follow it, and returns what is known."""
+    """Tells how to follow a run that goes on, and returns what is known."""
     where = f" --namespace {namespace}" if namespace else ""
     typer.secho(f"baton: {visible(reason)}", err=True, fg=typer.colors.RED)
     typer.secho(f"baton: the run continues; `baton status {name}{where} --wait` follows it again", err=True)
@@ -92,14 +85,7 @@ def _unfollowed(reason: str, name: str, namespace: str | None, exit_code: int = 
 
 
 def with_retries(submitter: Submitter, submission: Submission, hours: float, retries: int) -> RunAnswer:
-    """Waits for a run, starts it again where a pod was lost, and returns how the last one ended.
-
-    Args:
-        submitter: Submits it once more under its name, where the backend cannot start its failed stages again.
-        submission: The run.
-        hours: How long to wait for each.
-        retries: How often to start it again.
-    """
+    """Waits for a run, starts it again where a pod was lost, and returns how the last attempt ended."""
     name, endpoint, namespace = submission.run_name, submitter.endpoint, submitter.namespace
     for attempt in itertools.count(1):
         ended, view = to_end(endpoint, submission.run_id, name, namespace, hours)
@@ -115,7 +101,7 @@ def with_retries(submitter: Submitter, submission: Submission, hours: float, ret
         except (AwayError, RefusedError) as error:  # nobody knows whether it has been started
             ended = _unfollowed(str(error), name, namespace)
             break
-        except BatonError:  # the backend cannot
+        except BatonError:  # the backend cannot: submit it once more under its name
             try:
                 submission = submitter.submit()
             except BatonError as error:
@@ -127,7 +113,7 @@ def with_retries(submitter: Submitter, submission: Submission, hours: float, ret
 
 
 def advise(view: RunStatus, run_id: str, out: Terminal = console) -> None:
-    """Says what there is to say of the run, and of each stage that failed or cannot start what helps."""
+    """Prints the message of a run, and what helps each stage that failed or cannot start."""
     if view.message:
         out.print(view.message, soft_wrap=True, markup=False)
     for stage in view.stages:
@@ -140,7 +126,7 @@ def advise(view: RunStatus, run_id: str, out: Terminal = console) -> None:
 
 
 def conclude(client: KubeflowClient, run: KubeflowRun, stages: list[StageStatus], state: str) -> None:
-    """Ends what a run that has failed or was cancelled has left running in MLflow, keeps why it did, and says so."""
+    """Ends what a failed or cancelled run has left running in MLflow, and records its failure."""
     for line in (*failures.end_mlflow_runs(client, run, state), failures.record_failure(client, run, stages, state)):
         if line:
             console.print(line, soft_wrap=True, markup=False)
@@ -164,8 +150,7 @@ class Follow:
         self._line = self._progress.add_task("waiting for the first stage", total=None)
         self._told: set[tuple[tuple[str, ...], str]] = set()
         self._explained_at = -EXPLAIN_EVERY_S
-        self.view = RunStatus([])
-        """The run as last explained."""
+        self.view = RunStatus([])  # as last explained
 
     def __enter__(self) -> Follow:
         self._progress.start()
@@ -175,7 +160,6 @@ class Follow:
         self._progress.stop()
 
     def seen(self, client: KubeflowClient, run: KubeflowRun) -> None:
-        """Shows what has changed since the run was last looked at."""
         stages = run_status.stages(client, run)
         now = time.monotonic()
         is_due = now - self._explained_at >= EXPLAIN_EVERY_S or run.state in FINAL_STATES
@@ -204,7 +188,7 @@ class Follow:
 
 
 def line(stage: StageStatus) -> str:
-    """Returns a stage that has ended on one line, in rich's markup."""
+    """Returns an ended stage on one line, in rich's markup."""
     took = f" ({stage.seconds:.0f} s)" if stage.seconds is not None and stage.state != "SKIPPED" else ""
     reason = f": {stage.message}" if stage.message and stage.state in BROKEN else ""
     skipped = " (skipped)" if stage.state == "SKIPPED" else ""
@@ -212,12 +196,7 @@ def line(stage: StageStatus) -> str:
 
 
 def table(stages: list[StageStatus], *, is_over: bool) -> Table:
-    """Returns the stages of a run as a table, in which equal neighbours share a row.
-
-    Args:
-        stages: As `run_status.stages` returns them.
-        is_over: Whether the run has ended, so that what waits will not run.
-    """
+    """Returns the stages of a run as a table, in which equal neighbours share a row."""
     shown = Table("stage", "state", "time", "message", box=None, pad_edge=False)
     for stage in _folded(stages):
         state = ("not run" if is_over else "waiting") if stage.state == "WAITING" else stage.state.lower()
@@ -230,7 +209,7 @@ def table(stages: list[StageStatus], *, is_over: bool) -> Table:
 
 
 def _folded(stages: list[StageStatus]) -> list[StageStatus]:
-    """Returns stages in which equal ones of one kind are one, `train chunk 26–100`, where their numbers follow."""
+    """Joins equal stages with successive numbers: `train chunk 26–100`."""
     rows: list[StageStatus] = []
     newest: dict[str, tuple[int, StageStatus, str, int]] = {}
     for stage in stages:

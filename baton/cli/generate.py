@@ -1,4 +1,4 @@
-"""`baton generate`: a trained model, tried out: prompts from anywhere, several models side by side, a chat."""
+"""`baton generate`: tries out a trained model: prompts from anywhere, several models side by side, a chat."""
 
 from __future__ import annotations
 
@@ -29,24 +29,21 @@ from baton.terminal import visible
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-DEFAULT_LENGTH = 2048
-"""Tokens that a model without a stated limit reads."""
+DEFAULT_LENGTH = 2048  # tokens that a model without a stated limit reads
 
 Messages = list[dict[str, str]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Writing:
-    """How models are asked, and how they write; see `baton.models.generate.write_all`."""
+    """Settings of a generation; see `baton.models.generate.write_all`."""
 
     max_new_tokens: int
     temperature: float
     top_p: float
     seed: int
-    chat: bool | None = None
-    """Whether a text is what a user says, and not the beginning of a text; None: as the model was trained."""
-    system: str | None = None
-    """What a conversation begins with; None: as in training."""
+    chat: bool | None = None  # whether a text is a user's turn, not a beginning; None: as in training
+    system: str | None = None  # None: as in training
 
 
 @dataclass(frozen=True)
@@ -56,22 +53,18 @@ class Prompt:
     content: str | Messages
 
     def shown(self) -> str:
-        """Returns the text, or the last message."""
         return self.content if isinstance(self.content, str) else self.content[-1]["content"]
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model in memory, under the name it was asked for."""
-
     uri: str
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
-    trained: PromptFormat | None = None
-    """How it was asked in training, where that is known."""
+    trained: PromptFormat | None = None  # as asked in training, where known
 
     def render(self, prompt: Prompt, settings: Writing) -> str:
-        """Returns a prompt as the text that the model reads: as in training, unless the settings say otherwise."""
+        """Returns a prompt as the model reads it: as in training, unless the settings differ."""
         trained, content, chat = self.trained, prompt.content, settings.chat
         if chat is None:
             chat = settings.system is not None or (trained is not None and trained.is_chat)
@@ -84,12 +77,6 @@ class LoadedModel:
 
 
 def _load(uri: str, *, trust: bool) -> LoadedModel:
-    """Loads a model onto the GPU, where there is one.
-
-    Args:
-        uri: Its address.
-        trust: Run Python code that comes with it.
-    """
     prompting.require_readable(uri)
     model, tokenizer = generation.load(uri, trust_remote_code=trust)
     trained = prompting.format_of_model(uri, loading.local_model(uri), tokenizer)
@@ -133,7 +120,6 @@ def _prompt(file: str, number: int, line: str) -> Prompt:
 
 
 def _write(loaded: LoadedModel, prompts: Sequence[Prompt], settings: Writing, batch_size: int) -> list[str]:
-    """Returns what a model writes after each prompt, with a bar where there are many."""
     texts = [loaded.render(prompt, settings) for prompt in prompts]
     with Progress(console=console, transient=True, disable=len(texts) < 2 or not console.is_terminal) as bar:
         task = bar.add_task(loaded.uri, total=len(texts))
@@ -153,7 +139,6 @@ def _write(loaded: LoadedModel, prompts: Sequence[Prompt], settings: Writing, ba
 
 
 def _show(console: Console, prompt: str, answers: dict[str, str]) -> None:
-    """Prints a prompt, and the answers beside each other."""
     console.print(Panel(Text(prompt), title="prompt", title_align="left", border_style="dim"))
     width = max(30, (console.width - 2 * len(answers)) // len(answers))
     panels = [
@@ -164,7 +149,7 @@ def _show(console: Console, prompt: str, answers: dict[str, str]) -> None:
 
 
 def _converse(console: Console, loaded: Sequence[LoadedModel], settings: Writing) -> None:
-    """Talks until the input ends; each model keeps its own answers in mind. `/new` begins anew, `/quit` ends it."""
+    """Talks until the input ends; each model remembers its own answers."""
     histories: dict[str, Messages] = {model.uri: [] for model in loaded}
     console.print("[dim]/new begins anew, /quit ends it.[/]")
     for line in _inputs(console):

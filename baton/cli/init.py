@@ -27,8 +27,7 @@ import_app = typer.Typer(
     help="Turn another trainer's file into a recipe, and list what it could not carry over.", no_args_is_help=True
 )
 
-SUGGESTED = "Qwen/Qwen3-0.6B"
-"""Model that is proposed where a person is asked for one."""
+SUGGESTED = "Qwen/Qwen3-0.6B"  # proposed where a person is asked
 TheirFile = Annotated[str, typer.Argument(metavar="FILE.yaml", help="Training file to read.", show_default=False)]
 Target = Annotated[
     str | None,
@@ -132,7 +131,6 @@ def _refuse_file(path: str | None, force: bool) -> None:
 
 
 def _asked(asks: bool, option: str, question: str, default: str | None) -> str:
-    """Returns what a person answers; an error without a terminal to ask at."""
     if not asks:
         example = {"data": "rows.jsonl", "model": f"{SUGGESTED}, a folder, or {SCRATCH}"}[option]
         raise UserError(
@@ -157,7 +155,7 @@ def _check(model: str, method: str, teacher: str | None) -> None:
 
 
 def _reach(path: str, folder: str) -> str:
-    """Returns a local path as a recipe in a folder should name it: from there where it is near."""
+    """Returns a local path relative to the recipe's folder where it is near, else absolute."""
     if "://" in path or path.startswith("builtin:"):
         return path
     absolute = os.path.abspath(os.path.expanduser(path))
@@ -166,7 +164,6 @@ def _reach(path: str, folder: str) -> str:
 
 
 def _checked(text: str, target: str | None, folder: str) -> Recipe:
-    """Returns what a file's text says, as `baton validate` reads it."""
     try:
         return prepare.load(RecipeSource(target or STDIN, text, folder)).localised()
     except UserError as error:

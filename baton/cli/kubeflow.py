@@ -28,22 +28,20 @@ from baton.store.storage import Storage
 
 app = typer.Typer(help="Retraining by the clock.", no_args_is_help=True)
 
-RETRAINED = {
+RETRAINED = {  # state of a retraining → in words
     "unchanged": "nothing to do",
     "busy": "dropped",
     "promoted": "promoted",
     "rejected": "rejected, the model in use stays",
     "failed": "failed, the model in use stays",
 }
-"""State of a retraining → in words."""
-ENDED = {
+ENDED = {  # state of any other run → in words
     "succeeded": "succeeded",
     "rejected": "rejected by its gate",
     "failed": "failed",
     "canceled": "cancelled",
     UNKNOWN: "not followed to its end, the run may go on",
 }
-"""State of any other run → in words."""
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="Name or id of the run.", show_default=False)]
 
 
@@ -106,7 +104,6 @@ def submit(
 
 
 def _end(shown: RunAnswer, json: bool) -> None:
-    """Prints what is asked for, and ends with the exit code of the run's state."""
     print_json(shown) if json else typer.echo(shown["url"])
     if code := shown.get("exit_code") or EXIT_CODES.get(shown["state"]):
         raise typer.Exit(code)
@@ -325,7 +322,6 @@ def ci_report(
 
 
 def _submitted(result: str) -> RunAnswer:
-    """Returns what `baton submit` has printed; that it has failed where it came to print nothing."""
     remedy = "Give the file that `baton submit --wait --json > FILE` has written."
     try:
         with open(result, encoding="utf-8") as file:
@@ -345,7 +341,6 @@ def _submitted(result: str) -> RunAnswer:
 
 
 def _kept(storage: Storage, name: str, run_id: str) -> Retraining:
-    """Returns what a retraining came to, as its last stage has left it in the store."""
     path = f"models/{name}/outcomes/{run_id}.json"
     try:
         return Retraining.read(loads(storage.read(path)))
@@ -359,7 +354,7 @@ def _kept(storage: Storage, name: str, run_id: str) -> Retraining:
 
 
 def _of_run(storage: Storage, recipe: Recipe, submitted: RunAnswer) -> Retraining:
-    """Returns what a run came to: its state as Kubeflow tells it, and its figures where the store can be read."""
+    """Returns a run's state as Kubeflow has it, with figures where the store can be read."""
     came_to = Retraining(submitted["state"], submitted.get("error", ""), now(), run=submitted.get("run"))
     if came_to.run is None or came_to.state not in ("succeeded", "rejected"):
         return came_to
@@ -380,7 +375,6 @@ def _of_run(storage: Storage, recipe: Recipe, submitted: RunAnswer) -> Retrainin
 
 
 def _markdown(heading: str, outcome: Retraining, submitted: RunAnswer) -> str:
-    """Returns what a run came to, for a comment, with what `baton submit` has printed of it."""
     lines = [f"### {heading}", "", outcome.words]
     # As code: a message may quote rows, and no part of it is to become a mention, a link or HTML.
     lines += [f"- {stage['stage']}: `{_plain(stage['message'])}`" for stage in submitted.get("failed", [])]
@@ -402,6 +396,6 @@ def _plain(message: str | None) -> str:
 
 
 def links(outcome: Retraining) -> list[tuple[str, str]]:
-    """Returns what there is to open of a run, each with its name."""
+    """Returns the addresses of a run's results, each with its name."""
     links = (("run", outcome.run_uri), ("model", outcome.model_uri), ("report", outcome.report_uri))
     return [(what, uri) for what, uri in links if uri]

@@ -1,4 +1,4 @@
-"""What the commands of `baton` share: options, the one message of a known error, and JSON on standard output."""
+"""Shared by all commands: options, the one message of a known error, and JSON on standard output."""
 
 from __future__ import annotations
 
@@ -22,21 +22,15 @@ from baton.recipe.run import Store as StoreSection
 from baton.source import origin
 from baton.terminal import visible
 
-REJECTED = 3
-"""Exit code of a run that the recipe's gate rejects."""
-INTERRUPTED = 130
-"""Exit code of a command that Ctrl-C ended."""
+REJECTED = 3  # exit code of a run that the recipe's gate rejects
+INTERRUPTED = 130  # exit code after Ctrl-C
 
 
-UNKNOWN = "unknown"
-"""State of a run that could not be followed to its end."""
-EXIT_CODES = {"failed": 1, "canceled": 1, "skipped": 1, "rejected": REJECTED, UNKNOWN: 4}
-"""By the state of a run; 0 where it has succeeded or still runs."""
+UNKNOWN = "unknown"  # state of a run that could not be followed to its end
+EXIT_CODES = {"failed": 1, "canceled": 1, "skipped": 1, "rejected": REJECTED, UNKNOWN: 4}  # 0 for all others
 
 
 class Runner(StrEnum):
-    """Kind of process that a stage is on this machine."""
-
     process = "process"
     docker = "docker"
 
@@ -82,8 +76,7 @@ Timeout = Annotated[float, typer.Option(help="Hours to wait at most.")]
 Retries = Annotated[
     int, typer.Option(min=0, max=10, help="With --wait: times a run is started again whose pod was lost.")
 ]
-WEEK_H = 168.0
-"""How long a command waits where `Timeout` is left out."""
+WEEK_H = 168.0  # of `Timeout`
 LeaveOut = Annotated[
     list[Control] | None, typer.Option(help="Do not restore this part of the state: a negative control.")
 ]
@@ -110,31 +103,27 @@ PipelineOption = Annotated[
         "configurations of the recipe's sweep."
     ),
 ]
-DEFAULT_STORE: str = StoreSection.model_fields["uri"].default
-"""Where a name is looked up when no store is given."""
+DEFAULT_STORE: str = StoreSection.model_fields["uri"].default  # where names are looked up
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output, and nothing else there.")]
 Trust = Annotated[
     bool, typer.Option("--trust", help="Consent to run the code of a recipe from elsewhere, as it is now.")
 ]
 
-GONE = {
+GONE = {  # group and command of an earlier release → remedy
     "baton serve": "`baton serve` is gone: run `vllm serve` or `transformers serve`, see docs/evaluation.md.",
     "sweep submit": "`baton sweep submit RECIPE` is gone: run `baton submit RECIPE --pipeline sweep`.",
 }
-"""Group and command of an earlier release → the remedy."""
-RENAMED = {
+RENAMED = {  # group, command and perhaps option of an earlier release → name of today
     "baton outcome": "ci-report",
     "runs fork --cold": "--weights-only",
     "runs fork --start": "--run-now",
 }
-"""Group, command and perhaps option of an earlier release → the command's or the option's name of today."""
 
 
 class Commands(TyperGroup):
     """Group that takes the words of earlier releases, too."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Returns the command of the words, and the words after it."""
         called = f"{self.name} {args[0]}"
         if gone := GONE.get(called):
             ctx.fail(gone)
@@ -153,7 +142,7 @@ def _today(former: str, word: str) -> str:
 
 
 def _without_output(words: list[str]) -> Iterator[str]:
-    """Yields words with `--json` for `--output json`, its name in earlier releases, which takes `text`, too."""
+    """Replaces `--output json`, the earlier name of `--json`, and drops `--output text`."""
     rest = iter(words)
     for word in rest:
         if word == "--":
@@ -166,7 +155,7 @@ def _without_output(words: list[str]) -> Iterator[str]:
 
 
 def start(app: typer.Typer) -> None:
-    """Runs the command line; where it is to answer in JSON, what is wrong with its words is an object, too."""
+    """Runs the command line; with `--json`, a mistake in its words is an object, too."""
     if "--json" not in _without_output(sys.argv[1:]):
         app()
         return
@@ -180,8 +169,6 @@ def start(app: typer.Typer) -> None:
 
 
 class StageAnswer(TypedDict):
-    """A stage, for `--json`."""
-
     name: str
     state: str
     seconds: float | None
@@ -189,44 +176,33 @@ class StageAnswer(TypedDict):
 
 
 class FailedAnswer(TypedDict):
-    """A stage that failed, for `--json`."""
-
     stage: str
     message: str | None
-    exit_code: int | None
-    """What the stage ended with; None where its pod was lost."""
+    exit_code: int | None  # None where its pod was lost
 
 
 class RunAnswer(TypedDict, total=False):
-    """A run, for `--json`."""
+    """Answer of a command about one run, for `--json`."""
 
     run: str
     run_id: str
     url: str
     state: str
     pipeline: str
-    version: str
-    """Names of the registered pipeline and of the version that the run was started from."""
+    version: str  # of the registered pipeline
     sweep_uri: str
     stages: list[StageAnswer]
     failed: list[FailedAnswer]
-    error: str
-    """Why the command failed, in place of all else; beside the run where it could not be followed to its end."""
+    error: str  # why the command failed, alone; or why the run could not be followed, beside it
     exit_code: int
 
 
-_stdout: ContextVar[TextIO | None] = ContextVar("stdout", default=None)
-"""Standard output of the command that runs; `sys.stdout` may be standard error meanwhile."""
+_stdout: ContextVar[TextIO | None] = ContextVar("stdout", default=None)  # meanwhile `sys.stdout` may be stderr
 
 
 @contextlib.contextmanager
 def answer(json: bool, trust: bool = False) -> Iterator[None]:
-    """Runs a command: a known error becomes one message and its exit code.
-
-    Args:
-        json: Whether it answers by `print_json`; whatever else is printed then goes to standard error.
-        trust: Consent to run the code of a recipe from elsewhere.
-    """
+    """Runs a command: a known error becomes one message and its exit code; with `json`, all else goes to stderr."""
 
     def ended(words: str, code: int, color: str | None = None) -> typer.Exit:
         if json:
@@ -252,7 +228,7 @@ def answer(json: bool, trust: bool = False) -> Iterator[None]:
 
 
 def page_path(path: str) -> str:
-    """Returns where a page will be written, before hours are spent on what it shows."""
+    """Returns the path of a page, checked before hours are spent on it."""
     where = os.path.abspath(os.path.expanduser(path))
     folder = os.path.dirname(where)
     if not path.endswith((".html", ".htm")):
@@ -263,7 +239,7 @@ def page_path(path: str) -> str:
 
 
 def of_file(error: OSError) -> BatonError:
-    """Returns the error of a file or folder that cannot be used, with its name."""
+    """Returns a known error with the name of the file or folder that cannot be used."""
     if error.filename is None:
         raise error
     if full := no_room(error):
@@ -275,6 +251,6 @@ def of_file(error: OSError) -> BatonError:
 
 
 def print_json(document: Mapping[str, object]) -> None:
-    """Prints the one JSON object of a command; a number that is not finite, which JSON has no name for, is null."""
+    """Prints the one JSON object of a command; a number that is not finite, unknown to JSON, is null."""
     plain = json.loads(json.dumps(document), parse_constant=lambda name: None)
     (_stdout.get() or sys.stdout).write(json.dumps(plain) + "\n")

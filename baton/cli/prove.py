@@ -1,4 +1,4 @@
-"""`baton prove`, `drill` and `audit`: exact resume tried in chunks, under kills, and on another's run."""
+"""`baton prove`, `drill` and `audit`: try exact resume in chunks, under kills, and on another's run."""
 
 from __future__ import annotations
 
@@ -120,11 +120,7 @@ class _Display(Display):
 
 
 def print_table(report: DrillReport) -> None:
-    """Prints a drill for people.
-
-    Args:
-        report: What `Drill.run` returned.
-    """
+    """Prints a drill for people."""
     table = Table("kill", "asked for", "died in", "chunk", "step", "committed then", "trains again after")
     for kill in report["kills"]:
         seconds, place = kill["seconds_to_training"], str(kill["chunk"])
@@ -151,7 +147,7 @@ def print_table(report: DrillReport) -> None:
 
 
 def verdict(report: DrillReport) -> str:
-    """Returns the sentence that a drill comes down to."""
+    """Returns the verdict of a drill in one sentence."""
     count, digest = len(report["kills"]), report["undisturbed"]["state_digest"][:16]
     short = f" ({report['wanted']} were asked for)" if count < report["wanted"] else ""
     told = f"{count} kill(s){short} in {len(report['runs'])} run(s)"
@@ -160,8 +156,7 @@ def verdict(report: DrillReport) -> str:
     return f"NOT exact: after {told} not every run is as the undisturbed one, state {digest}"
 
 
-TOLD = 8
-"""Values that differ which a terminal shows."""
+TOLD = 8  # differing values on a terminal
 
 
 def audit(

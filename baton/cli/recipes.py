@@ -1,4 +1,4 @@
-"""`baton recipes`, `validate`, `schema`, `doctor` and `compile`: a recipe looked at before it runs."""
+"""`baton recipes`, `validate`, `schema`, `doctor` and `compile`: look at a recipe before it runs."""
 
 from __future__ import annotations
 
@@ -117,7 +117,6 @@ def validate(
 
 
 def _guarded(guard: Guard, *, by_loss: bool) -> str:
-    """Returns what a run's guard does, in words."""
     limits = (("loss", guard.loss if by_loss else None), ("gradient norm", guard.grad_norm))
     bounds = [f"{name} is above {times:g} times" for name, times in limits if times]
     watched = ["loss or gradient norm is not finite"] if guard.nan else []

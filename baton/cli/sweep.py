@@ -38,7 +38,7 @@ app = typer.Typer(
 
 @dataclass(frozen=True)
 class SweepAnswer:
-    """A sweep as a command answers: its trials, the requests for them, and the winner once there is one."""
+    """Answer about a sweep: its trials, the requests for them, and the winner once there is one."""
 
     document: SweepHead
     view: View
@@ -46,7 +46,6 @@ class SweepAnswer:
     winner: Winner | None
 
     def to_json(self) -> dict[str, object]:
-        """Returns plain values, a row for each trial."""
         entries, view = {trial.id: trial for trial in self.document.trials}, self.view
         rows = [
             {
@@ -74,7 +73,7 @@ class SweepAnswer:
 
 
 def gather(sweep: Sweep) -> SweepAnswer:
-    """Reads what is shown of a sweep."""
+    """Reads the answer about a sweep."""
     document, view = sweep.document(), sweep_view.gather(sweep, with_losses=False)
     names = [trial.id for trial in document.trials]
     requests = dict(zip(names, SYSTEM.each(sweep.request, names), strict=True))
@@ -99,7 +98,7 @@ def print_table(shown: SweepAnswer) -> None:
 
 
 def print_winner(shown: SweepAnswer, run: Result) -> None:
-    """Prints where the best trial is, whose run is over."""
+    """Prints the best trial, whose run is over."""
     best, view = shown.winner, shown.view
     assert best is not None
     values = next(trial.values for trial in view.trials if trial.id == best.id)
@@ -212,7 +211,6 @@ def _ask(sweep: Sweep, trial: str, state: TrialState, why: str, json: bool) -> N
 
 
 def _when(sweep: Sweep, at: str) -> str:
-    """Returns when a request is taken up, in words."""
     if len(sweep.rungs()) < len(sweep.document().rungs):
         return at
     return f"once the sweep, which is over, is started again: baton sweep run RECIPE --run {sweep.name}"

@@ -35,8 +35,7 @@ if TYPE_CHECKING:
 
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's, where PyYAML has it: ten times as fast
-Spec = dict[str, Any]
-"""A part of a compiled file, as YAML has it."""
+Spec = dict[str, Any]  # part of a compiled file, as YAML has it
 
 
 class QuotingDumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
@@ -48,19 +47,15 @@ QuotingDumper.add_implicit_resolver(
     re.compile(r"(?:[yn]|[-+]?(?:\.\d+|\d[\d_]*(?:\.\d*)?)(?:e[-+]?\d+)?|[-+]?0(?:o[0-7_]+|b[01_]+))$", re.I),
     list("yYnN+-.0123456789"),
 )
-CONTROL = ("condition-", "for-loop-", "exit-handler-")
-"""How the ids of the graphs begin that kfp makes of conditions, loops and exit handlers."""
+CONTROL = ("condition-", "for-loop-", "exit-handler-")  # prefixes of kfp's own graphs
 
 
 def name_tasks(spec: Spec) -> None:
-    """Gives each task an id that no other graph of the pipeline holds; names on the page stay.
+    """Gives each task of `spec` an id that no other graph of the pipeline holds; names on the page stay.
 
     An id is the component's name, with the number of the chunk from the second on: `train-chunk-17`. The tasks of a
     phase, of a later bracket and of a sweep's winner begin with its name: `two-evaluate`. What kfp makes of conditions,
     loops and exit handlers ends with it, as Kubeflow tells them by how their ids begin.
-
-    Args:
-        spec: The pipeline's specification, which is changed.
     """
     components: Spec = spec["components"]
     taken: set[str] = set()
@@ -103,7 +98,7 @@ def _wanted(key: str, task: Spec, phase: str, inside: Spec | None) -> Iterator[s
 
 
 def _refer(node: object, ids: dict[str, str]) -> None:
-    """Puts the ids of a graph's tasks in place of their former ones, wherever the graph refers to a task."""
+    """Replaces the former ids of a graph's tasks wherever the graph refers to one."""
     if isinstance(node, list):
         for entry in node:
             _refer(entry, ids)
@@ -118,14 +113,7 @@ def _refer(node: object, ids: dict[str, str]) -> None:
 
 
 def merge_identical(spec: Spec, platform: Spec | None) -> None:
-    """Gives tasks with identical components one component, and components with identical containers one container.
-
-    Options of the cache that say nothing are left out.
-
-    Args:
-        spec: The pipeline's specification, which is changed.
-        platform: What Kubernetes is told of each container, changed too; None where there is nothing.
-    """
+    """Gives tasks with identical components one component, and components with identical containers one container."""
     executors: Spec = spec["deploymentSpec"]["executors"]
     settings: Spec = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"] if platform else {}
     kept = _merged(executors, lambda label: [executors[label], settings.get(label)])
@@ -151,7 +139,7 @@ def merge_identical(spec: Spec, platform: Spec | None) -> None:
 
 
 def _merged(entries: Spec, content: Callable[[str], object]) -> dict[str, str]:
-    """Removes all but the first of entries with the same content, and returns which one stands for each."""
+    """Removes all but the first of entries with the same content; returns for each name the one that is kept."""
     first: dict[str, str] = {}
     kept = {}
     for name in sorted(entries, key=_natural):
@@ -163,25 +151,18 @@ def _merged(entries: Spec, content: Callable[[str], object]) -> dict[str, str]:
 
 
 def _natural(name: str) -> list[int]:
-    """Returns what sorts `train-chunk-10` after `train-chunk-9`, and both after `train-chunk`."""
+    """Returns a sorting key: `train-chunk`, `train-chunk-9`, `train-chunk-10`."""
     return [int(part) for part in re.findall(r"\d+", name)] or [0]
 
 
 class Pipeline(StrEnum):
-    """Kind of pipeline that a recipe is compiled to."""
-
     finetune = "finetune"
     retrain = "retrain"
     sweep = "sweep"
 
 
 def write_package(recipe: Recipe, path: str, pipeline: Pipeline = Pipeline.finetune) -> None:
-    """Compiles a recipe.
-
-    Raises:
-        UserError: the recipe cannot be retrained or has no sweep, or says something to Kubernetes that Argo would
-            replace.
-    """
+    """Compiles a recipe; refuses one without gate or sweep where needed, and texts that Argo would replace."""
     from baton.pipelines.finetune import finetune
     from baton.pipelines.retrain import retrain
     from baton.pipelines.sweep import sweep
@@ -192,7 +173,7 @@ def write_package(recipe: Recipe, path: str, pipeline: Pipeline = Pipeline.finet
 
 @contextlib.contextmanager
 def packaged(recipe: Recipe, name: str, pipeline: Pipeline = Pipeline.finetune) -> Iterator[str]:
-    """Yields the path of a recipe's package, `name` and `.yaml`, which is gone afterwards; see `write_package`."""
+    """Yields the path of a recipe's package, `name` and `.yaml`, which is removed afterwards; see `write_package`."""
     with tempfile.TemporaryDirectory(prefix="baton-compile-") as folder:
         path = os.path.join(folder, f"{name}.yaml")
         write_package(recipe, path, pipeline)
@@ -200,7 +181,7 @@ def packaged(recipe: Recipe, name: str, pipeline: Pipeline = Pipeline.finetune) 
 
 
 def compile_pipeline(made: BaseComponent, path: str) -> None:
-    """Compiles a pipeline, with the hash of the code in every command, short ids, and what is identical once."""
+    """Compiles a pipeline, with the hash of the code in every command, short ids, and identical parts once."""
     from kfp import compiler
 
     from baton.kfp.component import CODE, code_version
@@ -254,7 +235,7 @@ def graph(spec: Spec) -> str:
 
 
 def _require_unexpanded(recipe: Recipe) -> None:
-    """Makes sure that Argo leaves what Kubernetes is told, which cannot travel packed as what stages read does."""
+    """Refuses texts for Kubernetes that Argo would replace: they cannot travel packed as those for stages do."""
     document = recipe.model_dump(mode="json")
     told = {"resources": document["resources"], "store": {"cache_dir": document["store"]["cache_dir"]}}
     for path, text in _texts(told, ""):
@@ -280,7 +261,7 @@ def _texts(node: object, path: str) -> Iterator[tuple[str, str]]:
 
 
 def cluster_warnings(recipe: Recipe) -> list[str]:
-    """Returns what will not work in pods, for a recipe that is compiled or submitted."""
+    """Returns warnings about settings that do not work in pods."""
     lines = []
     if "://" not in recipe.store.uri:
         lines.append(f"store {recipe.store.uri!r} is a folder, which pods do not share; use s3://, gs:// or az://")
@@ -304,12 +285,7 @@ def cluster_warnings(recipe: Recipe) -> list[str]:
 
 
 def for_cluster(recipe: Recipe) -> Recipe:
-    """Returns the recipe for pods: tracking in a local database is turned off.
-
-    Raises:
-        UserError: its checkpoints are signed, and no Secret has the key, or its store has an address that changes on
-            its way to a pod.
-    """
+    """Returns the recipe for pods, or refuses it: no Secret has its signing key, or its store's address changes."""
     credentials.require_signing_secret(recipe)
     if ref.encode_text(recipe.store.uri) != recipe.store.uri:
         raise UserError(
@@ -322,16 +298,11 @@ def for_cluster(recipe: Recipe) -> Recipe:
     return recipe
 
 
-WORKFLOW_LIMIT = "BATON_WORKFLOW_BYTES"
-"""Environment variable: bytes that the cluster takes for one workflow, more where Argo keeps states in a database."""
+WORKFLOW_LIMIT = "BATON_WORKFLOW_BYTES"  # environment variable: bytes, more where Argo keeps states in a database
 
 
 def check_fits(path: str, recipe: Recipe, pipeline: Pipeline = Pipeline.finetune) -> WorkflowSize:
-    """Returns how large the workflow of a compiled recipe grows.
-
-    Raises:
-        UserError: the workflow would outgrow Kubernetes before its last stage ends.
-    """
+    """Predicts the workflow of a compiled recipe; refuses one that outgrows Kubernetes before its last stage ends."""
     from baton.compiler.workflow_size import predict
 
     with open(path, "rb") as file:
@@ -352,7 +323,7 @@ def check_fits(path: str, recipe: Recipe, pipeline: Pipeline = Pipeline.finetune
 
 
 def readability_warning(size: WorkflowSize) -> str:
-    """Returns from where on Kubeflow's API will not tell how the stages are, empty where it always does."""
+    """Returns a warning where Kubeflow's API stops showing stages before the end, else an empty text."""
     if size.readable:
         return ""
     return (
@@ -362,7 +333,6 @@ def readability_warning(size: WorkflowSize) -> str:
 
 
 def _iterations(recipe: Recipe) -> dict[str, int]:
-    """Returns how many trials run in each loop of a sweep, by the loop's name."""
     loops = {"data": 1}
     for bracket in brackets(recipe):
         trials = bracket.trials

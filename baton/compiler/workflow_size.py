@@ -16,38 +16,29 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-Spec: TypeAlias = Mapping[str, Any]
-"""A part of a compiled file, as YAML has it."""
+Spec: TypeAlias = Mapping[str, Any]  # part of a compiled file, as YAML has it
 
-MAX_WORKFLOW_BYTES = 1_048_576
-"""What Argo accepts for one workflow."""
-REST = 1_000
-"""Metadata and the rest of the status."""
+MAX_WORKFLOW_BYTES = 1_048_576  # Argo's limit for one workflow
+REST = 1_000  # metadata and the rest of the status
 
 FIXED, ARGUMENT, DAG = 5_950, 100, 210
 """Of a specification; around the text of a component, container or Kubernetes settings; of a graph's template."""
 STAGE, KUBERNETES, BOX, LOOP, DEPENDENCY = 795, 80, 545, 1_300, 24
 """Of a template: a stage, what Kubernetes settings, being a graph and being a loop add, each task to wait for."""
-EXECUTOR, EXECUTOR_LABEL, EXECUTOR_RETRY = 2_510, 465, 986
-"""Templates of an executor, one pair for all stages that have as many labels."""
-LABEL, RETRY = 94, 190
-"""Arguments that a label and a retry policy add to an executor."""
+EXECUTOR, EXECUTOR_LABEL, EXECUTOR_RETRY = 2_510, 465, 986  # templates, one pair for all stages with as many labels
+LABEL, RETRY = 94, 190  # arguments that a label and a retry policy add to an executor
 STAGE_NODES, ARTIFACT_NODES, BOX_NODES, ROOT_NODES = 13_900, 1_400, 8_500, 8_000
 """Of the nodes: six a stage, links of its artifacts, those around a graph or a loop's iteration, around the root."""
 
 COMPRESSED, COMPRESSED_BOX, COMPRESSED_LARGE = 0.054, 1_600, 1.6
 """Compressed bytes: of a byte of the nodes, of a graph or iteration besides, of a byte of a large value compressed."""
-MARGIN = 1.2
-"""Of compressed nodes alone: their order is random, and decides what repeats near enough to be compressed."""
-LARGE = 400
-"""Characters of a value from which on each of its copies is compressed alone: the recipe, as data-split takes it."""
+MARGIN = 1.2  # of compressed nodes alone: their random order decides what repeats near enough to be compressed
+LARGE = 400  # characters from which on each copy of a value is compressed alone: the recipe, as data-split takes it
 
 ADDRESS = "s3://bucket/folder/runs/name-0f9e8d7c-6b5a-4938-8271-605f4e3d2c1b#2026-01-02T03:04:05.678Z.0"
 """A text that one stage hands to the next."""
-TRIALS = 8
-"""Iterations of a loop over items that an earlier stage hands out, where nobody knows better."""
-CONDITION_BRANCHES = "condition-branches-"
-"""How Kubeflow names the box around an If and its Else, of which one runs."""
+TRIALS = 8  # iterations of a loop over items that an earlier stage hands out, where nobody knows better
+CONDITION_BRANCHES = "condition-branches-"  # Kubeflow's box around an If and its Else, of which one runs
 
 
 @dataclass(frozen=True)
@@ -56,12 +47,9 @@ class WorkflowSize:
 
     spec: int
     nodes: int
-    compressed: int
-    """The nodes at most, once Argo has compressed them."""
-    pods: int
-    """Number of stages."""
-    limit: int = MAX_WORKFLOW_BYTES
-    """What the cluster takes for one workflow, compressed."""
+    compressed: int  # the nodes at most, once Argo has compressed them
+    pods: int  # number of stages
+    limit: int = MAX_WORKFLOW_BYTES  # of the cluster for one workflow, compressed
 
     @property
     def readable(self) -> bool:
@@ -75,12 +63,12 @@ class WorkflowSize:
 
     @property
     def readable_stages(self) -> int:
-        """About how many stages end before Kubeflow's API stops to show them."""
+        """About how many stages end before Kubeflow's API stops showing them."""
         return max(0, min(self.pods, int(self.pods * self._share(self.nodes, MAX_WORKFLOW_BYTES))))
 
     @property
     def possible_stages(self) -> int:
-        """About how many stages end before the workflow is too large and the run fails."""
+        """About how many stages end before the run fails, its workflow too large."""
         return max(0, min(self.pods, int(self.pods * self._share(self.compressed, self.limit))))
 
     def _share(self, status: int, limit: int) -> float:
@@ -88,12 +76,7 @@ class WorkflowSize:
 
 
 def predict(documents: Sequence[Any], loops: Mapping[str, int] | None = None) -> WorkflowSize:
-    """Predicts the size of the workflow of a compiled file.
-
-    Args:
-        documents: The file's documents, which conform.
-        loops: Iterations of loops over items that an earlier stage hands out, by their name.
-    """
+    """Predicts a compiled file's workflow; `loops` has iterations by the name of a loop over what a stage hands out."""
     compiled = _Compiled(documents, loops or {})
     run = compiled.run_nodes()
     compressed = (
@@ -120,14 +103,13 @@ class _Compiled:
         declared = self.root.get("inputDefinitions", {}).get("parameters", {})
         self.defaults = {key: entry["defaultValue"] for key, entry in declared.items() if "defaultValue" in entry}
         self.config = _quoted(_text({"parameterValues": self.defaults}))
-        self.longest: dict[str, str] = {}
-        """The longest text that a task passes to an input, by its name."""
+        self.longest: dict[str, str] = {}  # of the texts that tasks pass to an input, by its name
         for key, source in (each for tasks in self.dags for task in tasks.values() for each in _inputs(task).items()):
             if isinstance(constant := _constant(source), str):
                 self.longest[key] = max(self.longest.get(key, ""), constant, key=len)
 
     def spec_bytes(self) -> int:
-        """Returns the bytes of the specification: each component and container once, each task with its driver."""
+        """Returns the size of the specification: each component and container once, each task with its driver."""
         texts = {"": _text(self.root)}
         for name, component in self.components.items():
             label = component.get("executorLabel")
@@ -154,16 +136,14 @@ class _Compiled:
         return total + sum(EXECUTOR + EXECUTOR_LABEL * labels + EXECUTOR_RETRY * retry for labels, retry in executors)
 
     def labels(self, label: str) -> list[tuple[str, str]]:
-        """Returns labels and annotations of an executor's pods."""
         metadata = self.settings.get(label, {}).get("podMetadata", {})
         return [pair for pairs in metadata.values() for pair in pairs.items()]
 
     def passed(self, label: str, task: Spec) -> int:
-        """Returns the bytes of the arguments that labels and a retry policy add to an executor."""
+        """Returns the bytes that labels and a retry policy add to an executor's arguments."""
         return sum(LABEL + len(key) + len(value) for key, value in self.labels(label)) + RETRY * ("retryPolicy" in task)
 
     def run_nodes(self) -> Counter[str]:
-        """Returns the nodes of the whole run."""
         driver = 2 * (_quoted(_text(self.root)) + self.config)
         return Counter(bytes=ROOT_NODES + driver, boxes=1) + self.graph_nodes(self.root["dag"]["tasks"])
 
@@ -175,7 +155,6 @@ class _Compiled:
         return inside + _large(4, constants)  # in the task twice, in the component of the graph twice
 
     def task_nodes(self, name: str, task: Spec) -> Counter[str]:
-        """Returns the nodes of a task and of all that is in it."""
         component = self.components[task["componentRef"]["name"]]
         text = _quoted(_text(component)) + _quoted(_text(task))
         if "dag" not in component:
@@ -200,7 +179,7 @@ class _Compiled:
         return Counter(bytes=total, stages=1) + _large(6, values.values())
 
     def value(self, key: str, source: Spec) -> object:
-        """Returns a value about as long as the one that a stage is given."""
+        """Returns a value about as long as the stage's own."""
         if "runtimeValue" in source:
             return _constant(source)
         return self.longest.get(key) or self.defaults.get(source.get("componentInputParameter", ""), ADDRESS)

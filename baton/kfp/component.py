@@ -1,4 +1,4 @@
-"""How each `component.py` declares its stages to Kubeflow Pipelines."""
+"""Declares the stages of each `component.py` to Kubeflow Pipelines."""
 
 from __future__ import annotations
 
@@ -13,18 +13,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from kfp.dsl import PipelineTask
 
-RUNTIME = "_KFP_RUNTIME"
-"""kfp's own variable: `true` where a stage runs, so that kfp imports neither its compiler nor its client."""
+RUNTIME = "_KFP_RUNTIME"  # kfp's own: `true` where a stage runs, so that kfp imports neither compiler nor client
 EXECUTOR = "baton.kfp.executor"
 SOURCES = (".py", ".yaml", ".yml", ".json", ".jsonl", ".j2", ".jinja", ".html", ".md", ".txt")
 """Endings of the files that a wheel holds, too."""
-NOT_IN_STAGES = (
+NOT_IN_STAGES = (  # imported by no stage: above `components` in the layers of `lint-imports`
     *("__main__.py", "api.py", "cli", "compiler", "doctor.py", "importers", "kubeflow", "local", "pipelines", "prove"),
     "source",
 )
-"""Parts that no stage imports: they lie above `components` in the layers that `lint-imports` holds."""
-CODE = "code"
-"""Stands for `code_version()` in a command until a pipeline is compiled: most processes compile none."""
+CODE = "code"  # placeholder of `code_version()` until a pipeline is compiled: most processes compile none
 
 
 def component(function: Callable[..., object]) -> Callable[..., PipelineTask]:

@@ -30,15 +30,12 @@ from baton.store.storage import Storage
 logger = logging.getLogger("baton")
 
 Inputs = Mapping[str, str | float]
-"""Parameters of a stage, by name."""
 NAMES = {"lr_find": "learning-rate finder", "reject": "rejected"}
 """Stage → its name on Kubeflow's page, where it is not the function's."""
-RETRY = "KFP_RETRY_INDEX"
-"""Environment variable of newer Kubeflows: number of the attempt at a stage, from 0."""
+RETRY = "KFP_RETRY_INDEX"  # environment variable of newer Kubeflows: number of the attempt, from 0
 
 
 def main() -> None:
-    """Runs the function of a room's `component.py` with the inputs that the engine gives."""
     parser = argparse.ArgumentParser(description="Run a stage.")
     parser.add_argument("room", help="folder of the stage in baton.components")
     parser.add_argument("version", help="what was compiled; a part of the key of Kubeflow's cache alone")
@@ -105,7 +102,6 @@ def _run_name(function: str, inputs: Inputs) -> str | None:
 
 
 def _run(function: str, inputs: Inputs) -> Run | None:
-    """Returns the run that a stage works on, None where it works on none."""
     try:
         if function == "data_split" and (name := _run_name(function, inputs)):
             return Run(Storage(ref.decode_texts(inputs)["store"]), name)

@@ -1,4 +1,4 @@
-"""What each pod asks of Kubernetes, from `resources` in the recipe."""
+"""Settings of each pod on Kubernetes, from `resources` in the recipe."""
 
 from __future__ import annotations
 
@@ -12,21 +12,16 @@ from baton.recipe.run import SIGNING_FOLDER
 from baton.signing import KEY_FILE, SIGNED_BY
 from baton.tracking.servers import KUBEFLOW_RUN
 
-BACKOFF_LIMIT = "24h"
-"""Counts from the first attempt's start and kills a retried pod when it passes; the default is one hour."""
+BACKOFF_LIMIT = "24h"  # from the first attempt's start; kills a retried pod when it passes; the default is one hour
 
-TRAIN_CHUNK = "train-chunk"
-"""Name of the stage that several nodes can share."""
+TRAIN_CHUNK = "train-chunk"  # the stage that several nodes can share
 TRIED_AGAIN = ("data-split", "tokenize", "tokenize-shard", "lr-find", TRAIN_CHUNK, "evaluate", "export")
-"""Stages that an engine starts again where their pod fails: those that take long. The others are over in seconds, and
-one that fails has found what no second attempt finds in order."""
+"""Stages that an engine starts again: those that take long. The others take seconds, and one that fails fails again."""
 
-RUN_LABEL = "metadata.labels['pipeline/runid']"
-"""Where a pod finds the id of its Kubeflow run."""
+RUN_LABEL = "metadata.labels['pipeline/runid']"  # a pod finds the id of its Kubeflow run there
 
 
 def run_config(resources: Resources) -> PipelineConfig:
-    """Returns how long a run may take, and how long its pods stay after it."""
     return PipelineConfig(
         active_deadline_seconds=_whole_seconds(resources.deadline),
         ttl_seconds_after_finished=_whole_seconds(resources.keep_pods),
@@ -58,19 +53,14 @@ def on_every_pod(task: PipelineTask, resources: Resources, recipe_name: str, sta
 
 
 def with_cache(task: PipelineTask) -> None:
-    """Lets Kubeflow skip a stage whose inputs are those of a time when it succeeded.
-
-    Right for a stage that leaves nothing but what the baton vouches for: later stages do without what is lost.
-    """
+    """Lets Kubeflow skip a stage by its inputs: right where it leaves only what the baton vouches for."""
     task.set_caching_options(True)
 
 
 def on_compute_pod(task: PipelineTask, recipe: Recipe) -> None:
-    """Requests accelerators, memory, the nodes that have them and the cache, for stages that run the model.
-
-    A chunk on several nodes has none of it: its pod follows a job whose pods do.
-    """
+    """Requests accelerators, memory, the nodes that have them and the cache, for stages that run the model."""
     resources = recipe.resources
+    # The pod of a chunk on several nodes only follows a job, whose own pods have all this.
     if recipe.max_nodes > 1 and task.component_spec.name == TRAIN_CHUNK:
         return
     if resources.gpus:
@@ -101,8 +91,7 @@ def with_memory(task: PipelineTask, resources: Resources) -> None:
 
 
 def on_chunk(task: PipelineTask, recipe: Recipe) -> None:
-    """Gives a train-chunk the name of the node that it watches, the port at which Prometheus finds its figures, and the
-    key that it signs with."""
+    """Gives a train-chunk the name of the node that it watches, the port of its figures, and its signing key."""
     signing = recipe.chunks.signing
     if signing and signing.secret:
         kubernetes.use_secret_as_volume(task, signing.secret.partition("/")[0], mount_path=SIGNING_FOLDER)
@@ -116,7 +105,7 @@ def on_chunk(task: PipelineTask, recipe: Recipe) -> None:
 
 
 def with_signatures(task: PipelineTask, recipe: Recipe) -> None:
-    """Tells a stage whose signature to ask for: from the pipeline, which who writes to the store cannot change."""
+    """Tells a stage whose signature to ask for: from the pipeline, which writers to the store cannot change."""
     if recipe.chunks.signing:
         task.set_env_variable(SIGNED_BY, recipe.chunks.signing.public_key)
 

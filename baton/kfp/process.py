@@ -111,7 +111,7 @@ def survey(sources: Path, target: Path) -> None:
     target.write_text(json.dumps(found.model_dump(mode="json")), encoding="ascii")
 
 
-STAGES: dict[Callable[..., None], str] = {
+STAGES: dict[Callable[..., None], str] = {  # its parameters are the arguments → name in events
     data_split: "data split",
     tokenize: "tokenize",
     first_rows: "data split",
@@ -124,7 +124,6 @@ STAGES: dict[Callable[..., None], str] = {
     judge: "judge rung {rung}",
     page: "page of rung {rung}",
 }
-"""Function of a stage, whose parameters are the arguments → name of the stage in events."""
 
 
 def main() -> None:

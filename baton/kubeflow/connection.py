@@ -35,33 +35,25 @@ from kfp_server_api import (  # type: ignore[import-untyped, unused-ignore]
 from baton import machine
 from baton.errors import BatonError, UserError
 
-Spec = dict[str, Any]
-"""A part of a compiled pipeline, as YAML has it."""
+Spec = dict[str, Any]  # part of a compiled pipeline, as YAML has it
 Node = dict[str, str]
 """A node of an Argo workflow: `id`, `name`, `displayName`, `type`, `phase`, `message`, `startedAt`, `templateName`."""
-STARTED_UNSET = 1971
-"""Years before it stand for no time at all: the backend writes the beginning of 1970."""
+STARTED_UNSET = 1971  # earlier years mean no time: the backend writes 1970
 
 
 @dataclass(frozen=True)
 class TaskDetail:
-    """State of a task or graph of a run, as the API lists it.
+    """State of a task or graph of a run, as the API lists it."""
 
-    Attributes:
-        key: The last part of its node's name in the Argo workflow.
-        children: Ids of the nodes after it; the API calls them names of pods.
-    """
-
-    key: str
+    key: str  # last part of its node's name in the Argo workflow
     state: str | None
     started: datetime.datetime | None
     ended: datetime.datetime | None
     message: str | None
-    children: tuple[str, ...]
+    children: tuple[str, ...]  # ids of the nodes after it; the API calls them names of pods
 
     @classmethod
     def of(cls, answer: Any) -> TaskDetail:
-        """Returns an entry of kfp's answer."""
         started, ended = (
             time if time and time.year >= STARTED_UNSET else None for time in (answer.start_time, answer.end_time)
         )
@@ -72,29 +64,19 @@ class TaskDetail:
 
 @dataclass(frozen=True)
 class KubeflowRun:
-    """A run, as the API tells of it.
-
-    Attributes:
-        posted: The compiled pipeline, where the run carries it itself.
-        version: Ids of the pipeline and of the version that it was started from otherwise.
-        parameters: What it was given.
-        details: States of its tasks; a listing of runs lacks them.
-    """
-
     run_id: str
     display_name: str
     state: str | None
     service_account: str | None
     created_at: datetime.datetime
     finished_at: datetime.datetime | None
-    posted: Spec
-    version: tuple[str, str] | None
+    posted: Spec  # the compiled pipeline, where the run carries it itself
+    version: tuple[str, str] | None  # otherwise the ids of its pipeline and version
     parameters: dict[str, object]
-    details: tuple[TaskDetail, ...]
+    details: tuple[TaskDetail, ...]  # a listing of runs lacks them
 
     @classmethod
     def of(cls, answer: Any) -> KubeflowRun:
-        """Returns a run of kfp's answer."""
         reference, details = answer.pipeline_version_reference, answer.run_details
         return cls(
             answer.run_id,
@@ -112,29 +94,18 @@ class KubeflowRun:
 
 @dataclass(frozen=True)
 class Workflow:
-    """The Argo workflow of a run; empty where it cannot be had.
-
-    Attributes:
-        name: Its name.
-        nodes: Its nodes.
-        message: Argo's word on the whole.
-        is_cancelled: Whether its deadline is 0, how the backend ends a cancelled run.
-        is_compressed: Whether it is larger than 1 MiB, so that Argo has compressed its nodes.
-        retry_strategy: When Argo starts a node again, which an installation merges into every template.
-        pods_have_ids: Whether a pod is named by the id of its node, as in Argo's first naming.
-    """
+    """The Argo workflow of a run; empty where it cannot be had."""
 
     name: str = ""
     nodes: tuple[Node, ...] = ()
     message: str = ""
-    is_cancelled: bool = False
-    is_compressed: bool = False
-    retry_strategy: dict[str, str] | None = None
-    pods_have_ids: bool = False
+    is_cancelled: bool = False  # its deadline is 0: so the backend ends a cancelled run
+    is_compressed: bool = False  # larger than 1 MiB, so that Argo has compressed its nodes
+    retry_strategy: dict[str, str] | None = None  # an installation merges it into every template
+    pods_have_ids: bool = False  # Argo's first naming: a pod has the id of its node
 
     @classmethod
     def of(cls, manifest: dict[str, Any]) -> Workflow:
-        """Returns the workflow of a manifest."""
         metadata, spec, status = (manifest.get(part, {}) for part in ("metadata", "spec", "status"))
         return cls(
             metadata.get("name", ""),
@@ -153,14 +124,12 @@ ENDPOINT_REMEDY = (
 )
 
 _TIMEOUTS_S = (4, 30)
-_HEALTHZ_TIMEOUTS_S = (4, 10)
-"""Seconds to connect and seconds to read."""
+_HEALTHZ_TIMEOUTS_S = (4, 10)  # seconds to connect and to read
 
 HEALTHZ_PATH = "/apis/v2beta1/healthz"
-LOG_PATH = "/log"
-"""End of the address of a pod's log, which is text."""
+LOG_PATH = "/log"  # end of the address of a pod's log, which is text
 _FORBIDDEN_UPLOADS = ("Failed to create a pipeline", "Failed to create a pipeline version")
-"""What Kubeflow answers, and no more, where the right to upload is missing; what is wrong with a file it names."""
+"""Kubeflow's whole answer without the right to upload; a fault of the file it names."""
 TOKEN_REMEDY = (
     "Put a valid token in BATON_KFP_TOKEN or KF_PIPELINES_TOKEN. One that ends before the run is read again from the "
     "file of BATON_KFP_TOKEN_FILE or the command of BATON_KFP_TOKEN_COMMAND."
@@ -189,22 +158,18 @@ class ForbiddenError(RefusedError):
 
 
 class Renewed(TokenCredentialsBase):  # type: ignore[misc]
-    """A bearer token that is read anew once it is refused: it may end before the run does.
-
-    Args:
-        read: Returns the token as it is now.
-    """
+    """A bearer token that is read anew once it is refused: it may end before the run does."""
 
     def __init__(self, read: Callable[[], str]) -> None:
         self._read = read
         self.token = read()
 
     def refresh_api_key_hook(self, config: Configuration) -> None:
-        """Puts the token into a request; the generated client calls this before each."""
+        """Puts the token into a request: the generated client calls this before each."""
         config.api_key["authorization"] = self.token
 
     def is_new(self) -> bool:
-        """Reads the token anew and tells whether it is another one."""
+        """Reads the token anew and tells whether it has changed."""
         before = self.token
         try:
             self.token = self._read()
@@ -244,11 +209,7 @@ class Transport(rest.RESTClientObject):  # type: ignore[misc]
         self.renewed = owner if isinstance(owner, Renewed) else None
 
     def request(self, method: str, url: str, **options: object) -> rest.RESTResponse:
-        """Sends one request, and once more with a new token where it was refused and there is one.
-
-        Raises:
-            BatonError: The answer is anything but JSON with a 2xx status.
-        """
+        """Sends one request, and once more with a renewed token where it was refused."""
         try:
             return self._request(method, url, options)
         except RefusedError:
@@ -283,7 +244,7 @@ class Transport(rest.RESTClientObject):  # type: ignore[misc]
         return response
 
     def _named(self, error: BatonError) -> BatonError:
-        """Returns an error that names the proxy, where there is one between us and who has answered, or has not."""
+        """Adds the proxy, if there is one, to the remedy of an error."""
         if self._proxy:
             hint = f"Asked was the proxy {self._proxy}; NO_PROXY={urlsplit(self._endpoint).hostname} passes it by."
             error.remedy = f"{error.remedy} {hint}" if error.remedy else hint
@@ -298,7 +259,6 @@ class Transport(rest.RESTClientObject):  # type: ignore[misc]
 
 
 def _refused(endpoint: str, url: str, error: ApiException, *, has_token: bool) -> BatonError:
-    """Returns the error that a person reads for an answer with a status other than 2xx."""
     status, reply = error.status, _describe(error.body)
     if not status:
         return _tls_failed(endpoint, error.reason)
@@ -382,7 +342,7 @@ def _is_json_object(body: bytes | str | None) -> bool:
 
 
 def _describe(body: bytes | str | None) -> str:
-    """Says in a few words what an answer holds: its message, or what kind of page it is."""
+    """Returns the message of an answer, or the kind of page that it is."""
     text = body.decode("utf-8", "replace") if isinstance(body, bytes) else body or ""
     if _is_json_object(text):
         answer = json.loads(text)
@@ -398,23 +358,15 @@ def ui_address(endpoint: str) -> str:
     return (os.environ.get(kfp.client.client.KF_PIPELINES_UI_ENDPOINT_ENV) or endpoint).rstrip("/")
 
 
-COMMAND = "BATON_KFP_TOKEN_COMMAND"
-"""Environment variable: the command that prints the bearer token."""
-COMMAND_S = 60
-"""Seconds that it may take."""
-FILES = ("BATON_KFP_TOKEN_FILE", kfp.client.KF_PIPELINES_SA_TOKEN_ENV)
-"""Environment variables: the file with the bearer token, ours and kfp's own."""
+COMMAND = "BATON_KFP_TOKEN_COMMAND"  # environment variable: prints the bearer token
+COMMAND_S = 60  # seconds that it may take
+FILES = ("BATON_KFP_TOKEN_FILE", kfp.client.KF_PIPELINES_SA_TOKEN_ENV)  # environment variables: ours and kfp's own
 
 Token = str | Renewed | None
-"""A bearer token, one that is read anew once it is refused, or none."""
 
 
 def token() -> Token:
-    """Returns the bearer token that the environment names: by a command, a file of ours, itself, or kfp's file.
-
-    Raises:
-        UserError: the file cannot be read, or the command fails.
-    """
+    """Returns the bearer token that the environment names: by a command, a file of ours, itself, or kfp's file."""
     ours, theirs = ((name, os.environ.get(name)) for name in FILES)
     if command := os.environ.get(COMMAND):
         return Renewed(lambda: _printed(command))
@@ -492,7 +444,6 @@ class KubeflowClient(kfp.Client):  # type: ignore[misc]
 
     @property
     def renews(self) -> bool:
-        """Whether its token is read anew once it is refused."""
         transport: Transport = self._run_api.api_client.rest_client
         return transport.renewed is not None
 
@@ -505,11 +456,9 @@ class KubeflowClient(kfp.Client):  # type: ignore[misc]
         return self._healthz_api.healthz_service_get_healthz()
 
     def retry_run(self, run_id: str) -> None:
-        """Starts the failed stages of a run again."""
         self._run_api.run_service_retry_run(run_id)
 
     def get_run(self, run_id: str) -> KubeflowRun:
-        """Returns a run."""
         return KubeflowRun.of(super().get_run(run_id))
 
     def newest_runs(self, count: int, namespace: str | None, **options: str) -> tuple[list[KubeflowRun], int]:
@@ -524,10 +473,7 @@ class KubeflowClient(kfp.Client):  # type: ignore[misc]
         return str(self._pipelines_api.pipeline_service_create_pipeline(body).pipeline_id)
 
     def specification(self, run: KubeflowRun) -> Spec:
-        """Returns the compiled pipeline of a run, also of one that refers to a version that was uploaded.
-
-        Empty where that version is not to be had.
-        """
+        """Returns the compiled pipeline of a run, empty where its uploaded version is not to be had."""
         if run.posted or not run.version:
             return specification(run.posted)
         pipeline, version = run.version
@@ -539,17 +485,13 @@ class KubeflowClient(kfp.Client):  # type: ignore[misc]
         return self._versions[version]
 
     def workflow(self, run_id: str) -> Workflow:
-        """Returns the Argo workflow of a run, which knows what its pods say. Only the API's first version has it.
-
-        Raises:
-            BatonError: The endpoint does not serve that version, or fails.
-        """
+        """Returns the Argo workflow, which has the messages of pods. Only v1beta1 has it, not served everywhere."""
         answer = json.loads(self._get(f"/apis/v1beta1/runs/{run_id}"))
         manifest = answer.get("pipeline_runtime", {}).get("workflow_manifest")
         return Workflow.of(json.loads(manifest)) if manifest else Workflow()
 
     def installation(self) -> dict[str, Any]:
-        """Returns what an installation says of itself: `tag_name`, `multi_user`."""
+        """Returns `tag_name` and `multi_user` of an installation."""
         answer: dict[str, Any] = json.loads(self._get(HEALTHZ_PATH))
         return answer
 
@@ -560,11 +502,7 @@ class KubeflowClient(kfp.Client):  # type: ignore[misc]
         return str(page) if page else None
 
     def log(self, run_id: str, pod: str) -> str:
-        """Returns what a pod's main container has printed.
-
-        Raises:
-            BatonError: The endpoint does not have it, or fails.
-        """
+        """Returns the output of a pod's main container."""
         return self._get(f"/apis/v1alpha1/runs/{run_id}/nodes/{pod}{LOG_PATH}")
 
     def _get(self, path: str) -> str:

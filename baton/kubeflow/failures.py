@@ -22,21 +22,16 @@ from baton.runs.outcomes import RunFailure
 from baton.runs.run import now
 from baton.tracking import tracking_run
 
-PLACES = {
+PLACES = {  # end of a run → states of the stage that it ended at, the surest first
     "failed": ("FAILED", "CANCELED", UNKNOWN, "RUNNING", "PENDING", WAITING),
     "canceled": ("CANCELED", "RUNNING", "PENDING", "FAILED", UNKNOWN, WAITING),
 }
-"""How a run ended → state of the stage at which it did, the surest first."""
 CANCELLED = "The run was cancelled."
 UNSAID = "Its pod has left no message."
 
 
 def record_failure(client: KubeflowClient, remote: KubeflowRun, stages: list[StageStatus], state: str) -> str | None:
-    """Keeps why a run ended before its end, where it did and nobody has, and writes its page.
-
-    Returns:
-        What to say of it in one line; None where the run did not end like that, or is no single training.
-    """
+    """Records why a run ended early, and writes its page; returns a line about it, or None."""
     if state not in PLACES or not stages:
         return None
     order = PLACES[state]
@@ -69,21 +64,18 @@ def _failure(stage: StageStatus, name: str, remote: KubeflowRun, state: str) -> 
     return RunFailure(stage=name, message=message, remedy=remedy, exit_code=stage.exit_code, at=now())
 
 
-ENDS: dict[str, tracking_run.Ended] = {"failed": "FAILED", "canceled": "KILLED"}
-"""State of a run that could not end its tracking run by itself → how MLflow calls that."""
+ENDS: dict[str, tracking_run.Ended] = {"failed": "FAILED", "canceled": "KILLED"}  # state of a run → MLflow's
 
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a recipe of the pipeline is tracked."""
-
     mlflow: str
     page: str | None
     experiment: str
 
 
 def end_mlflow_runs(client: KubeflowClient, run: KubeflowRun, state: str) -> list[str]:
-    """Ends what a run has left running in MLflow, where it has failed or was cancelled; returns what to say of it."""
+    """Ends what a failed or cancelled run has left running in MLflow; returns lines about it."""
     if state not in ENDS:
         return []
     places = set(_places(client.specification(run)))
@@ -95,7 +87,7 @@ def end_mlflow_runs(client: KubeflowClient, run: KubeflowRun, state: str) -> lis
 
 
 def _closed(uri: str, page: str | None, experiments: list[str], run_id: str, status: tracking_run.Ended) -> list[str]:
-    """Ends the runs by the address that people have, or else by that which pods have."""
+    """Ends the runs at the address for people, else at the one for pods."""
     for reached in filter(None, (page, uri)):
         try:
             ended = tracking_run.close_left(reached, experiments, run_id, status)
@@ -106,7 +98,7 @@ def _closed(uri: str, page: str | None, experiments: list[str], run_id: str, sta
 
 
 def _places(node: object) -> Iterator[_Place]:
-    """Yields where the recipes are tracked that a compiled pipeline hands to its stages."""
+    """Yields where the recipes in a compiled pipeline are tracked."""
     if isinstance(node, list):
         for entry in node:
             yield from _places(entry)

@@ -28,12 +28,10 @@ from baton.runs.plan import Plan
 from baton.runs.run import Run, chosen_name
 from baton.store.storage import Storage
 
-PODS = frozenset({"Pod", "Container", "HTTP", "Plugin"})
-"""Types of the nodes that run something; the others hold nodes together."""
+PODS = frozenset({"Pod", "Container", "HTTP", "Plugin"})  # types of the nodes that run something
 TELLING = ("FAILED", "CANCELED", "PENDING", "RUNNING", "SUCCEEDED", "SKIPPED")
-"""States of the turns of a loop; the first that one of them is in stands for all."""
-ATTEMPTS = range(3)
-"""Numbers of attempts that a path is looked for with; stock Kubeflow makes three at most."""
+"""States of a loop's turns: the first that one of them has stands for all."""
+ATTEMPTS = range(3)  # stock Kubeflow makes three at most
 
 
 def node_id(workflow: str, name: str) -> str:
@@ -50,12 +48,7 @@ def node_path(name: str) -> list[str]:
 
 
 class TaskNodes:
-    """The tasks of a pipeline, found again among the nodes of one of its runs.
-
-    Args:
-        places: Key of each task and the keys of the graphs around it, outermost first.
-        details: What the API lists.
-    """
+    """Tasks among the nodes of a run; `places` holds keys, and those of the graphs around each, outermost first."""
 
     def __init__(self, places: Iterable[tuple[str, tuple[str, ...]]], details: Sequence[TaskDetail]) -> None:
         count = Counter(key for key, _ in places)
@@ -67,7 +60,6 @@ class TaskNodes:
         self._workflow = next((identifier.rpartition("-")[0] for identifier in ids), "")
 
     def detail(self, key: str, parents: tuple[str, ...]) -> TaskDetail | None:
-        """Returns the entry of a task, None where it has none yet."""
         candidates = self._details.get(key, ())
         if key.removesuffix("-driver") not in self._repeated:  # several are the turns of a loop
             return min(candidates, key=_rank, default=None)
@@ -75,7 +67,6 @@ class TaskNodes:
         return next((x for x in candidates if not ids.isdisjoint(x.children)), None)
 
     def _ids_inside(self, key: str, parents: tuple[str, ...]) -> Iterator[str]:
-        """Yields the ids that the first node inside a task may have."""
         parts = (self._workflow, "root", *parents, key)
         yield node_id(self._workflow, ".".join((*parts, "executor")))
         for numbers in itertools.product(ATTEMPTS, repeat=len(parts)):
@@ -83,14 +74,12 @@ class TaskNodes:
             yield node_id(self._workflow, name)
 
     def pods(self, key: str, parents: tuple[str, ...], nodes: Iterable[Node]) -> list[Node]:
-        """Returns the pods of a task, its driver's and those of earlier attempts among them, in their order.
-
-        Where Kubeflow's cache had the answer, the node in the place of the pod is one that was skipped.
-        """
+        """Returns the pods of a task in their order, its driver's and those of earlier attempts among them."""
         own = [node for node in nodes if self._is_of(node, key, parents)]
         return sorted(own, key=lambda node: node.get("startedAt") or "")
 
     def _is_of(self, node: Node, key: str, parents: tuple[str, ...]) -> bool:
+        # Where Kubeflow's cache had the answer, a skipped node is in the place of the pod.
         is_task = node.get("type") == "Skipped" and node.get("displayName") == "executor"
         if node.get("type") not in PODS and not is_task:
             return False
@@ -108,21 +97,18 @@ BROKEN = frozenset({"FAILED", "CANCELED"})
 ENDED = BROKEN | {"SUCCEEDED", "SKIPPED"}
 GOING_ON = ("PENDING", "RUNNING")
 PHASES = {"Succeeded": "SUCCEEDED", "Failed": "FAILED", "Error": "FAILED", "Skipped": "SUCCEEDED"}
-"""Phase of the last pod of a stage → the state of the stage; one that was skipped was answered by the cache."""
+"""Phase of a stage's last pod → the stage's state; a skipped one was answered by the cache."""
 WAITING, UNKNOWN = "WAITING", "UNKNOWN"
 FROZEN = (
     "Kubeflow's record of this run has stopped, as its workflow is larger than 1 MiB: what had not ended by then is "
     "told by the store, or unknown. Kubeflow's own page still tells."
 )
-OMITTED = "RUNTIME_STATE_UNSPECIFIED"
-"""What the backend makes of Argo's phase for a node that will not run."""
+OMITTED = "RUNTIME_STATE_UNSPECIFIED"  # the backend's word for a node that will not run
 
 APPLY = "Apply k8s/components/retry-lost-pods (docs/cluster.md)"
 
-LAG_S = 5.0
-"""Seconds by which Kubeflow's record of the stages may be behind that of the run: between two looks at them."""
-OWN = "Kubeflow's own pod of the pipeline"
-"""Name of what fails and is no stage: the driver of a graph."""
+LAG_S = 5.0  # the record of the stages may be behind the run's: between two looks at them
+OWN = "Kubeflow's own pod of the pipeline"  # what fails and is no stage: the driver of a graph
 
 LOST = "The machine was preempted: "
 LAUNCHER = (
@@ -134,14 +120,13 @@ OWN_LOST = "It starts the stages and is no stage itself: `baton retry` starts it
 INSTALLATION = "This pod is Kubeflow's own, which no recipe shapes: ask who runs the installation."
 RESUMES = "`baton retry` resumes from the newest checkpoint, chunks.extra does so by itself."
 AGAIN = "`baton retry` runs it again, and what has ended stays."
-LOSS = re.compile(
+LOSS = re.compile(  # Kubernetes' words for a pod whose machine was lost
     r"pod deleted|Evicted|[Pp]reempt|low on resource|[Nn]ode ?[Ss]hutdown|[Nn]ode (is )?(not ready|lost)|NodeLost"
     r"|exit code (137|143)"
 )
-"""What Kubernetes says of a pod whose machine was lost."""
 BARE = re.compile(r"main: Error \(exit code 1\)|(?!main\b)[\w-]+: .*\(exit code \d+\).*")
-"""What a pod says where its stage has left no word, or where it is another container than the stage's that failed."""
-HINTS = (
+"""Message of a pod whose stage left no word, or of another container than the stage's."""
+HINTS = (  # message of a pod → remedy
     (r"OOMKilled", "The pod ran out of memory: raise resources.memory{smaller}."),
     (
         r"ImagePullBackOff|ErrImagePull|InvalidImageName|ErrImageNeverPull",
@@ -163,79 +148,55 @@ HINTS = (
     (r"persistentvolumeclaim .* not found", "The volume claim is missing: see resources.cache_claim."),
     (r"exceeded its deadline|DeadlineExceeded", "Its time was over: see resources.deadline."),
 )
-"""What a pod's message matches → what to do."""
 
-SAID = re.compile(r"^(?:\[KFP Executor [^]]* ERROR\]:|.* ERROR baton:) (.+)$", re.MULTILINE)
-"""A stage's one message in its log, as kfp's executor writes it or as Baton does."""
+SAID = re.compile(r"^(?:\[KFP Executor [^]]* ERROR\]:|.* ERROR baton:) (.+)$", re.MULTILINE)  # a stage's error log
 
 
-Path = tuple[str, ...]
-"""Keys of the graphs around a task, outermost first, and its own."""
+Path = tuple[str, ...]  # keys of the graphs around a task, outermost first, and its own
 
 
 @dataclass(frozen=True)
 class StageStatus:
-    """One stage of a run."""
-
-    key: str
-    """Name of the task in the compiled pipeline."""
-    name: str
-    """Name as the page shows it."""
-    state: str
-    """State of the API; `WAITING` where there is none yet, `UNKNOWN` where the record has stopped."""
-    parents: tuple[str, ...] = ()
-    """Keys of the graphs around it, outermost first."""
+    key: str  # name of the task in the compiled pipeline
+    name: str  # on the page
+    state: str  # as in the API; `WAITING` where there is none yet, `UNKNOWN` where the record has stopped
+    parents: tuple[str, ...] = ()  # keys of the graphs around it, outermost first
     started: datetime.datetime | None = None
     ended: datetime.datetime | None = None
-    message: str | None = None
-    """What Kubernetes or the stage itself says."""
-    exit_code: int | None = None
-    """What Baton's stage itself has ended with, where it says so."""
+    message: str | None = None  # of Kubernetes or the stage itself
+    exit_code: int | None = None  # of Baton's stage itself, where it tells one
     pod: str | None = None
     hint: str | None = None
-    component: str = ""
-    """Name of its component in the compiled pipeline; its key where that is not known."""
-    after: frozenset[Path] = frozenset()
-    """Paths of the stages that must have ended before it begins."""
-    is_own: bool = False
-    """Whether its state is that of a pod of Kubeflow's own, a driver."""
-    is_lost: bool = False
-    """Whether it failed as a pod was lost, and may go well the next time."""
+    component: str = ""  # in the compiled pipeline
+    after: frozenset[Path] = frozenset()  # paths of the stages that must have ended before it begins
+    is_own: bool = False  # its state is that of a pod of Kubeflow's own, a driver
+    is_lost: bool = False  # it failed as a pod was lost, and may go well the next time
 
     @property
     def path(self) -> Path:
-        """What tells it from every other stage: the keys of the graphs around it, and its own."""
         return (*self.parents, self.key)
 
     @property
     def component_name(self) -> str:
-        """Name of the stage as its pods' label has it: without the number that tells it from others."""
+        """Name on the label of its pods: without the number of a chunk."""
         return re.sub(r"(-\d+)+$", "", self.component.removeprefix("comp-") or self.key)
 
     @property
     def trains(self) -> bool:
-        """Whether it writes checkpoints, from which it resumes."""
         return self.component_name == "train-chunk"
 
     @property
     def seconds(self) -> float | None:
-        """Seconds that it took, None where it has not ended."""
         return (self.ended - self.started).total_seconds() if self.started and self.ended else None
 
 
 @dataclass(frozen=True)
 class RunStatus:
-    """What is known of a run on Kubeflow."""
-
     stages: list[StageStatus]
-    message: str | None = None
-    """What there is to say of the run as a whole."""
-    is_frozen: bool = False
-    """Whether the record has stopped, so that stages which had not ended then are `UNKNOWN`."""
-    is_stopped: bool = False
-    """Whether somebody or a deadline has ended the run."""
-    has_no_word: bool = False
-    """Whether the store, which could be asked, knows of no stage that has failed, where the record has stopped."""
+    message: str | None = None  # on the run as a whole
+    is_frozen: bool = False  # the record has stopped: stages that had not ended then are `UNKNOWN`
+    is_stopped: bool = False  # somebody or a deadline has ended the run
+    has_no_word: bool = False  # frozen, and the store could be asked and knows of no failed stage
 
     @property
     def is_lost(self) -> bool:
@@ -247,7 +208,7 @@ class RunStatus:
 
 
 def stages(client: KubeflowClient, run: KubeflowRun) -> list[StageStatus]:
-    """Returns the stages of a run, in the order in which they depend on each other."""
+    """Returns the stages of a run, in the order of their dependencies."""
     names = {detail.key for detail in run.details}
     tasks = list(_tasks(client.specification(run))) or [
         StageStatus(key, key, WAITING)
@@ -266,20 +227,17 @@ def stages(client: KubeflowClient, run: KubeflowRun) -> list[StageStatus]:
 
 
 def outcome(state: str | None, stages: list[StageStatus]) -> str:
-    """Returns what a run came to: its state in lower case, `rejected` where the gate refused the model.
-
-    The backend calls a run that was cancelled a failed one; `explained` can tell.
-    """
+    """Returns the state of a run in lower case, `rejected` where the gate refused the model."""
     if state == "SUCCEEDED" and any(x.component_name == "reject" and x.state == "SUCCEEDED" for x in stages):
         return "rejected"
     ended = {stage.state for stage in stages} & BROKEN
-    if state == "FAILED" and ended == {"CANCELED"}:
+    if state == "FAILED" and ended == {"CANCELED"}:  # the backend calls a cancelled run a failed one
         return "canceled"
     return (state or "pending").lower()
 
 
 def explained(client: KubeflowClient, run: KubeflowRun, listed: list[StageStatus]) -> RunStatus:
-    """Returns the stages with what is known of those that failed or cannot start; whatever is not known is left out."""
+    """Returns the status of a run, with all that is known of stages that failed or cannot start."""
     workflow = _workflow(client, run)
     known = _caught_up(run, workflow, listed)
     if not workflow.is_compressed and _lags(run, known):
@@ -312,13 +270,11 @@ def explained(client: KubeflowClient, run: KubeflowRun, listed: list[StageStatus
 
 
 def lost_pods_end_run(workflow: Workflow) -> str | None:
-    """Returns in one line which losses of a pod end a run there, None where none does.
-
-    Kubeflow merges `workflowDefaults.templateDefaults.retryStrategy` into every template, over what a task asks for
-    with `set_retry` but for its limit.
-    """
+    """Returns in one line which losses of a pod end a run there, None where none does."""
+    # Kubeflow merges `workflowDefaults.templateDefaults.retryStrategy` into every template, over all of a task's own
+    # `set_retry` but its limit.
     if workflow.retry_strategy is None:
-        return None  # a task's own retries hold
+        return None
     policy = workflow.retry_strategy.get("retryPolicy", "OnFailure")
     expression = workflow.retry_strategy.get("expression", "")
     if policy == "Always" and (not expression or ("143" in expression and "137" in expression)):
@@ -332,7 +288,6 @@ def lost_pods_end_run(workflow: Workflow) -> str | None:
 
 
 def _workflow(client: KubeflowClient, run: KubeflowRun) -> Workflow:
-    """Returns the workflow of a run, an empty one where it cannot be had."""
     try:
         return client.workflow(run.run_id)
     except (BatonError, ValueError):
@@ -340,12 +295,12 @@ def _workflow(client: KubeflowClient, run: KubeflowRun) -> Workflow:
 
 
 def _lags(run: KubeflowRun, stages: list[StageStatus]) -> bool:
-    """Returns whether the record of the stages is behind that of the run, which has ended."""
+    """Tells whether a run has ended, and the record of its stages has not."""
     return run.state in FINAL_STATES and any(stage.state in GOING_ON for stage in stages)
 
 
 def _caught_up(run: KubeflowRun, workflow: Workflow, stages: list[StageStatus]) -> list[StageStatus]:
-    """Returns the stages of a run that has ended as the workflow knows them, where the list of the API is behind."""
+    """Returns the stages of an ended run as the workflow has them, where the API's list is behind."""
     if run.state not in FINAL_STATES:
         return stages
     return [
@@ -357,18 +312,17 @@ def _caught_up(run: KubeflowRun, workflow: Workflow, stages: list[StageStatus]) 
 
 
 def _state(last: Node) -> str | None:
-    """Returns the state of a stage by its last pod, None where that does not tell."""
     state = PHASES.get(last.get("phase", ""))
     return None if state == "SUCCEEDED" and _is_driver(last) else state
 
 
 def _is_driver(node: Node) -> bool:
-    """Returns whether a pod is Kubeflow's own, which starts a stage or a graph."""
+    """Tells whether a pod is Kubeflow's own, which starts a stage or a graph."""
     return node_path(node["name"])[-1].endswith("-driver")
 
 
 def _pods(workflow: Workflow, stages: list[StageStatus]) -> tuple[list[list[Node]], list[list[Node]]]:
-    """Returns the pods of each stage, and those of no stage, of which the last attempt failed or does not start."""
+    """Returns the pods of each stage, and those of no stage whose last attempt failed or does not start."""
     tasks = TaskNodes([(stage.key, stage.parents) for stage in stages if stage.name != OWN], ())
     pods = [[] if stage.name == OWN else tasks.pods(stage.key, stage.parents, workflow.nodes) for stage in stages]
     claimed = {node["id"] for of_stage in pods for node in of_stage}
@@ -381,12 +335,11 @@ def _pods(workflow: Workflow, stages: list[StageStatus]) -> tuple[list[list[Node
 
 
 def _attempted(node: Node) -> str:
-    """Returns what the attempts at one pod have in common of their names."""
     return re.sub(r"\(\d+\)$", "", node["name"])
 
 
 def _since(stage: StageStatus, run: KubeflowRun) -> StageStatus:
-    """Returns a stage of a record that has stopped: as it must have ended since, where the run tells, or as unknown."""
+    """Returns a stage of a stopped record: ended since, where the run tells, else unknown."""
     if stage.state in ENDED:
         return stage
     may_be_left_out = any(parent.startswith("condition-") for parent in stage.parents)
@@ -394,7 +347,6 @@ def _since(stage: StageStatus, run: KubeflowRun) -> StageStatus:
 
 
 def _of_own(workflow: Workflow, nodes: list[Node]) -> StageStatus:
-    """Returns a pod of Kubeflow's own, the driver of a graph, which failed or does not start."""
     *parents, key = node_path(nodes[-1]["name"])
     state = "PENDING" if nodes[-1].get("phase") == "Pending" else "FAILED"
     stage = StageStatus(key, OWN, state, tuple(parents[2:]), is_own=True)
@@ -436,7 +388,7 @@ def _explained(
 
 
 def _with_reason(stage: StageStatus, message: str | None, pod: str | None, *, is_driver: bool) -> StageStatus:
-    """Returns a stage with what its pod, perhaps Kubeflow's own, says, what helps, and whether the pod was lost."""
+    """Returns a stage with the message of its pod, a remedy, and whether the pod was lost."""
     text = message or ""
     hint = next((hint for pattern, hint in HINTS if re.search(pattern, text)), None)
     if hint and is_driver:
@@ -455,12 +407,11 @@ def _with_reason(stage: StageStatus, message: str | None, pod: str | None, *, is
 
 
 def _words(node: Node) -> str:
-    """Returns what a node says: the stage's own words where it left some at its end, else Kubernetes'."""
+    """Returns the message of a node: the stage's last words where it left some, else Kubernetes'."""
     return " ".join(re.sub(r"^main: Error \(exit code \d+\): ", "", node.get("message") or "lost").split())
 
 
 def _said(client: KubeflowClient, run_id: str, pod: str) -> str | None:
-    """Returns the message that a stage ended with, from its log, or None."""
     try:
         messages = SAID.findall(client.log(run_id, pod))
     except BatonError:
@@ -469,14 +420,13 @@ def _said(client: KubeflowClient, run_id: str, pod: str) -> str | None:
 
 
 def _pod_name(workflow: Workflow, node: Node) -> str:
-    """Returns the name of a node's pod, which Argo makes of the workflow's, the template's and a hash."""
+    """Returns the name that Argo makes of the workflow's, the template's and a hash."""
     if workflow.pods_have_ids:
         return node["id"]
     return f"{workflow.name}-{node.get('templateName')}-{node['id'].rpartition('-')[2]}"
 
 
 def _seen(tasks: TaskNodes, stage: StageStatus) -> StageStatus:
-    """Returns a stage as the API lists it."""
     detail, driver = tasks.detail(stage.key, stage.parents), tasks.detail(f"{stage.key}-driver", stage.parents)
     if detail is not None and detail.state not in (None, OMITTED):
         return _listed(stage, detail)
@@ -503,10 +453,7 @@ def _parameters(component: Spec) -> Spec:
 
 
 def _tasks(spec: Spec) -> Iterator[StageStatus]:
-    """Yields the tasks that become pods as stages that wait, those of inner graphs in the place of these.
-
-    The names of a phase's stages begin with its name, as those of its report and of older pipelines do.
-    """
+    """Yields the tasks that become pods as waiting stages, those of inner graphs in the place of these."""
     components = spec.get("components", {})
 
     def inside(dag: Spec, parents: Path, before: frozenset[Path], phase: str) -> Iterator[StageStatus]:
@@ -522,6 +469,7 @@ def _tasks(spec: Spec) -> Iterator[StageStatus]:
                 after = before.union(*(stages[name] for name in task.get("dependentTasks", [])))
                 name, graph = task.get("taskInfo", {}).get("name", key), components.get(component, {})
                 if inner := graph.get("dag"):
+                    # A phase: its name begins those of its stages, as in its report and in older pipelines.
                     begins = "start_from" in _parameters(graph)
                     found = list(inside(inner, (*parents, key), after, f"{name}: " if begins else phase))
                 else:
@@ -538,12 +486,11 @@ def _natural(text: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", text)]
 
 
-PATIENCE_S = 3.0
-"""Seconds for which a store that does not answer is asked: somebody waits."""
+PATIENCE_S = 3.0  # for a store that does not answer: somebody waits
 
 
 def explained_by_store(client: KubeflowClient, remote: KubeflowRun, stages: list[StageStatus]) -> RunStatus:
-    """Returns what is known of a run: from Kubeflow, and where its record has stopped from the store."""
+    """Returns all that is known of a run: from Kubeflow, and from the store where Kubeflow's record has stopped."""
     view, specification = explained(client, remote, stages), client.specification(remote)
     if view.is_frozen:
         return _completed(view, remote, specification)
@@ -551,7 +498,7 @@ def explained_by_store(client: KubeflowClient, remote: KubeflowRun, stages: list
 
 
 def _in_its_own_words(stage: StageStatus, remote: KubeflowRun, specification: Spec) -> StageStatus:
-    """Returns a stage that has left Kubernetes no word with those that it has left in the store, where it has."""
+    """Returns a stage that left Kubernetes no message with the one that it left in the store, if any."""
     if stage.state != "FAILED" or not str(stage.hint).startswith(LAUNCHER):
         return stage
     phase, _, name = stage.name.rpartition(": ")
@@ -570,10 +517,7 @@ def _in_its_own_words(stage: StageStatus, remote: KubeflowRun, specification: Sp
 
 
 def _completed(view: RunStatus, remote: KubeflowRun, specification: Spec) -> RunStatus:
-    """Returns the run with the stages that are unknown as the store has them; unchanged where it cannot be asked.
-
-    A record counts where it is younger than the run on Kubeflow: the same training run may have had one before.
-    """
+    """Returns the run with its unknown stages as the store has them; unchanged where it cannot be asked."""
     told: dict[str, list[StageStatus]] = {}
     for stage in view.stages:
         if stage.state == UNKNOWN:
@@ -595,13 +539,11 @@ def _completed(view: RunStatus, remote: KubeflowRun, specification: Spec) -> Run
 
 
 def _in_order(stages: list[StageStatus]) -> list[StageStatus]:
-    """Returns stages of which some are unknown with what their order tells.
-
-    What comes before a stage that has begun has ended; what comes after one that has not ended waits.
-    """
+    """Completes unknown stages by their order."""
     before = {stage.path: stage.after for stage in stages}
     begun = [stage.path for stage in stages if stage.state in ("SUCCEEDED", "FAILED") or stage.message]
     ended = {stage.path for stage in stages if stage.state in ENDED}
+    # Stages before one that has begun have ended; stages after one that has not ended wait.
     while begun:
         new = before.get(begun.pop(), frozenset()) - ended
         ended |= new
@@ -618,17 +560,13 @@ def _in_order(stages: list[StageStatus]) -> list[StageStatus]:
 
 
 def is_failure_of(failure: RunFailure, remote: KubeflowRun, stage: StageStatus | None = None) -> bool:
-    """Returns whether it is this run on Kubeflow that has failed, and this attempt at a stage, and none before it."""
+    """Tells whether a failure is of this run on Kubeflow, and of this attempt at a stage."""
     since = (stage and stage.started) or remote.created_at
     return bool(failure.at) and datetime.datetime.fromisoformat(failure.at) >= since
 
 
 def training_run(remote: KubeflowRun, specification: Spec, phase: str) -> Run:
-    """Returns the training run of a phase, as the data split names it.
-
-    Raises:
-        KeyError: the pipeline is none that trains one run, or several in phases.
-    """
+    """Returns the training run of a phase as the data split names it; a KeyError where the pipeline trains none."""
     inputs, given = specification["root"]["inputDefinitions"]["parameters"], remote.parameters
     named = str(given.get("run_name", inputs["run_name"].get("defaultValue", "")))
     name = chosen_name(named, specification["pipelineInfo"]["name"], remote.run_id, phase)
@@ -637,6 +575,7 @@ def training_run(remote: KubeflowRun, specification: Spec, phase: str) -> Run:
 
 
 def _asked(stages: list[StageStatus], run: Run, remote: KubeflowRun) -> list[StageStatus]:
+    # Younger than the run on Kubeflow: an earlier one may have trained the same run.
     recorded = run.recorded(remote.created_at)
     progress, plan, evaluation = run.read(Progress), run.read(Plan), run.read(EvaluationResult)
     failure = run.read(RunFailure)
@@ -665,11 +604,7 @@ RUN_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 def find_run(client: KubeflowClient, endpoint: str, run: str, namespace: str | None) -> tuple[KubeflowRun, int]:
-    """Returns a run by its name or id, and how many runs have its name; of several, the newest.
-
-    Raises:
-        UserError: there is no such run.
-    """
+    """Returns a run by its id, or the newest by its name, and how many have that name."""
     if RUN_ID.fullmatch(run):
         return client.get_run(run), 1
     equals = {"operation": "EQUALS", "key": "display_name", "stringValue": run}

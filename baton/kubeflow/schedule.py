@@ -1,4 +1,4 @@
-"""Recurring runs on Kubeflow Pipelines: one for each recipe that is retrained on a schedule."""
+"""Recurring runs on Kubeflow Pipelines: one for each recipe that is retrained by the clock."""
 
 from __future__ import annotations
 
@@ -13,46 +13,26 @@ from baton.kubeflow import submit
 from baton.kubeflow.connection import KubeflowClient, Token, connect, quiet
 from baton.kubeflow.submit import PipelineFile, experiment_id_of, required, started_from
 
-PREFIX = "retrain-"
-"""How the names of Baton's recurring runs begin; the recipe's name follows."""
+PREFIX = "retrain-"  # of the names of Baton's recurring runs; the recipe's name follows
 
-DESCRIPTION = "Retrains {} if data or recipe have changed."
-"""By it a recurring run is Baton's: the name alone may be anybody's."""
+DESCRIPTION = "Retrains {} if data or recipe have changed."  # marks Baton's own: the name may be anybody's
 
-CLOCK = "UTC, unless Kubeflow's CRON_SCHEDULE_TIMEZONE says otherwise"
-"""Time zone of a line: that of Kubeflow's controller."""
+CLOCK = "UTC, unless Kubeflow's CRON_SCHEDULE_TIMEZONE says otherwise"  # of Kubeflow's controller
 
 _PAGE = 100
 
 
 @dataclass(frozen=True)
 class RecurringRun:
-    """A recurring run.
-
-    Attributes:
-        identifier: The endpoint's id.
-        recipe: Name of the recipe.
-        cron: When, in five fields; with a sixth in front where seconds are set.
-        is_enabled: Whether it runs.
-        next_run: None: Kubeflow does not say when next. The key stays for scripts that read `--json`.
-    """
-
     identifier: str
     recipe: str
-    cron: str
+    cron: str  # five fields, or six with seconds in front
     is_enabled: bool
-    next_run: str | None = None
+    next_run: str | None = None  # Kubeflow does not tell; the key stays for scripts that read `--json`
 
 
 def cron_line(text: str) -> str:
-    """Returns a cron line as Kubeflow takes it: with a field for seconds in front. What it means Kubeflow judges.
-
-    Args:
-        text: Five fields, six with seconds in front, or a nickname such as `@daily`.
-
-    Raises:
-        UserError: it has another number of fields, or names a time zone.
-    """
+    """Returns five fields, six with seconds, or a nickname such as `@daily`, as Kubeflow takes them: with seconds."""
     fields = text.split()
     if fields and "=" in fields[0]:
         raise UserError(
@@ -82,11 +62,7 @@ def create(
     registers: bool = True,
     on_warning: Callable[[str], None] = lambda line: None,
 ) -> RecurringRun:
-    """Creates the recurring run of a recipe, in place of those of Baton that there are.
-
-    One run of it is under way at a time, and times that were missed are not made up for. The line is as `cron_line`
-    returns it; for the others see `baton.kubeflow.submit.submit`.
-    """
+    """Creates the recurring run of a recipe, in place of Baton's earlier ones; `cron` is as `cron_line` returns it."""
     package = PipelineFile.read(package_path)
     client = connect(endpoint, token=token, namespace=namespace)
     registered = submit.register(client, package, namespace) if registers else None
@@ -100,7 +76,7 @@ def create(
             description=DESCRIPTION.format(recipe),
             cron_expression=cron,
             max_concurrency=1,
-            no_catchup=True,
+            no_catchup=True,  # missed times are not made up for
             params=package.defaults,
             service_account=service_account,
             **started_from(package, registered),
@@ -122,11 +98,7 @@ def find(endpoint: str, *, token: Token, namespace: str | None, recipe: str | No
 
 
 def delete(endpoint: str, recipe: str, *, token: Token, namespace: str | None) -> list[RecurringRun]:
-    """Deletes the recurring runs of a recipe; a run that is under way continues.
-
-    Raises:
-        UserError: there are none.
-    """
+    """Deletes the recurring runs of a recipe, or refuses where there are none; a run that is under way continues."""
     client = connect(endpoint, token=token, namespace=namespace)
     with quiet(io.StringIO()):
         schedules = _find(client, recipe, namespace)
@@ -143,7 +115,7 @@ def _find(client: KubeflowClient, recipe: str | None, namespace: str | None) -> 
 
 
 def _named(client: KubeflowClient, recipe: str | None, namespace: str | None) -> list[Any]:
-    """Returns the recurring runs with a name as Baton gives, or that of one recipe, whosever they are."""
+    """Returns the recurring runs named as Baton names them, or as one recipe's, whoever made them."""
     wanted = {"operation": "EQUALS", "key": "display_name", "stringValue": f"{PREFIX}{recipe}"}
     filtered = json.dumps({"predicates": [wanted]}) if recipe else None
     runs: list[Any] = []
@@ -169,5 +141,5 @@ def _schedule(run: Any) -> RecurringRun:
 
 
 def _five(cron: str) -> str:
-    """Returns a line of Kubeflow as people write it: without the seconds, where they are 0."""
+    """Returns a line of Kubeflow without the seconds, where they are 0."""
     return cron.removeprefix("0 ") if len(cron.split()) == 6 else cron

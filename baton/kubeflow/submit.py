@@ -42,28 +42,18 @@ from baton.runtime import RetryAttempt, backoff, retry
 
 @dataclass(frozen=True)
 class PipelineFile:
-    """A compiled pipeline.
-
-    Attributes:
-        path: Its file.
-        name: Name that it was compiled with.
-        defaults: Parameter → its default, without empty dictionaries, which a run's page shows as `[object Object]`.
-        digest: SHA-256 of the file.
-    """
-
     path: str
     name: str
-    defaults: dict[str, object]
-    digest: str
+    defaults: dict[str, object]  # without empty dictionaries, which a run's page shows as `[object Object]`
+    digest: str  # SHA-256 of the file
 
     @property
     def version(self) -> str:
-        """Name of the version of this content: one that no other pipeline of the namespace has, either."""
+        """Name of the version of this content, unique among all pipelines of the namespace."""
         return f"{self.name}-{self.digest[:12]}"
 
     @staticmethod
     def read(path: str) -> PipelineFile:
-        """Reads a compiled pipeline."""
         content = Path(path).read_bytes()
         spec: Spec = next(yaml.load_all(content, LOADER))
         defaults: dict[str, object] = {}
@@ -81,30 +71,17 @@ LEAVE_OUT = "--no-register starts the run without it."
 
 @dataclass(frozen=True)
 class RegisteredPipeline:
-    """A version of a registered pipeline.
-
-    Attributes:
-        pipeline_id: The endpoint's id of the pipeline.
-        version_id: The endpoint's id of the version.
-        pipeline: Name of the pipeline.
-        version: Name of the version.
-        is_new: Whether it was not there before.
-    """
+    """A version of a registered pipeline: ids and names of both."""
 
     pipeline_id: str
     version_id: str
     pipeline: str
     version: str
-    is_new: bool
+    is_new: bool  # it was not there before
 
 
 def register(client: KubeflowClient, package: PipelineFile, namespace: str | None) -> RegisteredPipeline:
-    """Uploads a pipeline where this content of it is not there yet, and returns its version.
-
-    Raises:
-        UserError: the user may not, the name is another pipeline's, or the endpoint refuses the pipeline.
-        BatonError: the endpoint fails.
-    """
+    """Uploads a pipeline where this content is not there yet, and returns its version."""
     try:
         with quiet(io.StringIO()):
             return _registered(client, package, namespace_of(client, namespace))
@@ -115,12 +92,12 @@ def register(client: KubeflowClient, package: PipelineFile, namespace: str | Non
 
 
 def namespace_of(client: KubeflowClient, namespace: str | None) -> str | None:
-    """Returns where a user's pipelines lie: where the runs do, see `kfp.Client.create_experiment`."""
+    """Returns the namespace of a user's pipelines: that of the runs, see `kfp.Client.create_experiment`."""
     return namespace or client.get_user_namespace() or None
 
 
 def version_url(endpoint: str, registered: RegisteredPipeline) -> str:
-    """Returns where a version is shown in the Kubeflow Pipelines UI."""
+    """Returns the page of a version in the Kubeflow Pipelines UI."""
     return f"{ui_address(endpoint)}/#/pipelines/details/{registered.pipeline_id}/version/{registered.version_id}"
 
 
@@ -146,7 +123,7 @@ def _registered(client: KubeflowClient, package: PipelineFile, namespace: str | 
 
 
 def _there_or(there: Callable[[], str | None], make: Callable[[], str]) -> tuple[str, bool]:
-    """Returns what is there, else what is made, and whether it was made."""
+    """Returns the id that is there, else the made one, and whether it was made."""
     found = there()
     if found is not None:
         return found, False
@@ -161,7 +138,7 @@ def _there_or(there: Callable[[], str | None], make: Callable[[], str]) -> tuple
 
 
 def _require_same_pipeline(client: KubeflowClient, pipeline_id: str, package: PipelineFile) -> None:
-    """Makes sure that a pipeline of this name is not somebody's other one, before a version is added to it."""
+    """Refuses to add a version to another pipeline of this name."""
     listed = client.list_pipeline_versions(pipeline_id, page_size=1, sort_by="created_at desc").pipeline_versions
     if not listed:
         return
@@ -179,15 +156,12 @@ def _named(name: str) -> str:
 
 
 FINAL_STATES = frozenset({"SUCCEEDED", "FAILED", "CANCELED", "SKIPPED"})
-MAX_TRANSIENT_FAILURES = 5
-"""Polls in a row that may fail before `wait` gives up; the pauses between them double."""
+MAX_TRANSIENT_FAILURES = 5  # polls in a row; the pauses between them double
 
-POLL_S = 5.0
-"""Seconds between two polls of a run that somebody waits for."""
+POLL_S = 5.0  # between two polls of a run that somebody waits for
 
 _MAX_PAUSE_S = 60.0
-RESUMES_IN_S = 30.0
-"""Seconds for which a run that was started again may be shown as the one that has ended."""
+RESUMES_IN_S = 30.0  # for which a run that was started again may be shown as ended
 
 
 @dataclass(frozen=True)
@@ -215,35 +189,16 @@ def submit(
     cache: bool = True,
     registers: bool = True,
 ) -> Submission:
-    """Creates a run of a compiled pipeline, and its experiment where there is none yet, and returns it.
-
-    It is given every parameter, as Kubeflow's pages show only those.
-
-    Args:
-        package_path: The compiled pipeline, a `.yaml` file.
-        endpoint: Address of the Kubeflow Pipelines API.
-        experiment: Experiment in which the run is listed.
-        run_name: Name shown for the run; it need not be unique.
-        arguments: The pipeline's parameters, by name.
-        token: Bearer token, or None where the endpoint asks for none.
-        namespace: The user's namespace on a multi-user Kubeflow.
-        service_account: Account that the pods run under; the endpoint's own choice when left out.
-        cache: Whether finished stages may be taken from Kubeflow's cache, as the package says. Where not, the run
-            carries its specification itself: that of a version cannot be changed for one run.
-        registers: Whether the pipeline is registered, and the run started from its version.
-
-    Raises:
-        UserError: An argument, the address, the token or a name is at fault.
-        BatonError: The endpoint cannot be reached or fails.
-    """
+    """Creates a run of a compiled pipeline, and its experiment where there is none yet, and returns it."""
     package = PipelineFile.read(package_path)
     client = connect(endpoint, token=token, namespace=namespace)
+    # Without the cache the run carries its specification itself: a version's cannot be changed for one run.
     registered = register(client, package, namespace) if registers and cache else None
     with quiet(io.StringIO()):
         run = client.run_pipeline(
             experiment_id_of(client, endpoint, experiment, namespace),
             run_name,
-            params={**package.defaults, **arguments},
+            params={**package.defaults, **arguments},  # all: Kubeflow's pages show only given ones
             enable_caching=None if cache else False,  # True would turn it on for every stage
             service_account=service_account,
             **started_from(package, registered),
@@ -253,7 +208,7 @@ def submit(
 
 
 def started_from(package: PipelineFile, registered: RegisteredPipeline | None) -> dict[str, str]:
-    """Returns what a run is started from, as kfp's client takes it: the registered version, else the file."""
+    """Returns the start of a run as kfp's client takes it: the registered version, else the file."""
     if registered is None:
         return {"pipeline_package_path": package.path}
     return {"pipeline_id": registered.pipeline_id, "version_id": registered.version_id}
@@ -270,25 +225,7 @@ def wait(
     namespace: str | None = None,
     poll_s: float = POLL_S,
 ) -> str:
-    """Polls a run until it ends. A few failed polls in a row are survived.
-
-    Args:
-        endpoint: Address of the Kubeflow Pipelines API.
-        run_id: The run, as in `Submission.run_id`.
-        timeout_s: How long to wait; the run itself continues after that.
-        on_state: Called with the run's name and its state, at first and upon each change.
-        on_run: Called with kfp's client and the run as the client returns it, after each poll.
-        token: Bearer token, or None where the endpoint asks for none.
-        namespace: The user's namespace on a multi-user Kubeflow.
-        poll_s: Seconds between two polls.
-
-    Returns:
-        The final state: SUCCEEDED, FAILED, CANCELED or SKIPPED.
-
-    Raises:
-        UserError: The address, the token or the run's id is at fault.
-        BatonError: The endpoint fails time after time, or the run outlasts `timeout_s`.
-    """
+    """Polls a run until it ends and returns its final state; survives a few failed polls in a row."""
     client = retry(
         lambda: connect(endpoint, token=token, namespace=namespace), TransientError, _tries(poll_s), lambda *_: None
     )
@@ -308,11 +245,7 @@ def wait(
 
 
 def resume(client: KubeflowClient, run_id: str) -> None:
-    """Starts the failed stages of a run again, and waits until it is no longer shown as ended.
-
-    Raises:
-        BatonError: the backend cannot: its workflow is gone, or too large.
-    """
+    """Starts the failed stages of a run again, and waits until it is no longer shown as ended."""
     client.retry_run(run_id)
     for _ in backoff(RESUMES_IN_S, pause=min(1.0, POLL_S)):
         with contextlib.suppress(TransientError, RefusedError):  # it has been started
@@ -321,7 +254,7 @@ def resume(client: KubeflowClient, run_id: str) -> None:
 
 
 def _asked(client: KubeflowClient, run_id: str, poll_s: float) -> KubeflowRun:
-    """Returns a run, asked for again where the endpoint fails for a while, or a token that is renewed has ended."""
+    """Returns a run, asked for again while the endpoint fails or a renewed token is refused."""
 
     def ask() -> KubeflowRun:
         try:
@@ -362,5 +295,5 @@ def required(identifier: str | None, what: str, endpoint: str) -> str:
 
 
 def run_url(endpoint: str, run_id: str) -> str:
-    """Returns where a run is shown in the Kubeflow Pipelines UI."""
+    """Returns the page of a run in the Kubeflow Pipelines UI."""
     return f"{ui_address(endpoint)}/#/runs/details/{run_id}"

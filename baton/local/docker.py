@@ -36,14 +36,13 @@ if TYPE_CHECKING:
     from kfp.local import DockerRunner
 
 
-KILLED = 137
-"""Exit code of a process that was ended by SIGKILL, as by the kernel where memory runs out."""
+KILLED = 137  # exit code after SIGKILL, as by the kernel where memory runs out
 _SHM = "/dev/shm"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Needs:
-    """Resources that the compiled file asks for a stage: cores, bytes and accelerators, 0 where it asks for none."""
+    """Resources of a stage in the compiled file: cores, bytes and accelerators, 0 where it asks for none."""
 
     cpu: float = 0.0
     memory: int = 0
@@ -51,7 +50,6 @@ class Needs:
     gpus: int = 0
 
     def arguments(self) -> dict[str, object]:
-        """Returns it as Docker takes it."""
         limits: dict[str, object] = {}
         if self.cpu:
             limits["nano_cpus"] = int(self.cpu * 1e9)
@@ -67,10 +65,7 @@ class Needs:
 
 
 def read_needs(package_path: str) -> dict[str, Needs]:
-    """Reads what the stages of a compiled pipeline ask for, by the name of the stage's function.
-
-    All tasks of one stage ask for the same: `resources` in the recipe has one value for them.
-    """
+    """Reads the resources of a compiled pipeline's stages, by the name of the stage's function."""
     with open(package_path, encoding="utf-8") as file:
         spec, *platform = yaml.safe_load_all(file)
     kubernetes = {}
@@ -81,6 +76,7 @@ def read_needs(package_path: str) -> dict[str, Needs]:
         container = executor["container"]
         asked = container.get("resources", {})
         volumes = kubernetes.get(label, {}).get("emptyDirMounts", [])
+        # All tasks of a stage ask for the same, which `resources` in the recipe has once.
         needs[_function(container["args"])] = Needs(
             cpu=amount(asked.get("resourceCpuLimit", "0")),
             memory=int(amount(asked.get("resourceMemoryLimit", "0"))),
@@ -91,7 +87,7 @@ def read_needs(package_path: str) -> dict[str, Needs]:
 
 
 class Containers:
-    """Runs stages in containers, each with the resources that are named by the function of the stage."""
+    """Runs stages in containers, with resources by the name of the stage's function."""
 
     def __init__(self, needs: dict[str, Needs]) -> None:
         self._needs = needs
@@ -104,11 +100,7 @@ class Containers:
         volumes: Mapping[str, Mapping[str, str]],
         **arguments: object,
     ) -> int:
-        """Runs a container to its end, prints what it prints, removes it, and returns its exit code.
-
-        Raises:
-            UserError: the engine refuses to start it.
-        """
+        """Runs a container to its end, prints its output, removes it, and returns its exit code."""
         stage = _function(command)
         needs = self._needs.get(stage, Needs())
         container = Container(client, image, command, volumes=volumes, **needs.arguments(), **arguments)
@@ -126,11 +118,7 @@ class Containers:
 
 
 class Container:
-    """A container that runs; `arguments` are what else Docker's client takes.
-
-    Raises:
-        UserError: the engine refuses it, with the reason that it gives.
-    """
+    """A running container, unless the engine refuses it; `arguments` are those of Docker's client."""
 
     def __init__(self, client: DockerClient, image: str, command: Sequence[str], **arguments: object) -> None:
         import docker
@@ -147,7 +135,7 @@ class Container:
             raise UserError(f"the container engine refuses a container of {image!r}: {error.explanation}.") from None
 
     def lines(self) -> Iterator[str]:
-        """Yields what it prints until it ends, whole lines of either stream."""
+        """Yields its output until it ends, whole lines of either stream."""
         decoders = [codecs.getincrementaldecoder("utf-8")("replace") for _ in range(2)]
         rests = ["", ""]
         for chunks in self._output:
@@ -157,16 +145,13 @@ class Container:
         yield from filter(None, rests)
 
     def wait(self) -> int:
-        """Waits for its end and returns its exit code."""
         return int(self._container.wait()["StatusCode"])
 
     def out_of_memory(self) -> bool:
-        """Tells whether the kernel ended a process of it for its memory limit."""
         self._container.reload()
         return bool(self._container.attrs["State"]["OOMKilled"])
 
     def remove(self) -> None:
-        """Ends it, if it has not ended, and removes it with its volumes."""
         import docker
 
         with contextlib.suppress(docker.errors.NotFound):
@@ -190,15 +175,12 @@ def _function(command: Sequence[str]) -> str:
     return command[command.index("--function_to_execute") + 1]
 
 
-NETWORK = "BATON_DOCKER_NETWORK"
-"""Environment variable: Docker network of the containers. When left out, the host's where an address that they need is
-on this machine, Docker's own otherwise."""
+NETWORK = "BATON_DOCKER_NETWORK"  # environment variable; else the host's for addresses of this machine, or Docker's own
 
-FORWARDED = (
+FORWARDED = (  # beginnings of the names of variables that containers get
     *ENVIRONMENT,
     *("HF_", "HUGGING_FACE_", "MLFLOW_", "WANDB_", "OMP_", "MKL_", "TOKENIZERS_", "BATON_STORE_", "BATON_SIGN"),
 )
-"""Beginnings of the names of environment variables that containers get."""
 FORWARDED_NAMES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
 
 _OURS = ("/", "/tmp", "/dev", "/dev/shm", "/proc", "/sys", "/bin", "/etc", "/lib", "/opt", "/opt/baton", "/usr")
@@ -213,11 +195,7 @@ _WRITABLE = 'for path; do [ -w "$path" ] || { echo "readonly $path"; exit 3; }; 
 
 @contextlib.contextmanager
 def runner(recipe: Recipe, package_path: str, root: str) -> Iterator[DockerRunner]:
-    """Yields kfp's Docker runner for a recipe, once a container has seen what stages will need.
-
-    Raises:
-        UserError: there is no engine, it has no such image, or containers do not see a folder.
-    """
+    """Yields kfp's Docker runner for a recipe, once a container has found all that stages need."""
     from kfp import local
 
     client = _connect()
@@ -232,10 +210,7 @@ def runner(recipe: Recipe, package_path: str, root: str) -> Iterator[DockerRunne
 
 
 def environment(recipe: Recipe, here: Mapping[str, str]) -> dict[str, str]:
-    """Returns the environment of the containers, out of this machine's.
-
-    `resources.env` is in the compiled file and comes before that; `resources.secret_env` names credentials.
-    """
+    """Returns the environment of the containers, taken from this machine's."""
     wanted = {*FORWARDED_NAMES, *(name.lower() for name in FORWARDED_NAMES), *recipe.resources.secret_env}
     passed = {name: value for name, value in here.items() if name in wanted or name.startswith(FORWARDED)}
     for name, file in (("AWS_SHARED_CREDENTIALS_FILE", "credentials"), ("AWS_CONFIG_FILE", "config")):
@@ -245,15 +220,12 @@ def environment(recipe: Recipe, here: Mapping[str, str]) -> dict[str, str]:
     passed["BATON_CACHE"] = cache_dir()
     passed["HF_HOME"] = here.get("HF_HOME") or os.path.expanduser(os.path.join("~", ".cache", "huggingface"))
     passed["BATON_EVENTS"] = "stdout"
+    # Those in `resources.env` are in the compiled file, and hold.
     return {name: value for name, value in passed.items() if name not in recipe.resources.env}
 
 
 def folders(recipe: Recipe, env: Mapping[str, str]) -> dict[str, bool]:
-    """Returns what containers with some environment see of this machine's files: path → whether they may write there.
-
-    Raises:
-        UserError: the store is a folder that an image has itself.
-    """
+    """Returns the files of this machine that containers see: path → whether they may write there."""
     document = recipe.model_dump(mode="json")
     mounted = {path: False for path in _paths([document, *env.values()]) if path not in _OURS}
     written = [recipe.store.cache_dir, *(env[name] for name in _CACHES if name in env)]
@@ -282,7 +254,7 @@ def network(env: Mapping[str, str], recipe: Recipe) -> str | None:
 
 
 def _paths(value: object) -> Iterator[str]:
-    """Yields the files and folders that a document names, of a pattern the folder above its first wildcard."""
+    """Yields the files and folders in a document, of a pattern the folder above its first wildcard."""
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, list):
@@ -297,7 +269,7 @@ def _paths(value: object) -> Iterator[str]:
 
 
 def _arguments(recipe: Recipe, client: DockerClient) -> dict[str, Any]:
-    """Returns the options that every container is run with, as Docker's client takes them."""
+    """Returns the options of every container, as Docker's client takes them."""
     from docker.types import Mount
 
     env = environment(recipe, os.environ)
@@ -316,11 +288,6 @@ def _arguments(recipe: Recipe, client: DockerClient) -> dict[str, Any]:
 
 
 def _connect() -> DockerClient:
-    """Returns Docker's client.
-
-    Raises:
-        UserError: no engine answers.
-    """
     import docker
 
     try:
@@ -336,11 +303,7 @@ def _connect() -> DockerClient:
 
 
 def _require_image(client: DockerClient, image: str) -> None:
-    """Fetches an image that the engine lacks where its name has a registry in it.
-
-    Raises:
-        UserError: there is no such image.
-    """
+    """Fetches an image that the engine lacks where its name has a registry in it."""
     import docker
 
     try:
@@ -362,11 +325,7 @@ def _require_image(client: DockerClient, image: str) -> None:
 
 
 def _look(client: DockerClient, recipe: Recipe, root: str, arguments: dict[str, Any]) -> None:
-    """Starts one container to see whether stages will find what they need.
-
-    Raises:
-        UserError: they will not.
-    """
+    """Starts one container to check that stages will find all they need."""
     seen = [mount["Target"] for mount in arguments["mounts"] if mount["Type"] == "bind"]
     written = [mount["Target"] for mount in arguments["mounts"] if not mount.get("ReadOnly")]
     # A file that was made just now: an engine on another machine may have folders of the same names.

@@ -30,18 +30,12 @@ from baton.recipe import extras, load
 from baton.recipe.recipe import Recipe
 from baton.source import credentials, prepare
 
-_taken = threading.Lock()
-"""Held by the run that has this process's engine."""
-_before: dict[str, str | None] = {}
-"""Variables that it has set, with their values before."""
+_taken = threading.Lock()  # by the run that has this process's engine
+_before: dict[str, str | None] = {}  # values of the variables that the engine has set
 
 
 def require_one_machine(recipe: Recipe) -> None:
-    """Refuses a recipe whose chunks take several machines.
-
-    Raises:
-        UserError: they do.
-    """
+    """Refuses a recipe whose chunks take several machines."""
     if recipe.max_nodes > 1:
         raise UserError(
             f"resources.nodes is {recipe.max_nodes}, and this is one machine.",
@@ -59,13 +53,7 @@ def run_recipe(
     on_event: Callable[[Event], None],
     containers: bool,
 ) -> None:
-    """Compiles a recipe, its paths absolute, to a pipeline and runs that; see `run`.
-
-    Raises:
-        UserError: containers cannot be had, the recipe's model cannot be made, a package that it needs is not
-            installed, it takes several machines, or this one has not the key to sign with.
-        BatonError: a stage failed, with the message that the stage gave.
-    """
+    """Compiles a recipe, its paths absolute, and runs it here, unless this machine lacks something that it needs."""
     require_one_machine(recipe)
     if not _taken.acquire(blocking=False):
         request = {
@@ -98,7 +86,7 @@ def run_recipe(
 
 
 def _run_apart(request: Mapping[str, object], on_event: Callable[[Event], None]) -> None:
-    """Has `main` run a recipe in a fresh interpreter, and raises its error."""
+    """Runs a recipe by `main` in a fresh interpreter, and raises its error."""
     ends: list[Error] = []
 
     def heard(event: Event) -> None:
@@ -120,7 +108,7 @@ def _run_apart(request: Mapping[str, object], on_event: Callable[[Event], None])
 
 
 def main(path: str) -> int:
-    """Runs what `_run_apart` asks for, and tells its events; an error without a stage is the run's own end."""
+    """Runs the request of `_run_apart` and tells its events; an error without a stage is the run's own end."""
     with open(path, encoding="utf-8") as file:
         request = json.load(file)
     output = sys.stdout
@@ -152,15 +140,9 @@ def run(
     arguments: Mapping[str, object],
     *,
     on_event: Callable[[Event], None],
-    in_containers: Recipe | None = None,
+    in_containers: Recipe | None = None,  # its paths absolute; stages are then containers of its image
 ) -> None:
-    """Runs a compiled pipeline to its end; what stages and engine print besides events goes to the log called `name`.
-
-    With `in_containers`, the recipe that was compiled, its paths absolute, stages are containers of its image.
-
-    Raises:
-        BatonError: containers cannot be had, or a stage failed, with the message that the stage gave.
-    """
+    """Runs a compiled pipeline to its end; output besides events goes to the log called `name`."""
     from kfp import components, local
 
     from baton.local import docker
@@ -215,7 +197,7 @@ class _Lines(io.TextIOBase):
 
 @contextlib.contextmanager
 def _captured(stream: _Lines) -> Iterator[None]:
-    """Sends what engine and stages print, and the engine's log, to one stream."""
+    """Sends all output of engine and stages, and the engine's log, to one stream."""
     handler = logging.StreamHandler(stream)
     root = logging.getLogger()
     before, level = root.handlers[:], root.level

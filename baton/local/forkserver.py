@@ -26,12 +26,11 @@ from baton.kfp.component import EXECUTOR, RUNTIME
 from baton.local import processes
 from baton.store.clouds import ENVIRONMENT
 
-_READ_LATE = (
+_READ_LATE = (  # beginnings of variables that are read when needed, not when libraries load
     *ENVIRONMENT,
     *("BATON_", "MLFLOW_", "_MLFLOW_", "PYTEST_", "TORCHINDUCTOR_CACHE_DIR", "CUBLAS_WORKSPACE_CONFIG"),
     *("COLUMNS", "LINES", "PWD", "OLDPWD", "SHLVL", "PYTHONUNBUFFERED"),
 )
-"""Beginnings of the names of environment variables that are read when they are needed, not when libraries load."""
 _context = multiprocessing.get_context("forkserver")
 _children = threading.RLock()
 """Held while exit codes are read: each can be read once, and whoever starts a process reads those of all that ended."""
@@ -45,15 +44,12 @@ def start() -> None:
 
 
 def launcher() -> processes.Launcher:
-    """Returns what starts stages of this machine."""
+    """Returns the kind of process that stages of this machine are."""
     return ForkedProcess if _is_on() else processes.FreshProcess
 
 
 def _is_on() -> bool:
-    """Tells whether stages are forked: elsewhere than on Linux what torch loads does not outlive a fork.
-
-    A daemonic process, such as a worker of a pool, may have no children of `multiprocessing`'s.
-    """
+    # Elsewhere than on Linux what torch loads does not outlive a fork. A daemonic process may have no children.
     is_daemonic = multiprocessing.current_process().daemon
     return sys.platform == "linux" and machine.forks_stages() and not is_daemonic
 
@@ -66,12 +62,7 @@ def _require_server() -> None:
 
 
 class _Pipe:
-    """The end of a pipe that goes with the request to fork: a process that is killed before it fetches it leaves none
-    open.
-
-    Pickled for a process that is being started, it is sent with that; at any other time a thread would wait for who
-    fetches it.
-    """
+    """A pipe's end, sent with the request to fork: a process that is killed before it fetches it leaves none open."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -79,6 +70,7 @@ class _Pipe:
     def __reduce__(self) -> tuple[Any, ...]:
         from multiprocessing.reduction import DupFd
 
+        # Sent with a process that is being started; at any other time a thread would wait for the receiver.
         return _received, (DupFd(self._descriptor),)
 
 
@@ -87,11 +79,7 @@ def _received(descriptor: Any) -> Any:
 
 
 class ForkedProcess:
-    """A program as `python -m` runs it, in a forked process; see `processes.Process`.
-
-    Without an environment it has this process's, and events as JSON lines. In its own process group `kill` ends its
-    children too, and Ctrl-C does not reach it.
-    """
+    """A program as `python -m` runs it, in a forked process; see `processes.Process`."""
 
     def __init__(
         self,
@@ -99,7 +87,7 @@ class ForkedProcess:
         arguments: Sequence[str],
         environment: Mapping[str, str] | None = None,
         *,
-        own_group: bool = True,
+        own_group: bool = True,  # `kill` ends its children too, and Ctrl-C does not reach it
     ) -> None:
         _require_server()
         self._own_group, self._printed = own_group, list[str]()
@@ -121,12 +109,9 @@ class ForkedProcess:
         return self._process.pid or 0
 
     def lines(self) -> Iterator[str]:
-        """Yields what it prints, line by line, until it ends.
-
-        Its end counts and not the pipe's: what it leaves may hold that open.
-        """
         rest = b""
         try:
+            # Its own end counts and not the pipe's: a child that it leaves may hold that open.
             while self._reader in wait([self._reader, self._process.sentinel]):
                 if not (data := os.read(self._reader, 65536)):
                     break
@@ -148,7 +133,6 @@ class ForkedProcess:
         return "".join(self._printed)[-2000:]
 
     def kill(self) -> None:
-        """Ends it, and its children where it has its own group, as a node's end would: `kill -9`."""
         with _children:
             if self._process.exitcode is not None:
                 return
@@ -194,7 +178,6 @@ def installed() -> Iterator[None]:
 
 
 def _serve(output: Any, module: str, arguments: tuple[str, ...], environment: dict[str, str], own_group: bool) -> None:
-    """Runs the module in the forked process."""
     if own_group:
         os.setpgid(0, 0)
     descriptor = output.detach()
@@ -226,7 +209,7 @@ def _serve(output: Any, module: str, arguments: tuple[str, ...], environment: di
 
 
 def _unlike_fresh(environment: Mapping[str, str]) -> str | None:
-    """Returns why what the server has imported is not what a fresh interpreter would import, None where it is."""
+    """Returns why a fresh interpreter would import something else than the server has, None where it would not."""
     from baton.local import preloaded
 
     wanted, imported = _read_early(environment), _read_early(preloaded.ENVIRONMENT)

@@ -1,12 +1,11 @@
-"""Imports of the server of `forkserver`, and nobody else: the environment first, then libraries, then work on them."""
+"""Imports of `forkserver`'s server, and nobody else: the environment first, then libraries, then work on them."""
 
 import contextlib
 import gc
 import importlib
 import os
 
-ENVIRONMENT = dict(os.environ)
-"""The environment that the server was given."""
+ENVIRONMENT = dict(os.environ)  # as the server was given it
 
 os.environ.update(
     _KFP_RUNTIME="true",  # kfp imports no client

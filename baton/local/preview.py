@@ -22,17 +22,11 @@ from baton.source import prepare
 from baton.store import sources
 
 PROCESS = "baton.kfp.process"
-LOOKED_AT = 20
-"""Rows that tell whether a recipe's method learns from them."""
+LOOKED_AT = 20  # rows that tell whether a recipe's method learns from them
 
 
 def describe_rows(recipe: Recipe) -> Iterator[str]:
-    """Yields what the first rows of a recipe are, in words; of sources that are elsewhere, whether they are there.
-
-    Raises:
-        UserError: its method does not learn from such rows, none of the first ones can be used, or a source is not
-            there.
-    """
+    """Yields a description of a recipe's first rows; of sources elsewhere, whether they are there."""
     for part, name, _ in prepare.parts_of(recipe):
         of = f"{name.removeprefix('-')}: " if name else ""
         elsewhere = [source.uri for source in part.data.sources if "://" in source.uri]
@@ -42,11 +36,6 @@ def describe_rows(recipe: Recipe) -> Iterator[str]:
 
 
 def _seen_from_here(uri: str) -> str:
-    """Returns what can be seen of a source that is not on this machine.
-
-    Raises:
-        UserError: it is not there.
-    """
     if uri.startswith("hf://"):
         return "on the hub, nothing was looked at; `baton data check` does"
     try:
@@ -80,11 +69,7 @@ def _describe_rows(recipe: Recipe, of: str, start: Model) -> Iterator[str]:
 
 
 def first_rows(recipe: Recipe, count: int, side: str | None, on_event: Callable[[Event], None]) -> list[dict[str, Any]]:
-    """Returns the first rows of a recipe as `baton.data.first_rows` has them, unusable ones among them.
-
-    Raises:
-        BatonError: they cannot be read, or fit no format that the method learns from.
-    """
+    """Returns the first rows of a recipe as `baton.data.first_rows` has them, unusable ones among them."""
     with tempfile.TemporaryDirectory(prefix="baton-head-") as folder:
         file, head = Path(folder, "recipe.json"), Path(folder, "head.jsonl")
         file.write_text(load.dumps(recipe), encoding="utf-8")
@@ -93,11 +78,7 @@ def first_rows(recipe: Recipe, count: int, side: str | None, on_event: Callable[
 
 
 def preview(recipe: Recipe, count: int, side: str | None, on_event: Callable[[Event], None]) -> Preview:
-    """Returns the first rows of a recipe as the model sees them; those that cannot be used are not counted.
-
-    Raises:
-        BatonError: the rows or the tokenizer cannot be had.
-    """
+    """Returns the first rows of a recipe as the model sees them; unusable ones do not count."""
     with tempfile.TemporaryDirectory(prefix="baton-preview-") as folder:
         file, seen = Path(folder, "recipe.json"), Path(folder, "seen.json")
         file.write_text(load.dumps(recipe), encoding="utf-8")
@@ -105,16 +86,11 @@ def preview(recipe: Recipe, count: int, side: str | None, on_event: Callable[[Ev
         return Preview.read(seen.read_bytes(), str(seen))
 
 
-MEASURED = 200
-"""Rows whose tokens are counted."""
+MEASURED = 200  # rows whose tokens are counted
 
 
 def survey(sources: Sequence[str]) -> Survey:
-    """Looks at the first rows of sources, whose local paths are absolute, in a process of its own.
-
-    Raises:
-        BatonError: they cannot be read, or hold no rows.
-    """
+    """Looks at the first rows of sources, whose local paths are absolute, in a process of its own."""
     with tempfile.TemporaryDirectory(prefix="baton-survey-") as folder:
         asked, found = Path(folder, "sources.json"), Path(folder, "survey.json")
         asked.write_text(json.dumps(list(sources)), encoding="utf-8")
@@ -123,7 +99,7 @@ def survey(sources: Sequence[str]) -> Survey:
 
 
 def is_at_hand(model: str) -> bool:
-    """Tells whether a model's tokenizer lies on this machine: in its folder, or in the cache of the hub's files."""
+    """Tells whether this machine has a model's tokenizer: in its folder, or in the cache of the hub's files."""
     if os.path.isdir(model):
         return True
     if "://" in model:
@@ -137,10 +113,7 @@ def is_at_hand(model: str) -> bool:
 
 
 def lengths(recipe: Recipe, on_event: Callable[[Event], None] = lambda event: None) -> list[int]:
-    """Returns the tokens of the first usable rows as the model sees them, ascending; of a pair, of the longer side.
-
-    Nothing is fetched. Returns none where they cannot be counted.
-    """
+    """Returns the tokens of the first usable rows, ascending, of a pair the longer side's; none without a tokenizer."""
     try:
         with processes.environment(HF_HUB_OFFLINE="1"):
             seen = preview(recipe, MEASURED, None, on_event)

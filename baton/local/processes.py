@@ -43,8 +43,6 @@ class TrialFailed(Event):
 
 
 class Process(Protocol):
-    """A stage that runs."""
-
     @property
     def pid(self) -> int:
         """Its process number."""
@@ -129,26 +127,19 @@ def environment(**values: str | None) -> Iterator[None]:
 def run(
     program: str, arguments: Sequence[str], on_event: Callable[[Event], None], launch: Launcher = FreshProcess
 ) -> None:
-    """Runs one stage to its end.
-
-    Raises:
-        BatonError: it failed, with the message that it gave.
-    """
+    """Runs one stage to its end, and raises the error that it told."""
     process = launch(program, arguments)
     require_success(program, arguments, process, follow(process, on_event))
 
 
 def follow(process: Process, on_event: Callable[[Event], None]) -> Error | None:
-    """Hands on what a process tells until it ends, and returns the error that it told, if it did.
-
-    Whatever interrupts this ends the process too: its own process group gets no Ctrl-C.
-    """
+    """Hands on the events of a process until it ends, and returns the error among them."""
     failure: Error | None = None
     try:
         for event in process.events():
             failure = event if isinstance(event, Error) else failure
             on_event(event)
-    except BaseException:
+    except BaseException:  # its own process group gets no Ctrl-C
         process.kill()
         process.wait()
         raise
@@ -156,17 +147,13 @@ def follow(process: Process, on_event: Callable[[Event], None]) -> Error | None:
 
 
 def clear_staging(pid: int) -> None:
-    """Removes what a killed chunk had staged on this machine; a pod's memory goes with the pod."""
+    """Removes the files that a killed chunk had staged on this machine; a pod's memory goes with the pod."""
     for place in ("/dev/shm", tempfile.gettempdir()):
         scratch.clear_left(place, pid)
 
 
 def require_success(program: str, arguments: Sequence[str], process: Process, failure: Error | None) -> None:
-    """Waits for a process.
-
-    Raises:
-        BatonError: it failed, with the message that it gave.
-    """
+    """Waits for a process, and raises the error that it told."""
     code, printed = process.wait(), process.output()
     if code == 0:
         return
@@ -176,7 +163,7 @@ def require_success(program: str, arguments: Sequence[str], process: Process, fa
 
 
 def error_of(failure: Error) -> BatonError:
-    """Returns the error that a stage told, to be raised here."""
+    """Returns the error of a stage, to be raised here."""
     kind = SkipError if failure.skips else UserError if failure.exit_code == UserError.exit_code else BatonError
     return kind(f"{failure.stage}: {failure.message}")
 
@@ -188,17 +175,13 @@ def train_chunk(
     launch: Launcher = FreshProcess,
     leave_out: Sequence[str] = (),
 ) -> None:
-    """Trains a chunk of a run, begun again for each step that its guard finds; see `run`."""
+    """Trains a chunk of a run, begun again for each step that its guard finds."""
     arguments = [run_uri, str(index), *(word for part in leave_out for word in ("--leave-out", part))]
     through_skips(lambda: run(TRAIN_CHUNK, arguments, on_event, launch))
 
 
 def prepare(recipe: Recipe, name: str, on_event: Callable[[Event], None], launch: Launcher = FreshProcess) -> Run:
-    """Runs split and tokenize of a recipe, its paths absolute, and returns the run, ready for its first chunk.
-
-    Raises:
-        BatonError: a process failed, with its message.
-    """
+    """Runs split and tokenize of a recipe, its paths absolute, and returns the run, ready for its first chunk."""
     started = Run(Storage(recipe.store.uri), name)
     with tempfile.NamedTemporaryFile("w", suffix=".json", encoding="utf-8") as file:
         file.write(load.dumps(recipe))

@@ -1,4 +1,4 @@
-"""What a run came to, read from the store: for `--json` and for the last lines on the screen."""
+"""Outcome of a run, read from the store: for `--json` and for the last lines on the screen."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from baton.runs.run import Run
 
 
 class Listed(TypedDict, total=False):
-    """A committed checkpoint; of one with a damaged manifest its `problem`. `skips` are the steps up to it that were
-    skipped, and `not_carried` the state of the user's code that it lacks, where there are any."""
+    """A committed checkpoint, or the `problem` of its manifest."""
 
     step: Required[int]
     problem: str
@@ -26,8 +25,8 @@ class Listed(TypedDict, total=False):
     level: str
     bytes: int
     created: str
-    skips: list[int]
-    not_carried: dict[str, str]
+    skips: list[int]  # skipped steps up to it, where there are any
+    not_carried: dict[str, str]  # state of the user's code that it lacks, where there is any
 
 
 class VerifiedCheckpoint(TypedDict):

@@ -33,7 +33,7 @@ from baton.sweep.search import PlannedRung, brackets
 
 
 def export_best_trial(run: Run, sweep: str, on_event: Callable[[Event], None]) -> None:
-    """Runs what comes after the last chunk of the best trial, whose run it is, as the compiled pipeline does."""
+    """Runs the stages after the last chunk on the best trial's run, as the compiled pipeline does."""
     with tempfile.TemporaryDirectory(prefix="baton-compile-") as folder:
         package = os.path.join(folder, "winner.yaml")
         compile_pipeline(winners(run.recipe()), package)
@@ -41,7 +41,7 @@ def export_best_trial(run: Run, sweep: str, on_event: Callable[[Event], None]) -
 
 
 def is_prepared(run: Run) -> bool:
-    """Tells whether the data that was made in a run is still there."""
+    """Tells whether the data of a run is still there."""
     tokens = run.read(TokenizedRows)
     if run.read(Plan) is None or tokens is None:
         return False
@@ -50,10 +50,8 @@ def is_prepared(run: Run) -> bool:
 
 logger = logging.getLogger("baton")
 
-BESIDE = 2
-"""Stages beside the chunk that trains, at most: what was committed is read back, and the page is written again."""
-TRIES = 2
-"""Times a chunk is started that fails for another reason than the user's, as a pod would be."""
+BESIDE = 2  # stages beside the chunk that trains, at most: checking a checkpoint, writing the page
+TRIES = 2  # starts of a chunk that fails for another reason than the user's, as of a pod
 
 Answer = TypeVar("Answer", bound=Event)
 
@@ -70,11 +68,7 @@ class LocalSweep:
         self._pending: list[tuple[Process, Future[None]]] = []
 
     def run(self) -> Run:
-        """Runs the sweep to its last rung, and returns the run of the best trial.
-
-        Raises:
-            BatonError: a stage failed, or no trial is left; see `baton.sweep.judge`.
-        """
+        """Runs the sweep to its last rung, and returns the run of the best trial."""
         best = ""
         try:
             for bracket in brackets(self.recipe):
@@ -150,13 +144,13 @@ class LocalSweep:
         self._pending.append((process, self._beside.submit(_ended, program, arguments, process)))
 
     def _finish_beside(self) -> None:
-        """Waits for what runs beside; raises what went wrong there."""
+        """Waits for the stages beside, and raises their errors."""
         pending, self._pending = self._pending, []
         for _, ended in pending:
             ended.result()
 
     def _named(self, trial: str) -> Callable[[Event], None]:
-        """Returns what hears the events of a trial's chunk, which get its name in front."""
+        """Returns the handler of a chunk's events, which puts the trial's name in front."""
 
         def heard(event: Event) -> None:
             if isinstance(event, events.Stage | events.Error):
@@ -166,7 +160,7 @@ class LocalSweep:
         return heard
 
     def _stage(self, answer: type[Answer], stage: str, *arguments: str) -> Answer:
-        """Runs a stage of the sweep itself and returns the event that it answers with."""
+        """Runs a stage of the sweep itself and returns the event of its answer."""
         answers: list[Answer] = []
 
         def heard(event: Event) -> None:

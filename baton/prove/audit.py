@@ -1,6 +1,6 @@
 """`baton audit`: a chunk of another run, trained again here, and compared with the run's own record.
 
-It trains in a store of its own, from the checkpoint that the chunk began with. The run's own store is not written.
+It trains in a store of its own, from the checkpoint at the chunk's start. The run's own store is not written.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from baton.store.storage import Storage
 
 @dataclass(frozen=True)
 class ChunkSpan:
-    """A chunk as the run has it, from one checkpoint, or the run's start, to another."""
+    """A chunk of the run, from one checkpoint, or the run's start, to another."""
 
     index: int
     start: int
@@ -44,11 +44,7 @@ class ChunkSpan:
 
 
 def chunk_span(store: CheckpointStore, index: int) -> ChunkSpan:
-    """Returns a chunk of a run, by its number from 1.
-
-    Raises:
-        UserError: there is no such chunk, or a checkpoint that it takes is gone.
-    """
+    """Returns a chunk of a run, by its number from 1; raises `UserError` if it or its checkpoints are gone."""
     plan = store.run.plan()
     if not 1 <= index <= len(plan.targets):
         raise UserError(f"chunk {index} does not exist; run {store.run.name!r} has {len(plan.targets)}.")
@@ -81,7 +77,7 @@ def _gone(store: CheckpointStore, index: int, step: int, which: str) -> UserErro
 
 
 UNSIGNED = {SIGNED_BY: None}
-"""What is trained here is signed by nobody, and asks for no signature."""
+"""Checkpoints trained here are signed by nobody, and ask for no signature."""
 
 
 class ChunkReplay:
@@ -95,10 +91,10 @@ class ChunkReplay:
         self._on_event = on_event
 
     def make_data(self, recipe: Recipe) -> list[str]:
-        """Splits and tokenizes the rows of a recipe that somebody has, and returns in what they differ from the run's.
+        """Splits and tokenizes the rows of the auditor's recipe, and returns the parts that differ from the run's.
 
         Raises:
-            UserError: it is not the recipe that the run was trained by.
+            UserError: the run was trained by another recipe.
             BatonError: a process failed, with its message.
         """
         theirs = self._theirs.run
@@ -121,7 +117,7 @@ class ChunkReplay:
         return [name for name, is_same in same.items() if not is_same]
 
     def copy_data(self) -> None:
-        """Takes the rows, as tokens, from the run's store, every byte compared with what was committed there."""
+        """Copies the rows, as tokens, from the run's store, every byte compared with its digest there."""
         theirs = self._theirs.run
         self._run.put(RunInfo.NAME, theirs.require(RunInfo.NAME) | {"recipe": self._plain(theirs.recipe())})
         for name in (*fork.CARRIED, "plan.json"):
@@ -132,12 +128,8 @@ class ChunkReplay:
             self._copy_bundle(prefix)
 
     def train(self) -> Checkpoint:
-        """Trains the chunk and returns what it came to.
-
-        Raises:
-            BatonError: its process failed, with its message.
-        """
-        # What the chunk looks for besides: what was found out, skipped steps, what a fork began with.
+        """Trains the chunk and returns its last checkpoint; raises the `BatonError` of a process that failed."""
+        # Facts that the chunk also reads: found out by earlier chunks, skipped steps, a fork's beginning.
         theirs = self._theirs.run
         names = [name for name in theirs.storage.find(theirs.path()) if name.startswith(("skips/", "start/"))]
         for name in (*names, *fork.CARRIED[5:], ForkNote.NAME, ORIGINS):
@@ -158,7 +150,7 @@ class ChunkReplay:
         return self._run.storage.key(checkpoint.manifest.path(store.prefix(checkpoint.step)))
 
     def _plain(self, recipe: Recipe) -> dict[str, object]:
-        """Returns a recipe as it is trained by here: nothing is tracked, signed or kept that no bit depends on."""
+        """Returns a recipe without tracking, signatures and checkpoints, on which no bit depends."""
         document = recipe.model_dump(mode="json")
         document["store"] = {"uri": str(self._run.storage.key(""))}
         document["tracking"] = {"mlflow": None}
@@ -181,11 +173,7 @@ class ChunkReplay:
 
 
 def fetch_read_only(storage: Storage, prefix: str, manifest: Manifest, folder: str) -> str:
-    """Downloads a bundle as `bundle.fetch` does, but marks nothing in the store; returns the folder.
-
-    Raises:
-        DamagedError: a file is missing or its SHA-256 differs.
-    """
+    """Downloads a bundle as `bundle.fetch` does, but marks nothing in the store; returns the folder."""
     for name, entry in sorted(manifest.files.items()):
         local = os.path.join(folder, name)
         os.makedirs(os.path.dirname(local), exist_ok=True)
@@ -202,7 +190,7 @@ def fetch_read_only(storage: Storage, prefix: str, manifest: Manifest, folder: s
 
 
 def _tokens(run: Run) -> object:
-    """Returns what tells tokenized rows apart: content and order of their files, whatever their names."""
+    """Returns content and order of the files of tokenized rows, whatever their names."""
     tokens = run.need(TokenizedRows)
     manifest = read_manifest(run.storage, tokens.prefix)
     if manifest is None:
@@ -215,9 +203,9 @@ def _tokens(run: Run) -> object:
 class Audit(TypedDict):
     """Result of an audit.
 
-    `expected` is what the run has, `found` what was trained here; `claims` are the parts of the state whose digest the
-    run's manifest states otherwise, `data` the parts of the data that came out otherwise, and `differences` the entries
-    in which this machine is not the run's.
+    `expected` is the run's state, `found` that trained here; `claims` are the parts of the state with another digest in
+    the run's manifest, `data` the parts of the data that came out otherwise, and `differences` the entries of the
+    fingerprint in which this machine is not the run's.
     """
 
     run: str
@@ -260,16 +248,16 @@ def audit(
     """Trains a chunk of a run again, in a store of its own, and compares all that it comes to.
 
     Args:
-        run: The run. It is read, and nothing is written to it.
+        run: The run, which is only read.
         index: Number of the chunk.
-        recipe: The recipe, its paths absolute, by which rows are read and tokenized anew; without one the run's own and
-            its tokens are taken.
-        key: Key by which the checkpoints must be signed.
+        recipe: The auditor's recipe, its paths absolute, to read and tokenize rows anew; without one the run's
+            own and its tokens are taken.
+        key: Key that must have signed the checkpoints.
         on_event: Called with each event of the processes.
 
     Raises:
-        UserError: the recipe is another, or a checkpoint that it takes is gone.
-        DamagedError: a checkpoint is not what was committed.
+        UserError: the recipe is another, or a checkpoint is gone.
+        DamagedError: a checkpoint is damaged.
         BatonError: a process failed, with its message.
     """
     began, created = time.monotonic(), now()
@@ -280,7 +268,7 @@ def audit(
         theirs = chunk.after.meta
         ours = again.meta.fingerprint if again else Fingerprint()
         found = again.meta.state if again else {}
-        # Of a state that is the same, another digest was written down.
+        # The state may be the same, and its manifest lie about the digest.
         claims = [part for part, digest in found.items() if theirs.state.get(part) != digest]
         return {
             "run": run.name,
@@ -327,7 +315,7 @@ def audit(
 def _verdict(
     chunk: ChunkSpan, comparison: Comparison, claims: list[str], data: list[str], again: Checkpoint | None
 ) -> str:
-    """Returns the sentence that an audit comes down to."""
+    """Returns the audit's result in one sentence."""
     name = f"chunk {chunk.index}, steps {chunk.start + 1} to {chunk.after.step},"
     if data:
         return f"differs: from this recipe and data come other {' and '.join(data)} than the run has"

@@ -1,6 +1,6 @@
-"""Two checkpoints held against each other, file by file and tensor by tensor, bit for bit.
+"""Two checkpoints compared file by file and tensor by tensor, bit for bit.
 
-What is compared is what the files hold. What their manifests say of it is a claim of whoever wrote them.
+The files alone count: their manifests are claims of whoever wrote them.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from baton.checkpoint.sharded import code_in
 from baton.errors import DamagedError
 
 TIMED = ("_runtime", "_per_second", "step_time")
-"""How names of values end that depend on the clock."""
+"""Ends of values' names that depend on the clock."""
 HISTORY = "trainer_state.json"
 MAX_TOLD = 100
-"""Values that differ which are told one by one, those that differ most first."""
+"""Differing values to list one by one, those that differ most first."""
 
 
 class Value(TypedDict):
-    """A tensor, or another value, that differs: how many of its numbers do, of how many, and by how much at most."""
+    """A tensor, or another value, that differs: in how many of its numbers, and by how much at most."""
 
     file: str
     name: str
@@ -45,31 +45,27 @@ class LoggedDifference(TypedDict):
 
 @dataclass
 class Comparison:
-    """What was compared: numbers of files, tensors in them, numbers in these and logged values; and what differs."""
+    """Numbers of compared files, tensors in them, numbers in these and logged values; and the differences."""
 
     files: int = 0
     tensors: int = 0
     numbers: int = 0
     logged: int = 0
     differing: list[Value] = field(default_factory=list)
-    """The values that differ, those that differ most first."""
+    """Those that differ most first."""
     first: LoggedDifference | None = None
-    """The first logged value that differs."""
     first_loss: LoggedDifference | None = None
 
     @property
     def is_equal(self) -> bool:
-        """Whether nothing differs."""
         return not self.differing and self.first is None
 
 
 def compare(expected: str, found: str, after: int) -> Comparison:
     """Compares the files of two checkpoints in local folders, and the values logged after a step.
 
-    Both have those before from the same checkpoint.
-
     Raises:
-        DamagedError: a pickle of one of them holds code.
+        DamagedError: a pickle in one of them holds code.
     """
     for folder in (expected, found):
         if problems := code_in(folder):
@@ -126,7 +122,7 @@ def _compare_leaves(name: str, expected: Mapping[str, Any], found: Mapping[str, 
 
 
 def _differs(file: str, name: str, ours: Any, theirs: Any) -> Value | None:
-    """Returns how a value differs from another, None where it does not."""
+    """Returns how a value differs from another, if it does."""
     import torch
 
     if not (isinstance(ours, torch.Tensor) and isinstance(theirs, torch.Tensor)):
@@ -135,7 +131,7 @@ def _differs(file: str, name: str, ours: Any, theirs: Any) -> Value | None:
     if kinds[0] != kinds[1]:
         return _value(file, name, f"{kinds[0][0]} {kinds[0][1]} → {kinds[1][0]} {kinds[1][1]}", of=ours.numel())
     flat = [tensor.detach().cpu().contiguous().flatten() for tensor in (ours, theirs)]
-    # By their bits: a number that is none equals none, and −0 is not 0.
+    # By their bits: NaN equals itself, and −0 is not 0.
     bits = [tensor.view(torch.uint8) for tensor in flat]
     if torch.equal(*bits):
         return None

@@ -31,28 +31,23 @@ from baton.runs.run import Run, now
 from baton.runtime import through_skips
 
 PHASES = ("start-up", "restore", "first-step", "training", "snapshot", "upload", "commit", "prune")
-"""In the order in which a chunk comes to them; the last three happen beside training."""
+"""In the order of a chunk; the last three happen beside training."""
 AT_ONCE = 0.001
 """Seconds below which a kill does not wait for a timer."""
 ONCE = ("start-up", "restore", "first-step")
-"""Phases that a process comes to once."""
+"""Phases that a process enters once."""
 PASSED_BY = 0.3
-"""Chance that a kill lets a phase go by once that a process comes to again and again."""
+"""Chance that a kill lets a phase pass once, if a process enters it again and again."""
 UNKNOWN = 0.005
-"""Seconds that a phase is taken to last when none was measured."""
+"""Seconds of a phase that was never measured."""
 
 
 class PhaseTracker:
-    """Tracks the phases of a process by its events.
-
-    Attributes:
-        step: The last step that it told.
-        pruned: The step of the removal that it began last.
-        seconds: How long each phase that it came to lasted, once for each time that is known.
-    """
+    """Tracks the phases of a process by its events."""
 
     def __init__(self, begins: str = "start-up") -> None:
         self.step = 0
+        # Step of the newest removal that began, and seconds of each phase, once for each time that is known.
         self.pruned: int | None = None
         self.seconds: dict[str, list[float]] = {}
         self._lanes = {"main": (begins, time.monotonic()), "beside": ("", 0.0)}
@@ -65,11 +60,11 @@ class PhaseTracker:
         return [phase for phase, _ in self._lanes.values() if phase]
 
     def since(self, phase: str) -> float | None:
-        """Returns when it began what it is doing, None if it does something else."""
+        """Returns the beginning of a phase that the process is in."""
         return next((began for name, began in self._lanes.values() if name == phase), None)
 
     def heard(self, event: Event) -> str | None:
-        """Takes note of an event and returns the phase that begins with it, if one does."""
+        """Notes an event and returns the phase that begins with it, if one does."""
         self.step = max(self.step, getattr(event, "step", None) or 0)
         match event:
             case events.Phase(phase, step):
@@ -127,7 +122,7 @@ class PhaseTracker:
 class KillSchedule:
     """Phases in random order, again and again, so that each is asked for about as often.
 
-    `usual` has how long each lasts, once for each time that one of so many processes was in it undisturbed.
+    `usual` has the seconds of each, once for each time that one of so many undisturbed processes was in it.
     """
 
     def __init__(
@@ -157,28 +152,23 @@ class KillSchedule:
         self._longest[phase] /= 2
 
     def drop(self) -> str:
-        """Asks no more for the top phase, and returns it."""
+        """Removes the top phase, and returns it."""
         phase = self.top()
         self.phases.remove(phase)
         self._cards = [card for card in self._cards if card != phase]
         return phase
 
     def passes(self, phase: str) -> bool:
-        """Decides whether a kill lets a phase go by that begins now."""
+        """Decides whether a kill lets a phase that begins now pass."""
         return phase in self._often and self._random.random() < PASSED_BY
 
     def delay(self, phase: str) -> float:
-        """Returns after how many seconds of a phase that begins now to kill."""
+        """Returns the seconds from a phase's beginning to its kill."""
         return self._random.uniform(0, self._longest[phase])
 
 
 class PlannedKill:
-    """One kill, waiting for its phase in one process; a process that comes to it does not get away.
-
-    Attributes:
-        phase: The phase.
-        struck_at: When it was killed, None while it was not.
-    """
+    """One kill, waiting for its phase in one process; a process that enters it does not get away."""
 
     def __init__(self, deck: KillSchedule, tracker: PhaseTracker, kill: Callable[[], None]) -> None:
         self.phase = deck.top()
@@ -191,13 +181,11 @@ class PlannedKill:
             self._aim()
 
     def heard(self, event: Event) -> None:
-        """Follows the process, and kills it a while after its phase begins."""
         with self._lock:
             if self._tracker.heard(event) == self.phase and self._timer is None and self.struck_at is None:
                 self._aim()
 
     def end(self) -> None:
-        """Kills no more."""
         with self._lock:
             if self._timer:
                 self._timer.cancel()
@@ -229,7 +217,7 @@ class PlannedKill:
 
 
 class Kill(TypedDict):
-    """A process that was killed: the phase that was asked for, those that it was in, and what was committed then."""
+    """A killed process: the phase asked for, its actual phases, and the steps committed then."""
 
     number: int
     run: str
@@ -253,7 +241,7 @@ class KilledRun(prove.RunSummary):
 
 
 class DrillReport(TypedDict):
-    """Result of a drill: `phases` tells how often each was asked for and hit, `unreachable` which none came to."""
+    """Result of a drill: `phases` has how often each was asked for and hit, `unreachable` those never entered."""
 
     recipe: str
     created: str
@@ -272,7 +260,7 @@ class Drill:
     Args:
         recipe: The recipe, its paths absolute.
         kills: How many processes to kill.
-        seed: Decides in which phases, and how long after they begin.
+        seed: Decides the phases, and the delays in them.
         name: Prefix of the runs' names.
         leave_out: Parts of the state not to restore in the disturbed runs, as a negative control.
         processes: Numbers of processes that take turns in the disturbed runs, another one after each kill; the recipe's
@@ -280,10 +268,6 @@ class Drill:
         launch: Starts a process.
         on_event: Called with each event of the processes.
         on_kill: Called with each kill.
-
-    Attributes:
-        kills: What has been killed so far.
-        usual: Seconds that each phase took in the undisturbed run, once for each time.
     """
 
     def __init__(
@@ -302,7 +286,7 @@ class Drill:
         self.recipe = load.with_values(recipe, {"tracking.mlflow": None})
         self.wanted, self.name, self.launch = kills, name, launch
         self.kills: list[Kill] = []
-        self.usual: dict[str, list[float]] = {}
+        self.usual: dict[str, list[float]] = {}  # seconds of each phase, as `PhaseTracker.seconds`
         self._random = Random(seed)
         self._turns = cycle(processes)
         self._left_out = [word for part in leave_out for word in ("--leave-out", part)]
@@ -312,11 +296,7 @@ class Drill:
         self._problems: list[str] = []
 
     def run(self) -> DrillReport:
-        """Runs the recipe undisturbed, then as often as it takes to use up all kills.
-
-        Raises:
-            BatonError: a process failed that was not killed, with its message.
-        """
+        """Runs the recipe undisturbed, then until all kills are used up; a process that fails by itself ends it."""
 
         def count(phase: str) -> dict[str, int]:
             asked = [kill for kill in self.kills if kill["asked"] == phase]
@@ -351,7 +331,7 @@ class Drill:
         }
 
     def _undisturbed(self) -> prove.FinishedRun:
-        """Runs the recipe as it should go, and learns how long each phase takes."""
+        """Runs the recipe undisturbed, and measures each phase."""
         run = processes.prepare(self.recipe, f"{self.name}-undisturbed", self._on_event, self.launch)
         for index in range(1, self.recipe.num_chunks + 1):
             for module, begins in ((TRAIN_CHUNK, "start-up"), (CHECKPOINT, "verifying")):
@@ -396,16 +376,11 @@ class Drill:
         }
 
     def _attempt(self, run: Run, module: str, index: int, deck: KillSchedule, until: int) -> bool:
-        """Runs a stage of a chunk once, and tells whether it ended by itself.
-
-        With `until` kills in all it is killed no more: each chunk leaves the next ones their share.
-
-        Raises:
-            SkipError: it has found a step to skip.
-        """
+        """Runs a stage of a chunk once, and tells whether it ended by itself; raises `SkipError` for a step to skip."""
         arguments = [run.uri, str(index), *(self._left_out if module == TRAIN_CHUNK else ())]
         if module == TRAIN_CHUNK and (number := next(self._turns, None)):
             prove.set_num_processes(run, self.recipe, number)
+        # Each chunk leaves the next ones their share of kills: it stops at `until` in all.
         strikes = bool(deck.phases) and len(self.kills) < until
         if not strikes or (module == CHECKPOINT and deck.top() != "prune"):
             processes.run(module, arguments, self._follow, self.launch)
@@ -464,7 +439,7 @@ class Drill:
         self._on_kill(kill)
 
     def _committed(self, run: Run) -> list[int]:
-        """Returns the steps that are committed, ascending; reads back each that was not there at the last kill."""
+        """Returns the committed steps, ascending; reads back each that is new since the last kill."""
         store, steps = CheckpointStore(run), []
 
         def note_damaged(step: int, error: DamagedError) -> None:

@@ -1,7 +1,4 @@
-"""The page of `baton prove`: the verdict, the curves over each other, and what was compared.
-
-It says no more than the comparison found. The same result gives the same bytes.
-"""
+"""The page of `baton prove`: the verdict, the curves over each other, and the comparison. Same result, same bytes."""
 
 from __future__ import annotations
 
@@ -19,10 +16,9 @@ from baton.pages.html import count
 from baton.prove.prove import ProofResult, Variant, last_loss
 
 Style = dict[str, Any]
-"""How a line is drawn, as matplotlib takes it."""
 
 MAX_STRIPES = 4
-"""Curves that share the length of a line among them; with more, the dashes would be too far apart to follow."""
+"""Curves that share the length of a line; with more, the dashes would be too far apart to follow."""
 
 
 def render(proof: ProofResult) -> str:
@@ -61,12 +57,12 @@ def verdict(proof: ProofResult) -> str:
 
 
 def tone(proof: ProofResult) -> str:
-    """Returns how good the verdict is: good, warn or bad. A control is never good news, only as it must be."""
+    """Returns good, warn or bad. A control is never good news."""
     return "warn" if proof["leave_out"] else "good" if proof["exact"] else "bad"
 
 
 def control(proof: ProofResult) -> str:
-    """Returns what a negative control was and whether it found anything; empty where nothing was left out."""
+    """Returns a negative control and whether it found anything; empty where nothing was left out."""
     if not proof["leave_out"]:
         return ""
     parts = listed(proof["leave_out"])
@@ -87,7 +83,7 @@ def listed(words: Sequence[str]) -> str:
 
 
 def compared(variant: Variant) -> tuple[str, str]:
-    """Returns a tone and a few words for how a run compares with the first."""
+    """Returns a tone and a few words for a run compared with the first."""
     difference = variant["difference"]
     if difference is None:
         return "good", "✓ the same"
@@ -134,7 +130,7 @@ def difference_text(proof: ProofResult) -> dict[str, Any] | None:
 
 
 def loss_plot(proof: ProofResult) -> Figure | None:
-    """Draws all losses over each other, and where each run's chunks end."""
+    """Draws all losses over each other, and each run's chunk ends."""
     variants, lines = proof["variants"], _lines(proof["variants"])
     curves = [svg.series(_entries(variant["steps"], variant["losses"]), "loss") for variant in variants]
     if not any(len(xs) for xs, _ in curves):
@@ -160,7 +156,7 @@ def loss_plot(proof: ProofResult) -> Figure | None:
 
 
 def drift_plot(proof: ProofResult) -> Figure | None:
-    """Draws how far each run's losses are from the first run's; nothing where no loss differs."""
+    """Draws the difference of each run's losses from the first run's; nothing where no loss differs."""
     variants, lines = proof["variants"], _lines(proof["variants"])
     first = variants[0]["losses"]
     gaps = [[b - a for a, b in zip(first, variant["losses"], strict=False)] for variant in variants]

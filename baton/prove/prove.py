@@ -25,11 +25,7 @@ from baton.runs.run import Run, now
 
 
 def parse_processes(text: str | None, recipe: Recipe) -> list[int]:
-    """Returns the numbers in `1,2,4`, none where none are given.
-
-    Raises:
-        UserError: a recipe's virtual workers cannot be shared so.
-    """
+    """Returns the numbers in `1,2,4`; raises `UserError` if the recipe's virtual workers cannot be shared so."""
     if text is None:
         return []
     workers = recipe.parallel.virtual_workers
@@ -68,11 +64,7 @@ class RunSummary(TypedDict):
 
 
 class FinishedRun(RunSummary):
-    """Logged values of a finished run, and the state and files of its last checkpoint.
-
-    `chunks` is their number, `parts` the digest of each part of the state, `hooks` the state of the user's code, and
-    `fingerprint` that of the machine.
-    """
+    """A finished run: also the parts of its last state with their digests, and its machine's fingerprint."""
 
     chunks: int
     parts: Mapping[str, str]
@@ -81,7 +73,7 @@ class FinishedRun(RunSummary):
 
 
 class Difference(TypedDict):
-    """The earliest thing in which the run in `chunks` chunks differs from the one in `against`."""
+    """The earliest difference of the run in `chunks` chunks from the one in `against`."""
 
     chunks: int
     against: int
@@ -102,8 +94,7 @@ class Variant(RunSummary):
 
 
 class ProofResult(TypedDict):
-    """Result of a proof: `first_difference` is the earliest of all variants', `report` the page's path, `processes` the
-    numbers that took turns from chunk to chunk."""
+    """Result of a proof: `processes` took turns from chunk to chunk; `report` is the page's path."""
 
     recipe: str
     created: str
@@ -186,11 +177,7 @@ def compare(
 
 
 def outcome(run: Run, count: int) -> FinishedRun:
-    """Returns what a finished run logged, and the state and files of the checkpoint that it ended on.
-
-    Raises:
-        BatonError: the run has not come to its end.
-    """
+    """Returns a finished run's losses and last checkpoint; raises `BatonError` if it has not ended."""
     store, plan = CheckpointStore(run), run.plan()
     checkpoint = trained.final_checkpoint(run)
     losses = {int(entry["step"]): entry["loss"] for entry in store.history(checkpoint) if "loss" in entry}
@@ -210,13 +197,7 @@ def outcome(run: Run, count: int) -> FinishedRun:
 
 
 def weights_sha256(files: Mapping[str, Mapping[str, object]]) -> str:
-    """Returns the SHA-256 of the weights file in a manifest's files.
-
-    Of weights in several files it is that of what `sha256sum` prints for them in order.
-
-    Raises:
-        BatonError: none of the files holds weights.
-    """
+    """Returns the SHA-256 of a manifest's weights file; for several files, that of `sha256sum`'s output."""
     names = sorted(name for name in files if _WEIGHTS.fullmatch(name))
     if not names:
         raise BatonError(f"the last checkpoint holds no weights file, only {', '.join(sorted(files)) or 'nothing'}.")
@@ -226,12 +207,12 @@ def weights_sha256(files: Mapping[str, Mapping[str, object]]) -> str:
 
 
 def summary(outcome: FinishedRun) -> RunSummary:
-    """Returns what is told of a run: neither its machine nor the parts of its state."""
+    """Returns the part of a run that pages show: neither its machine nor the parts of its state."""
     return cast(RunSummary, {name: outcome[name] for name in RunSummary.__annotations__})  # type: ignore[literal-required]
 
 
 def difference(first: FinishedRun, other: FinishedRun) -> Difference | None:
-    """Returns the earliest thing in which a variant differs from the first, None if nothing does."""
+    """Returns the earliest difference of a variant from the first, if any."""
     for number, (expected, found) in enumerate(zip(first["losses"], other["losses"], strict=False), 1):
         if repr(expected) != repr(found):  # a loss that is not a number equals itself by its digits only
             step = other["steps"][number - 1]
@@ -265,11 +246,7 @@ def _differing(
 
 
 def parse_counts(text: str) -> list[int]:
-    """Returns the numbers in `1,2,5`.
-
-    Raises:
-        UserError: they are not at least two positive numbers, each once.
-    """
+    """Returns the numbers in `1,2,5`; raises `UserError` unless they are two or more, positive, each once."""
     try:
         counts = [int(part) for part in text.split(",")]
     except ValueError:

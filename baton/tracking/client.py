@@ -1,7 +1,7 @@
 """Clients of MLflow: by REST, or by MLflow's own library for databases and plugins.
 
-A chunk's sender takes 0.35 s of a core with REST and 2.0 s with the library, most of it to import that: so REST is used
-wherever it will do. Addresses, retries and credentials are those of MLflow's own client, which is made to give up soon.
+A chunk's sender takes 0.35 s of a core with REST and 2.0 s with the library, mostly for its import: so REST is used
+wherever it will do. Addresses, retries and credentials are those of MLflow's own client, made to give up soon.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ from urllib3.util import Retry
 from baton.tracking.messages import LoggedModel, TrackingState, Value
 
 TIMEOUT = "5"
-"""Seconds a call to a tracking server may take, and it is tried twice: training matters more."""
+"""Seconds for one call, which is tried twice: training matters more."""
 CREDENTIALS = re.compile(r"//[^/\s@]+@")
-"""Name and password in an address."""
 
 
 def give_up_soon(timeout: str = TIMEOUT, retries: str = "1") -> None:
@@ -52,23 +51,23 @@ def without_credentials(text: str) -> str:
 PLUGINS = ("mlflow.request_header_provider", "mlflow.request_auth_provider", "mlflow.tracking_store")
 """Groups of entry points by which packages change how MLflow's client talks to a server."""
 ELSEWHERE = ("MLFLOW_TRACKING_AUTH", "MLFLOW_TRACKING_AWS_SIGV4")
-"""Variables that name a way to authenticate which MLflow's client has."""
+"""Variables that name a way to authenticate of MLflow's client."""
 AT_ONCE = 100
-"""Parameters that a server takes in one request."""
+"""Maximum of parameters in one request."""
 LOG_BATCH = "runs/log-batch"
 TRANSIENT = (408, 429, 500, 502, 503, 504)
 """Answers after which a request is tried again, as MLflow does."""
 
 
 def speaks_rest(uri: str) -> bool:
-    """Tells whether a server can be spoken to by this module: by http, with a password, a token or nothing."""
+    """Tells whether this module can speak to a server: by http, with a password, a token or nothing."""
     if not uri.startswith(("http://", "https://")) or any(os.environ.get(name) for name in ELSEWHERE):
         return False
     return not any(entry_points(group=group) for group in PLUGINS)
 
 
 class RestError(Exception):
-    """A server's refusal, with MLflow's code of the error, empty where the answer is none of MLflow's."""
+    """A server's refusal, with MLflow's error code, empty where the answer is not MLflow's."""
 
     def __init__(self, message: str, code: str = "") -> None:
         super().__init__(message)
@@ -89,7 +88,6 @@ class RestClient:
         self._redirects = _is_true(_setting("ALLOW_HTTP_REDIRECTS", "true"))
 
     def read(self, run_id: str) -> TrackingState:
-        """Returns a tracking run."""
         run = self._call("GET", "runs/get", params={"run_id": run_id})["run"]
         data = run.get("data", {})
         outputs = run.get("outputs", {}).get("model_outputs", [])
@@ -102,24 +100,20 @@ class RestClient:
         )
 
     def reopen(self, run_id: str) -> None:
-        """Sets a tracking run running."""
         self._call("POST", "runs/update", {"run_id": run_id, "status": "RUNNING"})
 
     def log(self, run_id: str, values: Sequence[Value]) -> None:
-        """Logs metrics, at most a thousand."""
         metrics = [{**value, "value": _number(value["value"])} for value in values]
         self._call("POST", LOG_BATCH, {"run_id": run_id, "metrics": metrics})
 
     def log_params(self, run_id: str, params: Mapping[str, str]) -> None:
-        """Logs parameters."""
         self._call("POST", LOG_BATCH, {"run_id": run_id, "params": _pairs(params)})
 
     def tag(self, run_id: str, tags: Mapping[str, str]) -> None:
-        """Sets tags of a tracking run."""
         self._call("POST", LOG_BATCH, {"run_id": run_id, "tags": _pairs(tags)})
 
     def make_model(self, run_id: str, experiment_id: str, model: LoggedModel, params: Mapping[str, str]) -> str:
-        """Makes a logged model that comes out of a run, and returns its id."""
+        """Makes a logged model of a run, and returns its id."""
         document = {
             "experiment_id": experiment_id,
             "name": model.name,
@@ -137,7 +131,6 @@ class RestClient:
         return model_id
 
     def tag_model(self, model_id: str, tags: Mapping[str, str]) -> None:
-        """Sets tags of a logged model."""
         self._call("PATCH", f"logged-models/{model_id}/tags", {"tags": _pairs(tags)})
 
     def _call(self, method: str, path: str, body: object = None, *, params: Any = None) -> dict[str, Any]:
@@ -193,7 +186,7 @@ def _session() -> requests.Session:
 
 
 def _user() -> tuple[str, str]:
-    """Returns name and password: of the environment, or else of MLflow's own file."""
+    """Returns name and password: from the environment, or else from MLflow's own file."""
     names = ("tracking_username", "tracking_password")
     own = {name: _setting(name.upper(), "") for name in names}
     path = os.path.expanduser("~/.mlflow/credentials")
@@ -213,7 +206,7 @@ def _is_true(text: str) -> bool:
 
 
 def _number(value: Any) -> float | str:
-    """Returns a number as JSON of protocol buffers has it, which knows three that plain JSON does not."""
+    """Returns a number as JSON of protocol buffers, which has three that plain JSON has not."""
     if math.isfinite(value):
         return float(value)
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
@@ -230,7 +223,6 @@ class LibraryClient:
         self._client = connect(uri)
 
     def read(self, run_id: str) -> TrackingState:
-        """Returns a tracking run."""
         run = self._client.get_run(run_id)
         outputs = run.outputs.model_outputs if run.outputs else []
         return TrackingState(
@@ -242,29 +234,24 @@ class LibraryClient:
         )
 
     def reopen(self, run_id: str) -> None:
-        """Sets a tracking run running."""
         self._client.update_run(run_id, "RUNNING")
 
     def log(self, run_id: str, values: Sequence[Value]) -> None:
-        """Logs metrics, at most a thousand."""
         from mlflow.entities import Metric
 
         self._client.log_batch(run_id, metrics=[Metric(**value) for value in values])
 
     def log_params(self, run_id: str, params: Mapping[str, str]) -> None:
-        """Logs parameters."""
         from mlflow.entities import Param
 
         self._client.log_batch(run_id, params=[Param(key, value) for key, value in params.items()])
 
     def tag(self, run_id: str, tags: Mapping[str, str]) -> None:
-        """Sets tags of a tracking run."""
         from mlflow.entities import RunTag
 
         self._client.log_batch(run_id, tags=[RunTag(key, value) for key, value in tags.items()])
 
     def make_model(self, run_id: str, experiment_id: str, model: LoggedModel, params: Mapping[str, str]) -> str:
-        """Makes a logged model that comes out of a run, and returns its id."""
         from mlflow.entities import LoggedModelOutput
 
         made = self._client.create_logged_model(
@@ -274,7 +261,6 @@ class LibraryClient:
         return str(made.model_id)
 
     def tag_model(self, model_id: str, tags: Mapping[str, str]) -> None:
-        """Sets tags of a logged model."""
         self._client.set_logged_model_tags(model_id, dict(tags))
 
 
@@ -282,6 +268,6 @@ Client = RestClient | LibraryClient
 
 
 def open_client(uri: str) -> Client:
-    """Returns what speaks to a server or database: by REST where that will do, else by MLflow's own client."""
+    """Returns a client of a server or database: REST where that will do, else MLflow's own."""
     give_up_soon()
     return RestClient(uri) if speaks_rest(uri) else LibraryClient(uri)

@@ -24,7 +24,7 @@ import psutil
 from baton import events, machine
 
 Value = dict[str, str | int | float]
-"""A metric as MLflow's API has it: key, value, timestamp, step; model and data set where it is one of these."""
+"""A metric as MLflow's API has it: key, value, timestamp, step, and model and data set where it has one."""
 
 
 @dataclass(frozen=True)
@@ -38,26 +38,19 @@ class LoggedModel:
 
 @dataclass(frozen=True)
 class SenderConfig:
-    """Where metrics go.
-
-    Attributes:
-        uri: Address of the server or database.
-        run_id: The tracking run.
-        trains: Whether a chunk trains: then the run is set running, steps that it has already are left out, and the
-            machine's use is logged.
-        datasets: Side of the data → name and digest.
-        model: The logged model, None where none is to be made.
-        params: The run's parameters that were found out.
-        unsent: Folder of what was held back before, which is sent first; see `MetricBuffer`.
-    """
+    """Destination of metrics."""
 
     uri: str
     run_id: str
     trains: bool = False
+    """Set the run running, log the machine's use, and leave out steps that the run has already."""
     datasets: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Side of the data → name and digest."""
     model: LoggedModel | None = None
     params: Mapping[str, str] = field(default_factory=dict)
+    """Parameters that a chunk has found out."""
     unsent: str | None = None
+    """Folder of lines held back before, which are sent first; see `MetricBuffer`."""
 
 
 @dataclass(frozen=True)
@@ -68,9 +61,9 @@ class TrackingState:
     status: str
     params: Mapping[str, str]
     steps: Mapping[str, int]
-    """Metric → the last step it has a value of."""
+    """Metric → the step of its last value."""
     models: Sequence[str]
-    """Ids of the models that came out of it."""
+    """Ids of the models that the run has made."""
 
 
 USAGE_INTERVAL_S = 5.0
@@ -78,13 +71,10 @@ USAGE_INTERVAL_S = 5.0
 
 
 class Usage:
-    """Samples the use of this machine in a thread, under the names that MLflow's own monitor has.
+    """Samples the use of this machine in a thread, under the names of MLflow's own monitor.
 
-    That needs MLflow, whose import takes longer than all that the sender does for a short chunk.
-
-    Args:
-        take: Takes the means of several samples, as a line for the sender, which numbers it.
-        imports_mlflow: Whether MLflow may be imported for those of AMD's GPUs.
+    MLflow's import would take longer than all else the sender does for a short chunk; only AMD's GPUs need it.
+    `take` gets the means of several samples, as a line for the sender, which numbers it.
     """
 
     def __init__(self, take: Callable[[dict[str, Any]], None], *, imports_mlflow: bool) -> None:
@@ -99,7 +89,6 @@ class Usage:
         threading.Thread(target=self._run, daemon=True).start()
 
     def end(self) -> None:
-        """Takes no more samples."""
         self._ended.set()
 
     def _run(self) -> None:
@@ -133,7 +122,7 @@ def _network() -> tuple[float, float]:
 
 
 def _gpus(imports_mlflow: bool) -> Callable[[], Iterator[tuple[str, float]]]:
-    """Returns what samples the GPUs: NVIDIA's by their own library, AMD's by what MLflow has for them."""
+    """Returns the sampler of the GPUs: NVIDIA's by their own library, AMD's by MLflow's."""
     with contextlib.suppress(Exception):
         nvml = importlib.import_module("pynvml")
         nvml.nvmlInit()
@@ -174,14 +163,13 @@ class MetricBuffer:
     def __init__(self, folder: str) -> None:
         self._lock = threading.Lock()
         os.makedirs(folder, exist_ok=True)
-        # By time: they are sent in the order in which they were begun.
+        # Named by time: files are sent in the order of their beginning.
         path = os.path.join(folder, f"{time.time_ns():019d}-{uuid.uuid4().hex[:6]}.jsonl")
         self._file = open(path, "w", encoding="utf-8")  # noqa: SIM115 - open as long as the chunk
-        # Let go by its end, however it ends: who sends finds by it the files that nobody writes to any more.
+        # The end of this process releases it, however it ends: the sender takes only files without a lock.
         fcntl.flock(self._file, fcntl.LOCK_EX)
 
     def write(self, document: Mapping[str, object]) -> None:
-        """Keeps a line, whatever becomes of this process."""
         with self._lock:
             if self._file.closed:  # a thread that samples the machine may come late
                 return
@@ -193,7 +181,6 @@ class MetricBuffer:
                 self._end()
 
     def close(self) -> None:
-        """Ends it."""
         with self._lock:
             self._end()
 

@@ -1,8 +1,8 @@
 """The process beside a chunk that sends its metrics: `python -m baton.tracking.sender`.
 
-It reads JSON lines from standard input until that ends: first a `SenderConfig`, then objects with metrics, their `step`
-and its time in `milliseconds`, or with tags for the logged model. It is a process of its own so that neither import nor
-server holds training up, and a small one: it imports MLflow only where it has to, see `client.speaks_rest`.
+It reads JSON lines from standard input until that ends: a `SenderConfig`, then metrics with their `step` and its time
+in `milliseconds`, or tags for the logged model. In a process of its own, no import or server holds training up; it
+imports MLflow only where it has to, see `client.speaks_rest`.
 """
 
 from __future__ import annotations
@@ -25,24 +25,21 @@ from baton.tracking.messages import LoggedModel, SenderConfig, TrackingState, Va
 logger = logging.getLogger("baton")
 
 HELD_OUT = ("eval_", "written_", "final_")
-"""How names of figures begin that are of rows held out from training."""
+"""Beginnings of figures' names for rows held out from training."""
 OF_OTHERS = ("system/", "final_before_", "final_production_")
-"""How names of figures begin that are not the trained model's."""
+"""Beginnings of figures' names that are not the trained model's."""
 TIMED = ("_runtime", "_per_second", "num_tokens")
-"""How names of figures end that are of how fast and how long, in training or evaluation."""
+"""Ends of figures' names for pace and duration, in training or evaluation."""
 OF_TRAINING = ("epoch", "gpu_memory_bytes", "grad_norm", "learning_rate", "mfu")
-"""Figures of the course of training, and not of the model that it has come to."""
+"""Figures of the course of training, not of its model."""
 TOGETHER_S = 1.0
-"""Seconds of metrics that are sent in one request."""
+"""Seconds of metrics in one request."""
 AT_ONCE = 1000
-"""Metrics that MLflow takes in one request."""
+"""Maximum of metrics in one request."""
 
 
 class Sender:
-    """Sends what it is handed to a tracking run.
-
-    While a chunk trains, figures of the machine are put among the lines that are read.
-    """
+    """Sends lines to a tracking run; while a chunk trains, figures of the machine are put among them."""
 
     def __init__(self, order: SenderConfig, lines: queue.Queue[str | None] | None = None) -> None:
         self._order = order
@@ -66,28 +63,26 @@ class Sender:
                 logger.info("tracking has no model of this run: %s", error)
         for path, documents in held:
             self.send(documents, once=True)
-            os.unlink(path)  # were this process lost before, the next one would leave out what is there
+            os.unlink(path)  # if this process is lost before, the next one leaves out steps that are there
 
     def send(self, documents: list[dict[str, Any]], *, once: bool) -> None:
-        """Sends metrics and tags; with `once` it leaves out steps that the run has already.
-
-        After a restore they are trained again, to the same figures.
-        """
+        """Sends metrics and tags; with `once` it leaves out steps that the run has already."""
+        # After a restore, steps are trained again, to the same figures.
         values = [value for document in documents for value in self._values(document, once=once)]
         for first in range(0, len(values), AT_ONCE):
             self._client.log(self._order.run_id, values[first : first + AT_ONCE])
         for document in documents:
             if self._model and document.get("tags"):
-                # The logged model gets the newest figures of training: its page in MLflow has a row for every value.
-                # The run has the same values, and keeps them once.
+                # The logged model gets only the newest figures: its page in MLflow has a row for every value.
                 ours = [(value, self._belonging(name)) for name, value in self._newest.items()]
                 if newest := [{**value, **belonging} for value, belonging in ours if belonging]:
                     self._client.log(self._order.run_id, newest)
                 self._client.tag_model(self._model, document["tags"])
 
     def _log_params(self, found_out: Sequence[Mapping[str, str]]) -> dict[str, str]:
-        """Logs parameters that the run has not yet, and returns all. One that has changed since, such as the number of
-        processes, keeps the value of the first chunk: MLflow refuses another."""
+        """Logs parameters that are new to the run, and returns all."""
+        # A parameter that has changed, such as the number of processes, keeps the first chunk's value: MLflow refuses
+        # another.
         params = dict(self._run.params)
         for found in found_out:
             params = {**found, **params}
@@ -111,7 +106,7 @@ class Sender:
                 yield {**value, **self._belonging(name)}
 
     def _belonging(self, name: str) -> dict[str, str]:
-        """Returns which model and rows a figure is of, where it is one of a model."""
+        """Returns the model and rows of a figure, if it is one of a model."""
         if name.startswith(OF_OTHERS) or name.endswith(TIMED) or name in OF_TRAINING:
             return {}
         found = {"model_id": self._model} if self._model else {}
@@ -121,9 +116,8 @@ class Sender:
 
 
 def serve() -> None:
-    """Reads lines from standard input until it ends, and sends what they say."""
-    # Training comes first.
-    os.nice(10)
+    """Sends the lines of standard input until that ends."""
+    os.nice(10)  # training comes first
     document = json.loads(sys.stdin.readline())
     model = document.pop("model", None)
     order = SenderConfig(**document, model=LoggedModel(**model) if model else None)
@@ -142,7 +136,7 @@ def serve() -> None:
             if None in batch:
                 break
     except Exception as error:
-        # One line, which `Tracker` passes on.
+        # `Tracker` passes this one line on.
         words = " ".join(str(error).split())
         print(f"tracking at {without_credentials(order.uri)} stopped: {words}", flush=True)
 

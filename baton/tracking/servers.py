@@ -15,22 +15,20 @@ from baton.runs.run import Run
 from baton.store.storage import Storage
 
 KUBEFLOW_RUN = "KFP_RUN_ID"
-"""Variable with the id of the Kubeflow run that a pod belongs to; the compiled pipeline takes it from a label."""
-
+"""Variable with the id of a pod's Kubeflow run; the compiled pipeline takes it from a label."""
 TRAINING = "workflowType=machine_learning"
-"""By which MLflow's pages show training, and not applications: they have two faces, and remember the last one."""
-
+"""Makes MLflow's pages show training, and not applications: they remember the last of the two."""
 KUBEFLOW_PAGE = "KF_PIPELINES_UI_ENDPOINT"
 """Variable with the address of the Kubeflow Pipelines page, as kfp itself calls it."""
 
 
 def kubeflow_run() -> str | None:
-    """Returns the id of the Kubeflow run that this process belongs to, or None."""
+    """Returns the id of this process's Kubeflow run."""
     return os.environ.get(KUBEFLOW_RUN) or None
 
 
 def mlflow_url(run: Run, recipe: Recipe) -> str | None:
-    """Returns where the tracking run of a training run is shown, or None where it has no page."""
+    """Returns the page of a run's tracking run, if it has one."""
     tracking = run.read(TrackingRun)
     if tracking is None or tracking.experiment_id is None:
         return None
@@ -41,7 +39,7 @@ def mlflow_url(run: Run, recipe: Recipe) -> str | None:
 
 
 def kubeflow_tags() -> dict[str, str]:
-    """Returns what leads from a tracking run to the Kubeflow run of this process."""
+    """Returns tags that link a tracking run to this process's Kubeflow run."""
     page, run_id = os.environ.get(KUBEFLOW_PAGE), kubeflow_run()
     if not run_id:
         return {}
@@ -52,12 +50,10 @@ def kubeflow_tags() -> dict[str, str]:
 
 PARENT = "mlflow.parentRunId"
 """Tag by which MLflow shows a run below another one of the same experiment."""
-
 KIND = {"mlflow.experimentKind": "custom_model_development"}
-"""Tag that says what an experiment is; without it MLflow's page guesses, see `TRAINING` too."""
-
+"""Tag with an experiment's kind, which MLflow's page would otherwise guess; see `TRAINING`."""
 ACCESS = ("MLFLOW_WORKSPACE", "MLFLOW_TRACKING_AUTH")
-"""Variables beside the address by which Kubeflow tells a pod how to reach its MLflow; those of a Secret aside."""
+"""Variables beside the address by which Kubeflow tells a pod how to reach its MLflow; a Secret's aside."""
 
 
 @dataclass(frozen=True)
@@ -71,33 +67,29 @@ class Server:
     """Kubeflow's tracking run of this stage, which is read and never written."""
 
     def experiment(self, client: Any, recipe: Recipe, storage: Storage) -> str:
-        """Returns the number of a recipe's experiment: Kubeflow's own, or one by its name, made where there is none.
-
-        Beside a local database the experiment's artifacts go into the store.
-        """
+        """Returns the number of a recipe's experiment: Kubeflow's own, or one by its name, made if there is none."""
         if self.experiment_id and recipe.tracking.experiment is None:
             return self.experiment_id
         name = recipe.tracking.experiment or recipe.name
         if existing := client.get_experiment_by_name(name):
             return str(existing.experiment_id)
+        # Beside a local database the experiment's artifacts go into the store.
         local = self.uri.startswith("sqlite:") and storage.is_local
         location = storage.uri("mlflow") if local else None
-        # Only here: of one that is there already, its people have decided what it is.
+        # Tagged only here: the kind of an existing experiment is its owners' decision.
         return str(client.create_experiment(name, artifact_location=location, tags=KIND))
 
     def parent(self, client: Any, experiment_id: str | None) -> dict[str, str]:
-        """Returns the tag that shows a run of an experiment below that of the Kubeflow run; none where it cannot be.
-
-        That is the parent of the stage's run: what lies below the stage's run Kubeflow ends together with the stage.
-        """
+        """Returns the tag that shows a run of an experiment below the Kubeflow run's, if it can be."""
         if self.stage_run_id is None or experiment_id != self.experiment_id:
             return {}
+        # Not below the stage's own run: Kubeflow ends runs there together with the stage.
         tags = client.get_run(self.stage_run_id).data.tags
         return {PARENT: tags[PARENT]} if PARENT in tags else {}
 
 
 def server_of(recipe: Recipe) -> Server | None:
-    """Returns the server that a new run is tracked in, None where it is not tracked."""
+    """Returns the server for a new run, None if it is not tracked."""
     if recipe.tracking.mlflow:
         return Server(recipe.tracking.mlflow)
     variables = ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_ID", "MLFLOW_RUN_ID")
@@ -109,7 +101,7 @@ def server_of(recipe: Recipe) -> Server | None:
 
 
 def server_address(run: Run, recipe: Recipe) -> str | None:
-    """Returns the address of the server that a run is tracked in; of one that is not, that which a new run would be."""
+    """Returns the address of a run's server; for an untracked run, that of the server for a new one."""
     if tracking := run.read(TrackingRun):
         return tracking.mlflow
     server = server_of(recipe)

@@ -1,8 +1,7 @@
 """A run's parameters, logged model and metrics in MLflow; a process beside training sends the metrics.
 
-A parameter's name is its dotted path in the recipe, so that pages of runs compare. Most defaults are left
-out. Paths and requests of pods are in the resolved recipe, among the artifacts.
-The logged model is pending while chunks train, and ready once it can be used.
+A parameter's name is its dotted path in the recipe, so that pages of runs compare. The logged model is pending while
+chunks train, and ready once it can be used.
 """
 
 from __future__ import annotations
@@ -27,21 +26,21 @@ from baton.tracking import messages
 from baton.tracking.messages import LoggedModel, SenderConfig
 
 ELSEWHERE = frozenset({"name", "phases", "resources", "retrain", "store", "sweep", "tracking"})
-"""Sections that say nothing of what is trained."""
+"""Sections without influence on what is trained; the recipe among the artifacts has them."""
 KIND = ("profile", "gpus", "nodes")
-"""What of `resources` does."""
+"""Settings of `resources` with influence."""
 ALWAYS = ("seed", "training.method", "training.batch_size", "training.learning_rate")
-"""What each run has, default or not."""
+"""Parameters of each run, default or not."""
 LONGEST = 500
 """Letters of a value."""
 FORBIDDEN = re.compile(r"[^\w\-. /:]")
-"""What a name in MLflow may not hold."""
+"""Characters that MLflow refuses in a name."""
 
 Parameters = dict[str, str]
 
 
 def recipe_params(recipe: Recipe) -> Parameters:
-    """Returns what a recipe sets, with its `--set` and what its profile chose; what a chunk finds out is left out."""
+    """Returns a recipe's settings, with its `--set` and its profile's choices, but for those that a chunk finds out."""
     written: dict[str, Any] = recipe.model_dump(mode="json", exclude_defaults=True)
     resources = written.get("resources", {})
     document = {name: value for name, value in written.items() if name not in ELSEWHERE}
@@ -59,7 +58,7 @@ def recipe_params(recipe: Recipe) -> Parameters:
 def resolved_params(
     recipe: Recipe, plan: Plan, tokens: TokenizedRows, *, world_size: int, parameters: int, trainable: int
 ) -> Parameters:
-    """Returns what a chunk has found out; its recipe is resolved."""
+    """Returns the parameters that a chunk has found out; its recipe is resolved."""
     return _texts(
         {
             "training.learning_rate": recipe.training.learning_rate,
@@ -78,7 +77,7 @@ def resolved_params(
 
 
 def section_params(name: str, document: Mapping[str, Any]) -> Parameters:
-    """Returns what a section sets."""
+    """Returns the parameters of a section."""
     return _texts(dict(_flat(dict(document), name)))
 
 
@@ -114,19 +113,19 @@ def model_of(run: Run, recipe: Recipe) -> LoggedModel:
 
 
 def newest_model(client: Any, run_id: str) -> Any:
-    """Returns the logged model that has come out of a run last, None where there is none."""
+    """Returns the newest logged model of a run, if any."""
     outputs = client.get_run(run_id).outputs
     found = outputs.model_outputs if outputs else []
     return client.get_logged_model(found[-1].model_id) if found else None
 
 
 def has_no_files(model: Any) -> bool:
-    """Tells whether a logged model can take files: it is not ready, or was called so without any."""
+    """Tells whether a logged model can take files: it is not ready, or was made ready without any."""
     return bool(model.status != "READY" or EXTERNAL in model.tags)
 
 
 def end_model(client: Any, run: Run, run_id: str, status: str) -> None:
-    """Ends the model of a run that has ended: an export has made it ready where MLflow has its files."""
+    """Ends the model of a run that has ended, unless an export with its files has made it ready."""
     if status != "FINISHED":
         fail_model(client, run_id)
         return
@@ -144,14 +143,14 @@ def end_model(client: Any, run: Run, run_id: str, status: str) -> None:
 
 
 def fail_model(client: Any, run_id: str) -> None:
-    """Calls the model of a run failed, unless it is ready."""
+    """Sets the model of a run failed, unless it is ready."""
     model = newest_model(client, run_id)
     if model is not None and model.status != "READY":
         client.finalize_logged_model(model.model_id, "FAILED")
 
 
 def resume_model(client: Any, run_id: str) -> None:
-    """Sets the model of a run that goes on pending again, where it was called failed."""
+    """Sets a failed model of a run that resumes pending again."""
     model = newest_model(client, run_id)
     if model is not None and model.status == "FAILED":
         client.finalize_logged_model(model.model_id, "PENDING")
@@ -159,9 +158,9 @@ def resume_model(client: Any, run_id: str) -> None:
 
 SENDER = "baton.tracking.sender"
 STOPPED = "tracking at "
-"""How the line begins by which the process tells why it has stopped."""
+"""Beginning of the line with which the process tells why it has stopped."""
 HELD_S = 30.0
-"""Seconds for which a chunk holds back what a database of this machine is to have, see `messages.MetricBuffer`."""
+"""Seconds that a chunk holds back metrics for a database of this machine, see `messages.MetricBuffer`."""
 
 
 class Tracker:
@@ -213,11 +212,10 @@ class Tracker:
         self._send({"metrics": dict(metrics), "step": step, "milliseconds": int(time.time() * 1000)})
 
     def tag_model(self, tags: Mapping[str, str]) -> None:
-        """Hands tags of the logged model over; returns at once."""
         self._send({"tags": dict(tags)})
 
     def close(self, timeout: float = 30.0) -> None:
-        """Waits until what was handed over is sent, at most `timeout` seconds, or held back."""
+        """Waits until everything is sent, at most `timeout` seconds, or held back."""
         self._end_holding()
         if self._process is None or self._process.stdin is None:
             return
@@ -230,7 +228,6 @@ class Tracker:
         self._pass_on_warnings()
 
     def _pass_on_warnings(self) -> None:
-        """Tells why the process has stopped, where it did before its end."""
         process, self._process = self._process, None
         if process and process.stdout:
             with process.stdout as said:
@@ -254,7 +251,8 @@ class Tracker:
         self._held = None
 
     def _start(self) -> None:
-        # In a session of its own: Ctrl-C ends training, and what was handed over is sent still; it ends with its input.
+        # In a session of its own: Ctrl-C ends training, and the lines handed over are still sent; it ends with its
+        # input.
         self._process = subprocess.Popen(
             [sys.executable, "-m", SENDER],
             stdin=subprocess.PIPE,
@@ -274,11 +272,7 @@ class Tracker:
 
 
 def send_held(run: Run) -> None:
-    """Sends what chunks have held back, where there is any, in this process.
-
-    Raises:
-        Exception: MLflow's own, where the database does not take it.
-    """
+    """Sends the lines that chunks have held back, in this process; raises MLflow's own errors."""
     tracking = run.read(TrackingRun)
     folder = _unsent(run, tracking) if tracking else None
     if tracking and messages.buffered_files(folder):
@@ -289,6 +283,6 @@ def send_held(run: Run) -> None:
 
 
 def _unsent(run: Run, tracking: TrackingRun) -> str | None:
-    """Returns where lines are held back, None where they are not: for a server, and in a store that is no folder."""
+    """Returns the folder of lines held back; None for a server, and in a store that is no folder."""
     is_held = tracking.mlflow.startswith("sqlite:") and run.storage.is_local
     return os.path.abspath(run.storage.key(run.path("unsent"))) if is_held else None

@@ -23,11 +23,10 @@ from baton.tracking.client import connect, open_client, without_credentials
 from baton.tracking.servers import Server
 
 SIDES = ("train", "eval", "test")
-"""Sides of a split; MLflow's context of an input has the same words."""
+"""Sides of a split, and MLflow's contexts of an input."""
 DIGEST_LENGTH = 12
-"""Characters of the data's digest, of which MLflow takes 36 and shows all."""
+"""Characters of the data's digest: MLflow takes 36 and shows all."""
 COLUMN_TYPES = {bool: "boolean", int: "long", float: "double", str: "string"}
-"""Python's type → MLflow's."""
 SOURCE_TYPES = {"s3": "s3", "http": "http", "https": "http", "hf": "hugging_face"}
 """Scheme of an address → MLflow's type of a source; others are `local`."""
 
@@ -57,7 +56,7 @@ def _column_type(value: Any) -> dict[str, Any] | None:
 
 
 def dataset_keys(recipe: Recipe, counts: SplitCounts) -> dict[str, tuple[str, str]]:
-    """Returns name and digest of each side that has rows, by which MLflow knows it."""
+    """Returns MLflow's name and digest of each side that has rows."""
     digest = str(counts.to_json().get("digest", ""))[:DIGEST_LENGTH]
     sizes = {side: getattr(counts, side) for side in SIDES}
     return {side: (f"{_dataset_name(recipe)}-{side}", digest) for side in SIDES if sizes[side]} if digest else {}
@@ -78,7 +77,7 @@ def dataset_inputs(recipe: Recipe, counts: SplitCounts) -> list[Any]:
 
 
 def _dataset_name(recipe: Recipe) -> str:
-    """Returns the data's name: of one source the end of its address, of several the recipe's."""
+    """Returns the data's name: the end of its one source's address, or the recipe's for several."""
     addresses = [source.uri for source in recipe.data.sources]
     if len(addresses) > 1:
         return recipe.name
@@ -89,7 +88,7 @@ def _dataset_name(recipe: Recipe) -> str:
 
 
 def _dataset_source(recipe: Recipe) -> tuple[str, str]:
-    """Returns type and description of where the rows come from, as MLflow's own sources write them."""
+    """Returns type and description of the rows' source, as MLflow's own sources write them."""
     addresses = [without_credentials(source.uri) for source in recipe.data.sources]
     first = addresses[0]
     kind = SOURCE_TYPES.get(first.partition("://")[0], "local") if len(addresses) == 1 else "local"
@@ -103,12 +102,11 @@ def _dataset_source(recipe: Recipe) -> tuple[str, str]:
 
 
 Ended = Literal["FINISHED", "FAILED", "KILLED"]
-"""How MLflow calls the end of a run."""
 
 AT_ONCE = 100
-"""Parameters that a server takes in one request."""
+"""Maximum of parameters in one request."""
 RECIPE = "recipe.yaml"
-"""Artifact with what the recipe sets."""
+"""Artifact with the recipe's own settings."""
 
 
 def start(run: Run, recipe: Recipe) -> None:
@@ -123,7 +121,7 @@ def start(run: Run, recipe: Recipe) -> None:
         client = connect(server.uri)
         number = server.experiment(client, recipe, run.storage)
         tags = {"baton.run": run.name, "baton.run_uri": run.uri, **servers.kubeflow_tags()}
-        # The parent that Baton knows goes before Kubeflow's run: the run forked from, the sweep of a trial.
+        # Baton's own parent, a fork's run or a trial's sweep, replaces Kubeflow's run: a run has one parent.
         tags |= server.parent(client, number) | _of_fork(run, server.uri, number) | _of_trial(run)
         tracked = client.create_run(number, run_name=run.name, tags=tags)
         log_params(client, tracked.info.run_id, tracker.recipe_params(recipe))
@@ -145,10 +143,8 @@ def log_params(client: Any, run_id: str, params: Mapping[str, str]) -> None:
 
 
 def log_texts(warn: Callable[[str], None], client: Any, uri: str, run_id: str, texts: Mapping[str, str]) -> None:
-    """Keeps texts as files among a tracking run's artifacts; a store of artifacts out of reach is a warning.
-
-    It may be another than the server, with credentials that this process has not: the rest goes on without.
-    """
+    """Keeps texts as files among a tracking run's artifacts; a store of artifacts out of reach is a warning."""
+    # That store may be another than the server, with credentials that this process has not: the rest goes on without.
     try:
         with tempfile.TemporaryDirectory(prefix="baton-mlflow-") as folder:
             for name, text in texts.items():
@@ -177,7 +173,7 @@ def _resume(run: Run, tracking: TrackingRun, server: Server | None) -> None:
 
 
 def _told(run: Run, tracking: TrackingRun, otherwise: str, tell: Callable[[Any], None]) -> bool:
-    """Tells a server something, and whether it has heard it; one out of reach is a warning."""
+    """Tells a server something, and whether it succeeded; one out of reach is a warning."""
     try:
         tell(connect(tracking.mlflow))
     except Exception as error:
@@ -187,7 +183,7 @@ def _told(run: Run, tracking: TrackingRun, otherwise: str, tell: Callable[[Any],
 
 
 def _of_fork(run: Run, uri: str, number: str | None) -> dict[str, str]:
-    """Returns what names a fork's parent; where that is tracked in the same experiment, the fork is shown below it."""
+    """Returns tags with a fork's parent, which shows the fork below it in the same experiment."""
     fork = run.read(ForkNote)
     if fork is None:
         return {}
@@ -199,7 +195,7 @@ def _of_fork(run: Run, uri: str, number: str | None) -> dict[str, str]:
 
 
 def _of_trial(run: Run) -> dict[str, str]:
-    """Returns what shows a trial below its sweep."""
+    """Returns tags that show a trial below its sweep."""
     trial = run.read(TrialInfo)
     return {servers.PARENT: trial.tracking, "baton.sweep": trial.sweep} if trial and trial.tracking else {}
 
@@ -214,7 +210,7 @@ def log_data(run: Run, recipe: Recipe) -> None:
         client.log_inputs(tracking.run_id, dataset_inputs(recipe, counts))
 
     if _told(run, tracking, "has no data set of this run", tell):
-        # Metrics are logged by these.
+        # Written last: figures are logged with data sets that the server has.
         sides = {side: list(key) for side, key in dataset_keys(recipe, counts).items()}
         run.write(tracking.model_copy(update={"datasets": sides}))
 
@@ -256,18 +252,17 @@ def close(run: Run, status: Ended, texts: Mapping[str, str] | None = None) -> No
 
 
 def close_left(uri: str, experiments: Iterable[str], kubeflow_run: str, status: Ended) -> list[str]:
-    """Ends what a Kubeflow run that has ended left running: its runs, its sweep, its trials; returns their names.
-
-    A run that another Kubeflow run has resumed since is that one's, and stays as it is.
+    """Ends runs, sweeps and trials that an ended Kubeflow run left running; returns their names.
 
     Raises:
-        Exception: MLflow's own, where the server cannot be had.
+        Exception: MLflow's own, where the server cannot be reached.
     """
     client = connect(uri, retries="0")
     existing = [client.get_experiment_by_name(name) for name in sorted(set(experiments))]
     numbers = [found.experiment_id for found in existing if found]
     if not numbers:
         return []
+    # A run that another Kubeflow run has resumed since has that one's tag, and stays as it is.
     wanted = f"tags.`kubeflow.run_id` = '{kubeflow_run}' and attributes.status = 'RUNNING'"
     left = client.search_runs(numbers, wanted, max_results=1000)
     for tracked in left:

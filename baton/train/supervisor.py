@@ -1,8 +1,8 @@
 """Supervisor of a chunk's process: starts it, and a fresh one when it dies of a fault that passes.
 
 The stage's process has imported next to nothing, has no threads, holds no device and asks no store; it only watches.
-Whatever ends the one that trains, which is its fork (a signal, a CUDA context that is broken, a store that was out of
-reach), the pod with its GPU stays, and training resumes from the newest checkpoint. A spare fork has its imports.
+Whatever kills the fork that trains (a signal, a broken CUDA context, a store out of reach), the pod keeps its GPU, and
+training resumes from the newest checkpoint. A spare fork has its imports.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from baton.train.distributed import launch
 logger = logging.getLogger("baton")
 
 ROOM = 2**30
-"""Bytes of memory that a spare process needs at most; half of them are libraries, which all processes share."""
+"""Most bytes of memory that a spare process needs; half are libraries, which all processes share."""
 PAUSE_S = 2.0
 """Seconds before the second process; before the third eight times as many."""
 LONGEST_PAUSE_S = 300.0
@@ -52,8 +52,7 @@ Train = Callable[[str, int], Outcome | None]
 
 @dataclass(frozen=True)
 class Message:
-    """Sent by a process before its outcome: `ready` once it has imported, where it waits; `noted` for each lost process
-    that the run has taken note of; `retries` with those of the recipe; `step` once it has trained one."""
+    """From a process before its end: `ready` to train, `noted` per lost process, `retries`, and the first `step`."""
 
     kind: str
     value: int = 0
@@ -77,7 +76,7 @@ class ChunkProcess:
             self._gate.send(lost)
 
     def go(self, lost: list[Restart]) -> bool:
-        """Lets it train, and tells whether it does: not where it is gone, or still imports."""
+        """Lets it train; False where it is gone, or still imports."""
         with contextlib.suppress(EOFError, OSError):
             if self._reader.poll() and self._reader.recv() == Message("ready"):
                 self._gate.send(lost)
@@ -86,12 +85,11 @@ class ChunkProcess:
         return False
 
     def kill(self) -> None:
-        """Kills it."""
         self.process.kill()
         self.process.join()
 
     def outcome(self, hear: Callable[[Message], None]) -> Outcome | BatonError | None:
-        """Waits for its end, hands on its messages, and returns its last word; None where it has ended without."""
+        """Waits for its end, hands on its messages, and returns its last word, None without one."""
         while True:
             # Neither the pipe's end nor the process's sentinel tells: what it has started may hold both open.
             while self.process.is_alive() and not self._reader.poll(0.2):
@@ -107,7 +105,7 @@ class ChunkProcess:
 
 
 def is_forked() -> bool:
-    """Tells whether processes are forked here: elsewhere what libraries load does not outlive a fork."""
+    """Tells whether processes are forked here: elsewhere, libraries' state does not outlive a fork."""
     return sys.platform == "linux"
 
 
@@ -123,7 +121,6 @@ def as_shared(error: Exception) -> BatonError:
 def _serve(
     writer: Connection, gate: Connection, waits: bool, parent: int, run_uri: str, index: int, train: Train
 ) -> None:
-    """Trains, in the process of its own, and sends what came of it."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a fork has the handler of the process it is forked from
     if sys.platform == "linux":
         # The kernel kills this process when the stage's own is killed: two would train the same chunk.
@@ -170,7 +167,6 @@ def _serve(
 
 
 def _import(run_uri: str) -> None:
-    """Imports what training imports, beside the process that trains."""
     os.nice(19)
     with contextlib.suppress(Exception):  # training imports the same, and raises
         imports.import_training_stack(Run.open(run_uri).recipe())
@@ -180,10 +176,8 @@ def _import(run_uri: str) -> None:
 def run(run_uri: str, index: int, train: Train = run_chunk) -> Outcome:
     """Runs a chunk in a process of its own, and in another one where that is lost, `chunks.retries` times at most.
 
-    A process that has found a step to skip is not lost: the next one follows at once, and does not count.
-
     Raises:
-        BatonError: a process ended of what another one would end of, too, or the last one of several was lost.
+        BatonError: a process ended of a fault that another would meet too, or the last one of several was lost.
     """
     supervisor = _Supervisor(run_uri, index, train)
     try:
@@ -194,12 +188,12 @@ def run(run_uri: str, index: int, train: Train = run_chunk) -> Outcome:
 
 
 class _Supervisor:
-    """What outlives the processes of a chunk."""
+    """State that outlives the processes of a chunk."""
 
     def __init__(self, run_uri: str, index: int, train: Train) -> None:
         self._chunk, self._index = (run_uri, index, train), index
         self._lost: list[Restart] = []
-        """Lost processes that the run has not taken note of."""
+        """Lost processes that the run has not noted."""
         self._retries = 1  # until a process has asked the store
         self.spare: ChunkProcess | None = None
         """Waits for the one that trains to be lost, so that the next one need not import."""
@@ -210,7 +204,7 @@ class _Supervisor:
         while True:
             number, began = next(tries).number, time.monotonic()
             try:
-                outcome = runtime.through_skips(self._attempt)
+                outcome = runtime.through_skips(self._attempt)  # a process that found a step to skip is not lost
                 if not outcome.interrupted or number > self._retries:
                     return outcome
                 reason = outcome.interrupted
@@ -226,12 +220,7 @@ class _Supervisor:
             logger.warning("%s It starts again in this pod, %d of %d times", reason, number, self._retries)
 
     def _attempt(self) -> Outcome:
-        """Returns the outcome of one process.
-
-        Raises:
-            ProcessLostError: it was lost to what a fresh one may be spared.
-            BatonError: it ended of something else.
-        """
+        """Returns the outcome of one process; raises `ProcessLostError` where a fresh one may be spared its fault."""
         if sys.platform == "linux":
             # The kernel gives this process what a killed one leaves: ranks and workers, which would hold its device.
             ctypes.CDLL(None).prctl(_CHILD_SUBREAPER, 1)
@@ -261,7 +250,7 @@ class _Supervisor:
         if isinstance(ended, Outcome):
             return replace(ended, interrupted="") if is_preempted.is_set() else ended
         error = ended or _unsaid(self._index, beside.exitcode or 0)
-        # Also of a rank that its launcher names.
+        # Also where the launcher names the rank that was lost.
         if isinstance(error, ProcessLostError) and machine.oom_kills() > killed_before:
             raise machine.without_memory(error)
         if is_preempted.is_set():  # the pod goes; what is left of its time is not enough for another process
@@ -269,7 +258,7 @@ class _Supervisor:
         raise error
 
     def _prepare_spare(self, beside: BaseProcess) -> None:
-        """Starts a process that waits beside the one that trains, unless there is no room for it."""
+        """Starts a process that waits beside the one that trains, if there is room for it."""
         # A stage that was itself forked with all of it imported has nothing to prepare.
         if not is_forked() or not machine.forks_stages() or "torch" in sys.modules:
             return
@@ -280,7 +269,6 @@ class _Supervisor:
 
 
 def _unsaid(index: int, code: int) -> BatonError:
-    """Returns the error of a process that has said nothing."""
     if code < 0:
         name = signal.Signals(-code).name
         remedy = "Run again: training resumes from the newest checkpoint."
@@ -290,11 +278,7 @@ def _unsaid(index: int, code: int) -> BatonError:
 
 @contextlib.contextmanager
 def _ends_with(process: BaseProcess) -> Iterator[threading.Event]:
-    """Passes SIGTERM on to a process, which then saves; whatever else ends the block ends the process.
-
-    Yields:
-        What is set once SIGTERM has come.
-    """
+    """Passes SIGTERM on to a process, which then saves, and yields its event; an error in the block kills it."""
     is_preempted = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield is_preempted

@@ -42,7 +42,11 @@ logger = logging.getLogger("baton")
 
 
 def begin_or_join(run: Run, found: Json, section: Json) -> None:
-    """Begins a run, or joins one; raises `OtherRunError`, naming the facts that differ, or for a newer Baton's run."""
+    """Begins a run, or joins one.
+
+    Raises:
+        OtherRunError: it was begun with other facts, which are named, or by a Baton that this one does not continue.
+    """
     ours = AttachedRun(
         name=run.name,
         created=now(),

@@ -194,6 +194,7 @@ class AttachedGeneration(ResumableGeneration):
 
 
 def features_of(trainer: Trainer) -> list[type[ChunkTrainer]]:
+    # In the order in which they act: each calls the next by `super`.
     used: dict[type[ChunkTrainer], bool] = {
         MovingReference: getattr(trainer.args, "sync_ref_model", False),
         AllCounted: any(base.__name__ == "DistillationTrainer" for base in type(trainer).__mro__),

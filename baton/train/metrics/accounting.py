@@ -22,7 +22,7 @@ EVERY = 10.0
 
 @dataclass(frozen=True)
 class Lost:
-    """Work that the process before this one had done after the checkpoint that is restored now; seconds are about."""
+    """Work of the process before beyond the checkpoint that is restored now; the seconds are an estimate."""
 
     steps: int = 0
     seconds: float = 0.0
@@ -38,11 +38,7 @@ class ProgressNotes:
         self._ended = threading.Event()
 
     def lost(self, restored_step: int) -> Lost:
-        """Returns what the process before had done beyond the checkpoint that is restored now.
-
-        Accurate to the ten seconds between two notes. What was reported of a process that has begun to train is not
-        reported again, see `start`.
-        """
+        """Returns the work lost beyond the checkpoint restored now, to the ten seconds between two notes."""
         note = self.run.read(Progress)
         if note is None or note.step <= restored_step:
             return Lost()
@@ -50,20 +46,19 @@ class ProgressNotes:
         return Lost(steps, steps * note.seconds_per_step)
 
     def start(self, step: int) -> None:
-        """Begins to take notes after the step restored; what keeps them from the store is no reason to stop."""
+        """Begins to take notes after the step restored; a store that takes none is no reason to stop."""
         self.step = self._from_step = step
         self._began = time.monotonic()
         threading.Thread(target=self._work, name="baton-progress", daemon=True).start()
 
     def end(self) -> None:
-        """Takes no more notes."""
         self._ended.set()
 
     def _work(self) -> None:
         noted = self._from_step
         try:
             before = self.run.read(Progress)
-            if before and before.step > noted:  # what the process before had not saved is reported once
+            if before and before.step > noted:  # lost steps are reported once, by the first process that trains again
                 self.run.write(before.model_copy(update={"step": noted}))
         except BatonError as error:
             logger.warning("progress was not noted: %s", error.message)
@@ -85,21 +80,20 @@ class Accounting:
     clock: Clock
     progress: ProgressNotes
     before: RunCost
-    """The run's at the checkpoint that is restored."""
+    """The run's cost at the checkpoint that is restored."""
     lost: Lost
     restarts: int = 0
-    """Processes of the run that were lost and followed by another one in their pod."""
+    """Processes of the run that were lost and replaced in their pod."""
     stalls: list[float] = field(default_factory=list)
-    """Seconds for which training stood still for each checkpoint."""
+    """Seconds that training stood still for each checkpoint."""
 
     @classmethod
     def of(cls, context: TrainContext, before: RunCost | None, start_step: int) -> Accounting:
-        """Returns the costs of an attempt that begins at a step, None before where that is the run's first."""
         progress = ProgressNotes(context.run, context.index)
         return cls(context.clock, progress, before or RunCost(), progress.lost(start_step), context.run.num_restarts())
 
     def work(self, trained_for: float) -> RunCost:
-        """Returns what the run has cost, all its chunks and so many seconds of this attempt together."""
+        """Returns the run's cost over all chunks and so many seconds of this attempt."""
         started = self.before.started or self.clock.began
         trained = self.before.trained_seconds + trained_for
         return RunCost(
@@ -112,7 +106,6 @@ class Accounting:
         )
 
     def figures(self) -> dict[str, object]:
-        """Returns what this attempt cost, for its record."""
         return {
             "lost_steps": self.lost.steps,
             "lost_seconds": self.lost.seconds,

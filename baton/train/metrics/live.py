@@ -50,16 +50,13 @@ _NAMES = re.compile(rf"(?<![^\W_])(?:{'|'.join(sorted(PEAK_FLOPS, key=len, rever
 
 
 def peak_flops(device: str) -> float | None:
-    """Returns a device's dense 16-bit operations per second by its name.
-
-    None for one that is not known, and for a slice of one, whose share the name alone does not tell.
-    """
-    match = _NAMES.search(device)
+    """Returns a device's dense 16-bit operations per second; None for an unknown device."""
+    match = _NAMES.search(device)  # the name of a slice (MIG) does not tell its share
     return PEAK_FLOPS[match[0]] if match and "MIG" not in device else None
 
 
 class LiveReport(TrainerCallback):
-    """Sends what `Trainer` logs, and how fast it goes, to wherever metrics are kept."""
+    """Sends the trainer's logs, and its pace, to wherever metrics are kept."""
 
     stateless = True
 
@@ -69,11 +66,9 @@ class LiveReport(TrainerCallback):
     def on_train_begin(
         self, args: object, state: TrainerState, control: object, model: PreTrainedModel, **_: object
     ) -> None:
-        """Begins to measure."""
         self._meter.begin(state.global_step, model)
 
     def on_log(self, args: object, state: TrainerState, control: object, logs: dict[str, float], **_: object) -> None:
-        """Queues the values of a step."""
         if "train_runtime" in logs:
             return
         numbers = {name: value for name, value in logs.items() if isinstance(value, int | float)}
@@ -87,7 +82,6 @@ class LiveReport(TrainerCallback):
             sink.log(numbers, step)
 
     def close(self) -> None:
-        """Sends the rest."""
         for sink in self._sinks:
             sink.close()
 
@@ -104,7 +98,6 @@ class Meter:
         self._last = (0, 0.0)
 
     def begin(self, step: int, model: PreTrainedModel) -> None:
-        """Notes where training begins."""
         self._parameters = count_parameters(model.parameters())
         self._last = (step, time.monotonic())
 
@@ -132,9 +125,9 @@ def attach_observers(
     live: Callable[[], dict[str, float]],
     newest: Callable[[], Checkpoint | None],
 ) -> LiveReport:
-    """Reports a trainer's metrics, and what its model generates where the recipe asks for it.
+    """Reports a trainer's metrics, and samples of its model if the recipe asks for them.
 
-    `live` returns how far the chunk is, by the names in `sinks.LIVE_GAUGES`.
+    `live` returns the chunk's progress, by the names in `sinks.LIVE_GAUGES`.
     """
     run, recipe, weights = context.run, context.recipe, list(trainer.model.parameters())
     observed = ObservedChunk(

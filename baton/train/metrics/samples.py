@@ -18,7 +18,7 @@ from baton.train import imports
 
 
 class Sample(TypedDict):
-    """A held-out prompt, what the data has for it, and what the model generated."""
+    """A held-out prompt, the data's answer, and the model's."""
 
     prompt: str
     reference: str
@@ -26,11 +26,7 @@ class Sample(TypedDict):
 
 
 class SampleCallback(TrainerCallback):
-    """Generates for held-out prompts every few steps and measures it, as the last evaluation does.
-
-    It leaves no trace in training: tokens are drawn by generators of their own, and whatever a metric or a function
-    draws from those that training uses is drawn from a copy. Meanwhile the other ranks wait, which `tick` tells.
-    """
+    """Generates for held-out prompts every few steps and measures it, as the last evaluation does."""
 
     stateless = True
 
@@ -52,12 +48,13 @@ class SampleCallback(TrainerCallback):
     def on_step_end(
         self, args: object, state: TrainerState, control: object, model: PreTrainedModel, **_: object
     ) -> None:
-        """Generates when it is time to."""
         if not self._prompts or state.global_step % self._every:
             return
         was_training = model.training
         model.eval()
         try:
+            # No trace in training: tokens come from generators of their own, and metrics or functions that draw from
+            # those of training draw from a copy. The other ranks wait meanwhile, which `tick` tells the watchdog.
             with rng.undisturbed(), _any_kernel():
                 written = generate.write_all(
                     model,
@@ -84,8 +81,7 @@ class SampleCallback(TrainerCallback):
 
 @contextlib.contextmanager
 def _any_kernel() -> Iterator[None]:
-    """Allows kernels whose result varies: what is generated changes no bit of training, and CUDA has no other for the
-    sum that `top_p` takes."""
+    """Allows kernels whose result varies: samples change no bit of training, and CUDA has no other sum for `top_p`."""
     deterministic = torch.are_deterministic_algorithms_enabled()
     imports.use_deterministic(False)
     try:
@@ -95,11 +91,9 @@ def _any_kernel() -> Iterator[None]:
 
 
 def matches(samples: list[Sample]) -> dict[str, float]:
-    """Returns the shares of texts that are the reference, and whose number is its number, see `baton.models.metrics`.
-
-    A share over no row is left out: no sample may have a reference, or none that has a number.
-    """
+    """Returns the shares of texts that equal the reference, and whose number equals its number."""
     written, references = [sample["written"] for sample in samples], [sample["reference"] for sample in samples]
+    # A share over no row is None and left out: perhaps no sample has a reference, or none with a number.
     return _logged(
         metrics.exact_match(written, references).figures | metrics.numeric_match(written, references).figures
     )

@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from baton.train.protocol import ChunkTrainer
 
 TIMED = ("_runtime", "_per_second")
-"""How names of figures end that depend on the clock."""
+"""Ends of figures' names that depend on the clock."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """A trial's score: the sweep's metric at a step, None for one that is not finite, and all that was evaluated."""
+    """A trial's score: the sweep's metric at a step, None if not finite, and the whole evaluation."""
 
     step: int
     value: float | None
@@ -48,33 +48,25 @@ class Scoring:
 
     @classmethod
     def of(cls, run: Run, index: int, clock: Clock) -> Scoring | None:
-        """Returns the scoring of a run, None where it is no trial."""
         trial = run.read(TrialInfo)
         return cls(run, index, clock, trial) if trial else None
 
     def is_stopped(self) -> bool:
-        """Tells whether the end of this trial was asked for."""
         request = self._sweep.request(self._trial)
         return request is not None and request.state == "stop"
 
     def is_kept(self, step: int) -> bool:
-        """Tells whether there is a score of the chunk, which ended at a step.
-
-        Where early stopping has ended the run, the score of the chunk in which it did counts for those after it.
-        """
+        """Tells whether the chunk, which ended at a step, has a score."""
         if self._run.read(outcomes.TrialScore, self._index) is not None:
             return True
+        # After early stopping, the score of the chunk in which it ended the run counts for those that follow.
         before = next((score for score in self._sweep.scores(self._run) if score.step == step), None)
         if before:
             self.keep(Score(step, before.value, before.metrics))
         return before is not None
 
     def measure(self, trainer: ChunkTrainer, step: int) -> Score | None:
-        """Evaluates what a trainer has in memory; every rank takes part, and the first has the score.
-
-        Raises:
-            UserError: the evaluation does not give the sweep's metric.
-        """
+        """Evaluates a trainer's model in memory; every rank takes part, and the first has the score."""
         self._clock.enter(StagePhase.SCORE, step=step)
         values: dict[str, float] = trainer.evaluate()
         if not trainer.is_world_process_zero():
@@ -102,14 +94,11 @@ class Scoring:
         restore: Callable[[TrainerState], None],
         prove: Callable[[], None],
     ) -> Score | None:
-        """Scores a checkpoint that is committed and has no score, as the process would have that made it.
+        """Scores a committed checkpoint without a score exactly as the process that made it would have.
 
-        The trainer restores it as if to resume, with all ranks, shards and random state, and is left before its first
-        step. What the evaluation may depend on is compared with what was saved: `restore` brings what `Trainer` does
-        not, and `prove` compares.
-
-        Raises:
-            ExactnessError: the state restored differs from the state saved.
+        The trainer restores it as if to resume, with all ranks, shards and random state, and stops before its first
+        step. `restore` brings the state that `Trainer` does not, and `prove` raises `ExactnessError` if the state
+        differs.
         """
         from transformers import TrainerCallback
 
@@ -121,8 +110,8 @@ class Scoring:
         class Scores(TrainerCallback):
             def on_train_begin(self, args: object, state: TrainerState, *_: object, **__: object) -> None:
                 restore(state)
-                # `Trainer` does it after this event, and by then this has left; without it the evaluation would draw
-                # other numbers.
+                # `Trainer` does it only after this event, too late here; without it the evaluation would draw other
+                # numbers.
                 trainer._load_rng_state(folder)
                 prove()
                 scores.append(scoring.measure(trainer, step))

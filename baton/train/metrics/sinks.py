@@ -1,9 +1,4 @@
-"""Metric sinks of a chunk, each opened if the recipe asks for it.
-
-JSON Lines and TensorBoard's files are uploaded when the chunk ends. MLflow goes by a process beside the chunk.
-Prometheus asks at `/metrics` while it runs: a push would leave the last figures in a gateway for ever.
-Weights & Biases is another sink.
-"""
+"""Metric sinks of a chunk, each opened if the recipe asks for it."""
 
 from __future__ import annotations
 
@@ -43,12 +38,12 @@ class ObservedChunk:
     folder: str
     """A local folder for files."""
     live: Callable[[], dict[str, float]]
-    """Returns how far the chunk is, by the names in `LIVE_GAUGES`."""
+    """Returns the chunk's progress, by the names in `LIVE_GAUGES`."""
     seconds: Callable[[], dict[str, float]]
     """Returns the seconds of the chunk by phase."""
     newest: Callable[[], Checkpoint | None] = lambda: None
     params: Mapping[str, str] = field(default_factory=dict)
-    """Parameters of the run that its recipe does not say, see `baton.tracking.tracker`."""
+    """Parameters of the run that its recipe lacks, see `baton.tracking.tracker`."""
 
 
 def keep_files(run: Run, folder: str, name: str) -> None:
@@ -82,11 +77,9 @@ class JsonLines:
         self._file = open(self._path, "w", encoding="utf-8")  # noqa: SIM115 - open as long as the chunk
 
     def log(self, numbers: Mapping[str, float], step: int) -> None:
-        """Writes the values of a step."""
         self._file.write(json.dumps({"step": step, **numbers}) + "\n")
 
     def close(self) -> None:
-        """Uploads the file."""
         self._file.close()
         try:
             self._run.storage.upload(self._path, self._run.path(self._name))
@@ -95,21 +88,16 @@ class JsonLines:
 
 
 class MlflowSink:
-    """Reports to the tracking run by the process beside the chunk, and says of its model which checkpoint it is.
-
-    It drops what it gets where the recipe turns tracking off.
-    """
+    """Reports to the tracking run by the process beside the chunk, and tags the model with its checkpoint."""
 
     def __init__(self, chunk: ObservedChunk) -> None:
         self._newest = chunk.newest
         self._tracker = Tracker(chunk.run, recipe=chunk.recipe, trains=True, params=chunk.params)
 
     def log(self, numbers: Mapping[str, float], step: int) -> None:
-        """Queues the values of a step."""
         self._tracker.log(numbers, step)
 
     def close(self) -> None:
-        """Sends the rest."""
         if checkpoint := self._newest():
             self._tracker.tag_model({"baton.step": str(checkpoint.step), "baton.digest": checkpoint.digest})
         self._tracker.close()
@@ -125,7 +113,7 @@ LOGGED_GAUGES = {
     "mfu": ("baton_model_flops_utilization_ratio", "Share of the device's peak that the model's operations use."),
     "gpu_memory_bytes": ("baton_gpu_memory_bytes", "Most memory allocated on the GPU."),
 }
-"""What the trainer logs → metric and what it says."""
+"""Name in the trainer's log → metric and its help."""
 
 LIVE_GAUGES = {
     "step": ("baton_step", "Optimizer steps trained."),
@@ -136,16 +124,13 @@ LIVE_GAUGES = {
     "lost_steps": ("baton_lost_steps", "Steps of this run that were trained, not saved, and trained again."),
     "restarts": ("baton_process_restarts", "Processes of this run that were lost and started again in their pod."),
 }
-"""What is asked for at the time of a scrape → metric and what it says."""
+"""Figure at the time of a scrape → metric and its help."""
 
 PHASE_GAUGE = ("baton_chunk_phase_seconds", "Where this chunk's time went: start, import, fetch, build, train, save, …")
 
 
 class PrometheusServer:
-    """Serves figures at a port, in a thread beside training; one that is taken is a warning.
-
-    It does so on every address of the machine: a pod is asked from outside.
-    """
+    """Serves figures at a port, in a thread beside training: a push would leave the last ones in a gateway."""
 
     def __init__(self, chunk: ObservedChunk, port: int) -> None:
         # Here, because only those pay for its import who ask for it.
@@ -158,16 +143,15 @@ class PrometheusServer:
         registry = CollectorRegistry()
         registry.register(self)
         try:
+            # On every address of the machine: a pod is asked from outside.
             self._server, _ = start_http_server(port, registry=registry)
         except OSError as error:
             events.warn(f"metrics are not served at port {port}: {error}")
 
     def log(self, numbers: Mapping[str, float], step: int) -> None:
-        """Takes what the trainer has logged; the newest value of each counts."""
         self._logged.update({name: value for name, value in numbers.items() if name in LOGGED_GAUGES})
 
     def collect(self) -> Iterator[Metric]:
-        """Yields the metrics as they are now, for a scrape."""
         from prometheus_client.core import GaugeMetricFamily
 
         names, values = list(self._labels), list(self._labels.values())
@@ -182,12 +166,10 @@ class PrometheusServer:
         yield phases
 
     def describe(self) -> list[Metric]:
-        """Returns nothing: there are no figures yet when the registry asks."""
-        return []
+        return []  # no figures yet when the registry asks
 
     def close(self) -> None:
-        """Frees the port, in half a second beside what else there is to do."""
-        if self._server:
+        if self._server:  # freeing the port takes half a second
             threading.Thread(target=self._end, args=(self._server,), daemon=True).start()
 
     @staticmethod
@@ -207,21 +189,16 @@ class TensorBoardFiles:
         self._writer = SummaryWriter(self._folder)
 
     def log(self, numbers: Mapping[str, float], step: int) -> None:
-        """Writes the values of a step."""
         for name, value in numbers.items():
             self._writer.add_scalar(name.replace("eval_", "eval/", 1), value, step)
 
     def close(self) -> None:
-        """Uploads the files."""
         self._writer.close()
         keep_files(self._run, self._folder, "tensorboard")
 
 
 class WandbRun:
-    """Reports to a run of Weights & Biases, which the chunks of a training run share.
-
-    Without network its folder is put below the training run.
-    """
+    """Reports to a run of Weights & Biases, which the chunks of a training run share."""
 
     def __init__(self, chunk: ObservedChunk, project: str) -> None:
         extras.require_packages("tracking.wandb", "wandb")
@@ -231,11 +208,9 @@ class WandbRun:
         self._tracked = wandb.init(project=project, id=name, name=name, resume="allow", dir=chunk.folder)
 
     def log(self, numbers: Mapping[str, float], step: int) -> None:
-        """Queues the values of a step."""
         self._tracked.log(dict(numbers), step=step)
 
     def close(self) -> None:
-        """Sends the rest."""
         self._tracked.finish()
         if self._tracked.offline:  # `wandb sync` sends it later; this machine's folder ends with the chunk
             import wandb
@@ -246,11 +221,7 @@ class WandbRun:
 
 
 def open_sinks(chunk: ObservedChunk) -> list[Sink]:
-    """Returns the sinks that a recipe asks for.
-
-    Raises:
-        UserError: the package of one of them is not installed.
-    """
+    """Returns the recipe's sinks; raises `UserError` if the package of one is not installed."""
     tracking = chunk.recipe.tracking
     sinks: list[Sink] = []
     if (port := tracking.prometheus_port) is not None:

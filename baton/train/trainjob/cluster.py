@@ -1,4 +1,4 @@
-"""Kubernetes for a chunk's job: the few requests, the meaning of their refusals, and the log of the first node."""
+"""Kubernetes for a chunk's job: its few requests, the meaning of their refusals, and the log of the first node."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ if TYPE_CHECKING:
 logger = logging.getLogger("baton")
 
 LAST_LINES = 20
-"""Lines of a log that are kept, for the message of a failure that says nothing itself."""
+"""Lines of a log that are kept, for a failure without a message of its own."""
 TIMEOUT = 30.0
 """Seconds for one answer."""
 JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
-"""Label of a job's pods; Trainer gives its JobSet the TrainJob's name."""
+"""Label of a job's pods: Trainer gives its JobSet the TrainJob's name."""
 NO_SUCH_KIND = ("404 page not found", "the server could not find the requested resource")
-"""How messages begin that tell of a kind that does not exist, and not of an object."""
+"""Beginnings of a 404's message when the kind does not exist, rather than the object."""
 INSTALL = "Install Kubeflow Trainer 2.2 or newer (docs/parallel.md), or set resources.nodes to 1."
 RUNTIME = "resources.runtime names the runtime; k8s/components/trainer brings the one that is named by default."
 RIGHTS = "Apply k8s/components/trainer, which gives the stages' account these rights."
 
 
 class NoAnswerError(BatonError):
-    """The API server does not answer as it should just now."""
+    """The API server does not answer as it should just now: ask again."""
 
 
 class NoRoomError(UserError):
-    """The cluster does not give all that a job asks for just now."""
+    """The cluster does not give a job all it asks for just now."""
 
 
 class Cluster:
@@ -56,11 +56,7 @@ class Cluster:
 
     @classmethod
     def here(cls) -> Cluster:
-        """Returns the cluster that this process is a pod of, as the pod's account.
-
-        Raises:
-            UserError: this is no pod.
-        """
+        """Returns the cluster that this process is a pod of, as the pod's account; raises `UserError` outside one."""
         from kubernetes import client, config
 
         if not os.path.exists(os.path.join(SERVICE_ACCOUNT, "token")):
@@ -74,47 +70,39 @@ class Cluster:
             return cls(client.ApiClient(), file.read().strip())
 
     def create(self, job: Object) -> bool:
-        """Creates a job; False where one of its name is there.
-
-        Raises:
-            NoRoomError: a quota does not let it in.
-            UserError: Kubernetes refuses it.
-        """
+        """Creates a job; False if its name is taken. Raises `NoRoomError` where a quota does not let it in."""
         return (
             self._ask("create", self._jobs.create_namespaced_custom_object, *self._kind, job, expected=409) is not None
         )
 
     def job(self, name: str) -> Object | None:
-        """Returns a job, None where there is none."""
         return self._ask("get", self._jobs.get_namespaced_custom_object, *self._kind, name, expected=404)
 
     def jobs(self, labels: dict[str, str]) -> list[Object]:
-        """Returns all jobs with some labels."""
         selector = ",".join(f"{key}={value}" for key, value in labels.items())
         answer = self._ask("list", self._jobs.list_namespaced_custom_object, *self._kind, label_selector=selector)
         return list(answer["items"])
 
     def adopt(self, name: str, owners: list[Object]) -> None:
-        """Gives a job owners in the place of those before, if it is there."""
+        """Replaces a job's owners, if it is there."""
         change = {"metadata": {"ownerReferences": owners}}
         self._ask("patch", self._jobs.patch_namespaced_custom_object, *self._kind, name, change, expected=404)
 
     def delete(self, name: str) -> bool:
-        """Deletes a job, and with it its pods; False where it is gone."""
+        """Deletes a job and its pods; False if it is gone."""
         delete = self._jobs.delete_namespaced_custom_object
         answer = self._ask("delete", delete, *self._kind, name, propagation_policy="Background", expected=404)
         return answer is not None
 
     def pods(self, name: str) -> list[Object]:
-        """Returns the pods of a job."""
         return self._list("list pods", self._core.list_namespaced_pod, label_selector=f"{JOBSET_LABEL}={name}")
 
     def warnings(self, job: Object) -> list[Object]:
-        """Returns the warnings about a job and what was made for it, oldest first."""
+        """Returns the warnings about a job and its pods, oldest first."""
         name, since = job["metadata"]["name"], job["metadata"].get("creationTimestamp", "")
         found = self._list("list events", self._core.list_namespaced_event, field_selector="type=Warning")
         timed = [(str(event.get("lastTimestamp") or event.get("eventTime") or ""), event) for event in found]
-        # The job before it may have had its name. Of an event's time and a job's the one has fractions of a second.
+        # An earlier job may have had this name. Only an event's time has fractions of a second: compare without them.
         ours = [
             (time, event)
             for time, event in timed
@@ -123,13 +111,13 @@ class Cluster:
         return [event for _, event in sorted(ours, key=lambda pair: pair[0])]
 
     def tail(self, pod: str, lines: int) -> list[str]:
-        """Returns the last lines of a pod's log, none where it is gone."""
+        """Returns the last lines of a pod's log, none if it is gone."""
         read = self._core.read_namespaced_pod_log
         text = self._ask("get logs", read, pod, self.namespace, container=NODE, tail_lines=lines, expected=404)
         return (text or "").splitlines()
 
     def log(self, pod: str) -> Iterator[str]:
-        """Yields the lines of a pod's log with their time before them, until the pod ends."""
+        """Yields the lines of a pod's log, each with its time in front, until the pod ends."""
         answer = self._core.read_namespaced_pod_log(
             pod, self.namespace, container=NODE, follow=True, timestamps=True, _preload_content=False
         )
@@ -146,19 +134,14 @@ class Cluster:
         return GROUP, VERSION, self.namespace, PLURAL
 
     def _list(self, what: str, call: Callable[..., Any], **selector: Any) -> list[Object]:
-        """Returns plain objects: the client's classes know only the fields of its version."""
+        # As plain objects: the client's classes know only the fields of its version.
         answer = self._ask(what, call, self.namespace, _preload_content=False, **selector)
         return list(json.loads(answer.data)["items"])
 
     def _ask(
         self, what: str, call: Callable[..., Any], *arguments: object, expected: int | None = None, **options: object
     ) -> Any:
-        """Sends a request, and returns the answer; None for a refusal that is expected.
-
-        Raises:
-            UserError: the answer will be the same next time.
-            NoAnswerError: it may be another one next time.
-        """
+        """Returns the answer, None for the expected refusal; raises `NoAnswerError` if it may differ next time."""
         from kubernetes.client.rest import ApiException
         from urllib3.exceptions import HTTPError
 
@@ -181,7 +164,7 @@ def _message(error: ApiException) -> str:
 
 
 def _refusal(what: str, status: int, message: str, namespace: str) -> BatonError:
-    """Returns what an answer of the API server means to a person."""
+    """Returns an answer of the API server as an error that a person can act on."""
     if status == 404:
         return UserError(
             f"resources.nodes needs Kubeflow Trainer, and this cluster has no {PLURAL}.{GROUP}/{VERSION}.",
@@ -199,19 +182,12 @@ def _refusal(what: str, status: int, message: str, namespace: str) -> BatonError
 
 
 class RankLog:
-    """Follows the log of one pod in a thread: its events become events of this stage, other lines stay as they are.
-
-    Where `before` followed the same log and broke off, it goes on there.
-
-    Attributes:
-        error: The event with which the node's own stage failed.
-        partial: Whether the node said that it left before its target.
-        tail: The last lines that were no events.
-    """
+    """Follows the log of one pod in a thread: its events become events of this stage, other lines stay as they are."""
 
     def __init__(self, cluster: Cluster, pod: str, before: RankLog | None = None) -> None:
         self.pod = pod
         self.error: events.Error | None = None
+        # The node left before its target. A log that broke off is followed on from its last line.
         self.partial: bool = before.partial if before else False
         self.tail: deque[str] = before.tail if before else deque(maxlen=LAST_LINES)
         self._last_time: str = before._last_time if before else ""
@@ -221,11 +197,9 @@ class RankLog:
 
     @property
     def is_open(self) -> bool:
-        """Whether there may be more to come."""
         return self._thread.is_alive()
 
     def join(self, seconds: float) -> None:
-        """Waits for the log's end, at most for some time."""
         self._thread.join(seconds)
 
     def _follow(self) -> None:

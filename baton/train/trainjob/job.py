@@ -24,13 +24,12 @@ logger = logging.getLogger("baton")
 
 T = TypeVar("T")
 POLL = 3.0
-"""Seconds between two looks."""
 PATIENCE = 300.0
-"""Seconds for which the API server may not answer: a control plane that is upgraded takes minutes."""
+"""Seconds that the API server may be silent: a control plane that is upgraded takes minutes."""
 IMAGE_PATIENCE = 120.0
-"""Seconds for which an image may not be had: registries refuse now and then, and Kubernetes asks again."""
+"""Seconds that an image may be missing: registries refuse now and then, and Kubernetes asks again."""
 OTHERS_LINES = 200
-"""Lines that are read of another node's log, where that is the one that failed."""
+"""Lines to read of the log of another node than the first, if that one failed."""
 LAST_LINES_WAIT = 10.0
 """Seconds for the end of a log whose pod has ended."""
 GONE_WAIT = 180.0
@@ -41,22 +40,21 @@ IMAGE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverP
 SETTINGS = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
 OUT_OF_MEMORY = "OOMKilled"
 KILLED = (137, 143)
-"""Exit codes of a container that got SIGKILL, by the kernel or at the end of its grace period, or SIGTERM."""
+"""Exit codes after SIGKILL, by the kernel or at the end of the grace period, and SIGTERM."""
 LOST = ("NodeLost", "NodeShutdown", "Shutdown", "Terminated")
 """Reasons of a pod whose node is gone or going."""
 TOO_MUCH = ("exceeds the limit", "exceeds the total limit", "exceeded its local")
-"""What the message of an eviction says where the pod itself took more than it may."""
+"""Messages of an eviction for the pod's own excess."""
 DEADLINE = "DeadlineExceeded"
 
 
 def condition_of(job: Object, kind: str) -> Object | None:
-    """Returns a condition of an object where it holds, None where it does not."""
+    """Returns a condition of an object if it holds."""
     conditions = job["status"].get("conditions") or [] if "status" in job else []
     return next((entry for entry in conditions if entry["type"] == kind and entry["status"] == "True"), None)
 
 
 def node_index(pod: Object) -> int:
-    """Returns the number of a node in its job."""
     metadata = pod["metadata"]
     number = (metadata.get("annotations") or {}).get(INDEX) or (metadata.get("labels") or {}).get(INDEX)
     return int(number or 0)
@@ -69,7 +67,6 @@ def is_over(job: Object) -> bool:
 
 
 def has_started(pod: Object) -> bool:
-    """Tells whether a pod runs, or has run."""
     return pod["status"].get("phase") in ("Running", "Succeeded", "Failed")
 
 
@@ -87,7 +84,7 @@ def not_starting(pods: Iterable[Object]) -> str | None:
 
 
 def waiting_for(job: Object, nodes: int, pods: Sequence[Object], warnings: Sequence[Object]) -> str:
-    """Returns what the nodes that do not run yet wait for, as far as Kubernetes tells."""
+    """Returns why some nodes do not run yet, as far as Kubernetes tells."""
     if suspended := condition_of(job, "Suspended"):
         return f"the job is suspended: {suspended.get('message', '')}"
     running = sum(map(has_started, pods))
@@ -99,18 +96,17 @@ def waiting_for(job: Object, nodes: int, pods: Sequence[Object], warnings: Seque
 
 
 def first_failed(pods: Iterable[Object]) -> Object | None:
-    """Returns the pod whose container ended with another code than 0 before all others, None where none has."""
     failed = [pod for pod in pods if _ended(pod).get("exitCode")]
     return min(failed, key=lambda pod: (str(_ended(pod).get("finishedAt")), node_index(pod)), default=None)
 
 
 def failure_of(job: Object, pods: Sequence[Object], error: Error | None, tail: Sequence[str]) -> BatonError:
-    """Returns why a job failed; a `ProcessLostError` where another job may be spared it, a `SkipError` where another
-    skips the step that this one has found.
+    """Returns why a job failed: `ProcessLostError` or `SkipError` where another job may do better, else `BatonError`.
 
-    What befell a pod comes before what the first node said: where one is killed, the others end for want of it.
     `error` and `tail` are the error and last lines of the first pod to fail, or of the first node.
     """
+    # A fault inflicted on a pod goes before the first node's own words: where one is killed, the others end for want of
+    # it.
     again, first = "Run again: it resumes from the newest checkpoint.", first_failed(pods)
     for pod in sorted(pods, key=lambda pod: (not _took_too_much(pod), node_index(pod))):
         if line := _befallen(pod):
@@ -130,19 +126,19 @@ def failure_of(job: Object, pods: Sequence[Object], error: Error | None, tail: S
         last = f" Its last lines: {' | '.join(tail)}" if tail else ""
         return kind(f"node {node_index(first)} ({_place(first)}) ended with code {_ended(first)['exitCode']}.{last}")
     failed = condition_of(job, "Failed") or {}
-    # Where pods have run, and none has an end: they were taken away with their machine.
+    # Pods that ran and have no end were taken away with their machine.
     kind = ProcessLostError if any(map(has_started, pods)) and failed.get("reason") != DEADLINE else BatonError
     return kind(f"the TrainJob failed: {failed.get('reason', 'no reason given')}: {failed.get('message', '')}")
 
 
 def _took_too_much(pod: Object) -> bool:
-    """Tells whether a pod was ended for what it took itself, which the next one would take, too."""
+    """Tells whether a pod was ended for its own consumption, which the next one would repeat."""
     message = pod["status"].get("message") or ""
     return _ended(pod).get("reason") == OUT_OF_MEMORY or any(words in message for words in TOO_MUCH)
 
 
 def _befallen(pod: Object) -> str | None:
-    """Returns what was done to a pod, None where it ended by itself or has not."""
+    """Returns a fault inflicted on a pod, None where it ended by itself or has not."""
     status, ended = pod["status"], _ended(pod)
     node = f"node {node_index(pod)} ({_place(pod)})"
     if ended.get("reason") == OUT_OF_MEMORY:
@@ -176,11 +172,7 @@ def _place(pod: Object) -> str:
 
 
 def patiently(ask: Callable[[], T]) -> T:
-    """Asks the API server until there is an answer.
-
-    Raises:
-        NoAnswerError: there was none for `PATIENCE` seconds.
-    """
+    """Asks the API server until it answers; raises `NoAnswerError` after `PATIENCE` seconds."""
     tries = backoff(PATIENCE, pause=1.0)
     return retry(ask, NoAnswerError, tries, lambda error, _: logger.warning("%s Asking again.", error))
 
@@ -188,14 +180,9 @@ def patiently(ask: Callable[[], T]) -> T:
 class Job:
     """The job of one attempt at a chunk.
 
-    Args:
-        cluster: Where it runs.
-        document: The job as it is to be; see `manifest.train_job`.
-        siblings: Labels by which all jobs of the chunk are found.
-        wait: Seconds that the nodes may take until all run.
-        patience: Seconds for which nodes may have no machine or quota; None where that is a matter of `wait` alone, and
-            a job that no quota lets in fails at once.
-        notice: Returns that this stage's machine will be preempted, None while it stays.
+    `wait` bounds the seconds until all nodes run, `patience` those without a machine or quota; without `patience`,
+    `wait` alone counts, and a job that no quota lets in fails at once. `notice` tells that this stage's machine will be
+    preempted.
     """
 
     def __init__(
@@ -223,22 +210,18 @@ class Job:
 
     @property
     def left_early(self) -> bool:
-        """Whether the nodes said that they left before the target."""
         return self._log is not None and self._log.partial
 
     def run(self) -> bool:
-        """Creates the job, or finds it, and follows it to its end.
-
-        Returns:
-            Whether it ended by itself: False where this stage must go, or somebody else deleted it.
+        """Creates or finds the job and follows it to its end; False where this stage must go, or somebody deleted it.
 
         Raises:
             NoRoomError: the cluster does not give as many nodes.
-            ProcessLostError: it failed of what another job may be spared.
+            ProcessLostError: another job may be spared the failure.
             BatonError: it failed otherwise, does not start, or Kubernetes does not answer.
         """
-        # First what earlier attempts left of this chunk, but for a job that is this one and still runs: its nodes hold
-        # the devices that this one asks for.
+        # First remove jobs of earlier attempts, as their nodes hold the devices that this one asks for; this very job,
+        # if it still runs, is followed.
         for other in patiently(lambda: self._cluster.jobs(self._siblings)):
             name, nodes = other["metadata"]["name"], other["spec"]["trainer"]["numNodes"]
             if (name, nodes) != (self.name, self.nodes) or is_over(other):
@@ -246,25 +229,21 @@ class Job:
                 self._remove(name)
         created = self._create()
         try:
-            # The end of its owner before does not end it then.
+            # Else the end of its earlier owner, the pod of the last attempt, would end it.
             if not created and (owners := self._document["metadata"]["ownerReferences"]):
                 patiently(lambda: self._cluster.adopt(self.name, owners))
             logger.info("TrainJob %s is %s, with %d node(s)", self.name, "created" if created else "found", self.nodes)
             return self._follow()
         finally:
-            # On every way out. A stage that is killed deletes nothing: its job goes with the pod that owns it, or is
-            # deleted by the next attempt, which follows it where it asks for the same.
+            # On every way out. A stage that is killed deletes nothing: its job goes with the pod that owns it, or the
+            # next attempt follows or deletes it.
             try:
                 self._remove(self.name)
             except BatonError as error:  # hides nothing that went before
                 logger.warning("TrainJob %s may still be there: %s", self.name, error)
 
     def _create(self) -> bool:
-        """Creates the job; False where it is there.
-
-        Raises:
-            NoRoomError: no quota has let it in for as long as the nodes may have none.
-        """
+        """Creates the job, False if it is there; raises `NoRoomError` if no quota lets it in for too long."""
 
         def wait(error: NoRoomError, _: RetryAttempt) -> None:
             if self._notice():
@@ -290,7 +269,7 @@ class Job:
             is_complete, has_failed = condition_of(job, "Complete"), condition_of(job, "Failed")
             if (is_complete or has_failed) and self._log:
                 self._log.join(LAST_LINES_WAIT)  # the last lines say whether the nodes left early
-            # Of nodes that left early all is saved: that a machine was preempted is no failure of the chunk.
+            # Nodes that left early have saved everything: a preempted machine is no failure of the chunk.
             if is_complete or (has_failed and self.left_early):
                 return True
             if has_failed:
@@ -301,7 +280,7 @@ class Job:
                     break
 
     def _look(self) -> None:
-        """Takes note of the pods, and follows the first one's log once there is one."""
+        """Notes the pods, and follows the first one's log once there is one."""
         pods = patiently(lambda: self._cluster.pods(self.name))
         self._present = [pod for pod in pods if pod["metadata"]["name"] not in self._leftover]
         self._pods.update({pod["metadata"]["name"]: pod for pod in self._present})
@@ -315,12 +294,7 @@ class Job:
             self._log = RankLog(self._cluster, newest, self._log)
 
     def _require_start(self, job: Object) -> None:
-        """Says what the nodes wait for.
-
-        Raises:
-            NoRoomError: nodes have had no machine or quota for too long.
-            UserError: an image cannot be had, or the time for starting is over.
-        """
+        """Logs what the nodes wait for; raises `NoRoomError` or `UserError` once they have waited too long."""
         pods, now = self._present, time.monotonic()
         if len(pods) >= self.nodes and all(map(has_started, pods)):
             self._waiting_since = self._stuck_since = self._roomless_since = None
@@ -345,7 +319,6 @@ class Job:
         self._say(reason)
 
     def _say(self, reason: str) -> None:
-        """Logs what the nodes wait for, once each time that changes."""
         if reason != self._reason:
             self._reason = reason
             logger.info("TrainJob %s: %s", self.name, reason)
@@ -363,7 +336,7 @@ class Job:
         return failure_of(job, pods, error, tail)
 
     def _remove(self, name: str) -> None:
-        """Deletes a job and waits until it and its pods are gone, as the next one's pods would find no room."""
+        """Deletes a job and waits until its pods are gone, as the next job's pods would find no room."""
         if not patiently(lambda: self._cluster.delete(name)):
             return
         for _ in backoff(GONE_WAIT, pause=1.0):
@@ -377,21 +350,15 @@ class Job:
 def run_job(
     cluster: Cluster, recipe: Recipe, run_uri: str, index: int, notice: Callable[[], str | None]
 ) -> tuple[Job, bool]:
-    """Runs the job of a chunk; where the number of its nodes may vary, the first one that can be had.
+    """Runs the job of a chunk with the most nodes that can be had; returns it, and whether it ended by itself.
 
-    Within a job the number stays. A job of an earlier attempt that has not ended is followed, however many nodes of
-    those that are possible it has.
-
-    Returns:
-        The last job, and whether that ended by itself; see `Job.run`.
-
-    Raises:
-        BatonError: it failed, or does not start with the fewest nodes either.
+    Within a job the number of nodes stays. A job that an earlier attempt left is followed, whatever possible number it
+    has.
     """
     nodes, wait, siblings = recipe.resources.nodes, seconds(recipe.resources.wait_for_nodes), labels(run_uri, index)
     counts = recipe.node_counts
     if len(counts) > 1:
-        # A job that an earlier attempt has left; of these all have one name.
+        # A job that an earlier attempt left: its name does not depend on the number of nodes.
         name = train_job(recipe, run_uri, index, None)["metadata"]["name"]
         jobs = patiently(lambda: cluster.jobs(siblings))
         left = [job for job in jobs if job["metadata"]["name"] == name and not is_over(job)]

@@ -15,7 +15,6 @@ from baton.tracking import servers
 from baton.tracking.servers import KUBEFLOW_RUN, kubeflow_run
 
 Object = dict[str, Any]
-"""A Kubernetes object as its API has it."""
 
 GROUP, VERSION, PLURAL = "trainer.kubeflow.org", "v1alpha1", "trainjobs"
 NODE = "node"
@@ -23,12 +22,12 @@ NODE = "node"
 NODE_STAGE = "train-node"
 """`app.kubernetes.io/component` of the pods; network policies go by it."""
 MANAGER = "baton/train-chunk"
-"""Who patched the runtime; Trainer asks for a name with a domain."""
+"""Trainer asks for a name with a domain for each patch of a runtime."""
 RUN_LABEL, CHUNK_LABEL = "baton/run", "baton/chunk"
 LEAVE = 120
 """Seconds that a pod has between SIGTERM and its end, to save."""
 LONGEST_NAME = 24
-"""Letters of a run's name that go into the job's: pods and their service add to it, and all fit 63."""
+"""Letters of a run's name in the job's: pods and their service add to it, and all must fit 63."""
 
 
 def owner_reference(name: str, uid: str) -> Object:
@@ -37,23 +36,20 @@ def owner_reference(name: str, uid: str) -> Object:
 
 
 def stage_owner() -> Object | None:
-    """Returns the pod of this process as Kubeflow Pipelines names it, None outside one."""
+    """Returns the pod of this process as Kubeflow Pipelines names it."""
     name, uid = os.environ.get("KFP_POD_NAME"), os.environ.get("KFP_POD_UID")
     return owner_reference(name, uid) if name and uid else None
 
 
 def labels(run_uri: str, index: int) -> dict[str, str]:
-    """Returns the labels by which all jobs of a chunk are found, whichever attempt made them."""
+    """Returns the labels of all jobs of a chunk, whichever attempt made them."""
     return {RUN_LABEL: hashlib.sha256(run_uri.encode()).hexdigest()[:16], CHUNK_LABEL: str(index)}
 
 
 def train_job(recipe: Recipe, run_uri: str, index: int, owner: Object | None, nodes: int | None = None) -> Object:
-    """Returns the job of a chunk on so many nodes, the most when left out.
-
-    Its name is that of run, chunk and everything it asks for: an attempt that finds it found its predecessor's, of the
-    same image, nodes and settings. Where the number of nodes may vary, that is not in the name: an attempt that would
-    be given another number follows the job that trains already.
-    """
+    """Returns the job of a chunk on so many nodes, the most when left out."""
+    # Run, chunk and everything it asks for make the name, so an attempt that finds it follows its predecessor's job. A
+    # number of nodes that may vary is left out: the job that trains already is followed with whatever number it has.
     is_fixed = isinstance(recipe.resources.nodes, int)
     spec = _spec(recipe, run_uri, index, recipe.max_nodes if is_fixed else 0)
     digest = hashlib.sha256(json.dumps([run_uri, index, spec], sort_keys=True).encode()).hexdigest()[:8]
@@ -119,7 +115,7 @@ def _spec(recipe: Recipe, run_uri: str, index: int, nodes: int) -> Object:
 
 
 def _environment(recipe: Recipe) -> list[Object]:
-    """Returns the environment of a node; where it meets the others, Trainer adds."""
+    """Returns the environment of a node; Trainer adds where it meets the others."""
     plain = {**recipe.resources.plain_env, **recipe.resources.promised_env, "BATON_EVENTS": "stdout"}
     environment: list[Object] = [{"name": name, "value": value} for name, value in plain.items()]
     for secret, variables in recipe.resources.secrets:
@@ -137,7 +133,7 @@ def _environment(recipe: Recipe) -> list[Object]:
 
 
 def _pod(recipe: Recipe) -> Object:
-    """Returns what the runtime's pods are patched with: Pod Security "restricted", and the recipe's `resources`."""
+    """Returns the patch of the runtime's pods: Pod Security "restricted", and the recipe's `resources`."""
     resources = recipe.resources
     volumes: list[Object] = []
     mounts: list[dict[str, str]] = []
