@@ -62,7 +62,8 @@ def rank_trials(sweep: Sweep, number: int) -> RungResult:
     rungs = [rung for bracket in brackets(recipe) for rung in bracket.rungs]
     rung = rungs[number - 1]
     trials = {trial.id: trial for trial in document.trials}
-    requests = _requests(sweep, trials)
+    newest = zip(trials, SYSTEM.each(sweep.request, trials), strict=True)
+    requests = {trial: request for trial, request in newest if request}
     verdict = sweep.rung(number) or _judged(sweep, document, rung, trials, requests)
     verdict = _with_requests(sweep, verdict, trials, requests)
     if not verdict.kept:
@@ -87,11 +88,6 @@ def rank_trials(sweep: Sweep, number: int) -> RungResult:
 
 Requests = dict[str, TrialRequest]
 """Trial → its newest request, where there is one."""
-
-
-def _requests(sweep: Sweep, trials: dict[str, TrialEntry]) -> Requests:
-    newest = zip(trials, SYSTEM.each(sweep.request, trials), strict=True)
-    return {trial: request for trial, request in newest if request}
 
 
 def _with_state(requests: Requests, state: TrialState) -> set[str]:

@@ -113,15 +113,7 @@ def _points(pairs: Sequence[tuple[int, float]]) -> svg.Points:
 
 
 NAME = "page.html"
-TONES = {
-    "won": "good",
-    "goes on": "good",
-    "ended": "good",
-    "failed": "bad",
-    "stopped": "",
-    "training": "",
-    "waiting": "",
-}
+TONES = {**dict.fromkeys(STATES, ""), **dict.fromkeys(("won", "goes on", "ended"), "good"), "failed": "bad"}
 
 
 def write(sweep: Sweep) -> str:

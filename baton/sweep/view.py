@@ -46,13 +46,11 @@ class Trial:
     num_steps: int | None = None
     num_chunks: int | None = None
     seconds: float = 0.0
-    """Of all its chunks."""
     state: str = "waiting"
     """One of `STATES`."""
     rung: int = 0
     """Last one that it reached, 0 before the first."""
     why: str = ""
-    """Reason of its stop."""
     beaten: tuple[int, int] | None = None
     """Place and number of trials on that rung, where others were better; an older sweep has it in `why` alone."""
     rank: int | None = None
@@ -78,9 +76,7 @@ class View:
     metric: str
     mode: str
     parameters: list[str]
-    """Dotted paths of the search."""
     trials: list[Trial]
-    """Best first."""
     rungs: list[RungVerdict]
     """Judged so far, of `num_rungs`."""
     num_rungs: int
