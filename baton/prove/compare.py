@@ -138,14 +138,13 @@ def _differs(file: str, name: str, ours: Any, theirs: Any) -> Value | None:
     unlike = (bits[0] != bits[1]).view(-1, flat[0].element_size()).any(dim=1)
     gap = (flat[0].double() - flat[1].double()).abs()[unlike]
     finite = gap[gap.isfinite()]
-    largest = float(finite.max()) if len(finite) == len(gap) else None
     return {
         "file": file,
         "name": name,
         "what": str(ours.dtype).removeprefix("torch."),
         "count": int(unlike.sum()),
         "of": ours.numel(),
-        "max_abs": largest,
+        "max_abs": float(finite.max()) if len(finite) == len(gap) else None,
     }
 
 

@@ -136,9 +136,8 @@ def serve() -> None:
             if None in batch:
                 break
     except Exception as error:
-        # `Tracker` passes this one line on.
-        words = " ".join(str(error).split())
-        print(f"tracking at {without_credentials(order.uri)} stopped: {words}", flush=True)
+        # One line, which `Tracker` passes on.
+        print(f"tracking at {without_credentials(order.uri)} stopped: {' '.join(str(error).split())}", flush=True)
 
 
 def _drain(lines: queue.Queue[str | None]) -> list[str | None]:

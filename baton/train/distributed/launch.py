@@ -275,9 +275,8 @@ def note_failure(message: str) -> None:
     """Writes the reason for torch's launcher, and ends this process."""
     from torch.distributed.elastic.multiprocessing.errors.error_handler import ErrorHandler
 
-    handler = ErrorHandler()
     try:
-        handler.record_exception(BatonError(message))
+        ErrorHandler().record_exception(BatonError(message))
     except Exception:
         traceback.print_exc()
     if multiprocessing.parent_process() is None:  # torchrun started this, and no process of ours reads what is written

@@ -71,9 +71,8 @@ class Cluster:
 
     def create(self, job: Object) -> bool:
         """Creates a job; False if its name is taken. Raises `NoRoomError` where a quota does not let it in."""
-        return (
-            self._ask("create", self._jobs.create_namespaced_custom_object, *self._kind, job, expected=409) is not None
-        )
+        create = self._jobs.create_namespaced_custom_object
+        return self._ask("create", create, *self._kind, job, expected=409) is not None
 
     def job(self, name: str) -> Object | None:
         return self._ask("get", self._jobs.get_namespaced_custom_object, *self._kind, name, expected=404)
@@ -85,8 +84,8 @@ class Cluster:
 
     def adopt(self, name: str, owners: list[Object]) -> None:
         """Replaces a job's owners, if it is there."""
-        change = {"metadata": {"ownerReferences": owners}}
-        self._ask("patch", self._jobs.patch_namespaced_custom_object, *self._kind, name, change, expected=404)
+        patch, change = self._jobs.patch_namespaced_custom_object, {"metadata": {"ownerReferences": owners}}
+        self._ask("patch", patch, *self._kind, name, change, expected=404)
 
     def delete(self, name: str) -> bool:
         """Deletes a job and its pods; False if it is gone."""

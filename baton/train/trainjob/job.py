@@ -56,8 +56,7 @@ def condition_of(job: Object, kind: str) -> Object | None:
 
 def node_index(pod: Object) -> int:
     metadata = pod["metadata"]
-    number = (metadata.get("annotations") or {}).get(INDEX) or (metadata.get("labels") or {}).get(INDEX)
-    return int(number or 0)
+    return int((metadata.get("annotations") or {}).get(INDEX) or (metadata.get("labels") or {}).get(INDEX) or 0)
 
 
 def is_over(job: Object) -> bool:
