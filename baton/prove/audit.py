@@ -145,7 +145,6 @@ class ChunkReplay:
         return reached
 
     def folder(self, checkpoint: Checkpoint) -> str:
-        """Returns the local folder of a checkpoint that was trained here."""
         return self._run.storage.key(checkpoint.manifest.path(CheckpointStore(self._run).prefix(checkpoint.step)))
 
     def _plain(self, recipe: Recipe) -> dict[str, object]:
@@ -313,7 +312,6 @@ def audit(
 def _verdict(
     chunk: ChunkSpan, comparison: Comparison, claims: list[str], data: list[str], again: Checkpoint | None
 ) -> str:
-    """Returns the audit's result in one sentence."""
     name = f"chunk {chunk.index}, steps {chunk.start + 1} to {chunk.after.step},"
     if data:
         return f"differs: from this recipe and data come other {' and '.join(data)} than the run has"

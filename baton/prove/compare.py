@@ -122,7 +122,6 @@ def _compare_leaves(name: str, expected: Mapping[str, Any], found: Mapping[str, 
 
 
 def _differs(file: str, name: str, ours: Any, theirs: Any) -> Value | None:
-    """Returns how a value differs from another, if it does."""
     import torch
 
     if not (isinstance(ours, torch.Tensor) and isinstance(theirs, torch.Tensor)):
@@ -149,7 +148,6 @@ def _differs(file: str, name: str, ours: Any, theirs: Any) -> Value | None:
 
 
 def _compare_history(expected: str, found: str, after: int, result: Comparison) -> None:
-    """Notes the first logged value that differs, and the first loss."""
     ours, theirs = (_logged(path, after) for path in (expected, found))
     result.logged = sum(len(entry) - 1 for entry in ours)
     for mine, other in zip(ours, theirs, strict=False):

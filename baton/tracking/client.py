@@ -153,7 +153,6 @@ class RestClient:
 
 
 def _session() -> requests.Session:
-    """Returns a session with the credentials, certificates and patience that MLflow's variables name."""
     retry = Retry(
         total=int(_setting("HTTP_REQUEST_MAX_RETRIES", "7")),
         status_forcelist=TRANSIENT,

@@ -106,7 +106,6 @@ class Sender:
                 yield {**value, **self._belonging(name)}
 
     def _belonging(self, name: str) -> dict[str, str]:
-        """Returns the model and rows of a figure, if it is one of a model."""
         if name.startswith(OF_OTHERS) or name.endswith(TIMED) or name in OF_TRAINING:
             return {}
         found = {"model_id": self._model} if self._model else {}

@@ -106,7 +106,6 @@ Ended = Literal["FINISHED", "FAILED", "KILLED"]
 AT_ONCE = 100
 """Maximum of parameters in one request."""
 RECIPE = "recipe.yaml"
-"""Artifact with the recipe's own settings."""
 
 
 def start(run: Run, recipe: Recipe) -> None:
@@ -194,7 +193,6 @@ def _of_fork(run: Run, uri: str, number: str | None) -> dict[str, str]:
 
 
 def _of_trial(run: Run) -> dict[str, str]:
-    """Returns tags that show a trial below its sweep."""
     trial = run.read(TrialInfo)
     return {servers.PARENT: trial.tracking, "baton.sweep": trial.sweep} if trial and trial.tracking else {}
 

@@ -264,7 +264,6 @@ def _explained(failed: ChildFailedError) -> BatonError:
 
 
 def _noted(failure: ProcessFailure) -> tuple[str, str]:
-    """Returns the message and the stack that a process wrote as it failed."""
     noted = failure.error_file_data.get("message", "")
     if not isinstance(noted, dict):
         return str(noted), str(noted)
