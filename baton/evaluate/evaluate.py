@@ -155,8 +155,7 @@ class EvaluationSet:
             measured = measures.measure(model, tokenizer, self.rows, self.recipe, progress, self._second_model)
         if self.harness:
             events.emit(events.Evaluating(when=when, doing="tasks", done=0, of=1))
-            in_turns = self.asks_in_turns and bool(tokenizer.chat_template)
-            system = self.recipe.data.system
+            in_turns, system = self.asks_in_turns and bool(tokenizer.chat_template), self.recipe.data.system
             measured.figures |= self.harness.run(model, tokenizer, batch_size, chat=in_turns, system=system)
         pairs = self.prompts if own_tokenizer is None else self._prompts(own_tokenizer)
         measured.completions = generate.write_all(
@@ -196,7 +195,6 @@ class EvaluationSet:
 
 
 def _progress_events(when: str, doing: str) -> measures.Progress:
-    """Returns a callback that emits an event every `PROGRESS_INTERVAL` seconds."""
     emitted = time.monotonic()
 
     def progress(done: int, of: int) -> None:
@@ -284,10 +282,7 @@ def _document(
 
 
 def find_production(run: Run, recipe: Recipe, scratch: str) -> tuple[str | None, str | None]:
-    """Returns the folder of the model in use and its name in words.
-
-    No folder where there is no such model yet, and no words where the recipe names none.
-    """
+    """Returns the folder of the model in use, if there is one yet, and its name in words, if the recipe names one."""
     reference = recipe.evaluation.production
     if reference is None:
         return None, None

@@ -52,11 +52,6 @@ def reject_run(run_uri: str) -> str:
 
 
 def judge(gate: dict[str, str], evaluation: EvaluationResult) -> list[JudgedLine]:
-    """Compares an evaluation with a gate's lines; a line whose figures were not measured does not hold.
-
-    Raises:
-        UserError: the evaluation has no such figure.
-    """
     return [_judge(figure, line.strip(), evaluation) for figure, line in gate.items()]
 
 

@@ -52,11 +52,7 @@ def measure(
     progress: Progress = lambda done, of: None,
     second_model: PreTrainedModel | None = None,
 ) -> Measured:
-    """Measures a model on held-out tokenized rows of its method.
-
-    Pairs give the log-likelihoods of both answers too; other methods give `loss` in nats per token with `perplexity`,
-    scores, a weighted mean `reward` over greedy completions, or the `divergence` from a second model.
-    """
+    """Measures a model on held-out tokenized rows of its method; pairs give both answers' log-likelihoods too."""
     batch_size, limit = recipe.evaluation_batch_size, recipe.data.max_length
     if recipe.training.spec.scores:
         return Measured(_scores(model, rows, batch_size))
@@ -82,10 +78,7 @@ def measure(
 
 
 def preference(before: Likelihoods, after: Likelihoods) -> dict[str, Figure]:
-    """Compares likelihoods of pairs with those of the start model, in nats.
-
-    Both figures are DPO's implicit rewards (arXiv:2305.18290, section 4) over β.
-    """
+    """Returns DPO's implicit rewards (arXiv:2305.18290, section 4) over β, in nats, from likelihoods of pairs."""
     gains = {side: [b - a for a, b in zip(before[side], after[side], strict=True)] for side in before}
     margins = [chosen - rejected for chosen, rejected in zip(gains["chosen"], gains["rejected"], strict=True)]
     return {"reward_accuracy": mean_figure(list(map(_is_above, margins))), "reward_margin": mean_figure(margins)}
@@ -155,10 +148,7 @@ def _scores(model: Any, rows: Dataset, batch_size: int) -> dict[str, Figure]:
 
 
 def _rewards(model: Any, tokenizer: Any, rows: Dataset, recipe: Recipe, progress: Progress) -> dict[str, Figure]:
-    """Returns the mean reward of greedy completions, in all and by function.
-
-    A completion without any value does not count.
-    """
+    """Returns the mean reward of greedy completions, in all and by function; one without any value does not count."""
     settings = recipe.training.generation
     assert settings
     some, _, completions = _completions(model, tokenizer, rows, recipe, progress)
@@ -213,7 +203,6 @@ def _divergence(model: Any, teacher: Any, tokenizer: Any, rows: Dataset, recipe:
 def _completions(
     model: Any, tokenizer: Any, rows: Dataset, recipe: Recipe, progress: Progress
 ) -> tuple[Dataset, list[str], list[str]]:
-    """Returns the first held-out rows, their prompts as text, and the model's greedy completions."""
     settings = recipe.training.completions
     assert settings
     some = rows.select(range(min(len(rows), max(recipe.evaluation.samples, MIN_PROMPTS))))
@@ -233,7 +222,6 @@ def _completions(
 
 
 def _answered(rows: Dataset, column: str, limit: int) -> Dataset:
-    """Returns rows with `input_ids` and `labels` of a prompt and a column's answer."""
 
     def join(row: dict[str, Any]) -> dict[str, Any]:
         prompt, answer = row["prompt_ids"], row[column]
@@ -276,7 +264,7 @@ class Harness:
         with self._in_own_folder():
             try:
                 self._manager.load(list(tasks.names))
-            except Exception as error:  # whatever a task's file, its functions or the hub have to say
+            except Exception as error:  # of the task's file, its functions or the hub
                 raise self._failed("loaded", error) from None
 
     def run(
@@ -336,7 +324,6 @@ def _stopping_as_chat(model: Any, tokenizer: Any) -> Iterator[None]:
 
 
 def _task_figures(task: str, results: dict[str, Any]) -> list[tuple[str, str, float]]:
-    """Returns name, harness key and value of each figure."""
     keys = [key for key in results if "," in key and not key.partition(",")[0].endswith("_stderr")]
     keys = [key for key in keys if isinstance(results[key], int | float)]
     metrics = [key.partition(",")[0] for key in keys]
@@ -349,7 +336,7 @@ def _task_figures(task: str, results: dict[str, Any]) -> list[tuple[str, str, fl
 
 
 def _by_document(samples: list[dict[str, Any]], key: str, value: float) -> list[float | None] | None:
-    """Returns a figure for each document of a task, None where the value is not their mean."""
+    """Returns a figure for each document, None where the value is not their mean."""
     metric, _, filtered = key.partition(",")
     rows = [row for row in samples if row.get("filter", NO_FILTER) == filtered]
     each = [row.get(metric) for row in sorted(rows, key=lambda row: row["doc_id"])]

@@ -29,12 +29,7 @@ MAIN = "export"  # folder of the main export in a run: the whole model where it 
 
 
 def export_run(run_uri: str) -> ExportedModel:
-    """Exports the checkpoint of a run's result, each format once.
-
-    Raises:
-        UserError: a format cannot hold the model, or a server refuses it.
-        BatonError: an export does not give what the trained model gives.
-    """
+    """Exports the checkpoint of a run's result, each format once."""
     started = time.time()
     run = Run.open(run_uri)
     recipe = run.recipe()
@@ -166,7 +161,6 @@ def _write_prompting(draft: ExportDraft) -> None:
 def _publish(
     source: ExportSource, recipe: Recipe, main: CommittedExport, mlflow: CommittedExport | None
 ) -> dict[str, Document]:
-    """Sends the model to MLflow's server and the Hub, as the recipe asks."""
     published: dict[str, Document] = {}
     if mlflow and (there := publish.log_to_mlflow(source.run, recipe, mlflow.manifest, mlflow.folder(), source.digest)):
         published["registry"] = there

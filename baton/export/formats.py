@@ -100,9 +100,8 @@ def _compare_weights(export_format: str, draft: ExportDraft, reference: Referenc
 
 
 def _check_safetensors(draft: ExportDraft, export_format: str = "safetensors") -> ExportCheck:
-    source = draft.source
-    finding = _compare_weights(export_format, draft, source.merged_reference)
-    return source.compare_with_trained(finding, source.merged_reference)
+    reference = draft.source.merged_reference
+    return draft.source.compare_with_trained(_compare_weights(export_format, draft, reference), reference)
 
 
 def _check_adapter(draft: ExportDraft) -> ExportCheck:
@@ -150,10 +149,7 @@ def _write_onnx(draft: ExportDraft) -> None:
 
 
 def save_onnx(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, spec: ONNX, target: str) -> None:
-    """Writes a float32 graph with free batch size and length for ONNX Runtime, and the tokenizer.
-
-    Inputs `input_ids` and `attention_mask`, output `logits`.
-    """
+    """Writes a float32 graph (`input_ids`, `attention_mask` → `logits`) for ONNX Runtime, and the tokenizer."""
     import torch
     from transformers.exporters.exporter_onnx import OnnxConfig, OnnxExporter
 
@@ -171,7 +167,6 @@ def save_onnx(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, spec: 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Silences the exporters' progress and notes on versions."""
     import transformers
 
     before = transformers.logging.get_verbosity()

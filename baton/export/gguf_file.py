@@ -46,11 +46,7 @@ def write(
 ) -> dict[str, str]:
     """Writes one file and returns the SHA-256 of each quantized tensor by name.
 
-    `folder` has the tokenizer's files, `kind` is the type of the weights, such as `q8_0`, and `about` the model's
-    `name` and `license`.
-
-    Raises:
-        UserError: GGUF cannot hold the model or its tokenizer.
+    `folder` has the tokenizer's files; `kind` is the type of the weights, such as `q8_0`.
     """
     import gguf
     import numpy as np
@@ -203,11 +199,7 @@ def _require_computable(config: Any, name: str) -> None:
 
 
 def add_vocabulary(writer: GGUFWriter, tokenizer: PreTrainedTokenizerBase, folder: str, vocab_size: int) -> None:
-    """Writes vocabulary, merges, special tokens and chat template.
-
-    Tokenizers are byte-level BPE, or SentencePiece's BPE with single bytes to fall back on. Rows of the embedding
-    without a token (`vocab_size`) get made-up names.
-    """
+    """Writes the vocabulary of byte-level BPE, or of SentencePiece's BPE with single bytes to fall back on."""
     import gguf
 
     file = Path(folder) / "tokenizer.json"
@@ -257,10 +249,9 @@ def _split_name(document: dict[str, Any]) -> str:
 
 
 def _tokens(document: dict[str, Any], vocab_size: int) -> tuple[list[str], list[int]]:
-    """Returns text and type of each token, by id."""
     from gguf import TokenType
 
-    texts = [f"[PAD{number}]" for number in range(vocab_size)]
+    texts = [f"[PAD{number}]" for number in range(vocab_size)]  # rows of the embedding may outnumber tokens
     kinds = [int(TokenType.UNUSED)] * vocab_size
     unknown = document["model"].get("unk_token")
     for text, number in document["model"]["vocab"].items():
@@ -327,7 +318,6 @@ def _rope_factors(config: Any) -> np.ndarray[Any, Any]:
 
 
 def _layouts(config: Any, source: str) -> tuple[Layout, Layout]:
-    """Returns the changes of a tensor's layout, there and back."""
     import numpy as np
 
     kind = GGUF_NAMES[config.model_type]

@@ -140,7 +140,6 @@ def _training(run: Run, recipe: Recipe) -> str:
 
 
 def _new_tokens(target: str) -> str:
-    """Returns the tokens that the base lacks, by the tokenizer's own files."""
     path = f"{target}/tokenizer_config.json"
     if not os.path.isfile(path):
         return ""

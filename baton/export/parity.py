@@ -52,13 +52,11 @@ class ParityInputs:
 
 @dataclass(frozen=True)
 class ModelAnswer:
-    """A model's tokens and logits for one prompt.
-
-    Logits are in float32, which holds every smaller type exactly, of shape (tokens, vocabulary) from the prompt's first
-    token to the last but one of its continuation; of shape (1, labels) for a model that scores.
-    """
+    """A model's tokens and logits for one prompt."""
 
     tokens: list[int]
+    # In float32, which holds every smaller type exactly, of shape (tokens, vocabulary) from the prompt's first token to
+    # the last but one of its continuation; of shape (1, labels) for a model that scores.
     logits: np.ndarray[Any, Any]
 
 
@@ -218,13 +216,10 @@ def compare(export_format: str, reading: Reading, reference: Reference, share: f
 
 
 def require_tokens(what: str, tokens: list[int], due: ModelAnswer, limit: float) -> int:
-    """Compares greedy tokens and returns how many are the same before the first that differs.
+    """Returns how many greedy tokens are the same before the first that differs.
 
     Where logits may be `limit` off on either side, of two tokens nearer than twice that either may be written. Later
     tokens follow from another text and are not compared.
-
-    Raises:
-        BatonError: a token differs, and the model prefers the expected one by more.
     """
     first = len(due.logits) - len(due.tokens)  # the place whose logits choose the first token
     for place, (mine, theirs) in enumerate(zip(tokens, due.tokens, strict=True)):
@@ -237,7 +232,6 @@ def require_tokens(what: str, tokens: list[int], due: ModelAnswer, limit: float)
 
 
 def require_weights(what: str, found: dict[str, str], expected: dict[str, str]) -> None:
-    """Compares weights by their digests."""
     if found != expected:
         wrong = sorted(key for key in {*found, *expected} if found.get(key) != expected.get(key))
         raise BatonError(f"{what} does not hold the trained weights in {', '.join(wrong[:5])}; it does not count.")

@@ -68,11 +68,7 @@ def push_to_hub(run: Run, spec: Hub, manifest: Manifest, folder: str) -> Pushed:
 
 
 def log_to_mlflow(run: Run, recipe: Recipe, manifest: Manifest, folder: str, digest: str) -> RegistryEntry | None:
-    """Logs an MLflow model and registers it, each at most once for the same files; None without a server.
-
-    Raises:
-        BatonError: the server failed and the recipe registers a version; else that is a warning, and None.
-    """
+    """Logs an MLflow model and registers it, each at most once for the same files; None without a server."""
     tracked = run.read(TrackingRun)
     server = servers.server_address(run, recipe)
     run_id = tracked.run_id if tracked else None
@@ -101,7 +97,7 @@ def log_to_mlflow(run: Run, recipe: Recipe, manifest: Manifest, folder: str, dig
     except Exception as error:
         message = f"MLflow at {server} did not take the model: {type(error).__name__}: {error}"
         message = without_credentials(" ".join(message.split()))[:400]
-        if recipe.export.registered_model is None:
+        if recipe.export.registered_model is None:  # else a version was to be made there
             run.warn(message)
             return None
         raise BatonError(
@@ -160,8 +156,7 @@ def _register(client: Any, name: str, model_id: str, run_id: str | None, tags: d
         if error.error_code != "RESOURCE_ALREADY_EXISTS":
             raise
     # An attempt may have died between making a version and noting it: the server knows it by its tag.
-    existing = client.search_model_versions(f"tags.`{VERSION_TAG}` = '{tags[VERSION_TAG]}'")
-    for version in existing:
+    for version in client.search_model_versions(f"tags.`{VERSION_TAG}` = '{tags[VERSION_TAG]}'"):
         if version.name == name:
             return str(version.version)
     made = client.create_model_version(name, f"models:/{model_id}", run_id=run_id, tags=tags, model_id=model_id)

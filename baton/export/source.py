@@ -98,7 +98,6 @@ class ExportSource:
         return make_reference(self.merged, self.inputs)
 
     def in_float32(self) -> PreTrainedModel:
-        """Returns a float32 copy of the merged model."""
         copied: PreTrainedModel = copy.deepcopy(self.merged).float()
         return copied
 

@@ -195,11 +195,9 @@ def own_template(recipe: Recipe) -> str | None:
 
 
 def uses_chat(recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Tells whether texts become user and assistant turns (`data.render_as`).
-
-    `auto` does so where training starts from a model whose tokenizer has a chat template; never with a tokenizer that
-    Baton trained, in this run or for the start model, nor for `pretrain`.
-    """
+    """Tells whether texts become user and assistant turns (`data.render_as`)."""
+    # By `auto`, where training starts from a model whose tokenizer has a chat template. Never for `pretrain` and with a
+    # tokenizer that Baton trained, in this run or for the start model.
     how = recipe.data.render_as
     if how == "text" or recipe.training.method == "pretrain" or not tokenizer.chat_template:
         return False
@@ -256,11 +254,7 @@ def unplaced(row: Row) -> list[str]:
 
 
 def rendering_changes(row: Row, recipe: Recipe, *, chat: bool) -> str:
-    """Returns in words how `data.render_as` and `data.system` change a row and its like, or nothing.
-
-    Raises:
-        UserError: there is a system message, and the prompts stay texts.
-    """
+    """Returns in words how `data.render_as` and `data.system` change a row and its like, or nothing."""
     if isinstance(row.get("prompt"), str) and "text" not in row:
         if not chat and recipe.data.system is not None:
             raise UserError(

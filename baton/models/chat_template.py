@@ -27,13 +27,10 @@ MARK = re.compile(r"{%-?\s*generation\s*-?%}")  # opens the assistant's text in 
 
 @dataclass(frozen=True)
 class Conversation:
-    """Messages, and the tools that they may call."""
-
     messages: list[Message]
     tools: list[dict[str, Any]] | None = None
 
     def upto(self, count: int, *more: Message) -> Conversation:
-        """Returns the first messages, and more after them."""
         return Conversation([*self.messages[:count], *more], self.tools)
 
     def with_text_arguments(self) -> Conversation:
@@ -54,9 +51,7 @@ class Conversation:
 
 @dataclass(frozen=True)
 class RenderedConversation:
-    """A conversation, with its calls' arguments as the template takes them, and its rendering."""
-
-    conversation: Conversation
+    conversation: Conversation  # with its calls' arguments as the template takes them
     text: str
 
 

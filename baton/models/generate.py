@@ -72,7 +72,6 @@ def _continue(
     stops: list[int],
     drawing: Any,
 ) -> list[list[int]]:
-    """Returns a model's tokens after each of a batch of prompts, padding included."""
     import torch
 
     width = max(len(ids) for ids in prompts)
@@ -106,11 +105,7 @@ def _drawing(temperature: float, top_p: float, seeds: list[tuple[int, int]]) -> 
 
 
 def rendered(prompt: Any, tokenizer: PreTrainedTokenizerBase, tools: list[dict[str, Any]] | None = None) -> str:
-    """Returns a prompt as text: messages and tools as the chat template writes them, up to the answer.
-
-    Raises:
-        UserError: the template refuses them.
-    """
+    """Returns a prompt as text: messages and tools as the chat template writes them, up to the answer."""
     if isinstance(prompt, str):
         return prompt
     (made,) = ChatTemplate(tokenizer).render_each([Conversation(prompt, tools)], prompts=True)

@@ -19,11 +19,7 @@ from baton.recipe.run import Hook, Hooks
 
 
 def find(path: str) -> Any:
-    """Returns the object of an import path `module:object`.
-
-    Raises:
-        UserError: there is no such module or object, or importing it fails.
-    """
+    """Returns the object of an import path `module:object`."""
     module, _, name = path.partition(":")
     own_packages.add(module.partition(".")[0])
     try:

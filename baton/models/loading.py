@@ -70,10 +70,7 @@ def move_to_cpu(model: Any) -> None:
 
 
 def spread_over(model: nn.Module, free: Mapping[int, int]) -> dict[str, int] | None:
-    """Returns the device of each part of a model, blocks uncut; None where one has room for all of it.
-
-    `free` has the free bytes of each device.
-    """
+    """Returns the device of each part of a model, blocks uncut, by free bytes; None where one has room for all."""
     from accelerate import infer_auto_device_map
     from accelerate.utils import compute_module_sizes
 
@@ -134,10 +131,7 @@ def load_tokenizer(folder: str, *, trust_remote_code: bool = False) -> PreTraine
 def start_model(
     recipe: Recipe, tokenizer: PreTrainedTokenizerBase, base_folder: str | None, *, weights: bool = True
 ) -> PreTrainedModel:
-    """Builds the start of training; the same call gives the same weights in any process.
-
-    Without `weights` they are left undefined, for a checkpoint that is about to be loaded over them.
-    """
+    """Builds the start of training, the same weights in any process; without `weights` they are left undefined."""
     import torch
     from transformers import set_seed
     from transformers.initialization import no_init_weights
@@ -148,7 +142,7 @@ def start_model(
         config = scratch_config(recipe.model.from_scratch, tokenizer, recipe.data.max_length)
         config.num_labels = 1 if recipe.training.spec.scores else config.num_labels
         attention = {"attn_implementation": recipe.model.attention} if recipe.model.attention else {}
-        with contextlib.nullcontext() if weights else no_init_weights():
+        with contextlib.nullcontext() if weights else no_init_weights():  # before a checkpoint is loaded over them
             dtype = getattr(torch, recipe.model.dtype)
             model: PreTrainedModel = auto_class(recipe).from_config(config, dtype=dtype, **attention)
         model.tie_weights()  # left out with the weights; an untied head would have no state to restore
@@ -235,7 +229,7 @@ def _require_writer(folder: str) -> None:
 
 
 def load_settings(recipe: Recipe) -> dict[str, object]:
-    """Returns what `from_pretrained` is told beside the folder."""
+    """Returns the keyword arguments of `from_pretrained`."""
     import torch
 
     spec = recipe.model

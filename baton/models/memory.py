@@ -39,10 +39,8 @@ TILE = (4096, 32768)  # tokens and words of logits that TRL computes at once, wh
 
 @dataclass(frozen=True)
 class Item:
-    """Something that takes memory, with its bytes at the peak and their origin in words."""
-
     name: str
-    bytes: int
+    bytes: int  # at the peak
     how: str
 
 
@@ -108,7 +106,7 @@ def build_second_skeleton(recipe: Recipe) -> nn.Module:
     _, named = recipe.training.second_model
     try:
         return _second(named, named.dtype or recipe.model.dtype)
-    except Exception as error:  # whatever hub, store or configuration have to say
+    except Exception as error:  # of the hub, the store or the configuration
         raise UserError(
             f"the configuration of model {named.base!r} cannot be read: {type(error).__name__}: {_short(error)}"
         ) from None
@@ -126,7 +124,7 @@ def configuration(recipe: Recipe) -> Any:
             config = _of_base(spec.base or "", spec.revision, spec.trust_remote_code)
     except UserError:
         raise
-    except Exception as error:  # whatever hub, store or configuration have to say
+    except Exception as error:  # of the hub, the store or the configuration
         of_tokenizer = spec.tokenizer.base if spec.from_scratch and spec.tokenizer else None
         what = f"tokenizer {of_tokenizer!r}" if of_tokenizer else f"the configuration of model {spec.base!r}"
         raise UserError(f"{what} cannot be read: {type(error).__name__}: {_short(error)}") from None
@@ -156,10 +154,9 @@ def _of_base(base: str, revision: str | None, trust_remote_code: bool) -> Any:
 
 
 def _num_tokens(tokenizer: Tokenizer | None) -> int:
-    """Returns the tokens of a model from scratch; a tokenizer still to be trained may end on fewer."""
     assert tokenizer
     if tokenizer.train:
-        return tokenizer.train.vocab_size
+        return tokenizer.train.vocab_size  # training may end on fewer
     from transformers import AutoTokenizer
 
     return len(AutoTokenizer.from_pretrained(tokenizer.base, trust_remote_code=False))
@@ -204,8 +201,6 @@ def _of_tensor(training: Training, value: Any, *, is_embedding: bool) -> int:
 
 
 class StepShape:
-    """The numbers that the items are made of."""
-
     def __init__(self, recipe: Recipe, model: nn.Module) -> None:
         from torch import nn
 
@@ -236,7 +231,6 @@ class StepShape:
         }
 
     def value_bytes(self, name: str, value: Any) -> float:
-        """Returns the bytes of one number of a parameter."""
         spec = self.recipe.model.quantization
         if spec and value.requires_grad:  # QLoRA's own, as TRL casts it
             return 4 if "lora_magnitude_vector" in name else 2
@@ -274,7 +268,6 @@ def block_bytes(shape: StepShape) -> int:
 
 
 def _attention(shape: StepShape, names: set[str]) -> int:
-    """Returns the bytes that one block's attention keeps for each token."""
     text, compute = shape.text, shape.compute_bytes
     heads = text.num_attention_heads
     size = getattr(text, "head_dim", None) or text.hidden_size // heads
@@ -372,8 +365,7 @@ def estimate(recipe: Recipe, model: nn.Module) -> Estimate:
     return Estimate(items, shape.parameters, shape.trainable)
 
 
-def _held(shape: StepShape) -> list[Item]:
-    """Returns the items that are there throughout; shards may be in the host's memory."""
+def _held(shape: StepShape) -> list[Item]:  # throughout the step; shards may be in the host's memory
     recipe, training, shards, of = shape.recipe, shape.training, shape.shards, shape.of_shards
     if shape.offloaded:
         return [_computed_with(shape)] if recipe.parallel.strategy == "zero2" else []
@@ -411,7 +403,6 @@ def _held(shape: StepShape) -> list[Item]:
 
 
 def _of_workers(recipe: Recipe, gradients: int) -> list[Item]:
-    """Returns the items of virtual workers beside one worker's gradients."""
     # A process holds a sum for each level of its tree. A worker of one pass is added weight by weight to the waiting
     # sum; gradients of a worker with several passes are there until its last.
     fewest = recipe.processes * min(recipe.node_counts)  # they have the most workers each
@@ -430,8 +421,7 @@ def _computed_with(shape: StepShape) -> Item:
     return Item("weights computed with", numbers * shape.compute_bytes // shape.weight_shards, "DeepSpeed's copies")
 
 
-def _passing(shape: StepShape) -> list[Item]:
-    """Returns the items between forward and backward."""
+def _passing(shape: StepShape) -> list[Item]:  # between forward and backward
     training = shape.training
     of = f"{shape.sequences} x {shape.length} tokens"
     layers, block = num_layers(shape), shape.tokens * block_bytes(shape)

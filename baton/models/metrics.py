@@ -50,7 +50,6 @@ class Figure:
 
     @property
     def not_measured(self) -> str | None:
-        """The reason for a missing number."""
         if math.isfinite(self.value):
             return None
         return "no row counted" if np.isfinite(self.statistics).all() and math.isnan(self.value) else "not finite"
@@ -91,10 +90,9 @@ def figure_values(figures: Mapping[str, Figure]) -> dict[str, float | None]:
 
 
 def intervals(models: Mapping[str, Mapping[str, Figure]], level: float, seed: int) -> dict[str, dict[str, Interval]]:
-    """Returns percentile intervals of each model's figures, and of the gains, by figure.
+    """Returns percentile intervals of each model's figures and of the gains, `level` being the share of draws inside.
 
-    An interval knows the rows alone: a share of 0 of 40 has one without width, and few rows make too narrow ones. A
-    figure that some draw leaves undefined has none. `level` is the share of draws inside.
+    An interval knows the rows alone: a share of 0 of 40 has one without width, and few rows make too narrow ones.
     """
     # Rows are drawn alike for all models: a difference is that of the same rows (paired bootstrap; Koehn 2004).
     drawn = {when: _drawn(figures, seed) for when, figures in models.items()}
@@ -200,7 +198,6 @@ METRICS: dict[str, Metric] = {
 
 
 def _corpus(name: str, metric: Any, single: Any, completions: Sequence[str], references: Sequence[str]) -> MetricResult:
-    """Returns a metric of counts that are summed over the rows."""
     rows = [at for at, truth in enumerate(references) if truth]
     if not rows:
         return MetricResult({name: mean_figure([None] * len(references))})
@@ -220,10 +217,7 @@ def _corpus(name: str, metric: Any, single: Any, completions: Sequence[str], ref
 
 
 class BertScore:
-    """The F1 of greedily matched tokens, without idf weights and rescaling, computed by `bert-score`.
-
-    The layer is `bert-score`'s choice for the encoder, by the last part of its id or folder, else the last one.
-    """
+    """The F1 of greedily matched tokens, without idf weights and rescaling, computed by `bert-score`."""
 
     def __init__(self, encoder: str, batch_size: int) -> None:
         from bert_score import utils
@@ -237,9 +231,7 @@ class BertScore:
     def __call__(self, completions: Sequence[str], references: Sequence[str]) -> MetricResult:
         """Returns the mean F1; 0 for a row where nothing was written."""
         rows = [at for at, (completion, truth) in enumerate(zip(completions, references, strict=True)) if truth.strip()]
-        each: list[float | None] = [None] * len(references)
-        for at in rows:
-            each[at] = 0.0
+        each: list[float | None] = [0.0 if truth.strip() else None for truth in references]
         written = [at for at in rows if completions[at].strip()]
         if written:
             scores = self._scores([references[at] for at in written], [completions[at] for at in written])
@@ -272,13 +264,10 @@ class BertScore:
         known = {name.rpartition("/")[2]: layers for name, layers in self._utils.model2layers.items()}
         try:
             config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+            # `bert-score`'s choice for the encoder, else the last layer.
             layers = known.get(os.path.basename(encoder.rstrip("/")), config.num_hidden_layers)
             model = AutoModel.from_pretrained(
-                folder,
-                use_safetensors=True,
-                trust_remote_code=False,
-                num_hidden_layers=layers,
-                dtype=torch.float32,
+                folder, use_safetensors=True, trust_remote_code=False, num_hidden_layers=layers, dtype=torch.float32
             )
         except (OSError, ValueError, AttributeError, KeyError) as error:
             reason = " ".join(str(error).split())[:200]
@@ -296,8 +285,7 @@ class BertScore:
         tokenizer.model_max_length = min(tokenizer.model_max_length, positions - reserved)
         if tokenizer.pad_token_id is None:
             raise UserError(
-                f"evaluation.bertscore_model {encoder!r} has a tokenizer without padding.",
-                remedy=BERTSCORE_REMEDY,
+                f"evaluation.bertscore_model {encoder!r} has a tokenizer without padding.", remedy=BERTSCORE_REMEDY
             )
         return tokenizer
 
@@ -354,7 +342,6 @@ class Judge:
             self._metrics.append(BertScore(evaluation.bertscore_model or "", batch_size))
 
     def judge(self, writes: Sequence[str]) -> MetricResult:
-        """Returns the figures of a model's completions, and the metrics' signatures."""
         judged = MetricResult()
         if not self._pairs:
             return judged
@@ -368,6 +355,5 @@ class Judge:
         return judged
 
     def _own(self, name: str, function: Function, writes: Sequence[str]) -> Figure:
-        """Returns a user's function's figure for completions of the first prompts."""
         asked, references = zip(*self._pairs[: len(writes)], strict=True)
         return function_score(name, function, asked, writes, references)

@@ -69,12 +69,7 @@ def document(recipe: Recipe, folders: dict[str, str], known: PinnedModels | None
 
 
 def compared(run: Run, recipe: Recipe) -> dict[str, str]:
-    """Fetches the models that a recipe names and returns their local folders by role.
-
-    Raises:
-        ExactnessError: the files of one are not those that the run began with.
-        UserError: nobody has consented to a model's code.
-    """
+    """Fetches the models that a recipe names, if they are those of the run, and returns their folders by role."""
     pins = run.need(PinnedModels)
     named = origins(recipe)
 
@@ -136,7 +131,6 @@ def check_second_model(recipe: Recipe, folders: dict[str, str]) -> None:
 
 
 def _trusted(origin: ModelOrigin, trust: Trust) -> str:
-    """Returns a model's local folder, fetched if need be."""
     folder = loading.local_model(origin.base, origin.revision)
     if origin.runs_code:
         user_code.require_model_trusted(trust, origin.setting, folder)

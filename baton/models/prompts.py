@@ -117,11 +117,7 @@ def format_of_run(run: Run, recipe: Recipe, tokenizer: PreTrainedTokenizerBase) 
 
 
 def asks_in_turns(run: Run, recipe: Recipe, tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Tells whether the harness's tasks are put as conversations (`Tasks.render_as`).
-
-    Raises:
-        UserError: they are to be, and there is no chat template.
-    """
+    """Tells whether the harness's tasks are put as conversations (`Tasks.render_as`)."""
     tasks = recipe.evaluation.tasks
     if tasks is None or tasks.render_as == "text":
         return False

@@ -118,10 +118,7 @@ def length_reward(target: int = 100, width: int | None = None) -> Callable[..., 
 
 
 def numeric_reward(right: float = 1.0, wrong: float = 0.0, mark: str = "####") -> Callable[..., list[float]]:
-    """Returns a function that gives `right` to a completion with the answer's final number, as in GSM8K.
-
-    The final number follows `mark`; without a mark, the last number counts.
-    """
+    """Returns a function that gives `right` to a completion with the answer's `final_number`, as in GSM8K."""
 
     def numeric(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
         pairs = zip(completions, answer, strict=True)
@@ -181,8 +178,7 @@ class InformationGain:
         for prompt, tools, thought, truth in zip(asked, declared, completion_ids, answer, strict=True):
             head = self._prompt_ids(prompt, tools)
             tail = tokenizer(truth, add_special_tokens=False)["input_ids"]
-            end = tokenizer.eos_token_id
-            thought = thought[:-1] if thought and thought[-1] == end else thought
+            thought = thought[:-1] if thought and thought[-1] == tokenizer.eos_token_id else thought
             gain = self._log_likelihood(head + thought, tail) - self._log_likelihood(head, tail)
             gains.append(self.scale * (max(-self.clip, min(self.clip, gain)) if self.clip else gain))
         return gains

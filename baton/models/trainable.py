@@ -31,8 +31,6 @@ Save = Callable[..., None]
 
 @dataclass(frozen=True)
 class TokenRows:
-    """Rows of layers that are trained by themselves."""
-
     by_layer: dict[str, list[int]]  # numbers by layer; none of a layer that is trained in full
     shares: bool  # whether a fully trained layer shares its weight with another, then fully trained as well
 
@@ -165,12 +163,11 @@ def frozen_names(model: PreTrainedModel) -> set[str]:
 
 
 def save_frozen_separately(model: PreTrainedModel, save: Save) -> Save:
-    """Returns a model's `save_pretrained`, `save`, with frozen weights in files of their own, equal in all checkpoints.
+    """Returns a model's `save_pretrained`, `save`, with frozen weights in files of their own."""
 
-    `model-00001-of-00002.safetensors` has the frozen weights, or several such files, the last one all others, and the
-    index names each weight's file. `from_pretrained` reads such a folder as any other.
-    """
-
+    # `model-00001-of-00002.safetensors` has the frozen weights, or several such files, the last one all others, and the
+    # index names each weight's file. `from_pretrained` reads such a folder as any other. Files of frozen weights are
+    # the same in each checkpoint.
     def save_apart(
         folder: str, *rest: Any, state_dict: Mapping[str, torch.Tensor] | None = None, **options: Any
     ) -> None:

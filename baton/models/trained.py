@@ -21,11 +21,7 @@ if TYPE_CHECKING:
 
 
 def final_checkpoint(run: Run) -> Checkpoint:
-    """Returns the checkpoint of a run's last step, or where early stopping ended it.
-
-    Raises:
-        BatonError: the run has not come that far, or this Baton does not read its checkpoints.
-    """
+    """Returns the checkpoint of a run's last step, or where early stopping ended it."""
     store, last = CheckpointStore(run), run.plan().num_steps
     newest = store.read(last) or store.newest()
     if newest and (newest.step == last or newest.meta.finished):
@@ -40,11 +36,7 @@ def final_checkpoint(run: Run) -> Checkpoint:
 
 
 def chosen_checkpoint(run: Run) -> Checkpoint:
-    """Returns the checkpoint of a run's result: the last, or the best by `export.checkpoint`.
-
-    Raises:
-        BatonError: the run has not come to its end.
-    """
+    """Returns the checkpoint of a run's result: the last, or the best by `export.checkpoint`."""
     last = final_checkpoint(run)
     if run.recipe().export.checkpoint == "last":
         return last
@@ -57,11 +49,7 @@ def chosen_checkpoint(run: Run) -> Checkpoint:
 
 
 def require_origin(run: Run) -> None:
-    """Checks a run against the identity in its result's checkpoint, before code of it is imported.
-
-    Raises:
-        ExactnessError: recipe, data, model, code or plan have changed.
-    """
+    """Checks a run against the identity in its result's checkpoint, before code of it is imported."""
     checkpoint = chosen_checkpoint(run)
     if checkpoint.meta.identity not in ("", state_identity(run, run.resolved_recipe(), run.plan())):
         raise ExactnessError(
@@ -72,19 +60,12 @@ def require_origin(run: Run) -> None:
 
 
 def final_folder(run: Run, scratch: str) -> str:
-    """Returns a local folder with the result's checkpoint, every byte checked, shards put together.
-
-    Raises:
-        DamagedError: the checkpoint is not what was committed.
-    """
+    """Returns a local folder with the result's checkpoint, every byte checked, shards put together."""
     return sharded.as_whole(CheckpointStore(run).fetch(chosen_checkpoint(run), f"{scratch}/checkpoint"), scratch)
 
 
 def tokens_folder(run: Run, scratch: str, parts: Collection[str] | None = None) -> str:
-    """Returns a local folder with the run's tokens, every byte checked.
-
-    `parts` are the wanted folders, of `tokenizer`, `train`, `eval` and `test`; all when None.
-    """
+    """Returns a local folder with the run's tokens, or `parts` of them, every byte checked."""
     prefix, manifest = tokens_manifest(run)
     names = [name for name in manifest.files if parts is None or name.partition("/")[0] in parts]
     return bundle.fetch(run.storage, prefix, manifest, f"{scratch}/tokens", names=names)

@@ -66,13 +66,8 @@ def digest_of(files: Iterable[tuple[str, str]]) -> str:
 
 
 def require_trusted(trust: Trust, setting: str, folder: str, endings: tuple[str, ...] = ENDINGS) -> None:
-    """Checks that somebody has consented to all code in a folder, before any of it runs.
-
-    No `trust` means that the recipe is its user's own, and so is all code that it names.
-
-    Raises:
-        UserError: nobody has consented to a file.
-    """
+    """Checks that somebody has consented to all code in a folder, before any of it runs."""
+    # No `trust` means that the recipe is its user's own, and so is all code that it names.
     unknown = [] if trust is None else [x for x in files(folder, endings) if trust == ASK or x[1] not in trust]
     if unknown:
         name, digest = unknown[0]
@@ -84,11 +79,7 @@ def require_trusted(trust: Trust, setting: str, folder: str, endings: tuple[str,
 
 
 def fetch(run: Run, scratch: str) -> str | None:
-    """Returns a local folder with the run's Python files and nothing else, None where it has none.
-
-    Raises:
-        BatonError: they are gone, or their address is not their digest.
-    """
+    """Returns a local folder with the run's Python files and nothing else, None where it has none."""
     noted = run.read(OwnCode)
     if noted is None:
         return None

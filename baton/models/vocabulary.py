@@ -57,12 +57,9 @@ def change(tokenizer: PreTrainedTokenizerBase, spec: Tokenizer) -> None:
 
 
 def record_new_tokens(tokenizer: PreTrainedTokenizerBase, before: dict[str, int], rows: int | None) -> None:
-    """Notes in a tokenizer, which had the vocabulary `before`, its tokens without a learned row in the base.
-
-    `rows` are those of the base's embedding; None for a model from scratch, which has learned none.
-    """
+    """Notes in a tokenizer, which had the vocabulary `before`, its tokens without a learned row in the base."""
     tokenizer.init_kwargs.pop(NEW, None)  # of a base that Baton trained: new then, learned by now
-    if rows is None:
+    if rows is None:  # from scratch: no row is learned yet
         return
     vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
     if new := [token for token, number in vocabulary if token not in before or number >= rows]:
@@ -76,16 +73,12 @@ def new_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
 
 
 def resize_embeddings(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
-    """Gives a base the rows of a tokenizer's new tokens, each the mean of the old tokens' rows.
-
-    Spare rows of the base are used before others are added. Input and output embeddings have each their own mean, and
-    the same one in any process.
-    """
+    """Gives a base the rows of a tokenizer's new tokens, each the mean of the old tokens' rows."""
     new = new_ids(tokenizer)
     if new:
         rows = int(model.get_input_embeddings().weight.shape[0])
         old = sorted(number for number in {*tokenizer.get_vocab().values()} - {*new} if number < rows)
-        if new[-1] >= rows:
+        if new[-1] >= rows:  # spare rows of the base are used first
             model.resize_token_embeddings(new[-1] + 1, mean_resizing=False)
         by_token = [value for layer in layers(model).values() for value in layer.parameters(recurse=False)]
         for weight in {id(value): value for value in by_token}.values():  # one that both layers share, once

@@ -119,12 +119,10 @@ class RunReport:
     @property
     def skipped(self) -> Sequence[int]:
         """Steps skipped by the guard, by the recipe, and by the forked run."""
-        before = self.newest.skips if self.newest else []
-        return sorted({*before, *(skip.step for skip in self.skips)})
+        return sorted({*(self.newest.skips if self.newest else ()), *(skip.step for skip in self.skips)})
 
     @property
     def stopped_before(self) -> int | None:
-        """The planned last step, where early stopping ended the run."""
         return self.plan.num_steps if self.plan and self.newest and self.newest.finished else None
 
     @property
@@ -162,8 +160,6 @@ class RunReport:
 
 @dataclass(frozen=True, kw_only=True)
 class FigureRow:
-    """One figure of the evaluation, before training, of the production model and after."""
-
     name: str
     before: float | None
     production: float | None
@@ -229,13 +225,11 @@ def _signed(value: float) -> str:
 
 
 def example_pages(shown: Sequence[Json]) -> list[tuple[str, Sequence[Json]]]:
-    starts = range(0, len(shown), EXAMPLES_PER_PAGE)
-    pages = [(start, shown[start : start + EXAMPLES_PER_PAGE]) for start in starts]
+    pages = [(at, shown[at : at + EXAMPLES_PER_PAGE]) for at in range(0, len(shown), EXAMPLES_PER_PAGE)]
     return [(f"{start + 1}–{start + len(page)}", page) for start, page in pages]
 
 
 def collect(run: Run, failure: RunFailure | None = None) -> RunReport:
-    """Gathers the report's content from the store."""
     recipe = run.recipe()
     store = CheckpointStore(run)
     damaged: list[int] = []

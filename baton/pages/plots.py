@@ -67,14 +67,12 @@ def loss_plot(report: RunReport) -> Figure | None:
     _mark_interruptions(ax, report)
     _mark(ax, report.skipped, 1, "v", svg.AMBER, "step skipped")
     ax.set_ylabel("loss")
-    legend = figure.legend(loc="outside upper left", ncols=4)
-    for handle in legend.get_lines():
+    for handle in figure.legend(loc="outside upper left", ncols=4).get_lines():
         handle.set_linewidth(max(1.5, handle.get_linewidth()))
     return figure
 
 
 def _small_plots(report: RunReport, names: Mapping[str, str]) -> Figure | None:
-    """Plots logged keys, two in a row."""
     series = {name: svg.series(report.losses, key) for key, name in names.items()}
     curves = {name: points for name, points in series.items() if len(points[0])}
     if not curves:

@@ -61,7 +61,6 @@ def publish(run: Run, report: RunReport, status: tracking_run.Ended) -> tuple[st
 
 
 def without_texts(report: RunReport) -> RunReport:
-    """Returns a report without samples and examples."""
     evaluation = report.evaluation and report.evaluation.model_copy(update={"samples": []})
     examples = replace(report.examples, shown=())
     return replace(report, evaluation=evaluation, examples=examples, rendered=quality_page.without_row(report.rendered))

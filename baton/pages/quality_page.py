@@ -98,10 +98,7 @@ class ListedCheck(CheckVerdict):
 
 
 def collect(run: Run, data: Data | None = None) -> dict[str, Any]:
-    """Returns the findings on a run's rows for the page, judged by `data` or the run's own settings.
-
-    Checks come in order of severity; `lengths` and `rendered` are there once the rows are tokenized.
-    """
+    """Returns the findings on a run's rows, checks by severity, judged by `data` or the run's own settings."""
     data = data or run.recipe().data
     quality, tokens = run.raw(QUALITY) or {}, run.raw("tokens.json") or {}
     by_check: dict[str, CheckCounts] = dict(quality.get("checks", {}))
@@ -150,13 +147,11 @@ def seen(run: Run) -> list[PreviewRow]:
 
 
 def without_examples(found: dict[str, Any]) -> dict[str, Any]:
-    """Returns the findings without texts of rows."""
     checks = [{**check, "examples": []} for check in found["checks"]]
     return {**found, "checks": checks, "rendered": without_row(found["rendered"])}
 
 
 def judged(name: str, check: CheckCounts, data: Data) -> CheckVerdict:
-    """Adds `action` and `verdict` to a check's counts."""
     if name == "rejected":
         verdict = "failed" if check["rows"] > data.max_rejected * check["of"] else "warn" if check["rows"] else "ok"
         return {**check, "action": f"at most {percent(data.max_rejected)}", "verdict": verdict}
@@ -174,7 +169,6 @@ def judged(name: str, check: CheckCounts, data: Data) -> CheckVerdict:
 
 
 def told(name: str, check: CheckVerdict, data: Data) -> str:
-    """Returns a check's finding in a few words."""
     rows = int(check["rows"])
     if check["verdict"] == "off":
         return "not looked at"
@@ -209,7 +203,6 @@ def sentence(checks: list[ListedCheck]) -> str:
 
 
 def percent(share: float | None) -> str:
-    """Returns a share in percent, a small one with more digits."""
     if share is None:
         return "—"
     if share == 0:
@@ -333,16 +326,12 @@ def length_plot(quality: dict[str, Any]) -> Figure | None:
 
 
 def length_bars(lengths: dict[str, Any], limit: int) -> list[tuple[float, float, int]]:
-    """Returns the histogram's bars: from, to, rows.
-
-    Classes end at powers of two and halfway between. The class of max_length is cut there by the number of longer rows.
-    """
+    """Returns the histogram's bars: from, to, rows. Classes end at powers of two and halfway between."""
     bars: list[tuple[float, float, int]] = []
     over = int(lengths["over"])
     for bound, rows in reversed(lengths["histogram"]):
-        is_power = bound & (bound - 1) == 0
-        low = bound * 3 / 4 if is_power else bound * 2 / 3
-        if low < limit < bound:
+        low = bound * 3 / 4 if bound & (bound - 1) == 0 else bound * 2 / 3  # at a power of two, or between
+        if low < limit < bound:  # cut at max_length, by the number of longer rows
             bars.append((limit, bound, min(over, rows)))
             bound, rows = limit, rows - min(over, rows)
         bars.append((low, bound, rows))

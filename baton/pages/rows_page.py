@@ -33,8 +33,6 @@ class Part:
 
 @dataclass(frozen=True)
 class PreviewView:
-    """A row, with all sequences made of it."""
-
     file: str
     line: int
     side: str | None
@@ -116,8 +114,7 @@ def _shown(rows: Sequence[PreviewRow]) -> PreviewView:
         columns=first.columns,
     )
     if not first.length:
-        part = Part("", "", [("read", first.text)] if first.text else [], [])
-        found.parts.append(part)
+        found.parts.append(Part("", "", [("read", first.text)] if first.text else [], []))
         return found
     length, kept, learned = (sum(getattr(row, name) for row in rows) for name in ("length", "kept", "learned"))
     found.told.append(count(length, "token"))

@@ -145,8 +145,7 @@ def loss_clause(figures_before: Figures, figures_after: Figures) -> tuple[str, s
     if abs(after - before) < 0.005:
         return "warn", f"Eval loss stayed at {after:.2f}{perplexity}"
     verb = "fell" if after < before else "rose"
-    tone = "good" if after < before else "warn"
-    return tone, f"Eval loss {verb} from {before:.2f} to {after:.2f}{perplexity}"
+    return "good" if after < before else "warn", f"Eval loss {verb} from {before:.2f} to {after:.2f}{perplexity}"
 
 
 def read_proof(report: RunReport) -> ResumeProof:
@@ -224,7 +223,6 @@ def _judge(rows: Sequence[ProofRow], report: RunReport) -> tuple[str, str, str]:
 
 
 def tiles(report: RunReport) -> list[tuple[str, str, str]]:
-    """Returns label, value and remark of each known key figure."""
     figures_before, figures_after = report.figures("before"), report.figures("after")
     shown: list[tuple[str, str, str]] = []
     for label, key in (

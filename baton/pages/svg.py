@@ -46,10 +46,7 @@ T = TypeVar("T")
 
 
 def draw(name: str, label: str, plot: Callable[[], Figure | None]) -> Markup | None:
-    """Draws a plot as `<svg>`; the same values give the same bytes.
-
-    `name` prefixes the ids in the SVG and is unique in its page; `label` is for screen readers.
-    """
+    """Draws a plot as `<svg>`, its ids prefixed by `name`; the same values give the same bytes."""
     style: Any = {**STYLE, "svg.hashsalt": name}
     with mpl.rc_context(style):
         figure = plot()
@@ -94,7 +91,6 @@ def thin(points: Points, limit: int = NUM_POINTS) -> Points:
 
 
 def blank_figure(height: int, rows: int = 1, columns: int = 1) -> tuple[Figure, list[Axes]]:
-    """Returns a figure without a background, and its axes row by row."""
     figure = Figure(figsize=(WIDTH / 72, height / 72), layout="constrained")
     figure.patch.set_visible(False)
     axes = list(figure.subplots(rows, columns, squeeze=False).flat)
@@ -110,14 +106,12 @@ def curve(ax: Axes, points: Points, label: str, *, smooth: bool = True) -> None:
     xs, ys = points
     window = len(xs) // 40
     if not smooth or window < 10:
-        marker = "o" if len(xs) == 1 else None
-        ax.plot(*thin(points), color=BLUE, lw=1.4, marker=marker, label=label)
+        ax.plot(*thin(points), color=BLUE, lw=1.4, marker="o" if len(xs) == 1 else None, label=label)
         return
     mean = np.convolve(ys, np.ones(window) / window, mode="valid")
     centred = xs[window // 2 : window // 2 + len(mean)]
     ax.plot(*thin(points), color=BLUE, lw=0.7, alpha=0.4, label=label)
-    name = f"{label}, mean of {window:,}"
-    ax.plot(*thin((centred, mean), NUM_POINTS // 2), color=BLUE, lw=1.8, label=name)
+    ax.plot(*thin((centred, mean), NUM_POINTS // 2), color=BLUE, lw=1.8, label=f"{label}, mean of {window:,}")
 
 
 def compact(value: float, _position: int | None = None) -> str:

@@ -121,7 +121,6 @@ def make_deterministic(threads: int | None, deterministic: bool, *, tf32: bool =
     """Sets what bits depend on, before anything is computed; `tf32` rounds what matrix products read in 32 bits."""
     # Read by cuBLAS when it is first used; without it torch refuses deterministic products on CUDA.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    import torch
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
@@ -273,11 +272,7 @@ STEPS = 2  # optimizer steps of a trial: from the second on, the optimizer's sta
 def resolve_micro_batch(
     context: TrainContext, tokens: ChunkTokens, folders: Mapping[str, str], output_dir: str
 ) -> TrainContext:
-    """Finds and notes the micro-batch size that the recipe leaves open; the first note of a run holds.
-
-    Raises:
-        UserError: not even one row fits.
-    """
+    """Finds and notes the micro-batch size that the recipe leaves open; the first note of a run holds."""
     recipe = context.recipe
     if recipe.training.micro_batch_size != "auto":
         return context
@@ -332,21 +327,18 @@ def _fits_host(recipe: Recipe, base: str | None) -> Callable[[int], bool]:
 
 
 def _fits_gpu(trial: Callable[[], None], room: float) -> bool:
-    fits = _survives(trial)
-    peak = torch.cuda.max_memory_allocated()  # before `_forget` resets it
-    _forget()
-    return fits and peak <= room
-
-
-def _survives(trial: Callable[[], None]) -> bool:
+    fits = True
     try:
         trial()
     except RuntimeError as error:
         if not isinstance(error, torch.cuda.OutOfMemoryError) and not should_reduce_batch_size(error):
             raise
         logger.info("that is too much: %s", str(error).partition(".")[0])
-        return False
-    return True
+        fits = False
+    # After the handler, as the error holds the trial's model, which `_forget` frees.
+    peak = torch.cuda.max_memory_allocated()
+    _forget()
+    return fits and peak <= room
 
 
 def _try(recipe: Recipe, plan: Plan, tokens: ChunkTokens, folders: Mapping[str, str], output_dir: str) -> None:
@@ -396,26 +388,15 @@ def _forget() -> None:
 def prepare(
     context: TrainContext,
     tokens: ChunkTokens,
-    folders: Mapping[str, str],
+    folders: Mapping[str, str],  # local ones of the models that the recipe names, by role; see `pinned`
     output_dir: str,
     *,
-    code_folder: str | None,
-    start_weights: bool = True,
-    evaluates: bool | None = None,
-    changed: Options | None = None,
+    code_folder: str | None,  # of the user's Python files, None where there are none
+    start_weights: bool = True,  # else left undefined, as a checkpoint is loaded over them
+    evaluates: bool | None = None,  # the recipe's choice when None
+    changed: Options | None = None,  # arguments of the method's configuration in place of the run's
 ) -> tuple[TrainContext, ChunkTrainer]:
-    """Builds the trainer of the recipe's method; returns the chunk too, with its micro-batch size found.
-
-    Args:
-        context: The chunk.
-        tokens: The tokenized rows and the tokenizer.
-        folders: Local folders of the models that the recipe names, by role; see `pinned`.
-        output_dir: A local folder.
-        code_folder: Folder of the user's Python files, None where there are none.
-        start_weights: Whether the model needs its own; left undefined where a checkpoint is loaded over them.
-        evaluates: Whether held-out rows are needed; the recipe's choice when None.
-        changed: Arguments of the method's configuration in place of the run's.
-    """
+    """Builds the trainer of the recipe's method; returns the chunk too, with its micro-batch size found."""
     # In each rank: a method that generates renders its prompts, and only one rank of a machine has fetched the tokens.
     told = context.run.read(TokenizedRows)
     chat.set_template_date(told.today if told else None)

@@ -107,11 +107,8 @@ def _split(whole: ParamGroup, groups: list[Group], names: dict[int, str]) -> lis
         parts[at].append(parameter)
     result = [{**settings, "params": parts[-1]}]
     for group, parameters in zip(groups, parts, strict=False):
-        own: ParamGroup = {"name": _name(group)}
-        if group.learning_rate is not None:
-            own["lr"] = group.learning_rate
-        if group.weight_decay is not None:
-            own["weight_decay"] = group.weight_decay
+        named = {"name": _name(group), "lr": group.learning_rate, "weight_decay": group.weight_decay}
+        own = {key: value for key, value in named.items() if value is not None}
         result.append({**settings, **own, "params": parameters})
     return [part for part in result if part["params"]]
 

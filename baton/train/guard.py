@@ -57,11 +57,7 @@ def rows_of_step(loader: Any, recipe: Recipe, steps_per_epoch: int, step: int) -
 
 
 def locate_rows(run: Run, recipe: Recipe, rows: Sequence[int]) -> list[SourceLocation]:
-    """Returns files and lines of the source of rows among the tokens; packed rows by their sequences.
-
-    Raises:
-        BatonError: tokens or split are gone.
-    """
+    """Returns files and lines of the source of rows among the tokens; packed rows by their sequences."""
     prefix, manifest = trained.tokens_manifest(run)
     meta = TokensMeta.read(manifest.meta, run.storage.uri(prefix))
     files = meta.files["train"]
@@ -148,7 +144,12 @@ class Guarded(ChunkTrainer):
     def _get_grad_norm(self, model: nn.Module, grad_norm: torch.Tensor | float | None = None) -> Any:
         # transformers 5.23 asks for it after a step's last pass, right before its update: None where it is skipped.
         if self.skips_step:
-            self._skip()
+            # Accelerate's optimizer makes a step, by its scaler where it has one, only where gradients are synced.
+            self.accelerator.gradient_state._set_sync_gradients(False)
+            # If the scaler refused this process's previous update, the schedule would not advance.
+            self.optimizer._is_overflow = False
+            self._globalstep_last_logged += 1  # no part of the average that is logged
+            self.skipped = (*self.skipped, self.state.global_step + 1)
             return None
         norm = super()._get_grad_norm(model, grad_norm=grad_norm)
         if self.guard:
@@ -166,14 +167,6 @@ class Guarded(ChunkTrainer):
         if self.figures:
             self.figures = ()
             self._judge(self.state.global_step, sum(row[0] for row in figures) / len(figures), figures[0][1])
-
-    def _skip(self) -> None:
-        # Accelerate's optimizer makes a step, by its scaler where it has one, only where gradients are synced.
-        self.accelerator.gradient_state._set_sync_gradients(False)
-        # If the scaler refused this process's previous update, the schedule would not advance.
-        self.optimizer._is_overflow = False
-        self._globalstep_last_logged += 1  # no part of the average that is logged
-        self.skipped = (*self.skipped, self.state.global_step + 1)
 
     def _judge(self, step: int, loss: float, norm: float) -> None:
         """Takes a step into the window; raises SkipError, in all ranks, where it is out of bounds."""
@@ -251,11 +244,7 @@ def watch_for_skips(trainer: ChunkTrainer, checkpointer: Checkpointer) -> Iterat
 
 
 def keep_skip(context: TrainContext, trainer: ChunkTrainer, error: SkipError) -> None:
-    """Notes with the run that a step is to be skipped, unless another process has.
-
-    Raises:
-        UserError: the run has skipped as many steps as it may.
-    """
+    """Notes with the run that a step is to be skipped, unless another process has, or no more skips are allowed."""
     run, guard = context.run, context.recipe.training.guard
     assert guard is not None
     rows: list[SourceLocation] = []

@@ -68,11 +68,7 @@ class Ramp(TrainerCallback):
 
 
 def find(run_uri: str) -> Finding:
-    """Tests learning rates for a run, unless done before, and notes the rate found with the run.
-
-    Raises:
-        BatonError: the losses never fall, so that nothing can be concluded.
-    """
+    """Tests learning rates for a run, unless done before, and notes the rate found with the run."""
     started = time.time()
     context = TrainContext.open(run_uri, 1)
     run, spec = context.run, context.recipe.training.lr_find
@@ -119,11 +115,7 @@ def smooth(losses: list[float], weight: float) -> list[float]:
 
 
 def suggest(rates: list[float], losses: list[float], spec: LRFind) -> float:
-    """Returns the rate of the smoothed loss's steepest fall before its minimum, or a `tenth` of the minimum's rate.
-
-    Raises:
-        BatonError: the loss does not fall.
-    """
+    """Returns the rate of the smoothed loss's steepest fall before its minimum, or a `tenth` of the minimum's rate."""
     # Up to the first that is not finite: numpy takes NaN for the lowest.
     finite = itertools.takewhile(math.isfinite, losses)
     smoothed = np.array(smooth([*finite], spec.smoothing))

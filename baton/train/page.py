@@ -102,7 +102,9 @@ def progress_page(shown: Shown) -> str:
     spread, last = (high - low) or 1.0, shown.plan.num_steps or 1
 
     def place(points: Points) -> list[str]:
-        return [f"{WIDTH * x / last:.1f},{HEIGHT * (high - y) / spread:.1f}" for x, y in _thinned(points)]
+        every = -(-len(points) // MAX_POINTS) or 1
+        thinned = [*points[:-1:every], *points[-1:]]
+        return [f"{WIDTH * x / last:.1f},{HEIGHT * (high - y) / spread:.1f}" for x, y in thinned]
 
     attempt = shown.attempt
     chunk = (attempt.from_step, attempt.to_step) if attempt else (shown.outcome.step, shown.outcome.step)
@@ -120,11 +122,6 @@ def progress_page(shown: Shown) -> str:
         loss=_last(train),
         eval_loss=_last(evals),
     )
-
-
-def _thinned(points: Points) -> Sequence[tuple[int, float]]:
-    every = -(-len(points) // MAX_POINTS) or 1
-    return [*points[:-1:every], *points[-1:]]
 
 
 def _last(points: Points) -> float | None:

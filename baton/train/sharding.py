@@ -122,11 +122,7 @@ def _even_weights(group: Sequence[int], first: int, ranks: int) -> Iterator[list
 
 
 class SavedPartitions:
-    """A checkpoint's parts of all ranks, read lazily: rows of `parts` are slices of files.
-
-    Raises:
-        DamagedError: not what was written, or not cut as DeepSpeed cuts.
-    """
+    """A checkpoint's parts of all ranks, read lazily: rows of `parts` are slices of files."""
 
     def __init__(self, checkpoint: str, ranks: int, groups: Sequence[Sequence[int]]) -> None:
         self.parts = [

@@ -89,8 +89,7 @@ class ExactResume(ChunkTrainer):
         if self.resumption.takeover:
             self.resumption.takeover.remember(self)
         if checkpoint is not None:
-            mapped = staging.mmap_load(os.path.join(checkpoint, OPTIMIZER_NAME))
-            with free_load_memory(self.optimizer), mapped:
+            with free_load_memory(self.optimizer), staging.mmap_load(os.path.join(checkpoint, OPTIMIZER_NAME)):
                 self.read_optimizer(checkpoint)
 
     def read_optimizer(self, checkpoint: str) -> None:

@@ -139,11 +139,7 @@ class OwnStates:
         self._bases.update({name: each["began"] for name, each in self._saved.items()})
 
     def restore(self, *, partly: bool = False) -> dict[str, str]:
-        """Puts back the checkpoint's state, and returns digests of the values then in memory.
-
-        Raises:
-            ExactnessError: an object is missing; `partly` allows that, as a fork's code may lack some.
-        """
+        """Puts back a checkpoint's state, `partly` without absent objects; returns digests of the values in memory."""
         if not self._saved:
             return {}
         found = Walk(self._trainer)

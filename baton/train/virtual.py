@@ -140,8 +140,7 @@ class VirtualWorkers(WeighedRows):
         count: torch.Tensor | None = super()._get_num_items_in_batch(batch_samples, device)
         if not self._fetches or count is None or self.ranks.size == 1:
             return count
-        counts = self.ranks.gather_numbers([float(count)])
-        return torch.full_like(count, int(sum(row[0] for row in counts)))
+        return torch.full_like(count, int(sum(row[0] for row in self.ranks.gather_numbers([float(count)]))))
 
     def begin_step(self, batches: list[Batch]) -> None:
         assert self._own is not None

@@ -78,9 +78,7 @@ class EpochSampler(Sampler[int]):
 
 class GroupedByLength(EpochSampler):
     def __init__(self, lengths: Sequence[int], batch_size: int, seed: int) -> None:
-        self.lengths = list(lengths)
-        self.batch_size = batch_size
-        self.seed = seed
+        self.lengths, self.batch_size, self.seed = list(lengths), batch_size, seed
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -109,10 +107,7 @@ class EasyFirst(EpochSampler):
         self, difficulty: Sequence[float], curriculum: Curriculum, *, batch_size: int, num_steps: int, seed: int
     ) -> None:
         self.order = sorted(range(len(difficulty)), key=lambda row: (difficulty[row], row))
-        self.curriculum = curriculum
-        self.batch_size = batch_size
-        self.num_steps = num_steps
-        self.seed = seed
+        self.curriculum, self.batch_size, self.num_steps, self.seed = curriculum, batch_size, num_steps, seed
 
     def __len__(self) -> int:
         return len(self.order)
@@ -185,10 +180,7 @@ class DistributedBatches(Sampler[list[int]]):
     """
 
     def __init__(self, sampler: Order, *, batch_size: int, micro: int, world_size: int) -> None:
-        self.sampler = sampler
-        self.full = batch_size
-        self.micro = micro
-        self.world_size = world_size
+        self.sampler, self.full, self.micro, self.world_size = sampler, batch_size, micro, world_size
 
     def set_epoch(self, epoch: int) -> None:
         if hasattr(self.sampler, "set_epoch"):

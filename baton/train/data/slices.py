@@ -17,8 +17,7 @@ GROUP = 8  # files whose rows are shuffled together
 
 class Blocks:
     def __init__(self, rows: list[int], seed: int) -> None:
-        self.rows = rows
-        self.seed = seed
+        self.rows, self.seed = rows, seed
         self.starts = np.concatenate([[0], np.cumsum(rows)]).astype(np.int64)
 
     def __len__(self) -> int:

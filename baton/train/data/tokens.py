@@ -41,11 +41,7 @@ class ChunkTokens:
         return self._folder
 
     def fetch(self, start: int, target: int) -> str:
-        """Downloads the tokens of the steps from `start` to `target`; called again, those still missing.
-
-        Raises:
-            DamagedError: a file is missing or differs from what was committed.
-        """
+        """Downloads the tokens of the steps from `start` to `target`; called again, those still missing."""
         prefix, manifest = trained.tokens_manifest(self._run)
         names = self._missing(manifest, start, target)
         num_bytes = sum(manifest.files[name]["size"] for name in names)
