@@ -36,8 +36,8 @@ OTHERS = "another number of processes kept it"
 
 
 def resumption(restored: FetchedCheckpoint | None, context: TrainContext) -> Resumption:
-    """Returns what a trainer resumes from; all ranks must call it."""
-    # One rank asks the store for all: they must skip the same steps.
+    """Returns a trainer's resumption; all ranks must call it."""
+    # One rank asks the store for all: all must skip the same steps.
     guards = context.recipe.training.guard
     skips = context.ranks.on_first(lambda: guard.known_skips(context, restored)) if guards else ()
     if restored is None:
@@ -51,31 +51,31 @@ def resumption(restored: FetchedCheckpoint | None, context: TrainContext) -> Res
         takeover=ForkOverrides.of(restored.folder, restored.meta),
         ranks=theirs.world_size,
         strategy=theirs.strategy,
-        # With virtual workers a checkpoint is that of one process, whatever their number.
+        # With virtual workers a checkpoint is as of one process, whatever the number of ranks.
         is_reshaped=theirs.world_size != context.ranks.size and not context.recipe.parallel.virtual_workers,
         skips=skips,
     )
 
 
 def adapt_machine(restored: FetchedCheckpoint | None, ranks: Ranks, recipe: Recipe) -> str:
-    """Sets what bits depend on, and returns how exactly a checkpoint can be resumed here.
+    """Makes this process deterministic, and returns the exactness of a resume here.
 
     Returns:
-        `bitwise`, or `consistent` where the machine differs or state of the user's code is not restored.
+        `bitwise`, or `consistent` if the machine differs or state of the user's code is not restored.
 
     Raises:
         BatonError: other machines resume from another step.
-        UserError: the checkpoint is split over ranks as this chunk's are not.
-        ExactnessError: bits may differ, and the recipe asks for bits.
+        UserError: these ranks cannot read the checkpoint's split.
+        ExactnessError: bits may differ, and the recipe requires bitwise.
     """
-    # A checkpoint may have come while they looked.
+    # A checkpoint may have been committed between the machines' searches.
     steps = ranks.gather(restored.step if restored else 0)
     if len(set(steps)) > 1:
         raise BatonError(f"the machines found different newest checkpoints: {steps}.", remedy="Run again.")
-    # The first chunk's number of threads holds for the run, whatever torch would choose on this machine.
+    # The first chunk's number of threads holds for the whole run, as it decides the order of sums.
     threads = restored.meta.fingerprint.threads if restored else recipe.training.threads
     workers = recipe.parallel.virtual_workers
-    if workers and not threads:  # as many for one process as for several, each of which has its share of the cores
+    if workers and not threads:  # the same number in one process as in several, each with its share of the cores
         threads = max(1, (os.cpu_count() or 1) // workers)
     build.make_deterministic(threads, recipe.training.deterministic, tf32=build.uses_tf32(recipe))
     if restored is None:
@@ -106,9 +106,9 @@ def adapt_machine(restored: FetchedCheckpoint | None, ranks: Ranks, recipe: Reci
 
 
 def _require_readable(step: int, theirs: Fingerprint, ranks: Ranks, recipe: Recipe) -> None:
-    """Raises `UserError` where a checkpoint is not split over ranks as this chunk's are, over however many.
+    """Raises `UserError` if these ranks cannot read how a checkpoint is split.
 
-    One rank reads what any have split, and FSDP splits what one has written.
+    One rank reads every split, FSDP also a checkpoint of one process, all others only their own strategy.
     """
     now = recipe.parallel.strategy if ranks.size > 1 else "ddp"
     was_alone = theirs.world_size == 1
@@ -122,7 +122,7 @@ def _require_readable(step: int, theirs: Fingerprint, ranks: Ranks, recipe: Reci
 
 @dataclass(frozen=True)
 class Assembly:
-    """What makes a trainer resume, save and report: the report is in the first rank alone."""
+    """Parts that make a trainer resume, save and, in the first rank, report."""
 
     checkpointer: Checkpointer
     check: RestoreCheck
@@ -130,7 +130,6 @@ class Assembly:
     report: LiveReport | None
 
     def close(self) -> None:
-        """Ends what runs beside training."""
         self.checkpointer.close()
         if self.report:
             self.report.close()
@@ -147,17 +146,17 @@ def assemble(
     skipped: list[str],
     reports: bool,
 ) -> Assembly:
-    """Makes a trainer resume, at the level that `adapt_machine` has found, save and report."""
+    """Makes a trainer resume at the level of `adapt_machine`, save and report."""
     recipe, ranks, chunks = context.recipe, context.ranks, context.recipe.chunks
     watchdog = Watchdog(ranks, recipe.parallel.hang_seconds)
     committer = Committer(context, restored, level=level, skipped=skipped) if ranks.is_first else None
     checkpointer = Checkpointer(context, staging, watch, watchdog, committer)
-    # Asked when something is saved, by a callback that is made below and looks at the trainer.
+    # A lambda, as `save` is made below; the trainer calls it at its first save.
     trainer.begin_chunk(ranks, watchdog, resumption(restored, context), lambda: save.stage())
     if recipe.evaluation.per_epoch:
         trainer.add_callback(EvaluationsPerEpoch(context.plan, recipe.evaluation.per_epoch))
     report = None
-    # Before the callback that saves: what these do at a step's end is over when its checkpoint is captured.
+    # Before `SaveAndStop`: its checkpoint is captured after these callbacks have done their work at a step's end.
     if committer and reports:
         live, newest = committer.live, lambda: committer.parent
         report = attach_observers(context, trainer, staging.folder(0), live, newest=newest)
@@ -186,17 +185,10 @@ def train_chunk(
     scoring: Scoring | None = None,
     is_script: bool = False,
 ) -> Checkpointer:
-    """Trains to a chunk's target, or as far as it gets, and waits for the last commit.
+    """Trains to a chunk's target, or until a preemption, and waits for the last commit.
 
-    Args:
-        context: The chunk, whose target is not committed yet.
-        restored: The checkpoint to resume from.
-        skipped: Why newer checkpoints were passed over.
-        staging: Folders for downloads and checkpoints.
-        watch: Tells that the machine will be preempted.
-        build_trainer: Returns the chunk with what was found out for it, and its trainer.
-        scoring: The score of a sweep's trial, None where the run is none.
-        is_script: Whether a script has built the trainer: that reports, and hears of devices' errors, itself.
+    `build_trainer` returns the chunk as resolved again, and its trainer; `skipped` holds why newer checkpoints were
+    passed over. With `is_script` a script has built the trainer, and itself reports and handles errors of devices.
     """
     level = adapt_machine(restored, context.ranks, context.recipe)
     context, trainer = build_trainer()
@@ -204,20 +196,20 @@ def train_chunk(
     checkpointer = made.checkpointer
     context.clock.enter(StagePhase.RESTORE, step=restored.step if restored else 0)
     try:
-        # With a notice before the first step there is nothing to save.
+        # All ranks decide together; with a notice before the first step there is nothing to save.
         if not checkpointer.is_preempted():
             if restored is None or not restored.is_target:
                 with contextlib.nullcontext() if is_script else guard.watch_for_skips(trainer, checkpointer):
                     trainer.train(resume_from_checkpoint=restored.folder if restored else None)
-            # From here the ranks wait for the store alone, which has its own patience.
+            # From here ranks only wait for the store, which has its own time limits.
             checkpointer.watchdog.stop()
             try:
                 score = _score(trainer, made, restored, scoring, context.target) if scoring else None
             finally:
-                # Also where scoring has failed: the checkpoint is on its way, and it is what the chunk was for.
+                # Also after a failed score: the checkpoint on its way is the chunk's result.
                 checkpointer.finish()
             if score and scoring:
-                # Not before the commit: a score without its checkpoint would be of a state that nobody has.
+                # After the commit: a crash in between leaves a checkpoint to score, never a score without its state.
                 scoring.keep(score)
     finally:
         made.close()
@@ -227,8 +219,8 @@ def train_chunk(
 def _score(
     trainer: ChunkTrainer, made: Assembly, restored: FetchedCheckpoint | None, scoring: Scoring, target: int
 ) -> Score | None:
-    """Scores what a sweep's trial has come to after the chunk; None in all ranks but the first."""
-    trainer.remove_callback(made.save)  # what it makes of evaluations is for training
+    """Scores a sweep's trial after the chunk; None in all ranks but the first."""
+    trainer.remove_callback(made.save)  # it would save and stop by the score's evaluation
     if restored and restored.is_target:
         check = made.check
         return scoring.measure_again(trainer, restored.step, restored.folder, restore=check.restore, prove=check.prove)
@@ -239,7 +231,7 @@ def _score(
 def train_recipe(
     context: TrainContext, fetched: ChunkInputs, staging: Staging, watch: PreemptionWatch, scoring: Scoring | None
 ) -> Checkpointer:
-    """Trains a chunk of a recipe's run, see `train_chunk`, by what was downloaded for it."""
+    """Trains a chunk of a recipe's run with its downloads; see `train_chunk`."""
 
     def build_trainer() -> tuple[TrainContext, ChunkTrainer]:
         context.clock.enter(StagePhase.BUILD)

@@ -1,8 +1,7 @@
-"""Callbacks of a chunk: when to checkpoint and evaluate, when to stop, and proof of a full restore.
+"""Callbacks of a chunk: schedule of checkpoints and evaluations, the stop at the target, and proof of a full restore.
 
-`RestoreCheck` is the first of a trainer's callbacks, and compares the state before any other changes it. `SaveAndStop`
-is the last, and sees what all others have decided. If a checkpoint is always on its way, `Pace` spaces them so that
-training loses little.
+`RestoreCheck` is a trainer's first callback, and compares the state before any other changes it. `SaveAndStop` is the
+last, and sees what all others have decided. `Pace` spaces continuous checkpoints so that training loses little.
 """
 
 from __future__ import annotations
@@ -34,29 +33,26 @@ from baton.train.trainer import seed_of
 STALL = 0.02
 """Share of the time for which checkpoints may hold training."""
 COST = 0.05
-"""Share of the time that they may cost in all: the stalls, and what their uploads take from the steps beside them."""
+"""Share of the time that they may cost in all: stalls, and slower steps beside uploads."""
 KNOWN = 2
-"""Steps of each kind that must be known before an upload can be told to cost anything."""
+"""Steps of each kind that must be measured before an upload's cost is known."""
 AGAIN = 16
-"""Checkpoints after which one waits for a step beside no upload: steps change as training goes on."""
+"""Checkpoints after which one waits for a step without an upload: steps change in the course of training."""
 RECENT = 16
 """Steps and stalls of each kind that are kept."""
 
 
 class Pace:
-    """Tells when the next checkpoint may be taken, from what those before have cost in this process.
+    """Spaces checkpoints by the cost of earlier ones in this process.
 
-    What an upload takes is the difference between the steps beside one and the others, in medians.
-
-    Args:
-        monotonic: Clock, in seconds.
+    An upload costs the difference between the median steps beside one and without.
     """
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
         self._idle: deque[float] = deque(maxlen=RECENT)
         self._beside: deque[float] = deque(maxlen=RECENT)
-        self._ended: float | None = None  # the first step is none to learn from
+        self._ended: float | None = None  # the first step is not measured: it warms up
         self._was_free = True
         self._began = monotonic()
         self._stalls: deque[float] = deque(maxlen=RECENT)
@@ -64,11 +60,7 @@ class Pace:
         self._saves = self._idle_since = 0
 
     def step(self, *, is_free: bool) -> None:
-        """Notes a step's end.
-
-        Args:
-            is_free: Whether no checkpoint is on its way.
-        """
+        """Notes a step's end, and whether no checkpoint is on its way."""
         now = self._monotonic()
         if self._ended is not None:
             seconds = now - self._ended
@@ -82,7 +74,7 @@ class Pace:
         self._began = self._monotonic()
 
     def saved(self) -> None:
-        """Notes that training goes on after it."""
+        """Notes that training goes on."""
         now = self._monotonic()
         self._stalls.append(now - self._began)
         self._uploading = 0.0
@@ -91,15 +83,15 @@ class Pace:
         self._idle_since = 0
 
     def is_due(self) -> bool:
-        """Tells whether a checkpoint taken now keeps to what they may cost."""
+        """Tells whether a checkpoint taken now keeps within the allowed cost."""
         if len(self._idle) < KNOWN or (self._saves % AGAIN == AGAIN - 1 and not self._idle_since):
             return False
         return self._monotonic() - self._began >= self.interval
 
     @property
     def interval(self) -> float:
-        """Seconds from one checkpoint to the next, at least."""
-        # Of two, the lower: whatever else this machine does makes times longer, never shorter.
+        """Least seconds from one checkpoint to the next."""
+        # The lower median: other work on this machine makes times longer, never shorter.
         stall, slower = median_low(self._stalls) if self._stalls else 0.0, 0.0
         if min(len(self._beside), len(self._idle)) >= KNOWN:
             slower = max(0.0, 1 - median(self._idle) / median_low(self._beside))
@@ -107,12 +99,7 @@ class Pace:
 
 
 class EvaluationsPerEpoch(TrainerCallback):
-    """Asks for the evaluations that fall between the ends of epochs.
-
-    Args:
-        plan: The run's plan.
-        per_epoch: Evaluations in each epoch.
-    """
+    """Asks for the evaluations between the ends of epochs."""
 
     stateless = True
 
@@ -121,23 +108,12 @@ class EvaluationsPerEpoch(TrainerCallback):
         self._per_epoch = per_epoch
 
     def on_step_end(self, args: object, state: TrainerState, control: TrainerControl, **_: object) -> None:
-        """Asks for one where the plan's rule says so."""
         control.should_evaluate = control.should_evaluate or self._plan.is_due(state.global_step, self._per_epoch)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SaveSchedule:
-    """When checkpoints are due.
-
-    Attributes:
-        target: Step at which the chunk ends.
-        plan: The run's plan.
-        every_steps: Steps between checkpoints before the target.
-        per_epoch: Checkpoints in each epoch.
-        every_seconds: Seconds between checkpoints before the target.
-        pace: Tells when the next one may follow, where they follow each other.
-        keep_best: Save where an evaluation finds the lowest loss so far.
-    """
+    """Schedule of checkpoints before the target; `keep_best` also saves at the lowest evaluation loss so far."""
 
     target: int
     plan: Plan
@@ -148,32 +124,31 @@ class SaveSchedule:
     keep_best: bool = False
 
     def is_due(self, step: int) -> bool:
-        """Tells whether a checkpoint falls due at a step."""
+        """Tells whether a checkpoint is due at a step."""
         if self.per_epoch:
             return self.plan.is_due(step, self.per_epoch)
         return bool(self.every_steps and step % self.every_steps == 0)
 
     def is_late(self, seconds: float) -> bool:
-        """Tells whether a checkpoint falls due by time, so many seconds after the last one."""
+        """Tells whether a checkpoint is due some seconds after the last one."""
         return bool(self.every_seconds and seconds >= self.every_seconds) or bool(self.pace and self.pace.is_due())
 
 
 def ends_epoch(trainer_state: TrainerState) -> bool:
-    """Tells whether a step is the last of its epoch."""
     return float(trainer_state.epoch).is_integer()
 
 
 class RestoreCheck(TrainerCallback):
-    """Restores what `Trainer` does not, and compares all that is in memory with what was saved, before the first step.
+    """Restores what `Trainer` does not, and compares the whole state with the checkpoint before the first step.
 
     Args:
         trainer: The trainer, its other callbacks complete.
-        checkpointer: This rank's, which is told that training begins.
+        checkpointer: This rank's.
         replicated: Whether each rank has the whole state.
 
     Attributes:
         own: State of the user's code.
-        checked: Part of the state → what comparing it with the checkpoint gave, empty before the first step.
+        checked: Part of the state → result of its comparison, empty before the first step.
     """
 
     stateless = True
@@ -190,16 +165,16 @@ class RestoreCheck(TrainerCallback):
         self._callbacks_restored: str | None = None
 
     def restore(self, trainer_state: TrainerState) -> None:
-        """Restores what `Trainer` does not, once all other callbacks have begun: they may set what they keep."""
+        """Restores what `Trainer` does not, after all callbacks' `on_train_begin`, which may reset their state."""
         resumption, rank = self._trainer.resumption, self._ranks.rank
         folder = resumption.folder
         if folder is None:
             self.own.begin(None, rank)
-            # Else dropout would leave out the same places in all ranks; with virtual workers each pass is seeded.
+            # Else dropout would drop the same places in all ranks. With virtual workers each pass is seeded.
             if rank and not self._trainer.recipe.parallel.virtual_workers:
                 set_seed(seed_of(self._trainer.args.seed, rank))
             return
-        if resumption.takeover:  # those of the parent were restored
+        if resumption.takeover:  # `Trainer` has restored the parent's intervals of logs and evaluations
             trainer_state.compute_steps(self._trainer.args, trainer_state.max_steps)
         if not os.path.isfile(os.path.join(folder, state.extra_file(rank))):
             rank = 0  # another number of ranks made the checkpoint
@@ -213,7 +188,7 @@ class RestoreCheck(TrainerCallback):
         self._restore_own()
 
     def _restore_own(self) -> None:
-        """Restores the state of callbacks and of the user's other code, and notes what is then in memory."""
+        """Restores the state of callbacks and of the user's other code, and keeps its digests."""
         try:
             state.restore_callbacks(self._trainer, self._saved_callbacks)
         except KeyError as error:
@@ -222,17 +197,16 @@ class RestoreCheck(TrainerCallback):
         self._callbacks_restored = tree_digest(state.callback_states(self._trainer))
 
     def on_step_begin(self, args: object, trainer_state: TrainerState, control: TrainerControl, **_: object) -> None:
-        """Before the first step: compares what is in memory with what was saved."""
         if not self._is_first_step:
             return
         self._is_first_step = False
         resumption, watchdog = self._trainer.resumption, self._trainer.watchdog
         if resumption.folder is not None:
             if not ends_epoch(trainer_state):
-                # Again: the epoch has begun once more here, and in a run without an end of a chunk it has not.
+                # Again: callbacks have just seen the epoch begin a second time, as they would not without a resume.
                 self._restore_own()
             self.prove()
-            # Only now: what is compared must be what the parent saved, not what the fork makes of it.
+            # After the proof: it compares what the parent saved, not what the fork makes of it.
             if resumption.takeover:
                 resumption.takeover.apply(self._trainer)
         watchdog.start(trainer_state.global_step + 1)
@@ -241,7 +215,7 @@ class RestoreCheck(TrainerCallback):
         self._checkpointer.on_first_step(resumption.folder)
 
     def digests(self) -> dict[str, str]:
-        """Returns the digests of the state in memory, those of all ranks joined: it gathers."""
+        """Gathers and joins all ranks' digests of the state in memory."""
         return self._joined(state.digests_of(self._trainer))
 
     def _joined(self, ours: dict[str, str]) -> dict[str, str]:
@@ -249,27 +223,23 @@ class RestoreCheck(TrainerCallback):
         return state.merge_rank_digests(rows, replicated=self._replicated, per_rank_parts=self._trainer.per_rank_parts)
 
     def prove(self) -> None:
-        """Compares what is in memory with what was saved.
-
-        Raises:
-            ExactnessError: a part differs.
-        """
+        """Compares the state in memory with the checkpoint's; `ExactnessError` in all ranks if a part differs."""
         trainer, resumption = self._trainer, self._trainer.resumption
         ours = state.digests_of(trainer)
-        # Steps before the first one draw from the generator: it is compared as it was right after its restore.
+        # Both as right after their restore: random numbers are drawn before the first step, and an epoch's begin may
+        # change callbacks.
         ours["rng"] = trainer.restored_rng or "not restored"
-        # And those of callbacks as they were before an epoch began.
         ours["callbacks"] = self._callbacks_restored or ours["callbacks"]
         if resumption.takeover:
             ours |= resumption.takeover.expected_digests(trainer, trainer.skipped)
-        # Gathers: all ranks come to the same verdict, so that all of them fail or none does.
+        # Gathers before the verdict: all ranks fail or none does, as one that trained on alone would hang.
         digests, expected = self._joined(ours), resumption.digests
         if resumption.is_reshaped:
             digests |= reshard.digests_as_saved(trainer)
         for part in PARTS:
             if part in resumption.left_out:
                 self.checked[part] = "left out"
-            # Digests by rank of another number of ranks: there is nothing to compare them with.
+            # A part by rank from another number of ranks has nothing to compare it with.
             elif resumption.is_reshaped and part in trainer.per_rank_parts:
                 self.checked[part] = "of other processes"
             elif digests[part] != expected[part]:
@@ -291,7 +261,7 @@ class RestoreCheck(TrainerCallback):
             )
 
     def _own_verdict(self) -> str:
-        """Returns how the state of the user's code compares with the checkpoint's; all ranks must call it."""
+        """Compares the state of the user's code with the checkpoint's; all ranks must call it, as it gathers."""
         resumption = self._trainer.resumption
         if user_state.PART in resumption.left_out:
             return "left out"
@@ -304,7 +274,7 @@ class RestoreCheck(TrainerCallback):
 
 
 class SaveAndStop(TrainerCallback):
-    """Captures checkpoints on the way, and ends training at a target; `finished` where early stopping ends the run."""
+    """Captures checkpoints and ends training at the target; `finished` if early stopping ends the run."""
 
     stateless = True
 
@@ -320,36 +290,35 @@ class SaveAndStop(TrainerCallback):
         self._stopping = self._overdue = self._due_by_time = False
         self._uploader_idle = True
         self._named: set[str] = set()
-        # The manifest has each file's SHA-256; CRC-32 on top takes a third of the time of writing.
+        # The manifest has each file's SHA-256; a CRC-32 besides takes a third of the writing time.
         torch.serialization.set_crc32_options(False)
         trainer.add_callback(self)
 
     def on_train_begin(self, args: object, trainer_state: TrainerState, control: TrainerControl, **_: object) -> None:
-        """Restores what `Trainer` does not, after all other callbacks have begun."""
+        # Here and not in `RestoreCheck`, which is first: other callbacks' `on_train_begin` may reset their state.
         self._check.restore(trainer_state)
 
     def on_step_end(self, args: object, trainer_state: TrainerState, control: TrainerControl, **_: object) -> None:
-        """Decides whether to save and to stop. At an epoch's end both wait for `on_epoch_end`."""
+        """Decides whether to save and to stop; at an epoch's end saving waits for `on_epoch_end`."""
         step, watchdog = trainer_state.global_step, self._trainer.watchdog
-        # Before the gather: a rank that hangs in its step has not come here, and has one sign less than those that wait
-        # in it.
+        # Before the gather: a rank that hangs in its step then has one sign of life less than those that wait for it.
         watchdog.heartbeat("end")
         late = self._schedule.is_late(time.monotonic() - self._saved_at)
         decision = self._checkpointer.agree(step, late, self._trainer.figures)
         if self._schedule.pace:
             self._schedule.pace.step(is_free=decision.uploader_idle)
-        self._trainer.judge(decision.figures)  # before anything of the step is kept
+        self._trainer.judge(decision.figures)  # first: a step to skip must leave nothing in a checkpoint
         self._due_by_time, self._uploader_idle = decision.due_by_time, decision.uploader_idle
         watchdog.heartbeat("rows", step + 1)
-        # The same in all ranks: one that saved alone would wait for the others for ever.
+        # The same in all ranks: one that saved alone would wait for the others forever.
         self._stopping = decision.stop or step >= self._schedule.target
-        # Where this step is evaluated, that decides first whether the run ends here, whatever the chunk does.
+        # If this step is evaluated, the evaluation must first decide whether the whole run ends: see `on_evaluate`.
         control.should_training_stop = control.should_training_stop or (self._stopping and not control.should_evaluate)
         if not ends_epoch(trainer_state) and self._is_due(step):
             control.should_save = True
 
     def on_epoch_end(self, args: object, trainer_state: TrainerState, control: TrainerControl, **_: object) -> None:
-        """Saves what waited; silences an epoch's end that only the end of a chunk brought about."""
+        """Saves what waited for the epoch's end, and ignores an end that is only the chunk's."""
         if ends_epoch(trainer_state):
             due = self._is_due(trainer_state.global_step) and self._saved_step != trainer_state.global_step
             control.should_save = control.should_save or due
@@ -357,21 +326,21 @@ class SaveAndStop(TrainerCallback):
             control.should_save = control.should_evaluate = control.should_log = False
 
     def on_evaluate(self, args: object, trainer_state: TrainerState, control: TrainerControl, **_: object) -> None:
-        """Keeps the step at which an evaluation ended the run, and the best one where that is wanted."""
+        """Saves at an evaluation that ends the run or, with `keep_best`, has the lowest loss so far."""
         losses = evaluation_losses(trainer_state.log_history)
-        # None where it is not a number, which is below nothing and above nothing.
+        # None for a loss that is not finite.
         newest = losses.pop(trainer_state.global_step, None)
         if self._schedule.keep_best and newest is not None and newest < min(losses.values(), default=math.inf):
             self._is_best = control.should_save = True
         at_end = trainer_state.global_step >= trainer_state.max_steps
         if control.should_training_stop and not at_end:
-            # `on_step_end` leaves the flag alone where this step is evaluated: what has set it since is early stopping
-            # or another callback, and that ends the run.
+            # `on_step_end` does not set the flag before an evaluation: early stopping or another callback has, and ends
+            # the run.
             self.finished = self._stopping = control.should_save = True
         control.should_training_stop = self._stopping or at_end
 
     def on_save(self, args: object, trainer_state: TrainerState, control: TrainerControl, **_: object) -> None:
-        """Completes the folder that `Trainer` wrote and passes it on with the digests of the state."""
+        """Completes the folder that `Trainer` wrote, and passes it on with the digests of the state."""
         trainer, ranks, pending = self._trainer, self._trainer.ranks, self._checkpointer.pending
         assert pending
         extra: StateDict = {
@@ -391,7 +360,7 @@ class SaveAndStop(TrainerCallback):
             self._named |= new.keys()
             if ranks.is_first:
                 events.emit(events.NotCarried(step=trainer_state.global_step, lost=new))
-        # Gathers: once a rank has the digests of all, all have written their files to the folder.
+        # The gather is also the barrier before the commit: every rank has written its files before it takes part.
         pending.digests = self._check.digests()
         if own.carried:
             pending.digests[user_state.PART] = user_state.digest(own.carried)
@@ -415,18 +384,17 @@ class SaveAndStop(TrainerCallback):
     def on_log(
         self, args: object, trainer_state: TrainerState, *_: object, logs: dict[str, float], **__: object
     ) -> None:
-        """Emits the loss as an event."""
         if "loss" in logs:
             events.emit(events.Step(step=trainer_state.global_step, of=trainer_state.max_steps, loss=logs["loss"]))
 
     def stage(self) -> Iterator[PendingCheckpoint]:
-        """Yields the checkpoint of the step that the trainer is at in each place to write it to, best first."""
+        """Yields the current step's checkpoint in each place to write it to, best first."""
         if self._schedule.pace:
             self._schedule.pace.saving()
         return self._checkpointer.stage(self._trainer.state.global_step, state.num_bytes(self._trainer))
 
     def _is_due(self, step: int) -> bool:
-        """Tells whether to save now. What falls due while a checkpoint is on its way waits until that has arrived."""
+        """Tells whether to save now; a checkpoint that becomes due during an upload waits for its end."""
         if self._stopping:
             return True
         self._overdue = self._overdue or self._due_by_time or self._schedule.is_due(step)

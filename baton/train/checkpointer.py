@@ -1,7 +1,7 @@
-"""Checkpoints of a chunk: agreed between ranks, written by all, committed by the first from a thread beside training.
+"""Checkpoints of a chunk: agreed between ranks, written by all, committed by the first in a thread beside training.
 
-Every rank has a `Checkpointer`; the first one's has a `Committer`, which knows the chain of states that the chunk
-continues and sends what is staged through an `Uploader`.
+Every rank has a `Checkpointer`; the first rank's has a `Committer`, which keeps the chain of states and sends staged
+checkpoints through an `Uploader`.
 """
 
 from __future__ import annotations
@@ -35,21 +35,20 @@ from baton.train.metrics.accounting import Accounting
 logger = logging.getLogger("baton")
 
 PAUSE = 2.0
-"""Seconds between two tries while the store takes nothing."""
+"""Seconds between two commits tried while the store is unavailable."""
 LAST_MOMENT = 30.0
-"""Seconds for which a chunk that failed waits for the checkpoint it had on its way."""
+"""Seconds for which a failed chunk waits for a checkpoint on its way."""
 SOON = 5.0
-"""Seconds for which one request of a commit is tried again before the commit counts as failing."""
+"""Seconds of retries for one request before the commit counts as failing."""
 
 Committed = Callable[[PendingCheckpoint, Checkpoint, bool, dict[str, float]], None]
-"""Is called with what was staged, the checkpoint that is committed, whether it is this process's, and the seconds that
-upload and commit took."""
+"""Arguments: the staged and the committed checkpoint, whether it is this process's, seconds of upload and commit."""
 
 
 class Uploader:
-    """Uploads and commits staged checkpoints in its own thread: one at a time; a newer one takes every other's place.
+    """Uploads and commits one staged checkpoint at a time in its own thread; a newer one supersedes it.
 
-    `committed` is called in that thread; for `max_unsaved` seconds the store may take nothing before the chunk fails.
+    `committed` is called in that thread. The chunk fails after `max_unsaved` seconds without a commit.
     """
 
     def __init__(self, store: CheckpointStore, committed: Committed, *, max_unsaved: float) -> None:
@@ -65,49 +64,43 @@ class Uploader:
 
     @property
     def is_idle(self) -> bool:
-        """Whether what is staged now would be sent at once: nothing is on its way, or it does not get through."""
+        """Whether a checkpoint staged now is sent at once: none is on its way, or it does not get through."""
         return self._thread is None or not self._thread.is_alive() or self._is_failing
 
     def submit(self, pending: PendingCheckpoint, meta: Callable[[], CheckpointMeta]) -> None:
-        """Sends a checkpoint on its way and returns at once; `make_way` comes before.
-
-        `meta` returns what its manifest says besides its files, and is called once these are in the store.
-        """
-        # An older one that still hangs in a request has its own event, and can fail no more: see `make_way`.
+        """Begins to send a checkpoint, after `make_way`; calls `meta` once its files are in the store."""
+        # An older one that still hangs in a request has its own event and can no longer fail the chunk: see `make_way`.
         self._newest, self._is_failing = pending, False
         self._thread = self._runtime.begin(partial(self._work, pending, meta), "baton-commit")
 
     def make_way(self) -> None:
-        """Ends what is on its way, for a newer one; waits for it where it must be kept and gets through.
-
-        It must be kept if the one before made way for it: uploads that take longer than what lies between checkpoints
-        would all be given up.
-        """
+        """Ends the upload on its way for a newer checkpoint, or waits for it if it must be kept and gets through."""
         made_way, self._made_way = self._made_way, False
         if not (self._thread and self._thread.is_alive() and self._newest):
             return
-        if self._is_failing:  # it may hang in a request for a while yet: it ends by itself, and nothing waits for it
+        if self._is_failing:  # it may hang in a request for a while yet: let it end by itself
             self._newest.superseded.set()
             shutil.rmtree(self._newest.folder, ignore_errors=True)
             return
+        # Never two in a row: if uploads take longer than the time between checkpoints, none would ever arrive.
         if not (self._newest.must_keep or made_way):
             self._newest.superseded.set()
             self._made_way = True
         self._thread.join()
 
     def finish(self) -> None:
-        """Waits until the last checkpoint is committed, and raises what keeps it from that."""
+        """Waits until the last checkpoint is committed, and raises the failure of its commit."""
         if self._thread:
             self._thread.join()
         self.raise_failure()
 
     def abandon(self, seconds: float) -> None:
-        """Gives what is on its way some time to arrive, when training has failed and little else can be saved."""
+        """Waits some seconds for a checkpoint on its way, after training has failed."""
         if self._thread:
             self._thread.join(seconds)
 
     def raise_failure(self) -> None:
-        """Raises what ended a commit, in the thread that trains."""
+        """Raises a commit's failure in the training thread."""
         if self._failure:
             raise self._failure
 
@@ -117,10 +110,10 @@ class Uploader:
         except SupersededError:
             logger.info("the checkpoint of step %d makes way for a newer one", pending.step)
             events.emit(events.Superseded(step=pending.step))
-        # Training hears of it at the end of its step, see `raise_failure`: a thread's own error would be lost.
+        # Kept until the training thread calls `raise_failure` at its step's end: a thread's own error would be lost.
         except BaseException as error:
-            # What fails after that says nothing of the newer one, but for another process's other bits: they are the
-            # run's.
+            # A superseded one may fail, as the newer one takes its place. Other bits committed by another process may
+            # not: they are the run's now, and this process would train on from different ones.
             if pending.superseded.is_set() and not isinstance(error, ExactnessError):
                 logger.warning("the checkpoint of step %d, which made way, failed: %s", pending.step, error)
             else:
@@ -135,11 +128,12 @@ class Uploader:
 
         def send() -> tuple[Checkpoint, bool, float]:
             pending.check()
-            writer.send(pending.folder)  # what is in the store already is not sent again
+            writer.send(pending.folder)  # on a retry, only files that are not in the store yet
             uploaded = self._runtime.monotonic()
             pending.check()
             events.emit(events.Phase(phase=StagePhase.COMMIT, step=pending.step))
-            # The manifest comes last: a crash before it leaves files that no reader takes for a checkpoint.
+            # The manifest comes last: a crash before it leaves files that no reader takes for a checkpoint, and that
+            # retention removes once they are old. `meta` is called only here: the parent may change until then.
             return *self._store.commit(pending.step, writer, meta()), uploaded
 
         def unsaved_for(error: UnavailableError) -> float:
@@ -153,10 +147,10 @@ class Uploader:
             saving = "%s Training continues; nothing has been saved for %.0f s."
             logger.warning(saving, error.message, unsaved_for(error))
 
-        # Counted from the last commit: checkpoints that take each other's place share one bound.
+        # Counted from the last commit: checkpoints that supersede each other share one bound.
         patience = self._max_unsaved - (began - self._saved_at)
         try:
-            # A newer one ends the pause, so that `make_way` need not sit it out.
+            # A newer checkpoint ends the pause, so that `make_way` need not wait for it.
             tries = backoff(patience, pause=PAUSE, sleep=pending.superseded.wait, runtime=self._runtime)
             checkpoint, ours, uploaded = retry(send, UnavailableError, tries, on_retry)
         except UnavailableError as error:
@@ -166,18 +160,16 @@ class Uploader:
                 f"{self._max_unsaved:.0f} s; the chunk stops.",
                 remedy="Mend the store and run again: training resumes from the newest checkpoint.",
             ) from error
-        # Before the callback: retention in it may fail, and this one is saved.
+        # Before the callback: retention in it may fail, but this checkpoint is saved.
         self._saved_at, self._is_failing = self._runtime.monotonic(), False
         self._committed(pending, checkpoint, ours, {"upload": uploaded - began, "commit": self._saved_at - uploaded})
 
 
 class Committer:
-    """The first rank's part: it commits complete checkpoints, and knows those that they come after.
+    """The first rank's part: commits complete checkpoints and keeps their chain.
 
     Attributes:
-        start_step: Step at which the chunk began.
-        parent: The newest checkpoint of this run that this process restored or committed.
-        accounting: What the attempt costs.
+        parent: The run's newest checkpoint that this process restored or committed.
         lost_race: Whether another process has committed the target.
         finished: Whether early stopping has ended the run.
     """
@@ -204,33 +196,31 @@ class Committer:
 
     @property
     def reached(self) -> int:
-        """The step of the newest checkpoint."""
         return self.parent.step if self.parent else 0
 
     def on_first_step(self) -> None:
-        """Notes that training begins."""
         self._context.clock.enter(StagePhase.TRAIN)
         self._saved_at = time.monotonic()
         self.accounting.progress.start(self.start_step)
-        # A checkpoint that does not get through is to be noticed soon; `Uploader` has the patience.
+        # Requests fail fast from here: `Uploader` must notice soon that a commit does not get through, and retries it.
         self._context.run.storage.patience = min(self._patience, SOON)
 
     def judge(self, step: int, due_by_time: bool) -> StepDecision:
-        """Returns what the other ranks do not know of a step's end; see `Checkpointer.agree`."""
+        """Returns the first rank's part of `Checkpointer.agree`."""
         self.accounting.progress.step = step
         self.uploader.raise_failure()
         waits = self._context.recipe.chunks.wait_for_commit
         return StepDecision(self.lost_race, due_by_time, waits or self.uploader.is_idle)
 
     def make_way(self, step: int) -> None:
-        """Prepares for a checkpoint before anything of it is written: two may not fit in memory."""
         self._context.clock.enter(StagePhase.SAVE, step=step)
         self._stall_began = time.monotonic()
+        # Before the new one is written: two may not fit in memory.
         self.uploader.make_way()
         self.uploader.raise_failure()
 
     def take(self, pending: PendingCheckpoint, meta: CheckpointMeta) -> None:
-        """Sends a complete checkpoint on its way, with what its manifest says of the state."""
+        """Begins to send a complete checkpoint."""
         chunks, clock = self._context.recipe.chunks, self._context.clock
         self.finished = meta.finished
         trained_for = clock.seconds.get(StagePhase.TRAIN, 0.0)
@@ -239,22 +229,16 @@ class Committer:
             shutil.rmtree(pending.folder, ignore_errors=True)
         else:
             self.uploader.submit(pending, lambda: self.meta(meta, trained_for))
-            if chunks.wait_for_commit or pending.writer:  # sent in parts: there is no room for another one meanwhile
+            if chunks.wait_for_commit or pending.writer:  # a writer: no room for another checkpoint meanwhile
                 self.uploader.finish()
         self.accounting.stalls.append(time.monotonic() - self._stall_began)
         clock.enter(StagePhase.TRAIN)
 
     def meta(self, meta: CheckpointMeta, trained_for: float) -> CheckpointMeta:
-        """Adds to what is known of the state all else that a manifest says besides files.
-
-        Args:
-            meta: What is known.
-            trained_for: Seconds for which this attempt had trained when it was captured.
-        """
-        # Read as the commit is made, and not at the capture: only then is it known which checkpoint was committed
-        # before this one.
+        """Completes a manifest's meta; `trained_for` is the attempt's seconds of training at the capture."""
+        # The parent is read at the commit: at the capture, the previous checkpoint was on its way and might not arrive.
         parent, context, storage = self.parent, self._context, self._context.run.storage
-        # An older Baton's checkpoint lacks what changes here: whether it had changed before, nobody knows.
+        # An older Baton's checkpoint does not tell of state of the user's code: if there is some now, it may be lost.
         looked = self._restored is None or self._restored.meta.hooks is not None
         unknown = not looked and meta.hooks and (meta.hooks.carried or meta.hooks.lost)
         level = "consistent" if unknown else self._level
@@ -276,23 +260,21 @@ class Committer:
         )
 
     def _as_parent(self, parent: Checkpoint) -> Parent:
-        """Returns what a checkpoint knows its parent by: where they are signed, by all that its manifest says."""
+        # A signed one also names the parent's whole manifest: another checkpoint of that step cannot take its place.
         signed = {} if self._context.store.signed_by is None else {"manifest": manifest_digest(parent.manifest)}
         return Parent(step=parent.step, digest=parent.digest, **signed)
 
     def finish(self) -> None:
-        """Waits until the last checkpoint is committed."""
         self._context.clock.enter(StagePhase.UPLOAD)
         self.uploader.finish()
         self._context.run.storage.patience = self._patience
 
     def close(self) -> None:
-        """Ends what runs beside training; a checkpoint on its way has a moment to arrive."""
         self.uploader.abandon(LAST_MOMENT)
         self.accounting.progress.end()
 
     def live(self) -> dict[str, float]:
-        """Returns how far the chunk is now, by the names in `metrics.sinks.LIVE_GAUGES`."""
+        """Returns the chunk's progress, by the names in `metrics.sinks.LIVE_GAUGES`."""
         work = self.accounting.work(self._context.clock.trained())
         return {
             "step": self.accounting.progress.step,
@@ -307,7 +289,7 @@ class Committer:
     def _on_commit(
         self, pending: PendingCheckpoint, checkpoint: Checkpoint, ours: bool, seconds: dict[str, float]
     ) -> None:
-        """Notes a commit, in the thread beside training."""
+        """Records a commit, in the thread beside training."""
         context, step, digest = self._context, checkpoint.step, checkpoint.digest
         if not ours:
             if digest != pending.digests["state"]:
@@ -317,7 +299,8 @@ class Committer:
                     remedy="Give each run its own name; if this is one run, the hardware differs.",
                 )
             logger.warning("another process committed step %d first, with the same state; training continues", step)
-        # Only this thread commits, one checkpoint at a time: the next one's manifest names this one as its parent.
+        # One commit at a time, so that the next manifest names this one as its parent; but an older one that hung in a
+        # request may arrive late, and must not become the parent.
         if self.reached <= step:
             self.parent = checkpoint
         self._saved_at = time.monotonic()
@@ -325,14 +308,14 @@ class Committer:
         events.emit(
             events.CheckpointCommitted(step=step, uri=uri, digest=digest, bytes=checkpoint.bytes, seconds=seconds)
         )
-        # Before the staged folder goes: the files are linked, or copied from memory, and the next pod here need not
-        # fetch them.
+        # Before the staged folder is removed: its files are linked or copied, and the next pod on this node need not
+        # download them.
         if ours and self._cache and not context.run.storage.is_local:
             for name, entry in checkpoint.manifest.files.items():
                 self._cache.keep(entry["sha256"], os.path.join(pending.folder, name))
-        if step < context.target:  # at the target the checkpoint stage does it, once all is proven
-            try:  # failing in it is no reason to stop
-                # Another process may train the same chunk, such as a pod that was thought gone; both are right.
+        if step < context.target:  # at the target, the checkpoint stage applies retention after its proof
+            try:  # a failure here is no reason to stop
+                # Another process may train the same chunk, such as a pod that was thought gone, to the same bits.
                 self.lost_race = committed_at_target(context.store, context.target) is not None
             except (BatonError, FileNotFoundError) as error:
                 logger.warning("another process at the same chunk was not looked for: %s", error)
@@ -346,9 +329,8 @@ class StepDecision:
 
     Attributes:
         stop: Whether to save and end the chunk here.
-        due_by_time: Whether a checkpoint is due by time.
-        uploader_idle: Whether one captured now would be sent at once.
-        figures: What each rank had to tell of the step.
+        uploader_idle: Whether a checkpoint captured now is sent at once.
+        figures: Each rank's figures of the step.
     """
 
     stop: bool = False
@@ -358,10 +340,9 @@ class StepDecision:
 
 
 class Checkpointer:
-    """The part of one rank in the checkpoints of a chunk; the first one's has a committer.
+    """One rank's part in a chunk's checkpoints; `pending` is the one being written.
 
-    All ranks call the same methods in the same order: each gathers. A world of one rank agrees with itself. `pending`
-    is the checkpoint that is being written.
+    All ranks call the same methods in the same order, as each gathers: a rank that leaves one out hangs the others.
     """
 
     def __init__(
@@ -379,26 +360,21 @@ class Checkpointer:
 
     @property
     def notice(self) -> str | None:
-        """Why the chunk is to stop: this machine's notice, or another's of those that train together."""
+        """Notice of preemption of this machine or another that trains along."""
         return self._watch.notice or self._remote_notice
 
     def agree(self, step: int, due_by_time: bool, figures: Sequence[float] = ()) -> StepDecision:
-        """Decides for all after each step. Any machine's notice of preemption counts, all else the first rank's word.
-
-        Args:
-            step: The step.
-            due_by_time: Whether a checkpoint is due by time.
-            figures: What this rank has to tell of the step, as many as each.
+        """Makes the ranks' common decision after each step; each rank has as many figures.
 
         Raises:
-            BatonError: in the first rank, what went wrong in the background.
+            BatonError: in the first rank, a commit has failed in the background.
         """
         ours = self.committer.judge(step, due_by_time) if self.committer else StepDecision()
         stop = ours.stop or self._watch.notice is not None
         numbers = [stop, ours.due_by_time, ours.uploader_idle, *figures]
-        # One gather a step for all that the ranks must agree on.
+        # One gather a step for everything that ranks must agree on. Any machine's notice stops all; the rest is decided
+        # by the first rank: clocks differ, only it has an uploader, and all must save at the same step.
         rows = self._ranks.gather_numbers([float(number) for number in numbers])
-        # What is due by time is the first rank's word: clocks differ, and all must save at the same step.
         told = [row[3:] for row in rows] if figures else ()
         decision = StepDecision(any(row[0] for row in rows), bool(rows[0][1]), bool(rows[0][2]), told)
         if decision.stop:  # the same in all ranks, so that all gather once more or none does
@@ -406,20 +382,19 @@ class Checkpointer:
         return decision
 
     def is_preempted(self) -> bool:
-        """Tells whether some machine is to be preempted; before training begins, too."""
+        """Gathers whether any machine is to be preempted."""
         notices = self._ranks.gather(self._watch.notice)
         self._remote_notice = next((notice for notice in notices if notice), self._remote_notice)
         return any(notices)
 
     def on_first_step(self, restored_folder: str | None) -> None:
-        """Notes that training begins."""
         if self.committer:
             self.committer.on_first_step()
             if restored_folder:
                 self._staging.drop(restored_folder)  # one copy in memory, not two
 
     def stage(self, step: int, num_bytes: int) -> Iterator[PendingCheckpoint]:
-        """Yields a step's checkpoint in each place to write it to: one of each machine, the same for its ranks."""
+        """Yields a step's checkpoint in each place to write it to, which the ranks of a machine share."""
         self.watchdog.heartbeat("checkpoint")
         places = self._staging.places(num_bytes) if self._ranks.leads_node else iter(())
 
@@ -438,47 +413,45 @@ class Checkpointer:
                 self.committer.make_way(step)
             return next_place()
 
-        with self.watchdog.paused():  # the checkpoint before may be on its way
+        with self.watchdog.paused():  # `make_way` may wait for the previous checkpoint
             place = self._ranks.on_node_leaders(first_place)
         while place:
             folder, fits = place
             writer = None if fits else self.context.store.open_writer(step)
             self.pending = PendingCheckpoint(step, os.path.join(folder, f"checkpoint-{step}"), writer)
             yield self.pending
-            # Comes back here only where some rank ran out of room: then all try the next place together.
+            # Resumed only if some rank ran out of room: then all ranks try the next place together.
             place = self._ranks.on_node_leaders(next_place)
 
     def save(self, pending: PendingCheckpoint, meta: CheckpointMeta) -> None:
-        """Takes a complete checkpoint: all ranks have written their part.
-
-        Returns once the first rank has taken it, so that no rank trains on while it may still fail.
-        """
+        """Commits a checkpoint whose parts all ranks have written."""
         with self.watchdog.paused():
             if self._ranks.nodes > 1:
                 self._join_nodes(pending)
             if self.committer:
                 self.committer.take(pending, meta)
+            # No rank trains on while the first one's `take` may still fail.
             self._ranks.gather(None)
 
     def _join_nodes(self, pending: PendingCheckpoint) -> None:
-        """Sends what other machines have written, as part of the first one's attempt; that commits it all."""
-        # All machines write into the first one's folder, whose manifest names their files: one commit, or none.
+        """Sends other machines' files as part of the first one's attempt, which commits them all."""
+        # One folder, so that one manifest names the files of all machines: one commit, or none.
         writer = pending.writer or self.context.store.open_writer(pending.step)
         writer.folder = self._ranks.on_first(lambda: writer.folder)
-        # With virtual workers another machine has no part, and no folder.
+        # With virtual workers, other machines have no part and no folder.
         if self._ranks.leads_node and self._ranks.node and os.path.isdir(pending.folder):
             writer.send(pending.folder)
-        # After each machine has sent its files: the first one then commits what is in the store, and nothing else.
+        # This gather ends only after each machine has sent its files: the first one's manifest names no file that is
+        # not in the store.
         for files in self._ranks.gather(writer.files):
             writer.files.update(files)
         pending.writer = writer
 
     def finish(self) -> None:
-        """Waits until the last checkpoint is committed."""
         if self.committer:
             self.committer.finish()
 
     def close(self) -> None:
-        """Ends what runs beside training; a checkpoint on its way has a moment to arrive."""
+        """Ends the commit thread; a checkpoint on its way has `LAST_MOMENT` to arrive."""
         if self.committer:
             self.committer.close()

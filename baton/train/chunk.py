@@ -1,7 +1,7 @@
-"""A chunk is a target, not a delta: the run is trained to step T from the newest valid checkpoint.
+"""A chunk is a target, not a delta: trains the run to step T from the newest valid checkpoint.
 
-Nobody trains if the target is committed. Else this process trains, or ranks on this machine, or a job of several
-machines. The module also records the outcome of an attempt.
+Nothing is trained if the target is committed. Otherwise this process trains, or ranks that it starts on this machine,
+or a job of several machines.
 """
 
 from __future__ import annotations
@@ -30,33 +30,18 @@ logger = logging.getLogger("baton")
 
 
 class Ending(StrEnum):
-    """How a chunk ended.
-
-    Attributes:
-        DONE: Its target is committed.
-        ALREADY_DONE: Its target was committed before it began, or by another process meanwhile.
-        FINISHED: Early stopping ended the run.
-        PARTIAL: Its machine is preempted before the target.
-        STOPPED: A sweep's trial was asked to stop.
-    """
-
     DONE = "done"
-    ALREADY_DONE = "already_done"
-    FINISHED = "finished"
-    PARTIAL = "partial"
-    STOPPED = "stopped"
+    ALREADY_DONE = "already_done"  # committed before it began, or by another process meanwhile
+    FINISHED = "finished"  # early stopping ended the run
+    PARTIAL = "partial"  # preempted before the target
+    STOPPED = "stopped"  # a sweep's trial was asked to stop
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A chunk's ending, the step that it reached and the checkpoint there.
+    """A chunk's ending, and its newest checkpoint; without one `uri` is the run's.
 
-    Attributes:
-        ending: How it ended.
-        uri: Address of the run's newest checkpoint, that of the run where there is none.
-        step: Its step, 0 where there is none.
-        digest: Digest of its state, empty where there is none.
-        interrupted: What it left early for, where another attempt may follow in this pod; empty where none may.
+    `interrupted` is the reason for an early end after which this pod may try again, else empty.
     """
 
     ending: Ending
@@ -67,19 +52,17 @@ class Outcome:
 
     @property
     def is_done(self) -> bool:
-        """Whether the target is committed, or the run has ended before it."""
         return self.ending in (Ending.DONE, Ending.ALREADY_DONE, Ending.FINISHED)
 
     @classmethod
     def at(cls, ending: Ending, store: CheckpointStore, checkpoint: Checkpoint | None) -> Outcome:
-        """Returns the outcome of a chunk that has come to a checkpoint, or to none."""
         if checkpoint is None:
             return cls(ending, store.run.uri)
         return cls(ending, store.uri(checkpoint), checkpoint.step, checkpoint.digest)
 
 
 def without_training(context: TrainContext, scoring: Scoring | None) -> Outcome | None:
-    """Returns what the chunk has come to where there is nothing to train, None where there is."""
+    """Returns the outcome of a chunk with nothing to train, else None."""
     if scoring and scoring.is_stopped():
         newest = context.store.newest()
         step = newest.step if newest else 0
@@ -95,7 +78,7 @@ def without_training(context: TrainContext, scoring: Scoring | None) -> Outcome 
 
 
 def conclude(context: TrainContext, checkpointer: Checkpointer) -> Outcome:
-    """Returns what the first rank's attempt has come to, and records what it cost.
+    """Returns the outcome of the first rank's attempt, and records it.
 
     Raises:
         BatonError: training ended before the target without a reason.
@@ -116,7 +99,7 @@ def conclude(context: TrainContext, checkpointer: Checkpointer) -> Outcome:
         logger.warning("%s: step %d of %d is saved, the next chunk resumes from it", notice, reached, target)
         events.emit(events.Partial(chunk=index, step=reached, of=target, notice=notice))
         ending = Ending.PARTIAL
-    # After the last commit: a process killed before this leaves no record, and its checkpoint counts all the same.
+    # After the last commit: a process killed before this line leaves no record, but its checkpoint counts.
     record_attempt(context, ending, committer.start_step, reached, committer.accounting.figures())
     return Outcome.at(ending, context.store, committer.parent)
 
@@ -124,7 +107,7 @@ def conclude(context: TrainContext, checkpointer: Checkpointer) -> Outcome:
 def record_attempt(
     context: TrainContext, ending: Ending, from_step: int, to_step: int, figures: dict[str, object] | None = None
 ) -> None:
-    """Keeps what an attempt did with the run."""
+    """Records an attempt in the run."""
     storage, tokens = context.run.storage, context.run.read(TokenizedRows)
     context.run.record(
         f"train-chunk-{context.index:03d}",
@@ -144,22 +127,17 @@ def record_attempt(
 
 
 def run_trainjob(context: TrainContext, scoring: Scoring | None, cluster: Cluster | None = None) -> Outcome:
-    """Runs the job of a chunk, whose nodes train to its target.
-
-    Args:
-        context: The chunk, whose target is not committed yet.
-        scoring: The score of a sweep's trial, None where the run is none.
-        cluster: Where; the cluster that this process is a pod of, when left out.
+    """Runs a chunk's job, whose nodes train to the target; `cluster` is by default this pod's own.
 
     Raises:
         LostError: nodes were lost, and another job may train to the target.
-        BatonError: the job failed, does not start or ended before its target.
+        BatonError: the job failed, did not start or ended before its target.
     """
     cluster = cluster or Cluster.here()
     index, target, recipe = context.index, context.target, context.recipe
     with PreemptionWatch(recipe.chunks.preemption) as watch:
         job, ended = elastic.run_job(cluster, recipe, context.run.uri, index, lambda: watch.notice)
-    # The store decides: nodes of a job that was deleted, or left early, may have committed the target all the same.
+    # The store decides: nodes of a job that was deleted or left early may still have committed the target.
     committed = committed_at_target(context.store, target)
     if committed and (scoring is None or scoring.is_kept(committed.step)):
         return Outcome.at(Ending.DONE, context.store, committed)
@@ -171,7 +149,7 @@ def run_trainjob(context: TrainContext, scoring: Scoring | None, cluster: Cluste
     notice = watch.notice or "the nodes were preempted"
     events.emit(events.Partial(chunk=index, step=newest.step if newest else 0, of=target, notice=notice))
     outcome = Outcome.at(Ending.PARTIAL, context.store, newest)
-    if watch.notice is None and len(recipe.node_counts) > 1:  # others, or fewer, may be had at once
+    if watch.notice is None and len(recipe.node_counts) > 1:  # other nodes, or fewer, may be available at once
         return replace(outcome, interrupted=f"nodes of chunk {index} were preempted, step {outcome.step} is saved.")
     return outcome
 
@@ -182,19 +160,19 @@ def run_chunk(
     leave_out: tuple[str, ...] = (),
     clock: Clock | None = None,
 ) -> Outcome | None:
-    """Trains a run to the target of a chunk, unless that is committed already.
+    """Trains a run to a chunk's target, unless that is committed.
 
     Args:
         run_uri: Address of the run.
-        index: Number of the chunk, from 1; those after the plan's last are spare and have its target.
+        index: Number of the chunk, from 1; chunks after the plan's last are spare and have its target.
         leave_out: Parts of the state not to restore: a negative control for tests of exactness.
         clock: The launching process's, in the ranks that it starts.
 
     Returns:
-        What the chunk has come to; None in all ranks but the first, and on all machines but its own.
+        The outcome in the first rank, None in all others.
 
     Raises:
-        BatonError: the state restored differs from the state saved, or the store fails for good.
+        BatonError: the restored state differs from the saved one, or the store fails for good.
     """
     machine.share_arenas()
     context = TrainContext.open(run_uri, index, clock)
@@ -203,14 +181,14 @@ def run_chunk(
         launch.join_ranks(ranks, recipe)
     context.clock.enter(StagePhase.FETCH, chunk=index, target=context.target)
     scoring = Scoring.of(context.run, index, context.clock)
-    # One rank asks the store for all: two that saw a commit between their looks would part ways, and one would hang.
+    # One rank asks the store for all: with a commit between the questions of two, one would train, and hang alone.
     if outcome := ranks.on_first(lambda: without_training(context, scoring)):
-        clear_left()  # its predecessor may have been killed after its commit, with a checkpoint in memory
+        clear_left()  # an attempt killed after its commit may have left a checkpoint in memory
         return outcome
-    if recipe.max_nodes > 1 and not launch.is_node():  # this pod only sees to the job, in whose pods it is False
+    if recipe.max_nodes > 1 and not launch.is_node():  # this pod only runs the job; the job's pods are nodes
         return run_trainjob(context, scoring)
     machine.require_gpus(recipe.resources.image)
-    context.store.require_signer()  # before hours are trained that nobody may restore
+    context.store.require_signer()  # before hours of training that could not be committed
     if recipe.world_size > 1 and not ranks.launched:
         context.clock.enter(StagePhase.LAUNCH, processes=recipe.processes)
         arguments, name = (run_uri, index, leave_out, context.clock), f"{context.run.name}-{index}"
@@ -219,9 +197,9 @@ def run_chunk(
     launch.pin_device(recipe, ranks)
     with PreemptionWatch(recipe.chunks.preemption if ranks.leads_node else Preemption()) as watch, Staging() as staging:
         fetched = inputs.fetch_inputs(context, staging, to_score=scoring is not None, leave_out=leave_out)
-        # Not at the top: it imports the training stack, which `fetch_inputs` does while it downloads.
+        # Imported here: it needs the training stack, which `fetch_inputs` imports during the downloads.
         from baton.train import attempt
 
         checkpointer = attempt.train_recipe(context, fetched, staging, watch, scoring)
-        ranks.leave()  # not after a failure: the others may wait in a call, and end with the launcher
+        ranks.leave()  # not after a failure: others may wait in a collective call, and the launcher ends them
     return conclude(context, checkpointer) if checkpointer.committer else None

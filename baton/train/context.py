@@ -1,4 +1,4 @@
-"""Context of a chunk in one process: its run, recipe, plan and steps, and its seconds by phase."""
+"""Context of a chunk in one process: its run, recipe, plan and target, and its seconds by phase."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Clock:
     def __init__(self) -> None:
         self.began: float = psutil.Process().create_time()
         if sys.platform == "linux":
-            # psutil counts there from a boot that is known only to the second: the difference of the two is exact.
+            # psutil adds to a boot time known only to the second, and subtracting that again is exact.
             since_boot: float = self.began - psutil.boot_time()
             self.began = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + since_boot
         self._since = self.began
@@ -33,14 +33,14 @@ class Clock:
         self.seconds: dict[StagePhase, float] = {}
 
     def enter(self, phase: StagePhase, **fields: int) -> None:
-        """Ends the phase that runs and starts another; seconds of a phase entered again add up."""
+        """Ends the current phase and starts another; seconds of a phase entered again add up."""
         now = time.time()
         self.seconds[self._phase] = self.seconds.get(self._phase, 0.0) + now - self._since
         self._phase, self._since = phase, now
         events.emit(events.Phase(phase=phase.value, **fields))
 
     def restart(self) -> None:
-        """Begins anew: what came before was done beside another process's work."""
+        """Begins anew, as earlier phases ran beside another process's work."""
         self.began = self._since = time.time()
         self.seconds = {}
 
@@ -49,13 +49,12 @@ class Clock:
         return time.time() - self.began
 
     def split(self) -> dict[str, float]:
-        """Returns seconds per phase, the running one included."""
+        """Returns seconds per phase, including the current one."""
         running = self.seconds.get(self._phase, 0.0) + time.time() - self._since
         seconds = {**self.seconds, self._phase: running}
         return {phase.value: spent for phase, spent in seconds.items()}
 
     def trained(self) -> float:
-        """Returns the seconds of training, the running ones included."""
         return self.split().get(StagePhase.TRAIN, 0.0)
 
 
@@ -64,9 +63,9 @@ class TrainContext:
     """One chunk of a run, in one of its processes.
 
     Attributes:
-        index: Number of the chunk, from 1; those after the plan's last are spare and have its target.
+        index: Number of the chunk, from 1; chunks after the plan's last are spare and have its target.
         target: Step to which the chunk trains.
-        identity: Digest of all that a checkpoint must have been made from to be resumed.
+        identity: Digest of recipe, data, model, code and plan, which a checkpoint must have to be resumed.
         ranks: This process among those that train together.
     """
 
@@ -82,11 +81,7 @@ class TrainContext:
 
     @classmethod
     def open(cls, run_uri: str, index: int, clock: Clock | None = None) -> TrainContext:
-        """Reads a chunk from the store; the clock is the launching process's, where that has begun.
-
-        Raises:
-            UserError: there is no such chunk, or this Baton does not continue what the run was begun with.
-        """
+        """Reads a chunk from the store; `UserError` if it does not exist or this Baton cannot continue the run."""
         clock = clock or Clock()  # before the first request
         run = Run.open(run_uri)
         run.require_continued()
@@ -107,7 +102,6 @@ class TrainContext:
         )
 
     def resolved_again(self) -> TrainContext:
-        """Returns the chunk with what was found out for the run since it was opened."""
-        # The identity too: what was found out is part of it, and checkpoints are compared by it.
+        """Returns the chunk with values found out for the run since it was opened, which are part of the identity."""
         recipe = self.run.resolved_recipe()
         return dataclasses.replace(self, recipe=recipe, identity=state_identity(self.run, recipe, self.plan))

@@ -1,8 +1,7 @@
-"""A fork's settings in its parent's state, which is restored and compared as it was saved before it gets them.
+"""A fork's own settings, applied to its parent's state after that was restored and compared as saved.
 
-`Trainer` restores optimizer and schedule with the settings they were saved with, so that a learning rate in a new
-recipe would be ignored silently. A fork gives them its own, once, before its first step; from then on they
-are part of its own checkpoints.
+`Trainer` restores optimizer and schedule with their saved settings, so a new recipe's learning rate would silently be
+ignored. A fork applies its own settings once, before its first step; its checkpoints then contain them.
 """
 
 from __future__ import annotations
@@ -25,16 +24,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger("baton")
 
 OF_STEP = ("lr", "params")
-"""What a group of parameters holds that is no setting."""
+"""Entries of a parameter group that are not settings."""
 
 
 class ForkOverrides:
-    """The settings in which a fork differs from what made the state that it restores.
-
-    Args:
-        folder: Local folder of the checkpoint.
-        changed: Dotted path → value before and after.
-    """
+    """Settings in which a fork differs from its parent; `changed` has dotted path → value before and after."""
 
     def __init__(self, folder: str, changed: dict[str, list[JsonValue]]) -> None:
         self.changed = changed
@@ -46,22 +40,19 @@ class ForkOverrides:
 
     @classmethod
     def of(cls, folder: str, meta: CheckpointMeta) -> ForkOverrides | None:
-        """Returns what a checkpoint asks for, None where nothing of its recipe has changed."""
+        """Returns the overrides for a checkpoint, None if the fork changes nothing."""
         origin = meta.forked_from
         return cls(folder, origin.changed) if origin and origin.changed else None
 
     def remember(self, trainer: Trainer) -> None:
-        """Keeps the settings of optimizer and schedule as the fork's recipe has made them, before they are restored."""
+        """Keeps optimizer's and schedule's settings from the fork's recipe, before the restore overwrites them."""
         groups = trainer.optimizer.param_groups
         self._groups = [{name: value for name, value in group.items() if name not in OF_STEP} for group in groups]
         if isinstance(trainer.lr_scheduler, LambdaLR):
             self._rates = [float(rate) for rate in trainer.lr_scheduler.base_lrs]
 
     def expected_digests(self, trainer: Trainer, skipped: tuple[int, ...] = ()) -> dict[str, str]:
-        """Returns the digests of what is compared with the parent's state but for what the fork's recipe decides.
-
-        These are the length of the run, and the form of the schedule, which is no state.
-        """
+        """Returns digests with the parent's values for what a fork decides: the run's length, the schedule's form."""
         now = trainer.state
         schedule = trainer.lr_scheduler.state_dict()
         if "lr_lambdas" in schedule:
@@ -72,7 +63,6 @@ class ForkOverrides:
         }
 
     def apply(self, trainer: Trainer) -> None:
-        """Gives optimizer and schedule the fork's settings."""
         groups, scheduler = trainer.optimizer.param_groups, trainer.lr_scheduler
         for group, own in zip(groups, self._groups, strict=True):
             group.update(own)
@@ -80,7 +70,7 @@ class ForkOverrides:
             scheduler.base_lrs = list(self._rates)
             at = zip(self._rates, scheduler.lr_lambdas, strict=True)
             rates = [rate * shape(scheduler.last_epoch) for rate, shape in at]
-        else:  # it lowers the rate by evaluations, and what it has lowered stays so
+        else:  # the schedule lowers the rate by evaluations: keep what it has lowered so far
             before, after = self.changed.get("training.learning_rate", (1.0, 1.0))
             rates = [group["lr"] * after / before for group in groups]
         for group, rate in zip(groups, rates, strict=True):

@@ -1,11 +1,11 @@
-"""Imports the training stack, and defers what libraries import beside it; what stands for it is written here.
+"""Imports the training stack, and defers packages that libraries import beside it; stand-ins are defined here.
 
-Read in torch 2.13, transformers 5.23, accelerate 1.15, peft 0.21 and TRL 1.16; in other releases a name that is not
-known here loads its package, which takes time and changes nothing.
+Derived from torch 2.13, transformers 5.23, accelerate 1.15, peft 0.21 and TRL 1.16. In other releases a name unknown
+here loads its package, which takes time and changes nothing.
 
-torch asks whether numbers are symbols wherever it makes a tensor without memory, as all weights of a model are before
-they are read from its files; here the answer for plain numbers loads nothing. Most chunks never load torch's compiler:
-what it is told before is kept, and told once it is loaded.
+torch checks for symbolic numbers wherever it makes a tensor without memory, such as a model's weights before they are
+read; for plain numbers the stand-in answers without loading anything. Most chunks never load torch's compiler: calls
+that register functions with it are kept, and replayed once it is loaded.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ Function = Callable[..., Any]
 
 
 def _asking(name: str, is_plain: Callable[[Any], bool], answer: Function) -> Function:
-    """Returns what stands for a function of `symbolic_shapes`, and answers where `is_plain` holds for all arguments."""
+    """Returns a stand-in for a function of `symbolic_shapes` that answers if `is_plain` holds for all arguments."""
 
     def ask(*values: Any) -> Any:
         if all(map(is_plain, values)):
             return answer(*values)
         package: Any = importlib.import_module(SYMBOLS)
-        assert package.ShapeEnv  # which nothing is told of: so it is loaded
+        assert package.ShapeEnv  # has no stand-in: the access loads the package
         return getattr(package, name)(*values)
 
     return ask
@@ -65,17 +65,17 @@ SYMBOL_QUESTIONS: dict[str, tuple[Callable[[Any], bool], Function]] = {
     "sym_eq": (_is_shape, operator.eq),
     "sym_or": (_is_bool, lambda *values: any(values)),
 }
-"""Of each function of `symbolic_shapes`: what it can be told without symbols, and what it returns then."""
+"""Functions of `symbolic_shapes`: test for arguments without symbols, and the result for them."""
 SYMBOLS_SPEC = LazySpec(values={name: _asking(name, *question) for name, question in SYMBOL_QUESTIONS.items()})
 
 
 DYNAMO = "torch._dynamo"
 _marked: list[tuple[str, Function]] = []
-"""What the compiler is told before it is loaded, which most chunks never do."""
+"""Functions to register with the compiler once it is loaded."""
 
 
 def _marking(name: str) -> Function:
-    """Returns what stands for a decorator that tells the compiler of a function and returns that as it is."""
+    """Returns a stand-in for a decorator that registers a function with the compiler and returns it unchanged."""
 
     def mark(function: Function) -> Function:
         _marked.append((name, function))
@@ -90,12 +90,14 @@ def _tell(dynamo: ModuleType) -> None:
     _marked.clear()
     import torch
 
+    # `use_deterministic` has set this without telling the compiler: tell it now.
+
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(torch.are_deterministic_algorithms_enabled(), warn_only=warn_only)
 
 
 def _disable(function: Function | None = None, recursive: bool = True, **options: Any) -> Function:
-    """Returns what stands for `torch._dynamo.disable`: nothing is compiled before the compiler is loaded."""
+    """Stands in for `torch._dynamo.disable`: nothing is compiled before the compiler is loaded."""
     if function is None:
         return functools.partial(_disable, recursive=recursive, **options)
     disabled: Function | None = None
@@ -126,14 +128,10 @@ DYNAMO_SPEC = LazySpec(
     },
     loaded=_tell,
 )
-"""What is told of the compiler without loading it."""
 
 
 def use_deterministic(deterministic: bool) -> None:
-    """Refuses kernels whose result varies from call to call, or lets them be used again.
-
-    As `torch.use_deterministic_algorithms`, which loads the compiler in order to tell it.
-    """
+    """Does what `torch.use_deterministic_algorithms` does, which would load the compiler only to tell it."""
     import torch
 
     torch.set_deterministic_debug_mode("error" if deterministic else "default")
@@ -162,7 +160,7 @@ DEFERRED: lazy_imports.Packages = {
     "sklearn": LazySpec(frozenset({"roc_curve"})),
     "wandb": LazySpec(values={"run": None}),
 }
-"""Packages that libraries import and a chunk may never use."""
+"""Packages that libraries import, and that a chunk may never use."""
 UNTRACED: lazy_imports.Packages = {
     DYNAMO: DYNAMO_SPEC,
     SYMBOLS: SYMBOLS_SPEC,
@@ -172,14 +170,14 @@ UNTRACED: lazy_imports.Packages = {
     "torch.distributed.fsdp": LazySpec(_SHARDED),
     "torch.distributed.tensor": LazySpec(_SHARDED, made=frozenset({"Partial", "Replicate", "Shard"})),
 }
-"""Those whose names the compiler would find in what it traces."""
+"""Packages that must be real in a compiled run: the compiler would meet their stand-ins in the code that it traces."""
 
 
 def import_training_stack(recipe: Recipe) -> ModuleType:
-    """Returns the module of a recipe's method, imported with all that it trains with."""
+    """Imports the training stack, and returns the module of a recipe's method."""
     is_compiled = recipe.training.compile or recipe.training.compile_optimizer
     lazy_imports.defer(DEFERRED if is_compiled else {**DEFERRED, **UNTRACED})
-    # No search for garbage meanwhile: what modules define stays, and would be gone through a hundred times.
+    # No garbage collection meanwhile: it would go a hundred times through modules' objects, which all stay.
     collects = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""Downloads what training needs: a checkpoint, tokens, the base model, the user's code."""
+"""Downloads for training: the checkpoint, tokens, models and the user's code."""
 
 from __future__ import annotations
 
@@ -31,15 +31,12 @@ CONTROLS: dict[str, Callable[[str], None]] = {
     "rng": functools.partial(_remove, "rng_state"),
     "hooks": functools.partial(_remove, "baton_state_hooks"),
 }
-"""Part of the state that a negative control can leave out → takes it out of a checkpoint's folder."""
+"""Parts that a negative control can leave out, and how to remove each from a checkpoint's folder."""
 
 
 @dataclass(frozen=True)
 class ChunkInputs:
-    """Checkpoint, tokens, models by role, and the folder of the user's code on this machine.
-
-    `skipped` says why newer checkpoints were passed over.
-    """
+    """Local checkpoint, tokens, models by role and code folder; `skipped` holds why checkpoints were passed over."""
 
     restored: FetchedCheckpoint | None
     skipped: list[str]
@@ -49,7 +46,7 @@ class ChunkInputs:
 
 
 def without(restored: FetchedCheckpoint | None, parts: tuple[str, ...], scratch: str) -> FetchedCheckpoint | None:
-    """Returns a checkpoint that lacks parts of the state, a copy: a negative control, which must end on other bits."""
+    """Returns a copy of a checkpoint without parts of the state: a negative control, which must end on other bits."""
     if unknown := [part for part in parts if part not in CONTROLS]:
         raise UserError(f"{unknown[0]!r} cannot be left out of what is restored; expected {' or '.join(CONTROLS)}.")
     if restored is None or not parts:
@@ -61,20 +58,16 @@ def without(restored: FetchedCheckpoint | None, parts: tuple[str, ...], scratch:
 
 
 def open_restorer(context: TrainContext, staging: Staging, cache: NodeCache | None) -> Restorer:
-    """Returns what finds the checkpoint to resume from."""
-    # A folder's own objects, a node's cache and other ranks on this machine need the files as they are.
+    # Not in memory if the store's own folder, a node's cache or other ranks share the files: they must not change.
     alone = context.ranks.size == 1 and cache is None and not context.run.storage.is_local
     place = functools.partial(staging.incoming, alone=alone)
     return Restorer(context.store, context.target, context.identity, cache, place)
 
 
 def fetch_inputs(context: TrainContext, staging: Staging, *, to_score: bool, leave_out: tuple[str, ...]) -> ChunkInputs:
-    """Downloads what training needs, once for all ranks of a machine, and imports the training stack meanwhile.
+    """Downloads for all ranks of a machine, and imports the training stack meanwhile; `BatonError` if inputs changed.
 
-    With `to_score` a checkpoint at the target will do, which lacks its score alone; for `leave_out` see `without`.
-
-    Raises:
-        BatonError: the run's model, data or checkpoints are not what they were.
+    With `to_score` a checkpoint at the target also counts, as only its score is missing; for `leave_out` see `without`.
     """
     cache = NodeCache.of(context.recipe.store)
     tokens = ChunkTokens(context.run, context.recipe, context.plan, staging.folder, cache)
@@ -98,10 +91,10 @@ def fetch_inputs(context: TrainContext, staging: Staging, *, to_score: bool, lea
             context.clock.enter(StagePhase.FETCH)
             restored = restorer.require_no_code(fetching.result())
             start = restored.step if restored else 0
-            if early.result() != start < context.target:  # a damaged one was passed over: other rows are needed
+            if early.result() != start < context.target:  # passed over a damaged one: earlier rows are needed
                 tokens.fetch(start, context.target)
         if restored is None:
-            # Before training: a warm fork must not begin with the base's weights.
+            # A warm fork without its first checkpoint must fail rather than begin with the base's weights.
             fork.require_start(context.run)
         restored = without(restored, leave_out, staging.folder(0))
         return restored, restorer.skipped, tokens.folder, models.result(), own_code.result()

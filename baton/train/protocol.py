@@ -1,6 +1,6 @@
-"""The protocol of a trainer that trains in chunks: the names that its mixins share, and that checkpointing reads.
+"""Protocol of a trainer that trains in chunks: names that its mixins share and checkpointing reads.
 
-A chunk's stage imports this module, and no torch.
+A chunk's stage imports this module, so it must not import torch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    # The mixins stand before one of TRL's trainers; alone they have no base, so that `super()` reaches that one.
+    # Mixins come before one of TRL's trainers in the bases. At run time they have no base of their own, so that
+    # `super()` reaches that trainer.
     from transformers import Trainer as Upstream
 
     from baton.train.fork import ForkOverrides
@@ -31,12 +32,12 @@ else:
 Options = dict[str, Any]
 """Keyword arguments of an upstream class."""
 StateDict = dict[str, Any]
-"""Tensors and plain values in nested containers, as torch saves them."""
+"""Nested containers of tensors and plain values."""
 
 Window = dict[str, list[float]]
-"""What is averaged at the next log, by name."""
+"""Values to average at the next log, by name."""
 PER_RANK_PARTS = ("rng", "log")
-"""Parts of the state that differ between ranks, whatever the method."""
+"""Parts of the state that differ between ranks in every method."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,14 +46,14 @@ class Resumption:
 
     Attributes:
         folder: Local folder of the checkpoint, None at the start of a run.
-        digests: Part of the state → its digest when the checkpoint was captured.
+        digests: Part of the state → its digest at the capture.
         carried: Place at which the user's code keeps a value → its digest.
-        left_out: Parts that a negative control has taken out of the folder: they are not compared.
-        takeover: What a fork's recipe changes in its parent's state.
-        ranks: How many ranks made the checkpoint.
+        left_out: Parts that a negative control has removed from the folder: they are not compared.
+        takeover: A fork's changes to its parent's state.
+        ranks: Number of ranks that made the checkpoint.
         strategy: How they had split the state.
         is_reshaped: Whether another number of ranks made the checkpoint.
-        skips: Steps that the run's guard has found, in order; those of the recipe are not among them.
+        skips: Steps that the run's guard has found, in order, without the recipe's own.
     """
 
     folder: str | None = None
@@ -67,24 +68,21 @@ class Resumption:
 
 
 class ChunkTrainer(Upstream):
-    """Base of the mixins that stand before one of TRL's trainers.
+    """Base of the mixins that come before one of TRL's trainers.
 
     Attributes:
         recipe: The resolved recipe.
-        ranks: This process among those that train together.
-        watchdog: Its signs of life.
-        resumption: What it resumes from.
-        places: Yields the checkpoint of its step in each place to write it to, best first.
-        restored_rng: Digest of the random state right after it was restored.
-        guard: What it watches its steps for; None also where it is only tried out.
-        skipped: Steps that were skipped so far.
-        guard_window: Loss and gradient norm of the newest steps that the guard kept. Without a guard it stays as it was
+        places: Yields the current step's checkpoint in each place to write it to, best first.
+        restored_rng: Digest of the random state right after its restore.
+        guard: Limits for its steps; None also while it is only tried out.
+        skipped: Steps skipped so far.
+        guard_window: Loss and gradient norm of the newest steps that the guard kept. Without a guard it stays as
             restored: a fork's parent may have one.
-        figures: Loss and gradient norm of a step that is yet to be judged, with those of the other processes.
-        weighs: Whether each row or token counts as much in a step and an evaluation, however they are cut into batches;
-            else each batch does, as in runs whose `loss` has the format 1.
-        weighed: What the newest batch of an evaluation counts, see `figure_weights`.
-        counted_whole: Rows and tokens of a step or an evaluation, where it `has_likelihood`.
+        figures: Loss and gradient norm of a step to be judged together with those of other processes.
+        weighs: Whether rows or tokens count equally in a step and an evaluation, however they are cut into batches;
+            else batches do, as in runs whose `loss` has the format 1.
+        weighed: Weights of an evaluation's newest batch, see `figure_weights`.
+        counted_whole: Rows and tokens of a step or an evaluation, if it `has_likelihood`.
     """
 
     recipe: Recipe
@@ -108,33 +106,26 @@ class ChunkTrainer(Upstream):
         resumption: Resumption,
         places: Callable[[], Iterator[PendingCheckpoint]],
     ) -> None:
-        """Sets all that a chunk alone knows, before its callbacks are made; see the attributes of the same names."""
+        """Sets the attributes that only a chunk knows, before its callbacks are made."""
         raise NotImplementedError
 
     def figure_weights(self, inputs: Any) -> dict[str, float]:
-        """Returns how much a batch counts among those of an evaluation: its rows, or what else its figures are over.
-
-        Args:
-            inputs: The batch, as the loss is computed of it.
-
-        Returns:
-            The weight of the loss and other figures, by name; under `""` that of all the others.
-        """
+        """Returns a batch's weights in an evaluation by figure, `""` for all others: by default its number of rows."""
         from transformers.trainer_pt_utils import find_batch_size
 
         return {"": float(find_batch_size(inputs) or 1)}
 
     @property
     def has_likelihood(self) -> bool:
-        """Whether part of a loss that is a mean over rows is one over tokens."""
+        """Whether a loss that is a mean over rows has a part that is a mean over tokens."""
         return False
 
     def likelihood_tokens(self, inputs: Any) -> int:
-        """Returns the tokens of a batch that the part of a loss is a mean over, where it `has_likelihood`."""
+        """Returns the number of tokens over which that part of a batch's loss is a mean."""
         raise NotImplementedError
 
     def token_share(self, inputs: Any) -> float:
-        """Returns the factor of such a part in a loss that then counts by rows: 1 where a batch is the whole."""
+        """Returns that part's factor in a loss that counts by rows: 1 if a batch is the whole."""
         if not (self.weighs and self.counted_whole[1]):
             return 1.0
         from transformers.trainer_pt_utils import find_batch_size
@@ -143,7 +134,7 @@ class ChunkTrainer(Upstream):
         return self.likelihood_tokens(inputs) * rows / (find_batch_size(inputs) * tokens)
 
     def enter_training(self, model: nn.Module) -> None:
-        """Does what a pass begins with, which TRL logs by: an evaluation may have been before it."""
+        """Begins a pass in training mode, by which TRL logs: an evaluation may have come before."""
         model.train()
         if hasattr(self.optimizer, "train"):
             self.optimizer.train()
@@ -153,70 +144,62 @@ class ChunkTrainer(Upstream):
         return False
 
     def skip_step(self, model: nn.Module, inputs: Any) -> None:
-        """Does in a pass of a step that is skipped what later steps need."""
+        """Does the part of a skipped step's pass that later steps need."""
 
     def judge(self, figures: Sequence[Sequence[float]]) -> None:
-        """Judges a step by what it has come to in each process, where that is not done yet.
-
-        Raises:
-            SkipError: the run is to skip it; in all ranks.
-        """
+        """Judges a step by all ranks' figures, and raises `SkipError` in all ranks if the run is to skip it."""
 
     @property
     def per_rank_parts(self) -> tuple[str, ...]:
-        """Parts of the state that differ between ranks."""
         if self.recipe.parallel.virtual_workers:
             return ()
         return (*PER_RANK_PARTS, "method") if self.recipe.training.spec.generates else PER_RANK_PARTS
 
     @property
     def writes_part(self) -> bool:
-        """Whether this rank has a part of the checkpoint to write."""
         return self.ranks.is_first or not self.recipe.parallel.virtual_workers
 
     @property
     def windows(self) -> dict[str, Window]:
-        """TRL's values to be averaged at the next log, by mode; its experimental trainers name them otherwise."""
+        """TRL's values to average at the next log, by mode; its experimental trainers use another name."""
         return getattr(self, "_metrics", None) or getattr(self, "_stored_metrics", {})
 
     def checkpoint_folder(self) -> str:
-        """Returns where `Trainer` writes the checkpoint of the step it is at."""
+        """Returns the folder to which `Trainer` writes the current step's checkpoint."""
         return os.path.join(self.args.output_dir, f"checkpoint-{self.state.global_step}")
 
     def method_state(self) -> StateDict:
-        """Returns what the method keeps between steps that `Trainer` does not save."""
+        """Returns the method's state between steps that `Trainer` does not save."""
         return {}
 
     def load_method_state(self, saved: StateDict) -> None:
-        """Restores what `method_state` returned."""
+        """Restores a `method_state`."""
 
     def load_skipped(self, saved: tuple[int, ...]) -> None:
         self.skipped = saved
 
     def optimizer_state(self) -> StateDict:
-        """Returns what the optimizer keeps between steps; of one that is split over ranks, this rank's part."""
+        """Returns the optimizer's state, or this rank's part of it."""
         return dict(self.optimizer.state_dict())
 
     def bare_optimizer(self) -> torch.optim.Optimizer:
-        """Returns torch's optimizer, without what Accelerate wraps it in."""
+        """Returns torch's optimizer without Accelerate's wrapper."""
         return cast("torch.optim.Optimizer", getattr(self.optimizer, "optimizer", self.optimizer))
 
     def trained(self) -> list[list[torch.nn.Parameter]]:
-        """Returns the weights that are trained, by group of the optimizer."""
+        """Returns the trained weights by group of the optimizer."""
         return [group["params"] for group in self.optimizer.param_groups if group["params"]]
 
     def num_parts(self) -> int:
-        """Returns how many ranks of this machine write a part of the optimizer's state each."""
+        """Returns the number of this machine's ranks that each write a part of the optimizer's state."""
         return 1
 
 
 @contextlib.contextmanager
 def all_counted(accelerator: Any) -> Iterator[None]:
-    """Has an accelerator gather what all processes have.
-
-    At the end of a loader Accelerate cuts what it gathers to the rows left over, which a loader that resumes within the
-    pass counts otherwise. It is for figures of which no row is there twice.
-    """
+    """Makes an accelerator gather all processes' figures whole, of which no row is there twice."""
+    # At a loader's end Accelerate cuts what it gathers to the remaining rows, and a loader that resumes within the pass
+    # counts these differently.
     accelerator.gather_for_metrics = accelerator.gather
     try:
         yield

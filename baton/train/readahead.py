@@ -1,25 +1,19 @@
-"""Files that a stage reads while it starts, asked of the disk before they are needed.
+"""Reads a stage's files ahead of its imports.
 
-What a chunk imports lies in some three thousand files, and in libraries of which it uses a part. Python reads one
-after the other, each when the one before has run, so that disk and processor wait for each other. Where an environment
-is made, such as an image, a list of them is written (`images/reads.py`); without a list nothing happens.
+A chunk imports some three thousand files, and parts of large libraries. Python reads each only after running the
+previous one, so disk and processor wait for each other. `images/reads.py` writes a list of the files when an image or
+another environment is made; without a list nothing happens.
 """
 
 import os
 import sys
 
 FOLDER = f"{sys.prefix}/share/baton/reads"
-"""Holds a list per room of stages: a line `OFFSET LENGTH PATH` for each part of a file, in the order of its use."""
+"""A list per room of stages: a line `OFFSET LENGTH PATH` for each part of a file, in order of use."""
 
 
 def start(room: str = "", folder: str = FOLDER) -> int | None:
-    """Lets the kernel read the files of a room's list, from a process beside this one.
-
-    Not a thread: it would wait for the interpreter's lock at each file.
-
-    Returns:
-        Number of that process; None where there is no list.
-    """
+    """Makes the kernel read the files of a room's list, and returns the process that asks it, None without a list."""
     try:
         with open(f"{folder}/{room}", encoding="utf-8") as file:
             parts = file.read().splitlines()
@@ -27,7 +21,7 @@ def start(room: str = "", folder: str = FOLDER) -> int | None:
         return None
     if sys.platform != "linux" or not parts:
         return None
-    process = os.fork()
+    process = os.fork()  # a thread would wait for the interpreter's lock at each file
     if process == 0:
         try:
             _read(parts)

@@ -1,7 +1,7 @@
-"""Restores state saved by another number of ranks, and proves by digests that all of it is there.
+"""Restores state saved by another number of ranks, and proves by digests that it is complete.
 
-A manifest has the digest of each saving rank's part. Ranks assemble each tensor, one at a time, cut it as those ranks
-had it, and hash it. Nothing more is saved for this, so checkpoints of earlier versions can be compared too.
+A manifest has the digest of each saving rank's part. Ranks assemble the tensors one at a time, cut each as the saving
+ranks had it, and hash the pieces. Nothing else is saved for this: it also works for checkpoints of earlier versions.
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ if TYPE_CHECKING:
 
 
 class LoadFromShards(ChunkTrainer):
-    """Mixin where one process trains alone: puts together what a checkpoint of several has in parts."""
+    """Mixin for a process that trains alone: joins the parts of a checkpoint of several."""
 
     def read_weights(self, checkpoint: str, model: nn.Module | None = None) -> None:
-        """Restores weights, from shards where the checkpoint has such."""
         if not sharded.is_sharded(checkpoint):
             super().read_weights(checkpoint, model)
             return
@@ -45,7 +44,6 @@ class LoadFromShards(ChunkTrainer):
             shutil.rmtree(scratch, ignore_errors=True)
 
     def read_optimizer(self, checkpoint: str) -> None:
-        """Restores optimizer and schedule, from FSDP's shards or ZeRO's partitions."""
         schedule = torch.load(os.path.join(checkpoint, "scheduler.pt"), weights_only=True)
         if sharded.is_sharded(checkpoint):
             self._load_shards(os.path.join(checkpoint, sharded.OPTIMIZER))
@@ -55,7 +53,7 @@ class LoadFromShards(ChunkTrainer):
         self.lr_scheduler.load_state_dict(schedule)
 
     def _load_shards(self, folder: str) -> None:
-        """Restores the optimizer from FSDP's shards, as Accelerate does in several processes."""
+        # As Accelerate does it in several processes.
         from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
         optimizer = self.bare_optimizer()
@@ -64,7 +62,7 @@ class LoadFromShards(ChunkTrainer):
         set_optimizer_state_dict(self.model, optimizer, state["optimizer"])
 
     def _load_partitions(self, checkpoint: str) -> None:
-        """Restores weights, from their masters, and optimizer from ZeRO's partitions."""
+        """Restores optimizer, and weights from their masters."""
         groups = self.trained()
         saved = SavedPartitions(checkpoint, self.resumption.ranks, weight_sizes(groups))
         state = {}
@@ -77,14 +75,14 @@ class LoadFromShards(ChunkTrainer):
                 kind: value.view_as(weight) if isinstance(value, torch.Tensor) and value.dim() == 1 else value
                 for kind, value in saved.state(pieces).items()
             }
-        settings = iter(saved.settings)  # DeepSpeed has left out groups without weights
+        settings = iter(saved.settings)  # DeepSpeed leaves out groups without weights
         own = self.optimizer.state_dict()["param_groups"]
         merged = [{**next(settings), "params": group["params"]} if group["params"] else group for group in own]
         self.optimizer.load_state_dict({"state": state, "param_groups": merged})
 
 
 def with_weights(schedule: StateDict, groups: Sequence[StateDict]) -> StateDict:
-    """Returns a schedule's state without the groups that have no weights, which DeepSpeed leaves out."""
+    """Returns a schedule's state without groups that have no weights, which DeepSpeed leaves out."""
     return {
         name: [each for each, group in zip(value, groups, strict=True) if group["params"]]
         if isinstance(value, list) and len(value) == len(groups)
@@ -94,7 +92,7 @@ def with_weights(schedule: StateDict, groups: Sequence[StateDict]) -> StateDict:
 
 
 def with_all(schedule: StateDict, groups: Sequence[StateDict]) -> StateDict:
-    """Returns a schedule's state with such groups among the others; they get what the first one has."""
+    """Returns a schedule's state with those groups again; they get the first one's values."""
     held = [group for group in groups if group["params"]]
     full = {}
     for name, value in schedule.items():
@@ -107,7 +105,7 @@ def with_all(schedule: StateDict, groups: Sequence[StateDict]) -> StateDict:
 
 
 def _require_type(weight: torch.Tensor, types: Set[torch.dtype]) -> None:
-    """Raises `UserError` where a weight is held in no type that weights were saved in: it would be rounded."""
+    """Raises `UserError` if a weight's dtype is none of the saved ones, as it would be rounded."""
     if weight.dtype not in types:
         held, *saved = (str(each).removeprefix("torch.") for each in (weight.dtype, *types))
         raise UserError(
@@ -118,14 +116,11 @@ def _require_type(weight: torch.Tensor, types: Set[torch.dtype]) -> None:
 
 
 Hash = Callable[[torch.Tensor], list[TensorHash]]
-"""Hashes what each rank had of a tensor."""
+"""Hashes each saving rank's part of a tensor."""
 
 
 def digests_as_saved(trainer: ChunkTrainer) -> dict[str, str]:
-    """Returns the digests of the parts that the ranks of the checkpoint had split, as they are in memory now.
-
-    All ranks must call it: it gathers.
-    """
+    """Returns the digests of the parts that the saving ranks had split, from memory; all ranks must call it."""
     resumption = trainer.resumption
     strategy = resumption.strategy if resumption.ranks > 1 else trainer.recipe.parallel.strategy
     trees: dict[str, list[Any]] = {}
@@ -143,7 +138,7 @@ def digests_as_saved(trainer: ChunkTrainer) -> dict[str, str]:
 
 
 def _trees(value: Any, ranks: int, hashed: Hash) -> list[Any]:
-    """Returns nested containers as each rank had them, hashes in place of tensors."""
+    """Returns nested containers as each saving rank had them, with hashes in place of tensors."""
     if isinstance(value, torch.Tensor):
         return list(hashed(value))
     if isinstance(value, Mapping):
@@ -156,12 +151,12 @@ def _trees(value: Any, ranks: int, hashed: Hash) -> list[Any]:
 
 
 def _is_weight(tensor: torch.Tensor) -> bool:
-    """Tells weights from a model's buffers, of which each rank has all."""
+    """Tells a weight from a buffer, which each rank has whole."""
     return isinstance(tensor, torch.nn.Parameter)
 
 
 def _shards(trainer: ChunkTrainer, is_split: Callable[[torch.Tensor], object]) -> Hash:
-    """Returns how FSDP cuts a tensor, by its first dimension; `is_split` tells whether, of one that is whole here."""
+    """Hashes a tensor as FSDP cuts it, by its first dimension; `is_split` decides for one that is whole here."""
     from torch.distributed.tensor import DTensor
 
     ranks = trainer.resumption.ranks
@@ -187,9 +182,9 @@ def _hash(tensor: torch.Tensor) -> TensorHash:
 
 
 def _zero_weights(trainer: ChunkTrainer, strategy: str) -> list[Any]:
-    """Returns the weights as each rank had them: all of them in stage 2, an even part of each in stage 3."""
+    """Returns the weights as each saving rank had them: whole in stage 2, an even part of each in stage 3."""
     ranks = trainer.resumption.ranks
-    # In bf16 DeepSpeed holds the model in it, beside its masters; one process has the masters alone.
+    # In bf16 DeepSpeed has a model in bf16 beside its masters; a single process has only the masters.
     casts = trainer.args.world_size == 1 and trainer.recipe.training.precision == "bf16"
 
     def hashed(tensor: torch.Tensor) -> list[TensorHash]:
@@ -211,7 +206,7 @@ def _zero_weights(trainer: ChunkTrainer, strategy: str) -> list[Any]:
 
 
 class _Partitions:
-    """The state of ZeRO's optimizer in memory, as the ranks of the checkpoint had it."""
+    """The state of ZeRO's optimizer in memory, as the saving ranks had it."""
 
     def __init__(self, trainer: ChunkTrainer) -> None:
         groups, ranks = trainer.trained(), trainer.args.world_size
@@ -224,12 +219,12 @@ class _Partitions:
         self._own = trainer.optimizer_state()
 
     def trees(self) -> list[StateDict]:
-        """Returns the state of each rank, hashes in place of tensors."""
+        """Returns each saving rank's state, with hashes in place of tensors."""
         saved, stage = self._saved, self._saved.stage
         masters, optimizer = sharding.MASTERS[stage], sharding.OPTIMIZER_STATES[stage]
         own = self._own[optimizer] if self._cut else self._own
         groups = [group for group in own["param_groups"] if group["params"]]
-        # What is beside these in the file tells how it was cut, and is no state.
+        # The file's other entries describe how it was cut, and are taken as they are.
         trees: list[StateDict] = [
             {
                 **part,
@@ -254,9 +249,9 @@ class _Partitions:
         return trees
 
     def _rows(self, kind: str, row: int) -> list[Any]:
-        """Returns the hashes of a row's parts, rank by rank."""
+        """Returns the hash of each saving rank's part of a row."""
         cut, stage = self._saved.cut, self._saved.stage
-        is_lean = stage == 2 and kind == sharding.MASTER  # without the zeros at its end
+        is_lean = stage == 2 and kind == sharding.MASTER  # without padding
         hashes: list[TensorHash] = []
         for number in self._numbers(row):
             whole = self._whole(kind, number)
@@ -270,17 +265,16 @@ class _Partitions:
         return hashes
 
     def _entries(self, kind: str, row: int) -> list[Any]:
-        """Returns a value that each rank had one of for a row; all that differ, where weights have different ones."""
+        """Returns each rank's single value for a row, or all of them if its weights have different ones."""
         values = {tree_digest(value): value for value in (self._held(kind, number) for number in self._numbers(row))}
         value = next(iter(values.values())) if len(values) == 1 else list(values.values())
         return [value] * len(self._saved.parts)
 
     def _numbers(self, row: int) -> list[int]:
-        """Returns the weights of a row, in order."""
         return sorted({piece.weight for rows in self._saved.cut.rows for piece in rows[row]})
 
     def _held(self, kind: str, number: int) -> Any:
-        """Returns what this rank has for a weight: its values, or those of the row that it is in."""
+        """Returns this rank's values for a weight, or for the row that contains it."""
         if self._cut is None:
             weight = self._weights[number]
             return weight if kind == sharding.MASTER else self._trainer.optimizer.state[weight][kind]
@@ -291,7 +285,7 @@ class _Partitions:
         return self._own[sharding.OPTIMIZER_STATES[stage]]["state"][row][kind]
 
     def _whole(self, kind: str, number: int) -> torch.Tensor:
-        """Returns all values of a weight in one row; each rank sends what it has of them."""
+        """Returns all values of a weight, flat; all ranks must call it in the same order, as it broadcasts."""
         held: torch.Tensor = self._held(kind, number).detach()
         if self._cut is None:
             return held.flatten()

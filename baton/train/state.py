@@ -1,4 +1,4 @@
-"""The whole state of a trainer between two steps: its parts, their digests, and what upstream does not save."""
+"""The whole state of a trainer between two steps: its parts, their digests, and those that upstream does not save."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from baton.runs.documents import PARTS
 from baton.train.protocol import PER_RANK_PARTS, ChunkTrainer, StateDict
 
 EXTRA_FILE = "baton_state.pt"
-"""What `Trainer` does not save: running sums of logged values, callbacks' state, and what the method keeps."""
+"""State that `Trainer` does not save: running sums of logged values, and state of callbacks and method."""
 TIMED = ("step_time",)
 """Logged values that depend on the clock."""
 STATELESS = (DefaultFlowCallback, PrinterCallback, ProgressCallback)
 
 
 def digests_of(trainer: ChunkTrainer) -> dict[str, str]:
-    """Returns the SHA-256 of each part of the state in memory, and of all of them as `state`."""
+    """Returns the digest of each part of the state in memory, and of all parts as `state`."""
     scaler = getattr(trainer.accelerator, "scaler", None)
     parts = {
         "weights": trained_weights(trainer.model),
@@ -44,15 +44,10 @@ def digests_of(trainer: ChunkTrainer) -> dict[str, str]:
 def merge_rank_digests(
     rows: Sequence[Mapping[str, str]], *, replicated: bool, per_rank_parts: Sequence[str] = PER_RANK_PARTS
 ) -> dict[str, str]:
-    """Returns the digests of a state that several ranks hold; what is the same in all of them counts once.
-
-    Args:
-        rows: The digests of each rank, in their order.
-        replicated: Whether each has the whole state.
-        per_rank_parts: Parts that differ between ranks.
+    """Joins the digests of each rank, in rank order; a part that is equal in all ranks counts once.
 
     Raises:
-        ExactnessError: each has all of it, and they differ in what is the same in all.
+        ExactnessError: the state is `replicated`, and a part differs that is not one of `per_rank_parts`.
     """
     digests = {}
     for name in PARTS:
@@ -69,7 +64,7 @@ def merge_rank_digests(
 
 
 def combine_ranks(values: Sequence[str]) -> str:
-    """Returns one digest for a part of which each rank has its own; the same in all of them counts once."""
+    """Returns one digest for a part from those of all ranks; equal ones count once."""
     if len(set(values)) == 1:
         return values[0]
     split = "".join(f"{rank}={value};" for rank, value in enumerate(values))
@@ -82,31 +77,29 @@ def extra_file(rank: int) -> str:
 
 
 def combined(parts: Mapping[str, str]) -> str:
-    """Returns one digest for all parts."""
-    # By name and in a fixed order, whatever the order in which parts were hashed.
+    # By name and in a fixed order, whatever the order of `parts`.
     return hashlib.sha256("".join(f"{name}={parts[name]};" for name in PARTS).encode()).hexdigest()
 
 
 def trained_weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Returns what training changes: the adapter's parameters, or every parameter and buffer."""
+    """Returns the adapter's parameters, or every parameter and buffer of a model that is trained whole."""
     trained: dict[str, torch.Tensor] = {name: value for name, value in model.named_parameters() if value.requires_grad}
     frozen = any(not value.requires_grad for value in model.parameters())
     return trained if frozen else {**trained, **dict(model.named_buffers())}
 
 
 def num_bytes(trainer: ChunkTrainer) -> int:
-    """Returns about how many bytes a checkpoint has: weights that are saved, state of optimizer and method."""
+    """Returns a checkpoint's approximate bytes: saved weights, state of optimizer and method."""
 
-    def size(value: object) -> int:  # of a tensor in ZeRO's partitions, that of the whole
+    def size(value: object) -> int:  # for a tensor in ZeRO's partitions, that of the whole
         return sum(getattr(x, "ds_numel", x.numel()) * x.element_size() for x in _tensors(value))
 
-    # An estimate: where it is too low, the write fails for want of room and goes to the next place.
+    # If too low, the write fails for want of room and goes to the next place.
     whole = size([trained_weights(trainer.model), trainer.method_state()])
     return whole + trainer.num_parts() * size(trainer.optimizer_state()) + 2**20
 
 
 def _tensors(value: object) -> Iterator[torch.Tensor]:
-    """Yields all tensors in nested mappings and lists."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, Mapping | list | tuple):
@@ -115,10 +108,10 @@ def _tensors(value: object) -> Iterator[torch.Tensor]:
 
 
 def log_window(trainer: ChunkTrainer) -> StateDict:
-    """Returns the running sums of values that will be logged at a later step."""
+    """Returns the running sums of values to be logged at a later step."""
     return {
-        # Attributes of `Trainer` and TRL that neither saves: without them the first average logged after a resume lacks
-        # the steps before it, and the count of tokens begins at 0.
+        # Neither `Trainer` nor TRL saves these: without them the first average logged after a resume lacks the steps
+        # before it, and the count of tokens begins at 0.
         "tr_loss": trainer._tr_loss.detach().cpu(),
         "globalstep_last_logged": trainer._globalstep_last_logged,
         "metrics": {mode: dict(values) for mode, values in trainer.windows.items()},
@@ -127,7 +120,6 @@ def log_window(trainer: ChunkTrainer) -> StateDict:
 
 
 def restore_log_window(trainer: ChunkTrainer, saved: StateDict) -> None:
-    """Restores what `log_window` returned."""
     trainer._tr_loss = saved["tr_loss"].to(trainer.args.device)
     trainer._globalstep_last_logged = saved["globalstep_last_logged"]
     for mode, values in saved["metrics"].items():
@@ -137,7 +129,6 @@ def restore_log_window(trainer: ChunkTrainer, saved: StateDict) -> None:
 
 
 def untimed(window: StateDict) -> StateDict:
-    """Returns a log window without the values that depend on the clock."""
     metrics = {
         mode: {name: value for name, value in values.items() if name not in TIMED}
         for mode, values in window["metrics"].items()
@@ -146,13 +137,12 @@ def untimed(window: StateDict) -> StateDict:
 
 
 def values_logged(history: list[LogEntry]) -> list[LogEntry]:
-    """Returns the logged values that do not depend on the clock."""
+    """Returns logged values without those that depend on the clock."""
     timed = ("_runtime", "_per_second", *TIMED)
     return [{key: value for key, value in entry.items() if not key.endswith(timed)} for entry in history]
 
 
 def callback_states(trainer: ChunkTrainer) -> StateDict:
-    """Returns the state of each callback that has one, by class and position among its class."""
     return {
         key: callback.state_dict() if hasattr(callback, "state_dict") else callback.state()["attributes"]
         for key, callback in _stateful(trainer).items()
@@ -160,11 +150,7 @@ def callback_states(trainer: ChunkTrainer) -> StateDict:
 
 
 def restore_callbacks(trainer: ChunkTrainer, saved: StateDict) -> None:
-    """Restores the state of each callback, in place.
-
-    Raises:
-        KeyError: a callback that has state was not there when the checkpoint was made, or the reverse.
-    """
+    """Restores the state of each callback in place; `KeyError` if the callbacks are not those of the checkpoint."""
     callbacks = _stateful(trainer)
     if callbacks.keys() != saved.keys():
         raise KeyError(f"callbacks with state are {sorted(callbacks)}, the checkpoint has {sorted(saved)}")
@@ -176,12 +162,12 @@ def restore_callbacks(trainer: ChunkTrainer, saved: StateDict) -> None:
 
 
 def _stateful(trainer: ChunkTrainer) -> dict[str, TrainerCallback]:
-    """Returns the callbacks that have state, by class and position among its class."""
+    """Returns the callbacks with state, by class and position among its class."""
     stateful: dict[str, TrainerCallback] = {}
     for callback in trainer.callback_handler.callbacks:
         has_own = hasattr(callback, "state_dict") and hasattr(callback, "load_state_dict")
         if isinstance(callback, ExportableState) or has_own:
             name = type(callback).__name__
-            # With the position: upstream goes by class alone, and two of one class overwrite each other.
+            # With the position: upstream's keys are classes alone, and two callbacks of one class overwrite each other.
             stateful[f"{name}#{sum(key.startswith(f'{name}#') for key in stateful)}"] = callback
     return stateful
