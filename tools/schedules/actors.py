@@ -151,7 +151,7 @@ class House:
 
         uploader = Uploader(store, committed, max_unsaved=600.0)
         for step in steps:
-            store.storage.world.sleep(TRAINING / 10)
+            store.storage.runtime.sleep(TRAINING / 10)
             uploader.make_way()
             uploader.raise_failure()
             meta = partial(CheckpointMeta, digest=f"state {step}", identity=IDENTITY)

@@ -319,10 +319,10 @@ PLANTED = [
         _always(set()),
     ),
     Planted("links before what is sent", (5,), "links and long pauses", (BundleWriter, "send"), _copies_first),
-    Planted("lease: its expiry is not waited for", (6,), "lease, three writers", (lease, "_acquire"), _forgetful_wait),
-    Planted("lease: its holder ignores its expiry", (1,), "lease", (lease, "_acquire"), _never_expires),
-    Planted("lease: a late name is read back at once", (1,), "lease", (lease, "_acquire"), _hasty),
-    Planted("lease: nobody waits for the others", (1,), "lease", (lease, "_acquire"), _unsettled),
+    Planted("lease: no wait for its expiry", (6,), "lease, three writers", (lease, "_acquire_lease"), _forgetful_wait),
+    Planted("lease: its holder ignores its expiry", (1,), "lease", (lease, "_acquire_lease"), _never_expires),
+    Planted("lease: a late name is read back at once", (1,), "lease", (lease, "_acquire_lease"), _hasty),
+    Planted("lease: nobody waits for the others", (1,), "lease", (lease, "_acquire_lease"), _unsettled),
 ]
 
 
