@@ -1,7 +1,4 @@
-"""Assigns rows to sides for good, and chooses how often each is used, by its content and the seed.
-
-A row's side does not depend on the rows beside it, so a source may grow.
-"""
+"""Assigns rows to sides, and chooses how often each is used, by content and seed alone: so a source may grow."""
 
 from __future__ import annotations
 
@@ -25,11 +22,8 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-ALL = 2**64
-"""Positions are below this."""
-
-MAX_STRATA = 1000
-"""Values of `data.split.stratify_by`; more are no strata."""
+ALL = 2**64  # positions are below this
+MAX_STRATA = 1000  # values of `data.split.stratify_by`; more are no strata
 
 MAX_POSITIONS = 4_000_000
 """Positions held at once, 32 MB. Of more rows each side gets its share to within a fraction of a percent by itself."""
@@ -41,8 +35,7 @@ SIDE_NAMES = {
 }
 """What sources call a side → the side."""
 
-Cut = tuple[int, int]
-"""Positions below which rows are held out for evaluation, and from which on for the test."""
+Cut = tuple[int, int]  # positions below which rows are held out for evaluation, and from which on for the test
 
 
 class Shares(BaseModel):
@@ -53,51 +46,44 @@ class Shares(BaseModel):
 
 
 class PinnedThresholds(Document):
-    """What is pinned: the shares, and the cuts of each stratum that they were met for."""
+    """The shares, and the cuts of each stratum that met them."""
 
     shares: Shares
     cuts: dict[str, Cut]
 
 
 def position(seed: int, key: str) -> int:
-    """Returns a number in [0, 2^64) that a key and the seed alone decide, evenly spread."""
-    drawn = hashlib.sha256(b"%d:" % seed + key.encode()).digest()
-    return int.from_bytes(drawn[:8], "big")
+    """Returns a number in [0, 2^64) that the key and the seed alone decide, evenly spread."""
+    return int.from_bytes(hashlib.sha256(b"%d:" % seed + key.encode()).digest()[:8], "big")
 
 
 class SplitAssigner:
     """The rule of `data.split`.
 
     A row's position decides: the lowest are held out for evaluation, the highest for the test, so that changing one
-    share moves no row of the other. The position is that of its content, or with `group_by` of its group.
+    share moves no row of the other. The position is that of its content, or with `group_by` of its group. Rows of one
+    group, and rows with the same content, stay together, so counts are met to within one group.
 
-    Shares alone need nothing else. Where rows are counted or stratified, the cuts are set once, from the rows that the
-    store first sees under the recipe's name, and pinned there by put-if-absent; from then on they are as fixed as
-    shares, so that no row moves as the data grows. When they are set, a count is met exactly where there are no strata,
-    and each stratum has its share to within one row (which strata get one row more is drawn by their names, so that
-    the whole has its share, too); of rows that come later each side gets its share in expectation. Beyond
-    `MAX_POSITIONS` rows that holds for all of them. Rows of one group, and rows with the same content, stay together,
-    so counts are met to within one group.
-
-    Attributes:
-        needs_all: Whether all rows decide, so that `fit` must see them first.
-        pinned: Address of what was pinned; None without.
+    Shares alone need nothing else. Where rows are counted or stratified, the first rows under the recipe's name set the
+    cuts, which are pinned by put-if-absent: no row moves as the data grows. A count is met exactly where there are no
+    strata; each stratum has its share to within one row (drawn by its name, so that the whole has its share, too). Of
+    later rows, and beyond `MAX_POSITIONS`, each side gets its share in expectation.
     """
 
     def __init__(self, recipe: Recipe, storage: Storage) -> None:
         self._split, self._seed, self._storage = recipe.data.split, recipe.seed, storage
         self._sizes = {"eval": self._split.eval, "test": self._split.test}
         counted = any(size >= 1 for size in self._sizes.values())
+        # Whether all rows decide, so that `fit` must see them first.
         self.needs_all = self._split.column is None and (counted or self._split.stratify_by is not None)
         self._plain = (0, ALL) if counted else _plain(self._sizes)
         self._cuts: dict[str, Cut] = {}
         settings = [recipe.seed, self._split.model_dump(), recipe.data.max_samples, recipe.data.shuffle]
         digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
         self._folder = f"splits/{recipe.name}-{digest}"
-        self.pinned: str | None = None
+        self.pinned: str | None = None  # address of the pinned cuts
 
     def side(self, record: Record) -> str:
-        """Returns a record's side: `train`, `eval` or `test`."""
         if record.side:
             return record.side
         stratum, at = self._place(record)
@@ -105,7 +91,7 @@ class SplitAssigner:
         return "eval" if at < below else "test" if at >= above else "train"
 
     def assign(self, rows: Spool) -> np.ndarray[Any, Any]:
-        """Returns the side of each row, by its place in `SIDES`."""
+        """Returns the side of each row, by its index in `SIDES`."""
         import numpy as np
 
         if self.needs_all:
@@ -113,11 +99,11 @@ class SplitAssigner:
         return np.fromiter((SIDES.index(self.side(record)) for record in rows), np.uint8, len(rows))
 
     def fit(self, records: Iterable[Record]) -> None:
-        """Sets the cuts by all rows, or takes those that are pinned.
+        """Sets the cuts by all rows, or takes the pinned ones.
 
         Raises:
-            UserError: too many strata, or fewer rows than are to be held out.
-            DamagedError: what is pinned is not what a split has written.
+            UserError: too many strata, or no rows left to train on.
+            DamagedError: the pinned document is not one that a split wrote.
         """
         positions, count = self._gather(records)
         generation = 0
@@ -125,8 +111,7 @@ class SplitAssigner:
             path = f"{self._folder}/{generation}.json"
             if not self._storage.exists(path):
                 missing = {stratum: positions[stratum] for stratum in sorted(positions.keys() - self._cuts.keys())}
-                # All strata have cuts. Those that came with later data get a document of their own: what is pinned
-                # never changes.
+                # All strata have cuts. New strata of later data get a document of their own: pinned ones never change.
                 if generation and not missing:
                     break
                 shares = {side: size if size < 1 else size / count for side, size in self._sizes.items()}
@@ -140,7 +125,7 @@ class SplitAssigner:
                 made = {"rows": count, "shares": shares, "cuts": cuts}
                 # Two splits at once may see different rows: one of them decides, for both.
                 self._storage.create(path, json.dumps(made, indent=1, sort_keys=True).encode())
-            # Of the writer that was first.
+            # The first writer's.
             pin = PinnedThresholds.read(self._storage.read(path), self._storage.uri(path))
             self._sizes = pin.shares.model_dump()
             self._plain = _plain(self._sizes)
@@ -149,7 +134,7 @@ class SplitAssigner:
             generation += 1
 
     def _gather(self, records: Iterable[Record]) -> tuple[dict[str, array[int]], int]:
-        """Returns the positions in each stratum, none at all where they are too many, and how many rows there are."""
+        """Returns the positions in each stratum, none at all where they are too many, and the number of rows."""
         gathered: dict[str, array[int]] = {}
         count = 0
         for record in records:
@@ -168,7 +153,7 @@ class SplitAssigner:
         return {name: array("Q") if count > MAX_POSITIONS else each for name, each in gathered.items()}, count
 
     def _cut(self, stratum: str, positions: array[int], shares: dict[str, float]) -> Cut:
-        """Returns the cuts nearest to the shares that hold out as many of these rows as the shares say."""
+        """Returns the cuts nearest to the shares that hold out as many rows as the shares ask for."""
         import numpy as np
 
         if not positions:
@@ -194,17 +179,16 @@ def _plain(shares: dict[str, float]) -> Cut:
 
 
 def _between(ordered: np.ndarray[Any, Any], count: int, wanted: int) -> int:
-    """Returns the cut nearest to the one wanted that has so many positions below it, or fewer where some are level."""
+    """Returns the cut nearest to `wanted` with `count` positions below it, or fewer where some are equal."""
     low = int(ordered[count - 1]) + 1 if count else 0
     high = int(ordered[count]) if count < len(ordered) else ALL
     return min(max(low, wanted), high)
 
 
 def smallest_draws(rows: Spool, seed: int, count: int) -> Iterator[Record]:
-    """Yields the `count` rows whose drawn numbers are smallest, in the order in which they stand.
+    """Yields the `count` rows with the smallest drawn numbers, in their order; memory holds `count` numbers.
 
-    Which rows these are does not depend on their order; more rows push some out, and move none. Memory holds `count`
-    numbers.
+    The choice does not depend on the order; more rows push some out, and move none.
     """
 
     def drawn(record: Record) -> int:
@@ -214,7 +198,7 @@ def smallest_draws(rows: Spool, seed: int, count: int) -> Iterator[Record]:
     if not smallest:
         return
     last = smallest[-1]
-    level = smallest.count(last)  # rows with the same content, of which not all may be taken
+    level = smallest.count(last)  # rows with the same content, some of which may be left out
     for record in rows:
         number = drawn(record)
         if number == last:
@@ -224,9 +208,6 @@ def smallest_draws(rows: Spool, seed: int, count: int) -> Iterator[Record]:
 
 
 def times_used(content: str, seed: int, weight: float) -> int:
-    """Returns how often a training row is used in one pass.
-
-    The whole part of its source's weight counts always, the rest of it as the chance of one use more.
-    """
+    """Returns how often a training row is used in one pass: the fraction of a weight is the chance of one use more."""
     whole = math.floor(weight)
     return whole + (position(seed, f"weight:{content}") < (weight - whole) * ALL)

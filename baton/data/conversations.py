@@ -1,8 +1,8 @@
-"""Conversations as data sets have them, brought to messages in OpenAI's form.
+"""Conversations of data sets as messages in OpenAI's form.
 
 Lists of messages, ShareGPT's turns, mappings of question and answer, and glaive's two texts come in. Declarations and
-calls of tools may be JSON text, bare, or in a list; keys that are null are left out, as Parquet gives each object the
-keys of all.
+calls of tools may be JSON text, bare, or in a list. Keys that are null are left out: Parquet gives each object the keys
+of all.
 """
 
 from __future__ import annotations
@@ -19,11 +19,9 @@ from baton.errors import RowError
 Call = dict[str, Any]
 Tool = dict[str, Any]
 Message = dict[str, Any]
-"""`role` and `content`, and what the source has beside them: `tool_calls`, `tool_call_id`, `name`, `reasoning_content`
-and `train`."""
+"""`role`, `content`, and where given `tool_calls`, `tool_call_id`, `name`, `reasoning_content` and `train`."""
 
-ARGUMENTS = ("arguments", "parameters", "args")
-"""What the arguments of a call are called."""
+ARGUMENTS = ("arguments", "parameters", "args")  # names of a call's arguments
 
 
 def all_encodable(value: Any) -> bool:
@@ -32,7 +30,7 @@ def all_encodable(value: Any) -> bool:
 
 
 def parse_tool_calls(value: Any) -> list[Call]:
-    """Returns tool calls, none where the value is empty; an error's reason follows the word "calls"."""
+    """Returns tool calls, none of an empty value; an error's reason follows the word "calls"."""
     listed = _listed(value)
     if listed is None:
         raise RowError("are no JSON of a name and arguments")
@@ -40,7 +38,7 @@ def parse_tool_calls(value: Any) -> list[Call]:
 
 
 def parse_tools(value: Any) -> list[Tool]:
-    """Returns declarations of tools, none where the value is empty; an error's reason follows the word "tools"."""
+    """Returns declarations of tools, none of an empty value; an error's reason follows the word "tools"."""
     listed = _listed(value)
     if listed is None:
         raise RowError("are no JSON of functions")
@@ -77,7 +75,7 @@ def _call(value: Any) -> Call:
 
 
 def _listed(value: Any) -> list[Any] | None:
-    """Returns the members of a list or of its JSON, one object as a list; None of what is neither."""
+    """Returns the members of a list or of its JSON, one object as a list; None of anything else."""
     value = _parsed(value)
     if isinstance(value, dict):
         return [value]
@@ -87,7 +85,7 @@ def _listed(value: Any) -> list[Any] | None:
 
 
 def _parsed(value: Any) -> Any:
-    """Returns what a JSON text holds, or an object without keys that are null; a text that is no JSON as it is."""
+    """Returns the value of a JSON text, or an object without null keys; any other text as it is."""
     if not isinstance(value, str):
         return _plain(value)
     try:
@@ -97,7 +95,6 @@ def _parsed(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Returns a value as JSON can hold it."""
     if isinstance(value, dict):
         return {str(key): _plain(part) for key, part in value.items() if part is not None}
     if isinstance(value, list | tuple):
@@ -111,17 +108,12 @@ ROLES = {
     "system": "system",
     **dict.fromkeys(("tool", "function", "observation"), "tool"),
 }
-"""What speakers are called → their roles."""
+"""Speaker → role."""
 
-REASONING = ("reasoning_content", "thinking", "reasoning")
-FLAGS = ("train", "training", "weight")
-"""Keys of a message that say what the assistant thought, and whether it is learned."""
-
-PARTS = ("text", "input_text", "output_text")
-"""Types of the parts of a content that are text."""
-
-THOUGHT = re.compile(r"\s*<think>.*?</think>\s*", re.DOTALL)
-"""What a content begins with where the thinking is written into it."""
+REASONING = ("reasoning_content", "thinking", "reasoning")  # keys of a message for the assistant's thought
+FLAGS = ("train", "training", "weight")  # keys of a message for whether it is learned
+PARTS = ("text", "input_text", "output_text")  # types of content parts that are text
+THOUGHT = re.compile(r"\s*<think>.*?</think>\s*", re.DOTALL)  # thinking that is written into the beginning of a content
 
 
 def is_encodable(text: str) -> bool:
@@ -130,15 +122,12 @@ def is_encodable(text: str) -> bool:
 
 
 def parse_message(raw: Any, *, has_tools: bool = False) -> Message:
-    """Returns a message as it is written; keys that mean nothing to us are left out.
+    """Returns a message of role and content, or of ShareGPT's from and value, without unknown keys.
 
-    Args:
-        raw: With role and content, or with ShareGPT's from and value.
-        has_tools: Whether the row declares tools: a `function_call` turn must then be one. Else it stays text where it
-            is no JSON of a name and arguments.
+    Where the row declares tools, a `function_call` turn must be a call; else it stays text where it is no JSON of one.
 
     Raises:
-        RowError: it is none; the reason follows the words "message 1".
+        RowError: it is no message; the reason follows the words "message 1".
     """
     if not isinstance(raw, dict):
         raise RowError("has no role")
@@ -173,11 +162,7 @@ def parse_message(raw: Any, *, has_tools: bool = False) -> Message:
 
 
 def _text(content: Any) -> Any:
-    """Returns a content that is a list of text parts as text, any other as it is.
-
-    Raises:
-        RowError: a part is a picture or sound.
-    """
+    """Returns a content that is a list of text parts as text, any other as it is; raises RowError of media."""
     if not isinstance(content, list):
         return content
     texts = []
@@ -204,7 +189,6 @@ def _calls(raw: dict[str, Any], role: str) -> list[Call]:
 
 
 def _beside(raw: dict[str, Any], role: str) -> Message:
-    """Returns what a message holds beside role, content and tool calls."""
     more: Message = {}
     for key in ("name", "tool_call_id"):
         if isinstance(raw.get(key), str) and raw[key] and (key == "name" or role == "tool"):
@@ -222,13 +206,13 @@ def _beside(raw: dict[str, Any], role: str) -> Message:
     if len({bool(flag) for flag in flags.values()}) > 1:
         listed = " and ".join(f"{key} {flag!r}" for key, flag in flags.items())
         raise RowError(f"has {listed}, which contradict each other")
-    for flag in flags.values():
+    for flag in flags.values():  # all alike by now
         more["train"] = bool(flag)
     return more
 
 
 def without_reasoning(value: Any) -> Any:
-    """Returns what is said, a text or messages, without what the assistant thought before."""
+    """Returns a text or messages without the assistant's thoughts."""
     if isinstance(value, str):
         return THOUGHT.sub("", value, count=1) if THOUGHT.match(value) else value
     return [
@@ -241,7 +225,7 @@ def without_reasoning(value: Any) -> Any:
 
 
 GLAIVE_TURN = re.compile(r"(?:\A|\n)[^\S\n]*(USER|ASSISTANT|FUNCTION RESPONSE):")
-"""Of one line: over empty ones the time would grow with the square of their number."""
+"""Within one line: over empty lines the time would grow with the square of their number."""
 GLAIVE_SPEAKERS = {"USER": "user", "ASSISTANT": "assistant", "FUNCTION RESPONSE": "tool"}
 GLAIVE_END, GLAIVE_CALL = "<|endoftext|>", "<functioncall>"
 GLAIVE_QUOTED_CALL = re.compile(r"\{\s*\"name\":\s*\"([^\"]+)\",\s*\"arguments\":\s*'(.*)'\s*\}", re.DOTALL)
@@ -251,8 +235,7 @@ GLAIVE_QUOTED_CALL = re.compile(r"\{\s*\"name\":\s*\"([^\"]+)\",\s*\"arguments\"
 def parse_glaive(chat: str, system: object) -> dict[str, Any] | None:
     """Returns `messages`, `tools` and `system`, None where the text is no such conversation.
 
-    Nothing is left of what the system says where it declares functions: they are `tools`, which a template writes in
-    its own words.
+    A system text that declares functions is left out: they are `tools`, which a template writes in its own words.
     """
     pieces = GLAIVE_TURN.split(chat)
     if len(pieces) == 1 or pieces[0].strip():
@@ -273,7 +256,7 @@ def parse_glaive(chat: str, system: object) -> dict[str, Any] | None:
 
 
 def _objects(text: str) -> list[Tool]:
-    """Returns the JSON objects that stand at the beginnings of a text's lines."""
+    """Returns the JSON objects at the beginnings of a text's lines."""
     objects, decoder, at = [], json.JSONDecoder(), 0
     while match := re.compile(r"^[^\S\n]*(?=\{)", re.MULTILINE).search(text, at):
         try:
@@ -287,23 +270,19 @@ def _objects(text: str) -> list[Tool]:
 
 TURNS = (("input", "output"), ("human", "assistant"), ("user", "assistant"), ("instruction", "response"))
 """Keys of a mapping that is a question and its answer."""
-LEARNED = "output_with_loss"
-"""XTuner's key of such a mapping that says whether its answer is learned."""
+LEARNED = "output_with_loss"  # XTuner's key of such a mapping for whether its answer is learned
 
 ANSWER = re.compile(r".*\n\n(?:Assistant|ASSISTANT|assistant):", re.DOTALL)
 """A conversation written into a text, up to its last answer: the turns of Anthropic's hh-rlhf."""
 
-UNSAID = ("name", "train")
-"""Keys of a message in which two that say the same may differ."""
+UNSAID = ("name", "train")  # keys in which two equal messages may differ
 
 
 def is_conversation(value: Any) -> bool:
-    """Tells whether a value is meant as messages, not as text."""
     return isinstance(value, list | dict)
 
 
 def has_speakers(value: Any) -> bool:
-    """Tells whether a value is messages, or one of them."""
     first = value[0] if isinstance(value, list) and value else value
     return isinstance(first, dict) and not {"role", "from"}.isdisjoint(first)
 
@@ -334,11 +313,10 @@ def conversation(messages: Any, name: str = "messages", *, has_tools: bool = Fal
 
 
 def texts(row: dict[str, str]) -> dict[str, str]:
-    """Returns `{prompt, chosen, rejected}` of two texts, the prompt being what they share from the start.
+    """Returns `{prompt, chosen, rejected}` of two texts, split where they diverge, without changing them.
 
-    It is what TRL's `extract_prompt` takes out, to the end of a word and before the white space behind it; and where
-    `\n\nAssistant:` is shared, up to the last of these, though the answers begin alike. Text is not changed: prompt
-    and answer together are what was there.
+    As TRL's `extract_prompt`: to the end of a word, before the white space behind it; and where `\n\nAssistant:` is
+    shared, up to its last occurrence, though the answers begin alike.
     """
     shared = row["chosen"][: shared_length(row["chosen"], row["rejected"])]
     if written := ANSWER.match(shared):
@@ -353,8 +331,8 @@ def texts(row: dict[str, str]) -> dict[str, str]:
 def preference(row: dict[str, object], *, has_tools: bool = False) -> dict[str, object]:
     """Returns `{prompt, chosen, rejected}`, each a list of messages.
 
-    Without a prompt, it is what the two conversations share from the start. An answer may also be one message, or a
-    text after a prompt of messages.
+    Without a prompt, it is the shared beginning. An answer may also be one message, or a text after a prompt of
+    messages.
     """
     sides: dict[str, list[Message]] = {}
     for side in ("chosen", "rejected"):
@@ -380,10 +358,7 @@ def preference(row: dict[str, object], *, has_tools: bool = False) -> dict[str, 
 
 
 def answered(row: dict[str, object], *, has_tools: bool = False) -> dict[str, object]:
-    """Returns `{prompt, completion}`, each a list of messages.
-
-    Without a prompt, it is what the conversation has before its last message.
-    """
+    """Returns `{prompt, completion}`, each messages; without a prompt, it is all but the last message."""
     completion = _messages(_spoken(_answer(row["completion"])), "completion", has_tools)
     given = row.get("prompt", completion[:-1])
     head = _messages([{"role": "user", "content": given}] if isinstance(given, str) else given, "prompt", has_tools)
@@ -395,7 +370,6 @@ def answered(row: dict[str, object], *, has_tools: bool = False) -> dict[str, ob
 
 
 def prompt(row: dict[str, object], *, has_tools: bool = False) -> dict[str, object]:
-    """Returns a row whose prompt is messages."""
     head = _messages(row["prompt"], "prompt", has_tools)
     if head[-1]["role"] == "assistant":
         raise RowError("prompt ends on an assistant turn")
@@ -403,15 +377,14 @@ def prompt(row: dict[str, object], *, has_tools: bool = False) -> dict[str, obje
 
 
 def _answer(value: Any) -> Any:
-    """Returns an answer as messages where it is a text or one message."""
+    """Returns a text or one message as messages."""
     if isinstance(value, str):
         return [{"role": "assistant", "content": value}]
     return [value] if isinstance(value, dict) else value
 
 
 def _spoken(value: Any) -> Any:
-    """Returns a conversation as messages where it is texts in turn, user first, or mappings of a question and its
-    answer (`TURNS`)."""
+    """Returns texts in turn, user first, or mappings of question and answer (`TURNS`), as messages."""
     if not isinstance(value, list) or len(value) == 0:
         return value
     if len(value) > 1 and all(isinstance(each, str) for each in value):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from baton.data.conversations import shared_length
 from baton.data.mask import AssistantSpans
 from baton.errors import RowError, UserError
 from baton.models import chat, loading
@@ -34,7 +35,7 @@ T = TypeVar("T")
 
 
 def each(make: Callable[..., T], *columns: list[Any]) -> list[T | RowError]:
-    """Returns what is made of each row's values, or in its place why that cannot be: an error now or among them."""
+    """Returns for each row's values the made value, or the error, made now or among the values."""
     made: list[T | RowError] = []
     for values in zip(*columns, strict=True):
         earlier = next((value for value in values if isinstance(value, RowError)), None)
@@ -46,43 +47,33 @@ def each(make: Callable[..., T], *columns: list[Any]) -> list[T | RowError]:
 
 
 class AnswerTokens(NamedTuple):
-    """A prompt with one of its answers: the tokens of both, and how many of them are the prompt's."""
+    """Tokens of a prompt with an answer; `length` counts the prompt's."""
 
     ids: Ids
     length: int
 
 
 def common_prefix_length(a: Ids, b: Ids) -> int:
-    """Returns how many elements two lists share from the start."""
-    if b[: len(a)] == a:
-        return len(a)
-    return next((at for at, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    return len(a) if b[: len(a)] == a else shared_length(a, b)  # mostly the prompt's tokens begin both
 
 
 def ids_of(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[int]]:
-    """Returns the tokens of texts with the special ones that the tokenizer adds: what a call of it gives.
-
-    Where the tokenizer has no code of its own the library encodes all but the first without their places, which take it
-    a third of the time. The first goes by the tokenizer, which tells the library whether to cut and to pad.
-    """
+    """Returns the tokens of texts with special ones, as a call of the tokenizer does."""
     options = {"return_attention_mask": False, "return_token_type_ids": False, "verbose": False}
     by_call: list[list[int]]
-    if not _is_plain(tokenizer):
+    own = type(tokenizer)
+    has_own_code = not isinstance(tokenizer, PreTrainedTokenizerFast) or any(
+        getattr(own, name) is not getattr(PreTrainedTokenizerFast, name)
+        for name in ("__call__", "_encode_plus", "set_truncation_and_padding")
+    )
+    if has_own_code:
         by_call = tokenizer(texts, **options)["input_ids"]
         return by_call
+    # The first by the tokenizer, which tells the library whether to cut and to pad; the others without their places in
+    # the text, which take the library a third of the time.
     by_call = tokenizer(texts[:1], **options)["input_ids"]
     library = tokenizer.backend_tokenizer  # type: ignore[attr-defined]
     return by_call + [encoding.ids for encoding in library.encode_batch_fast(texts[1:], add_special_tokens=True)]
-
-
-def _is_plain(tokenizer: PreTrainedTokenizerBase) -> bool:
-    if not isinstance(tokenizer, PreTrainedTokenizerFast):
-        return False
-    own = type(tokenizer)
-    return all(
-        getattr(own, name) is getattr(PreTrainedTokenizerFast, name)
-        for name in ("__call__", "_encode_plus", "set_truncation_and_padding")
-    )
 
 
 def encoded(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> BatchEncoding:
@@ -97,10 +88,10 @@ def encoded(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> BatchEncodi
 
 
 def tokens_of(encoding: BatchEncoding, index: int, text: str, span: Span, count: int) -> Span:
-    """Returns the tokens that a span of a text is, the last one excluded.
+    """Returns the token range of a span of a text.
 
-    A token that reaches over the beginning is not among them, unless it only brings white space to the first word; one
-    that reaches over the end is if it only brings white space along.
+    A token across the beginning is left out, unless it only brings white space to the first word; one across the end is
+    taken if it only brings white space along.
     """
     start, end = span
     first, last = token_at(encoding, index, text, start, count), token_at(encoding, index, text, end, count)
@@ -127,11 +118,7 @@ UNENDED = "answers that the chat template ends with no token"
 
 
 class ChatEncoder:
-    """Conversations to tokens, `data.train_on` of which count in the loss.
-
-    Attributes:
-        told: What is worth telling → how often: what the template leaves out, answers that nothing ends.
-    """
+    """Conversations to tokens, `data.train_on` of which count in the loss; `told` counts losses worth telling."""
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, train_on: str | None, number: int = FORMATS["tokens"].number
@@ -143,23 +130,18 @@ class ChatEncoder:
         self._train_on = train_on
 
     def sequences(self, rows: list[Row]) -> list[Row | RowError]:
-        """Returns `input_ids` and `labels` of `messages`, or `prompt` and `completion`, or why there are none."""
-        rendered = self._template.render_each([conversation_of(row) for row in rows])
-        counted = each(self._counted, rows, rendered)
+        """Returns `input_ids` and `labels` of `messages`, or `prompt` and `completion`, or an error."""
+        counted = each(self._counted, rows, self._template.render_each([conversation_of(row) for row in rows]))
+        # In the order of the rows without an error, as they are taken below.
         labelled = self._labelled([found for found in counted if not isinstance(found, RowError)])
         return [found if isinstance(found, RowError) else next(labelled) for found in counted]
 
     def answers(self, rows: list[Row], name: str, *, with_prompt_length: bool) -> list[AnswerTokens | RowError]:
-        """Returns each prompt with one of its answers, or why there is none.
+        """Returns each prompt with the answer in column `name`, or an error.
 
-        The answer starts where the tokens of the prompt, as the model would continue it, and of both diverge, so that
-        a merge across the boundary counts as answer; or, where the template writes that prompt otherwise once it is
-        answered, where the answer's first turn begins.
-
-        Args:
-            rows: With `prompt` and the answer as messages.
-            name: The answer's column.
-            with_prompt_length: Whether it matters where the answer starts; else the prompt's length is 0.
+        The answer starts where the tokens of the prompt, as the model would continue it, and of both diverge, so that a
+        merge across the boundary counts as answer. Where the template writes that prompt otherwise once it is answered,
+        it starts with the answer's first turn. Without `with_prompt_length` the prompt's length is 0.
         """
         wholes = prompts = self._template.render_each([conversation_of(row, name) for row in rows])
         if with_prompt_length:
@@ -172,6 +154,7 @@ class ChatEncoder:
         encoding = encoded(self._tokenizer, [whole.text for whole, _ in pairs])
         heads = iter(self._ids([prompt.text for _, prompt in pairs]) if with_prompt_length else [])
         places = iter(range(len(pairs)))
+        # `each` skips rows with an error, so that both iterators keep in step with the rendered pairs.
 
         def answer(row: Row, whole: RenderedConversation, prompt: RenderedConversation) -> AnswerTokens:
             index = next(places)
@@ -189,8 +172,7 @@ class ChatEncoder:
         return each(answer, rows, wholes, prompts)
 
     def prompts(self, rows: list[Row]) -> list[tuple[list[Message], int] | RowError]:
-        """Returns each prompt as it can be written, and how many tokens it is as the model would continue it; or why it
-        cannot be written."""
+        """Returns each prompt as rendered and its number of tokens with the answer's header, or an error."""
         rendered = self._template.render_each([conversation_of(row, None) for row in rows], prompts=True)
         usable = [found for found in rendered if not isinstance(found, RowError)]
         for found in usable:
@@ -199,7 +181,7 @@ class ChatEncoder:
         return each(lambda found: (found.conversation.messages, next(lengths)), rendered)
 
     def _counted(self, row: Row, rendered: RenderedConversation) -> tuple[str, list[Span] | None]:
-        """Returns a row's text and the spans of it that count, None where all does."""
+        """Returns a row's text and its spans that count, None where all does."""
         spans = self._spans(row, rendered)
         self.told.update(left_out(rendered))
         return rendered.text, spans
@@ -224,7 +206,7 @@ class ChatEncoder:
         return spans
 
     def _wanted(self, row: Row, flags: dict[int, bool]) -> list[int] | None:
-        """Returns the messages that count, None where all does but those that are flagged."""
+        """Returns the messages that count, None where all do but flagged ones."""
         if self._train_on == "all" or (self._train_on in (None, "completions") and "messages" in row):
             return None
         said = [number for number, message in enumerate(messages_of(row)) if message["role"] == "assistant"]
@@ -232,8 +214,7 @@ class ChatEncoder:
             said = said[-1:]
         elif self._train_on != "assistant":
             said = [number for number in said if number >= len(row["prompt"])]
-        counted = {number for number in {*said, *flags} if flags.get(number, True)}
-        return sorted(counted)
+        return sorted(number for number in {*said, *flags} if flags.get(number, True))
 
     def _labelled(self, counted: list[tuple[str, list[Span] | None]]) -> Iterator[Row]:
         if any(spans is not None for _, spans in counted):
@@ -276,7 +257,7 @@ def conversation_of(row: Row, answer: str | None = "completion") -> Conversation
 
 
 def _between(spans: list[Span], length: int) -> Iterator[Span]:
-    """Yields what lies between spans that are in order."""
+    """Yields the gaps between ordered spans."""
     at = 0
     for start, end in [*spans, (length, length)]:
         if start > at:
@@ -285,18 +266,16 @@ def _between(spans: list[Span], length: int) -> Iterator[Span]:
 
 
 UNPLACED = "columns {!r} of rows that are trained as text, which has no place for them"
-Made = list[Row] | RowError
-"""The rows made of one row, or why there are none."""
+Made = list[Row] | RowError  # the rows made of one row, or an error
 
 
 class BatchEncoder:
-    """Turns normalised rows of one shape into those that the recipe's method trains on.
+    """Turns normalised rows of one shape into rows that the recipe's method trains on.
 
-    For each row there are the rows made of it, or why there are none. Their columns go by the method's `rows`:
-    `input_ids` and `labels` for `sequences`; `prompt_ids`, `chosen_ids` and `rejected_ids` for `pairs`; `chosen_ids`
-    and `rejected_ids`, prompt included, for `scored`; `prompt_ids`, `completion_ids` and `label` for `rated`, two rows
-    of each pair; and for `prompts` the `prompt` as it is with the columns that reward functions look at, and its
-    `length` in tokens.
+    Columns by the method's `rows`: `input_ids` and `labels` for `sequences`; `prompt_ids`, `chosen_ids` and
+    `rejected_ids` for `pairs`; `chosen_ids` and `rejected_ids`, prompt included, for `scored`; `prompt_ids`,
+    `completion_ids` and `label` for `rated`, two rows of each pair; and for `prompts` the `prompt` with the columns
+    that reward functions look at, and its `length` in tokens.
     """
 
     def __init__(
@@ -316,7 +295,7 @@ class BatchEncoder:
 
     @property
     def told(self) -> dict[str, int]:
-        """What the chat template leaves out of the rows so far, and answers that it does not end → how often."""
+        """Parts of rows that the chat template leaves out, and answers that it does not end → how often."""
         return dict(+self._talk.told)
 
     def __call__(self, rows: list[Row]) -> list[Made]:
@@ -377,19 +356,16 @@ class BatchEncoder:
         ]
 
     def _answers(self, rows: list[Row], name: str, *, with_prompt_length: bool = True) -> list[AnswerTokens | RowError]:
-        """Returns each prompt with one of its answers; see `ChatEncoder.answers`."""
         if isinstance(rows[0]["prompt"], list):
             return self._talk.answers(rows, name, with_prompt_length=with_prompt_length)
         return [*_answer_texts(rows, name, self._tokenizer, self._data.separator, with_prompt_length)]
 
 
 def id_columns(row: Row) -> list[str]:
-    """Returns the names of the columns that hold a sequence's tokens."""
     return [name for name in row if name.endswith("_ids")]
 
 
 def require_template(tokenizer: PreTrainedTokenizerBase, row: Row) -> None:
-    """Raises UserError where rows are conversations and there is no chat template."""
     if tokenizer.chat_template is None and any(isinstance(row.get(name), list) for name in ("messages", "prompt")):
         raise UserError(
             "data has conversations, but the tokenizer has no chat template.",
@@ -400,12 +376,7 @@ def require_template(tokenizer: PreTrainedTokenizerBase, row: Row) -> None:
 def encode_texts(
     rows: list[Row], tokenizer: PreTrainedTokenizerBase, separator: str, completion_only: bool
 ) -> list[dict[str, Ids]]:
-    """Turns texts, or prompts and completions, into token ids and labels.
-
-    Returns:
-        `input_ids` and `labels` for each row, each of the row's length; labels of the prompt are -100 where
-        `completion_only`.
-    """
+    """Returns `input_ids` and `labels` of texts; with `completion_only`, labels of the prompt are -100."""
     if "text" in rows[0]:
         texts = ids_of(tokenizer, [_ended(row["text"], tokenizer) for row in rows])
         return [{"input_ids": ids, "labels": ids} for ids in texts]
@@ -426,8 +397,7 @@ def _answer_texts(
     wholes = ids_of(tokenizer, [row["prompt"] + separator + _ended(row[name], tokenizer) for row in rows])
     if not with_prompt_length:
         return [AnswerTokens(whole, 0) for whole in wholes]
-    prompts = ids_of(tokenizer, [row["prompt"] + separator for row in rows])
-    lengths = map(common_prefix_length, prompts, wholes)
+    lengths = map(common_prefix_length, ids_of(tokenizer, [row["prompt"] + separator for row in rows]), wholes)
     return [AnswerTokens(whole, length) for whole, length in zip(wholes, lengths, strict=True)]
 
 
@@ -467,8 +437,7 @@ def train_bpe(train_file: str, spec: TrainTokenizer, max_length: int) -> PreTrai
 
 
 def run_tokenizer(recipe: Recipe, base: str | None, train_file: str) -> PreTrainedTokenizerBase:
-    """Returns the tokenizer of a run: trained on a file of the split where its recipe asks for it, and changed as the
-    recipe says; `base` is the folder of `model.base`."""
+    """Returns a run's tokenizer, trained on a file of the split if asked; `base` is the folder of `model.base`."""
     spec = recipe.model.tokenizer
     learned = train_bpe(train_file, spec.train, recipe.data.max_length) if spec and spec.train else None
     return loading.build_tokenizer(recipe, base, learned)

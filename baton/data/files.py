@@ -21,8 +21,7 @@ from typing import Any, NamedTuple
 from baton.data.rows import DECODER, MAX_ROW, SHOWN, TOO_LONG, SourceRow, UnreadableError, UnusableRow, as_read, loads
 from baton.store.sources import SourceFile
 
-BLOCK = 2**20
-"""Bytes read at once."""
+BLOCK = 2**20  # bytes read at once
 
 ZSTD_BLOCK = 2**9
 """Bytes unpacked at once by zstd, which has no limit on what comes out: 128 KiB for each 4 bytes at the most."""
@@ -33,7 +32,7 @@ PACKINGS = {
     ".xz": (b"\xfd7zXZ\x00",),
     ".zst": (b"\x28\xb5\x2f\xfd", *(bytes([first]) + b"\x2a\x4d\x18" for first in range(0x50, 0x60))),
 }
-"""What a packed file begins with; zstd's second kind is a frame to be skipped, which parallel packers write first."""
+"""First bytes of packed files; zstd's second kind is a frame to be skipped, which parallel packers write first."""
 
 
 MARKS = (
@@ -54,7 +53,7 @@ class Line(NamedTuple):
 
 
 def packing(path: str, head: bytes) -> str | None:
-    """Returns how a file is packed, `.gz`, `.bz2`, `.xz` or `.zst`, by its first bytes; None where it is not.
+    """Returns `.gz`, `.bz2`, `.xz` or `.zst` by a file's first bytes, None for others.
 
     Raises:
         UnreadableError: it has the name of a packed file and does not begin like one.
@@ -69,11 +68,7 @@ def packing(path: str, head: bytes) -> str | None:
 
 
 def blocks(file: SourceFile) -> Generator[bytes, None, None]:
-    """Yields a file's bytes, unpacked.
-
-    Raises:
-        UnreadableError: the packed file breaks off, or is not what it should be; all before that was yielded.
-    """
+    """Yields a file's bytes, unpacked; raises UnreadableError, after the good ones, where a packed file is damaged."""
     with file.open() as opened:
         head = opened.read(8)
         opened.seek(0)
@@ -100,7 +95,7 @@ def _next(unpack: Iterator[bytes]) -> bytes:
 def _unpack(opened: Any, kind: str) -> Iterator[bytes]:
     unpacker: Any = {".gz": lambda file: gzip.GzipFile(fileobj=file), ".bz2": bz2.BZ2File, ".xz": lzma.LZMAFile}[kind]
     unpacked = unpacker(opened)
-    return iter(lambda: unpacked.read1(BLOCK), b"")  # read1: what comes before damage is returned
+    return iter(lambda: unpacked.read1(BLOCK), b"")  # read1: returns the bytes before damage
 
 
 def _unzstd(opened: Any) -> Iterator[bytes]:
@@ -121,18 +116,18 @@ def _unzstd(opened: Any) -> Iterator[bytes]:
 
 
 def marked_encoding(head: bytes) -> str | None:
-    """Returns the encoding that a text states by its first bytes, None where that is UTF-8 or nothing."""
+    """Returns the encoding of a text's byte order mark, None for UTF-8 or no mark."""
     return next((encoding for mark, encoding in MARKS if head.startswith(mark)), None)
 
 
 def text_blocks(stream: Iterable[bytes], encoding: str | None = None) -> Iterator[bytes]:
-    """Yields a text as UTF-8, without the mark it may begin with.
+    """Yields a text as UTF-8, without its byte order mark.
 
-    Characters that are none remain bytes that are not UTF-8, so that only their row is lost. Where the first bytes
-    state no encoding, it is the given one, or UTF-8.
+    Without a mark it is in the given encoding, or UTF-8. Undecodable bytes pass through, so that only their row is
+    lost.
 
     Raises:
-        UnreadableError: it breaks off within a character, or holds what its encoding does not have.
+        UnreadableError: it breaks off within a character, or holds one that its encoding does not have.
     """
     decoder: codecs.IncrementalDecoder | None = None
     errors = "surrogateescape"
@@ -153,15 +148,12 @@ def text_blocks(stream: Iterable[bytes], encoding: str | None = None) -> Iterato
 
 
 def lines(stream: Iterable[bytes], end: bytes = b"\n") -> Iterator[Line]:
-    """Yields the lines of a text, each with its end.
-
-    Raises:
-        UnreadableError: the text breaks off; with the number of the line and what was read of it.
-    """
+    """Yields lines with their ends; raises UnreadableError, with the line so far, where the text breaks off."""
     number, size, parts = 1, 0, io.BytesIO()
 
     def taken(more: bytes) -> None:
         nonlocal size
+        # Of a line that is too long only the beginning is kept, so that memory stays bounded.
         room = (MAX_ROW if size + len(more) <= MAX_ROW else SHOWN) - parts.tell()
         parts.write(more[: max(room, 0)])
         size += len(more)
@@ -189,26 +181,21 @@ def lines(stream: Iterable[bytes], end: bytes = b"\n") -> Iterator[Line]:
 
 csv.field_size_limit(MAX_ROW)
 
-MAX_LINES = 100_000
-"""Lines of the longest CSV record: a quote that is not closed takes no more along."""
-SEPARATORS = (",", "\t", ";", "|")
-"""Signs between the fields of a CSV."""
+MAX_LINES = 100_000  # lines of the longest CSV record: a quote that is not closed takes no more along
+SEPARATORS = (",", "\t", ";", "|")  # signs between the fields of a CSV
 LOOKED_AT, SAMPLED = 20, 2**18
 """Records that tell how a CSV is written, and bytes of them; a block of a packed file may have many times as many."""
-EXCELS = re.compile(rb'"?sep=(.)"?\s*')
-"""Line by which Excel is told the separator."""
+EXCELS = re.compile(rb'"?sep=(.)"?\s*')  # line that gives Excel the separator
 STRAY = re.compile(r'\s+"|(?:[^"]*"[^"]*")*[^"]*"[^"]*')
 """A field that was cut within quotes, or whose quotes come after a space."""
 HIGH = re.compile(rb"[^\s,;|]*[\x80-\xff][^\s,;|]*")
-NOTHING = " \t\r\n\x1a"
-"""Empty fields, and the sign that ends a file of DOS."""
+NOTHING = " \t\r\n\x1a"  # empty fields, and the sign that ends a file of DOS
 
 ESCAPED = re.compile("[\udc80-\udcff]")
 """Bytes that are not UTF-8 travel through parsers as these, so that only their row is lost."""
 
 
 def decode_line(file: str, line: Line, data: bytes) -> str | UnusableRow:
-    """Returns bytes of a line as text, or why they are none."""
     if line.too_long:
         return UnusableRow(file, line.number, TOO_LONG, as_read(data))
     try:
@@ -218,7 +205,6 @@ def decode_line(file: str, line: Line, data: bytes) -> str | UnusableRow:
 
 
 def read_jsonl(file: str, lines: Iterator[Line]) -> Iterator[SourceRow | UnusableRow]:
-    """Reads an object from each line that is not blank."""
     for line in lines:
         if not line.data.strip():
             continue
@@ -235,14 +221,13 @@ def read_jsonl(file: str, lines: Iterator[Line]) -> Iterator[SourceRow | Unusabl
 
 
 def as_row(file: str, number: int, value: Any, raw: str) -> SourceRow | UnusableRow:
-    """Returns a JSON value as a row, which it is if it is an object."""
     if not isinstance(value, dict):
         return UnusableRow(file, number, f"a JSON {type(value).__name__}, expected an object", raw)
     return SourceRow(file, number, value)
 
 
 class _Record:
-    """Lines for the CSV parser, with those of the record it is at."""
+    """Lines for the CSV parser, with the lines of its current record."""
 
     def __init__(self, lines: Iterator[Line]) -> None:
         self._lines = lines
@@ -277,14 +262,8 @@ def read_delimited(
     """Reads a CSV with a header, as spreadsheets and databases write it.
 
     A quote that is never closed takes the lines after it along, up to the longest record: each counts as rejected.
-    Records without a value, such as those below a table in a spreadsheet, are none; so are columns without a name,
-    where they are empty.
-
-    Args:
-        file: Its address.
-        lines: Its lines.
-        sample: How it begins.
-        separator: Between fields; found in the sample when left out.
+    Records without a value, such as those below a table in a spreadsheet, are skipped; so are empty columns without a
+    name. The separator is found in the sample, the file's beginning, when left out.
     """
     first = next((line for line in lines if line.data.strip()), None)
     if first is not None and (told := EXCELS.fullmatch(first.data)):
@@ -339,7 +318,6 @@ def _dialect(sample: bytes, separator: str | None) -> dict[str, Any]:
 
 
 def _remedy(sample: bytes) -> str:
-    """Returns what to do about bytes that are not UTF-8."""
     import charset_normalizer
 
     # Few bytes beyond ASCII tell an alphabet and no more: the encoding of Excel in most of Europe is as good a guess.
@@ -352,7 +330,7 @@ def _remedy(sample: bytes) -> str:
 
 
 def _header(reader: Iterator[list[str]]) -> tuple[list[str], str | None]:
-    """Returns the names of the columns, and why they are none."""
+    """Returns the names of the columns, and the problem with them."""
     try:
         names = [name.strip() for name in next(reader)]
     except csv.Error as error:
@@ -362,14 +340,9 @@ def _header(reader: Iterator[list[str]]) -> tuple[list[str], str | None]:
 
 
 def _row(
-    file: str,
-    record: _Record,
-    reader: Iterator[list[str]],
-    names: list[str],
-    separator: str,
-    remedy: Callable[[], str],
+    file: str, record: _Record, reader: Iterator[list[str]], names: list[str], separator: str, remedy: Callable[[], str]
 ) -> list[SourceRow | UnusableRow] | None:
-    """Returns what the next record holds, None at the end."""
+    """Returns the rows of the next record, None at the end."""
     try:
         fields = next(reader)
     except StopIteration:
@@ -395,7 +368,7 @@ def _row(
 
 
 def read_plain_text(file: str, lines: Iterator[Line], sample_by: str) -> Iterator[SourceRow | UnusableRow]:
-    """Reads plain text, of which one row is a `line`, `paragraph` or `document`."""
+    """Reads plain text; `sample_by` is a row: `line`, `paragraph` or `document`."""
     block: list[Line] = []
     size = 0
     try:

@@ -1,7 +1,7 @@
-"""First rows of sources, looked at before anything runs, for people.
+"""First rows of sources, shown before anything runs.
 
-`first_rows` has them as the split would write them, `preview` as the model sees them, and `survey`, before there is a
-recipe, what each training method makes of them.
+`first_rows` has them as the split would write them, `preview` as the model sees them; `survey`, before there is a
+recipe, tells which training methods can use them.
 """
 
 from __future__ import annotations
@@ -31,33 +31,20 @@ from baton.store.storage import Storage
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-MOST_READ = 20_000
-"""Rows that are read, at most, for those that are asked for."""
-RAW = 2000
-"""Characters of an unusable row that are shown."""
-LEARNED = 1000
-"""Rows that a tokenizer is trained on where the run trains one."""
+MOST_READ = 20_000  # rows read, at most, for the rows asked for
+RAW = 2000  # characters shown of an unusable row
+LEARNED = 1000  # rows for training a tokenizer
 SURVEYED = 1000
-"""Rows that a survey looks at."""
-COUNTED = 200_000
-"""Rows up to which those of files on this machine are counted."""
+COUNTED = 200_000  # rows of local files up to which a survey counts
 NUMBER = re.compile(r"\d\W*$")
 
 
 def first_rows(recipe: Recipe, count: int, side: str | None, scratch: str) -> Iterator[dict[str, Any]]:
-    """Yields the first rows, of several sources in turn, each with its `file`, `line` and `side`.
+    """Yields the first `count` rows, of several sources in turn, each with its `file`, `line` and `side`.
 
-    What needs all rows is not done: `data.split` in numbers or strata, for which the side is None, and the checks for
+    Usable ones have their `row`; up to `count` unusable ones between them have the `reason` and the `raw` text. Nothing
+    that needs all rows is done: `data.split` in numbers or strata, for which the side is None, and the checks for
     duplicates and leakage.
-
-    Args:
-        recipe: The recipe, its paths absolute.
-        count: Usable rows, and at most as many unusable ones that come between them.
-        side: `train`, `eval` or `test`; None for all.
-        scratch: Folder for files.
-
-    Yields:
-        Rows with their `row`, and unusable ones with the `reason` and what was read as `raw`.
 
     Raises:
         UserError: sources cannot be read, or a side is asked for that only all rows decide.
@@ -92,12 +79,10 @@ def first_rows(recipe: Recipe, count: int, side: str | None, scratch: str) -> It
 
 
 def preview(recipe: Recipe, count: int, side: str | None, scratch: str) -> Preview:
-    """Returns the first rows of a recipe as the model sees them.
-
-    A tokenizer that the run trains is trained here on `LEARNED` rows.
+    """Returns the first rows of a recipe as the model sees them; a run's own tokenizer is trained on `LEARNED` rows.
 
     Raises:
-        UserError: as `first_rows`; or there is no tokenizer, or no chat template that does.
+        UserError: as `first_rows`; or there is no tokenizer, or no usable chat template.
     """
     learns = recipe.model.tokenizer and recipe.model.tokenizer.train
     head = list(first_rows(recipe, max(count, LEARNED) if learns else count, side, scratch))
@@ -149,13 +134,13 @@ def _tokenizer(recipe: Recipe, head: list[dict[str, Any]]) -> PreTrainedTokenize
 
 
 def _learned(head: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the rows that a tokenizer is trained on."""
+    """Returns the rows for training a tokenizer."""
     rows = [entry for entry in head if "row" in entry]
     return [entry["row"] for entry in rows if entry["side"] in (None, "train")] or [entry["row"] for entry in rows]
 
 
 def survey(sources: list[str]) -> Survey:
-    """Tells what the first rows of sources, given as `data.source` with absolute paths, are to each method.
+    """Tells how the first rows of sources, given as `data.source` with absolute paths, fit each method.
 
     Raises:
         UserError: one cannot be read, or there are no rows.
@@ -187,7 +172,7 @@ def survey(sources: list[str]) -> Survey:
 
 
 def _fit(source: str, methods: list[str], rows: list[SourceRow], present: list[str]) -> Fit:
-    """Returns what rows are to methods that learn from the same formats."""
+    """Returns how rows fit methods that learn from the same formats."""
     least = SPECS[methods[0]].example
     recipe = Recipe.model_validate(
         {

@@ -18,26 +18,16 @@ REQUIRED = ("train", "eval")
 
 @dataclass
 class Lengths:
-    """Lengths of rows before anything is cut.
+    """Lengths of rows, in tokens, before anything is cut."""
 
-    Attributes:
-        limit: `data.max_length`.
-        rows: How many there are.
-        total: Tokens of all.
-        longest: Tokens of the longest.
-        over: Rows longer than the limit.
-        histogram: Upper bound of a class of lengths → its rows.
-    """
-
-    limit: int
+    limit: int  # `data.max_length`
     rows: int = 0
     total: int = 0
     longest: int = 0
-    over: int = 0
-    histogram: Counter[int] = field(default_factory=Counter)
+    over: int = 0  # rows longer than the limit
+    histogram: Counter[int] = field(default_factory=Counter)  # upper bound of a class of lengths → its rows
 
     def add(self, length: int) -> None:
-        """Counts a row."""
         self.rows += 1
         self.total += length
         self.longest = max(self.longest, length)
@@ -45,7 +35,7 @@ class Lengths:
         self.histogram[length_bound(length)] += 1
 
     def merge(self, others: dict[str, Any]) -> None:
-        """Adds what `to_json` returned elsewhere."""
+        """Adds the result of `to_json` of another process."""
         self.rows += others["rows"]
         self.total += others["total"]
         self.longest = max(self.longest, others["longest"])
@@ -65,15 +55,10 @@ class Lengths:
 
 
 class Fitting:
-    """Cuts rows to `data.max_length` or leaves them out, and counts both.
+    """Cuts rows to `data.max_length` or drops them, and counts both.
 
-    Rows of text are cut here. Of pairs, the trainers cut the answers; a score needs both answers whole. What is packed
-    by joining rows is neither cut nor left out.
-
-    Attributes:
-        lengths: Of all rows.
-        truncated: Rows that are cut, or too long to be used.
-        dropped: Rows that are left out.
+    Rows of text are cut here. Of pairs, the trainers cut the answers; a score needs both answers whole. Rows packed by
+    joining are neither cut nor dropped.
     """
 
     def __init__(self, recipe: Recipe) -> None:
@@ -85,7 +70,7 @@ class Fitting:
         self._scores = recipe.training.spec.scores
 
     def fit(self, row: Row) -> Row:
-        """Returns what is left of a row; raises RowError where it cannot be used, and counts it."""
+        """Returns the row, cut where needed; raises RowError where it cannot be used, and counts it."""
         length = length_of(row)
         self.lengths.add(length)
         if self._joined:
@@ -119,14 +104,13 @@ def length_of(row: Row) -> int:
 
 
 def length_bound(length: int) -> int:
-    """Returns the end of a length's class: the powers of two and the middles between them, such as 64, 96, 128."""
+    """Returns the end of a length's class: powers of two and the middles between them, such as 64, 96, 128."""
     power = 1 << max(length - 1, 0).bit_length()
     middle = power * 3 // 4
     return middle if power >= 4 and length <= middle else power
 
 
 def require_sequences(recipe: Recipe, counts: Mapping[str, int]) -> None:
-    """Raises UserError where a side that a run needs has no sequences."""
     for side in REQUIRED:
         if counts[side] == 0:
             raise UserError(
@@ -136,11 +120,7 @@ def require_sequences(recipe: Recipe, counts: Mapping[str, int]) -> None:
 
 
 def judge_truncation(recipe: Recipe, lengths: dict[str, Any]) -> None:
-    """Says what `data.quality.truncation` asks for.
-
-    Raises:
-        UserError: it is `fail`, and more rows than `truncated_share` are too long.
-    """
+    """Applies `data.quality.truncation`; raises UserError if it is `fail` and too many rows are too long."""
     quality, data = recipe.data.quality, recipe.data
     over, rows = lengths["over"], lengths["rows"]
     if quality.truncation == "off" or data.packing is True or over <= quality.truncated_share * rows:
@@ -160,34 +140,25 @@ def judge_truncation(recipe: Recipe, lengths: dict[str, Any]) -> None:
 
 @dataclass
 class TemplateErrors:
-    """What came of the rows' rendering.
+    """Counts rows that the template cannot render, or not so that the part in the loss is known."""
 
-    Attributes:
-        of: Rows of the split that were looked at; a pair that becomes two rows for `kto` is one.
-        rows: Those that could not be rendered, or not so that what counts in the loss can be told.
-        first: The first of them: file, line and reason.
-        told: What the template leaves out of the others → how often.
-    """
-
-    of: int = 0
+    of: int = 0  # rows of the split looked at; a pair that becomes two rows for `kto` is one
     rows: int = 0
-    first: str = ""
-    told: Counter[str] = field(default_factory=Counter)
+    first: str = ""  # file, line and reason
+    told: Counter[str] = field(default_factory=Counter)  # parts of the other rows that the template leaves out
 
     def add(self, file: str, line: int, reason: str) -> None:
-        """Counts a row."""
         self.rows += 1
         self.first = self.first or f"{file}, line {line:,}: {reason}"
 
     def merge(self, others: dict[str, Any]) -> None:
-        """Adds what `to_json` returned elsewhere, further on."""
+        """Adds the result of `to_json` of a later segment."""
         self.of += others.get("of", 0)
         self.rows += others["rows"]
         self.first = self.first or others["first"]
         self.told.update(others["told"])
 
     def to_json(self) -> dict[str, Any]:
-        """Returns plain values."""
         return {"of": self.of, "rows": self.rows, "first": self.first, "told": dict(sorted(self.told.items()))}
 
     def judge(self, recipe: Recipe) -> None:
@@ -204,13 +175,11 @@ class TemplateErrors:
 
     @staticmethod
     def tell(left_out: dict[str, int]) -> None:
-        """Says what the chat template leaves out of the rows that are kept."""
         if left_out:
             events.emit(events.LeftOut(text=left_out_in_words(left_out), counts=left_out))
 
 
 def left_out_in_words(told: dict[str, int]) -> str:
-    """Returns what the chat template leaves out, in words."""
     by_itself = [what for what in told if what == UNENDED or what.startswith("columns ")]
     left = [f"{count:,} {what}" for what, count in told.items() if what not in by_itself]
     words = [f"{' and '.join(left)} that the chat template leaves out"] if left else []

@@ -22,36 +22,24 @@ from baton.recipe.data import Columns, DataSource
 from baton.recipe.recipe import Recipe
 from baton.runs.run import Run
 
-LOOKED_AT = 20
-"""Rows whose columns decide the format."""
-WAITING = 2**20
-"""Bytes of broken rows before these that are held in memory; more of them wait on disk."""
+LOOKED_AT = 20  # rows whose columns decide the format
+WAITING = 2**20  # bytes of broken rows among the first ones held in memory; more wait on disk
 
 
 @dataclass(kw_only=True)
 class OpenSource:
-    """A source that is being read.
-
-    Attributes:
-        rows: Those not yet taken.
-        files: Type of file → how many of it.
-        used: Rows that can be used, so far.
-        rejected: Rows that cannot, so far.
-        became: Our column name → the source's, of which it came.
-        unused: Columns that nothing comes of.
-    """
+    """A source that is being read."""
 
     source: DataSource
     layout: ColumnMapping
-    rows: Iterator[SourceRow | UnusableRow]
-    files: Counter[str] = field(default_factory=Counter)
+    rows: Iterator[SourceRow | UnusableRow]  # not yet taken
+    files: Counter[str] = field(default_factory=Counter)  # type → number
     used: int = 0
     rejected: int = 0
-    became: Columns = field(default_factory=dict)
+    became: Columns = field(default_factory=dict)  # our column name → the source's
     unused: list[str] = field(default_factory=list)
 
     def summary(self) -> dict[str, object]:
-        """Returns what was found, for people."""
         return {
             "uri": self.source.uri,
             "files": dict(sorted(self.files.items())),
@@ -64,10 +52,7 @@ class OpenSource:
 
 
 class Ingest:
-    """All sources of a recipe; rows that cannot be used go to `refused`.
-
-    Attributes:
-        supplies: The sources, as far as they are read.
+    """All sources of a recipe, `supplies`; unusable rows go to `refused`.
 
     Raises:
         UserError: a source cannot be read, fits no format, lacks a column that the recipe names, or does not go with
@@ -85,16 +70,14 @@ class Ingest:
 
     @property
     def used(self) -> int:
-        """Rows that can be used, so far."""
         return sum(supply.used for supply in self.supplies)
 
     @property
     def format(self) -> str:
-        """The formats found, for people."""
         return ", ".join(dict.fromkeys(supply.layout.format for supply in self.supplies))
 
     def records(self) -> Iterator[Record]:
-        """Yields the rows that can be used, source by source; keeps the others."""
+        """Yields the usable rows, source by source; keeps the others."""
         for place in range(len(self.supplies)):
             for outcome in self.outcomes(place):
                 if isinstance(outcome, Record):
@@ -103,7 +86,7 @@ class Ingest:
                     self._refused.add(outcome)
 
     def outcomes(self, place: int) -> Iterator[Record | UnusableRow]:
-        """Yields the rows of one source, by its place in `data.source`."""
+        """Yields the rows of one source, by its index in `data.source`."""
         supply = self.supplies[place]
         for row in supply.rows:
             outcome = row if isinstance(row, UnusableRow) else self._record(row, supply, place)
@@ -128,13 +111,13 @@ class Ingest:
                 record = Record(as_content(normal), row.file, row.line, place, side, key)
             except RowError as error:
                 return UnusableRow(row.file, row.line, str(error), json.dumps(row.values, default=str))
-        except RecursionError:  # what the parser just read may be too deep to be written, as it is or as a row
+        except RecursionError:  # readable JSON may be too deep to be written, as it is or as a row
             return UnusableRow(row.file, row.line, "nested too deep", "")
         self._shape = shape  # the first row that can be used decides for all sources
         return record
 
     def _placed(self, values: dict[str, object], source: DataSource) -> tuple[str, str]:
-        """Returns the side that a row was given, and the key that decides it; each empty where there is none."""
+        """Returns a row's given side, and the key that decides it; each empty where there is none."""
         rule = _split_column(self._recipe)
         if source.side or rule is None:
             return source.side or "", ""
@@ -164,20 +147,20 @@ def _open(source: DataSource, recipe: Recipe) -> OpenSource:
     usable, again = first_usable(rows)
     looked_at = [row.values for row in usable]
     present = list(dict.fromkeys(path for values in looked_at for path in schema.column_paths(values)))
-    # What lies deeper than is looked for is there where the recipe names it.
+    # Columns deeper than those looked for count where the recipe names them.
     named = sorted(_named(source, recipe) - {*present})
     present += [name for name in named if any(schema.value_at(values, name) is not None for values in looked_at)]
     layout = schema.infer_mapping(source, recipe, present)
     if (rule := _split_column(recipe)) and present and not source.side and rule[1] not in present:
         raise schema.missing_column(f"data.split.{rule[0]}", rule[1], source.uri, present)
-    # What was looked at comes again: the source is read once.
+    # The rows looked at come again: the source is read once.
     became = _became(layout, recipe, looked_at)
     unused = _unused(became, layout, recipe, looked_at)
     return OpenSource(source=source, layout=layout, rows=chain(again, rows), files=files, became=became, unused=unused)
 
 
 def _became(layout: ColumnMapping, recipe: Recipe, looked_at: list[dict[str, object]]) -> Columns:
-    """Returns which columns become what, those among them for which turns alone have a place."""
+    """Returns the source's columns by our names, with those that only turns have a place for."""
     listed = [name for name in layout.columns.values() if isinstance(name, str)]
     talks = any(isinstance(schema.value_at(row, name), list) for row in looked_at for name in listed)
     is_placed = talks or layout.format in TALKS or chat.may_use_chat(recipe)
@@ -186,7 +169,6 @@ def _became(layout: ColumnMapping, recipe: Recipe, looked_at: list[dict[str, obj
 
 
 def _unused(became: Columns, layout: ColumnMapping, recipe: Recipe, looked_at: list[dict[str, object]]) -> list[str]:
-    """Returns the columns that nothing comes of."""
     rule = _split_column(recipe)
     used = [*became.values(), *layout.extra_columns, *([rule[1]] if rule else [])]
     names = {name for theirs in used for name in ([theirs] if isinstance(theirs, str) else theirs)}
@@ -195,7 +177,6 @@ def _unused(became: Columns, layout: ColumnMapping, recipe: Recipe, looked_at: l
 
 
 def _named(source: DataSource, recipe: Recipe) -> set[str]:
-    """Returns the columns that the recipe names for a source."""
     columns = recipe.data.columns if source.columns is None else source.columns
     mapped = [name for theirs in columns.values() for name in ([theirs] if isinstance(theirs, str) else theirs)]
     rule = _split_column(recipe)
@@ -203,10 +184,10 @@ def _named(source: DataSource, recipe: Recipe) -> set[str]:
 
 
 def first_usable(rows: Iterator[SourceRow | UnusableRow]) -> tuple[list[SourceRow], Iterator[SourceRow | UnusableRow]]:
-    """Takes the first usable rows and what is broken before and between them, which may be all of a source.
+    """Takes the first usable rows, and broken ones before and between them, which may be all of a source.
 
     Returns:
-        The usable rows, and all that was taken, in its order; to be gone through once.
+        The usable rows, and all taken rows in their order, for one pass.
     """
     usable: list[SourceRow] = []
     waiting = tempfile.SpooledTemporaryFile(WAITING, "w+", encoding="ascii")  # noqa: SIM115 - closed by `again`
@@ -239,18 +220,13 @@ def _unlike(shape: dict[str, type], other: dict[str, type]) -> str:
     return f"{name} is {kinds.get(other[name], other[name].__name__)}, in the rows before it is not"
 
 
-NUM_REASONS = 3
-SHOWN = 80
-"""Reasons that are shown where no row can be used, and characters of an example."""
+NUM_REASONS = 3  # shown where no row can be used
+SHOWN = 80  # characters of an example
 NONE_USABLE = "Check data.format and data.columns against the rows."
 
 
 def check_rejected(recipe: Recipe, run: Run, intake: Ingest, refused: RejectedRows) -> None:
-    """Keeps what was rejected in the run, and judges how much it is.
-
-    Raises:
-        UserError: it is too much, or an unknown number of rows.
-    """
+    """Uploads the rejected rows; raises UserError where they are too many, or of unknown number."""
     refused.close()
     if refused.first is None:
         return
@@ -277,7 +253,7 @@ def check_rejected(recipe: Recipe, run: Run, intake: Ingest, refused: RejectedRo
 
 
 def _most_frequent(refused: RejectedRows) -> str:
-    """Returns the most frequent reasons, each with its number of rows and the first of these."""
+    """Returns the most frequent reasons, each with its number of rows and an example."""
     reasons = sorted(refused.reasons.values(), key=lambda counted: -counted[0])
     shown = [
         f"{count} × {row.reason}, such as {_place(row)}: {' '.join(row.raw.split())[:SHOWN]!r}"

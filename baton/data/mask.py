@@ -1,7 +1,7 @@
 """Finds the assistant's turns in a rendered conversation, by a skeleton with placeholders for its texts.
 
 A template treats skeleton and conversation alike but for the texts. If the conversation's rendering is the skeleton's
-with texts filled in, every place is known. If it is not, nothing is concluded.
+with texts filled in, every place is known; if not, nothing is concluded.
 """
 
 from __future__ import annotations
@@ -16,14 +16,13 @@ from typing import Any, NamedTuple
 from baton.errors import RowError
 from baton.models.chat_template import ChatTemplate, Conversation, Message, RenderedConversation
 
-STEMS = ("Zxqj", "Qwvz", "Jkqx", "Vhzq")
-"""What placeholders begin with; one that the conversation does not hold."""
+STEMS = ("Zxqj", "Qwvz", "Jkqx", "Vhzq")  # beginnings of placeholders; one that the conversation does not hold is used
 TAGS = re.compile(r"((?:(?<!\s)\s+)?(?:<[^<>]*>|\[/?[A-Z_]+\])\s*)")
-"""What a template may look for within a text, such as `</think>`."""
+"""Tags that a template may look for within a text, such as `</think>`."""
 
 
 class TextSlot(NamedTuple):
-    """A text of a message, by its number, that a placeholder stands for."""
+    """A text of a message, by its number, behind a placeholder."""
 
     message: int
     text: str
@@ -31,16 +30,11 @@ class TextSlot(NamedTuple):
 
 @dataclass(frozen=True)
 class Skeleton:
-    """A conversation with placeholders, which begin with a stem; slots are what they stand for, by their number."""
+    """A conversation with placeholders, which begin with a stem; slots are their texts, by number."""
 
     conversation: Conversation
     slots: list[TextSlot]
     stem: str
-
-    @property
-    def key(self) -> str:
-        """What skeletons that look the same have in common."""
-        return json.dumps([self.conversation.messages, self.conversation.tools])
 
 
 class SlotSpan(NamedTuple):
@@ -52,7 +46,7 @@ class SlotSpan(NamedTuple):
 
 
 def skeleton_of(conversation: Conversation, text: str, *, fine: bool) -> Skeleton | None:
-    """Returns a conversation's skeleton, None where the text of its rendering holds all the placeholders there are.
+    """Returns a conversation's skeleton, None where its rendering holds all the stems.
 
     With `fine`, tags within a text stay, for templates that look for them.
     """
@@ -83,19 +77,11 @@ def slot_spans(text: str, stem: str) -> list[SlotSpan]:
     return [SlotSpan(int(match[1]), match.start(), match.end()) for match in re.finditer(rf"{stem}(\d{{5}})", text)]
 
 
-Alignment = Callable[[int], int]
-"""Where a place in a skeleton's rendering is in the conversation's."""
+Alignment = Callable[[int], int]  # maps a place in a skeleton's rendering to the conversation's
 
 
 def align(text: str, between: list[str], found: list[SlotSpan], slots: list[TextSlot]) -> Alignment | None:
-    """Returns how a conversation's rendering follows its skeleton's, None where it does not.
-
-    Args:
-        text: The conversation's.
-        between: What is between the placeholders of the skeleton's, before the first and after the last.
-        found: Its placeholders.
-        slots: What they stand for in the conversation.
-    """
+    """Returns how a rendering follows its skeleton's placeholders and the text between them, None if it does not."""
     written = [slots[place.slot].text for place in found]
     if text != "".join([part for pair in zip(between, written, strict=False) for part in pair] + between[-1:]):
         escaped = _as_written(text, between, written)
@@ -111,7 +97,7 @@ def align(text: str, between: list[str], found: list[SlotSpan], slots: list[Text
 
 
 def _as_written(text: str, between: list[str], texts: list[str]) -> list[str] | None:
-    """Returns texts as the template wrote them, None where they do not stand between its own words."""
+    """Returns texts as the template wrote them, None where they are not between its own words."""
     at = len(between[0])
     if not text.startswith(between[0]):
         return None
@@ -128,7 +114,7 @@ def _as_written(text: str, between: list[str], texts: list[str]) -> list[str] | 
 
 
 def _forms(text: str) -> Iterator[str]:
-    """Yields how a template may write a text: as it is, or within a string of JSON or of Python."""
+    """Yields the ways a template may write a text: as it is, or within a string of JSON or of Python."""
     yield text
     yield json.dumps(text, ensure_ascii=False)[1:-1]
     yield json.dumps(text)[1:-1]
@@ -161,12 +147,10 @@ def _arguments(function: dict[str, Any], placed: Callable[[str], str]) -> dict[s
 
 @dataclass(frozen=True)
 class AssistantSpan:
-    """A turn in a rendering.
+    """A turn in a rendering; `is_ended` tells whether something ends it.
 
-    Attributes:
-        spans: What of it was said, in characters: from after its header up to and with its end token, what the template
-            puts after that not; of that, what a template's own marks name where it has them.
-        is_ended: Whether something ends it.
+    Spans are in characters: from after the header to the end token, nothing that follows it; within that, the
+    template's own marks where it has them.
     """
 
     spans: list[tuple[int, int]]
@@ -188,17 +172,17 @@ class RenderedSkeleton:
         self._marks = template.marks(skeleton.conversation) if template.is_marked else None
 
     def turn(self, number: int) -> AssistantSpan | str:
-        """Returns where a message's turn is, or why that cannot be told."""
+        """Returns a message's turn, or why it cannot be found."""
         if number not in self._turns:
             self._turns[number] = self._locate(number)
         return self._turns[number]
 
     def unwritten(self, number: int) -> str:
-        """Returns what the template makes the model begin a turn with and does not write there of itself."""
+        """Returns the part of the answer's prompt that the template does not write in this turn."""
         return self._unwritten.get(number, "")
 
     def start(self, number: int) -> int | None:
-        """Returns where what an assistant's message says begins, after what the template puts before it."""
+        """Returns where an assistant's own words begin, after all that the template puts before them."""
         start, own, prompt = self._start(number), self._own(number), self._template.prompt
         if start is None:
             return None
@@ -218,7 +202,7 @@ class RenderedSkeleton:
         before += template.header
         if whole.startswith(before):
             return len(before)
-        # Earlier turns are written otherwise once there are later ones: only what follows the last text counts.
+        # Earlier turns are written otherwise once there are later ones: only the text after the last slot counts.
         anchors = self._after_last_text(number, before)
         if anchors is None:
             return None
@@ -227,7 +211,7 @@ class RenderedSkeleton:
             return at + len(before) - since
         begins = max(template.common(before, template.render(talk.upto(number)) or ""), since)
         if whole.startswith(before[since:begins], at):
-            # What the prompt says besides its header, such as `<think>`, may be missing before what was said.
+            # The prompt's text beside its header, such as `<think>`, may be missing before the answer.
             shared = template.common(before[since:], whole[at:])
             if template.is_distinct_prefix(before[begins : since + shared]):
                 self._unwritten[number] = before[since + shared :]
@@ -235,7 +219,7 @@ class RenderedSkeleton:
         return self._search(number, before[begins:])
 
     def _after_last_text(self, number: int, before: str) -> tuple[int, int] | None:
-        """Returns where the last text before a turn ends, in the rendering up to it and in the whole one."""
+        """Returns the end of the last text before a turn, in the rendering up to it and in the whole."""
         texts = slot_spans(before, self._skeleton.stem)
         if not texts:
             return 0, 0
@@ -263,7 +247,7 @@ class RenderedSkeleton:
         calls = message.get("tool_calls") or ()
         written = self.text[start:end]
         if calls and not own and not any(call["function"]["name"] in written for call in calls):
-            return AssistantSpan([], is_ended)  # there would be nothing but its end, which is not what was said
+            return AssistantSpan([], is_ended)  # only its end would be left, which is not the assistant's
         if self._marks is None or message["role"] != "assistant":
             return AssistantSpan([(start, end)], is_ended)
         spans = [(max(a, start), min(b, end)) for a, b in self._marks if a < end and b > start]
@@ -272,10 +256,11 @@ class RenderedSkeleton:
         return AssistantSpan(spans, is_ended)
 
     def _end(self, number: int, own: list[SlotSpan]) -> tuple[int, bool] | None:
-        """Returns where a turn ends, by what stands after the last of its texts, whatever follows the turn."""
+        """Returns where a turn ends, by what follows its last text whatever comes after the turn."""
         template, whole, talk = self._template, self.text, self._skeleton.conversation
         after = own[-1].end
         is_last = number + 1 == len(talk.messages)
+        # The same turn continued otherwise, by a question or by nothing: the text that both share is the turn's own.
         other = template.render(talk.upto(number + 1, *([{"role": "user", "content": "Q"}] if is_last else [])))
         if other is None:
             rest = whole[after:]
@@ -288,7 +273,7 @@ class RenderedSkeleton:
             return None
         there += after - own[-1].start
         tail = whole[after : after + template.common(whole[after:], other[there:])]
-        # Whichever is the turn that ends the conversation has to end there; or it is written otherwise when it is last.
+        # The turn that ends its conversation has to end there; or it is written otherwise when it is last.
         ending = whole[after + len(tail) :] if is_last else other[there + len(tail) :]
         is_otherwise = bool(ending.strip()) or template.always_prompts
         if not template.is_older and (is_otherwise or (template.lacks_end_token and not is_last)):
@@ -309,8 +294,7 @@ class RenderedSkeleton:
         return end + len(token), bool(token)
 
     def _closed(self, number: int, after: int, own: list[SlotSpan]) -> int | None:
-        """Returns where a turn ends by what the template writes after it whoever speaks next; None where that is not
-        there, or holds no token of the tokenizer's own."""
+        """Returns where a turn ends, by the shared text before any next speaker; None without an added token."""
         template, whole, talk = self._template, self.text, self._skeleton.conversation
         tails = [] if number + 1 == len(talk.messages) else [whole[after:]]
         for role in ("user", "assistant", "system", "tool"):
@@ -327,11 +311,10 @@ class RenderedSkeleton:
         return after + len(shared) if is_there else None
 
     def _has_token(self, start: int, end: int) -> bool:
-        """Tells whether a part of the rendering holds a token of the tokenizer's own list."""
         return any(map(self._template.is_token, self._template.atoms(self.text[start:end])))
 
     def _end_if_filled(self, number: int, start: int) -> tuple[int, bool] | None:
-        """Returns where a turn ends that has no text, or none that is always written: where it would with one."""
+        """Returns the end of a turn without text, or with none always written: where it would be with one."""
         filler = f"{self._skeleton.stem}{len(self._skeleton.slots):05d}"
         slots = [*self._skeleton.slots, TextSlot(number, filler)]
         talk = self._skeleton.conversation
@@ -386,19 +369,18 @@ def _filled(message: Message, filler: str) -> Iterator[Message]:
     yield {**message, "content": filler}
 
 
-MOST_SKELETONS = 2000
-"""Skeletons that are kept."""
+MOST_SKELETONS = 2000  # skeletons kept
 
 
 class AssistantSpans:
-    """Finds turns in what one template makes of conversations; skeletons are looked at once."""
+    """Finds turns in one template's renderings; skeletons are looked at once."""
 
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
         self._skeletons: dict[str, RenderedSkeleton | None] = {}
 
     def find(self, rendered: RenderedConversation, numbers: list[int]) -> list[AssistantSpan]:
-        """Returns messages' turns, in characters of the rendering; raises RowError where they cannot be told."""
+        """Returns messages' turns, in characters of the rendering; raises RowError where they are unknown."""
         reason = "cannot tell which of its texts went where in what the chat template makes of it"
         for located, alignment in self._followed(rendered):
             turns: list[AssistantSpan] = []
@@ -416,7 +398,7 @@ class AssistantSpans:
         raise RowError(reason)
 
     def start(self, rendered: RenderedConversation, number: int) -> int:
-        """Returns where what an assistant's message says begins, in characters; raises RowError where unknown."""
+        """Returns where an assistant's words begin, in characters; raises RowError where unknown."""
         for located, alignment in self._followed(rendered):
             start = located.start(number)
             if start is not None:
@@ -424,12 +406,12 @@ class AssistantSpans:
         raise RowError("cannot tell where the answer begins in what the chat template makes of the conversation")
 
     def _followed(self, rendered: RenderedConversation) -> Iterator[tuple[RenderedSkeleton, Alignment]]:
-        """Yields the skeletons that a rendering follows, that without tags in texts first."""
+        """Yields the skeletons that a rendering follows, the one without tags in texts first."""
         for fine in (False, True):
             skeleton = skeleton_of(rendered.conversation, rendered.text, fine=fine)
             if skeleton is None:
                 return
-            key = skeleton.key
+            key = json.dumps([skeleton.conversation.messages, skeleton.conversation.tools])
             for _ in range(2):
                 is_new = key not in self._skeletons
                 if is_new:
@@ -449,5 +431,5 @@ class AssistantSpans:
 
 
 def _after(text: str, start: int, unwritten: str) -> int:
-    """Returns where a turn starts whose own text may begin with what the template makes the model begin with."""
+    """Returns where a turn starts whose own text may begin with the template's prompt for an answer."""
     return start + len(unwritten) if text.startswith(unwritten, start) else start

@@ -17,24 +17,22 @@ from baton.models import chat as chats
 
 TEXTS = ("text", "response", "answer", "completion", "output", "content", "summary")
 SCORES = ("score", "overall_score", "pm_score", "rating", "reward")
-"""What the parts of a response are called that is a mapping: its text, and how good it is. `rank` is best at 1."""
+"""Keys of a response that is a mapping: its text, and how good it is. `rank` is best at 1."""
 
-LEVEL = ("tie", "both", "neither", "none", "equal", "same", "draw")
-"""How a word begins that prefers no response."""
+LEVEL = ("tie", "both", "neither", "none", "equal", "same", "draw")  # beginnings of words that prefer no response
 
 
 def pair_of_ranked(row: dict[str, object], names: list[str] | None = None) -> dict[str, object]:
     """Returns `{prompt, chosen, rejected}`.
 
-    The best response is preferred to one of those below it, which the row's content draws: the rule of the binarized
+    The best response is preferred to a lower one, which the row's content draws: the rule of the binarized
     UltraFeedback that Zephyr was trained with (Tunstall et al. 2023, arXiv:2310.16944), whose authors draw and do not
     take the worst so that pairs are diverse and harder to tell apart. Without scores, the first is the best.
 
     Args:
         row: `responses`, `prompt` unless they begin with it, and one of `scores`, `ranks` (1 is best), `preferred` (the
-            best one's name) and `margin` (of two; below 0 the first is better), or none of them where they are listed
-            with the best first.
-        names: The responses' columns, where they stand side by side.
+            best one's name) and `margin` (of two; below 0 the first is better), or none where the best comes first.
+        names: The responses' columns, where they are side by side.
     """
     responses = row["responses"]
     if not isinstance(responses, list) or len(responses) < 2:
@@ -52,7 +50,7 @@ def pair_of_ranked(row: dict[str, object], names: list[str] | None = None) -> di
             raise RowError("nothing says which of the responses is better (scores, ranks, preferred or margin)")
         best, lower = 0, [at for at in range(1, len(responses)) if responses[at] != responses[0]]
     else:
-        best = max(range(len(numbers)), key=lambda at: numbers[at])  # the first of those that are level
+        best = max(range(len(numbers)), key=lambda at: numbers[at])  # the first of equal ones
         lower = [at for at, number in enumerate(numbers) if number < numbers[best] and responses[at] != responses[best]]
     if not lower:
         raise RowError("no response is better than another")
@@ -76,7 +74,7 @@ def _parts(responses: list[dict[str, object]]) -> dict[str, object]:
 
 
 def _written_turns(prompt: object, responses: list[object]) -> list[object] | None:
-    """Returns whole conversations where prompt and responses are each the JSON of a list, a text for each turn."""
+    """Returns whole conversations of prompt and responses that are JSON lists, a text for each turn; else None."""
     values = [prompt, *responses]
     if not all(isinstance(value, str) and value.startswith("[") for value in values):
         return None
@@ -97,7 +95,7 @@ def _written_turns(prompt: object, responses: list[object]) -> list[object] | No
 
 
 def _goodness(row: dict[str, object], names: list[str]) -> list[float] | None:
-    """Returns a number for each response, higher for a better one; None where nothing says which is better."""
+    """Returns a number for each response, higher for a better one; None where none is known."""
     for ours, sign in (("scores", 1), ("ranks", -1)):
         if row.get(ours) is not None:
             return [sign * number for number in _numbers(row[ours], len(names), ours)]
@@ -112,7 +110,7 @@ def _goodness(row: dict[str, object], names: list[str]) -> list[float] | None:
 
 
 def _preferred(value: object, names: list[str]) -> list[float]:
-    """Returns 1 for the response that is named by its column or what that ends in (`model_b` for `response_b`)."""
+    """Returns 1 for the response named by its column or the column's ending (`model_b` for `response_b`)."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     word = str(value).strip().lower()
@@ -142,13 +140,9 @@ def _numbers(values: object, count: int, name: str) -> list[float]:
     return numbers
 
 
-TURNS = ("messages", "prompt", "completion", "chosen", "rejected")
-"""Columns that are messages, where a row is a conversation."""
-SAID = ("completion", "output", "chosen", "rejected")
-"""Columns that the assistant says, where a row is texts."""
-
-MEDIA = ("images", "image", "videos", "video", "audios", "audio")
-"""Columns beside messages that hold what is no text."""
+TURNS = ("messages", "prompt", "completion", "chosen", "rejected")  # columns of messages in a conversation
+SAID = ("completion", "output", "chosen", "rejected")  # columns by the assistant in a row of texts
+MEDIA = ("images", "image", "videos", "video", "audios", "audio")  # columns beside messages that are no text
 
 TRUE, FALSE = ("true", "yes", "good", "1", "1.0"), ("false", "no", "bad", "0", "0.0")
 
@@ -156,18 +150,11 @@ TRUE, FALSE = ("true", "yes", "good", "1", "1.0"), ("false", "no", "bad", "0", "
 def normalize_row(
     values: dict[str, object], layout: ColumnMapping, *, reasoning: bool = True, chat: bool = False
 ) -> dict[str, Any]:
-    """Brings a row to `{text}`, `{prompt, completion}`, `{messages}`, `{prompt, chosen, rejected}`,
-    `{prompt, completion, label}` or `{prompt, answer}`, with `extra_columns` beside it, and `tools` where the row is
-    messages and declares some.
+    """Returns a row as `{text}`, `{prompt, completion}`, `{messages}`, `{prompt, chosen, rejected}`,
+    `{prompt, completion, label}` or `{prompt, answer}`, with `extra_columns`, and `tools` where messages declare some.
 
-    Args:
-        values: The row.
-        layout: Which of its columns hold what.
-        reasoning: Whether to keep what the assistant thought.
-        chat: Whether a row of texts may become turns, which have a place for tools and a system message.
-
-    Raises:
-        RowError: it cannot be used.
+    `reasoning` keeps the assistant's thoughts. With `chat`, a row of texts may become turns, which have a place for
+    tools and a system message. Raises RowError where the row cannot be used.
     """
     row: dict[str, Any] = {}
     for ours in (*layout.needed, *OPTIONAL.get(layout.format, ())):
@@ -213,7 +200,7 @@ def _side_by_side(values: dict[str, object], theirs: str | list[str]) -> Any:
 
 
 def _equipped(row: dict[str, Any], beside: dict[str, Any], reasoning: bool) -> dict[str, Any]:
-    """Returns a row of messages, or one that is to be, with its tools, and its system message where it has none."""
+    """Returns a row of messages, present or future, with its tools, and its system message where it has none."""
     if not reasoning:
         row = {
             name: conversations.without_reasoning(value) if name in TURNS and isinstance(value, list) else value
@@ -303,7 +290,6 @@ def _texts(row: dict[str, str], row_format: str) -> dict[str, Any]:
 
 
 def encodable_text(value: Any, column: str) -> str:
-    """Returns a column's value as text that can be written as UTF-8."""
     text = as_text(value)
     if not is_encodable(text):
         raise RowError(f"column {column} holds a lone surrogate")
@@ -311,7 +297,6 @@ def encodable_text(value: Any, column: str) -> str:
 
 
 def as_text(value: Any) -> str:
-    """Returns a value as text, as JSON where it is none."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 

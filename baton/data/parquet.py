@@ -19,17 +19,16 @@ from baton.data.files import blocks, packing
 from baton.data.rows import MAX_ROW, SHOWN, TOO_LONG, SourceRow, UnreadableError, UnusableRow, as_read
 from baton.store.sources import SourceFile
 
-HELD = 2**31
-"""Bytes that a part of a table may take: a page of Parquet or a batch of Arrow, unpacked, and its rows."""
+HELD = 2**31  # bytes for a part of a table, unpacked, and its rows: a page of Parquet or a batch of Arrow
 _DATA = re.compile(rb"VmData:\s+(\d+) kB")
 
 
 @contextlib.contextmanager
 def bounded(most: int) -> Iterator[None]:
-    """Has what takes so many more bytes in the block fail with a `MemoryError`, in any thread of the process; on Linux.
+    """Limits the memory that the block adds, in any thread of the process; a `MemoryError` beyond it. On Linux.
 
-    The system knows no bound of a thread, and Arrow's pools have none. Nothing else of Baton's runs beside a table that
-    is read, so that nothing else meets it; a test holds that.
+    The system knows no bound of a thread, and Arrow's pools have none. Nothing else of Baton's runs beside the reading
+    of a table, so that nothing else meets the limit; a test holds that.
     """
     match = _DATA.search(Path("/proc/self/status").read_bytes()) if sys.platform == "linux" else None
     if match is None:
@@ -46,15 +45,14 @@ def bounded(most: int) -> Iterator[None]:
 
 
 STREAM_END = b"\xff\xff\xff\xff\0\0\0\0"
-"""Last bytes of an Arrow stream that was closed; without them it may have been cut between two batches."""
+"""Last bytes of a closed Arrow stream; without them it may have been cut between two batches."""
 T = TypeVar("T")
-BATCH = 256
-"""Rows turned into Python's values at once, or fewer: those of as many bytes as one row may have."""
+BATCH = 256  # rows turned into Python's values at once; fewer where they have more bytes than one row may
 LARGEST_PAGE = 2**28
 PER_PAGE = LARGEST_PAGE // 1024
 PACKED = 500
-"""Times its packed bytes that a column may have above `LARGEST_PAGE` bytes, where its values are longer than `PER_PAGE`
-on average; text has ten times."""
+"""A larger column may have at most this many times its packed bytes, unless its values are shorter than `PER_PAGE` on
+average; text has ten times."""
 BUFFER = 2**22
 """Bytes of a Parquet column read at once; with `pre_buffer`, a row group of 300 MB took 323 MB and not 44."""
 
@@ -78,11 +76,7 @@ def read_parquet(file: SourceFile) -> Iterator[SourceRow | UnusableRow]:
 
 
 def _at_once(group: Any) -> int:
-    """Returns how many rows of a row group are read at once: of long ones few.
-
-    Raises:
-        ValueError: it unpacks to so much more than it is that it was made for that.
-    """
+    """Returns how many rows of a row group to read at once; raises ValueError where it unpacks to far too much."""
     for column in map(group.column, range(group.num_columns)):
         size, packed = column.total_uncompressed_size, max(1, column.total_compressed_size)
         # A page is unpacked whole, and writers put up to a thousand values in one: 20 of 50 MB, packed to 32 kB, took
@@ -93,7 +87,7 @@ def _at_once(group: Any) -> int:
 
 
 def read_arrow(file: SourceFile) -> Iterator[SourceRow | UnusableRow]:
-    """Reads an Arrow file or stream, such as `save_to_disk` of `datasets` writes; a batch is held whole, see `HELD`."""
+    """Reads an Arrow file or stream, such as `save_to_disk` of `datasets` writes, by whole batches; see `HELD`."""
     import pyarrow
 
     with _opened(file) as opened:
@@ -116,9 +110,9 @@ def read_arrow(file: SourceFile) -> Iterator[SourceRow | UnusableRow]:
 
 @contextlib.contextmanager
 def _opened(file: SourceFile, **options: Any) -> Iterator[Any]:
-    """Opens a file that is not read from front to end; a packed one is unpacked to disk.
+    """Opens a file for random access; a packed one is unpacked to disk.
 
-    Options are the file system's: columns are read in turns, which an S3 client that reads ahead would do in vain.
+    Options are the file system's: an S3 client that reads ahead would do so in vain, as columns are read in turns.
     """
     with file.open(**options) as opened:
         packed = packing(file.path, opened.read(8))
@@ -152,7 +146,7 @@ def _guarded(file: str, kind: str, open_batches: Any) -> Iterator[SourceRow | Un
 
 
 def _within_bounds(work: Callable[[], T]) -> T:
-    """Does what may take as much memory as a file says; raises ValueError where that is more than it may."""
+    """Runs work whose memory the file decides; raises ValueError where that is more than `HELD`."""
     try:
         with bounded(HELD):
             return work()
@@ -163,7 +157,7 @@ def _within_bounds(work: Callable[[], T]) -> T:
 
 
 def _values(batch: Any) -> Iterator[dict[str, object] | tuple[str, str]]:
-    """Yields the rows of a batch, or why a row is none and how it begins.
+    """Yields the rows of a batch, or the problem with a row and its beginning.
 
     A file's own word about its buffers is not trusted, and no more is held in Python's values than a row may have.
     """
@@ -190,15 +184,14 @@ def _values(batch: Any) -> Iterator[dict[str, object] | tuple[str, str]]:
 
 
 def _num_bytes(column: Any) -> int:
-    """Returns the bytes that a column's values take when each is written out: a file may say a value once for many."""
+    """Returns a column's bytes when each value is written out: a file may have a value once for many."""
     import numpy as np
     from pyarrow import compute, types
 
     kind = column.type
     if types.is_dictionary(kind):
         if types.is_string(kind.value_type) or types.is_large_string(kind.value_type):
-            lengths = compute.take(compute.binary_length(column.dictionary), column.indices)
-            return compute.sum(lengths).as_py() or 0
+            return compute.sum(compute.take(compute.binary_length(column.dictionary), column.indices)).as_py() or 0
         return len(column) * int(column.dictionary.nbytes)
     if types.is_run_end_encoded(kind):
         return len(column) * int(column.values.nbytes)
@@ -216,7 +209,6 @@ def _num_bytes(column: Any) -> int:
 
 
 def _beginning(batch: Any) -> str:
-    """Returns how the texts of the one row of a batch begin."""
     import pyarrow
 
     parts = []

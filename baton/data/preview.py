@@ -1,7 +1,4 @@
-"""First rows as the model sees them: their tokens, the trained part, and the part that is cut.
-
-Used by `baton data show` and by the card of tokenize in Kubeflow.
-"""
+"""First rows as the model sees them, with the trained and the cut part, for `baton data show` and tokenize's card."""
 
 from __future__ import annotations
 
@@ -29,19 +26,17 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-"""A token that stands for a byte, in vocabularies of SentencePiece."""
-SPACE = "▁"
-"""A space in vocabularies of SentencePiece."""
+BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # a token for a byte, in vocabularies of SentencePiece
+SPACE = "▁"  # a space in vocabularies of SentencePiece
 
 
 def readable(data: bytes) -> str:
-    """Returns bytes as text, those that are no whole character as `\\xNN`."""
+    """Returns bytes as text, incomplete characters as `\\xNN`."""
     return data.decode("utf-8", "backslashreplace")
 
 
 def bytes_of_tokens(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[bytes]:
-    """Returns the bytes that each token stands for; joined they are the text."""
+    """Returns the bytes of each token; joined they are the text."""
     added = tokenizer.added_tokens_decoder
     read = _reader(tokenizer)
     pieces: list[str] = tokenizer.convert_ids_to_tokens(list(ids))
@@ -52,7 +47,7 @@ def bytes_of_tokens(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> l
 
 
 def _reader(tokenizer: PreTrainedTokenizerBase) -> Callable[[int, str], bytes]:
-    """Returns what reads a token, given by its number and its name in the vocabulary."""
+    """Returns a function from a token's number and name in the vocabulary to its bytes."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     decoder = json.dumps(json.loads(backend.to_str())["decoder"], ensure_ascii=False) if backend else ""
     if '"ByteLevel"' in decoder:
@@ -70,22 +65,21 @@ def _reader(tokenizer: PreTrainedTokenizerBase) -> Callable[[int, str], bytes]:
 
 @functools.cache
 def _alphabet() -> dict[str, bytes]:
-    """Returns the characters that byte-level vocabularies are written in, with the byte that each stands for."""
+    """Returns the characters that byte-level vocabularies are written in, with their bytes."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     written = {chr(byte): byte for byte in printable} | {chr(256 + at): byte for at, byte in enumerate(others)}
     return {character: bytes([byte]) for character, byte in written.items()}
 
 
-FIRST = 3
-"""Rows of a side that the tokenize stage keeps."""
+FIRST = 3  # rows of a side that the tokenize stage keeps
 MOST, AROUND_TRAINED = 800, 20
-"""Tokens of such a row, at most, and of these before training begins where that is far from the beginning."""
+"""Tokens of such a row, at most, and tokens shown before training begins where that is far from the beginning."""
 
 
 @dataclass(frozen=True)
 class TokenSequence:
-    """Tokens of a row, and whether each is learned from; `part` says which they are, see `PreviewRow`."""
+    """Tokens of a row, and whether each is learned from; `part` is as in `PreviewRow`."""
 
     part: str
     ids: Ids
@@ -99,14 +93,9 @@ def preview_rows(
     most: int | None = None,
     number: int = FORMATS["tokens"].number,
 ) -> Iterator[PreviewRow]:
-    """Yields rows of the split as the model sees them.
+    """Yields rows of the split, given with place and side, as the model sees them.
 
-    Args:
-        rows: Each with its place and side.
-        recipe: The recipe.
-        tokenizer: The run's.
-        most: Tokens of a sequence that are shown, half of them from where training begins; all when None.
-        number: Of the format of tokens.
+    `most` limits the shown tokens of a sequence, half of them from where training begins; None shows all.
     """
     encode = encoding.BatchEncoder(recipe, tokenizer, number)
     for place, side, row in rows:
@@ -139,7 +128,6 @@ def first_previews(
 
 
 def _sequences(encoded: Row, tokenizer: PreTrainedTokenizerBase) -> Iterator[TokenSequence]:
-    """Yields the sequences of a row that a method learns from."""
     if "labels" in encoded:
         yield TokenSequence("", encoded["input_ids"], [label != IGNORED for label in encoded["labels"]])
         return
@@ -159,7 +147,7 @@ def _preview_of(
     sequence: TokenSequence, base: PreviewRow, recipe: Recipe, tokenizer: PreTrainedTokenizerBase, most: int
 ) -> PreviewRow:
     length = len(sequence.ids)
-    # Of what is packed by joining, nothing is lost.
+    # Joining loses no tokens.
     kept = length if recipe.data.packing is True else min(length, recipe.data.max_length)
     trained = [each and at < kept and base.rejected is None for at, each in enumerate(sequence.trained)]
     begins = trained.index(True) if any(trained) else 0
@@ -187,7 +175,7 @@ def _preview_of(
 
 
 def _windows(length: int, begins: int, most: int) -> list[tuple[int, int]]:
-    """Returns the parts of a sequence that are shown: its beginning, and where training begins if that is further."""
+    """Returns the shown parts of a sequence: its beginning, and where training begins if that is further."""
     if length <= most:
         return [(0, length)]
     if begins < most // 2:
@@ -204,18 +192,15 @@ def _spans(words: list[bytes], trained: list[bool], kept: int) -> Iterator[Token
 
 
 TokenRow = dict[str, Any]
-SHOWN = 3
-"""Sequences of a side that are shown."""
+SHOWN = 3  # sequences shown of a side
 HEAD, AROUND, LONGEST = 200, 20, 2000
 """Tokens from a sequence's beginning and from where training begins in it, tokens before that, and characters."""
-MARKS = ("⟦", "⟧")
-"""Around what is trained."""
-WIDTH = 40
-"""Of the longest bar."""
+MARKS = ("⟦", "⟧")  # around trained text
+WIDTH = 40  # characters of the longest bar
 
 
 def first_sequences(path: str, tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Returns the first rows of an Arrow file in words, what is trained in marks, and reads no more than these."""
+    """Returns the first rows of an Arrow file in words, trained parts in marks, and reads no more than these."""
     import pyarrow as pa
 
     with pa.memory_map(path) as file, pa.ipc.open_stream(file) as reader:
@@ -233,7 +218,7 @@ def _row_in_words(row: TokenRow, tokenizer: PreTrainedTokenizerBase) -> str:
         return f"prompt {visible(generate.rendered(row['prompt'], tokenizer, row.get('tools')), LONGEST)}"
     told = []
     for name in columns:
-        # Where the prompt stands alone the answers are what is trained; where it is in both, a score of the whole is.
+        # With a prompt of its own the answers are trained; with the prompt in both, a score of the whole.
         is_trained = "prompt_ids" in columns and name != "prompt_ids"
         told.append(
             f"{name.removesuffix('_ids')} {_sequence_in_words(row[name], [is_trained] * len(row[name]), tokenizer)}"
@@ -257,7 +242,6 @@ def _marked(ids: Sequence[int], trained: Sequence[bool], tokenizer: PreTrainedTo
 
 
 def tokens_card(recipe: Recipe, tokens: dict[str, Any]) -> Card:
-    """Returns the card of what `tokenize_run` returned."""
     counts = {name: tokens.get(name, 0) for name in (*SIDES, "tokens", "steps", "truncated", "dropped")}
     sides = " · ".join(f"{side} {counts[side]:,}" for side in SIDES)
     parts = [
@@ -283,7 +267,7 @@ def tokens_card(recipe: Recipe, tokens: dict[str, Any]) -> Card:
 
 
 def _lengths(lengths: dict[str, Any], limit: int) -> str:
-    """Returns how long rows are before they are cut or packed, a bar for each class of lengths."""
+    """Returns the lengths of rows before they are cut or packed, a bar for each class."""
     head = (
         f"tokens in a row: {lengths['mean']:,.0f} on average, {lengths['longest']:,} at most; "
         f"{lengths['over']:,} of {lengths['rows']:,} rows are longer than max_length, {limit:,}"

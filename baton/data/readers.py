@@ -1,6 +1,6 @@
 """Reads a source's files of every type, told by content, and yields unreadable parts as `UnusableRow`.
 
-The standard library's own docstrings are a source too: real text on every machine with Python.
+Docstrings of the standard library are a source too: real text on every machine with Python.
 """
 
 from __future__ import annotations
@@ -36,15 +36,11 @@ from baton.store import sources
 from baton.store.sources import SourceFile
 
 SKIPPED = {"test", "tests", "idlelib", "lib2to3", "turtledemo", "site-packages", "dist-packages", "__pycache__"}
-MAX_DOC = 400
-"""Longest docstring taken, in characters: one paragraph."""
+MAX_DOC = 400  # longest docstring taken, in characters: one paragraph
 
 
 def stdlib_rows() -> Iterator[dict[str, str]]:
-    """Yields `{"prompt": signature, "completion": first paragraph of the docstring}`, files in name order.
-
-    Files are parsed, never imported.
-    """
+    """Yields `{"prompt": signature, "completion": first paragraph of the docstring}`, files in name order."""
     root = Path(sysconfig.get_paths()["stdlib"])
     for file in sorted(root.rglob("*.py")):
         if SKIPPED.isdisjoint(file.relative_to(root).parts):
@@ -53,7 +49,7 @@ def stdlib_rows() -> Iterator[dict[str, str]]:
 
 def _documented(file: Path) -> Iterator[dict[str, str]]:
     try:
-        tree = ast.parse(file.read_bytes())
+        tree = ast.parse(file.read_bytes())  # never imported
     except (SyntaxError, ValueError):
         return
     for node in _statements(tree):
@@ -65,7 +61,7 @@ def _documented(file: Path) -> Iterator[dict[str, str]]:
 
 
 def _statements(tree: ast.Module) -> Iterator[ast.AST]:
-    """Yields what `ast.walk` does, in its order, but for expressions: no function is defined in one."""
+    """Yields the nodes of `ast.walk` in its order, without expressions: no function is defined in one."""
     todo: deque[ast.AST] = deque([tree])
     while todo:
         node = todo.popleft()
@@ -78,9 +74,8 @@ def _statements(tree: ast.Module) -> Iterator[ast.AST]:
 
 
 NAMED = {".ndjson": "jsonl", ".feather": "arrow", **dict.fromkeys(sources.TEXTS, "text")}
-"""Types that are called otherwise than their suffix."""
-LOOKED_AT = 20
-"""Lines that tell whether each is JSON by itself."""
+"""Types not named after their suffix."""
+LOOKED_AT = 20  # first lines, each tried as JSON
 RETURNS = re.compile(rb'(?:[^"\r\n]++|"[^"]*+")*+\r(?!\n)')
 """Header of a table whose records end in carriage returns alone."""
 AS_IT_IS = Csv()
@@ -91,12 +86,8 @@ def read(
 ) -> Iterator[SourceRow | UnusableRow]:
     """Yields every row of a source in a stable order.
 
-    Args:
-        source: As in `data.source`.
-        sample_by: What one row of a text file is: `line`, `paragraph` or `document`.
-        seen: Told the type of each file: `jsonl`, `json`, `csv`, `tsv`, `parquet`, `arrow`, `text`; of what is none,
-            `builtin` and `hub`.
-        csv: How tables of text are written; found where it does not say.
+    `sample_by` is a text file's row: `line`, `paragraph` or `document`. `seen` is called with the type of each file:
+    `jsonl`, `json`, `csv`, `tsv`, `parquet`, `arrow`, `text`; or with `builtin` or `hub`.
 
     Raises:
         UserError: the source does not exist or has a type that is not supported.
@@ -113,11 +104,7 @@ def read(
 
 
 def kind_of(file: SourceFile, head: bytes) -> str:
-    """Returns a file's type by how it begins, unpacked, and by its name where that does not tell.
-
-    Raises:
-        UserError: neither tells.
-    """
+    """Returns a file's type by its unpacked beginning, else by its name; raises UserError where neither tells."""
     if head.startswith(b"PAR1"):
         return "parquet"
     if head.startswith(b"ARROW1"):
@@ -194,11 +181,7 @@ def _dataset(source: str) -> Iterator[SourceRow | UnusableRow]:
     options = {key: values[0] for key, values in parse_qs(query).items()}
     try:
         rows = datasets.load_dataset(
-            name,
-            options.get("config"),
-            split=options.get("split", "train"),
-            revision=revision or None,
-            streaming=True,
+            name, options.get("config"), split=options.get("split", "train"), revision=revision or None, streaming=True
         )
         for number, values in enumerate(rows, 1):
             if _num_bytes(values) <= MAX_ROW:
@@ -213,7 +196,6 @@ def _dataset(source: str) -> Iterator[SourceRow | UnusableRow]:
 
 
 def _num_bytes(values: object) -> int:
-    """Returns the bytes that texts, byte strings and numbers of a row take."""
     if isinstance(values, str):
         return len(values) if values.isascii() else len(values.encode("utf-8", "surrogatepass"))
     if isinstance(values, bytes):
@@ -224,7 +206,6 @@ def _num_bytes(values: object) -> int:
 
 
 def _beginning(values: dict[str, object]) -> bytes:
-    """Returns how the texts of a row begin."""
     texts = {name: value[:SHOWN] if isinstance(value, str) else "…" for name, value in values.items()}
     return ", ".join(f"{name}: {text}" for name, text in texts.items()).encode("utf-8", "backslashreplace")[:SHOWN]
 
@@ -235,7 +216,7 @@ LONGEST_TOKEN = 16
 
 
 def _json_values(file: str, stream: Iterable[bytes]) -> Iterator[SourceRow | UnusableRow]:
-    """Reads the objects of an array, or those that stand one after the other; a row's number is its place, from 1.
+    """Reads the objects of an array, or consecutive ones; a row's number is its place, from 1.
 
     A broken value is rejected alone where its brackets tell where it ends.
     """
@@ -274,13 +255,13 @@ class _JsonText:
         self._error: UnreadableError | None = None
 
     def more(self) -> bool:
-        """Reads as much again as is there, so that a long value is looked at few times; tells whether there was any."""
+        """Doubles the window at least, so that a long value is looked at few times; tells whether there was more."""
         wanted = max(len(self._text) - self.at, files.BLOCK)
         blocks = [self._text[self.at :]]
         while wanted > 0 and not self._ended:
             try:
                 block = next(self._stream, b"")
-            except UnreadableError as error:  # what came before it is read first
+            except UnreadableError as error:  # the text before it is read first
                 self._error, block = error, b""
             self._ended = not block
             blocks.append(self._decoder.decode(block, final=self._ended))
@@ -297,7 +278,6 @@ class _JsonText:
                 return self._text[self.at : self.at + 1]
 
     def value(self, file: str, number: int, in_array: bool) -> SourceRow | UnusableRow:
-        """Takes the next value."""
         while True:
             try:
                 require_few_signs(self._text, self.at)
@@ -319,7 +299,7 @@ class _JsonText:
             return files.as_row(file, number, value, raw)
 
     def _broken(self, file: str, number: int, reason: str, in_array: bool) -> UnusableRow:
-        """Takes a value that cannot be read, up to where its brackets close, or raises UnreadableError."""
+        """Takes an unreadable value, up to where its brackets close, or raises UnreadableError."""
         while (end := self._end(in_array)) is None:
             if not self._may_grow() or not self.more():
                 raise self.damaged(reason if self._may_grow() else f"broken JSON: {TOO_LONG}")
@@ -342,11 +322,10 @@ class _JsonText:
 
     @property
     def broken_off(self) -> bool:
-        """Whether the file breaks off where the text ends."""
         return self._error is not None
 
     def rest(self) -> bytes:
-        """Returns the beginning of what was not taken."""
+        """Returns the beginning of the text not taken."""
         return self._text[self.at : self.at + SHOWN].encode("utf-8", "surrogateescape")
 
     def damaged(self, reason: str) -> UnreadableError:

@@ -1,4 +1,4 @@
-"""Rows, rejected rows, and records: rows as they will be written, with their source, on disk if they are many."""
+"""Rows, rejected rows, and records: rows to be written, with their source, on disk if they are many."""
 
 from __future__ import annotations
 
@@ -12,44 +12,32 @@ from typing import Any, TypeVar
 from baton.errors import BatonError
 
 SIDES = ("train", "eval", "test")
-MAX_ROW = 2**26
-"""Longest row in bytes, 64 MiB: what bounds the memory that reading takes."""
+MAX_ROW = 2**26  # longest row in bytes, 64 MiB: bounds the memory for reading
 
 TOO_LONG = f"longer than {MAX_ROW >> 20} MiB"
 T = TypeVar("T")
-DIGITS = 4000
-"""Digits of the longest number that is one; Python reads 4,300."""
-SHOWN = 1000
-"""Bytes kept of what is longer than that."""
-MAX_SIGNS = 1_000_000
-"""Brackets and commas of a row's JSON: `[]` takes 25 times as many bytes in Python as in a file."""
+DIGITS = 4000  # longest number in digits; Python reads 4,300
+SHOWN = 1000  # bytes kept of longer rows
+MAX_SIGNS = 1_000_000  # brackets and commas of a row's JSON: `[]` takes 25 times as many bytes in Python as in a file
 TOKEN = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|[\[\]{},]', re.DOTALL)
-"""What decides where a JSON value ends. A string without an end goes to the text's: it is gone through once."""
+"""Tokens that decide where a JSON value ends. A string without an end goes to the text's end, in one pass."""
 
 
 @dataclass(frozen=True)
 class UnusableRow:
-    """A row that could not be used.
-
-    Attributes:
-        file: Address of its file.
-        line: Line or row number, from 1.
-        reason: Why.
-        raw: The row as read, bytes that are not UTF-8 escaped as `\\xNN`.
-        rest: Whether it stands for everything from there on: the file breaks off, and nobody knows how many rows that
-            hides.
-    """
+    """A row that could not be used."""
 
     file: str
-    line: int
+    line: int  # line or row number, from 1
     reason: str
-    raw: str
+    raw: str  # bytes that are not UTF-8 escaped
+    # Whether it stands for everything from there on: the file breaks off, and nobody knows how many rows that hides.
     rest: bool = False
 
 
 @dataclass(frozen=True)
 class SourceRow:
-    """A row as found, with where it stood."""
+    """A row as found, with its place."""
 
     file: str
     line: int
@@ -57,7 +45,7 @@ class SourceRow:
 
 
 class UnreadableError(BatonError):
-    """After a line, of which `raw` was read, nothing more can be read from a file."""
+    """Nothing more can be read from a file after a line, of which `raw` was read."""
 
     def __init__(self, reason: str, line: int = 1, raw: bytes = b"") -> None:
         super().__init__(reason)
@@ -77,16 +65,12 @@ def _number(digits: str) -> int | str:
 
 
 DECODER = json.JSONDecoder(object_pairs_hook=_distinct)
-"""Of two values under one key a decoder takes the last, which nobody may have meant."""
+"""Refuses two values under one key, of which a decoder takes the last, which nobody may have meant."""
 _LONG = json.JSONDecoder(object_pairs_hook=_distinct, parse_int=_number)
 
 
 def loads(text: str, decoder: json.JSONDecoder | None = None) -> Any:
-    """Returns a value of JSON that anybody may have written, by Python's own decoder or `DECODER`.
-
-    Raises:
-        ValueError: it is broken, nested too deep, or of too many values.
-    """
+    """Returns untrusted JSON's value, by Python's own decoder or `DECODER`; raises ValueError where it cannot."""
     require_few_signs(text)
     try:
         return row_value(lambda decoder: decoder.decode(text)) if decoder is DECODER else json.loads(text)
@@ -95,11 +79,7 @@ def loads(text: str, decoder: json.JSONDecoder | None = None) -> Any:
 
 
 def row_value(decode: Callable[[json.JSONDecoder], T]) -> T:
-    """Returns a row's value; a number of more digits than Python takes is their text.
-
-    Raises:
-        ValueError: it is broken, or has a key twice.
-    """
+    """Returns a row's value, numbers of more digits than Python takes as text; raises ValueError where broken."""
     try:
         return decode(DECODER)
     except json.JSONDecodeError:
@@ -134,27 +114,17 @@ def as_read(data: bytes) -> str:
 
 @dataclass(frozen=True)
 class Record:
-    """A row that can be used.
+    """A row that can be used."""
 
-    Attributes:
-        content: The row as JSON, keys sorted: what is written, and what decides its side.
-        file: Address of its file.
-        line: Line or row number, from 1.
-        source: Place of its source in `data.source`, from 0.
-        side: Side that the source gives it: `train`, `eval` or `test`; empty where its content decides.
-        key: Value of the column that `data.split` stratifies or groups by; empty without one.
-    """
-
-    content: str
+    content: str  # the row as JSON, keys sorted: it is written, and decides the side
     file: str
     line: int
-    source: int = 0
-    side: str = ""
-    key: str = ""
+    source: int = 0  # index of its source in `data.source`
+    side: str = ""  # given by the source; empty where the content decides
+    key: str = ""  # value of the column of `data.split.stratify_by` or `group_by`
 
     @cached_property
     def row(self) -> dict[str, Any]:
-        """The row as it will be read."""
         return json.loads(self.content)
 
 
@@ -174,7 +144,7 @@ def _ordered(value: object) -> object:
 
 
 class Spool:
-    """Records in a file, to be gone through more than once: a line has where it comes from, a tab, and its content."""
+    """Records in a file, for several passes: each line has a record's place, a tab, and its content."""
 
     def __init__(self, records: Iterable[Record], path: str) -> None:
         self._path = path
@@ -195,27 +165,18 @@ class Spool:
                 yield Record(content[:-1], *json.loads(place))
 
 
-MAX_REASONS = 1000
-"""Reasons that are counted. One may quote its row, so that there is one for each."""
+MAX_REASONS = 1000  # reasons counted; one may quote its row, so that each row has its own
 
 
 class RejectedRows:
-    """Rows that are not used, in a file with their reasons: one JSON object a line, as `UnusableRow` has it.
-
-    Attributes:
-        count: Number of rows.
-        first: The first of them, its reason and text shortened.
-        broken_off: The first that stands for the rest of its file.
-        reasons: Reason → how many rows were refused for it, and the first of them, shortened; no new ones after
-            `MAX_REASONS`.
-    """
+    """Rejected rows in a file, one `UnusableRow` as JSON a line."""
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.count = 0
         self.first: UnusableRow | None = None
-        self.broken_off: UnusableRow | None = None
-        self.reasons: dict[str, tuple[int, UnusableRow]] = {}
+        self.broken_off: UnusableRow | None = None  # the first that stands for the rest of its file
+        self.reasons: dict[str, tuple[int, UnusableRow]] = {}  # reason → its rows, and the first of them
         self._file = open(path, "w", encoding="ascii")  # noqa: SIM115 - closed by `close`
 
     def add(self, row: UnusableRow) -> None:

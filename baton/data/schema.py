@@ -17,12 +17,11 @@ from baton.recipe.data import Columns, DataSource
 from baton.recipe.methods import SPECS, MethodSpec
 from baton.recipe.recipe import Recipe
 
-DEEPEST, WIDEST = 3, 32
-"""Steps of a path, and parts of a value within a column, that are looked for."""
+DEEPEST, WIDEST = 3, 32  # steps of a path, and parts of a value within a column, that are looked for
 
 
 def value_at(values: Any, name: str) -> Any:
-    """Returns what a row has by a name, which may have dots, or a path; None where it has nothing."""
+    """Returns a row's value by a name, which may have dots, or by a path; None where there is none."""
     if isinstance(values, dict):
         if name in values:
             return values[name]
@@ -42,7 +41,6 @@ def value_at(values: Any, name: str) -> Any:
 
 
 def column_paths(values: Any, depth: int = DEEPEST) -> Iterator[str]:
-    """Yields the names and paths of what a row has."""
     parts = values.items() if isinstance(values, dict) else enumerate(values) if isinstance(values, list) else ()
     for key, value in parts if depth == DEEPEST else islice(parts, WIDEST):
         yield str(key)
@@ -51,7 +49,7 @@ def column_paths(values: Any, depth: int = DEEPEST) -> Iterator[str]:
 
 
 def outermost_columns(present: list[str]) -> list[str]:
-    """Returns the names without those that lie within another, sorted."""
+    """Returns the names that are not within another, sorted."""
     names = set(present)
     return sorted(name for name in names if not any(name[:at] in names for at, mark in enumerate(name) if mark == "."))
 
@@ -77,8 +75,8 @@ NEEDED: dict[str, dict[str, tuple[str, ...]]] = {
     "prompt": {"prompt": PROMPTS},
     "tool-calls": {"prompt": PROMPTS, "calls": ("calls", "answers", "tool_calls"), "tools": TOOLS},
 }
-"""Columns each format needs, in the order in which formats are tried: our name → the names it goes by, ours first. A
-dot is a step into a column, `[]` a list."""
+"""Columns each format needs, formats in the order of trying: our name → its known names, ours first. A dot is a step
+into a column, `[]` a list."""
 
 OPTIONAL: dict[str, dict[str, tuple[str, ...]]] = {
     "instruction": {"input": ("input", "context")},
@@ -96,16 +94,13 @@ OPTIONAL: dict[str, dict[str, tuple[str, ...]]] = {
         ),
     },
 }  # fmt: skip
-"""Columns a format takes where they are there."""
+"""Columns that a format takes where they are there."""
 
 BESIDE: dict[str, tuple[str, ...]] = {"tools": TOOLS, "system": ("system", "system_prompt")}
 """Columns that go with a row of messages, whatever its format: rows of texts have no place for them."""
 
-EARLIER = "history[]"
-"""Column of earlier rounds, each a question and its answer, beside a prompt that is a text."""
-
-TALKS = ("messages", "sharegpt", "tool-calls")
-"""Formats whose rows are messages, always."""
+EARLIER = "history[]"  # column of earlier rounds, each a question and its answer, beside a prompt that is a text
+TALKS = ("messages", "sharegpt", "tool-calls")  # formats whose rows are always messages
 
 _WHOLE = ("messages", "conversations", "conversation")
 
@@ -126,8 +121,8 @@ OTHERWISE: dict[str, tuple[dict[str, tuple[str, ...] | list[str]], ...]] = {
     "rated": ({"completion": _WHOLE, "label": NEEDED["rated"]["label"]},),
     "prompt": ({"prompt": _WHOLE, "answer": OPTIONAL["prompt"]["answer"]},),
 }  # fmt: skip
-"""Columns that make a format where no other has what it needs: a list of columns is joined. Rated conversations, and
-responses that the recipe maps, hold their prompt."""
+"""Columns for a format where none fits by `NEEDED`: a list of columns is joined. Rated conversations, and responses
+that the recipe maps, hold their prompt."""
 
 WRITTEN: dict[str, tuple[str, ...]] = {
     "messages": ("messages",),
@@ -141,7 +136,7 @@ WRITTEN: dict[str, tuple[str, ...]] = {
     "prompt": ("prompt", "answer"),
     "tool-calls": ("prompt", "completion"),
 }
-"""Columns that rows of each format come out with."""
+"""Columns of normalised rows of each format."""
 
 LIKE: dict[str, str] = {
     "text": "text|body|content|document|article|story|passage",
@@ -158,16 +153,15 @@ LIKE: dict[str, str] = {
     "calls": "call",
     "tools": "tool|function",
 }
-"""What a name that is not known may mean: our name → a pattern in it, for hints."""
+"""Our name → a pattern in unknown names that may mean the same, for hints."""
 ASIDE = r"(id|uuid|lang|language|url|date|time|timestamp|index|idx|source|category|split|score|rank|count|hash|system)$"
-"""Names that say something about a row."""
+"""Names of facts about a row."""
 IN_ORDER = ("prompt-completion", "instruction", "text", "messages", "sharegpt", "prompt")
 """Formats whose columns may be guessed by their order: no side of them is worse than another."""
-MANY = ("messages", "conversations", "responses", "calls", "tools")
-"""Columns of ours that are lists."""
+MANY = ("messages", "conversations", "responses", "calls", "tools")  # our columns that are lists
 
 SIDE_BY_SIDE = ("responses", "scores", "ranks")
-"""Columns of ours that are lists: several of the source's make one, and are not joined."""
+"""Our columns that are lists: several columns of the source make one, and are not joined."""
 
 _STEMS = (
     "response", "answer", "completion", "output", "conversation", "human_ref", "summary", "candidate", "generation",
@@ -188,8 +182,8 @@ def find_column(name: str, present: list[str], any_case: bool = True) -> str | N
 
 
 def side_by_side(present: list[str], judged: bool = False) -> dict[str, str | list[str]] | None:
-    """Returns the columns of answers that stand side by side (`response_1`, `response_2`), and, unless that is known,
-    what says which of them is better: scores or ranks of the same endings, or a column for all of them."""
+    """Returns columns of answers side by side (`response_1`, `response_2`), and, unless that is known, columns for
+    which of them is better: scores or ranks of the same endings, or one column for all."""
     for stem in _STEMS:
         for endings in _ENDINGS:
             there = []
@@ -216,42 +210,29 @@ def side_by_side(present: list[str], judged: bool = False) -> dict[str, str | li
     return None
 
 
-USUAL = ("sft", "dpo", "kto", "pretrain", "grpo")
-"""Methods that are tried first, of those that learn from the same rows."""
+USUAL = ("sft", "dpo", "kto", "pretrain", "grpo")  # methods tried first among those that learn from the same rows
 
 
 class Names(IntEnum):
     """Names by which columns are looked for, in this order."""
 
-    OWN = 0
-    """Ours, and those that the recipe maps."""
+    OWN = 0  # ours, and those that the recipe maps
     COMMON = 1
-    """Those that are common for them."""
-    ANY = 2
-    """Whatever the case, those that few data sets have, and answers side by side."""
+    ANY = 2  # in any case, names that few data sets have, and answers side by side
 
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnMapping:
-    """Maps a source's columns and format to Baton's rows.
-
-    Attributes:
-        columns: Our column name → the source's, or several that are joined; a column that the format takes and that
-            is not here goes by our name.
-        join: Put between columns that are joined.
-        extra_columns: Further columns to keep.
-        whole: The answers begin with their prompt, which has no column.
-        beside: Columns that go with a row of messages, as `columns`.
-        earlier: Column of the rounds before the prompt: rows are conversations then.
-    """
+    """Maps a source's columns and format to Baton's rows."""
 
     format: str
+    # Our column name → the source's, or several that are joined; a missing one goes by our name.
     columns: Columns
     join: str = "\n\n"
     extra_columns: tuple[str, ...] = ()
-    whole: bool = False
-    beside: Columns = field(default_factory=dict)
-    earlier: str | None = None
+    whole: bool = False  # the answers begin with their prompt, which has no column
+    beside: Columns = field(default_factory=dict)  # go with a row of messages
+    earlier: str | None = None  # column of the rounds before the prompt: rows are conversations then
 
     @property
     def needed(self) -> tuple[str, ...]:
@@ -259,27 +240,21 @@ class ColumnMapping:
         return tuple(name for name in NEEDED[self.format] if name != "prompt" or not self.whole)
 
     def name(self, ours: str) -> str:
-        """Returns what the source calls a column, for messages."""
+        """Returns the source's name of a column, for messages."""
         theirs = self.columns.get(ours, ours)
         return repr(theirs) if isinstance(theirs, str) else " + ".join(map(repr, theirs))
 
 
 def infer_mapping(source: DataSource, recipe: Recipe, present: list[str]) -> ColumnMapping:
-    """Returns the layout of a source whose first rows have these columns.
+    """Returns the layout of a source whose first rows have these columns, and paths within them.
 
-    A format that is not named is the first that the method learns from and whose columns are there by their own names
-    or by `columns`, and then by the names that are common for them (`question` and `answer`, `query` and `response`,
-    `instruction` and `response`, …), and last by what few data sets have (`Names`). `input` is a prompt only where
-    there is no `instruction`.
-
-    Args:
-        source: The source.
-        recipe: The recipe.
-        present: Its columns, and the paths of what lies within them, as the rows have them.
+    Without a named format, it is the first that the method learns from and whose columns are there by their own names
+    or by `columns`, then by common names (`question` and `answer`, `query` and `response`, `instruction` and
+    `response`, …), last by rare ones (`Names`). `input` is a prompt only where there is no `instruction`.
 
     Raises:
-        UserError: the columns fit no format that the method learns from, one that is named is not there, or a row is
-            one message of a conversation.
+        UserError: the columns fit no format that the method learns from, a named one is not there, or a row is one
+            message of a conversation.
     """
     data, spec = recipe.data, recipe.training.spec
     if not present:  # plain text, of which no row has a column
@@ -297,8 +272,7 @@ def infer_mapping(source: DataSource, recipe: Recipe, present: list[str]) -> Col
                 continue  # code or an article is text where nothing but text is learned
             columns = _found(name, mapped, present, names)
             if columns is not None:
-                optional = _optional(OPTIONAL.get(name, {}), mapped, present, columns, names)
-                columns |= optional
+                columns |= _optional(OPTIONAL.get(name, {}), mapped, present, columns, names)
                 beside = {ours: columns[ours] for ours in BESIDE if ours in columns}
                 beside |= _optional(BESIDE, mapped, present, columns, names)
                 rounds = find_column(EARLIER, present) if {"prompt", "instruction"} & columns.keys() else None
@@ -377,7 +351,6 @@ def _optional(
 def _column(
     ours: str, known: tuple[str, ...], mapped: Columns, present: list[str], names: Names, *, taken: Columns
 ) -> str | list[str] | None:
-    """Returns the column or columns that hold what we call `ours`, None where they are not there."""
     if ours in mapped:
         theirs = mapped[ours]
         wanted = [theirs] if isinstance(theirs, str) else theirs
@@ -404,7 +377,6 @@ def _check_extras(layout: ColumnMapping, source: DataSource, present: list[str])
 
 
 def missing_column(setting: str, column: str, uri: str, present: list[str]) -> UserError:
-    """Returns the error of a column that is named and not there."""
     return UserError(
         f"{setting}: {column!r} is no column of {uri}; its first rows have {', '.join(outermost_columns(present))}.",
         remedy=f"Change {setting}.",
@@ -461,8 +433,8 @@ def _unfit(source: DataSource, named: str, spec: MethodSpec, mapped: Columns, pr
 
 
 def _propose(name: str, columns: Columns, free: list[str], lists: list[str]) -> None:
-    """Fills in the columns that a format lacks: by what their names are like, by their order where nothing else is
-    left for them, and else not at all: whoever follows a hint that swaps columns trains backwards."""
+    """Fills in the columns that a format lacks: by names alike, by their order where nothing else is left for them, and
+    else not at all: whoever follows a hint that swaps columns trains backwards."""
     missing = [ours for ours in NEEDED[name] if ours not in columns]
     for ours in list(missing):
         like = [
@@ -498,7 +470,7 @@ def learners(mapped: Columns, present: list[str]) -> tuple[str, list[str]]:
 
 
 def _there(name: str, mapped: Columns, present: list[str]) -> Columns:
-    """Returns those columns that a format needs and that are there; of a mapping its text."""
+    """Returns the columns that a format needs and that are there; of a mapping its text."""
     columns: Columns = {}
     for ours, known in NEEDED[name].items():
         if theirs := _column(ours, known, mapped, present, Names.ANY, taken=columns):
@@ -507,7 +479,7 @@ def _there(name: str, mapped: Columns, present: list[str]) -> Columns:
 
 
 def require_one_shape(layouts: list[tuple[str, ColumnMapping]]) -> None:
-    """Raises UserError where rows of several sources, given by address and layout, come out with other columns."""
+    """Raises UserError where sources, given by address and layout, come out with different columns."""
     first_uri, first = layouts[0]
     for uri, layout in layouts[1:]:
         if WRITTEN[layout.format] != WRITTEN[first.format]:

@@ -1,7 +1,7 @@
 """Segments of a side, each tokenized to one Arrow file, in as many processes as memory allows.
 
-A segment's bounds depend on the file alone. So finished work survives a killed stage, and any number of workers gives
-the same files. Each file keeps the lines of its rows, so that a step's rows are found by file and line.
+A segment's bounds depend on the file alone: finished work survives a killed stage, and any number of workers gives the
+same files. Each file keeps the lines of its rows, so that a step's rows are found by file and line.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class Written(NamedTuple):
-    """Sequences of a written file, and tokens of all its columns that hold one."""
+    """Sequences of a written file, and tokens of all its columns of tokens."""
 
     rows: int = 0
     tokens: int = 0
@@ -46,10 +46,7 @@ class Written(NamedTuple):
 def write_rows(path: str, batches: Iterable[list[Row]], *, wide: bool = False) -> Written:
     """Writes rows as an Arrow stream that `datasets` maps from disk, all with the same columns; no file without rows.
 
-    Args:
-        path: The file.
-        batches: The rows, written as they come.
-        wide: Whether prompts may hold more than messages of role and content: see `train_rows.message_kind`.
+    `wide` prompts may hold more than messages of role and content: see `train_rows.message_kind`.
     """
     batches = ([train_rows.stored(row) for row in batch] for batch in batches) if wide else batches
     return _stream(path, (_table(batch, wide=wide) for batch in batches))
@@ -97,7 +94,7 @@ def _table(rows: Sequence[Row], *, wide: bool = False) -> pa.Table:
 
 
 def _kind(name: str, value: Any, *, wide: bool) -> pa.DataType:
-    """Returns a column's type by its name and first value; that of an empty list would not show what it is of."""
+    """Returns a column's type by its name and first value: an empty list does not show its members' type."""
     import pyarrow as pa
 
     if name.endswith("_ids") or name == "labels":
@@ -110,21 +107,19 @@ def _kind(name: str, value: Any, *, wide: bool) -> pa.DataType:
 
 
 class Origins:
-    """The lines of the split that a segment's rows are of, from its first on, and their lengths before `packing` joins
-    them: what tells the rows of a step by file and line."""
+    """Lines of a segment's rows in the split, and their lengths before `packing`: they lead from a step to rows."""
 
     def __init__(self, first_line: int) -> None:
         self._first_line = first_line
         self._lines, self._lengths = array("l"), array("l")
 
     def add(self, line: int, row: Row) -> None:
-        """Notes a row, in the order in which they are written."""
         self._lines.append(line)
         self._lengths.append(len(row.get("input_ids", ())))
 
     @property
     def are_plain(self) -> bool:
-        """Whether each row is of the line that its place says."""
+        """Whether each row's place is that of its line."""
         return all(line == place for place, line in enumerate(self._lines, self._first_line))
 
     def save(self, path: str) -> str:
@@ -137,33 +132,23 @@ class Origins:
 
 LEAST, MOST, SHARE = 2**20, 2**24, 64
 """Bytes of text in a segment: a 64th of the file, at least 1 MiB, at most 16 MiB, which give 16 to 64 MiB of tokens."""
-BATCH_ROWS, BATCH_BYTES = 1000, 2**22
-"""Lines, and bytes of them, that are tokenized at once."""
+BATCH_ROWS, BATCH_BYTES = 1000, 2**22  # lines, and their bytes, tokenized at once
 
 
 @dataclass(frozen=True, kw_only=True)
 class SideSegment:
-    """Lines of a file.
-
-    Attributes:
-        side: `train`, `eval` or `test`.
-        index: Its number within the side, from 0.
-        path: The file.
-        start: Where its first line begins, in bytes.
-        end: Where its last line ends.
-        first_line: Number of its first line, from 1.
-    """
+    """Lines of a file."""
 
     side: str
-    index: int
+    index: int  # within the side, from 0
     path: str
-    start: int
+    start: int  # in bytes
     end: int
-    first_line: int
+    first_line: int  # from 1
 
     @property
     def name(self) -> str:
-        """What files made of it are called."""
+        """The name of its files."""
         return f"{self.side}-{self.index:05d}"
 
     @property
@@ -176,12 +161,10 @@ class SideSegment:
 class Made:
     """A tokenized segment: its local files and counts.
 
-    Attributes:
-        files: Kind → local path: `arrow` where rows are left, `dropped` where some are not, `lines` where those left do
-            not tell which lines they are of, and of a side's first segment `seen`, its first rows as the model sees
-            them.
-        figures: The segment's `first_line`, counts `rows`, `tokens`, `truncated`, `dropped`, those that are `refused`,
-            the `lengths`, and of a side's first segment the `first` sequences; plain values.
+    Files, by kind: `arrow` where rows are left, `dropped` where some are not, `lines` where the rows' places do not
+    tell their lines, and of a side's first segment `seen`, its first rows as the model sees them. Figures, as plain
+    values: `first_line`, the counts `rows`, `tokens`, `truncated` and `dropped`, `refused`, `lengths`, and of a side's
+    first segment the `first` sequences.
     """
 
     name: str
@@ -190,7 +173,6 @@ class Made:
 
 
 def cut(path: str, side: str) -> list[SideSegment]:
-    """Returns the segments of a file of lines."""
     # A function of the file alone: a stage that was started again cuts the same segments, and finds by name which of
     # them are made.
     size = min(max(os.path.getsize(path) // SHARE, LEAST), MOST)
@@ -220,7 +202,7 @@ def make(
     """Tokenizes a segment into files below a folder; `wide` as for `write_rows`.
 
     Raises:
-        UserError: there are conversations and no chat template, or a tokenizer that does not do.
+        UserError: there are conversations and no chat template, or an unusable tokenizer.
     """
     tokenizer = _tokenizer(tokenizer_folder, recipe.model.trust_remote_code)
     fitting, refused = Fitting(recipe), TemplateErrors()
@@ -264,7 +246,6 @@ def make(
 
 @functools.cache
 def _tokenizer(folder: str, trust_remote_code: bool) -> PreTrainedTokenizerBase:
-    """Loads a tokenizer once in each process."""
     tokenizer = loading.load_tokenizer(folder, trust_remote_code=trust_remote_code)
     gc.freeze()  # each collection would look at all that is imported, and batches of rows make many
     return tokenizer
@@ -279,7 +260,7 @@ def _fitted(
     dropped: list[dict[str, object]],
     origins: Origins,
 ) -> Iterator[list[Row]]:
-    """Yields batches of rows that can be used, and notes the others."""
+    """Yields batches of usable rows, and notes the others."""
     number = segment.first_line
 
     def drop(line: int, error: RowError) -> None:
@@ -321,31 +302,18 @@ def _batches(segment: SideSegment) -> Iterator[list[Row]]:
             yield batch
 
 
-WORKER_BYTES = 2**30
-"""Memory that a worker is counted with."""
-WORTHWHILE = 2**22
-"""Bytes of text for which a worker is started: it begins with some seconds of imports."""
-PRELOADED = [
-    "baton.data.segments",
-    "transformers",
-    "transformers.models.auto.tokenization_auto",
-    "pyarrow",
-]
-"""What the workers share: imported once, by the process that they are forked from."""
+WORKER_BYTES = 2**30  # memory counted for a worker
+WORTHWHILE = 2**22  # bytes of text worth a worker: it begins with some seconds of imports
+PRELOADED = ["baton.data.segments", "transformers", "transformers.models.auto.tokenization_auto", "pyarrow"]
+"""Modules imported once, by the process that workers are forked from."""
 
 
 def make_each(
     segments: Sequence[SideSegment], make: Callable[[SideSegment], Made], workers: int | None
 ) -> Iterator[tuple[SideSegment, Made]]:
-    """Yields segments as they are made.
+    """Yields segments as they are made, by up to `workers` processes; None means as many as cores and memory allow.
 
-    Args:
-        segments: Which to make.
-        make: Does it; must be picklable.
-        workers: Processes at most; as many as there are cores and memory for when None. Little text is made here.
-
-    Raises:
-        BatonError: a worker was killed.
+    Little text is made in this process. `make` must be picklable. Raises BatonError where a worker was killed.
     """
     text = sum(segment.end - segment.start for segment in segments)
     count = min(workers or usable_workers(), len(segments), text // WORTHWHILE)
@@ -393,7 +361,7 @@ def _quota() -> int | None:
 
 
 def _begin() -> None:
-    """Keeps a worker to its core, where the tokenizer would take all, and ends it with the process it works for."""
+    """Keeps a worker to its core, where the tokenizer would take all, and ends it with its parent process."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     os.environ["OMP_NUM_THREADS"] = "1"
     threading.Thread(target=_end_with_parent, daemon=True).start()

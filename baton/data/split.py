@@ -1,8 +1,7 @@
 """Data split: reads each source once, keeps broken rows, and puts each row on its side for good.
 
-All rows that are looked at lie in one scratch file. Sampling, sides, duplicates, leakage and replay choose among them
-by arrays with a number a row. The baton that the stage returns changes when something that a finished stage had left
-is gone: Kubeflow's cache knows a stage's inputs and not whether what it wrote still exists.
+All usable rows are in one scratch file. Sampling, sides, duplicates, leakage and replay choose among them by arrays
+with a number a row.
 """
 
 from __future__ import annotations
@@ -59,14 +58,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class CommittedSplit:
-    """The sides of a run, its files in the store.
-
-    Attributes:
-        counts: What they are.
-        page: What was found in their rows.
-        address: Of the folder with their files.
-        first: The first rows of each.
-    """
+    """The sides of a run, committed to the store."""
 
     counts: dict[str, Any]
     page: str
@@ -79,15 +71,15 @@ def split_data(recipe: Recipe, run_name: str) -> dict[str, Any]:
 
     Returns:
         `run_uri`, the counts `rows` (each once, whatever its weight), `train`, `eval`, `test` and `rejected`, the
-        `page` of what was found in the rows, their `address` and the `first` of each side.
+        `page` of findings in the rows, their `address` and the `first` of each side.
 
     Raises:
-        UserError: no rows, too many broken ones, a side without rows, what a check of their quality does not allow, or
-            a run of this name with another recipe.
+        UserError: no rows, too many broken ones, a side without rows, a finding that a check of quality does not allow,
+            or a run of this name with another recipe.
     """
     started = time.time()
     run = Run(Storage(recipe.store.uri), check_name(run_name))
-    # First: a name that is another recipe's is refused before a row is read or anything is written.
+    # First: another recipe's name is refused before a row is read or anything is written.
     run.create(recipe)
     user_code.ship(run, recipe.hooks.source, recipe.trust)
     tracking_run.start(run, recipe)
@@ -110,7 +102,6 @@ def split_data(recipe: Recipe, run_name: str) -> dict[str, Any]:
 
 
 def write_splits(recipe: Recipe, run: Run, scratch: str) -> CommittedSplit:
-    """Writes and commits the sides."""
     folder = f"{scratch}/sides"
     os.mkdir(folder)
     data, storage = recipe.data, run.storage
@@ -143,7 +134,7 @@ def write_splits(recipe: Recipe, run: Run, scratch: str) -> CommittedSplit:
     page = inspect.write_quality(run, inspection, counts, refused.path)
     _check_sides(recipe, counts, inspection.dropped)
     prefix = f"data/{counts['digest']}/split"
-    # Named by content: what is there, of whichever run, is this.
+    # Named by content: a split that is there, of whichever run, is this one.
     manifest = usable_manifest(storage, prefix)
     if manifest is None:
         manifest, _ = bundle.publish(storage, prefix, folder, kind="split", meta=counts)
@@ -158,14 +149,14 @@ def _looked_at(records: Iterable[Record], inspection: Inspection) -> Iterator[Re
 
 
 def with_replayed(kept: Array, rows: Spool, sides: Array, recipe: Recipe, storage: Storage, scratch: str) -> Array:
-    """Returns which of the kept rows a model that has learnt `retrain.learnt` trains on, and those that are held out.
+    """Returns the mask of held-out, new and replayed rows, for a model that has learnt `retrain.learnt`.
 
-    Of those to train on: the new ones, and so many of the others that they make up `retrain.replay` of the whole, as
-    far as there are enough, those whose drawn numbers are smallest. The draw is by content and by what was learnt last,
-    so that each retraining replays others. Rows that were learnt and are not in the source any more are not replayed.
+    Replayed rows make up `retrain.replay` of all training rows, as far as there are enough: those with the smallest
+    draws by content and by the last learnt data, so that each retraining replays others. Learnt rows that are no longer
+    in the source are not replayed.
 
     Raises:
-        UserError: nothing is new, or the data of what was learnt is gone.
+        UserError: nothing is new, or the learnt data is gone.
     """
     learnt = _learnt(storage, recipe.retrain.learnt, scratch)
     numbers = np.fromiter((_number(record.content) for record in rows), np.uint64, len(rows))
@@ -183,12 +174,11 @@ def with_replayed(kept: Array, rows: Spool, sides: Array, recipe: Recipe, storag
         return kept & ~old
     key = f"replay:{recipe.retrain.learnt[-1]}"
     draws = np.fromiter((position(recipe.seed, f"{key}:{record.content}") for record in rows), np.uint64, len(rows))
-    last = np.sort(draws[old])[count - 1]
-    return kept & (~old | (draws <= last))
+    return kept & (~old | (draws <= np.sort(draws[old])[count - 1]))
 
 
 def _learnt(storage: Storage, digests: list[str], scratch: str) -> Array:
-    """Returns a number for each row of the data that was learnt: eight bytes a row."""
+    """Returns a number for each row of the learnt data: eight bytes a row."""
     parts = [np.empty(0, dtype=np.uint64)]
     for place, digest in enumerate(digests):
         prefix = f"data/{digest}/split"
@@ -211,9 +201,9 @@ def _number(content: str) -> int:
 def _write(
     recipe: Recipe, placed: Iterable[tuple[Record, int]], folder: str, origins: OriginsWriter | None
 ) -> dict[str, object]:
-    """Writes records to their sides, and where those to train on come from if asked; returns digest and counts.
+    """Writes records to their sides, and the origins of training rows if asked; returns digest and counts.
 
-    The digest is of what is written, and of the settings by which the next stage tells one column from another.
+    The digest is of the written rows, and of the settings by which the next stage tells one column from another.
     """
     weights = [source.weight for source in recipe.data.sources]
     digest = hashlib.sha256(json.dumps([FORMATS["rows"].number, recipe.data.extra_columns]).encode())
@@ -265,11 +255,7 @@ def _check_sides(recipe: Recipe, counts: dict[str, object], num_dropped: int) ->
 
 
 def _kept(run: Run, scratch: str) -> CommittedSplit:
-    """Returns the rows that a run of another release has, which it keeps: this one would make others.
-
-    Raises:
-        FormatError: it has none.
-    """
+    """Returns the rows of a run of another release: this one would make others. Raises FormatError without any."""
     data = run.read(SplitData)
     manifest = usable_manifest(run.storage, data.prefix) if data else None
     if data is None or manifest is None:
@@ -287,8 +273,7 @@ def _kept(run: Run, scratch: str) -> CommittedSplit:
     return CommittedSplit(counts, quality_page.write(run), address, first_rows(folder, SIDES))
 
 
-SHOWN, LONGEST = 5, 1000
-"""Rows of a side, and bytes of each, that are shown."""
+SHOWN, LONGEST = 5, 1000  # rows shown of a side, and bytes of each
 COUNTS = ("train", "eval", "test", "rejected")
 
 
@@ -309,7 +294,7 @@ def _beginning(file: BinaryIO) -> str:
 
 
 def rows_card(run: Run, split: dict[str, Any], run_name: str) -> Card:
-    """Returns the card of the rows that `split_data` returned; a run is resumed by its name without the phase's."""
+    """Returns the card of `split_data`'s result; a run is resumed by its name without the phase's."""
     recipe = run.recipe()
     url = servers.mlflow_url(run, recipe)
     parts = [" · ".join(f"{name} {split[name]:,}" for name in COUNTS)]
@@ -334,30 +319,30 @@ def rows_card(run: Run, split: dict[str, Any], run_name: str) -> Card:
 
 
 def quality_html(run: Run, page: str) -> str:
-    """Returns the page about the rows as Kubeflow may have it: without what they say, where the recipe wants that."""
+    """Returns the page about the rows for Kubeflow: without their text, where the recipe wants that."""
     if run.recipe().tracking.cards == "rows":
         return page
     return quality_page.render(quality_page.without_examples(quality_page.collect(run)))
 
 
 LEFT_BY = {"tokenize-": (PinnedModels.NAME, TokenizedRows.NAME, Plan.NAME), "lr-find-": (LearningRate.NAME,)}
-"""How a stage's records begin → the documents that it leaves with the run."""
+"""Beginning of a stage's records → the documents that it leaves with the run."""
 
 
 def run_ref(run: Run) -> RunRef:
-    """Returns a run's baton, the same again as long as nothing is lost that a finished stage of the run had left."""
+    """Returns a run's baton, the same again as long as nothing is lost that a finished stage had left."""
+    # Kubeflow's cache knows a stage's inputs and not whether its output still exists: another baton makes it run again.
     losses = (run.read(MissingArtifacts) or MissingArtifacts()).losses
     if lost := _lost(run):
         run.warn(f"{lost} is no longer in the store, so no stage is taken from Kubeflow's cache")
         losses = [*losses, MissingArtifact(at=now(), lost=lost)]
-        # Counted for good: the baton stays another one when what was lost is made again, as stages that Kubeflow
-        # remembers from before did not see that.
+        # Counted for good: stages in Kubeflow's cache did not see the loss, even once the lost file is made again.
         run.write(MissingArtifacts(losses=losses))
     return RunRef(run.uri, run.need(RunInfo).created, len(losses))
 
 
 def _lost(run: Run) -> str | None:
-    """Returns what a stage of this run had left and is gone, or None."""
+    """Returns the first lost product of this run's stages, or None."""
     records = run.storage.list(run.path("records"))
     for stage, names in LEFT_BY.items():
         if any(record.startswith(stage) for record in records):
@@ -380,10 +365,9 @@ def _lost_bundle(run: Run, prefix: str) -> str | None:
 
 
 def _lost_checkpoint(run: Run, records: list[str]) -> str | None:
-    """Returns where the furthest checkpoint lay, if there is no whole one at its step or beyond."""
+    """Returns the address of the furthest checkpoint, if there is no whole one at its step or beyond."""
     store = CheckpointStore(run)
     attempts = run.attempts() if any(record.startswith("train-chunk-") for record in records) else []
-    left = attempts[-1].to_step if attempts else 0
-    reached = max(store.run.verified_step(), left)
+    reached = max(store.run.verified_step(), attempts[-1].to_step if attempts else 0)
     newest = next(store.whole(), None)
     return store.prefix(reached) if reached and (newest is None or newest.step < reached) else None

@@ -44,21 +44,15 @@ if TYPE_CHECKING:
 
 
 class Address(NamedTuple):
-    """Where a run's tokens are, and what decided it beside its recipe and rows.
-
-    Attributes:
-        digest: The address.
-        rendered: In words, which turns rows get; see `rendering_note`.
-        today: Day that the chat template is told, None where it does not ask.
-    """
+    """Address of a run's tokens, and the facts that decided it beside its recipe and rows."""
 
     digest: str
-    rendered: str
-    today: str | None
+    rendered: str  # in words, turns that rows get; see `rendering_note`
+    today: str | None  # day for the chat template, None where it does not ask
 
 
 def find_address(run: Run, recipe: Recipe, split: str, base: str | None, base_digest: str | None) -> Address:
-    """Returns the address of a run's tokens, which it keeps where Baton or its libraries would make others by now.
+    """Returns the address of a run's tokens, which stay even where Baton or its libraries would make others by now.
 
     Raises:
         FormatError: they would, and the run's are gone or not made yet.
@@ -72,7 +66,7 @@ def find_address(run: Run, recipe: Recipe, split: str, base: str | None, base_di
     digest = tokens_digest(recipe, split, base_digest, other, is_rendered=bool(words), today=day, number=number)
     if own and own.digest == digest:
         return Address(digest, words, day)
-    # Recipe, rows and base model of a run are held to what they were; what is left are the libraries and Baton itself.
+    # A run's recipe, rows and base model cannot have changed; the libraries and Baton itself can.
     if own and usable_manifest(run.storage, own.prefix):
         where = run.storage.uri(own.prefix)
         run.warn(f"run {run.name!r} keeps its tokens, {where}; a new run would get others by now")
@@ -98,14 +92,8 @@ def tokens_digest(
 ) -> str:
     """Returns the address of a tokenized split.
 
-    Args:
-        recipe: The recipe.
-        split: Digest of the split.
-        base_digest: Identity of the base model's files.
-        other_digest: Identity of the files of `model.tokenizer.base`.
-        is_rendered: Whether rows are rendered in another way than before `data.render_as` and `data.system`.
-        today: Day that the chat template is told, where it asks.
-        number: Of the format of tokens.
+    Digests are those of the split, of the base model's files and of `model.tokenizer.base`. `is_rendered`: in another
+    way than before `data.render_as` and `data.system`. `today`: the chat template's day, where it asks.
     """
     data = recipe.data
     made_from: dict[str, object] = {
@@ -123,9 +111,9 @@ def tokens_digest(
             data.quality.truncation == "fix",
         ],
         "method": recipe.training.method,
-        # Another release may make other tokens: those then lie beside these.
+        # Another release may make other tokens, which get a folder of their own.
         "libraries": [version("tokenizers"), version("transformers"), version("trl") if data.packing else None],
-        # Where a file is cut decides what is packed together, and what the parts are called.
+        # The cuts of a file decide which rows are packed together, and the names of parts.
         "segments": [segments.LEAST, segments.MOST, segments.SHARE],
     }
     if number > 1:
@@ -140,7 +128,8 @@ def tokens_digest(
 def rendering_note(run: Run, recipe: Recipe, split: str, tokenizer: PreTrainedTokenizerBase | None) -> str:
     """Returns in words which turns or system message rows get that the split does not give them, nothing for none.
 
-    The split's rows are of one shape, so that the first stands for all. A tokenizer that is learned from them is None.
+    The split's rows are of one shape, so that the first stands for all. A tokenizer still to be learned from them is
+    None.
 
     Raises:
         UserError: they should, and there is no template for it, or no conversation to put the message into.
@@ -155,19 +144,17 @@ def rendering_note(run: Run, recipe: Recipe, split: str, tokenizer: PreTrainedTo
 
 
 def learns_tokenizer(recipe: Recipe) -> bool:
-    """Tells whether the tokenizer is learned from the rows."""
     return bool(recipe.model.tokenizer and recipe.model.tokenizer.train)
 
 
 def _day(
     run: Run, recipe: Recipe, split: str, tokenizer: PreTrainedTokenizerBase | None, own: TokenizedRows | None
 ) -> str | None:
-    """Returns the day that the chat template is told, None where it does not ask, or no row goes through it.
+    """Returns the chat template's day, None where it does not ask, or no row goes through it.
 
-    A run that has tokens, a fork's among them, keeps the day that they were made with.
+    A run that has tokens, a fork's among them, keeps their day.
     """
-    template = tokenizer.chat_template if tokenizer else chat.own_template(recipe)
-    if not chat.asks_for_date(template):
+    if not chat.asks_for_date(tokenizer.chat_template if tokenizer else chat.own_template(recipe)):
         return None
     if tokenizer and not prompts.format_of_row(_first_row(run, split), recipe, tokenizer).is_chat:
         return None
@@ -191,8 +178,7 @@ def _first_row(run: Run, split: str) -> dict[str, Any]:
 
 
 TOKENIZER = "tokenizer"
-COUNTED = ("tokens", "truncated", "dropped")
-"""What a segment counts beside its rows."""
+COUNTED = ("tokens", "truncated", "dropped")  # counts of a segment beside its rows
 
 
 class Parts:
@@ -213,13 +199,13 @@ class Parts:
         self._writer = uuid.uuid4().hex[:8]
 
     def done(self) -> dict[str, dict[str, Any]]:
-        """Returns what each part that is there says about itself, by name."""
+        """Returns the documents of the parts that are there, by name."""
         names = self.storage.list(self._path("parts"))
         documents = SYSTEM.each(self._read, names)
         return {name.removesuffix(".json"): part for name, part in zip(sorted(names), documents, strict=True)}
 
     def add(self, made: Made) -> dict[str, Any]:
-        """Sends a segment's files, removes them here, and returns the part that counts: ours, or who was first."""
+        """Uploads a segment's files, removes them here, and returns the part that counts: the first writer's."""
         side, _, number = made.name.rpartition("-")
         files = {}
         for kind, local in made.files.items():
@@ -233,7 +219,7 @@ class Parts:
         return self._claim(made.name, {"files": files, **made.figures})
 
     def put_tokenizer(self, folder: str) -> dict[str, Any]:
-        """Sends a tokenizer's files, at any depth; where another writer's are there, those count."""
+        """Uploads a tokenizer's files, at any depth; where another writer's are there, those count."""
         files = {}
         for parent, _, names in os.walk(folder):
             for local in (os.path.join(parent, name) for name in names):
@@ -242,14 +228,14 @@ class Parts:
         return self._claim(TOKENIZER, {"files": files})
 
     def put_file(self, name: str, local_path: str) -> FileEntry:
-        """Sends a small file that all writers would write alike, and returns size and hash of the one that is there."""
+        """Uploads a small file that all writers would write alike, and returns size and hash of the one there."""
         with open(local_path, "rb") as file:
             self.storage.create(self._path(name), file.read())
         data = self.storage.read(self._path(name))
         return {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
 
     def fetch_tokenizer(self, part: dict[str, Any], folder: str) -> str:
-        """Brings the tokenizer that counts to a local folder and returns that."""
+        """Downloads the tokenizer that counts to a local folder and returns that."""
         for name, entry in part["files"].items():
             try:
                 digest = self.storage.download(self._path(name), f"{folder}/{name.removeprefix(f'{TOKENIZER}/')}")
@@ -260,7 +246,7 @@ class Parts:
         return folder
 
     def commit(self, files: dict[str, FileEntry], meta: Json) -> Manifest:
-        """Makes the parts a bundle and returns what is committed."""
+        """Commits the parts as a bundle and returns its manifest."""
         # Sizes by one listing; the bytes were hashed as they were sent, by this process or one before.
         present = self.storage.find(self._path(""))
         for name, entry in files.items():
@@ -280,7 +266,7 @@ class Parts:
         return self._read(document)
 
     def _read(self, document: str) -> dict[str, Any]:
-        """Returns what a part says about itself, once it could be what `add` has written."""
+        """Returns a part's document, once it has all that `add` writes."""
         name = f"parts/{document}"
         try:
             part = load_object(self.storage.read(self._path(name)), name)
@@ -306,13 +292,12 @@ class Parts:
 
 
 SHARD = "tokenize-shard"
-BLOCKS_FROM = 2**30
-"""Bytes of training tokens from which `data.order: auto` takes blocks."""
+BLOCKS_FROM = 2**30  # bytes of training tokens from which `data.order: auto` takes blocks
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizeJob:
-    """A run whose split, by its digest, is tokenized below a prefix; base is the folder of the base model's files."""
+    """A run whose split, by its digest, is tokenized; base is the folder of the base model's files."""
 
     run: Run
     recipe: Recipe
@@ -331,8 +316,8 @@ def tokenize_run(run_uri: str) -> dict[str, Any]:
     Returns:
         `data_uri`, the counts `train`, `eval`, `test`, `tokens`, `truncated`, `dropped`, `steps`, the `lengths` of all
         rows before cutting, the `bytes` of training tokens, the `order` of their rows, the `digest`, the `address` of
-        the files, the `first` sequences of each side and what has `no_effect`; `dropped_uri` says where the rows that
-        are left out are named, if there are any, and `rendered` how texts became turns, if they did.
+        the files, the `first` sequences of each side and settings with `no_effect`; `dropped_uri`, the list of dropped
+        rows, if there are any, and `rendered`, how texts became turns, if they did.
 
     Raises:
         UserError: the tokenizer cannot be had or does not fit, no sequence is left, too many are too long, or the run
@@ -376,9 +361,9 @@ def tokenize_run(run_uri: str) -> dict[str, Any]:
 
 
 def without_effect(recipe: Recipe, plan: Plan, *, pad_is_end: bool = False) -> list[str]:
-    """Returns what a recipe asks for and does not get, now that the number of steps is known.
+    """Returns settings of a recipe without effect, now that the number of steps is known.
 
-    `pad_is_end` says whether rows are filled up with the token that ends them.
+    `pad_is_end`: rows are filled up with the token that ends them.
     """
     training, evaluation, last = recipe.training, recipe.evaluation, plan.num_steps
     told = []
@@ -419,14 +404,9 @@ def without_effect(recipe: Recipe, plan: Plan, *, pad_is_end: bool = False) -> l
 
 
 def tokenize_shard(run_uri: str, index: int, of: int) -> None:
-    """Makes the parts of a run's tokens that fall to one of several processes, unless they are there; commits nothing.
+    """Makes the missing parts of a run's tokens for process `index` (from 1; 0 makes the tokenizer alone) of several.
 
-    The others may run at the same time or have died: `tokenize_run` makes what is missing, and commits all.
-
-    Args:
-        run_uri: The run.
-        index: Which process, from 1; 0 makes the tokenizer alone.
-        of: How many there are.
+    The others may run at the same time or have died: `tokenize_run` makes the missing parts, and commits all.
     """
     started = time.time()
     job = _job(run_uri)
@@ -445,7 +425,7 @@ def dealt(wanted: Sequence[SideSegment], index: int, of: int) -> Sequence[SideSe
 
 
 def order(recipe: Recipe, num_bytes: int) -> str:
-    """Returns the order of training rows: what `data.order` says, and for `auto` what their bytes ask for."""
+    """Returns the order of training rows: `data.order`, and for `auto` the one that their bytes ask for."""
     if recipe.data.order != "auto":
         return recipe.data.order
     return "blocks" if num_bytes >= BLOCKS_FROM and recipe.needs_all_rows is None else "uniform"
@@ -466,7 +446,7 @@ def _job(run_uri: str) -> TokenizeJob:
 
 
 def _make(job: TokenizeJob, parts: Parts, scratch: str, *, index: int = 1, of: int = 1) -> dict[str, dict[str, Any]]:
-    """Makes the parts of one of several processes that are not there yet; returns all of its parts in order."""
+    """Makes the missing parts of one of several processes; returns all of its parts in order."""
     recipe, storage = job.recipe, job.run.storage
     manifest = _split_manifest(job.run, job.split)
     sides = [side for side in SIDES if f"{side}.jsonl" in manifest.files]
@@ -514,9 +494,9 @@ def _commit(parts: Parts, done: dict[str, dict[str, Any]], recipe: Recipe, scrat
         counts["tokens"] += part["tokens"] if side == "train" else 0
         counts["truncated"] += part["truncated"]
         counts["dropped"] += part["dropped"]
-        if "refused" in part:  # which a segment made by an older Baton lacks, as it does the next
+        if "refused" in part:  # a segment made by an older Baton lacks it, and the next
             refused.merge(part["refused"])
-        if "of" not in part.get("refused", {}):  # an older one counted what rows had become
+        if "of" not in part.get("refused", {}):  # an older one counted the rows after encoding
             refused.of += part["lengths"]["rows"] + part.get("refused", {"rows": 0})["rows"]
         longest.merge(part["lengths"])
         first |= {side: part["first"]} if "first" in part else {}
@@ -542,7 +522,7 @@ def _commit(parts: Parts, done: dict[str, dict[str, Any]], recipe: Recipe, scrat
 
 
 def _describe(parts: Parts, side: str, names: list[str], scratch: str) -> dict[str, FileEntry]:
-    """Writes what makes a side's files a folder that `datasets.load_from_disk` reads."""
+    """Writes the files that make a side's folder readable by `datasets.load_from_disk`."""
     state: dict[str, object] = {
         "_data_files": [{"filename": name.removeprefix(f"{side}/")} for name in names],
         "_fingerprint": hashlib.sha256("\n".join(names).encode()).hexdigest()[:16],

@@ -1,7 +1,7 @@
 """Checks of single rows: encoding, language, length; and the log and counts of findings.
 
-A finding is a line in `quality.jsonl`; each check keeps a count and a few examples. Checks work on the texts of a
-normalised row, whatever its shape. py3langid's classifier tells 97 languages.
+Checks work on the texts of a normalised row, whatever its shape. A finding is a line in `quality.jsonl`; each check
+keeps a count and a few examples. py3langid's classifier tells 97 languages.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from baton.recipe.recipe import Recipe
 Row = dict[str, Any]
 
 LEARNED = ("text", "prompt", "completion", "messages", "chosen", "rejected", "answer")
-"""Fields that say what is learned; what else a row has are the user's extra columns."""
+"""Fields that are learned; all other fields of a row are the user's extra columns."""
 
 _WORD = re.compile(r"[\u0e00-\u0eff\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\U00020000-\U0003ffff]|\w+")
 """A word, or a character of a script that puts no spaces between words."""
 
 
 def _labels(value: dict[str, Any]) -> tuple[str, ...]:
-    """Returns the keys of a message, or of a tool or its call, whose values nobody says."""
+    """Returns the keys of a message, or of a tool or its call, whose values are no text."""
     return ("id", "type") if isinstance(value.get("function"), dict) else ("role", "tool_call_id")
 
 
 def texts_of(value: Any) -> Iterator[str]:
-    """Yields every text in a column's value, in order; the roles of a conversation are no texts, nor are ids."""
+    """Yields every text in a column's value, in order, without the roles of a conversation and ids."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, list):
@@ -48,13 +48,11 @@ def texts_of(value: Any) -> Iterator[str]:
 
 
 def row_texts(row: Row) -> Iterator[str]:
-    """Yields every text of a row, in order."""
     for value in row.values():
         yield from texts_of(value)
 
 
 def changed_value(value: Any, change: Callable[[str], str]) -> Any:
-    """Returns a column's value with every text in it changed."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, list):
@@ -65,17 +63,16 @@ def changed_value(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def changed_row(row: Row, change: Callable[[str], str]) -> Row:
-    """Returns a row with every text changed."""
     return {name: changed_value(value, change) for name, value in row.items()}
 
 
 def training_text(row: Row) -> str:
-    """Returns what is learned from a row as one text."""
+    """Returns the learned part of a row as one text."""
     return "\n".join(text for name in LEARNED if name in row for text in texts_of(row[name]))
 
 
 def is_emptied(before: Row, after: Row) -> bool:
-    """Tells whether a change of a row left nothing of a text that is learned from."""
+    """Tells whether a change of a row left nothing of a learned text."""
     pairs = (
         pair
         for name in LEARNED
@@ -86,12 +83,11 @@ def is_emptied(before: Row, after: Row) -> bool:
 
 
 def words(text: str) -> list[str]:
-    """Returns the words of a text in lower case."""
     return _WORD.findall(text.lower())
 
 
 def has_visible(text: str, least: int) -> bool:
-    """Tells whether a text has at least so many characters that can be seen."""
+    """Tells whether a text has at least so many visible characters."""
     seen = 0
     for character in text:
         seen += not character.isspace() and unicodedata.category(character)[0] != "C"
@@ -113,19 +109,12 @@ NUM_EXAMPLES = 5
 
 @dataclass(frozen=True)
 class RowFinding:
-    """A check's finding in one row.
-
-    Attributes:
-        reason: In words.
-        text: The whole text that it is in: what is private can be masked only before anything is cut.
-        place: Where in it.
-        mended: The row as `fix` leaves it; None where `fix` drops it.
-    """
+    """A check's finding in one row."""
 
     reason: str
-    text: str
+    text: str  # whole: private parts can be masked only before anything is cut
     place: int = 0
-    mended: Row | None = None
+    mended: Row | None = None  # None where `fix` drops it
 
 
 @dataclass
@@ -139,7 +128,7 @@ class CheckCounts:
 
 
 class FindingsLog:
-    """Writes what the checks find, a line each, and keeps counts; `last` is what was found last, in words."""
+    """Writes findings of checks, a line each, and keeps counts; `last` is the last one in words."""
 
     def __init__(self, path: str, checks: Sequence[str]) -> None:
         self.path = path
@@ -149,7 +138,7 @@ class FindingsLog:
         self._file = open(path, "w", encoding="utf-8")  # noqa: SIM115
 
     def note(self, check: str, record: Record, finding: RowFinding, outcome: Outcome, row: Row) -> None:
-        """Keeps what a check found in a row, and the row as it was where it was mended or dropped; all masked."""
+        """Keeps a finding, and the original row where it was mended or dropped; all masked."""
         tally = self.tallies[check]
         tally.found += 1
         tally.mended += outcome == "mended"
@@ -173,15 +162,11 @@ class FindingsLog:
         self._file.close()
 
 
-UNKNOWN_LANGUAGE = "und"
-"""ISO 639's code for undetermined: text that is too short, or that fits several languages."""
-
-LANGUAGE_CHARACTERS = 600
-"""Characters that decide a row's language; more cost time and change little."""
+UNKNOWN_LANGUAGE = "und"  # ISO 639's code for undetermined: text that is too short, or that fits several languages
+LANGUAGE_CHARACTERS = 600  # characters that decide a row's language; more cost time and change little
 LEAST_LETTERS = 40
 LEAST_CONFIDENCE = 0.9
-LANGUAGE_SAMPLE = 1000
-"""Rows whose mix is shown where no language is expected."""
+LANGUAGE_SAMPLE = 1000  # rows whose mix is shown where no language is expected
 
 
 def language(text: str) -> str:
@@ -214,14 +199,14 @@ class LanguageMix:
         self._counts[code] += 1
 
     def offer(self, content: int, text: str) -> None:
-        """Takes what is learned from a row into the sample, if by the hash of its content it belongs there."""
+        """Takes a row's learned text into the sample, if the hash of its content belongs there."""
         if len(self._sample) < LANGUAGE_SAMPLE:
             heapq.heappush(self._sample, (-content, text[:LANGUAGE_CHARACTERS]))
         elif content < -self._sample[0][0]:
             heapq.heapreplace(self._sample, (-content, text[:LANGUAGE_CHARACTERS]))
 
     def result(self) -> dict[str, object]:
-        """Returns `rows` looked at and `shares`: pairs of language and share, the largest first."""
+        """Returns the number of `rows`, and `shares`: pairs of language and share, the largest first."""
         counts = self._counts + Counter(language(text) for _, text in self._sample)
         total = counts.total()
         order = sorted(counts, key=lambda code: (-counts[code], code))
@@ -230,15 +215,14 @@ class LanguageMix:
 
 RowCheck = Callable[[Row], RowFinding | None]
 
-ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")
-"""Roles that chat templates know."""
+ROLES = ("system", "developer", "user", "assistant", "tool", "function", "ipython")  # roles that chat templates know
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 """Unicode's control characters (Cc) but tab, line feed and carriage return."""
 
 
 def row_checks(recipe: Recipe) -> dict[str, RowCheck]:
-    """Returns the checks of single rows, in the order in which they see a row: text is mended before it is judged."""
+    """Returns the checks of single rows, in their order: text is mended before it is judged."""
     return {
         "encoding": encoding,
         "control_characters": control_characters,
@@ -251,7 +235,7 @@ def row_checks(recipe: Recipe) -> dict[str, RowCheck]:
 
 
 def encoding(row: Row) -> RowFinding | None:
-    """Finds text that was decoded with the wrong table, by ftfy's heuristic, and U+FFFD, which nothing can mend."""
+    """Finds text decoded with the wrong table, by ftfy's heuristic, and U+FFFD, which nothing can mend."""
     damaged = [text for text in row_texts(row) if not text.isascii() and _is_damaged(text)]
     if not damaged:
         return None
@@ -292,7 +276,7 @@ def same_answers(row: Row) -> RowFinding | None:
 def near_empty(row: Row, least: int) -> RowFinding | None:
     """Finds fields with fewer visible characters than `least`, and turns of a conversation with none.
 
-    Of a conversation, the text is what the assistant says in it. A turn that calls a tool may have no text.
+    Only the assistant's words count in a conversation. A turn that calls a tool may have no text.
     """
     for name in ("text", "prompt", "completion", "messages", "chosen", "rejected"):
         value = row.get(name)

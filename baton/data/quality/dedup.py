@@ -20,20 +20,17 @@ from baton.data.rows import SIDES, Record
 from baton.recipe.data import QualityChecks
 
 NUM_HASHES = 128
-SHINGLE = 3
-"""Words in a row that count as one; with five, one word changed in a row of 50 would take it below 0.85."""
-LONGEST = 100_000
-"""Characters of a row that count; what is as long and begins alike is taken for alike."""
-BATCH = 50_000
-"""Word triples from which signatures are made at once."""
+SHINGLE = 3  # words in a row that count as one; with five, one word changed in a row of 50 would take it below 0.85
+LONGEST = 100_000  # characters of a row that count; longer ones with the same beginning are alike
+BATCH = 50_000  # word triples from which signatures are made at once
 SEED = 1
 MOST_COMPARED = 64
-"""Rows of one bucket that a row is compared with, the newest of those kept: bounds the work where thousands of rows
-share a long template."""
+"""Rows of one bucket that a row is compared with, the newest kept ones: bounds the work where thousands of rows share a
+long template."""
 
 
 def shingles(text: str) -> list[str]:
-    """Returns the overlapping word triples of a text; the words as one where they are fewer."""
+    """Returns the overlapping word triples of a text; fewer words as one."""
     words = checks.words(text[:LONGEST])
     return [" ".join(words[at : at + SHINGLE]) for at in range(max(1, len(words) - SHINGLE + 1))]
 
@@ -48,8 +45,6 @@ def band_rows(threshold: float) -> int:
 
 
 class Signatures:
-    """The signatures of all rows, in a file."""
-
     def __init__(self, path: str) -> None:
         self._path = path
         self._file = open(path, "wb")  # noqa: SIM115
@@ -82,7 +77,7 @@ class Signatures:
 
 
 class LSHIndex:
-    """Finds rows whose signatures are near another's: similar to at least the threshold."""
+    """Finds rows whose signatures are similar to at least the threshold."""
 
     def __init__(self, signatures: np.ndarray, threshold: float) -> None:
         self._signatures = signatures
@@ -142,14 +137,12 @@ def _buckets(signatures: np.ndarray, size: int) -> np.ndarray:
 
 
 DEDUP_CHECKS = ("duplicates", "leakage", "near_duplicates")
-"""In the order in which they drop rows. Leakage is before near duplicates: the row that these keep must not be one that
-leakage takes away."""
+"""In the order in which they drop rows. Leakage is before near duplicates, which must not keep a row that leakage takes
+away."""
 NONE = -1
 
 
 class DedupChecks:
-    """Remembers rows, and finds those that are like another."""
-
     def __init__(self, quality: QualityChecks, scratch: str) -> None:
         self._quality = quality
         self._is_on = {check: getattr(quality, check) != "off" for check in DEDUP_CHECKS}
@@ -178,13 +171,10 @@ class DedupChecks:
         return self._names[self._file[row]], self._line[row]
 
     def find(self, sides: np.ndarray) -> dict[str, np.ndarray]:
-        """Returns for each check that is on the row that each row is like, or -1.
+        """Returns for each check that is on the partner of each row, or -1; sides are by index in `SIDES`.
 
-        The result does not depend on the order of the rows, but for which of several equal rows is the first. Of rows
-        that are near each other the one with the smallest hash stays, and every other is near one that stays.
-
-        Args:
-            sides: The side of each row, by its place in `SIDES`.
+        The result does not depend on the order of the rows, but for which of several equal rows is the first. Among
+        near rows the one with the smallest hash stays, and every other is near one that stays.
         """
         content = np.frombuffer(self._content, dtype=np.uint64)
         first = _first_equal(content, sides)
@@ -224,7 +214,7 @@ def _first_equal(content: np.ndarray, sides: np.ndarray) -> np.ndarray:
 
 
 def _spread(pairs: Iterator[tuple[int, int]], first: np.ndarray) -> np.ndarray:
-    """Returns the partner of each row, that of its first equal one included."""
+    """Returns the partner of each row, which is that of its first equal row."""
     partners = np.full(len(first), NONE, dtype=np.int64)
     for row, partner in pairs:
         partners[row] = partner

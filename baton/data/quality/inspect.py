@@ -23,8 +23,8 @@ from baton.recipe.recipe import Recipe
 from baton.runs.run import Run
 
 LEAST_ROWS, LEAST_ROWS_ADAPTER = 100, 50
-"""Training rows below which `few_rows` speaks up: Unsloth's guide to datasets names 100 as the least for reasonable
-results, OpenAI's guide to fine-tuning sees clear improvements from 50 to 100 rows."""
+"""Least training rows without a finding of `few_rows`: Unsloth's guide to datasets names 100 as the least for
+reasonable results, OpenAI's guide to fine-tuning sees clear improvements from 50 to 100 rows."""
 
 LIKE = {"duplicates": "the same as", "near_duplicates": "nearly the same as", "leakage": "like the held-out"}
 
@@ -46,12 +46,7 @@ class _Column:
 
 
 class Inspection:
-    """The checks of one split: rows pass through, are mended or dropped, and what is found is summed up.
-
-    Attributes:
-        findings: What was found so far.
-        dropped: Rows that were dropped so far.
-    """
+    """The checks of one split: rows pass through, are mended or dropped, and findings are summed up."""
 
     def __init__(self, recipe: Recipe, scratch: str) -> None:
         self._recipe = recipe
@@ -67,7 +62,7 @@ class Inspection:
         self._num_train = 0
 
     def look(self, record: Record) -> Record | None:
-        """Returns a row, mended where a check is to fix what it found, or None where the row is dropped."""
+        """Returns a row, mended where a check fixes it, or None where it is dropped."""
         self._looked_at += 1
         row = original = record.row
         self._measure(row)
@@ -85,7 +80,7 @@ class Inspection:
         return None
 
     def _judge(self, check: str, finding: RowFinding, record: Record, row: Row) -> Row | None:
-        """Does with a row what the check's action says."""
+        """Applies a check's action to a row."""
         if self._action(check) != "fix" or finding.mended is row:
             self.findings.note(check, record, finding, "kept", row)
             return row
@@ -109,18 +104,13 @@ class Inspection:
         return self._judge("language", finding, record, row) is None
 
     def remember(self, record: Record) -> None:
-        """Remembers a row that was looked at, for `resolve`."""
+        """Remembers a row for `resolve`."""
         hashed = self._sets.add(record)
         if self._action("language") != "off" and not self._quality.languages:
             self._mix.offer(hashed, rows.training_text(record.row))
 
     def resolve(self, records: Spool, sides: np.ndarray) -> np.ndarray:
-        """Looks at all rows together, and returns which of them no check drops: a bool for each.
-
-        Args:
-            records: The rows, in the order in which they were remembered.
-            sides: The side of each, by its place in `SIDES`.
-        """
+        """Looks at all rows together, in the order of `remember`, and returns a bool for each: whether it is kept."""
         kept = np.ones(len(records), dtype=bool)
         partners = self._sets.find(sides)
         if any((each != NONE).any() for each in partners.values()):
@@ -132,7 +122,7 @@ class Inspection:
         return kept
 
     def _is_superfluous(self, number: int, record: Record, sides: np.ndarray, partners: dict[str, np.ndarray]) -> bool:
-        """Notes what makes a row like another, and tells whether it is dropped for it."""
+        """Notes the rows that a row is like, and tells whether it is dropped for one."""
         for check in DEDUP_CHECKS:
             partner = int(partners[check][number]) if check in partners else NONE
             if partner == NONE:
@@ -140,22 +130,18 @@ class Inspection:
             file, line = self._sets.where(partner)
             place = "" if file == record.file else f"{os.path.basename(file)} "
             reason = f"{LIKE[check]} {place}line {line} ({SIDES[sides[partner]]})"
-            finding = RowFinding(reason, rows.training_text(record.row))
-            if self._judge(check, finding, record, record.row) is None:
+            if self._judge(check, RowFinding(reason, rows.training_text(record.row)), record, record.row) is None:
                 return True
         return False
 
     def summary(self, counts: dict[str, int], unusable: list[dict[str, Any]], num_read: int) -> dict[str, Any]:
-        """Returns what was found.
+        """Returns `rows`, `checks` (each with its action, verdict, rows found, of how many, share, mended, dropped and
+        examples), `languages` and `columns`.
 
         Args:
-            counts: Rows by what became of them: `train` (as often as it is used), `eval`, `test`, `rejected`.
+            counts: `train` (as often as it is used), `eval`, `test`, `rejected`.
             unusable: The first rejected rows: `file`, `line`, `reason`, `raw`.
             num_read: Rows that were read, the rejected ones among them.
-
-        Returns:
-            `rows`, `checks` (each with its action, verdict, rows found, of how many, share, mended, dropped and
-            examples), `languages` and `columns`.
         """
         of = {"looked_at": self._looked_at, "mended": self._mended, "dropped": self.dropped}
         checks = {
@@ -200,11 +186,7 @@ def _entry(rows: int, of: int, examples: list[dict[str, Any]], *, mended: int = 
 def write_quality(run: Run, inspection: Inspection, split: dict[str, Any], rejected_path: str) -> str:
     """Writes `quality.json`, `quality.jsonl` and the page of a run, and returns the page.
 
-    Args:
-        run: The run.
-        inspection: All rows were resolved in it.
-        split: Counts `train`, `eval`, `test` and `rejected`, the counts of its `sources`, and `rejected_uri`.
-        rejected_path: File of the rejected rows.
+    `split` has the counts `train`, `eval`, `test` and `rejected`, the counts of its `sources`, and `rejected_uri`.
 
     Raises:
         UserError: a check that is to fail found something; it is written all the same.
@@ -230,13 +212,13 @@ def write_quality(run: Run, inspection: Inspection, split: dict[str, Any], rejec
 
 
 def source_in_words(source: dict[str, Any]) -> str:
-    """Returns in one line which columns of a source became what."""
+    """Returns in one line the columns of a source by our names."""
     told = events.Source.read({"unused": None, **source})
     return f"{told.uri} holds {told.in_words}"
 
 
 def require_verdicts(summary: dict[str, Any], where: str) -> None:
-    """Raises UserError if a check that may end the run found something: what, how much, and where all of it is."""
+    """Raises UserError if a check that may end the run found something."""
     failed = {
         name: check
         for name, check in summary["checks"].items()

@@ -1,8 +1,8 @@
-"""Finds what is to be neither learned nor shown: secrets, by the rules of detect-secrets, and real e-mail addresses.
+"""Finds texts to be neither learned nor shown: secrets, by the rules of detect-secrets, and real e-mail addresses.
 
-Of detect-secrets, the rules for the keys and tokens of named services are taken, and the one for passwords that are
-assigned in quotes; those that go by entropy alone, and public IP addresses, find too much in prose, mathematics and
-code. A match counts if it looks drawn at random, and not where it is a placeholder.
+The rules are those for keys and tokens of named services, and the one for passwords that are assigned in quotes; rules
+by entropy alone, and for public IP addresses, find too much in prose, mathematics and code. A match counts if it looks
+drawn at random and is no placeholder.
 """
 
 from __future__ import annotations
@@ -22,14 +22,11 @@ from typing import Any
 SECRET, EMAIL = "[SECRET]", "[EMAIL]"
 
 LEFT_OUT = ("IPPublicDetector", "KeywordDetector", "PrivateKeyDetector", "BasicAuthDetector")
-"""Rules that are left out of those that every candidate is held against, or that have an own place below."""
+"""Rules that have an own place below, or that no candidate is held against."""
 
-LEAST_KEY = 20
-"""Characters of the shortest key that a service gives out."""
-LONGEST_KEY = 4000
-"""Characters; what is longer is an image or a file in base 64."""
-AROUND = 100
-"""Characters before and after a candidate that a rule may look at."""
+LEAST_KEY = 20  # characters of the shortest key that a service gives out
+LONGEST_KEY = 4000  # characters; longer ones are an image or a file in base 64
+AROUND = 100  # characters before and after a candidate that a rule may look at
 LEAST_PASSWORD = 8
 LEAST_ENTROPY = 3.0
 """Bits per character, by the frequencies of a match's own characters; 20 random hexadecimal digits have about 3.4."""
@@ -56,13 +53,13 @@ _UNREAL_HOST = re.compile(
     r"[a-z]+$|\.(?:png|jpe?g|gif|svg|webp|js|css|py|html?)$",
     re.IGNORECASE,
 )
-"""Reserved names (RFC 2606, RFC 6761), names that stand for any, and what is a file's name."""
+"""Reserved names (RFC 2606, RFC 6761), names that stand for any, and file names."""
 _UNREAL_USER = re.compile(r"^(?:git|hg|svn|x+|foo|bar|your\S*|user_?name|e?mail|no-?reply)$", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class PiiSpan:
-    """A private part of a text: its place and kind."""
+    """A private part of a text."""
 
     start: int
     end: int
@@ -70,7 +67,7 @@ class PiiSpan:
 
 
 def secrets(text: str) -> list[PiiSpan]:
-    """Returns the secrets in a text that look real, in order, none over another."""
+    """Returns the secrets in a text that look real, in order, without overlaps."""
     spans: list[PiiSpan] = []
     if "PRIVATE KEY" in text:
         spans += [PiiSpan(*match.span(), "private key") for match in _KEY_BLOCK.finditer(text)]
@@ -112,13 +109,13 @@ def without(text: str, spans: list[PiiSpan], word: str) -> str:
 
 
 def redact(text: str) -> str:
-    """Returns a text that can be shown: secrets and e-mail addresses masked."""
+    """Returns a text with secrets and e-mail addresses masked."""
     text = without(text, secrets(text), SECRET)
     return without(text, emails(text), EMAIL)
 
 
 def _candidates(text: str) -> Iterator[tuple[int, int]]:
-    """Yields the parts of a text that may hold keys, with what is around them: a hundredth of most texts."""
+    """Yields the parts of a text that may hold keys, with their surroundings: a hundredth of most texts."""
     waiting: tuple[int, int] | None = None
     for match in _CANDIDATE.finditer(text):
         if len(match[0]) > LONGEST_KEY or not _is_mixed(match[0]):
@@ -162,7 +159,7 @@ def _passwords(text: str) -> Iterator[PiiSpan]:
 
 @cache
 def _rules() -> list[tuple[str, list[re.Pattern[str]]]]:
-    """Returns the rules of detect-secrets for named services: what each finds, and its patterns."""
+    """Returns the rules of detect-secrets for named services: kind, and patterns."""
     import detect_secrets.plugins
     from detect_secrets.plugins.base import RegexBasedDetector
 
@@ -183,7 +180,7 @@ def _keyword_rule() -> Any:
 
 
 def _secret_part(match: re.Match[str]) -> tuple[int, int]:
-    """Returns where the secret is in a match: a group, where the pattern takes the words around it along."""
+    """Returns the secret's place in a match: a group, where the pattern takes the words around it along."""
     groups = [match.span(number) for number in range(1, (match.re.groups or 0) + 1) if match[number]]
     longest = max(groups, key=lambda span: span[1] - span[0], default=match.span())
     return longest if longest[1] - longest[0] >= LEAST_KEY else match.span()
