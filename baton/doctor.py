@@ -73,7 +73,9 @@ def examine_store(uri: str) -> list[Check]:
         folder = os.path.dirname(folder)
     below = f"{OWN}doctor-{uuid.uuid4().hex}"
     looks = {"listing": _listing, "commit": _commit, "large objects": _large, "clock": _clock}
-    checks = [_tried("store", partial(_reach, storage)), *_proxy(storage)]
+    checks = [_tried("store", partial(_reach, storage))]
+    if isinstance(storage.client, CloudStore) and (proxy := machine.describe_proxy(storage.client.address)):
+        checks.append(Check("store: proxy", "ok", proxy))
     checks += [] if storage.is_local else _rights(storage, f"{below}-right/1")
     if any(check.state == "problem" for check in checks):
         return checks
@@ -84,11 +86,6 @@ def examine_store(uri: str) -> list[Check]:
     finally:
         checks += _clean(storage, below, made)
     return checks
-
-
-def _proxy(storage: Storage) -> list[Check]:
-    found = machine.describe_proxy(storage.client.address) if isinstance(storage.client, CloudStore) else None
-    return [Check("store: proxy", "ok", found)] if found else []
 
 
 def _rights(storage: Storage, path: str) -> list[Check]:
@@ -298,7 +295,7 @@ def _libraries() -> Check:
 
 def _version(name: str) -> str | None:
     try:
-        return metadata.version(name).partition("+")[0]  # torch's says what it was built for
+        return metadata.version(name).partition("+")[0]  # torch adds its build
     except metadata.PackageNotFoundError:
         return None
 

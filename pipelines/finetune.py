@@ -31,7 +31,7 @@ def shards(recipe: Recipe) -> list[Graph]:
     spec = recipe.model.tokenizer
     placed = placing(recipe)
 
-    # A graph of its own: a loop in the root would make the last pod wait for the data split too.
+    # A graph of its own: after a loop in the root the last pod would wait for the data split too, off the batons' line.
     @dsl.pipeline(name="tokenize-shards")
     def tokenize_shards(baton: str) -> str:
         trained = None
@@ -126,7 +126,7 @@ def _single(recipe: Recipe) -> BaseComponent:
 
 
 def _phased(recipe: Recipe) -> BaseComponent:
-    """Returns the pipeline of several trainings, each its own run that starts from the model of the one before."""
+    """Returns the pipeline of several trainings, each its own run that starts from the previous one's model."""
     names, graphs = ", ".join(phase.name for phase in recipe.phases), phase_graphs(recipe)
 
     @dsl.pipeline(
@@ -204,11 +204,9 @@ def phase_graphs(recipe: Recipe) -> list[Graph]:
 
 
 def _own_executors(graph: GraphComponent, name: str) -> None:
-    """Names a graph's executors after it.
-
-    Where graphs have executors of the same names, kfp 2.17 renames those of the second, and gives to those of the first
-    what Kubernetes is told of the second's before that; to which of them is chance.
-    """
+    """Names a graph's executors after it."""
+    # kfp 2.17 renames executors of a second graph that have the names of the first's. Before that it gives the second's
+    # Kubernetes settings to some of the first's, by chance.
     spec, platforms = graph.component_spec.implementation.graph, graph.component_spec.platform_spec.platforms
     settings = [platforms[platform].deployment_spec.executors for platform in sorted(platforms)]
     for executors in (spec.deployment_spec["executors"].fields, *settings):
@@ -250,11 +248,9 @@ def stages(recipe: Recipe, split: dsl.PipelineTask, graphs: Sequence[Graph]) -> 
 def _trained(
     recipe: Recipe, split: dsl.PipelineTask, graphs: Sequence[Graph], placed: Placed
 ) -> tuple[Trained, dsl.PipelineTask]:
-    """Adds all stages but the report; returns what they came to, and the stage that reads back the last checkpoint.
-
-    Each waits for the one before by the baton that this passes on as it is. What is cached is safe, as the baton holds
-    what the split has seen of the run: it is another one where a run was deleted, or what a stage had left is gone.
-    """
+    """Adds all stages but the report; returns their outcome, and the stage that reads back the last checkpoint."""
+    # Each stage waits for the previous one by the baton that it passes on unchanged. The cache is safe, as the baton
+    # holds all that the split saw of the run: it changes where a run was deleted, or the output of a stage is gone.
     baton = placed(split, "data split").outputs["Output"]
     if recipe.data.shards > 1:
         sharded, *graphs = graphs

@@ -26,7 +26,6 @@ from baton.local import results
 from baton.signing import KEY_FILE, PublicKey, Signer
 
 app = typer.Typer(help="Shows the checkpoints of a run, and checks every byte.", no_args_is_help=True)
-
 CheckpointRow = TypeVar("CheckpointRow", results.Listed, results.VerifiedCheckpoint)
 Chosen = Annotated[
     str, typer.Argument(metavar="RUN_URI[@STEP]", help="STORE/runs/NAME, and a step; the newest when left out.")

@@ -134,7 +134,6 @@ def _marked(out: Console, words: str, name: str) -> Text:
 
 
 app = typer.Typer(help="Examines rows before a GPU is paid for.", no_args_is_help=True)
-
 RUN = "data-check"
 Examined = dict[str, Any]  # see `examine`
 MARKS = {

@@ -16,9 +16,7 @@ from baton.local.processes import StageRepaired, TrialFailed
 from baton.terminal import Terminal
 
 EVALUATED = ("loss", "perplexity", "accuracy", "reward", "reward_accuracy", "reward_margin")  # shown where known
-
 PIPED = 400  # columns of a table in a pipe
-
 console = Terminal(file=sys.stderr, highlight=False)
 
 

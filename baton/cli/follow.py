@@ -24,7 +24,6 @@ from baton.kubeflow.submit import FINAL_STATES, Submission
 from baton.terminal import Terminal, visible
 
 EXPLAIN_EVERY_S = 30.0  # between two looks at the pods of a run that still runs
-
 MARKS = {"SUCCEEDED": "[green]✓[/]", "FAILED": "[red]✗[/]", "CANCELED": "[red]✗[/]", "SKIPPED": "[dim]–[/]"}
 
 

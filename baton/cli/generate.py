@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 DEFAULT_LENGTH = 2048  # tokens that a model without a stated limit reads
-
 Messages = list[dict[str, str]]
 
 

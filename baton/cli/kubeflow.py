@@ -312,7 +312,7 @@ def ci_report(
             if result is None:
                 raise
             if submitted["state"] == "failed" and "run_id" not in submitted:
-                # A command failed; of runs Kubeflow says it.
+                # The command failed: the end of a run is Kubeflow's word.
                 submitted["state"] = "not started" if "exit_code" in submitted else UNKNOWN
             came_to = _of_run(storage, loaded, submitted)
             heading = f"Training of {loaded.name}: {ENDED.get(came_to.state, came_to.state)}"

@@ -24,8 +24,6 @@ from baton.terminal import visible
 
 REJECTED = 3  # exit code of a run that the recipe's gate rejects
 INTERRUPTED = 130  # exit code after Ctrl-C
-
-
 UNKNOWN = "unknown"  # state of a run that could not be followed to its end
 EXIT_CODES = {"failed": 1, "canceled": 1, "skipped": 1, "rejected": REJECTED, UNKNOWN: 4}  # 0 for all others
 

@@ -127,7 +127,7 @@ def merge_identical(spec: Spec, platform: Spec | None) -> None:
     for component in components.values():
         if "executorLabel" in component:
             component["executorLabel"] = kept[component["executorLabel"]]
-    while True:  # a graph is another one's equal once what lies in it is
+    while True:  # a graph equals another once their parts do
         before = len(components)
         kept = _merged(components, components.__getitem__)
         for graph in (spec["root"], *components.values()):

@@ -17,10 +17,8 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 Spec: TypeAlias = Mapping[str, Any]  # part of a compiled file, as YAML has it
-
 MAX_WORKFLOW_BYTES = 1_048_576  # Argo's limit for one workflow
 REST = 1_000  # metadata and the rest of the status
-
 FIXED, ARGUMENT, DAG = 5_950, 100, 210
 """Of a specification; around the text of a component, container or Kubernetes settings; of a graph's template."""
 STAGE, KUBERNETES, BOX, LOOP, DEPENDENCY = 795, 80, 545, 1_300, 24
@@ -34,7 +32,6 @@ COMPRESSED, COMPRESSED_BOX, COMPRESSED_LARGE = 0.054, 1_600, 1.6
 """Compressed bytes: of a byte of the nodes, of a graph or iteration besides, of a byte of a large value compressed."""
 MARGIN = 1.2  # of compressed nodes alone: their random order decides what repeats near enough to be compressed
 LARGE = 400  # characters from which on each copy of a value is compressed alone: the recipe, as data-split takes it
-
 ADDRESS = "s3://bucket/folder/runs/name-0f9e8d7c-6b5a-4938-8271-605f4e3d2c1b#2026-01-02T03:04:05.678Z.0"
 """A text that one stage hands to the next."""
 TRIALS = 8  # iterations of a loop over items that an earlier stage hands out, where nobody knows better

@@ -25,17 +25,13 @@ CODE = "code"  # placeholder of `code_version()` until a pipeline is compiled: m
 
 
 def component(function: Callable[..., object]) -> Callable[..., PipelineTask]:
-    """Makes a component of a function, as `kfp.dsl.component` does; where stages run the function stays what it is.
-
-    The compiled file then holds neither the function's source nor its documentation: Kubernetes keeps up to six copies
-    of them for each pod in an object of 1 MiB at most. The command names the function instead, behind `CODE`, in whose
-    place `baton.compiler` puts `code_version()`.
-    """
+    """Makes a component of a function, as `kfp.dsl.component` does; where stages run the function stays what it is."""
     if os.environ.get(RUNTIME) == "true":
         return function  # type: ignore[return-value]
     from kfp import dsl
 
     component = dsl.component(function, base_image="python:3.11", install_kfp_package=False)
+    # No source and no documentation: Kubernetes keeps up to six copies for each pod, in an object of 1 MiB at most.
     specification = component.component_spec
     for described in (specification, *(specification.inputs or {}).values(), *(specification.outputs or {}).values()):
         described.description = None
@@ -48,11 +44,9 @@ def component(function: Callable[..., object]) -> Callable[..., PipelineTask]:
 
 @functools.cache
 def code_version(root: Path = Path(__file__).parents[1]) -> str:
-    """Returns Baton's version and the beginning of the SHA-256 of all code that stages run.
-
-    Commands hold it, so that Kubeflow's cache tells one Baton from another where images keep their tag. A checkout, the
-    wheel made of it and an image with either have the same.
-    """
+    """Returns Baton's version and the beginning of the SHA-256 of all code that stages run."""
+    # In commands it makes Kubeflow's cache tell one Baton from another where images keep their tag. A checkout, the
+    # wheel made of it and an image with either have the same.
     digest = hashlib.sha256()
     for part in sorted(root.iterdir()):
         if part.name in NOT_IN_STAGES:

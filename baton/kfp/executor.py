@@ -28,7 +28,6 @@ from baton.runs.run import Run, chosen_name, now
 from baton.store.storage import Storage
 
 logger = logging.getLogger("baton")
-
 Inputs = Mapping[str, str | float]
 NAMES = {"lr_find": "learning-rate finder", "reject": "rejected"}
 """Stage → its name on Kubeflow's page, where it is not the function's."""

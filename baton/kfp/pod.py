@@ -13,7 +13,6 @@ from baton.signing import KEY_FILE, SIGNED_BY
 from baton.tracking.servers import KUBEFLOW_RUN
 
 BACKOFF_LIMIT = "24h"  # from the first attempt's start; kills a retried pod when it passes; the default is one hour
-
 TRAIN_CHUNK = "train-chunk"  # the stage that several nodes can share
 TRIED_AGAIN = ("data-split", "tokenize", "tokenize-shard", "lr-find", TRAIN_CHUNK, "evaluate", "export")
 """Stages that an engine starts again: those that take long. The others take seconds, and one that fails fails again."""

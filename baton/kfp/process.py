@@ -12,6 +12,7 @@ if __name__ == "__main__":  # before anything else is imported
     readahead.start(*sys.argv[1:2])
 
 import argparse
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -79,8 +80,6 @@ def page(sweep_uri: str, rung: int) -> None:
 
 
 def first_rows(recipe: Path, count: int, side: str, target: Path) -> None:
-    import json
-
     from baton.data.first_rows import first_rows
     from baton.recipe import load
     from baton.scratch import scratch_folder
@@ -91,8 +90,6 @@ def first_rows(recipe: Path, count: int, side: str, target: Path) -> None:
 
 
 def preview(recipe: Path, count: int, side: str, target: Path) -> None:
-    import json
-
     from baton.data.first_rows import preview
     from baton.recipe import load
     from baton.scratch import scratch_folder
@@ -103,8 +100,6 @@ def preview(recipe: Path, count: int, side: str, target: Path) -> None:
 
 
 def survey(sources: Path, target: Path) -> None:
-    import json
-
     from baton.data.first_rows import survey
 
     found = survey(json.loads(sources.read_text(encoding="utf-8")))

@@ -125,11 +125,10 @@ ENDPOINT_REMEDY = (
 
 _TIMEOUTS_S = (4, 30)
 _HEALTHZ_TIMEOUTS_S = (4, 10)  # seconds to connect and to read
-
 HEALTHZ_PATH = "/apis/v2beta1/healthz"
 LOG_PATH = "/log"  # end of the address of a pod's log, which is text
 _FORBIDDEN_UPLOADS = ("Failed to create a pipeline", "Failed to create a pipeline version")
-"""Kubeflow's whole answer without the right to upload; a fault of the file it names."""
+"""Kubeflow's whole answer where the right to upload is missing; a fault of the file it names."""
 TOKEN_REMEDY = (
     "Put a valid token in BATON_KFP_TOKEN or KF_PIPELINES_TOKEN. One that ends before the run is read again from the "
     "file of BATON_KFP_TOKEN_FILE or the command of BATON_KFP_TOKEN_COMMAND."
@@ -150,7 +149,7 @@ class NameClashError(UserError):
 
 
 class RefusedError(UserError):
-    """The endpoint, or what stands before it, does not let the user in: a token that has ended, a log-in page."""
+    """The endpoint, or a proxy before it, does not let the user in: a token that has ended, a log-in page."""
 
 
 class ForbiddenError(RefusedError):
@@ -361,7 +360,6 @@ def ui_address(endpoint: str) -> str:
 COMMAND = "BATON_KFP_TOKEN_COMMAND"  # environment variable: prints the bearer token
 COMMAND_S = 60  # seconds that it may take
 FILES = ("BATON_KFP_TOKEN_FILE", kfp.client.KF_PIPELINES_SA_TOKEN_ENV)  # environment variables: ours and kfp's own
-
 Token = str | Renewed | None
 
 
@@ -485,7 +483,7 @@ class KubeflowClient(kfp.Client):  # type: ignore[misc]
         return self._versions[version]
 
     def workflow(self, run_id: str) -> Workflow:
-        """Returns the Argo workflow, which has the messages of pods. Only v1beta1 has it, not served everywhere."""
+        """Returns the Argo workflow, which has the messages of pods; only v1beta1, not served everywhere, has it."""
         answer = json.loads(self._get(f"/apis/v1beta1/runs/{run_id}"))
         manifest = answer.get("pipeline_runtime", {}).get("workflow_manifest")
         return Workflow.of(json.loads(manifest)) if manifest else Workflow()

@@ -79,11 +79,11 @@ def end_mlflow_runs(client: KubeflowClient, run: KubeflowRun, state: str) -> lis
     if state not in ENDS:
         return []
     places = set(_places(client.specification(run)))
-    said = []
+    lines = []
     for uri, page in {(place.mlflow, place.page) for place in places}:
         experiments = [place.experiment for place in places if place.mlflow == uri]
-        said += _closed(uri, page, experiments, run.run_id, ENDS[state])
-    return said
+        lines += _closed(uri, page, experiments, run.run_id, ENDS[state])
+    return lines
 
 
 def _closed(uri: str, page: str | None, experiments: list[str], run_id: str, status: tracking_run.Ended) -> list[str]:

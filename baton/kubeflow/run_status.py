@@ -104,12 +104,9 @@ FROZEN = (
     "told by the store, or unknown. Kubeflow's own page still tells."
 )
 OMITTED = "RUNTIME_STATE_UNSPECIFIED"  # the backend's word for a node that will not run
-
 APPLY = "Apply k8s/components/retry-lost-pods (docs/cluster.md)"
-
 LAG_S = 5.0  # the record of the stages may be behind the run's: between two looks at them
 OWN = "Kubeflow's own pod of the pipeline"  # what fails and is no stage: the driver of a graph
-
 LOST = "The machine was preempted: "
 LAUNCHER = (
     "It has left no word, so Kubeflow's launcher around it ended and not the stage: as a rule the API server, ML "
@@ -150,8 +147,6 @@ HINTS = (  # message of a pod → remedy
 )
 
 SAID = re.compile(r"^(?:\[KFP Executor [^]]* ERROR\]:|.* ERROR baton:) (.+)$", re.MULTILINE)  # a stage's error log
-
-
 Path = tuple[str, ...]  # keys of the graphs around a task, outermost first, and its own
 
 
@@ -295,7 +290,7 @@ def _workflow(client: KubeflowClient, run: KubeflowRun) -> Workflow:
 
 
 def _lags(run: KubeflowRun, stages: list[StageStatus]) -> bool:
-    """Tells whether a run has ended, and the record of its stages has not."""
+    """Tells whether the record of the stages is behind that of the run, which has ended."""
     return run.state in FINAL_STATES and any(stage.state in GOING_ON for stage in stages)
 
 
@@ -322,7 +317,7 @@ def _is_driver(node: Node) -> bool:
 
 
 def _pods(workflow: Workflow, stages: list[StageStatus]) -> tuple[list[list[Node]], list[list[Node]]]:
-    """Returns the pods of each stage, and those of no stage whose last attempt failed or does not start."""
+    """Returns the pods of each stage, and the attempts at every other pod that failed or does not start."""
     tasks = TaskNodes([(stage.key, stage.parents) for stage in stages if stage.name != OWN], ())
     pods = [[] if stage.name == OWN else tasks.pods(stage.key, stage.parents, workflow.nodes) for stage in stages]
     claimed = {node["id"] for of_stage in pods for node in of_stage}

@@ -14,11 +14,8 @@ from baton.kubeflow.connection import KubeflowClient, Token, connect, quiet
 from baton.kubeflow.submit import PipelineFile, experiment_id_of, required, started_from
 
 PREFIX = "retrain-"  # of the names of Baton's recurring runs; the recipe's name follows
-
 DESCRIPTION = "Retrains {} if data or recipe have changed."  # marks Baton's own: the name may be anybody's
-
 CLOCK = "UTC, unless Kubeflow's CRON_SCHEDULE_TIMEZONE says otherwise"  # of Kubeflow's controller
-
 _PAGE = 100
 
 

@@ -157,9 +157,7 @@ def _named(name: str) -> str:
 
 FINAL_STATES = frozenset({"SUCCEEDED", "FAILED", "CANCELED", "SKIPPED"})
 MAX_TRANSIENT_FAILURES = 5  # polls in a row; the pauses between them double
-
 POLL_S = 5.0  # between two polls of a run that somebody waits for
-
 _MAX_PAUSE_S = 60.0
 RESUMES_IN_S = 30.0  # for which a run that was started again may be shown as ended
 
@@ -171,9 +169,9 @@ class Submission:
     run_id: str
     run_name: str
     url: str
-    """Where the run is shown in the Kubeflow Pipelines UI."""
+    """Page of the run in the Kubeflow Pipelines UI."""
     registered: RegisteredPipeline | None = None
-    """The version of the pipeline that it was started from; None where it carries its specification itself."""
+    """Version of the pipeline that it was started from; None where it carries its specification itself."""
 
 
 def submit(

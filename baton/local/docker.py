@@ -182,7 +182,6 @@ FORWARDED = (  # beginnings of the names of variables that containers get
     *("HF_", "HUGGING_FACE_", "MLFLOW_", "WANDB_", "OMP_", "MKL_", "TOKENIZERS_", "BATON_STORE_", "BATON_SIGN"),
 )
 FORWARDED_NAMES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
-
 _OURS = ("/", "/tmp", "/dev", "/dev/shm", "/proc", "/sys", "/bin", "/etc", "/lib", "/opt", "/opt/baton", "/usr")
 """Folders that an image has itself."""
 _CACHES = ("BATON_CACHE", "HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "HF_XET_CACHE", "HF_MODULES_CACHE")

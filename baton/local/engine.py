@@ -30,8 +30,8 @@ from baton.recipe import extras, load
 from baton.recipe.recipe import Recipe
 from baton.source import credentials, prepare
 
-_taken = threading.Lock()  # by the run that has this process's engine
-_before: dict[str, str | None] = {}  # values of the variables that the engine has set
+_taken = threading.Lock()  # held by the run that has this process's engine
+_before: dict[str, str | None] = {}  # variables that the engine has set → values before
 
 
 def require_one_machine(recipe: Recipe) -> None:

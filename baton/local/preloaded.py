@@ -22,7 +22,7 @@ for name in (
     "baton.export.export",
     "datasets",
 ):
-    with contextlib.suppress(ImportError):  # the stage that needs it says so
+    with contextlib.suppress(ImportError):  # the stage that needs it raises it
         importlib.import_module(name)
 with contextlib.suppress(ImportError):
     from transformers.conversion_mapping import get_checkpoint_conversion_mapping

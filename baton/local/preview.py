@@ -115,7 +115,7 @@ def is_at_hand(model: str) -> bool:
 def lengths(recipe: Recipe, on_event: Callable[[Event], None] = lambda event: None) -> list[int]:
     """Returns the tokens of the first usable rows, ascending, of a pair the longer side's; none without a tokenizer."""
     try:
-        with processes.environment(HF_HUB_OFFLINE="1"):
+        with processes.environment(HF_HUB_OFFLINE="1"):  # nothing is fetched
             seen = preview(recipe, MEASURED, None, on_event)
     except BatonError:
         return []

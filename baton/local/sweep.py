@@ -49,10 +49,8 @@ def is_prepared(run: Run) -> bool:
 
 
 logger = logging.getLogger("baton")
-
 BESIDE = 2  # stages beside the chunk that trains, at most: checking a checkpoint, writing the page
 TRIES = 2  # starts of a chunk that fails for another reason than the user's, as of a pod
-
 Answer = TypeVar("Answer", bound=Event)
 
 
@@ -81,8 +79,7 @@ class LocalSweep:
             self._finish_beside()
         finally:
             for process, _ in self._pending:
-                # After an error; else all were waited for. What they had begun, the sweep does again when it is
-                # resumed.
+                # Only after an error are some left. The resumed sweep does their work again.
                 process.kill()
             self._beside.shutdown()
         return Run.open(best)
