@@ -127,8 +127,8 @@ def make_deterministic(threads: int | None, deterministic: bool, *, tf32: bool =
     if threads:
         torch.set_num_threads(threads)
     imports.use_deterministic(deterministic)
-    # On, it fills each new tensor with NaN to catch kernels that read what they did not write; on the CPU that took
-    # a third of a small model's step.
+    # On, it fills each new tensor with NaN, to catch kernels that read uninitialized memory; on the CPU that took a
+    # third of a small model's step.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = False
     if tf32:
@@ -164,7 +164,7 @@ class Setup:
     weighs: bool = True  # whether rows and tokens count alike, not batches; see `ChunkTrainer`
 
     def trainer(self, kind: type, config: TrainingArguments, *mixins: type, **extra: object) -> ChunkTrainer:
-        """Builds the method's trainer: TRL's class behind mixins of the method and of what the recipe uses."""
+        """Builds the method's trainer: TRL's class behind the mixins of the method and of the recipe's features."""
         recipe = self.recipe
         rows = trainable.rows_of_tokens(recipe, self.model, self.tokenizer)
         stopping = recipe.training.early_stopping
@@ -276,7 +276,7 @@ def resolve_micro_batch(
     recipe = context.recipe
     if recipe.training.micro_batch_size != "auto":
         return context
-    # Trials draw random numbers, and the run is to begin as one whose recipe names the size.
+    # Trials draw random numbers, and the run must begin as if its recipe named the size.
     with rng.undisturbed():
         if gpu := machine.gpu():
 

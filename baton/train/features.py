@@ -42,7 +42,7 @@ def features_of(recipe: Recipe, config: TrainingArguments, *, weighs: bool) -> l
         Zero: is_dealt and parallel.is_zero,
         Fsdp: is_dealt and parallel.strategy == "fsdp",
         ParamGroups: training.groups or training.compile_optimizer,
-        # After what weighs the loss: a micro-batch's router loss counts as its rows do.
+        # After the weighing of the loss: a micro-batch's router loss counts as its rows do.
         RouterLosses: training.router,
     }
     return [feature for feature, is_used in used.items() if is_used]
@@ -75,7 +75,7 @@ class ParamGroups(ChunkTrainer):
         return optimizer
 
     def _clip_grad_norm(self, model: nn.Module) -> torch.Tensor:
-        # transformers 5.23 clips all gradients together; here those of a group with its own norm are clipped then.
+        # transformers 5.23 clips all gradients together; a group with its own norm is clipped after that.
         norm = super()._clip_grad_norm(model)
         for group in self.recipe.training.groups:
             if group.max_grad_norm:
@@ -84,7 +84,7 @@ class ParamGroups(ChunkTrainer):
         return norm
 
     def _get_learning_rate(self) -> float:
-        # transformers 5.23 asks for the first group's before the schedule's step, and logs it after; so do the others.
+        # transformers 5.23 reads the first group's rate before the schedule's step and logs it after; so do all here.
         groups = self.optimizer.param_groups
         self._rates = {f"learning_rate/{x['name']}": float(x["lr"]) for x in groups if "name" in x}
         return super()._get_learning_rate()

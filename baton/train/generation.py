@@ -54,14 +54,14 @@ class ConversationalPrompts(ChunkTrainer):
         end = ChatTemplate(self.processing_class).end_of_turn
         if end is None or end in self.eos_token_ids or not isinstance(self.train_dataset[0]["prompt"], list):
             return
-        # TRL takes those of the tokenizer and the model, and neither need name the one that the template writes.
+        # TRL takes the tokenizer's and the model's, and neither need name the template's.
         self.eos_token_ids = [*self.eos_token_ids, end]
         self.generation_config.eos_token_id = self.generation_kwargs["eos_token_id"] = self.eos_token_ids
 
     def _calculate_rewards(
         self, inputs: list[Row], prompts: list[Any], completions: list[Any], completion_ids_list: list[list[int]]
     ) -> Any:
-        # TRL 1.16 judges what the model saw: a conversation, where the row's prompt is a text.
+        # TRL 1.16 judges the model's view: a conversation, where the row's prompt is a text.
         if chat.PROMPT_TEXT in inputs[0]:
             prompts = [row[chat.PROMPT_TEXT] for row in inputs]
             completions = self.processing_class.batch_decode(completion_ids_list, skip_special_tokens=True)
@@ -216,7 +216,7 @@ class VirtualGeneration(ResumableGeneration):
             with self._as_one_worker():
                 return super()._prepare_inputs(inputs)
         position = self._passes.at(len(self._records))
-        if position in self._written:  # what was logged while it was written belongs to the worker
+        if position in self._written:  # its writing's log belongs to the worker
             weighing.add_micro_batch(self, "train", self._written[position])
         return self._inputs[position]
 
@@ -225,7 +225,7 @@ class VirtualGeneration(ResumableGeneration):
         self.enter_training(model)
         # All own workers write before any trains, as the loss counts the tokens of all.
         size = self.recipe.steps_per_generation
-        every = size * getattr(self, "num_iterations", 1)  # distillation trains on what it has written once
+        every = size * getattr(self, "num_iterations", 1)  # distillation trains once on completions
         self._written: dict[tuple[int, int], MicroBatchResult] = {}
         self._inputs = {}
         for number in range(self._passes.rounds):

@@ -138,7 +138,7 @@ class Guarded(ChunkTrainer):
         return 0.0 if self.skips_step else float(super().floating_point_ops(inputs))
 
     def _clip_grad_norm(self, model: nn.Module) -> Any:
-        # transformers 5.23 clips gradients here, of which a skipped step has none.
+        # transformers 5.23 clips gradients here; a skipped step has none.
         return None if self.skips_step else super()._clip_grad_norm(model)
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: torch.Tensor | float | None = None) -> Any:
@@ -252,7 +252,7 @@ def keep_skip(context: TrainContext, trainer: ChunkTrainer, error: SkipError) ->
         loader = trainer.callback_handler.train_dataloader
         numbers = rows_of_step(loader, context.recipe, context.plan.steps_per_epoch, error.step)
         rows = locate_rows(run, context.recipe, numbers)
-    except Exception as failure:  # what cannot be found out is no reason to train on them
+    except Exception as failure:  # unknown rows are no reason to train on them
         logger.warning("the rows of step %d are not known: %s: %s", error.step, type(failure).__name__, failure)
     skip = Skip(
         step=error.step,

@@ -250,7 +250,7 @@ class _Package:
 
 
 def _news(module: ModuleType) -> dict[str, Any]:
-    """Takes out and returns what others have set in a module that has not run, but for its own modules."""
+    """Takes out and returns values that others have set in a module that has not run, but for its own modules."""
     before = _loader(module).before
     news = {name: value for name, value in vars(module).items() if name not in before or before[name] is not value}
     for name in news:
@@ -336,7 +336,7 @@ def _read_installed() -> InstalledPackages | None:
 
 
 class _LookupFinder(MetaPathFinder):
-    """Finds the module by which Transformers reads its own source to learn what models it has."""
+    """Finds the module by which Transformers reads its own source, to list its models."""
 
     def __init__(self, known: InstalledPackages | None) -> None:
         self._known = known

@@ -13,7 +13,7 @@ from baton.train.protocol import ChunkTrainer, Options, StateDict
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-SyncRefModelCallback.stateless = True  # what it moves is saved by `MovingReference`
+SyncRefModelCallback.stateless = True  # `MovingReference` saves the weights that it moves
 
 
 def moving(sync: SyncReference | None) -> Options:

@@ -301,7 +301,7 @@ class Zero(ChunkTrainer):
         optimizer.load_state_dict(parts, load_optimizer_states=True, load_from_fp32_weights=True)
         if _splits_weights(optimizer):
             optimizer.checkpoint_event_epilogue()
-        else:  # the weights are what a step would make of their masters
+        else:  # weights from their masters, as a step would make them
             optimizer.update_lp_params()
 
     def write_optimizer(self, output_dir: str) -> None:

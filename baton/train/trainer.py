@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 PAGED = 100_000  # numbers of a weight from which on bitsandbytes pages its state
+# In messages of writers that are not Python's: the folder is full.
 NO_ROOM = ("No space left", "PytorchStreamWriter failed", "unexpected pos", "StorageFull")
-"""How messages of writers that are not Python's say that a folder is full."""
 
 
 class ExactResume(ChunkTrainer):
@@ -73,8 +73,8 @@ class ExactResume(ChunkTrainer):
         self.restored_rng = tree_digest(rng.capture())
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        # transformers 5.23 has PEFT widen what it loads to 32 bits; on a base in few bits TRL trains it in bfloat16, as
-        # it was saved.
+        # transformers 5.23 has PEFT widen loaded weights to 32 bits; on a base in few bits TRL trains them in bfloat16,
+        # as they were saved.
         types = {name: weight.dtype for name, weight in self.model.named_parameters()}
         self.read_weights(resume_from_checkpoint, model)
         for name, weight in self.model.named_parameters():
@@ -98,7 +98,7 @@ class ExactResume(ChunkTrainer):
     def _save_checkpoint(self, model: nn.Module, trial: object) -> None:
         # transformers 5.23 has one output folder; here a checkpoint goes where there is room, best place first.
         for pending in self.places():
-            # `Trainer` derives the checkpoint's folder from its output folder, so that one moves with the place.
+            # `Trainer` derives the checkpoint's folder from its output folder.
             self.args.output_dir = os.path.dirname(pending.folder)
             self._send = pending.send if pending.writer else None
             failure: Exception | None = None
@@ -164,7 +164,7 @@ class ExactResume(ChunkTrainer):
                 weights.result()
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        # transformers 5.23 counts on weights having made the folder; here their thread may not have come to it.
+        # transformers 5.23 expects the weights to have made the folder; here their thread may be later.
         os.makedirs(output_dir, exist_ok=True)
         self.write_optimizer(output_dir)
         if self._send:
@@ -175,7 +175,7 @@ class ExactResume(ChunkTrainer):
 
     def method_state(self) -> StateDict:
         buffers = self.recipe.training.spec.buffers
-        # Left out while it is empty: a fork may have another guard than its parent, or alone have one.
+        # Left out while empty: a fork may have another guard than its parent, or alone have one.
         window = {"guard": self.guard_window} if self.guard_window else {}
         return {**super().method_state(), **window, **{name: getattr(self, buffers[name]) for name in buffers}}
 
@@ -230,7 +230,7 @@ def free_load_memory(optimizer: Any) -> Iterator[None]:
 
 
 def page_state(optimizer: Any) -> None:
-    """Pages what was loaded: bitsandbytes pages state that it makes, and not state that it loads."""
+    """Pages loaded state: bitsandbytes pages only state that it makes."""
     functional = sys.modules["bitsandbytes"].functional
     for weight, values in optimizer.state.items():
         for name in {"state1", "state2"} & values.keys():

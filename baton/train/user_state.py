@@ -83,7 +83,7 @@ class StateSlot:
     ahead: bool = False  # whether code that is called ahead of the step refers to it
 
     def get(self) -> Any:
-        """Returns the value; an AttributeError, KeyError or ValueError tells that there is none."""
+        """Returns the value; raises AttributeError, KeyError or ValueError where there is none."""
         if self.kind == "item":
             return self.holder[self.key]
         if self.kind == "attribute":
@@ -116,7 +116,9 @@ class OwnStates:
 
     def __init__(self, trainer: ChunkTrainer) -> None:
         self._trainer = trainer
+        # Digests that a change is measured from: before the run's first step, as far as a checkpoint carries them.
         self._bases = {name: value.digest for name, value in Walk(trainer).values().items()}
+        # As this chunk's training began: digests, owners, and identities of mutable values.
         self._began: dict[str, str] = {}
         self._owners: set[str] = set()
         self._same: dict[str, int] = {}
@@ -157,7 +159,7 @@ class OwnStates:
         return {name: values[name].digest for name in self._saved if name in values}
 
     def capture(self) -> tuple[dict[str, Any], dict[str, torch.Tensor], OwnState]:
-        """Returns the carried state, its arrays, and the names of what is carried and what is not."""
+        """Returns the carried state, its arrays, and the names of carried and lost values."""
         found = Walk(self._trainer)
         values = found.values()
         changed = {name: value for name, value in values.items() if value.digest != self._bases.get(name)}
@@ -227,7 +229,7 @@ def digest(carried: Mapping[str, str]) -> str:
 
 
 def merge_rank_states(rows: Sequence[OwnState], *, each_writes: bool = True) -> OwnState:
-    """Returns the state of all ranks; `each_writes` a part of the checkpoint, or all share one."""
+    """Returns the state of all ranks; `each_writes` its own part, or all share one checkpoint."""
     carried, lost = {}, {name: why for row in rows for name, why in row.lost.items()}
     for name in sorted({name for row in rows for name in row.carried}):
         digests = [row.carried.get(name, "") for row in rows]
@@ -244,7 +246,7 @@ class Walk:
     def __init__(self, trainer: ChunkTrainer) -> None:
         self.slots: dict[str, StateSlot] = {}
         self.owners: dict[str, Any] = {}
-        self._seen: dict[int, object] = {}
+        self._seen: dict[int, object] = {}  # by identity, and held: no other object may get it
         self._packages: set[str] = set()
         self._ahead = False
         self._depth = 0
@@ -525,7 +527,7 @@ class Encoded:
         return found.hexdigest()
 
     def _unknown(self, value: Any, depth: int) -> list[Any]:
-        """Returns what can be compared of an object that cannot be carried."""
+        """Returns the comparable part of an object that cannot be carried."""
         kind = type(value)
         name = f"{kind.__module__}.{kind.__qualname__}"
         top = kind.__module__.partition(".")[0]

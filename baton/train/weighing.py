@@ -167,7 +167,7 @@ class WeighedRows(ChunkTrainer):
         return super().prediction_step(*arguments, **options)
 
     def record_evaluation(self, inputs: Any, compute: Callable[[], Any]) -> MicroBatchResult:
-        self.weighed = ChunkTrainer.figure_weights(self, inputs)  # where the loss is computed, it is told better
+        self.weighed = ChunkTrainer.figure_weights(self, inputs)  # `compute_loss` knows better ones
         with _ungathered(self.accelerator) if self.computes_alone else contextlib.nullcontext():
             made = record_micro_batch(self, "eval", compute)
         is_filler = self.fills_up(len(self._evaluated))

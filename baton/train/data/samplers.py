@@ -158,7 +158,7 @@ def lengths(rows: Dataset) -> list[int]:
     """Returns the tokens of each row, over all columns that hold a sequence."""
     columns = [rows.data.column(name) for name in rows.column_names if name.endswith("_ids")]
     total = sum(pc.list_value_length(column).to_numpy().astype(np.int64) for column in columns)
-    chosen = rows._indices  # what `select` left of the table; there is no public name for it
+    chosen = rows._indices  # after `select`; there is no public name for it
     return [int(length) for length in (total if chosen is None else total[chosen.column(0).to_numpy()])]
 
 

@@ -66,7 +66,7 @@ class ExactKTO(ChunkTrainer):
         return super()._compute_loss(model, inputs, return_outputs)
 
     def _compute_kl_logps(self, model: Any, batch: Any) -> Any:
-        # TRL 1.16 takes the mean of what this returns, of the model and then of the reference.
+        # TRL 1.16 takes the mean of this result, for the model and then for the reference.
         known = next(self._asked, None)
         if known is None:
             return super()._compute_kl_logps(model, batch)
