@@ -55,8 +55,7 @@ def prove(
 ) -> ProofPart:
     """Reads a chunk's checkpoint back, marks newest and best, applies retention, and writes the proof.
 
-    Raises:
-        RewritableDamageError: the store does not hold what was committed.
+    `RewritableDamageError` if the store does not hold what was committed.
     """
     started = time.time()
     store.require_whole(checkpoint, store.verify(checkpoint))
@@ -100,11 +99,7 @@ def _mark(store: CheckpointStore, checkpoint: Checkpoint) -> None:
 
 
 def read_back(run_uri: str, index: int) -> str:
-    """Verifies a chunk's checkpoint, see `promote`, and returns its part of the proof in Markdown.
-
-    Raises:
-        DamagedError: the last chunk's checkpoint is not what was committed.
-    """
+    """Verifies a chunk's checkpoint, see `promote`, and returns its part of the proof in Markdown."""
     run = Run.open(run_uri)
     try:
         return proof_as_markdown(promote(run, index))

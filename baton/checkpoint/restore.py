@@ -17,23 +17,17 @@ from baton.store.cache import NodeCache
 
 logger = logging.getLogger("baton")
 
-TRIES = 5
-"""Searches for the newest checkpoint, repeated while retention removes what was listed."""
+TRIES = 5  # searches for the newest checkpoint, repeated while retention removes what was listed
 
 
 @dataclass(frozen=True)
 class FetchedCheckpoint:
-    """A checkpoint downloaded to this machine.
-
-    Attributes:
-        is_target: Whether the chunk has nothing left to train and lacks only its score.
-        left_out: Parts of the state that a negative control has removed from the folder.
-    """
+    """A checkpoint downloaded to this machine."""
 
     checkpoint: Checkpoint
     folder: str
-    is_target: bool = False
-    left_out: tuple[str, ...] = ()
+    is_target: bool = False  # nothing left to train in this chunk, which lacks only its score
+    left_out: tuple[str, ...] = ()  # parts of the state that a negative control has removed from the folder
 
     @property
     def step(self) -> int:

@@ -29,12 +29,9 @@ from baton.store.manifest import DAMAGED, REMOVED
 
 logger = logging.getLogger("baton")
 
-ABANDONED_AFTER = timedelta(hours=1)
-"""Age of an uncommitted upload's newest file after which its writer counts as gone."""
-CLOCKS_DIFFER = timedelta(days=1)
-"""Bound on how far this machine's clock is ahead of the store's."""
-TRIES = 5
-"""Attempts at a listing or removal that other processes' removals disturb."""
+ABANDONED_AFTER = timedelta(hours=1)  # age of an uncommitted upload's newest file after which its writer counts as gone
+CLOCKS_DIFFER = timedelta(days=1)  # bound on how far this machine's clock is ahead of the store's
+TRIES = 5  # attempts at a listing or removal that other processes' removals disturb
 T = TypeVar("T")
 
 _OBJECT = re.compile(
@@ -53,20 +50,17 @@ class StepObjects:
 
 @dataclass
 class Removal:
-    """Objects to remove together: manifests, files (path → bytes), and, if `forget`, the removal's marks.
-
-    `beside` holds all objects of the step as listed, `newest` the newest whole checkpoint then, `listed` its step's.
-    """
+    """Objects of a step to remove together."""
 
     step: int
     reason: str
     attempts: list[str] = field(default_factory=list)
     manifests: dict[str, datetime] = field(default_factory=dict)
-    files: dict[str, int] = field(default_factory=dict)
-    forget: bool = True
-    beside: StepObjects = field(default_factory=StepObjects)
-    newest: Checkpoint | None = None
-    listed: StepObjects = field(default_factory=StepObjects)
+    files: dict[str, int] = field(default_factory=dict)  # path → bytes
+    forget: bool = True  # also remove the removal's marks
+    beside: StepObjects = field(default_factory=StepObjects)  # all objects of the step at the listing
+    newest: Checkpoint | None = None  # the newest whole checkpoint at the listing
+    listed: StepObjects = field(default_factory=StepObjects)  # its step's objects
 
     @property
     def bytes(self) -> int:

@@ -27,13 +27,10 @@ if TYPE_CHECKING:
 WEIGHTS, OPTIMIZER = "pytorch_model_fsdp_0", "optimizer_0"
 FOLDERS = (WEIGHTS, OPTIMIZER)
 METADATA = ".metadata"
-PREFIX = "model."
-"""Accelerate saves the weights under this one entry."""
-SHARD_SIZE = "5GB"
-"""Largest file of a merged model, as in Transformers; memory holds one at a time."""
+PREFIX = "model."  # Accelerate saves the weights under this one entry
+SHARD_SIZE = "5GB"  # largest file of a merged model, as in Transformers; memory holds one at a time
 ADAPTER = "adapter_config.json"
-SUFFIXES = (".pt", ".pth", ".bin", ".pkl")
-"""Files that PyTorch writes as pickles."""
+SUFFIXES = (".pt", ".pth", ".bin", ".pkl")  # files that PyTorch writes as pickles
 _OF_METADATA = (
     *("Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata", "TensorProperties"),
     *("MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING"),
@@ -46,8 +43,7 @@ _SAFE = {
     ("pathlib", "PosixPath"),
 }
 """Classes that a `.metadata` may name, besides torch's dtypes. Constructing one has no effect."""
-_MEMO = ("PUT", "BINPUT", "LONG_BINPUT")
-"""Opcodes by which a pickle numbers a value for later reference."""
+_MEMO = ("PUT", "BINPUT", "LONG_BINPUT")  # opcodes by which a pickle numbers a value for later reference
 _DTYPES = ("float", "bfloat", "int", "uint", "bool", "complex")
 
 
@@ -161,10 +157,7 @@ def as_whole(folder: str, scratch: str) -> str:
 def merge(folder: str, target: str, *, shard_size: str = SHARD_SIZE) -> list[str]:
     """Writes a sharded checkpoint's model as safetensors, with configuration and tokenizer, and returns the file names.
 
-    Memory holds one file of the result at a time, or the largest tensor where that is larger.
-
-    Raises:
-        DamagedError: a piece of a tensor is missing, or a pickle holds code.
+    Memory holds one file of the result at a time, or the largest tensor. `DamagedError` if a tensor's piece is missing.
     """
     import torch
     from huggingface_hub import split_state_dict_into_shards_factory

@@ -21,8 +21,7 @@ from baton.runs.run import Run
 from baton.signing import KEY_FILE, Bundle, PublicKey, SignatureError, signer_here
 from baton.store.manifest import Manifest, read_manifest
 
-SIGNATURE = "signature"
-"""Key of the signature in a manifest's `meta`."""
+SIGNATURE = "signature"  # key of the signature in a manifest's `meta`
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "https://model_signing/signature/v1.0"
 
@@ -32,8 +31,7 @@ class Sources(Document):
 
     recipe: str = ""
     plan: str = ""
-    data: str = ""
-    """Of the document with the digest of the rows."""
+    data: str = ""  # of the document with the digest of the rows
     tokens: str = ""
     """Of the run's document and the manifest of the tokenized rows, which has the SHA-256 of their files."""
     models: str = ""

@@ -27,14 +27,10 @@ from baton.store.bundle import BundleWriter
 logger = logging.getLogger("baton")
 
 MEMORY = "/dev/shm"
-MARGIN = 1.1
-"""Required room, as a multiple of the expected bytes."""
-LEFT_FREE = 512 * 1024**2
-"""Bytes of memory that staging leaves free."""
-LEAST_HELD = 2**20
-"""Smallest file in bytes to be held in memory."""
-NAME_LENGTH = 60
-"""Characters of a file's name in `memfd_create`, which takes 249 bytes."""
+MARGIN = 1.1  # required room, as a multiple of the expected bytes
+LEFT_FREE = 512 * 1024**2  # bytes of memory that staging leaves free
+LEAST_HELD = 2**20  # smallest file in bytes to be held in memory
+NAME_LENGTH = 60  # characters of a file's name in `memfd_create`, which takes 249 bytes
 
 
 class SupersededError(BatonError):
@@ -43,21 +39,15 @@ class SupersededError(BatonError):
 
 @dataclass
 class PendingCheckpoint:
-    """A checkpoint staged on this machine, on its way to the store.
-
-    Attributes:
-        writer: The attempt that has some files already: the folder has no room for all, or several machines write.
-        digests: Digests of the state in memory, joined over all ranks.
-        must_keep: Whether no newer checkpoint may take its place.
-        superseded: Set once a newer one takes its place.
-    """
+    """A checkpoint staged on this machine, on its way to the store."""
 
     step: int
     folder: str
+    # The attempt that has some files already, as the folder has no room for all or several machines write.
     writer: BundleWriter | None = None
-    digests: dict[str, str] = field(default_factory=dict)
-    must_keep: bool = False
-    superseded: threading.Event = field(default_factory=threading.Event)
+    digests: dict[str, str] = field(default_factory=dict)  # of the state in memory, joined over all ranks
+    must_keep: bool = False  # no newer checkpoint may take its place
+    superseded: threading.Event = field(default_factory=threading.Event)  # set once a newer one takes its place
 
     def check(self) -> None:
         """Raises `SupersededError` once a newer checkpoint has taken its place."""

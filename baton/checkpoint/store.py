@@ -33,8 +33,7 @@ from baton.store.manifest import DAMAGED, Manifest, read_manifest
 TRAINING_FILES = re.compile(r"(^optimizer|^scheduler|^scaler|^rng_state|^baton_state|^trainer_state)")
 SHARD_SIZE_FORM = re.compile(r"[1-9][0-9]*(KB|MB|GB)")
 LOG_FILE = "trainer_state.json"
-LogEntry = dict[str, float]
-"""Logged values by name, `step` among them."""
+LogEntry = dict[str, float]  # logged values by name, `step` among them
 _STEP = re.compile(r"^step-(\d{8,})$")
 
 
@@ -43,8 +42,7 @@ class Parent(Document):
 
     step: int
     digest: str
-    manifest: str = ""
-    """SHA-256 of its manifest, if signed; see `signatures.manifest_digest`."""
+    manifest: str = ""  # SHA-256 of its manifest, if signed; see `signatures.manifest_digest`
 
 
 class Restoration(Document):
@@ -55,8 +53,7 @@ class Restoration(Document):
     """Part of the state → `match`, `mismatch`, `absent`, `left out` or `of other processes`."""
     level: str = "bitwise"
     """`bitwise`, or `consistent` where the machine differed or state of the user's code was not restored."""
-    skipped: list[str] = Field(default_factory=list)
-    """Why newer checkpoints were passed over."""
+    skipped: list[str] = Field(default_factory=list)  # why newer checkpoints were passed over
 
 
 class CheckpointMeta(Document):
@@ -64,34 +61,26 @@ class CheckpointMeta(Document):
 
     run: str = ""
     step: int = 0
-    digest: str
-    """Digest of the whole state in memory at the capture."""
+    digest: str  # digest of the whole state in memory at the capture
     state: dict[str, str] = Field(default_factory=dict)
     """Part of the state → its digest, and `state` → that of all parts."""
-    parent: Parent | None = None
-    """None for the first checkpoint of a run."""
-    chain: str = ""
-    """Digest over the digests of this checkpoint and all earlier ones."""
+    parent: Parent | None = None  # None for the first checkpoint of a run
+    chain: str = ""  # digest over the digests of this checkpoint and all earlier ones
     restored: Restoration = Restoration()
-    identity: str = ""
-    """Digest of recipe, data, model, code and plan, see `run.state_identity`."""
-    finished: bool = False
-    """Whether early stopping ended the run here."""
+    identity: str = ""  # digest of recipe, data, model, code and plan, see `run.state_identity`
+    finished: bool = False  # whether early stopping ended the run here
     fingerprint: Fingerprint = Fingerprint()
     trainable_parameters: int = 0
     chunk: int = 0
     created: str = ""
-    seconds: dict[str, float] = Field(default_factory=dict)
-    """Seconds of the process that made it, by phase."""
+    seconds: dict[str, float] = Field(default_factory=dict)  # seconds of the process that made it, by phase
     moved: Transfer = Transfer()
     work: RunCost = RunCost()
     forked_from: ForkOrigin | None = None
     skips: list[int] = Field(default_factory=list)
     """Steps up to this one that were skipped, also in its parent's run; see `training.guard`."""
-    hooks: OwnState | None = None
-    """State of the user's code; None in checkpoints of a Baton that did not look for it."""
-    sources: Sources | None = None
-    """Digests of its sources, if signed."""
+    hooks: OwnState | None = None  # state of the user's code; None in checkpoints of a Baton that did not look for it
+    sources: Sources | None = None  # digests of its sources, if signed
     made: FormatVersions = FormatVersions()
 
 
@@ -188,7 +177,6 @@ class CheckpointStore:
         return bundle.is_whole(self.storage, self.prefix(checkpoint.step), checkpoint.manifest)
 
     def open_writer(self, step: int, check: Callable[[], None] = lambda: None) -> BundleWriter:
-        """Begins an attempt at a checkpoint; see `bundle.BundleWriter`."""
         find = partial(self.ancestors, step)
         return BundleWriter(self.storage, self.prefix(step), kind="checkpoint", check=check, find_copy_sources=find)
 
@@ -210,7 +198,6 @@ class CheckpointStore:
         return CopySources(found)
 
     def commit(self, step: int, writer: BundleWriter, meta: CheckpointMeta) -> tuple[Checkpoint, bool]:
-        """Commits what was sent; see `bundle.BundleWriter.commit`."""
         # Run and step override those in `meta`: by them `_checked` detects a folder copied from elsewhere.
         stated: dict[str, Any] = {**meta.to_json(), "run": self.run.name, "step": step}
         if self.signed_by:
@@ -245,11 +232,9 @@ class CheckpointStore:
         return bundle.fetch(self.storage, prefix, manifest, local_dir, cache, names)
 
     def verify(self, checkpoint: Checkpoint) -> list[str]:
-        """Reads a checkpoint back; see `bundle.verify`."""
         return bundle.verify(self.storage, self.prefix(checkpoint.step), checkpoint.manifest)
 
     def require_whole(self, checkpoint: Checkpoint, problems: list[str]) -> None:
-        """Marks a checkpoint in which problems were found; see `bundle.require_whole`."""
         bundle.require_whole(self.storage, self.prefix(checkpoint.step), checkpoint.manifest, problems)
 
     def code(self, checkpoint: Checkpoint) -> list[str]:
@@ -299,12 +284,7 @@ class CheckpointStore:
         return self.as_checkpoint(step, manifest)
 
     def as_checkpoint(self, step: int, manifest: Manifest) -> Checkpoint:
-        """Returns the checkpoint of a manifest.
-
-        Raises:
-            DamagedError: it is of no checkpoint.
-            FormatError: a newer Baton wrote it.
-        """
+        """Returns a manifest's checkpoint; `DamagedError` if it is of none, `FormatError` if a newer Baton wrote it."""
         if not manifest.files:
             raise DamagedError(f"{self.storage.uri(self.prefix(step))}: its manifest names no files.")
         meta = CheckpointMeta.read(manifest.meta, self.storage.uri(self.prefix(step)))
@@ -322,12 +302,7 @@ def evaluation_losses(history: Iterable[LogEntry]) -> dict[int, float]:
 def merge_model(store: CheckpointStore, checkpoint: Checkpoint, folder: str, shard_size: str) -> dict[str, Any]:
     """Writes a sharded checkpoint's model to a new or empty folder; does nothing for a whole one.
 
-    Returns:
-        `step`, `uri`, `was_sharded`, and, if so, `folder`, `files` with weights and their `bytes`.
-
-    Raises:
-        UserError: the folder is not empty, or the size is invalid.
-        DamagedError: the checkpoint is not what was committed.
+    Returns `step`, `uri`, `was_sharded`, and, if so, `folder`, `files` with weights and their `bytes`.
     """
     summary = {"step": checkpoint.step, "uri": store.uri(checkpoint), "was_sharded": False}
     if f"{sharded.WEIGHTS}/{sharded.METADATA}" not in checkpoint.manifest.files:

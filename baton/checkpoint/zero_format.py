@@ -23,10 +23,8 @@ if TYPE_CHECKING:
     from baton.recipe.recipe import Recipe
 
 PACKAGE = "deepspeed"
-VERSION = "0.19.8"
-"""The tested release; older ones keep another state."""
-_HEADER = "state"
-"""The only entry: safetensors writes several in no fixed order."""
+VERSION = "0.19.8"  # the tested release; older ones keep another state
+_HEADER = "state"  # the only entry: safetensors writes several in no fixed order
 
 
 def require_package(recipe: Recipe) -> None:
@@ -54,11 +52,7 @@ def write(path: str, state: dict[str, object]) -> None:
 
 
 def read(path: str, *, lazily: bool = False) -> dict[str, Any]:
-    """Reads what `write` has written, `lazily` as slices of the file in place of tensors with dimensions.
-
-    Raises:
-        DamagedError: the file is something else.
-    """
+    """Reads a file of `write`, else `DamagedError`; `lazily` with slices of the file for tensors with dimensions."""
     from safetensors import SafetensorError, safe_open
 
     try:

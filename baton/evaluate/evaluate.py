@@ -261,6 +261,7 @@ def _document(
             for when, each in measured.items()
         }
         rows.append({"number": number, "prompt": prompt, "reference": reference, **completions, "scores": scores})
+    # Before `evaluation.json`, which names this file.
     text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     run.storage.write(run.path("examples.jsonl"), text.encode("utf-8", "backslashreplace"))
     return values | {

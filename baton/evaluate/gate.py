@@ -16,11 +16,7 @@ from baton.tracking import tracking_run
 COMPARISONS = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt}
 OPERATORS = {"*": operator.mul, "+": operator.add, "-": operator.sub}
 MODELS = {"baseline": "before", "production": "production"}  # other side of a comparison → its key in the evaluation
-WHOSE = {
-    "after": "the trained model",
-    "before": "the model before training",
-    "production": "the production model",
-}
+WHOSE = {"after": "the trained model", "before": "the model before training", "production": "the production model"}
 
 
 def judge_run(run_uri: str) -> GateVerdict:
@@ -40,8 +36,7 @@ def as_markdown(verdict: GateVerdict) -> str:
     lines = [f"# {verdict.words}", "", "| figure | value | limit | |", "|---|---|---|---|"]
     for line in verdict.lines:
         value, limit = ("—" if each is None else f"{each:.4g}" for each in (line.value, line.limit))
-        held = "held" if line.held else "**not held**"
-        lines.append(f"| {line.figure} | {value} | {line.line} ({limit}) | {held} |")
+        lines.append(f"| {line.figure} | {value} | {line.line} ({limit}) | {'held' if line.held else '**not held**'} |")
     return "\n".join(lines) + "\n"
 
 

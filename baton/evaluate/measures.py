@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 MIN_PROMPTS = 32  # held-out prompts that a reward is averaged over, at least
 
 NO_FILTER = "none"  # the harness's name for answers taken as they are
-BETTER: dict[bool | None, Better | None] = {True: "higher", False: "lower", None: None}
-"""By the harness's `higher_is_better`."""
+BETTER: dict[bool | None, Better | None] = {True: "higher", False: "lower", None: None}  # by `higher_is_better`
 
 Progress = Callable[[int, int], None]
 Likelihoods = dict[str, list[float]]

@@ -117,7 +117,7 @@ def _export(source: ExportSource, export_format: str, main: CommittedExport | No
         manifest, _ = bundle.publish(run.storage, prefix, target, kind="model", meta=meta.to_json())
         shutil.rmtree(target)
         events.emit(events.HandedOut(format=export_format, bytes=manifest.bytes, checked=finding.words))
-    bundle.clear_others(run.storage, prefix, manifest)
+    bundle.clear_others(run.storage, prefix, manifest)  # of killed attempts, after the commit
     folder = f"{source.scratch}/fetched-{export_format}"
     return CommittedExport(
         uri=run.storage.uri(manifest.path(prefix)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import io
 import json
@@ -213,10 +214,6 @@ def _write_mlflow(draft: ExportDraft) -> None:
     )
 
 
-def _check_mlflow(draft: ExportDraft) -> ExportCheck:
-    return _check_safetensors(draft, "mlflow")
-
-
 MEDIA = "application/vnd.oci.image"
 OCI_FOLDER = "models"
 
@@ -420,7 +417,7 @@ FORMATS = {
     "adapter": FormatSpec(_copy_model, _check_adapter),
     "gguf": FormatSpec(_write_gguf, _check_gguf, ("dtype", "gguf")),
     "onnx": FormatSpec(_write_onnx, _check_onnx, ("dtype", "onnx")),
-    "mlflow": FormatSpec(_write_mlflow, _check_mlflow, ("dtype",)),
+    "mlflow": FormatSpec(_write_mlflow, functools.partial(_check_safetensors, export_format="mlflow"), ("dtype",)),
     "oci": FormatSpec(_write_oci, _check_oci, ("dtype", "shard_size"), made_of_main=True),
     "kserve": FormatSpec(_write_kserve, _check_kserve, ("dtype", "shard_size", "kserve"), made_of_main=True),
 }

@@ -1,7 +1,4 @@
-"""GGUF files for llama.cpp: settings, vocabulary and tensors, one file per type of weights.
-
-Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. The `gguf` library writes the file.
-"""
+"""GGUF files for llama.cpp, one per type of weights (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md)."""
 
 from __future__ import annotations
 
@@ -337,17 +334,9 @@ def _unchanged(values: Array) -> Array:
 
 
 def _rotary(num_heads: int) -> tuple[Layout, Layout]:
-    """Returns the orders of a projection's rows, there and back.
-
-    Transformers rotates row i of a head with row i + d/2, llama.cpp row 2i with 2i + 1.
-    """
-
-    def there(values: Array) -> Array:
-        halves = values.reshape(num_heads, 2, -1, *values.shape[1:])
-        return halves.swapaxes(1, 2).reshape(values.shape)
-
-    def back(values: Array) -> Array:
-        pairs = values.reshape(num_heads, -1, 2, *values.shape[1:])
-        return pairs.swapaxes(1, 2).reshape(values.shape)
-
-    return there, back
+    """Returns the orders of a projection's rows, there and back."""
+    # Transformers rotates row i of a head with row i + d/2, llama.cpp row 2i with 2i + 1.
+    return (
+        lambda values: values.reshape(num_heads, 2, -1, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape),
+        lambda values: values.reshape(num_heads, -1, 2, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape),
+    )

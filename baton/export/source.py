@@ -84,10 +84,8 @@ class ExportSource:
         """The model with the adapter folded in, in the type of the export."""
         import torch
 
-        model = self._trained[0]
-        if self.recipe.adapter:
-            model = model.merge_and_unload()
-        merged: PreTrainedModel = model
+        # In place: `_trained` has the answers from before.
+        merged: PreTrainedModel = self._trained[0].merge_and_unload() if self.recipe.adapter else self._trained[0]
         dtype = getattr(torch, self.recipe.export.dtype or self.recipe.model.dtype)
         for weight in merged.parameters():  # not `to`, which would round the rotary frequencies too
             weight.data = weight.data.to(dtype)

@@ -21,42 +21,37 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-CHATML = (
+CHATML = (  # OpenAI's, and that of tokenizers trained by Baton
     "{% for message in messages %}{% if message['role'] == 'assistant' %}{{ '<|im_start|>assistant\\n' }}"
     "{% generation %}{{ message['content'] + '<|im_end|>\\n' }}{% endgeneration %}{% else %}"
     "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
-"""OpenAI's ChatML; that of tokenizers trained by Baton."""
 
-LLAMA3 = (
+LLAMA3 = (  # Meta's, without its dates and tools
     "{{ bos_token }}{% for message in messages %}"
     "{{ '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' }}{% if message['role'] == 'assistant' %}"
     "{% generation %}{{ message['content'] | trim + '<|eot_id|>' }}{% endgeneration %}{% else %}"
     "{{ message['content'] | trim + '<|eot_id|>' }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}"
 )
-"""Meta's Llama 3, without its dates and tools."""
 
-ZEPHYR = (
+ZEPHYR = (  # Hugging Face's
     "{% for message in messages %}{{ '<|' + message['role'] + '|>\\n' }}{% if message['role'] == 'assistant' %}"
     "{% generation %}{{ message['content'] + eos_token + '\\n' }}{% endgeneration %}{% else %}"
     "{{ message['content'] + eos_token + '\\n' }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}"
 )
-"""Hugging Face's Zephyr."""
 
-ALPACA = (
+ALPACA = (  # Stanford's; its preamble is the system's message, where there is one
     "{% for message in messages %}{% if message['role'] == 'system' %}{{ message['content'] + '\\n\\n' }}"
     "{% elif message['role'] == 'assistant' %}{{ '### Response:\\n' }}"
     "{% generation %}{{ message['content'] + eos_token }}{% endgeneration %}{{ '\\n\\n' }}"
     "{% else %}{{ '### Instruction:\\n' + message['content'] + '\\n\\n' }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '### Response:\\n' }}{% endif %}"
 )
-"""Stanford's Alpaca; its preamble is the system's message, where there is one."""
 
-OWN_TOKENS = ("<|end|>", "<|pad|>", "<|im_start|>", "<|im_end|>")
-"""First tokens of a tokenizer that Baton trains: the end of a text, padding, and those of ChatML."""
+OWN_TOKENS = ("<|end|>", "<|pad|>", "<|im_start|>", "<|im_end|>")  # first tokens of a tokenizer trained by Baton
 
 TEMPLATES = {"chatml": CHATML, "llama3": LLAMA3, "zephyr": ZEPHYR, "alpaca": ALPACA}
 

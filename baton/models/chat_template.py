@@ -1,8 +1,4 @@
-"""A tokenizer's chat template: one way to render conversations, for training, evaluation, export and chat.
-
-It gives the reason for a refused conversation, finds what a rendering leaves out, and knows the token that ends an
-answer.
-"""
+"""A tokenizer's chat template: one way to render conversations, for training, evaluation, export and chat."""
 
 from __future__ import annotations
 

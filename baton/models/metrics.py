@@ -1,7 +1,4 @@
-"""Metrics of generated text against references, with bootstrap intervals, and the user's own measures.
-
-Figures are sums over rows, so that rows can be drawn again (bootstrap: Efron 1979).
-"""
+"""Metrics of text against references, with bootstrap intervals (Efron 1979), and the user's own measures."""
 
 from __future__ import annotations
 
@@ -187,14 +184,13 @@ def rouge(completions: Sequence[str], references: Sequence[str]) -> MetricResult
     return MetricResult(figures, dict.fromkeys(ROUGE, f"rouge-score {version('rouge-score')}, F-measure, no stemming"))
 
 
-METRICS: dict[str, Metric] = {
+METRICS: dict[str, Metric] = {  # by the recipe's names; `bertscore` needs a model, and is `BertScore`
     "exact_match": exact_match,
     "numeric_match": numeric_match,
     "bleu": bleu,
     "chrf": chrf,
     "rouge": rouge,
 }
-"""By the recipe's names; `bertscore` needs a model, and is `BertScore`, below."""
 
 
 def _corpus(name: str, metric: Any, single: Any, completions: Sequence[str], references: Sequence[str]) -> MetricResult:

@@ -146,12 +146,7 @@ def format_of_model(uri: str, folder: str, tokenizer: PreTrainedTokenizerBase) -
 
 
 def require_readable(uri: str) -> None:
-    """Checks that an address is a model's, and readable by this Baton.
-
-    Raises:
-        UserError: it is a folder without a model, such as a run's.
-        FormatError: another release made it, whose work this one does not continue.
-    """
+    """Checks that an address is a model's, and that this Baton continues the work of its release."""
     in_run = IN_RUN.fullmatch(uri.rstrip("/") if "://" in uri else os.path.abspath(uri))
     if os.path.isdir(uri) or (in_run and "://" in uri):
         names = Storage(uri).list("")
@@ -188,15 +183,12 @@ TEXT_PROMPT_SHARE = 3  # the model continues the first third of a plain text
 def held_out_prompts(
     run: Run, recipe: Recipe, tokenizer: PreTrainedTokenizerBase, count: int, side: str = "eval"
 ) -> list[tuple[str, str]]:
-    """Returns the first rows of a side as (prompt, reference), none for a model that writes nothing.
-
-    The reference is empty for a row without an answer, or with one that is rated as bad. Only the last evaluation may
-    look at the side `test`.
-    """
+    """Returns the first rows of a side as (prompt, reference), none for a model that writes nothing."""
     prefix = run.need(SplitData).prefix
     manifest = read_manifest(run.storage, prefix)
     if manifest is None or count == 0 or recipe.training.spec.scores:
         return []
+    # Only the last evaluation may look at the side `test`.
     lines = run.storage.first_lines(manifest.path(prefix, f"{side}.jsonl"), count)
     recipe = as_rendered(run, recipe)
     return [_prompt(json.loads(line), recipe, tokenizer) for line in lines if line]
@@ -219,7 +211,7 @@ def _prompt(row: dict[str, Any], recipe: Recipe, tokenizer: PreTrainedTokenizerB
         at = len(row["text"]) // TEXT_PROMPT_SHARE
         return row["text"][:at], row["text"][at:]
     reference = next((row[name] for name in ("completion", "chosen", "answer") if name in row), "")
-    if row.get("label") is False:
+    if row.get("label") is False:  # rated as bad
         reference = ""
     if isinstance(row["prompt"], list):
         answer = reference if isinstance(reference, str) else "".join(message["content"] for message in reference)

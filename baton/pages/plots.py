@@ -160,8 +160,7 @@ def _step_axis(ax: Axes, report: RunReport, *, labels: bool = True) -> None:
     line_width = 0.9 if len(ends) <= 30 else 0.4
     room = (svg.WIDTH - 120) / max(len(ends), 1)
     apart, every = (next((n for n in (1, 2, 5, 10, 20, 50) if n * room >= width), 100) for width in (7, 62))
-    inner = ends[apart - 1 : -1 : apart]
-    ax.vlines(inner, 0, 1, transform=ax.get_xaxis_transform(), color=svg.GREY, lw=line_width)
+    ax.vlines(ends[apart - 1 : -1 : apart], 0, 1, transform=ax.get_xaxis_transform(), color=svg.GREY, lw=line_width)
     if not labels:
         return
     for index, (start, end) in enumerate(pairwise([0, *ends]), 1):

@@ -68,7 +68,7 @@ def without_texts(report: RunReport) -> RunReport:
 
 def publish_failure(run: Run, failure: RunFailure) -> str:
     """Keeps a run's failure, publishes the page with it, and returns the page's address."""
-    run.write(failure)
+    run.write(failure)  # first: the reason is kept, whatever fails below
     # For the case that nothing else can be read: the stage's fault may be in the way here too.
     report = RunReport(
         run=run.name, uri=run.uri, created=failure.at, recipe_name="", recipe_yaml="", method="sft", failure=failure

@@ -1,7 +1,4 @@
-"""The page of a run's rows: verdicts of all checks, lengths, and rows as the model sees them.
-
-Written before a GPU is paid for, and again once the rows are tokenized.
-"""
+"""The page of a run's rows, written before a GPU is paid for and again once they are tokenized."""
 
 from __future__ import annotations
 
@@ -316,8 +313,7 @@ def length_plot(quality: dict[str, Any]) -> Figure | None:
     ax.annotate(f"max_length {limit:,}", (limit, 1.01), xycoords=place, ha="center", va="bottom", color=svg.INK)
     ax.set_xlabel("tokens in a row")
     ax.set_ylabel("rows")
-    ticks = [2**power for power in range(40) if left <= 2**power <= right]
-    ax.xaxis.set_major_locator(FixedLocator(ticks))
+    ax.xaxis.set_major_locator(FixedLocator([2**power for power in range(40) if left <= 2**power <= right]))
     ax.xaxis.set_minor_locator(FixedLocator([]))
     ax.yaxis.set_major_locator(MaxNLocator(5, integer=True))
     for axis in (ax.xaxis, ax.yaxis):

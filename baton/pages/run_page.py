@@ -189,6 +189,7 @@ def _judge(rows: Sequence[ProofRow], report: RunReport) -> tuple[str, str, str]:
     """Returns tone, one word and a clause for the whole proof; never more than the rows bear out."""
     if not rows:
         return "warn", "no proof", "no resume proof was recorded"
+    # The gravest first: a broken chain, a resume that was only consistent, a hand-over unchecked or not read back.
     broken = [row for row in rows if row.problems]
     if broken:
         others = f" and {count(len(broken) - 1, 'more checkpoint')}" if len(broken) > 1 else ""
@@ -225,12 +226,8 @@ def _judge(rows: Sequence[ProofRow], report: RunReport) -> tuple[str, str, str]:
 def tiles(report: RunReport) -> list[tuple[str, str, str]]:
     figures_before, figures_after = report.figures("before"), report.figures("after")
     shown: list[tuple[str, str, str]] = []
-    for label, key in (
-        ("Reward", "reward"),
-        ("Accuracy", "accuracy"),
-        ("Eval loss", "loss"),
-        ("Perplexity", "perplexity"),
-    ):
+    labels = {"reward": "Reward", "accuracy": "Accuracy", "loss": "Eval loss", "perplexity": "Perplexity"}
+    for key, label in labels.items():
         before, after = figures_before.get(key), figures_after.get(key)
         remark = "not measured before" if before is None else f"before: {number(before)}"
         if after is not None:

@@ -132,6 +132,7 @@ def inline_svg(figure: Figure, name: str, label: str) -> str:
     assert box is not None
     opening = f'<svg class="plot" role="img" aria-label="{escape(label)}" {box[0]}>'
     svg = re.sub(r"<svg[^>]*>", opening, svg, count=1)
+    # Several plots share a page, so that their ids must differ.
     svg = re.sub(r'(id="|url\(#|xlink:href="#)', rf"\g<1>{name}-", svg).replace("xlink:href", "href")
     svg = re.sub(r" font-family: [^;\"]+;?", "", svg)
     svg = re.sub(r' d="[^"]+"', lambda path: re.sub(r"\d+\.\d{2,}", lambda n: f"{float(n[0]):.1f}", path[0]), svg)

@@ -60,8 +60,7 @@ def resumption(restored: FetchedCheckpoint | None, context: TrainContext) -> Res
 def adapt_machine(restored: FetchedCheckpoint | None, ranks: Ranks, recipe: Recipe) -> str:
     """Makes this process deterministic, and returns the exactness of a resume here.
 
-    Returns:
-        `bitwise`, or `consistent` if the machine differs or state of the user's code is not restored.
+    That is `bitwise`, or `consistent` if the machine differs or state of the user's code is not restored.
 
     Raises:
         BatonError: other machines resume from another step.

@@ -30,16 +30,11 @@ from baton.train.checkpointer import Checkpointer
 from baton.train.protocol import ChunkTrainer, StateDict
 from baton.train.trainer import seed_of
 
-STALL = 0.02
-"""Share of the time for which checkpoints may hold training."""
-COST = 0.05
-"""Share of the time that they may cost in all: stalls, and slower steps beside uploads."""
-KNOWN = 2
-"""Steps of each kind that must be measured before an upload's cost is known."""
-AGAIN = 16
-"""Checkpoints after which one waits for a step without an upload: steps change in the course of training."""
-RECENT = 16
-"""Steps and stalls of each kind that are kept."""
+STALL = 0.02  # share of the time for which checkpoints may hold training
+COST = 0.05  # share of the time that they may cost in all: stalls, and slower steps beside uploads
+KNOWN = 2  # steps of each kind that must be measured before an upload's cost is known
+AGAIN = 16  # checkpoints after which one waits for a step without an upload: steps change in the course of training
+RECENT = 16  # steps and stalls of each kind that are kept
 
 
 class Pace:
@@ -70,11 +65,9 @@ class Pace:
         self._ended, self._was_free = now, is_free
 
     def saving(self) -> None:
-        """Notes that training is held for a checkpoint."""
         self._began = self._monotonic()
 
     def saved(self) -> None:
-        """Notes that training goes on."""
         now = self._monotonic()
         self._stalls.append(now - self._began)
         self._uploading = 0.0
@@ -99,8 +92,6 @@ class Pace:
 
 
 class EvaluationsPerEpoch(TrainerCallback):
-    """Asks for the evaluations between the ends of epochs."""
-
     stateless = True
 
     def __init__(self, plan: Plan, per_epoch: int) -> None:
@@ -124,13 +115,11 @@ class SaveSchedule:
     keep_best: bool = False
 
     def is_due(self, step: int) -> bool:
-        """Tells whether a checkpoint is due at a step."""
         if self.per_epoch:
             return self.plan.is_due(step, self.per_epoch)
         return bool(self.every_steps and step % self.every_steps == 0)
 
     def is_late(self, seconds: float) -> bool:
-        """Tells whether a checkpoint is due some seconds after the last one."""
         return bool(self.every_seconds and seconds >= self.every_seconds) or bool(self.pace and self.pace.is_due())
 
 
@@ -141,14 +130,7 @@ def ends_epoch(trainer_state: TrainerState) -> bool:
 class RestoreCheck(TrainerCallback):
     """Restores what `Trainer` does not, and compares the whole state with the checkpoint before the first step.
 
-    Args:
-        trainer: The trainer, its other callbacks complete.
-        checkpointer: This rank's.
-        replicated: Whether each rank has the whole state.
-
-    Attributes:
-        own: State of the user's code.
-        checked: Part of the state → result of its comparison, empty before the first step.
+    The trainer's other callbacks must be complete. `replicated`: each rank has the whole state.
     """
 
     stateless = True
@@ -159,7 +141,7 @@ class RestoreCheck(TrainerCallback):
         self._is_first_step = True
         trainer.callback_handler.callbacks.insert(0, self)
         self.own = user_state.OwnStates(trainer)
-        self.checked: dict[str, str] = {}
+        self.checked: dict[str, str] = {}  # part of the state → result of its comparison
         self._saved_callbacks: StateDict = {}
         self._own_restored: dict[str, str] = {}
         self._callbacks_restored: str | None = None

@@ -34,12 +34,9 @@ from baton.train.metrics.accounting import Accounting
 
 logger = logging.getLogger("baton")
 
-PAUSE = 2.0
-"""Seconds between two commits tried while the store is unavailable."""
-LAST_MOMENT = 30.0
-"""Seconds for which a failed chunk waits for a checkpoint on its way."""
-SOON = 5.0
-"""Seconds of retries for one request before the commit counts as failing."""
+PAUSE = 2.0  # seconds between two commits tried while the store is unavailable
+LAST_MOMENT = 30.0  # seconds for which a failed chunk waits for a checkpoint on its way
+SOON = 5.0  # seconds of retries for one request before the commit counts as failing
 
 Committed = Callable[[PendingCheckpoint, Checkpoint, bool, dict[str, float]], None]
 """Arguments: the staged and the committed checkpoint, whether it is this process's, seconds of upload and commit."""
@@ -166,13 +163,7 @@ class Uploader:
 
 
 class Committer:
-    """The first rank's part: commits complete checkpoints and keeps their chain.
-
-    Attributes:
-        parent: The run's newest checkpoint that this process restored or committed.
-        lost_race: Whether another process has committed the target.
-        finished: Whether early stopping has ended the run.
-    """
+    """The first rank's part: commits complete checkpoints and keeps their chain."""
 
     def __init__(
         self, context: TrainContext, restored: FetchedCheckpoint | None, *, level: str, skipped: list[str]
@@ -182,11 +173,12 @@ class Committer:
         parallel = context.recipe.parallel
         self._fingerprint = Fingerprint.here(context.ranks.size, parallel.strategy, parallel.virtual_workers)
         self.start_step = restored.step if restored else 0
+        # The run's newest checkpoint that this process restored or committed.
         self.parent: Checkpoint | None = restored.checkpoint if restored else None
         self.accounting = Accounting.of(context, restored.meta.work if restored else None, self.start_step)
         self.accounting.progress.step = self.start_step
-        self.lost_race = restored is not None and restored.is_target
-        self.finished = False
+        self.lost_race = restored is not None and restored.is_target  # another process has committed the target
+        self.finished = False  # early stopping has ended the run
         self._cache = NodeCache.of(context.recipe.store)
         chunks = context.recipe.chunks
         self.uploader = Uploader(context.store, self._on_commit, max_unsaved=chunks.max_unsaved_seconds)
@@ -325,18 +317,12 @@ class Committer:
 
 @dataclass(frozen=True)
 class StepDecision:
-    """The ranks' common decision after a step.
+    """The ranks' common decision after a step."""
 
-    Attributes:
-        stop: Whether to save and end the chunk here.
-        uploader_idle: Whether a checkpoint captured now is sent at once.
-        figures: Each rank's figures of the step.
-    """
-
-    stop: bool = False
+    stop: bool = False  # save and end the chunk here
     due_by_time: bool = False
-    uploader_idle: bool = False
-    figures: Sequence[Sequence[float]] = ()
+    uploader_idle: bool = False  # a checkpoint captured now is sent at once
+    figures: Sequence[Sequence[float]] = ()  # by rank
 
 
 class Checkpointer:

@@ -78,11 +78,7 @@ def without_training(context: TrainContext, scoring: Scoring | None) -> Outcome 
 
 
 def conclude(context: TrainContext, checkpointer: Checkpointer) -> Outcome:
-    """Returns the outcome of the first rank's attempt, and records it.
-
-    Raises:
-        BatonError: training ended before the target without a reason.
-    """
+    """Returns the outcome of the first rank's attempt, and records it; `BatonError` for an early end without reason."""
     committer = checkpointer.committer
     assert committer
     index, target, reached = context.index, context.target, committer.reached
@@ -154,25 +150,11 @@ def run_trainjob(context: TrainContext, scoring: Scoring | None, cluster: Cluste
     return outcome
 
 
-def run_chunk(
-    run_uri: str,
-    index: int,
-    leave_out: tuple[str, ...] = (),
-    clock: Clock | None = None,
-) -> Outcome | None:
+def run_chunk(run_uri: str, index: int, leave_out: tuple[str, ...] = (), clock: Clock | None = None) -> Outcome | None:
     """Trains a run to a chunk's target, unless that is committed.
 
-    Args:
-        run_uri: Address of the run.
-        index: Number of the chunk, from 1; chunks after the plan's last are spare and have its target.
-        leave_out: Parts of the state not to restore: a negative control for tests of exactness.
-        clock: The launching process's, in the ranks that it starts.
-
-    Returns:
-        The outcome in the first rank, None in all others.
-
-    Raises:
-        BatonError: the restored state differs from the saved one, or the store fails for good.
+    Returns the outcome in the first rank, None in all others. Leaving out parts of the restored state is a negative
+    control for tests of exactness. Ranks that a process launches get its clock.
     """
     machine.share_arenas()
     context = TrainContext.open(run_uri, index, clock)

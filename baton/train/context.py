@@ -60,22 +60,15 @@ class Clock:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainContext:
-    """One chunk of a run, in one of its processes.
-
-    Attributes:
-        index: Number of the chunk, from 1; chunks after the plan's last are spare and have its target.
-        target: Step to which the chunk trains.
-        identity: Digest of recipe, data, model, code and plan, which a checkpoint must have to be resumed.
-        ranks: This process among those that train together.
-    """
+    """One chunk of a run, in one of its processes."""
 
     run: Run
     recipe: Recipe
     plan: Plan
     store: CheckpointStore
-    index: int
-    target: int
-    identity: str
+    index: int  # from 1; chunks after the plan's last are spare and have its target
+    target: int  # step
+    identity: str  # digest of recipe, data, model, code and plan, which a checkpoint must have to be resumed
     ranks: Ranks
     clock: Clock
 

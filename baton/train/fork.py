@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("baton")
 
-OF_STEP = ("lr", "params")
-"""Entries of a parameter group that are not settings."""
+OF_STEP = ("lr", "params")  # entries of a parameter group that are not settings
 
 
 class ForkOverrides:
@@ -75,7 +74,7 @@ class ForkOverrides:
             rates = [group["lr"] * after / before for group in groups]
         for group, rate in zip(groups, rates, strict=True):
             group["lr"] = rate
-        # What `get_last_lr` returns, and `Trainer` logs, until the schedule's next step.
+        # `get_last_lr` returns these, and `Trainer` logs them, until the schedule's next step.
         scheduler._last_lr = rates
         logger.info(
             "a fork takes over step %d with changed %s", trainer.state.global_step, ", ".join(sorted(self.changed))

@@ -70,8 +70,7 @@ SYMBOLS_SPEC = LazySpec(values={name: _asking(name, *question) for name, questio
 
 
 DYNAMO = "torch._dynamo"
-_marked: list[tuple[str, Function]] = []
-"""Functions to register with the compiler once it is loaded."""
+_marked: list[tuple[str, Function]] = []  # functions to register with the compiler once it is loaded
 
 
 def _marking(name: str) -> Function:

@@ -29,75 +29,47 @@ if TYPE_CHECKING:
 else:
     Upstream = object
 
-Options = dict[str, Any]
-"""Keyword arguments of an upstream class."""
-StateDict = dict[str, Any]
-"""Nested containers of tensors and plain values."""
+Options = dict[str, Any]  # keyword arguments of an upstream class
+StateDict = dict[str, Any]  # nested containers of tensors and plain values
 
-Window = dict[str, list[float]]
-"""Values to average at the next log, by name."""
-PER_RANK_PARTS = ("rng", "log")
-"""Parts of the state that differ between ranks in every method."""
+Window = dict[str, list[float]]  # values to average at the next log, by name
+PER_RANK_PARTS = ("rng", "log")  # parts of the state that differ between ranks in every method
 
 
 @dataclass(frozen=True, kw_only=True)
 class Resumption:
-    """The state that a trainer resumes from; by default the start of a run.
-
-    Attributes:
-        folder: Local folder of the checkpoint, None at the start of a run.
-        digests: Part of the state → its digest at the capture.
-        carried: Place at which the user's code keeps a value → its digest.
-        left_out: Parts that a negative control has removed from the folder: they are not compared.
-        takeover: A fork's changes to its parent's state.
-        ranks: Number of ranks that made the checkpoint.
-        strategy: How they had split the state.
-        is_reshaped: Whether another number of ranks made the checkpoint.
-        skips: Steps that the run's guard has found, in order, without the recipe's own.
-    """
+    """The state that a trainer resumes from; by default the start of a run."""
 
     folder: str | None = None
-    digests: dict[str, str] = field(default_factory=dict)
-    carried: dict[str, str] = field(default_factory=dict)
-    left_out: tuple[str, ...] = ()
+    digests: dict[str, str] = field(default_factory=dict)  # part of the state → its digest at the capture
+    carried: dict[str, str] = field(default_factory=dict)  # where the user's code keeps a value → its digest
+    left_out: tuple[str, ...] = ()  # removed from the folder by a negative control, and not compared
     takeover: ForkOverrides | None = None
-    ranks: int = 1
-    strategy: str = "ddp"
-    is_reshaped: bool = False
-    skips: tuple[int, ...] = ()
+    ranks: int = 1  # as many made the checkpoint
+    strategy: str = "ddp"  # by which they had split the state
+    is_reshaped: bool = False  # made by another number of ranks than resume
+    skips: tuple[int, ...] = ()  # found by the run's guard, in order, without the recipe's own
 
 
 class ChunkTrainer(Upstream):
-    """Base of the mixins that come before one of TRL's trainers.
-
-    Attributes:
-        recipe: The resolved recipe.
-        places: Yields the current step's checkpoint in each place to write it to, best first.
-        restored_rng: Digest of the random state right after its restore.
-        guard: Limits for its steps; None also while it is only tried out.
-        skipped: Steps skipped so far.
-        guard_window: Loss and gradient norm of the newest steps that the guard kept. Without a guard it stays as
-            restored: a fork's parent may have one.
-        figures: Loss and gradient norm of a step to be judged together with those of other processes.
-        weighs: Whether rows or tokens count equally in a step and an evaluation, however they are cut into batches;
-            else batches do, as in runs whose `loss` has the format 1.
-        weighed: Weights of an evaluation's newest batch, see `figure_weights`.
-        counted_whole: Rows and tokens of a step or an evaluation, if it `has_likelihood`.
-    """
+    """Base of the mixins that come before one of TRL's trainers."""
 
     recipe: Recipe
     ranks: Ranks = Ranks()
     watchdog: Watchdog = Watchdog()
     resumption: Resumption = Resumption()
+    # The current step's checkpoint in each place to write it to, best first.
     places: Callable[[], Iterator[PendingCheckpoint]] = staticmethod(lambda: iter(()))
-    restored_rng: str | None = None
-    guard: Guard | None = None
-    skipped: tuple[int, ...] = ()
+    restored_rng: str | None = None  # digest right after the restore
+    guard: Guard | None = None  # None also while the trainer is only tried out
+    skipped: tuple[int, ...] = ()  # steps
+    # Loss and gradient norm of the newest steps that the guard kept; without a guard as restored, for a fork's parent.
     guard_window: tuple[tuple[float, float], ...] = ()
-    figures: tuple[float, ...] = ()
+    figures: tuple[float, ...] = ()  # loss and gradient norm of a step that all ranks judge together
+    # Whether rows or tokens count equally, however they are cut into batches; else batches do, as in `loss` format 1.
     weighs: bool = False
-    weighed: dict[str, float]
-    counted_whole: tuple[float, float] = (0.0, 0.0)
+    weighed: dict[str, float]  # `figure_weights` of an evaluation's newest batch
+    counted_whole: tuple[float, float] = (0.0, 0.0)  # rows and tokens of a step or evaluation that `has_likelihood`
 
     def begin_chunk(
         self,
@@ -179,7 +151,7 @@ class ChunkTrainer(Upstream):
         self.skipped = saved
 
     def optimizer_state(self) -> StateDict:
-        """Returns the optimizer's state, or this rank's part of it."""
+        """Returns the optimizer's state, or this rank's part if it is split."""
         return dict(self.optimizer.state_dict())
 
     def bare_optimizer(self) -> torch.optim.Optimizer:

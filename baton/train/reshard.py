@@ -46,20 +46,17 @@ class LoadFromShards(ChunkTrainer):
     def read_optimizer(self, checkpoint: str) -> None:
         schedule = torch.load(os.path.join(checkpoint, "scheduler.pt"), weights_only=True)
         if sharded.is_sharded(checkpoint):
-            self._load_shards(os.path.join(checkpoint, sharded.OPTIMIZER))
+            from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+
+            # As Accelerate does it in several processes.
+            optimizer = self.bare_optimizer()
+            state = {"optimizer": get_optimizer_state_dict(self.model, optimizer)}
+            sharded.fill(os.path.join(checkpoint, sharded.OPTIMIZER), state)
+            set_optimizer_state_dict(self.model, optimizer, state["optimizer"])
         else:
             self._load_partitions(checkpoint)
             schedule = with_all(schedule, self.optimizer.param_groups)
         self.lr_scheduler.load_state_dict(schedule)
-
-    def _load_shards(self, folder: str) -> None:
-        # As Accelerate does it in several processes.
-        from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
-
-        optimizer = self.bare_optimizer()
-        state = {"optimizer": get_optimizer_state_dict(self.model, optimizer)}
-        sharded.fill(folder, state)
-        set_optimizer_state_dict(self.model, optimizer, state["optimizer"])
 
     def _load_partitions(self, checkpoint: str) -> None:
         """Restores optimizer, and weights from their masters."""
@@ -115,8 +112,7 @@ def _require_type(weight: torch.Tensor, types: Set[torch.dtype]) -> None:
         )
 
 
-Hash = Callable[[torch.Tensor], list[TensorHash]]
-"""Hashes each saving rank's part of a tensor."""
+Hash = Callable[[torch.Tensor], list[TensorHash]]  # hashes each saving rank's part of a tensor
 
 
 def digests_as_saved(trainer: ChunkTrainer) -> dict[str, str]:

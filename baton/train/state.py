@@ -18,8 +18,7 @@ from baton.train.protocol import PER_RANK_PARTS, ChunkTrainer, StateDict
 
 EXTRA_FILE = "baton_state.pt"
 """State that `Trainer` does not save: running sums of logged values, and state of callbacks and method."""
-TIMED = ("step_time",)
-"""Logged values that depend on the clock."""
+TIMED = ("step_time",)  # logged values that depend on the clock
 STATELESS = (DefaultFlowCallback, PrinterCallback, ProgressCallback)
 
 
@@ -46,8 +45,7 @@ def merge_rank_digests(
 ) -> dict[str, str]:
     """Joins the digests of each rank, in rank order; a part that is equal in all ranks counts once.
 
-    Raises:
-        ExactnessError: the state is `replicated`, and a part differs that is not one of `per_rank_parts`.
+    `ExactnessError` if the state is replicated, and a part differs that is not one of `per_rank_parts`.
     """
     digests = {}
     for name in PARTS:

@@ -295,9 +295,8 @@ def test_the_divergence_from_a_teacher_is_that_of_the_whole_distributions(
         recipe = tiny.recipe(tiny_base, training=taught)
         rows = [{"prompt": pair["prompt"]} for pair in tiny.PAIRS[:3]]
         model = loading.load_model(tiny_base).eval()
-        measured = measures.measure(
-            model, tokenizer, tiny.tokens(recipe, rows), recipe, second_model=measures.second_model(recipe)
-        ).figures
+        second = loading.second_model(recipe, folder)
+        measured = measures.measure(model, tokenizer, tiny.tokens(recipe, rows), recipe, second_model=second).figures
         found = metrics.figure_values(measured)
         assert measured["divergence"].better == "lower"
         sums, count = 0.0, 0
