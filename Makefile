@@ -65,7 +65,7 @@ DEEPSPEED := build/deepspeed
 test-deepspeed: setup ## DeepSpeed's ZeRO in one to four processes on CPUs; installs the package into build/
 	@[ -d $(DEEPSPEED)/deepspeed ] || $(PY) -m pip install --quiet --no-deps --target $(DEEPSPEED) \
 	    deepspeed==0.19.8 einops==0.8.2 hjson==3.1.0 msgpack==1.2.4 ninja==1.13.2 py-cpuinfo==9.0.0
-	PYTHONPATH=$(CURDIR)/$(DEEPSPEED) $(PYTEST) tests/resume/test_zero.py tests/resume/test_zero_sizes.py -v -m "not gpu" $(ARGS)
+	PYTHONPATH=$(CURDIR)/$(DEEPSPEED) $(PYTEST) tests/exactness/test_zero.py tests/exactness/test_zero_sizes.py -v -m "not gpu" $(ARGS)
 
 test-gpu: setup ## All that needs a CUDA GPU, and a table of it; without one what a CPU can show (docs/matrix.md)
 	$(TEST_ENV) $(PY) -m tests.gpu $(ARGS)
@@ -86,9 +86,9 @@ fuzz: setup ## Feed recipes, rows and manifests that nobody would write to their
 
 test-cluster: setup ## The compiled pipeline as pods, some killed (KUBECONFIG, BATON_IMAGE, AWS_…: it says what is missing)
 	@for name in KUBECONFIG BATON_IMAGE AWS_ENDPOINT_URL AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY; do \
-	    [ -n "$${!name:-}" ] || { echo "make test-cluster: $$name is not set; tests/cluster/conftest.py says what for." >&2; exit 2; }; \
+	    [ -n "$${!name:-}" ] || { echo "make test-cluster: $$name is not set; tests/end_to_end/cluster/conftest.py says what for." >&2; exit 2; }; \
 	done
-	$(PYTEST) tests/cluster -v $(ARGS)
+	$(PYTEST) tests/end_to_end/cluster -v $(ARGS)
 
 test-mutants: setup ## Mutants of the code that saves and restores: what share the tests kill (ARGS="--number 400 --seed 2")
 	nice -n 15 env $(TEST_ENV) $(PY) -m tools.mutation $(ARGS)
@@ -118,12 +118,12 @@ compile: setup ## Compile the recipe to build/quickstart.pipeline.yaml
 	$(VENV)/bin/baton compile $(RECIPE) -o build/$(basename $(notdir $(RECIPE))).pipeline.yaml
 
 golden: setup ## Write the goldens (pipelines, graphs of the docs, the way of the rows, hashed documents) anew; read the diff before you commit it
-	BATON_GOLDEN=1 $(PYTEST) tests/pipelines tests/goldens -k golden $(ARGS)
+	BATON_GOLDEN=1 $(PYTEST) tests/end_to_end tests/goldens -k golden $(ARGS)
 
 docs: setup ## Write the recipe reference, its JSON Schema and the exactness matrix and its controls from the code
 	$(PY) -m tools.recipe_reference docs/recipe.md docs/recipe.schema.json
-	$(PY) -m tests.resume.matrix_table docs/matrix.md
-	$(PY) -m tests.resume.controls_table docs/controls.md
+	$(PY) -m tests.exactness.matrix_table docs/matrix.md
+	$(PY) -m tests.exactness.controls_table docs/controls.md
 	$(PY) -m tests.gallery docs/gallery.md
 	$(PY) -m tests.demands.table docs/demands.md
 

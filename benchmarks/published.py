@@ -18,7 +18,7 @@ from matplotlib.ticker import FuncFormatter
 from baton.pages import svg
 from benchmarks import rows
 from benchmarks.table import cell
-from tests.pictures import picture
+from tests.support.pictures import picture
 
 DOCS = Path(__file__).parents[1] / "docs"
 COLORS = (svg.BLUE, svg.ORANGE, svg.GREEN, svg.PURPLE, svg.AMBER, svg.SKY, svg.GREY, svg.INK)

@@ -25,7 +25,8 @@ events.setup_environment()  # else a command that runs inside of pytest does, wh
 settings.register_profile("baton", deadline=None, derandomize=True, database=None, max_examples=50)
 settings.load_profile("baton")
 
-LONG_FIRST = ("resume", "cluster", "pipelines")
+pytest_plugins = ("tests.support.pipelines",)
+LONG_FIRST = ("exactness", "end_to_end", "cli", "kubeflow", "local", "compiler")
 """Folders of the longest tests: begun first, no worker is left with one of them when the others have ended."""
 
 
@@ -135,7 +136,7 @@ def s3_store(s3_credentials: dict[str, str], monkeypatch: pytest.MonkeyPatch) ->
 
 def _started(kind: str) -> Iterator[Any]:
     """Starts an emulator, or skips where it is not installed and cannot be; in CI it must be where npm is."""
-    emulators = importlib.import_module("tests.emulators")
+    emulators = importlib.import_module("tests.support.emulators")
     try:
         server = getattr(emulators, kind)()
     except emulators.NotInstalledError as error:
@@ -233,3 +234,19 @@ def scratch_recipe() -> dict[str, Any]:
         "data": {"source": "rows.jsonl"},
         "tracking": {"mlflow": None},
     }
+
+
+@pytest.fixture(scope="session")
+def tiny_base(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Folder of a tiny Llama with random weights and a tokenizer."""
+    from tests.support import tiny
+
+    return tiny.make_base(Path(tmp_path_factory.mktemp("tiny"), "base"))
+
+
+@pytest.fixture(scope="session")
+def chat_base(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Folder of a tiny Llama with a chat template and a tokenizer that Baton did not train."""
+    from tests.support import tiny
+
+    return tiny.make_chat_base(Path(tmp_path_factory.mktemp("tiny"), "chat"))

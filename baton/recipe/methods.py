@@ -1,7 +1,7 @@
 """The training methods: settings and `MethodSpec` of each, in `SPECS` by name.
 
 A new method needs settings and spec here, field and name in `Methods`, its trainer in `baton/train/methods/` and its
-row in `tests/resume/matrix.py`.
+row in `tests/exactness/matrix.py`.
 """
 
 from __future__ import annotations

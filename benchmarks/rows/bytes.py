@@ -15,7 +15,7 @@ from benchmarks.ours import Ours
 from benchmarks.sizes import Size
 from benchmarks.table import Chart, Figure, Row, keep
 from benchmarks.theirs import Theirs
-from tests.counting import Counter
+from tests.support.counting import Counter
 
 NAME = "bytes"
 TITLE = "bytes that checkpoints send, of those that changed"

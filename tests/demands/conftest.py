@@ -10,9 +10,8 @@ import pytest
 
 from baton.recipe.recipe import Recipe
 from baton.runs.run import Run
-from tests.resume.conftest import base_model, grid, legs, recipes  # noqa: F401
-from tests.resume.matrix import Cell
-from tests.unit.conftest import chat_base, tiny_base  # noqa: F401
+from tests.exactness.conftest import base_model, grid, legs, recipes  # noqa: F401
+from tests.exactness.matrix import Cell
 
 NOISY = {"hooks": {"collator": {"use": "tests.resume.own:NoisyCollator"}}}
 

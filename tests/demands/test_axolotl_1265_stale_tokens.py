@@ -22,7 +22,7 @@ from baton.data.tokenize import tokenize_run
 from baton.models import trained
 from baton.recipe.recipe import Recipe
 from baton.runs.run import Run
-from tests.unit import tiny
+from tests.support import tiny
 
 
 def prepared_key(tokenizer: Any, max_length: int, source: str) -> str:
@@ -63,6 +63,6 @@ def test_baton_has_tokens_for_each(tiny_base: str, chat_base: str, tmp_path: Pat
 
 def split_lines(run: Run) -> list[str]:
     """Lines of the training rows before they are tokens."""
-    from tests.resume.test_plain_trl import split_rows
+    from tests.exactness.test_plain_trl import split_rows
 
     return Path(split_rows(run)).read_text(encoding="utf-8").splitlines()

@@ -18,7 +18,7 @@ import pytest
 from datasets.exceptions import DatasetGenerationError
 
 from baton.errors import UserError
-from tests.unit.data_split import splitting
+from tests.data import splitting
 
 TAGGED = [{"text": f"row {n}", "ner": [[n, n + 4, "Protein"], [15, "x", n]]} for n in range(40)]
 LATE = [{"q": "ask " * 5000, "answer": 7 if n < 600 else "seven"} for n in range(601)]

@@ -18,8 +18,8 @@ import pytest
 from baton.evaluate.evaluate import evaluate_run
 from baton.evaluate.gate import judge_run
 from baton.models import loading
-from tests.unit import tiny
-from tests.unit.evaluate.finished import CHATTY, finished, recipe_of
+from tests.evaluate.finished import CHATTY, finished, recipe_of
+from tests.support import tiny
 
 SIZES = (1, 4, 7)
 

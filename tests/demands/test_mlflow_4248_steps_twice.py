@@ -19,7 +19,7 @@ from baton.recipe.recipe import Recipe
 from baton.runs.documents import TrackingRun
 from baton.tracking.client import connect
 from tests.demands import upstream
-from tests.unit.shared.runs.mlflow.test_server import server  # noqa: F401
+from tests.tracking.test_server import server  # noqa: F401
 
 pytestmark = pytest.mark.slow
 

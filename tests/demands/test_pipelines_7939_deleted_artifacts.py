@@ -4,7 +4,7 @@ Issue: https://github.com/kubeflow/pipelines/issues/7939
 Upstream: reproduced by the cache of kfp 2.17's local engine, which believes in what lies in a bucket as the backend
     does: an entry whose artifact is gone is a hit. For files on this machine it looks, which is mended.
 Baton: a chunk asks the store and not the engine: where the first of two is called done and its checkpoint is gone, the
-    second trains from what there is to its own target, to the same bits. `tests/pipelines/test_cache.py` has it with
+    second trains from what there is to its own target, to the same bits. `tests/end_to_end/test_cache.py` has it with
     the engine.
 """
 

@@ -18,7 +18,7 @@ from baton.runs.outcomes import TrialScore
 from baton.runs.sweep import Sweep
 from baton.sweep.judge import rank_trials
 from tests.demands import chunks
-from tests.unit.sweep.swept import in_rungs
+from tests.sweep.swept import in_rungs
 
 LOSSES = {1: {"t0": 4.0, "t1": 2.0, "t2": 1.0, "t3": 3.0}, 2: {"t1": 0.5, "t2": 0.9}, 4: {"t1": 0.25}}
 """By chunk."""

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.demands import chunks, upstream
-from tests.resume.matrix import WRITES, Cell
+from tests.exactness.matrix import WRITES, Cell
 
 ROUNDS = {"training": {"grpo": {**WRITES, "num_iterations": 2}}}
 

@@ -17,7 +17,7 @@ from trl import SFTConfig, SFTTrainer
 
 from baton.models import loading
 from baton.models.train_rows import IGNORED
-from tests.unit import tiny
+from tests.support import tiny
 
 MARKED = (
     "{% for m in messages %}{{ '<|' + m.role + '|>\\n' }}"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-RESUME = Path(__file__).parents[1] / "resume"
+RESUME = Path(__file__).parents[1] / "exactness"
 
 
 @pytest.fixture(scope="session")

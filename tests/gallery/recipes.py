@@ -16,7 +16,7 @@ from tests.gallery import rows, twins
 
 Document = dict[str, Any]
 
-GALLERY = Path(__file__).parents[2] / "pipelines" / "recipes" / "gallery"
+GALLERY = Path(__file__).parents[2] / "pipelines/recipes/gallery"
 PATHS = sorted(GALLERY.glob("*.yaml"))
 FIELDS = ("model", "data", "gpu", "memory", "twin", "not run")
 """What a header says after its first line, in this order."""

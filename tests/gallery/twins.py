@@ -76,7 +76,7 @@ def make(base: str, folder: str, marks: tuple[str, ...]) -> None:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from tests.pipelines.importing.measuring import twins
+    from tests.importers.measuring import twins
 
     tokenizer = twins.tokenizer_of(SPEAKS_LIKE.get(base, base), marks)
     tokenizer.save_pretrained(folder)

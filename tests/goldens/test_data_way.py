@@ -30,12 +30,12 @@ from baton.errors import UserError
 from baton.recipe import load
 from baton.store.manifest import read_manifest
 from baton.store.storage import Storage
-from tests.unit import tiny
+from tests.support import tiny
 
 GOLDEN = Path(__file__).parent / "data_way.json"
 SHAPES: dict[str, dict[str, Any]] = {
     shape["name"]: shape
-    for shape in map(json.loads, (Path(__file__).parents[1] / "unit/data_split/public_shapes.jsonl").open("rb"))
+    for shape in map(json.loads, (Path(__file__).parents[1] / "data/public_shapes.jsonl").open("rb"))
 }
 METHODS = {
     "sft": {},

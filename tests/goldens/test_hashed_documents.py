@@ -2,8 +2,8 @@
 
 Where such a text changes, a run in the middle is refused, rows move from one side to the other, a cache is missed or a
 signature breaks. `hashed_documents.json` holds the texts, so that a renamed key or a new field shows as itself.
-`make golden` writes it; tests/unit/test_format_numbers.py holds what the numbers of formats stand for, and
-tests/pipelines/golden the names in compiled pipelines.
+`make golden` writes it; tests/runs/test_format_numbers.py holds what the numbers of formats stand for, and
+tests/goldens/pipelines the names in compiled pipelines.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from baton.runs.sweep import Sweep
 from baton.store.manifest import Manifest
 from baton.store.storage import Storage
 from baton.sweep.trials import preparation_name
-from tests.unit import tiny
+from tests.support import tiny
 
 GOLDEN = Path(__file__).parent / "hashed_documents.json"
 SCRATCH = {

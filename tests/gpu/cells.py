@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tests.resume.matrix import LORA, NEW_TOKENS, WRITES, Cell, dropping
+from tests.exactness.matrix import LORA, NEW_TOKENS, WRITES, Cell, dropping
 
 GPU: dict[str, Any] = {"resources": {"gpus": 1}}
 QLORA: dict[str, Any] = {"adapter": {**LORA, "dropout": 0.1}, "model": {"quantization": {"compute_dtype": "bfloat16"}}}
@@ -15,7 +15,7 @@ RNG = ("rng",)
 BITS, LIGER, FLASH = "bitsandbytes", "liger_kernel", "flash_attn"
 PIP = {BITS: "bitsandbytes", LIGER: "liger-kernel", FLASH: "flash-attn"}
 """Package → what pip calls it."""
-ELSEWHERE = "tests/resume has its cell for CPUs"
+ELSEWHERE = "tests/exactness has its cell for CPUs"
 CPU_STEPS = 7
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.resume.conftest import base_model, grid, legs  # noqa: F401
+from tests.exactness.conftest import base_model, grid, legs  # noqa: F401
 
 HAS_GPU = torch.cuda.is_available()
 ROWS = "BATON_GPU_ROWS"

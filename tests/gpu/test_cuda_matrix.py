@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from tests.exactness import test_matrix
 from tests.gpu.cells import PIP, GPUCell, cells
 from tests.gpu.conftest import HAS_GPU
-from tests.resume import test_matrix
 
 pytestmark = [pytest.mark.gpu] if HAS_GPU else []
 

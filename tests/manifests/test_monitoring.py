@@ -111,7 +111,7 @@ def test_alerts_fire_for_what_they_name_and_not_before(tmp_path: Path) -> None:
 
 def test_prometheus_finds_the_pods_that_the_pipeline_makes(tmp_path: Path) -> None:
     recipe = load.load(
-        str(Path(__file__).parents[1] / "recipes" / "scratch.yaml"),
+        str(Path(__file__).parents[1] / "recipes/scratch.yaml"),
         ["store=s3://baton", "tracking.prometheus_port=9095", "resources.capacity=spot"],
     )
     compiler.Compiler().compile(finetune(recipe), str(tmp_path / "p.yaml"))

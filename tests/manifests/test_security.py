@@ -81,7 +81,7 @@ BY_KUBEFLOW = {
 @pytest.mark.parametrize("gpus", [0, 1])
 def test_stages_are_restricted(gpus: int, tmp_path: Path) -> None:
     recipe = load.load(
-        str(Path(__file__).parents[1] / "recipes" / "scratch.yaml"),
+        str(Path(__file__).parents[1] / "recipes/scratch.yaml"),
         [f"resources.gpus={gpus}", "resources.secret=baton-store", "store.cache_dir=/cache", "resources.cache_claim=c"],
     )
     compiler.Compiler().compile(finetune(recipe), str(tmp_path / "p.yaml"))

@@ -17,7 +17,7 @@ from tests.manifests.building import K8S
 from tests.manifests.trainer_schema import problems
 
 COMPONENT = K8S / "components" / "trainer"
-SCRATCH = str(Path(__file__).parents[1] / "recipes" / "scratch.yaml")
+SCRATCH = str(Path(__file__).parents[1] / "recipes/scratch.yaml")
 RUN = "s3://baton/runs/demo-20260101-000000"
 CURRENT = "1.37"
 EVERYTHING = [

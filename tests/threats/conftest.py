@@ -8,11 +8,10 @@ import pytest
 
 from baton.recipe import load
 from baton.recipe.recipe import Recipe
-from tests.unit.conftest import tiny_base  # noqa: F401
 
 
 @pytest.fixture
-def recipe(tiny_base: str, scratch_recipe: dict[str, Any]) -> Recipe:  # noqa: F811
+def recipe(tiny_base: str, scratch_recipe: dict[str, Any]) -> Recipe:
     """A recipe of the base model."""
     scratch_recipe["model"] = {"base": tiny_base}
     return load.validate(scratch_recipe, origin="r")

@@ -148,7 +148,7 @@ def test_a_file_beside_the_code_is_not_imported(tmp_path: Path) -> None:
 
 
 def test_without_signatures_a_new_manifest_is_believed(tmp_path: Path) -> None:
-    """What signatures are for: `tests/unit/train_chunk/checkpointing/test_signed.py` refuses the same."""
+    """What signatures are for: `tests/train/checkpointing/test_signed.py` refuses the same."""
     store = CheckpointStore(Run(Storage(str(tmp_path / "store")), "r"))
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "weights").write_bytes(b"trained")

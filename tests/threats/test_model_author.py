@@ -24,7 +24,7 @@ from baton.models.chat_template import ChatTemplate, Conversation
 from baton.recipe import load as recipe_file
 from baton.recipe.recipe import Recipe
 from baton.source import prepare
-from tests.unit import tiny
+from tests.support import tiny
 
 CHAT = "{% for m in messages %}{{ '<|' + m['role'] + '|>' + m['content'] + '<|end|>' }}{% endfor %}"
 SAID = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}]

@@ -17,8 +17,8 @@ import pytest
 from baton.checkpoint.store import CheckpointStore
 from baton.runs.run import Run
 from baton.store.storage import Storage
-from tests.resume import matrix
-from tests.resume.matrix import Cell
+from tests.exactness import matrix
+from tests.exactness.matrix import Cell
 from tools.chaos import check, page, plan
 from tools.chaos.machine import Machine
 from tools.chaos.mean import Mean

@@ -21,9 +21,9 @@ from baton.local.forkserver import ForkedProcess
 from baton.recipe.recipe import Recipe
 from baton.runs.run import Run
 from baton.store.cache import NodeCache
+from tests.exactness import matrix
+from tests.exactness.matrix import Cell
 from tests.faults.proxy import FaultyProxy
-from tests.resume import matrix
-from tests.resume.matrix import Cell
 from tools.chaos import check, plan
 from tools.chaos.attempt import Attempt, Ended
 from tools.chaos.machine import Machine

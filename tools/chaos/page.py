@@ -15,7 +15,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from baton.pages import html, svg
 from baton.pages.html import count, duration, number
-from tests import pictures
+from tests.support import pictures
 from tools.chaos.mean import Mean, Result, Told
 
 BUCKETS = 40

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from tests.resume import matrix
-from tests.resume.matrix import Cell
+from tests.exactness import matrix
+from tests.exactness.matrix import Cell
 
 UPLOADS = ("PUT", "POST")
 FILE = r"/step-\d+/[0-9a-f]{12}/"

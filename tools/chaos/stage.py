@@ -44,7 +44,7 @@ def export(run_uri: str, _index: int) -> None:
 
 def base(folder: str, _index: int) -> None:
     """Makes the base model that recipes adapt."""
-    from tests.resume import legs
+    from tests.exactness import legs
 
     legs.make_base(folder)
 

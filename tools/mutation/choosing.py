@@ -12,7 +12,7 @@ from tools.mutation.operators import Mutant
 
 ROOT = Path(__file__).resolve().parents[2]
 
-_UNIT = "tests/unit/train_chunk"
+_UNIT = "tests/train"
 FILES = (
     *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "baton/checkpoint").glob("[a-z]*.py"))),
     *(
@@ -36,45 +36,45 @@ FILES = (
 """The code that saves and restores."""
 
 TESTS = (
-    "tests/unit/shared/core/test_digest.py",
-    "tests/unit/shared/core/test_digest.py",
-    "tests/unit/shared/core/test_rng.py",
-    "tests/unit/shared/core/test_fingerprints.py",
-    "tests/unit/shared/store/test_bundles.py",
-    "tests/unit/shared/store/test_cache.py",
-    "tests/unit/shared/store/test_lease.py",
-    "tests/unit/shared/checkpoints",
-    "tests/unit/shared/forks",
-    "tests/unit/checkpoint",
-    "tests/unit/report/test_collect.py",
-    "tests/unit/train_chunk/checkpointing",
-    "tests/unit/train_chunk/data",
-    "tests/unit/train_chunk/trainer/test_joining.py",
-    "tests/unit/train_chunk/trainer/test_partitions.py",
-    "tests/unit/train_chunk/trainer/test_settling.py",
-    "tests/unit/train_chunk/trainer/test_sharding.py",
-    "tests/unit/train_chunk/trainer/test_takeover.py",
-    "tests/unit/train_chunk/trainer/test_zero_engine.py",
-    "tests/unit/train_chunk/trainer/test_zero_parts.py",
-    "tests/resume/test_best.py",
-    "tests/resume/test_fork.py",
-    "tests/resume/test_guards.py",
-    "tests/resume/test_parallel.py",
-    "tests/resume/test_parallel_sizes.py",
+    "tests/checkpoint/test_digest.py",
+    "tests/checkpoint/test_digest.py",
+    "tests/models/test_rng.py",
+    "tests/checkpoint/test_fingerprints.py",
+    "tests/store/test_bundles.py",
+    "tests/store/test_cache.py",
+    "tests/store/test_lease.py",
+    "tests/checkpoint",
+    "tests",
+    "tests/train/checkpointing",
+    "tests/pages/test_collect.py",
+    "tests/train/checkpointing",
+    "tests/train/data",
+    "tests/train/trainer/test_joining.py",
+    "tests/train/trainer/test_partitions.py",
+    "tests/train/trainer/test_settling.py",
+    "tests/train/trainer/test_sharding.py",
+    "tests/train/trainer/test_takeover.py",
+    "tests/train/trainer/test_zero_engine.py",
+    "tests/train/trainer/test_zero_parts.py",
+    "tests/exactness/test_best.py",
+    "tests/exactness/test_fork.py",
+    "tests/exactness/test_guards.py",
+    "tests/exactness/test_parallel.py",
+    "tests/exactness/test_parallel_sizes.py",
 )
 """Tests that may see a mutant, all but slow ones: what they run, they run in forks of their process, or in it."""
-SLOW = ("tests/resume/test_parallel.py::test_chunks_end_on_the_bits_of_one_run[fsdp]",)
+SLOW = ("tests/exactness/test_parallel.py::test_chunks_end_on_the_bits_of_one_run[fsdp]",)
 """Slow tests beside them, for what no other runs."""
 OF_DEEPSPEED = (
-    "tests/resume/test_zero.py::test_chunks_end_on_the_bits_of_one_run",
-    "tests/resume/test_zero_sizes.py::test_processes_become_more_fewer_and_one[uneven-zero2]",
-    "tests/resume/test_zero_sizes.py::test_processes_become_more_fewer_and_one[uneven-zero3]",
+    "tests/exactness/test_zero.py::test_chunks_end_on_the_bits_of_one_run",
+    "tests/exactness/test_zero_sizes.py::test_processes_become_more_fewer_and_one[uneven-zero2]",
+    "tests/exactness/test_zero_sizes.py::test_processes_become_more_fewer_and_one[uneven-zero3]",
 )
 """Those that need DeepSpeed, where it is on the path: `PYTHONPATH=build/deepspeed`, see `make test-deepspeed`."""
 OF_DECLARATIONS = {
-    "baton/checkpoint/store.py": tuple(f"tests/unit/shared/checkpoints/test_{name}.py" for name in ("usable", "proof")),
+    "baton/checkpoint/store.py": tuple(f"tests/checkpoint/test_{name}.py" for name in ("usable", "proof")),
     "baton/runs/documents.py": (f"{_UNIT}/checkpointing/test_state.py", f"{_UNIT}/checkpointing/test_chunks.py"),
-    "baton/runs/versions.py": ("tests/unit/shared/core/test_fingerprints.py",),
+    "baton/runs/versions.py": ("tests/checkpoint/test_fingerprints.py",),
 }
 """File with declarations, which run as it is imported and never again → their tests, by how their names begin."""
 HAS_DEEPSPEED = importlib.util.find_spec("deepspeed") is not None

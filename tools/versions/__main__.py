@@ -28,14 +28,14 @@ from typing import Any
 from tools.versions import environment
 
 UNIT = [
-    "tests/unit/train_chunk",
-    "tests/unit/shared/checkpoints",
-    "tests/unit/shared/core",
-    "tests/unit/tokenize",
-    "tests/pipelines/test_golden.py",
-    "tests/pipelines/compiling",
+    "tests/train",
+    "tests/checkpoint",
+    "tests",
+    "tests/data",
+    "tests/goldens/test_golden.py",
+    "tests/compiler",
 ]
-EXACT = ["tests/resume/test_matrix.py", "tests/resume/test_plain_trl.py"]
+EXACT = ["tests/exactness/test_matrix.py", "tests/exactness/test_plain_trl.py"]
 CELLS = "full-plain or lora-dropout or [sft] or [dpo] or [grpo]"
 PLACE = environment.ROOT / "build" / "versions"
 DATA = {"max_length": 32, "split": {"eval": 0.2}}

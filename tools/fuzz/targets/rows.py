@@ -29,8 +29,8 @@ from baton.recipe import load
 from baton.recipe.recipe import Recipe
 from baton.runs.run import Run
 from baton.store.storage import Storage
-from tests.unit.data_split import test_readers_fuzz as small
-from tests.unit.data_split.test_public_shapes import SHAPES
+from tests.data import test_readers_fuzz as small
+from tests.data.test_public_shapes import SHAPES
 from tools.fuzz import trees
 from tools.fuzz.target import Mutate, Target, require_message, scratch
 

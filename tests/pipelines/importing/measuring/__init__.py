@@ -1,6 +1,0 @@
-"""How many of the examples of axolotl and LLaMA-Factory import, what is left over, and how many take two steps.
-
-    python -m tests.pipelines.importing.measuring --axolotl FOLDER --llamafactory FOLDER [--steps] [--sample N]
-
-Folders are checkouts of the two projects; nothing is fetched.
-"""

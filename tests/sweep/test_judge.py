@@ -1,0 +1,142 @@
+"""The judge of a rung: which trials advance by score, by wish, and when it is asked again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baton.errors import BatonError
+from baton.runs.outcomes import TrialEntry, TrialScore
+from baton.runs.sweep import Sweep
+from baton.sweep.judge import decide, rank_trials
+from tests.sweep.swept import in_rungs
+
+
+@pytest.mark.parametrize(
+    ("values", "keep", "mode", "stopped", "kept", "beaten"),
+    [
+        pytest.param({"a": 3.0, "b": 1.0, "c": 2.0}, 2, "min", (), ["b", "c"], ["a"], id="less-is-better"),
+        pytest.param({"a": 3.0, "b": 1.0, "c": 2.0}, 2, "max", (), ["a", "c"], ["b"], id="more-is-better"),
+        pytest.param({"a": 1.0, "b": 1.0, "c": 1.0}, 1, "min", (), ["a"], ["b", "c"], id="the-first-of-equals"),
+        pytest.param({"a": None, "b": 5.0}, 1, "min", (), ["b"], [], id="no-number-cannot-go-on"),
+        pytest.param({"a": float("nan"), "b": 5.0}, 2, "min", (), ["b"], [], id="nan-cannot-go-on"),
+        pytest.param({"a": float("-inf"), "b": 5.0}, 2, "min", (), ["b"], [], id="no-infinite-score-goes-on"),
+        pytest.param({"b": 5.0}, 2, "min", (), ["b"], [], id="no-score-cannot-go-on"),
+        pytest.param({"a": 1.0, "b": 2.0, "c": 3.0}, 1, "min", ("a",), ["b"], ["c"], id="the-stopped-are-out"),
+    ],
+)
+def test_decide(
+    values: dict[str, float | None], keep: int, mode: str, stopped: tuple[str, ...], kept: list[str], beaten: list[str]
+) -> None:
+    assert decide(["a", "b", "c"], values, keep, mode, stopped) == (kept, beaten)
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Sweep:
+    return in_rungs(tmp_path / "store")
+
+
+def _score(sweep: Sweep, chunk: int, **values: float | None) -> None:
+    for trial, value in values.items():
+        score = {"chunk": chunk, "step": 2 * chunk, "value": value, "metrics": {}, "seconds": 1.0, "at": "now"}
+        sweep.run(sweep.trial(trial)).put(TrialScore.file_name(chunk), score)
+
+
+def _judge(sweep: Sweep, number: int) -> tuple[list[str], dict[str, str]]:
+    """Returns the names of those who go on, and why the others do not."""
+    found = rank_trials(sweep, number)
+    rung = sweep.rung(number)
+    assert rung is not None
+    assert found.kept == [sweep.run(sweep.trial(trial)).uri for trial in rung.kept]
+    return rung.kept, {entry.id: entry.why for entry in rung.stopped}
+
+
+def test_the_best_go_on_and_the_last_one_wins(sweep: Sweep) -> None:
+    _score(sweep, 1, t0=4.0, t1=2.0, t2=1.0, t3=None)
+    kept, why = _judge(sweep, 1)
+    assert kept == ["t2", "t1"]
+    rung = sweep.rung(1)
+    assert rung
+    assert {entry.id: (entry.cause, entry.place, entry.of) for entry in rung.stopped} == {
+        "t0": ("beaten", 3, 3),
+        "t3": ("not_finite", None, None),
+    }
+    assert why == {"t0": "number 3 of 3, and 2 went on", "t3": "eval_loss is not a number"}
+    _score(sweep, 2, t1=0.5, t2=0.9)
+    assert _judge(sweep, 2)[0] == ["t1"]
+    _score(sweep, 4, t1=0.25)
+    verdict = rank_trials(sweep, 3)
+    assert verdict.winner == sweep.run(sweep.trial("t1")).uri
+    assert sweep.raw("winner.json") == {**(sweep.raw("winner.json") or {}), "id": "t1", "value": 0.25}
+
+
+def test_a_trial_that_failed_is_stopped_with_what_it_said(sweep: Sweep) -> None:
+    _score(sweep, 1, t1=2.0, t2=1.0)
+    sweep.run(sweep.trial("t0")).put("failure.json", {"chunk": 1, "message": "no memory", "at": "now"})
+    kept, why = _judge(sweep, 1)
+    assert kept == ["t2", "t1"]
+    assert why == {"t0": "chunk 1 failed: no memory", "t3": "chunk 1 was not finished"}
+
+
+def test_no_score_at_all_is_an_error_that_says_why(sweep: Sweep) -> None:
+    with pytest.raises(BatonError, match="no trial of sweep 's' advances from rung 1: t0: chunk 1 was not finished"):
+        rank_trials(sweep, 1)
+    assert sweep.rung(1) is None
+
+
+def test_a_trial_that_is_asked_to_stop_makes_room_for_the_next(sweep: Sweep) -> None:
+    _score(sweep, 1, t0=4.0, t1=2.0, t2=1.0, t3=3.0)
+    sweep.ask("t2", "stop", "it is too dear")
+    kept, why = _judge(sweep, 1)
+    assert kept == ["t1", "t3"]
+    assert why["t2"] == "asked to stop: it is too dear"
+
+
+def test_a_stopped_trial_that_is_asked_for_goes_on_whatever_its_score(sweep: Sweep) -> None:
+    _score(sweep, 1, t0=4.0, t1=2.0, t2=1.0, t3=3.0)
+    rank_trials(sweep, 1)
+    sweep.ask("t0", "go", "for the record")
+    _score(sweep, 2, t1=0.5, t2=0.9)
+    assert _judge(sweep, 2) == (["t1", "t0"], {"t2": "number 2 of 2, and 1 went on"})
+    _score(sweep, 4, t1=0.25, t0=0.3)
+    assert _judge(sweep, 3) == (["t1", "t0"], {})
+
+
+def test_a_rung_that_was_judged_stands_but_for_what_is_asked_since(sweep: Sweep) -> None:
+    _score(sweep, 1, t0=4.0, t1=2.0, t2=1.0, t3=3.0)
+    rank_trials(sweep, 1)
+    first = sweep.rung(1)
+    _score(sweep, 1, t0=0.0)
+    assert _judge(sweep, 1)[0] == ["t2", "t1"]
+    assert sweep.rung(1) == first
+    sweep.ask("t1", "stop", "enough")
+    sweep.ask("t3", "go", "why not")
+    kept, why = _judge(sweep, 1)
+    assert kept == ["t2", "t3"]
+    assert why == {"t0": "number 4 of 4, and 2 went on", "t1": "asked to stop: enough"}
+
+
+def test_a_winner_that_is_asked_to_stop_leaves_the_place_to_the_next(sweep: Sweep) -> None:
+    _score(sweep, 1, t0=4.0, t1=2.0, t2=1.0, t3=3.0)
+    rank_trials(sweep, 1)
+    sweep.ask("t1", "go", "both")
+    _score(sweep, 2, t1=0.5, t2=0.4)
+    rank_trials(sweep, 2)
+    _score(sweep, 4, t1=0.3, t2=0.2)
+    assert rank_trials(sweep, 3).winner.endswith("s-t2")
+    sweep.ask("t2", "stop", "not that one")
+    assert rank_trials(sweep, 3).winner.endswith("s-t1")
+
+
+def _trial(**more: Any) -> TrialEntry:
+    entry = {"id": "t9", "run": "s-t9", "bracket": 0, "values": {}, "parent": {"run": "s-t0", "step": 2}, **more}
+    return TrialEntry.model_validate(entry)
+
+
+def test_a_trial_added_later_is_one_of_them_and_of_two_of_one_name_the_first_stands(sweep: Sweep) -> None:
+    assert sweep.add(_trial(values={"seed": 1}))
+    assert not sweep.add(_trial(values={"seed": 2}))
+    assert [trial.id for trial in sweep.document().trials] == ["t0", "t1", "t2", "t3", "t9"]
+    assert sweep.trial("t9").values == {"seed": 1}
