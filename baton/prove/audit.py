@@ -106,8 +106,8 @@ class ChunkReplay:
         # Begun on the same day, which a chat template may write.
         self._run.put(RunInfo.NAME, theirs.require(RunInfo.NAME) | {"recipe": self._plain(recipe)})
         with processes.environment(**UNSIGNED):
-            local = load.validate(self._plain(recipe), origin=recipe.name)
-            processes.prepare(local, self._run.name, self._on_event, forkserver.launcher())
+            recipe = load.validate(self._plain(recipe), origin=recipe.name)
+            processes.prepare(recipe, self._run.name, self._on_event, forkserver.launcher())
         same = {
             "rows": theirs.require("data.json") == self._run.require("data.json"),
             "tokens": _tokens(theirs) == _tokens(self._run),
@@ -145,9 +145,7 @@ class ChunkReplay:
         return reached
 
     def folder(self, checkpoint: Checkpoint) -> str:
-        """Returns the local folder of a checkpoint that was trained here."""
-        store = CheckpointStore(self._run)
-        return self._run.storage.key(checkpoint.manifest.path(store.prefix(checkpoint.step)))
+        return self._run.storage.key(checkpoint.manifest.path(CheckpointStore(self._run).prefix(checkpoint.step)))
 
     def _plain(self, recipe: Recipe) -> dict[str, object]:
         """Returns a recipe without tracking, signatures and checkpoints, on which no bit depends."""
@@ -191,8 +189,7 @@ def fetch_read_only(storage: Storage, prefix: str, manifest: Manifest, folder: s
 
 def _tokens(run: Run) -> object:
     """Returns content and order of the files of tokenized rows, whatever their names."""
-    tokens = run.need(TokenizedRows)
-    manifest = read_manifest(run.storage, tokens.prefix)
+    manifest = read_manifest(run.storage, run.need(TokenizedRows).prefix)
     if manifest is None:
         return None
     digests = {name: entry["sha256"] for name, entry in manifest.files.items()}
@@ -315,7 +312,6 @@ def audit(
 def _verdict(
     chunk: ChunkSpan, comparison: Comparison, claims: list[str], data: list[str], again: Checkpoint | None
 ) -> str:
-    """Returns the audit's result in one sentence."""
     name = f"chunk {chunk.index}, steps {chunk.start + 1} to {chunk.after.step},"
     if data:
         return f"differs: from this recipe and data come other {' and '.join(data)} than the run has"

@@ -122,7 +122,6 @@ def _compare_leaves(name: str, expected: Mapping[str, Any], found: Mapping[str, 
 
 
 def _differs(file: str, name: str, ours: Any, theirs: Any) -> Value | None:
-    """Returns how a value differs from another, if it does."""
     import torch
 
     if not (isinstance(ours, torch.Tensor) and isinstance(theirs, torch.Tensor)):
@@ -138,19 +137,17 @@ def _differs(file: str, name: str, ours: Any, theirs: Any) -> Value | None:
     unlike = (bits[0] != bits[1]).view(-1, flat[0].element_size()).any(dim=1)
     gap = (flat[0].double() - flat[1].double()).abs()[unlike]
     finite = gap[gap.isfinite()]
-    largest = float(finite.max()) if len(finite) == len(gap) else None
     return {
         "file": file,
         "name": name,
         "what": str(ours.dtype).removeprefix("torch."),
         "count": int(unlike.sum()),
         "of": ours.numel(),
-        "max_abs": largest,
+        "max_abs": float(finite.max()) if len(finite) == len(gap) else None,
     }
 
 
 def _compare_history(expected: str, found: str, after: int, result: Comparison) -> None:
-    """Notes the first logged value that differs, and the first loss."""
     ours, theirs = (_logged(path, after) for path in (expected, found))
     result.logged = sum(len(entry) - 1 for entry in ours)
     for mine, other in zip(ours, theirs, strict=False):

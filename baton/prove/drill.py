@@ -35,7 +35,6 @@ PHASES = ("start-up", "restore", "first-step", "training", "snapshot", "upload",
 AT_ONCE = 0.001
 """Seconds below which a kill does not wait for a timer."""
 ONCE = ("start-up", "restore", "first-step")
-"""Phases that a process enters once."""
 PASSED_BY = 0.3
 """Chance that a kill lets a phase pass once, if a process enters it again and again."""
 UNKNOWN = 0.005
@@ -135,7 +134,6 @@ class KillSchedule:
         self._cards: list[str] = []
 
     def top(self) -> str:
-        """Returns the phase that is asked for now."""
         if not self._cards:
             self._cards = self._random.sample(self.phases, len(self.phases))
         return self._cards[-1]
@@ -152,7 +150,6 @@ class KillSchedule:
         self._longest[phase] /= 2
 
     def drop(self) -> str:
-        """Removes the top phase, and returns it."""
         phase = self.top()
         self.phases.remove(phase)
         self._cards = [card for card in self._cards if card != phase]
@@ -331,7 +328,6 @@ class Drill:
         }
 
     def _undisturbed(self) -> prove.FinishedRun:
-        """Runs the recipe undisturbed, and measures each phase."""
         run = processes.prepare(self.recipe, f"{self.name}-undisturbed", self._on_event, self.launch)
         for index in range(1, self.recipe.num_chunks + 1):
             for module, begins in ((TRAIN_CHUNK, "start-up"), (CHECKPOINT, "verifying")):
@@ -413,7 +409,6 @@ class Drill:
     def _killed(
         self, run: Run, module: str, index: int, strike: PlannedKill, tracker: PhaseTracker, deck: KillSchedule
     ) -> None:
-        """Notes a kill, and what it left in the store."""
         phases = tracker.phases
         if "prune" in phases and tracker.pruned is not None:
             # Only the step of the last removal is known, not whose files it took: it has left something, or is over.

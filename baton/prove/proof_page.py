@@ -185,7 +185,6 @@ def _lines(variants: Sequence[Variant]) -> list[Style]:
 
 
 def _chunk_ends(ax: Axes, variants: Sequence[Variant], lines: Sequence[Style]) -> None:
-    """Draws a row per run with a tick at the end of each of its chunks."""
     for row, (variant, line) in enumerate(zip(variants, lines, strict=True)):
         ax.hlines(row, 0, variant["targets"][-1], color=svg.RULE, lw=1)
         name = f"ends-{variant['chunks']}"

@@ -124,10 +124,9 @@ class RestClient:
         }
         model_id = str(self._call("POST", "logged-models", document)["model"]["info"]["model_id"])
         for first in range(AT_ONCE, len(params), AT_ONCE):
-            more = _pairs(params)[first : first + AT_ONCE]
-            self._call("POST", f"logged-models/{model_id}/params", {"params": more})
-        output = {"run_id": run_id, "models": [{"model_id": model_id, "step": 0}]}
-        self._call("POST", "runs/outputs", output)
+            page = {"params": _pairs(params)[first : first + AT_ONCE]}
+            self._call("POST", f"logged-models/{model_id}/params", page)
+        self._call("POST", "runs/outputs", {"run_id": run_id, "models": [{"model_id": model_id, "step": 0}]})
         return model_id
 
     def tag_model(self, model_id: str, tags: Mapping[str, str]) -> None:
@@ -154,10 +153,8 @@ class RestClient:
 
 
 def _session() -> requests.Session:
-    """Returns a session with the credentials, certificates and patience that MLflow's variables name."""
-    retries = int(_setting("HTTP_REQUEST_MAX_RETRIES", "7"))
     retry = Retry(
-        total=retries,
+        total=int(_setting("HTTP_REQUEST_MAX_RETRIES", "7")),
         status_forcelist=TRANSIENT,
         allowed_methods=None,
         raise_on_status=False,

@@ -63,11 +63,9 @@ class TrackingState:
     steps: Mapping[str, int]
     """Metric → the step of its last value."""
     models: Sequence[str]
-    """Ids of the models that the run has made."""
 
 
 USAGE_INTERVAL_S = 5.0
-"""Seconds between two samples."""
 
 
 class Usage:

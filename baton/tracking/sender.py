@@ -106,7 +106,6 @@ class Sender:
                 yield {**value, **self._belonging(name)}
 
     def _belonging(self, name: str) -> dict[str, str]:
-        """Returns the model and rows of a figure, if it is one of a model."""
         if name.startswith(OF_OTHERS) or name.endswith(TIMED) or name in OF_TRAINING:
             return {}
         found = {"model_id": self._model} if self._model else {}
@@ -136,9 +135,8 @@ def serve() -> None:
             if None in batch:
                 break
     except Exception as error:
-        # `Tracker` passes this one line on.
-        words = " ".join(str(error).split())
-        print(f"tracking at {without_credentials(order.uri)} stopped: {words}", flush=True)
+        # One line, which `Tracker` passes on.
+        print(f"tracking at {without_credentials(order.uri)} stopped: {' '.join(str(error).split())}", flush=True)
 
 
 def _drain(lines: queue.Queue[str | None]) -> list[str | None]:

@@ -74,8 +74,7 @@ class Server:
         if existing := client.get_experiment_by_name(name):
             return str(existing.experiment_id)
         # Beside a local database the experiment's artifacts go into the store.
-        local = self.uri.startswith("sqlite:") and storage.is_local
-        location = storage.uri("mlflow") if local else None
+        location = storage.uri("mlflow") if self.uri.startswith("sqlite:") and storage.is_local else None
         # Tagged only here: the kind of an existing experiment is its owners' decision.
         return str(client.create_experiment(name, artifact_location=location, tags=KIND))
 

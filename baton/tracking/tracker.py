@@ -30,9 +30,7 @@ ELSEWHERE = frozenset({"name", "phases", "resources", "retrain", "store", "sweep
 KIND = ("profile", "gpus", "nodes")
 """Settings of `resources` with influence."""
 ALWAYS = ("seed", "training.method", "training.batch_size", "training.learning_rate")
-"""Parameters of each run, default or not."""
 LONGEST = 500
-"""Letters of a value."""
 FORBIDDEN = re.compile(r"[^\w\-. /:]")
 """Characters that MLflow refuses in a name."""
 
@@ -207,7 +205,6 @@ class Tracker:
         self.close()
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Hands metrics of a step over; returns at once."""
         # With the time of the step: it may be sent much later.
         self._send({"metrics": dict(metrics), "step": step, "milliseconds": int(time.time() * 1000)})
 

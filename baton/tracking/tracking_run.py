@@ -58,8 +58,8 @@ def _column_type(value: Any) -> dict[str, Any] | None:
 def dataset_keys(recipe: Recipe, counts: SplitCounts) -> dict[str, tuple[str, str]]:
     """Returns MLflow's name and digest of each side that has rows."""
     digest = str(counts.to_json().get("digest", ""))[:DIGEST_LENGTH]
-    sizes = {side: getattr(counts, side) for side in SIDES}
-    return {side: (f"{_dataset_name(recipe)}-{side}", digest) for side in SIDES if sizes[side]} if digest else {}
+    sides = [side for side in SIDES if digest and getattr(counts, side)]
+    return {side: (f"{_dataset_name(recipe)}-{side}", digest) for side in sides}
 
 
 def dataset_inputs(recipe: Recipe, counts: SplitCounts) -> list[Any]:
@@ -106,7 +106,6 @@ Ended = Literal["FINISHED", "FAILED", "KILLED"]
 AT_ONCE = 100
 """Maximum of parameters in one request."""
 RECIPE = "recipe.yaml"
-"""Artifact with the recipe's own settings."""
 
 
 def start(run: Run, recipe: Recipe) -> None:
@@ -151,8 +150,7 @@ def log_texts(warn: Callable[[str], None], client: Any, uri: str, run_id: str, t
                 Path(folder, name).write_text(without_credentials(text), encoding="utf-8")
             client.log_artifacts(run_id, folder)
     except Exception as error:
-        names = ", ".join(texts)
-        warn(f"tracking at {without_credentials(uri)} does not keep {names}: {error}")
+        warn(f"tracking at {without_credentials(uri)} does not keep {', '.join(texts)}: {error}")
 
 
 def _resume(run: Run, tracking: TrackingRun, server: Server | None) -> None:
@@ -195,7 +193,6 @@ def _of_fork(run: Run, uri: str, number: str | None) -> dict[str, str]:
 
 
 def _of_trial(run: Run) -> dict[str, str]:
-    """Returns tags that show a trial below its sweep."""
     trial = run.read(TrialInfo)
     return {servers.PARENT: trial.tracking, "baton.sweep": trial.sweep} if trial and trial.tracking else {}
 
@@ -258,8 +255,8 @@ def close_left(uri: str, experiments: Iterable[str], kubeflow_run: str, status: 
         Exception: MLflow's own, where the server cannot be reached.
     """
     client = connect(uri, retries="0")
-    existing = [client.get_experiment_by_name(name) for name in sorted(set(experiments))]
-    numbers = [found.experiment_id for found in existing if found]
+    existing = map(client.get_experiment_by_name, sorted(set(experiments)))
+    numbers = [experiment.experiment_id for experiment in existing if experiment]
     if not numbers:
         return []
     # A run that another Kubeflow run has resumed since has that one's tag, and stays as it is.

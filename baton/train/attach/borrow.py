@@ -130,8 +130,7 @@ class OnePass(TrainerCallback):
 
 
 def _number(*parts: object) -> int:
-    text = ":".join(map(repr, parts))
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
+    return int.from_bytes(hashlib.sha256(":".join(map(repr, parts)).encode()).digest()[:4], "big")
 
 
 BUFFERS = {"step": "_step", "completions": "_buffered_inputs"}

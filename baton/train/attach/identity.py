@@ -136,7 +136,6 @@ def _model(trainer: Trainer) -> dict[str, Any]:
 
 
 def _weights(model: nn.Module, *, trained: bool | None) -> str:
-    """Returns the digest of the weights that are trained, of the others, or of all."""
     chosen: dict[str, torch.Tensor] = {
         name: weight.detach()
         for name, weight in model.named_parameters()
@@ -182,7 +181,6 @@ def _hash(value: Any) -> str:
 
 
 def _name(value: Any) -> str:
-    """Returns the import path of a class or function; of anything else that of its class."""
     named = value if hasattr(value, "__qualname__") else type(value)
     return f"{named.__module__}.{named.__qualname__}"
 

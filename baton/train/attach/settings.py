@@ -53,7 +53,6 @@ def resolve_target(target: Target, num_steps: int) -> tuple[int, int | None]:
 
 
 CADENCES = ("checkpoint_every", "checkpoints_per_epoch")
-"""Settings for the times of checkpoints before the target."""
 WITHOUT_EFFECT = {
     "count": ("the target says where a chunk ends", "Give attach a target, such as `(1, 4)`."),
     **dict.fromkeys(

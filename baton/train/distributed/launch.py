@@ -264,7 +264,6 @@ def _explained(failed: ChildFailedError) -> BatonError:
 
 
 def _noted(failure: ProcessFailure) -> tuple[str, str]:
-    """Returns the message and the stack that a process wrote as it failed."""
     noted = failure.error_file_data.get("message", "")
     if not isinstance(noted, dict):
         return str(noted), str(noted)
@@ -275,9 +274,8 @@ def note_failure(message: str) -> None:
     """Writes the reason for torch's launcher, and ends this process."""
     from torch.distributed.elastic.multiprocessing.errors.error_handler import ErrorHandler
 
-    handler = ErrorHandler()
     try:
-        handler.record_exception(BatonError(message))
+        ErrorHandler().record_exception(BatonError(message))
     except Exception:
         traceback.print_exc()
     if multiprocessing.parent_process() is None:  # torchrun started this, and no process of ours reads what is written

@@ -26,7 +26,6 @@ LONGEST_PAUSE = 8
 NODE_PAUSE = 5
 """Intervals between two questions about the node: its document has tens of kB, and the API server serves everyone."""
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
-"""Where a pod finds the token and the certificate authority of its API server."""
 
 Look = Callable[[], str | None]
 """Asks a source once: returns the notice in words, None without one, and raises where it cannot tell."""
@@ -134,7 +133,6 @@ class PreemptionWatch:
 def _ask(
     url: str, headers: dict[str, str] | None = None, *, method: str = "GET", tls: ssl.SSLContext | None = None
 ) -> tuple[int, str]:
-    """Returns status and body of an answer."""
     # Here, not at the top: it takes 60 ms, and most runs ask no one.
     import urllib.error
     import urllib.request

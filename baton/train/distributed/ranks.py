@@ -31,11 +31,9 @@ class Ranks:
     node: int = 0
     nodes: int = 1
     launched: bool = False
-    """Started by torch's launcher."""
 
     @classmethod
     def here(cls) -> Ranks:
-        """Reads the environment that torch's launcher gives to each process."""
         if "LOCAL_RANK" not in os.environ:
             return cls()
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "GROUP_RANK", "GROUP_WORLD_SIZE")
@@ -121,7 +119,6 @@ class Ranks:
         return self._run(work, self.node if self.leads_node else None, self.node)
 
     def _run(self, work: Callable[[], T], role: int | None, wanted: int) -> T:
-        """Runs `work` in the ranks that have a role, and returns the result of the rank whose role is `wanted`."""
         if self.size == 1:
             return work()
         value: T | None = None

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
 ALONE = Ranks()
-PAUSE = 1.0
-"""Seconds at most between two looks at the others."""
+PAUSE = 1.0  # seconds
 STAGGER = 0.3
 """Seconds from one rank's stacks to the next one's, so that they do not mix in a log."""
 
@@ -40,7 +39,6 @@ class Heartbeat:
     is_paused: bool = False
     """Waits for the store."""
     ticks: int = 0
-    """Ticks since this heartbeat."""
 
     @classmethod
     def parse(cls, text: bytes) -> Heartbeat:

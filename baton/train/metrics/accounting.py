@@ -93,7 +93,6 @@ class Accounting:
         return cls(context.clock, progress, before or RunCost(), progress.lost(start_step), context.run.num_restarts())
 
     def work(self, trained_for: float) -> RunCost:
-        """Returns the run's cost over all chunks and so many seconds of this attempt."""
         started = self.before.started or self.clock.began
         trained = self.before.trained_seconds + trained_for
         return RunCost(

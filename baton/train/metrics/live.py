@@ -77,7 +77,6 @@ class LiveReport(TrainerCallback):
         self.tell(numbers, state.global_step)
 
     def tell(self, numbers: Mapping[str, float], step: int) -> None:
-        """Queues values of a step that the trainer does not log."""
         for sink in self._sinks:
             sink.log(numbers, step)
 

@@ -123,7 +123,6 @@ class Scoring:
         return scores[0]
 
     def keep(self, score: Score) -> None:
-        """Writes the score of the chunk, whose checkpoint is committed."""
         document = outcomes.TrialScore(chunk=self._index, **asdict(score), seconds=self._clock.total(), at=now())
         self._run.write(document, self._index)
         events.emit(events.Scored(trial=self._trial, chunk=self._index, step=score.step, value=score.value))

@@ -36,11 +36,9 @@ class ObservedChunk:
     recipe: Recipe
     index: int
     folder: str
-    """A local folder for files."""
     live: Callable[[], dict[str, float]]
     """Returns the chunk's progress, by the names in `LIVE_GAUGES`."""
     seconds: Callable[[], dict[str, float]]
-    """Returns the seconds of the chunk by phase."""
     newest: Callable[[], Checkpoint | None] = lambda: None
     params: Mapping[str, str] = field(default_factory=dict)
     """Parameters of the run that its recipe lacks, see `baton.tracking.tracker`."""

@@ -24,9 +24,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("baton")
 
 LAST_LINES = 20
-"""Lines of a log that are kept, for a failure without a message of its own."""
-TIMEOUT = 30.0
-"""Seconds for one answer."""
+TIMEOUT = 30.0  # seconds
 JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
 """Label of a job's pods: Trainer gives its JobSet the TrainJob's name."""
 NO_SUCH_KIND = ("404 page not found", "the server could not find the requested resource")
@@ -71,9 +69,8 @@ class Cluster:
 
     def create(self, job: Object) -> bool:
         """Creates a job; False if its name is taken. Raises `NoRoomError` where a quota does not let it in."""
-        return (
-            self._ask("create", self._jobs.create_namespaced_custom_object, *self._kind, job, expected=409) is not None
-        )
+        create = self._jobs.create_namespaced_custom_object
+        return self._ask("create", create, *self._kind, job, expected=409) is not None
 
     def job(self, name: str) -> Object | None:
         return self._ask("get", self._jobs.get_namespaced_custom_object, *self._kind, name, expected=404)
@@ -84,9 +81,8 @@ class Cluster:
         return list(answer["items"])
 
     def adopt(self, name: str, owners: list[Object]) -> None:
-        """Replaces a job's owners, if it is there."""
-        change = {"metadata": {"ownerReferences": owners}}
-        self._ask("patch", self._jobs.patch_namespaced_custom_object, *self._kind, name, change, expected=404)
+        patch, change = self._jobs.patch_namespaced_custom_object, {"metadata": {"ownerReferences": owners}}
+        self._ask("patch", patch, *self._kind, name, change, expected=404)
 
     def delete(self, name: str) -> bool:
         """Deletes a job and its pods; False if it is gone."""
@@ -98,7 +94,6 @@ class Cluster:
         return self._list("list pods", self._core.list_namespaced_pod, label_selector=f"{JOBSET_LABEL}={name}")
 
     def warnings(self, job: Object) -> list[Object]:
-        """Returns the warnings about a job and its pods, oldest first."""
         name, since = job["metadata"]["name"], job["metadata"].get("creationTimestamp", "")
         found = self._list("list events", self._core.list_namespaced_event, field_selector="type=Warning")
         timed = [(str(event.get("lastTimestamp") or event.get("eventTime") or ""), event) for event in found]
@@ -111,7 +106,6 @@ class Cluster:
         return [event for _, event in sorted(ours, key=lambda pair: pair[0])]
 
     def tail(self, pod: str, lines: int) -> list[str]:
-        """Returns the last lines of a pod's log, none if it is gone."""
         read = self._core.read_namespaced_pod_log
         text = self._ask("get logs", read, pod, self.namespace, container=NODE, tail_lines=lines, expected=404)
         return (text or "").splitlines()
@@ -164,7 +158,6 @@ def _message(error: ApiException) -> str:
 
 
 def _refusal(what: str, status: int, message: str, namespace: str) -> BatonError:
-    """Returns an answer of the API server as an error that a person can act on."""
     if status == 404:
         return UserError(
             f"resources.nodes needs Kubeflow Trainer, and this cluster has no {PLURAL}.{GROUP}/{VERSION}.",

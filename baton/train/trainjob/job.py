@@ -23,15 +23,14 @@ from baton.train.trainjob.manifest import Object, labels, stage_owner, train_job
 logger = logging.getLogger("baton")
 
 T = TypeVar("T")
-POLL = 3.0
+POLL = 3.0  # seconds
 PATIENCE = 300.0
 """Seconds that the API server may be silent: a control plane that is upgraded takes minutes."""
 IMAGE_PATIENCE = 120.0
 """Seconds that an image may be missing: registries refuse now and then, and Kubernetes asks again."""
 OTHERS_LINES = 200
 """Lines to read of the log of another node than the first, if that one failed."""
-LAST_LINES_WAIT = 10.0
-"""Seconds for the end of a log whose pod has ended."""
+LAST_LINES_WAIT = 10.0  # seconds
 GONE_WAIT = 180.0
 """Seconds for a job's end after it was deleted: its pods have their grace period."""
 INDEX = "batch.kubernetes.io/job-completion-index"
@@ -42,22 +41,19 @@ OUT_OF_MEMORY = "OOMKilled"
 KILLED = (137, 143)
 """Exit codes after SIGKILL, by the kernel or at the end of the grace period, and SIGTERM."""
 LOST = ("NodeLost", "NodeShutdown", "Shutdown", "Terminated")
-"""Reasons of a pod whose node is gone or going."""
 TOO_MUCH = ("exceeds the limit", "exceeds the total limit", "exceeded its local")
 """Messages of an eviction for the pod's own excess."""
 DEADLINE = "DeadlineExceeded"
 
 
 def condition_of(job: Object, kind: str) -> Object | None:
-    """Returns a condition of an object if it holds."""
     conditions = job["status"].get("conditions") or [] if "status" in job else []
     return next((entry for entry in conditions if entry["type"] == kind and entry["status"] == "True"), None)
 
 
 def node_index(pod: Object) -> int:
     metadata = pod["metadata"]
-    number = (metadata.get("annotations") or {}).get(INDEX) or (metadata.get("labels") or {}).get(INDEX)
-    return int(number or 0)
+    return int((metadata.get("annotations") or {}).get(INDEX) or (metadata.get("labels") or {}).get(INDEX) or 0)
 
 
 def is_over(job: Object) -> bool:
@@ -280,7 +276,6 @@ class Job:
                     break
 
     def _look(self) -> None:
-        """Notes the pods, and follows the first one's log once there is one."""
         pods = patiently(lambda: self._cluster.pods(self.name))
         self._present = [pod for pod in pods if pod["metadata"]["name"] not in self._leftover]
         self._pods.update({pod["metadata"]["name"]: pod for pod in self._present})
