@@ -19,10 +19,10 @@ from urllib.parse import urlsplit
 from baton.errors import BatonError, NodeError, ProcessLostError, UserError
 
 PROMISED_GPUS = "BATON_PROMISED_GPUS"
-"""Environment variable of the pods of a cluster that run the model: how many GPUs they have asked for."""
+"""Environment variable of a cluster's pods that run the model: number of GPUs that they have asked for."""
 FORKSERVER = "BATON_FORKSERVER"
 """Environment variable: `0` gives each process of a stage, and each stage of this machine, its own interpreter, as all
-have but on Linux. Its former name, `BATON_WARM`, is read where it is not set."""
+have outside Linux. Its former name `BATON_WARM` is read where it is not set."""
 CGROUP = Path("/sys/fs/cgroup")
 _M_ARENA_MAX = -8
 """Of mallopt(3)."""
@@ -30,10 +30,10 @@ _M_ARENA_MAX = -8
 
 @dataclass(frozen=True)
 class GPU:
-    """A CUDA device: its name as the driver calls it, and the bytes of its memory."""
-
     name: str
+    """The driver's."""
     bytes: int
+    """Of memory."""
 
 
 def forks_stages() -> bool:
@@ -42,7 +42,7 @@ def forks_stages() -> bool:
 
 
 def number_of(variable: str, default: float) -> float:
-    """Returns the number in an environment variable, where it is set; what is none is a UserError."""
+    """Returns the number in an environment variable, else the default; a text that is none is a UserError."""
     text = os.environ.get(variable) or str(default)
     with contextlib.suppress(ValueError):
         if math.isfinite(number := float(text)):
@@ -53,10 +53,8 @@ def number_of(variable: str, default: float) -> float:
 
 
 def share_arenas() -> None:
-    """Has the threads to come take their memory from two of glibc's arenas; nothing where libc has none.
-
-    What a thread freed stays with its arena: those of a store's client held up to 250 MB of a chunk's peak.
-    """
+    """Limits later threads to two of glibc's arenas, where libc is glibc."""
+    # Freed memory stays with its thread's arena: those of a store's client held up to 250 MB of a chunk's peak.
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt:
         mallopt(_M_ARENA_MAX, 2)
@@ -73,7 +71,7 @@ def gpu() -> GPU | None:
 
 
 def require_gpus(image: str) -> None:
-    """Checks that a pod sees the GPUs that it was promised; without this it would train on CPUs, at a GPU's price."""
+    """Refuses a pod that sees fewer GPUs than promised; it would train on CPUs, at a GPU's price."""
     promised = int(os.environ.get(PROMISED_GPUS) or 0)
     if not promised:
         return
@@ -102,16 +100,14 @@ def _driver() -> str:
 
 
 def cache_dir() -> str:
-    """Returns the folder for downloads and for what is remembered: `BATON_CACHE`, or `baton` in the user's caches."""
+    """Returns the folder for downloads and notes: `BATON_CACHE`, or `baton` in the user's caches."""
     caches = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return os.environ.get("BATON_CACHE") or os.path.join(caches, "baton")
 
 
 def settle_home() -> None:
-    """Gives a user without a home that can be written to a folder for caches; an arbitrary user id has none.
-
-    Libraries look for it when they are imported, and some end there.
-    """
+    """Sets a folder for caches where the user has no writable home, as with an arbitrary user id."""
+    # Libraries look for it when they are imported, and some fail without.
     home = os.path.expanduser("~")
     is_there = os.path.isdir(home)
     if is_there and (os.access(home, os.W_OK) or os.path.isdir(os.path.join(home, ".cache"))):
@@ -135,14 +131,14 @@ def has_mps() -> bool:
 
 
 def total_memory(cgroup: Path = CGROUP) -> int:
-    """Returns the bytes of memory there are for this process: the machine's, or a container's limit."""
+    """Returns this process's memory in bytes: the machine's, or a container's limit."""
     import psutil
 
     return min(int(psutil.virtual_memory().total), _number(cgroup / "memory.max") or 2**63)
 
 
 def available_memory(cgroup: Path = CGROUP) -> int:
-    """Returns the bytes of memory that are free for this process; a container's cache of files counts as free."""
+    """Returns this process's free memory in bytes; a container's cache of files counts as free."""
     import psutil
 
     free = int(psutil.virtual_memory().available)
@@ -153,7 +149,6 @@ def available_memory(cgroup: Path = CGROUP) -> int:
 
 
 def _number(path: Path) -> int | None:
-    """Returns the number in a file of the cgroup, None where there is none, such as no limit."""
     try:
         return int(path.read_text(encoding="ascii"))
     except (OSError, ValueError):
@@ -161,18 +156,18 @@ def _number(path: Path) -> int | None:
 
 
 def without_memory(error: ProcessLostError) -> BatonError:
-    """Returns the error of a process that the kernel has killed for want of memory: a fresh one would want it, too."""
+    """Returns the error of a process killed for want of memory, which a fresh one would lack too."""
     remedy = "Raise resources.memory, or lower training.micro_batch_size."
     return BatonError(f"{error.message} There was no memory left.", remedy=remedy)
 
 
 def oom_kills(cgroup: Path = CGROUP) -> int:
-    """Returns how many processes of this container the kernel has killed for want of memory."""
+    """Returns the number of this container's processes that the kernel has killed for want of memory."""
     return _field(cgroup / "memory.events", "oom_kill") or _field(cgroup / "memory" / "memory.oom_control", "oom_kill")
 
 
 def _field(path: Path, name: str) -> int:
-    """Returns a figure of a file with a name and a number a line; 0 where there is none."""
+    """Returns a figure of a file of lines `NAME NUMBER`, 0 where there is none."""
     try:
         lines = (line.split() for line in path.read_text(encoding="ascii").splitlines())
         return next((int(line[1]) for line in lines if line[0] == name), 0)
@@ -192,7 +187,7 @@ class Proxy(NamedTuple):
 
 
 def named_proxy(url: str) -> Proxy | None:
-    """Returns the proxy that the environment names for an address, whatever `NO_PROXY` says."""
+    """Returns the proxy that the environment names for an address, whatever `NO_PROXY`."""
     for name in (f"{urlsplit(url).scheme}_proxy", "all_proxy"):
         for variable in (name, name.upper()):
             if proxy := os.environ.get(variable):
@@ -201,7 +196,7 @@ def named_proxy(url: str) -> Proxy | None:
 
 
 def describe_proxy(url: str) -> str | None:
-    """Returns a line on which proxy is asked, None where the environment names none."""
+    """Returns a line on the proxy of an address, None where the environment names none."""
     if named_proxy(url) is None:
         return None
     proxy = proxy_for(url)
@@ -209,16 +204,16 @@ def describe_proxy(url: str) -> str | None:
 
 
 def proxy_for(url: str) -> Proxy | None:
-    """Returns the proxy that a request to an address passes, None where it goes straight."""
+    """Returns the proxy of requests to an address, None where they go straight."""
     proxy = named_proxy(url)
     if proxy is None:
         return None
-    from urllib.request import proxy_bypass  # both for those alone who have a proxy
+    from urllib.request import proxy_bypass  # both imported only where there is a proxy
 
     from requests.utils import should_bypass_proxies
 
     parts = urlsplit(url)
     port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
-    # The first knows ranges of addresses, the second a port beside an address and where none is written.
+    # The first knows ranges of addresses, the second ports beside an address, and default ports.
     is_straight = should_bypass_proxies(url, no_proxy=None) or proxy_bypass(f"{parts.hostname}:{port}")
     return None if is_straight else proxy

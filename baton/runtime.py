@@ -26,27 +26,23 @@ R = TypeVar("R")
 PARALLEL = 8
 """Calls under way at once."""
 _BEHIND = 19
-"""Of nice(2): a seventieth of the processor beside a thread that wants all of it."""
+"""Of nice(2): a seventieth of the processor beside a busy thread."""
 _OF_CLIENTS = "tokio-rt-worker"
-"""Name of the threads in which the store's client works; they are there from its first use on."""
+"""Name of the store client's threads, which begin with its first use."""
 
 
 class Work(Protocol):
-    def is_alive(self) -> bool:
-        """Tells whether it is still under way."""
+    def is_alive(self) -> bool: ...
 
-    def join(self, timeout: float | None = None) -> None:
-        """Waits for its end, or for so many seconds."""
+    def join(self, timeout: float | None = None) -> None: ...
 
 
 class Runtime:
-    """This machine's own."""
-
     def monotonic(self) -> float:
         return time.monotonic()
 
     def now(self) -> datetime:
-        """Returns the time of day as this machine has it, which may be wrong."""
+        """Returns this machine's time of day, which may be wrong."""
         return datetime.now(UTC)
 
     def sleep(self, seconds: float) -> None:
@@ -56,17 +52,16 @@ class Runtime:
         return uuid.uuid4().hex
 
     def uniform(self, low: float, high: float) -> float:
-        """Draws a number; the global generator is part of the training state."""
-        return random.SystemRandom().uniform(low, high)
+        return random.SystemRandom().uniform(low, high)  # the global generator is part of the training state
 
     def each(self, work: Callable[[T], R], items: Iterable[T]) -> list[R]:
         """Calls a function with each item, several at a time, and returns the results in the items' order."""
         with ThreadPoolExecutor(PARALLEL) as pool:
-            # The first error cancels what has not begun; it is raised once what is under way has ended.
+            # The first error cancels calls that have not begun, and is raised once those under way have ended.
             return list(pool.map(work, items))
 
     def begin(self, work: Callable[[], None], name: str) -> Work:
-        """Begins work beside this, which has the processor first; it does not keep a process that is to end."""
+        """Begins work at a low priority in a daemon thread, which keeps no process from its end."""
 
         def behind() -> None:
             _stand_back()
@@ -78,7 +73,7 @@ class Runtime:
 
 
 def _stand_back() -> None:
-    """Gives this thread, those that it starts, and the store client's a low priority, for as long as they live."""
+    """Gives this thread, those that it starts, and the store client's a low priority for good."""
     if sys.platform != "linux":  # elsewhere the priority is the process's
         return
     for thread in map(int, os.listdir("/proc/self/task")):
@@ -95,7 +90,7 @@ E = TypeVar("E", bound=Exception)
 
 @dataclass(frozen=True)
 class RetryAttempt:
-    """One of several attempts, numbered from 1; `pause` seconds to the next one, and none begins after `until`."""
+    """Attempt, numbered from 1, with `pause` seconds to the next one; none begins after `until`."""
 
     number: int
     pause: float
@@ -104,7 +99,7 @@ class RetryAttempt:
 
     @property
     def is_last(self) -> bool:
-        """Whether patience is over before the next one could begin; to be asked at the attempt's end."""
+        """Whether patience ends before the next attempt; to be read at this attempt's end."""
         return self.runtime.monotonic() + self.pause > self.until
 
 
@@ -120,8 +115,8 @@ def backoff(
 ) -> Iterator[RetryAttempt]:
     """Yields attempts, at least one, with pauses between them, until patience is over: all in seconds.
 
-    The pause grows from one attempt to the next by a factor, up to the longest, and varies by the share `jitter` at
-    random, so that many processes do not return at once. `sleep` may return early, such as `Event.wait`.
+    The pause grows by the factor `growth` up to `longest`, and varies by the share `jitter`, so that many processes do
+    not return at once. `sleep` may return early, such as `Event.wait`.
     """
     until, regular = runtime.monotonic() + patience, pause
     for number in itertools.count(1):
@@ -140,7 +135,7 @@ def retry(
     tries: Iterable[RetryAttempt],
     on_failure: Callable[[E, RetryAttempt], object],
 ) -> T:
-    """Returns what an operation returns, once it succeeds; another kind of error is raised, and so is the last one."""
+    """Returns an operation's result once it succeeds; raises an error of another kind at once, else the last one."""
     failure: E | None = None
     for attempt in tries:
         try:
@@ -154,15 +149,12 @@ def retry(
 
 
 def through_skips(train: Callable[[], T]) -> T:
-    """Returns what training comes to, begun again each time that it has found a step that its run is to skip.
-
-    How often is up to the run, which counts the steps, see `training.guard`; the same one found again is a SkipError.
-    """
+    """Trains, and begins again at each step to skip; the run limits their number, see `training.guard`."""
     found = ""
     while True:
         try:
             return train()
         except SkipError as error:
-            if error.message == found:  # what was written down is not heeded: it would never end
+            if error.message == found:  # found again, so it was not skipped: this would never end
                 raise
             found = error.message

@@ -1,4 +1,4 @@
-"""Folders of a process for what it needs while it runs, locked, so that others tell what a killed one left."""
+"""A process's temporary folders, locked, so that other processes recognise those that a killed one left."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from collections.abc import Iterator
 import psutil
 
 _OURS = f"baton-{socket.gethostname()}-"
-"""How names begin: machines that share a folder have different host names."""
+"""Beginning of names: machines that share a folder have different host names."""
 _locks: dict[str, int | None] = {}
-"""Folder of this process → descriptor that holds its lock, as long as this process or a fork of it lives."""
+"""Folder → descriptor that holds its lock while this process or a fork of it lives."""
 
 
 @contextlib.contextmanager
 def scratch_folder(name: str) -> Iterator[str]:
-    """Makes a temporary folder for the time of a block, and removes those that killed processes left."""
+    """Makes a folder for a block, and removes those that killed processes left."""
     clear_left(tempfile.gettempdir())
     folder = make(tempfile.gettempdir(), name)
     try:
@@ -31,30 +31,28 @@ def scratch_folder(name: str) -> Iterator[str]:
 
 
 def make(place: str, name: str = "staging") -> str:
-    """Makes a folder that stays as long as this process lives; see `remove`."""
+    """Makes a folder that stays until `remove`, or this process's end."""
     while True:
         folder = tempfile.mkdtemp(prefix=f"{_OURS}{os.getpid()}-{name}-", dir=place)
         lock, is_free = _lock(folder)
         if is_free and os.path.isdir(folder):
             _locks[folder] = lock
             return folder
-        if lock is not None:  # another process has taken it for one that was left, before it was locked
+        if lock is not None:  # before the lock, another process took the folder for one that was left
             os.close(lock)
 
 
 def remove(folder: str) -> None:
-    """Removes a folder that this process has made."""
+    """Removes a folder of this process."""
     shutil.rmtree(folder, ignore_errors=True)
     if (lock := _locks.pop(folder, None)) is not None:
         os.close(lock)
 
 
 def clear_left(place: str, pid: int | None = None) -> None:
-    """Removes the folders that processes of this machine left in a place when they were killed.
-
-    Containers that share the folder may share the host name too, and neither sees the other's processes: whose
-    folder is locked lives. Without a lock, as older releases made them, a process of that number keeps it.
-    """
+    """Removes the folders that killed processes of this machine left in a place."""
+    # Containers that share the place may share the host name too, and do not see each other's processes: a locked
+    # folder is in use. Without a lock, as older releases made them, a process of that number keeps it.
     for folder in glob.glob(os.path.join(glob.escape(place), f"{_OURS}{'' if pid is None else f'{pid}-'}*")):
         number = os.path.basename(folder).removeprefix(_OURS).partition("-")[0]
         if not number.isdigit() or (pid is None and psutil.pid_exists(int(number))):
@@ -67,7 +65,7 @@ def clear_left(place: str, pid: int | None = None) -> None:
 
 
 def _lock(folder: str) -> tuple[int | None, bool]:
-    """Locks a folder; returns the descriptor that holds the lock, None where there is none, and whether it was free."""
+    """Locks a folder; returns the lock's descriptor, None where there is none, and whether the folder was free."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except OSError:  # it has gone, or is another user's

@@ -1,8 +1,8 @@
 """Stages of a retraining: decide whether to train, promote or keep the model, and release the lock.
 
-models/<name>/seen.json                 what each file of the sources looked like, and its SHA-256
-models/<name>/outcomes/<owner>.json     of each retraining: `Retraining`, for the process that started it
-models/<name>/rejected/<digest>.json    what a gate has rejected: the same again would be
+models/<name>/seen.json                 signature and SHA-256 of each file of the sources
+models/<name>/outcomes/<owner>.json     `Retraining` of each retraining, for the process that started it
+models/<name>/rejected/<digest>.json    a gate's rejection, which the same inputs would meet again
 """
 
 from __future__ import annotations
@@ -33,10 +33,9 @@ from baton.store.sources import SourceFile
 from baton.store.storage import Storage
 
 Seen = dict[str, list[str]]
-"""Address of a file → what it looked like, and the SHA-256 of its content."""
-
+"""Address of a file → its `_signature`, and the SHA-256 of its content."""
 TAGS = ("ETag", "etag", "e_tag", "blob_id")
-"""Names under which file systems tell a mark of an object's content."""
+"""File systems' names for a tag of an object's content."""
 
 
 class Rejection(Document):
@@ -46,23 +45,20 @@ class Rejection(Document):
 
 @dataclass(frozen=True)
 class RetrainDecision:
-    """Whether there is something to train, and what."""
-
     decision: str
     """`train`, `unchanged` or `busy`."""
     words: str
-    """Why, for people."""
+    """Reason, for people."""
     run: str = ""
-    """Name of the run; that of the same retraining broken off before, if there was one."""
     recipe: str = ""
-    """The recipe to train, as JSON."""
+    """As JSON."""
 
 
 def check_for_changes(recipe: Recipe, owner: str) -> RetrainDecision:
-    """Decides whether a model is trained again; where it is, nobody else retrains it until the lock is released.
+    """Decides whether a model is trained again; if so, nobody else retrains it until the lock is released.
 
-    What has not changed since the model in use was accepted, or what its gate rejected already, is not trained again.
-    `owner` is the retraining, by a name that a second attempt at this stage has too.
+    Data and recipe must have changed since the model in use was accepted, and not be rejected already. `owner` is the
+    retraining's name, which a second attempt at this stage has too.
     """
     storage = Storage(recipe.store.uri)
     result, _ = _examine(recipe, storage)
@@ -73,7 +69,7 @@ def check_for_changes(recipe: Recipe, owner: str) -> RetrainDecision:
             expires_s=recipe.retrain.expires_seconds,
             on_wait=lambda holder: events.emit(events.Queued(behind=holder.owner, since=holder.at)),
         ):
-            result, note = _examine(recipe, storage)  # the one before may have done it
+            result, note = _examine(recipe, storage)  # again: the last holder may have done it
             if note:
                 runs = [f"{result.run}-{phase.name}" for phase in recipe.phases] or [result.run]
                 Run(storage, runs[-1]).write(note.model_copy(update={"owner": owner}))
@@ -89,10 +85,9 @@ def check_for_changes(recipe: Recipe, owner: str) -> RetrainDecision:
 
 
 def promote_or_keep(run_uri: str) -> str:
-    """Puts a run's model, judged and exported, in the place of the one in use where the gate held: `promoted` or
-    `rejected`.
+    """Accepts a run's exported model where the gate held; returns `promoted` or `rejected`.
 
-    An export that is not what was committed, or another model accepted meanwhile, is a BatonError.
+    A damaged export, or another model accepted meanwhile, is a BatonError.
     """
     run = Run.open(run_uri)
     storage, note, evaluation = run.storage, run.need(RetrainNote), run.need(EvaluationResult)
@@ -133,14 +128,9 @@ def keep_outcome(storage: Storage, name: str, owner: str, outcome: Retraining) -
 
 
 def data_digest(recipe: Recipe, storage: Storage) -> str:
-    """Returns a digest of the content of all sources, and of what the recipe says of each, its phases included.
+    """Returns a digest of the content and settings of all sources, those of phases too; addresses do not count.
 
-    Where files lie and what they are called does not count. A file's ETag, or size, time and number on the disk, say
-    whether it is the one whose content was hashed before: then nothing of it is read. What was seen is kept in the
-    store below the recipe's name.
-
-    Raises:
-        UserError: a source matches nothing, or cannot be reached.
+    A file that has its former signature (`_signature`, kept in the store) is not read again.
     """
     path = f"models/{recipe.name}/seen.json"
     before = _read_seen(storage, path)
@@ -156,10 +146,7 @@ def data_digest(recipe: Recipe, storage: Storage) -> str:
 
 
 def recipe_digest(recipe: Recipe) -> str:
-    """Returns a digest of what the recipe makes of the data: all that decides the bits of the model.
-
-    The number of chunks is not among it, nor what comes after training, nor how retraining itself is set.
-    """
+    """Returns a digest of all settings that decide the model's bits, without chunks and the section `retrain`."""
     documents = []
     for part in recipe.phase_recipes() or [recipe]:
         document = identity(part)
@@ -169,7 +156,7 @@ def recipe_digest(recipe: Recipe) -> str:
 
 
 def _examine(recipe: Recipe, storage: Storage) -> tuple[RetrainDecision, RetrainNote | None]:
-    """Compares data and recipe with those of the model in use; the run to be trained is to know of the note."""
+    """Compares data and recipe with those of the model in use; the note is for the run to be trained."""
     in_use = lineage.newest_accepted(storage, recipe.name)
     digests = {"data": data_digest(recipe, storage), "recipe": recipe_digest(recipe)}
     before = in_use.model
@@ -179,9 +166,9 @@ def _examine(recipe: Recipe, storage: Storage) -> tuple[RetrainDecision, Retrain
     continues = recipe.retrain.start == "accepted" and changed == ["data"]
     start = [in_use.number, recipe.retrain.replay] if continues else []
     parts = recipe.phase_recipes() or [recipe]
-    # Named by what it is made of: one that broke off is found again without anybody remembering its name.
+    # Named by its inputs: a retraining that broke off finds its run again.
     run = f"{recipe.name}-{_sha256([digests, start, [part.num_chunks for part in parts]])[:12]}"
-    # With the model that it is judged against: what was rejected beside one may be accepted beside the next.
+    # With its rival's number: a model rejected beside one may be accepted beside the next.
     verdict = _sha256([digests, start, in_use.number, parts[-1].evaluation.model_dump(mode="json")])
     path = _rejection_path(recipe.name, verdict)
     if storage.exists(path):
@@ -202,7 +189,7 @@ def _examine(recipe: Recipe, storage: Storage) -> tuple[RetrainDecision, Retrain
 
 
 def _accepted(run: Run, note: RetrainNote, summary: str) -> AcceptedModel:
-    """Returns what is kept of a model that is accepted, every byte of it read back."""
+    """Returns the note of an accepted model, every byte of it read back."""
     exported = run.need(ExportedModel)
     folder = exported.model_uri.removeprefix(f"{run.storage.uri()}/")
     prefix, _, attempt = folder.rpartition("/")
@@ -274,7 +261,7 @@ def _revision(source: str) -> str:
 
 
 def _read_seen(storage: Storage, path: str) -> Seen:
-    """Returns what was seen before; of what cannot be read nothing was, and all files are hashed again."""
+    """Returns the files seen before; where they cannot be read, none, and all files are hashed again."""
     try:
         seen = load_object(storage.read(path), storage.uri(path))
     except (FileNotFoundError, DamagedError):

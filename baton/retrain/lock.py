@@ -1,15 +1,15 @@
-"""One retraining of a model at a time: a lock in the store, which one retraining after the other has for its turn.
+"""Lock of a model in the store, held for a turn by one retraining at a time.
 
-    models/<name>/turns/000007/turn.json     who has it: put-if-absent, so one of any number of takers gets it
+    models/<name>/turns/000007/turn.json     its holder: put-if-absent, so one of several takers gets it
     models/<name>/turns/000007/runs.json     the runs that it trains
-    models/<name>/turns/000007/ended.json    it is over
+    models/<name>/turns/000007/ended.json    its end
 
-A turn is over when it says so, when its process is known to be dead, or when nothing of it was written for as long as
-it is good for: to the turn or to its runs, where a chunk that trains notes its step every ten seconds. Times are those
-that the store gives to its objects, its own time now among them, so that clocks need not agree.
+A turn also ends when its process is known to be dead, or when neither it nor its runs were written to for `expires_s`;
+a chunk that trains notes its step every ten seconds. All times, the present too, are those that the store gives to
+objects, so that clocks need not agree.
 
-A holder that was only asleep may wake after its time. It cannot do harm: checkpoints are bundles, and `accepted` takes
-one model of two that were judged against the same.
+A holder that was only asleep may wake after its turn. It does no harm: checkpoints are bundles, and `accepted` takes
+one of two models with the same rival.
 """
 
 from __future__ import annotations
@@ -31,21 +31,20 @@ from baton.runtime import backoff
 from baton.store.storage import Storage
 
 PROCESS = "BATON_RETRAIN_PROCESS"
-"""Environment variable: the process whose end is the end of the turn, as `this_process` writes it."""
+"""Environment variable: the process with which the turn ends, as `this_process` writes it."""
 _CLOCK = "clock-"
 _LONGEST_PAUSE = 30.0
 
 
 class LockHolder(Document):
-    """The owner of a turn, since when, and the process whose end is the turn's."""
-
     owner: str
     at: str
     process: str | None = None
+    """As in `PROCESS`."""
 
 
 class RetrainLock:
-    """The lock of one model; `owner` has a name that a restarted stage of the same retraining has too."""
+    """`owner` is a retraining's name, which its restarted stages have too."""
 
     def __init__(self, storage: Storage, name: str, owner: str) -> None:
         self._storage, self._owner = storage, owner
@@ -54,11 +53,7 @@ class RetrainLock:
     def acquire(
         self, *, wait: bool, expires_s: float, on_wait: Callable[[LockHolder], None] = lambda holder: None
     ) -> bool:
-        """Acquires the lock, for one owner at a time, and tells whether it is ours now; always, when waiting.
-
-        A holder counts as gone after `expires_s` seconds without a sign of life. `on_wait` is called once for each
-        other that is waited for.
-        """
+        """Acquires the lock, and tells whether it is ours now; `on_wait` is called once for each other holder."""
         told = 0
         for _ in backoff(math.inf, pause=0.5, growth=2, longest=_LONGEST_PAUSE):
             number, holder = self._claimed(expires_s)
@@ -88,7 +83,7 @@ class RetrainLock:
         return max((int(name) for name in self._storage.list(self._folder) if name.isdecimal()), default=0)
 
     def _claimed(self, expires_s: float) -> tuple[int, LockHolder]:
-        """Returns the turn that is under way and its holder: this owner's where no other's is."""
+        """Returns the current turn and its holder, after beginning one where there was none."""
         while True:
             number = self._newest()
             holder = self._holder(number)
@@ -96,7 +91,7 @@ class RetrainLock:
                 self._begin(max(number, 1))
                 continue  # whose it is, is read back
             is_over = self._is_over(number)
-            # A stage of this retraining that was started again: the turn is its own still.
+            # A restarted stage of this retraining still has its turn.
             if holder.owner == self._owner and not is_over:
                 return number, holder
             if not is_over and not self._is_gone(number, holder, expires_s):
@@ -130,12 +125,12 @@ class RetrainLock:
             present = written[clock.rpartition("/")[2]][1]
             signs = [at for name, (_, at) in written.items() if not name.startswith(_CLOCK)]
             runs: list[str] = []
-            # Not noted yet, or not as it was written: no signs of life either way.
+            # Runs that are not noted yet, or damaged, are no sign of life.
             with contextlib.suppress(FileNotFoundError, ValueError, TypeError):
                 runs = [str(run) for run in load(self._storage.read(f"{self._path(number)}/runs.json"))]
             for run in runs:
                 signs += [at for _, at in self._storage.find(f"runs/{run}").values()]
-        except FileNotFoundError:  # somebody renamed a file while its folder was gone through
+        except FileNotFoundError:  # a file was renamed during the listing, so somebody lives
             return False
         finally:
             self._storage.remove(clock)
@@ -144,7 +139,7 @@ class RetrainLock:
 
 
 def this_process() -> str:
-    """Returns what identifies this process on this machine, also after its number was given to another."""
+    """Returns an identity of this process that no later process of the same number has."""
     return json.dumps({"machine": _machine(), "pid": os.getpid(), "began": psutil.Process().create_time()})
 
 
@@ -158,12 +153,12 @@ def _has_died(process: str | None) -> bool:
         return bool(is_another or process_now.status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return True
-    except (ValueError, TypeError, KeyError):  # nobody's: what is known is when it was written
+    except (ValueError, TypeError, KeyError):  # not as `this_process` writes it: times decide
         return False
 
 
 def _machine() -> str:
-    """Returns the machine, or the container, in which process numbers mean the same."""
+    """Returns an identity of the machine or container in which process numbers count."""
     boot = numbers = ""
     with contextlib.suppress(OSError):
         numbers = os.readlink("/proc/self/ns/pid")

@@ -40,7 +40,6 @@ PHASES_OF_A_CHUNK = (
     StagePhase.SAVE,
     StagePhase.UPLOAD,
 )
-"""Phases of a chunk, in their order."""
 
 
 class SourceLocation(Document):
@@ -57,8 +56,6 @@ class Token(Document):
 
 
 class TokenSpan(Document):
-    """Neighbouring tokens that are treated alike, as one text."""
-
     text: str
     tokens: int
     trained: bool = False
@@ -69,10 +66,7 @@ class TokenSpan(Document):
 
 
 class PreviewRow(Document):
-    """A sequence as the model sees it, or a row that it does not see and why.
-
-    A pair has two, with its answers `chosen` and `rejected`; both begin with the prompt.
-    """
+    """A sequence as the model sees it, or a rejected row; a pair has two sequences, each with the prompt."""
 
     source: SourceLocation
     side: str | None = None
@@ -157,7 +151,7 @@ class RunInfo(NamedDocument, name="recipe.json"):
 
 
 class SplitData(NamedDocument, name="data.json"):
-    """Which data the run has: part of what its checkpoints know each other by."""
+    """The run's data; part of `baton.runs.run.state_identity`."""
 
     digest: str
     rows: int = 0
@@ -212,20 +206,17 @@ class TokensMeta(Document):
     files: dict[str, list[tuple[str, int]]]
     """Side → its files in order, each with its number of rows."""
     first: dict[str, list[str]] = Field(default_factory=dict)
-    """Side → its first sequences in words."""
     first_lines: list[int] = Field(default_factory=list)
     """Of each training file, the line of the split from which `segments.Origins` looks for its first row.
     Empty where an older Baton wrote some of the files."""
 
 
 class PinnedModels(NamedDocument, name="model.json"):
-    """The models that training began with: part of what the run's checkpoints know each other by.
+    """Models of the first step; part of `baton.runs.run.state_identity`."""
 
-    A method's second model has a key like the base's, `teacher_sha256`.
-    """
-
+    # A method's second model has a key like the base's, such as `teacher_sha256`.
     base_sha256: str | None
-    """Digest of the files of the model that is trained; None for one from scratch."""
+    """Digest of the base's files; None for a model from scratch."""
 
     def digest(self, role: str) -> str | None:
         value = self.to_json().get(f"{role}_sha256")
@@ -276,7 +267,6 @@ class Survey(Document):
     rows: int | None
     """All rows; None where they were not counted."""
     files: dict[str, int] = Field(default_factory=dict)
-    """Type of file → number of files."""
     fits: list[Fit]
 
     def of(self, method: str) -> Fit:
@@ -290,12 +280,10 @@ class Script(Document):
 
 
 class AttachedRun(NamedDocument, name="attached.json"):
-    """Training of a script: its checkpoints know each other by this."""
-
     name: str
     created: str
     facts: Json
-    """Facts that must stay the same, by section: `arguments`, `model`, `rows`, …"""
+    """Facts by which its checkpoints know each other, by section: `arguments`, `model`, `rows`, …"""
     chunks: Json = Field(default_factory=dict)
     """As a recipe's section `chunks`, without defaults."""
     script: Script = Script()
@@ -335,7 +323,6 @@ class ChunkAttempt(Document):
     from_step: int = 0
     to_step: int = 0
     seconds: dict[str, float] = Field(default_factory=dict)
-    """Phase → seconds."""
     total_seconds: float | None = None
     bytes_sent: int = 0
     bytes_received: int = 0
@@ -401,8 +388,7 @@ class Transfer(Document):
 
 
 class RunCost(Document):
-    """Cost of the run so far, all its chunks together."""
-
+    # Of all chunks so far.
     started: float = 0.0
     """Begin of the run's first chunk, in seconds since the epoch."""
     trained_seconds: float = 0.0
@@ -416,8 +402,6 @@ class RunCost(Document):
 
 
 class ForkOrigin(Document):
-    """The checkpoint of another run that a warm fork began with."""
-
     run_uri: str
     step: int
     digest: str
@@ -432,16 +416,16 @@ class Removed(Document):
 
 
 class OwnState(Document):
-    """State that the user's code keeps between steps, as a checkpoint has it."""
+    """State of the user's code in a checkpoint."""
 
     carried: dict[str, str] = Field(default_factory=dict)
     """Place, such as `reward.py:seen` → digest of its value."""
     lost: dict[str, str] = Field(default_factory=dict)
-    """Place that has changed and is not carried → why."""
+    """Place that has changed and is not carried → reason."""
 
 
 class ProofPart(NamedDocument, name="proof/chunk-{:03d}.json"):
-    """A checkpoint's part of the resume proof: whose state it continues, what was compared, and on what machine."""
+    """A checkpoint's part of the resume proof: its parent, the comparison after the restore, and the machine."""
 
     step: int
     digest: str

@@ -92,7 +92,7 @@ def _read_accepted(storage: Storage, name: str, number: int) -> Accepted:
 
 @dataclass
 class RunNode:
-    """A run and its origin; a parent that is in another store or gone has its name alone."""
+    """A run with its origin; one in another store, or deleted, has only its name."""
 
     name: str
     created: str = ""
@@ -107,7 +107,6 @@ class RunNode:
     sweep: tuple[str, str] | None = None
     """Sweep of a trial, and its id there."""
     values: dict[str, Any] = field(default_factory=dict)
-    """A trial's own values."""
     step: int = 0
     """Newest checkpoint's, 0 before there is one."""
     num_steps: int | None = None
@@ -116,7 +115,6 @@ class RunNode:
     state: str = "gone"
     """`new`, `unfinished`, `trained`, `done`, `rejected`, or `gone`."""
     children: list[str] = field(default_factory=list)
-    """Names, oldest first."""
 
     @property
     def words(self) -> str:
@@ -137,7 +135,7 @@ Family = dict[str, RunNode]
 
 
 def family(storage: Storage) -> Family:
-    """Returns all runs of a store with their parents and children."""
+    """Reads all runs of a store, with parents and children (oldest first)."""
     names = storage.list("runs")
     members = {member.name: member for member in SYSTEM.each(lambda name: _known(storage, name), names) if member}
     for recipe in storage.list("models"):

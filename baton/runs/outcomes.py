@@ -9,7 +9,7 @@ from pydantic import Field, JsonValue
 from baton.documents import Document, Json, NamedDocument
 
 Figures = dict[str, int | float | None]
-"""Name of a figure → its value, None where it was not measured."""
+"""Figure → value, None where it was not measured."""
 
 
 class JudgedLine(Document):
@@ -50,7 +50,7 @@ class EvaluationResult(NamedDocument, name="evaluation.json"):
     """Rows per forward pass; figures differ by rounding between sizes."""
     intervals: dict[str, dict[str, list[int | float | None]]] | None = None
     not_measured: dict[str, dict[str, str]] = Field(default_factory=dict)
-    """Model → figure → why it has no number."""
+    """Model → figure → reason."""
     better: dict[str, str | None] = Field(default_factory=dict)
     """Figure → `higher` or `lower`, as the better model has it; None where that is not known."""
     signatures: dict[str, str] = Field(default_factory=dict)
@@ -66,8 +66,6 @@ class EvaluationResult(NamedDocument, name="evaluation.json"):
 
 
 class Likeness(Document):
-    """Comparison of an exported model's answers with the trained model's."""
-
     tokens: int
     max_abs_difference: float
 

@@ -1,4 +1,4 @@
-"""The plan: how many steps a run has and where its chunks end. A pure function of a few numbers."""
+"""Plan of a run's steps and chunks: a pure function of a few numbers."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Plan(NamedDocument, name="plan.json"):
 
 
 def make_plan(recipe: Recipe, rows: int) -> Plan:
-    """Plans a run."""
+    """Plans a run; UserError for too few rows, or more chunks than steps."""
     training, count = recipe.training, recipe.num_chunks
     if rows == 0:
         raise UserError("no training rows are left after the split.", remedy="Check data.source and data.split.eval.")

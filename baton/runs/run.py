@@ -1,4 +1,4 @@
-"""A run in the store: its documents, records and checkpoints by name, and why it failed.
+"""A run in the store: its documents, records, checkpoints and failure.
 
 runs/<run>/{recipe,data,plan,…}.json      documents; JSON, one each
 runs/<run>/{records,restarts,warnings,skips}/…json   an object for each attempt, lost process, warning, skipped step
@@ -27,23 +27,7 @@ from baton.documents import Document, Json, NamedDocument, load_object
 from baton.errors import BatonError, OtherRunError, StoreError, UserError
 from baton.recipe import load
 from baton.recipe.recipe import Recipe
-from baton.runs.documents import (
-    SKIPS_FOLDER,
-    ChunkRecord,
-    ForkNote,
-    LearningRate,
-    MicroBatchSize,
-    OwnCode,
-    PinnedModels,
-    Promoted,
-    ProofPart,
-    Restart,
-    RunInfo,
-    Skip,
-    SplitData,
-    StageRecord,
-    WarningRecord,
-)
+from baton.runs import documents
 from baton.runs.outcomes import RunFailure
 from baton.runs.plan import Plan
 from baton.runs.versions import RUN_FORMATS, FormatVersions
@@ -160,7 +144,7 @@ class Run(DocumentFolder):
 
         `data` has the formats of the run's data, where another run made it.
         """
-        head = RunInfo(
+        head = documents.RunInfo(
             recipe=recipe.model_dump(mode="json"),
             created=now(),
             name=self.name,
@@ -170,13 +154,13 @@ class Run(DocumentFolder):
             self.require_same(recipe)
             # Settings that change no bits are the new recipe's. `created` stays: Kubeflow's cache tells runs apart by
             # it. `made` stays: all chunks of the run have the formats it was begun with.
-            before = self.need(RunInfo).to_json()
+            before = self.need(documents.RunInfo).to_json()
             kept: Json = {key: before[key] for key in ("created", "made") if key in before}
-            self.put(RunInfo.NAME, {"recipe": head.recipe, "name": self.name, **kept})
+            self.put(documents.RunInfo.NAME, {"recipe": head.recipe, "name": self.name, **kept})
 
     def require_same(self, recipe: Recipe) -> None:
         """Refuses a recipe of another identity, and a run that this Baton does not continue."""
-        head = self.read(RunInfo)
+        head = self.read(documents.RunInfo)
         if head is None:
             return
         self.require_continued(head)
@@ -187,21 +171,21 @@ class Run(DocumentFolder):
                 remedy="Choose another run name, or set these back.",
             )
 
-    def require_continued(self, head: RunInfo | None = None) -> None:
-        (head or self.need(RunInfo)).made.require_continued(f"run {self.name!r}", RUN_FORMATS)
+    def require_continued(self, head: documents.RunInfo | None = None) -> None:
+        (head or self.need(documents.RunInfo)).made.require_continued(f"run {self.name!r}", RUN_FORMATS)
 
     def recipe(self) -> Recipe:
-        head = self.need(RunInfo)
+        head = self.need(documents.RunInfo)
         head.made.require_known(f"run {self.name!r}")
         return load.validate(head.recipe, origin=self.uri)
 
     def resolved_recipe(self) -> Recipe:
-        """Returns the recipe with the learning rate and micro-batch size that were found for this run."""
+        """Returns the recipe with the learning rate and micro-batch size found for this run."""
         recipe = self.recipe()
         training: dict[str, float] = {}
-        if recipe.training.lr_find and (rate := self.read(LearningRate)):
+        if recipe.training.lr_find and (rate := self.read(documents.LearningRate)):
             training["learning_rate"] = rate.learning_rate
-        if recipe.training.micro_batch_size == "auto" and (micro_batch := self.read(MicroBatchSize)):
+        if recipe.training.micro_batch_size == "auto" and (micro_batch := self.read(documents.MicroBatchSize)):
             training["micro_batch_size"] = micro_batch.micro_batch_size
         if not training:
             return recipe
@@ -226,44 +210,44 @@ class Run(DocumentFolder):
     def record(self, stage: str, document: Mapping[str, Any]) -> None:
         self.put(f"records/{stage}-{_unique()}.json", {"stage": stage, "at": now(), **document})
 
-    def records(self) -> list[StageRecord]:
-        return self.read_all(StageRecord, "records")
+    def records(self) -> list[documents.StageRecord]:
+        return self.read_all(documents.StageRecord, "records")
 
     def recorded(self, since: datetime.datetime) -> set[str]:
         # One listing and no reads: names hold the time, see `_unique`.
         names = (name.rsplit("-", 2) for name in self.storage.list(self.path("records")))
         return {stage for stage, moment, _ in names if int(moment) >= since.timestamp() * 1000}
 
-    def note_restart(self, restart: Restart) -> None:
+    def note_restart(self, restart: documents.Restart) -> None:
         self.put(f"restarts/{restart.chunk:03d}-{_unique()}.json", restart.to_json())
 
     def num_restarts(self) -> int:
         return len(self.storage.list(self.path("restarts")))
 
-    def restarts(self) -> list[Restart]:
-        return self.read_all(Restart, "restarts")
+    def restarts(self) -> list[documents.Restart]:
+        return self.read_all(documents.Restart, "restarts")
 
     def warn(self, text: str) -> None:
         """Warns a person, in the log, on the screen and in the report."""
         events.warn(text)
         with contextlib.suppress(StoreError):
-            self.put(f"warnings/{_unique()}.json", WarningRecord(text=text, at=now()).to_json())
+            self.put(f"warnings/{_unique()}.json", documents.WarningRecord(text=text, at=now()).to_json())
 
-    def warnings(self) -> list[WarningRecord]:
+    def warnings(self) -> list[documents.WarningRecord]:
         """Returns the warnings by time, each text once."""
-        told = self.read_all(WarningRecord, "warnings")
+        told = self.read_all(documents.WarningRecord, "warnings")
         return list({each.text: each for each in told[::-1]}.values())[::-1]
 
-    def note_skip(self, skip: Skip) -> bool:
+    def note_skip(self, skip: documents.Skip) -> bool:
         """Notes a step to skip, and tells whether this call was the first to."""
         return self.write_new(skip, skip.step)
 
-    def skips(self) -> list[Skip]:
-        return self.read_all(Skip, SKIPS_FOLDER)
+    def skips(self) -> list[documents.Skip]:
+        return self.read_all(documents.Skip, documents.SKIPS_FOLDER)
 
     def began(self) -> int:
         """Returns the run's first step: its parent's, for a warm fork."""
-        note = self.read(ForkNote)
+        note = self.read(documents.ForkNote)
         return note.step if note and note.warm else 0
 
     def proven_chunks(self) -> set[int]:
@@ -273,13 +257,15 @@ class Run(DocumentFolder):
 
     def verified_step(self) -> int:
         """Returns the newest step that the checkpoint stage has read back, 0 before there is one."""
-        promoted, proven = self.read(Promoted), self.proven_chunks()
+        promoted, proven = self.read(documents.Promoted), self.proven_chunks()
         # Of two checkpoint stages at once the slower may promote the older step last; each writes its own proof part.
-        part = self.read(ProofPart, max(proven)) if proven else None
+        part = self.read(documents.ProofPart, max(proven)) if proven else None
         return max(promoted.newest.step if promoted else 0, part.step if part else 0)
 
-    def attempts(self, chunk: int | None = None) -> list[ChunkRecord]:
-        return self.read_all(ChunkRecord, "records", "train-chunk-" if chunk is None else f"train-chunk-{chunk:03d}-")
+    def attempts(self, chunk: int | None = None) -> list[documents.ChunkRecord]:
+        return self.read_all(
+            documents.ChunkRecord, "records", "train-chunk-" if chunk is None else f"train-chunk-{chunk:03d}-"
+        )
 
 
 def identity(recipe: Recipe) -> Json:
@@ -332,8 +318,8 @@ def state_identity(run: Run, recipe: Recipe, plan: Plan) -> str:
         identity(recipe),
         plan.to_json(),
         # Raw, whatever their keys: a document of an older or newer Baton is hashed as it was written.
-        *(run.require(document.NAME) for document in (SplitData, PinnedModels)),
-        run.raw(OwnCode.NAME),
+        *(run.require(document.NAME) for document in (documents.SplitData, documents.PinnedModels)),
+        run.raw(documents.OwnCode.NAME),
     ]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
@@ -345,7 +331,7 @@ def chosen_name(run_name: str, new_name: str, job_id: str, phase: str = "") -> s
 
 
 def check_name(name: str) -> str:
-    """Returns a run's name if it can be one: lower-case letters, digits and dashes."""
+    """Returns a run's name; UserError if it cannot be one."""
     if not re.fullmatch(r"[a-z0-9-]{1,100}", name):
         raise UserError(f"run name {name!r} is not lower-case letters, digits and dashes, at most 100.")
     return name

@@ -1,13 +1,13 @@
-"""A sweep in the store: its configurations, what each rung decided, and what people ask of it, by name.
+"""A sweep in the store: its trials, the verdicts of its rungs, and people's requests.
 
-sweeps/<name>/sweep.json           recipe, metric, rungs, and the trials it began with
-sweeps/<name>/trials/<id>.json     trials that came later: of a later bracket, or forked
-sweeps/<name>/rungs/rung-001.json  scores, who was kept, who was stopped and why
-sweeps/<name>/control/<id>.json    the newest request: `stop` or `go`
+sweeps/<name>/sweep.json           recipe, metric, rungs, and the first bracket's trials
+sweeps/<name>/trials/<id>.json     later trials: of a later bracket, or forked
+sweeps/<name>/rungs/rung-001.json  scores, kept trials, stopped trials with the reason
+sweeps/<name>/control/<id>.json    newest request: `stop` or `go`
 sweeps/<name>/page.html            leaderboard and curves
-runs/<run>/trial.json              makes a run a trial: the sweep, its id, the values that are its own
-runs/<run>/scores/chunk-001.json   how well it does after each chunk
-runs/<run>/failure.json            what a chunk of it failed with
+runs/<run>/trial.json              makes a run a trial: the sweep, its id, its own values
+runs/<run>/scores/chunk-001.json   score after each chunk
+runs/<run>/failure.json            error of a chunk
 """
 
 from __future__ import annotations

@@ -26,10 +26,10 @@ PACKAGE = "baton-llm"
 
 @dataclass(frozen=True)
 class OlderFormat:
-    """An older number: the last release that makes it, and whether this one continues it to the same bits."""
-
     release: str
+    """The last that makes it."""
     is_continued: bool
+    """By this release, to the same bits."""
 
 
 @dataclass(frozen=True)
@@ -231,7 +231,7 @@ _LATER = {*ADDED, "cudnn", *(name.replace("-", "_") for name in KERNELS)}
 
 
 def rounds_products() -> bool:
-    """Tells whether matrix products on GPUs read their operands in TF32, whichever of torch's settings says so."""
+    """Tells whether matrix products on GPUs read their operands in TF32, by any of torch's settings."""
     import torch
 
     # `allow_tf32` raises an error where `fp32_precision` was set, as Transformers does.

@@ -4,11 +4,11 @@
     <prefix>/manifest….json          what makes them a bundle: see `baton.store.manifest`
 
 Every writer uploads below its own name, so that a late one cannot touch the files of another. A writer that dies before
-its manifest leaves files that nobody reads: retention takes those of checkpoints when they are old, and the next export
-those of exports.
+its manifest leaves files that nobody reads. Retention removes a checkpoint's once they are old, the next export an
+export's.
 
-Files that an earlier bundle has unchanged are copied inside the store. A copy may share its bytes with its source, as a
-hard link does. So copies are taken from the last bundle but one, and damage never hits two bundles in a row.
+Unchanged files of an earlier bundle are copied inside the store. A copy may share its bytes with its source, as a hard
+link does. So copies are taken from the last bundle but one, and damage never hits two bundles in a row.
 """
 
 from __future__ import annotations
@@ -37,38 +37,33 @@ from baton.store.storage import Storage
 logger = logging.getLogger("baton")
 _ATTEMPT = re.compile("[0-9a-f]{12}")
 ROUNDS = 5
-"""Times a commit looks again after another writer's manifest came in its way and was gone."""
+"""Rounds of a commit, each lost to another writer's manifest that was gone when it was looked for."""
 MAX_COPY_DEPTH = 3
-"""Bundles that are looked at: the last one, and two that may be copied from."""
+"""The last bundle, and two to copy from."""
 
 
 @dataclass(frozen=True)
 class CopySource:
-    """An object that is as a file was when its bundle was committed; `origin` is the attempt that sent its bytes."""
-
     path: str
     sha256: str
     origin: str
+    """Attempt that sent its bytes."""
 
 
 @dataclass(frozen=True)
 class CopySources:
-    """Bundles that were committed before the one that is being written: prefix and manifest of each, newest first.
-
-    None is older than one that was found damaged, whose bytes they may share.
-    """
-
     bundles: Sequence[tuple[str, Manifest]] = ()
+    """Prefix and manifest of earlier bundles, newest first; none older than a damaged one, whose bytes it may share."""
 
     def sources(self, name: str, size: int) -> list[CopySource]:
-        """Returns what a file may be a copy of, newest first, if its SHA-256 is theirs; see `CopySource`."""
+        """Returns objects that a file may be a copy of, newest first, if it has their SHA-256."""
         if not self.bundles:
             return []
         last = self.bundles[0][1]
         entry = last.files.get(name)
         if entry is None or entry["size"] != size:
             return []
-        # The same in two bundles: of what changes each time, such as the optimizer's state, no hash is taken for this.
+        # The same in two bundles: files that always change, such as the optimizer's state, are not hashed for this.
         return [
             CopySource(manifest.path(prefix, name), entry["sha256"], origin(manifest, name))
             for prefix, manifest in self.bundles[1:]
@@ -84,16 +79,15 @@ def origin(manifest: Manifest, name: str) -> str:
 
 
 def may_share_bytes(ours: Manifest, theirs: Manifest) -> bool:
-    """Tells whether a file of two bundles may have the same bytes in the store, so that damage is of both."""
+    """Tells whether two bundles may share bytes in the store, so that damage hits both."""
     return any(origin(ours, name) == origin(theirs, name) for name in ours.files.keys() & theirs.files.keys())
 
 
 class BundleWriter:
-    """One writer's attempt at a bundle of a kind: files first, then the manifest.
+    """One writer's attempt at a bundle: files first, then the manifest.
 
-    `check` is called every few megabytes; what it raises ends the attempt. `find_copy_sources` returns the bundles that
-    unchanged files may be copied from; it is called once, before the first is sent. `folder` is the name of the
-    attempt, which no other process has; `files` has size and SHA-256 of what is uploaded, by relative name.
+    `check` is called every few megabytes; its error ends the attempt. `find_copy_sources` is called once, before the
+    first file. `folder` is the attempt's name, unique among processes; `files` holds the uploads by relative name.
     """
 
     def __init__(
@@ -115,7 +109,7 @@ class BundleWriter:
         self._copy_sources: CopySources | None = None
 
     def send(self, local_dir: str) -> None:
-        """Uploads the files of a folder, at any depth, or copies them; those sent before are not sent again."""
+        """Uploads or copies the files of a folder, at any depth, except those sent before."""
         if self._copy_sources is None:
             self._copy_sources = self._find_copy_sources()
         names = {
@@ -127,7 +121,7 @@ class BundleWriter:
         sources = {name: self._copy_sources.sources(name, os.path.getsize(path)) for name, path in local.items()}
 
         def upload(name: str) -> None:
-            # Noted only once all of the file is up: another `send`, after an error, then sends what is still missing.
+            # Noted only once all of the file is up: another `send`, after an error, then sends the missing ones.
             digest = self.storage.upload(local[name], self._path(name), self._check)
             self.files[name] = {"size": os.path.getsize(local[name]), "sha256": digest}
 
@@ -135,13 +129,13 @@ class BundleWriter:
             if not self._copied(name, local[name], sources[name]):
                 upload(name)
 
-        # What changes goes first: a hard link has its source's age, by which retention would take an upload that has
-        # nothing else yet for one that was abandoned.
+        # Changed files first: a hard link has its source's age, by which retention would take an upload of links alone
+        # for an abandoned one.
         self.storage.runtime.each(upload, [name for name in local if not sources[name]])
         self.storage.runtime.each(copy, [name for name in local if sources[name]])
 
     def _copied(self, name: str, local_path: str, sources: Sequence[CopySource]) -> bool:
-        """Copies an unchanged file inside the store, and tells whether it did; else it is to be sent."""
+        """Copies an unchanged file inside the store, and tells whether it did."""
         size, digest = os.path.getsize(local_path), file_sha256(local_path, self._check)
         for source in sources:
             if source.sha256 != digest:
@@ -153,7 +147,7 @@ class BundleWriter:
                     return True
             except FileNotFoundError:  # retention took it meanwhile
                 continue
-            except StoreError as error:  # refused, or it takes longer than a request may
+            except StoreError as error:  # refused, or longer than a request may take
                 logger.info("%s is sent, not copied: %s", name, error.message)
                 return False
         return False
@@ -165,18 +159,17 @@ class BundleWriter:
         return Manifest(kind=self.kind, folder=self.folder, files=dict(sorted(self.files.items())), meta=dict(meta))
 
     def commit(self, meta: Mapping[str, object]) -> tuple[Manifest, bool]:
-        """Writes the manifest, unless another writer was first.
+        """Writes the manifest, unless another writer was first; returns the committed one and whether it is ours.
 
-        Returns the manifest that is committed now, and whether it is this attempt's. An UnavailableError where other
-        writers come and go, and none of their manifests stays.
+        UnavailableError where other writers come and go, and none of their manifests stays.
         """
         manifest = self.manifest(meta)
         data = manifest.as_written().encode()
         for attempt in range(ROUNDS):
-            # Looks before it writes: a generation is made only above one that is damaged or gone, so that two writers
-            # never commit side by side. Who loses the put of the same generation looks again and finds the winner's.
+            # Look before the write: a generation is made only above a damaged or removed one, so that two writers never
+            # commit side by side. The loser of a put of the same generation looks again and finds the winner's.
             committed, generation = newest_usable(self.storage, self.prefix)
-            if committed is not None:  # this attempt's where the answer to its put was lost
+            if committed is not None:  # ours, where the answer to our put was lost
                 return committed, committed.folder == self.folder
             if attempt and self._was_removed():
                 return manifest, True
@@ -185,7 +178,7 @@ class BundleWriter:
         raise UnavailableError(f"{self.storage.uri(self.prefix)} could not be committed in {ROUNDS} rounds.")
 
     def _was_removed(self) -> bool:
-        """Tells whether retention takes this attempt, or has: a put had an effect whose answer was lost."""
+        """Tells whether retention removes or has removed this attempt: it was committed, and the put's answer lost."""
         # In this order: the mark is there until the last file is gone.
         if f"{REMOVED}{self.folder}" in self.storage.list(self.prefix):
             return True
@@ -196,24 +189,22 @@ class BundleWriter:
 def publish(
     storage: Storage, prefix: str, local_dir: str, *, kind: str, meta: Mapping[str, object]
 ) -> tuple[Manifest, bool]:
-    """Uploads a folder and commits it; returns the manifest that is committed now, and whether it is this call's."""
+    """Uploads a folder and commits it; returns as `BundleWriter.commit` does."""
     writer = BundleWriter(storage, prefix, kind=kind)
     writer.send(local_dir)
     return writer.commit(meta)
 
 
 def clear_others(storage: Storage, prefix: str, manifest: Manifest) -> None:
-    """Removes what other writers left below a prefix that is committed: killed uploads, lost races, what was damaged.
-
-    The marks stay: a writer may only have slept, and commit after all where the bundle is found damaged meanwhile. Then
-    nobody reads what it commits.
-    """
+    """Removes other writers' files below a committed prefix: killed uploads, lost races, damaged attempts."""
     others: dict[str, list[str]] = {}
     for name in storage.find(prefix):
         attempt, _, rest = name.partition("/")
         if rest and _ATTEMPT.fullmatch(attempt) and attempt != manifest.folder:
             others.setdefault(attempt, []).append(f"{prefix}/{name}")
     for attempt, paths in others.items():
+        # The mark comes first and stays: a writer may only have slept, and commit after all once the bundle is found
+        # damaged. Readers then pass its manifest over.
         storage.write(f"{prefix}/{REMOVED}{attempt}", b"")
         storage.runtime.each(storage.remove, paths)
         storage.tidy(f"{prefix}/{attempt}")
@@ -239,10 +230,9 @@ def fetch(
     *,
     in_place: bool = True,
 ) -> str:
-    """Downloads a bundle, or some of its files, to a folder of this machine, checking every byte; returns the folder.
+    """Downloads a bundle, or some of its files, checking every byte; returns the folder that has them.
 
-    Where the store is a folder itself the files are read in place, and the folder is the store's, unless `in_place`
-    says otherwise.
+    With `in_place`, files of a folder store are read there and not copied.
 
     Raises:
         DamagedError: a file is missing or its SHA-256 differs; the bundle is marked.
@@ -252,14 +242,13 @@ def fetch(
     present = storage.find(manifest.path(prefix))
 
     def receive(name: str) -> str | None:
-        # Read in place: nothing is copied, and the bytes are hashed all the same.
-        if in_place:
+        if in_place:  # the bytes are hashed all the same
             return _problem(storage, prefix, manifest, name, present, None)
         local_path, digest = os.path.join(target, name), manifest.files[name]["sha256"]
         if cache and cache.take(digest, local_path):
             return None
         problem = _problem(storage, prefix, manifest, name, present, local_path)
-        # Only what has the committed hash: a bad file here would be handed to every pod of this node.
+        # Only with the committed hash: a bad file would be handed to every pod of this node.
         if cache and problem is None:
             cache.keep(digest, local_path)
         return problem
@@ -270,7 +259,7 @@ def fetch(
 
 
 def verify(storage: Storage, prefix: str, manifest: Manifest) -> list[str]:
-    """Reads every file of a bundle back and returns a line for each that is not what was committed."""
+    """Reads every file of a bundle back and returns a line for each that differs from the committed one."""
     present = storage.find(manifest.path(prefix))
     lines = storage.runtime.each(
         lambda name: _problem(storage, prefix, manifest, name, present, None), sorted(manifest.files)
@@ -279,7 +268,7 @@ def verify(storage: Storage, prefix: str, manifest: Manifest) -> list[str]:
 
 
 def is_whole(storage: Storage, prefix: str, manifest: Manifest) -> bool:
-    """Tells whether all files of a bundle are there in full size, which costs one listing where they are."""
+    """Tells whether all files of a bundle are there in full size, by one listing where they are."""
     return not torn_files(storage, prefix, manifest)
 
 
@@ -288,7 +277,7 @@ def torn_files(storage: Storage, prefix: str, manifest: Manifest) -> list[str]:
     present = storage.find(manifest.path(prefix))
     lines = []
     for name, entry in manifest.files.items():
-        # A listing may lag behind: what it lacks is asked for, before anybody calls it damage.
+        # A listing may lag behind: a file that it lacks is asked for before it counts as missing.
         size = present[name].size if name in present else storage.size(manifest.path(prefix, name))
         if size is None:
             lines.append(f"{name}: missing")
@@ -298,9 +287,9 @@ def torn_files(storage: Storage, prefix: str, manifest: Manifest) -> list[str]:
 
 
 def require_whole(storage: Storage, prefix: str, manifest: Manifest, problems: list[str]) -> None:
-    """Marks a bundle in which problems were found: a RewritableDamageError."""
+    """Marks a bundle with problems, and raises a RewritableDamageError."""
     if problems:
-        # Retention takes files under a reader's hands: what it takes is not damaged, and a mark would outlive it.
+        # Retention may remove files under a reader's hands: that is no damage, and a mark would outlive it.
         if usable_manifest(storage, prefix) != manifest:
             raise RewritableDamageError(
                 f"{storage.uri(prefix)} was removed or replaced while it was read.", remedy="Run again."
@@ -319,11 +308,10 @@ def _problem(
     present: Mapping[str, ObjectInfo],
     local_path: str | None,
 ) -> str | None:
-    """Reads a file, to a local path or to nowhere, and returns what is wrong with it."""
+    """Reads a file, to a local path or to nowhere, and returns its fault."""
     expected, path = manifest.files[name], manifest.path(prefix, name)
     size = present[name].size if name in present else None
-    # The listing tells a wrong size before a byte is read. What it lacks is asked for all the same: the request
-    # decides.
+    # The listing tells a wrong size before a byte is read. A file that it lacks is asked for: the request decides.
     if size not in (None, expected["size"]):
         return f"{name}: {size} bytes, committed were {expected['size']}"
     try:

@@ -1,4 +1,4 @@
-"""Files that a node has already, by their SHA-256: read through, and never trusted without it."""
+"""A node's cache of files by their SHA-256, which is checked at each read."""
 
 from __future__ import annotations
 
@@ -36,18 +36,16 @@ class NodeCache:
         return cls(os.path.expanduser(store.cache_dir), amount(store.cache_size))
 
     def take(self, digest: str, local_path: str) -> bool:
-        """Puts a file where it is wanted, if it is here and its bytes have this SHA-256."""
+        """Puts a cached file at a path, and tells whether it did: only bytes with this SHA-256."""
         path = os.path.join(self.folder, digest)
         os.makedirs(os.path.dirname(local_path), exist_ok=True)
         try:
-            # First the link, then the hash of what was linked: another process may remove or replace the name in
-            # between.
+            # Link first, then hash the link: another process may remove or replace the name in between.
             _link_or_copy(path, local_path)
         except OSError:
             return False
-        with contextlib.suppress(OSError):  # others may only read it
-            # The time of its last use, by which `_make_room` chooses.
-            os.utime(path)
+        with contextlib.suppress(OSError):  # a read-only cache
+            os.utime(path)  # its last use, by which `_make_room` chooses
         with open(local_path, "rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() == digest:
                 return True
@@ -58,7 +56,7 @@ class NodeCache:
         return False
 
     def keep(self, digest: str, local_path: str) -> None:
-        """Keeps a file that has this SHA-256; a cache that is full or cannot be written is passed over."""
+        """Keeps a file that has this SHA-256, where the cache has room and can be written."""
         path = os.path.join(self.folder, digest)
         temporary = f"{path}.{uuid.uuid4().hex[:8]}"
         try:

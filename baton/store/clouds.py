@@ -1,7 +1,7 @@
-"""Stores of S3, Google and Azure by way of obstore, with parallel parts and ranges. A store scheme is added here.
+"""Stores of S3, Google and Azure through obstore, with parallel parts and ranges. A store scheme is added here.
 
 fsspec's clients took three times the processor time per byte, and 0.6 s of import in every pod; see `DECISIONS.md`.
-They read the sources of data only.
+So they read the sources of data only.
 """
 
 from __future__ import annotations
@@ -36,49 +36,41 @@ if TYPE_CHECKING:
     from obstore.store import ClientConfig, RetryConfig, S3Config, S3Credential
 
 PART = 16 * 1024 * 1024
-"""Bytes per request when a large object is written, or more where it would have more parts than `MOST_PARTS`."""
+"""Bytes per request of a large write, or more where the object would have more than `MOST_PARTS`."""
 MOST_PARTS = 10_000
-"""Parts of an object that S3 takes."""
+"""S3's limit for one object."""
 RANGE = 8 * 1024 * 1024
-"""Bytes per request when an object is read."""
+"""Bytes per request of a read."""
 PARALLEL = 4
 """Requests in flight for one large object."""
 READ_TIMEOUT = "20s"
-"""How long a request waits for the next bytes of its answer."""
+"""Limit for the next bytes of an answer."""
 RETRIES: RetryConfig = {"max_retries": 3, "retry_timeout": timedelta(seconds=30)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cloud:
-    """A kind of cloud: how its buckets are reached, and what its errors mean.
-
-    Attributes:
-        schemes: Beginnings of its addresses, the one that Baton writes itself first.
-        environment: Beginnings of the names of the variables that its client reads.
-        address: Returns scheme and host that requests for a store's URI go to; their proxy is that host's.
-        open: Returns obstore's client of a bucket, for the store's URI and the bucket.
-        file_system: Returns an fsspec file system, for the address of requests.
-        words: Names of its errors, and their remedies.
-        create_is_certain: Whether every server of this kind lets one of two creators win.
-        largest_copy: Bytes of the largest object that one request copies; none where that is negative.
-    """
+    """A kind of cloud: its clients, and the meaning of its errors."""
 
     schemes: tuple[str, ...]
+    """Of its addresses; Baton writes the first."""
     environment: tuple[str, ...]
+    """Prefixes of the variables that its client reads."""
     address: Callable[[str], str]
+    """Store's URI → scheme and host of requests, by which their proxy is chosen."""
     open: Callable[[str, str], ObjectStore]
+    """Store's URI and bucket → obstore's client."""
     file_system: Callable[[str], AbstractFileSystem]
+    """Address of requests → fsspec file system."""
     words: errors.StoreMessages
     create_is_certain: bool = False
+    """As in `baton.store.protocol.ObjectStore`."""
     largest_copy: int = -1
+    """Bytes of the largest object that one request copies; no object where negative."""
 
 
 class CloudStore:
-    """Objects of one bucket below a prefix, at `<scheme>://bucket[/prefix]`.
-
-    Raises:
-        StoreError: the address names no bucket, or more than a bucket and a prefix.
-    """
+    """Objects of one bucket below a prefix, at `<scheme>://bucket[/prefix]`; any other address is a StoreError."""
 
     is_local = False
 
@@ -108,7 +100,6 @@ class CloudStore:
 
     @property
     def address(self) -> str:
-        """Where requests go."""
         return self.cloud.address(self.uri)
 
     @cached_property
@@ -125,8 +116,7 @@ class CloudStore:
     def create(self, path: str, data: bytes) -> bool:
         try:
             obstore.put(self._store, self._key(path), data, mode="create")
-        # Either says that there is an object, depending on the cloud.
-        except (AlreadyExistsError, PreconditionError):
+        except (AlreadyExistsError, PreconditionError):  # either, depending on the cloud
             return False
         return True
 
@@ -158,7 +148,7 @@ class CloudStore:
             obstore.delete(self._store, self._key(path))
 
     def tidy(self, path: str) -> None:
-        """Does nothing: there are no folders that could be left empty."""
+        """Does nothing: clouds have no folders."""
 
     def upload(self, local_path: str, path: str, seen: Callable[[bytes], None]) -> None:
         size = os.path.getsize(local_path)
@@ -170,7 +160,7 @@ class CloudStore:
             return
         part = max(PART, -(-size // MOST_PARTS))
         with open(local_path, "rb") as file:
-            # The object appears when its last part is confirmed: a writer that dies before leaves no half of one.
+            # The object appears once its last part is confirmed: a writer that dies before leaves no half of one.
             obstore.put(
                 self._store,
                 self._key(path),
@@ -181,7 +171,6 @@ class CloudStore:
             )
 
     def copy(self, source: str, path: str, size: int) -> bool:
-        """Copies an object inside the bucket, where this kind of cloud does that in one request."""
         if size > self.cloud.largest_copy:
             return False
         try:
@@ -190,15 +179,14 @@ class CloudStore:
         except (NotFoundError, FileNotFoundError) as error:
             if any(part in str(error) for part in self.cloud.words.no_container):
                 raise
-            # A put that finds nothing says otherwise that there is no bucket: see `errors.explain`.
+            # `errors.explain` would take this put that finds nothing for a missing bucket.
             raise FileNotFoundError(f"{self.uri}/{source}") from None
         return True
 
     def download(self, path: str, local_path: str, size: int) -> str:
         digest = hashlib.sha256()
         with open(local_path, "wb") as file:
-            # Ranges are written where they belong, in the order in which they come.
-            os.ftruncate(file.fileno(), size)
+            os.ftruncate(file.fileno(), size)  # ranges come in any order, and are written at their places
             with self._looked_for(path):
                 self._fetch_into(self._key(path), file.fileno(), size, digest)
         return digest.hexdigest()
@@ -210,10 +198,7 @@ class CloudStore:
             yield bytes(block)
 
     def explain(self, error: Exception, path: str | None = None) -> Exception:
-        """Returns what to raise in place of obstore's or fsspec's error.
-
-        With a path, of an object whose reader has not looked for it itself, it is looked for by a listing.
-        """
+        # With a path, of an object read past this client, a listing tells whether it is missing.
         if path is not None and errors.answer(error).may_be_missing:
             try:
                 if self._listed_size(path, error) is None:
@@ -224,7 +209,7 @@ class CloudStore:
 
     @contextlib.contextmanager
     def _looked_for(self, path: str) -> Iterator[None]:
-        """Tells an object that is not there from one that may not be read, for which S3 has one answer."""
+        """Tells a missing object from one that may not be read: S3 may answer both alike."""
         try:
             yield
         except Exception as error:
@@ -233,10 +218,10 @@ class CloudStore:
             raise
 
     def _listed_size(self, path: str, error: Exception) -> int | None:
-        """Returns the size of an object by a listing, None where there is no object.
+        """Returns an object's size by a listing, None where there is no object; `error` is of the request before.
 
-        To who may not list all of a bucket S3 answers 403 for a key that is not there; and no answer to a HEAD has a
-        body that says why it is refused. `error` is what a request for the object has ended with.
+        Without the right to list all of a bucket, S3 answers 403 for a missing key; and the answer to a HEAD has no
+        body with a reason.
         """
         key = self._key(path)
         parent = key.rpartition("/")[0]
@@ -250,7 +235,7 @@ class CloudStore:
         except Exception as second:
             found = errors.answer(second)
             if found.status != 403 or found.code not in ("", "AccessDenied"):
-                raise  # what was wrong with the first request is wrong with this one too
+                raise  # both requests fail for the same reason
             reason = ": ".join(part for part in (found.code or "403", found.message.rstrip(".")) if part)
             raise errors.denied(errors.answer(error), self.uri, self.cloud.words, reason, or_missing=True) from None
         return None
@@ -272,8 +257,7 @@ class CloudStore:
 
         starts = iter(range(0, size, RANGE))
         with ThreadPoolExecutor(PARALLEL) as pool:
-            # Two more than are in flight, so that no request waits for the hash; this is also all that memory holds of
-            # the object.
+            # Two more than are in flight, so that no request waits for the hash; memory holds no more of the object.
             coming = deque(pool.submit(receive, start) for start in islice(starts, PARALLEL + 2))
             try:
                 while coming:
@@ -283,12 +267,11 @@ class CloudStore:
                     digest.update(data)  # from the answer itself: reading the file back costs a fault per page
             finally:
                 for request in coming:
-                    # After an error: what has not begun would only hold up its report.
-                    request.cancel()
+                    request.cancel()  # after an error, further requests would only delay its report
 
 
 def _parts(file: BinaryIO, size: int, part: int, seen: Callable[[bytes], None]) -> Iterator[bytes]:
-    # Not mapped: a copy from mapped pages holds the interpreter, which the thread that trains needs; a read does not.
+    # Read, not mapped: a copy from mapped pages holds the interpreter, which the training thread needs.
     for start in range(0, size, part):
         data = file.read(min(part, size - start))
         if len(data) < min(part, size - start):
@@ -298,7 +281,7 @@ def _parts(file: BinaryIO, size: int, part: int, seen: Callable[[bytes], None]) 
 
 
 def client_options(address: str) -> ClientConfig:
-    """Returns the time limits of a client, which speaks plain HTTP only with an address that says so, and its proxy."""
+    """Returns a client's time limits and proxy; plain HTTP only for an `http:` address."""
     options: ClientConfig = {
         "allow_http": address.startswith("http:"),
         "connect_timeout": "5s",
@@ -314,7 +297,7 @@ def client_options(address: str) -> ClientConfig:
 
 
 def _endpoint(uri: str, *variables: str) -> str | None:
-    """Returns the server's address from the first of these variables that is set."""
+    """Returns the server's address from the first variable that is set."""
     endpoint = next((value for variable in variables if (value := os.environ.get(variable))), None)
     if endpoint and urlparse(endpoint).scheme not in ("http", "https"):
         raise StoreError(
@@ -326,7 +309,7 @@ def _endpoint(uri: str, *variables: str) -> str | None:
 
 def _obstore_files(protocol: str, address: str) -> AbstractFileSystem:
     """Returns obstore's own file system, so that no other client is needed."""
-    from obstore import fsspec  # asyncio with it: for those alone who read rows here
+    from obstore import fsspec  # imports asyncio, so only where rows are read
 
     make: Any = fsspec.FsspecStore  # typed for each protocol apart
     return cast("AbstractFileSystem", make(protocol, client_options=client_options(address), retry_config=RETRIES))
@@ -365,10 +348,8 @@ def _open_s3(uri: str, bucket: str) -> ObjectStore:
 
 
 def _s3_credentials(uri: str) -> Callable[[], S3Credential] | None:
-    """Returns None where the client finds credentials in the environment, else botocore's chain as a provider.
-
-    The chain knows profiles, SSO and instance metadata; importing it costs a pod 0.3 s, so only those pay that need it.
-    """
+    """Returns None where the client finds credentials in the environment, else botocore's chain as a provider."""
+    # The chain knows profiles, SSO and instance metadata, but its import costs a pod 0.3 s.
     own = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI")
     if any(os.environ.get(name) for name in (*own, "AWS_CONTAINER_CREDENTIALS_FULL_URI")):
         return None
@@ -474,8 +455,7 @@ def _s3_allow(right: str, root: str) -> str:
     return f"Allow it: {json.dumps(statement)}."
 
 
-# Amazon's and every server that speaks it. Whether one honours `If-None-Match: *`, which `create` sends, is for
-# `Storage` to try.
+# Amazon's and every compatible server. `Storage` tries whether one honours `If-None-Match: *`, which `create` sends.
 S3 = Cloud(
     schemes=("s3", "s3a"),
     environment=("AWS_",),
@@ -576,12 +556,11 @@ AZURE = Cloud(
 )
 
 CLOUDS = {scheme: cloud for cloud in (S3, GOOGLE, AZURE) for scheme in cloud.schemes}
-"""Clouds by scheme."""
 ENVIRONMENT = tuple(beginning for cloud in (S3, GOOGLE, AZURE) for beginning in cloud.environment)
-"""Beginnings of the names of variables with a store's endpoint and credentials."""
+"""Prefixes of the variables with a store's endpoint and credentials."""
 
 
 def environment_of(uri: str) -> tuple[str, ...]:
-    """Returns the beginnings of the names of variables that hold a store's credentials; none for a folder."""
+    """Returns the prefixes of the variables with a store's credentials; none for a folder."""
     cloud = CLOUDS.get(uri.partition("://")[0])
     return cloud.environment if cloud else ()

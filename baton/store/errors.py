@@ -1,4 +1,4 @@
-"""Translates errors of a store's client library into ones that a person can act on, and tells which to retry."""
+"""Translates errors of a store's client library into errors with a remedy, and tells which to retry."""
 
 from __future__ import annotations
 
@@ -26,41 +26,38 @@ _TRANSIENT = re.compile(
 )
 _BUSY = re.compile(r"status code: (?:5\d\d|429)")
 _NOWHERE = re.compile(r"Error performing (?:PUT|POST) (?!.*NoSuchUpload)", re.DOTALL)
-"""A write that finds nothing: not an object is missing, but the bucket; or an upload in parts that was cleaned up."""
+"""A write that finds nothing: no object is missing, but the bucket, or an upload in parts that was cleaned up."""
 _UNSUPPORTED = re.compile(r"status code: 501|NotImplemented")
 _REQUEST = re.compile(r"Error performing ([A-Z]+) (\S+)")
 _STATUS = re.compile(r"status code: (\d+)")
 _FIELD = re.compile(r"<(\w+)>([^<]*)</\1>")
 _MOVED = "redirect without LOCATION"
-"""What obstore makes of a redirect to another region; the answer's own words are lost."""
+"""obstore's message for a redirect to another region; the answer's own is lost."""
 _NOT_AUTHORIZED = re.compile(r"not authorized to perform: (\S+?)(?: on resource: \W*?(arn:[^\s\"']+))?(?:[\s\"']|$)")
 
 
 class UnknownRequestError(StoreError):
-    """The server does not know this request, and will not with another try."""
+    """The server does not know this request; a retry is in vain."""
 
 
 class DeniedError(StoreError):
-    """The credentials are good and have not the right to this request."""
+    """The credentials are valid but lack the right to this request."""
 
 
 @dataclass(frozen=True)
 class ServerAnswer:
-    """What a server has answered to a request, as far as a client's error tells.
-
-    Attributes:
-        status: Of HTTP; 0 where there is none.
-        code: The server's own, empty where there is none: to a `HEAD` no body is sent, and so no reason.
-        fields: What else the answer holds: `Message`, `Region`, `ServerTime`, …
-        request: The request, for people.
-        right: What it needs: `read`, `write`, `list` or `remove`; empty where that is not told.
-    """
+    """A server's answer, as far as a client's error tells."""
 
     status: int = 0
+    """Of HTTP; 0 where there is none."""
     code: str = ""
+    """The server's own; empty for a `HEAD`, whose answer has no body."""
     fields: Mapping[str, str] = field(default_factory=dict)
+    """`Message`, `Region`, `ServerTime`, …"""
     request: str = ""
+    """For people."""
     right: str = ""
+    """Right that the request needs: `read`, `write`, `list` or `remove`; empty where it is not known."""
 
     @property
     def message(self) -> str:
@@ -73,8 +70,8 @@ class ServerAnswer:
 
 
 def answer(error: BaseException) -> ServerAnswer:
-    """Returns what a server has answered, from an error of obstore, botocore or what s3fs makes of it."""
-    # What obstore raises while an error of another's is looked at has that one as its context.
+    """Returns the server's answer in an error of obstore, botocore or s3fs."""
+    # obstore's own errors are not followed: raised while another error is handled, they have that one as their context.
     cause: BaseException | None = None if type(error).__module__.startswith("obstore") else error
     while cause is not None and not isinstance(getattr(cause, "response", None), dict):
         cause = cause.__cause__ or cause.__context__
@@ -113,29 +110,25 @@ def _botocores(operation: str, response: Mapping[str, Mapping[str, object]]) -> 
 
 @dataclass(frozen=True, kw_only=True)
 class StoreMessages:
-    """Names of one kind of store's errors, and their remedies.
-
-    Attributes:
-        no_container: Parts of a message that say that the bucket itself is missing.
-        no_credentials: Parts of a message that say that no credentials were found.
-        bad_credentials: Parts of a message that say that they are none.
-        credentials: What to set where there are none.
-        endpoint: The variable with the server's address.
-        own_endpoint: The server where that variable is not set.
-        container: What the store calls a bucket.
-        cause: Returns why a server refuses and what to do, for answers that have nothing to do with rights.
-        allow: Returns what to allow, for a right and `bucket/prefix`.
-    """
+    """Names of one kind of store's errors, as parts of their messages, and the remedies."""
 
     no_container: tuple[str, ...] = ()
+    """The bucket itself is missing."""
     no_credentials: tuple[str, ...] = ()
     bad_credentials: tuple[str, ...] = ()
+    """The credentials cannot be read."""
     credentials: str = ""
+    """Remedy where there are none."""
     endpoint: str = ""
+    """Variable with the server's address."""
     own_endpoint: str = "the server"
+    """Server where that variable is not set."""
     container: str = "bucket"
+    """The store's word for a bucket."""
     cause: Callable[[ServerAnswer], tuple[str, str] | None] = lambda answer: None
+    """Reason and remedy of a refusal that has nothing to do with rights."""
     allow: Callable[[str, str], str] = lambda right, root: ""
+    """Remedy for a right that is missing on `bucket/prefix`."""
 
 
 def explain(error: Exception, uri: str, words: StoreMessages, proxy: Proxy | None = None) -> Exception:
@@ -201,7 +194,7 @@ def explain(error: Exception, uri: str, words: StoreMessages, proxy: Proxy | Non
 def denied(
     found: ServerAnswer, uri: str, words: StoreMessages, reason: str, *, or_missing: bool = False
 ) -> DeniedError:
-    """Returns the error of a request that its user has not the right to."""
+    """Returns the error of a request for which its user lacks the right."""
     root = uri.partition("://")[2]
     said = _NOT_AUTHORIZED.search(found.message)
     if "explicit deny" in found.message:
@@ -218,12 +211,12 @@ def denied(
 
 
 def no_credentials(uri: str, words: StoreMessages) -> BatonError:
-    """Returns the error of a store for which no credentials were found."""
+    """Returns the error of a store without credentials."""
     return StoreError(f"store {uri!r}: no credentials found.", remedy=words.credentials)
 
 
 def without_signature(text: str) -> str:
-    """Returns a message without the signatures that make an address in it a credential."""
+    """Returns a message without signatures, which make an address a credential."""
     return _SIGNATURE.sub(r"\1…", text)
 
 

@@ -1,8 +1,8 @@
 """A store in a folder of this machine or one that several mount, and in any file system that fsspec knows.
 
-In a folder readers see all of a file or nothing. A small file is written beside its place and moved there, an upload is
-written in place. A writer that is killed leaves a `.baton-…` file, which no listing shows, or half an upload below its
-attempt's name, which no manifest names.
+Readers of a folder see all of a small file or nothing: it is written beside its place and moved there. Uploads are
+written in place. A killed writer leaves a `.baton-…` file, which no listing shows, or half an upload below the name of
+its attempt, which no manifest names.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
 TRIES = 100
-"""Times that a file's folder is made while others remove it as empty."""
+"""Attempts to make a file's folder while others remove it as empty."""
 NO_LINK = (errno.EPERM, errno.EXDEV, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS, errno.EOPNOTSUPP)
-"""What `os.link` fails with where there can be no link."""
+"""Errors of `os.link` where a file system has no links, or not this one."""
 
 
 class Folder:
@@ -51,12 +51,10 @@ class Folder:
             os.replace(temporary, self._key(path))
 
     def create(self, path: str, data: bytes) -> bool:
-        """Writes a file unless there is one: a hard link, which the file system gives to one."""
         with _sibling(self._key(path)) as temporary:
             _write_synced(temporary, data)
             try:
-                # Not a rename, which would replace what is there. The name appears with all its bytes, which are on the
-                # disk by then.
+                # Not a rename, which would replace a file. Of two links one wins; its bytes are on the disk already.
                 os.link(temporary, self._key(path))
             except FileExistsError:
                 return False
@@ -94,14 +92,13 @@ class Folder:
             os.rmdir(self._key(path))
 
     def upload(self, local_path: str, path: str, seen: Callable[[bytes], None]) -> None:
-        """Copies a file into the folder, in place; `seen` is called with its bytes in their order."""
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._key(path))  # it may share its bytes: written over, those of its source would change
+            os.unlink(self._key(path))  # it may be a hard link: written over, its source's bytes would change
         with open(local_path, "rb") as source, _opened(self._key(path)) as target:
             _copy(source, target, seen)
 
     def copy(self, source: str, path: str, size: int) -> bool:
-        """Gives a file a second name, a hard link, where the file system has such: both have the same bytes."""
+        # By a hard link: no byte is read, and both names share them.
         target = self._key(path)
         for _ in range(TRIES):
             with _sibling(target) as temporary:
@@ -149,7 +146,7 @@ def _sibling(key: str) -> Iterator[str]:
 
 
 def _opened(path: str) -> BinaryIO:
-    """Opens a file to be written, in a folder that others tidy away whenever it is empty."""
+    """Opens a file for writing, in a folder that others tidy away whenever it is empty."""
     folder, tries = os.path.dirname(path), 0
     while True:
         tries += 1
@@ -161,7 +158,7 @@ def _opened(path: str) -> BinaryIO:
                 raise NotADirectoryError(f"{folder} is a file, expected a folder") from None
             if tries == TRIES:
                 raise
-            time.sleep(tries / 10_000)  # at one pace, whoever tidies could come in between each time
+            time.sleep(tries / 10_000)  # at a constant pace, the other process could come in between each time
 
 
 def _write_synced(path: str, data: bytes) -> None:
@@ -178,11 +175,7 @@ def _copy(source: BinaryIO, target: BinaryIO, seen: Callable[[bytes], None]) -> 
 
 
 class FileSystem:
-    """Objects of any file system that fsspec knows: `memory://`, `sftp://`, `hf://`, …
-
-    Raises:
-        StoreError: the protocol is unknown, or what it needs is not installed.
-    """
+    """Objects of any file system that fsspec knows and has installed: `memory://`, `sftp://`, `hf://`, …"""
 
     is_local = False
     create_is_certain = False
@@ -246,16 +239,16 @@ class FileSystem:
             self.fs.rm_file(self._key(path))
 
     def tidy(self, path: str) -> None:
-        """Does nothing: not every file system has folders that could be left empty."""
+        """Does nothing: not every file system has folders."""
 
     def upload(self, local_path: str, path: str, seen: Callable[[bytes], None]) -> None:
-        # Not atomic: a writer that is killed leaves half a file. A bundle's lie below the name of an attempt, and no
-        # manifest or note of a part names it then; what else is sent this way is nothing that a run resumes from.
+        # Not atomic: a killed writer leaves half a file. In a bundle no manifest or note of a part names it then; no
+        # run resumes from other files that are sent this way.
         with open(local_path, "rb") as source, self.fs.open(self._key(path), "wb") as target:
             _copy(source, target, seen)
 
     def copy(self, source: str, path: str, size: int) -> bool:
-        """Copies nothing: few file systems can without moving the bytes through this machine."""
+        """Copies nothing: most file systems would move the bytes through this machine."""
         return False
 
     def download(self, path: str, local_path: str, size: int) -> str:

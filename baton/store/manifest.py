@@ -35,23 +35,20 @@ _GENERATION = re.compile(r"^manifest(?:-([1-9][0-9]*))?\.json$")
 
 
 class FileEntry(TypedDict):
-    """A file of a bundle; `origin` is the attempt that sent it, where this one has copied it inside the store."""
-
     size: int
     sha256: str
     origin: NotRequired[str]
+    """Attempt that sent it, where this one has copied it inside the store."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """A bundle's committed files by relative name, and what the writer had to say about them.
-
-    `kind` is what the files are, such as `checkpoint` or `tokens`; `folder` the attempt whose files these are.
-    """
-
     kind: str
+    """Such as `checkpoint` or `tokens`."""
     folder: str
+    """Attempt whose files these are."""
     files: dict[str, FileEntry]
+    """By relative name."""
     meta: dict[str, Any] = field(default_factory=dict)
     version: int = VERSION
 
@@ -67,33 +64,31 @@ class Manifest:
 
 
 def read_manifest(storage: Storage, prefix: str, names: Sequence[str] | None = None) -> Manifest | None:
-    """Returns what is committed under a prefix, or None where nothing is."""
+    """Returns the manifest committed under a prefix, None where there is none; DamagedError for a marked bundle."""
     return _read_newest(storage, prefix, storage.list(prefix) if names is None else names)
 
 
 def usable_manifest(storage: Storage, prefix: str) -> Manifest | None:
-    """Returns what is committed under a prefix, or None where nothing is or it is damaged: then write it anew."""
+    """Returns the manifest committed under a prefix; None where there is none or the bundle is marked as damaged."""
     return newest_usable(storage, prefix)[0]
 
 
 def newest_usable(storage: Storage, prefix: str) -> tuple[Manifest | None, int]:
-    """Returns what is committed and not known to be damaged, and the highest generation, whatever its state."""
-    # One listing for both answers: with two, a commit in between would make them speak of different generations.
+    """Returns the usable manifest, and the highest generation, whatever its state."""
+    # One listing for both: with two, a commit in between would make them speak of different generations.
     names = storage.list(prefix)
     try:
         manifest = _read_newest(storage, prefix, names)
     except DamagedError:
-        # It counts as none, and its generation as taken: what comes in its place is committed above it.
+        # Its generation counts as taken: its replacement is committed above it.
         manifest = None
     return manifest, _highest(names)
 
 
 def mark_damaged(storage: Storage, prefix: str, manifest: Manifest) -> None:
-    """Notes that files differ from their manifest, so that the bundle can be committed again.
-
-    The mark names the attempt: one that comes after a new commit says nothing against that.
-    """
-    # A plain write: any number of readers who find the same damage leave the same empty mark.
+    """Marks an attempt as damaged, so that the bundle can be committed again."""
+    # The mark names the attempt, so a late one does not hit a newer commit. A plain write is enough: any number of
+    # readers who find the same damage leave the same empty mark.
     storage.write(f"{prefix}/{DAMAGED}{manifest.folder}", b"")
 
 
@@ -111,7 +106,7 @@ def _read_newest(storage: Storage, prefix: str, names: Sequence[str]) -> Manifes
         manifest = parsed(storage.read(path), storage.uri(path))
     except FileNotFoundError:  # retention took it between the listing and this
         return None
-    # Before the mark of damage: what retention is removing is absent, and no error.
+    # Before the mark of damage: a bundle that retention is removing is absent, and no error.
     if REMOVED + manifest.folder in names:
         return None
     if DAMAGED + manifest.folder in names:
@@ -125,11 +120,9 @@ def _highest(names: Sequence[str]) -> int:
 
 
 def parsed(data: bytes, where: str) -> Manifest:
-    """Reads a manifest.
+    """Reads a manifest; DamagedError if it is none or names files outside its folder, FormatError if it is newer.
 
-    Raises:
-        DamagedError: it is none, or names files outside its folder.
-        FormatError: a newer Baton wrote it, which is no damage: what is damaged is passed over, and written anew.
+    The newer is no damage: a damaged bundle is passed over, and written anew.
     """
     try:
         document = load(data)
@@ -151,7 +144,7 @@ def parsed(data: bytes, where: str) -> Manifest:
 
 
 def check_files(files: Mapping[str, FileEntry]) -> None:
-    """Checks entries of files that come from a store; one that is none is a ValueError, TypeError or KeyError."""
+    """Checks entries of files from a store; a bad one is a ValueError, TypeError or KeyError."""
     for name, entry in files.items():
         is_size = type(entry["size"]) is int and 0 <= entry["size"] <= MOST_BYTES
         if not (_is_safe(name) and is_size and _SHA256.fullmatch(entry["sha256"])):
@@ -161,10 +154,10 @@ def check_files(files: Mapping[str, FileEntry]) -> None:
 
 
 def _is_safe(name: object) -> bool:
-    """Tells a relative name from one that would be read, or written, outside the folder that it is joined to."""
+    """Tells whether a name is relative, and stays inside the folder that it is joined to."""
     if not isinstance(name, str) or "\\" in name or "\0" in name:
         return False
     parts = name.split("/")
-    # What no file system takes is no name either: a part that is too long, or half a character.
+    # Nor is it a name that no file system takes: a part that is too long, or half a character.
     is_short = all(len(part.encode("utf-8", "surrogatepass")) <= LONGEST_NAME for part in parts)
     return is_short and not {"", ".", ".."}.intersection(parts) and not _SURROGATE.search(name)

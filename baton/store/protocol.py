@@ -1,4 +1,4 @@
-"""What a store has to offer: one protocol, under which a folder and a cloud's objects behave alike."""
+"""Protocol of a store, under which a folder and a cloud's objects behave alike."""
 
 from __future__ import annotations
 
@@ -11,15 +11,12 @@ from baton.errors import StoreError
 BLOCK = 4 * 1024 * 1024
 """Bytes read at a time while an object is hashed on its way."""
 OWN = ".baton-"
-"""How the names of objects begin that are none of the user's: written, but not yet in their place."""
+"""Beginning of the names of temporary objects, which listings leave out."""
 
 
 def below(root: str, path: str) -> str:
-    """Returns the file system's own name of an object.
-
-    Raises:
-        StoreError: it would lie outside its store: documents there name others. Clouds' clients refuse such a name too.
-    """
+    """Returns the file system's name of an object; StoreError for one outside the store."""
+    # Documents in the store name others, and may be forged. Clouds' clients refuse such a name too.
     if ".." in path.split("/"):
         raise StoreError(
             f"{path!r} leads out of the store {root}.",
@@ -29,12 +26,9 @@ def below(root: str, path: str) -> str:
 
 
 class ObjectInfo(NamedTuple):
-    """One object of a listing."""
-
     size: int
-    """Its bytes."""
     modified: datetime
-    """When it was written, by the store's clock."""
+    """By the store's clock."""
 
 
 class ObjectStore(Protocol):
@@ -59,7 +53,7 @@ class ObjectStore(Protocol):
 
     @property
     def create_is_certain(self) -> bool:
-        """Whether every server of this kind lets one of two creators win; else that is tried before it is relied on."""
+        """Whether every server of this kind lets one of two creators win; else `Storage` tries it once."""
 
     def read(self, path: str) -> bytes:
         """Returns a whole object."""
@@ -68,7 +62,7 @@ class ObjectStore(Protocol):
         """Writes a small object, replacing what was there; readers see the old or the new one."""
 
     def create(self, path: str, data: bytes) -> bool:
-        """Writes a small object unless there is one, and tells whether it did: put-if-absent."""
+        """Put-if-absent: writes a small object unless there is one, and tells whether it did."""
 
     def size(self, path: str) -> int | None:
         """Returns an object's bytes, None where there is no object."""
@@ -86,10 +80,10 @@ class ObjectStore(Protocol):
         """Removes an empty folder, where the store has such."""
 
     def upload(self, local_path: str, path: str, seen: Callable[[bytes], None]) -> None:
-        """Sends a file; `seen` is called with its bytes in their order, and what it raises ends the upload."""
+        """Sends a file; `seen` is called with its bytes in order, and its error ends the upload."""
 
     def copy(self, source: str, path: str, size: int) -> bool:
-        """Copies an object of known size inside the store, and tells whether it did: not every kind or size can be.
+        """Copies an object of known size inside the store, where the store can, and tells whether it did.
 
         The copy may share its bytes with the source, as a hard link does.
         """
@@ -101,7 +95,7 @@ class ObjectStore(Protocol):
         """Yields an object's bytes in order."""
 
     def explain(self, error: Exception, path: str | None = None) -> Exception:
-        """Returns what to raise in place of a client library's error: a `BatonError`, or `FileNotFoundError`.
+        """Returns a `BatonError` or `FileNotFoundError` in place of a client library's error.
 
-        With a path, of an object that was read past this client, whether that is missing may be looked up.
+        `path` is an object that was read past this client: whether it is missing may be looked up.
         """

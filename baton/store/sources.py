@@ -1,6 +1,6 @@
-"""Resolves sources of rows: which files a source names, looked up before anything is paid for.
+"""Resolves sources of rows to files, before anything is paid for.
 
-Files that are not Baton's are read by fsspec: in a folder, in the clouds, and wherever else it knows the scheme.
+fsspec reads files that are not Baton's: in a folder, in the clouds, and wherever else it knows the scheme.
 """
 
 from __future__ import annotations
@@ -24,22 +24,16 @@ if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
 Value: TypeAlias = str | dict[str, object]
-"""A member of `data.source` as a recipe has it: an address, or a mapping with its own settings."""
-
+"""Member of a recipe's `data.source`: an address, or a mapping with its own settings."""
 BUILTIN = "builtin:stdlib-docs"
 """Signatures and docstrings of Python's standard library, on every machine with Python."""
-
 TABLES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow", ".feather")
 """File types whose rows have columns."""
-
 TEXTS = (".txt", ".md", ".text")
-"""File types of plain text; a folder with tables in it is not searched for them, as they describe the tables there."""
-
+"""File types of plain text; in a folder with tables they only describe those, and are passed over."""
 SUFFIXES = (*TABLES, *TEXTS)
-"""File types a folder is searched for; each may also end in `.gz`, `.bz2`, `.xz` or `.zst` after these."""
-
+"""File types of rows in a folder; one of `COMPRESSED` may follow."""
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
-
 NOT_ROWS = ("dataset_info.json", "dataset_infos.json", "state.json", "dataset_dict.json")
 """Files that `datasets` writes beside the rows."""
 
@@ -57,12 +51,11 @@ class SourceFile:
 
     @property
     def suffix(self) -> str:
-        """File type without compression, such as `.jsonl`."""
         return suffix(self.path)
 
     @contextlib.contextmanager
     def open(self, **options: object) -> Iterator[Any]:
-        """Opens the file to be read; options are the file system's."""
+        """Opens the file for reading, with options of its file system."""
         fs, key = file_system(self.storage), self.storage.key(self.path)
         with self.storage.translated(self.path), fs.open(key, "rb", **options) as file:
             yield file
@@ -73,7 +66,7 @@ class SourceFile:
 
 
 def file_system(storage: Storage) -> AbstractFileSystem:
-    """Returns the fsspec file system that reads the objects of a store, by its `key`s."""
+    """Returns the fsspec file system of a store; paths in it are the store's `key`s."""
     from fsspec.implementations.local import LocalFileSystem
 
     client = storage.client
@@ -112,11 +105,7 @@ def is_dataset_id(source: str) -> bool:
 
 
 def resolve(source: str, *, base_dir: str) -> str:
-    """Returns a source with a relative local path made absolute: looked for in `base_dir`, then in the current folder.
-
-    Raises:
-        UserError: a local path that matches nothing.
-    """
+    """Returns a source with a local path made absolute, from `base_dir` or the current folder, where it must match."""
     if source.startswith("builtin:") and source != BUILTIN:
         raise UserError(f"data.source {source!r} is unknown; the only builtin is {BUILTIN!r}.")
     if "://" in source or source == BUILTIN:
@@ -134,7 +123,7 @@ def resolve(source: str, *, base_dir: str) -> str:
 
 
 def files(sources: Sequence[str]) -> list[SourceFile]:
-    """Returns the files that sources name, other than hub datasets and the builtin, in a stable order."""
+    """Returns the files of sources, except hub datasets and the builtin, in a stable order."""
     return [file for source in sources if source != BUILTIN and not is_dataset_id(source) for file in _expand(source)]
 
 
@@ -157,7 +146,7 @@ def _expand(source: str) -> list[SourceFile]:
         else:
             paths = [path] if fs.exists(path) else []
     if not paths:
-        storage.list("")  # which tells a bucket that is not there from one without such a file
+        storage.list("")  # raises an error of its own for a bucket that does not exist
         raise UserError(
             f"data.source {source!r} matches no file.",
             remedy=f"Expected files ending in {', '.join(SUFFIXES)}.",
@@ -170,17 +159,17 @@ def _is_folder(fs: AbstractFileSystem, path: str) -> bool:
         return bool(fs.isdir(path))
     except Exception as error:
         if errors.answer(error).status == 403:
-            return False  # who may not list may still read a file
+            return False  # without the right to list, a file may still be read
         raise
 
 
 def _at_any_depth(pattern: str) -> str:
-    """Returns a pattern that says once what it says again and again: of `**/**/` a search looks through all pairs."""
+    """Returns a pattern with `**/**/` written once: a search would look through all pairs."""
     return re.sub(r"(\*\*/)+", "**/", pattern)
 
 
 def _holds_rows(path: str) -> bool:
-    """Tells whether a file in a folder is one of its rows' files: not hidden, not `datasets`' own notes or cache."""
+    """Tells whether a file in a folder holds rows: neither hidden nor a note or cache of `datasets`."""
     *folders, name = path.split("/")
     hidden = any(part.startswith(".") for part in (*folders, name))
     return not hidden and name not in NOT_ROWS and not name.startswith("cache-") and suffix(name) in SUFFIXES

@@ -1,8 +1,4 @@
-"""The object store as all of Baton uses it: its client by address, retries, and leases for put-if-absent.
-
-`Storage` is patient with faults that pass and clear about those that stay. A store without put-if-absent gets a lease
-object with expiry, see `create_leased`.
-"""
+"""Object store with retries, and leases where it lacks put-if-absent (see `create_leased`)."""
 
 from __future__ import annotations
 
@@ -30,13 +26,13 @@ logger = logging.getLogger("baton")
 T = TypeVar("T")
 
 PATIENCE = "BATON_STORE_PATIENCE"
-"""Environment variable: seconds for which an operation on a store that does not answer is tried again."""
+"""Environment variable: seconds for which an operation is retried while the store does not answer."""
 LONGEST_PAUSE = 10.0
-"""Seconds between two tries at an operation, at most."""
+"""Seconds between two tries, at most."""
 LEASE_S = 20.0
 """Seconds after which an unchanged lease has expired."""
 LEASE_SETTLE_S = 0.5
-"""Seconds in which a writer that saw no lease has written its own, where the store is quick."""
+"""Seconds within which a writer that saw no lease has written its own, in a quick store."""
 _counting = threading.Lock()
 
 
@@ -49,19 +45,18 @@ def open_store(uri: str) -> ObjectStore:
 
 
 def create_leased(client: ObjectStore, path: str, data: bytes, runtime: Runtime = SYSTEM) -> bool:
-    """Writes an object unless there is one, holding the lease `<path>.lease`; tells whether what is there is this.
+    """Writes an object unless there is one, under the lease `<path>.lease`; tells whether the object there is this.
 
-    A writer writes its name into the lease, waits for others who may have looked at the same time, and reads it back:
-    the one whose name is in it proceeds. A lease that has not changed for as long as it is valid was left by a writer
-    that died. Expiry is measured by each writer on its own clock, so that clocks need not agree: those who wait count
-    from when they first saw the name, the holder from before it wrote it, and so it ends first. A writer that was
-    stopped between two requests finds that out and begins again. A put that is itself on its way for longer than a
-    quarter of `LEASE_S` can still come too late; what it then replaces is a manifest of the same step, and either names
-    files that are whole.
+    A writer writes its name into the lease, waits for others that looked at the same time, and reads it back: the one
+    whose name is in it proceeds. A lease unchanged for `LEASE_S` was left by a writer that died. Each writer measures
+    that on its own clock, so clocks need not agree: those that wait count from their first sight of the name, the
+    holder from before it wrote it, so its time ends first. A writer that was stopped between two requests notices and
+    begins again. A put on its way for longer than a quarter of `LEASE_S` can still come too late; it then replaces a
+    manifest of the same step, and either names files that are whole.
 
-    Seconds after the lease was looked at, with `LEASE_S` 20: a writer whose name was in it within 0.5 reads it back 0.5
-    later and writes until 5. One that took up to 5 may have put its name over such a holder's: it waits out the 10 by
-    which the holder's last request has arrived, reads back, and writes until 15. Whoever waits for either waits 20.
+    Seconds after the look at the lease, with `LEASE_S` 20: a writer whose name was in it within 0.5 reads it back 0.5
+    later and writes until 5. One that took up to 5 may have put its name over such a holder's: it waits until 10, when
+    the holder's last request has arrived, reads back, and writes until 15. All others wait 20.
     """
     lease, owner = f"{path}.lease", runtime.unique().encode()
     until = _acquire_lease(client, path, lease, owner, runtime)
@@ -69,8 +64,8 @@ def create_leased(client: ObjectStore, path: str, data: bytes, runtime: Runtime 
         return False
     is_there = False
     try:
-        # Again, now that no other may write: the last holder may have written between the look in `_acquire_lease` and
-        # its release. A crash from here on leaves the lease, which expires, with the object or without it.
+        # Again, now that no other may write: the last holder may have written after the look in `_acquire_lease` and
+        # before its release. A crash from here on leaves the lease, which expires, with the object or without it.
         is_there = client.size(path) is not None
         if is_there:
             return False
@@ -78,7 +73,7 @@ def create_leased(client: ObjectStore, path: str, data: bytes, runtime: Runtime 
             raise UnavailableError(f"the lease {lease} was not held for long enough to write in.")
         client.write(path, data)
         is_there = True
-        # Gone again: retention, which takes what it sees committed, has taken it.
+        # Empty, gone again: retention has removed the bundle that it saw committed.
         return _content(client, path) in (data, b"")
     finally:
         # Once the object is there, nobody needs a lease any more. Before, it may have expired, and be another's by the
@@ -88,7 +83,7 @@ def create_leased(client: ObjectStore, path: str, data: bytes, runtime: Runtime 
 
 
 def remove_quietly(client: ObjectStore, path: str) -> None:
-    """Removes an object that harms nobody: where removing is denied, it stays."""
+    """Removes a harmless object; it stays where removal is denied."""
     try:
         client.remove(path)
     except Exception as error:
@@ -97,17 +92,15 @@ def remove_quietly(client: ObjectStore, path: str) -> None:
 
 
 def _acquire_lease(client: ObjectStore, path: str, lease: str, owner: bytes, runtime: Runtime) -> float | None:
-    """Waits for the lease, and returns until when requests may begin; None once the object is there.
-
-    They have another quarter of what the lease is good for to arrive in.
-    """
+    """Waits for the lease, and returns until when requests may begin; None once the object is there."""
+    # Requests that begin in time have another quarter of `LEASE_S` to arrive in.
     seen, since = b"", runtime.monotonic()
     for _ in backoff(math.inf, pause=LEASE_SETTLE_S, runtime=runtime):
         if client.size(path) is not None:
             break
         looked = runtime.monotonic()
         holder = _content(client, lease)
-        # A holder's name is new with each attempt: as long as it changes, somebody is alive.
+        # A holder's name is new with each attempt: while it changes, somebody is alive.
         if holder != seen:
             seen, since = holder, runtime.monotonic()
         if not holder or runtime.monotonic() - since > LEASE_S:
@@ -115,7 +108,7 @@ def _acquire_lease(client: ObjectStore, path: str, lease: str, owner: bytes, run
             took = runtime.monotonic() - looked
             if took > LEASE_S / 4:
                 raise UnavailableError(f"{lease} took {took:.1f} s to read and write; {LEASE_S / 4:g} are safe.")
-            # Of several that saw none, each writes; all read after the last of them has written, and find one name.
+            # All that saw no lease write theirs; each reads after the last has written, and all find one name.
             runtime.sleep(LEASE_SETTLE_S if took <= LEASE_SETTLE_S else LEASE_S / 2)
             if _content(client, lease) == owner:
                 return looked + (LEASE_S / 4 if took <= LEASE_SETTLE_S else LEASE_S * 3 / 4)
@@ -132,13 +125,10 @@ def _content(client: ObjectStore, path: str) -> bytes:
 class Storage:
     """Objects below one URI, a folder or an address, named by paths relative to it.
 
-    Endpoint and credentials come from the environment (`AWS_ENDPOINT_URL`, `AWS_ACCESS_KEY_ID`, …). An operation is
-    tried again for `patience` seconds while the store does not answer: 10 when neither that nor `BATON_STORE_PATIENCE`
-    says otherwise. `client` moves the bytes; its errors are its library's, see `translated`. `sent` and `received`
-    count the bytes of files that this process has uploaded and downloaded.
-
-    Raises:
-        StoreError: the URI has an unknown protocol, or names no bucket.
+    Endpoint and credentials come from the environment (`AWS_ENDPOINT_URL`, `AWS_ACCESS_KEY_ID`, …). Operations are
+    retried for `patience` seconds while the store does not answer: by default `BATON_STORE_PATIENCE`, else 10. `client`
+    raises errors of its library, see `translated`. `sent` and `received` count bytes of files that this process has
+    uploaded and downloaded. A URI with an unknown protocol or without a bucket is a StoreError.
     """
 
     def __init__(
@@ -152,19 +142,17 @@ class Storage:
         self._is_kept = False
 
     def uri(self, path: str = "") -> str:
-        """Returns the address of an object for people and for other processes."""
         return f"{self.base_uri}/{path}".rstrip("/")
 
     def key(self, path: str = "") -> str:
-        """Returns an object's address without its scheme: of a folder's the path on this machine."""
+        """Returns an object's address without its scheme: in a folder store its path on this machine."""
         return below(self.root, path)
 
     def read(self, path: str) -> bytes:
-        """Returns a whole object."""
         return self._patiently(lambda: self.client.read(path))
 
     def first_lines(self, path: str, count: int) -> list[bytes]:
-        """Returns the first lines of an object without their ends; no more is read than holds them."""
+        """Returns the first lines of an object without their ends, and reads no more blocks than hold them."""
 
         def read() -> list[bytes]:
             data, ends = bytearray(), 0
@@ -181,11 +169,10 @@ class Storage:
         self._patiently(lambda: self.client.write(path, data))
 
     def create(self, path: str, data: bytes) -> bool:
-        """Writes an object only if there is none, and tells whether this call did: put-if-absent.
+        """Put-if-absent: writes an object only if there is none, and tells whether this call did.
 
-        Among any number of writers at most one is told yes. None is where a put was answered and the answer lost: the
-        next try finds its own object. Who needs to know whose it is, reads it back (`BundleWriter.commit`,
-        `lineage.accept`).
+        At most one of several writers gets True. None does where the answer to a put was lost: the next try finds its
+        own object. A caller that must know reads it back (`BundleWriter.commit`, `lineage.accept`).
         """
         if self.has_conditional_put:
             return self._patiently(lambda: self.client.create(path, data))
@@ -193,10 +180,10 @@ class Storage:
 
     @cached_property
     def has_conditional_put(self) -> bool:
-        """Whether the store refuses a put where there is an object: known, or tried once with an object made for it."""
+        """Whether the store refuses a put over an object: known of its kind, or tried once."""
         if self.client.create_is_certain:
             return True
-        # A name of its own, as many processes try at once; a crash leaves an object that `list` does not show.
+        # Under a unique name, as many processes try at once; a crash leaves an object that `list` does not show.
         path = f"{OWN}probe-{self.runtime.unique()}"
 
         def probe() -> bool:
@@ -226,9 +213,9 @@ class Storage:
         return dict(sorted(self._patiently(lambda: self.client.find(path)).items()))
 
     def remove(self, path: str, is_still_so: Callable[[], bool] = lambda: True) -> bool:
-        """Removes an object, if it is there, and tells whether it did: not without the right to remove anything.
+        """Removes an object, and tells whether it did: not where removal is denied.
 
-        `is_still_so` is asked before each further try: another process may have given the name to something new.
+        `is_still_so` is asked before each retry: another process may have reused the name.
         """
         tries = itertools.count()
 
@@ -246,7 +233,7 @@ class Storage:
 
     @cached_property
     def cannot_remove(self) -> DeniedError | None:
-        """Why nothing can be removed from a cloud, None where it can: tried once with an object that is not there."""
+        """Error of a cloud that denies removal, else None: tried once with an object that does not exist."""
         if not isinstance(self.client, CloudStore):
             return None
         try:
@@ -257,7 +244,6 @@ class Storage:
         return None
 
     def _keep(self, error: DeniedError) -> None:
-        """Says once that what is not needed any more stays."""
         if not self._is_kept:
             self._is_kept = True
             logger.warning("What is not needed any more stays in the store. %s", error)
@@ -266,15 +252,11 @@ class Storage:
         self.client.tidy(path)
 
     def upload(self, local_path: str, path: str, check: Callable[[], None] = lambda: None) -> str:
-        """Copies a local file into the store, and returns the SHA-256 of the bytes as they passed.
-
-        `check` is called every few megabytes; a `BatonError` that it raises ends the upload.
-        """
+        """Uploads a local file, and returns the SHA-256 of the bytes sent; a BatonError of `check` ends the upload."""
 
         def send() -> str:
             check()
-            # New with each try, which sends the file from its first byte.
-            digest = hashlib.sha256()
+            digest = hashlib.sha256()  # new with each try, which sends the file from its first byte
 
             def seen(block: bytes) -> None:
                 check()
@@ -283,10 +265,9 @@ class Storage:
             try:
                 self.client.upload(local_path, path, seen)
             except Exception:
-                check()  # the client may have put another error in the place of the one raised
+                check()  # the client may have replaced the error that it raised
                 raise
-            # What was sent in vain does not count.
-            size = os.path.getsize(local_path)
+            size = os.path.getsize(local_path)  # counted once, whatever failed tries have sent
             with _counting:
                 self.sent += size
             return digest.hexdigest()
@@ -294,14 +275,14 @@ class Storage:
         return self._patiently(send)
 
     def copy(self, source: str, path: str, size: int) -> bool:
-        """Copies an object inside the store; no byte of it passes through this machine.
+        """Copies an object inside the store, past this machine, and tells whether it did.
 
-        Returns whether there is an object of that size now: else the store cannot, or the source is not what it was.
+        False where the store cannot copy, or the source no longer has that size.
         """
         return self._patiently(lambda: self.client.copy(source, path, size) and self.client.size(path) == size)
 
     def download(self, path: str, local_path: str, size: int | None = None) -> str:
-        """Copies an object to a local file, whose folder is made, and returns the SHA-256 of its bytes."""
+        """Downloads an object to a local file, makes its folder, and returns the SHA-256."""
         os.makedirs(os.path.dirname(local_path), exist_ok=True)
 
         def receive() -> str:
@@ -334,20 +315,18 @@ class Storage:
         return self._patiently(read_through)
 
     def check(self) -> None:
-        """Writes a small object, without a second try, and removes it where that is allowed."""
+        """Writes a small object, without a retry, and removes it where that is allowed."""
         path = f"{OWN}check-{self.runtime.unique()}"
         with self.translated():
             self.client.write(path, b"baton")
             remove_quietly(self.client, path)
 
     def _patiently(self, operation: Callable[[], T]) -> T:
-        """Runs an operation, again and again while the store does not answer, for as long as patience lasts."""
-
         def attempt() -> T:
             with self.translated():
                 return operation()
 
-        # Of the translated errors only `UnavailableError` is tried again: what is denied or missing stays so.
+        # Only `UnavailableError` is retried: a denied or missing object stays so.
         return retry(
             attempt,
             UnavailableError,
@@ -357,9 +336,9 @@ class Storage:
 
     @contextlib.contextmanager
     def translated(self, path: str | None = None) -> Iterator[None]:
-        """Turns the client library's errors into `StoreError`; a missing object stays FileNotFoundError.
+        """Turns the client library's errors into `StoreError`; a missing object stays a FileNotFoundError.
 
-        With a path, of an object that is read past the client, it is looked for by a listing where that is refused.
+        `path` is an object that is read past the client; where that is refused, a listing tells whether it is missing.
         """
         try:
             yield

@@ -1,4 +1,4 @@
-"""A rung of a sweep: which trials advance, which are stopped, and what people have asked for in the meantime."""
+"""Judgement of a rung: trials advance or stop by their scores and by people's requests."""
 
 from __future__ import annotations
 
@@ -31,23 +31,19 @@ from baton.tracking import tracking_run
 
 @dataclass(frozen=True, kw_only=True)
 class RungResult:
-    """The runs that advance from a rung, and the winner of the last."""
-
     kept: list[str]
-    """Addresses of the runs that advance, the best first."""
+    """Addresses of the runs that advance, best first."""
     winner: str
-    """Address of the best run of all so far that is trained to its end, empty before there is one."""
+    """Address of the best run so far that is trained to its end, empty before there is one."""
 
 
 def decide(
     entered: Sequence[str], values: Mapping[str, float | None], keep: int, mode: str, stopped: Collection[str]
 ) -> tuple[list[str], list[str]]:
-    """Ranks trials. Of two with the same score, the one that entered first is ahead.
+    """Returns the trials that advance, best first, and all others that were ranked.
 
-    A trial without a score, with one that is no finite number, or that somebody has asked to stop is not ranked.
-
-    Returns:
-        Those that advance, the best first, and all others that were ranked, in their order.
+    Of two with the same score, the one that entered first is ahead. Trials without a finite score, or that are to
+    stop, are not ranked.
     """
     sign = 1 if mode == "min" else -1
     scored = {
@@ -60,16 +56,14 @@ def decide(
 
 
 def rank_trials(sweep: Sweep, number: int) -> RungResult:
-    """Compares the trials of a rung and writes what comes of it; without any score this fails.
-
-    A rung that was judged before stands; only what people have asked for since is taken up.
-    """
+    """Judges a rung and writes the verdict, or adds new requests to one judged before; BatonError if none advances."""
     document = sweep.document()
     recipe = load.validate(document.recipe, origin=sweep.uri)
     rungs = [rung for bracket in brackets(recipe) for rung in bracket.rungs]
     rung = rungs[number - 1]
     trials = {trial.id: trial for trial in document.trials}
-    requests = _requests(sweep, trials)
+    newest = zip(trials, SYSTEM.each(sweep.request, trials), strict=True)
+    requests = {trial: request for trial, request in newest if request}
     verdict = sweep.rung(number) or _judged(sweep, document, rung, trials, requests)
     verdict = _with_requests(sweep, verdict, trials, requests)
     if not verdict.kept:
@@ -78,10 +72,10 @@ def rank_trials(sweep: Sweep, number: int) -> RungResult:
             f"no trial of sweep {sweep.name!r} advances from rung {number}: {why}.",
             remedy="Mend what failed, or `baton sweep resume` a trial, and start the sweep again under its name.",
         )
-    # Before all that follows from it: a judge that is started again after a crash finds the same verdict.
+    # Before everything that follows from it: a judge that restarts after a crash finds the same verdict.
     sweep.write(verdict, verdict.rung)
     for run in (sweep.run(trials[trial]) for trial in verdict.kept if trials[trial].bracket == 0):
-        tracking_run.start(run, run.recipe())  # a fork has joined, which no bracket has begun
+        tracking_run.start(run, run.recipe())  # of a fork, which no bracket has begun
     winner = _winner(sweep, document.mode, rungs, trials, requests)
     events.emit(
         events.Rung(rung=number, of=len(rungs), chunk=rung.chunk, kept=verdict.kept, stopped=len(verdict.stopped))
@@ -93,12 +87,7 @@ def rank_trials(sweep: Sweep, number: int) -> RungResult:
 
 
 Requests = dict[str, TrialRequest]
-"""Trial → the newest request for it, where somebody has asked for anything."""
-
-
-def _requests(sweep: Sweep, trials: dict[str, TrialEntry]) -> Requests:
-    newest = zip(trials, SYSTEM.each(sweep.request, trials), strict=True)
-    return {trial: request for trial, request in newest if request}
+"""Trial → its newest request, where there is one."""
 
 
 def _with_state(requests: Requests, state: TrialState) -> set[str]:
@@ -144,7 +133,7 @@ def _judged(
 def _with_requests(
     sweep: Sweep, verdict: RungVerdict, trials: dict[str, TrialEntry], requests: Requests
 ) -> RungVerdict:
-    """Returns a rung's document with the trials that somebody has asked for among those that advance."""
+    """Returns a verdict with people's requests to stop or resume applied."""
     to_stop, to_go = _with_state(requests, "stop"), _with_state(requests, "go")
     gone = [trial for trial in verdict.kept if trial in to_stop]
     asked = [trial for trial in trials if trial in to_go and trial not in verdict.kept]
@@ -167,7 +156,7 @@ def _entered(sweep: Sweep, rung: PlannedRung, trials: dict[str, TrialEntry]) -> 
 def _winner(
     sweep: Sweep, mode: str, rungs: Sequence[PlannedRung], trials: dict[str, TrialEntry], requests: Requests
 ) -> str | None:
-    """Returns the best of the trials that have come to their end, and notes it with the sweep."""
+    """Returns the best trial that is trained to its end, and writes it."""
     ended = [verdict for rung in rungs if rung.chunk == rungs[-1].chunk and (verdict := sweep.rung(rung.number))]
     values = {trial: score.value for verdict in ended for trial, score in verdict.scores.items()}
     best, _ = decide(list(values), values, 1, mode, _with_state(requests, "stop"))

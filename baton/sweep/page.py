@@ -1,4 +1,4 @@
-"""The page of a sweep: the leader, why trials were stopped, the time that saved, and learning curves."""
+"""Page of a sweep: leader, stopped trials, saved time, and learning curves."""
 
 from __future__ import annotations
 
@@ -24,14 +24,11 @@ from baton.sweep.view import STATES, Cost, Trial, View, cost, gather
 
 BEST, GOOD, MIDDLE, WORST = svg.ORANGE, svg.BLUE, svg.SKY, svg.GREY
 BANDS = ((BEST, "best"), (GOOD, "first quarter"), (MIDDLE, "to the middle"), (WORST, "the others"))
-"""Colours by rank, and what they stand for."""
 NAMED = 6
 """Curves of survivors that the legend names."""
 
 
 def draw_plots(view: View) -> dict[str, Markup]:
-    """Returns all plots by name; one that has nothing to show is missing."""
-
     def score_plot(view: View) -> Figure | None:
         return _curves(view, view.metric, lambda trial: _points(trial.scores), marks=True)
 
@@ -46,7 +43,7 @@ def draw_plots(view: View) -> dict[str, Markup]:
 
 
 def color(trial: Trial, scored: int) -> str:
-    """Returns the colour of a trial among so many that have a score."""
+    """Returns a trial's colour by its rank among `scored` trials."""
     if trial.rank is None:
         return WORST
     if trial.rank == 1:
@@ -88,7 +85,7 @@ def _curves(view: View, name: str, points: Callable[[Trial], svg.Points], *, mar
 
 
 def _smoothed(xs: np.ndarray, ys: np.ndarray) -> svg.Points:
-    """Returns the moving mean of a curve that has many points: of many curves only the course can be seen."""
+    """Returns the moving mean of a curve of many points: among many curves only the course can be seen."""
     window = len(xs) // 20
     if window < 3:
         return xs, ys
@@ -116,26 +113,18 @@ def _points(pairs: Sequence[tuple[int, float]]) -> svg.Points:
 
 
 NAME = "page.html"
-TONES = {
-    "won": "good",
-    "goes on": "good",
-    "ended": "good",
-    "failed": "bad",
-    "stopped": "",
-    "training": "",
-    "waiting": "",
-}
+TONES = {**dict.fromkeys(STATES, ""), **dict.fromkeys(("won", "goes on", "ended"), "good"), "failed": "bad"}
 
 
 def write(sweep: Sweep) -> str:
-    """Writes the page of a sweep from what is in the store so far, and returns it."""
+    """Writes the page from the store's present content, and returns it."""
     page = render(gather(sweep))
     sweep.storage.write(sweep.path(NAME), page.encode("utf-8", "backslashreplace"))
     return page
 
 
 def publish(sweep: Sweep, number: int) -> str:
-    """Writes the page of a sweep once a rung is judged, sends both to where metrics go, and returns the page."""
+    """Writes the page after a rung, logs both to the tracking server, and returns the page."""
     document, rung = sweep.document(), sweep.rung(number)
     assert rung is not None
     recipe = load.validate(document.recipe, origin=sweep.uri)
@@ -147,7 +136,7 @@ def publish(sweep: Sweep, number: int) -> str:
 
 
 def render(view: View) -> str:
-    """Returns the page as one HTML document, which loads nothing; the same view gives the same bytes."""
+    """Returns one HTML document that loads nothing; the same view gives the same bytes."""
     environment = rendering.environment(Path(__file__).parent)
     environment.filters |= {"value": value_text, "long": duration, "score": score_text}
     tone, word = state(view)
@@ -166,14 +155,13 @@ def render(view: View) -> str:
 
 
 def state(view: View) -> tuple[str, str]:
-    """Returns the tone and the word of how the sweep stands."""
+    """Returns tone and word of the sweep's state."""
     if view.is_over:
         return "good", "over"
     return "warn", f"rung {len(view.rungs)} of {view.num_rungs}" if view.rungs else "no rung yet"
 
 
 def sentence(view: View) -> str:
-    """Returns the one sentence that sums the sweep up."""
     best, total = view.best, len(view.trials)
     if best is None:
         failed = sum(trial.state == "failed" for trial in view.trials)
@@ -186,7 +174,7 @@ def sentence(view: View) -> str:
 
 
 def tiles(view: View) -> list[tuple[str, str, str]]:
-    """Returns label, value and a remark for each key figure that is known."""
+    """Returns label, value and remark of each known key figure."""
     shown, spent = [], cost(view)
     states = [trial.state for trial in view.trials]
     if view.best:
@@ -210,7 +198,7 @@ def tiles(view: View) -> list[tuple[str, str, str]]:
 
 
 def _to_come(view: View, spent: Cost) -> float:
-    """Returns the seconds that the trials which were not stopped still have before them."""
+    """Returns the remaining seconds of the trials that were not stopped."""
     if view.is_over or not spent.steps:
         return 0.0
     pace = spent.seconds / spent.steps
@@ -219,7 +207,6 @@ def _to_come(view: View, spent: Cost) -> float:
 
 
 def where(trial: Trial) -> str:
-    """Returns how far a trial came, in words."""
     if trial.state == "won":
         return "trained to its end, and ahead of all"
     if trial.state == "failed":
@@ -233,7 +220,6 @@ def where(trial: Trial) -> str:
 
 
 def value_text(value: Any) -> str:
-    """Returns a setting's value in few characters."""
     if value is None:
         return "—"
     if isinstance(value, bool):
@@ -242,14 +228,13 @@ def value_text(value: Any) -> str:
 
 
 def score_text(value: float | None) -> str:
-    """Returns a score in five digits."""
     if value is None:
         return "—"
     return f"{value:.5g}" if math.isfinite(value) else "not finite"
 
 
 def _short(path: str, paths: Sequence[str]) -> str:
-    """Returns the end of a parameter's path, as much of it as tells it from the others."""
+    """Returns the shortest end of a parameter's path that no other has."""
     parts = path.split(".")
     for size in range(1, len(parts)):
         name = ".".join(parts[-size:])

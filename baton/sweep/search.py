@@ -1,6 +1,6 @@
-"""Configurations of a sweep and its rungs: the values of trials, and the chunks after which they compare.
+"""Values of a sweep's trials, and its rungs: pure functions of the recipe, the seed and earlier scores.
 
-Pure functions: values are all combinations, drawn from a seed, or proposed by Optuna.
+Values are all combinations, drawn at random, or proposed by Optuna.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ Values = dict[str, Any]
 Parameters = Mapping[str, "list[Any] | Range"]
 
 TRIES = 100
-"""Draws in a row that give nothing new after which a random search takes a configuration twice."""
+"""Draws in a row without a new configuration, after which a random search takes one twice."""
 STARTUP = 10
-"""Trials known before TPE models them; until then it draws."""
+"""Known trials from which on TPE models them; before it draws."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Known:
-    """A trial of an earlier bracket; scores by chunk, without those that are no number."""
+    """A trial of an earlier bracket."""
 
     values: Values
     scores: dict[int, float] = field(default_factory=dict)
+    """By chunk, without those that are no number."""
     finished: bool = False
 
 
@@ -48,13 +49,13 @@ def draw(search: Search, seed: int, count: int, known: Sequence[Known] = ()) -> 
 
 
 def grid(parameters: Parameters) -> list[Values]:
-    """Returns every combination, the last parameter changing first."""
+    """Returns every combination; the last parameter changes first."""
     choices = [values if isinstance(values, list) else values.stepped() or [] for values in parameters.values()]
     return [dict(zip(parameters, combination, strict=True)) for combination in product(*choices)]
 
 
 def value_ends(parameters: Parameters) -> list[Values]:
-    """Returns configurations that try each value of a list and both ends of a range once, for a check of all."""
+    """Returns configurations that together have each value of a list and both ends of a range."""
     tried: dict[str, list[Any]] = {
         path: values if isinstance(values, list) else [values.min, values.max] for path, values in parameters.items()
     }
@@ -63,7 +64,7 @@ def value_ends(parameters: Parameters) -> list[Values]:
 
 
 def configured(recipe: Recipe, values: Values, name: str) -> Recipe:
-    """Returns the ordinary recipe of a trial: without a sweep, its values in their places."""
+    """Returns a trial's recipe: without a sweep, and with its values."""
     document = recipe.model_dump(mode="json")
     document["sweep"] = None
     for path, value in values.items():
@@ -73,7 +74,7 @@ def configured(recipe: Recipe, values: Values, name: str) -> Recipe:
             raise UserError(
                 f"sweep.parameters.{path}: {error.args[0]!r} is a value, it has no keys below it."
             ) from None
-    # What was given by the recipe and is the other way to say how long to train gives way.
+    # A trial's length replaces the recipe's, which may be given in the other unit.
     if values.get("training.max_steps") is not None and "training.epochs" not in values:
         document["training"]["epochs"] = None
     if values.get("training.epochs") is not None and "training.max_steps" not in values:
@@ -82,7 +83,7 @@ def configured(recipe: Recipe, values: Values, name: str) -> Recipe:
 
 
 def describe_values(values: Values) -> str:
-    """Returns values for people: `training.learning_rate=0.0001, training.batch_size=8`."""
+    """Returns `training.learning_rate=0.0001, training.batch_size=8`."""
     return ", ".join(f"{path}={json.dumps(value)}" for path, value in values.items())
 
 
@@ -112,11 +113,10 @@ def _one(choices: list[Any] | Range, source: random.Random) -> Any:
 
 
 def _proposed(search: Search, seed: int, count: int, known: Sequence[Known]) -> list[Values]:
-    """Asks TPE for trials in one batch, having told it of those before.
+    """Asks TPE for a batch of trials, given those before.
 
-    A trial that was stopped is told as pruned, with its score after each chunk: TPE ranks the pruned below the
-    finished, those that came further and scored better first. One without any score is not told. A value of a list is
-    told as its position, whatever it is.
+    A stopped trial counts as pruned, with its score after each chunk: TPE ranks it below the finished, by its progress
+    and score. Trials without a score are left out. A value of a list is given as its position, whatever its type.
     """
     extras.require_packages("sweep.method: optuna", "optuna")
     import optuna
@@ -166,33 +166,28 @@ OPTUNA_BRACKETS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedRung:
-    """One comparison, after a chunk, of the trials of a bracket; all numbers count from 1.
-
-    At a bracket's last rung, which is after the last chunk, all but one are beaten. `first` is the first chunk that
-    trials train for it.
-    """
+    """Comparison of a bracket's trials after a chunk; the last, after the last chunk, keeps one. Numbers are from 1."""
 
     number: int
     bracket: int
     chunk: int
     keep: int
     first: int
+    """First chunk that trials train for it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bracket:
-    """So many trials that are compared with each other, from their first chunk on."""
-
     number: int
     trials: int
     rungs: tuple[PlannedRung, ...]
 
 
 def rungs(trials: int, chunks: int, eta: int | None, first: int = 1) -> list[tuple[int, int]]:
-    """Returns the chunks after which trials are compared, and how many advance from each; the last has one.
+    """Returns the chunks after which trials are compared, and how many advance; from the last, one.
 
-    One of `eta` advances, None compares at the end only. `first` is the chunk of the first comparison; each next one is
-    after `eta` times as many.
+    One of `eta` advances; None compares at the end only. The first comparison is after chunk `first`, each next after
+    `eta` times as many chunks.
     """
     pairs: list[tuple[int, int]] = []
     for level in count():
@@ -205,7 +200,6 @@ def rungs(trials: int, chunks: int, eta: int | None, first: int = 1) -> list[tup
 
 
 def brackets(recipe: Recipe) -> list[Bracket]:
-    """Returns the brackets of a recipe's sweep."""
     search, chunks = recipe.sweep, recipe.num_chunks
     assert search is not None
     drawn: list[Bracket] = []
@@ -226,10 +220,8 @@ def brackets(recipe: Recipe) -> list[Bracket]:
 
 
 def check_trials(recipe: Recipe) -> int:
-    """Makes sure that every trial of a sweep is a recipe, and returns how many there are.
-
-    Those that a later bracket will draw are not known yet; every value of a list and both ends of a range are tried.
-    """
+    """Makes sure that every trial is a valid recipe, and returns their number."""
+    # Trials of later brackets are not known yet: every value of a list and both ends of a range are tried instead.
     if recipe.sweep is None:
         raise UserError(
             f"recipe {recipe.name!r} has no sweep, expected what differs between its trials.",

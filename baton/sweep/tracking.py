@@ -1,4 +1,4 @@
-"""A sweep in MLflow: one run for the whole, the parent of its trials' runs; a server out of reach is a warning."""
+"""A sweep in MLflow: one parent run of its trials' runs; a server out of reach is a warning."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from baton.tracking.client import connect, without_credentials
 
 
 def parent(sweep: Sweep, recipe: Recipe) -> str | None:
-    """Returns the id of the sweep's tracking run, which is made once; None where nothing is tracked."""
+    """Returns the id of the sweep's tracking run, made once; None where nothing is tracked."""
     tracked = sweep.read(SweepTracking)
     if tracked is None:
         tracked = _start(sweep, recipe)
@@ -41,7 +41,7 @@ def _start(sweep: Sweep, recipe: Recipe) -> SweepTracking:
 
 
 def log_rung(sweep: Sweep, recipe: Recipe, rung: RungVerdict, page: str, *, is_last: bool) -> None:
-    """Logs the scores of a rung under the trials' names, the best of them as `best`, and the page."""
+    """Logs a rung's scores under the trials' names, the best one as `best`, and the page."""
     tracked = sweep.read(SweepTracking)
     run_id = tracked.run_id if tracked else None
     uri = (tracked and tracked.mlflow) or recipe.tracking.mlflow
@@ -62,10 +62,8 @@ def log_rung(sweep: Sweep, recipe: Recipe, rung: RungVerdict, page: str, *, is_l
 
 
 def end_trials(sweep: Sweep, document: SweepHead, rung: RungVerdict, *, is_last: bool) -> None:
-    """Ends the runs of the trials that a rung has stopped, and after the last one of all but the winner's.
-
-    The winner's is ended by its report; one that comes back is running again with its next chunk.
-    """
+    """Ends the tracking runs of a rung's stopped trials, and after the last rung of all but the winner."""
+    # The winner's ends with its report; a resumed trial's runs again with its next chunk.
     tracked = sweep.read(SweepTracking)
     if tracked is None or tracked.run_id is None:
         return

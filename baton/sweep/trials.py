@@ -1,7 +1,4 @@
-"""Trials of a sweep, drawn bracket by bracket: their data, their notes, and a run for each.
-
-Trials with the same data share it, split and tokenized once.
-"""
+"""Trials of a sweep, drawn bracket by bracket, each with a run; the same data is split and tokenized once."""
 
 from __future__ import annotations
 
@@ -31,19 +28,18 @@ from baton.tracking import tracking_run
 logger = logging.getLogger("baton")
 
 CARRIED = (*fork.CARRIED, quality_page.QUALITY)
-"""What split and tokenize have found for one run, and holds for every trial on the same data."""
-
+"""Results of split and tokenize, which hold for every trial on the same data."""
 DECIDING = (SplitData.NAME, PinnedModels.NAME, OwnCode.NAME)
-"""Those of them by which a run's checkpoints know each other."""
+"""Parts of `baton.runs.run.state_identity`, which must not change."""
 
 
 def preparation_name(sweep: Sweep, recipe: Recipe) -> str:
-    """Returns the name of the run that a trial's data is split and tokenized in: the same for the same data."""
+    """Returns the name of the run that splits and tokenizes a trial's data: the same for the same data."""
     return _name(sweep, recipe, recipe.model_dump(mode="json"))
 
 
 def _preparation_names(sweep: Sweep, trials: list[tuple[TrialEntry, Recipe]]) -> list[str]:
-    """Returns for each trial the run with its data; what an older Baton has made, under the keys it had, is that."""
+    """Returns for each trial the run with its data; one that an older Baton made, under its keys, is used."""
     names = []
     for _, own in trials:
         document = own.model_dump(mode="json")
@@ -55,7 +51,7 @@ def _preparation_names(sweep: Sweep, trials: list[tuple[TrialEntry, Recipe]]) ->
 
 def _name(sweep: Sweep, recipe: Recipe, document: dict[str, Any]) -> str:
     del document["model"]["from_scratch"], document["data"]["workers"], document["data"]["shards"]
-    if recipe.data.csv is None:  # preparations of before it was a setting are the same ones
+    if recipe.data.csv is None:  # older preparations, from before this setting, keep their names
         del document["data"]["csv"]
     decides = [recipe.seed, document["model"], document["data"], recipe.training.method, recipe.hooks.source]
     if recipe.training.second_model:  # its digest is found with the data
@@ -65,13 +61,13 @@ def _name(sweep: Sweep, recipe: Recipe, document: dict[str, Any]) -> str:
 
 
 def _preparation_recipe(recipe: Recipe, own: Recipe) -> Recipe:
-    """Returns the recipe by which a trial's data is made, in a run that trains nothing and is not tracked."""
+    """Returns a preparation's recipe, for a run that trains nothing and is not tracked."""
     length = {f"training.{name}": getattr(recipe.training, name) for name in ("learning_rate", "epochs", "max_steps")}
     return load.with_values(own, {**length, "tracking.mlflow": None})
 
 
 def create_sweep(sweep: Sweep, recipe: Recipe, planned: list[Bracket]) -> None:
-    """Writes the sweep with the trials of its first bracket, or makes sure that the one there is this one."""
+    """Writes the sweep with its first bracket's trials; one that exists must have the same recipe."""
     existing = sweep.find()
     if existing is None:
         assert recipe.sweep
@@ -102,7 +98,7 @@ def create_sweep(sweep: Sweep, recipe: Recipe, planned: list[Bracket]) -> None:
 
 
 def add_trials(sweep: Sweep, recipe: Recipe, planned: list[Bracket], bracket: Bracket) -> None:
-    """Draws the trials of a later bracket by what those before have shown, unless they are drawn."""
+    """Draws a later bracket's trials from earlier scores, unless they are drawn."""
     assert recipe.sweep
     trials = sweep.document().trials
     first = sum(before.trials for before in planned[: bracket.number - 1])
@@ -121,7 +117,6 @@ def add_trials(sweep: Sweep, recipe: Recipe, planned: list[Bracket], bracket: Br
 
 
 def bracket_trials(sweep: Sweep, recipe: Recipe, bracket: int) -> list[tuple[TrialEntry, Recipe]]:
-    """Returns the trials of a bracket, each with its recipe."""
     return [
         (trial, search.configured(recipe, trial.values, f"trial {trial.id}"))
         for trial in sweep.document().trials
@@ -140,18 +135,14 @@ def _trial(sweep: Sweep, number: int, bracket: int, values: Json) -> TrialEntry:
 
 
 def start_bracket(recipe: Recipe, name: str, bracket: int) -> tuple[Sweep, list[dict[str, str]]]:
-    """Draws the trials of a bracket, and returns the sweep and which data has to be made for them.
-
-    For each different data that is what split and tokenize are given: `recipe`, `run` and `source`. A sweep of this
-    name with another recipe is refused.
-    """
+    """Draws a bracket's trials; returns the sweep, and `recipe`, `run` and `source` of each different data to make."""
     sweep = Sweep(Storage(recipe.store.uri), check_name(name))
     planned = brackets(recipe)
     if bracket == 1:
         create_sweep(sweep, recipe, planned)
     else:
         add_trials(sweep, recipe, planned, planned[bracket - 1])
-    # By the recipe in the store, as `create_trials` names them: the one given may have another address of the rows.
+    # By the recipe in the store, as `create_trials` names them: the given one may have another address of the rows.
     stored = load.validate(sweep.document().recipe, origin=sweep.uri)
     names = _preparation_names(sweep, bracket_trials(sweep, stored, bracket))
     preparations: dict[str, dict[str, str]] = {}
@@ -174,7 +165,7 @@ def start_bracket(recipe: Recipe, name: str, bracket: int) -> tuple[Sweep, list[
 
 
 def create_trials(sweep: Sweep, bracket: int) -> list[str]:
-    """Gives each trial of a bracket a run with the data that was made for it, and returns the addresses of the runs."""
+    """Creates the runs of a bracket's trials with their prepared data, and returns the runs' addresses."""
     recipe = load.validate(sweep.document().recipe, origin=sweep.uri)
     trials = bracket_trials(sweep, recipe, bracket)
     names, prepared = _preparation_names(sweep, trials), {}

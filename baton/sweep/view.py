@@ -1,4 +1,4 @@
-"""Gathers what a sweep's page shows from the store, and ranks its trials."""
+"""Content of a sweep's page, read from the store, with its trials ranked."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from baton.runs.sweep import Sweep
 from baton.runtime import SYSTEM
 
 MAX_CURVES = 200
-"""Trials whose losses are read for the curves; of the others the page has the scores alone."""
+"""Trials whose losses are read for the curves; the page has only the scores of the others."""
 BEGUN = {"checkpoints", "progress.json", "records", "scores"}
-"""What a run has of which a chunk has begun."""
+"""Entries of a run's folder that its first chunk makes."""
 STATES = {
     "won": "ahead of all that came to their end",
     "goes on": "advances",
@@ -29,13 +29,10 @@ STATES = {
     "training": "trains",
     "waiting": "has not begun",
 }
-"""State of a trial → in words."""
 
 
 @dataclass
 class Trial:
-    """One configuration and how it did."""
-
     id: str
     run: str
     values: Json
@@ -43,25 +40,23 @@ class Trial:
     """Step and score after each chunk, ascending."""
     losses: list[LogEntry] = field(default_factory=list)
     chunk: int = 0
-    """The last chunk after which it was scored."""
+    """Last one with a score."""
     step: int = 0
-    """The last step it is known to have trained."""
+    """Last one that is known to be trained."""
     num_steps: int | None = None
     num_chunks: int | None = None
     seconds: float = 0.0
-    """Of all its chunks."""
     state: str = "waiting"
     """One of `STATES`."""
     rung: int = 0
-    """The last rung that it came to, 0 before the first."""
+    """Last one that it reached, 0 before the first."""
     why: str = ""
-    """Why it was stopped."""
     beaten: tuple[int, int] | None = None
-    """Its place among how many on that rung, where others were better; an older sweep has it in `why` alone."""
+    """Place and number of trials on that rung, where others were better; an older sweep has it in `why` alone."""
     rank: int | None = None
-    """Its place, from 1; None without a score."""
+    """From 1; None without a score."""
     parent: Json | None = None
-    """Run and step that it was forked from."""
+    """Run and step of a fork's origin."""
     report: bool = False
 
     @property
@@ -70,30 +65,25 @@ class Trial:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it was not stopped before its end."""
         return self.state not in ("stopped", "failed")
 
 
 @dataclass
 class View:
-    """A sweep as its page shows it."""
-
     name: str
     uri: str
     created: str
     metric: str
     mode: str
     parameters: list[str]
-    """Dotted paths of what is searched."""
     trials: list[Trial]
-    """The best first."""
     rungs: list[RungVerdict]
+    """Judged so far, of `num_rungs`."""
     num_rungs: int
-    """How many there will be."""
     gpus: int
-    """Accelerators a trial takes, at most."""
+    """Accelerators of a trial, at most."""
     families: lineage.Family
-    """Runs that are forked from each other, by name; empty where none are."""
+    """Trials that are forks, with their relatives."""
 
     @property
     def is_over(self) -> bool:
@@ -106,7 +96,7 @@ class View:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a sweep has trained, and (`_all`) all its trials to their ends; None where nothing is known."""
+    """Of the training so far, and (`_all`) of all trials to their ends; None where it is not known."""
 
     steps: int
     steps_all: int | None
@@ -117,7 +107,6 @@ class Cost:
 
 
 def gather(sweep: Sweep, *, with_losses: bool = True) -> View:
-    """Reads a sweep, its rungs, and what is known of each of its runs."""
     document, rungs = sweep.document(), sweep.rungs()
     recipe: Mapping[str, Any] = document.recipe
     winner = sweep.read(Winner)
@@ -125,7 +114,7 @@ def gather(sweep: Sweep, *, with_losses: bool = True) -> View:
     rows = {trial.id: trial for trial in document.trials}
     trials = SYSTEM.each(lambda name: _trial(sweep, rows[name], with_losses=name in read), rows)
     _judge(trials, rungs, winner.id if winner else None, len(document.rungs))
-    # Who came further is ahead, and among those the better score; a score that is no number is the last.
+    # First by progress, then by score; a score that is no number comes last.
     sign = 1 if document.mode == "min" else -1
     scored = {
         trial.id: sign * trial.score for trial in trials if trial.score is not None and math.isfinite(trial.score)
@@ -159,7 +148,7 @@ def gather(sweep: Sweep, *, with_losses: bool = True) -> View:
 
 
 def cost(view: View) -> Cost:
-    """Returns what was trained, and what all trials would have taken to their ends, each at its own pace."""
+    """Returns the cost so far, and of all trials to their ends, each at its own pace."""
     steps = sum(trial.step for trial in view.trials)
     seconds = sum(trial.seconds for trial in view.trials)
     length = max((trial.num_steps for trial in view.trials if trial.num_steps), default=None)
@@ -226,14 +215,13 @@ def _judge(trials: list[Trial], rungs: list[RungVerdict], winner: str | None, nu
 
 
 def _has_ended(trial: Trial) -> bool:
-    """Tells whether a trial has come to its last step, or has the score of its last chunk after early stopping."""
+    # After early stopping, the score of the last chunk tells.
     if trial.num_steps is None or trial.num_chunks is None:
         return False
     return trial.step >= trial.num_steps or trial.chunk >= trial.num_chunks
 
 
 def _families(sweep: Sweep, trials: list[Trial]) -> lineage.Family:
-    """Returns the runs that are forked from each other, of which one is a trial."""
     if not any(trial.parent for trial in trials):
         return {}
     members = lineage.family(sweep.storage)
