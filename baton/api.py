@@ -154,7 +154,7 @@ class Checkpoints(Sequence[Listed]):
         return results.verify_checkpoints(self._store.run)
 
     def history(self, step: int | None = None) -> list[LogEntry]:
-        """Returns what the trainer had logged up to a checkpoint, an entry for each time it did.
+        """Returns the trainer's log up to a checkpoint, an entry for each time it logged.
 
         Args:
             step: Its step; that of the newest one when left out.
@@ -202,7 +202,7 @@ def existing_run(run_uri: str) -> Run:
 
 
 def chunks_of(run: Run) -> Chunks:
-    """Returns how a run is cut and what it keeps, as its recipe or its script says."""
+    """Returns the chunks section of a run's recipe or script."""
     attached = run.read(AttachedRun)
     return Chunks.model_validate(attached.chunks) if attached else run.recipe().chunks
 
@@ -282,7 +282,7 @@ class LocalRun:
         return self.result()
 
     def result(self) -> Result:
-        """Returns what the run has come to so far."""
+        """Returns the outcome of the run so far."""
         return results.result(self.last)
 
 
@@ -324,8 +324,8 @@ def run(
 
 @contextlib.contextmanager
 def _without_main() -> Iterator[None]:
-    """Keeps the processes of stages from running the caller's script again, as multiprocessing's do to find what they
-    are given: they are given nothing of it, and a script need not guard its lines by `__name__`."""
+    """Keeps the processes of stages from running the caller's script again."""
+    # Those of multiprocessing do so to find their arguments. None of ours are the script's, which needs no guard.
     main = vars(sys.modules["__main__"])
     # Another run of this process may have taken them, and puts them back.
     kept: dict[str, Any] = {name: main[name] for name in ("__file__", "__spec__") if main.get(name) is not None}
@@ -338,7 +338,7 @@ def _without_main() -> Iterator[None]:
 
 
 def result(run_uri: str) -> Result:
-    """Returns what a run has come to, from the store.
+    """Returns the outcome of a run, from the store.
 
     Raises:
         UserError: there is no such run.
@@ -467,7 +467,7 @@ def compile(
         if picture:
             pipeline_file.write_graph(package, picture)
         os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-        shutil.copyfile(package, path)  # last: what is refused is not written
+        shutil.copyfile(package, path)  # last: a refused pipeline is not written
     return Compiled(path, loaded.num_chunks, os.path.getsize(path), size, pipeline_file.readability_warning(size))
 
 

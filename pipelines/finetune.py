@@ -35,7 +35,7 @@ def shards(recipe: Recipe) -> list[Graph]:
     @dsl.pipeline(name="tokenize-shards")
     def tokenize_shards(baton: str) -> str:
         trained = None
-        if spec and spec.train:  # from all rows: one process, and the shards take what it has made
+        if spec and spec.train:  # from all rows, so by one process, for all shards
             trained = placed(tokenize_shard(baton=baton, index=0, of=of), "train tokenizer")
             pod.with_cache(trained)
         with dsl.ParallelFor(list(range(1, of + 1)), name="shards") as index:

@@ -72,20 +72,15 @@ def show(
             file = f"{stem}{name}.{ending}"
             html = rows_page.render(training.name, seen, training.training.spec.rows)
             Path(file).write_text(html, encoding="utf-8", errors="backslashreplace")
-            results.append({"recipe": training.name, **as_json(seen), "page": file})
+            document = seen.model_dump(mode="json")
+            for row in document["rows"]:
+                del row["spans"]  # they follow from the tokens
+            results.append({"recipe": training.name, **document, "page": file})
             if not json:
                 print_rows(Terminal(highlight=False), seen)
                 typer.echo(f"page: {file}")
         if json:
             print_json(results[0] if len(results) == 1 else {"phases": results})
-
-
-def as_json(seen: Preview) -> dict[str, Any]:
-    """Returns rows as plain values; their spans follow from the tokens."""
-    document = seen.model_dump(mode="json")
-    for row in document["rows"]:
-        del row["spans"]
-    return document
 
 
 def print_rows(out: Console, seen: Preview) -> None:

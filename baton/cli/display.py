@@ -21,12 +21,12 @@ console = Terminal(file=sys.stderr, highlight=False)
 
 
 def screen() -> Terminal:
-    """Returns a console on standard output, for what a command was asked for."""
+    """Returns a console on standard output, for the answer of a command."""
     return Terminal(highlight=False)
 
 
 def print_table(table: Table) -> None:
-    """Prints what a command was asked for on standard output; a pipe gets each row on one line."""
+    """Prints the answer of a command on standard output; a pipe gets each row on one line."""
     out = screen()
     if not out.is_terminal:
         out.width = max(out.width, PIPED)

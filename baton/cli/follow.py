@@ -76,7 +76,7 @@ def to_end(endpoint: str, run_id: str, name: str, namespace: str | None, hours: 
 
 
 def _unfollowed(reason: str, name: str, namespace: str | None, exit_code: int = EXIT_CODES[UNKNOWN]) -> RunAnswer:
-    """Tells how to follow a run that goes on, and returns what is known."""
+    """Tells how to follow a run that goes on, and returns the answer."""
     where = f" --namespace {namespace}" if namespace else ""
     typer.secho(f"baton: {visible(reason)}", err=True, fg=typer.colors.RED)
     typer.secho(f"baton: the run continues; `baton status {name}{where} --wait` follows it again", err=True)
@@ -169,7 +169,7 @@ class Follow:
             stages = self.view.stages
             if self.view.is_frozen and not was_frozen:
                 console.print(f"[yellow]{run_status.FROZEN}[/]", soft_wrap=True)
-        elif self.view.is_frozen:  # what is listed is what was then
+        elif self.view.is_frozen:  # the list has stopped too
             stages = self.view.stages
         for stage in stages:
             if self._is_new(stage, MARKS):

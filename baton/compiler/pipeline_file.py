@@ -211,7 +211,7 @@ def write_graph(package: str, path: str) -> None:
 
 
 def graph(spec: Spec) -> str:
-    """Returns the flowchart of a pipeline, in the order of its stages; what a loop repeats is in it once."""
+    """Returns the flowchart of a pipeline, in the order of its stages; a loop's are in it once."""
 
     def drawn(tasks: Spec, indent: str) -> Iterator[str]:
         waits = {key: sorted(task.get("dependentTasks", ())) for key, task in sorted(tasks.items())}

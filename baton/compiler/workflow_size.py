@@ -73,7 +73,7 @@ class WorkflowSize:
 
 
 def predict(documents: Sequence[Any], loops: Mapping[str, int] | None = None) -> WorkflowSize:
-    """Predicts a compiled file's workflow; `loops` has iterations by the name of a loop over what a stage hands out."""
+    """Predicts a compiled file's workflow; `loops`: iterations, by name, of loops over items from a stage."""
     compiled = _Compiled(documents, loops or {})
     run = compiled.run_nodes()
     compressed = (

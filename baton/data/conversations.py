@@ -25,7 +25,6 @@ ARGUMENTS = ("arguments", "parameters", "args")  # names of a call's arguments
 
 
 def all_encodable(value: Any) -> bool:
-    """Tells whether all texts of a value can be written as UTF-8."""
     return "\\ud" not in json.dumps(value).lower() or is_encodable(json.dumps(value, ensure_ascii=False))
 
 
@@ -212,7 +211,6 @@ def _beside(raw: dict[str, Any], role: str) -> Message:
 
 
 def without_reasoning(value: Any) -> Any:
-    """Returns a text or messages without the assistant's thoughts."""
     if isinstance(value, str):
         return THOUGHT.sub("", value, count=1) if THOUGHT.match(value) else value
     return [
@@ -288,7 +286,6 @@ def has_speakers(value: Any) -> bool:
 
 
 def shared_length(a: Sequence[Any], b: Sequence[Any]) -> int:
-    """Returns how many elements two texts or lists share from the start."""
     return next((at for at, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
@@ -377,7 +374,6 @@ def prompt(row: dict[str, object], *, has_tools: bool = False) -> dict[str, obje
 
 
 def _answer(value: Any) -> Any:
-    """Returns a text or one message as messages."""
     if isinstance(value, str):
         return [{"role": "assistant", "content": value}]
     return [value] if isinstance(value, dict) else value

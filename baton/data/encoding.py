@@ -244,7 +244,6 @@ class ChatEncoder:
 
 
 def messages_of(row: Row, answer: str | None = "completion") -> list[Row]:
-    """Returns a row's messages: all of them, or its prompt's and an answer's."""
     return row["messages"] if "messages" in row else row["prompt"] + (row[answer] if answer else [])
 
 
@@ -389,11 +388,8 @@ def encode_texts(
 def _answer_texts(
     rows: list[Row], name: str, tokenizer: PreTrainedTokenizerBase, separator: str, with_prompt_length: bool
 ) -> list[AnswerTokens]:
-    """Returns each prompt with an answer, both texts.
-
-    The answer starts where the tokens of the prompt alone and of both diverge, as in TRL, so that a merge across the
-    boundary counts as answer.
-    """
+    """As in TRL, an answer starts where the tokens of the prompt alone and of both diverge, so that a merge across the
+    boundary counts as answer."""
     wholes = ids_of(tokenizer, [row["prompt"] + separator + _ended(row[name], tokenizer) for row in rows])
     if not with_prompt_length:
         return [AnswerTokens(whole, 0) for whole in wholes]

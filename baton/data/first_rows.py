@@ -134,7 +134,6 @@ def _tokenizer(recipe: Recipe, head: list[dict[str, Any]]) -> PreTrainedTokenize
 
 
 def _learned(head: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the rows for training a tokenizer."""
     rows = [entry for entry in head if "row" in entry]
     return [entry["row"] for entry in rows if entry["side"] in (None, "train")] or [entry["row"] for entry in rows]
 

@@ -162,7 +162,6 @@ class TemplateErrors:
         return {"of": self.of, "rows": self.rows, "first": self.first, "told": dict(sorted(self.told.items()))}
 
     def judge(self, recipe: Recipe) -> None:
-        """Raises UserError where more rows were refused than `data.max_rejected`."""
         limit, rows = recipe.data.max_rejected, self.of
         if self.rows > limit * rows:
             raise UserError(

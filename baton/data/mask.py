@@ -73,7 +73,6 @@ def skeleton_of(conversation: Conversation, text: str, *, fine: bool) -> Skeleto
 
 
 def slot_spans(text: str, stem: str) -> list[SlotSpan]:
-    """Returns the placeholders in a rendering, in their order."""
     return [SlotSpan(int(match[1]), match.start(), match.end()) for match in re.finditer(rf"{stem}(\d{{5}})", text)]
 
 
@@ -172,7 +171,6 @@ class RenderedSkeleton:
         self._marks = template.marks(skeleton.conversation) if template.is_marked else None
 
     def turn(self, number: int) -> AssistantSpan | str:
-        """Returns a message's turn, or why it cannot be found."""
         if number not in self._turns:
             self._turns[number] = self._locate(number)
         return self._turns[number]

@@ -150,21 +150,21 @@ TRUE, FALSE = ("true", "yes", "good", "1", "1.0"), ("false", "no", "bad", "0", "
 def normalize_row(
     values: dict[str, object], layout: ColumnMapping, *, reasoning: bool = True, chat: bool = False
 ) -> dict[str, Any]:
-    """Returns a row as `{text}`, `{prompt, completion}`, `{messages}`, `{prompt, chosen, rejected}`,
-    `{prompt, completion, label}` or `{prompt, answer}`, with `extra_columns`, and `tools` where messages declare some.
+    """Returns a row in the shape of its method, such as `{prompt, completion}` or `{messages}`.
 
-    `reasoning` keeps the assistant's thoughts. With `chat`, a row of texts may become turns, which have a place for
-    tools and a system message. Raises RowError where the row cannot be used.
+    With `extra_columns`, and with `tools` where messages declare some. `reasoning` keeps the assistant's thoughts; with
+    `chat`, a row of texts may become turns, which have a place for tools and a system message. Raises RowError where
+    the row cannot be used.
     """
     row: dict[str, Any] = {}
     for ours in (*layout.needed, *OPTIONAL.get(layout.format, ())):
         theirs = layout.columns.get(ours, ours)
-        value = _side_by_side(values, theirs) if ours in SIDE_BY_SIDE else _joined(values, theirs, layout.join)
+        value = _value(values, theirs, None if ours in SIDE_BY_SIDE else layout.join)
         if value is not None:
             row[ours] = value
         elif ours in layout.needed:
             raise RowError(f"column {layout.name(ours)} is missing")
-    beside = {ours: _joined(values, theirs, layout.join) for ours, theirs in layout.beside.items()}
+    beside = {ours: _value(values, theirs, layout.join) for ours, theirs in layout.beside.items()}
     name = layout.earlier
     earlier = conversations.rounds(schema.value_at(values, name), name) if name else None
     normal = _shape(row, layout, beside, reasoning, earlier)
@@ -185,18 +185,15 @@ def normalize_row(
     return normal
 
 
-def _joined(values: dict[str, object], theirs: str | list[str], join: str) -> Any:
-    if isinstance(theirs, str):
-        return schema.value_at(values, theirs)
-    parts = [as_text(value) for value in (schema.value_at(values, name) for name in theirs) if value is not None]
-    return join.join(part for part in parts if part.strip()) or None
-
-
-def _side_by_side(values: dict[str, object], theirs: str | list[str]) -> Any:
+def _value(values: dict[str, object], theirs: str | list[str], join: str | None) -> Any:
+    """Returns a column's value; several columns are joined, or listed where `join` is None."""
     if isinstance(theirs, str):
         return schema.value_at(values, theirs)
     parts = [schema.value_at(values, name) for name in theirs]
-    return None if None in parts else parts
+    if join is None:
+        return None if None in parts else parts
+    texts = [as_text(part) for part in parts if part is not None]
+    return join.join(text for text in texts if text.strip()) or None
 
 
 def _equipped(row: dict[str, Any], beside: dict[str, Any], reasoning: bool) -> dict[str, Any]:

@@ -227,7 +227,6 @@ def _row_in_words(row: TokenRow, tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def _sequence_in_words(ids: Sequence[int], trained: Sequence[bool], tokenizer: PreTrainedTokenizerBase) -> str:
-    """Returns a sequence in words: its beginning, and where training begins if that is further on."""
     begins = next((at for at, is_trained in enumerate(trained) if is_trained), 0)
     spans = [(0, HEAD)] if begins < HEAD else [(0, HEAD - AROUND), (begins - AROUND, begins + HEAD)]
     words = " … ".join("".join(_marked(ids[a:b], trained[a:b], tokenizer)) for a, b in spans)
@@ -267,7 +266,6 @@ def tokens_card(recipe: Recipe, tokens: dict[str, Any]) -> Card:
 
 
 def _lengths(lengths: dict[str, Any], limit: int) -> str:
-    """Returns the lengths of rows before they are cut or packed, a bar for each class."""
     head = (
         f"tokens in a row: {lengths['mean']:,.0f} on average, {lengths['longest']:,} at most; "
         f"{lengths['over']:,} of {lengths['rows']:,} rows are longer than max_length, {limit:,}"

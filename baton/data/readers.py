@@ -325,7 +325,6 @@ class _JsonText:
         return self._error is not None
 
     def rest(self) -> bytes:
-        """Returns the beginning of the text not taken."""
         return self._text[self.at : self.at + SHOWN].encode("utf-8", "surrogateescape")
 
     def damaged(self, reason: str) -> UnreadableError:

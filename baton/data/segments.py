@@ -53,7 +53,6 @@ def write_rows(path: str, batches: Iterable[list[Row]], *, wide: bool = False) -
 
 
 def write_packed(path: str, batches: Iterable[list[Row]], data: Data, *, is_all: bool) -> Written:
-    """Writes rows joined to sequences; see `train_rows.pack_rows`."""
     import pyarrow as pa
 
     tables = [_table([{name: row[name] for name in ("input_ids", "labels")} for row in batch]) for batch in batches]
@@ -148,12 +147,10 @@ class SideSegment:
 
     @property
     def name(self) -> str:
-        """The name of its files."""
         return f"{self.side}-{self.index:05d}"
 
     @property
     def is_all(self) -> bool:
-        """Whether it is the whole file."""
         return self.start == 0 and self.end == os.path.getsize(self.path)
 
 

@@ -79,7 +79,7 @@ def split_data(recipe: Recipe, run_name: str) -> dict[str, Any]:
     """
     started = time.time()
     run = Run(Storage(recipe.store.uri), check_name(run_name))
-    # First: another recipe's name is refused before a row is read or anything is written.
+    # First: a run name of another recipe is refused before a row is read or anything is written.
     run.create(recipe)
     user_code.ship(run, recipe.hooks.source, recipe.trust)
     tracking_run.start(run, recipe)

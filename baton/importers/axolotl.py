@@ -78,9 +78,6 @@ MICRO = "micro_batch_size"
 RATE = 2e-5
 """Default learning rate."""
 
-EMBEDDINGS = "embed_tokens|lm_head"
-"""Parameters of `embedding_lr`."""
-
 ATTENTION = {"flash": "flash_attention_2", "sdp": "sdpa", "flex": "flex_attention", "eager": "eager"}
 """Short name → attention; the short name and `_attention` make the key that turns it on."""
 
@@ -212,7 +209,7 @@ def _groups(draft: RecipeDraft) -> None:
         draft.carry("training.groups", "lr_groups")
     own = read(draft, "embedding_lr", number) or rate * read(draft, "embedding_lr_scale", number, 0)
     if own:
-        groups.append({"pattern": EMBEDDINGS, "learning_rate": float(f"{own:.12g}")})
+        groups.append({"pattern": "embed_tokens|lm_head", "learning_rate": float(f"{own:.12g}")})
         draft.carry("training.groups", "embedding_lr", "embedding_lr_scale")
     if groups:
         draft.put("training.groups", groups)
@@ -284,10 +281,6 @@ def _recomputation(draft: RecipeDraft, method: str) -> None:
 
 
 METRICS = {"sacrebleu": "bleu", "chrf": "chrf"}
-BY_DEFAULT = ["sacrebleu", "comet", "ter", "chrf"]
-"""axolotl's default metrics."""
-ALWAYS = "perplexity"
-"""Metric of every evaluation."""
 
 
 def _samples(draft: RecipeDraft) -> None:
@@ -319,13 +312,13 @@ def _metrics(draft: RecipeDraft, method: str) -> None:
     if not is_on(draft, key) or SPECS[method].rows != "sequences":
         draft.drop(key, f"has no effect with {method}", KeyResult.not_needed)
         return
-    wanted = read(draft, which, words, []) or BY_DEFAULT
+    wanted = read(draft, which, words, []) or ["sacrebleu", "comet", "ter", "chrf"]
     metrics = [METRICS[name] for name in wanted if name in METRICS]
     if metrics:
         draft.put("evaluation.metrics", list(dict.fromkeys(metrics)))
         draft.changed(key, "over evaluation.samples held-out rows, before and after training, not at each evaluation")
     draft.carry("evaluation.metrics", key, which)
-    if others := [name for name in wanted if name not in METRICS and name != ALWAYS]:
+    if others := [name for name in wanted if name not in (*METRICS, "perplexity")]:  # which every evaluation has
         draft.unsupported(
             which if draft.has(which) else key,
             f"{', '.join(others)}: Baton has none; functions of your own go into evaluation.functions",
@@ -358,6 +351,7 @@ KEYS = {
 
 
 def _convert(draft: RecipeDraft) -> None:
+    # In this order: later steps look at the recipe that earlier ones have begun.
     method = common.begin(draft, *_choose(draft), TABLES["methods"])
     common.batch(draft, MICRO, 1, "batch_size")
     common.fit_memory(draft, method)

@@ -31,12 +31,8 @@ ROWS: dict[str, Columns] = {
 }
 """Last part of `type`, as in `chatml.intel` → columns, for pairs and rated answers."""
 
-CONVERSATIONS = ("ultra", "argilla_chat")
-"""Types whose answers are lists of messages."""
-
-FIELD = "prompt chosen rejected completion label messages instruction input output"
-"""Our columns that keys `field_NAME` give."""
-FIELDS = {**{f"field_{name}": name for name in FIELD.split()}, "field": "text", "text_column": "text"}
+_ALIKE = "prompt chosen rejected completion label messages instruction input output"
+FIELDS = {**{f"field_{name}": name for name in _ALIKE.split()}, "field": "text", "text_column": "text"}
 """Key that names a column of the source → our column."""
 BESIDE = {"field_tools": "tools", "field_system": "system"}
 """The same beside messages."""
@@ -52,7 +48,6 @@ FORMAT = re.compile(r"\{instruction\}(?P<join>[^{}]*)\{input\}(?P<separator>[^{}
 """A prompt format that joined columns can express."""
 
 NO_INPUT = re.compile(r"\{instruction\}(?P<separator>[^{}]*)")
-PLAIN = "texts go in as they are, without a chat template; data.render_as: chat uses one"
 
 THOUGHTS = ("thinking", "reasoning", "reasoning_content")
 CARRIED = {
@@ -79,7 +74,8 @@ def row_shape(draft: RecipeDraft, start: str, method: str) -> RowShape:
         shape = SPECS[method].formats[0]
         if not own:
             columns.update(_rows(draft, key, kind, method))
-            talks = method != "kto" and (kind == "chat_template.default" or kind.endswith(CONVERSATIONS))
+            # The answers of these types are lists of messages.
+            talks = method != "kto" and (kind == "chat_template.default" or kind.endswith(("ultra", "argilla_chat")))
             renders = "chat" if "." in kind and method != "grpo" and not talks else None
     else:
         shape = "prompt-completion" if own else _texts(draft, start, kind)
@@ -137,7 +133,7 @@ def _rows(draft: RecipeDraft, key: str, kind: str, method: str) -> Columns:
     if kind == "chat_template.default":
         return {"prompt": "messages"}
     if last == "passthrough":
-        draft.changed(key, PLAIN)
+        draft.changed(key, "texts go in as they are, without a chat template; data.render_as: chat uses one")
     return {"prompt": "instruction"} if (method, last) == ("kto", "argilla") else ROWS[last]
 
 

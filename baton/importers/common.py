@@ -31,7 +31,6 @@ from baton.recipe.training import Training
 MODE = choice(
     Literal["default", "reduce-overhead", "max-autotune"], "no such mode; training.compile says which is used"
 )
-WITHOUT_ADAPTER = "weights in few bits cannot be trained: add adapter, or leave them whole"
 DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
 
 HELD_OUT = 0.05
@@ -117,7 +116,10 @@ def quantization(draft: RecipeDraft, bits: int | None, *keys: str) -> bool:
     """Sets the bits per weight, and tells whether they are 4, which have further settings."""
     if bits is None or draft.peek("adapter") is None:
         for key in keys:
-            draft.drop(key, WITHOUT_ADAPTER) if bits else draft.ignore(key)
+            if bits:
+                draft.drop(key, "weights in few bits cannot be trained: add adapter, or leave them whole")
+            else:
+                draft.ignore(key)
         return False
     draft.put("model.quantization.bits", bits, *keys)
     if bits == 4:
@@ -379,15 +381,13 @@ def _token_text(draft: RecipeDraft, key: str, token: object) -> str:
         raise draft.wrong(key, "tokens as text") from None
 
 
-REPO = re.compile(r"[\w.-]+/[\w.-]+")
-"""Values of `export.hub.repo`."""
 ONCE = "pushed once, at the end, when a gate held"
 
 
 def push(draft: RecipeDraft, key: str) -> bool:
     """Sets `export.hub`, and tells whether the key's value is a repository."""
     repo = read(draft, key, text, "")
-    if not REPO.fullmatch(repo):
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", repo):
         draft.unsupported(key, "without an organisation; give export.hub.repo as organisation/name")
         return False
     draft.put("export.hub.repo", repo, key)

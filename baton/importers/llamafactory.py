@@ -41,9 +41,6 @@ TALKS = {
 ALPACA = {"prompt": "instruction", "query": "input", "response": "output"}
 """Default columns of alpaca rows."""
 
-TALKING = ("sharegpt", "openai")
-"""Values of `formatting` for conversations."""
-
 TAGS = {"role_tag": "from", "content_tag": "value", "user_tag": "human", "assistant_tag": "gpt",
         "observation_tag": "observation", "function_tag": "function_call", "system_tag": "system"}  # fmt: skip
 """Default tags of messages."""
@@ -87,7 +84,6 @@ SYSTEMS = {
 }
 """Template → its default system message."""
 
-UNTHINKING, TAUGHT = "_nothink", "instruct"
 AS_TEXT = ("empty", "fewshot")
 """Templates that add nothing."""
 
@@ -97,7 +93,7 @@ NOTHING_AROUND = "prompt and answer without anything between them, and the end o
 
 def row_shape(method: str, entry: Entry, template: str) -> RowShape:
     """Returns the shape of a data set's rows; `entry` is its part of `dataset_info.json`."""
-    talks = entry.get("formatting") in TALKING
+    talks = entry.get("formatting") in ("sharegpt", "openai")
     given = entry.get("columns") or {}
     silent = {"query": "", "response": ""} if given else {}  # these two have no default beside given columns
     theirs: Entry = {**({"messages": "conversations"} if talks else {**ALPACA, **silent}), **given}
@@ -175,7 +171,7 @@ def row_template(draft: RecipeDraft, shape: RowShape | None) -> None:
 def _named(draft: RecipeDraft, key: str, name: str) -> None:
     """Sets a template by name, with its system message."""
     model = str(draft.get("model_name_or_path"))
-    plain = name.removesuffix(UNTHINKING)
+    plain = name.removesuffix("_nothink")
     if name in ALIKE:
         draft.put("model.chat_template", name, key)
         draft.changed(key, ALIKE[name])
@@ -183,7 +179,7 @@ def _named(draft: RecipeDraft, key: str, name: str) -> None:
         draft.unsupported(key, NOT_ALIKE[name])
     elif name in ("default", "llama2"):
         draft.put("model.chat_template", sources.WRITTEN_OUT_TEMPLATES[name], key)
-    elif name != plain and TAUGHT not in model.lower():
+    elif name != plain and "instruct" not in model.lower():
         draft.put("model.chat_template", "chatml", key)
         draft.changed(key, "the same text without tools, for which the tokenizer's own template is needed")
     elif name != "fewshot":
@@ -581,6 +577,7 @@ KEYS = {
 
 
 def _convert(draft: RecipeDraft) -> None:
+    # In this order: later steps look at the recipe that earlier ones have begun.
     method = common.begin(draft, *_choose(draft), TABLES["methods"])
     common.batch(draft, "per_device_train_batch_size", 8, None)
     common.fit_memory(draft, method)

@@ -30,14 +30,7 @@ TRAINED_AS = {"sharegpt": "messages", "instruction": "prompt-completion", "ranke
 
 @dataclass(frozen=True, kw_only=True)
 class RowShape:
-    """Shape of a data set's rows.
-
-    Attributes:
-        format: As `data.format`.
-        columns: As `data.columns`.
-        talks: Whether rows hold messages.
-        renders: As `data.render_as`, for prompts and answers that are texts; None for other rows.
-    """
+    """Shape of a data set's rows; `talks`: they hold messages; `renders`: for prompts and answers that are texts."""
 
     format: str
     columns: Columns = field(default_factory=dict)

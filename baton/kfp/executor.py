@@ -59,7 +59,7 @@ def main() -> None:
         _record_failure(arguments.function_to_execute, inputs, error)
         raise
     stage = arguments.function_to_execute
-    if run := _run(stage, inputs):  # what it had left when it failed before is gone
+    if run := _run(stage, inputs):  # its record of an earlier failure goes
         failures.clear_failure(run, None if stage in ("data_split", "report") else _name(stage, inputs))
 
 

@@ -52,7 +52,7 @@ def on_every_pod(task: PipelineTask, resources: Resources, recipe_name: str, sta
 
 
 def with_cache(task: PipelineTask) -> None:
-    """Lets Kubeflow skip a stage by its inputs: right where it leaves only what the baton vouches for."""
+    """Lets Kubeflow skip a stage by its inputs: right where the baton vouches for all that it leaves."""
     task.set_caching_options(True)
 
 

@@ -141,7 +141,7 @@ class TransientError(BatonError):
 
 
 class AwayError(TransientError):
-    """The endpoint cannot be asked at present, so that it is not known whether it has done what it was to do."""
+    """The endpoint does not answer at present, so that nobody knows whether it has done the request."""
 
 
 class NameClashError(UserError):

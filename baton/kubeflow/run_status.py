@@ -30,7 +30,7 @@ from baton.store.storage import Storage
 
 PODS = frozenset({"Pod", "Container", "HTTP", "Plugin"})  # types of the nodes that run something
 TELLING = ("FAILED", "CANCELED", "PENDING", "RUNNING", "SUCCEEDED", "SKIPPED")
-"""States of a loop's turns: the first that one of them has stands for all."""
+"""States of a loop's turns: the first that one of them has counts for all."""
 ATTEMPTS = range(3)  # stock Kubeflow makes three at most
 
 
@@ -79,7 +79,7 @@ class TaskNodes:
         return sorted(own, key=lambda node: node.get("startedAt") or "")
 
     def _is_of(self, node: Node, key: str, parents: tuple[str, ...]) -> bool:
-        # Where Kubeflow's cache had the answer, a skipped node is in the place of the pod.
+        # Where Kubeflow's cache had the answer, a skipped node replaces the pod.
         is_task = node.get("type") == "Skipped" and node.get("displayName") == "executor"
         if node.get("type") not in PODS and not is_task:
             return False
@@ -237,7 +237,7 @@ def explained(client: KubeflowClient, run: KubeflowRun, listed: list[StageStatus
     known = _caught_up(run, workflow, listed)
     if not workflow.is_compressed and _lags(run, known):
         time.sleep(LAG_S)
-        with contextlib.suppress(BatonError):  # what is known already is something
+        with contextlib.suppress(BatonError):  # the first answers will do
             run = client.get_run(run.run_id)
             workflow = _workflow(client, run)
             known = _caught_up(run, workflow, stages(client, run))
@@ -377,7 +377,7 @@ def _explained(
     if not is_driver and (shown.hint is None or shown.hint.startswith(LAUNCHER)):
         if said := _said(client, run_id, pod):
             return replace(shown, message=said, hint=None, is_lost=False)
-        if not is_ours:  # what another's stage leaves at its end is not known
+        if not is_ours:  # the last words of another's stage are not known
             return replace(shown, hint=None, is_lost=False)
     return shown
 
@@ -448,7 +448,7 @@ def _parameters(component: Spec) -> Spec:
 
 
 def _tasks(spec: Spec) -> Iterator[StageStatus]:
-    """Yields the tasks that become pods as waiting stages, those of inner graphs in the place of these."""
+    """Yields the tasks that become pods as waiting stages, those of inner graphs where the graphs are."""
     components = spec.get("components", {})
 
     def inside(dag: Spec, parents: Path, before: frozenset[Path], phase: str) -> Iterator[StageStatus]:

@@ -174,7 +174,7 @@ def run(
                         raise BatonError(f"{error} The stage ended without a message.", remedy=remedy) from None
                     if not (may_repair and failures[-1].marked):
                         raise error_of(failures[-1]) from None
-                    # Once more: what is whole is found done, and what was marked is made again.
+                    # Once more: whole results are found done, marked ones are made again.
                     on_event(StageRepaired(failures[-1].stage, failures.pop().message))
 
 

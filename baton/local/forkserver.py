@@ -203,7 +203,7 @@ def _serve(output: Any, module: str, arguments: tuple[str, ...], environment: di
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     finally:
-        atexit._run_exitfuncs()  # multiprocessing leaves out what a program's end runs
+        atexit._run_exitfuncs()  # multiprocessing leaves them out
         sys.stdout.flush()
         sys.stderr.flush()
 

@@ -29,4 +29,4 @@ with contextlib.suppress(ImportError):
 
     get_checkpoint_conversion_mapping("llama")  # compiles the patterns of all models: four tenths of a second
 gc.collect()
-gc.freeze()  # no collection of a stage goes through what is imported here, nor copies its pages
+gc.freeze()  # no garbage collection of a stage visits these objects, and copies their pages

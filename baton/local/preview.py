@@ -21,7 +21,6 @@ from baton.runs.documents import Preview, Survey
 from baton.source import prepare
 from baton.store import sources
 
-PROCESS = "baton.kfp.process"
 LOOKED_AT = 20  # rows that tell whether a recipe's method learns from them
 
 
@@ -70,20 +69,13 @@ def _describe_rows(recipe: Recipe, of: str, start: Model) -> Iterator[str]:
 
 def first_rows(recipe: Recipe, count: int, side: str | None, on_event: Callable[[Event], None]) -> list[dict[str, Any]]:
     """Returns the first rows of a recipe as `baton.data.first_rows` has them, unusable ones among them."""
-    with tempfile.TemporaryDirectory(prefix="baton-head-") as folder:
-        file, head = Path(folder, "recipe.json"), Path(folder, "head.jsonl")
-        file.write_text(load.dumps(recipe), encoding="utf-8")
-        processes.run(f"{PROCESS} first_rows", [str(file), str(count), side or "", str(head)], on_event)
-        return [json.loads(line) for line in head.read_text(encoding="ascii").splitlines()]
+    head = _answer("first_rows", load.dumps(recipe), [str(count), side or ""], on_event)
+    return [json.loads(line) for line in head.splitlines()]
 
 
 def preview(recipe: Recipe, count: int, side: str | None, on_event: Callable[[Event], None]) -> Preview:
     """Returns the first rows of a recipe as the model sees them; unusable ones do not count."""
-    with tempfile.TemporaryDirectory(prefix="baton-preview-") as folder:
-        file, seen = Path(folder, "recipe.json"), Path(folder, "seen.json")
-        file.write_text(load.dumps(recipe), encoding="utf-8")
-        processes.run(f"{PROCESS} preview", [str(file), str(count), side or "", str(seen)], on_event)
-        return Preview.read(seen.read_bytes(), str(seen))
+    return Preview.read(_answer("preview", load.dumps(recipe), [str(count), side or ""], on_event), "the preview")
 
 
 MEASURED = 200  # rows whose tokens are counted
@@ -91,11 +83,16 @@ MEASURED = 200  # rows whose tokens are counted
 
 def survey(sources: Sequence[str]) -> Survey:
     """Looks at the first rows of sources, whose local paths are absolute, in a process of its own."""
-    with tempfile.TemporaryDirectory(prefix="baton-survey-") as folder:
-        asked, found = Path(folder, "sources.json"), Path(folder, "survey.json")
-        asked.write_text(json.dumps(list(sources)), encoding="utf-8")
-        processes.run(f"{PROCESS} survey", [str(asked), str(found)], lambda event: None)
-        return Survey.read(found.read_bytes(), str(found))
+    return Survey.read(_answer("survey", json.dumps(list(sources)), [], lambda event: None), "the survey")
+
+
+def _answer(stage: str, request: str, arguments: list[str], on_event: Callable[[Event], None]) -> bytes:
+    """Runs a stage on a request in a file, and returns the file that it writes."""
+    with tempfile.TemporaryDirectory(prefix="baton-preview-") as folder:
+        file, answer = Path(folder, "request.json"), Path(folder, "answer.json")
+        file.write_text(request, encoding="utf-8")
+        processes.run(f"baton.kfp.process {stage}", [str(file), *arguments, str(answer)], on_event)
+        return answer.read_bytes()
 
 
 def is_at_hand(model: str) -> bool:

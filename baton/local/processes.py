@@ -48,7 +48,7 @@ class Process(Protocol):
         """Its process number."""
 
     def events(self) -> Iterator[Event]:
-        """Yields what it tells, until it ends."""
+        """Yields its events until it ends."""
 
     def kill(self) -> None:
         """Ends it and its children as a node's end would: `kill -9`."""
@@ -57,7 +57,7 @@ class Process(Protocol):
         """Waits for its end and returns its exit code, below 0 for a signal."""
 
     def output(self) -> str:
-        """Returns the end of what it printed for people, once it has ended."""
+        """Returns the end of its output for people, once it has ended."""
 
 
 Launcher = Callable[[str, Sequence[str]], Process]

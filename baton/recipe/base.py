@@ -82,7 +82,7 @@ def _descriptions(section: type[Section]) -> dict[str, str]:
                     case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
                         described[name] = inspect.cleandoc(text)
                     case ast.AnnAssign(target=ast.Name(id=name)), _:
-                        described.pop(name, None)
+                        described.pop(name, None)  # declared anew without a text
     return described
 
 

@@ -46,10 +46,7 @@ def require_metric_packages(evaluation: Evaluation) -> None:
 
 
 def require_all_packages(recipe: Recipe) -> None:
-    """Requires the packages of all stages, before the first one starts.
-
-    Formats of export are checked with their other requirements, DeepSpeed where it is set up.
-    """
+    """Requires the packages of all stages before the first, but for exports and DeepSpeed, checked elsewhere."""
     require_metric_packages(recipe.evaluation)
     if recipe.evaluation.tasks:
         require_packages("evaluation.tasks", "lm_eval")

@@ -454,17 +454,9 @@ DISTILLATION_SPEC = MethodSpec(
 
 
 _ALL = (
-    SFT_SPEC,
-    PRETRAIN_SPEC,
-    REWARD_SPEC,
-    DPO_SPEC,
-    KTO_SPEC,
-    ORPO_SPEC,
-    CPO_SPEC,
-    GRPO_SPEC,
-    RLOO_SPEC,
+    SFT_SPEC, PRETRAIN_SPEC, REWARD_SPEC, DPO_SPEC, KTO_SPEC, ORPO_SPEC, CPO_SPEC, GRPO_SPEC, RLOO_SPEC,
     DISTILLATION_SPEC,
-)
+)  # fmt: skip
 SPECS: dict[str, MethodSpec] = {spec.name: spec for spec in _ALL}
 ALWAYS_WRITTEN = ("reward", "dpo", "kto", "orpo", "cpo", "grpo", "rloo")
 """Sections in every written recipe, even empty. Later methods' are left out: runs' identities and compiled pipelines

@@ -88,6 +88,7 @@ def apply_parameters(recipe: Recipe, values: Mapping[str, object], overrides: Ma
                 remedy="Give one of the two.",
             )
     for path, value in values.items():
+        # An unchanged length yields to one in overrides: a recipe has epochs or steps, not both.
         if path in given or not (path in LENGTH and overrides.keys() & set(LENGTH)):
             load.set_path(document, path, value)
     for path in given:
@@ -103,6 +104,7 @@ def apply_parameters(recipe: Recipe, values: Mapping[str, object], overrides: Ma
                 remedy="Leave it empty, or give the recipe a model.base instead of model.from_scratch.",
             )
         document["model"]["revision"] = None  # a commit of the other one
+    # Shared settings first: a phase copies what is beside its own.
     for key in sorted(overrides, key=lambda key: _phase_of(key, names) is not None):
         _override(document, key, overrides[key], names)
     phases = document["phases"]

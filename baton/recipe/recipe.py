@@ -87,6 +87,7 @@ class Recipe(Section):
 
     def phase_recipes(self) -> list[Recipe]:
         """Returns a recipe for each phase, none without phases; `ValueError` with a line per problem."""
+        # Cached by content: model_copy would carry a cached property of the original along.
         return list(_phase_recipes(json.dumps(self.model_dump(mode="json")))) if self.phases else []
 
     @property
@@ -108,6 +109,7 @@ class Recipe(Section):
     def processes(self) -> int:
         """Processes of a pod; with virtual workers, as many as can share those evenly."""
         workers = self.parallel.virtual_workers
+        # The largest power of two, as their number is one.
         return int(2 ** (min(self._asked, workers).bit_length() - 1)) if workers else self._asked
 
     @property
@@ -196,7 +198,6 @@ class Recipe(Section):
 
 @functools.lru_cache(maxsize=8)
 def _phase_recipes(text: str) -> tuple[Recipe, ...]:
-    """Returns the phases' recipes; cached by JSON, as callers ask many times."""
     document = json.loads(text)
     recipes = []
     for position, phase in enumerate(map(RecipePhase.model_validate, document["phases"])):

@@ -165,10 +165,8 @@ ShortPhase = Annotated[RecipePhase, BeforeValidator(_phase_shorthand, json_schem
 
 
 def phase_document(document: dict[str, Any], phase: RecipePhase, position: int, *, last: bool) -> dict[str, Any]:
-    """Returns a phase's recipe as plain values.
-
-    Those after the first start from the previous one's model; all but the last hand on a whole model.
-    """
+    """Returns a phase's recipe as plain values; `last` is the phase that need not hand on a whole model."""
+    # A name has at most 63 characters, a phase's at most 20.
     recipe = {**document, "phases": [], "name": f"{document['name'][:42]}-{phase.name}"}
     for section in MERGED_SECTIONS:
         own = getattr(phase, section)

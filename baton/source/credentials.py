@@ -21,7 +21,6 @@ _VARIABLES = {
     "AZURE_": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
 }
 """Prefix of a cloud's variables → those with its credentials."""
-_OF_MLFLOW = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
 _SIGNED = re.compile(r"[?&](sig|X-Amz-(Signature|Credential)|AWSAccessKeyId|X-Goog-Signature)=")
 
 
@@ -40,7 +39,8 @@ def require_none(recipe: Recipe) -> None:
         pods = "resources.secret"
         if path == "tracking.mlflow":
             is_server = address.startswith(("http://", "https://"))
-            given = _OF_MLFLOW if is_server else "its driver's own means, such as PGPASSWORD"
+            server = "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
+            given = server if is_server else "its driver's own means, such as PGPASSWORD"
             pods = "resources.secret_env"
         raise UserError(
             f"{path}: the address holds a credential, which a recipe carries into runs, logs and pipelines.",

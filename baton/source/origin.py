@@ -45,8 +45,6 @@ class RecipeSource:
     """A recipe as it was given, its text read: a pipe can be read only once.
 
     Attributes:
-        name: Its name in messages.
-        text: Its YAML.
         folder: Where its relative paths begin.
         values: Its values, where it has no text.
         is_foreign: Whether somebody else may have written it: it came through a pipe or from an address.

@@ -10,9 +10,6 @@ from baton.errors import UserError, suggest_path
 from baton.recipe.recipe import Recipe
 from baton.store import sources
 
-LIKE_A_PATH = 0.8
-"""Likeness from which a hub id counts as a misspelt path of a folder."""
-
 
 def model(base: str, base_dir: str, setting: str = "model.base", *, revision: str | None = None) -> str | None:
     """Returns the absolute path of a local model or other folder, None for a hub id or URI.
@@ -47,7 +44,7 @@ def data_sources(recipe: Recipe, base_dir: str) -> list[str | dict[str, Any]]:
 
 def _refuse_near(base: str, folders: tuple[str, str], setting: str, revision: str | None) -> None:
     """Refuses a hub id that differs by a few letters from the path of a model's folder here."""
-    near = None if revision or "/" not in base else suggest_path(base, folders, cutoff=LIKE_A_PATH)
+    near = None if revision or "/" not in base else suggest_path(base, folders, cutoff=0.8)
     is_model = near and any(os.path.isfile(os.path.join(folder, near, "config.json")) for folder in folders)
     # Qwen3-1.7B is another model than the Qwen3-0.6B beside it, and so is Qwen3-0.6B-Base.
     if near and is_model and abs(len(near) - len(base)) < 3 and _letters(near) != _letters(base):

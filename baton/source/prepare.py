@@ -32,13 +32,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-RENDERED_ANYHOW = ("text", "messages", "sharegpt")
-"""Formats without a choice for `data.render_as`."""
-
-STORE_PATIENCE_S = 3.0
-"""Seconds to wait for a store that does not answer: a person is waiting."""
-
-
 @dataclass(frozen=True)
 class LoadedRecipe:
     """A recipe that was read and checked.
@@ -82,6 +75,7 @@ class LoadedRecipe:
         prefix = "sqlite:///"
         if recipe.tracking.mlflow and recipe.tracking.mlflow.startswith(prefix):
             document["tracking"]["mlflow"] = prefix + os.path.abspath(recipe.tracking.mlflow.removeprefix(prefix))
+        # On the absolute path: config.json is read from there.
         for part in phases or [recipe]:
             exportable.check(part, _architecture(document["model"]))
             exportable.check_registry(part, recipe.tracking.mlflow)
@@ -134,7 +128,8 @@ def rendering_report(recipe: Recipe) -> Iterator[str]:
     """Yields a line for each training whose rows may be texts: whether they become turns of a conversation."""
     for part in recipe.phase_recipes() or [recipe]:
         asked = part.data.render_as != "auto" or part.model.base
-        if not asked or part.training.method == "pretrain" or part.data.format in RENDERED_ANYHOW:
+        has_choice = part.training.method != "pretrain" and part.data.format not in ("text", "messages", "sharegpt")
+        if not asked or not has_choice:
             continue
         prefix = f"{part.name}: " if recipe.phases else ""
         is_chat = _is_chat(part, recipe.model)
@@ -291,5 +286,5 @@ def run_name_for_pods(recipe: Recipe, name: str | None) -> str:
     # Pods may have credentials where this machine has none, and reach a store that it does not.
     if not variables or any(variable.startswith(variables) for variable in os.environ):
         with contextlib.suppress(StoreError, DamagedError):
-            check_resumable(recipe, Storage(recipe.store.uri, patience=STORE_PATIENCE_S), name)
+            check_resumable(recipe, Storage(recipe.store.uri, patience=3.0), name)  # seconds: a person is waiting
     return name

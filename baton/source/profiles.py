@@ -13,7 +13,6 @@ from baton.recipe.recipe import Recipe
 
 Document = dict[str, Any]
 
-AUTO = "auto"
 SMALL = 30 * 2**30
 """Bytes of memory up to which a GPU counts as small: 24 GB cards below, 40 GB cards above."""
 
@@ -35,7 +34,7 @@ def apply(document: Document, *, here: bool = True) -> tuple[Document, list[Choi
     document, chosen = copy.deepcopy(document), []
     resources = document.get("resources")
     profile = resources.get("profile") if isinstance(resources, dict) else None
-    if profile == AUTO:
+    if profile == "auto":
         profile, reason = _of_this_machine(here)
         document["resources"]["profile"] = profile
         chosen.append(Choice("resources.profile", profile, reason))

@@ -20,8 +20,6 @@ IN_TURN = ("dpo", "kto", "sft", "pretrain", "grpo")
 """Methods in the order in which they are tried: the most demanding first."""
 ENOUGH = 0.5
 """Share of usable rows from which a method is chosen."""
-CHARACTERS = 3
-"""Characters of a token, where tokens are not counted; most texts have more."""
 LENGTHS = (128, 256, 512, 1024, 2048, 4096)
 FEW, MANY = 100, 20_000
 """Rows below which a number is held out, not a share; rows from which one pass is enough."""
@@ -48,7 +46,6 @@ RATES = {
     "distillation": (1e-5, 1e-4),
 }
 """Method → learning rate for all weights, and for LoRA."""
-FROM_SCRATCH = 1e-3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,17 +125,7 @@ def usable_by(survey: Survey) -> list[str]:
 def plan(
     survey: Survey, method: str, model: str, *, full: bool, teacher: str | None, lengths: list[int], source: str
 ) -> StarterPlan:
-    """Returns the values of a starter recipe.
-
-    Args:
-        survey: The rows.
-        method: Training method, which learns from them.
-        model: Hub id, folder or URI, or `scratch`.
-        full: Whether to train all weights.
-        teacher: Teacher of distillation.
-        lengths: Tokens of the measured rows, ascending; empty without a tokenizer here.
-        source: Name of the rows in messages.
-    """
+    """Returns a recipe's values; `lengths` are the measured rows' tokens, ascending, none without a tokenizer here."""
     fit = require_fit(survey, method, source)
     held_out = _held_out(survey)
     per_row, least = (GENERATIONS, GENERATIONS) if method in WRITE else (1, 4 if method == "kto" else 1)
@@ -163,7 +150,7 @@ def plan(
         batch_size=batch,
         micro_batch_size=min(batch, 8 if method in WRITE else 4),
         epochs=epochs,
-        learning_rate=FROM_SCRATCH if is_new else RATES[method][adapter],
+        learning_rate=1e-3 if is_new else RATES[method][adapter],
         steps=steps,
         chunks=UNKNOWN_CHUNKS if steps is None else max(1, min(MAX_CHUNKS, steps // CHUNK_STEPS)),
     )
@@ -187,7 +174,7 @@ def _length(fit: Fit, lengths: list[int], model: str, *, is_packed: bool) -> tup
         cut = f"{over} of them would be cut" if over else "none is cut"
         half = lengths[len(lengths) // 2]
         return chosen, f"In tokens: of {len(lengths)} rows half have up to {half}, the longest has {longest}; {cut}."
-    guess = (fit.characters[1] if fit.characters else 1500) / CHARACTERS
+    guess = (fit.characters[1] if fit.characters else 1500) / 3  # most texts have more characters to a token
     chosen = next((length for length in LENGTHS if length >= guess), LENGTHS[-1])
     return chosen, (
         f"Tokens were not looked at, as the tokenizer of {model} is not on this machine: a guess by the characters of "
@@ -221,10 +208,7 @@ WHY_RATE = {
 
 
 def to_yaml(plan: StarterPlan, survey: Survey, *, name: str, model: str, sources: Sequence[str]) -> str:
-    """Returns a recipe's file, with reasons: `starter.yaml.jinja`, filled in.
-
-    `model` and `sources` are the recipe's `model.base` and `data.source`; `scratch` needs no `model`.
-    """
+    """Returns a recipe's file, with reasons; `model` and `sources` as the recipe is to name them."""
     import jinja2
 
     fit, scratch, writes = plan.fit, plan.model == SCRATCH, plan.method in WRITE

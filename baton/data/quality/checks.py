@@ -87,7 +87,6 @@ def words(text: str) -> list[str]:
 
 
 def has_visible(text: str, least: int) -> bool:
-    """Tells whether a text has at least so many visible characters."""
     seen = 0
     for character in text:
         seen += not character.isspace() and unicodedata.category(character)[0] != "C"
@@ -257,7 +256,6 @@ def _is_damaged(text: str) -> bool:
 
 
 def control_characters(row: Row) -> RowFinding | None:
-    """Finds control characters but tab and line break."""
     for text in row_texts(row):
         if match := _CONTROL.search(text):
             mended = changed_row(row, lambda part: _CONTROL.sub("", part))

@@ -167,7 +167,6 @@ class DedupChecks:
         return hashed
 
     def where(self, row: int) -> tuple[str, int]:
-        """Returns file and line of a row, by its number."""
         return self._names[self._file[row]], self._line[row]
 
     def find(self, sides: np.ndarray) -> dict[str, np.ndarray]:

@@ -80,7 +80,6 @@ class Inspection:
         return None
 
     def _judge(self, check: str, finding: RowFinding, record: Record, row: Row) -> Row | None:
-        """Applies a check's action to a row."""
         if self._action(check) != "fix" or finding.mended is row:
             self.findings.note(check, record, finding, "kept", row)
             return row
@@ -104,7 +103,6 @@ class Inspection:
         return self._judge("language", finding, record, row) is None
 
     def remember(self, record: Record) -> None:
-        """Remembers a row for `resolve`."""
         hashed = self._sets.add(record)
         if self._action("language") != "off" and not self._quality.languages:
             self._mix.offer(hashed, rows.training_text(record.row))

@@ -90,7 +90,6 @@ def secrets(text: str) -> list[PiiSpan]:
 
 
 def emails(text: str) -> list[PiiSpan]:
-    """Returns the e-mail addresses in a text that look real."""
     if "@" not in text:
         return []
     spans = []
@@ -109,7 +108,6 @@ def without(text: str, spans: list[PiiSpan], word: str) -> str:
 
 
 def redact(text: str) -> str:
-    """Returns a text with secrets and e-mail addresses masked."""
     text = without(text, secrets(text), SECRET)
     return without(text, emails(text), EMAIL)
 
@@ -208,7 +206,6 @@ def _is_token(value: str) -> bool:
 
 
 def _is_mixed(value: str) -> bool:
-    """Tells whether a text has both letters and digits."""
     return any(map(str.isdigit, value)) and any(map(str.isalpha, value))
 
 
