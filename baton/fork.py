@@ -163,17 +163,13 @@ def in_words(changed: Mapping[str, list[Any]], *, step: int, end: int, warm: boo
     """Returns a line for each changed setting: value before and after, and the effect."""
     lines = []
     for path, (before, after) in changed.items():
-        words = CHANGEABLE.get(path, "") if warm else ""
-        means = words.format(step=step, next=step + 1, end=end)
+        means = (CHANGEABLE.get(path, "") if warm else "").format(step=step, next=step + 1, end=end)
         lines.append(f"{path}: {before!r} → {after!r}{f': {means}' if means else ''}")
     return lines
 
 
 def combined(inherited: Mapping[str, list[Any]], own: Mapping[str, list[Any]]) -> Changes:
-    """Returns a fork's changes against the recipe that made its state.
-
-    `inherited` has its parent's changes, where the parent is a fork that has not trained since.
-    """
+    """Returns a fork's changes since the recipe that made its state: its own, on those of an untrained parent fork."""
     merged = {path: list(values) for path, values in inherited.items()}
     for path, (before, after) in own.items():
         merged[path] = [merged[path][0] if path in merged else before, after]

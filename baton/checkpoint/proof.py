@@ -53,10 +53,7 @@ def prove(
     keep: Keep,
     targets: Sequence[int],
 ) -> ProofPart:
-    """Reads a chunk's checkpoint back, marks newest and best, applies retention, and writes the proof.
-
-    `RewritableDamageError` if the store does not hold what was committed.
-    """
+    """Reads a chunk's checkpoint back, else `RewritableDamageError`; applies retention and writes the proof."""
     started = time.time()
     store.require_whole(checkpoint, store.verify(checkpoint))
     verify_seconds = time.time() - started
@@ -115,9 +112,7 @@ def promote(run: Run, index: int) -> ProofPart | None:
     """Verifies a chunk's checkpoint, which is before the target after a preemption, and returns its part of the proof.
 
     None for a chunk preempted before its first checkpoint, and for one before the step at which a fork began.
-
-    Raises:
-        DamagedError: the store does not hold what was committed.
+    `DamagedError` if the store does not hold what was committed.
     """
     started = time.time()
     plan, recipe = run.plan(), run.recipe()

@@ -49,12 +49,8 @@ def unsigned(manifest: Manifest) -> Manifest:
 
 
 def sources_of(run: Run) -> Sources:
-    """Returns the digests of a run's sources as they are in the store; a script's run has facts in place of a recipe.
-
-    Raises:
-        DamagedError: a document is not JSON.
-        UserError: a document is missing, or a newer Baton wrote it.
-    """
+    """Returns the digests of a run's sources in the store; `DamagedError` or `UserError` if a document is unusable."""
+    # A script's run has facts in place of a recipe.
     head = run.raw("recipe.json") or run.raw(AttachedRun.NAME) or run.require("recipe.json")
     tokens = run.read(TokenizedRows)
     manifest = read_manifest(run.storage, tokens.prefix) if tokens and tokens.prefix else None

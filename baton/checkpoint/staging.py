@@ -112,11 +112,9 @@ class Staging:
         return self._folder(MEMORY if _has_room(MEMORY, num_bytes) else tempfile.gettempdir())
 
     def incoming(self, checkpoint: Checkpoint, *, alone: bool) -> str:
-        """Returns a folder for a checkpoint's download, which replaces the previous one.
-
-        Large files may be held in memory, see `memfd_files`, if this process uses the files `alone`.
-        """
+        """Returns a folder for a checkpoint's download, which replaces the previous one."""
         self._release()
+        # Held files may be mapped and written to, see `mmap_load`: only if this process alone reads them.
         name, wanted = f"from-{checkpoint.step}", int(checkpoint.bytes * MARGIN) + LEFT_FREE
         if not alone or not hasattr(os, "memfd_create") or machine.available_memory() < wanted:
             return os.path.join(self.folder(checkpoint.bytes), name)
@@ -126,10 +124,7 @@ class Staging:
         return folder
 
     def places(self, num_bytes: int) -> Iterator[tuple[str, bool]]:
-        """Yields folders for a checkpoint, best first, and whether all of it fits.
-
-        The last is the roomiest one; from there the checkpoint is sent file by file.
-        """
+        """Yields folders for a checkpoint, best first, and whether all of it fits, else it is sent in parts."""
         fitting = [place for place in (MEMORY, tempfile.gettempdir()) if _has_room(place, num_bytes)]
         for place in fitting:
             self._say(place, num_bytes)

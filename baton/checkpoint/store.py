@@ -138,9 +138,7 @@ class CheckpointStore:
     def read(self, step: int, names: Sequence[str] | None = None) -> Checkpoint | None:
         """Returns the committed checkpoint of a step, or None; `names` is a listing of the step's folder, if made.
 
-        Raises:
-            DamagedError: the manifest is unreadable, marked, or of another run or step.
-            FormatError: a newer Baton wrote it.
+        `DamagedError` if the manifest is unreadable, marked or misplaced; `FormatError` if a newer Baton wrote it.
         """
         manifest = read_manifest(self.storage, self.prefix(step), names)
         return self._checked(step, manifest) if manifest else None
@@ -217,11 +215,7 @@ class CheckpointStore:
     def fetch(
         self, checkpoint: Checkpoint, local_dir: str, cache: NodeCache | None = None, names: Iterable[str] | None = None
     ) -> str:
-        """Downloads a checkpoint, every byte checked; see `bundle.fetch`.
-
-        Raises:
-            SignatureError: it must be signed, and has a file that is not.
-        """
+        """Downloads a checkpoint, every byte checked; `SignatureError` if it has a file beside the signed ones."""
         prefix, manifest = self.prefix(checkpoint.step), checkpoint.manifest
         # A file beside the signed ones is not downloaded here, but read by whoever reads the folder itself.
         if self.signed_by and (unlisted := self.storage.find(manifest.path(prefix)).keys() - manifest.files.keys()):
@@ -264,13 +258,7 @@ class CheckpointStore:
         return evaluation_losses(self.history(checkpoint))
 
     def _checked(self, step: int, manifest: Manifest) -> Checkpoint:
-        """Returns the checkpoint of a manifest that must be of this run and step, and signed if required.
-
-        Raises:
-            DamagedError: it is of another run or step, or of no checkpoint.
-            SignatureError: the required signature is missing or wrong.
-            FormatError: a newer Baton wrote it.
-        """
+        """Returns a manifest's checkpoint, which must be of this run and step, and signed if required."""
         where = self.storage.uri(self.prefix(step))
         # An unsigned one is an error and never passed over: else whoever can write to the store would decide from which
         # older checkpoint the run goes on.

@@ -128,10 +128,8 @@ def keep_outcome(storage: Storage, name: str, owner: str, outcome: Retraining) -
 
 
 def data_digest(recipe: Recipe, storage: Storage) -> str:
-    """Returns a digest of the content and settings of all sources, those of phases too; addresses do not count.
-
-    A file that has its former signature (`_signature`, kept in the store) is not read again.
-    """
+    """Returns a digest of the content and settings of all sources, those of phases too; addresses do not count."""
+    # A file is read again only if its signature differs from the one kept in the store.
     path = f"models/{recipe.name}/seen.json"
     before = _read_seen(storage, path)
     now: Seen = {}
@@ -191,8 +189,7 @@ def _examine(recipe: Recipe, storage: Storage) -> tuple[RetrainDecision, Retrain
 def _accepted(run: Run, note: RetrainNote, summary: str) -> AcceptedModel:
     """Returns the note of an accepted model, every byte of it read back."""
     exported = run.need(ExportedModel)
-    folder = exported.model_uri.removeprefix(f"{run.storage.uri()}/")
-    prefix, _, attempt = folder.rpartition("/")
+    prefix, _, attempt = exported.model_uri.removeprefix(f"{run.storage.uri()}/").rpartition("/")
     manifest = usable_manifest(run.storage, prefix)
     if manifest is None or manifest.folder != attempt:
         raise BatonError(f"{exported.model_uri} is not what is committed there.", remedy="Run the export again.")

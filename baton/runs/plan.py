@@ -73,5 +73,4 @@ def _steps_per_epoch(training: Training, rows: int) -> int:
             f"one round of {training.method} takes {prompts} prompts, and there are {rows}.",
             remedy="Give more rows, or lower batch_size or steps_per_generation, or raise num_generations.",
         )
-    completions = rows // prompts * training.round_size * passes
-    return math.ceil(completions / training.batch_size)
+    return math.ceil(rows // prompts * training.round_size * passes / training.batch_size)

@@ -348,10 +348,8 @@ def now() -> str:
 
 
 def record_failure(run_uri: str, failure: RunFailure, *, anew: bool = False) -> str | None:
-    """Writes a run's failure and page and ends its tracking run, in a process of its own, which can be timed out.
-
-    Returns the address of the page, None where there is no such run; a store out of reach or too slow is a BatonError.
-    """
+    """Writes a run's failure and page, and returns the page's address, None without such a run; else a BatonError."""
+    # In a process of its own, which also ends the tracking run, and can be stopped at a slow store.
     command = [sys.executable, "-m", "baton.pages.publish", run_uri, *(["--anew"] if anew else [])]
     try:
         done = subprocess.run(

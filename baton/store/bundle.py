@@ -159,10 +159,7 @@ class BundleWriter:
         return Manifest(kind=self.kind, folder=self.folder, files=dict(sorted(self.files.items())), meta=dict(meta))
 
     def commit(self, meta: Mapping[str, object]) -> tuple[Manifest, bool]:
-        """Writes the manifest, unless another writer was first; returns the committed one and whether it is ours.
-
-        UnavailableError where other writers come and go, and none of their manifests stays.
-        """
+        """Writes the manifest, unless another writer was first; returns the committed one and whether it is ours."""
         manifest = self.manifest(meta)
         data = manifest.as_written().encode()
         for attempt in range(ROUNDS):
@@ -232,10 +229,7 @@ def fetch(
 ) -> str:
     """Downloads a bundle, or some of its files, checking every byte; returns the folder that has them.
 
-    With `in_place`, files of a folder store are read there and not copied.
-
-    Raises:
-        DamagedError: a file is missing or its SHA-256 differs; the bundle is marked.
+    With `in_place`, files of a folder store are read there and not copied. DamagedError, and a mark, for a bad file.
     """
     in_place = in_place and storage.is_local
     target = storage.key(manifest.path(prefix)) if in_place else local_dir

@@ -20,10 +20,7 @@ ABANDONED_AFTER_S = 3600.0
 
 
 class NodeCache:
-    """A folder that outlives pods on a node, in memory or on a fast disk: files named by their hashes.
-
-    Those used longest ago are removed at `max_bytes`.
-    """
+    """A folder that outlives pods on a node; at `max_bytes` the least recently used files are removed."""
 
     def __init__(self, folder: str, max_bytes: float) -> None:
         self.folder = folder

@@ -115,18 +115,15 @@ def _read_newest(storage: Storage, prefix: str, names: Sequence[str]) -> Manifes
 
 
 def _highest(names: Sequence[str]) -> int:
-    matches = (_GENERATION.match(name) for name in names)
-    return max((int(match[1] or 1) for match in matches if match), default=0)
+    return max((int(match[1] or 1) for name in names if (match := _GENERATION.match(name))), default=0)
 
 
 def parsed(data: bytes, where: str) -> Manifest:
-    """Reads a manifest; DamagedError if it is none or names files outside its folder, FormatError if it is newer.
-
-    The newer is no damage: a damaged bundle is passed over, and written anew.
-    """
+    """Reads a manifest; DamagedError if it is none or names files outside its folder, FormatError if it is newer."""
     try:
         document = load(data)
         version = document["version"]
+        # No damage: a damaged bundle is passed over, and written anew.
         if isinstance(version, int) and version > VERSION:
             raise FormatError(
                 f"{where} is a manifest of version {version}, and this Baton reads version {VERSION}.",

@@ -83,10 +83,7 @@ class ObjectStore(Protocol):
         """Sends a file; `seen` is called with its bytes in order, and its error ends the upload."""
 
     def copy(self, source: str, path: str, size: int) -> bool:
-        """Copies an object of known size inside the store, where the store can, and tells whether it did.
-
-        The copy may share its bytes with the source, as a hard link does.
-        """
+        """Copies an object inside the store, where it can, and tells whether it did; both may share their bytes."""
 
     def download(self, path: str, local_path: str, size: int) -> str:
         """Fetches an object of known size to a file and returns the SHA-256 of its bytes."""
@@ -95,7 +92,4 @@ class ObjectStore(Protocol):
         """Yields an object's bytes in order."""
 
     def explain(self, error: Exception, path: str | None = None) -> Exception:
-        """Returns a `BatonError` or `FileNotFoundError` in place of a client library's error.
-
-        `path` is an object that was read past this client: whether it is missing may be looked up.
-        """
+        """Translates a client library's error; `path` was read past this client, and may be looked for by a listing."""

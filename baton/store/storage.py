@@ -213,14 +213,11 @@ class Storage:
         return dict(sorted(self._patiently(lambda: self.client.find(path)).items()))
 
     def remove(self, path: str, is_still_so: Callable[[], bool] = lambda: True) -> bool:
-        """Removes an object, and tells whether it did: not where removal is denied.
-
-        `is_still_so` is asked before each retry: another process may have reused the name.
-        """
+        """Removes an object, and tells whether it did: not where removal is denied."""
         tries = itertools.count()
 
         def attempt() -> bool:
-            if next(tries) and not is_still_so():
+            if next(tries) and not is_still_so():  # between tries, another process may have reused the name
                 return False
             self.client.remove(path)
             return True
@@ -275,10 +272,7 @@ class Storage:
         return self._patiently(send)
 
     def copy(self, source: str, path: str, size: int) -> bool:
-        """Copies an object inside the store, past this machine, and tells whether it did.
-
-        False where the store cannot copy, or the source no longer has that size.
-        """
+        """Copies an object of this size inside the store, and tells whether it did: not every store can."""
         return self._patiently(lambda: self.client.copy(source, path, size) and self.client.size(path) == size)
 
     def download(self, path: str, local_path: str, size: int | None = None) -> str:

@@ -40,17 +40,14 @@ class RungResult:
 def decide(
     entered: Sequence[str], values: Mapping[str, float | None], keep: int, mode: str, stopped: Collection[str]
 ) -> tuple[list[str], list[str]]:
-    """Returns the trials that advance, best first, and all others that were ranked.
-
-    Of two with the same score, the one that entered first is ahead. Trials without a finite score, or that are to
-    stop, are not ranked.
-    """
+    """Returns the trials that advance, best first, and the others with a finite score; those to stop are left out."""
     sign = 1 if mode == "min" else -1
     scored = {
         trial: value
         for trial in entered
         if trial not in stopped and (value := values.get(trial)) is not None and math.isfinite(value)
     }
+    # Of two with the same score, the one that entered first is ahead: the sort is stable.
     ranked = sorted(scored, key=lambda trial: sign * scored[trial])
     return ranked[:keep], ranked[keep:]
 

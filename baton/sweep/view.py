@@ -208,8 +208,7 @@ def _judge(trials: list[Trial], rungs: list[RungVerdict], winner: str | None, nu
             if trial := by_id.get(entry.id):
                 trial.rung, trial.why = rung.rung, entry.why
                 trial.beaten = (entry.place, entry.of) if entry.place and entry.of else None
-                ended = "ended" if _has_ended(trial) else "stopped"
-                trial.state = "failed" if rung.has_failed(entry) else ended
+                trial.state = "failed" if rung.has_failed(entry) else "ended" if _has_ended(trial) else "stopped"
     if winner in by_id and len(rungs) >= num_rungs:
         by_id[winner].state = "won"
 

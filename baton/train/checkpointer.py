@@ -350,11 +350,7 @@ class Checkpointer:
         return self._watch.notice or self._remote_notice
 
     def agree(self, step: int, due_by_time: bool, figures: Sequence[float] = ()) -> StepDecision:
-        """Makes the ranks' common decision after each step; each rank has as many figures.
-
-        Raises:
-            BatonError: in the first rank, a commit has failed in the background.
-        """
+        """Makes the ranks' common decision after each step, or raises a commit's failure; all have as many figures."""
         ours = self.committer.judge(step, due_by_time) if self.committer else StepDecision()
         stop = ours.stop or self._watch.notice is not None
         numbers = [stop, ours.due_by_time, ours.uploader_idle, *figures]

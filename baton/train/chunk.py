@@ -125,9 +125,7 @@ def record_attempt(
 def run_trainjob(context: TrainContext, scoring: Scoring | None, cluster: Cluster | None = None) -> Outcome:
     """Runs a chunk's job, whose nodes train to the target; `cluster` is by default this pod's own.
 
-    Raises:
-        LostError: nodes were lost, and another job may train to the target.
-        BatonError: the job failed, did not start or ended before its target.
+    `LostError` if nodes were lost and another job may train to the target.
     """
     cluster = cluster or Cluster.here()
     index, target, recipe = context.index, context.target, context.recipe

@@ -49,7 +49,6 @@ class Clock:
         return time.time() - self.began
 
     def split(self) -> dict[str, float]:
-        """Returns seconds per phase, including the current one."""
         running = self.seconds.get(self._phase, 0.0) + time.time() - self._since
         seconds = {**self.seconds, self._phase: running}
         return {phase.value: spent for phase, spent in seconds.items()}
