@@ -37,7 +37,7 @@ def test_training_goes_on_while_the_store_is_away(
     faulty_s3: Any, recipes: dict[str, Recipe], undisturbed: dict[str, Run], legs: Any, aside: Any
 ) -> None:
     run = legs.prepare(_changed(legs, recipes["lora"], faulty_s3.store), "outage")
-    chunk = aside.Background(aside.slow_chunk, run.uri, 1, 0.3, 0.5)
+    chunk = aside.Background(aside.slow_chunk, run.uri, 1, 0.8, 0.5)
     chunk.wait_for(events.CheckpointCommitted)
     with faulty_s3.proxy.outage():
         away = chunk.wait_for(events.StoreUnavailable)

@@ -289,7 +289,7 @@ def test_no_csv_is_written() -> None:
     writing = re.compile(r"csv\.(Dict)?[wW]riter|\.to_csv|write_csv")
     root = Path(__file__).parents[2]
     files = [path for room in ("baton", "components", "pipelines") for path in (root / room).glob("**/*.py")]
-    assert len(files) > 300
+    assert len(files) > 200
     assert writing.search("csv.writer(file)")
     assert [str(path) for path in files if writing.search(path.read_text(encoding="utf-8"))] == []
 

@@ -148,6 +148,6 @@ def test_nothing_turns_off_the_look_at_certificates() -> None:
         r"verify(_ssl)?\s*=\s*False|CERT_NONE|_create_unverified|allow_invalid_certificates|check_hostname"
     )
     files = [path for room in ("baton", "components", "pipelines", "images") for path in (ROOT / room).glob("**/*.py")]
-    assert len(files) > 300
+    assert len(files) > 200
     assert off.search("requests.get(url, verify=False)")
     assert [str(path) for path in files if off.search(path.read_text(encoding="utf-8"))] == []
