@@ -64,7 +64,10 @@ class Section(BaseModel):
         for name, field in fields.items():
             if name in described:
                 field.setdefault("description", described[name])
-            theirs = written_name(name, cls.model_fields[name])
+            theirs, default = written_name(name, cls.model_fields[name]), cls.model_fields[name].default
+            if isinstance(default, Section) and "default" in field:
+                names = type(default).model_fields
+                field["default"] = {written_name(key, names[key]): value for key, value in field["default"].items()}
             title = {} if theirs == name else {"title": theirs.replace("_", " ").title()}
             shown["properties"][theirs] = {**field, **title}
         return written

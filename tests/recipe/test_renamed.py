@@ -124,7 +124,8 @@ def test_messages_and_schema_have_the_names_of_today(path: str) -> None:
         made(path, {"wrong": []})
     assert FORMER[path] not in str(error.value)
     name, former = path.rpartition(".")[2], FORMER[path].rpartition(".")[2]
-    sections = Recipe.model_json_schema()["$defs"].values()
-    having = [section for section in sections if name in section.get("properties", {})]
+    schema = Recipe.model_json_schema()
+    having = [section for section in schema["$defs"].values() if name in section.get("properties", {})]
     assert len(having) == 1
     assert former not in having[0]["properties"]
+    assert former not in (schema["properties"][path.partition(".")[0]].get("default") or {})
