@@ -327,18 +327,23 @@ def _fits_host(recipe: Recipe, base: str | None) -> Callable[[int], bool]:
 
 
 def _fits_gpu(trial: Callable[[], None], room: float) -> bool:
-    fits = True
+    fits = _survives(trial)
+    # After the handler there, as the error holds the trial's model, which `_forget` frees.
+    peak = torch.cuda.max_memory_allocated()
+    _forget()
+    return fits and peak <= room
+
+
+def _survives(trial: Callable[[], None]) -> bool:
+    """Tells whether memory sufficed; another error is raised."""
     try:
         trial()
     except RuntimeError as error:
         if not isinstance(error, torch.cuda.OutOfMemoryError) and not should_reduce_batch_size(error):
             raise
         logger.info("that is too much: %s", str(error).partition(".")[0])
-        fits = False
-    # After the handler, as the error holds the trial's model, which `_forget` frees.
-    peak = torch.cuda.max_memory_allocated()
-    _forget()
-    return fits and peak <= room
+        return False
+    return True
 
 
 def _try(recipe: Recipe, plan: Plan, tokens: ChunkTokens, folders: Mapping[str, str], output_dir: str) -> None:

@@ -72,7 +72,7 @@ def conditions(node: Any) -> set[str]:
 
 
 def test_baton_compares_its_own_words() -> None:
-    files = sorted((TESTS / "pipelines/golden").glob("*.yaml"))
+    files = sorted((TESTS / "goldens/pipelines").glob("*.yaml"))
     found = {each for file in files for each in conditions(list(yaml.safe_load_all(file.read_text(encoding="utf-8"))))}
     accepted, train = (
         f"inputs.parameter_values['pipelinechannel--{name}'] == '{words[0]}'" for name, words in WORDS.items()

@@ -19,7 +19,7 @@ from baton.recipe import load
 from baton.runs import ref
 from tests.support import conformance
 
-HERE = Path(__file__).parents[1] / "end_to_end"
+HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 QUICKSTART = ROOT / "pipelines/recipes/quickstart.yaml"
 PHASES = HERE.parent / "recipes/phases.yaml"
@@ -65,7 +65,7 @@ def test_golden_file(name: str, tmp_path: Path) -> None:
     compiled = _CODE.sub("VERSION-DIGEST", (tmp_path / "pipeline.yaml").read_text())
     documents = ref.decode_texts(list(yaml.load_all(compiled, yaml.CSafeLoader)))  # a golden file is to be read
     documents[0].pop("sdkVersion")
-    golden = HERE / "golden" / f"{name}.yaml"
+    golden = HERE / "pipelines" / f"{name}.yaml"
     if os.environ.get("BATON_GOLDEN"):
         golden.write_text(yaml.safe_dump_all(documents, sort_keys=True))
     kept = list(yaml.load_all(golden.read_text(), yaml.CSafeLoader))
