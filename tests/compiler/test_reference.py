@@ -26,13 +26,13 @@ FIELDS = [
 )
 def test_committed_file_is_what_the_code_gives(path: str, fresh: Callable[[], str]) -> None:
     committed = (ROOT / path).read_text(encoding="utf-8")
-    assert committed == fresh(), f"{path} is older than components/shared/recipe/: run `make docs` and commit it"
+    assert committed == fresh(), f"{path} is older than baton/recipe/: run `make docs` and commit it"
 
 
 @pytest.mark.parametrize(("section", "name"), FIELDS)
 def test_field_is_described(section: reference.Schema, name: str) -> None:
     assert section["properties"][name].get("description", "").strip(), (
-        f"{section['title']}.{name} needs a docstring below it in components/shared/recipe/"
+        f"{section['title']}.{name} needs a docstring below it in baton/recipe/"
     )
 
 

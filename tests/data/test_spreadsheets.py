@@ -19,7 +19,7 @@ from baton.store.storage import Storage
 from baton.sweep.trials import preparation_name
 from tests.support import tiny
 
-REAL = Path(__file__).parents[2] / "shared/data/reports/csv"
+REAL = Path(__file__).parents[3] / "shared/data/reports/csv"
 """One table, as programs in use have written it."""
 TABLE = [
     ("Where is the lamp?", "In the attic, beside the shelf."),
