@@ -231,7 +231,7 @@ class Exported(Event, kind="exported"):
     bytes: int
 
 
-class Report(Event, kind="report"):
+class ReportWritten(Event, kind="report"):
     uri: str
 
 
