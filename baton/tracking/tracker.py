@@ -154,7 +154,7 @@ def resume_model(client: Any, run_id: str) -> None:
         client.finalize_logged_model(model.model_id, "PENDING")
 
 
-SENDER = "baton.tracking.sender"
+SENDER = "baton.tracking.client"
 STOPPED = "tracking at "
 """Beginning of the line with which the process tells why it has stopped."""
 HELD_S = 30.0
@@ -273,7 +273,7 @@ def send_held(run: Run) -> None:
     tracking = run.read(TrackingRun)
     folder = _unsent(run, tracking) if tracking else None
     if tracking and messages.buffered_files(folder):
-        from baton.tracking.sender import Sender
+        from baton.tracking.client import Sender
 
         model = model_of(run, run.recipe())
         Sender(SenderConfig(tracking.mlflow, tracking.run_id, datasets=tracking.datasets, model=model, unsent=folder))
