@@ -66,7 +66,7 @@ def enter(sweep_uri: str, bracket: int) -> None:
 
 def judge(sweep_uri: str, rung: int) -> None:
     from baton.runs.sweep import Sweep
-    from baton.sweep.judge import rank_trials
+    from baton.sweep.trials import rank_trials
 
     verdict = rank_trials(Sweep.open(sweep_uri), rung)
     events.emit(events.Verdict(kept=verdict.kept, winner=verdict.winner))

@@ -19,7 +19,7 @@ from baton.pages.html import count, duration, number
 from baton.recipe import load
 from baton.runs import lineage
 from baton.runs.sweep import Sweep
-from baton.sweep import tracking
+from baton.sweep import trials
 from baton.sweep.view import STATES, Cost, Trial, View, cost, gather
 
 BEST, GOOD, MIDDLE, WORST = svg.ORANGE, svg.BLUE, svg.SKY, svg.GREY
@@ -130,8 +130,8 @@ def publish(sweep: Sweep, number: int) -> str:
     recipe = load.validate(document.recipe, origin=sweep.uri)
     page = write(sweep)
     is_last = number == len(document.rungs)
-    tracking.log_rung(sweep, recipe, rung, page, is_last=is_last)
-    tracking.end_trials(sweep, document, rung, is_last=is_last)
+    trials.log_rung(sweep, recipe, rung, page, is_last=is_last)
+    trials.end_trials(sweep, document, rung, is_last=is_last)
     return page
 
 

@@ -99,8 +99,8 @@ def judge(
     from baton import events
     from baton.pages.card import DISPLAY_NAME
     from baton.runs.sweep import Sweep
-    from baton.sweep.judge import rank_trials
     from baton.sweep.page import publish
+    from baton.sweep.trials import rank_trials
 
     with events.stage(f"judge rung {rung}"):
         sweep = Sweep.open(sweep_uri)

@@ -83,6 +83,6 @@ def judge_rung(store: str, name: str, number: int) -> None:
     """Compares the trials of a rung, as the stage does."""
     from baton.runs.sweep import Sweep
     from baton.store.storage import Storage
-    from baton.sweep.judge import rank_trials
+    from baton.sweep.trials import rank_trials
 
     rank_trials(Sweep(Storage(store), name), number)
