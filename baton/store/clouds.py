@@ -26,7 +26,7 @@ from obstore.store import AzureStore, GCSStore, ObjectStore, S3Store
 
 from baton import machine
 from baton.errors import StoreError
-from baton.store import errors
+from baton.store import protocol
 from baton.store.protocol import BLOCK, ObjectInfo
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Cloud:
     """Store's URI and bucket → obstore's client."""
     file_system: Callable[[str], AbstractFileSystem]
     """Address of requests → fsspec file system."""
-    words: errors.StoreMessages
+    words: protocol.StoreMessages
     create_is_certain: bool = False
     """As in `baton.store.protocol.ObjectStore`."""
     largest_copy: int = -1
@@ -126,7 +126,7 @@ class CloudStore:
         except (NotFoundError, FileNotFoundError):
             return None
         except Exception as error:
-            if not errors.answer(error).may_be_missing:
+            if not protocol.answer(error).may_be_missing:
                 raise
             return self._listed_size(path, error)
 
@@ -179,7 +179,7 @@ class CloudStore:
         except (NotFoundError, FileNotFoundError) as error:
             if any(part in str(error) for part in self.cloud.words.no_container):
                 raise
-            # `errors.explain` would take this put that finds nothing for a missing bucket.
+            # `protocol.explain` would take this put that finds nothing for a missing bucket.
             raise FileNotFoundError(f"{self.uri}/{source}") from None
         return True
 
@@ -199,13 +199,13 @@ class CloudStore:
 
     def explain(self, error: Exception, path: str | None = None) -> Exception:
         # With a path, of an object read past this client, a listing tells whether it is missing.
-        if path is not None and errors.answer(error).may_be_missing:
+        if path is not None and protocol.answer(error).may_be_missing:
             try:
                 if self._listed_size(path, error) is None:
                     return FileNotFoundError(f"{self.uri}/{path}")
             except Exception as second:
                 error = second
-        return errors.explain(error, self.uri, self.cloud.words, machine.proxy_for(self.address))
+        return protocol.explain(error, self.uri, self.cloud.words, machine.proxy_for(self.address))
 
     @contextlib.contextmanager
     def _looked_for(self, path: str) -> Iterator[None]:
@@ -213,7 +213,7 @@ class CloudStore:
         try:
             yield
         except Exception as error:
-            if errors.answer(error).may_be_missing and self._listed_size(path, error) is None:
+            if protocol.answer(error).may_be_missing and self._listed_size(path, error) is None:
                 raise FileNotFoundError(f"{self.uri}/{path}") from None
             raise
 
@@ -233,11 +233,11 @@ class CloudStore:
                     if entry["path"] > key:
                         return None
         except Exception as second:
-            found = errors.answer(second)
+            found = protocol.answer(second)
             if found.status != 403 or found.code not in ("", "AccessDenied"):
                 raise  # both requests fail for the same reason
             reason = ": ".join(part for part in (found.code or "403", found.message.rstrip(".")) if part)
-            raise errors.denied(errors.answer(error), self.uri, self.cloud.words, reason, or_missing=True) from None
+            raise protocol.denied(protocol.answer(error), self.uri, self.cloud.words, reason, or_missing=True) from None
         return None
 
     def _key(self, path: str) -> str:
@@ -357,7 +357,7 @@ def _s3_credentials(uri: str) -> Callable[[], S3Credential] | None:
 
     credentials = botocore.session.get_session().get_credentials()
     if credentials is None:
-        raise errors.no_credentials(uri, S3.words)
+        raise protocol.no_credentials(uri, S3.words)
 
     def provide() -> S3Credential:
         frozen = credentials.get_frozen_credentials()
@@ -394,7 +394,7 @@ def _s3_files(address: str) -> AbstractFileSystem:
     )
 
 
-def _s3_cause(answer: errors.ServerAnswer) -> tuple[str, str] | None:
+def _s3_cause(answer: protocol.ServerAnswer) -> tuple[str, str] | None:
     # <https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html>
     code, message = answer.code, answer.message.lower()
     match code:
@@ -435,7 +435,7 @@ def _s3_cause(answer: errors.ServerAnswer) -> tuple[str, str] | None:
     )
 
 
-def _s3_skew(answer: errors.ServerAnswer) -> str:
+def _s3_skew(answer: protocol.ServerAnswer) -> str:
     try:
         asked = datetime.strptime(answer.fields["RequestTime"], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
         apart = (asked - datetime.fromisoformat(answer.fields["ServerTime"])).total_seconds() / 60
@@ -463,7 +463,7 @@ S3 = Cloud(
     open=_open_s3,
     file_system=_s3_files,
     largest_copy=5 * 10**9,
-    words=errors.StoreMessages(
+    words=protocol.StoreMessages(
         no_container=("NoSuchBucket", "bucket does not exist"),
         no_credentials=("NoCredentials", "PartialCredentials"),
         credentials="Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or name a Secret in resources.secret.",
@@ -496,7 +496,7 @@ GOOGLE = Cloud(
     file_system=lambda address: _obstore_files("gs", address),
     create_is_certain=True,
     largest_copy=5 * 10**12,
-    words=errors.StoreMessages(
+    words=protocol.StoreMessages(
         no_container=("NoSuchBucket", "bucket does not exist"),
         no_credentials=("Error performing token request",),
         bad_credentials=("service account file",),
@@ -514,7 +514,7 @@ def _azure_address(uri: str) -> str:
     return _endpoint(uri, "AZURE_ENDPOINT", "AZURE_STORAGE_ENDPOINT") or f"https://{account}.blob.core.windows.net"
 
 
-def _azure_cause(answer: errors.ServerAnswer) -> tuple[str, str] | None:
+def _azure_cause(answer: protocol.ServerAnswer) -> tuple[str, str] | None:
     detail = answer.fields.get("AuthenticationErrorDetail", "") if answer.code == "AuthenticationFailed" else ""
     if "Signed expiry time" in detail:
         return "the shared access signature has expired", "Set a new one in AZURE_STORAGE_SAS_KEY."
@@ -541,7 +541,7 @@ AZURE = Cloud(
     ),
     file_system=lambda address: _obstore_files("az", address),
     create_is_certain=True,
-    words=errors.StoreMessages(
+    words=protocol.StoreMessages(
         container="container",
         no_container=("ContainerNotFound", "container does not exist"),
         no_credentials=("Error performing token request", "Account must be specified"),

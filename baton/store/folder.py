@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, BinaryIO, cast
 
 from baton.errors import StoreError
-from baton.store import errors
+from baton.store import protocol
 from baton.store.protocol import BLOCK, OWN, ObjectInfo, below
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ class Folder:
                 yield block
 
     def explain(self, error: Exception, path: str | None = None) -> Exception:
-        return errors.explain(error, self.uri, errors.StoreMessages())
+        return protocol.explain(error, self.uri, protocol.StoreMessages())
 
     def _key(self, path: str) -> str:
         return below(self.root, path)
@@ -263,7 +263,7 @@ class FileSystem:
                 yield block
 
     def explain(self, error: Exception, path: str | None = None) -> Exception:
-        return errors.explain(error, self.uri, errors.StoreMessages())
+        return protocol.explain(error, self.uri, protocol.StoreMessages())
 
     def _key(self, path: str) -> str:
         return below(self.root, path)

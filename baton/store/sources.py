@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from baton.errors import UserError, suggest_path
-from baton.store import errors
+from baton.store import protocol
 from baton.store.clouds import CloudStore
 from baton.store.folder import FileSystem
 from baton.store.storage import Storage
@@ -158,7 +158,7 @@ def _is_folder(fs: AbstractFileSystem, path: str) -> bool:
     try:
         return bool(fs.isdir(path))
     except Exception as error:
-        if errors.answer(error).status == 403:
+        if protocol.answer(error).status == 403:
             return False  # without the right to list, a file may still be read
         raise
 

@@ -18,9 +18,16 @@ from baton import machine
 from baton.errors import BatonError, UnavailableError
 from baton.runtime import SYSTEM, Runtime, backoff, retry
 from baton.store.clouds import CLOUDS, CloudStore
-from baton.store.errors import DeniedError, UnknownRequestError, without_signature
 from baton.store.folder import FileSystem, Folder
-from baton.store.protocol import OWN, ObjectInfo, ObjectStore, below
+from baton.store.protocol import (
+    OWN,
+    DeniedError,
+    ObjectInfo,
+    ObjectStore,
+    UnknownRequestError,
+    below,
+    without_signature,
+)
 
 logger = logging.getLogger("baton")
 T = TypeVar("T")

@@ -18,7 +18,7 @@ from baton.pages import svg
 from baton.pages.html import count, duration, number
 from baton.recipe import load
 from baton.runs import lineage
-from baton.runs.sweep import Sweep
+from baton.runs.run import Sweep
 from baton.sweep import trials
 from baton.sweep.view import STATES, Cost, Trial, View, cost, gather
 

@@ -25,8 +25,7 @@ from baton.runs import outcomes
 from baton.runs.documents import OwnCode, PinnedModels, RunInfo, SplitData
 from baton.runs.outcomes import RungVerdict, SweepHead, TrialEntry, TrialFailure, TrialRequest, Winner
 from baton.runs.plan import Plan, make_plan
-from baton.runs.run import Run, check_name, identity, now, with_older_keys
-from baton.runs.sweep import Sweep
+from baton.runs.run import Run, Sweep, check_name, identity, now, with_older_keys
 from baton.runtime import SYSTEM
 from baton.store import sources
 from baton.store.storage import Storage

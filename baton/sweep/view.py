@@ -12,8 +12,7 @@ from baton.documents import Json
 from baton.runs import lineage
 from baton.runs.outcomes import RungVerdict, TrialEntry, TrialFailure, Winner
 from baton.runs.plan import Plan
-from baton.runs.run import Run
-from baton.runs.sweep import Sweep
+from baton.runs.run import Run, Sweep
 from baton.runtime import SYSTEM
 
 MAX_CURVES = 200

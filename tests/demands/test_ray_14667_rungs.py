@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from baton.runs.outcomes import TrialScore
-from baton.runs.sweep import Sweep
+from baton.runs.run import Sweep
 from baton.sweep.trials import rank_trials
 from tests.demands import chunks
 from tests.sweep.swept import in_rungs

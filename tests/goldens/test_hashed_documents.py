@@ -29,8 +29,7 @@ from baton.data.tokenize import tokenize_run
 from baton.export import export
 from baton.recipe import load
 from baton.runs.plan import Plan
-from baton.runs.run import Run, state_identity
-from baton.runs.sweep import Sweep
+from baton.runs.run import Run, Sweep, state_identity
 from baton.store.manifest import Manifest
 from baton.store.storage import Storage
 from baton.sweep.trials import preparation_name

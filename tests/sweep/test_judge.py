@@ -9,7 +9,7 @@ import pytest
 
 from baton.errors import BatonError
 from baton.runs.outcomes import TrialEntry, TrialScore
-from baton.runs.sweep import Sweep
+from baton.runs.run import Sweep
 from baton.sweep.trials import decide, rank_trials
 from tests.sweep.swept import in_rungs
 

@@ -8,8 +8,7 @@ import pytest
 
 from baton.recipe import load
 from baton.runs.outcomes import RungEntry, RungVerdict, StoppedTrial, SweepHead, TrialEntry, TrialInfo, Winner
-from baton.runs.run import Run
-from baton.runs.sweep import Sweep
+from baton.runs.run import Run, Sweep
 from baton.store.storage import Storage
 from baton.sweep import trials
 from baton.tracking import tracking_run

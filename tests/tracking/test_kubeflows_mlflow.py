@@ -10,8 +10,7 @@ import pytest
 from baton.recipe import load
 from baton.runs.documents import TrackingRun
 from baton.runs.outcomes import SweepTracking
-from baton.runs.run import Run
-from baton.runs.sweep import Sweep
+from baton.runs.run import Run, Sweep
 from baton.store.storage import Storage
 from baton.sweep import trials
 from baton.tracking import servers, tracker, tracking_run
