@@ -1,7 +1,5 @@
 """JSON documents with a type: one reader, one message for an unknown version, the same JSON written back."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from typing import Any, ClassVar, Self

@@ -1,7 +1,5 @@
 """Errors that a person reads, with the remedy, and suggestions of names and paths that nearly match."""
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 import errno

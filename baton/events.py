@@ -4,8 +4,6 @@ Each event is a frozen dataclass, written as its kind and its fields. People rea
 local engine reads JSON. The exit code is part of the termination message, as Kubeflow's launcher always exits with 1.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import json
@@ -23,7 +21,7 @@ from typing import Any, ClassVar, Self, dataclass_transform
 from baton import machine
 from baton.errors import BatonError, ProcessLostError, RewritableDamageError, SkipError, in_words, no_room
 
-KINDS: dict[str, type[Event]] = {}
+KINDS: dict[str, "type[Event]"] = {}
 """Kind on the wire → its event."""
 
 

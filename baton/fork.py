@@ -5,8 +5,6 @@ at each step. It cannot change the order of rows or the parts of the saved state
 A fork needs nothing in its parent's folder, so the parent may be deleted.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os

@@ -3,8 +3,6 @@
 Clients differ in how they read `NO_PROXY`; the rules here are the same for every client.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import math

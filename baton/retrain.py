@@ -8,8 +8,6 @@ models/<name>/turns/000007/runs.json    the runs that it trains
 models/<name>/turns/000007/ended.json   its end
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

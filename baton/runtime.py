@@ -3,8 +3,6 @@
 `Runtime` is handed in, so that a test decides all of it; `SYSTEM` is this machine's own.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os

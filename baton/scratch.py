@@ -1,7 +1,5 @@
 """A process's temporary folders, locked, so that other processes recognise those that a killed one left."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import glob

@@ -1,7 +1,5 @@
 """Text of others on a terminal: rows, answers of models and messages that quote them are shown, and never obeyed."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 

@@ -6,8 +6,6 @@ that are there, name the very parent that is there, and match the run's sources.
 checkpoints were removed: for that, the caller gives a step and its manifest's digest as written down elsewhere.
 """
 
-from __future__ import annotations
-
 import re
 import time
 from collections import defaultdict

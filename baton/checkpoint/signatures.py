@@ -5,8 +5,6 @@ leave a checkpoint that nobody may restore. It is a sigstore bundle. model-signi
 folder's files; Baton also compares `predicate.baton`, which has the digest of the whole manifest.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping

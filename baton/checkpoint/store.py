@@ -1,7 +1,5 @@
 """Checkpoints of a run: committed by manifest, found by step, verified by hashes, merged if sharded."""
 
-from __future__ import annotations
-
 import math
 import os
 import re
@@ -10,7 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 from pydantic import Field
 
@@ -118,7 +116,7 @@ class CheckpointStore:
         self.signed_by = signed_by or trusted_here()
 
     @classmethod
-    def of(cls, run: Run, recipe: Recipe) -> CheckpointStore:
+    def of(cls, run: Run, recipe: Recipe) -> Self:
         """Returns a run's checkpoints, signed if the recipe asks for that; see `signing.required`."""
         signing = recipe.chunks.signing
         return cls(run, required(signing.public_key, f"run {run.name!r}") if signing else None)

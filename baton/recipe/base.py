@@ -1,7 +1,5 @@
 """Base of every section of the recipe."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import itertools

@@ -1,7 +1,5 @@
 """Recipe sections `resources` and `training.parallel`: the pods of a run, and several processes in each."""
 
-from __future__ import annotations
-
 import re
 from typing import Annotated, Any, Literal, Self
 

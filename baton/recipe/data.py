@@ -1,10 +1,8 @@
 """Recipe section `data`: sources of rows, their split, and the checks of their quality."""
 
-from __future__ import annotations
-
 import codecs
 import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -111,7 +109,7 @@ class SplitRule(Section):
     `test`."""
 
     @model_validator(mode="after")
-    def _one_rule(self) -> SplitRule:
+    def _one_rule(self) -> Self:
         rules = [name for name in ("stratify_by", "group_by", "column") if getattr(self, name)]
         if len(rules) > 1:
             raise ValueError(f"{' and '.join(rules)} each decide a row's side; leave {len(rules) - 1} of them out")
@@ -259,7 +257,7 @@ class Data(Section):
         return [value] if isinstance(value, str | dict) else value
 
     @model_validator(mode="after")
-    def _groups_stay_together(self) -> Data:
+    def _groups_stay_together(self) -> Self:
         assigned = next((source.uri for source in self.sources if source.side), None)
         if self.split.group_by and assigned:
             raise ValueError(

@@ -1,10 +1,8 @@
 """Recipe sections `evaluation` and `export`: judging the result, and its formats."""
 
-from __future__ import annotations
-
 import difflib
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -123,7 +121,7 @@ class Evaluation(Section):
                 raise ValueError(f"evaluation.gate: {name} compares with the baseline itself; expected a number")
 
     @model_validator(mode="after")
-    def _complete(self) -> Evaluation:
+    def _complete(self) -> Self:
         if self.every and self.per_epoch:
             raise ValueError("every and per_epoch both say when to evaluate; leave one out")
         if "bertscore" in self.metrics and not self.bertscore_model:
@@ -229,7 +227,7 @@ class Export(Section):
     rounds the weights, as the model does with them rounded."""
 
     @model_validator(mode="after")
-    def _consistent(self) -> Export:
+    def _consistent(self) -> Self:
         if len(set(self.formats)) < len(self.formats):
             raise ValueError(f"formats: {', '.join(self.formats)} names one twice")
         if "safetensors" not in self.formats and "adapter" not in self.formats:

@@ -1,7 +1,5 @@
 """Problems that pydantic finds in a recipe, in one line: path, value and remedy."""
 
-from __future__ import annotations
-
 import copy
 import datetime
 import difflib

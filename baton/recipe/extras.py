@@ -1,7 +1,5 @@
 """Packages that some recipes need beyond the base install, and the extra of Baton with each."""
 
-from __future__ import annotations
-
 import importlib.util
 
 from baton.errors import UserError

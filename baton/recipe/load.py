@@ -1,7 +1,5 @@
 """Reading a recipe: YAML, overrides by dotted path, and messages that name the key and the remedy."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import json

@@ -4,12 +4,10 @@ A new method needs settings and spec here, field and name in `Methods`, its trai
 row in `tests/exactness/matrix.py`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BeforeValidator,
@@ -278,7 +276,7 @@ class DPO(Referenced):
     """Train without the model's own dropout."""
 
     @model_validator(mode="after")
-    def _one_weight_each(self) -> DPO:
+    def _one_weight_each(self) -> Self:
         if self.loss_weights is not None and len(self.loss_weights) != len(self.loss):
             raise ValueError(f"loss_weights has {len(self.loss_weights)} values for {len(self.loss)} losses")
         if "exo_pair" in self.loss and self.label_smoothing == 0:

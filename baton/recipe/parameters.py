@@ -1,7 +1,5 @@
 """Changes to a recipe by the parameters of its compiled pipeline, checked by the first stage."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping
 from typing import Any

@@ -4,8 +4,6 @@
 recipes that people hand in: a run that was started with such a setting has to resume.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import math
@@ -85,7 +83,7 @@ class Recipe(Section):
         check_rules(self)
         return self
 
-    def phase_recipes(self) -> list[Recipe]:
+    def phase_recipes(self) -> list["Recipe"]:
         """Returns a recipe for each phase, none without phases; `ValueError` with a line per problem."""
         # Cached by content: model_copy would carry a cached property of the original along.
         return list(_phase_recipes(json.dumps(self.model_dump(mode="json")))) if self.phases else []

@@ -1,7 +1,5 @@
 """Recipe sections `hooks`, `trust`, `chunks`, `store` and `tracking`: how and where a run runs."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Self

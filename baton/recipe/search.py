@@ -3,10 +3,8 @@
 A sweep compares configurations while they train. Each phase starts from the model of the phase before it.
 """
 
-from __future__ import annotations
-
 import difflib
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
@@ -34,7 +32,7 @@ class Range(Section):
     """Distance between the numbers, from `min` on; any number in between when left out."""
 
     @model_validator(mode="after")
-    def _fits(self) -> Range:
+    def _fits(self) -> Self:
         if self.max <= self.min:
             raise ValueError(f"max {self.max:g} is not above min {self.min:g}")
         if self.log and self.min <= 0:
@@ -108,7 +106,7 @@ class Search(Section):
         return value
 
     @model_validator(mode="after")
-    def _consistent(self) -> Search:
+    def _consistent(self) -> Self:
         if self.halving and self.hyperband:
             raise ValueError("halving and hyperband both say which trials advance; leave one out")
         if self.hyperband and self.brackets:

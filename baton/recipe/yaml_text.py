@@ -1,7 +1,5 @@
 """YAML as people write recipes, with remedies for broken texts."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

@@ -1,7 +1,5 @@
 """Documents of a run: data, tokens, skips, training, checkpoints, attached script; preview and survey of rows."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 
 from pydantic import Field, JsonValue

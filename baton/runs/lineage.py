@@ -5,8 +5,6 @@ models/<name>/accepted/000001.json, 000002.json, …: put-if-absent, and the hig
 takes the number after its rival's, so one of several writers succeeds.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import re

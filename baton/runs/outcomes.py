@@ -1,7 +1,5 @@
 """Documents of evaluation, gate, export, report and retraining, and of sweeps and their trials."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import Field, JsonValue
@@ -85,7 +83,7 @@ class ExportCheck(Document):
     max_abs_difference: float = 0.0
     from_trained: Likeness | None = None
     llama_cpp: LlamaCpp | None = None
-    files: dict[str, ExportCheck] = Field(default_factory=dict)
+    files: dict[str, "ExportCheck"] = Field(default_factory=dict)
     """Of a format with several files: file → its check."""
 
 

@@ -1,7 +1,5 @@
 """Plan of a run's steps and chunks: a pure function of a few numbers."""
 
-from __future__ import annotations
-
 import math
 
 from pydantic import Field

@@ -14,8 +14,6 @@ runs/<run>/scores/chunk-001.json   score after each chunk
 runs/<run>/failure.json            error of a chunk
 """
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import hashlib

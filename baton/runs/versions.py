@@ -5,8 +5,6 @@ that is missing is 1. A newer release must not continue an older run unnoticed: 
 it continues. docs/upgrading.md tells users the effect, CONTRIBUTING.md when to raise a number.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib.metadata
@@ -94,7 +92,7 @@ class FormatVersions(Document):
     """Format → number, 1 where left out."""
 
     @classmethod
-    def here(cls, names: Iterable[str], data: FormatVersions | None = None) -> FormatVersions:
+    def here(cls, names: Iterable[str], data: Self | None = None) -> Self:
         numbers = {name: FORMATS[name].number for name in names}
         return cls(
             baton=release(), formats=numbers | ({name: data.number(name) for name in DATA_FORMATS} if data else {})
@@ -213,7 +211,7 @@ class Fingerprint(Document):
             **more,
         )
 
-    def differences(self, theirs: Fingerprint) -> list[str]:
+    def differences(self, theirs: Self) -> list[str]:
         ours, other = self.to_json(), theirs.to_json()
         keys = sorted(ours.keys() | other.keys())
         if not (self.datasets and theirs.datasets):  # one of the two is older than these entries

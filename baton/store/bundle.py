@@ -11,8 +11,6 @@ Unchanged files of an earlier bundle are copied inside the store. A copy may sha
 link does. So copies are taken from the last bundle but one, and damage never hits two bundles in a row.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import os

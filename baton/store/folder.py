@@ -5,8 +5,6 @@ written in place. A killed writer leaves a `.baton-…` file, which no listing s
 its attempt, which no manifest names.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import hashlib

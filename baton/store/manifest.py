@@ -9,8 +9,6 @@ Readers take the highest generation. Nothing is ever replaced, so there is no mo
 each other's work.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

@@ -3,8 +3,6 @@
 Errors of a client's library become errors with a remedy, which tell whether to try again.
 """
 
-from __future__ import annotations
-
 import errno
 import html
 import os

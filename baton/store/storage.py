@@ -1,7 +1,5 @@
 """Object store with retries, and leases where it lacks put-if-absent (see `create_leased`)."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import hashlib

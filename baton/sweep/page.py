@@ -1,7 +1,5 @@
 """Page of a sweep: leader, stopped trials, saved time, and learning curves."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -3,8 +3,6 @@
 Values are all combinations, drawn at random, or proposed by Optuna.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import random

@@ -5,8 +5,6 @@ stop by their scores and by people's requests. In MLflow, a sweep is one parent 
 reach is a warning.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

@@ -1,7 +1,5 @@
 """Content of a sweep's page, read from the store, with its trials ranked."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field

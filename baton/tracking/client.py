@@ -5,8 +5,6 @@ MLflow's own library, mostly for its import: so that is used for databases and p
 credentials are those of MLflow's own client, made to give up soon.
 """
 
-from __future__ import annotations
-
 import configparser
 import contextlib
 import json

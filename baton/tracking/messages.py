@@ -4,8 +4,6 @@ Opening a database takes two seconds of a core, as MLflow's own client has to be
 short chunk. So its lines are kept below the run, and go with those of the next process that opens the database.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import importlib.util

@@ -3,8 +3,6 @@
 The recipe names the server; without one it is the server that Kubeflow itself logs to.
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from typing import Any

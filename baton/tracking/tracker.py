@@ -4,8 +4,6 @@ A parameter's name is its dotted path in the recipe, so that pages of runs compa
 chunks train, and ready once it can be used.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -15,7 +13,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Self
 
 from baton.recipe.recipe import Recipe
 from baton.runs.documents import TokenizedRows, TrackingRun
@@ -198,7 +196,7 @@ class Tracker:
         if self._held is None:
             self._start()
 
-    def __enter__(self) -> Tracker:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

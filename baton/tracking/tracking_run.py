@@ -4,8 +4,6 @@ All processes of a run report to one tracking run: stages by MLflow's own client
 `tracker`. A server out of reach is a warning, not a failure.
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
