@@ -48,8 +48,7 @@ class Document(BaseModel):
     # Keys of a newer or older Baton are kept and written back; absent fields stay absent (`to_json`).
     model_config = ConfigDict(frozen=True, extra="allow", defer_build=True, ser_json_inf_nan="constants")
 
-    VERSION: ClassVar[int] = 1
-    """What is read; a document without `version` is of version 1."""
+    VERSION: ClassVar[int] = 1  # what is read; a document without `version` is of version 1
 
     @classmethod
     def read(cls, data: bytes | object, where: str) -> Self:

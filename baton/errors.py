@@ -18,8 +18,7 @@ LIBRARIES = frozenset(
     }
 )
 """Top-level modules that are not the user's code: they keep nothing that training depends on but tensors."""
-own_packages: set[str] = set()
-"""Top-level modules of hooks, which may be installed packages."""
+own_packages: set[str] = set()  # top-level modules of hooks, which may be installed packages
 
 
 class BatonError(Exception):

@@ -42,8 +42,7 @@ from baton.scratch import scratch_folder
 from baton.store import bundle
 from baton.store.manifest import usable_manifest
 
-Changes = dict[str, list[Any]]
-"""Dotted path → value before and after."""
+Changes = dict[str, list[Any]]  # dotted path → value before and after
 
 SCHEDULE = "the new schedule counts from step 0: at step {step} the learning rate jumps to where it would then be"
 LENGTH = "the run ends at step {end}; the schedule is stretched to that, so the learning rate jumps at step {step}"
@@ -52,8 +51,7 @@ LOSS = "the loss is another from step {next}, so losses before and after cannot 
 WATCHED = "steps are judged so from step {next}, by those of the window that the parent has kept"
 SAME = "changes how the same steps are computed; expect other rounding, so other bits"
 
-GUARD = ("nan", "loss", "grad_norm", "window")
-"""Settings of the guard that decide which steps it refuses."""
+GUARD = ("nan", "loss", "grad_norm", "window")  # settings of the guard that decide which steps it refuses
 
 CHANGEABLE: dict[str, str] = {
     "training.learning_rate": "the schedule continues at step {step} with the new peak; nothing warms up again",
@@ -105,10 +103,8 @@ FIXED: dict[str, str] = {
 }
 """Settings that a warm fork cannot change, by path or its beginning → reason."""
 
-OF_STATE = ("training.", "adapter.", "evaluation.")
-"""Settings that the trainer reads begin so."""
-PLATEAU = ("reduce_lr_on_plateau", "greedy")
-"""Schedules that keep a state of their own, beside the step."""
+OF_STATE = ("training.", "adapter.", "evaluation.")  # settings that the trainer reads begin so
+PLATEAU = ("reduce_lr_on_plateau", "greedy")  # schedules that keep a state of their own, beside the step
 
 
 def changes(before: Recipe, after: Recipe) -> tuple[Changes, set[str]]:
@@ -209,20 +205,16 @@ CARRIED = tuple(
 """Results of the parent's stages that hold for a warm fork."""
 MODEL_FILES = (".safetensors", ".json", ".model", ".txt", ".jinja", ".py")
 """Files of a checkpoint that make a model and its tokenizer."""
-TRAINER_STATE = "trainer_state.json"
-"""Ends like a file of a model and is none."""
+TRAINER_STATE = "trainer_state.json"  # ends like a file of a model and is none
 
 
 @dataclass(frozen=True)
 class Fork:
     run: Run
-    step: int
-    """Of the parent."""
-    digest: str
-    """Of the parent's state at that step."""
+    step: int  # of the parent
+    digest: str  # of the parent's state at that step
     recipe: Recipe
-    lines: list[str]
-    """Changes, in words."""
+    lines: list[str]  # changes, in words
     warm: bool
 
 

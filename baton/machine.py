@@ -22,16 +22,13 @@ FORKSERVER = "BATON_FORKSERVER"
 """Environment variable: `0` gives each process of a stage, and each stage of this machine, its own interpreter, as all
 have outside Linux. Its former name `BATON_WARM` is read where it is not set."""
 CGROUP = Path("/sys/fs/cgroup")
-_M_ARENA_MAX = -8
-"""Of mallopt(3)."""
+_M_ARENA_MAX = -8  # of mallopt(3)
 
 
 @dataclass(frozen=True)
 class GPU:
-    name: str
-    """The driver's."""
-    bytes: int
-    """Of memory."""
+    name: str  # the driver's
+    bytes: int  # of memory
 
 
 def forks_stages() -> bool:

@@ -40,10 +40,8 @@ from baton.store.manifest import usable_manifest
 from baton.store.sources import SourceFile
 from baton.store.storage import Storage
 
-Seen = dict[str, list[str]]
-"""Address of a file → its `_signature`, and the SHA-256 of its content."""
-TAGS = ("ETag", "etag", "e_tag", "blob_id")
-"""File systems' names for a tag of an object's content."""
+Seen = dict[str, list[str]]  # address of a file → its `_signature`, and the SHA-256 of its content
+TAGS = ("ETag", "etag", "e_tag", "blob_id")  # file systems' names for a tag of an object's content
 
 
 class Rejection(documents.Document):
@@ -53,13 +51,10 @@ class Rejection(documents.Document):
 
 @dataclass(frozen=True)
 class RetrainDecision:
-    decision: str
-    """`train`, `unchanged` or `busy`."""
-    words: str
-    """Reason, for people."""
+    decision: str  # `train`, `unchanged` or `busy`
+    words: str  # reason, for people
     run: str = ""
-    recipe: str = ""
-    """As JSON."""
+    recipe: str = ""  # as JSON
 
 
 def check_for_changes(recipe: Recipe, owner: str) -> RetrainDecision:
@@ -287,8 +282,7 @@ _LONGEST_PAUSE = 30.0
 class LockHolder(documents.Document):
     owner: str
     at: str
-    process: str | None = None
-    """As in `PROCESS`."""
+    process: str | None = None  # as in `PROCESS`
 
 
 class RetrainLock:

@@ -27,8 +27,7 @@ from baton.store.storage import Storage
 logger = logging.getLogger("baton")
 D = TypeVar("D", bound=NamedDocument)
 
-MOST = 200
-"""Runs of a store up to which a report reads all of them to find a run's children."""
+MOST = 200  # runs of a store up to which a report reads all of them to find a run's children
 _STEP = re.compile(r"step-(\d{8,})")
 _ACCEPTED_FILE = re.compile(r"(\d{6})\.json")
 
@@ -96,22 +95,16 @@ class RunNode:
     created: str = ""
     recipe: str = ""
     parent: str | None = None
-    kind: str = ""
-    """`fork`, `cold fork`, `continues`, `retrained`, or empty for a run without a parent."""
-    at: int | None = None
-    """Step of the parent at which it was forked."""
+    kind: str = ""  # `fork`, `cold fork`, `continues`, `retrained`, or empty for a run without a parent
+    at: int | None = None  # step of the parent at which it was forked
     changed: dict[str, list[Any]] = field(default_factory=dict)
     """Changes of a fork: dotted path → value before and after."""
-    sweep: tuple[str, str] | None = None
-    """Sweep of a trial, and its id there."""
+    sweep: tuple[str, str] | None = None  # sweep of a trial, and its id there
     values: dict[str, Any] = field(default_factory=dict)
-    step: int = 0
-    """Newest checkpoint's, 0 before there is one."""
-    num_steps: int | None = None
-    """None before it has a plan."""
+    step: int = 0  # newest checkpoint's, 0 before there is one
+    num_steps: int | None = None  # None before it has a plan
     skips: int = 0
-    state: str = "gone"
-    """`new`, `unfinished`, `trained`, `done`, `rejected`, or `gone`."""
+    state: str = "gone"  # `new`, `unfinished`, `trained`, `done`, `rejected`, or `gone`
     children: list[str] = field(default_factory=list)
 
     @property
@@ -128,8 +121,7 @@ class RunNode:
         return "; ".join(part for part in (origin, own, trial) if part)
 
 
-Family = dict[str, RunNode]
-"""Runs by name."""
+Family = dict[str, RunNode]  # runs by name
 
 
 def family(storage: Storage) -> Family:

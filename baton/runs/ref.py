@@ -24,10 +24,8 @@ class RunRef:
     """
 
     run_uri: str
-    made: str = ""
-    """Creation time of the run: one deleted and begun anew under its name is another run."""
-    rebuilds: int = 0
-    """Times that a finished stage's objects were found missing, see `baton.data.split`."""
+    made: str = ""  # creation time of the run: one deleted and begun anew under its name is another run
+    rebuilds: int = 0  # times that a finished stage's objects were found missing, see `baton.data.split`
 
     def __str__(self) -> str:
         return f"{self.run_uri}#{self.made}.{self.rebuilds}" if self.made else self.run_uri
@@ -39,8 +37,7 @@ class RunRef:
         return cls(uri, made, int(rebuilds)) if mark and rebuilds.isdigit() else cls(text)
 
 
-PACKED = "baton:zlib:"
-"""Beginning of a packed text; digest and content follow."""
+PACKED = "baton:zlib:"  # beginning of a packed text; digest and content follow
 READ_BY_OTHERS = ("{{", "}}", "$(", "${")
 
 

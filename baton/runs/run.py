@@ -43,19 +43,15 @@ logger = logging.getLogger("baton")
 D = TypeVar("D", bound=Document)
 N = TypeVar("N", bound=NamedDocument)
 
-FAILURE_TIMEOUT_S = 60.0
-"""Limit for writing a run's failure and page, which take about four."""
-FAILURE_STORE_S = 10
-"""Patience with the store meanwhile."""
-_TAKEN_BACK = b"null"
-"""Content of a document in place of its removal, where that is denied."""
+FAILURE_TIMEOUT_S = 60.0  # limit for writing a run's failure and page, which take about four
+FAILURE_STORE_S = 10  # patience with the store meanwhile
+_TAKEN_BACK = b"null"  # content of a document in place of its removal, where that is denied
 
 
 class DocumentFolder:
     """Documents of one run or sweep, addressed by the store and its name."""
 
-    KIND: ClassVar[str]
-    """`run` or `sweep`; its plural is the folder of them all."""
+    KIND: ClassVar[str]  # `run` or `sweep`; its plural is the folder of them all
 
     def __init__(self, storage: Storage, name: str) -> None:
         self.storage = storage

@@ -24,22 +24,17 @@ PACKAGE = "baton-llm"
 
 @dataclass(frozen=True)
 class OlderFormat:
-    release: str
-    """The last that makes it."""
-    is_continued: bool
-    """By this release, to the same bits."""
+    release: str  # the last that makes it
+    is_continued: bool  # by this release, to the same bits
 
 
 @dataclass(frozen=True)
 class VersionedFormat:
     """Something made from a recipe, which another release may make otherwise."""
 
-    number: int
-    """As this release makes it."""
-    what: str
-    """The effect, for people."""
-    instead: str
-    """Remedy for a number that is no longer continued, beside the release that makes it."""
+    number: int  # as this release makes it
+    what: str  # the effect, for people
+    instead: str  # remedy for a number that is no longer continued, beside the release that makes it
     older: Mapping[int, OlderFormat] = field(default_factory=dict)
 
     def is_continued(self, number: int) -> bool:
@@ -77,19 +72,14 @@ FORMATS: Mapping[str, VersionedFormat] = {
     "checkpoint": VersionedFormat(1, "the files of a checkpoint, and what is in them", "export it with that release"),
 }
 
-DATA_FORMATS = ("rows", "tokens")
-"""Taken over by a warm fork and a sweep's trial, with the data of another run."""
-RUN_FORMATS = (*DATA_FORMATS, "draws", "loss")
-"""The same for every chunk of a run."""
-CHECKPOINT_FORMATS = ("digest", "checkpoint")
-"""May change from one checkpoint of a run to the next."""
+DATA_FORMATS = ("rows", "tokens")  # taken over by a warm fork and a sweep's trial, with the data of another run
+RUN_FORMATS = (*DATA_FORMATS, "draws", "loss")  # the same for every chunk of a run
+CHECKPOINT_FORMATS = ("digest", "checkpoint")  # may change from one checkpoint of a run to the next
 
 
 class FormatVersions(Document):
-    baton: str = ""
-    """Release; empty where an old one did not write it."""
-    formats: dict[str, int] = Field(default_factory=dict)
-    """Format → number, 1 where left out."""
+    baton: str = ""  # release; empty where an old one did not write it
+    formats: dict[str, int] = Field(default_factory=dict)  # format → number, 1 where left out
 
     @classmethod
     def here(cls, names: Iterable[str], data: Self | None = None) -> Self:
@@ -138,8 +128,7 @@ def _package(version: str) -> str:
     return f"{PACKAGE}=={version}" if version else f"the {PACKAGE} that made it"
 
 
-ADDED = ("datasets", "tokenizers", "safetensors")
-"""Libraries missing in old fingerprints, which differ in none of them."""
+ADDED = ("datasets", "tokenizers", "safetensors")  # libraries missing in old fingerprints, which differ in none of them
 LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "numpy", *ADDED)
 KERNELS = ("triton", "bitsandbytes", "liger-kernel", "flash-attn")
 """Packages whose kernels a GPU may run, where they are installed."""
@@ -157,10 +146,8 @@ class Fingerprint(Document):
     cpu: str = ""
     cuda: str | None = None
     world_size: int = 1
-    strategy: str = "ddp"
-    """Written only where there are several processes."""
-    virtual_workers: int | None = None
-    """Parts of each step, where the number of processes leaves no trace."""
+    strategy: str = "ddp"  # written only where there are several processes
+    virtual_workers: int | None = None  # parts of each step, where the number of processes leaves no trace
     threads: int = 0
     deterministic: bool = False
     tf32: bool = False

@@ -34,18 +34,15 @@ from baton.store.storage import Storage
 
 logger = logging.getLogger("baton")
 _ATTEMPT = re.compile("[0-9a-f]{12}")
-ROUNDS = 5
-"""Rounds of a commit, each lost to another writer's manifest that was gone when it was looked for."""
-MAX_COPY_DEPTH = 3
-"""The last bundle, and two to copy from."""
+ROUNDS = 5  # rounds of a commit, each lost to another writer's manifest that was gone when it was looked for
+MAX_COPY_DEPTH = 3  # the last bundle, and two to copy from
 
 
 @dataclass(frozen=True)
 class CopySource:
     path: str
     sha256: str
-    origin: str
-    """Attempt that sent its bytes."""
+    origin: str  # attempt that sent its bytes
 
 
 @dataclass(frozen=True)

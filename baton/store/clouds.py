@@ -37,14 +37,10 @@ if TYPE_CHECKING:
 
 PART = 16 * 1024 * 1024
 """Bytes per request of a large write, or more where the object would have more than `MOST_PARTS`."""
-MOST_PARTS = 10_000
-"""S3's limit for one object."""
-RANGE = 8 * 1024 * 1024
-"""Bytes per request of a read."""
-PARALLEL = 4
-"""Requests in flight for one large object."""
-READ_TIMEOUT = "20s"
-"""Limit for the next bytes of an answer."""
+MOST_PARTS = 10_000  # S3's limit for one object
+RANGE = 8 * 1024 * 1024  # bytes per request of a read
+PARALLEL = 4  # requests in flight for one large object
+READ_TIMEOUT = "20s"  # limit for the next bytes of an answer
 RETRIES: RetryConfig = {"max_retries": 3, "retry_timeout": timedelta(seconds=30)}
 
 
@@ -52,21 +48,14 @@ RETRIES: RetryConfig = {"max_retries": 3, "retry_timeout": timedelta(seconds=30)
 class Cloud:
     """A kind of cloud: its clients, and the meaning of its errors."""
 
-    schemes: tuple[str, ...]
-    """Of its addresses; Baton writes the first."""
-    environment: tuple[str, ...]
-    """Prefixes of the variables that its client reads."""
-    address: Callable[[str], str]
-    """Store's URI → scheme and host of requests, by which their proxy is chosen."""
-    open: Callable[[str, str], ObjectStore]
-    """Store's URI and bucket → obstore's client."""
-    file_system: Callable[[str], AbstractFileSystem]
-    """Address of requests → fsspec file system."""
+    schemes: tuple[str, ...]  # of its addresses; Baton writes the first
+    environment: tuple[str, ...]  # prefixes of the variables that its client reads
+    address: Callable[[str], str]  # store's URI → scheme and host of requests, by which their proxy is chosen
+    open: Callable[[str, str], ObjectStore]  # store's URI and bucket → obstore's client
+    file_system: Callable[[str], AbstractFileSystem]  # address of requests → fsspec file system
     words: protocol.StoreMessages
-    create_is_certain: bool = False
-    """As in `baton.store.protocol.ObjectStore`."""
-    largest_copy: int = -1
-    """Bytes of the largest object that one request copies; no object where negative."""
+    create_is_certain: bool = False  # as in `baton.store.protocol.ObjectStore`
+    largest_copy: int = -1  # bytes of the largest object that one request copies; no object where negative
 
 
 class CloudStore:

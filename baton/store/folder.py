@@ -23,8 +23,7 @@ from baton.store.protocol import BLOCK, OWN, ObjectInfo, below
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-TRIES = 100
-"""Attempts to make a file's folder while others remove it as empty."""
+TRIES = 100  # attempts to make a file's folder while others remove it as empty
 NO_LINK = (errno.EPERM, errno.EXDEV, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS, errno.EOPNOTSUPP)
 """Errors of `os.link` where a file system has no links, or not this one."""
 

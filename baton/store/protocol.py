@@ -16,10 +16,8 @@ from urllib.parse import urlsplit
 from baton.errors import AbsentError, BatonError, StoreError, UnavailableError
 from baton.machine import Proxy
 
-BLOCK = 4 * 1024 * 1024
-"""Bytes read at a time while an object is hashed on its way."""
-OWN = ".baton-"
-"""Beginning of the names of temporary objects, which listings leave out."""
+BLOCK = 4 * 1024 * 1024  # bytes read at a time while an object is hashed on its way
+OWN = ".baton-"  # beginning of the names of temporary objects, which listings leave out
 
 
 def below(root: str, path: str) -> str:
@@ -35,8 +33,7 @@ def below(root: str, path: str) -> str:
 
 class ObjectInfo(NamedTuple):
     size: int
-    modified: datetime
-    """By the store's clock."""
+    modified: datetime  # by the store's clock
 
 
 class ObjectStore(Protocol):
@@ -121,8 +118,7 @@ _UNSUPPORTED = re.compile(r"status code: 501|NotImplemented")
 _REQUEST = re.compile(r"Error performing ([A-Z]+) (\S+)")
 _STATUS = re.compile(r"status code: (\d+)")
 _FIELD = re.compile(r"<(\w+)>([^<]*)</\1>")
-_MOVED = "redirect without LOCATION"
-"""obstore's message for a redirect to another region; the answer's own is lost."""
+_MOVED = "redirect without LOCATION"  # obstore's message for a redirect to another region; the answer's own is lost
 _NOT_AUTHORIZED = re.compile(r"not authorized to perform: (\S+?)(?: on resource: \W*?(arn:[^\s\"']+))?(?:[\s\"']|$)")
 
 
@@ -138,16 +134,11 @@ class DeniedError(StoreError):
 class ServerAnswer:
     """A server's answer, as far as a client's error tells."""
 
-    status: int = 0
-    """Of HTTP; 0 where there is none."""
-    code: str = ""
-    """The server's own; empty for a `HEAD`, whose answer has no body."""
-    fields: Mapping[str, str] = field(default_factory=dict)
-    """`Message`, `Region`, `ServerTime`, …"""
-    request: str = ""
-    """For people."""
-    right: str = ""
-    """Right that the request needs: `read`, `write`, `list` or `remove`; empty where it is not known."""
+    status: int = 0  # of HTTP; 0 where there is none
+    code: str = ""  # the server's own; empty for a `HEAD`, whose answer has no body
+    fields: Mapping[str, str] = field(default_factory=dict)  # `Message`, `Region`, `ServerTime`, …
+    request: str = ""  # for people
+    right: str = ""  # right that the request needs: `read`, `write`, `list` or `remove`; empty where it is not known
 
     @property
     def message(self) -> str:
@@ -202,23 +193,16 @@ def _botocores(operation: str, response: Mapping[str, Mapping[str, object]]) -> 
 class StoreMessages:
     """Names of one kind of store's errors, as parts of their messages, and the remedies."""
 
-    no_container: tuple[str, ...] = ()
-    """The bucket itself is missing."""
+    no_container: tuple[str, ...] = ()  # the bucket itself is missing
     no_credentials: tuple[str, ...] = ()
-    bad_credentials: tuple[str, ...] = ()
-    """The credentials cannot be read."""
-    credentials: str = ""
-    """Remedy where there are none."""
-    endpoint: str = ""
-    """Variable with the server's address."""
-    own_endpoint: str = "the server"
-    """Server where that variable is not set."""
-    container: str = "bucket"
-    """The store's word for a bucket."""
+    bad_credentials: tuple[str, ...] = ()  # the credentials cannot be read
+    credentials: str = ""  # remedy where there are none
+    endpoint: str = ""  # variable with the server's address
+    own_endpoint: str = "the server"  # server where that variable is not set
+    container: str = "bucket"  # the store's word for a bucket
     cause: Callable[[ServerAnswer], tuple[str, str] | None] = lambda answer: None
     """Reason and remedy of a refusal that has nothing to do with rights."""
-    allow: Callable[[str, str], str] = lambda right, root: ""
-    """Remedy for a right that is missing on `bucket/prefix`."""
+    allow: Callable[[str, str], str] = lambda right, root: ""  # remedy for a right that is missing on `bucket/prefix`
 
 
 def explain(error: Exception, uri: str, words: StoreMessages, proxy: Proxy | None = None) -> Exception:

@@ -25,14 +25,12 @@ if TYPE_CHECKING:
 
 Value: TypeAlias = str | dict[str, object]
 """Member of a recipe's `data.source`: an address, or a mapping with its own settings."""
-BUILTIN = "builtin:stdlib-docs"
-"""Signatures and docstrings of Python's standard library, on every machine with Python."""
+BUILTIN = "builtin:stdlib-docs"  # signatures and docstrings of Python's standard library, on every machine with Python
 TABLES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow", ".feather")
 """File types whose rows have columns."""
 TEXTS = (".txt", ".md", ".text")
 """File types of plain text; in a folder with tables they only describe those, and are passed over."""
-SUFFIXES = (*TABLES, *TEXTS)
-"""File types of rows in a folder; one of `COMPRESSED` may follow."""
+SUFFIXES = (*TABLES, *TEXTS)  # file types of rows in a folder; one of `COMPRESSED` may follow
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 NOT_ROWS = ("dataset_info.json", "dataset_infos.json", "state.json", "dataset_dict.json")
 """Files that `datasets` writes beside the rows."""

@@ -32,12 +32,9 @@ T = TypeVar("T")
 
 PATIENCE = "BATON_STORE_PATIENCE"
 """Environment variable: seconds for which an operation is retried while the store does not answer."""
-LONGEST_PAUSE = 10.0
-"""Seconds between two tries, at most."""
-LEASE_S = 20.0
-"""Seconds after which an unchanged lease has expired."""
-LEASE_SETTLE_S = 0.5
-"""Seconds within which a writer that saw no lease has written its own, in a quick store."""
+LONGEST_PAUSE = 10.0  # seconds between two tries, at most
+LEASE_S = 20.0  # seconds after which an unchanged lease has expired
+LEASE_SETTLE_S = 0.5  # seconds within which a writer that saw no lease has written its own, in a quick store
 _counting = threading.Lock()
 
 

@@ -22,8 +22,7 @@ from baton.sweep.view import STATES, Cost, Trial, View, cost, gather
 
 BEST, GOOD, MIDDLE, WORST = svg.ORANGE, svg.BLUE, svg.SKY, svg.GREY
 BANDS = ((BEST, "best"), (GOOD, "first quarter"), (MIDDLE, "to the middle"), (WORST, "the others"))
-NAMED = 6
-"""Curves of survivors that the legend names."""
+NAMED = 6  # curves of survivors that the legend names
 
 
 def draw_plots(view: View) -> dict[str, Markup]:

@@ -199,10 +199,8 @@ def create_trials(sweep: Sweep, bracket: int) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class RungResult:
-    kept: list[str]
-    """Addresses of the runs that advance, best first."""
-    winner: str
-    """Address of the best run so far that is trained to its end, empty before there is one."""
+    kept: list[str]  # addresses of the runs that advance, best first
+    winner: str  # address of the best run so far that is trained to its end, empty before there is one
 
 
 def decide(
@@ -251,8 +249,7 @@ def rank_trials(sweep: Sweep, number: int) -> RungResult:
     )
 
 
-Requests = dict[str, TrialRequest]
-"""Trial → its newest request, where there is one."""
+Requests = dict[str, TrialRequest]  # trial → its newest request, where there is one
 
 
 def _with_state(requests: Requests, state: outcomes.TrialState) -> set[str]:

@@ -29,8 +29,7 @@ from baton.tracking.messages import LoggedModel, SenderConfig, TrackingState, Va
 
 logger = logging.getLogger("baton")
 
-TIMEOUT = "5"
-"""Seconds for one call, which is tried twice: training matters more."""
+TIMEOUT = "5"  # seconds for one call, which is tried twice: training matters more
 CREDENTIALS = re.compile(r"//[^/\s@]+@")
 
 
@@ -60,11 +59,9 @@ PLUGINS = ("mlflow.request_header_provider", "mlflow.request_auth_provider", "ml
 """Groups of entry points by which packages change how MLflow's client talks to a server."""
 ELSEWHERE = ("MLFLOW_TRACKING_AUTH", "MLFLOW_TRACKING_AWS_SIGV4")
 """Variables that name a way to authenticate of MLflow's client."""
-PARAMS_AT_ONCE = 100
-"""Maximum in one request."""
+PARAMS_AT_ONCE = 100  # maximum in one request
 LOG_BATCH = "runs/log-batch"
-TRANSIENT = (408, 429, 500, 502, 503, 504)
-"""Answers after which a request is tried again, as MLflow does."""
+TRANSIENT = (408, 429, 500, 502, 503, 504)  # answers after which a request is tried again, as MLflow does
 
 
 def speaks_rest(uri: str) -> bool:
@@ -278,18 +275,15 @@ def open_client(uri: str) -> Client:
     return RestClient(uri) if speaks_rest(uri) else LibraryClient(uri)
 
 
-HELD_OUT = ("eval_", "written_", "final_")
-"""Beginnings of figures' names for rows held out from training."""
+HELD_OUT = ("eval_", "written_", "final_")  # beginnings of figures' names for rows held out from training
 OF_OTHERS = ("system/", "final_before_", "final_production_")
 """Beginnings of figures' names that are not the trained model's."""
 TIMED = ("_runtime", "_per_second", "num_tokens")
 """Ends of figures' names for pace and duration, in training or evaluation."""
 OF_TRAINING = ("epoch", "gpu_memory_bytes", "grad_norm", "learning_rate", "mfu")
 """Figures of the course of training, not of its model."""
-TOGETHER_S = 1.0
-"""Seconds of metrics in one request."""
-METRICS_AT_ONCE = 1000
-"""Maximum in one request."""
+TOGETHER_S = 1.0  # seconds of metrics in one request
+METRICS_AT_ONCE = 1000  # maximum in one request
 
 
 class Sender:

@@ -40,15 +40,11 @@ class SenderConfig:
 
     uri: str
     run_id: str
-    trains: bool = False
-    """Set the run running, log the machine's use, and leave out steps that the run has already."""
-    datasets: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Side of the data → name and digest."""
+    trains: bool = False  # set the run running, log the machine's use, and leave out steps that the run has already
+    datasets: Mapping[str, Sequence[str]] = field(default_factory=dict)  # side of the data → name and digest
     model: LoggedModel | None = None
-    params: Mapping[str, str] = field(default_factory=dict)
-    """Parameters that a chunk has found out."""
-    unsent: str | None = None
-    """Folder of lines held back before, which are sent first; see `MetricBuffer`."""
+    params: Mapping[str, str] = field(default_factory=dict)  # parameters that a chunk has found out
+    unsent: str | None = None  # folder of lines held back before, which are sent first; see `MetricBuffer`
 
 
 @dataclass(frozen=True)
@@ -58,8 +54,7 @@ class TrackingState:
     experiment_id: str
     status: str
     params: Mapping[str, str]
-    steps: Mapping[str, int]
-    """Metric → the step of its last value."""
+    steps: Mapping[str, int]  # metric → the step of its last value
     models: Sequence[str]
 
 

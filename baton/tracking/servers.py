@@ -12,8 +12,7 @@ from baton.runs.documents import TrackingRun
 from baton.runs.run import Run
 from baton.store.storage import Storage
 
-KUBEFLOW_RUN = "KFP_RUN_ID"
-"""Variable with the id of a pod's Kubeflow run; the compiled pipeline takes it from a label."""
+KUBEFLOW_RUN = "KFP_RUN_ID"  # variable with the id of a pod's Kubeflow run; the compiled pipeline takes it from a label
 TRAINING = "workflowType=machine_learning"
 """Makes MLflow's pages show training, and not applications: they remember the last of the two."""
 KUBEFLOW_PAGE = "KF_PIPELINES_UI_ENDPOINT"
@@ -46,8 +45,7 @@ def kubeflow_tags() -> dict[str, str]:
     return {"kubeflow.run_id": run_id, **links}
 
 
-PARENT = "mlflow.parentRunId"
-"""Tag by which MLflow shows a run below another one of the same experiment."""
+PARENT = "mlflow.parentRunId"  # tag by which MLflow shows a run below another one of the same experiment
 KIND = {"mlflow.experimentKind": "custom_model_development"}
 """Tag with an experiment's kind, which MLflow's page would otherwise guess; see `TRAINING`."""
 ACCESS = ("MLFLOW_WORKSPACE", "MLFLOW_TRACKING_AUTH")
@@ -59,10 +57,8 @@ class Server:
     """An MLflow server or database."""
 
     uri: str
-    experiment_id: str | None = None
-    """Kubeflow's experiment, where the server is Kubeflow's own."""
-    stage_run_id: str | None = None
-    """Kubeflow's tracking run of this stage, which is read and never written."""
+    experiment_id: str | None = None  # Kubeflow's experiment, where the server is Kubeflow's own
+    stage_run_id: str | None = None  # Kubeflow's tracking run of this stage, which is read and never written
 
     def experiment(self, client: Any, recipe: Recipe, storage: Storage) -> str:
         """Returns the number of a recipe's experiment: Kubeflow's own, or one by its name, made if there is none."""

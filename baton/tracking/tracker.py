@@ -25,12 +25,10 @@ from baton.tracking.messages import LoggedModel, SenderConfig
 
 ELSEWHERE = frozenset({"name", "phases", "resources", "retrain", "store", "sweep", "tracking"})
 """Sections without influence on what is trained; the recipe among the artifacts has them."""
-KIND = ("profile", "gpus", "nodes")
-"""Settings of `resources` with influence."""
+KIND = ("profile", "gpus", "nodes")  # settings of `resources` with influence
 ALWAYS = ("seed", "training.method", "training.batch_size", "training.learning_rate")
 LONGEST = 500
-FORBIDDEN = re.compile(r"[^\w\-. /:]")
-"""Characters that MLflow refuses in a name."""
+FORBIDDEN = re.compile(r"[^\w\-. /:]")  # characters that MLflow refuses in a name
 
 Parameters = dict[str, str]
 
@@ -96,8 +94,7 @@ def _flat(document: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, An
             yield name, value
 
 
-EXTERNAL = "mlflow.model.isExternal"
-"""MLflow's tag of a model whose files are elsewhere."""
+EXTERNAL = "mlflow.model.isExternal"  # MLflow's tag of a model whose files are elsewhere
 
 
 def model_of(run: Run, recipe: Recipe) -> LoggedModel:
@@ -153,10 +150,8 @@ def resume_model(client: Any, run_id: str) -> None:
 
 
 SENDER = "baton.tracking.client"
-STOPPED = "tracking at "
-"""Beginning of the line with which the process tells why it has stopped."""
-HELD_S = 30.0
-"""Seconds that a chunk holds back metrics for a database of this machine, see `messages.MetricBuffer`."""
+STOPPED = "tracking at "  # beginning of the line with which the process tells why it has stopped
+HELD_S = 30.0  # seconds that a chunk holds back metrics for a database of this machine, see `messages.MetricBuffer`
 
 
 class Tracker:

@@ -20,10 +20,8 @@ from baton.tracking import servers, tracker
 from baton.tracking.client import connect, open_client, without_credentials
 from baton.tracking.servers import Server
 
-SIDES = ("train", "eval", "test")
-"""Sides of a split, and MLflow's contexts of an input."""
-DIGEST_LENGTH = 12
-"""Characters of the data's digest: MLflow takes 36 and shows all."""
+SIDES = ("train", "eval", "test")  # sides of a split, and MLflow's contexts of an input
+DIGEST_LENGTH = 12  # characters of the data's digest: MLflow takes 36 and shows all
 COLUMN_TYPES = {bool: "boolean", int: "long", float: "double", str: "string"}
 SOURCE_TYPES = {"s3": "s3", "http": "http", "https": "http", "hf": "hugging_face"}
 """Scheme of an address → MLflow's type of a source; others are `local`."""
@@ -101,8 +99,7 @@ def _dataset_source(recipe: Recipe) -> tuple[str, str]:
 
 Ended = Literal["FINISHED", "FAILED", "KILLED"]
 
-AT_ONCE = 100
-"""Maximum of parameters in one request."""
+AT_ONCE = 100  # maximum of parameters in one request
 RECIPE = "recipe.yaml"
 
 
