@@ -8,8 +8,7 @@ from pydantic import BeforeValidator, Field, TypeAdapter, field_validator, model
 from baton.machine import PROMISED_GPUS
 from baton.recipe.base import Quantity, Section, WrittenAs, duration, seconds
 
-MAX_NODES = 512
-"""A chunk's pod looks at the logs and states of all its job's pods every few seconds."""
+MAX_NODES = 512  # a chunk's pod looks at the logs and states of all its job's pods every few seconds
 
 STORE_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 """Keys of the store's Secret, and environment variables of the same names."""
@@ -163,8 +162,7 @@ class Resources(Section):
         }
 
 
-MAX_PROCESSES = 64
-"""A machine has 16 accelerators at most; on CPUs more than this gain nothing."""
+MAX_PROCESSES = 64  # a machine has 16 accelerators at most; on CPUs more than this gain nothing
 
 
 def _known(value: Any) -> Any:

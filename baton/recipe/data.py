@@ -64,15 +64,13 @@ Format = Literal[
     "prompt", "tool-calls",
 ]  # fmt: skip
 Side = Literal["train", "eval", "test"]
-MAX_SHARDS = 64
-"""Most pods: a file has about 64 segments up to 1 GiB of text, see `baton.data.segments`."""
+MAX_SHARDS = 64  # most pods: a file has about 64 segments up to 1 GiB of text, see `baton.data.segments`
 Columns = dict[str, str | list[str]]
 
 OLDER = frozenset({"assistant_only_loss", "completion_only_loss"})
 """Former keys, still read, that `data.train_on` has replaced."""
 
-Size = Annotated[float, Field(ge=0)]
-"""Below 1 a share of the rows, from 1 on a number of rows."""
+Size = Annotated[float, Field(ge=0)]  # below 1 a share of the rows, from 1 on a number of rows
 
 
 class DataSource(Section):

@@ -21,8 +21,7 @@ GATE = re.compile(
 """A line of a gate: `<= 20`, `>= production`, `<= baseline * 0.98`, `>= baseline + 0.02`."""
 REGISTERED = re.compile(r"models:/(?P<name>[^@/]+)(?:@(?P<alias>[^@/]+)|/(?P<version>\d+))")
 """Address of a model in MLflow's registry."""
-LONGEST_LINE = 200
-"""Characters of a line for which a correction is guessed: that takes the square of them."""
+LONGEST_LINE = 200  # characters of a line for which a correction is guessed: that takes the square of them
 
 
 class Tasks(Section):

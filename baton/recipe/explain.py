@@ -86,8 +86,7 @@ SHORT = {
 """Section → fields that a plain value in its place likely means, the likeliest first."""
 
 
-LIKE = 0.8
-"""Likeness from which a key counts as misspelt, before other sections are searched for it."""
+LIKE = 0.8  # likeness from which a key counts as misspelt, before other sections are searched for it
 NUMBER = re.compile(r"\s*([-+]?[\d.,_]*\d(?:[eE][-+]?\d+)?)\s*(%|[A-Za-z][A-Za-z ]*)?")
 WORD = re.compile(r"[A-Za-z0-9_./-]+")
 MEANT = "did you mean"

@@ -14,8 +14,7 @@ from baton.errors import UserError
 from baton.recipe import explain, yaml_text
 from baton.recipe.recipe import Recipe, check_effects
 
-MOST_PROBLEMS = 50
-"""Most problems of a message: each is compared with all keys, which takes a while."""
+MOST_PROBLEMS = 50  # most problems of a message: each is compared with all keys, which takes a while
 
 
 MISSING: Any = object()

@@ -27,8 +27,7 @@ Rows = Literal["sequences", "pairs", "scored", "rated", "prompts"]
 its label, or a prompt alone."""
 Strategy = Literal["ddp", "fsdp", "zero2", "zero3"]
 
-PREFERENCES = ("preference", "ranked")
-"""Formats with a better and a worse answer."""
+PREFERENCES = ("preference", "ranked")  # formats with a better and a worse answer
 AGAINST_BASELINE = ("reward_accuracy", "reward_margin")
 """Figures that compare a model's likelihoods of pairs with the untrained model's."""
 
@@ -109,8 +108,7 @@ class MethodSpec:
         return "reward" in self.figures
 
 
-START_COPY = SecondModel(name="reference")
-"""A reference that is the model at the run's start."""
+START_COPY = SecondModel(name="reference")  # a reference that is the model at the run's start
 
 
 Coefficient = Annotated[float, Field(ge=0)]

@@ -53,8 +53,7 @@ class TrainTokenizer(Section):
     """How often a pair must occur to be merged."""
 
 
-Token = Annotated[str, Field(min_length=1)]
-"""A token as it is written in text."""
+Token = Annotated[str, Field(min_length=1)]  # a token as it is written in text
 
 
 class SpecialTokens(Section):

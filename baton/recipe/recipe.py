@@ -27,11 +27,9 @@ from baton.recipe.training import Training
 ZERO_OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd")
 """Optimizers that treat each number by itself: DeepSpeed hands them all weights as one long row."""
 
-PLATEAU = ("reduce_lr_on_plateau", "greedy")
-"""Schedules that look at evaluations."""
+PLATEAU = ("reduce_lr_on_plateau", "greedy")  # schedules that look at evaluations
 
-MAX_CHUNK_PROCESSES = 36
-"""Most processes of one chunk: one that fails each time is to end within a day of a GPU."""
+MAX_CHUNK_PROCESSES = 36  # most processes of one chunk: one that fails each time is to end within a day of a GPU
 
 ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|file:|(databricks|databricks-uc|uc)(:|$)|[~.]?/|\.\./|[^:]+/")
 """Beginning of an address of MLflow: a scheme, a word of its own, or a path."""

@@ -13,8 +13,7 @@ from baton.recipe.base import Positive, Section, WrittenAs, duration, seconds
 SWEPT = ("seed", "model", "data", "adapter", "training", "hooks")
 """Sections that may differ between a sweep's trials; all are cut, judged and placed the same."""
 
-MAX_TRIALS = 1000
-"""Most trials of a sweep: a workflow's loop fans out over them."""
+MAX_TRIALS = 1000  # most trials of a sweep: a workflow's loop fans out over them
 
 Number = int | float
 
@@ -128,8 +127,7 @@ class Search(Section):
         return rule.eta if rule else None
 
 
-PREVIOUS = "previous-phase"
-"""Stands for the previous phase's model, until that is known."""
+PREVIOUS = "previous-phase"  # stands for the previous phase's model, until that is known
 
 MERGED_SECTIONS = ("data", "adapter", "training", "chunks", "evaluation", "hooks")
 """Sections in which a phase may differ."""

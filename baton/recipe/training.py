@@ -143,8 +143,7 @@ class Router(Section):
 
 Rows = Annotated[int, Field(gt=0, le=1_000_000)]
 """Rows at once: few enough to find their divisors, for messages and estimates, at once."""
-SECTIONS = tuple(name for name, spec in SPECS.items() if spec.settings)
-"""Methods with a section of their own."""
+SECTIONS = tuple(name for name, spec in SPECS.items() if spec.settings)  # methods with a section of their own
 
 
 class Training(Methods):

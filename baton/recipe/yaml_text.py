@@ -11,20 +11,15 @@ import yaml
 from yaml.composer import ComposerError
 from yaml.constructor import ConstructorError
 
-LONGEST = 2**20
-"""Bytes of the longest text."""
+LONGEST = 2**20  # bytes of the longest text
 MOST_VALUES = 100_000
 """Most values of a text, with each repetition by an alias: nine lines of nine aliases make ten gigabytes."""
-DEEPEST = 32
-"""Deepest nesting: the reader's time per sign grows with the open levels."""
+DEEPEST = 32  # deepest nesting: the reader's time per sign grows with the open levels
 LONGEST_NUMBER = 300
 """Characters of a number: sixties (`1:59:59…`) take Python the square of their length, and it writes no longer ones."""
-NEXT_LINE = "\x85"
-"""A break to YAML, which PyYAML writes as it is."""
-MENDED = 2**14
-"""Characters of the longest text that remedies are tried on: each needs a new reading."""
-SHOWN = 200
-"""Characters of a value or line that a message shows."""
+NEXT_LINE = "\x85"  # a break to YAML, which PyYAML writes as it is
+MENDED = 2**14  # characters of the longest text that remedies are tried on: each needs a new reading
+SHOWN = 200  # characters of a value or line that a message shows
 MERGE = "tag:yaml.org,2002:merge"
 NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 _SPACES = {"Zs": " ", "Zl": " ", "Zp": " ", "Cf": ""}
@@ -41,8 +36,7 @@ NO_MARK = re.compile(r"(?<=: )[>@`%][^,}#]*")
 """A plain value that begins with a sign of YAML's own."""
 COLON = re.compile(r"^(\s*[\w.-]+: +)([^\"'\[{|>#].*: .*)$")
 """A plain value with a colon in it."""
-NO_SPACE = re.compile(r"^(\s*[\w.-]+):(?=[^\s:/])")
-"""A key without a space after its colon."""
+NO_SPACE = re.compile(r"^(\s*[\w.-]+):(?=[^\s:/])")  # a key without a space after its colon
 
 
 class RepeatedKeyError(yaml.YAMLError):
