@@ -9,8 +9,8 @@ from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 from baton.errors import DamagedError, FormatError
 
 Json = dict[str, JsonValue]
+# Levels of a document, far more than Baton writes. Python's own limit depends on the caller and is no JSON error.
 DEEPEST = 100
-"""Levels of a document, far more than Baton writes. Python's own limit depends on the caller and is no JSON error."""
 
 
 def load(data: bytes | str) -> Any:

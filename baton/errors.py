@@ -10,6 +10,7 @@ import tempfile
 import traceback
 from collections.abc import Iterable, Sequence
 
+# Top-level modules that are not the user's code: they keep nothing that training depends on but tensors.
 LIBRARIES = frozenset(
     {
         *("accelerate", "baton", "bitsandbytes", "datasets", "deepspeed", "kernels", "liger_kernel", "mlflow", "numpy"),
@@ -17,7 +18,6 @@ LIBRARIES = frozenset(
         "wandb",
     }
 )
-"""Top-level modules that are not the user's code: they keep nothing that training depends on but tensors."""
 own_packages: set[str] = set()  # top-level modules of hooks, which may be installed packages
 
 

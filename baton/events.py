@@ -239,8 +239,8 @@ class Queued(Event, kind="queued"):
 class Retraining(Event, kind="retraining"):
     """Outcome of a retraining, also kept in the store."""
 
+    # `unchanged`, `busy` (dropped: another one is under way), `promoted`, `rejected` by the gate, or `failed`.
     state: str
-    """`unchanged`, `busy` (dropped: another one is under way), `promoted`, `rejected` by the gate, or `failed`."""
     words: str
     at: str
     run: str | None = None
@@ -252,8 +252,8 @@ class Retraining(Event, kind="retraining"):
 
 
 class Prepares(Event, kind="prepares"):
+    # Inputs of split and tokenize for each data of a bracket: `recipe`, `run` and `source`.
     preparations: list[dict[str, str]]
-    """Inputs of split and tokenize for each data of a bracket: `recipe`, `run` and `source`."""
 
 
 class Entered(Event, kind="entered"):
@@ -421,8 +421,8 @@ class Stopped(Event, kind="stopped"):
     step: int
 
 
+# Environment variable: the container's `terminationMessagePath`, where that is not Kubernetes' default.
 TERMINATION_LOG = "BATON_TERMINATION_LOG"
-"""Environment variable: the container's `terminationMessagePath`, where that is not Kubernetes' default."""
 MAX_TERMINATION_BYTES = 4096  # Kubernetes keeps no more of a container's message
 
 _EXIT_CODE = re.compile(r" \(baton exit code (\d+)\)$")

@@ -53,6 +53,7 @@ SAME = "changes how the same steps are computed; expect other rounding, so other
 
 GUARD = ("nan", "loss", "grad_norm", "window")  # settings of the guard that decide which steps it refuses
 
+# Settings that a warm fork may change → the effect.
 CHANGEABLE: dict[str, str] = {
     "training.learning_rate": "the schedule continues at step {step} with the new peak; nothing warms up again",
     "training.lr_find": "the learning rate is given, and not looked for",
@@ -86,8 +87,8 @@ CHANGEABLE: dict[str, str] = {
     "evaluation.per_epoch": "evaluations after step {step} come as often in an epoch as the new number says",
     "chunks.count": "chunks that end at or before step {step} return at once",
 }
-"""Settings that a warm fork may change → the effect."""
 
+# Settings that a warm fork cannot change, by path or its beginning → reason.
 FIXED: dict[str, str] = {
     "training.batch_size": "the place in the data is counted in batches of this size",
     "training.optimizer": "the optimizer's state is another's",
@@ -101,7 +102,6 @@ FIXED: dict[str, str] = {
     "hooks": "your code may keep a state, and the checkpoint has the old code's",
     "retrain": "it decides the rows",
 }
-"""Settings that a warm fork cannot change, by path or its beginning → reason."""
 
 OF_STATE = ("training.", "adapter.", "evaluation.")  # settings that the trainer reads begin so
 PLATEAU = ("reduce_lr_on_plateau", "greedy")  # schedules that keep a state of their own, beside the step
@@ -199,12 +199,12 @@ def _reason(path: str) -> str:
     return next((FIXED[name] for name in names if name in FIXED), "the state at that step is made for the old value")
 
 
+# Results of the parent's stages that hold for a warm fork.
 CARRIED = tuple(
     kind.NAME for kind in (SplitData, PinnedModels, OwnCode, SplitCounts, TokenizedRows, LearningRate, MicroBatchSize)
 )
-"""Results of the parent's stages that hold for a warm fork."""
+# Files of a checkpoint that make a model and its tokenizer.
 MODEL_FILES = (".safetensors", ".json", ".model", ".txt", ".jinja", ".py")
-"""Files of a checkpoint that make a model and its tokenizer."""
 TRAINER_STATE = "trainer_state.json"  # ends like a file of a model and is none
 
 

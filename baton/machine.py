@@ -16,11 +16,11 @@ from urllib.parse import urlsplit
 
 from baton.errors import BatonError, NodeError, ProcessLostError, UserError
 
+# Environment variable of a cluster's pods that run the model: number of GPUs that they have asked for.
 PROMISED_GPUS = "BATON_PROMISED_GPUS"
-"""Environment variable of a cluster's pods that run the model: number of GPUs that they have asked for."""
+# Environment variable: `0` gives each process of a stage, and each stage of this machine, its own interpreter, as all
+# have outside Linux. Its former name `BATON_WARM` is read where it is not set.
 FORKSERVER = "BATON_FORKSERVER"
-"""Environment variable: `0` gives each process of a stage, and each stage of this machine, its own interpreter, as all
-have outside Linux. Its former name `BATON_WARM` is read where it is not set."""
 CGROUP = Path("/sys/fs/cgroup")
 _M_ARENA_MAX = -8  # of mallopt(3)
 

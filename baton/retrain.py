@@ -273,8 +273,8 @@ def _sha256(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
+# Environment variable: the process with which the turn ends, as `this_process` writes it.
 PROCESS = "BATON_RETRAIN_PROCESS"
-"""Environment variable: the process with which the turn ends, as `this_process` writes it."""
 _CLOCK = "clock-"
 _LONGEST_PAUSE = 30.0
 

@@ -30,8 +30,8 @@ class Sources(Document):
     recipe: str = ""
     plan: str = ""
     data: str = ""  # of the document with the digest of the rows
+    # Of the run's document and the manifest of the tokenized rows, which has the SHA-256 of their files.
     tokens: str = ""
-    """Of the run's document and the manifest of the tokenized rows, which has the SHA-256 of their files."""
     models: str = ""
     code: str = ""
 

@@ -47,10 +47,10 @@ class Restoration(Document):
     """The checkpoint that this one's process resumed from, step 0 at the start of a run."""
 
     step: int = 0
+    # Part of the state → `match`, `mismatch`, `absent`, `left out` or `of other processes`.
     checked: dict[str, str] | None = None
-    """Part of the state → `match`, `mismatch`, `absent`, `left out` or `of other processes`."""
+    # `bitwise`, or `consistent` where the machine differed or state of the user's code was not restored.
     level: str = "bitwise"
-    """`bitwise`, or `consistent` where the machine differed or state of the user's code was not restored."""
     skipped: list[str] = Field(default_factory=list)  # why newer checkpoints were passed over
 
 
@@ -60,8 +60,8 @@ class CheckpointMeta(Document):
     run: str = ""
     step: int = 0
     digest: str  # digest of the whole state in memory at the capture
+    # Part of the state → its digest, and `state` → that of all parts.
     state: dict[str, str] = Field(default_factory=dict)
-    """Part of the state → its digest, and `state` → that of all parts."""
     parent: Parent | None = None  # None for the first checkpoint of a run
     chain: str = ""  # digest over the digests of this checkpoint and all earlier ones
     restored: Restoration = Restoration()
@@ -75,8 +75,8 @@ class CheckpointMeta(Document):
     moved: Transfer = Transfer()
     work: RunCost = RunCost()
     forked_from: ForkOrigin | None = None
+    # Steps up to this one that were skipped, also in its parent's run; see `training.guard`.
     skips: list[int] = Field(default_factory=list)
-    """Steps up to this one that were skipped, also in its parent's run; see `training.guard`."""
     hooks: OwnState | None = None  # state of the user's code; None in checkpoints of a Baton that did not look for it
     sources: Sources | None = None  # digests of its sources, if signed
     made: FormatVersions = FormatVersions()

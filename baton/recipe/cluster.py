@@ -10,8 +10,8 @@ from baton.recipe.base import Quantity, Section, WrittenAs, duration, seconds
 
 MAX_NODES = 512  # a chunk's pod looks at the logs and states of all its job's pods every few seconds
 
+# Keys of the store's Secret, and environment variables of the same names.
 STORE_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
-"""Keys of the store's Secret, and environment variables of the same names."""
 
 
 class Toleration(Section):

@@ -8,8 +8,8 @@ from pydantic import Field, field_validator, model_validator
 
 from baton.recipe.base import Fraction, Positive, Section, WrittenAs
 
+# `warn` says what was found, `fix` mends or drops the rows and keeps them with the reason, `fail` ends the run.
 Action = Literal["off", "warn", "fix", "fail"]
-"""`warn` says what was found, `fix` mends or drops the rows and keeps them with the reason, `fail` ends the run."""
 
 
 class QualityChecks(Section):
@@ -53,11 +53,11 @@ class QualityChecks(Section):
     """Training rows below which `few_rows` speaks up; by the method when left out."""
 
 
+# Baton's column names, to which `data.columns` maps the source's own.
 COLUMNS = (
     "text", "prompt", "completion", "instruction", "input", "output", "messages", "conversations", "chosen", "rejected",
     "responses", "scores", "ranks", "preferred", "margin", "label", "answer", "calls", "tools", "system",
 )  # fmt: skip
-"""Baton's column names, to which `data.columns` maps the source's own."""
 
 Format = Literal[
     "auto", "text", "prompt-completion", "instruction", "messages", "sharegpt", "preference", "ranked", "rated",
@@ -67,8 +67,8 @@ Side = Literal["train", "eval", "test"]
 MAX_SHARDS = 64  # most pods: a file has about 64 segments up to 1 GiB of text, see `baton.data.segments`
 Columns = dict[str, str | list[str]]
 
+# Former keys, still read, that `data.train_on` has replaced.
 OLDER = frozenset({"assistant_only_loss", "completion_only_loss"})
-"""Former keys, still read, that `data.train_on` has replaced."""
 
 Size = Annotated[float, Field(ge=0)]  # below 1 a share of the rows, from 1 on a number of rows
 

@@ -14,13 +14,13 @@ Metric = Literal["exact_match", "numeric_match", "bleu", "chrf", "rouge", "berts
 
 ROUGE = ("rouge1", "rouge2", "rougeL")
 
+# A line of a gate: `<= 20`, `>= production`, `<= baseline * 0.98`, `>= baseline + 0.02`.
 GATE = re.compile(
     r"(?P<sign><=|>=|<|>)\s*(?:(?P<number>[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)"
     r"|(?P<against>baseline|production)(?:\s*(?P<operator>[-+*])\s*(?P<by>\d+(?:\.\d+)?))?)"
 )
-"""A line of a gate: `<= 20`, `>= production`, `<= baseline * 0.98`, `>= baseline + 0.02`."""
+# Address of a model in MLflow's registry.
 REGISTERED = re.compile(r"models:/(?P<name>[^@/]+)(?:@(?P<alias>[^@/]+)|/(?P<version>\d+))")
-"""Address of a model in MLflow's registry."""
 LONGEST_LINE = 200  # characters of a line for which a correction is guessed: that takes the square of them
 
 

@@ -6,6 +6,7 @@ from baton.errors import UserError
 from baton.recipe.evaluation import Evaluation
 from baton.recipe.recipe import Recipe
 
+# Module → extra.
 EXTRAS = {
     "bert_score": "evaluate",
     "lm_eval": "evaluate",
@@ -19,9 +20,8 @@ EXTRAS = {
     "tensorboard": "tensorboard",
     "wandb": "wandb",
 }
-"""Module → extra."""
+# Metric → module that computes it.
 METRIC_PACKAGES = {"bleu": "sacrebleu", "chrf": "sacrebleu", "rouge": "rouge_score", "bertscore": "bert_score"}
-"""Metric → module that computes it."""
 
 
 def require_packages(what: str, *modules: str) -> None:

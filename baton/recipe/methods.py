@@ -22,14 +22,14 @@ from baton.recipe.base import Positive, Section
 from baton.recipe.model import NamedModel
 from baton.recipe.run import OBJECT, shorthand
 
+# Tokenized rows: a sequence with labels, a prompt with two answers, two whole texts, a prompt with one answer and its
+# label, or a prompt alone.
 Rows = Literal["sequences", "pairs", "scored", "rated", "prompts"]
-"""Tokenized rows: a sequence with labels, a prompt with two answers, two whole texts, a prompt with one answer and
-its label, or a prompt alone."""
 Strategy = Literal["ddp", "fsdp", "zero2", "zero3"]
 
 PREFERENCES = ("preference", "ranked")  # formats with a better and a worse answer
+# Figures that compare a model's likelihoods of pairs with the untrained model's.
 AGAINST_BASELINE = ("reward_accuracy", "reward_margin")
-"""Figures that compare a model's likelihoods of pairs with the untrained model's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,8 +133,8 @@ class Referenced(Section):
     """Let the reference follow; it is then part of each checkpoint. Full weights only."""
 
 
+# Ready reward functions; see `baton/models/rewards.py`.
 REWARDS = ("numeric", "exact", "format", "length", "information_gain")
-"""Ready reward functions; see `baton/models/rewards.py`."""
 
 
 def listed(value: Any) -> Any:
@@ -203,8 +203,8 @@ class Generation(Completions, Referenced):
 
 
 OWN_ORDER = "repeats prompts in its own order"
+# State of TRL's generating trainers between steps: micro-batches so far, and unused completions.
 ROUND = {"step": "_step", "completions": "_buffered_inputs"}
-"""State of TRL's generating trainers between steps: micro-batches so far, and unused completions."""
 
 
 SFT_SPEC = MethodSpec(
@@ -454,9 +454,9 @@ _ALL = (
     DISTILLATION_SPEC,
 )  # fmt: skip
 SPECS: dict[str, MethodSpec] = {spec.name: spec for spec in _ALL}
+# Sections in every written recipe, even empty. Later methods' are left out: runs' identities and compiled pipelines are
+# made of that text, and a new method may change neither.
 ALWAYS_WRITTEN = ("reward", "dpo", "kto", "orpo", "cpo", "grpo", "rloo")
-"""Sections in every written recipe, even empty. Later methods' are left out: runs' identities and compiled pipelines
-are made of that text, and a new method may change neither."""
 
 
 class Methods(Section):

@@ -131,8 +131,8 @@ class Tokenizer(Section):
         return self
 
 
+# Settings of `Tokenizer` that change the tokenizer.
 CHANGES = ("add_tokens", "special_tokens", "eos", "pad", "end_of_turn")
-"""Settings of `Tokenizer` that change the tokenizer."""
 
 
 class Quantization(Section):

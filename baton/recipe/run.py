@@ -57,10 +57,10 @@ ASK = "ask"  # value of `trust` for somebody else's recipe: its code waits for c
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Trust = Literal["ask"] | list[Sha256] | None  # `ask`, or digests of the files with consent; None for one's own recipe
 
+# Settings that are or name code: hooks, a model's own code, the harness's tasks, and an interpreter's variables.
 _CODE = re.compile(r"(^|\.)hooks\..+|\.trust_remote_code(\.\d+)?$|\.tasks\.include_path(\.\d+)?$|^resources\.env\.")
-"""Settings that are or name code: hooks, a model's own code, the harness's tasks, and an interpreter's variables."""
+# Settings that name a function: one of Baton's, or `module:object`.
 _MAY_BE_CODE = re.compile(r"(^|\.)use$|(^|\.)(rewards|functions)(\.\d+)+$")
-"""Settings that name a function: one of Baton's, or `module:object`."""
 
 
 def leaves(node: object, place: str = "") -> Iterator[tuple[str, Any]]:

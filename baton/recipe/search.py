@@ -10,8 +10,8 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from baton.recipe.base import Positive, Section, WrittenAs, duration, seconds
 
+# Sections that may differ between a sweep's trials; all are cut, judged and placed the same.
 SWEPT = ("seed", "model", "data", "adapter", "training", "hooks")
-"""Sections that may differ between a sweep's trials; all are cut, judged and placed the same."""
 
 MAX_TRIALS = 1000  # most trials of a sweep: a workflow's loop fans out over them
 
@@ -129,8 +129,8 @@ class Search(Section):
 
 PREVIOUS = "previous-phase"  # stands for the previous phase's model, until that is known
 
+# Sections in which a phase may differ.
 MERGED_SECTIONS = ("data", "adapter", "training", "chunks", "evaluation", "hooks")
-"""Sections in which a phase may differ."""
 
 
 class RecipePhase(Section):
@@ -156,8 +156,8 @@ def _phase_shorthand(value: Any) -> Any:
     return {"name": value, "training": {"method": value}} if isinstance(value, str) else value
 
 
+# A phase, or just the name of its method.
 ShortPhase = Annotated[RecipePhase, BeforeValidator(_phase_shorthand, json_schema_input_type=RecipePhase | str)]
-"""A phase, or just the name of its method."""
 
 
 def phase_document(document: dict[str, Any], phase: RecipePhase, position: int, *, last: bool) -> dict[str, Any]:
@@ -175,8 +175,8 @@ def phase_document(document: dict[str, Any], phase: RecipePhase, position: int, 
     return recipe
 
 
+# Stands in `evaluation.production` for the last accepted model, in the store below the recipe's name.
 ACCEPTED = "accepted"
-"""Stands in `evaluation.production` for the last accepted model, in the store below the recipe's name."""
 
 
 class Retrain(Section):

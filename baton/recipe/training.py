@@ -141,8 +141,8 @@ class Router(Section):
     """Weight of the z-loss `mean(log² Σ exp)` (arXiv:2202.08906); 0.001 is usual."""
 
 
+# Rows at once: few enough to find their divisors, for messages and estimates, at once.
 Rows = Annotated[int, Field(gt=0, le=1_000_000)]
-"""Rows at once: few enough to find their divisors, for messages and estimates, at once."""
 SECTIONS = tuple(name for name, spec in SPECS.items() if spec.settings)  # methods with a section of their own
 
 

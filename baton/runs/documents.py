@@ -7,8 +7,8 @@ from pydantic import Field, JsonValue
 from baton.documents import Document, Json, NamedDocument
 from baton.runs.versions import Fingerprint, FormatVersions
 
+# What a checkpoint restores, item by item.
 PARTS = ("weights", "optimizer", "scheduler", "scaler", "rng", "position", "callbacks", "log", "method")
-"""What a checkpoint restores, item by item."""
 
 
 class StagePhase(StrEnum):
@@ -98,8 +98,8 @@ class Skip(NamedDocument, name=SKIPS_FOLDER + "/step-{:08d}.json"):
     loss: float | None = None  # None where it was not finite, as the next two
     grad_norm: float | None = None
     median: float | None = None  # of `reason`'s figure, over the steps before
+    # The first rows; of packed ones all that are in its sequences.
     rows: list[SourceLocation] = Field(default_factory=list)
-    """The first rows; of packed ones all that are in its sequences."""
     num_rows: int = 0  # all of its rows; 0 where they could not be found
     created: str = ""
 
@@ -163,8 +163,8 @@ class TokenizedRows(NamedDocument, name="tokens.json"):
     truncated: int = 0
     dropped: int = 0
     refused: int = 0  # dropped rows that the chat template does not write, or in which it hides the tokens that count
+    # Parts that the chat template leaves out of the others, such as tool calls, and answers that it does not end.
     left_out: dict[str, int] = Field(default_factory=dict)
-    """Parts that the chat template leaves out of the others, such as tool calls, and answers that it does not end."""
     lengths: JsonValue = None
     rendered: str = ""  # how texts became turns of a conversation; empty where they did not
     today: str | None = None  # day that the chat template was given, in ISO format; None where it does not ask
@@ -183,9 +183,9 @@ class TokensMeta(Document):
     lengths: Json
     files: dict[str, list[tuple[str, int]]]  # side → its files in order, each with its number of rows
     first: dict[str, list[str]] = Field(default_factory=dict)
+    # Of each training file, the line of the split from which `segments.Origins` looks for its first row. Empty where an
+    # older Baton wrote some of the files.
     first_lines: list[int] = Field(default_factory=list)
-    """Of each training file, the line of the split from which `segments.Origins` looks for its first row.
-    Empty where an older Baton wrote some of the files."""
 
 
 class PinnedModels(NamedDocument, name="model.json"):
@@ -217,8 +217,8 @@ class Fit(Document):
 
     methods: list[str]
     format: str = ""  # as `data.format`; empty where the columns fit none that these methods learn from
+    # Our column name → the source's, where they differ.
     columns: dict[str, str | list[str]] = Field(default_factory=dict)
-    """Our column name → the source's, where they differ."""
     usable: int = 0  # usable rows among the first `Survey.looked_at`
     reason: str = ""  # why they fit no format, or why the first unusable row does not
     is_chat: bool = False
@@ -277,13 +277,13 @@ class TrackingRun(NamedDocument, name="tracking.json"):
     mlflow: str
     run_id: str
     experiment_id: str | None = None
+    # Side of the data → name and digest that the server has of its rows.
     datasets: dict[str, list[str]] = Field(default_factory=dict)
-    """Side of the data → name and digest that the server has of its rows."""
 
 
 class ChunkAttempt(Document):
+    # `done`, `already_done`, `finished` where early stopping ended the run, or `partial` where it was preempted.
     outcome: str = ""
-    """`done`, `already_done`, `finished` where early stopping ended the run, or `partial` where it was preempted."""
     from_step: int = 0
     to_step: int = 0
     seconds: dict[str, float] = Field(default_factory=dict)
@@ -363,8 +363,8 @@ class ForkOrigin(Document):
     run_uri: str
     step: int
     digest: str
+    # Dotted path → value before and after, of settings that change the restored state.
     changed: dict[str, list[JsonValue]] = Field(default_factory=dict)
-    """Dotted path → value before and after, of settings that change the restored state."""
 
 
 class Removed(Document):

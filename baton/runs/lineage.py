@@ -97,8 +97,8 @@ class RunNode:
     parent: str | None = None
     kind: str = ""  # `fork`, `cold fork`, `continues`, `retrained`, or empty for a run without a parent
     at: int | None = None  # step of the parent at which it was forked
+    # Changes of a fork: dotted path → value before and after.
     changed: dict[str, list[Any]] = field(default_factory=dict)
-    """Changes of a fork: dotted path → value before and after."""
     sweep: tuple[str, str] | None = None  # sweep of a trial, and its id there
     values: dict[str, Any] = field(default_factory=dict)
     step: int = 0  # newest checkpoint's, 0 before there is one

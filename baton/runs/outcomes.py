@@ -45,8 +45,8 @@ class EvaluationResult(NamedDocument, name="evaluation.json"):
     batch_size: int | None = None  # rows per forward pass; figures differ by rounding between sizes
     intervals: dict[str, dict[str, list[int | float | None]]] | None = None
     not_measured: dict[str, dict[str, str]] = Field(default_factory=dict)  # model → figure → reason
+    # Figure → `higher` or `lower`, as the better model has it; None where that is not known.
     better: dict[str, str | None] = Field(default_factory=dict)
-    """Figure → `higher` or `lower`, as the better model has it; None where that is not known."""
     signatures: dict[str, str] = Field(default_factory=dict)
     without_reference: int = 0
     samples: list[Json] = Field(default_factory=list)
@@ -149,8 +149,8 @@ class AcceptedModel(Document):
     digest: str = ""  # of the model's state
     data: str = ""  # digest of the data
     recipe: str = ""  # digest of all settings that decide bits
+    # Digests of all splits that this model and its predecessors have learnt from.
     learnt: list[str] = Field(default_factory=list)
-    """Digests of all splits that this model and its predecessors have learnt from."""
     summary: str = ""
     registry: Json | None = None
     at: str = ""
@@ -208,8 +208,8 @@ class RungScore(Document):
 class StoppedTrial(Document):
     id: str
     why: str
+    # None where an older Baton wrote it; see `RungVerdict.has_failed`.
     cause: Literal["asked", "beaten", "not_finite", "failed"] | None = None
-    """None where an older Baton wrote it; see `RungVerdict.has_failed`."""
     place: int | None = None  # rank among the trials with a score, from 1, where it was beaten
     of: int | None = None
 

@@ -130,8 +130,8 @@ def _package(version: str) -> str:
 
 ADDED = ("datasets", "tokenizers", "safetensors")  # libraries missing in old fingerprints, which differ in none of them
 LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "numpy", *ADDED)
+# Packages whose kernels a GPU may run, where they are installed.
 KERNELS = ("triton", "bitsandbytes", "liger-kernel", "flash-attn")
-"""Packages whose kernels a GPU may run, where they are installed."""
 
 
 def library_versions() -> dict[str, str]:

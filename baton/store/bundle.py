@@ -47,8 +47,8 @@ class CopySource:
 
 @dataclass(frozen=True)
 class CopySources:
+    # Prefix and manifest of earlier bundles, newest first; none older than a damaged one, whose bytes it may share.
     bundles: Sequence[tuple[str, Manifest]] = ()
-    """Prefix and manifest of earlier bundles, newest first; none older than a damaged one, whose bytes it may share."""
 
     def sources(self, name: str, size: int) -> list[CopySource]:
         """Returns objects that a file may be a copy of, newest first, if it has their SHA-256."""

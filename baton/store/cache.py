@@ -14,8 +14,8 @@ from baton.recipe.run import Store
 
 logger = logging.getLogger("baton")
 
+# Age at which a file that is being copied into a cache counts as left by a process that died.
 ABANDONED_AFTER_S = 3600.0
-"""Age at which a file that is being copied into a cache counts as left by a process that died."""
 
 
 class NodeCache:

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
     from obstore.store import ClientConfig, RetryConfig, S3Config, S3Credential
 
+# Bytes per request of a large write, or more where the object would have more than `MOST_PARTS`.
 PART = 16 * 1024 * 1024
-"""Bytes per request of a large write, or more where the object would have more than `MOST_PARTS`."""
 MOST_PARTS = 10_000  # S3's limit for one object
 RANGE = 8 * 1024 * 1024  # bytes per request of a read
 PARALLEL = 4  # requests in flight for one large object
@@ -545,8 +545,8 @@ AZURE = Cloud(
 )
 
 CLOUDS = {scheme: cloud for cloud in (S3, GOOGLE, AZURE) for scheme in cloud.schemes}
+# Prefixes of the variables with a store's endpoint and credentials.
 ENVIRONMENT = tuple(beginning for cloud in (S3, GOOGLE, AZURE) for beginning in cloud.environment)
-"""Prefixes of the variables with a store's endpoint and credentials."""
 
 
 def environment_of(uri: str) -> tuple[str, ...]:

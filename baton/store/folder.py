@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
 TRIES = 100  # attempts to make a file's folder while others remove it as empty
+# Errors of `os.link` where a file system has no links, or not this one.
 NO_LINK = (errno.EPERM, errno.EXDEV, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS, errno.EOPNOTSUPP)
-"""Errors of `os.link` where a file system has no links, or not this one."""
 
 
 class Folder:

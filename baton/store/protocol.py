@@ -112,8 +112,8 @@ _TRANSIENT = re.compile(
     r"|ConnectionReset|ConnectionError|IncompleteRead|Interrupted"
 )
 _BUSY = re.compile(r"status code: (?:5\d\d|429)")
+# A write that finds nothing: no object is missing, but the bucket, or an upload in parts that was cleaned up.
 _NOWHERE = re.compile(r"Error performing (?:PUT|POST) (?!.*NoSuchUpload)", re.DOTALL)
-"""A write that finds nothing: no object is missing, but the bucket, or an upload in parts that was cleaned up."""
 _UNSUPPORTED = re.compile(r"status code: 501|NotImplemented")
 _REQUEST = re.compile(r"Error performing ([A-Z]+) (\S+)")
 _STATUS = re.compile(r"status code: (\d+)")
@@ -200,8 +200,8 @@ class StoreMessages:
     endpoint: str = ""  # variable with the server's address
     own_endpoint: str = "the server"  # server where that variable is not set
     container: str = "bucket"  # the store's word for a bucket
+    # Reason and remedy of a refusal that has nothing to do with rights.
     cause: Callable[[ServerAnswer], tuple[str, str] | None] = lambda answer: None
-    """Reason and remedy of a refusal that has nothing to do with rights."""
     allow: Callable[[str, str], str] = lambda right, root: ""  # remedy for a right that is missing on `bucket/prefix`
 
 

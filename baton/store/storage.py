@@ -30,8 +30,8 @@ from baton.store.protocol import (
 logger = logging.getLogger("baton")
 T = TypeVar("T")
 
+# Environment variable: seconds for which an operation is retried while the store does not answer.
 PATIENCE = "BATON_STORE_PATIENCE"
-"""Environment variable: seconds for which an operation is retried while the store does not answer."""
 LONGEST_PAUSE = 10.0  # seconds between two tries, at most
 LEASE_S = 20.0  # seconds after which an unchanged lease has expired
 LEASE_SETTLE_S = 0.5  # seconds within which a writer that saw no lease has written its own, in a quick store

@@ -34,10 +34,10 @@ from baton.tracking.client import connect, without_credentials
 
 logger = logging.getLogger("baton")
 
+# Results of split and tokenize, which hold for every trial on the same data.
 CARRIED = (*fork.CARRIED, quality_page.QUALITY)
-"""Results of split and tokenize, which hold for every trial on the same data."""
+# Parts of `baton.runs.run.state_identity`, which must not change.
 DECIDING = (SplitData.NAME, PinnedModels.NAME, OwnCode.NAME)
-"""Parts of `baton.runs.run.state_identity`, which must not change."""
 
 
 def preparation_name(sweep: Sweep, recipe: Recipe) -> str:

@@ -41,8 +41,8 @@ class Trial:
     state: str = "waiting"  # one of `STATES`
     rung: int = 0  # last one that it reached, 0 before the first
     why: str = ""
+    # Place and number of trials on that rung, where others were better; an older sweep has it in `why` alone.
     beaten: tuple[int, int] | None = None
-    """Place and number of trials on that rung, where others were better; an older sweep has it in `why` alone."""
     rank: int | None = None  # from 1; None without a score
     parent: Json | None = None  # run and step of a fork's origin
     report: bool = False

@@ -55,10 +55,10 @@ def without_credentials(text: str) -> str:
     return CREDENTIALS.sub("//", text)
 
 
+# Groups of entry points by which packages change how MLflow's client talks to a server.
 PLUGINS = ("mlflow.request_header_provider", "mlflow.request_auth_provider", "mlflow.tracking_store")
-"""Groups of entry points by which packages change how MLflow's client talks to a server."""
+# Variables that name a way to authenticate of MLflow's client.
 ELSEWHERE = ("MLFLOW_TRACKING_AUTH", "MLFLOW_TRACKING_AWS_SIGV4")
-"""Variables that name a way to authenticate of MLflow's client."""
 PARAMS_AT_ONCE = 100  # maximum in one request
 LOG_BATCH = "runs/log-batch"
 TRANSIENT = (408, 429, 500, 502, 503, 504)  # answers after which a request is tried again, as MLflow does
@@ -276,12 +276,12 @@ def open_client(uri: str) -> Client:
 
 
 HELD_OUT = ("eval_", "written_", "final_")  # beginnings of figures' names for rows held out from training
+# Beginnings of figures' names that are not the trained model's.
 OF_OTHERS = ("system/", "final_before_", "final_production_")
-"""Beginnings of figures' names that are not the trained model's."""
+# Ends of figures' names for pace and duration, in training or evaluation.
 TIMED = ("_runtime", "_per_second", "num_tokens")
-"""Ends of figures' names for pace and duration, in training or evaluation."""
+# Figures of the course of training, not of its model.
 OF_TRAINING = ("epoch", "gpu_memory_bytes", "grad_norm", "learning_rate", "mfu")
-"""Figures of the course of training, not of its model."""
 TOGETHER_S = 1.0  # seconds of metrics in one request
 METRICS_AT_ONCE = 1000  # maximum in one request
 

@@ -21,8 +21,8 @@ import psutil
 
 from baton import events, machine
 
+# A metric as MLflow's API has it: key, value, timestamp, step, and model and data set where it has one.
 Value = dict[str, str | int | float]
-"""A metric as MLflow's API has it: key, value, timestamp, step, and model and data set where it has one."""
 
 
 @dataclass(frozen=True)

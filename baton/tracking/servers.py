@@ -13,10 +13,10 @@ from baton.runs.run import Run
 from baton.store.storage import Storage
 
 KUBEFLOW_RUN = "KFP_RUN_ID"  # variable with the id of a pod's Kubeflow run; the compiled pipeline takes it from a label
+# Makes MLflow's pages show training, and not applications: they remember the last of the two.
 TRAINING = "workflowType=machine_learning"
-"""Makes MLflow's pages show training, and not applications: they remember the last of the two."""
+# Variable with the address of the Kubeflow Pipelines page, as kfp itself calls it.
 KUBEFLOW_PAGE = "KF_PIPELINES_UI_ENDPOINT"
-"""Variable with the address of the Kubeflow Pipelines page, as kfp itself calls it."""
 
 
 def kubeflow_run() -> str | None:
@@ -46,10 +46,10 @@ def kubeflow_tags() -> dict[str, str]:
 
 
 PARENT = "mlflow.parentRunId"  # tag by which MLflow shows a run below another one of the same experiment
+# Tag with an experiment's kind, which MLflow's page would otherwise guess; see `TRAINING`.
 KIND = {"mlflow.experimentKind": "custom_model_development"}
-"""Tag with an experiment's kind, which MLflow's page would otherwise guess; see `TRAINING`."""
+# Variables beside the address by which Kubeflow tells a pod how to reach its MLflow; a Secret's aside.
 ACCESS = ("MLFLOW_WORKSPACE", "MLFLOW_TRACKING_AUTH")
-"""Variables beside the address by which Kubeflow tells a pod how to reach its MLflow; a Secret's aside."""
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,8 @@ from baton.runs.run import Run
 from baton.tracking import messages
 from baton.tracking.messages import LoggedModel, SenderConfig
 
+# Sections without influence on what is trained; the recipe among the artifacts has them.
 ELSEWHERE = frozenset({"name", "phases", "resources", "retrain", "store", "sweep", "tracking"})
-"""Sections without influence on what is trained; the recipe among the artifacts has them."""
 KIND = ("profile", "gpus", "nodes")  # settings of `resources` with influence
 ALWAYS = ("seed", "training.method", "training.batch_size", "training.learning_rate")
 LONGEST = 500

@@ -23,8 +23,8 @@ from baton.tracking.servers import Server
 SIDES = ("train", "eval", "test")  # sides of a split, and MLflow's contexts of an input
 DIGEST_LENGTH = 12  # characters of the data's digest: MLflow takes 36 and shows all
 COLUMN_TYPES = {bool: "boolean", int: "long", float: "double", str: "string"}
+# Scheme of an address → MLflow's type of a source; others are `local`.
 SOURCE_TYPES = {"s3": "s3", "http": "http", "https": "http", "hf": "hugging_face"}
-"""Scheme of an address → MLflow's type of a source; others are `local`."""
 
 
 def dataset_columns(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
