@@ -21,16 +21,11 @@ from baton.errors import BatonError, DamagedError, UserError
 from baton.recipe import load
 from baton.recipe.methods import SPECS
 from baton.recipe.recipe import Recipe
+from baton.runs import documents
 from baton.runs.documents import (
-    ORIGINS,
-    ForkNote,
-    ForkOrigin,
     LearningRate,
-    MicroBatchSize,
     OwnCode,
     PinnedModels,
-    RunCost,
-    RunInfo,
     SplitCounts,
     SplitData,
     TokenizedRows,
@@ -201,7 +196,8 @@ def _reason(path: str) -> str:
 
 # Results of the parent's stages that hold for a warm fork.
 CARRIED = tuple(
-    kind.NAME for kind in (SplitData, PinnedModels, OwnCode, SplitCounts, TokenizedRows, LearningRate, MicroBatchSize)
+    kind.NAME
+    for kind in (SplitData, PinnedModels, OwnCode, SplitCounts, TokenizedRows, LearningRate, documents.MicroBatchSize)
 )
 # Files of a checkpoint that make a model and its tokenizer.
 MODEL_FILES = (".safetensors", ".json", ".model", ".txt", ".jinja", ".py")
@@ -231,7 +227,7 @@ def fork(parent: Run, step: int | None, name: str, overrides: Sequence[str] = ()
     before = parent.recipe()
     run = Run(parent.storage, check_name(name))
     # The note is written before the recipe: a run with a note and no recipe is a fork that broke off.
-    if name == parent.name or (run.read(ForkNote) is None and run.read(RunInfo) is not None):
+    if name == parent.name or (run.read(documents.ForkNote) is None and run.read(documents.RunInfo) is not None):
         raise UserError(f"run {run.uri!r} exists and is no fork of this one.", remedy="Choose another name with --run.")
     if warm and before.training.lr_find:  # else the finder's rate would replace the given one
         gives_rate = any(override.partition("=")[0].strip() == "training.learning_rate" for override in overrides)
@@ -241,7 +237,7 @@ def fork(parent: Run, step: int | None, name: str, overrides: Sequence[str] = ()
     store = CheckpointStore.of(parent, before)
     checkpoint = _chosen(store, step)
     if warm:  # rows and tokens are the parent's; their order and random numbers are this Baton's from here on
-        parent.need(RunInfo).made.require_continued(f"run {parent.name!r}", DATA_FORMATS)
+        parent.need(documents.RunInfo).made.require_continued(f"run {parent.name!r}", DATA_FORMATS)
     checkpoint.require_continued(*(CHECKPOINT_FORMATS if warm else ("checkpoint",)))
     step, digest = checkpoint.step, checkpoint.digest
     plan = make_plan(after, parent.plan().rows) if warm else None
@@ -254,7 +250,7 @@ def fork(parent: Run, step: int | None, name: str, overrides: Sequence[str] = ()
         folder = _fetched(store, checkpoint, scratch)
         # First of all that is written: a crash after it is completed by the same command, and until then no chunk of a
         # warm fork begins with weights of its own (`require_start`).
-        run.write_once(ForkNote(parent=parent.uri, step=step, digest=digest, warm=warm, changed=changed))
+        run.write_once(documents.ForkNote(parent=parent.uri, step=step, digest=digest, warm=warm, changed=changed))
         if plan:
             _carry(parent, run, after, plan, checkpoint, folder, of_state(before, after))
         else:
@@ -265,7 +261,7 @@ def fork(parent: Run, step: int | None, name: str, overrides: Sequence[str] = ()
 
 def require_start(run: Run) -> None:
     """Refuses a warm fork without a checkpoint: it must not begin with weights of its own."""
-    note = run.read(ForkNote)
+    note = run.read(documents.ForkNote)
     if note and note.warm:
         raise BatonError(
             f"run {run.name!r} is a fork of {note.parent} at step {note.step}, and has no whole checkpoint "
@@ -301,14 +297,14 @@ def _carry(
     parent: Run, run: Run, recipe: Recipe, plan: Plan, checkpoint: Checkpoint, folder: str, changed: Changes
 ) -> None:
     """Commits the parent's state as a warm fork's checkpoint, with the changes that its recipe makes in it."""
-    run.create(recipe, data=parent.need(RunInfo).made)
+    run.create(recipe, data=parent.need(documents.RunInfo).made)
     left_out = {LearningRate.NAME} if recipe.training.lr_find is None else set()
-    left_out |= {MicroBatchSize.NAME} if recipe.training.micro_batch_size != "auto" else set()
+    left_out |= {documents.MicroBatchSize.NAME} if recipe.training.micro_batch_size != "auto" else set()
     for name in (name for name in CARRIED if name not in left_out):
         if document := parent.raw(name):
             run.put(name, document)
-    if ORIGINS in parent.storage.list(parent.path()):
-        run.storage.write(run.path(ORIGINS), parent.storage.read(parent.path(ORIGINS)))
+    if documents.ORIGINS in parent.storage.list(parent.path()):
+        run.storage.write(run.path(documents.ORIGINS), parent.storage.read(parent.path(documents.ORIGINS)))
     run.write_once(plan)
     store = CheckpointStore.of(run, recipe)
     step, meta = checkpoint.step, checkpoint.meta
@@ -327,12 +323,14 @@ def _carry(
     differs = combined(meta.forked_from.changed if meta.forked_from else {}, changed)
     begun = meta.model_copy(
         update={
-            "forked_from": ForkOrigin(run_uri=parent.uri, step=step, digest=meta.digest, changed=differs),
+            "forked_from": documents.ForkOrigin(run_uri=parent.uri, step=step, digest=meta.digest, changed=differs),
             "parent": None,
             "restored": meta.restored.model_copy(update={"step": step, "checked": None, "skipped": []}),
             "finished": meta.finished and not differs,
             "created": now(),
-            "work": RunCost(started=time.time(), trained_seconds=0.0, goodput=0.0, lost_steps=0, lost_seconds=0.0),
+            "work": documents.RunCost(
+                started=time.time(), trained_seconds=0.0, goodput=0.0, lost_steps=0, lost_seconds=0.0
+            ),
             "identity": identity,
         }
     )

@@ -20,15 +20,13 @@ from baton.checkpoint.signatures import changed_sources, manifest_digest, signat
 from baton.checkpoint.store import Checkpoint, CheckpointStore
 from baton.errors import BatonError, DamagedError
 from baton.recipe.run import Keep
+from baton.runs import documents
 from baton.runs.documents import (
-    PHASES_OF_A_CHUNK,
-    AttachedRun,
     CheckpointRef,
     ChunkAttempt,
     ChunkRecord,
     Promoted,
     ProofPart,
-    TokenizedRows,
 )
 from baton.runs.outcomes import TrialInfo
 from baton.runs.run import Run, now, state_identity
@@ -199,7 +197,9 @@ def proof_as_markdown(part: ProofPart | None) -> str:
     if part.hooks:
         facts += [f"state of `{name}` is carried, `{digest}`" for name, digest in part.hooks.carried.items()]
         facts += [f"**state of `{name}` is not carried**: {why}" for name, why in part.hooks.lost.items()]
-    phases = [phase for phase in PHASES_OF_A_CHUNK if any(phase in attempt.seconds for attempt in part.attempts)]
+    phases = [
+        phase for phase in documents.PHASES_OF_A_CHUNK if any(phase in attempt.seconds for attempt in part.attempts)
+    ]
     rows = [
         (
             f"{attempt.from_step} → {attempt.to_step}",
@@ -382,14 +382,14 @@ class Verification:
                 return
             for name in changed_sources(self._run, newest.meta.sources):
                 yield f"{name}: not what step {head} was signed with"
-            if self._run.raw(AttachedRun.NAME):
+            if self._run.raw(documents.AttachedRun.NAME):
                 identity = sources_of(self._run).recipe
             else:
                 identity = state_identity(self._run, self._run.resolved_recipe(), self._run.plan())
             for number, objects in sorted(here.items()):
                 if objects.current and objects.current.meta.identity != identity:
                     yield f"recipe, data, model, code or plan are not those that step {number} was made from"
-            if tokens := self._run.read(TokenizedRows):
+            if tokens := self._run.read(documents.TokenizedRows):
                 manifest = read_manifest(self._storage, tokens.prefix)
                 problems = bundle.verify(self._storage, tokens.prefix, manifest) if manifest else ["they are gone"]
                 yield from (f"tokens: {problem}" for problem in problems)

@@ -15,16 +15,14 @@ from typing import TypeVar
 from baton import machine
 from baton.errors import BatonError, UnavailableError
 from baton.runtime import SYSTEM, Runtime, backoff, retry
+from baton.store import protocol
 from baton.store.clouds import CLOUDS, CloudStore
 from baton.store.folder import FileSystem, Folder
 from baton.store.protocol import (
     OWN,
-    DeniedError,
     ObjectInfo,
     ObjectStore,
-    UnknownRequestError,
     below,
-    without_signature,
 )
 
 logger = logging.getLogger("baton")
@@ -89,7 +87,7 @@ def remove_quietly(client: ObjectStore, path: str) -> None:
     try:
         client.remove(path)
     except Exception as error:
-        if not isinstance(client.explain(error), DeniedError):
+        if not isinstance(client.explain(error), protocol.DeniedError):
             raise
 
 
@@ -197,7 +195,7 @@ class Storage:
 
         try:
             return self._patiently(probe)
-        except UnknownRequestError:
+        except protocol.UnknownRequestError:
             return False
 
     def exists(self, path: str) -> bool:
@@ -226,23 +224,23 @@ class Storage:
 
         try:
             return self._patiently(attempt)
-        except DeniedError as error:
+        except protocol.DeniedError as error:
             self._keep(error)
             return False
 
     @cached_property
-    def cannot_remove(self) -> DeniedError | None:
+    def cannot_remove(self) -> protocol.DeniedError | None:
         """Error of a cloud that denies removal, else None: tried once with an object that does not exist."""
         if not isinstance(self.client, CloudStore):
             return None
         try:
             self._patiently(lambda: self.client.remove(f"{OWN}probe-{self.runtime.unique()}"))
-        except DeniedError as error:
+        except protocol.DeniedError as error:
             self._keep(error)
             return error
         return None
 
-    def _keep(self, error: DeniedError) -> None:
+    def _keep(self, error: protocol.DeniedError) -> None:
         if not self._is_kept:
             self._is_kept = True
             logger.warning("What is not needed any more stays in the store. %s", error)
@@ -344,4 +342,4 @@ class Storage:
             explained = self.client.explain(error, path)
             is_clear = isinstance(explained, FileNotFoundError)
             # A signed address in the cause would be printed with a traceback.
-            raise explained from (None if is_clear or without_signature(str(error)) != str(error) else error)
+            raise explained from (None if is_clear or protocol.without_signature(str(error)) != str(error) else error)

@@ -223,6 +223,9 @@ class LibraryClient:
 
     def __init__(self, uri: str) -> None:
         self._client = connect(uri)
+        from mlflow import entities
+
+        self._entities: Any = entities
 
     def read(self, run_id: str) -> TrackingState:
         run = self._client.get_run(run_id)
@@ -239,27 +242,19 @@ class LibraryClient:
         self._client.update_run(run_id, "RUNNING")
 
     def log(self, run_id: str, values: Sequence[Value]) -> None:
-        from mlflow.entities import Metric
-
-        self._client.log_batch(run_id, metrics=[Metric(**value) for value in values])
+        self._client.log_batch(run_id, metrics=[self._entities.Metric(**value) for value in values])
 
     def log_params(self, run_id: str, params: Mapping[str, str]) -> None:
-        from mlflow.entities import Param
-
-        self._client.log_batch(run_id, params=[Param(key, value) for key, value in params.items()])
+        self._client.log_batch(run_id, params=[self._entities.Param(key, value) for key, value in params.items()])
 
     def tag(self, run_id: str, tags: Mapping[str, str]) -> None:
-        from mlflow.entities import RunTag
-
-        self._client.log_batch(run_id, tags=[RunTag(key, value) for key, value in tags.items()])
+        self._client.log_batch(run_id, tags=[self._entities.RunTag(key, value) for key, value in tags.items()])
 
     def make_model(self, run_id: str, experiment_id: str, model: LoggedModel, params: Mapping[str, str]) -> str:
-        from mlflow.entities import LoggedModelOutput
-
         made = self._client.create_logged_model(
             experiment_id, model.name, run_id, dict(model.tags), dict(params), model.kind
         )
-        self._client.log_outputs(run_id, [LoggedModelOutput(made.model_id, step=0)])
+        self._client.log_outputs(run_id, [self._entities.LoggedModelOutput(made.model_id, step=0)])
         return str(made.model_id)
 
     def tag_model(self, model_id: str, tags: Mapping[str, str]) -> None:

@@ -17,7 +17,7 @@ from baton.runs.documents import ForkNote, SplitCounts, TrackingRun
 from baton.runs.outcomes import TrialInfo
 from baton.runs.run import Run
 from baton.tracking import servers, tracker
-from baton.tracking.client import connect, open_client, without_credentials
+from baton.tracking.client import PARAMS_AT_ONCE, connect, open_client, without_credentials
 from baton.tracking.servers import Server
 
 SIDES = ("train", "eval", "test")  # sides of a split, and MLflow's contexts of an input
@@ -99,7 +99,6 @@ def _dataset_source(recipe: Recipe) -> tuple[str, str]:
 
 Ended = Literal["FINISHED", "FAILED", "KILLED"]
 
-AT_ONCE = 100  # maximum of parameters in one request
 RECIPE = "recipe.yaml"
 
 
@@ -132,8 +131,8 @@ def log_params(client: Any, run_id: str, params: Mapping[str, str]) -> None:
     from mlflow.entities import Param
 
     entities = [Param(name, value) for name, value in params.items()]
-    for first in range(0, len(entities), AT_ONCE):
-        client.log_batch(run_id, params=entities[first : first + AT_ONCE])
+    for first in range(0, len(entities), PARAMS_AT_ONCE):
+        client.log_batch(run_id, params=entities[first : first + PARAMS_AT_ONCE])
 
 
 def log_texts(warn: Callable[[str], None], client: Any, uri: str, run_id: str, texts: Mapping[str, str]) -> None:
