@@ -50,12 +50,6 @@ def newest_accepted(storage: Storage, name: str) -> Accepted:
     return _read_accepted(storage, name, max(numbers)) if numbers else Accepted()
 
 
-def accepted_runs(storage: Storage, name: str) -> list[str]:
-    """Returns the runs whose models were accepted, in order."""
-    models = (_read_accepted(storage, name, number).model for number in sorted(_accepted_numbers(storage, name)))
-    return [model.run for model in models if model]
-
-
 def accept(storage: Storage, name: str, after: int, model: AcceptedModel) -> Accepted:
     """Accepts a model in place of its rival, number `after`, 0 for none; BatonError if another run's came first."""
     # The result does not tell whose model is there: the answer to a put may be lost, and a retried stage has written it
@@ -77,9 +71,8 @@ def _accepted_folder(name: str) -> str:
 
 
 def _accepted_numbers(storage: Storage, name: str) -> list[int]:
-    return [
-        int(match[1]) for entry in storage.list(_accepted_folder(name)) if (match := _ACCEPTED_FILE.fullmatch(entry))
-    ]
+    found = map(_ACCEPTED_FILE.fullmatch, storage.list(_accepted_folder(name)))
+    return sorted(int(match[1]) for match in found if match)
 
 
 def _read_accepted(storage: Storage, name: str, number: int) -> Accepted:
@@ -129,7 +122,8 @@ def family(storage: Storage) -> Family:
     names = storage.list("runs")
     members = {member.name: member for member in SYSTEM.each(lambda name: _known(storage, name), names) if member}
     for recipe in storage.list("models"):
-        for before, after in pairwise(accepted_runs(storage, recipe)):
+        accepted = (_read_accepted(storage, recipe, number).model for number in _accepted_numbers(storage, recipe))
+        for before, after in pairwise(model.run for model in accepted if model):
             successor = members.get(after)
             if successor and successor.parent is None and before != after:
                 successor.parent, successor.kind = before, "retrained"

@@ -28,7 +28,34 @@ TRIES = 100  # attempts to make a file's folder while others remove it as empty
 NO_LINK = (errno.EPERM, errno.EXDEV, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
-class Folder:
+class _Files:
+    """Downloads, blocks and errors of a folder and of any file system; `_reading` opens a file of it."""
+
+    uri: str
+    root: str
+
+    def _reading(self, path: str) -> BinaryIO:
+        raise NotImplementedError
+
+    def download(self, path: str, local_path: str, size: int) -> str:
+        digest = hashlib.sha256()
+        with self._reading(path) as source, open(local_path, "wb") as target:
+            _copy(source, target, digest.update)
+        return digest.hexdigest()
+
+    def blocks(self, path: str) -> Iterator[bytes]:
+        with self._reading(path) as source:
+            while block := source.read(BLOCK):
+                yield block
+
+    def explain(self, error: Exception, path: str | None = None) -> Exception:
+        return protocol.explain(error, self.uri, protocol.StoreMessages())
+
+    def _key(self, path: str) -> str:
+        return below(self.root, path)
+
+
+class Folder(_Files):
     """Files of a folder, at a path or `file://…`."""
 
     is_local = True
@@ -38,8 +65,11 @@ class Folder:
         path = os.path.expanduser(uri.removeprefix("file:").removeprefix("//" if uri.startswith("file://") else ""))
         self.uri = self.root = os.path.join(os.getcwd(), "" if path == "." else path.removeprefix("./")).rstrip("/")
 
+    def _reading(self, path: str) -> BinaryIO:
+        return open(self._key(path), "rb")
+
     def read(self, path: str) -> bytes:
-        with open(self._key(path), "rb") as file:
+        with self._reading(path) as file:
             return file.read()
 
     def write(self, path: str, data: bytes) -> None:
@@ -113,23 +143,6 @@ class Folder:
                     return False
         return False
 
-    def download(self, path: str, local_path: str, size: int) -> str:
-        digest = hashlib.sha256()
-        with open(self._key(path), "rb") as source, open(local_path, "wb") as target:
-            _copy(source, target, digest.update)
-        return digest.hexdigest()
-
-    def blocks(self, path: str) -> Iterator[bytes]:
-        with open(self._key(path), "rb") as source:
-            while block := source.read(BLOCK):
-                yield block
-
-    def explain(self, error: Exception, path: str | None = None) -> Exception:
-        return protocol.explain(error, self.uri, protocol.StoreMessages())
-
-    def _key(self, path: str) -> str:
-        return below(self.root, path)
-
 
 @contextlib.contextmanager
 def _sibling(key: str) -> Iterator[str]:
@@ -171,7 +184,7 @@ def _copy(source: BinaryIO, target: BinaryIO, seen: Callable[[bytes], None]) -> 
         target.write(block)
 
 
-class FileSystem:
+class FileSystem(_Files):
     """Objects of any file system that fsspec knows and has installed: `memory://`, `sftp://`, `hf://`, …"""
 
     is_local = False
@@ -194,6 +207,9 @@ class FileSystem:
                 f"store {uri!r} names no bucket.", remedy=f"Use {scheme}://bucket or {scheme}://bucket/prefix."
             )
         self.uri = str(self.fs.unstrip_protocol(self.root))
+
+    def _reading(self, path: str) -> BinaryIO:
+        return cast(BinaryIO, self.fs.open(self._key(path), "rb"))
 
     def read(self, path: str) -> bytes:
         return bytes(self.fs.cat_file(self._key(path)))
@@ -247,20 +263,3 @@ class FileSystem:
     def copy(self, source: str, path: str, size: int) -> bool:
         """Copies nothing: most file systems would move the bytes through this machine."""
         return False
-
-    def download(self, path: str, local_path: str, size: int) -> str:
-        digest = hashlib.sha256()
-        with self.fs.open(self._key(path), "rb") as source, open(local_path, "wb") as target:
-            _copy(source, target, digest.update)
-        return digest.hexdigest()
-
-    def blocks(self, path: str) -> Iterator[bytes]:
-        with self.fs.open(self._key(path), "rb") as source:
-            while block := source.read(BLOCK):
-                yield block
-
-    def explain(self, error: Exception, path: str | None = None) -> Exception:
-        return protocol.explain(error, self.uri, protocol.StoreMessages())
-
-    def _key(self, path: str) -> str:
-        return below(self.root, path)
