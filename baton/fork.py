@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from baton.checkpoint import sharded
-from baton.checkpoint.sharded import code_in
 from baton.checkpoint.store import Checkpoint, CheckpointStore
 from baton.errors import BatonError, DamagedError, UserError
 from baton.recipe import load
@@ -288,7 +287,7 @@ def _fetched(store: CheckpointStore, checkpoint: Checkpoint, scratch: str) -> st
         folder = store.fetch(checkpoint, f"{scratch}/checkpoint")
     except DamagedError as error:
         raise DamagedError(error.message, remedy="Fork another step, or the newest: RUN without @STEP.") from None
-    if problems := code_in(folder):
+    if problems := sharded.code_in(folder):
         raise DamagedError(f"{store.storage.uri(store.prefix(checkpoint.step))} is not used: {'; '.join(problems)}.")
     return folder
 
@@ -340,9 +339,7 @@ def _carry(
 def _begin_cold(run: Run, before: Recipe, after: Recipe, folder: str, scratch: str) -> Recipe:
     """Writes a cold fork's start model, and returns its recipe."""
     model = f"{scratch}/model"
-    if sharded.is_sharded(folder):
-        sharded.merge(folder, f"{scratch}/merged", shard_size=sharded.SHARD_SIZE)
-        folder = f"{scratch}/merged"
+    folder = sharded.as_whole(folder, scratch)
     os.makedirs(model)
     if before.adapter:  # the base with the adapter folded in
         from baton.models import loading, trained

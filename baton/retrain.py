@@ -25,7 +25,6 @@ import psutil
 
 from baton import documents, events
 from baton.errors import BatonError, DamagedError, UserError
-from baton.events import Retraining
 from baton.models import user_code
 from baton.recipe import load
 from baton.recipe.data import DataSource
@@ -37,7 +36,6 @@ from baton.runs.run import Run, identity, now
 from baton.runtime import SYSTEM, backoff
 from baton.store import bundle, sources
 from baton.store.manifest import usable_manifest
-from baton.store.sources import SourceFile
 from baton.store.storage import Storage
 
 Seen = dict[str, list[str]]  # address of a file → its `_signature`, and the SHA-256 of its content
@@ -82,7 +80,7 @@ def check_for_changes(recipe: Recipe, owner: str) -> RetrainDecision:
         else:
             result = RetrainDecision("busy", f"another retraining of {recipe.name} is under way")
     if result.decision != "train":
-        keep_outcome(storage, recipe.name, owner, Retraining(result.decision, result.words, now()))
+        keep_outcome(storage, recipe.name, owner, events.Retraining(result.decision, result.words, now()))
     events.emit(events.Looked(decision=result.decision, words=result.words, run=result.run))
     return result
 
@@ -95,7 +93,7 @@ def promote_or_keep(run_uri: str) -> str:
     run = Run.open(run_uri)
     storage, note, evaluation = run.storage, run.need(RetrainNote), run.need(EvaluationResult)
     gate = evaluation.gate or GateVerdict(passed=True)
-    outcome = Retraining(
+    outcome = events.Retraining(
         "rejected",
         "; ".join(gate.failed),
         now(),
@@ -120,11 +118,11 @@ def release_lock(model: str, store: str, owner: str, error: str | None) -> None:
     """Ends a retraining, however it went; where that is not known yet, it has failed."""
     storage = Storage(store)
     if not storage.exists(_outcome_path(model, owner)):
-        keep_outcome(storage, model, owner, Retraining("failed", error or "It ended without saying why.", now()))
+        keep_outcome(storage, model, owner, events.Retraining("failed", error or "It ended without saying why.", now()))
     RetrainLock(storage, model, owner).release()
 
 
-def keep_outcome(storage: Storage, name: str, owner: str, outcome: Retraining) -> None:
+def keep_outcome(storage: Storage, name: str, owner: str, outcome: events.Retraining) -> None:
     """Keeps what a retraining, by its recipe's name and its owner, came to, and emits it."""
     storage.write(_outcome_path(name, owner), json.dumps(outcome.fields(), indent=1).encode())
     events.emit(outcome)
@@ -239,7 +237,7 @@ def _contents(source: DataSource, before: Seen, now: Seen) -> list[str]:
     return [digest for _, digest in digests.values()]
 
 
-def _signature(file: SourceFile) -> str:
+def _signature(file: sources.SourceFile) -> str:
     info = file.info()
     tag = next((info[name] for name in TAGS if info.get(name)), None)
     told = [tag] if tag else [info.get(name) for name in ("mtime", "created", "ino")]

@@ -13,7 +13,6 @@ from typing import Any, Self
 from pydantic import Field
 
 from baton.checkpoint import sharded
-from baton.checkpoint.sharded import code_in, may_be_pickle
 from baton.checkpoint.signatures import SIGNATURE, Sources, require_signed, require_signer, sign, sources_of
 from baton.documents import Document, load_object
 from baton.errors import DamagedError, FormatError, UserError
@@ -234,9 +233,9 @@ class CheckpointStore:
         manifest, prefix = checkpoint.manifest, self.prefix(checkpoint.step)
         with scratch_folder("pickles") as folder:
             for name in manifest.files:
-                if may_be_pickle(name):
+                if sharded.may_be_pickle(name):
                     self.storage.download(manifest.path(prefix, name), os.path.join(folder, name))
-            return code_in(folder)
+            return sharded.code_in(folder)
 
     def history(self, checkpoint: Checkpoint) -> list[LogEntry]:
         """Returns the run's logged values up to a checkpoint; `DamagedError` if its `trainer_state.json` has none."""

@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 from baton.documents import NamedDocument
 from baton.errors import BatonError, DamagedError, FormatError
 from baton.runs import documents
-from baton.runs.documents import AttachedRun, ForkNote, RunInfo
 from baton.runs.outcomes import AcceptedModel, EvaluationResult, ExportedModel, ReportPage, TrialInfo
 from baton.runs.plan import Plan
 from baton.runs.run import Run, as_json
@@ -190,14 +189,14 @@ def _known(storage: Storage, name: str) -> RunNode | None:
         def read(kind: type[D]) -> D | None:
             return run.read(kind) if kind.NAME in present else None
 
-        head, attached = read(RunInfo), read(AttachedRun)
+        head, attached = read(documents.RunInfo), read(documents.AttachedRun)
         if head:
             created, recipe = head.created, head.recipe_name
         elif attached:
             created, recipe = attached.created, os.path.basename(attached.script.path)
         else:
             return None
-        plan, fork, trial = read(Plan), read(ForkNote), read(TrialInfo)
+        plan, fork, trial = read(Plan), read(documents.ForkNote), read(TrialInfo)
         step, finished = _newest(run) if "checkpoints" in present else (0, False)
         member = RunNode(
             name,

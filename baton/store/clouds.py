@@ -27,7 +27,6 @@ from obstore.store import AzureStore, GCSStore, ObjectStore, S3Store
 from baton import machine
 from baton.errors import StoreError
 from baton.store import protocol
-from baton.store.protocol import BLOCK, ObjectInfo
 
 if TYPE_CHECKING:
     from hashlib import _Hash
@@ -124,10 +123,10 @@ class CloudStore:
         keys = [*listing["common_prefixes"], *(entry["path"] for entry in listing["objects"])]
         return [key.rstrip("/").rsplit("/", 1)[-1] for key in keys]
 
-    def find(self, path: str) -> dict[str, ObjectInfo]:
+    def find(self, path: str) -> dict[str, protocol.ObjectInfo]:
         below = self._key(path)
         return {
-            entry["path"].removeprefix(below).lstrip("/"): ObjectInfo(entry["size"], entry["last_modified"])
+            entry["path"].removeprefix(below).lstrip("/"): protocol.ObjectInfo(entry["size"], entry["last_modified"])
             for batch in obstore.list(self._store, below or None)
             for entry in batch
         }
@@ -183,7 +182,7 @@ class CloudStore:
     def blocks(self, path: str) -> Iterator[bytes]:
         with self._looked_for(path):
             found = obstore.get(self._store, self._key(path))
-        for block in found.stream(min_chunk_size=BLOCK):
+        for block in found.stream(min_chunk_size=protocol.BLOCK):
             yield bytes(block)
 
     def explain(self, error: Exception, path: str | None = None) -> Exception:

@@ -28,7 +28,6 @@ from baton.runtime import SYSTEM
 from baton.store import sources
 from baton.store.storage import Storage
 from baton.sweep import search
-from baton.sweep.search import Bracket, Known, PlannedRung, brackets
 from baton.tracking import servers, tracker, tracking_run
 from baton.tracking.client import connect, without_credentials
 
@@ -67,13 +66,7 @@ def _name(sweep: Sweep, recipe: Recipe, document: dict[str, Any]) -> str:
     return f"{sweep.name}-data-{digest[:8]}"
 
 
-def _preparation_recipe(recipe: Recipe, own: Recipe) -> Recipe:
-    """Returns a preparation's recipe, for a run that trains nothing and is not tracked."""
-    length = {f"training.{name}": getattr(recipe.training, name) for name in ("learning_rate", "epochs", "max_steps")}
-    return load.with_values(own, {**length, "tracking.mlflow": None})
-
-
-def create_sweep(sweep: Sweep, recipe: Recipe, planned: list[Bracket]) -> None:
+def create_sweep(sweep: Sweep, recipe: Recipe, planned: list[search.Bracket]) -> None:
     """Writes the sweep with its first bracket's trials; one that exists must have the same recipe."""
     existing = sweep.find()
     if existing is None:
@@ -104,7 +97,7 @@ def create_sweep(sweep: Sweep, recipe: Recipe, planned: list[Bracket]) -> None:
         )
 
 
-def add_trials(sweep: Sweep, recipe: Recipe, planned: list[Bracket], bracket: Bracket) -> None:
+def add_trials(sweep: Sweep, recipe: Recipe, planned: list[search.Bracket], bracket: search.Bracket) -> None:
     """Draws a later bracket's trials from earlier scores, unless they are drawn."""
     assert recipe.sweep
     trials = sweep.document().trials
@@ -113,9 +106,9 @@ def add_trials(sweep: Sweep, recipe: Recipe, planned: list[Bracket], bracket: Br
     if {f"t{number:03d}" for number in numbers} <= {trial.id for trial in trials}:
         return
 
-    def know(trial: TrialEntry) -> Known:
+    def know(trial: TrialEntry) -> search.Known:
         scores = {score.chunk: score.value for score in sweep.scores(trial.run) if score.value is not None}
-        return Known(values=trial.values, scores=scores, finished=recipe.num_chunks in scores)
+        return search.Known(values=trial.values, scores=scores, finished=recipe.num_chunks in scores)
 
     known = SYSTEM.each(know, [trial for trial in trials if 1 <= trial.bracket < bracket.number])
     drawn = search.draw(recipe.sweep, recipe.seed, bracket.trials, known)
@@ -144,7 +137,7 @@ def _trial(sweep: Sweep, number: int, bracket: int, values: Json) -> TrialEntry:
 def start_bracket(recipe: Recipe, name: str, bracket: int) -> tuple[Sweep, list[dict[str, str]]]:
     """Draws a bracket's trials; returns the sweep, and `recipe`, `run` and `source` of each different data to make."""
     sweep = Sweep(Storage(recipe.store.uri), check_name(name))
-    planned = brackets(recipe)
+    planned = search.brackets(recipe)
     if bracket == 1:
         create_sweep(sweep, recipe, planned)
     else:
@@ -162,10 +155,13 @@ def start_bracket(recipe: Recipe, name: str, bracket: int) -> tuple[Sweep, list[
         sweep.run(trial).write(about)
 
     SYSTEM.each(note, [trial for trial, _ in trials])  # each is a trial before it is a run
+    # A preparation trains nothing and is not tracked: the recipe's rate and length replace those of its trial.
+    length = {f"training.{name}": getattr(recipe.training, name) for name in ("learning_rate", "epochs", "max_steps")}
     for run, (_, own) in zip(names, trials, strict=True):
         if run not in preparations:
+            prepared = load.with_values(own, {**length, "tracking.mlflow": None})
             source = sources.as_parameter(own.model_dump(mode="json")["data"]["source"])
-            preparations[run] = {"recipe": load.dumps(_preparation_recipe(recipe, own)), "run": run, "source": source}
+            preparations[run] = {"recipe": load.dumps(prepared), "run": run, "source": source}
     num_trials = planned[bracket - 1].trials
     logger.info("bracket %d has %d trials, on %d different data", bracket, num_trials, len(preparations))
     return sweep, list(preparations.values())
@@ -222,7 +218,7 @@ def rank_trials(sweep: Sweep, number: int) -> RungResult:
     """Judges a rung and writes the verdict, or adds new requests to one judged before; BatonError if none advances."""
     document = sweep.document()
     recipe = load.validate(document.recipe, origin=sweep.uri)
-    rungs = [rung for bracket in brackets(recipe) for rung in bracket.rungs]
+    rungs = [rung for bracket in search.brackets(recipe) for rung in bracket.rungs]
     rung = rungs[number - 1]
     trials = {trial.id: trial for trial in document.trials}
     newest = zip(trials, SYSTEM.each(sweep.request, trials), strict=True)
@@ -257,7 +253,7 @@ def _with_state(requests: Requests, state: outcomes.TrialState) -> set[str]:
 
 
 def _judged(
-    sweep: Sweep, document: SweepHead, rung: PlannedRung, trials: dict[str, TrialEntry], requests: Requests
+    sweep: Sweep, document: SweepHead, rung: search.PlannedRung, trials: dict[str, TrialEntry], requests: Requests
 ) -> RungVerdict:
     entered = _entered(sweep, rung, trials)
     read = SYSTEM.each(lambda trial: sweep.run(trials[trial]).read(outcomes.TrialScore, rung.chunk), entered)
@@ -306,7 +302,7 @@ def _with_requests(
     return verdict.model_copy(update={"kept": remaining, "stopped": stopped})
 
 
-def _entered(sweep: Sweep, rung: PlannedRung, trials: dict[str, TrialEntry]) -> list[str]:
+def _entered(sweep: Sweep, rung: search.PlannedRung, trials: dict[str, TrialEntry]) -> list[str]:
     if rung.first == 1:
         return [trial for trial, entry in trials.items() if entry.bracket == rung.bracket]
     before = sweep.rung(rung.number - 1)
@@ -316,7 +312,7 @@ def _entered(sweep: Sweep, rung: PlannedRung, trials: dict[str, TrialEntry]) -> 
 
 
 def _winner(
-    sweep: Sweep, mode: str, rungs: Sequence[PlannedRung], trials: dict[str, TrialEntry], requests: Requests
+    sweep: Sweep, mode: str, rungs: Sequence[search.PlannedRung], trials: dict[str, TrialEntry], requests: Requests
 ) -> str | None:
     """Returns the best trial that is trained to its end, and writes it."""
     ended = [verdict for rung in rungs if rung.chunk == rungs[-1].chunk and (verdict := sweep.rung(rung.number))]

@@ -18,7 +18,6 @@ from baton.runs.outcomes import TrialInfo
 from baton.runs.run import Run
 from baton.tracking import servers, tracker
 from baton.tracking.client import PARAMS_AT_ONCE, connect, open_client, without_credentials
-from baton.tracking.servers import Server
 
 SIDES = ("train", "eval", "test")  # sides of a split, and MLflow's contexts of an input
 DIGEST_LENGTH = 12  # characters of the data's digest: MLflow takes 36 and shows all
@@ -147,7 +146,7 @@ def log_texts(warn: Callable[[str], None], client: Any, uri: str, run_id: str, t
         warn(f"tracking at {without_credentials(uri)} does not keep {', '.join(texts)}: {error}")
 
 
-def _resume(run: Run, tracking: TrackingRun, server: Server | None) -> None:
+def _resume(run: Run, tracking: TrackingRun, server: servers.Server | None) -> None:
     """Sets the tracking run of a resumed run running again, with links to the Kubeflow run that resumes it."""
 
     def tell(client: Any) -> None:
