@@ -7,7 +7,6 @@ it continues. docs/upgrading.md tells users the effect, CONTRIBUTING.md when to 
 
 import contextlib
 import functools
-import importlib.metadata
 import platform
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -121,7 +120,7 @@ class FormatVersions(Document):
 @functools.cache
 def release() -> str:
     """Returns this Baton's release."""
-    return importlib.metadata.version(PACKAGE)
+    return version(PACKAGE)
 
 
 def _package(version: str) -> str:

@@ -14,14 +14,11 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 from baton.errors import StoreError
 from baton.store import protocol
 from baton.store.protocol import BLOCK, OWN, ObjectInfo, below
-
-if TYPE_CHECKING:
-    from fsspec import AbstractFileSystem
 
 TRIES = 100  # attempts to make a file's folder while others remove it as empty
 # Errors of `os.link` where a file system has no links, or not this one.
@@ -194,7 +191,7 @@ class FileSystem(_Files):
         from fsspec.core import url_to_fs
 
         try:
-            self.fs = cast("AbstractFileSystem", url_to_fs(uri)[0])
+            self.fs: Any = url_to_fs(uri)[0]
         except (ValueError, TypeError, ImportError, OSError) as error:
             raise StoreError(
                 f"store {uri!r} cannot be opened: {error}.",
