@@ -28,68 +28,43 @@ AGAINST_BASELINE = ("reward_accuracy", "reward_margin")
 
 @dataclass(frozen=True, kw_only=True)
 class SecondModel:
-    """A model beside the trained one, not trained itself.
+    """A model beside the trained one, not trained itself."""
 
-    Attributes:
-        name: Its role: `reference` or `teacher`.
-        is_named: Whether the method's settings name it, in a field called after its role. It is then fetched, pinned by
-            digest and compared at each chunk, like `model.base`. Else it is a copy of the start model, held where
-            `beta` is above 0 and there is no adapter to switch off instead.
-    """
-
-    name: str
+    name: str  # its role: `reference` or `teacher`
+    # Whether the method's settings name it, in a field called after its role. It is then fetched, pinned by digest and
+    # compared at each chunk, like `model.base`. Else it is a copy of the start model, held where `beta` is above 0 and
+    # there is no adapter to switch off instead.
     is_named: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class MethodSpec:
-    """One training method.
+    """One training method."""
 
-    Attributes:
-        name: As in `training.method`; the module in `baton.train.methods` that builds its trainer has the same name.
-        settings: Class of its section in `training`, None where it has none.
-        requires: What its section cannot leave out, in words; None where every setting has a default.
-        example: The least settings it takes.
-        formats: Shapes of source rows it learns from, the usual one first.
-        rows: What tokenized rows are.
-        sequences_per_row: Sequences that a row is in a forward pass.
-        scores: Whether the model scores texts, with one label, instead of writing them.
-        takes_loss: Whether `hooks.loss` can replace its loss.
-        counts_tokens: Whether the loss is a sum over the tokens of a step; else it is a mean over a micro-batch's rows.
-        micro_batch_decides_loss: Whether the loss depends on the rows that share a forward pass.
-        own_order: How it orders rows itself, in words; None where the recipe decides.
-        needs_all_rows: Whether its trainer goes over all training rows in every chunk.
-        strategies: Strategies of `training.parallel` it was compared with.
-        offloads_activations: Whether its trainer honours `training.activation_offloading`.
-        tiles_logits: Whether its trainer multiplies by the head's weights itself, in tiles.
-        second_model: The model held beside the trained one, if there is one.
-        buffers: Values its trainer keeps between steps and `Trainer` does not save: name in a checkpoint → attribute.
-        figures: What is measured on held-out rows.
-        logged: What its trainer logs beside the loss that the report plots, the most telling first: key → label.
-        forkable: Its settings that a warm fork may change; each changes the loss from there on.
-    """
-
-    name: str
-    settings: type[Section] | None = None
-    requires: str | None = None
-    example: Mapping[str, str | list[str]] = field(default_factory=dict)
-    formats: tuple[str, ...]
-    rows: Rows
-    sequences_per_row: int = 1
-    scores: bool = False
-    takes_loss: bool = False
+    name: str  # as in `training.method`; the module in `baton.train.methods` that builds its trainer has the same name
+    settings: type[Section] | None = None  # class of its section in `training`, None where it has none
+    requires: str | None = None  # what its section cannot leave out, in words; None where every setting has a default
+    example: Mapping[str, str | list[str]] = field(default_factory=dict)  # the least settings it takes
+    formats: tuple[str, ...]  # shapes of source rows it learns from, the usual one first
+    rows: Rows  # what tokenized rows are
+    sequences_per_row: int = 1  # sequences that a row is in a forward pass
+    scores: bool = False  # whether the model scores texts, with one label, instead of writing them
+    takes_loss: bool = False  # whether `hooks.loss` can replace its loss
+    # Whether the loss is a sum over the tokens of a step; else it is a mean over a micro-batch's rows.
     counts_tokens: bool = False
-    micro_batch_decides_loss: bool = False
-    own_order: str | None = None
-    needs_all_rows: bool = False
-    strategies: tuple[Strategy, ...] = ("ddp", "fsdp")
-    offloads_activations: bool = False
-    tiles_logits: bool = True
-    second_model: SecondModel | None = None
+    micro_batch_decides_loss: bool = False  # whether the loss depends on the rows that share a forward pass
+    own_order: str | None = None  # how it orders rows itself, in words; None where the recipe decides
+    needs_all_rows: bool = False  # whether its trainer goes over all training rows in every chunk
+    strategies: tuple[Strategy, ...] = ("ddp", "fsdp")  # strategies of `training.parallel` it was compared with
+    offloads_activations: bool = False  # whether its trainer honours `training.activation_offloading`
+    tiles_logits: bool = True  # whether its trainer multiplies by the head's weights itself, in tiles
+    second_model: SecondModel | None = None  # the model held beside the trained one, if there is one
+    # Values its trainer keeps between steps and `Trainer` does not save: name in a checkpoint → attribute.
     buffers: Mapping[str, str] = field(default_factory=dict)
-    figures: tuple[str, ...] = ("loss", "perplexity")
+    figures: tuple[str, ...] = ("loss", "perplexity")  # what is measured on held-out rows
+    # What its trainer logs beside the loss that the report plots, the most telling first: key → label.
     logged: Mapping[str, str] = field(default_factory=dict)
-    forkable: tuple[str, ...] = ()
+    forkable: tuple[str, ...] = ()  # its settings that a warm fork may change; each changes the loss from there on
 
     @property
     def generates(self) -> bool:
