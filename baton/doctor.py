@@ -34,8 +34,7 @@ from baton.recipe.recipe import Recipe
 from baton.source import prepare
 from baton.store.cache import NodeCache
 from baton.store.clouds import CloudStore
-from baton.store.errors import DeniedError
-from baton.store.protocol import OWN
+from baton.store.protocol import OWN, DeniedError
 from baton.store.storage import Storage
 from baton.terminal import Terminal
 

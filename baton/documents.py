@@ -1,7 +1,5 @@
 """JSON documents with a type: one reader, one message for an unknown version, the same JSON written back."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from typing import Any, ClassVar, Self
@@ -11,8 +9,8 @@ from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 from baton.errors import DamagedError, FormatError
 
 Json = dict[str, JsonValue]
+# Levels of a document, far more than Baton writes. Python's own limit depends on the caller and is no JSON error.
 DEEPEST = 100
-"""Levels of a document, far more than Baton writes. Python's own limit depends on the caller and is no JSON error."""
 
 
 def load(data: bytes | str) -> Any:
@@ -50,8 +48,7 @@ class Document(BaseModel):
     # Keys of a newer or older Baton are kept and written back; absent fields stay absent (`to_json`).
     model_config = ConfigDict(frozen=True, extra="allow", defer_build=True, ser_json_inf_nan="constants")
 
-    VERSION: ClassVar[int] = 1
-    """What is read; a document without `version` is of version 1."""
+    VERSION: ClassVar[int] = 1  # what is read; a document without `version` is of version 1
 
     @classmethod
     def read(cls, data: bytes | object, where: str) -> Self:

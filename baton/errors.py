@@ -1,7 +1,5 @@
 """Errors that a person reads, with the remedy, and suggestions of names and paths that nearly match."""
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 import errno
@@ -12,6 +10,7 @@ import tempfile
 import traceback
 from collections.abc import Iterable, Sequence
 
+# Top-level modules that are not the user's code: they keep nothing that training depends on but tensors.
 LIBRARIES = frozenset(
     {
         *("accelerate", "baton", "bitsandbytes", "datasets", "deepspeed", "kernels", "liger_kernel", "mlflow", "numpy"),
@@ -19,9 +18,7 @@ LIBRARIES = frozenset(
         "wandb",
     }
 )
-"""Top-level modules that are not the user's code: they keep nothing that training depends on but tensors."""
-own_packages: set[str] = set()
-"""Top-level modules of hooks, which may be installed packages."""
+own_packages: set[str] = set()  # top-level modules of hooks, which may be installed packages
 
 
 class BatonError(Exception):

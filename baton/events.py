@@ -4,8 +4,6 @@ Each event is a frozen dataclass, written as its kind and its fields. People rea
 local engine reads JSON. The exit code is part of the termination message, as Kubeflow's launcher always exits with 1.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import json
@@ -23,14 +21,12 @@ from typing import Any, ClassVar, Self, dataclass_transform
 from baton import machine
 from baton.errors import BatonError, ProcessLostError, RewritableDamageError, SkipError, in_words, no_room
 
-KINDS: dict[str, type[Event]] = {}
-"""Kind on the wire → its event."""
+KINDS: dict[str, "type[Event]"] = {}  # kind on the wire → its event
 
 
 @dataclass_transform(frozen_default=True)
 class Event:
-    kind: str
-    """Name on the wire."""
+    kind: str  # name on the wire
 
     def __init_subclass__(cls, kind: str = "") -> None:
         dataclass(frozen=True)(cls)
@@ -68,12 +64,9 @@ class Error(Event, kind="error"):
     stage: str
     message: str
     exit_code: int
-    marked: bool | None = None
-    """A second attempt makes the damaged objects again."""
-    lost: bool | None = None
-    """A fresh process may be spared it."""
-    skips: bool | None = None
-    """A fresh process skips the step."""
+    marked: bool | None = None  # a second attempt makes the damaged objects again
+    lost: bool | None = None  # a fresh process may be spared it
+    skips: bool | None = None  # a fresh process skips the step
 
 
 class Warned(Event, kind="warned"):
@@ -167,10 +160,8 @@ class Tokens(Event, kind="tokens"):
     lengths: dict[str, object] | None = None
     order: str | None = None
     dropped_uri: str | None = None
-    rendered: str | None = None
-    """How texts became turns of a conversation."""
-    rendered_row: str | None = None
-    """An example; None where the recipe wants counts alone."""
+    rendered: str | None = None  # how texts became turns of a conversation
+    rendered_row: str | None = None  # an example; None where the recipe wants counts alone
     refused: int | None = None
     left_out: dict[str, int] | None = None
 
@@ -222,8 +213,7 @@ class HandedOut(Event, kind="handed_out"):
 
     format: str
     bytes: int
-    checked: str
-    """Comparison with the trained model, in words."""
+    checked: str  # comparison with the trained model, in words
 
 
 class Exported(Event, kind="exported"):
@@ -231,7 +221,7 @@ class Exported(Event, kind="exported"):
     bytes: int
 
 
-class Report(Event, kind="report"):
+class ReportWritten(Event, kind="report"):
     uri: str
 
 
@@ -249,22 +239,21 @@ class Queued(Event, kind="queued"):
 class Retraining(Event, kind="retraining"):
     """Outcome of a retraining, also kept in the store."""
 
+    # `unchanged`, `busy` (dropped: another one is under way), `promoted`, `rejected` by the gate, or `failed`.
     state: str
-    """`unchanged`, `busy` (dropped: another one is under way), `promoted`, `rejected` by the gate, or `failed`."""
     words: str
     at: str
     run: str | None = None
     run_uri: str | None = None
     report_uri: str | None = None
     summary: str | None = None
-    gate: list[dict[str, Any]] | None = None
-    """Each condition of the gate in words, and whether it held."""
+    gate: list[dict[str, Any]] | None = None  # each condition of the gate in words, and whether it held
     model_uri: str | None = None
 
 
 class Prepares(Event, kind="prepares"):
+    # Inputs of split and tokenize for each data of a bracket: `recipe`, `run` and `source`.
     preparations: list[dict[str, str]]
-    """Inputs of split and tokenize for each data of a bracket: `recipe`, `run` and `source`."""
 
 
 class Entered(Event, kind="entered"):
@@ -285,8 +274,7 @@ class Verdict(Event, kind="verdict"):
 
 
 class Phase(Event, kind="phase"):
-    phase: str
-    """One of `baton.runs.documents.StagePhase`, which begins."""
+    phase: str  # one of `baton.runs.documents.StagePhase`, which begins
     step: int | None = None
     chunk: int | None = None
     target: int | None = None
@@ -342,8 +330,7 @@ class CheckpointCommitted(Event, kind="checkpoint"):
     uri: str
     digest: str
     bytes: int
-    seconds: dict[str, float]
-    """Of upload and commit."""
+    seconds: dict[str, float]  # of upload and commit
 
 
 class Skipped(Event, kind="skipped"):
@@ -363,8 +350,7 @@ class NotCarried(Event, kind="not_carried"):
     """A checkpoint lacks state of the user's code: the next chunk resumes without it."""
 
     step: int
-    lost: dict[str, str]
-    """Place → reason."""
+    lost: dict[str, str]  # place → reason
 
     REMEDY: ClassVar[str] = (
         "Give its class state_dict and load_state_dict, or set `stateless = True` on it where training does not depend "
@@ -379,16 +365,14 @@ class NotCarried(Event, kind="not_carried"):
 
 class Restored(Event, kind="restored"):
     step: int
-    wrong: list[str]
-    """Parts of the state in memory that differ from the checkpoint's."""
+    wrong: list[str]  # parts of the state in memory that differ from the checkpoint's
 
 
 class Scored(Event, kind="scored"):
     trial: str
     chunk: int
     step: int
-    value: float | None
-    """None for one that is not finite."""
+    value: float | None  # None for one that is not finite
 
 
 class AlreadyDone(Event, kind="already_done"):
@@ -437,10 +421,9 @@ class Stopped(Event, kind="stopped"):
     step: int
 
 
+# Environment variable: the container's `terminationMessagePath`, where that is not Kubernetes' default.
 TERMINATION_LOG = "BATON_TERMINATION_LOG"
-"""Environment variable: the container's `terminationMessagePath`, where that is not Kubernetes' default."""
-MAX_TERMINATION_BYTES = 4096
-"""Kubernetes keeps no more of a container's message."""
+MAX_TERMINATION_BYTES = 4096  # Kubernetes keeps no more of a container's message
 
 _EXIT_CODE = re.compile(r" \(baton exit code (\d+)\)$")
 
@@ -466,8 +449,7 @@ def read_termination_message(text: str) -> tuple[str, int | None]:
     return (text[: match.start()], int(match[1])) if match else (text, None)
 
 
-MARK = "::baton "
-"""Prefix of the lines that carry an event when `BATON_EVENTS=stdout`."""
+MARK = "::baton "  # prefix of the lines that carry an event when `BATON_EVENTS=stdout`
 
 logger = logging.getLogger("baton")
 _one_at_a_time = threading.Lock()

@@ -5,8 +5,6 @@ at each step. It cannot change the order of rows or the parts of the saved state
 A fork needs nothing in its parent's folder, so the parent may be deleted.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os
@@ -17,22 +15,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from baton.checkpoint import sharded
-from baton.checkpoint.sharded import code_in
 from baton.checkpoint.store import Checkpoint, CheckpointStore
 from baton.errors import BatonError, DamagedError, UserError
 from baton.recipe import load
 from baton.recipe.methods import SPECS
 from baton.recipe.recipe import Recipe
+from baton.runs import documents
 from baton.runs.documents import (
-    ORIGINS,
-    ForkNote,
-    ForkOrigin,
     LearningRate,
-    MicroBatchSize,
     OwnCode,
     PinnedModels,
-    RunCost,
-    RunInfo,
     SplitCounts,
     SplitData,
     TokenizedRows,
@@ -44,8 +36,7 @@ from baton.scratch import scratch_folder
 from baton.store import bundle
 from baton.store.manifest import usable_manifest
 
-Changes = dict[str, list[Any]]
-"""Dotted path → value before and after."""
+Changes = dict[str, list[Any]]  # dotted path → value before and after
 
 SCHEDULE = "the new schedule counts from step 0: at step {step} the learning rate jumps to where it would then be"
 LENGTH = "the run ends at step {end}; the schedule is stretched to that, so the learning rate jumps at step {step}"
@@ -54,9 +45,9 @@ LOSS = "the loss is another from step {next}, so losses before and after cannot 
 WATCHED = "steps are judged so from step {next}, by those of the window that the parent has kept"
 SAME = "changes how the same steps are computed; expect other rounding, so other bits"
 
-GUARD = ("nan", "loss", "grad_norm", "window")
-"""Settings of the guard that decide which steps it refuses."""
+GUARD = ("nan", "loss", "grad_norm", "window")  # settings of the guard that decide which steps it refuses
 
+# Settings that a warm fork may change → the effect.
 CHANGEABLE: dict[str, str] = {
     "training.learning_rate": "the schedule continues at step {step} with the new peak; nothing warms up again",
     "training.lr_find": "the learning rate is given, and not looked for",
@@ -90,8 +81,8 @@ CHANGEABLE: dict[str, str] = {
     "evaluation.per_epoch": "evaluations after step {step} come as often in an epoch as the new number says",
     "chunks.count": "chunks that end at or before step {step} return at once",
 }
-"""Settings that a warm fork may change → the effect."""
 
+# Settings that a warm fork cannot change, by path or its beginning → reason.
 FIXED: dict[str, str] = {
     "training.batch_size": "the place in the data is counted in batches of this size",
     "training.optimizer": "the optimizer's state is another's",
@@ -105,12 +96,9 @@ FIXED: dict[str, str] = {
     "hooks": "your code may keep a state, and the checkpoint has the old code's",
     "retrain": "it decides the rows",
 }
-"""Settings that a warm fork cannot change, by path or its beginning → reason."""
 
-OF_STATE = ("training.", "adapter.", "evaluation.")
-"""Settings that the trainer reads begin so."""
-PLATEAU = ("reduce_lr_on_plateau", "greedy")
-"""Schedules that keep a state of their own, beside the step."""
+OF_STATE = ("training.", "adapter.", "evaluation.")  # settings that the trainer reads begin so
+PLATEAU = ("reduce_lr_on_plateau", "greedy")  # schedules that keep a state of their own, beside the step
 
 
 def changes(before: Recipe, after: Recipe) -> tuple[Changes, set[str]]:
@@ -205,26 +193,23 @@ def _reason(path: str) -> str:
     return next((FIXED[name] for name in names if name in FIXED), "the state at that step is made for the old value")
 
 
+# Results of the parent's stages that hold for a warm fork.
 CARRIED = tuple(
-    kind.NAME for kind in (SplitData, PinnedModels, OwnCode, SplitCounts, TokenizedRows, LearningRate, MicroBatchSize)
+    kind.NAME
+    for kind in (SplitData, PinnedModels, OwnCode, SplitCounts, TokenizedRows, LearningRate, documents.MicroBatchSize)
 )
-"""Results of the parent's stages that hold for a warm fork."""
+# Files of a checkpoint that make a model and its tokenizer.
 MODEL_FILES = (".safetensors", ".json", ".model", ".txt", ".jinja", ".py")
-"""Files of a checkpoint that make a model and its tokenizer."""
-TRAINER_STATE = "trainer_state.json"
-"""Ends like a file of a model and is none."""
+TRAINER_STATE = "trainer_state.json"  # ends like a file of a model and is none
 
 
 @dataclass(frozen=True)
 class Fork:
     run: Run
-    step: int
-    """Of the parent."""
-    digest: str
-    """Of the parent's state at that step."""
+    step: int  # of the parent
+    digest: str  # of the parent's state at that step
     recipe: Recipe
-    lines: list[str]
-    """Changes, in words."""
+    lines: list[str]  # changes, in words
     warm: bool
 
 
@@ -241,7 +226,7 @@ def fork(parent: Run, step: int | None, name: str, overrides: Sequence[str] = ()
     before = parent.recipe()
     run = Run(parent.storage, check_name(name))
     # The note is written before the recipe: a run with a note and no recipe is a fork that broke off.
-    if name == parent.name or (run.read(ForkNote) is None and run.read(RunInfo) is not None):
+    if name == parent.name or (run.read(documents.ForkNote) is None and run.read(documents.RunInfo) is not None):
         raise UserError(f"run {run.uri!r} exists and is no fork of this one.", remedy="Choose another name with --run.")
     if warm and before.training.lr_find:  # else the finder's rate would replace the given one
         gives_rate = any(override.partition("=")[0].strip() == "training.learning_rate" for override in overrides)
@@ -251,7 +236,7 @@ def fork(parent: Run, step: int | None, name: str, overrides: Sequence[str] = ()
     store = CheckpointStore.of(parent, before)
     checkpoint = _chosen(store, step)
     if warm:  # rows and tokens are the parent's; their order and random numbers are this Baton's from here on
-        parent.need(RunInfo).made.require_continued(f"run {parent.name!r}", DATA_FORMATS)
+        parent.need(documents.RunInfo).made.require_continued(f"run {parent.name!r}", DATA_FORMATS)
     checkpoint.require_continued(*(CHECKPOINT_FORMATS if warm else ("checkpoint",)))
     step, digest = checkpoint.step, checkpoint.digest
     plan = make_plan(after, parent.plan().rows) if warm else None
@@ -264,7 +249,7 @@ def fork(parent: Run, step: int | None, name: str, overrides: Sequence[str] = ()
         folder = _fetched(store, checkpoint, scratch)
         # First of all that is written: a crash after it is completed by the same command, and until then no chunk of a
         # warm fork begins with weights of its own (`require_start`).
-        run.write_once(ForkNote(parent=parent.uri, step=step, digest=digest, warm=warm, changed=changed))
+        run.write_once(documents.ForkNote(parent=parent.uri, step=step, digest=digest, warm=warm, changed=changed))
         if plan:
             _carry(parent, run, after, plan, checkpoint, folder, of_state(before, after))
         else:
@@ -275,7 +260,7 @@ def fork(parent: Run, step: int | None, name: str, overrides: Sequence[str] = ()
 
 def require_start(run: Run) -> None:
     """Refuses a warm fork without a checkpoint: it must not begin with weights of its own."""
-    note = run.read(ForkNote)
+    note = run.read(documents.ForkNote)
     if note and note.warm:
         raise BatonError(
             f"run {run.name!r} is a fork of {note.parent} at step {note.step}, and has no whole checkpoint "
@@ -302,7 +287,7 @@ def _fetched(store: CheckpointStore, checkpoint: Checkpoint, scratch: str) -> st
         folder = store.fetch(checkpoint, f"{scratch}/checkpoint")
     except DamagedError as error:
         raise DamagedError(error.message, remedy="Fork another step, or the newest: RUN without @STEP.") from None
-    if problems := code_in(folder):
+    if problems := sharded.code_in(folder):
         raise DamagedError(f"{store.storage.uri(store.prefix(checkpoint.step))} is not used: {'; '.join(problems)}.")
     return folder
 
@@ -311,14 +296,14 @@ def _carry(
     parent: Run, run: Run, recipe: Recipe, plan: Plan, checkpoint: Checkpoint, folder: str, changed: Changes
 ) -> None:
     """Commits the parent's state as a warm fork's checkpoint, with the changes that its recipe makes in it."""
-    run.create(recipe, data=parent.need(RunInfo).made)
+    run.create(recipe, data=parent.need(documents.RunInfo).made)
     left_out = {LearningRate.NAME} if recipe.training.lr_find is None else set()
-    left_out |= {MicroBatchSize.NAME} if recipe.training.micro_batch_size != "auto" else set()
+    left_out |= {documents.MicroBatchSize.NAME} if recipe.training.micro_batch_size != "auto" else set()
     for name in (name for name in CARRIED if name not in left_out):
         if document := parent.raw(name):
             run.put(name, document)
-    if ORIGINS in parent.storage.list(parent.path()):
-        run.storage.write(run.path(ORIGINS), parent.storage.read(parent.path(ORIGINS)))
+    if documents.ORIGINS in parent.storage.list(parent.path()):
+        run.storage.write(run.path(documents.ORIGINS), parent.storage.read(parent.path(documents.ORIGINS)))
     run.write_once(plan)
     store = CheckpointStore.of(run, recipe)
     step, meta = checkpoint.step, checkpoint.meta
@@ -337,12 +322,14 @@ def _carry(
     differs = combined(meta.forked_from.changed if meta.forked_from else {}, changed)
     begun = meta.model_copy(
         update={
-            "forked_from": ForkOrigin(run_uri=parent.uri, step=step, digest=meta.digest, changed=differs),
+            "forked_from": documents.ForkOrigin(run_uri=parent.uri, step=step, digest=meta.digest, changed=differs),
             "parent": None,
             "restored": meta.restored.model_copy(update={"step": step, "checked": None, "skipped": []}),
             "finished": meta.finished and not differs,
             "created": now(),
-            "work": RunCost(started=time.time(), trained_seconds=0.0, goodput=0.0, lost_steps=0, lost_seconds=0.0),
+            "work": documents.RunCost(
+                started=time.time(), trained_seconds=0.0, goodput=0.0, lost_steps=0, lost_seconds=0.0
+            ),
             "identity": identity,
         }
     )
@@ -352,9 +339,7 @@ def _carry(
 def _begin_cold(run: Run, before: Recipe, after: Recipe, folder: str, scratch: str) -> Recipe:
     """Writes a cold fork's start model, and returns its recipe."""
     model = f"{scratch}/model"
-    if sharded.is_sharded(folder):
-        sharded.merge(folder, f"{scratch}/merged", shard_size=sharded.SHARD_SIZE)
-        folder = f"{scratch}/merged"
+    folder = sharded.as_whole(folder, scratch)
     os.makedirs(model)
     if before.adapter:  # the base with the adapter folded in
         from baton.models import loading, trained

@@ -3,8 +3,6 @@
 Clients differ in how they read `NO_PROXY`; the rules here are the same for every client.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import math
@@ -18,22 +16,19 @@ from urllib.parse import urlsplit
 
 from baton.errors import BatonError, NodeError, ProcessLostError, UserError
 
+# Environment variable of a cluster's pods that run the model: number of GPUs that they have asked for.
 PROMISED_GPUS = "BATON_PROMISED_GPUS"
-"""Environment variable of a cluster's pods that run the model: number of GPUs that they have asked for."""
+# Environment variable: `0` gives each process of a stage, and each stage of this machine, its own interpreter, as all
+# have outside Linux. Its former name `BATON_WARM` is read where it is not set.
 FORKSERVER = "BATON_FORKSERVER"
-"""Environment variable: `0` gives each process of a stage, and each stage of this machine, its own interpreter, as all
-have outside Linux. Its former name `BATON_WARM` is read where it is not set."""
 CGROUP = Path("/sys/fs/cgroup")
-_M_ARENA_MAX = -8
-"""Of mallopt(3)."""
+_M_ARENA_MAX = -8  # of mallopt(3)
 
 
 @dataclass(frozen=True)
 class GPU:
-    name: str
-    """The driver's."""
-    bytes: int
-    """Of memory."""
+    name: str  # the driver's
+    bytes: int  # of memory
 
 
 def forks_stages() -> bool:

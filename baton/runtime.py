@@ -3,8 +3,6 @@
 `Runtime` is handed in, so that a test decides all of it; `SYSTEM` is this machine's own.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os
@@ -23,12 +21,9 @@ from baton.errors import SkipError
 
 T = TypeVar("T")
 R = TypeVar("R")
-PARALLEL = 8
-"""Calls under way at once."""
-_BEHIND = 19
-"""Of nice(2): a seventieth of the processor beside a busy thread."""
-_OF_CLIENTS = "tokio-rt-worker"
-"""Name of the store client's threads, which begin with its first use."""
+PARALLEL = 8  # calls under way at once
+_BEHIND = 19  # of nice(2): a seventieth of the processor beside a busy thread
+_OF_CLIENTS = "tokio-rt-worker"  # name of the store client's threads, which begin with its first use
 
 
 class Work(Protocol):

@@ -1,7 +1,5 @@
 """A process's temporary folders, locked, so that other processes recognise those that a killed one left."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import glob
@@ -13,10 +11,8 @@ from collections.abc import Iterator
 
 import psutil
 
-_OURS = f"baton-{socket.gethostname()}-"
-"""Beginning of names: machines that share a folder have different host names."""
-_locks: dict[str, int | None] = {}
-"""Folder → descriptor that holds its lock while this process or a fork of it lives."""
+_OURS = f"baton-{socket.gethostname()}-"  # beginning of names: machines that share a folder have different host names
+_locks: dict[str, int | None] = {}  # folder → descriptor that holds its lock while this process or a fork of it lives
 
 
 @contextlib.contextmanager

@@ -22,11 +22,10 @@ from baton.documents import load
 from baton.errors import BatonError, UserError
 
 if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey, EllipticCurvePublicKey
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+    from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
-    Private: TypeAlias = Ed25519PrivateKey | EllipticCurvePrivateKey
-    Public: TypeAlias = Ed25519PublicKey | EllipticCurvePublicKey
+    Private: TypeAlias = ed25519.Ed25519PrivateKey | ec.EllipticCurvePrivateKey
+    Public: TypeAlias = ed25519.Ed25519PublicKey | ec.EllipticCurvePublicKey
 
 KEY_FILE = "BATON_SIGNING_KEY_FILE"
 SIGNED_BY = "BATON_SIGNED_BY"
@@ -189,32 +188,29 @@ def _loaded(der: bytes) -> Public:
 
 
 def _line(key: Public) -> str:
-    from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePublicKey
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+    from cryptography.hazmat.primitives.asymmetric import ec, ed25519
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-    is_p256 = isinstance(key, EllipticCurvePublicKey) and isinstance(key.curve, SECP256R1)
-    if not (is_p256 or isinstance(key, Ed25519PublicKey)):
+    is_p256 = isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, ec.SECP256R1)
+    if not (is_p256 or isinstance(key, ed25519.Ed25519PublicKey)):
         raise ValueError(f"is a key of another kind; expected {KINDS}")
     return base64.b64encode(key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)).decode()
 
 
 def _signed(key: Private, data: bytes) -> bytes:
-    from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+    from cryptography.hazmat.primitives.asymmetric import ec, ed25519, utils
     from cryptography.hazmat.primitives.hashes import SHA256
 
     if isinstance(key, ed25519.Ed25519PrivateKey):
         return key.sign(data)
-    from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
-
     # The lower of the two valid forms of an ECDSA signature, the only one that `_verifies` accepts.
-    r, s = decode_dss_signature(key.sign(data, ec.ECDSA(SHA256())))
-    return encode_dss_signature(r, min(s, P256_ORDER - s))
+    r, s = utils.decode_dss_signature(key.sign(data, ec.ECDSA(SHA256())))
+    return utils.encode_dss_signature(r, min(s, P256_ORDER - s))
 
 
 def _verifies(key: Public, signature: bytes, data: bytes) -> bool:
     from cryptography.exceptions import InvalidSignature
-    from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+    from cryptography.hazmat.primitives.asymmetric import ec, ed25519, utils
     from cryptography.hazmat.primitives.hashes import SHA256
 
     try:
@@ -224,11 +220,9 @@ def _verifies(key: Public, signature: bytes, data: bytes) -> bool:
         key.verify(signature, data, ec.ECDSA(SHA256()))
     except InvalidSignature:
         return False
-    from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
-
     # Anybody can turn an ECDSA signature into a second valid one: only the form that `_signed` writes counts.
-    r, s = decode_dss_signature(signature)
-    return s <= P256_ORDER // 2 and encode_dss_signature(r, s) == signature
+    r, s = utils.decode_dss_signature(signature)
+    return s <= P256_ORDER // 2 and utils.encode_dss_signature(r, s) == signature
 
 
 def _encoding(payload: bytes) -> bytes:

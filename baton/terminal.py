@@ -1,15 +1,13 @@
 """Text of others on a terminal: rows, answers of models and messages that quote them are shown, and never obeyed."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
+# What a terminal takes for a command, but for line ends and tabs; and what turns the direction of what follows.
 _COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-"""What a terminal takes for a command, but for line ends and tabs; and what turns the direction of what follows."""
 
 
 def visible(text: str) -> str:

@@ -64,7 +64,7 @@ WRITTEN: list[tuple[events.Event, dict[str, Any]]] = [
     (events.SkippedExport("s/m", "model is gone"), {"uri": "s/m", "reason": "model is gone"}),
     (events.HandedOut("gguf", 100, "same"), {"format": "gguf", "bytes": 100, "checked": "same"}),
     (events.Exported("s/m", 100), {"uri": "s/m", "bytes": 100}),
-    (events.Report("s/report.html"), {"uri": "s/report.html"}),
+    (events.ReportWritten("s/report.html"), {"uri": "s/report.html"}),
     (events.Looked("busy", "another one", run=""), {"decision": "busy", "words": "another one", "run": ""}),
     (events.Queued("other", "2026-01-01"), {"behind": "other", "since": "2026-01-01"}),
     (

@@ -4,8 +4,6 @@ Tensors are hashed with XXH3-128, everything around them with SHA-256. Hashing h
 memory: 16 GB/s on one core, SHA-256 1.6. The SHA-256 of a checkpoint's files protects against tampering.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping
 from typing import Any

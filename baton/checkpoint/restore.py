@@ -1,7 +1,5 @@
 """Selection of the checkpoint to resume from: the newest with every byte as committed and no code in it."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -8,8 +8,6 @@ Only checkpoints older than the newest whole one are removed, and that one is ch
 the listing it may have been found damaged, or trained again under the same name.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import re

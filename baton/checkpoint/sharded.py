@@ -35,6 +35,7 @@ _OF_METADATA = (
     *("Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata", "TensorProperties"),
     *("MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING"),
 )
+# Classes that a `.metadata` may name, besides torch's dtypes. Constructing one has no effect.
 _SAFE = {
     *(("torch.distributed.checkpoint.metadata", name) for name in _OF_METADATA),
     ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
@@ -42,7 +43,6 @@ _SAFE = {
     ("torch.serialization", "_get_layout"),
     ("pathlib", "PosixPath"),
 }
-"""Classes that a `.metadata` may name, besides torch's dtypes. Constructing one has no effect."""
 _MEMO = ("PUT", "BINPUT", "LONG_BINPUT")  # opcodes by which a pickle numbers a value for later reference
 _DTYPES = ("float", "bfloat", "int", "uint", "bool", "complex")
 

@@ -5,8 +5,6 @@ leave a checkpoint that nobody may restore. It is a sigstore bundle. model-signi
 folder's files; Baton also compares `predicate.baton`, which has the digest of the whole manifest.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping
@@ -32,8 +30,8 @@ class Sources(Document):
     recipe: str = ""
     plan: str = ""
     data: str = ""  # of the document with the digest of the rows
+    # Of the run's document and the manifest of the tokenized rows, which has the SHA-256 of their files.
     tokens: str = ""
-    """Of the run's document and the manifest of the tokenized rows, which has the SHA-256 of their files."""
     models: str = ""
     code: str = ""
 

@@ -4,8 +4,6 @@ A download in memory is an unnamed file behind a descriptor of this process, so 
 without a copy, and the mapping outlives the descriptor.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import mmap

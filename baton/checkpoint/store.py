@@ -1,7 +1,5 @@
 """Checkpoints of a run: committed by manifest, found by step, verified by hashes, merged if sharded."""
 
-from __future__ import annotations
-
 import math
 import os
 import re
@@ -10,12 +8,11 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 from pydantic import Field
 
 from baton.checkpoint import sharded
-from baton.checkpoint.sharded import code_in, may_be_pickle
 from baton.checkpoint.signatures import SIGNATURE, Sources, require_signed, require_signer, sign, sources_of
 from baton.documents import Document, load_object
 from baton.errors import DamagedError, FormatError, UserError
@@ -49,10 +46,10 @@ class Restoration(Document):
     """The checkpoint that this one's process resumed from, step 0 at the start of a run."""
 
     step: int = 0
+    # Part of the state → `match`, `mismatch`, `absent`, `left out` or `of other processes`.
     checked: dict[str, str] | None = None
-    """Part of the state → `match`, `mismatch`, `absent`, `left out` or `of other processes`."""
+    # `bitwise`, or `consistent` where the machine differed or state of the user's code was not restored.
     level: str = "bitwise"
-    """`bitwise`, or `consistent` where the machine differed or state of the user's code was not restored."""
     skipped: list[str] = Field(default_factory=list)  # why newer checkpoints were passed over
 
 
@@ -62,8 +59,8 @@ class CheckpointMeta(Document):
     run: str = ""
     step: int = 0
     digest: str  # digest of the whole state in memory at the capture
+    # Part of the state → its digest, and `state` → that of all parts.
     state: dict[str, str] = Field(default_factory=dict)
-    """Part of the state → its digest, and `state` → that of all parts."""
     parent: Parent | None = None  # None for the first checkpoint of a run
     chain: str = ""  # digest over the digests of this checkpoint and all earlier ones
     restored: Restoration = Restoration()
@@ -77,8 +74,8 @@ class CheckpointMeta(Document):
     moved: Transfer = Transfer()
     work: RunCost = RunCost()
     forked_from: ForkOrigin | None = None
+    # Steps up to this one that were skipped, also in its parent's run; see `training.guard`.
     skips: list[int] = Field(default_factory=list)
-    """Steps up to this one that were skipped, also in its parent's run; see `training.guard`."""
     hooks: OwnState | None = None  # state of the user's code; None in checkpoints of a Baton that did not look for it
     sources: Sources | None = None  # digests of its sources, if signed
     made: FormatVersions = FormatVersions()
@@ -118,7 +115,7 @@ class CheckpointStore:
         self.signed_by = signed_by or trusted_here()
 
     @classmethod
-    def of(cls, run: Run, recipe: Recipe) -> CheckpointStore:
+    def of(cls, run: Run, recipe: Recipe) -> Self:
         """Returns a run's checkpoints, signed if the recipe asks for that; see `signing.required`."""
         signing = recipe.chunks.signing
         return cls(run, required(signing.public_key, f"run {run.name!r}") if signing else None)
@@ -236,9 +233,9 @@ class CheckpointStore:
         manifest, prefix = checkpoint.manifest, self.prefix(checkpoint.step)
         with scratch_folder("pickles") as folder:
             for name in manifest.files:
-                if may_be_pickle(name):
+                if sharded.may_be_pickle(name):
                     self.storage.download(manifest.path(prefix, name), os.path.join(folder, name))
-            return code_in(folder)
+            return sharded.code_in(folder)
 
     def history(self, checkpoint: Checkpoint) -> list[LogEntry]:
         """Returns the run's logged values up to a checkpoint; `DamagedError` if its `trainer_state.json` has none."""

@@ -17,9 +17,9 @@ from baton.api import checkpoints, chunks_of, existing_run
 from baton.api import chosen_checkpoint as of_step
 from baton.checkpoint import retention
 from baton.checkpoint import store as merging
+from baton.checkpoint.proof import SignatureReport, Verification
 from baton.checkpoint.signatures import SIGNATURE
 from baton.checkpoint.store import Checkpoint, CheckpointStore
-from baton.checkpoint.verify import SignatureReport, Verification
 from baton.cli.options import Json, RunUri, answer, print_json
 from baton.errors import UserError
 from baton.local import results

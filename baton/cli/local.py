@@ -106,7 +106,7 @@ def retrain(
     """
     with answer(json, trust):
         from baton.local import engine
-        from baton.retrain import lock
+        from baton.retrain import PROCESS, this_process
 
         outcomes: list[Retraining] = []
 
@@ -122,7 +122,7 @@ def retrain(
 
         loaded = prepare.load(recipe, overrides, store=store, chunks=chunks, image=image).localised()
         prepare.check_store(loaded)
-        os.environ[lock.PROCESS] = lock.this_process()
+        os.environ[PROCESS] = this_process()
         with Display(0 if loaded.phases else loaded.num_chunks) as display:
             engine.run_recipe(
                 loaded,

@@ -20,8 +20,7 @@ from baton.errors import UserError
 from baton.local import results
 from baton.local.results import Result
 from baton.runs.outcomes import SweepHead, TrialEntry, TrialInfo, TrialRequest, TrialState, Winner
-from baton.runs.run import check_name
-from baton.runs.sweep import Sweep
+from baton.runs.run import Sweep, check_name
 from baton.runtime import SYSTEM
 from baton.source import prepare
 from baton.store.storage import Storage

@@ -58,22 +58,22 @@ def begin(recipe: Path, name: str, store: str, bracket: int) -> None:
 
 
 def enter(sweep_uri: str, bracket: int) -> None:
-    from baton.runs.sweep import Sweep
+    from baton.runs.run import Sweep
     from baton.sweep.trials import create_trials
 
     events.emit(events.Entered(runs=create_trials(Sweep.open(sweep_uri), bracket)))
 
 
 def judge(sweep_uri: str, rung: int) -> None:
-    from baton.runs.sweep import Sweep
-    from baton.sweep.judge import rank_trials
+    from baton.runs.run import Sweep
+    from baton.sweep.trials import rank_trials
 
     verdict = rank_trials(Sweep.open(sweep_uri), rung)
     events.emit(events.Verdict(kept=verdict.kept, winner=verdict.winner))
 
 
 def page(sweep_uri: str, rung: int) -> None:
-    from baton.runs.sweep import Sweep
+    from baton.runs.run import Sweep
     from baton.sweep.page import publish
 
     publish(Sweep.open(sweep_uri), rung)

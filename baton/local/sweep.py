@@ -26,8 +26,7 @@ from baton.recipe.recipe import Recipe
 from baton.runs.documents import ProofPart, TokenizedRows
 from baton.runs.outcomes import TrialFailure, TrialInfo
 from baton.runs.plan import Plan
-from baton.runs.run import Run, now
-from baton.runs.sweep import Sweep
+from baton.runs.run import Run, Sweep, now
 from baton.store.manifest import usable_manifest
 from baton.sweep.search import PlannedRung, brackets
 

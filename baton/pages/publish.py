@@ -37,7 +37,7 @@ def write_report(run_uri: str) -> dict[str, str]:
     report = collect(run)
     uri, html = publish(run, report, "FINISHED")
     run.write(ReportPage(report_uri=uri, seconds=time.time() - started))
-    events.emit(events.Report(uri=uri))
+    events.emit(events.ReportWritten(uri=uri))
     # Kubeflow gets texts of people and models only where the recipe allows it.
     return {"report_uri": uri, "html": html if run.recipe().tracking.cards == "rows" else render(without_texts(report))}
 

@@ -1,7 +1,5 @@
 """Base of every section of the recipe."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import itertools
@@ -16,19 +14,19 @@ from pydantic_core import CoreSchema
 
 Positive = Annotated[int, Field(gt=0)]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
+# A Kubernetes quantity such as `500m`, `4` or `64Gi`.
 Quantity = Annotated[
     str,
     Field(pattern=r"^[0-9]+(\.[0-9]+)?(m|[kMGTPE]|[KMGTPE]i)?$"),
     BeforeValidator(lambda value: str(value) if isinstance(value, int | float) else value),
 ]
-"""A Kubernetes quantity such as `500m`, `4` or `64Gi`."""
 
 _UNITS = {"": 1.0, "m": 1e-3}
 for _power, _unit in enumerate("kMGTPE", 1):
     _UNITS |= {_unit: 1e3**_power, f"{_unit.upper()}i": 1024.0**_power}
 
+# At most 63 lower-case letters, digits and dashes: it becomes a folder, a label and a run's name.
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
-"""At most 63 lower-case letters, digits and dashes: it becomes a folder, a label and a run's name."""
 
 
 @dataclass(frozen=True)

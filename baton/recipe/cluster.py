@@ -1,7 +1,5 @@
 """Recipe sections `resources` and `training.parallel`: the pods of a run, and several processes in each."""
 
-from __future__ import annotations
-
 import re
 from typing import Annotated, Any, Literal, Self
 
@@ -10,11 +8,10 @@ from pydantic import BeforeValidator, Field, TypeAdapter, field_validator, model
 from baton.machine import PROMISED_GPUS
 from baton.recipe.base import Quantity, Section, WrittenAs, duration, seconds
 
-MAX_NODES = 512
-"""A chunk's pod looks at the logs and states of all its job's pods every few seconds."""
+MAX_NODES = 512  # a chunk's pod looks at the logs and states of all its job's pods every few seconds
 
+# Keys of the store's Secret, and environment variables of the same names.
 STORE_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
-"""Keys of the store's Secret, and environment variables of the same names."""
 
 
 class Toleration(Section):
@@ -165,8 +162,7 @@ class Resources(Section):
         }
 
 
-MAX_PROCESSES = 64
-"""A machine has 16 accelerators at most; on CPUs more than this gain nothing."""
+MAX_PROCESSES = 64  # a machine has 16 accelerators at most; on CPUs more than this gain nothing
 
 
 def _known(value: Any) -> Any:

@@ -1,17 +1,15 @@
 """Recipe section `data`: sources of rows, their split, and the checks of their quality."""
 
-from __future__ import annotations
-
 import codecs
 import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from baton.recipe.base import Fraction, Positive, Section, WrittenAs
 
+# `warn` says what was found, `fix` mends or drops the rows and keeps them with the reason, `fail` ends the run.
 Action = Literal["off", "warn", "fix", "fail"]
-"""`warn` says what was found, `fix` mends or drops the rows and keeps them with the reason, `fail` ends the run."""
 
 
 class QualityChecks(Section):
@@ -55,26 +53,24 @@ class QualityChecks(Section):
     """Training rows below which `few_rows` speaks up; by the method when left out."""
 
 
+# Baton's column names, to which `data.columns` maps the source's own.
 COLUMNS = (
     "text", "prompt", "completion", "instruction", "input", "output", "messages", "conversations", "chosen", "rejected",
     "responses", "scores", "ranks", "preferred", "margin", "label", "answer", "calls", "tools", "system",
 )  # fmt: skip
-"""Baton's column names, to which `data.columns` maps the source's own."""
 
 Format = Literal[
     "auto", "text", "prompt-completion", "instruction", "messages", "sharegpt", "preference", "ranked", "rated",
     "prompt", "tool-calls",
 ]  # fmt: skip
 Side = Literal["train", "eval", "test"]
-MAX_SHARDS = 64
-"""Most pods: a file has about 64 segments up to 1 GiB of text, see `baton.data.segments`."""
+MAX_SHARDS = 64  # most pods: a file has about 64 segments up to 1 GiB of text, see `baton.data.segments`
 Columns = dict[str, str | list[str]]
 
+# Former keys, still read, that `data.train_on` has replaced.
 OLDER = frozenset({"assistant_only_loss", "completion_only_loss"})
-"""Former keys, still read, that `data.train_on` has replaced."""
 
-Size = Annotated[float, Field(ge=0)]
-"""Below 1 a share of the rows, from 1 on a number of rows."""
+Size = Annotated[float, Field(ge=0)]  # below 1 a share of the rows, from 1 on a number of rows
 
 
 class DataSource(Section):
@@ -111,7 +107,7 @@ class SplitRule(Section):
     `test`."""
 
     @model_validator(mode="after")
-    def _one_rule(self) -> SplitRule:
+    def _one_rule(self) -> Self:
         rules = [name for name in ("stratify_by", "group_by", "column") if getattr(self, name)]
         if len(rules) > 1:
             raise ValueError(f"{' and '.join(rules)} each decide a row's side; leave {len(rules) - 1} of them out")
@@ -259,7 +255,7 @@ class Data(Section):
         return [value] if isinstance(value, str | dict) else value
 
     @model_validator(mode="after")
-    def _groups_stay_together(self) -> Data:
+    def _groups_stay_together(self) -> Self:
         assigned = next((source.uri for source in self.sources if source.side), None)
         if self.split.group_by and assigned:
             raise ValueError(

@@ -1,10 +1,8 @@
 """Recipe sections `evaluation` and `export`: judging the result, and its formats."""
 
-from __future__ import annotations
-
 import difflib
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -16,15 +14,14 @@ Metric = Literal["exact_match", "numeric_match", "bleu", "chrf", "rouge", "berts
 
 ROUGE = ("rouge1", "rouge2", "rougeL")
 
+# A line of a gate: `<= 20`, `>= production`, `<= baseline * 0.98`, `>= baseline + 0.02`.
 GATE = re.compile(
     r"(?P<sign><=|>=|<|>)\s*(?:(?P<number>[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)"
     r"|(?P<against>baseline|production)(?:\s*(?P<operator>[-+*])\s*(?P<by>\d+(?:\.\d+)?))?)"
 )
-"""A line of a gate: `<= 20`, `>= production`, `<= baseline * 0.98`, `>= baseline + 0.02`."""
+# Address of a model in MLflow's registry.
 REGISTERED = re.compile(r"models:/(?P<name>[^@/]+)(?:@(?P<alias>[^@/]+)|/(?P<version>\d+))")
-"""Address of a model in MLflow's registry."""
-LONGEST_LINE = 200
-"""Characters of a line for which a correction is guessed: that takes the square of them."""
+LONGEST_LINE = 200  # characters of a line for which a correction is guessed: that takes the square of them
 
 
 class Tasks(Section):
@@ -123,7 +120,7 @@ class Evaluation(Section):
                 raise ValueError(f"evaluation.gate: {name} compares with the baseline itself; expected a number")
 
     @model_validator(mode="after")
-    def _complete(self) -> Evaluation:
+    def _complete(self) -> Self:
         if self.every and self.per_epoch:
             raise ValueError("every and per_epoch both say when to evaluate; leave one out")
         if "bertscore" in self.metrics and not self.bertscore_model:
@@ -229,7 +226,7 @@ class Export(Section):
     rounds the weights, as the model does with them rounded."""
 
     @model_validator(mode="after")
-    def _consistent(self) -> Export:
+    def _consistent(self) -> Self:
         if len(set(self.formats)) < len(self.formats):
             raise ValueError(f"formats: {', '.join(self.formats)} names one twice")
         if "safetensors" not in self.formats and "adapter" not in self.formats:

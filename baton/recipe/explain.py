@@ -1,7 +1,5 @@
 """Problems that pydantic finds in a recipe, in one line: path, value and remedy."""
 
-from __future__ import annotations
-
 import copy
 import datetime
 import difflib
@@ -19,6 +17,7 @@ from baton.recipe.base import written_name
 from baton.recipe.recipe import Recipe
 from baton.recipe.yaml_text import brief, lookalikes, plain
 
+# Key of other trainers, or a misplaced one → dotted path in the recipe.
 ELSEWHERE = {
     name: path
     for path, names in {
@@ -61,8 +60,8 @@ ELSEWHERE = {
     }.items()
     for name in names.split()
 }
-"""Key of other trainers, or a misplaced one → dotted path in the recipe."""
 
+# Last part of the path of a field without a default → an example.
 EXAMPLES = {
     "name": "my-model",
     "model": "{base: Qwen/Qwen3-0.6B}",
@@ -72,8 +71,8 @@ EXAMPLES = {
     "teacher": "Qwen/Qwen3-8B",
     "rewards": "[numeric]",
 }
-"""Last part of the path of a field without a default → an example."""
 
+# Section → fields that a plain value in its place likely means, the likeliest first.
 SHORT = {
     "adapter": ("type", "r"),
     "chunks": ("count",),
@@ -85,11 +84,9 @@ SHORT = {
     "tracking": ("mlflow",),
     "training": ("method",),
 }
-"""Section → fields that a plain value in its place likely means, the likeliest first."""
 
 
-LIKE = 0.8
-"""Likeness from which a key counts as misspelt, before other sections are searched for it."""
+LIKE = 0.8  # likeness from which a key counts as misspelt, before other sections are searched for it
 NUMBER = re.compile(r"\s*([-+]?[\d.,_]*\d(?:[eE][-+]?\d+)?)\s*(%|[A-Za-z][A-Za-z ]*)?")
 WORD = re.compile(r"[A-Za-z0-9_./-]+")
 MEANT = "did you mean"

@@ -1,13 +1,12 @@
 """Packages that some recipes need beyond the base install, and the extra of Baton with each."""
 
-from __future__ import annotations
-
 import importlib.util
 
 from baton.errors import UserError
 from baton.recipe.evaluation import Evaluation
 from baton.recipe.recipe import Recipe
 
+# Module → extra.
 EXTRAS = {
     "bert_score": "evaluate",
     "lm_eval": "evaluate",
@@ -21,9 +20,8 @@ EXTRAS = {
     "tensorboard": "tensorboard",
     "wandb": "wandb",
 }
-"""Module → extra."""
+# Metric → module that computes it.
 METRIC_PACKAGES = {"bleu": "sacrebleu", "chrf": "sacrebleu", "rouge": "rouge_score", "bertscore": "bert_score"}
-"""Metric → module that computes it."""
 
 
 def require_packages(what: str, *modules: str) -> None:

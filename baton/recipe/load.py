@@ -1,7 +1,5 @@
 """Reading a recipe: YAML, overrides by dotted path, and messages that name the key and the remedy."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import json
@@ -16,8 +14,7 @@ from baton.errors import UserError
 from baton.recipe import explain, yaml_text
 from baton.recipe.recipe import Recipe, check_effects
 
-MOST_PROBLEMS = 50
-"""Most problems of a message: each is compared with all keys, which takes a while."""
+MOST_PROBLEMS = 50  # most problems of a message: each is compared with all keys, which takes a while
 
 
 MISSING: Any = object()

@@ -4,101 +4,67 @@ A new method needs settings and spec here, field and name in `Methods`, its trai
 row in `tests/exactness/matrix.py`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    BeforeValidator,
-    Field,
-    SerializerFunctionWrapHandler,
-    field_validator,
-    model_serializer,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, field_validator, model_serializer, model_validator
+from pydantic_core.core_schema import SerializerFunctionWrapHandler
 
 from baton.recipe.base import Positive, Section
 from baton.recipe.model import NamedModel
 from baton.recipe.run import OBJECT, shorthand
 
+# Tokenized rows: a sequence with labels, a prompt with two answers, two whole texts, a prompt with one answer and its
+# label, or a prompt alone.
 Rows = Literal["sequences", "pairs", "scored", "rated", "prompts"]
-"""Tokenized rows: a sequence with labels, a prompt with two answers, two whole texts, a prompt with one answer and
-its label, or a prompt alone."""
 Strategy = Literal["ddp", "fsdp", "zero2", "zero3"]
 
-PREFERENCES = ("preference", "ranked")
-"""Formats with a better and a worse answer."""
+PREFERENCES = ("preference", "ranked")  # formats with a better and a worse answer
+# Figures that compare a model's likelihoods of pairs with the untrained model's.
 AGAINST_BASELINE = ("reward_accuracy", "reward_margin")
-"""Figures that compare a model's likelihoods of pairs with the untrained model's."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SecondModel:
-    """A model beside the trained one, not trained itself.
+    """A model beside the trained one, not trained itself."""
 
-    Attributes:
-        name: Its role: `reference` or `teacher`.
-        is_named: Whether the method's settings name it, in a field called after its role. It is then fetched, pinned by
-            digest and compared at each chunk, like `model.base`. Else it is a copy of the start model, held where
-            `beta` is above 0 and there is no adapter to switch off instead.
-    """
-
-    name: str
+    name: str  # its role: `reference` or `teacher`
+    # Whether the method's settings name it, in a field called after its role. It is then fetched, pinned by digest and
+    # compared at each chunk, like `model.base`. Else it is a copy of the start model, held where `beta` is above 0 and
+    # there is no adapter to switch off instead.
     is_named: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class MethodSpec:
-    """One training method.
+    """One training method."""
 
-    Attributes:
-        name: As in `training.method`; the module in `baton.train.methods` that builds its trainer has the same name.
-        settings: Class of its section in `training`, None where it has none.
-        requires: What its section cannot leave out, in words; None where every setting has a default.
-        example: The least settings it takes.
-        formats: Shapes of source rows it learns from, the usual one first.
-        rows: What tokenized rows are.
-        sequences_per_row: Sequences that a row is in a forward pass.
-        scores: Whether the model scores texts, with one label, instead of writing them.
-        takes_loss: Whether `hooks.loss` can replace its loss.
-        counts_tokens: Whether the loss is a sum over the tokens of a step; else it is a mean over a micro-batch's rows.
-        micro_batch_decides_loss: Whether the loss depends on the rows that share a forward pass.
-        own_order: How it orders rows itself, in words; None where the recipe decides.
-        needs_all_rows: Whether its trainer goes over all training rows in every chunk.
-        strategies: Strategies of `training.parallel` it was compared with.
-        offloads_activations: Whether its trainer honours `training.activation_offloading`.
-        tiles_logits: Whether its trainer multiplies by the head's weights itself, in tiles.
-        second_model: The model held beside the trained one, if there is one.
-        buffers: Values its trainer keeps between steps and `Trainer` does not save: name in a checkpoint → attribute.
-        figures: What is measured on held-out rows.
-        logged: What its trainer logs beside the loss that the report plots, the most telling first: key → label.
-        forkable: Its settings that a warm fork may change; each changes the loss from there on.
-    """
-
-    name: str
-    settings: type[Section] | None = None
-    requires: str | None = None
-    example: Mapping[str, str | list[str]] = field(default_factory=dict)
-    formats: tuple[str, ...]
-    rows: Rows
-    sequences_per_row: int = 1
-    scores: bool = False
-    takes_loss: bool = False
+    name: str  # as in `training.method`; the module in `baton.train.methods` that builds its trainer has the same name
+    settings: type[Section] | None = None  # class of its section in `training`, None where it has none
+    requires: str | None = None  # what its section cannot leave out, in words; None where every setting has a default
+    example: Mapping[str, str | list[str]] = field(default_factory=dict)  # the least settings it takes
+    formats: tuple[str, ...]  # shapes of source rows it learns from, the usual one first
+    rows: Rows  # what tokenized rows are
+    sequences_per_row: int = 1  # sequences that a row is in a forward pass
+    scores: bool = False  # whether the model scores texts, with one label, instead of writing them
+    takes_loss: bool = False  # whether `hooks.loss` can replace its loss
+    # Whether the loss is a sum over the tokens of a step; else it is a mean over a micro-batch's rows.
     counts_tokens: bool = False
-    micro_batch_decides_loss: bool = False
-    own_order: str | None = None
-    needs_all_rows: bool = False
-    strategies: tuple[Strategy, ...] = ("ddp", "fsdp")
-    offloads_activations: bool = False
-    tiles_logits: bool = True
-    second_model: SecondModel | None = None
+    micro_batch_decides_loss: bool = False  # whether the loss depends on the rows that share a forward pass
+    own_order: str | None = None  # how it orders rows itself, in words; None where the recipe decides
+    needs_all_rows: bool = False  # whether its trainer goes over all training rows in every chunk
+    strategies: tuple[Strategy, ...] = ("ddp", "fsdp")  # strategies of `training.parallel` it was compared with
+    offloads_activations: bool = False  # whether its trainer honours `training.activation_offloading`
+    tiles_logits: bool = True  # whether its trainer multiplies by the head's weights itself, in tiles
+    second_model: SecondModel | None = None  # the model held beside the trained one, if there is one
+    # Values its trainer keeps between steps and `Trainer` does not save: name in a checkpoint → attribute.
     buffers: Mapping[str, str] = field(default_factory=dict)
-    figures: tuple[str, ...] = ("loss", "perplexity")
+    figures: tuple[str, ...] = ("loss", "perplexity")  # what is measured on held-out rows
+    # What its trainer logs beside the loss that the report plots, the most telling first: key → label.
     logged: Mapping[str, str] = field(default_factory=dict)
-    forkable: tuple[str, ...] = ()
+    forkable: tuple[str, ...] = ()  # its settings that a warm fork may change; each changes the loss from there on
 
     @property
     def generates(self) -> bool:
@@ -111,8 +77,7 @@ class MethodSpec:
         return "reward" in self.figures
 
 
-START_COPY = SecondModel(name="reference")
-"""A reference that is the model at the run's start."""
+START_COPY = SecondModel(name="reference")  # a reference that is the model at the run's start
 
 
 Coefficient = Annotated[float, Field(ge=0)]
@@ -137,8 +102,8 @@ class Referenced(Section):
     """Let the reference follow; it is then part of each checkpoint. Full weights only."""
 
 
+# Ready reward functions; see `baton/models/rewards.py`.
 REWARDS = ("numeric", "exact", "format", "length", "information_gain")
-"""Ready reward functions; see `baton/models/rewards.py`."""
 
 
 def listed(value: Any) -> Any:
@@ -207,8 +172,8 @@ class Generation(Completions, Referenced):
 
 
 OWN_ORDER = "repeats prompts in its own order"
+# State of TRL's generating trainers between steps: micro-batches so far, and unused completions.
 ROUND = {"step": "_step", "completions": "_buffered_inputs"}
-"""State of TRL's generating trainers between steps: micro-batches so far, and unused completions."""
 
 
 SFT_SPEC = MethodSpec(
@@ -278,7 +243,7 @@ class DPO(Referenced):
     """Train without the model's own dropout."""
 
     @model_validator(mode="after")
-    def _one_weight_each(self) -> DPO:
+    def _one_weight_each(self) -> Self:
         if self.loss_weights is not None and len(self.loss_weights) != len(self.loss):
             raise ValueError(f"loss_weights has {len(self.loss_weights)} values for {len(self.loss)} losses")
         if "exo_pair" in self.loss and self.label_smoothing == 0:
@@ -458,9 +423,9 @@ _ALL = (
     DISTILLATION_SPEC,
 )  # fmt: skip
 SPECS: dict[str, MethodSpec] = {spec.name: spec for spec in _ALL}
+# Sections in every written recipe, even empty. Later methods' are left out: runs' identities and compiled pipelines are
+# made of that text, and a new method may change neither.
 ALWAYS_WRITTEN = ("reward", "dpo", "kto", "orpo", "cpo", "grpo", "rloo")
-"""Sections in every written recipe, even empty. Later methods' are left out: runs' identities and compiled pipelines
-are made of that text, and a new method may change neither."""
 
 
 class Methods(Section):

@@ -1,9 +1,7 @@
 """Recipe sections `model` and `adapter`: the weights and tokenizer that training starts from."""
 
-from __future__ import annotations
-
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
@@ -31,13 +29,13 @@ class FromScratch(Section):
     """Any other setting of the architecture's own configuration, by its Transformers name."""
 
     @model_validator(mode="after")
-    def _has_one_type(self) -> FromScratch:
+    def _has_one_type(self) -> Self:
         if "model_type" in self.config:
             raise ValueError("config.model_type is written architecture")
         return self
 
     @model_validator(mode="after")
-    def _heads_divide(self) -> FromScratch:
+    def _heads_divide(self) -> Self:
         if self.hidden_size % self.num_attention_heads:
             raise ValueError(
                 f"num_attention_heads is {self.num_attention_heads}, which does not divide hidden_size "
@@ -55,8 +53,7 @@ class TrainTokenizer(Section):
     """How often a pair must occur to be merged."""
 
 
-Token = Annotated[str, Field(min_length=1)]
-"""A token as it is written in text."""
+Token = Annotated[str, Field(min_length=1)]  # a token as it is written in text
 
 
 class SpecialTokens(Section):
@@ -122,7 +119,7 @@ class Tokenizer(Section):
         return {name: value for name, value in document.items() if name not in unset}
 
     @model_validator(mode="after")
-    def _consistent(self) -> Tokenizer:
+    def _consistent(self) -> Self:
         if self.train and self.base:
             raise ValueError("give exactly one of train and base")
         if not (self.train or self.base or self.changes):
@@ -134,8 +131,8 @@ class Tokenizer(Section):
         return self
 
 
+# Settings of `Tokenizer` that change the tokenizer.
 CHANGES = ("add_tokens", "special_tokens", "eos", "pad", "end_of_turn")
-"""Settings of `Tokenizer` that change the tokenizer."""
 
 
 class Quantization(Section):
@@ -188,7 +185,7 @@ class Model(Section):
     """Run Python code that ships with the checkpoint. Leave off unless you have read it."""
 
     @model_validator(mode="after")
-    def _one_origin(self) -> Model:
+    def _one_origin(self) -> Self:
         if (self.base is None) == (self.from_scratch is None):
             raise ValueError("give exactly one of base and from_scratch")
         if self.from_scratch and not (self.tokenizer and (self.tokenizer.train or self.tokenizer.base)):
@@ -255,7 +252,7 @@ class Adapter(Section):
         return require_pattern(value) if isinstance(value, str) else value
 
     @model_validator(mode="after")
-    def _consistent(self) -> Adapter:
+    def _consistent(self) -> Self:
         if self.dora and self.target_parameters:
             raise ValueError("dora does not work with target_parameters; leave one out")
         return self

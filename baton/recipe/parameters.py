@@ -1,7 +1,5 @@
 """Changes to a recipe by the parameters of its compiled pipeline, checked by the first stage."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping
 from typing import Any
@@ -11,6 +9,7 @@ from baton.recipe import explain, load
 from baton.recipe.recipe import Recipe
 from baton.recipe.search import MERGED_SECTIONS, RecipePhase, phase_document
 
+# Dotted path → parameter.
 NAMES = {
     "store.uri": "store",
     "data.source": "source",
@@ -21,9 +20,9 @@ NAMES = {
     "training.epochs": "epochs",
     "training.max_steps": "max_steps",
 }
-"""Dotted path → parameter."""
 LENGTH = ("training.epochs", "training.max_steps")
 
+# Dotted path, with all below it → the reason why a compiled pipeline fixes it.
 FIXED = {
     "name": "the pipeline and its pods are named so",
     "store": "the parameter store says where runs lie, and pods mount the rest",
@@ -37,7 +36,6 @@ FIXED = {
     "training.lr_find": "it is a stage of the pipeline",
     "tracking.prometheus_port": "the pods announce it",
 }
-"""Dotted path, with all below it → the reason why a compiled pipeline fixes it."""
 REMEDY = "Change it in the recipe or by --set, and submit or compile that."
 ORIGIN = "pipeline parameters"
 

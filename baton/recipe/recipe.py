@@ -4,8 +4,6 @@
 recipes that people hand in: a run that was started with such a setting has to resume.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import math
@@ -26,17 +24,15 @@ from baton.recipe.run import MAX_CHUNKS, Chunks, Hooks, Store, Tracking, Trust, 
 from baton.recipe.search import RecipePhase, Retrain, Search, ShortPhase, phase_document
 from baton.recipe.training import Training
 
+# Optimizers that treat each number by itself: DeepSpeed hands them all weights as one long row.
 ZERO_OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd")
-"""Optimizers that treat each number by itself: DeepSpeed hands them all weights as one long row."""
 
-PLATEAU = ("reduce_lr_on_plateau", "greedy")
-"""Schedules that look at evaluations."""
+PLATEAU = ("reduce_lr_on_plateau", "greedy")  # schedules that look at evaluations
 
-MAX_CHUNK_PROCESSES = 36
-"""Most processes of one chunk: one that fails each time is to end within a day of a GPU."""
+MAX_CHUNK_PROCESSES = 36  # most processes of one chunk: one that fails each time is to end within a day of a GPU
 
+# Beginning of an address of MLflow: a scheme, a word of its own, or a path.
 ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://|file:|(databricks|databricks-uc|uc)(:|$)|[~.]?/|\.\./|[^:]+/")
-"""Beginning of an address of MLflow: a scheme, a word of its own, or a path."""
 
 
 class Recipe(Section):
@@ -85,7 +81,7 @@ class Recipe(Section):
         check_rules(self)
         return self
 
-    def phase_recipes(self) -> list[Recipe]:
+    def phase_recipes(self) -> list["Recipe"]:
         """Returns a recipe for each phase, none without phases; `ValueError` with a line per problem."""
         # Cached by content: model_copy would carry a cached property of the original along.
         return list(_phase_recipes(json.dumps(self.model_dump(mode="json")))) if self.phases else []
@@ -576,11 +572,11 @@ def _check_hooks(recipe: Recipe) -> None:
         raise ValueError(f"hooks.collator: {joins} joins its batches itself; leave one of the two out")
 
 
+# Rules of one training, in the order of their messages.
 RULES: tuple[Callable[[Recipe], None], ...] = (
     _check_chunks, _check_resources, _check_data, _check_nodes, _check_parallel, _check_weights, _check_reference,
     _check_completions, _check_evaluation, _check_hooks,
 )  # fmt: skip
-"""Rules of one training, in the order of their messages."""
 
 
 def _check_pods(recipe: Recipe) -> None:

@@ -1,7 +1,5 @@
 """Recipe sections `hooks`, `trust`, `chunks`, `store` and `tracking`: how and where a run runs."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Self
@@ -11,8 +9,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from baton.recipe.base import DURATION, Positive, Quantity, Section, WrittenAs, duration, near_duration, seconds
 from baton.signing import PublicKey
 
-OBJECT = r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"
-"""`module:object`."""
+OBJECT = r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"  # `module:object`
 
 
 def shorthand(key: str) -> BeforeValidator:
@@ -56,16 +53,14 @@ class Hooks(Section):
         return value
 
 
-ASK = "ask"
-"""Value of `trust` for somebody else's recipe: its code waits for consent."""
+ASK = "ask"  # value of `trust` for somebody else's recipe: its code waits for consent
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-Trust = Literal["ask"] | list[Sha256] | None
-"""`ask`, or digests of the files with consent; None for one's own recipe."""
+Trust = Literal["ask"] | list[Sha256] | None  # `ask`, or digests of the files with consent; None for one's own recipe
 
+# Settings that are or name code: hooks, a model's own code, the harness's tasks, and an interpreter's variables.
 _CODE = re.compile(r"(^|\.)hooks\..+|\.trust_remote_code(\.\d+)?$|\.tasks\.include_path(\.\d+)?$|^resources\.env\.")
-"""Settings that are or name code: hooks, a model's own code, the harness's tasks, and an interpreter's variables."""
+# Settings that name a function: one of Baton's, or `module:object`.
 _MAY_BE_CODE = re.compile(r"(^|\.)use$|(^|\.)(rewards|functions)(\.\d+)+$")
-"""Settings that name a function: one of Baton's, or `module:object`."""
 
 
 def leaves(node: object, place: str = "") -> Iterator[tuple[str, Any]]:
@@ -86,12 +81,9 @@ def _is_code(path: str, value: object) -> bool:
     return bool(_CODE.search(path) or (_MAY_BE_CODE.search(path) and ":" in str(value)))
 
 
-CONTINUOUS = "continuous"
-"""Cadence with a checkpoint always on its way."""
-SIGNING_FOLDER = "/var/run/baton-signing"
-"""Pods' folder of the Secret with the private key."""
-MAX_CHUNKS = 100
-"""A workflow object holds about 1 MiB; a hundred unrolled chunks take a third of it."""
+CONTINUOUS = "continuous"  # cadence with a checkpoint always on its way
+SIGNING_FOLDER = "/var/run/baton-signing"  # pods' folder of the Secret with the private key
+MAX_CHUNKS = 100  # a workflow object holds about 1 MiB; a hundred unrolled chunks take a third of it
 
 
 class Keep(Section):
@@ -229,8 +221,7 @@ class Store(Section):
     """Size of `cache_dir` at which the files used longest ago are removed."""
 
 
-NONE = ("none", "null", "off", "no", "false", "disabled", "")
-"""Words for no tracking."""
+NONE = ("none", "null", "off", "no", "false", "disabled", "")  # words for no tracking
 
 
 def _address_or_none(value: Any) -> Any:

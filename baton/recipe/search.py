@@ -3,20 +3,17 @@
 A sweep compares configurations while they train. Each phase starts from the model of the phase before it.
 """
 
-from __future__ import annotations
-
 import difflib
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from baton.recipe.base import Positive, Section, WrittenAs, duration, seconds
 
+# Sections that may differ between a sweep's trials; all are cut, judged and placed the same.
 SWEPT = ("seed", "model", "data", "adapter", "training", "hooks")
-"""Sections that may differ between a sweep's trials; all are cut, judged and placed the same."""
 
-MAX_TRIALS = 1000
-"""Most trials of a sweep: a workflow's loop fans out over them."""
+MAX_TRIALS = 1000  # most trials of a sweep: a workflow's loop fans out over them
 
 Number = int | float
 
@@ -34,7 +31,7 @@ class Range(Section):
     """Distance between the numbers, from `min` on; any number in between when left out."""
 
     @model_validator(mode="after")
-    def _fits(self) -> Range:
+    def _fits(self) -> Self:
         if self.max <= self.min:
             raise ValueError(f"max {self.max:g} is not above min {self.min:g}")
         if self.log and self.min <= 0:
@@ -108,7 +105,7 @@ class Search(Section):
         return value
 
     @model_validator(mode="after")
-    def _consistent(self) -> Search:
+    def _consistent(self) -> Self:
         if self.halving and self.hyperband:
             raise ValueError("halving and hyperband both say which trials advance; leave one out")
         if self.hyperband and self.brackets:
@@ -130,11 +127,10 @@ class Search(Section):
         return rule.eta if rule else None
 
 
-PREVIOUS = "previous-phase"
-"""Stands for the previous phase's model, until that is known."""
+PREVIOUS = "previous-phase"  # stands for the previous phase's model, until that is known
 
+# Sections in which a phase may differ.
 MERGED_SECTIONS = ("data", "adapter", "training", "chunks", "evaluation", "hooks")
-"""Sections in which a phase may differ."""
 
 
 class RecipePhase(Section):
@@ -160,8 +156,8 @@ def _phase_shorthand(value: Any) -> Any:
     return {"name": value, "training": {"method": value}} if isinstance(value, str) else value
 
 
+# A phase, or just the name of its method.
 ShortPhase = Annotated[RecipePhase, BeforeValidator(_phase_shorthand, json_schema_input_type=RecipePhase | str)]
-"""A phase, or just the name of its method."""
 
 
 def phase_document(document: dict[str, Any], phase: RecipePhase, position: int, *, last: bool) -> dict[str, Any]:
@@ -179,8 +175,8 @@ def phase_document(document: dict[str, Any], phase: RecipePhase, position: int, 
     return recipe
 
 
+# Stands in `evaluation.production` for the last accepted model, in the store below the recipe's name.
 ACCEPTED = "accepted"
-"""Stands in `evaluation.production` for the last accepted model, in the store below the recipe's name."""
 
 
 class Retrain(Section):

@@ -1,8 +1,6 @@
 """Recipe section `training`: schedule, optimizer, trained weights, and changes on the way."""
 
-from __future__ import annotations
-
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import Field, field_validator, model_validator
@@ -45,7 +43,7 @@ class Trainable(Section):
         return [require_pattern(pattern) for pattern in value]
 
     @model_validator(mode="after")
-    def _something(self) -> Trainable:
+    def _something(self) -> Self:
         if not self.last_layers and not self.patterns:
             raise ValueError("nothing would be trained; give last_layers or patterns, or remove trainable")
         return self
@@ -104,7 +102,7 @@ class Guard(Section):
         return sorted(set(value))
 
     @model_validator(mode="after")
-    def _watches(self) -> Guard:
+    def _watches(self) -> Self:
         if not (self.nan or self.loss or self.grad_norm or self.skip):
             raise ValueError("nothing would be watched or skipped; set nan, loss or grad_norm, or remove guard")
         return self
@@ -126,7 +124,7 @@ class LRFind(Section):
     """The rate where the smoothed loss falls fastest, or a tenth of that where it is lowest."""
 
     @model_validator(mode="after")
-    def _grows(self) -> LRFind:
+    def _grows(self) -> Self:
         if self.end <= self.start:
             raise ValueError(f"end {self.end:g} is not above start {self.start:g}")
         return self
@@ -143,10 +141,9 @@ class Router(Section):
     """Weight of the z-loss `mean(log² Σ exp)` (arXiv:2202.08906); 0.001 is usual."""
 
 
+# Rows at once: few enough to find their divisors, for messages and estimates, at once.
 Rows = Annotated[int, Field(gt=0, le=1_000_000)]
-"""Rows at once: few enough to find their divisors, for messages and estimates, at once."""
-SECTIONS = tuple(name for name, spec in SPECS.items() if spec.settings)
-"""Methods with a section of their own."""
+SECTIONS = tuple(name for name, spec in SPECS.items() if spec.settings)  # methods with a section of their own
 
 
 class Training(Methods):
@@ -248,7 +245,7 @@ class Training(Methods):
         return value
 
     @model_validator(mode="after")
-    def _consistent(self) -> Training:
+    def _consistent(self) -> Self:
         if self.epochs is not None and self.max_steps is not None:
             raise ValueError("give epochs or max_steps, not both")
         if isinstance(self.micro_batch_size, int) and self.batch_size % self.micro_batch_size:
@@ -271,7 +268,7 @@ class Training(Methods):
         return self
 
     @model_validator(mode="after")
-    def _method_fits(self) -> Training:
+    def _method_fits(self) -> Self:
         spec = self.spec
         if self.settings is None and spec.requires:
             example = yaml.safe_dump({spec.name: dict(spec.example)}, default_flow_style=True).strip()[1:-1]

@@ -1,7 +1,5 @@
 """YAML as people write recipes, with remedies for broken texts."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re
@@ -13,24 +11,20 @@ import yaml
 from yaml.composer import ComposerError
 from yaml.constructor import ConstructorError
 
-LONGEST = 2**20
-"""Bytes of the longest text."""
+LONGEST = 2**20  # bytes of the longest text
+# Most values of a text, with each repetition by an alias: nine lines of nine aliases make ten gigabytes.
 MOST_VALUES = 100_000
-"""Most values of a text, with each repetition by an alias: nine lines of nine aliases make ten gigabytes."""
-DEEPEST = 32
-"""Deepest nesting: the reader's time per sign grows with the open levels."""
+DEEPEST = 32  # deepest nesting: the reader's time per sign grows with the open levels
+# Characters of a number: sixties (`1:59:59…`) take Python the square of their length, and it writes no longer ones.
 LONGEST_NUMBER = 300
-"""Characters of a number: sixties (`1:59:59…`) take Python the square of their length, and it writes no longer ones."""
-NEXT_LINE = "\x85"
-"""A break to YAML, which PyYAML writes as it is."""
-MENDED = 2**14
-"""Characters of the longest text that remedies are tried on: each needs a new reading."""
-SHOWN = 200
-"""Characters of a value or line that a message shows."""
+NEXT_LINE = "\x85"  # a break to YAML, which PyYAML writes as it is
+MENDED = 2**14  # characters of the longest text that remedies are tried on: each needs a new reading
+SHOWN = 200  # characters of a value or line that a message shows
 MERGE = "tag:yaml.org,2002:merge"
 NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+# Category of signs that look like a space or like nothing → their likely meaning.
 _SPACES = {"Zs": " ", "Zl": " ", "Zp": " ", "Cf": ""}
-"""Category of signs that look like a space or like nothing → their likely meaning."""
+# Signs that word processors write → YAML's.
 _LOOKALIKES = {
     **dict.fromkeys("\u201c\u201d\u201e\u201f\u00ab\u00bb", '"'),
     **dict.fromkeys("\u2018\u2019\u201a\u201b", "'"),
@@ -38,13 +32,11 @@ _LOOKALIKES = {
     "\uff1a": ":",
     "\uff0c": ",",
 }
-"""Signs that word processors write → YAML's."""
+# A plain value that begins with a sign of YAML's own.
 NO_MARK = re.compile(r"(?<=: )[>@`%][^,}#]*")
-"""A plain value that begins with a sign of YAML's own."""
+# A plain value with a colon in it.
 COLON = re.compile(r"^(\s*[\w.-]+: +)([^\"'\[{|>#].*: .*)$")
-"""A plain value with a colon in it."""
-NO_SPACE = re.compile(r"^(\s*[\w.-]+):(?=[^\s:/])")
-"""A key without a space after its colon."""
+NO_SPACE = re.compile(r"^(\s*[\w.-]+):(?=[^\s:/])")  # a key without a space after its colon
 
 
 class RepeatedKeyError(yaml.YAMLError):

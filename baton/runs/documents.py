@@ -1,7 +1,5 @@
 """Documents of a run: data, tokens, skips, training, checkpoints, attached script; preview and survey of rows."""
 
-from __future__ import annotations
-
 from enum import StrEnum
 
 from pydantic import Field, JsonValue
@@ -9,8 +7,8 @@ from pydantic import Field, JsonValue
 from baton.documents import Document, Json, NamedDocument
 from baton.runs.versions import Fingerprint, FormatVersions
 
+# What a checkpoint restores, item by item.
 PARTS = ("weights", "optimizer", "scheduler", "scaler", "rng", "position", "callbacks", "log", "method")
-"""What a checkpoint restores, item by item."""
 
 
 class StagePhase(StrEnum):
@@ -44,8 +42,7 @@ PHASES_OF_A_CHUNK = (
 
 class SourceLocation(Document):
     file: str
-    line: int
-    """Line or row number, from 1."""
+    line: int  # line or row number, from 1
 
 
 class Token(Document):
@@ -59,29 +56,22 @@ class TokenSpan(Document):
     text: str
     tokens: int
     trained: bool = False
-    cut: bool = False
-    """Beyond `data.max_length`."""
-    left_out: bool = False
-    """Stands for tokens that the row leaves out, to be short."""
+    cut: bool = False  # beyond `data.max_length`
+    left_out: bool = False  # stands for tokens that the row leaves out, to be short
 
 
 class PreviewRow(Document):
     """A sequence as the model sees it, or a rejected row; a pair has two sequences, each with the prompt."""
 
     source: SourceLocation
-    side: str | None = None
-    """`train`, `eval` or `test`; None where only all rows together tell."""
-    part: str = ""
-    """`chosen`, `rejected`, `completion` or `prompt`; empty for rows of one sequence."""
-    label: bool | None = None
-    """Of a rated row: its answer is good."""
-    columns: dict[str, str] = Field(default_factory=dict)
-    """Columns for reward functions, beside the prompt."""
+    side: str | None = None  # `train`, `eval` or `test`; None where only all rows together tell
+    part: str = ""  # `chosen`, `rejected`, `completion` or `prompt`; empty for rows of one sequence
+    label: bool | None = None  # of a rated row: its answer is good
+    columns: dict[str, str] = Field(default_factory=dict)  # columns for reward functions, beside the prompt
     text: str = ""
     tokens: list[Token] = Field(default_factory=list)
     length: int = 0
-    kept: int = 0
-    """Tokens within `data.max_length`."""
+    kept: int = 0  # tokens within `data.max_length`
     learned: int = 0
     spans: list[TokenSpan] = Field(default_factory=list)
     rejected: str | None = None
@@ -90,10 +80,8 @@ class PreviewRow(Document):
 class Preview(Document):
     method: str
     max_length: int
-    joined: bool = False
-    """Rows are joined and cut: the rest of a row is in the next sequence."""
-    note: str = ""
-    """Differences from the run."""
+    joined: bool = False  # rows are joined and cut: the rest of a row is in the next sequence
+    note: str = ""  # differences from the run
     rows: list[PreviewRow] = Field(default_factory=list)
 
 
@@ -105,18 +93,14 @@ class Skip(NamedDocument, name=SKIPS_FOLDER + "/step-{:08d}.json"):
     # Written once, by whoever finds the step first, before the step is trained again: there is nothing to replace.
     step: int
     chunk: int
-    reason: str
-    """`nan` for a loss or norm that is not finite, else `loss` or `grad_norm`."""
+    reason: str  # `nan` for a loss or norm that is not finite, else `loss` or `grad_norm`
     message: str
-    loss: float | None = None
-    """None where it was not finite, as the next two."""
+    loss: float | None = None  # None where it was not finite, as the next two
     grad_norm: float | None = None
-    median: float | None = None
-    """Of `reason`'s figure, over the steps before."""
+    median: float | None = None  # of `reason`'s figure, over the steps before
+    # The first rows; of packed ones all that are in its sequences.
     rows: list[SourceLocation] = Field(default_factory=list)
-    """The first rows; of packed ones all that are in its sequences."""
-    num_rows: int = 0
-    """All of its rows; 0 where they could not be found."""
+    num_rows: int = 0  # all of its rows; 0 where they could not be found
     created: str = ""
 
     @property
@@ -129,8 +113,7 @@ class Skip(NamedDocument, name=SKIPS_FOLDER + "/step-{:08d}.json"):
         return f"{shown} and {rest:,} more" if rest > 0 else shown
 
 
-ORIGINS = "origins.gz"
-"""A run's file of where its rows come from; see `baton.runs.origins`."""
+ORIGINS = "origins.gz"  # a run's file of where its rows come from; see `baton.runs.origins`
 
 
 class RunInfo(NamedDocument, name="recipe.json"):
@@ -169,8 +152,7 @@ class SplitCounts(NamedDocument, name="split.json"):
     rejected: int = 0
     rejected_uri: str | None = None
     source: str = ""
-    columns: list[Json] = Field(default_factory=list)
-    """As MLflow's schema has them."""
+    columns: list[Json] = Field(default_factory=list)  # as MLflow's schema has them
 
 
 class TokenizedRows(NamedDocument, name="tokens.json"):
@@ -180,15 +162,12 @@ class TokenizedRows(NamedDocument, name="tokens.json"):
     tokens: int = 0
     truncated: int = 0
     dropped: int = 0
-    refused: int = 0
-    """Dropped rows that the chat template does not write, or in which it hides the tokens that count."""
+    refused: int = 0  # dropped rows that the chat template does not write, or in which it hides the tokens that count
+    # Parts that the chat template leaves out of the others, such as tool calls, and answers that it does not end.
     left_out: dict[str, int] = Field(default_factory=dict)
-    """Parts that the chat template leaves out of the others, such as tool calls, and answers that it does not end."""
     lengths: JsonValue = None
-    rendered: str = ""
-    """How texts became turns of a conversation; empty where they did not."""
-    today: str | None = None
-    """Day that the chat template was given, in ISO format; None where it does not ask."""
+    rendered: str = ""  # how texts became turns of a conversation; empty where they did not
+    today: str | None = None  # day that the chat template was given, in ISO format; None where it does not ask
 
 
 class TokensMeta(Document):
@@ -200,23 +179,20 @@ class TokensMeta(Document):
     train: int
     eval: int
     test: int = 0
-    bytes: int
-    """Of the training tokens."""
+    bytes: int  # of the training tokens
     lengths: Json
-    files: dict[str, list[tuple[str, int]]]
-    """Side → its files in order, each with its number of rows."""
+    files: dict[str, list[tuple[str, int]]]  # side → its files in order, each with its number of rows
     first: dict[str, list[str]] = Field(default_factory=dict)
+    # Of each training file, the line of the split from which `segments.Origins` looks for its first row. Empty where an
+    # older Baton wrote some of the files.
     first_lines: list[int] = Field(default_factory=list)
-    """Of each training file, the line of the split from which `segments.Origins` looks for its first row.
-    Empty where an older Baton wrote some of the files."""
 
 
 class PinnedModels(NamedDocument, name="model.json"):
     """Models of the first step; part of `baton.runs.run.state_identity`."""
 
     # A method's second model has a key like the base's, such as `teacher_sha256`.
-    base_sha256: str | None
-    """Digest of the base's files; None for a model from scratch."""
+    base_sha256: str | None  # digest of the base's files; None for a model from scratch
 
     def digest(self, role: str) -> str | None:
         value = self.to_json().get(f"{role}_sha256")
@@ -240,32 +216,23 @@ class Fit(Document):
     """Use of rows for the methods that learn from the same formats."""
 
     methods: list[str]
-    format: str = ""
-    """As `data.format`; empty where the columns fit none that these methods learn from."""
+    format: str = ""  # as `data.format`; empty where the columns fit none that these methods learn from
+    # Our column name → the source's, where they differ.
     columns: dict[str, str | list[str]] = Field(default_factory=dict)
-    """Our column name → the source's, where they differ."""
-    usable: int = 0
-    """Usable rows among the first `Survey.looked_at`."""
-    reason: str = ""
-    """Why they fit no format, or why the first unusable row does not."""
+    usable: int = 0  # usable rows among the first `Survey.looked_at`
+    reason: str = ""  # why they fit no format, or why the first unusable row does not
     is_chat: bool = False
-    turns: int = 0
-    """Most messages of a row."""
-    answers: int = 0
-    """Rows whose prompt has an answer for rewards."""
-    numbers: int = 0
-    """Rows whose answer ends in a number."""
+    turns: int = 0  # most messages of a row
+    answers: int = 0  # rows whose prompt has an answer for rewards
+    numbers: int = 0  # rows whose answer ends in a number
     good: int = 0
-    characters: list[int] = Field(default_factory=list)
-    """Characters of a row: median, 99th percentile and maximum."""
+    characters: list[int] = Field(default_factory=list)  # characters of a row: median, 99th percentile and maximum
 
 
 class Survey(Document):
     columns: list[str]
-    looked_at: int
-    """Number of first rows that were read."""
-    rows: int | None
-    """All rows; None where they were not counted."""
+    looked_at: int  # number of first rows that were read
+    rows: int | None  # all rows; None where they were not counted
     files: dict[str, int] = Field(default_factory=dict)
     fits: list[Fit]
 
@@ -274,18 +241,15 @@ class Survey(Document):
 
 
 class Script(Document):
-    path: str = ""
-    """Empty where there is no file, as in a notebook."""
+    path: str = ""  # empty where there is no file, as in a notebook
     sha256: str = ""
 
 
 class AttachedRun(NamedDocument, name="attached.json"):
     name: str
     created: str
-    facts: Json
-    """Facts by which its checkpoints know each other, by section: `arguments`, `model`, `rows`, …"""
-    chunks: Json = Field(default_factory=dict)
-    """As a recipe's section `chunks`, without defaults."""
+    facts: Json  # facts by which its checkpoints know each other, by section: `arguments`, `model`, `rows`, …
+    chunks: Json = Field(default_factory=dict)  # as a recipe's section `chunks`, without defaults
     script: Script = Script()
     made: FormatVersions = FormatVersions()
 
@@ -313,13 +277,13 @@ class TrackingRun(NamedDocument, name="tracking.json"):
     mlflow: str
     run_id: str
     experiment_id: str | None = None
+    # Side of the data → name and digest that the server has of its rows.
     datasets: dict[str, list[str]] = Field(default_factory=dict)
-    """Side of the data → name and digest that the server has of its rows."""
 
 
 class ChunkAttempt(Document):
+    # `done`, `already_done`, `finished` where early stopping ended the run, or `partial` where it was preempted.
     outcome: str = ""
-    """`done`, `already_done`, `finished` where early stopping ended the run, or `partial` where it was preempted."""
     from_step: int = 0
     to_step: int = 0
     seconds: dict[str, float] = Field(default_factory=dict)
@@ -355,8 +319,7 @@ class StageRecord(Document):
     stage: str
     at: str = ""
     chunk: int | None = None
-    seconds: float | dict[str, float] = 0.0
-    """In all; of a chunk, by phase."""
+    seconds: float | dict[str, float] = 0.0  # in all; of a chunk, by phase
     total_seconds: float | None = None
 
     @property
@@ -378,8 +341,7 @@ class CheckpointRef(Document):
 
 class Promoted(NamedDocument, name="promoted.json"):
     newest: CheckpointRef
-    best: CheckpointRef | None = None
-    """Lowest evaluation loss."""
+    best: CheckpointRef | None = None  # lowest evaluation loss
 
 
 class Transfer(Document):
@@ -389,24 +351,20 @@ class Transfer(Document):
 
 class RunCost(Document):
     # Of all chunks so far.
-    started: float = 0.0
-    """Begin of the run's first chunk, in seconds since the epoch."""
+    started: float = 0.0  # begin of the run's first chunk, in seconds since the epoch
     trained_seconds: float = 0.0
-    goodput: float = 0.0
-    """Share of the time since `started` that was spent on training."""
-    lost_steps: int = 0
-    """Steps trained that no checkpoint held."""
+    goodput: float = 0.0  # share of the time since `started` that was spent on training
+    lost_steps: int = 0  # steps trained that no checkpoint held
     lost_seconds: float = 0.0
-    restarts: int = 0
-    """Lost processes of chunks that a fresh one in their pod replaced."""
+    restarts: int = 0  # lost processes of chunks that a fresh one in their pod replaced
 
 
 class ForkOrigin(Document):
     run_uri: str
     step: int
     digest: str
+    # Dotted path → value before and after, of settings that change the restored state.
     changed: dict[str, list[JsonValue]] = Field(default_factory=dict)
-    """Dotted path → value before and after, of settings that change the restored state."""
 
 
 class Removed(Document):
@@ -418,10 +376,8 @@ class Removed(Document):
 class OwnState(Document):
     """State of the user's code in a checkpoint."""
 
-    carried: dict[str, str] = Field(default_factory=dict)
-    """Place, such as `reward.py:seen` → digest of its value."""
-    lost: dict[str, str] = Field(default_factory=dict)
-    """Place that has changed and is not carried → reason."""
+    carried: dict[str, str] = Field(default_factory=dict)  # place, such as `reward.py:seen` → digest of its value
+    lost: dict[str, str] = Field(default_factory=dict)  # place that has changed and is not carried → reason
 
 
 class ProofPart(NamedDocument, name="proof/chunk-{:03d}.json"):
@@ -444,8 +400,7 @@ class ProofPart(NamedDocument, name="proof/chunk-{:03d}.json"):
     moved: Transfer = Transfer()
     work: RunCost = RunCost()
     forked_from: ForkOrigin | None = None
-    chunk: int | None = None
-    """None before the checkpoint stage has read the checkpoint back."""
+    chunk: int | None = None  # None before the checkpoint stage has read the checkpoint back
     attempts: list[ChunkAttempt] = Field(default_factory=list)
     verified: bool = False
     verified_at: str | None = None
@@ -458,5 +413,4 @@ class ForkNote(NamedDocument, name="fork.json"):
     step: int
     digest: str = ""
     warm: bool
-    changed: dict[str, list[JsonValue]] = Field(default_factory=dict)
-    """Dotted path → value before and after."""
+    changed: dict[str, list[JsonValue]] = Field(default_factory=dict)  # dotted path → value before and after

@@ -5,8 +5,6 @@ models/<name>/accepted/000001.json, 000002.json, …: put-if-absent, and the hig
 takes the number after its rival's, so one of several writers succeeds.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import re
@@ -18,7 +16,6 @@ from typing import Any, TypeVar
 from baton.documents import NamedDocument
 from baton.errors import BatonError, DamagedError, FormatError
 from baton.runs import documents
-from baton.runs.documents import AttachedRun, ForkNote, RunInfo
 from baton.runs.outcomes import AcceptedModel, EvaluationResult, ExportedModel, ReportPage, TrialInfo
 from baton.runs.plan import Plan
 from baton.runs.run import Run, as_json
@@ -29,8 +26,7 @@ from baton.store.storage import Storage
 logger = logging.getLogger("baton")
 D = TypeVar("D", bound=NamedDocument)
 
-MOST = 200
-"""Runs of a store up to which a report reads all of them to find a run's children."""
+MOST = 200  # runs of a store up to which a report reads all of them to find a run's children
 _STEP = re.compile(r"step-(\d{8,})")
 _ACCEPTED_FILE = re.compile(r"(\d{6})\.json")
 
@@ -51,12 +47,6 @@ def newest_accepted(storage: Storage, name: str) -> Accepted:
     """Returns the model in use."""
     numbers = _accepted_numbers(storage, name)
     return _read_accepted(storage, name, max(numbers)) if numbers else Accepted()
-
-
-def accepted_runs(storage: Storage, name: str) -> list[str]:
-    """Returns the runs whose models were accepted, in order."""
-    models = (_read_accepted(storage, name, number).model for number in sorted(_accepted_numbers(storage, name)))
-    return [model.run for model in models if model]
 
 
 def accept(storage: Storage, name: str, after: int, model: AcceptedModel) -> Accepted:
@@ -80,9 +70,8 @@ def _accepted_folder(name: str) -> str:
 
 
 def _accepted_numbers(storage: Storage, name: str) -> list[int]:
-    return [
-        int(match[1]) for entry in storage.list(_accepted_folder(name)) if (match := _ACCEPTED_FILE.fullmatch(entry))
-    ]
+    found = map(_ACCEPTED_FILE.fullmatch, storage.list(_accepted_folder(name)))
+    return sorted(int(match[1]) for match in found if match)
 
 
 def _read_accepted(storage: Storage, name: str, number: int) -> Accepted:
@@ -98,22 +87,16 @@ class RunNode:
     created: str = ""
     recipe: str = ""
     parent: str | None = None
-    kind: str = ""
-    """`fork`, `cold fork`, `continues`, `retrained`, or empty for a run without a parent."""
-    at: int | None = None
-    """Step of the parent at which it was forked."""
+    kind: str = ""  # `fork`, `cold fork`, `continues`, `retrained`, or empty for a run without a parent
+    at: int | None = None  # step of the parent at which it was forked
+    # Changes of a fork: dotted path → value before and after.
     changed: dict[str, list[Any]] = field(default_factory=dict)
-    """Changes of a fork: dotted path → value before and after."""
-    sweep: tuple[str, str] | None = None
-    """Sweep of a trial, and its id there."""
+    sweep: tuple[str, str] | None = None  # sweep of a trial, and its id there
     values: dict[str, Any] = field(default_factory=dict)
-    step: int = 0
-    """Newest checkpoint's, 0 before there is one."""
-    num_steps: int | None = None
-    """None before it has a plan."""
+    step: int = 0  # newest checkpoint's, 0 before there is one
+    num_steps: int | None = None  # None before it has a plan
     skips: int = 0
-    state: str = "gone"
-    """`new`, `unfinished`, `trained`, `done`, `rejected`, or `gone`."""
+    state: str = "gone"  # `new`, `unfinished`, `trained`, `done`, `rejected`, or `gone`
     children: list[str] = field(default_factory=list)
 
     @property
@@ -130,8 +113,7 @@ class RunNode:
         return "; ".join(part for part in (origin, own, trial) if part)
 
 
-Family = dict[str, RunNode]
-"""Runs by name."""
+Family = dict[str, RunNode]  # runs by name
 
 
 def family(storage: Storage) -> Family:
@@ -139,7 +121,8 @@ def family(storage: Storage) -> Family:
     names = storage.list("runs")
     members = {member.name: member for member in SYSTEM.each(lambda name: _known(storage, name), names) if member}
     for recipe in storage.list("models"):
-        for before, after in pairwise(accepted_runs(storage, recipe)):
+        accepted = (_read_accepted(storage, recipe, number).model for number in _accepted_numbers(storage, recipe))
+        for before, after in pairwise(model.run for model in accepted if model):
             successor = members.get(after)
             if successor and successor.parent is None and before != after:
                 successor.parent, successor.kind = before, "retrained"
@@ -206,14 +189,14 @@ def _known(storage: Storage, name: str) -> RunNode | None:
         def read(kind: type[D]) -> D | None:
             return run.read(kind) if kind.NAME in present else None
 
-        head, attached = read(RunInfo), read(AttachedRun)
+        head, attached = read(documents.RunInfo), read(documents.AttachedRun)
         if head:
             created, recipe = head.created, head.recipe_name
         elif attached:
             created, recipe = attached.created, os.path.basename(attached.script.path)
         else:
             return None
-        plan, fork, trial = read(Plan), read(ForkNote), read(TrialInfo)
+        plan, fork, trial = read(Plan), read(documents.ForkNote), read(TrialInfo)
         step, finished = _newest(run) if "checkpoints" in present else (0, False)
         member = RunNode(
             name,

@@ -6,8 +6,6 @@
 Not kept with the split, which runs share whose rows are the same but come from different files.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

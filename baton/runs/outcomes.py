@@ -1,23 +1,19 @@
 """Documents of evaluation, gate, export, report and retraining, and of sweeps and their trials."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import Field, JsonValue
 
 from baton.documents import Document, Json, NamedDocument
 
-Figures = dict[str, int | float | None]
-"""Figure → value, None where it was not measured."""
+Figures = dict[str, int | float | None]  # figure → value, None where it was not measured
 
 
 class JudgedLine(Document):
     figure: str = ""
     line: str = ""
     value: int | float | None = None
-    limit: int | float | None = None
-    """None against a production model that is not there yet."""
+    limit: int | float | None = None  # None against a production model that is not there yet
     held: bool
     words: str
 
@@ -46,13 +42,11 @@ class EvaluationResult(NamedDocument, name="evaluation.json"):
     production: Figures | None = None
     production_model: str | None = None
     side: str | None = None
-    batch_size: int | None = None
-    """Rows per forward pass; figures differ by rounding between sizes."""
+    batch_size: int | None = None  # rows per forward pass; figures differ by rounding between sizes
     intervals: dict[str, dict[str, list[int | float | None]]] | None = None
-    not_measured: dict[str, dict[str, str]] = Field(default_factory=dict)
-    """Model → figure → reason."""
+    not_measured: dict[str, dict[str, str]] = Field(default_factory=dict)  # model → figure → reason
+    # Figure → `higher` or `lower`, as the better model has it; None where that is not known.
     better: dict[str, str | None] = Field(default_factory=dict)
-    """Figure → `higher` or `lower`, as the better model has it; None where that is not known."""
     signatures: dict[str, str] = Field(default_factory=dict)
     without_reference: int = 0
     samples: list[Json] = Field(default_factory=list)
@@ -85,8 +79,7 @@ class ExportCheck(Document):
     max_abs_difference: float = 0.0
     from_trained: Likeness | None = None
     llama_cpp: LlamaCpp | None = None
-    files: dict[str, ExportCheck] = Field(default_factory=dict)
-    """Of a format with several files: file → its check."""
+    files: dict[str, "ExportCheck"] = Field(default_factory=dict)  # of a format with several files: file → its check
 
 
 class ModelMeta(Document):
@@ -96,8 +89,7 @@ class ModelMeta(Document):
     run: str = ""
     format: str = ""
     step: int = 0
-    settings: str | None = None
-    """Digest of all settings that decide the bytes."""
+    settings: str | None = None  # digest of all settings that decide the bytes
     checked: ExportCheck | None = None
 
 
@@ -141,30 +133,24 @@ class ReportPage(NamedDocument, name="report.json"):
 class RunFailure(NamedDocument, name="failed.json"):
     """Failure of a run; removed once the stage has got past it, or the run begins again."""
 
-    stage: str
-    """As on Kubeflow's page."""
+    stage: str  # as on Kubeflow's page
     message: str
     remedy: str | None = None
-    exit_code: int | None = None
-    """None where the stage had no time to tell: its pod was lost, or the run cancelled."""
+    exit_code: int | None = None  # None where the stage had no time to tell: its pod was lost, or the run cancelled
     is_cancelled: bool = False
     at: str = ""
-    attempt: int | None = None
-    """The engine's attempt at the stage, from 1; None where it does not count."""
+    attempt: int | None = None  # the engine's attempt at the stage, from 1; None where it does not count
 
 
 class AcceptedModel(Document):
     run: str
     run_uri: str = ""
     model_uri: str
-    digest: str = ""
-    """Of the model's state."""
-    data: str = ""
-    """Digest of the data."""
-    recipe: str = ""
-    """Digest of all settings that decide bits."""
+    digest: str = ""  # of the model's state
+    data: str = ""  # digest of the data
+    recipe: str = ""  # digest of all settings that decide bits
+    # Digests of all splits that this model and its predecessors have learnt from.
     learnt: list[str] = Field(default_factory=list)
-    """Digests of all splits that this model and its predecessors have learnt from."""
     summary: str = ""
     registry: Json | None = None
     at: str = ""
@@ -172,10 +158,8 @@ class AcceptedModel(Document):
 
 class RetrainNote(NamedDocument, name="retrain.json"):
     model: str
-    number: int = 0
-    """Number of the model that it is judged against, 0 for none."""
-    verdict: str = ""
-    """Digest under which a rejection is kept."""
+    number: int = 0  # number of the model that it is judged against, 0 for none
+    verdict: str = ""  # digest under which a rejection is kept
     owner: str = ""
     data: str = ""
     recipe: str = ""
@@ -188,8 +172,7 @@ TrialState = Literal["stop", "go"]
 class TrialEntry(NamedDocument, name="trials/{}.json"):
     id: str
     run: str
-    bracket: int = 1
-    """0 for a trial that was forked."""
+    bracket: int = 1  # 0 for a trial that was forked
     values: dict[str, JsonValue] = Field(default_factory=dict)
     parent: Json | None = None
 
@@ -225,10 +208,9 @@ class RungScore(Document):
 class StoppedTrial(Document):
     id: str
     why: str
+    # None where an older Baton wrote it; see `RungVerdict.has_failed`.
     cause: Literal["asked", "beaten", "not_finite", "failed"] | None = None
-    """None where an older Baton wrote it; see `RungVerdict.has_failed`."""
-    place: int | None = None
-    """Rank among the trials with a score, from 1, where it was beaten."""
+    place: int | None = None  # rank among the trials with a score, from 1, where it was beaten
     of: int | None = None
 
 
@@ -237,8 +219,7 @@ class RungVerdict(NamedDocument, name="rungs/rung-{:03d}.json"):
     bracket: int = 1
     chunk: int = 0
     scores: dict[str, RungScore] = Field(default_factory=dict)
-    kept: list[str] = Field(default_factory=list)
-    """Best first."""
+    kept: list[str] = Field(default_factory=list)  # best first
     stopped: list[StoppedTrial] = Field(default_factory=list)
     at: str = ""
 
@@ -268,8 +249,7 @@ class TrialInfo(NamedDocument, name="trial.json"):
     id: str
     values: dict[str, JsonValue] = Field(default_factory=dict)
     metric: str = ""
-    tracking: str | None = None
-    """Id of the sweep's tracking run."""
+    tracking: str | None = None  # id of the sweep's tracking run
 
 
 class TrialScore(NamedDocument, name="scores/chunk-{:03d}.json"):
@@ -288,6 +268,5 @@ class TrialFailure(NamedDocument, name="failure.json"):
 
 
 class SweepTracking(NamedDocument, name="tracking.json"):
-    mlflow: str | None = None
-    """The recipe's server where left out."""
+    mlflow: str | None = None  # the recipe's server where left out
     run_id: str | None = None

@@ -1,7 +1,5 @@
 """Plan of a run's steps and chunks: a pure function of a few numbers."""
 
-from __future__ import annotations
-
 import math
 
 from pydantic import Field
@@ -13,13 +11,10 @@ from baton.recipe.training import Training
 
 
 class Plan(NamedDocument, name="plan.json"):
-    rows: int
-    """Training sequences."""
-    steps_per_epoch: int = Field(gt=0)
-    """The last may have fewer rows."""
+    rows: int  # training sequences
+    steps_per_epoch: int = Field(gt=0)  # the last may have fewer rows
     num_steps: int
-    targets: tuple[int, ...] = Field(min_length=1)
-    """Step at which each chunk ends, ascending; the last is `num_steps`."""
+    targets: tuple[int, ...] = Field(min_length=1)  # step at which each chunk ends, ascending; the last is `num_steps`
 
     def target(self, index: int) -> int:
         # Spare chunks, after the last, have the last one's target.

@@ -4,15 +4,13 @@ Argo replaces `{{…}}` in any text and Kubernetes `$(…)` in a command, and so
 travel compressed, in base64, with a digest of the original.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import hashlib
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from baton.errors import BatonError
 
@@ -26,23 +24,20 @@ class RunRef:
     """
 
     run_uri: str
-    made: str = ""
-    """Creation time of the run: one deleted and begun anew under its name is another run."""
-    rebuilds: int = 0
-    """Times that a finished stage's objects were found missing, see `baton.data.split`."""
+    made: str = ""  # creation time of the run: one deleted and begun anew under its name is another run
+    rebuilds: int = 0  # times that a finished stage's objects were found missing, see `baton.data.split`
 
     def __str__(self) -> str:
         return f"{self.run_uri}#{self.made}.{self.rebuilds}" if self.made else self.run_uri
 
     @classmethod
-    def read(cls, text: str) -> RunRef:
+    def read(cls, text: str) -> Self:
         uri, mark, rest = text.rpartition("#")
         made, _, rebuilds = rest.rpartition(".")
         return cls(uri, made, int(rebuilds)) if mark and rebuilds.isdigit() else cls(text)
 
 
-PACKED = "baton:zlib:"
-"""Beginning of a packed text; digest and content follow."""
+PACKED = "baton:zlib:"  # beginning of a packed text; digest and content follow
 READ_BY_OTHERS = ("{{", "}}", "$(", "${")
 
 

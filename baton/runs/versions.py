@@ -5,11 +5,8 @@ that is missing is 1. A newer release must not continue an older run unnoticed: 
 it continues. docs/upgrading.md tells users the effect, CONTRIBUTING.md when to raise a number.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
-import importlib.metadata
 import platform
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -26,22 +23,17 @@ PACKAGE = "baton-llm"
 
 @dataclass(frozen=True)
 class OlderFormat:
-    release: str
-    """The last that makes it."""
-    is_continued: bool
-    """By this release, to the same bits."""
+    release: str  # the last that makes it
+    is_continued: bool  # by this release, to the same bits
 
 
 @dataclass(frozen=True)
 class VersionedFormat:
     """Something made from a recipe, which another release may make otherwise."""
 
-    number: int
-    """As this release makes it."""
-    what: str
-    """The effect, for people."""
-    instead: str
-    """Remedy for a number that is no longer continued, beside the release that makes it."""
+    number: int  # as this release makes it
+    what: str  # the effect, for people
+    instead: str  # remedy for a number that is no longer continued, beside the release that makes it
     older: Mapping[int, OlderFormat] = field(default_factory=dict)
 
     def is_continued(self, number: int) -> bool:
@@ -79,22 +71,17 @@ FORMATS: Mapping[str, VersionedFormat] = {
     "checkpoint": VersionedFormat(1, "the files of a checkpoint, and what is in them", "export it with that release"),
 }
 
-DATA_FORMATS = ("rows", "tokens")
-"""Taken over by a warm fork and a sweep's trial, with the data of another run."""
-RUN_FORMATS = (*DATA_FORMATS, "draws", "loss")
-"""The same for every chunk of a run."""
-CHECKPOINT_FORMATS = ("digest", "checkpoint")
-"""May change from one checkpoint of a run to the next."""
+DATA_FORMATS = ("rows", "tokens")  # taken over by a warm fork and a sweep's trial, with the data of another run
+RUN_FORMATS = (*DATA_FORMATS, "draws", "loss")  # the same for every chunk of a run
+CHECKPOINT_FORMATS = ("digest", "checkpoint")  # may change from one checkpoint of a run to the next
 
 
 class FormatVersions(Document):
-    baton: str = ""
-    """Release; empty where an old one did not write it."""
-    formats: dict[str, int] = Field(default_factory=dict)
-    """Format → number, 1 where left out."""
+    baton: str = ""  # release; empty where an old one did not write it
+    formats: dict[str, int] = Field(default_factory=dict)  # format → number, 1 where left out
 
     @classmethod
-    def here(cls, names: Iterable[str], data: FormatVersions | None = None) -> FormatVersions:
+    def here(cls, names: Iterable[str], data: Self | None = None) -> Self:
         numbers = {name: FORMATS[name].number for name in names}
         return cls(
             baton=release(), formats=numbers | ({name: data.number(name) for name in DATA_FORMATS} if data else {})
@@ -133,18 +120,17 @@ class FormatVersions(Document):
 @functools.cache
 def release() -> str:
     """Returns this Baton's release."""
-    return importlib.metadata.version(PACKAGE)
+    return version(PACKAGE)
 
 
 def _package(version: str) -> str:
     return f"{PACKAGE}=={version}" if version else f"the {PACKAGE} that made it"
 
 
-ADDED = ("datasets", "tokenizers", "safetensors")
-"""Libraries missing in old fingerprints, which differ in none of them."""
+ADDED = ("datasets", "tokenizers", "safetensors")  # libraries missing in old fingerprints, which differ in none of them
 LIBRARIES = ("torch", "transformers", "trl", "peft", "accelerate", "numpy", *ADDED)
+# Packages whose kernels a GPU may run, where they are installed.
 KERNELS = ("triton", "bitsandbytes", "liger-kernel", "flash-attn")
-"""Packages whose kernels a GPU may run, where they are installed."""
 
 
 def library_versions() -> dict[str, str]:
@@ -159,10 +145,8 @@ class Fingerprint(Document):
     cpu: str = ""
     cuda: str | None = None
     world_size: int = 1
-    strategy: str = "ddp"
-    """Written only where there are several processes."""
-    virtual_workers: int | None = None
-    """Parts of each step, where the number of processes leaves no trace."""
+    strategy: str = "ddp"  # written only where there are several processes
+    virtual_workers: int | None = None  # parts of each step, where the number of processes leaves no trace
     threads: int = 0
     deterministic: bool = False
     tf32: bool = False
@@ -213,7 +197,7 @@ class Fingerprint(Document):
             **more,
         )
 
-    def differences(self, theirs: Fingerprint) -> list[str]:
+    def differences(self, theirs: Self) -> list[str]:
         ours, other = self.to_json(), theirs.to_json()
         keys = sorted(ours.keys() | other.keys())
         if not (self.datasets and theirs.datasets):  # one of the two is older than these entries

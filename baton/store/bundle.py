@@ -11,8 +11,6 @@ Unchanged files of an earlier bundle are copied inside the store. A copy may sha
 link does. So copies are taken from the last bundle but one, and damage never hits two bundles in a row.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import os
@@ -36,24 +34,21 @@ from baton.store.storage import Storage
 
 logger = logging.getLogger("baton")
 _ATTEMPT = re.compile("[0-9a-f]{12}")
-ROUNDS = 5
-"""Rounds of a commit, each lost to another writer's manifest that was gone when it was looked for."""
-MAX_COPY_DEPTH = 3
-"""The last bundle, and two to copy from."""
+ROUNDS = 5  # rounds of a commit, each lost to another writer's manifest that was gone when it was looked for
+MAX_COPY_DEPTH = 3  # the last bundle, and two to copy from
 
 
 @dataclass(frozen=True)
 class CopySource:
     path: str
     sha256: str
-    origin: str
-    """Attempt that sent its bytes."""
+    origin: str  # attempt that sent its bytes
 
 
 @dataclass(frozen=True)
 class CopySources:
+    # Prefix and manifest of earlier bundles, newest first; none older than a damaged one, whose bytes it may share.
     bundles: Sequence[tuple[str, Manifest]] = ()
-    """Prefix and manifest of earlier bundles, newest first; none older than a damaged one, whose bytes it may share."""
 
     def sources(self, name: str, size: int) -> list[CopySource]:
         """Returns objects that a file may be a copy of, newest first, if it has their SHA-256."""

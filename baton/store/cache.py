@@ -1,7 +1,5 @@
 """A node's cache of files by their SHA-256, which is checked at each read."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import logging
@@ -9,14 +7,15 @@ import os
 import shutil
 import time
 import uuid
+from typing import Self
 
 from baton.recipe.base import amount
 from baton.recipe.run import Store
 
 logger = logging.getLogger("baton")
 
+# Age at which a file that is being copied into a cache counts as left by a process that died.
 ABANDONED_AFTER_S = 3600.0
-"""Age at which a file that is being copied into a cache counts as left by a process that died."""
 
 
 class NodeCache:
@@ -27,7 +26,7 @@ class NodeCache:
         self.max_bytes = max_bytes
 
     @classmethod
-    def of(cls, store: Store) -> NodeCache | None:
+    def of(cls, store: Store) -> Self | None:
         if store.cache_dir is None:
             return None
         return cls(os.path.expanduser(store.cache_dir), amount(store.cache_size))

@@ -26,8 +26,7 @@ from obstore.store import AzureStore, GCSStore, ObjectStore, S3Store
 
 from baton import machine
 from baton.errors import StoreError
-from baton.store import errors
-from baton.store.protocol import BLOCK, ObjectInfo
+from baton.store import protocol
 
 if TYPE_CHECKING:
     from hashlib import _Hash
@@ -35,16 +34,12 @@ if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
     from obstore.store import ClientConfig, RetryConfig, S3Config, S3Credential
 
+# Bytes per request of a large write, or more where the object would have more than `MOST_PARTS`.
 PART = 16 * 1024 * 1024
-"""Bytes per request of a large write, or more where the object would have more than `MOST_PARTS`."""
-MOST_PARTS = 10_000
-"""S3's limit for one object."""
-RANGE = 8 * 1024 * 1024
-"""Bytes per request of a read."""
-PARALLEL = 4
-"""Requests in flight for one large object."""
-READ_TIMEOUT = "20s"
-"""Limit for the next bytes of an answer."""
+MOST_PARTS = 10_000  # S3's limit for one object
+RANGE = 8 * 1024 * 1024  # bytes per request of a read
+PARALLEL = 4  # requests in flight for one large object
+READ_TIMEOUT = "20s"  # limit for the next bytes of an answer
 RETRIES: RetryConfig = {"max_retries": 3, "retry_timeout": timedelta(seconds=30)}
 
 
@@ -52,21 +47,14 @@ RETRIES: RetryConfig = {"max_retries": 3, "retry_timeout": timedelta(seconds=30)
 class Cloud:
     """A kind of cloud: its clients, and the meaning of its errors."""
 
-    schemes: tuple[str, ...]
-    """Of its addresses; Baton writes the first."""
-    environment: tuple[str, ...]
-    """Prefixes of the variables that its client reads."""
-    address: Callable[[str], str]
-    """Store's URI → scheme and host of requests, by which their proxy is chosen."""
-    open: Callable[[str, str], ObjectStore]
-    """Store's URI and bucket → obstore's client."""
-    file_system: Callable[[str], AbstractFileSystem]
-    """Address of requests → fsspec file system."""
-    words: errors.StoreMessages
-    create_is_certain: bool = False
-    """As in `baton.store.protocol.ObjectStore`."""
-    largest_copy: int = -1
-    """Bytes of the largest object that one request copies; no object where negative."""
+    schemes: tuple[str, ...]  # of its addresses; Baton writes the first
+    environment: tuple[str, ...]  # prefixes of the variables that its client reads
+    address: Callable[[str], str]  # store's URI → scheme and host of requests, by which their proxy is chosen
+    open: Callable[[str, str], ObjectStore]  # store's URI and bucket → obstore's client
+    file_system: Callable[[str], AbstractFileSystem]  # address of requests → fsspec file system
+    words: protocol.StoreMessages
+    create_is_certain: bool = False  # as in `baton.store.protocol.ObjectStore`
+    largest_copy: int = -1  # bytes of the largest object that one request copies; no object where negative
 
 
 class CloudStore:
@@ -126,7 +114,7 @@ class CloudStore:
         except (NotFoundError, FileNotFoundError):
             return None
         except Exception as error:
-            if not errors.answer(error).may_be_missing:
+            if not protocol.answer(error).may_be_missing:
                 raise
             return self._listed_size(path, error)
 
@@ -135,10 +123,10 @@ class CloudStore:
         keys = [*listing["common_prefixes"], *(entry["path"] for entry in listing["objects"])]
         return [key.rstrip("/").rsplit("/", 1)[-1] for key in keys]
 
-    def find(self, path: str) -> dict[str, ObjectInfo]:
+    def find(self, path: str) -> dict[str, protocol.ObjectInfo]:
         below = self._key(path)
         return {
-            entry["path"].removeprefix(below).lstrip("/"): ObjectInfo(entry["size"], entry["last_modified"])
+            entry["path"].removeprefix(below).lstrip("/"): protocol.ObjectInfo(entry["size"], entry["last_modified"])
             for batch in obstore.list(self._store, below or None)
             for entry in batch
         }
@@ -179,7 +167,7 @@ class CloudStore:
         except (NotFoundError, FileNotFoundError) as error:
             if any(part in str(error) for part in self.cloud.words.no_container):
                 raise
-            # `errors.explain` would take this put that finds nothing for a missing bucket.
+            # `protocol.explain` would take this put that finds nothing for a missing bucket.
             raise FileNotFoundError(f"{self.uri}/{source}") from None
         return True
 
@@ -194,18 +182,18 @@ class CloudStore:
     def blocks(self, path: str) -> Iterator[bytes]:
         with self._looked_for(path):
             found = obstore.get(self._store, self._key(path))
-        for block in found.stream(min_chunk_size=BLOCK):
+        for block in found.stream(min_chunk_size=protocol.BLOCK):
             yield bytes(block)
 
     def explain(self, error: Exception, path: str | None = None) -> Exception:
         # With a path, of an object read past this client, a listing tells whether it is missing.
-        if path is not None and errors.answer(error).may_be_missing:
+        if path is not None and protocol.answer(error).may_be_missing:
             try:
                 if self._listed_size(path, error) is None:
                     return FileNotFoundError(f"{self.uri}/{path}")
             except Exception as second:
                 error = second
-        return errors.explain(error, self.uri, self.cloud.words, machine.proxy_for(self.address))
+        return protocol.explain(error, self.uri, self.cloud.words, machine.proxy_for(self.address))
 
     @contextlib.contextmanager
     def _looked_for(self, path: str) -> Iterator[None]:
@@ -213,7 +201,7 @@ class CloudStore:
         try:
             yield
         except Exception as error:
-            if errors.answer(error).may_be_missing and self._listed_size(path, error) is None:
+            if protocol.answer(error).may_be_missing and self._listed_size(path, error) is None:
                 raise FileNotFoundError(f"{self.uri}/{path}") from None
             raise
 
@@ -233,11 +221,11 @@ class CloudStore:
                     if entry["path"] > key:
                         return None
         except Exception as second:
-            found = errors.answer(second)
+            found = protocol.answer(second)
             if found.status != 403 or found.code not in ("", "AccessDenied"):
                 raise  # both requests fail for the same reason
             reason = ": ".join(part for part in (found.code or "403", found.message.rstrip(".")) if part)
-            raise errors.denied(errors.answer(error), self.uri, self.cloud.words, reason, or_missing=True) from None
+            raise protocol.denied(protocol.answer(error), self.uri, self.cloud.words, reason, or_missing=True) from None
         return None
 
     def _key(self, path: str) -> str:
@@ -357,7 +345,7 @@ def _s3_credentials(uri: str) -> Callable[[], S3Credential] | None:
 
     credentials = botocore.session.get_session().get_credentials()
     if credentials is None:
-        raise errors.no_credentials(uri, S3.words)
+        raise protocol.no_credentials(uri, S3.words)
 
     def provide() -> S3Credential:
         frozen = credentials.get_frozen_credentials()
@@ -394,7 +382,7 @@ def _s3_files(address: str) -> AbstractFileSystem:
     )
 
 
-def _s3_cause(answer: errors.ServerAnswer) -> tuple[str, str] | None:
+def _s3_cause(answer: protocol.ServerAnswer) -> tuple[str, str] | None:
     # <https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html>
     code, message = answer.code, answer.message.lower()
     match code:
@@ -435,7 +423,7 @@ def _s3_cause(answer: errors.ServerAnswer) -> tuple[str, str] | None:
     )
 
 
-def _s3_skew(answer: errors.ServerAnswer) -> str:
+def _s3_skew(answer: protocol.ServerAnswer) -> str:
     try:
         asked = datetime.strptime(answer.fields["RequestTime"], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
         apart = (asked - datetime.fromisoformat(answer.fields["ServerTime"])).total_seconds() / 60
@@ -463,7 +451,7 @@ S3 = Cloud(
     open=_open_s3,
     file_system=_s3_files,
     largest_copy=5 * 10**9,
-    words=errors.StoreMessages(
+    words=protocol.StoreMessages(
         no_container=("NoSuchBucket", "bucket does not exist"),
         no_credentials=("NoCredentials", "PartialCredentials"),
         credentials="Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or name a Secret in resources.secret.",
@@ -496,7 +484,7 @@ GOOGLE = Cloud(
     file_system=lambda address: _obstore_files("gs", address),
     create_is_certain=True,
     largest_copy=5 * 10**12,
-    words=errors.StoreMessages(
+    words=protocol.StoreMessages(
         no_container=("NoSuchBucket", "bucket does not exist"),
         no_credentials=("Error performing token request",),
         bad_credentials=("service account file",),
@@ -514,7 +502,7 @@ def _azure_address(uri: str) -> str:
     return _endpoint(uri, "AZURE_ENDPOINT", "AZURE_STORAGE_ENDPOINT") or f"https://{account}.blob.core.windows.net"
 
 
-def _azure_cause(answer: errors.ServerAnswer) -> tuple[str, str] | None:
+def _azure_cause(answer: protocol.ServerAnswer) -> tuple[str, str] | None:
     detail = answer.fields.get("AuthenticationErrorDetail", "") if answer.code == "AuthenticationFailed" else ""
     if "Signed expiry time" in detail:
         return "the shared access signature has expired", "Set a new one in AZURE_STORAGE_SAS_KEY."
@@ -541,7 +529,7 @@ AZURE = Cloud(
     ),
     file_system=lambda address: _obstore_files("az", address),
     create_is_certain=True,
-    words=errors.StoreMessages(
+    words=protocol.StoreMessages(
         container="container",
         no_container=("ContainerNotFound", "container does not exist"),
         no_credentials=("Error performing token request", "Account must be specified"),
@@ -556,8 +544,8 @@ AZURE = Cloud(
 )
 
 CLOUDS = {scheme: cloud for cloud in (S3, GOOGLE, AZURE) for scheme in cloud.schemes}
+# Prefixes of the variables with a store's endpoint and credentials.
 ENVIRONMENT = tuple(beginning for cloud in (S3, GOOGLE, AZURE) for beginning in cloud.environment)
-"""Prefixes of the variables with a store's endpoint and credentials."""
 
 
 def environment_of(uri: str) -> tuple[str, ...]:

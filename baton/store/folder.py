@@ -5,8 +5,6 @@ written in place. A killed writer leaves a `.baton-…` file, which no listing s
 its attempt, which no manifest names.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import hashlib
@@ -16,22 +14,45 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 from baton.errors import StoreError
-from baton.store import errors
+from baton.store import protocol
 from baton.store.protocol import BLOCK, OWN, ObjectInfo, below
 
-if TYPE_CHECKING:
-    from fsspec import AbstractFileSystem
-
-TRIES = 100
-"""Attempts to make a file's folder while others remove it as empty."""
+TRIES = 100  # attempts to make a file's folder while others remove it as empty
+# Errors of `os.link` where a file system has no links, or not this one.
 NO_LINK = (errno.EPERM, errno.EXDEV, errno.EMLINK, errno.ENOTSUP, errno.ENOSYS, errno.EOPNOTSUPP)
-"""Errors of `os.link` where a file system has no links, or not this one."""
 
 
-class Folder:
+class _Files:
+    """Downloads, blocks and errors of a folder and of any file system; `_reading` opens a file of it."""
+
+    uri: str
+    root: str
+
+    def _reading(self, path: str) -> BinaryIO:
+        raise NotImplementedError
+
+    def download(self, path: str, local_path: str, size: int) -> str:
+        digest = hashlib.sha256()
+        with self._reading(path) as source, open(local_path, "wb") as target:
+            _copy(source, target, digest.update)
+        return digest.hexdigest()
+
+    def blocks(self, path: str) -> Iterator[bytes]:
+        with self._reading(path) as source:
+            while block := source.read(BLOCK):
+                yield block
+
+    def explain(self, error: Exception, path: str | None = None) -> Exception:
+        return protocol.explain(error, self.uri, protocol.StoreMessages())
+
+    def _key(self, path: str) -> str:
+        return below(self.root, path)
+
+
+class Folder(_Files):
     """Files of a folder, at a path or `file://…`."""
 
     is_local = True
@@ -41,8 +62,11 @@ class Folder:
         path = os.path.expanduser(uri.removeprefix("file:").removeprefix("//" if uri.startswith("file://") else ""))
         self.uri = self.root = os.path.join(os.getcwd(), "" if path == "." else path.removeprefix("./")).rstrip("/")
 
+    def _reading(self, path: str) -> BinaryIO:
+        return open(self._key(path), "rb")
+
     def read(self, path: str) -> bytes:
-        with open(self._key(path), "rb") as file:
+        with self._reading(path) as file:
             return file.read()
 
     def write(self, path: str, data: bytes) -> None:
@@ -116,23 +140,6 @@ class Folder:
                     return False
         return False
 
-    def download(self, path: str, local_path: str, size: int) -> str:
-        digest = hashlib.sha256()
-        with open(self._key(path), "rb") as source, open(local_path, "wb") as target:
-            _copy(source, target, digest.update)
-        return digest.hexdigest()
-
-    def blocks(self, path: str) -> Iterator[bytes]:
-        with open(self._key(path), "rb") as source:
-            while block := source.read(BLOCK):
-                yield block
-
-    def explain(self, error: Exception, path: str | None = None) -> Exception:
-        return errors.explain(error, self.uri, errors.StoreMessages())
-
-    def _key(self, path: str) -> str:
-        return below(self.root, path)
-
 
 @contextlib.contextmanager
 def _sibling(key: str) -> Iterator[str]:
@@ -174,7 +181,7 @@ def _copy(source: BinaryIO, target: BinaryIO, seen: Callable[[bytes], None]) -> 
         target.write(block)
 
 
-class FileSystem:
+class FileSystem(_Files):
     """Objects of any file system that fsspec knows and has installed: `memory://`, `sftp://`, `hf://`, …"""
 
     is_local = False
@@ -184,7 +191,7 @@ class FileSystem:
         from fsspec.core import url_to_fs
 
         try:
-            self.fs = cast("AbstractFileSystem", url_to_fs(uri)[0])
+            self.fs: Any = url_to_fs(uri)[0]
         except (ValueError, TypeError, ImportError, OSError) as error:
             raise StoreError(
                 f"store {uri!r} cannot be opened: {error}.",
@@ -197,6 +204,9 @@ class FileSystem:
                 f"store {uri!r} names no bucket.", remedy=f"Use {scheme}://bucket or {scheme}://bucket/prefix."
             )
         self.uri = str(self.fs.unstrip_protocol(self.root))
+
+    def _reading(self, path: str) -> BinaryIO:
+        return cast(BinaryIO, self.fs.open(self._key(path), "rb"))
 
     def read(self, path: str) -> bytes:
         return bytes(self.fs.cat_file(self._key(path)))
@@ -250,20 +260,3 @@ class FileSystem:
     def copy(self, source: str, path: str, size: int) -> bool:
         """Copies nothing: most file systems would move the bytes through this machine."""
         return False
-
-    def download(self, path: str, local_path: str, size: int) -> str:
-        digest = hashlib.sha256()
-        with self.fs.open(self._key(path), "rb") as source, open(local_path, "wb") as target:
-            _copy(source, target, digest.update)
-        return digest.hexdigest()
-
-    def blocks(self, path: str) -> Iterator[bytes]:
-        with self.fs.open(self._key(path), "rb") as source:
-            while block := source.read(BLOCK):
-                yield block
-
-    def explain(self, error: Exception, path: str | None = None) -> Exception:
-        return errors.explain(error, self.uri, errors.StoreMessages())
-
-    def _key(self, path: str) -> str:
-        return below(self.root, path)

@@ -9,8 +9,6 @@ Readers take the highest generation. Nothing is ever replaced, so there is no mo
 each other's work.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -25,10 +23,8 @@ from baton.store.storage import Storage
 DAMAGED = "damaged-"
 REMOVED = "removed-"
 VERSION = 1
-MOST_BYTES = 2**63 - 1
-"""Largest file of any file system."""
-LONGEST_NAME = 255
-"""Bytes of the longest part of a path."""
+MOST_BYTES = 2**63 - 1  # largest file of any file system
+LONGEST_NAME = 255  # bytes of the longest part of a path
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _GENERATION = re.compile(r"^manifest(?:-([1-9][0-9]*))?\.json$")
@@ -37,18 +33,14 @@ _GENERATION = re.compile(r"^manifest(?:-([1-9][0-9]*))?\.json$")
 class FileEntry(TypedDict):
     size: int
     sha256: str
-    origin: NotRequired[str]
-    """Attempt that sent it, where this one has copied it inside the store."""
+    origin: NotRequired[str]  # attempt that sent it, where this one has copied it inside the store
 
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    kind: str
-    """Such as `checkpoint` or `tokens`."""
-    folder: str
-    """Attempt whose files these are."""
-    files: dict[str, FileEntry]
-    """By relative name."""
+    kind: str  # such as `checkpoint` or `tokens`
+    folder: str  # attempt whose files these are
+    files: dict[str, FileEntry]  # by relative name
     meta: dict[str, Any] = field(default_factory=dict)
     version: int = VERSION
 

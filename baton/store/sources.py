@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from baton.errors import UserError, suggest_path
-from baton.store import errors
+from baton.store import protocol
 from baton.store.clouds import CloudStore
 from baton.store.folder import FileSystem
 from baton.store.storage import Storage
@@ -23,19 +23,17 @@ from baton.store.storage import Storage
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
+# Member of a recipe's `data.source`: an address, or a mapping with its own settings.
 Value: TypeAlias = str | dict[str, object]
-"""Member of a recipe's `data.source`: an address, or a mapping with its own settings."""
-BUILTIN = "builtin:stdlib-docs"
-"""Signatures and docstrings of Python's standard library, on every machine with Python."""
+BUILTIN = "builtin:stdlib-docs"  # signatures and docstrings of Python's standard library, on every machine with Python
+# File types whose rows have columns.
 TABLES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow", ".feather")
-"""File types whose rows have columns."""
+# File types of plain text; in a folder with tables they only describe those, and are passed over.
 TEXTS = (".txt", ".md", ".text")
-"""File types of plain text; in a folder with tables they only describe those, and are passed over."""
-SUFFIXES = (*TABLES, *TEXTS)
-"""File types of rows in a folder; one of `COMPRESSED` may follow."""
+SUFFIXES = (*TABLES, *TEXTS)  # file types of rows in a folder; one of `COMPRESSED` may follow
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
+# Files that `datasets` writes beside the rows.
 NOT_ROWS = ("dataset_info.json", "dataset_infos.json", "state.json", "dataset_dict.json")
-"""Files that `datasets` writes beside the rows."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +156,7 @@ def _is_folder(fs: AbstractFileSystem, path: str) -> bool:
     try:
         return bool(fs.isdir(path))
     except Exception as error:
-        if errors.answer(error).status == 403:
+        if protocol.answer(error).status == 403:
             return False  # without the right to list, a file may still be read
         raise
 

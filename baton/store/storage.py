@@ -1,7 +1,5 @@
 """Object store with retries, and leases where it lacks put-if-absent (see `create_leased`)."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import hashlib
@@ -17,22 +15,24 @@ from typing import TypeVar
 from baton import machine
 from baton.errors import BatonError, UnavailableError
 from baton.runtime import SYSTEM, Runtime, backoff, retry
+from baton.store import protocol
 from baton.store.clouds import CLOUDS, CloudStore
-from baton.store.errors import DeniedError, UnknownRequestError, without_signature
 from baton.store.folder import FileSystem, Folder
-from baton.store.protocol import OWN, ObjectInfo, ObjectStore, below
+from baton.store.protocol import (
+    OWN,
+    ObjectInfo,
+    ObjectStore,
+    below,
+)
 
 logger = logging.getLogger("baton")
 T = TypeVar("T")
 
+# Environment variable: seconds for which an operation is retried while the store does not answer.
 PATIENCE = "BATON_STORE_PATIENCE"
-"""Environment variable: seconds for which an operation is retried while the store does not answer."""
-LONGEST_PAUSE = 10.0
-"""Seconds between two tries, at most."""
-LEASE_S = 20.0
-"""Seconds after which an unchanged lease has expired."""
-LEASE_SETTLE_S = 0.5
-"""Seconds within which a writer that saw no lease has written its own, in a quick store."""
+LONGEST_PAUSE = 10.0  # seconds between two tries, at most
+LEASE_S = 20.0  # seconds after which an unchanged lease has expired
+LEASE_SETTLE_S = 0.5  # seconds within which a writer that saw no lease has written its own, in a quick store
 _counting = threading.Lock()
 
 
@@ -87,7 +87,7 @@ def remove_quietly(client: ObjectStore, path: str) -> None:
     try:
         client.remove(path)
     except Exception as error:
-        if not isinstance(client.explain(error), DeniedError):
+        if not isinstance(client.explain(error), protocol.DeniedError):
             raise
 
 
@@ -195,7 +195,7 @@ class Storage:
 
         try:
             return self._patiently(probe)
-        except UnknownRequestError:
+        except protocol.UnknownRequestError:
             return False
 
     def exists(self, path: str) -> bool:
@@ -224,23 +224,23 @@ class Storage:
 
         try:
             return self._patiently(attempt)
-        except DeniedError as error:
+        except protocol.DeniedError as error:
             self._keep(error)
             return False
 
     @cached_property
-    def cannot_remove(self) -> DeniedError | None:
+    def cannot_remove(self) -> protocol.DeniedError | None:
         """Error of a cloud that denies removal, else None: tried once with an object that does not exist."""
         if not isinstance(self.client, CloudStore):
             return None
         try:
             self._patiently(lambda: self.client.remove(f"{OWN}probe-{self.runtime.unique()}"))
-        except DeniedError as error:
+        except protocol.DeniedError as error:
             self._keep(error)
             return error
         return None
 
-    def _keep(self, error: DeniedError) -> None:
+    def _keep(self, error: protocol.DeniedError) -> None:
         if not self._is_kept:
             self._is_kept = True
             logger.warning("What is not needed any more stays in the store. %s", error)
@@ -342,4 +342,4 @@ class Storage:
             explained = self.client.explain(error, path)
             is_clear = isinstance(explained, FileNotFoundError)
             # A signed address in the cause would be printed with a traceback.
-            raise explained from (None if is_clear or without_signature(str(error)) != str(error) else error)
+            raise explained from (None if is_clear or protocol.without_signature(str(error)) != str(error) else error)

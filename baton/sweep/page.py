@@ -1,7 +1,5 @@
 """Page of a sweep: leader, stopped trials, saved time, and learning curves."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,14 +16,13 @@ from baton.pages import svg
 from baton.pages.html import count, duration, number
 from baton.recipe import load
 from baton.runs import lineage
-from baton.runs.sweep import Sweep
-from baton.sweep import tracking
+from baton.runs.run import Sweep
+from baton.sweep import trials
 from baton.sweep.view import STATES, Cost, Trial, View, cost, gather
 
 BEST, GOOD, MIDDLE, WORST = svg.ORANGE, svg.BLUE, svg.SKY, svg.GREY
 BANDS = ((BEST, "best"), (GOOD, "first quarter"), (MIDDLE, "to the middle"), (WORST, "the others"))
-NAMED = 6
-"""Curves of survivors that the legend names."""
+NAMED = 6  # curves of survivors that the legend names
 
 
 def draw_plots(view: View) -> dict[str, Markup]:
@@ -130,8 +127,8 @@ def publish(sweep: Sweep, number: int) -> str:
     recipe = load.validate(document.recipe, origin=sweep.uri)
     page = write(sweep)
     is_last = number == len(document.rungs)
-    tracking.log_rung(sweep, recipe, rung, page, is_last=is_last)
-    tracking.end_trials(sweep, document, rung, is_last=is_last)
+    trials.log_rung(sweep, recipe, rung, page, is_last=is_last)
+    trials.end_trials(sweep, document, rung, is_last=is_last)
     return page
 
 

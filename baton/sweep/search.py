@@ -3,8 +3,6 @@
 Values are all combinations, drawn at random, or proposed by Optuna.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import random
@@ -18,14 +16,11 @@ from baton.recipe import extras, load
 from baton.recipe.recipe import Recipe
 from baton.recipe.search import MAX_TRIALS, Range, Search
 
-Values = dict[str, Any]
-"""Dotted path → value."""
+Values = dict[str, Any]  # dotted path → value
 Parameters = Mapping[str, "list[Any] | Range"]
 
-TRIES = 100
-"""Draws in a row without a new configuration, after which a random search takes one twice."""
-STARTUP = 10
-"""Known trials from which on TPE models them; before it draws."""
+TRIES = 100  # draws in a row without a new configuration, after which a random search takes one twice
+STARTUP = 10  # known trials from which on TPE models them; before it draws
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +28,7 @@ class Known:
     """A trial of an earlier bracket."""
 
     values: Values
-    scores: dict[int, float] = field(default_factory=dict)
-    """By chunk, without those that are no number."""
+    scores: dict[int, float] = field(default_factory=dict)  # by chunk, without those that are no number
     finished: bool = False
 
 
@@ -172,8 +166,7 @@ class PlannedRung:
     bracket: int
     chunk: int
     keep: int
-    first: int
-    """First chunk that trials train for it."""
+    first: int  # first chunk that trials train for it
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,36 +1,42 @@
-"""Trials of a sweep, drawn bracket by bracket, each with a run; the same data is split and tokenized once."""
+"""Trials of a sweep: made, judged and tracked.
 
-from __future__ import annotations
+They are drawn bracket by bracket, each with a run; the same data is split and tokenized once. On a rung they advance or
+stop by their scores and by people's requests. In MLflow, a sweep is one parent run of its trials' runs; a server out of
+reach is a warning.
+"""
 
 import hashlib
 import json
 import logging
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from baton import fork
+from baton import events, fork
 from baton.documents import Json
-from baton.errors import UserError
+from baton.errors import BatonError, UserError
 from baton.pages import quality_page
 from baton.recipe import load
 from baton.recipe.recipe import Recipe
+from baton.runs import outcomes
 from baton.runs.documents import OwnCode, PinnedModels, RunInfo, SplitData
-from baton.runs.outcomes import RungEntry, SweepHead, TrialEntry, TrialInfo
-from baton.runs.plan import make_plan
-from baton.runs.run import Run, check_name, identity, now, with_older_keys
-from baton.runs.sweep import Sweep
+from baton.runs.outcomes import RungVerdict, SweepHead, TrialEntry, TrialFailure, TrialRequest, Winner
+from baton.runs.plan import Plan, make_plan
+from baton.runs.run import Run, Sweep, check_name, identity, now, with_older_keys
 from baton.runtime import SYSTEM
 from baton.store import sources
 from baton.store.storage import Storage
-from baton.sweep import search, tracking
-from baton.sweep.search import Bracket, Known, brackets
-from baton.tracking import tracking_run
+from baton.sweep import search
+from baton.tracking import servers, tracker, tracking_run
+from baton.tracking.client import connect, without_credentials
 
 logger = logging.getLogger("baton")
 
+# Results of split and tokenize, which hold for every trial on the same data.
 CARRIED = (*fork.CARRIED, quality_page.QUALITY)
-"""Results of split and tokenize, which hold for every trial on the same data."""
+# Parts of `baton.runs.run.state_identity`, which must not change.
 DECIDING = (SplitData.NAME, PinnedModels.NAME, OwnCode.NAME)
-"""Parts of `baton.runs.run.state_identity`, which must not change."""
 
 
 def preparation_name(sweep: Sweep, recipe: Recipe) -> str:
@@ -60,20 +66,14 @@ def _name(sweep: Sweep, recipe: Recipe, document: dict[str, Any]) -> str:
     return f"{sweep.name}-data-{digest[:8]}"
 
 
-def _preparation_recipe(recipe: Recipe, own: Recipe) -> Recipe:
-    """Returns a preparation's recipe, for a run that trains nothing and is not tracked."""
-    length = {f"training.{name}": getattr(recipe.training, name) for name in ("learning_rate", "epochs", "max_steps")}
-    return load.with_values(own, {**length, "tracking.mlflow": None})
-
-
-def create_sweep(sweep: Sweep, recipe: Recipe, planned: list[Bracket]) -> None:
+def create_sweep(sweep: Sweep, recipe: Recipe, planned: list[search.Bracket]) -> None:
     """Writes the sweep with its first bracket's trials; one that exists must have the same recipe."""
     existing = sweep.find()
     if existing is None:
         assert recipe.sweep
         drawn = search.draw(recipe.sweep, recipe.seed, planned[0].trials)
         rungs = [
-            RungEntry(rung=rung.number, bracket=rung.bracket, chunk=rung.chunk, keep=rung.keep)
+            outcomes.RungEntry(rung=rung.number, bracket=rung.bracket, chunk=rung.chunk, keep=rung.keep)
             for bracket in planned
             for rung in bracket.rungs
         ]
@@ -97,7 +97,7 @@ def create_sweep(sweep: Sweep, recipe: Recipe, planned: list[Bracket]) -> None:
         )
 
 
-def add_trials(sweep: Sweep, recipe: Recipe, planned: list[Bracket], bracket: Bracket) -> None:
+def add_trials(sweep: Sweep, recipe: Recipe, planned: list[search.Bracket], bracket: search.Bracket) -> None:
     """Draws a later bracket's trials from earlier scores, unless they are drawn."""
     assert recipe.sweep
     trials = sweep.document().trials
@@ -106,9 +106,9 @@ def add_trials(sweep: Sweep, recipe: Recipe, planned: list[Bracket], bracket: Br
     if {f"t{number:03d}" for number in numbers} <= {trial.id for trial in trials}:
         return
 
-    def know(trial: TrialEntry) -> Known:
+    def know(trial: TrialEntry) -> search.Known:
         scores = {score.chunk: score.value for score in sweep.scores(trial.run) if score.value is not None}
-        return Known(values=trial.values, scores=scores, finished=recipe.num_chunks in scores)
+        return search.Known(values=trial.values, scores=scores, finished=recipe.num_chunks in scores)
 
     known = SYSTEM.each(know, [trial for trial in trials if 1 <= trial.bracket < bracket.number])
     drawn = search.draw(recipe.sweep, recipe.seed, bracket.trials, known)
@@ -137,7 +137,7 @@ def _trial(sweep: Sweep, number: int, bracket: int, values: Json) -> TrialEntry:
 def start_bracket(recipe: Recipe, name: str, bracket: int) -> tuple[Sweep, list[dict[str, str]]]:
     """Draws a bracket's trials; returns the sweep, and `recipe`, `run` and `source` of each different data to make."""
     sweep = Sweep(Storage(recipe.store.uri), check_name(name))
-    planned = brackets(recipe)
+    planned = search.brackets(recipe)
     if bracket == 1:
         create_sweep(sweep, recipe, planned)
     else:
@@ -148,17 +148,20 @@ def start_bracket(recipe: Recipe, name: str, bracket: int) -> tuple[Sweep, list[
     preparations: dict[str, dict[str, str]] = {}
     trials = bracket_trials(sweep, recipe, bracket)
     assert recipe.sweep
-    metric, parent = recipe.sweep.metric, tracking.parent(sweep, recipe)
+    metric, parent = recipe.sweep.metric, tracking_parent(sweep, recipe)
 
     def note(trial: TrialEntry) -> None:
-        about = TrialInfo(sweep=sweep.name, id=trial.id, values=trial.values, metric=metric, tracking=parent)
+        about = outcomes.TrialInfo(sweep=sweep.name, id=trial.id, values=trial.values, metric=metric, tracking=parent)
         sweep.run(trial).write(about)
 
     SYSTEM.each(note, [trial for trial, _ in trials])  # each is a trial before it is a run
+    # A preparation trains nothing and is not tracked: the recipe's rate and length replace those of its trial.
+    length = {f"training.{name}": getattr(recipe.training, name) for name in ("learning_rate", "epochs", "max_steps")}
     for run, (_, own) in zip(names, trials, strict=True):
         if run not in preparations:
+            prepared = load.with_values(own, {**length, "tracking.mlflow": None})
             source = sources.as_parameter(own.model_dump(mode="json")["data"]["source"])
-            preparations[run] = {"recipe": load.dumps(_preparation_recipe(recipe, own)), "run": run, "source": source}
+            preparations[run] = {"recipe": load.dumps(prepared), "run": run, "source": source}
     num_trials = planned[bracket - 1].trials
     logger.info("bracket %d has %d trials, on %d different data", bracket, num_trials, len(preparations))
     return sweep, list(preparations.values())
@@ -188,3 +191,207 @@ def create_trials(sweep: Sweep, bracket: int) -> list[str]:
         tracking_run.start(run, own)
         tracking_run.log_data(run, own)
     return [run.uri for run in runs]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RungResult:
+    kept: list[str]  # addresses of the runs that advance, best first
+    winner: str  # address of the best run so far that is trained to its end, empty before there is one
+
+
+def decide(
+    entered: Sequence[str], values: Mapping[str, float | None], keep: int, mode: str, stopped: Collection[str]
+) -> tuple[list[str], list[str]]:
+    """Returns the trials that advance, best first, and the others with a finite score; those to stop are left out."""
+    sign = 1 if mode == "min" else -1
+    scored = {
+        trial: value
+        for trial in entered
+        if trial not in stopped and (value := values.get(trial)) is not None and math.isfinite(value)
+    }
+    # Of two with the same score, the one that entered first is ahead: the sort is stable.
+    ranked = sorted(scored, key=lambda trial: sign * scored[trial])
+    return ranked[:keep], ranked[keep:]
+
+
+def rank_trials(sweep: Sweep, number: int) -> RungResult:
+    """Judges a rung and writes the verdict, or adds new requests to one judged before; BatonError if none advances."""
+    document = sweep.document()
+    recipe = load.validate(document.recipe, origin=sweep.uri)
+    rungs = [rung for bracket in search.brackets(recipe) for rung in bracket.rungs]
+    rung = rungs[number - 1]
+    trials = {trial.id: trial for trial in document.trials}
+    newest = zip(trials, SYSTEM.each(sweep.request, trials), strict=True)
+    requests = {trial: request for trial, request in newest if request}
+    verdict = sweep.rung(number) or _judged(sweep, document, rung, trials, requests)
+    verdict = _with_requests(sweep, verdict, trials, requests)
+    if not verdict.kept:
+        why = "; ".join(f"{entry.id}: {entry.why}" for entry in verdict.stopped[:5]) or "none has trained"
+        raise BatonError(
+            f"no trial of sweep {sweep.name!r} advances from rung {number}: {why}.",
+            remedy="Mend what failed, or `baton sweep resume` a trial, and start the sweep again under its name.",
+        )
+    # Before everything that follows from it: a judge that restarts after a crash finds the same verdict.
+    sweep.write(verdict, verdict.rung)
+    for run in (sweep.run(trials[trial]) for trial in verdict.kept if trials[trial].bracket == 0):
+        tracking_run.start(run, run.recipe())  # of a fork, which no bracket has begun
+    winner = _winner(sweep, document.mode, rungs, trials, requests)
+    events.emit(
+        events.Rung(rung=number, of=len(rungs), chunk=rung.chunk, kept=verdict.kept, stopped=len(verdict.stopped))
+    )
+    return RungResult(
+        kept=[sweep.run(trials[trial]).uri for trial in verdict.kept],
+        winner=sweep.run(trials[winner]).uri if winner else "",
+    )
+
+
+Requests = dict[str, TrialRequest]  # trial → its newest request, where there is one
+
+
+def _with_state(requests: Requests, state: outcomes.TrialState) -> set[str]:
+    return {trial for trial, request in requests.items() if request.state == state}
+
+
+def _judged(
+    sweep: Sweep, document: SweepHead, rung: search.PlannedRung, trials: dict[str, TrialEntry], requests: Requests
+) -> RungVerdict:
+    entered = _entered(sweep, rung, trials)
+    read = SYSTEM.each(lambda trial: sweep.run(trials[trial]).read(outcomes.TrialScore, rung.chunk), entered)
+    scores = {trial: score for trial, score in zip(entered, read, strict=True) if score}
+    stopped = _with_state(requests, "stop").intersection(entered)
+    values = {trial: score.value for trial, score in scores.items()}
+    kept, beaten = decide(entered, values, rung.keep, document.mode, stopped)
+    ended = {trial: _asked(trial, requests[trial]) for trial in stopped}
+    ranked = len(kept) + len(beaten)
+    for place, trial in enumerate(beaten, len(kept) + 1):
+        why = f"number {place} of {ranked}, and {len(kept)} went on"
+        ended[trial] = outcomes.StoppedTrial(id=trial, why=why, cause="beaten", place=place, of=ranked)
+    for trial in (trial for trial in entered if trial not in kept and trial not in ended):
+        if trial in scores:
+            ended[trial] = outcomes.StoppedTrial(id=trial, why=f"{document.metric} is not a number", cause="not_finite")
+            continue
+        failure, why = sweep.run(trials[trial]).read(TrialFailure), f"chunk {rung.chunk} was not finished"
+        if failure and failure.chunk <= rung.chunk:
+            why = f"chunk {failure.chunk} failed: {failure.message}"
+        ended[trial] = outcomes.StoppedTrial(id=trial, why=why, cause="failed")
+    return RungVerdict(
+        rung=rung.number,
+        bracket=rung.bracket,
+        chunk=rung.chunk,
+        scores={
+            trial: outcomes.RungScore(value=score.value, step=score.step, seconds=score.seconds)
+            for trial, score in scores.items()
+        },
+        kept=kept,
+        stopped=[ended[trial] for trial in entered if trial in ended],
+        at=now(),
+    )
+
+
+def _with_requests(
+    sweep: Sweep, verdict: RungVerdict, trials: dict[str, TrialEntry], requests: Requests
+) -> RungVerdict:
+    """Returns a verdict with people's requests to stop or resume applied."""
+    to_stop, to_go = _with_state(requests, "stop"), _with_state(requests, "go")
+    gone = [trial for trial in verdict.kept if trial in to_stop]
+    asked = [trial for trial in trials if trial in to_go and trial not in verdict.kept]
+    asked = [trial for trial in asked if sweep.run(trials[trial]).read(Plan) is not None]
+    stopped = [entry for entry in verdict.stopped if entry.id not in asked]
+    stopped += [_asked(trial, requests[trial]) for trial in gone]
+    remaining = [trial for trial in verdict.kept if trial not in gone] + asked
+    return verdict.model_copy(update={"kept": remaining, "stopped": stopped})
+
+
+def _entered(sweep: Sweep, rung: search.PlannedRung, trials: dict[str, TrialEntry]) -> list[str]:
+    if rung.first == 1:
+        return [trial for trial, entry in trials.items() if entry.bracket == rung.bracket]
+    before = sweep.rung(rung.number - 1)
+    if before is None:
+        raise BatonError(f"rung {rung.number - 1} of sweep {sweep.name!r} was not judged.")
+    return [trial for trial in before.kept if trial in trials]
+
+
+def _winner(
+    sweep: Sweep, mode: str, rungs: Sequence[search.PlannedRung], trials: dict[str, TrialEntry], requests: Requests
+) -> str | None:
+    """Returns the best trial that is trained to its end, and writes it."""
+    ended = [verdict for rung in rungs if rung.chunk == rungs[-1].chunk and (verdict := sweep.rung(rung.number))]
+    values = {trial: score.value for verdict in ended for trial, score in verdict.scores.items()}
+    best, _ = decide(list(values), values, 1, mode, _with_state(requests, "stop"))
+    if not best:
+        return None
+    sweep.write(Winner(id=best[0], run=trials[best[0]].run, value=values[best[0]], at=now()))
+    return best[0]
+
+
+def _asked(trial: str, request: TrialRequest) -> outcomes.StoppedTrial:
+    return outcomes.StoppedTrial(id=trial, why=f"asked to stop: {request.why}", cause="asked")
+
+
+def tracking_parent(sweep: Sweep, recipe: Recipe) -> str | None:
+    """Returns the id of the sweep's tracking run, made once; None where nothing is tracked."""
+    tracked = sweep.read(outcomes.SweepTracking)
+    if tracked is None:
+        tracked = _start_tracking(sweep, recipe)
+        sweep.write(tracked)
+    return tracked.run_id
+
+
+def _start_tracking(sweep: Sweep, recipe: Recipe) -> outcomes.SweepTracking:
+    server = servers.server_of(recipe)
+    if server is None or recipe.sweep is None:
+        return outcomes.SweepTracking()
+    try:
+        client = connect(server.uri)
+        experiment = server.experiment(client, recipe, sweep.storage)
+        tags = {"baton.sweep": sweep.name, "baton.sweep_uri": sweep.uri, **servers.kubeflow_tags()}
+        tags |= server.parent(client, experiment)
+        run_id: str = client.create_run(experiment, run_name=sweep.name, tags=tags).info.run_id
+        settings = recipe.sweep.model_dump(mode="json", exclude_defaults=True)
+        tracking_run.log_params(client, run_id, tracker.section_params("sweep", settings))
+        recipe_text = load.to_yaml(recipe, only_set=True)
+        tracking_run.log_texts(events.warn, client, server.uri, run_id, {tracking_run.RECIPE: recipe_text})
+    except Exception as error:
+        events.warn(f"tracking at {without_credentials(server.uri)} is off for this sweep: {error}")
+        return outcomes.SweepTracking()
+    return outcomes.SweepTracking(mlflow=server.uri, run_id=run_id)
+
+
+def log_rung(sweep: Sweep, recipe: Recipe, rung: RungVerdict, page: str, *, is_last: bool) -> None:
+    """Logs a rung's scores under the trials' names, the best one as `best`, and the page."""
+    tracked = sweep.read(outcomes.SweepTracking)
+    run_id = tracked.run_id if tracked else None
+    uri = (tracked and tracked.mlflow) or recipe.tracking.mlflow
+    if run_id is None or uri is None:
+        return
+    try:
+        client = connect(uri)
+        scores = {trial: score for trial, score in rung.scores.items() if score.value is not None}
+        for trial, score in scores.items():
+            client.log_metric(run_id, trial, score.value, step=score.step)
+        if best := next((scores[trial] for trial in rung.kept if trial in scores), None):
+            client.log_metric(run_id, "best", best.value, step=best.step)
+        tracking_run.log_texts(events.warn, client, uri, run_id, {"sweep.html": page})
+        if is_last:
+            client.set_terminated(run_id)
+    except Exception as error:
+        events.warn(f"tracking at {without_credentials(uri)} has no scores of rung {rung.rung}: {error}")
+
+
+def end_trials(sweep: Sweep, document: SweepHead, rung: RungVerdict, *, is_last: bool) -> None:
+    """Ends the tracking runs of a rung's stopped trials, and after the last rung of all but the winner."""
+    # The winner's ends with its report; a resumed trial's runs again with its next chunk.
+    tracked = sweep.read(outcomes.SweepTracking)
+    if tracked is None or tracked.run_id is None:
+        return
+    ended = {entry.id: entry.why for entry in rung.stopped}
+    if is_last:
+        winner = sweep.read(Winner)
+        last = [sweep.rung(entry.rung) for entry in document.rungs if entry.chunk == document.num_chunks]
+        trained = [trial for verdict in last if verdict for trial in verdict.kept]
+        ended |= {trial: "another trial was better" for trial in trained if not winner or trial != winner.id}
+    for trial in document.trials:
+        if why := ended.get(trial.id):
+            run = sweep.run(trial)
+            tracking_run.tag(run, {"baton.stopped": why})
+            tracking_run.close(run, "FAILED" if run.read(TrialFailure) else "FINISHED")

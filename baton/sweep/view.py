@@ -1,7 +1,5 @@
 """Content of a sweep's page, read from the store, with its trials ranked."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,14 +10,11 @@ from baton.documents import Json
 from baton.runs import lineage
 from baton.runs.outcomes import RungVerdict, TrialEntry, TrialFailure, Winner
 from baton.runs.plan import Plan
-from baton.runs.run import Run
-from baton.runs.sweep import Sweep
+from baton.runs.run import Run, Sweep
 from baton.runtime import SYSTEM
 
-MAX_CURVES = 200
-"""Trials whose losses are read for the curves; the page has only the scores of the others."""
-BEGUN = {"checkpoints", "progress.json", "records", "scores"}
-"""Entries of a run's folder that its first chunk makes."""
+MAX_CURVES = 200  # trials whose losses are read for the curves; the page has only the scores of the others
+BEGUN = {"checkpoints", "progress.json", "records", "scores"}  # entries of a run's folder that its first chunk makes
 STATES = {
     "won": "ahead of all that came to their end",
     "goes on": "advances",
@@ -36,27 +31,20 @@ class Trial:
     id: str
     run: str
     values: Json
-    scores: list[tuple[int, float]] = field(default_factory=list)
-    """Step and score after each chunk, ascending."""
+    scores: list[tuple[int, float]] = field(default_factory=list)  # step and score after each chunk, ascending
     losses: list[LogEntry] = field(default_factory=list)
-    chunk: int = 0
-    """Last one with a score."""
-    step: int = 0
-    """Last one that is known to be trained."""
+    chunk: int = 0  # last one with a score
+    step: int = 0  # last one that is known to be trained
     num_steps: int | None = None
     num_chunks: int | None = None
     seconds: float = 0.0
-    state: str = "waiting"
-    """One of `STATES`."""
-    rung: int = 0
-    """Last one that it reached, 0 before the first."""
+    state: str = "waiting"  # one of `STATES`
+    rung: int = 0  # last one that it reached, 0 before the first
     why: str = ""
+    # Place and number of trials on that rung, where others were better; an older sweep has it in `why` alone.
     beaten: tuple[int, int] | None = None
-    """Place and number of trials on that rung, where others were better; an older sweep has it in `why` alone."""
-    rank: int | None = None
-    """From 1; None without a score."""
-    parent: Json | None = None
-    """Run and step of a fork's origin."""
+    rank: int | None = None  # from 1; None without a score
+    parent: Json | None = None  # run and step of a fork's origin
     report: bool = False
 
     @property
@@ -77,13 +65,10 @@ class View:
     mode: str
     parameters: list[str]
     trials: list[Trial]
-    rungs: list[RungVerdict]
-    """Judged so far, of `num_rungs`."""
+    rungs: list[RungVerdict]  # judged so far, of `num_rungs`
     num_rungs: int
-    gpus: int
-    """Accelerators of a trial, at most."""
-    families: lineage.Family
-    """Trials that are forks, with their relatives."""
+    gpus: int  # accelerators of a trial, at most
+    families: lineage.Family  # trials that are forks, with their relatives
 
     @property
     def is_over(self) -> bool:

@@ -1,17 +1,22 @@
-"""Clients of MLflow: by REST, or by MLflow's own library for databases and plugins.
+"""Clients of MLflow, and the process beside a chunk that sends its metrics: `python -m baton.tracking.client`.
 
-A chunk's sender takes 0.35 s of a core with REST and 2.0 s with the library, mostly for its import: so REST is used
-wherever it will do. Addresses, retries and credentials are those of MLflow's own client, made to give up soon.
+In a process of its own, no import or server holds training up. It takes 0.35 s of a core by REST, and 2.0 s with
+MLflow's own library, mostly for its import: so that is used for databases and plugins alone. Addresses, retries and
+credentials are those of MLflow's own client, made to give up soon.
 """
 
-from __future__ import annotations
-
 import configparser
+import contextlib
+import json
 import logging
 import math
 import os
+import queue
 import re
-from collections.abc import Mapping, Sequence
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -19,10 +24,12 @@ import requests
 from requests.adapters import HTTPAdapter
 from urllib3.util import Retry
 
-from baton.tracking.messages import LoggedModel, TrackingState, Value
+from baton.tracking import messages
+from baton.tracking.messages import LoggedModel, SenderConfig, TrackingState, Value
 
-TIMEOUT = "5"
-"""Seconds for one call, which is tried twice: training matters more."""
+logger = logging.getLogger("baton")
+
+TIMEOUT = "5"  # seconds for one call, which is tried twice: training matters more
 CREDENTIALS = re.compile(r"//[^/\s@]+@")
 
 
@@ -48,15 +55,13 @@ def without_credentials(text: str) -> str:
     return CREDENTIALS.sub("//", text)
 
 
+# Groups of entry points by which packages change how MLflow's client talks to a server.
 PLUGINS = ("mlflow.request_header_provider", "mlflow.request_auth_provider", "mlflow.tracking_store")
-"""Groups of entry points by which packages change how MLflow's client talks to a server."""
+# Variables that name a way to authenticate of MLflow's client.
 ELSEWHERE = ("MLFLOW_TRACKING_AUTH", "MLFLOW_TRACKING_AWS_SIGV4")
-"""Variables that name a way to authenticate of MLflow's client."""
-AT_ONCE = 100
-"""Maximum of parameters in one request."""
+PARAMS_AT_ONCE = 100  # maximum in one request
 LOG_BATCH = "runs/log-batch"
-TRANSIENT = (408, 429, 500, 502, 503, 504)
-"""Answers after which a request is tried again, as MLflow does."""
+TRANSIENT = (408, 429, 500, 502, 503, 504)  # answers after which a request is tried again, as MLflow does
 
 
 def speaks_rest(uri: str) -> bool:
@@ -119,12 +124,12 @@ class RestClient:
             "name": model.name,
             "model_type": model.kind,
             "source_run_id": run_id,
-            "params": _pairs(params)[:AT_ONCE],
+            "params": _pairs(params)[:PARAMS_AT_ONCE],
             "tags": _pairs(model.tags),
         }
         model_id = str(self._call("POST", "logged-models", document)["model"]["info"]["model_id"])
-        for first in range(AT_ONCE, len(params), AT_ONCE):
-            page = {"params": _pairs(params)[first : first + AT_ONCE]}
+        for first in range(PARAMS_AT_ONCE, len(params), PARAMS_AT_ONCE):
+            page = {"params": _pairs(params)[first : first + PARAMS_AT_ONCE]}
             self._call("POST", f"logged-models/{model_id}/params", page)
         self._call("POST", "runs/outputs", {"run_id": run_id, "models": [{"model_id": model_id, "step": 0}]})
         return model_id
@@ -218,6 +223,9 @@ class LibraryClient:
 
     def __init__(self, uri: str) -> None:
         self._client = connect(uri)
+        from mlflow import entities
+
+        self._entities: Any = entities
 
     def read(self, run_id: str) -> TrackingState:
         run = self._client.get_run(run_id)
@@ -234,27 +242,19 @@ class LibraryClient:
         self._client.update_run(run_id, "RUNNING")
 
     def log(self, run_id: str, values: Sequence[Value]) -> None:
-        from mlflow.entities import Metric
-
-        self._client.log_batch(run_id, metrics=[Metric(**value) for value in values])
+        self._client.log_batch(run_id, metrics=[self._entities.Metric(**value) for value in values])
 
     def log_params(self, run_id: str, params: Mapping[str, str]) -> None:
-        from mlflow.entities import Param
-
-        self._client.log_batch(run_id, params=[Param(key, value) for key, value in params.items()])
+        self._client.log_batch(run_id, params=[self._entities.Param(key, value) for key, value in params.items()])
 
     def tag(self, run_id: str, tags: Mapping[str, str]) -> None:
-        from mlflow.entities import RunTag
-
-        self._client.log_batch(run_id, tags=[RunTag(key, value) for key, value in tags.items()])
+        self._client.log_batch(run_id, tags=[self._entities.RunTag(key, value) for key, value in tags.items()])
 
     def make_model(self, run_id: str, experiment_id: str, model: LoggedModel, params: Mapping[str, str]) -> str:
-        from mlflow.entities import LoggedModelOutput
-
         made = self._client.create_logged_model(
             experiment_id, model.name, run_id, dict(model.tags), dict(params), model.kind
         )
-        self._client.log_outputs(run_id, [LoggedModelOutput(made.model_id, step=0)])
+        self._client.log_outputs(run_id, [self._entities.LoggedModelOutput(made.model_id, step=0)])
         return str(made.model_id)
 
     def tag_model(self, model_id: str, tags: Mapping[str, str]) -> None:
@@ -268,3 +268,133 @@ def open_client(uri: str) -> Client:
     """Returns a client of a server or database: REST where that will do, else MLflow's own."""
     give_up_soon()
     return RestClient(uri) if speaks_rest(uri) else LibraryClient(uri)
+
+
+HELD_OUT = ("eval_", "written_", "final_")  # beginnings of figures' names for rows held out from training
+# Beginnings of figures' names that are not the trained model's.
+OF_OTHERS = ("system/", "final_before_", "final_production_")
+# Ends of figures' names for pace and duration, in training or evaluation.
+TIMED = ("_runtime", "_per_second", "num_tokens")
+# Figures of the course of training, not of its model.
+OF_TRAINING = ("epoch", "gpu_memory_bytes", "grad_norm", "learning_rate", "mfu")
+TOGETHER_S = 1.0  # seconds of metrics in one request
+METRICS_AT_ONCE = 1000  # maximum in one request
+
+
+class Sender:
+    """Sends lines to a tracking run; while a chunk trains, figures of the machine are put among them."""
+
+    def __init__(self, order: SenderConfig, lines: queue.Queue[str | None] | None = None) -> None:
+        self._order = order
+        self._client = open_client(order.uri)
+        self._run: TrackingState = self._client.read(order.run_id)
+        self._steps = dict(self._run.steps)
+        self._newest: dict[str, Value] = {}
+        if order.trains:
+            if self._run.status != "RUNNING":
+                self._client.reopen(order.run_id)  # a chunk may train again after its run was called failed or killed
+            if lines is not None:
+                messages.Usage(lambda line: lines.put(json.dumps(line)), imports_mlflow=True)
+        held = list(messages.finished_buffers(order.unsent))
+        found_out = [document.get("params", {}) for _, documents in held for document in documents]
+        self._params = self._log_params([*found_out, order.params])
+        self._model = self._run.models[-1] if self._run.models else None
+        if self._model is None and order.model:
+            try:
+                self._model = self._client.make_model(order.run_id, self._run.experiment_id, order.model, self._params)
+            except Exception as error:  # a server before MLflow 3 knows no models
+                logger.info("tracking has no model of this run: %s", error)
+        for path, documents in held:
+            self.send(documents, once=True)
+            os.unlink(path)  # if this process is lost before, the next one leaves out steps that are there
+
+    def send(self, documents: list[dict[str, Any]], *, once: bool) -> None:
+        """Sends metrics and tags; with `once` it leaves out steps that the run has already."""
+        # After a restore, steps are trained again, to the same figures.
+        values = [value for document in documents for value in self._values(document, once=once)]
+        for first in range(0, len(values), METRICS_AT_ONCE):
+            self._client.log(self._order.run_id, values[first : first + METRICS_AT_ONCE])
+        for document in documents:
+            if self._model and document.get("tags"):
+                # The logged model gets only the newest figures: its page in MLflow has a row for every value.
+                ours = [(value, self._belonging(name)) for name, value in self._newest.items()]
+                if newest := [{**value, **belonging} for value, belonging in ours if belonging]:
+                    self._client.log(self._order.run_id, newest)
+                self._client.tag_model(self._model, document["tags"])
+
+    def _log_params(self, found_out: Sequence[Mapping[str, str]]) -> dict[str, str]:
+        """Logs parameters that are new to the run, and returns all."""
+        # A parameter that has changed, such as the number of processes, keeps the first chunk's value: MLflow refuses
+        # another.
+        params = dict(self._run.params)
+        for found in found_out:
+            params = {**found, **params}
+        if new := {name: value for name, value in params.items() if name not in self._run.params}:
+            self._client.log_params(self._order.run_id, new)
+        return params
+
+    def _values(self, document: dict[str, Any], *, once: bool) -> Iterator[Value]:
+        for name, number in document.get("metrics", {}).items():
+            # Samples of a machine are numbered as they come, over all chunks.
+            step = int(document["step"]) if "step" in document else self._steps.get(name, -1) + 1
+            if once and step <= self._steps.get(name, -1):
+                continue
+            self._steps[name] = step
+            time_ms = int(document["milliseconds"])
+            value: Value = {"key": name, "value": float(number), "timestamp": time_ms, "step": step}
+            if once:
+                self._newest[name] = value
+                yield value
+            else:
+                yield {**value, **self._belonging(name)}
+
+    def _belonging(self, name: str) -> dict[str, str]:
+        if name.startswith(OF_OTHERS) or name.endswith(TIMED) or name in OF_TRAINING:
+            return {}
+        found = {"model_id": self._model} if self._model else {}
+        # Without a model MLflow keeps no data set with a figure.
+        side = self._order.datasets.get("eval" if name.startswith(HELD_OUT) else "train") if found else None
+        return found | ({"dataset_name": side[0], "dataset_digest": side[1]} if side else {})
+
+
+def serve() -> None:
+    """Sends lines of JSON from standard input until that ends: a `SenderConfig`, then metrics or tags of the model.
+
+    Metrics come with their `step` and its time in `milliseconds`.
+    """
+    os.nice(10)  # training comes first
+    document = json.loads(sys.stdin.readline())
+    model = document.pop("model", None)
+    order = SenderConfig(**document, model=LoggedModel(**model) if model else None)
+    lines: queue.Queue[str | None] = queue.Queue()
+
+    def read() -> None:
+        for line in sys.stdin:
+            lines.put(line)
+        lines.put(None)
+
+    threading.Thread(target=read, daemon=True).start()
+    try:
+        sender = Sender(order, lines)
+        while (batch := _drain(lines)) != [None]:
+            sender.send([json.loads(line) for line in batch if line], once=order.trains)
+            if None in batch:
+                break
+    except Exception as error:
+        # One line, which `Tracker` passes on.
+        print(f"tracking at {without_credentials(order.uri)} stopped: {' '.join(str(error).split())}", flush=True)
+
+
+def _drain(lines: queue.Queue[str | None]) -> list[str | None]:
+    """Returns the first line that comes and those within a second after it; None stands for the end."""
+    batch = [lines.get()]
+    end = time.monotonic() + TOGETHER_S
+    with contextlib.suppress(queue.Empty):
+        while batch[-1] is not None:
+            batch.append(lines.get(timeout=max(0.0, end - time.monotonic())))
+    return batch
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
+    serve()

@@ -4,8 +4,6 @@ Opening a database takes two seconds of a core, as MLflow's own client has to be
 short chunk. So its lines are kept below the run, and go with those of the next process that opens the database.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import importlib.util
@@ -23,8 +21,8 @@ import psutil
 
 from baton import events, machine
 
+# A metric as MLflow's API has it: key, value, timestamp, step, and model and data set where it has one.
 Value = dict[str, str | int | float]
-"""A metric as MLflow's API has it: key, value, timestamp, step, and model and data set where it has one."""
 
 
 @dataclass(frozen=True)
@@ -42,15 +40,11 @@ class SenderConfig:
 
     uri: str
     run_id: str
-    trains: bool = False
-    """Set the run running, log the machine's use, and leave out steps that the run has already."""
-    datasets: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Side of the data → name and digest."""
+    trains: bool = False  # set the run running, log the machine's use, and leave out steps that the run has already
+    datasets: Mapping[str, Sequence[str]] = field(default_factory=dict)  # side of the data → name and digest
     model: LoggedModel | None = None
-    params: Mapping[str, str] = field(default_factory=dict)
-    """Parameters that a chunk has found out."""
-    unsent: str | None = None
-    """Folder of lines held back before, which are sent first; see `MetricBuffer`."""
+    params: Mapping[str, str] = field(default_factory=dict)  # parameters that a chunk has found out
+    unsent: str | None = None  # folder of lines held back before, which are sent first; see `MetricBuffer`
 
 
 @dataclass(frozen=True)
@@ -60,8 +54,7 @@ class TrackingState:
     experiment_id: str
     status: str
     params: Mapping[str, str]
-    steps: Mapping[str, int]
-    """Metric → the step of its last value."""
+    steps: Mapping[str, int]  # metric → the step of its last value
     models: Sequence[str]
 
 

@@ -3,8 +3,6 @@
 The recipe names the server; without one it is the server that Kubeflow itself logs to.
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from typing import Any
@@ -14,12 +12,11 @@ from baton.runs.documents import TrackingRun
 from baton.runs.run import Run
 from baton.store.storage import Storage
 
-KUBEFLOW_RUN = "KFP_RUN_ID"
-"""Variable with the id of a pod's Kubeflow run; the compiled pipeline takes it from a label."""
+KUBEFLOW_RUN = "KFP_RUN_ID"  # variable with the id of a pod's Kubeflow run; the compiled pipeline takes it from a label
+# Makes MLflow's pages show training, and not applications: they remember the last of the two.
 TRAINING = "workflowType=machine_learning"
-"""Makes MLflow's pages show training, and not applications: they remember the last of the two."""
+# Variable with the address of the Kubeflow Pipelines page, as kfp itself calls it.
 KUBEFLOW_PAGE = "KF_PIPELINES_UI_ENDPOINT"
-"""Variable with the address of the Kubeflow Pipelines page, as kfp itself calls it."""
 
 
 def kubeflow_run() -> str | None:
@@ -48,12 +45,11 @@ def kubeflow_tags() -> dict[str, str]:
     return {"kubeflow.run_id": run_id, **links}
 
 
-PARENT = "mlflow.parentRunId"
-"""Tag by which MLflow shows a run below another one of the same experiment."""
+PARENT = "mlflow.parentRunId"  # tag by which MLflow shows a run below another one of the same experiment
+# Tag with an experiment's kind, which MLflow's page would otherwise guess; see `TRAINING`.
 KIND = {"mlflow.experimentKind": "custom_model_development"}
-"""Tag with an experiment's kind, which MLflow's page would otherwise guess; see `TRAINING`."""
+# Variables beside the address by which Kubeflow tells a pod how to reach its MLflow; a Secret's aside.
 ACCESS = ("MLFLOW_WORKSPACE", "MLFLOW_TRACKING_AUTH")
-"""Variables beside the address by which Kubeflow tells a pod how to reach its MLflow; a Secret's aside."""
 
 
 @dataclass(frozen=True)
@@ -61,10 +57,8 @@ class Server:
     """An MLflow server or database."""
 
     uri: str
-    experiment_id: str | None = None
-    """Kubeflow's experiment, where the server is Kubeflow's own."""
-    stage_run_id: str | None = None
-    """Kubeflow's tracking run of this stage, which is read and never written."""
+    experiment_id: str | None = None  # Kubeflow's experiment, where the server is Kubeflow's own
+    stage_run_id: str | None = None  # Kubeflow's tracking run of this stage, which is read and never written
 
     def experiment(self, client: Any, recipe: Recipe, storage: Storage) -> str:
         """Returns the number of a recipe's experiment: Kubeflow's own, or one by its name, made if there is none."""

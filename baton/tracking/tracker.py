@@ -4,8 +4,6 @@ A parameter's name is its dotted path in the recipe, so that pages of runs compa
 chunks train, and ready once it can be used.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -15,7 +13,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Self
 
 from baton.recipe.recipe import Recipe
 from baton.runs.documents import TokenizedRows, TrackingRun
@@ -25,14 +23,12 @@ from baton.runs.run import Run
 from baton.tracking import messages
 from baton.tracking.messages import LoggedModel, SenderConfig
 
+# Sections without influence on what is trained; the recipe among the artifacts has them.
 ELSEWHERE = frozenset({"name", "phases", "resources", "retrain", "store", "sweep", "tracking"})
-"""Sections without influence on what is trained; the recipe among the artifacts has them."""
-KIND = ("profile", "gpus", "nodes")
-"""Settings of `resources` with influence."""
+KIND = ("profile", "gpus", "nodes")  # settings of `resources` with influence
 ALWAYS = ("seed", "training.method", "training.batch_size", "training.learning_rate")
 LONGEST = 500
-FORBIDDEN = re.compile(r"[^\w\-. /:]")
-"""Characters that MLflow refuses in a name."""
+FORBIDDEN = re.compile(r"[^\w\-. /:]")  # characters that MLflow refuses in a name
 
 Parameters = dict[str, str]
 
@@ -98,8 +94,7 @@ def _flat(document: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, An
             yield name, value
 
 
-EXTERNAL = "mlflow.model.isExternal"
-"""MLflow's tag of a model whose files are elsewhere."""
+EXTERNAL = "mlflow.model.isExternal"  # MLflow's tag of a model whose files are elsewhere
 
 
 def model_of(run: Run, recipe: Recipe) -> LoggedModel:
@@ -154,11 +149,9 @@ def resume_model(client: Any, run_id: str) -> None:
         client.finalize_logged_model(model.model_id, "PENDING")
 
 
-SENDER = "baton.tracking.sender"
-STOPPED = "tracking at "
-"""Beginning of the line with which the process tells why it has stopped."""
-HELD_S = 30.0
-"""Seconds that a chunk holds back metrics for a database of this machine, see `messages.MetricBuffer`."""
+SENDER = "baton.tracking.client"
+STOPPED = "tracking at "  # beginning of the line with which the process tells why it has stopped
+HELD_S = 30.0  # seconds that a chunk holds back metrics for a database of this machine, see `messages.MetricBuffer`
 
 
 class Tracker:
@@ -198,7 +191,7 @@ class Tracker:
         if self._held is None:
             self._start()
 
-    def __enter__(self) -> Tracker:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -273,7 +266,7 @@ def send_held(run: Run) -> None:
     tracking = run.read(TrackingRun)
     folder = _unsent(run, tracking) if tracking else None
     if tracking and messages.buffered_files(folder):
-        from baton.tracking.sender import Sender
+        from baton.tracking.client import Sender
 
         model = model_of(run, run.recipe())
         Sender(SenderConfig(tracking.mlflow, tracking.run_id, datasets=tracking.datasets, model=model, unsent=folder))

@@ -4,8 +4,6 @@ All processes of a run report to one tracking run: stages by MLflow's own client
 `tracker`. A server out of reach is a warning, not a failure.
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
@@ -19,16 +17,13 @@ from baton.runs.documents import ForkNote, SplitCounts, TrackingRun
 from baton.runs.outcomes import TrialInfo
 from baton.runs.run import Run
 from baton.tracking import servers, tracker
-from baton.tracking.client import connect, open_client, without_credentials
-from baton.tracking.servers import Server
+from baton.tracking.client import PARAMS_AT_ONCE, connect, open_client, without_credentials
 
-SIDES = ("train", "eval", "test")
-"""Sides of a split, and MLflow's contexts of an input."""
-DIGEST_LENGTH = 12
-"""Characters of the data's digest: MLflow takes 36 and shows all."""
+SIDES = ("train", "eval", "test")  # sides of a split, and MLflow's contexts of an input
+DIGEST_LENGTH = 12  # characters of the data's digest: MLflow takes 36 and shows all
 COLUMN_TYPES = {bool: "boolean", int: "long", float: "double", str: "string"}
+# Scheme of an address → MLflow's type of a source; others are `local`.
 SOURCE_TYPES = {"s3": "s3", "http": "http", "https": "http", "hf": "hugging_face"}
-"""Scheme of an address → MLflow's type of a source; others are `local`."""
 
 
 def dataset_columns(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -103,8 +98,6 @@ def _dataset_source(recipe: Recipe) -> tuple[str, str]:
 
 Ended = Literal["FINISHED", "FAILED", "KILLED"]
 
-AT_ONCE = 100
-"""Maximum of parameters in one request."""
 RECIPE = "recipe.yaml"
 
 
@@ -137,8 +130,8 @@ def log_params(client: Any, run_id: str, params: Mapping[str, str]) -> None:
     from mlflow.entities import Param
 
     entities = [Param(name, value) for name, value in params.items()]
-    for first in range(0, len(entities), AT_ONCE):
-        client.log_batch(run_id, params=entities[first : first + AT_ONCE])
+    for first in range(0, len(entities), PARAMS_AT_ONCE):
+        client.log_batch(run_id, params=entities[first : first + PARAMS_AT_ONCE])
 
 
 def log_texts(warn: Callable[[str], None], client: Any, uri: str, run_id: str, texts: Mapping[str, str]) -> None:
@@ -153,7 +146,7 @@ def log_texts(warn: Callable[[str], None], client: Any, uri: str, run_id: str, t
         warn(f"tracking at {without_credentials(uri)} does not keep {', '.join(texts)}: {error}")
 
 
-def _resume(run: Run, tracking: TrackingRun, server: Server | None) -> None:
+def _resume(run: Run, tracking: TrackingRun, server: servers.Server | None) -> None:
     """Sets the tracking run of a resumed run running again, with links to the Kubeflow run that resumes it."""
 
     def tell(client: Any) -> None:

@@ -9,7 +9,7 @@ from baton import events
 from baton.local.sweep import LocalSweep
 from baton.recipe import load
 from baton.recipe.recipe import Recipe
-from baton.runs.sweep import Sweep
+from baton.runs.run import Sweep
 from benchmarks.bench import Bench
 from benchmarks.ours import ENVIRONMENT, RECIPE, Ours
 from benchmarks.sizes import SIZES

@@ -40,7 +40,7 @@ def look(
     from baton import events
     from baton.pages.card import DISPLAY_NAME
     from baton.recipe import load, parameters
-    from baton.retrain.decide import check_for_changes
+    from baton.retrain import check_for_changes
     from baton.runs import ref
     from baton.store import sources
 
@@ -73,7 +73,7 @@ def promote_or_keep(baton: str) -> str:
         `promoted` or `rejected`.
     """
     from baton import events
-    from baton.retrain.decide import promote_or_keep
+    from baton.retrain import promote_or_keep
     from baton.runs.ref import RunRef
 
     with events.stage("promote or keep"):
@@ -91,7 +91,7 @@ def release(model: str, store: str, owner: str, status: dsl.PipelineTaskFinalSta
         status: How it went.
     """
     from baton import events
-    from baton.retrain.decide import release_lock
+    from baton.retrain import release_lock
 
     with events.stage("release"):
         release_lock(model, store, owner, status.error_message)

@@ -71,7 +71,7 @@ def enter(sweep_uri: str, bracket: int) -> list:
         Batons of the runs.
     """
     from baton import events
-    from baton.runs.sweep import Sweep
+    from baton.runs.run import Sweep
     from baton.sweep.trials import create_trials
 
     with events.stage(f"enter bracket {bracket}"):
@@ -98,9 +98,9 @@ def judge(
     """
     from baton import events
     from baton.pages.card import DISPLAY_NAME
-    from baton.runs.sweep import Sweep
-    from baton.sweep.judge import rank_trials
+    from baton.runs.run import Sweep
     from baton.sweep.page import publish
+    from baton.sweep.trials import rank_trials
 
     with events.stage(f"judge rung {rung}"):
         sweep = Sweep.open(sweep_uri)

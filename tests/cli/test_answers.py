@@ -10,8 +10,7 @@ from typer.testing import CliRunner
 
 from baton.cli.app import app
 from baton.runs.outcomes import RungEntry, SweepHead, TrialEntry
-from baton.runs.run import now
-from baton.runs.sweep import Sweep
+from baton.runs.run import Sweep, now
 from baton.store.storage import Storage
 from tests.cli import test_json
 from tests.support.kfp_schedules import ScheduleApi

@@ -75,7 +75,12 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
 @pytest.mark.parametrize(("event", "note"), NOTES)
 def test_a_stage_ends_with_its_newest_note(event: events.Event, note: str, shown: io.StringIO) -> None:
     with display.Display(0) as screen:
-        for heard in (events.Stage("train chunk 1", "started"), event, events.Phase("train"), events.Report("s")):
+        for heard in (
+            events.Stage("train chunk 1", "started"),
+            event,
+            events.Phase("train"),
+            events.ReportWritten("s"),
+        ):
             screen.heard(heard)
         screen.heard(events.Stage("train chunk 1", "done"))
     assert re.sub(r"\d+\.\d s", "– s", shown.getvalue(), count=1) == f"✓ train chunk 1 (– s) {note}\n"
@@ -93,5 +98,5 @@ def test_nobody_misses_a_warning(event: events.Event, words: str, shown: io.Stri
 def test_scores_and_rungs_are_lines(event: events.Event, words: str, shown: io.StringIO) -> None:
     with display.Display(0) as screen:
         screen.heard(event)
-        screen.heard(events.Report("s"))
+        screen.heard(events.ReportWritten("s"))
     assert shown.getvalue() == f"{words}\n"

@@ -13,8 +13,7 @@ from pydantic import ValidationError
 from baton.data import readers
 from baton.data.rows import SourceRow, UnusableRow
 from baton.recipe.data import Csv, Data
-from baton.runs.run import identity
-from baton.runs.sweep import Sweep
+from baton.runs.run import Sweep, identity
 from baton.store.storage import Storage
 from baton.sweep.trials import preparation_name
 from tests.support import tiny

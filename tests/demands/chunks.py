@@ -81,8 +81,8 @@ def without_a_tokenizer(run_uri: str, index: int) -> None:
 
 def judge_rung(store: str, name: str, number: int) -> None:
     """Compares the trials of a rung, as the stage does."""
-    from baton.runs.sweep import Sweep
+    from baton.runs.run import Sweep
     from baton.store.storage import Storage
-    from baton.sweep.judge import rank_trials
+    from baton.sweep.trials import rank_trials
 
     rank_trials(Sweep(Storage(store), name), number)

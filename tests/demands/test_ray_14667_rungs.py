@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from baton.runs.outcomes import TrialScore
-from baton.runs.sweep import Sweep
-from baton.sweep.judge import rank_trials
+from baton.runs.run import Sweep
+from baton.sweep.trials import rank_trials
 from tests.demands import chunks
 from tests.sweep.swept import in_rungs
 

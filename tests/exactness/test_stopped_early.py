@@ -16,8 +16,7 @@ from baton.prove.drill import Drill
 from baton.recipe.recipe import Recipe
 from baton.runs import lineage
 from baton.runs.outcomes import TrialEntry, TrialScore
-from baton.runs.run import Run
-from baton.runs.sweep import Sweep
+from baton.runs.run import Run, Sweep
 from baton.sweep import view
 from tests.exactness.test_best import RISING
 

@@ -22,15 +22,14 @@ from typing import Any
 
 import pytest
 
+from baton import retrain
 from baton.checkpoint import signatures
 from baton.data.split import split_data
 from baton.data.tokenize import tokenize_run
 from baton.export import export
 from baton.recipe import load
-from baton.retrain import decide
 from baton.runs.plan import Plan
-from baton.runs.run import Run, state_identity
-from baton.runs.sweep import Sweep
+from baton.runs.run import Run, Sweep, state_identity
 from baton.store.manifest import Manifest
 from baton.store.storage import Storage
 from baton.sweep.trials import preparation_name
@@ -197,8 +196,8 @@ def hashed_by(name: str, folder: Path, base: Path, hashed: dict[str, None], **ch
         main: Any = SimpleNamespace(manifest=MANIFEST)
         for written in given.export.formats:
             export._settings(source, written, main)
-        decide.data_digest(given, Storage("store"))
-        decide.recipe_digest(given)
+        retrain.data_digest(given, Storage("store"))
+        retrain.recipe_digest(given)
     # Rows are in the goldens of their way; a run's recipe is hashed as it was stored, whatever keys came since.
     rows = {line for path in Path(folder, "store").rglob("*.jsonl") for line in path.read_text().splitlines()}
     stored = json.dumps(json.loads((folder / "store/runs/golden/recipe.json").read_text())["recipe"], sort_keys=True)

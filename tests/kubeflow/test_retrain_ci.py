@@ -22,9 +22,9 @@ import pytest
 import typer
 import yaml
 
+from baton import retrain
 from baton.cli.app import app
 from baton.events import Retraining
-from baton.retrain import decide
 from baton.runs.outcomes import EvaluationResult, ReportPage
 from baton.runs.run import Run, now
 from baton.store.storage import Storage
@@ -72,7 +72,7 @@ class Backend(ScheduleApi):
                 gate=GATE,
                 **known,
             )
-            decide.keep_outcome(Storage(self.store), "again", made["run_id"], came_to)
+            retrain.keep_outcome(Storage(self.store), "again", made["run_id"], came_to)
         return made
 
     @property

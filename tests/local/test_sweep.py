@@ -26,8 +26,7 @@ from baton.local.sweep import LocalSweep
 from baton.recipe import load
 from baton.recipe.recipe import Recipe
 from baton.runs.outcomes import StoppedTrial, TrialScore
-from baton.runs.run import Run
-from baton.runs.sweep import Sweep
+from baton.runs.run import Run, Sweep
 from baton.source import prepare
 from baton.store.storage import Storage
 from baton.sweep import search

@@ -12,14 +12,14 @@ import time
 import pytest
 
 from baton.errors import DamagedError
-from baton.retrain.lock import PROCESS, RetrainLock, this_process
+from baton.retrain import PROCESS, RetrainLock, this_process
 from baton.store.storage import Storage
 
 TAKER = """
 import os, sys, time
 from baton.store.storage import Storage
 from baton.errors import DamagedError
-from baton.retrain.lock import PROCESS, RetrainLock, this_process
+from baton.retrain import PROCESS, RetrainLock, this_process
 
 store, owner, wait, log, known, held = sys.argv[1:]
 if known == "known":

@@ -13,7 +13,7 @@ import pytest
 from baton.data import files
 from baton.errors import StoreError, UnavailableError
 from baton.store import clouds, sources
-from baton.store.errors import DeniedError
+from baton.store.protocol import DeniedError
 from baton.store.storage import Storage
 
 AWS = '<?xml version="1.0" encoding="UTF-8"?>\n<Error>{}<RequestId>4442587FB7D0</RequestId><HostId>x=</HostId></Error>'

@@ -13,7 +13,7 @@ import pytest
 
 from baton.errors import AbsentError, StoreError, UnavailableError
 from baton.store import clouds
-from baton.store.errors import DeniedError, StoreMessages, explain, without_signature
+from baton.store.protocol import DeniedError, StoreMessages, explain, without_signature
 from baton.store.storage import Storage
 
 

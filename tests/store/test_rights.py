@@ -21,8 +21,8 @@ from baton.runs import run as failures
 from baton.runs.outcomes import RunFailure
 from baton.runs.run import Run
 from baton.store import bundle, sources, storage
-from baton.store.errors import DeniedError
 from baton.store.manifest import read_manifest
+from baton.store.protocol import DeniedError
 from baton.store.storage import Storage
 
 pytestmark = pytest.mark.s3

@@ -14,8 +14,8 @@ from random import Random
 from typing import Any
 
 from baton.checkpoint import signatures
+from baton.checkpoint.proof import SignatureReport, Verification
 from baton.checkpoint.store import CheckpointStore
-from baton.checkpoint.verify import SignatureReport, Verification
 from baton.runs.run import Run
 from baton.signing import Signer
 from baton.store.manifest import Manifest

@@ -12,8 +12,7 @@ from baton.checkpoint.store import CheckpointMeta, CheckpointStore
 from baton.recipe import load
 from baton.runs.outcomes import RungVerdict, SweepHead, TrialEntry, TrialInfo
 from baton.runs.plan import Plan
-from baton.runs.run import Run
-from baton.runs.sweep import Sweep
+from baton.runs.run import Run, Sweep
 from baton.store.storage import Storage
 
 STEPS = 40

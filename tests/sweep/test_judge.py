@@ -9,8 +9,8 @@ import pytest
 
 from baton.errors import BatonError
 from baton.runs.outcomes import TrialEntry, TrialScore
-from baton.runs.sweep import Sweep
-from baton.sweep.judge import decide, rank_trials
+from baton.runs.run import Sweep
+from baton.sweep.trials import decide, rank_trials
 from tests.sweep.swept import in_rungs
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from baton.cli import sweep as sweep_display
 from baton.runs.outcomes import RungVerdict, SweepHead
-from baton.runs.sweep import Sweep
+from baton.runs.run import Sweep
 from baton.sweep import page
 from baton.sweep import view as sweep_view
 from tests.sweep.swept import SEVEN, Swept

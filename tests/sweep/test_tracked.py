@@ -8,10 +8,9 @@ import pytest
 
 from baton.recipe import load
 from baton.runs.outcomes import RungEntry, RungVerdict, StoppedTrial, SweepHead, TrialEntry, TrialInfo, Winner
-from baton.runs.run import Run
-from baton.runs.sweep import Sweep
+from baton.runs.run import Run, Sweep
 from baton.store.storage import Storage
-from baton.sweep import tracking as tracked
+from baton.sweep import trials
 from baton.tracking import tracking_run
 from baton.tracking.client import connect
 
@@ -30,15 +29,15 @@ def test_trials_are_children_and_rungs_are_metrics_of_the_parent(tmp_path: Path)
     }
     recipe = load.validate(document, origin="test")
     sweep = Sweep(Storage(str(tmp_path / "store")), "s")
-    parent = tracked.parent(sweep, recipe)
+    parent = trials.tracking_parent(sweep, recipe)
     assert parent is not None
-    assert tracked.parent(sweep, recipe) == parent  # made once
+    assert trials.tracking_parent(sweep, recipe) == parent  # made once
     run = Run(sweep.storage, "s-t000")
     run.put(TrialInfo.NAME, {"sweep": "s", "id": "t000", "tracking": parent})
     tracking_run.start(run, recipe)
     scores = {"t000": {"value": 2.5, "step": 4}, "t001": {"value": 2.25, "step": 4}, "t002": {"value": None, "step": 4}}
     rung = RungVerdict.model_validate({"rung": 1, "scores": scores, "kept": ["t001"], "stopped": []})
-    tracked.log_rung(sweep, recipe, rung, "<p>page</p>", is_last=False)
+    trials.log_rung(sweep, recipe, rung, "<p>page</p>", is_last=False)
     client = connect(uri)
     child = client.get_run(run.require("tracking.json")["run_id"])
     assert child.data.tags["mlflow.parentRunId"] == parent
@@ -50,12 +49,12 @@ def test_trials_are_children_and_rungs_are_metrics_of_the_parent(tmp_path: Path)
         "sweep.parameters.training.learning_rate": "0.0001, 0.001"  # and no default of the sweep's
     }
     assert client.get_run(parent).info.status == "RUNNING"
-    tracked.log_rung(sweep, recipe, rung, "<p>page</p>", is_last=True)
+    trials.log_rung(sweep, recipe, rung, "<p>page</p>", is_last=True)
     assert client.get_run(parent).info.status == "FINISHED"
 
     rungs = [RungEntry(rung=1, chunk=1, keep=2), RungEntry(rung=2, chunk=2, keep=1)]
-    trials = [TrialEntry(id="t000", run="s-t000"), TrialEntry(id="t001", run="s-t001")]
-    head = SweepHead(name="s", created="", recipe={}, metric="loss", mode="min", rungs=rungs, trials=trials)
+    rows = [TrialEntry(id="t000", run="s-t000"), TrialEntry(id="t001", run="s-t001")]
+    head = SweepHead(name="s", created="", recipe={}, metric="loss", mode="min", rungs=rungs, trials=rows)
     other = Run(sweep.storage, "s-t001")
     other.put(TrialInfo.NAME, {"sweep": "s", "id": "t001", "tracking": parent})
     other.create(recipe)
@@ -66,12 +65,12 @@ def test_trials_are_children_and_rungs_are_metrics_of_the_parent(tmp_path: Path)
         return [(each.info.status, each.data.tags.get("baton.stopped")) for each in found]
 
     sweep.write(RungVerdict(rung=1, chunk=1, kept=["t001", "t000"]), 1)
-    tracked.end_trials(sweep, head, RungVerdict(rung=1, chunk=1, kept=["t001", "t000"]), is_last=False)
+    trials.end_trials(sweep, head, RungVerdict(rung=1, chunk=1, kept=["t001", "t000"]), is_last=False)
     assert ends() == [("RUNNING", None), ("RUNNING", None)]
     last = RungVerdict(rung=2, chunk=2, kept=["t001"], stopped=[StoppedTrial(id="t000", why="number 2 of 2")])
     sweep.write(last, last.rung)
     sweep.write(Winner(id="t001"))
-    tracked.end_trials(sweep, head, last, is_last=True)
+    trials.end_trials(sweep, head, last, is_last=True)
     assert ends() == [("FINISHED", "number 2 of 2"), ("RUNNING", None)]  # the winner's report ends it
 
 
@@ -84,4 +83,4 @@ def test_nothing_is_tracked_where_the_recipe_says_so(tmp_path: Path) -> None:
         "sweep": {"parameters": {"training.learning_rate": [1e-4, 1e-3]}},
     }
     recipe = load.validate(document, origin="test")
-    assert tracked.parent(Sweep(Storage(str(tmp_path / "store")), "s"), recipe) is None
+    assert trials.tracking_parent(Sweep(Storage(str(tmp_path / "store")), "s"), recipe) is None

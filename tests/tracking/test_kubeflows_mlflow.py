@@ -10,10 +10,9 @@ import pytest
 from baton.recipe import load
 from baton.runs.documents import TrackingRun
 from baton.runs.outcomes import SweepTracking
-from baton.runs.run import Run
-from baton.runs.sweep import Sweep
+from baton.runs.run import Run, Sweep
 from baton.store.storage import Storage
-from baton.sweep import tracking as tracked
+from baton.sweep import trials
 from baton.tracking import servers, tracker, tracking_run
 from baton.tracking.client import connect
 from baton.tracking.tracker import Tracker
@@ -157,7 +156,7 @@ def test_a_forks_and_a_trials_own_parent_go_first(
 
     sweep = Sweep(above.storage, "s")
     swept = load.with_overrides(above.recipe(), ["sweep.parameters={training.learning_rate: [1e-4, 1e-3]}"])
-    parent = tracked.parent(sweep, swept)
+    parent = trials.tracking_parent(sweep, swept)
     assert parent
     assert sweep.read(SweepTracking) == SweepTracking(mlflow=kubeflow.uri, run_id=parent)
     assert kubeflow.client.get_run(parent).data.tags["mlflow.parentRunId"] == root

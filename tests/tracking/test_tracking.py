@@ -23,7 +23,7 @@ from baton.tracking import tracker as trackers
 from baton.tracking.client import connect
 from baton.tracking.tracker import Tracker
 
-SENDER = "baton.tracking.sender"
+SENDER = "baton.tracking.client"
 RECIPE = {
     "name": "tracked",
     "model": {"from_scratch": {}, "tokenizer": {"train": {}}},

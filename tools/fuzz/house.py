@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from baton.checkpoint import proof, retention, signatures
+from baton.checkpoint.proof import Verification
 from baton.checkpoint.restore import Restorer, committed_at_target, usable_at_target
 from baton.checkpoint.staging import Staging
 from baton.checkpoint.store import CheckpointMeta, CheckpointStore
-from baton.checkpoint.verify import Verification
 from baton.errors import BatonError, ExactnessError, FormatError
 from baton.recipe import load
 from baton.recipe.run import Keep

@@ -117,7 +117,7 @@ class RowFinding:
 
 
 @dataclass
-class CheckCounts:
+class CheckTally:
     """Rows in which one check found something."""
 
     found: int = 0
@@ -133,7 +133,7 @@ class FindingsLog:
         self.path = path
         self.lines = 0
         self.last = ""
-        self.tallies = {check: CheckCounts() for check in checks}
+        self.tallies = {check: CheckTally() for check in checks}
         self._file = open(path, "w", encoding="utf-8")  # noqa: SIM115
 
     def note(self, check: str, record: Record, finding: RowFinding, outcome: Outcome, row: Row) -> None:

@@ -17,8 +17,7 @@ from baton.errors import UserError
 from baton.runs import outcomes
 from baton.runs.documents import StagePhase
 from baton.runs.outcomes import TrialInfo
-from baton.runs.run import Run, now
-from baton.runs.sweep import Sweep
+from baton.runs.run import Run, Sweep, now
 from baton.train.context import Clock
 
 if TYPE_CHECKING:

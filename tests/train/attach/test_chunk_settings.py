@@ -15,7 +15,7 @@ from transformers import Trainer
 
 import baton
 from baton import signing
-from baton.checkpoint import verify
+from baton.checkpoint.proof import Verification
 from baton.checkpoint.signatures import SIGNATURE
 from baton.checkpoint.store import CheckpointStore
 from baton.errors import BatonError, ExactnessError
@@ -133,7 +133,7 @@ def _signs(script: Script, signer: Signer, *_: Any) -> None:
     chunks = {"signing": {"public_key": signer.public.line}}
     assert script.train(chunks, target=2) == [2]
     assert SIGNATURE in json.loads(script.manifest(2).read_bytes())["meta"]
-    verdict = verify.Verification(CheckpointStore(Run.open(script.uri)), signer.public).verdict()
+    verdict = Verification(CheckpointStore(Run.open(script.uri)), signer.public).verdict()
     assert (verdict["ok"], verdict["problems"], verdict["notes"]) == (True, [], [])
     # Another digest of the state than was signed is not restored.
     manifest = json.loads(script.manifest(2).read_bytes())

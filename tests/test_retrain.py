@@ -12,15 +12,15 @@ import pytest
 from baton.errors import BatonError, DamagedError
 from baton.recipe import load, parameters
 from baton.recipe.recipe import Recipe
-from baton.retrain.decide import (
+from baton.retrain import (
     RetrainDecision,
+    RetrainLock,
     check_for_changes,
     data_digest,
     promote_or_keep,
     recipe_digest,
     release_lock,
 )
-from baton.retrain.lock import RetrainLock
 from baton.runs import lineage
 from baton.runs.run import Run
 from baton.store import bundle

@@ -3,55 +3,56 @@
 models/<name>/seen.json                 signature and SHA-256 of each file of the sources
 models/<name>/outcomes/<owner>.json     `Retraining` of each retraining, for the process that started it
 models/<name>/rejected/<digest>.json    a gate's rejection, which the same inputs would meet again
+models/<name>/turns/000007/turn.json    holder of the lock: put-if-absent, so one of several takers gets it
+models/<name>/turns/000007/runs.json    the runs that it trains
+models/<name>/turns/000007/ended.json   its end
 """
 
-from __future__ import annotations
-
+import contextlib
 import hashlib
 import json
+import math
+import os
 import platform
+import socket
+import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from baton import events
-from baton.documents import Document, load_object
+import psutil
+
+from baton import documents, events
 from baton.errors import BatonError, DamagedError, UserError
-from baton.events import Retraining
 from baton.models import user_code
 from baton.recipe import load
 from baton.recipe.data import DataSource
 from baton.recipe.recipe import Recipe
-from baton.retrain.lock import RetrainLock
 from baton.runs import lineage
 from baton.runs.documents import SplitData
 from baton.runs.outcomes import AcceptedModel, EvaluationResult, ExportedModel, GateVerdict, ModelMeta, RetrainNote
 from baton.runs.run import Run, identity, now
-from baton.runtime import SYSTEM
+from baton.runtime import SYSTEM, backoff
 from baton.store import bundle, sources
 from baton.store.manifest import usable_manifest
-from baton.store.sources import SourceFile
 from baton.store.storage import Storage
 
-Seen = dict[str, list[str]]
-"""Address of a file → its `_signature`, and the SHA-256 of its content."""
-TAGS = ("ETag", "etag", "e_tag", "blob_id")
-"""File systems' names for a tag of an object's content."""
+Seen = dict[str, list[str]]  # address of a file → its `_signature`, and the SHA-256 of its content
+TAGS = ("ETag", "etag", "e_tag", "blob_id")  # file systems' names for a tag of an object's content
 
 
-class Rejection(Document):
+class Rejection(documents.Document):
     run: str
     at: str
 
 
 @dataclass(frozen=True)
 class RetrainDecision:
-    decision: str
-    """`train`, `unchanged` or `busy`."""
-    words: str
-    """Reason, for people."""
+    decision: str  # `train`, `unchanged` or `busy`
+    words: str  # reason, for people
     run: str = ""
-    recipe: str = ""
-    """As JSON."""
+    recipe: str = ""  # as JSON
 
 
 def check_for_changes(recipe: Recipe, owner: str) -> RetrainDecision:
@@ -79,7 +80,7 @@ def check_for_changes(recipe: Recipe, owner: str) -> RetrainDecision:
         else:
             result = RetrainDecision("busy", f"another retraining of {recipe.name} is under way")
     if result.decision != "train":
-        keep_outcome(storage, recipe.name, owner, Retraining(result.decision, result.words, now()))
+        keep_outcome(storage, recipe.name, owner, events.Retraining(result.decision, result.words, now()))
     events.emit(events.Looked(decision=result.decision, words=result.words, run=result.run))
     return result
 
@@ -92,7 +93,7 @@ def promote_or_keep(run_uri: str) -> str:
     run = Run.open(run_uri)
     storage, note, evaluation = run.storage, run.need(RetrainNote), run.need(EvaluationResult)
     gate = evaluation.gate or GateVerdict(passed=True)
-    outcome = Retraining(
+    outcome = events.Retraining(
         "rejected",
         "; ".join(gate.failed),
         now(),
@@ -117,11 +118,11 @@ def release_lock(model: str, store: str, owner: str, error: str | None) -> None:
     """Ends a retraining, however it went; where that is not known yet, it has failed."""
     storage = Storage(store)
     if not storage.exists(_outcome_path(model, owner)):
-        keep_outcome(storage, model, owner, Retraining("failed", error or "It ended without saying why.", now()))
+        keep_outcome(storage, model, owner, events.Retraining("failed", error or "It ended without saying why.", now()))
     RetrainLock(storage, model, owner).release()
 
 
-def keep_outcome(storage: Storage, name: str, owner: str, outcome: Retraining) -> None:
+def keep_outcome(storage: Storage, name: str, owner: str, outcome: events.Retraining) -> None:
     """Keeps what a retraining, by its recipe's name and its owner, came to, and emits it."""
     storage.write(_outcome_path(name, owner), json.dumps(outcome.fields(), indent=1).encode())
     events.emit(outcome)
@@ -236,7 +237,7 @@ def _contents(source: DataSource, before: Seen, now: Seen) -> list[str]:
     return [digest for _, digest in digests.values()]
 
 
-def _signature(file: SourceFile) -> str:
+def _signature(file: sources.SourceFile) -> str:
     info = file.info()
     tag = next((info[name] for name in TAGS if info.get(name)), None)
     told = [tag] if tag else [info.get(name) for name in ("mtime", "created", "ino")]
@@ -260,7 +261,7 @@ def _revision(source: str) -> str:
 def _read_seen(storage: Storage, path: str) -> Seen:
     """Returns the files seen before; where they cannot be read, none, and all files are hashed again."""
     try:
-        seen = load_object(storage.read(path), storage.uri(path))
+        seen = documents.load_object(storage.read(path), storage.uri(path))
     except (FileNotFoundError, DamagedError):
         return {}
     return {uri: known for uri, known in seen.items() if isinstance(known, list) and len(known) == 2}
@@ -268,3 +269,148 @@ def _read_seen(storage: Storage, path: str) -> Seen:
 
 def _sha256(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+# Environment variable: the process with which the turn ends, as `this_process` writes it.
+PROCESS = "BATON_RETRAIN_PROCESS"
+_CLOCK = "clock-"
+_LONGEST_PAUSE = 30.0
+
+
+class LockHolder(documents.Document):
+    owner: str
+    at: str
+    process: str | None = None  # as in `PROCESS`
+
+
+class RetrainLock:
+    """Lock of a model in the store, held for a turn by one retraining at a time.
+
+    A turn also ends when its process is known to be dead, or when neither it nor its runs were written to for
+    `expires_s`; a chunk that trains notes its step every ten seconds. All times, the present too, are those that the
+    store gives to objects, so that clocks need not agree. `owner` is a retraining's name, which its restarted stages
+    have too.
+    """
+
+    # A holder that was only asleep may wake after its turn. It does no harm: checkpoints are bundles, and `accepted`
+    # takes one of two models with the same rival.
+
+    def __init__(self, storage: Storage, name: str, owner: str) -> None:
+        self._storage, self._owner = storage, owner
+        self._folder = f"models/{name}/turns"
+
+    def acquire(
+        self, *, wait: bool, expires_s: float, on_wait: Callable[[LockHolder], None] = lambda holder: None
+    ) -> bool:
+        """Acquires the lock, and tells whether it is ours now; `on_wait` is called once for each other holder."""
+        told = 0
+        for _ in backoff(math.inf, pause=0.5, growth=2, longest=_LONGEST_PAUSE):
+            number, holder = self._claimed(expires_s)
+            if holder.owner == self._owner:
+                return True
+            if not wait:
+                break
+            if told != number:
+                on_wait(holder)
+                told = number
+        return False
+
+    def note_runs(self, runs: list[str]) -> None:
+        if number := self._ours():
+            self._storage.write(f"{self._path(number)}/runs.json", json.dumps(runs).encode())
+
+    def release(self) -> None:
+        if number := self._ours():
+            self._storage.create(f"{self._path(number)}/ended.json", json.dumps({"at": now()}).encode())
+
+    def _ours(self) -> int | None:
+        number = self._newest()
+        holder = self._holder(number)
+        return number if holder and holder.owner == self._owner and not self._is_over(number) else None
+
+    def _newest(self) -> int:
+        return max((int(name) for name in self._storage.list(self._folder) if name.isdecimal()), default=0)
+
+    def _claimed(self, expires_s: float) -> tuple[int, LockHolder]:
+        """Returns the current turn and its holder, after beginning one where there was none."""
+        while True:
+            number = self._newest()
+            holder = self._holder(number)
+            if holder is None:  # the first, or one that is being written
+                self._begin(max(number, 1))
+                continue  # whose it is, is read back
+            is_over = self._is_over(number)
+            # A restarted stage of this retraining still has its turn.
+            if holder.owner == self._owner and not is_over:
+                return number, holder
+            if not is_over and not self._is_gone(number, holder, expires_s):
+                return number, holder
+            # Others may see the same end and create it too: the loop reads back whose it is.
+            self._begin(number + 1)
+
+    def _path(self, number: int) -> str:
+        return f"{self._folder}/{number:06d}"
+
+    def _begin(self, number: int) -> None:
+        holder = LockHolder(owner=self._owner, at=now(), process=os.environ.get(PROCESS))
+        self._storage.create(f"{self._path(number)}/turn.json", json.dumps(holder.to_json()).encode())
+
+    def _holder(self, number: int) -> LockHolder | None:
+        path = f"{self._path(number)}/turn.json"
+        with contextlib.suppress(FileNotFoundError):
+            return LockHolder.read(self._storage.read(path), self._storage.uri(path))
+        return None
+
+    def _is_over(self, number: int) -> bool:
+        return self._storage.exists(f"{self._path(number)}/ended.json")
+
+    def _is_gone(self, number: int, holder: LockHolder, expires_s: float) -> bool:
+        if _has_died(holder.process):
+            return True
+        clock = f"{self._path(number)}/{_CLOCK}{uuid.uuid4().hex}"
+        self._storage.write(clock, b"")
+        try:
+            written = self._storage.find(self._path(number))
+            present = written[clock.rpartition("/")[2]][1]
+            signs = [at for name, (_, at) in written.items() if not name.startswith(_CLOCK)]
+            runs: list[str] = []
+            # Runs that are not noted yet, or damaged, are no sign of life.
+            with contextlib.suppress(FileNotFoundError, ValueError, TypeError):
+                runs = [str(run) for run in documents.load(self._storage.read(f"{self._path(number)}/runs.json"))]
+            for run in runs:
+                signs += [at for _, at in self._storage.find(f"runs/{run}").values()]
+        except FileNotFoundError:  # a file was renamed during the listing, so somebody lives
+            return False
+        finally:
+            self._storage.remove(clock)
+        # `signs` has the turn itself at least, which `_claimed` has read.
+        return (present - max(signs)).total_seconds() > expires_s
+
+
+def this_process() -> str:
+    """Returns an identity of this process that no later process of the same number has."""
+    return json.dumps({"machine": _machine(), "pid": os.getpid(), "began": psutil.Process().create_time()})
+
+
+def _has_died(process: str | None) -> bool:
+    try:
+        known = json.loads(process) if process else None
+        if known is None or known["machine"] != _machine():
+            return False
+        process_now = psutil.Process(known["pid"])
+        is_another = abs(process_now.create_time() - known["began"]) > 1
+        return bool(is_another or process_now.status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
+    except (ValueError, TypeError, KeyError):  # not as `this_process` writes it: times decide
+        return False
+
+
+def _machine() -> str:
+    """Returns an identity of the machine or container in which process numbers count."""
+    boot = numbers = ""
+    with contextlib.suppress(OSError):
+        numbers = os.readlink("/proc/self/ns/pid")
+        # Machines may share a host name, and all have the same name for their first set of numbers.
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return f"{socket.gethostname()} {boot} {numbers}"
