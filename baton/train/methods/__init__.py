@@ -44,3 +44,12 @@ class TokenizedPairs(ChunkTrainer):
         alone = self.model.training and self.accelerator.num_processes == 1
         with all_counted(self.accelerator) if alone else contextlib.nullcontext():
             return super().compute_loss(*arguments, **options)
+
+
+class AllCounted(ChunkTrainer):
+    """For `DistillationTrainer`, also in the trainer of a user's script."""
+
+    def compute_loss(self, *arguments: Any, **options: Any) -> Any:
+        # In training each process's figures count, also in a pass's last step.
+        with all_counted(self.accelerator) if self.model.training else contextlib.nullcontext():
+            return super().compute_loss(*arguments, **options)

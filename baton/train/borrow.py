@@ -24,7 +24,7 @@ from baton.models import hooks
 from baton.recipe.recipe import Recipe
 from baton.train import imports
 from baton.train.generation import ResumableGeneration
-from baton.train.methods.distillation import AllCounted
+from baton.train.methods import AllCounted
 from baton.train.protocol import ChunkTrainer, StateDict
 from baton.train.references import MovingReference
 from baton.train.trainer import ExactResume, exact_class
