@@ -26,9 +26,9 @@ from baton.train.distributed.ranks import Ranks
 from baton.train.distributed.watchdog import Watchdog
 from baton.train.fork import ForkOverrides
 from baton.train.inputs import ChunkInputs
-from baton.train.metrics.live import LiveReport, attach_observers
-from baton.train.metrics.score import Score, Scoring
+from baton.train.live import LiveReport, attach_observers
 from baton.train.protocol import ChunkTrainer, Resumption
+from baton.train.score import Score, Scoring
 
 logger = logging.getLogger("baton")
 

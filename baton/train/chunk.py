@@ -22,7 +22,7 @@ from baton.train.checkpointer import Checkpointer
 from baton.train.context import Clock, TrainContext
 from baton.train.distributed import launch
 from baton.train.distributed.preemption import PreemptionWatch
-from baton.train.metrics.score import Scoring
+from baton.train.score import Scoring
 from baton.train.trainjob import job as elastic
 from baton.train.trainjob.cluster import Cluster
 
