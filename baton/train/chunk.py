@@ -17,14 +17,12 @@ from baton.checkpoint.store import Checkpoint, CheckpointStore
 from baton.errors import BatonError
 from baton.recipe.run import Preemption
 from baton.runs.documents import StagePhase, TokenizedRows
-from baton.train import inputs
+from baton.train import inputs, trainjob
 from baton.train.checkpointer import Checkpointer
 from baton.train.context import Clock, TrainContext
 from baton.train.distributed import launch
 from baton.train.distributed.preemption import PreemptionWatch
 from baton.train.score import Scoring
-from baton.train.trainjob import job as elastic
-from baton.train.trainjob.cluster import Cluster
 
 logger = logging.getLogger("baton")
 
@@ -122,15 +120,15 @@ def record_attempt(
     )
 
 
-def run_trainjob(context: TrainContext, scoring: Scoring | None, cluster: Cluster | None = None) -> Outcome:
+def run_trainjob(context: TrainContext, scoring: Scoring | None, cluster: trainjob.Cluster | None = None) -> Outcome:
     """Runs a chunk's job, whose nodes train to the target; `cluster` is by default this pod's own.
 
     `LostError` if nodes were lost and another job may train to the target.
     """
-    cluster = cluster or Cluster.here()
+    cluster = cluster or trainjob.Cluster.here()
     index, target, recipe = context.index, context.target, context.recipe
     with PreemptionWatch(recipe.chunks.preemption) as watch:
-        job, ended = elastic.run_job(cluster, recipe, context.run.uri, index, lambda: watch.notice)
+        job, ended = trainjob.run_job(cluster, recipe, context.run.uri, index, lambda: watch.notice)
     # The store decides: nodes of a job that was deleted or left early may still have committed the target.
     committed = committed_at_target(context.store, target)
     if committed and (scoring is None or scoring.is_kept(committed.step)):
