@@ -446,7 +446,7 @@ def trainer_setup(
         arguments=training_arguments(recipe, plan, output_dir),
         model=model,
         tokenizer=tokenizer,
-        train=tokens.train(),
+        train=samplers.train_dataset(tokens),
         held_out=tokens.held_out() if evaluates else None,
         reference=lambda: loading.start_model(recipe, tokenizer, base),
         second_model=second_model,

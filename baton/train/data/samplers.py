@@ -22,10 +22,11 @@ from torch.utils.data import Sampler
 from transformers.trainer_pt_utils import get_length_grouped_indices
 
 from baton.errors import BatonError
+from baton.models import train_rows, trained
 from baton.models.train_rows import IGNORED
 from baton.recipe.recipe import Recipe
 from baton.recipe.training import Curriculum
-from baton.train.data.slices import Blocks
+from baton.train.data.tokens import Blocks, ChunkTokens
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -67,6 +68,12 @@ def open_files(folder: str, files: list[str], blocks: Blocks, present: set[int])
     rows.blocks = blocks
     rows.present = np.isin(np.arange(len(files)), here)
     return rows
+
+
+def train_dataset(tokens: ChunkTokens) -> Dataset:
+    if tokens.blocks is None:
+        return trained.open_rows(f"{tokens.folder}/train")
+    return train_rows.readable(open_files(tokens.folder, tokens.files, tokens.blocks, tokens.present))
 
 
 class EpochSampler(Sampler[int]):
