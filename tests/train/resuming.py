@@ -18,7 +18,7 @@ from baton.runs.plan import make_plan
 from baton.runs.run import Run
 from baton.store.storage import Storage
 from baton.train import attempt, inputs
-from baton.train.callbacks import SaveAndStop
+from baton.train.attempt import SaveAndStop
 from baton.train.checkpointer import Checkpointer
 from baton.train.context import Clock, TrainContext
 from baton.train.distributed.preemption import PreemptionWatch

@@ -19,7 +19,6 @@ FILES = (
         f"baton/train/{name}.py"
         for name in (
             "attempt",
-            "callbacks",
             "checkpointer",
             "fork",
             "reshard",

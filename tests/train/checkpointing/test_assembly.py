@@ -21,7 +21,7 @@ from baton.runs.documents import RunCost
 from baton.runs.versions import Fingerprint
 from baton.store.manifest import Manifest
 from baton.train import attempt, state
-from baton.train.callbacks import EvaluationsPerEpoch, SaveSchedule
+from baton.train.attempt import EvaluationsPerEpoch, SaveSchedule
 from baton.train.distributed.preemption import PreemptionWatch
 from baton.train.distributed.ranks import Ranks
 from baton.train.distributed.watchdog import Watchdog
