@@ -4,8 +4,6 @@ The run has no recipe: `attached.json` identifies its checkpoints by facts that 
 `plan.json` has its length.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

@@ -4,8 +4,6 @@
 last, and sees what all others have decided. `Pace` spaces continuous checkpoints so that training loses little.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import math

@@ -3,8 +3,6 @@
 Rows and batches are drawn by seed and epoch alone, wherever upstream leaves the draw open.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib

@@ -5,8 +5,6 @@ model on a GPU, on ever fewer of the longest rows. On a CPU, where running out o
 estimated. Neither leaves a trace: random state and the libraries' own are put back.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools
@@ -18,13 +16,15 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
+import transformers
 from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils.memory import should_reduce_batch_size
+from datasets import Dataset
 from torch import nn
-from transformers import EarlyStoppingCallback, TrainerCallback, TrainerState, TrainingArguments
+from transformers import PreTrainedModel, TrainerCallback, TrainingArguments
 
 from baton import events, machine
 from baton.errors import UserError
@@ -35,23 +35,14 @@ from baton.recipe.training import Group
 from baton.runs.documents import MicroBatchSize, RunInfo, TokenizedRows
 from baton.runs.plan import Plan
 from baton.store.cache import NodeCache
-from baton.train import imports, methods, sharding
+from baton.train import generation, guard, imports, methods, references, sharding, virtual, weighing
 from baton.train.context import TrainContext
 from baton.train.data import samplers
 from baton.train.data.tokens import ChunkTokens
 from baton.train.distributed import launch
 from baton.train.distributed.ranks import Ranks
-from baton.train.generation import ConversationalPrompts, ResumableGeneration, VirtualGeneration
-from baton.train.guard import Guarded
 from baton.train.protocol import ChunkTrainer, Options
-from baton.train.references import MovingReference
 from baton.train.trainer import exact_class
-from baton.train.virtual import VirtualWorkers
-from baton.train.weighing import DealtRows, WeighedRows
-
-if TYPE_CHECKING:
-    from datasets import Dataset
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 def training_arguments(recipe: Recipe, plan: Plan, output_dir: str) -> Options:
@@ -128,8 +119,6 @@ def make_deterministic(threads: int | None, deterministic: bool, *, tf32: bool =
     """Sets what bits depend on, before anything is computed; `tf32` rounds what matrix products read in 32 bits."""
     # Read by cuBLAS when it is first used; without it torch refuses deterministic products on CUDA.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    import transformers
-
     transformers.utils.logging.disable_progress_bar()
     if threads:
         torch.set_num_threads(threads)
@@ -154,15 +143,15 @@ def features_of(recipe: Recipe, config: TrainingArguments, *, weighs: bool) -> l
     # With virtual workers, the method's configuration knows of one process.
     is_virtual, is_dealt = bool(parallel.virtual_workers), config.world_size > 1
     used: dict[type[ChunkTrainer], object] = {
-        MovingReference: getattr(config, "sync_ref_model", False),
-        VirtualGeneration: spec.generates and is_virtual,
-        ResumableGeneration: spec.generates and not is_virtual,
-        ConversationalPrompts: spec.generates,
+        references.MovingReference: getattr(config, "sync_ref_model", False),
+        generation.VirtualGeneration: spec.generates and is_virtual,
+        generation.ResumableGeneration: spec.generates and not is_virtual,
+        generation.ConversationalPrompts: spec.generates,
         # A skipped step is passed over whole, whoever makes its passes.
-        Guarded: training.guard,
-        VirtualWorkers: is_virtual,
-        DealtRows: is_dealt,
-        WeighedRows: weighs and not (is_virtual or is_dealt),
+        guard.Guarded: training.guard,
+        virtual.VirtualWorkers: is_virtual,
+        weighing.DealtRows: is_dealt,
+        weighing.WeighedRows: weighs and not (is_virtual or is_dealt),
         sharding.Zero: is_dealt and parallel.is_zero,
         sharding.Fsdp: is_dealt and parallel.strategy == "fsdp",
         ParamGroups: training.groups or training.compile_optimizer,
@@ -341,7 +330,7 @@ class EpochOf(TrainerCallback):
     def __init__(self, collator: hooks.SeededCollator) -> None:
         self._collator = collator
 
-    def on_epoch_begin(self, args: object, state: TrainerState, *_: object, **__: object) -> None:
+    def on_epoch_begin(self, args: object, state: transformers.TrainerState, *_: object, **__: object) -> None:
         self._collator.epoch = int(state.epoch or 0)
 
 
@@ -352,7 +341,7 @@ class Setup:
     recipe: Recipe
     arguments: Options
     model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: transformers.PreTrainedTokenizerBase
     train: Dataset
     held_out: Dataset | None  # None where nothing is evaluated in between
     reference: Callable[[], PreTrainedModel] = field(repr=False)  # a fresh copy of the model that the run began with
@@ -364,7 +353,7 @@ class Setup:
         recipe = self.recipe
         rows = trainable.rows_of_tokens(recipe, self.model, self.tokenizer)
         stopping = recipe.training.early_stopping
-        early = [EarlyStoppingCallback(stopping.patience, stopping.threshold)] if stopping else []
+        early = [transformers.EarlyStoppingCallback(stopping.patience, stopping.threshold)] if stopping else []
         own = {
             "data_collator": hooks.collator(recipe.hooks, self.tokenizer, recipe.seed),
             "compute_metrics": hooks.metrics(recipe.hooks),

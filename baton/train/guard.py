@@ -5,8 +5,6 @@ notes a bad step before its process ends. The next process restores the newest c
 A kill in between does no harm: the step is found again, or is known.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import logging

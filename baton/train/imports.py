@@ -8,8 +8,6 @@ read; for plain numbers the stand-in answers without loading anything. Most chun
 that register functions with it are kept, and replayed once it is loaded.
 """
 
-from __future__ import annotations
-
 import functools
 import gc
 import importlib

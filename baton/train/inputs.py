@@ -1,7 +1,5 @@
 """Downloads for training: the checkpoint, tokens, models and the user's code."""
 
-from __future__ import annotations
-
 import functools
 import os
 import shutil

@@ -4,16 +4,15 @@ A manifest has the digest of each saving rank's part. Ranks assemble the tensors
 ranks had it, and hash the pieces. Nothing else is saved for this: it also works for checkpoints of earlier versions.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence, Set
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed
+from torch import nn
 
 from baton.checkpoint import sharded
 from baton.checkpoint.digest import TensorHash, tree_digest
@@ -21,9 +20,6 @@ from baton.errors import UserError
 from baton.train import sharding, state
 from baton.train.protocol import ChunkTrainer, StateDict
 from baton.train.sharding import MASTER, SavedPartitions, WeightSegment, weight_sizes
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
 class LoadFromShards(ChunkTrainer):

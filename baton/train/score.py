@@ -20,11 +20,10 @@ from baton.runs.outcomes import TrialInfo
 from baton.runs.run import Run, now
 from baton.runs.sweep import Sweep
 from baton.train.context import Clock
+from baton.train.protocol import ChunkTrainer
 
 if TYPE_CHECKING:
     from transformers import TrainerState
-
-    from baton.train.protocol import ChunkTrainer
 
 TIMED = ("_runtime", "_per_second")
 """Ends of figures' names that depend on the clock."""

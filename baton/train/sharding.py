@@ -8,18 +8,17 @@ A ZeRO checkpoint has whole weights and each process's optimizer part, without p
 Under ZeRO the engine trains; optimizer, schedule and clipping are the recipe's. FSDP2 also runs on CPUs.
 """
 
-from __future__ import annotations
-
 import copy
 import importlib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
+from transformers import PreTrainedModel
 
 from baton.checkpoint import sharded, zero_format
 from baton.errors import DamagedError
@@ -28,9 +27,6 @@ from baton.recipe.recipe import Recipe
 from baton.recipe.training import Training
 from baton.train.distributed.ranks import Ranks
 from baton.train.protocol import ChunkTrainer, Options, StateDict
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 ALIGNMENT = 2  # stage 2 cuts a row into parts of a multiple of so many values
 # By stage, the keys of the weights' masters and of the optimizer's own state.

@@ -1,7 +1,5 @@
 """The whole state of a trainer between two steps: its parts, their digests, and those that upstream does not save."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 

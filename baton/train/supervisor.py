@@ -5,8 +5,6 @@ Whatever kills the fork that trains (a signal, a broken CUDA context, a store ou
 training resumes from the newest checkpoint. A spare fork has its imports.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import logging

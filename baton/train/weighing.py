@@ -4,8 +4,6 @@ Upstream takes means over micro-batches in a step, and over batches in an evalua
 rows, or by the tokens that a figure is a mean over. With several processes each step has the rows of one process.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import math

@@ -4,18 +4,18 @@ No chunk remembers an order. A dataset may have only some of its files here. Eac
 one process as with several.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import random
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
+from accelerate import Accelerator
+from accelerate.data_loader import DataLoaderShard
 from datasets import Dataset
 from datasets.table import InMemoryTable, MemoryMappedTable, concat_tables
 from torch.utils.data import Sampler
@@ -27,11 +27,6 @@ from baton.models.train_rows import IGNORED
 from baton.recipe.recipe import Recipe
 from baton.recipe.training import Curriculum
 from baton.train.data.tokens import Blocks, ChunkTokens
-
-if TYPE_CHECKING:
-    from accelerate import Accelerator
-    from accelerate.data_loader import DataLoaderShard
-
 
 Row = dict[str, object]
 

@@ -1,7 +1,5 @@
 """Training methods, one file each, found by `training.method`; see the README beside this file."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 from types import ModuleType

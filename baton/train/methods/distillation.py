@@ -1,7 +1,5 @@
 """On-policy distillation, by TRL's `DistillationTrainer`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from transformers import Trainer
