@@ -9,8 +9,8 @@ import tempfile
 import time
 
 from baton.runs.run import Run
-from baton.train.data import samplers
-from baton.train.data.tokens import ChunkTokens
+from baton.train import samplers
+from baton.train.tokens import ChunkTokens
 
 
 def main(run_uri: str, num_steps: int) -> None:

@@ -44,8 +44,8 @@ from baton.store.cache import NodeCache
 from baton.train import attempt, borrow, inputs
 from baton.train.chunk import Outcome, conclude, without_training
 from baton.train.context import Clock, TrainContext
-from baton.train.distributed.preemption import PreemptionWatch
-from baton.train.distributed.ranks import Ranks
+from baton.train.distributed import Ranks
+from baton.train.preemption import PreemptionWatch
 
 logger = logging.getLogger("baton")
 

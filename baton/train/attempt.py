@@ -31,12 +31,11 @@ from baton.runs.versions import Fingerprint
 from baton.train import build, guard, reshard, state, user_state
 from baton.train.checkpointer import Checkpointer, Committer
 from baton.train.context import TrainContext
-from baton.train.distributed.preemption import PreemptionWatch
-from baton.train.distributed.ranks import Ranks
-from baton.train.distributed.watchdog import Watchdog
+from baton.train.distributed import Ranks, Watchdog
 from baton.train.fork import ForkOverrides
 from baton.train.inputs import ChunkInputs
 from baton.train.live import LiveReport, attach_observers
+from baton.train.preemption import PreemptionWatch
 from baton.train.protocol import ChunkTrainer, Resumption, StateDict
 from baton.train.score import Score, Scoring
 from baton.train.trainer import seed_of

@@ -35,13 +35,22 @@ from baton.recipe.training import Group
 from baton.runs.documents import MicroBatchSize, RunInfo, TokenizedRows
 from baton.runs.plan import Plan
 from baton.store.cache import NodeCache
-from baton.train import generation, guard, imports, methods, references, sharding, virtual, weighing
+from baton.train import (
+    distributed,
+    generation,
+    guard,
+    imports,
+    methods,
+    references,
+    samplers,
+    sharding,
+    virtual,
+    weighing,
+)
 from baton.train.context import TrainContext
-from baton.train.data import samplers
-from baton.train.data.tokens import ChunkTokens
-from baton.train.distributed import launch
-from baton.train.distributed.ranks import Ranks
+from baton.train.distributed import Ranks
 from baton.train.protocol import ChunkTrainer, Options
+from baton.train.tokens import ChunkTokens
 from baton.train.trainer import exact_class
 
 
@@ -608,7 +617,7 @@ def prepare_trial(context: TrainContext, num_steps: int, folder: str, changed: O
     """Builds the first chunk's trainer for a throwaway model; `changed` are arguments of its configuration."""
     recipe = context.recipe
     machine.require_gpus(recipe.resources.image)
-    launch.pin_device(recipe, context.ranks)
+    distributed.pin_device(recipe, context.ranks)
     training = recipe.training
     make_deterministic(training.threads, training.deterministic, tf32=uses_tf32(recipe))
     tokens = ChunkTokens(context.run, recipe, context.plan, lambda _: folder, NodeCache.of(recipe.store))

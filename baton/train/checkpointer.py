@@ -31,8 +31,8 @@ from baton.runs.versions import CHECKPOINT_FORMATS, Fingerprint, FormatVersions
 from baton.runtime import RetryAttempt, Work, backoff, retry
 from baton.store.cache import NodeCache
 from baton.train.context import Clock, TrainContext
-from baton.train.distributed.preemption import PreemptionWatch
-from baton.train.distributed.watchdog import Watchdog
+from baton.train.distributed import Watchdog
+from baton.train.preemption import PreemptionWatch
 
 logger = logging.getLogger("baton")
 

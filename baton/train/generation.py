@@ -23,7 +23,7 @@ from baton.models.chat_template import ChatTemplate
 from baton.recipe.methods import Completions, Generation
 from baton.recipe.recipe import Recipe
 from baton.train import weighing
-from baton.train.distributed.watchdog import Watchdog
+from baton.train.distributed import Watchdog
 from baton.train.protocol import ChunkTrainer, Options, StateDict
 from baton.train.references import moving
 from baton.train.virtual import MicroBatches

@@ -29,9 +29,9 @@ from baton.runs.documents import Skip, SourceLocation, SplitCounts, TokensMeta
 from baton.runs.run import Run, now
 from baton.scratch import scratch_folder
 from baton.store.manifest import Manifest
+from baton.train import distributed
 from baton.train.checkpointer import Checkpointer
 from baton.train.context import TrainContext
-from baton.train.distributed import launch
 from baton.train.protocol import ChunkTrainer
 
 logger = logging.getLogger("baton")
@@ -232,7 +232,7 @@ def watch_for_skips(trainer: ChunkTrainer, checkpointer: Checkpointer) -> Iterat
         keep_skip(context, trainer, error)
 
     try:
-        with launch.watch_device(lambda: int(trainer.state.global_step)):
+        with distributed.watch_device(lambda: int(trainer.state.global_step)):
             yield
     except SkipError as error:
         checkpointer.watchdog.stop()

@@ -16,7 +16,7 @@ from baton.runs.documents import StagePhase
 from baton.store.cache import NodeCache
 from baton.train import imports
 from baton.train.context import TrainContext
-from baton.train.data.tokens import ChunkTokens
+from baton.train.tokens import ChunkTokens
 
 
 def _remove(prefix: str, folder: str) -> None:

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 from baton.checkpoint.staging import PendingCheckpoint
 from baton.recipe.recipe import Recipe
 from baton.recipe.training import Guard
-from baton.train.distributed.ranks import Ranks
-from baton.train.distributed.watchdog import Watchdog
+from baton.train.distributed import Ranks, Watchdog
 
 if TYPE_CHECKING:
     import torch

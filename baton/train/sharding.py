@@ -25,7 +25,7 @@ from baton.errors import DamagedError
 from baton.models import trainable
 from baton.recipe.recipe import Recipe
 from baton.recipe.training import Training
-from baton.train.distributed.ranks import Ranks
+from baton.train.distributed import Ranks
 from baton.train.protocol import ChunkTrainer, Options, StateDict
 
 ALIGNMENT = 2  # stage 2 cuts a row into parts of a multiple of so many values

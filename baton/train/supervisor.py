@@ -27,9 +27,8 @@ from baton import errors, events, machine, runtime
 from baton.errors import BatonError, DeviceError, ProcessLostError, UnavailableError
 from baton.runs.documents import Restart
 from baton.runs.run import Run, now
-from baton.train import imports
+from baton.train import distributed, imports
 from baton.train.chunk import Outcome, run_chunk
-from baton.train.distributed import launch
 
 logger = logging.getLogger("baton")
 
@@ -113,7 +112,7 @@ def as_shared(error: Exception) -> BatonError:
         kind = next(kind for kind in type(error).__mro__ if kind.__module__ == errors.__name__)
         return kind(error.message, remedy=error.remedy)
     text = errors.in_words(error)
-    return ProcessLostError(text) if launch.is_device_broken(text) else BatonError(text)
+    return ProcessLostError(text) if distributed.is_device_broken(text) else BatonError(text)
 
 
 def _serve(

@@ -27,9 +27,8 @@ from baton.checkpoint.digest import tree_digest
 from baton.checkpoint.staging import PendingCheckpoint
 from baton.errors import BatonError
 from baton.models import rng
-from baton.train.data import samplers
-from baton.train.distributed.ranks import Ranks
-from baton.train.distributed.watchdog import Watchdog
+from baton.train import samplers
+from baton.train.distributed import Ranks, Watchdog
 from baton.train.protocol import ChunkTrainer, Resumption, StateDict
 from baton.train.reshard import LoadFromShards
 

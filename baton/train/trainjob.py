@@ -25,8 +25,8 @@ from baton.recipe.run import SIGNING_FOLDER
 from baton.runtime import RetryAttempt, backoff, retry
 from baton.signing import KEY_FILE, SIGNED_BY
 from baton.tracking import servers
-from baton.train.distributed import launch
-from baton.train.distributed.preemption import SERVICE_ACCOUNT
+from baton.train import distributed
+from baton.train.preemption import SERVICE_ACCOUNT
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient
@@ -479,7 +479,7 @@ def failure_of(job: Object, pods: Sequence[Object], error: events.Error | None, 
         }
         return next((kind for kind, is_it in kinds.items() if is_it), BatonError)(error.message)
     if first:
-        kind = ProcessLostError if launch.is_device_broken(" ".join(tail)) else BatonError
+        kind = ProcessLostError if distributed.is_device_broken(" ".join(tail)) else BatonError
         last = f" Its last lines: {' | '.join(tail)}" if tail else ""
         return kind(f"node {node_index(first)} ({_place(first)}) ended with code {_ended(first)['exitCode']}.{last}")
     failed = condition_of(job, "Failed") or {}

@@ -26,8 +26,8 @@ from transformers.trainer_pt_utils import nested_detach
 
 from baton.errors import BatonError, UserError
 from baton.models import rng
-from baton.train.data import samplers
-from baton.train.data.samplers import DistributedBatches
+from baton.train import samplers
+from baton.train.samplers import DistributedBatches
 from baton.train.weighing import Batch, MicroBatchResult, WeighedRows, add_micro_batch, record_micro_batch
 
 

@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import DataLoader
 from transformers.trainer_pt_utils import find_batch_size
 
-from baton.train.data import samplers
+from baton.train import samplers
 from baton.train.protocol import ChunkTrainer, Window
 
 Batch = dict[str, Any]

@@ -28,7 +28,7 @@ FILES = (
             "user_state",
         )
     ),
-    *(f"baton/train/data/{name}.py" for name in ("samplers", "tokens")),
+    *(f"baton/train/{name}.py" for name in ("samplers", "tokens")),
     *(f"baton/store/{name}.py" for name in ("bundle", "manifest", "storage")),
     *(f"baton/{name}.py" for name in ("models/rng", "runs/versions")),
 )

@@ -11,8 +11,8 @@ import pytest
 from baton.errors import BatonError
 from baton.recipe import load
 from baton.recipe.recipe import Recipe
-from baton.train.data import samplers
-from baton.train.data.tokens import GROUP, Blocks, needed_files
+from baton.train import samplers
+from baton.train.tokens import GROUP, Blocks, needed_files
 
 ROWS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4]
 STEPS_PER_EPOCH = 20

@@ -16,7 +16,7 @@ from baton.recipe.recipe import Recipe
 from baton.runs.run import Run
 from baton.store.storage import Storage
 from baton.train import build
-from baton.train.data.tokens import ChunkTokens
+from baton.train.tokens import ChunkTokens
 from tests.train.chunks import first_chunk
 
 

@@ -26,7 +26,7 @@ from baton.models import train_rows, trained
 from baton.models.train_rows import IGNORED
 from baton.recipe.recipe import Recipe
 from baton.recipe.training import Curriculum
-from baton.train.data.tokens import Blocks, ChunkTokens
+from baton.train.tokens import Blocks, ChunkTokens
 
 Row = dict[str, object]
 
