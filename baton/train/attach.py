@@ -49,8 +49,8 @@ from baton.train.preemption import PreemptionWatch
 
 logger = logging.getLogger("baton")
 
+# A step, a share of the run, or chunk k of n as `(k, n)` or `"k/n"`; None is the whole run.
 Target = int | float | str | tuple[int, int] | None
-"""A step, a share of the run, or chunk k of n as `(k, n)` or `"k/n"`; None is the whole run."""
 
 
 def begin_or_join(run: Run, found: Json, section: Json) -> None:
@@ -82,12 +82,12 @@ def begin_or_join(run: Run, found: Json, section: Json) -> None:
         logger.warning("the script has changed since run %s was begun; what is compared is the same", run.name)
 
 
+# Trainers that this process has trained: their weights and random state are no longer those of the start.
 _used: WeakSet[Trainer] = WeakSet()
-"""Trainers that this process has trained: their weights and random state are no longer those of the start."""
 
 
+# Prefixes of a checkpoint's files that hold no weights.
 NOT_WEIGHTS = ("optimizer", "scheduler", "scaler", "rng_state", "baton_state")
-"""Prefixes of a checkpoint's files that hold no weights."""
 
 
 class Chunk:
@@ -319,6 +319,7 @@ def resolve_target(target: Target, num_steps: int) -> tuple[int, int | None]:
 
 
 CADENCES = ("checkpoint_every", "checkpoints_per_epoch")
+# Settings of `chunks` without use for a script's chunk → reason and remedy.
 WITHOUT_EFFECT = {
     "count": ("the target says where a chunk ends", "Give attach a target, such as `(1, 4)`."),
     **dict.fromkeys(
@@ -331,7 +332,6 @@ WITHOUT_EFFECT = {
         "Mount it, name the file in BATON_SIGNING_KEY_FILE, and leave chunks.signing.secret out.",
     ),
 }
-"""Settings of `chunks` without use for a script's chunk → reason and remedy."""
 
 
 def require_exact(trainer: Trainer) -> None:
@@ -459,8 +459,7 @@ def attached_recipe(trainer: Trainer, run: Run, chunks: Mapping[str, Any], *, de
     )
 
 
-AT_ONCE = 1000
-"""Rows that are hashed at a time: a whole number of bytes also where a value takes one bit."""
+AT_ONCE = 1000  # rows that are hashed at a time: a whole number of bytes also where a value takes one bit
 
 
 def dataset_identity(rows: Any) -> Json:
@@ -490,6 +489,7 @@ def dataset_digest(rows: datasets.Dataset) -> str:
     return whole.hexdigest()
 
 
+# Arguments that change no bit: destinations, how often checkpoints are written, who fetches rows.
 NOT_COUNTED = frozenset(
     {
         "output_dir", "overwrite_output_dir", "logging_dir", "run_name", "project", "report_to", "trackio_space_id",
@@ -504,12 +504,11 @@ NOT_COUNTED = frozenset(
         "teacher_model_name_or_path",  # its weights count, wherever they lie
     }
 )  # fmt: skip
-"""Arguments that change no bit: destinations, how often checkpoints are written, who fetches rows."""
+# Attributes of trainers that hold a second model, which no checkpoint has.
 MODELS = ("ref_model", "teacher_model", "reward_model")
-"""Attributes of trainers that hold a second model, which no checkpoint has."""
 
+# Trainer → run → model and optimizer at its start: a chunk in this process leaves the trainer with other weights.
 _begun: WeakKeyDictionary[Trainer, dict[str, dict[str, Any]]] = WeakKeyDictionary()
-"""Trainer → run → model and optimizer at its start: a chunk in this process leaves the trainer with other weights."""
 
 
 def run_identity(trainer: Trainer, run_uri: str, identity: Mapping[str, Any] | None) -> Json:

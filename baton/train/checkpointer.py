@@ -41,8 +41,8 @@ NOTES = 10.0  # seconds between two notes of the step that training is at, so th
 LAST_MOMENT = 30.0  # seconds for which a failed chunk waits for a checkpoint on its way
 SOON = 5.0  # seconds of retries for one request before the commit counts as failing
 
+# Arguments: the staged and the committed checkpoint, whether it is this process's, seconds of upload and commit.
 Committed = Callable[[PendingCheckpoint, Checkpoint, bool, dict[str, float]], None]
-"""Arguments: the staged and the committed checkpoint, whether it is this process's, seconds of upload and commit."""
 
 
 class Uploader:
@@ -224,13 +224,10 @@ class Accounting:
 
     clock: Clock
     progress: ProgressNotes
-    before: RunCost
-    """The run's cost at the checkpoint that is restored."""
+    before: RunCost  # the run's cost at the checkpoint that is restored
     lost: Lost
-    restarts: int = 0
-    """Processes of the run that were lost and replaced in their pod."""
-    stalls: list[float] = field(default_factory=list)
-    """Seconds that training stood still for each checkpoint."""
+    restarts: int = 0  # processes of the run that were lost and replaced in their pod
+    stalls: list[float] = field(default_factory=list)  # seconds that training stood still for each checkpoint
 
     @classmethod
     def of(cls, context: TrainContext, before: RunCost | None, start_step: int) -> Accounting:

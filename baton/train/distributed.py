@@ -39,11 +39,9 @@ logger = logging.getLogger("baton")
 
 T = TypeVar("T")
 
+# Seconds that a rank waits for the others in a collective call, as while the first one downloads or the store fails.
+# The watchdog names a rank that hangs in training earlier; one that ends is noticed at once.
 PATIENCE = 7200.0
-"""Seconds that a rank waits for the others in a collective call, as while the first one downloads or the store fails.
-
-The watchdog names a rank that hangs in training earlier; one that ends is noticed at once.
-"""
 
 
 @dataclass(frozen=True)
@@ -162,10 +160,10 @@ class Ranks:
 
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 BROKEN_LINK = r"NCCL|gloo/transport|connectFullMesh|DistNetworkError|DistStoreError"
+# Torch's messages for a broken device or link, which their process cannot mend.
 BROKEN_DEVICE = re.compile(
     rf"CUDA error|CUDA driver error|CUBLAS_STATUS|CUDNN_STATUS|cuDNN error|device-side assert|{BROKEN_LINK}"
 )
-"""Torch's messages for a broken device or link, which their process cannot mend."""
 
 
 def is_device_broken(message: str) -> bool:
@@ -198,8 +196,7 @@ def pin_device(recipe: Recipe, ranks: Ranks) -> None:
     os.environ[VISIBLE_DEVICES] = visible[ranks.local_rank % len(visible)].strip()  # an empty one hides all, and stays
 
 
-NODES = "PET_NNODES"
-"""Number of machines, which Kubeflow Trainer sets in each pod of a job."""
+NODES = "PET_NNODES"  # number of machines, which Kubeflow Trainer sets in each pod of a job
 
 
 def is_node() -> bool:
@@ -254,10 +251,10 @@ def join_ranks(ranks: Ranks, recipe: Recipe) -> None:
 
 Handler = Callable[[int, FrameType | None], object] | int | None
 
+# Baton's errors by name, as torch's launcher writes them down.
 KINDS = {kind.__name__: kind for kind in vars(errors).values() if isinstance(kind, type)}
-"""Baton's errors by name, as torch's launcher writes them down."""
+# Seconds that an error waits which may only follow from another process's end, so that the cause is seen first.
 PEERS = 3.0
-"""Seconds that an error waits which may only follow from another process's end, so that the cause is seen first."""
 
 _preempted = threading.Event()
 
@@ -415,8 +412,7 @@ def note_failure(message: str) -> None:
 
 ALONE = Ranks()
 PAUSE = 1.0  # seconds
-STAGGER = 0.3
-"""Seconds from one rank's stacks to the next one's, so that they do not mix in a log."""
+STAGGER = 0.3  # seconds from one rank's stacks to the next one's, so that they do not mix in a log
 
 
 @dataclass(frozen=True)
@@ -426,8 +422,7 @@ class Heartbeat:
     count: int = 0
     step: int = 0
     doing: str = "start"
-    is_paused: bool = False
-    """Waits for the store."""
+    is_paused: bool = False  # waits for the store
     ticks: int = 0
 
     @classmethod

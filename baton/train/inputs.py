@@ -25,11 +25,11 @@ def _remove(prefix: str, folder: str) -> None:
             os.remove(os.path.join(folder, name))
 
 
+# Parts that a negative control can leave out, and how to remove each from a checkpoint's folder.
 CONTROLS: dict[str, Callable[[str], None]] = {
     "rng": functools.partial(_remove, "rng_state"),
     "hooks": functools.partial(_remove, "baton_state_hooks"),
 }
-"""Parts that a negative control can leave out, and how to remove each from a checkpoint's folder."""
 
 
 @dataclass(frozen=True)

@@ -48,12 +48,11 @@ class ObservedChunk:
     recipe: Recipe
     index: int
     folder: str
-    live: Callable[[], dict[str, float]]
-    """Returns the chunk's progress, by the names in `LIVE_GAUGES`."""
+    live: Callable[[], dict[str, float]]  # returns the chunk's progress, by the names in `LIVE_GAUGES`
     seconds: Callable[[], dict[str, float]]
     newest: Callable[[], Checkpoint | None] = lambda: None
+    # Parameters of the run that its recipe lacks, see `baton.tracking.tracker`.
     params: Mapping[str, str] = field(default_factory=dict)
-    """Parameters of the run that its recipe lacks, see `baton.tracking.tracker`."""
 
 
 def keep_files(run: Run, folder: str, name: str) -> None:
@@ -113,6 +112,7 @@ class MlflowSink:
         self._tracker.close()
 
 
+# Name in the trainer's log → metric and its help.
 LOGGED_GAUGES = {
     "loss": ("baton_loss", "Training loss at the newest logged step."),
     "eval_loss": ("baton_eval_loss", "Loss on the held-out rows at the newest evaluation."),
@@ -123,8 +123,8 @@ LOGGED_GAUGES = {
     "mfu": ("baton_model_flops_utilization_ratio", "Share of the device's peak that the model's operations use."),
     "gpu_memory_bytes": ("baton_gpu_memory_bytes", "Most memory allocated on the GPU."),
 }
-"""Name in the trainer's log → metric and its help."""
 
+# Figure at the time of a scrape → metric and its help.
 LIVE_GAUGES = {
     "step": ("baton_step", "Optimizer steps trained."),
     "target_step": ("baton_target_step", "Step that this chunk trains to."),
@@ -134,7 +134,6 @@ LIVE_GAUGES = {
     "lost_steps": ("baton_lost_steps", "Steps of this run that were trained, not saved, and trained again."),
     "restarts": ("baton_process_restarts", "Processes of this run that were lost and started again in their pod."),
 }
-"""Figure at the time of a scrape → metric and its help."""
 
 PHASE_GAUGE = ("baton_chunk_phase_seconds", "Where this chunk's time went: start, import, fetch, build, train, save, …")
 
@@ -246,6 +245,7 @@ def open_sinks(chunk: ObservedChunk) -> list[Sink]:
     return sinks
 
 
+# Dense 16-bit operations per second by whole words of the device's name, from the makers' data sheets.
 PEAK_FLOPS = {
     "B200": 2250e12,
     "GB200": 2500e12,
@@ -272,7 +272,6 @@ PEAK_FLOPS = {
     "V100": 125e12,
     "T4": 65e12,
 }
-"""Dense 16-bit operations per second by whole words of the device's name, from the makers' data sheets."""
 _NAMES = re.compile(rf"(?<![^\W_])(?:{'|'.join(sorted(PEAK_FLOPS, key=len, reverse=True))})(?![^\W_])")
 
 

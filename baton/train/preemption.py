@@ -16,16 +16,15 @@ from baton.recipe.run import Preemption
 
 logger = logging.getLogger("baton")
 
-TIMEOUT = 2.0
-"""Seconds for one answer: metadata services are one hop away."""
+TIMEOUT = 2.0  # seconds for one answer: metadata services are one hop away
+# Intervals between two questions to a service that does not answer: some notices come only 30 seconds ahead.
 LONGEST_PAUSE = 8
-"""Intervals between two questions to a service that does not answer: some notices come only 30 seconds ahead."""
+# Intervals between two questions about the node: its document has tens of kB, and the API server serves everyone.
 NODE_PAUSE = 5
-"""Intervals between two questions about the node: its document has tens of kB, and the API server serves everyone."""
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 
+# Asks a source once: returns the notice in words, None without one, and raises where it cannot tell.
 Look = Callable[[], str | None]
-"""Asks a source once: returns the notice in words, None without one, and raises where it cannot tell."""
 
 
 class _CannotWatchError(Exception):

@@ -25,8 +25,7 @@ from baton.train.protocol import ChunkTrainer
 if TYPE_CHECKING:
     from transformers import TrainerState
 
-TIMED = ("_runtime", "_per_second")
-"""Ends of figures' names that depend on the clock."""
+TIMED = ("_runtime", "_per_second")  # ends of figures' names that depend on the clock
 
 
 @dataclass(frozen=True)

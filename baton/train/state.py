@@ -14,8 +14,8 @@ from baton.models import rng
 from baton.runs.documents import PARTS
 from baton.train.protocol import PER_RANK_PARTS, ChunkTrainer, StateDict
 
+# State that `Trainer` does not save: running sums of logged values, and state of callbacks and method.
 EXTRA_FILE = "baton_state.pt"
-"""State that `Trainer` does not save: running sums of logged values, and state of callbacks and method."""
 TIMED = ("step_time",)  # logged values that depend on the clock
 STATELESS = (DefaultFlowCallback, PrinterCallback, ProgressCallback)
 

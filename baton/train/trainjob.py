@@ -37,17 +37,12 @@ logger = logging.getLogger("baton")
 Object = dict[str, Any]
 
 GROUP, VERSION, PLURAL = "trainer.kubeflow.org", "v1alpha1", "trainjobs"
-NODE = "node"
-"""Name of the job and of its container, in every torch runtime of Trainer."""
-NODE_STAGE = "train-node"
-"""`app.kubernetes.io/component` of the pods; network policies go by it."""
-MANAGER = "baton/train-chunk"
-"""Trainer asks for a name with a domain for each patch of a runtime."""
+NODE = "node"  # name of the job and of its container, in every torch runtime of Trainer
+NODE_STAGE = "train-node"  # `app.kubernetes.io/component` of the pods; network policies go by it
+MANAGER = "baton/train-chunk"  # Trainer asks for a name with a domain for each patch of a runtime
 RUN_LABEL, CHUNK_LABEL = "baton/run", "baton/chunk"
-LEAVE = 120
-"""Seconds that a pod has between SIGTERM and its end, to save."""
-LONGEST_NAME = 24
-"""Letters of a run's name in the job's: pods and their service add to it, and all must fit 63."""
+LEAVE = 120  # seconds that a pod has between SIGTERM and its end, to save
+LONGEST_NAME = 24  # letters of a run's name in the job's: pods and their service add to it, and all must fit 63
 
 
 def owner_reference(name: str, uid: str) -> Object:
@@ -191,10 +186,9 @@ def _pod(recipe: Recipe) -> Object:
 
 LAST_LINES = 20
 TIMEOUT = 30.0  # seconds
-JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"
-"""Label of a job's pods: Trainer gives its JobSet the TrainJob's name."""
+JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"  # label of a job's pods: Trainer gives its JobSet the TrainJob's name
+# Beginnings of a 404's message when the kind does not exist, rather than the object.
 NO_SUCH_KIND = ("404 page not found", "the server could not find the requested resource")
-"""Beginnings of a 404's message when the kind does not exist, rather than the object."""
 INSTALL = "Install Kubeflow Trainer 2.2 or newer (docs/parallel.md), or set resources.nodes to 1."
 RUNTIME = "resources.runtime names the runtime; k8s/components/trainer brings the one that is named by default."
 RIGHTS = "Apply k8s/components/trainer, which gives the stages' account these rights."
@@ -385,25 +379,20 @@ class RankLog:
 
 T = TypeVar("T")
 POLL = 3.0  # seconds
-PATIENCE = 300.0
-"""Seconds that the API server may be silent: a control plane that is upgraded takes minutes."""
+PATIENCE = 300.0  # seconds that the API server may be silent: a control plane that is upgraded takes minutes
+# Seconds that an image may be missing: registries refuse now and then, and Kubernetes asks again.
 IMAGE_PATIENCE = 120.0
-"""Seconds that an image may be missing: registries refuse now and then, and Kubernetes asks again."""
-OTHERS_LINES = 200
-"""Lines to read of the log of another node than the first, if that one failed."""
+OTHERS_LINES = 200  # lines to read of the log of another node than the first, if that one failed
 LAST_LINES_WAIT = 10.0  # seconds
-GONE_WAIT = 180.0
-"""Seconds for a job's end after it was deleted: its pods have their grace period."""
-INDEX = "batch.kubernetes.io/job-completion-index"
-"""Annotation, and in newer versions label, with a pod's number."""
+GONE_WAIT = 180.0  # seconds for a job's end after it was deleted: its pods have their grace period
+INDEX = "batch.kubernetes.io/job-completion-index"  # annotation, and in newer versions label, with a pod's number
 IMAGE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
 SETTINGS = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
 OUT_OF_MEMORY = "OOMKilled"
-KILLED = (137, 143)
-"""Exit codes after SIGKILL, by the kernel or at the end of the grace period, and SIGTERM."""
+KILLED = (137, 143)  # exit codes after SIGKILL, by the kernel or at the end of the grace period, and SIGTERM
 LOST = ("NodeLost", "NodeShutdown", "Shutdown", "Terminated")
+# Messages of an eviction for the pod's own excess.
 TOO_MUCH = ("exceeds the limit", "exceeds the total limit", "exceeded its local")
-"""Messages of an eviction for the pod's own excess."""
 DEADLINE = "DeadlineExceeded"
 
 

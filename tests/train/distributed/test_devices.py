@@ -74,7 +74,7 @@ if sys.argv[1] == "pinned":
     from baton.train import distributed as devices
     from baton.train.distributed import Ranks
     document = {"name": "d", "model": {"base": "b"}, "data": {"source": "r.jsonl"}, "resources": {"gpus": 1}}
-    devices.pin(recipe_file.validate(document, origin="d"), Ranks())
+    devices.pin_device(recipe_file.validate(document, origin="d"), Ranks())
 
 from transformers import TrainingArguments
 arguments = TrainingArguments(sys.argv[2], per_device_train_batch_size=8, report_to="none")
