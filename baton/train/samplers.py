@@ -26,6 +26,7 @@ from baton.models import train_rows, trained
 from baton.models.train_rows import IGNORED
 from baton.recipe.recipe import Recipe
 from baton.recipe.training import Curriculum
+from baton.train.protocol import replaced
 from baton.train.tokens import Blocks, ChunkTokens
 
 Row = dict[str, object]
@@ -255,8 +256,7 @@ def blank(batches: list[dict[str, torch.Tensor]]) -> None:
         batch["labels"].fill_(IGNORED)
 
 
-@contextlib.contextmanager
-def uneven(accelerator: Accelerator) -> Iterator[None]:
+def uneven(accelerator: Accelerator) -> contextlib.AbstractContextManager[None]:
     """Has an accelerator gather different numbers of rows from the ranks, as torch does not."""
     gather = accelerator.gather
 
@@ -269,8 +269,4 @@ def uneven(accelerator: Accelerator) -> Iterator[None]:
         pieces = gather(filled).split(max(counts))
         return torch.cat([piece[:count] for piece, count in zip(pieces, counts, strict=True)])
 
-    accelerator.gather = gathered
-    try:
-        yield
-    finally:
-        del accelerator.gather  # the instance's own: the class's shows again
+    return replaced(accelerator, gather=gathered)
