@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +120,7 @@ def test_running_out_of_memory_is_an_answer(error: RuntimeError, survives: bool)
     def trial() -> None:
         raise error
 
-    assert build._survives(trial) is survives
+    assert build._fits_gpu(trial, math.inf) is survives
 
 
 def test_another_failure_is_none() -> None:
@@ -127,4 +128,4 @@ def test_another_failure_is_none() -> None:
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-        build._survives(trial)
+        build._fits_gpu(trial, math.inf)
