@@ -16,6 +16,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, islice
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import torch
 from torch import nn
 
@@ -80,8 +82,6 @@ def locate_rows(run: Run, recipe: Recipe, rows: Sequence[int]) -> list[SourceLoc
 
 def _noted(run: Run, prefix: str, manifest: Manifest, name: str) -> list[tuple[int, int]] | None:
     """Returns line and length of each row of a file before packing; None where each row is the next line's."""
-    import numpy as np
-
     side, _, file = name.partition("/")
     noted = f"lines/{side}-{file.rpartition('.')[0]}.npy"
     if noted not in manifest.files:
@@ -95,8 +95,6 @@ def _noted(run: Run, prefix: str, manifest: Manifest, name: str) -> list[tuple[i
 def _lines(noted: Sequence[tuple[int, int]], recipe: Recipe, rows: Iterable[int]) -> list[int]:
     if not train_rows.packs_rows(recipe.data, "train"):
         return [noted[row][0] for row in rows]
-    import pyarrow as pa
-
     # Packed again, with each token replaced by its line.
     kind = pa.list_(pa.int64())
     table = pa.table({"input_ids": pa.array(([line] * length for line, length in noted), type=kind)})

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from accelerate.state import DistributedType, PartialState
+from safetensors import safe_open
 from torch import nn
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel
@@ -334,8 +336,6 @@ def _clear_padding(optimizer: Any) -> None:
 
 
 def _load_buffers(model: torch.nn.Module, checkpoint: str) -> None:
-    from safetensors import safe_open
-
     # Each process has all buffers.
     buffers = dict(model.named_buffers())
     for name in os.listdir(checkpoint):
@@ -353,8 +353,6 @@ class Fsdp(ChunkTrainer):
     """
 
     def create_accelerator_and_postprocess(self) -> None:
-        from accelerate.state import DistributedType, PartialState
-
         if self.args.use_cpu:
             # For this call alone: on CPUs Accelerate would silently ignore the FSDP plugin, and train with DDP.
             PartialState(cpu=True).distributed_type = DistributedType.MULTI_GPU
