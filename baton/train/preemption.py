@@ -10,9 +10,10 @@ import signal
 import threading
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from baton.recipe.run import Preemption
+if TYPE_CHECKING:
+    from baton.recipe.run import Preemption
 
 logger = logging.getLogger("baton")
 
