@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from baton.local.results import Result as Result
     from baton.recipe.recipe import Recipe as Recipe
     from baton.source.prepare import LoadedRecipe as LoadedRecipe
-    from baton.train.attach.attach import Chunk as Chunk
-    from baton.train.attach.attach import attach as attach
+    from baton.train.attach import Chunk as Chunk
+    from baton.train.attach import attach as attach
     from baton.train.chunk import Ending as Ending
     from baton.train.chunk import Outcome as Outcome
 
@@ -36,7 +36,7 @@ _PLACES = {
     "BatonError": "errors",
     "Checkpoint": "checkpoint.store",
     "Checkpoints": "api",
-    "Chunk": "train.attach.attach",
+    "Chunk": "train.attach",
     "Compiled": "api",
     "Ending": "train.chunk",
     "LoadedRecipe": "source.prepare",
@@ -47,7 +47,7 @@ _PLACES = {
     "Result": "local.results",
     "Submission": "kubeflow.submit",
     "UserError": "errors",
-    "attach": "train.attach.attach",
+    "attach": "train.attach",
     "checkpoints": "api",
     "compile": "api",
     "load": "api",

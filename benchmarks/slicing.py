@@ -9,9 +9,8 @@ import tempfile
 import time
 
 from baton.runs.run import Run
-from baton.train.data import samplers as ordering
-from baton.train.data import samplers as sliced
-from baton.train.data.tokens import ChunkTokens
+from baton.train import samplers
+from baton.train.tokens import ChunkTokens
 
 
 def main(run_uri: str, num_steps: int) -> None:
@@ -21,9 +20,9 @@ def main(run_uri: str, num_steps: int) -> None:
         began = time.perf_counter()
         tokens = ChunkTokens(run, recipe, plan, lambda _: scratch)
         tokens.fetch(0, num_steps)
-        rows = tokens.train()
-        if isinstance(rows, sliced.Sliced):
-            sampler = ordering.sampler(recipe, rows, plan.num_steps)
+        rows = samplers.train_dataset(tokens)
+        if isinstance(rows, samplers.Sliced):
+            sampler = samplers.sampler(recipe, rows, plan.num_steps)
             assert sampler
             drawn = iter(sampler)
             batch = rows.__getitems__([next(drawn) for _ in range(recipe.training.batch_size)])

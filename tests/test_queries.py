@@ -22,7 +22,7 @@ from baton.models import chat, loading, trained
 from baton.runs import lineage
 from baton.runs.documents import Progress, TokenizedRows
 from baton.runs.run import Run
-from baton.train.metrics.accounting import Lost, ProgressNotes
+from baton.train.checkpointer import Lost, ProgressNotes
 from tests.evaluate.finished import CHATTY, finished
 from tests.support import tiny
 

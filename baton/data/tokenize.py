@@ -428,7 +428,9 @@ def order(recipe: Recipe, num_bytes: int) -> str:
     """Returns the order of training rows: `data.order`, and for `auto` the one that their bytes ask for."""
     if recipe.data.order != "auto":
         return recipe.data.order
-    return "blocks" if num_bytes >= BLOCKS_FROM and recipe.needs_all_rows is None else "uniform"
+    # As the recipe's own rule has it: of several processes only the one that fetches knows a slice's files.
+    is_alone = recipe.world_size == 1 and not recipe.parallel.virtual_workers
+    return "blocks" if num_bytes >= BLOCKS_FROM and is_alone and recipe.needs_all_rows is None else "uniform"
 
 
 def _job(run_uri: str) -> TokenizeJob:

@@ -1,11 +1,9 @@
-"""From recipe, rows and base model to a method's trainer, its arguments, and its micro-batch size.
+"""From recipe, rows and base model to a method's trainer: its features, arguments, and micro-batch size.
 
 Settings that bits depend on are set before anything is computed. `training.micro_batch_size: auto` tries a throwaway
 model on a GPU, on ever fewer of the longest rows. On a CPU, where running out of memory ends the process, it is
 estimated. Neither leaves a trace: random state and the libraries' own are put back.
 """
-
-from __future__ import annotations
 
 import contextlib
 import dataclasses
@@ -14,37 +12,46 @@ import gc
 import logging
 import math
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, cast
+from typing import Any, cast
 
 import torch
+import transformers
 from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils.memory import should_reduce_batch_size
-from transformers import EarlyStoppingCallback, TrainerCallback, TrainerState, TrainingArguments
+from datasets import Dataset
+from torch import nn
+from transformers import PreTrainedModel, TrainerCallback, TrainingArguments
 
 from baton import events, machine
 from baton.errors import UserError
 from baton.models import chat, hooks, loading, memory, pinned, rng, trainable, user_code
 from baton.recipe.base import amount
 from baton.recipe.recipe import Recipe
+from baton.recipe.training import Group
 from baton.runs.documents import MicroBatchSize, RunInfo, TokenizedRows
 from baton.runs.plan import Plan
 from baton.store.cache import NodeCache
-from baton.train import imports, methods, sharding
+from baton.train import (
+    distributed,
+    generation,
+    guard,
+    imports,
+    methods,
+    references,
+    samplers,
+    sharding,
+    virtual,
+    weighing,
+)
 from baton.train.context import TrainContext
-from baton.train.data import samplers
-from baton.train.data.tokens import ChunkTokens
-from baton.train.distributed import launch
-from baton.train.distributed.ranks import Ranks
-from baton.train.features import features_of
+from baton.train.distributed import Ranks
 from baton.train.protocol import ChunkTrainer, Options
+from baton.train.tokens import ChunkTokens
 from baton.train.trainer import exact_class
-
-if TYPE_CHECKING:
-    from datasets import Dataset
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 def training_arguments(recipe: Recipe, plan: Plan, output_dir: str) -> Options:
@@ -121,8 +128,6 @@ def make_deterministic(threads: int | None, deterministic: bool, *, tf32: bool =
     """Sets what bits depend on, before anything is computed; `tf32` rounds what matrix products read in 32 bits."""
     # Read by cuBLAS when it is first used; without it torch refuses deterministic products on CUDA.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    import transformers
-
     transformers.utils.logging.disable_progress_bar()
     if threads:
         torch.set_num_threads(threads)
@@ -137,6 +142,195 @@ def make_deterministic(threads: int | None, deterministic: bool, *, tf32: bool =
         torch.set_float32_matmul_precision("high")
 
 
+ParamGroup = dict[str, Any]
+Call = tuple[tuple[object, ...], Options]  # a forward pass's arguments
+
+
+def features_of(recipe: Recipe, config: TrainingArguments, *, weighs: bool) -> list[type[ChunkTrainer]]:
+    """Returns the mixins that a recipe uses, in their order; a method's own go before them."""
+    training, spec, parallel = recipe.training, recipe.training.spec, recipe.parallel
+    # With virtual workers, the method's configuration knows of one process.
+    is_virtual, is_dealt = bool(parallel.virtual_workers), config.world_size > 1
+    used: dict[type[ChunkTrainer], object] = {
+        references.MovingReference: getattr(config, "sync_ref_model", False),
+        generation.VirtualGeneration: spec.generates and is_virtual,
+        generation.ResumableGeneration: spec.generates and not is_virtual,
+        generation.ConversationalPrompts: spec.generates,
+        # A skipped step is passed over whole, whoever makes its passes.
+        guard.Guarded: training.guard,
+        virtual.VirtualWorkers: is_virtual,
+        weighing.DealtRows: is_dealt,
+        weighing.WeighedRows: weighs and not (is_virtual or is_dealt),
+        sharding.Zero: is_dealt and parallel.is_zero,
+        sharding.Fsdp: is_dealt and parallel.strategy == "fsdp",
+        ParamGroups: training.groups or training.compile_optimizer,
+        # After the weighing of the loss: a micro-batch's router loss counts as its rows do.
+        RouterLosses: training.router,
+    }
+    return [feature for feature, is_used in used.items() if is_used]
+
+
+class ParamGroups(ChunkTrainer):
+    """Mixin: groups of parameters with their own learning rate, weight decay and clipping; a compiled optimizer."""
+
+    _rates: dict[str, float] | None = None
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        if self.optimizer is not None:
+            return self.optimizer
+        optimizer: torch.optim.Optimizer = super().create_optimizer(model)
+        if groups := self.recipe.training.groups:
+            names = {id(parameter): name for name, parameter in self.model.named_parameters()}
+            optimizer.param_groups[:] = [
+                part for group in optimizer.param_groups for part in _split(group, groups, names)
+            ]
+            present = {part.get("name") for part in optimizer.param_groups}
+            for group in groups:
+                if _name(group) not in present:
+                    raise UserError(
+                        f"training.groups: pattern {group.pattern!r} fits no trained parameter that an earlier group "
+                        "left.",
+                        remedy="Check it against the model's parameter names, and the order of groups.",
+                    )
+        if self.recipe.training.compile_optimizer:
+            optimizer.step = torch.compile(optimizer.step)  # type: ignore[assignment, method-assign]
+        return optimizer
+
+    def _clip_grad_norm(self, model: nn.Module) -> torch.Tensor:
+        # transformers 5.23 clips all gradients together; a group with its own norm is clipped after that.
+        norm = super()._clip_grad_norm(model)
+        for group in self.recipe.training.groups:
+            if group.max_grad_norm:
+                parts = [x for x in self.optimizer.param_groups if x.get("name") == _name(group)]
+                torch.nn.utils.clip_grad_norm_([p for x in parts for p in x["params"]], group.max_grad_norm)
+        return norm
+
+    def _get_learning_rate(self) -> float:
+        # transformers 5.23 reads the first group's rate before the schedule's step and logs it after; so do all here.
+        groups = self.optimizer.param_groups
+        self._rates = {f"learning_rate/{x['name']}": float(x["lr"]) for x in groups if "name" in x}
+        return super()._get_learning_rate()
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        if "learning_rate" in logs:
+            logs |= self._rates or {}
+        super().log(logs, start_time)
+
+
+def _name(group: Group) -> str:
+    return group.name or group.pattern
+
+
+def _split(whole: ParamGroup, groups: list[Group], names: dict[int, str]) -> list[ParamGroup]:
+    settings = {key: value for key, value in whole.items() if key != "params"}
+    parts: list[list[torch.nn.Parameter]] = [[] for _ in (*groups, None)]
+    for parameter in whole["params"]:
+        at = next((i for i, x in enumerate(groups) if re.search(x.pattern, names[id(parameter)])), len(groups))
+        parts[at].append(parameter)
+    result = [{**settings, "params": parts[-1]}]
+    for group, parameters in zip(groups, parts, strict=False):
+        named = {"name": _name(group), "lr": group.learning_rate, "weight_decay": group.weight_decay}
+        own = {key: value for key, value in named.items() if value is not None}
+        result.append({**settings, **own, "params": parameters})
+    return [part for part in result if part["params"]]
+
+
+class RouterLosses(ChunkTrainer):
+    """Mixin: adds losses that keep the router of a mixture of experts balanced and its logits small.
+
+    Losses are means over layers. Each forward pass of training returns its router logits; padding does not count.
+    """
+
+    _router_loss: torch.Tensor | None = None
+
+    def watch_router(self) -> None:
+        model = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
+        config = model.config.get_text_config()
+        if not hasattr(config, "output_router_logits"):
+            raise UserError(
+                f"training.router: {type(model).__name__} is no mixture of experts that returns its router's logits.",
+                remedy="Leave training.router out, or choose such a model.",
+            )
+        model.router_aux_loss_coef = 0.0  # the architecture's own, which it adds where logits are asked for
+        self._top_k = int(getattr(config, "num_experts_per_tok", 1))
+        # Heads drop the logits: TRL's fused one returns other outputs, and a score's has no place for them.
+        model.base_model.register_forward_pre_hook(self._ask, with_kwargs=True)
+        model.base_model.register_forward_hook(self._listen, with_kwargs=True)
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, torch.Tensor],
+        return_outputs: bool = False,
+        num_items_in_batch: torch.Tensor | None = None,
+    ) -> Any:
+        own = super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        # The router's loss is a mean over micro-batches, whatever the method's own is.
+        extra, self._router_loss = self._router_loss, None
+        if extra is None or not self.model.training:
+            return own
+        scaled = self.loss_is_scaled_for_ga
+        if scaled is None:
+            scaled = (self.model_accepts_loss_kwargs and num_items_in_batch is not None) or self.compute_loss_func
+        if scaled:
+            extra = extra / self.current_gradient_accumulation_steps
+        return (own[0] + extra, *own[1:]) if return_outputs else own + extra
+
+    def _ask(self, module: nn.Module, arguments: tuple[object, ...], options: Options) -> Call | None:
+        if not module.training or not torch.is_grad_enabled():
+            return None
+        return arguments, {**options, "output_router_logits": True}
+
+    def _listen(self, module: nn.Module, arguments: tuple[object, ...], options: Options, outputs: object) -> None:
+        layers, router = getattr(outputs, "router_logits", None), self.recipe.training.router
+        if not module.training or not torch.is_grad_enabled() or layers is None:
+            return
+        assert router
+        mask = options.get("attention_mask")
+        counted = mask.flatten().bool() if mask is not None and mask.dim() == 2 else slice(None)
+        parts = []
+        for logits in layers:
+            scores = logits.flatten(0, -2).float()[counted]
+            parts.append(
+                router.balance * balance(scores, self._top_k)
+                + router.unevenness * unevenness(scores, self._top_k)
+                + router.z * z_loss(scores)
+            )
+        self._router_loss = torch.stack(parts).mean()
+
+
+def balance(logits: torch.Tensor, top_k: int) -> torch.Tensor:
+    """Returns the load-balancing loss `C · Σ fᵢ Pᵢ` (Fedus et al., arXiv:2101.03961, equations 4 to 6).
+
+    Logits are of shape (tokens, experts C). `fᵢ` is expert i's share of all assignments, `top_k` per token; `Pᵢ` is its
+    mean probability. The loss is 1 where both are even.
+    """
+    probabilities = logits.softmax(-1)
+    return logits.shape[-1] * (_shares(probabilities, top_k) * probabilities.mean(0)).sum()
+
+
+def unevenness(logits: torch.Tensor, top_k: int) -> torch.Tensor:
+    """Returns the auxiliary loss `Σ (fᵢ − 1/C)²` of logits of shape (tokens, experts C).
+
+    `fᵢ` counts assignments and has no gradient: the gradient is that of the same expression in `Pᵢ` (straight-through,
+    Bengio et al., arXiv:1308.3432).
+    """
+    probabilities = logits.softmax(-1)
+    mean = probabilities.mean(0)
+    shares = _shares(probabilities, top_k) + mean - mean.detach()
+    return ((shares - 1 / logits.shape[-1]) ** 2).sum()
+
+
+def z_loss(logits: torch.Tensor) -> torch.Tensor:
+    """Returns the router z-loss `mean(log² Σ exp)` (Zoph et al., arXiv:2202.08906, equation 5)."""
+    return (logits.logsumexp(-1) ** 2).mean()
+
+
+def _shares(probabilities: torch.Tensor, top_k: int) -> torch.Tensor:
+    chosen = probabilities.topk(top_k, -1).indices
+    return torch.nn.functional.one_hot(chosen, probabilities.shape[-1]).sum((0, 1)) / chosen.numel()
+
+
 class EpochOf(TrainerCallback):
     """Tells a collator the epoch; workers begin anew with each epoch, so it reaches them too."""
 
@@ -145,7 +339,7 @@ class EpochOf(TrainerCallback):
     def __init__(self, collator: hooks.SeededCollator) -> None:
         self._collator = collator
 
-    def on_epoch_begin(self, args: object, state: TrainerState, *_: object, **__: object) -> None:
+    def on_epoch_begin(self, args: object, state: transformers.TrainerState, *_: object, **__: object) -> None:
         self._collator.epoch = int(state.epoch or 0)
 
 
@@ -156,7 +350,7 @@ class Setup:
     recipe: Recipe
     arguments: Options
     model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: transformers.PreTrainedTokenizerBase
     train: Dataset
     held_out: Dataset | None  # None where nothing is evaluated in between
     reference: Callable[[], PreTrainedModel] = field(repr=False)  # a fresh copy of the model that the run began with
@@ -168,7 +362,7 @@ class Setup:
         recipe = self.recipe
         rows = trainable.rows_of_tokens(recipe, self.model, self.tokenizer)
         stopping = recipe.training.early_stopping
-        early = [EarlyStoppingCallback(stopping.patience, stopping.threshold)] if stopping else []
+        early = [transformers.EarlyStoppingCallback(stopping.patience, stopping.threshold)] if stopping else []
         own = {
             "data_collator": hooks.collator(recipe.hooks, self.tokenizer, recipe.seed),
             "compute_metrics": hooks.metrics(recipe.hooks),
@@ -250,7 +444,7 @@ def trainer_setup(
         arguments=training_arguments(recipe, plan, output_dir),
         model=model,
         tokenizer=tokenizer,
-        train=tokens.train(),
+        train=samplers.train_dataset(tokens),
         held_out=tokens.held_out() if evaluates else None,
         reference=lambda: loading.start_model(recipe, tokenizer, base),
         second_model=second_model,
@@ -428,7 +622,7 @@ def prepare_trial(context: TrainContext, num_steps: int, folder: str, changed: O
     """Builds the first chunk's trainer for a throwaway model; `changed` are arguments of its configuration."""
     recipe = context.recipe
     machine.require_gpus(recipe.resources.image)
-    launch.pin_device(recipe, context.ranks)
+    distributed.pin_device(recipe, context.ranks)
     training = recipe.training
     make_deterministic(training.threads, training.deterministic, tf32=uses_tf32(recipe))
     tokens = ChunkTokens(context.run, recipe, context.plan, lambda _: folder, NodeCache.of(recipe.store))

@@ -10,10 +10,13 @@ import hashlib
 import logging
 import os
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+
+import psutil
 
 from baton import events
 from baton.checkpoint import retention
@@ -22,24 +25,24 @@ from baton.checkpoint.signatures import manifest_digest
 from baton.checkpoint.staging import PendingCheckpoint, Staging, SupersededError
 from baton.checkpoint.store import Checkpoint, CheckpointMeta, CheckpointStore, Parent
 from baton.errors import BatonError, ExactnessError, UnavailableError
-from baton.runs.documents import StagePhase, Transfer
-from baton.runs.run import now
+from baton.runs.documents import Progress, RunCost, StagePhase, Transfer
+from baton.runs.run import Run, now
 from baton.runs.versions import CHECKPOINT_FORMATS, Fingerprint, FormatVersions
 from baton.runtime import RetryAttempt, Work, backoff, retry
 from baton.store.cache import NodeCache
-from baton.train.context import TrainContext
-from baton.train.distributed.preemption import PreemptionWatch
-from baton.train.distributed.watchdog import Watchdog
-from baton.train.metrics.accounting import Accounting
+from baton.train.context import Clock, TrainContext
+from baton.train.distributed import Watchdog
+from baton.train.preemption import PreemptionWatch
 
 logger = logging.getLogger("baton")
 
 PAUSE = 2.0  # seconds between two commits tried while the store is unavailable
+NOTES = 10.0  # seconds between two notes of the step that training is at, so that a kill shows lost work
 LAST_MOMENT = 30.0  # seconds for which a failed chunk waits for a checkpoint on its way
 SOON = 5.0  # seconds of retries for one request before the commit counts as failing
 
+# Arguments: the staged and the committed checkpoint, whether it is this process's, seconds of upload and commit.
 Committed = Callable[[PendingCheckpoint, Checkpoint, bool, dict[str, float]], None]
-"""Arguments: the staged and the committed checkpoint, whether it is this process's, seconds of upload and commit."""
 
 
 class Uploader:
@@ -162,6 +165,105 @@ class Uploader:
         self._committed(pending, checkpoint, ours, {"upload": uploaded - began, "commit": self._saved_at - uploaded})
 
 
+@dataclass(frozen=True)
+class Lost:
+    """Work of the process before beyond the checkpoint that is restored now; the seconds are an estimate."""
+
+    steps: int = 0
+    seconds: float = 0.0
+
+
+class ProgressNotes:
+    """Notes the step a chunk is at, beside training."""
+
+    def __init__(self, run: Run, chunk: int) -> None:
+        self.run, self.chunk = run, chunk
+        self.step = self._from_step = 0
+        self._began = time.monotonic()
+        self._ended = threading.Event()
+
+    def lost(self, restored_step: int) -> Lost:
+        """Returns the work lost beyond the checkpoint restored now, to the ten seconds between two notes."""
+        note = self.run.read(Progress)
+        if note is None or note.step <= restored_step:
+            return Lost()
+        steps = note.step - restored_step
+        return Lost(steps, steps * note.seconds_per_step)
+
+    def start(self, step: int) -> None:
+        """Begins to take notes after the step restored; a store that takes none is no reason to stop."""
+        self.step = self._from_step = step
+        self._began = time.monotonic()
+        threading.Thread(target=self._work, name="baton-progress", daemon=True).start()
+
+    def end(self) -> None:
+        self._ended.set()
+
+    def _work(self) -> None:
+        noted = self._from_step
+        try:
+            before = self.run.read(Progress)
+            if before and before.step > noted:  # lost steps are reported once, by the first process that trains again
+                self.run.write(before.model_copy(update={"step": noted}))
+        except BatonError as error:
+            logger.warning("progress was not noted: %s", error.message)
+        while not self._ended.wait(NOTES):
+            if self.step == noted:
+                continue
+            noted = self.step
+            pace = (time.monotonic() - self._began) / (noted - self._from_step)
+            try:
+                self.run.write(Progress(step=noted, chunk=self.chunk, seconds_per_step=pace, at=now()))
+            except BatonError as error:
+                logger.warning("progress was not noted: %s", error.message)
+
+
+@dataclass
+class Accounting:
+    """The costs of one attempt."""
+
+    clock: Clock
+    progress: ProgressNotes
+    before: RunCost  # the run's cost at the checkpoint that is restored
+    lost: Lost
+    restarts: int = 0  # processes of the run that were lost and replaced in their pod
+    stalls: list[float] = field(default_factory=list)  # seconds that training stood still for each checkpoint
+
+    @classmethod
+    def of(cls, context: TrainContext, before: RunCost | None, start_step: int) -> Accounting:
+        progress = ProgressNotes(context.run, context.index)
+        return cls(context.clock, progress, before or RunCost(), progress.lost(start_step), context.run.num_restarts())
+
+    def work(self, trained_for: float) -> RunCost:
+        started = self.before.started or self.clock.began
+        trained = self.before.trained_seconds + trained_for
+        return RunCost(
+            started=started,
+            trained_seconds=trained,
+            goodput=trained / max(time.time() - started, 1e-9),
+            lost_steps=self.before.lost_steps + self.lost.steps,
+            lost_seconds=self.before.lost_seconds + self.lost.seconds,
+            restarts=self.restarts,
+        )
+
+    def figures(self) -> dict[str, object]:
+        return {
+            "lost_steps": self.lost.steps,
+            "lost_seconds": self.lost.seconds,
+            "save_stalls": self.stalls,
+            "peak_bytes": peak_bytes(),
+        }
+
+
+def peak_bytes() -> int:
+    """Returns the most memory this process has held at once."""
+    try:
+        with open("/proc/self/status", encoding="ascii") as file:
+            return next(int(line.split()[1]) * 1024 for line in file if line.startswith("VmHWM"))
+    except (OSError, StopIteration):
+        return int(psutil.Process().memory_info().rss)
+
+
 class Committer:
     """The first rank's part: commits complete checkpoints and keeps their chain."""
 
@@ -266,7 +368,7 @@ class Committer:
         self.accounting.progress.end()
 
     def live(self) -> dict[str, float]:
-        """Returns the chunk's progress, by the names in `metrics.sinks.LIVE_GAUGES`."""
+        """Returns the chunk's progress, by the names in `live.LIVE_GAUGES`."""
         work = self.accounting.work(self._context.clock.trained())
         return {
             "step": self.accounting.progress.step,

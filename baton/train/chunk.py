@@ -17,14 +17,11 @@ from baton.checkpoint.store import Checkpoint, CheckpointStore
 from baton.errors import BatonError
 from baton.recipe.run import Preemption
 from baton.runs.documents import StagePhase, TokenizedRows
-from baton.train import inputs
+from baton.train import distributed, inputs, trainjob
 from baton.train.checkpointer import Checkpointer
 from baton.train.context import Clock, TrainContext
-from baton.train.distributed import launch
-from baton.train.distributed.preemption import PreemptionWatch
-from baton.train.metrics.score import Scoring
-from baton.train.trainjob import job as elastic
-from baton.train.trainjob.cluster import Cluster
+from baton.train.preemption import PreemptionWatch
+from baton.train.score import Scoring
 
 logger = logging.getLogger("baton")
 
@@ -122,15 +119,15 @@ def record_attempt(
     )
 
 
-def run_trainjob(context: TrainContext, scoring: Scoring | None, cluster: Cluster | None = None) -> Outcome:
+def run_trainjob(context: TrainContext, scoring: Scoring | None, cluster: trainjob.Cluster | None = None) -> Outcome:
     """Runs a chunk's job, whose nodes train to the target; `cluster` is by default this pod's own.
 
     `LostError` if nodes were lost and another job may train to the target.
     """
-    cluster = cluster or Cluster.here()
+    cluster = cluster or trainjob.Cluster.here()
     index, target, recipe = context.index, context.target, context.recipe
     with PreemptionWatch(recipe.chunks.preemption) as watch:
-        job, ended = elastic.run_job(cluster, recipe, context.run.uri, index, lambda: watch.notice)
+        job, ended = trainjob.run_job(cluster, recipe, context.run.uri, index, lambda: watch.notice)
     # The store decides: nodes of a job that was deleted or left early may still have committed the target.
     committed = committed_at_target(context.store, target)
     if committed and (scoring is None or scoring.is_kept(committed.step)):
@@ -158,14 +155,14 @@ def run_chunk(run_uri: str, index: int, leave_out: tuple[str, ...] = (), clock: 
     context = TrainContext.open(run_uri, index, clock)
     recipe, ranks = context.recipe, context.ranks
     if ranks.launched:
-        launch.join_ranks(ranks, recipe)
+        distributed.join_ranks(ranks, recipe)
     context.clock.enter(StagePhase.FETCH, chunk=index, target=context.target)
     scoring = Scoring.of(context.run, index, context.clock)
     # One rank asks the store for all: with a commit between the questions of two, one would train, and hang alone.
     if outcome := ranks.on_first(lambda: without_training(context, scoring)):
         clear_left()  # an attempt killed after its commit may have left a checkpoint in memory
         return outcome
-    if recipe.max_nodes > 1 and not launch.is_node():  # this pod only runs the job; the job's pods are nodes
+    if recipe.max_nodes > 1 and not distributed.is_node():  # this pod only runs the job; the job's pods are nodes
         return run_trainjob(context, scoring)
     machine.require_gpus(recipe.resources.image)
     context.store.require_signer()  # before hours of training that could not be committed
@@ -173,8 +170,8 @@ def run_chunk(run_uri: str, index: int, leave_out: tuple[str, ...] = (), clock: 
         context.clock.enter(StagePhase.LAUNCH, processes=recipe.processes)
         arguments, name = (run_uri, index, leave_out, context.clock), f"{context.run.name}-{index}"
         forks = context.run.storage.is_local
-        return launch.launch_ranks(run_chunk, arguments, name=name, processes=recipe.processes, forks=forks)
-    launch.pin_device(recipe, ranks)
+        return distributed.launch_ranks(run_chunk, arguments, name=name, processes=recipe.processes, forks=forks)
+    distributed.pin_device(recipe, ranks)
     with PreemptionWatch(recipe.chunks.preemption if ranks.leads_node else Preemption()) as watch, Staging() as staging:
         fetched = inputs.fetch_inputs(context, staging, to_score=scoring is not None, leave_out=leave_out)
         # Imported here: it needs the training stack, which `fetch_inputs` imports during the downloads.

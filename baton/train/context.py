@@ -16,7 +16,7 @@ from baton.recipe.recipe import Recipe
 from baton.runs.documents import StagePhase
 from baton.runs.plan import Plan
 from baton.runs.run import Run, state_identity
-from baton.train.distributed.ranks import Ranks
+from baton.train.distributed import Ranks
 
 
 class Clock:

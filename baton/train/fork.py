@@ -9,17 +9,15 @@ from __future__ import annotations
 import json
 import logging
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from pydantic import JsonValue
 from torch.optim.lr_scheduler import LambdaLR
+from transformers import Trainer
 
 from baton.checkpoint.digest import tree_digest
 from baton.checkpoint.store import CheckpointMeta
-
-if TYPE_CHECKING:
-    from transformers import Trainer
 
 logger = logging.getLogger("baton")
 

@@ -5,15 +5,14 @@ other; the tokens of a round are exchanged once all have generated. Groups are w
 so rewards need no exchange.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import time
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from datasets import Dataset
 from torch import nn
 from torch.utils.data import DataLoader, Sampler
 from transformers import StoppingCriteria, StoppingCriteriaList
@@ -24,14 +23,11 @@ from baton.models.chat_template import ChatTemplate
 from baton.recipe.methods import Completions, Generation
 from baton.recipe.recipe import Recipe
 from baton.train import weighing
-from baton.train.distributed.watchdog import Watchdog
+from baton.train.distributed import Watchdog
 from baton.train.protocol import ChunkTrainer, Options, StateDict
 from baton.train.references import moving
 from baton.train.virtual import MicroBatches
 from baton.train.weighing import MicroBatchResult
-
-if TYPE_CHECKING:
-    from datasets import Dataset
 
 Row = dict[str, Any]
 RoundCompletions = list[dict[str, Any]]  # of a worker's round, as the micro-batches that it trains on

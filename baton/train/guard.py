@@ -5,8 +5,6 @@ notes a bad step before its process ends. The next process restores the newest c
 A kill in between does no harm: the step is found again, or is known.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import logging
@@ -18,6 +16,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, islice
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import torch
 from torch import nn
 
@@ -31,9 +31,9 @@ from baton.runs.documents import Skip, SourceLocation, SplitCounts, TokensMeta
 from baton.runs.run import Run, now
 from baton.scratch import scratch_folder
 from baton.store.manifest import Manifest
+from baton.train import distributed
 from baton.train.checkpointer import Checkpointer
 from baton.train.context import TrainContext
-from baton.train.distributed import launch
 from baton.train.protocol import ChunkTrainer
 
 logger = logging.getLogger("baton")
@@ -82,8 +82,6 @@ def locate_rows(run: Run, recipe: Recipe, rows: Sequence[int]) -> list[SourceLoc
 
 def _noted(run: Run, prefix: str, manifest: Manifest, name: str) -> list[tuple[int, int]] | None:
     """Returns line and length of each row of a file before packing; None where each row is the next line's."""
-    import numpy as np
-
     side, _, file = name.partition("/")
     noted = f"lines/{side}-{file.rpartition('.')[0]}.npy"
     if noted not in manifest.files:
@@ -97,8 +95,6 @@ def _noted(run: Run, prefix: str, manifest: Manifest, name: str) -> list[tuple[i
 def _lines(noted: Sequence[tuple[int, int]], recipe: Recipe, rows: Iterable[int]) -> list[int]:
     if not train_rows.packs_rows(recipe.data, "train"):
         return [noted[row][0] for row in rows]
-    import pyarrow as pa
-
     # Packed again, with each token replaced by its line.
     kind = pa.list_(pa.int64())
     table = pa.table({"input_ids": pa.array(([line] * length for line, length in noted), type=kind)})
@@ -234,7 +230,7 @@ def watch_for_skips(trainer: ChunkTrainer, checkpointer: Checkpointer) -> Iterat
         keep_skip(context, trainer, error)
 
     try:
-        with launch.watch_device(lambda: int(trainer.state.global_step)):
+        with distributed.watch_device(lambda: int(trainer.state.global_step)):
             yield
     except SkipError as error:
         checkpointer.watchdog.stop()

@@ -8,8 +8,6 @@ read; for plain numbers the stand-in answers without loading anything. Most chun
 that register functions with it are kept, and replayed once it is loaded.
 """
 
-from __future__ import annotations
-
 import functools
 import gc
 import importlib
@@ -52,6 +50,7 @@ def _is_shape(value: Any) -> bool:
     return type(value) is tuple and all(map(_is_number, value))
 
 
+# Functions of `symbolic_shapes`: test for arguments without symbols, and the result for them.
 SYMBOL_QUESTIONS: dict[str, tuple[Callable[[Any], bool], Function]] = {
     "expect_true": (_is_bool, lambda value: value),
     "guard_or_false": (_is_bool, lambda value: value),
@@ -65,7 +64,6 @@ SYMBOL_QUESTIONS: dict[str, tuple[Callable[[Any], bool], Function]] = {
     "sym_eq": (_is_shape, operator.eq),
     "sym_or": (_is_bool, lambda *values: any(values)),
 }
-"""Functions of `symbolic_shapes`: test for arguments without symbols, and the result for them."""
 SYMBOLS_SPEC = LazySpec(values={name: _asking(name, *question) for name, question in SYMBOL_QUESTIONS.items()})
 
 
@@ -151,6 +149,7 @@ _ADAPTERS = frozenset(
         *("PromptLearningConfig", "get_peft_model"),
     )
 )
+# Packages that libraries import, and that a chunk may never use.
 DEFERRED: lazy_imports.Packages = {
     "boto3": LazySpec(),
     "mlflow": LazySpec(),
@@ -159,7 +158,7 @@ DEFERRED: lazy_imports.Packages = {
     "sklearn": LazySpec(frozenset({"roc_curve"})),
     "wandb": LazySpec(values={"run": None}),
 }
-"""Packages that libraries import, and that a chunk may never use."""
+# Packages that must be real in a compiled run: the compiler would meet their stand-ins in the code that it traces.
 UNTRACED: lazy_imports.Packages = {
     DYNAMO: DYNAMO_SPEC,
     SYMBOLS: SYMBOLS_SPEC,
@@ -169,7 +168,6 @@ UNTRACED: lazy_imports.Packages = {
     "torch.distributed.fsdp": LazySpec(_SHARDED),
     "torch.distributed.tensor": LazySpec(_SHARDED, made=frozenset({"Partial", "Replicate", "Shard"})),
 }
-"""Packages that must be real in a compiled run: the compiler would meet their stand-ins in the code that it traces."""
 
 
 def import_training_stack(recipe: Recipe) -> ModuleType:

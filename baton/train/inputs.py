@@ -1,7 +1,5 @@
 """Downloads for training: the checkpoint, tokens, models and the user's code."""
 
-from __future__ import annotations
-
 import functools
 import os
 import shutil
@@ -18,7 +16,7 @@ from baton.runs.documents import StagePhase
 from baton.store.cache import NodeCache
 from baton.train import imports
 from baton.train.context import TrainContext
-from baton.train.data.tokens import ChunkTokens
+from baton.train.tokens import ChunkTokens
 
 
 def _remove(prefix: str, folder: str) -> None:
@@ -27,11 +25,11 @@ def _remove(prefix: str, folder: str) -> None:
             os.remove(os.path.join(folder, name))
 
 
+# Parts that a negative control can leave out, and how to remove each from a checkpoint's folder.
 CONTROLS: dict[str, Callable[[str], None]] = {
     "rng": functools.partial(_remove, "rng_state"),
     "hooks": functools.partial(_remove, "baton_state_hooks"),
 }
-"""Parts that a negative control can leave out, and how to remove each from a checkpoint's folder."""
 
 
 @dataclass(frozen=True)

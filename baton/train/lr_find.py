@@ -4,8 +4,6 @@ After Smith, "Cyclical Learning Rates for Training Neural Networks" (arXiv:1506.
 here is thrown away; the run's first chunk starts from untouched state.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import time

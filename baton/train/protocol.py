@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 from baton.checkpoint.staging import PendingCheckpoint
 from baton.recipe.recipe import Recipe
 from baton.recipe.training import Guard
-from baton.train.distributed.ranks import Ranks
-from baton.train.distributed.watchdog import Watchdog
+from baton.train.distributed import Ranks, Watchdog
 
 if TYPE_CHECKING:
     import torch
@@ -168,12 +167,20 @@ class ChunkTrainer(Upstream):
 
 
 @contextlib.contextmanager
-def all_counted(accelerator: Any) -> Iterator[None]:
-    """Makes an accelerator gather all processes' figures whole, of which no row is there twice."""
-    # At a loader's end Accelerate cuts what it gathers to the remaining rows, and a loader that resumes within the pass
-    # counts these differently.
-    accelerator.gather_for_metrics = accelerator.gather
+def replaced(thing: Any, **attributes: Any) -> Iterator[None]:
+    """Gives an object attributes of its own, and then those that it had before."""
+    before = {name: vars(thing)[name] for name in attributes if name in vars(thing)}
+    vars(thing).update(attributes)
     try:
         yield
     finally:
-        del accelerator.gather_for_metrics
+        for name in attributes:
+            delattr(thing, name)  # without one of its own, its class's shows again
+        vars(thing).update(before)
+
+
+def all_counted(accelerator: Any) -> contextlib.AbstractContextManager[None]:
+    """Makes an accelerator gather all processes' figures whole, of which no row is there twice."""
+    # At a loader's end Accelerate cuts what it gathers to the remaining rows, and a loader that resumes within the pass
+    # counts these differently.
+    return replaced(accelerator, gather_for_metrics=accelerator.gather)

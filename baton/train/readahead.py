@@ -8,8 +8,8 @@ another environment is made; without a list nothing happens.
 import os
 import sys
 
+# A list per room of stages: a line `OFFSET LENGTH PATH` for each part of a file, in order of use.
 FOLDER = f"{sys.prefix}/share/baton/reads"
-"""A list per room of stages: a line `OFFSET LENGTH PATH` for each part of a file, in order of use."""
 
 
 def start(room: str = "", folder: str = FOLDER) -> int | None:

@@ -1,17 +1,11 @@
 """A reference model: one that follows the trained one, and one that TRL loads by itself."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
+from transformers import PreTrainedModel
 from trl.trainer.callbacks import SyncRefModelCallback
 
 from baton.models import vocabulary
 from baton.recipe.methods import SyncReference
 from baton.train.protocol import ChunkTrainer, Options, StateDict
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 SyncRefModelCallback.stateless = True  # `MovingReference` saves the weights that it moves
 

@@ -4,26 +4,21 @@ A manifest has the digest of each saving rank's part. Ranks assemble the tensors
 ranks had it, and hash the pieces. Nothing else is saved for this: it also works for checkpoints of earlier versions.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence, Set
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed
+from torch import nn
 
 from baton.checkpoint import sharded
 from baton.checkpoint.digest import TensorHash, tree_digest
 from baton.errors import UserError
 from baton.train import sharding, state
 from baton.train.protocol import ChunkTrainer, StateDict
-from baton.train.sharding import MASTER, SavedPartitions, WeightSegment, weight_sizes
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
 class LoadFromShards(ChunkTrainer):
@@ -61,11 +56,11 @@ class LoadFromShards(ChunkTrainer):
     def _load_partitions(self, checkpoint: str) -> None:
         """Restores optimizer, and weights from their masters."""
         groups = self.trained()
-        saved = SavedPartitions(checkpoint, self.resumption.ranks, weight_sizes(groups))
+        saved = sharding.SavedPartitions(checkpoint, self.resumption.ranks, sharding.weight_sizes(groups))
         state = {}
         for number, weight in enumerate(itertools.chain.from_iterable(groups)):
-            pieces = [WeightSegment(number, 0, weight.numel())]
-            master = saved.row(MASTER, pieces)
+            pieces = [sharding.WeightSegment(number, 0, weight.numel())]
+            master = saved.row(sharding.MASTER, pieces)
             _require_type(weight, {master.dtype})
             weight.data.copy_(master.view_as(weight))
             state[number] = {

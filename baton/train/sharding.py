@@ -8,29 +8,27 @@ A ZeRO checkpoint has whole weights and each process's optimizer part, without p
 Under ZeRO the engine trains; optimizer, schedule and clipping are the recipe's. FSDP2 also runs on CPUs.
 """
 
-from __future__ import annotations
-
 import copy
 import importlib
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from accelerate.state import DistributedType, PartialState
+from safetensors import safe_open
 from torch import nn
 from torch.utils.data import DataLoader
+from transformers import PreTrainedModel
 
 from baton.checkpoint import sharded, zero_format
 from baton.errors import DamagedError
 from baton.models import trainable
 from baton.recipe.recipe import Recipe
 from baton.recipe.training import Training
-from baton.train.distributed.ranks import Ranks
+from baton.train.distributed import Ranks
 from baton.train.protocol import ChunkTrainer, Options, StateDict
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 ALIGNMENT = 2  # stage 2 cuts a row into parts of a multiple of so many values
 # By stage, the keys of the weights' masters and of the optimizer's own state.
@@ -338,8 +336,6 @@ def _clear_padding(optimizer: Any) -> None:
 
 
 def _load_buffers(model: torch.nn.Module, checkpoint: str) -> None:
-    from safetensors import safe_open
-
     # Each process has all buffers.
     buffers = dict(model.named_buffers())
     for name in os.listdir(checkpoint):
@@ -357,8 +353,6 @@ class Fsdp(ChunkTrainer):
     """
 
     def create_accelerator_and_postprocess(self) -> None:
-        from accelerate.state import DistributedType, PartialState
-
         if self.args.use_cpu:
             # For this call alone: on CPUs Accelerate would silently ignore the FSDP plugin, and train with DDP.
             PartialState(cpu=True).distributed_type = DistributedType.MULTI_GPU

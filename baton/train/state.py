@@ -1,7 +1,5 @@
 """The whole state of a trainer between two steps: its parts, their digests, and those that upstream does not save."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -16,8 +14,8 @@ from baton.models import rng
 from baton.runs.documents import PARTS
 from baton.train.protocol import PER_RANK_PARTS, ChunkTrainer, StateDict
 
+# State that `Trainer` does not save: running sums of logged values, and state of callbacks and method.
 EXTRA_FILE = "baton_state.pt"
-"""State that `Trainer` does not save: running sums of logged values, and state of callbacks and method."""
 TIMED = ("step_time",)  # logged values that depend on the clock
 STATELESS = (DefaultFlowCallback, PrinterCallback, ProgressCallback)
 

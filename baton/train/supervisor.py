@@ -5,8 +5,6 @@ Whatever kills the fork that trains (a signal, a broken CUDA context, a store ou
 training resumes from the newest checkpoint. A spare fork has its imports.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import logging
@@ -29,23 +27,19 @@ from baton import errors, events, machine, runtime
 from baton.errors import BatonError, DeviceError, ProcessLostError, UnavailableError
 from baton.runs.documents import Restart
 from baton.runs.run import Run, now
-from baton.train import imports
+from baton.train import distributed, imports
 from baton.train.chunk import Outcome, run_chunk
-from baton.train.distributed import launch
 
 logger = logging.getLogger("baton")
 
-ROOM = 2**30
-"""Most bytes of memory that a spare process needs; half are libraries, which all processes share."""
-PAUSE_S = 2.0
-"""Seconds before the second process; before the third eight times as many."""
+ROOM = 2**30  # most bytes of memory that a spare process needs; half are libraries, which all processes share
+PAUSE_S = 2.0  # seconds before the second process; before the third eight times as many
 LONGEST_PAUSE_S = 300.0
 DIVERGED = (
     "See whether training has diverged: a loss or weights that are no longer finite, a token beyond the vocabulary. "
     "Then lower training.learning_rate or mend the rows around this step; a broken device needs another node."
 )
-_PDEATHSIG, _CHILD_SUBREAPER = 1, 36
-"""Options of Linux' prctl."""
+_PDEATHSIG, _CHILD_SUBREAPER = 1, 36  # options of Linux' prctl
 
 Train = Callable[[str, int], Outcome | None]
 
@@ -115,7 +109,7 @@ def as_shared(error: Exception) -> BatonError:
         kind = next(kind for kind in type(error).__mro__ if kind.__module__ == errors.__name__)
         return kind(error.message, remedy=error.remedy)
     text = errors.in_words(error)
-    return ProcessLostError(text) if launch.is_device_broken(text) else BatonError(text)
+    return ProcessLostError(text) if distributed.is_device_broken(text) else BatonError(text)
 
 
 def _serve(
@@ -192,11 +186,10 @@ class _Supervisor:
 
     def __init__(self, run_uri: str, index: int, train: Train) -> None:
         self._chunk, self._index = (run_uri, index, train), index
-        self._lost: list[Restart] = []
-        """Lost processes that the run has not noted."""
+        self._lost: list[Restart] = []  # lost processes that the run has not noted
         self._retries = 1  # until a process has asked the store
+        # Waits for the one that trains to be lost, so that the next one need not import.
         self.spare: ChunkProcess | None = None
-        """Waits for the one that trains to be lost, so that the next one need not import."""
 
     def run(self) -> Outcome:
         tries = runtime.backoff(math.inf, pause=PAUSE_S, growth=8, longest=LONGEST_PAUSE_S)

@@ -5,8 +5,6 @@ features after it, then `ExactResume`, then TRL. Features that split the state o
 `write_…`. A comment at each override of a private method names the upstream release that it was read in, and why.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import gc
@@ -15,9 +13,10 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from datasets import Dataset
 from torch import nn
 from torch.utils.data import Sampler
 from transformers import set_seed
@@ -28,14 +27,10 @@ from baton.checkpoint.digest import tree_digest
 from baton.checkpoint.staging import PendingCheckpoint
 from baton.errors import BatonError
 from baton.models import rng
-from baton.train.data import samplers
-from baton.train.distributed.ranks import Ranks
-from baton.train.distributed.watchdog import Watchdog
+from baton.train import samplers
+from baton.train.distributed import Ranks, Watchdog
 from baton.train.protocol import ChunkTrainer, Resumption, StateDict
 from baton.train.reshard import LoadFromShards
-
-if TYPE_CHECKING:
-    from datasets import Dataset
 
 PAGED = 100_000  # numbers of a weight from which on bitsandbytes pages its state
 # In messages of writers that are not Python's: the folder is full.

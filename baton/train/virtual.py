@@ -26,8 +26,7 @@ from transformers.trainer_pt_utils import nested_detach
 
 from baton.errors import BatonError, UserError
 from baton.models import rng
-from baton.train.data import samplers
-from baton.train.data.samplers import DistributedBatches
+from baton.train.samplers import DistributedBatches, blank
 from baton.train.weighing import Batch, MicroBatchResult, WeighedRows, add_micro_batch, record_micro_batch
 
 
@@ -154,7 +153,7 @@ class VirtualWorkers(WeighedRows):
         self._passes = MicroBatches.of_rows(self._own, rounds, self._pieces, step, sums=sums)
         fills = [self._passes.at(position)[0] in self._passes.fillers for position in range(len(batches))]
         if sums:
-            samplers.blank(list(itertools.compress(batches, fills)))
+            blank(list(itertools.compress(batches, fills)))
         else:
             self.note_whole([batch for batch, is_filler in zip(batches, fills, strict=True) if not is_filler])
 

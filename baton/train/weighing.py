@@ -4,8 +4,6 @@ Upstream takes means over micro-batches in a step, and over batches in an evalua
 rows, or by the tokens that a figure is a mean over. With several processes each step has the rows of one process.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import math
@@ -18,8 +16,8 @@ import torch
 from torch.utils.data import DataLoader
 from transformers.trainer_pt_utils import find_batch_size
 
-from baton.train.data import samplers
-from baton.train.protocol import ChunkTrainer, Window
+from baton.train import samplers
+from baton.train.protocol import ChunkTrainer, Window, replaced
 
 Batch = dict[str, Any]
 COUNTER = "_total_train_tokens"  # of TRL's trainers: tokens trained on so far
@@ -168,7 +166,10 @@ class WeighedRows(ChunkTrainer):
 
     def record_evaluation(self, inputs: Any, compute: Callable[[], Any]) -> MicroBatchResult:
         self.weighed = ChunkTrainer.figure_weights(self, inputs)  # `compute_loss` knows better ones
-        with _ungathered(self.accelerator) if self.computes_alone else contextlib.nullcontext():
+        alone = dict.fromkeys(
+            ("gather", "gather_for_metrics") if self.computes_alone else (), lambda values, **_: values
+        )
+        with replaced(self.accelerator, **alone):
             made = record_micro_batch(self, "eval", compute)
         is_filler = self.fills_up(len(self._evaluated))
         made.weights = dict.fromkeys(self.weighed, 0.0) if is_filler else self.weighed
@@ -254,15 +255,3 @@ def _no_rows(values: Any) -> Any:
     if isinstance(values, torch.Tensor):
         return values[:0]
     return None if values is None else type(values)(_no_rows(value) for value in values)
-
-
-@contextlib.contextmanager
-def _ungathered(accelerator: Any) -> Iterator[None]:
-    before = {name: vars(accelerator)[name] for name in ("gather", "gather_for_metrics") if name in vars(accelerator)}
-    accelerator.gather = accelerator.gather_for_metrics = lambda values, **_: values
-    try:
-        yield
-    finally:
-        for name in ("gather", "gather_for_metrics"):
-            delattr(accelerator, name)
-        vars(accelerator).update(before)

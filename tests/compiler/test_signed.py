@@ -17,7 +17,7 @@ from baton.recipe import load
 from baton.recipe.recipe import Recipe
 from baton.signing import Signer
 from baton.source import credentials
-from baton.train.trainjob.manifest import train_job
+from baton.train.trainjob import train_job
 from tests.support import conformance
 
 SCRATCH = str(Path(__file__).parents[1] / "recipes/scratch.yaml")

@@ -279,8 +279,10 @@ def test_rows_of_a_segment_that_an_older_baton_made_are_those_that_it_counted() 
         ({"data": {"order": "uniform"}}, 2**40, "uniform"),
         ({"training": {"method": "kto"}}, 2**30, "uniform"),
         ({"training": {"group_by_length": True}}, 2**30, "uniform"),
+        ({"training": {"parallel": {"processes": 2}}}, 2**30, "uniform"),
+        ({"training": {"parallel": {"virtual_workers": 2}}}, 2**30, "uniform"),
     ],
-    ids=["auto, small", "auto, large", "blocks", "uniform", "a method", "lengths"],
+    ids=["auto, small", "auto, large", "blocks", "uniform", "a method", "lengths", "processes", "virtual workers"],
 )
 def test_the_order_of_rows(given: dict[str, Any], num_bytes: int, expected: str) -> None:
     document: dict[str, Any] = {"name": "t", "model": {"base": "org/m"}, "data": {"source": "r.jsonl"}}

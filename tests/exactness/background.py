@@ -31,7 +31,7 @@ def slow_chunk(run_uri: str, index: int, seconds: float, patience: float = 20) -
         patience: Seconds for which one operation on a store that is away is tried again.
     """
     os.environ["BATON_STORE_PATIENCE"] = str(patience)
-    from baton.train.callbacks import RestoreCheck
+    from baton.train.attempt import RestoreCheck
     from baton.train.chunk import run_chunk
 
     begin = RestoreCheck.on_step_begin
@@ -53,7 +53,7 @@ def noticed_chunk(run_uri: str, index: int, step: int, notice_file: str | None) 
         step: After how many steps.
         notice_file: The file that appears; None for a SIGTERM. Steps are slow then, as it is looked for once a second.
     """
-    from baton.train.callbacks import RestoreCheck
+    from baton.train.attempt import RestoreCheck
     from baton.train.chunk import run_chunk
 
     begin = RestoreCheck.on_step_begin

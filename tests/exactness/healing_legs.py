@@ -20,7 +20,7 @@ def in_a_pod(run_uri: str, index: int, leave_out: tuple[str, ...] = ()) -> None:
 def planted(run_uri: str, index: int) -> None:
     """The same with steps that are spoilt, where no class of the recipe's may do it."""
     from baton.train.weighing import WeighedRows
-    from tests.exactness import own
+    from tests.resume import own
 
     compute = WeighedRows.compute_loss
     WeighedRows.compute_loss = lambda self, *given, **named: own.planted(self, compute(self, *given, **named))  # type: ignore[method-assign]

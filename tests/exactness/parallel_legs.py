@@ -187,10 +187,10 @@ def spoiled(run_uri: str, index: int, part: str) -> None:
     """Runs a chunk whose last process finds one bit of what was restored turned over, just before it is compared."""
     import torch
 
-    from baton.train import callbacks, state
+    from baton.train import attempt, state
     from baton.train.chunk import run_chunk
 
-    prove = callbacks.RestoreCheck.prove
+    prove = attempt.RestoreCheck.prove
 
     def spoil(self: Any) -> None:
         trainer = self._trainer
@@ -201,5 +201,5 @@ def spoiled(run_uri: str, index: int, part: str) -> None:
             tensor.detach().flatten().view(torch.uint8)[0] ^= 1
         prove(self)
 
-    callbacks.RestoreCheck.prove = spoil  # type: ignore[method-assign]
+    attempt.RestoreCheck.prove = spoil  # type: ignore[method-assign]
     run_chunk(run_uri, index)

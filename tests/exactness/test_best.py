@@ -10,7 +10,7 @@ import pytest
 from baton.checkpoint.store import CheckpointStore
 from baton.models import trained
 from baton.recipe.recipe import Recipe
-from baton.train.metrics.samples import Sample, matches
+from baton.train.live import Sample, matches
 
 RISING = {
     "training__learning_rate": 3.0,

@@ -12,7 +12,7 @@ from baton.runs.run import Run
 from baton.train import chunk, supervisor
 from baton.train.chunk import Ending, Outcome
 from baton.train.context import TrainContext
-from baton.train.trainjob.cluster import Cluster
+from baton.train.trainjob import Cluster
 from tests.exactness.local_nodes import LocalNodes
 from tests.train.trainjob.job_api import NAMESPACE, JobApi
 

@@ -16,7 +16,7 @@ from baton.recipe import load
 from baton.recipe.recipe import Recipe
 from baton.runs.run import Run
 from baton.store.storage import Storage
-from baton.train.data.slices import Blocks, needed_files
+from baton.train.tokens import Blocks, needed_files
 
 
 def prepare(recipe: Recipe, name: str, legs: Any) -> Run:

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from baton import events
 from baton.recipe.recipe import Recipe
 from baton.runs.run import Run
-from baton.train.metrics import sinks
+from baton.train import live
 
 ON_A_GPU = {"baton_model_flops_utilization_ratio", "baton_gpu_memory_bytes"}
 
@@ -44,7 +44,7 @@ def test_a_chunk_tells_how_it_is_doing(
     first.wait_for(events.CheckpointCommitted, step=6)
     found = _scrape(port)
     assert first.wait() == 0, first.printed
-    names = {name for name, _ in (*sinks.LOGGED_GAUGES.values(), *sinks.LIVE_GAUGES.values(), sinks.PHASE_GAUGE)}
+    names = {name for name, _ in (*live.LOGGED_GAUGES.values(), *live.LIVE_GAUGES.values(), live.PHASE_GAUGE)}
     assert set(found) == names - ON_A_GPU
     mine = {"run": "asked", "recipe": "scratch", "chunk": "1"}
     assert found["baton_target_step"] == [(mine, 8.0)]

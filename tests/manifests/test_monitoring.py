@@ -11,7 +11,7 @@ from kfp import compiler
 
 from baton.pipelines.finetune import finetune
 from baton.recipe import load
-from baton.train.metrics import sinks
+from baton.train import live
 from tests.manifests import expressions
 from tests.manifests.building import named, require
 
@@ -44,7 +44,7 @@ def test_goodput_loss_and_chunk_time_have_panels() -> None:
 
 
 def test_every_name_is_one_that_a_chunk_tells() -> None:
-    told = {name for name, _ in (*sinks.LOGGED_GAUGES.values(), *sinks.LIVE_GAUGES.values(), sinks.PHASE_GAUGE)}
+    told = {name for name, _ in (*live.LOGGED_GAUGES.values(), *live.LIVE_GAUGES.values(), live.PHASE_GAUGE)}
     assert expressions.metrics() <= told
     assert told - expressions.metrics() == {"baton_samples_per_second"}
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from baton.recipe import load
-from baton.train.trainjob.manifest import Object, labels, owner_reference, stage_owner, train_job
+from baton.train.trainjob import Object, labels, owner_reference, stage_owner, train_job
 from tests.manifests.building import K8S
 from tests.manifests.trainer_schema import problems
 

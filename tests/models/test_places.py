@@ -16,8 +16,7 @@ from baton.errors import BatonError, UserError
 from baton.models import hooks, metrics, rewards
 from baton.recipe.methods import RewardFunction
 from baton.recipe.run import Hooks
-from baton.train import supervisor
-from baton.train.distributed import launch
+from baton.train import distributed, supervisor
 
 FAILING = """\
 import json
@@ -129,11 +128,11 @@ def test_an_error_tells_where_it_comes_from(
     assert errors.BatonError(failure.message).exit_code == failure.exit_code
     assert words.rpartition("(")[2].replace("\\", "") in failure.message
     assert failure.message in (tmp_path / "log").read_text()
-    monkeypatch.setattr(launch, "PEERS", 0.0)
+    monkeypatch.setattr(distributed, "PEERS", 0.0)
     monkeypatch.setenv("LOCAL_RANK", "1")
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(BatonError, match=f"^rank 1 failed: {words}.$"):
-        launch._run_rank(call, ())
+        distributed._run_rank(call, ())
     assert signal.getsignal(signal.SIGTERM) is before
 
 

@@ -33,9 +33,9 @@ from baton.runs.run import Run
 from baton.runs.versions import FORMATS
 from baton.store.storage import Storage
 from baton.train import state, weighing
-from baton.train.data.samplers import DistributedBatches, EasyFirst, GroupedByLength
-from baton.train.data.slices import Blocks
 from baton.train.generation import SeekingRepeatSampler
+from baton.train.samplers import DistributedBatches, EasyFirst, GroupedByLength
+from baton.train.tokens import Blocks
 from baton.train.trainer import seed_of
 from tests.data.splitting import split, write
 from tests.support import tiny

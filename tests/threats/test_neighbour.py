@@ -18,7 +18,7 @@ import torch.distributed
 from baton import scratch
 from baton.checkpoint.staging import Staging
 from baton.store.cache import NodeCache
-from baton.train.distributed import launch
+from baton.train import distributed
 
 
 def mode(path: str | os.PathLike[str]) -> int:
@@ -91,8 +91,8 @@ def test_processes_of_one_machine_meet_on_it_and_torch_listens_on_all_its_addres
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What is not prevented: whoever reaches the port takes part. Between pods, policies decide who does."""
-    monkeypatch.delenv(launch.NODES, raising=False)
-    settings = launch.rendezvous_settings("r")
+    monkeypatch.delenv(distributed.NODES, raising=False)
+    settings = distributed.rendezvous_settings("r")
     assert (settings["rdzv_endpoint"], settings["local_addr"]) == ("127.0.0.1:0", "127.0.0.1")
     store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     listening = [each.laddr for each in psutil.Process().net_connections() if each.status == psutil.CONN_LISTEN]

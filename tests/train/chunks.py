@@ -6,7 +6,7 @@ from baton.checkpoint.store import CheckpointStore
 from baton.runs.plan import Plan
 from baton.runs.run import Run
 from baton.train.context import Clock, TrainContext
-from baton.train.distributed.ranks import Ranks
+from baton.train.distributed import Ranks
 
 
 def first_chunk(run: Run) -> TrainContext:

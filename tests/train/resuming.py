@@ -18,11 +18,11 @@ from baton.runs.plan import make_plan
 from baton.runs.run import Run
 from baton.store.storage import Storage
 from baton.train import attempt, inputs
-from baton.train.callbacks import SaveAndStop
+from baton.train.attempt import SaveAndStop
 from baton.train.checkpointer import Checkpointer
 from baton.train.context import Clock, TrainContext
-from baton.train.distributed.preemption import PreemptionWatch
-from baton.train.distributed.ranks import Ranks
+from baton.train.distributed import Ranks
+from baton.train.preemption import PreemptionWatch
 from tests.support import tiny, without
 
 ROWS = [{"prompt": row["prompt"], "completion": row["chosen"]} for row in tiny.PAIRS]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton.train.metrics.live import PEAK_FLOPS, peak_flops
+from baton.train.live import PEAK_FLOPS, peak_flops
 
 NAMES = {
     "NVIDIA A100-SXM4-40GB": "A100",

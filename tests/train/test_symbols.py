@@ -16,17 +16,17 @@ VALUES: list[Any] = [True, False, 0, 1, 7, (), (1, 2), (2, 1), (1, 2, 3)]
 TWO = {"sym_and", "sym_or", "sym_eq"}
 LATER = """
 from baton.train import lazy_imports as deferring
-from baton.train import imports as lean, imports as symbols
-deferring.defer(lean.UNTRACED)
+from baton.train import imports
+deferring.defer(imports.UNTRACED)
 from torch.fx.experimental.symbolic_shapes import expect_true, guard_or_false
 import torch
 assert expect_true(True) and torch.empty(2, 3, device="meta").normal_().shape == (2, 3)
-assert deferring.is_waiting(symbols.MODULE) and deferring.is_waiting("sympy"), "nothing has asked for symbols"
+assert deferring.is_waiting(imports.SYMBOLS) and deferring.is_waiting("sympy"), "nothing has asked for symbols"
 try:
     guard_or_false(1.5)
 except AssertionError as error:
     assert "Expected bool" in str(error), error
-assert not deferring.is_waiting(symbols.MODULE) and not deferring.is_waiting("sympy")
+assert not deferring.is_waiting(imports.SYMBOLS) and not deferring.is_waiting("sympy")
 seen = []
 def twice(x):
     if guard_or_false(x.shape[0] == 4):

@@ -19,24 +19,23 @@ FILES = (
         f"baton/train/{name}.py"
         for name in (
             "attempt",
-            "callbacks",
             "checkpointer",
             "fork",
             "reshard",
+            "samplers",
             "sharding",
             "state",
+            "tokens",
             "trainer",
             "user_state",
         )
     ),
-    *(f"baton/train/data/{name}.py" for name in ("samplers", "tokens")),
     *(f"baton/store/{name}.py" for name in ("bundle", "manifest", "storage")),
     *(f"baton/{name}.py" for name in ("models/rng", "runs/versions")),
 )
 """The code that saves and restores."""
 
 TESTS = (
-    "tests/checkpoint/test_digest.py",
     "tests/checkpoint/test_digest.py",
     "tests/models/test_rng.py",
     "tests/checkpoint/test_fingerprints.py",

@@ -11,10 +11,10 @@ EQUIVALENT: dict[str, str] = {
     "baton/store/storage.py:_acquire comparison: > -> >= #0": (
         "two readings of a clock that differ by exactly ten seconds, to the nanosecond"
     ),
-    'baton/train/data/samplers.py:follow_epochs condition: hasattr(inner, "set_epoch") -> False #0': (
+    'baton/train/samplers.py:follow_epochs condition: hasattr(inner, "set_epoch") -> False #0': (
         "`DistributedBatches` passes the epoch on to its sampler, which is what the other branch sets it on"
     ),
-    "baton/train/data/samplers.py:share comparison: >= -> > #0": (
+    "baton/train/samplers.py:share comparison: >= -> > #0": (
         "at exactly 1 each ramp gives 1.0: start + (1 - start), start ** 0 and a whole number of levels are exact"
     ),
     "baton/train/reshard.py:_Partitions.__init__ constant: \"\" -> '-' #0": (

@@ -1,7 +1,5 @@
 """Training methods, one file each, found by `training.method`; see the README beside this file."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 from types import ModuleType
@@ -43,4 +41,13 @@ class TokenizedPairs(ChunkTrainer):
         # have a row that only fills up there.
         alone = self.model.training and self.accelerator.num_processes == 1
         with all_counted(self.accelerator) if alone else contextlib.nullcontext():
+            return super().compute_loss(*arguments, **options)
+
+
+class AllCounted(ChunkTrainer):
+    """For `DistillationTrainer`, also in the trainer of a user's script."""
+
+    def compute_loss(self, *arguments: Any, **options: Any) -> Any:
+        # In training each process's figures count, also in a pass's last step.
+        with all_counted(self.accelerator) if self.model.training else contextlib.nullcontext():
             return super().compute_loss(*arguments, **options)

@@ -1,7 +1,5 @@
 """Contrastive preference optimisation and SimPO, by TRL's experimental `CPOTrainer`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from transformers import Trainer

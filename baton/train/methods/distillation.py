@@ -1,8 +1,5 @@
 """On-policy distillation, by TRL's `DistillationTrainer`."""
 
-from __future__ import annotations
-
-import contextlib
 from typing import Any
 
 from transformers import Trainer
@@ -10,16 +7,7 @@ from trl import DistillationConfig, DistillationTrainer
 
 from baton.train import generation
 from baton.train.build import Setup
-from baton.train.protocol import ChunkTrainer, all_counted
-
-
-class AllCounted(ChunkTrainer):
-    """For `DistillationTrainer`, also in the trainer of a user's script."""
-
-    def compute_loss(self, *arguments: Any, **options: Any) -> Any:
-        # In training each process's figures count, also in a pass's last step.
-        with all_counted(self.accelerator) if self.model.training else contextlib.nullcontext():
-            return super().compute_loss(*arguments, **options)
+from baton.train.methods import AllCounted
 
 
 class ExactDistillation(AllCounted):

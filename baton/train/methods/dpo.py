@@ -1,10 +1,7 @@
 """Direct preference optimisation and its variants, by TRL's `DPOTrainer`."""
 
-from __future__ import annotations
-
 from typing import Any
 
-from transformers import Trainer
 from trl import DPOConfig, DPOTrainer
 
 from baton.train.build import Setup
@@ -52,7 +49,7 @@ class ExactDPO(ChunkTrainer):
         return loss
 
 
-def build(setup: Setup) -> Trainer:
+def build(setup: Setup) -> ChunkTrainer:
     recipe, settings = setup.recipe, setup.recipe.training.dpo
     assert settings
     config = DPOConfig(

@@ -1,10 +1,7 @@
 """Group-relative policy optimisation, by TRL's `GRPOTrainer`."""
 
-from __future__ import annotations
-
 from typing import Any
 
-from transformers import Trainer
 from trl import GRPOConfig, GRPOTrainer
 
 from baton.models import rewards
@@ -28,7 +25,7 @@ class ExactGRPO(ChunkTrainer):
         return found
 
 
-def build(setup: Setup) -> Trainer:
+def build(setup: Setup) -> ChunkTrainer:
     grpo = setup.recipe.training.grpo
     assert grpo
     config = GRPOConfig(

@@ -1,14 +1,11 @@
 """Kahneman–Tversky optimisation, by TRL's `KTOTrainer`."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
 import torch
-from transformers import Trainer
 from trl import KTOConfig, KTOTrainer
 from trl.trainer.utils import use_adapter
 
@@ -73,7 +70,7 @@ class ExactKTO(ChunkTrainer):
         return torch.tensor([known], device=self.accelerator.device)
 
 
-def build(setup: Setup) -> Trainer:
+def build(setup: Setup) -> ChunkTrainer:
     recipe, settings = setup.recipe, setup.recipe.training.kto
     assert settings
     config = KTOConfig(

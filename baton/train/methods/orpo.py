@@ -1,7 +1,5 @@
 """Odds-ratio preference optimisation, by TRL's experimental `ORPOTrainer`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from transformers import Trainer

@@ -1,7 +1,5 @@
 """Reward modelling on pairs, by TRL's `RewardTrainer`."""
 
-from __future__ import annotations
-
 from transformers import Trainer
 from trl import RewardConfig, RewardTrainer
 

@@ -1,10 +1,7 @@
 """REINFORCE with a leave-one-out baseline, by TRL's `RLOOTrainer`."""
 
-from __future__ import annotations
-
 from typing import Any
 
-from transformers import Trainer
 from trl import RLOOConfig, RLOOTrainer
 
 from baton.models import rewards
@@ -19,7 +16,7 @@ class ExactRLOO(ChunkTrainer):
         return {**super().figure_weights(inputs), "entropy": float(inputs["completion_mask"].sum())}
 
 
-def build(setup: Setup) -> Trainer:
+def build(setup: Setup) -> ChunkTrainer:
     rloo = setup.recipe.training.rloo
     assert rloo
     config = RLOOConfig(

@@ -1,10 +1,7 @@
 """Supervised fine-tuning, by TRL's `SFTTrainer`; also from scratch."""
 
-from __future__ import annotations
-
 from typing import Any
 
-from transformers import Trainer
 from trl import SFTConfig, SFTTrainer
 
 from baton.models import hooks
@@ -19,7 +16,7 @@ class ExactSFT(ChunkTrainer):
         return {"": float((labels != IGNORED).sum())}
 
 
-def build(setup: Setup) -> Trainer:
+def build(setup: Setup) -> ChunkTrainer:
     recipe = setup.recipe
     config = SFTConfig(
         **setup.arguments,

@@ -29,9 +29,7 @@ from baton.runs.run import Run
 from baton.train import chunk
 from baton.train.chunk import Ending, run_chunk
 from baton.train.context import TrainContext
-from baton.train.trainjob.cluster import Cluster
-from baton.train.trainjob.job import Job
-from baton.train.trainjob.manifest import Object, labels, owner_reference, train_job
+from baton.train.trainjob import Cluster, Job, Object, labels, owner_reference, train_job
 from tests.end_to_end.cluster.conftest import MANIFESTS, RECIPE
 from tests.end_to_end.cluster.train_jobs import GROUP, Controller
 from tests.manifests.trainer_schema import definition
@@ -225,7 +223,7 @@ def test_a_node_that_takes_more_memory_than_it_may(controller: Controller, as_st
 def test_an_image_that_is_not_there(
     controller: Controller, as_stage: Cluster, core: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("baton.train.trainjob.job.IMAGE_PATIENCE", 5.0)
+    monkeypatch.setattr("baton.train.trainjob.IMAGE_PATIENCE", 5.0)
     document = _document(NO_WAIT, **{"resources.image": "localhost:1/nobody/made-this:1"})
     with pytest.raises(
         UserError, match=r"the image 'localhost:1/nobody/made-this:1' cannot be had on \S+: (Err|Image)"

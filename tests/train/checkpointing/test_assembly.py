@@ -21,10 +21,9 @@ from baton.runs.documents import RunCost
 from baton.runs.versions import Fingerprint
 from baton.store.manifest import Manifest
 from baton.train import attempt, state
-from baton.train.callbacks import EvaluationsPerEpoch, SaveSchedule
-from baton.train.distributed.preemption import PreemptionWatch
-from baton.train.distributed.ranks import Ranks
-from baton.train.distributed.watchdog import Watchdog
+from baton.train.attempt import EvaluationsPerEpoch, SaveSchedule
+from baton.train.distributed import Ranks, Watchdog
+from baton.train.preemption import PreemptionWatch
 from baton.train.protocol import Resumption
 from baton.train.trainer import seed_of
 from tests.support import tiny

@@ -21,7 +21,7 @@ from baton.runs.documents import OwnState
 from baton.runs.versions import LIBRARIES, Fingerprint
 from baton.store.manifest import Manifest
 from baton.train.attempt import adapt_machine
-from baton.train.distributed.ranks import Ranks
+from baton.train.distributed import Ranks
 from tests.train.resuming import as_before
 
 

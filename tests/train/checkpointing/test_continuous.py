@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import TrainerCallback
 
-from baton.train import callbacks
+from baton.train import attempt
 from tests.support import tiny
 from tests.train.resuming import Chunks
 
@@ -57,8 +57,8 @@ def make(tiny_base: str, tmp_path: Path) -> Callable[..., Chunks]:
 @pytest.fixture
 def free(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets checkpoints cost what they like."""
-    monkeypatch.setattr(callbacks, "STALL", float("inf"))
-    monkeypatch.setattr(callbacks, "COST", float("inf"))
+    monkeypatch.setattr(attempt, "STALL", float("inf"))
+    monkeypatch.setattr(attempt, "COST", float("inf"))
 
 
 @pytest.mark.usefixtures("free")
@@ -99,7 +99,7 @@ def test_old_ones_go(make: Callable[..., Chunks]) -> None:
 
 
 def test_what_holds_training_for_long_waits(make: Callable[..., Chunks], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(callbacks, "STALL", 1e-9)
+    monkeypatch.setattr(attempt, "STALL", 1e-9)
     chunks = make("dear", checkpoint_every="continuous", keep={"last": 99})
     chunks.train(1)
     assert chunks.steps == [4, LAST], "the first one tells what they cost"

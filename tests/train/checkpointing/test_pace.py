@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from baton.train.callbacks import COST, STALL, Pace
+from baton.train.attempt import COST, STALL, Pace
 
 
 class Training:

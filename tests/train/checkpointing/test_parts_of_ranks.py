@@ -13,9 +13,8 @@ from baton.checkpoint.staging import PendingCheckpoint, Staging
 from baton.checkpoint.store import CheckpointMeta, CheckpointStore
 from baton.recipe.run import Preemption
 from baton.train.checkpointer import Checkpointer
-from baton.train.distributed.preemption import PreemptionWatch
-from baton.train.distributed.ranks import Ranks
-from baton.train.distributed.watchdog import Watchdog
+from baton.train.distributed import Ranks, Watchdog
+from baton.train.preemption import PreemptionWatch
 from tests.support import tiny
 from tests.train.resuming import Chunks
 

@@ -20,7 +20,7 @@ from transformers import modeling_utils
 from baton.checkpoint import staging
 from baton.checkpoint.staging import PendingCheckpoint
 from baton.errors import BatonError
-from baton.train.distributed.ranks import Ranks
+from baton.train.distributed import Ranks
 from baton.train.trainer import NO_ROOM, _is_full, seed_of
 from tests.support import tiny
 from tests.train.resuming import Chunks

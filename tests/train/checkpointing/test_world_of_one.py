@@ -17,8 +17,8 @@ from baton.runs.run import Run
 from baton.store.storage import Storage
 from baton.train.checkpointer import Checkpointer, Committer, StepDecision
 from baton.train.context import TrainContext
-from baton.train.distributed.preemption import PreemptionWatch
-from baton.train.distributed.watchdog import Watchdog
+from baton.train.distributed import Watchdog
+from baton.train.preemption import PreemptionWatch
 from tests.train.chunks import first_chunk
 
 RECIPE = {"name": "one", "model": {"base": "org/model"}, "data": {"source": "rows.jsonl"}}

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from baton.train.data.samplers import DistributedBatches, blank, distribute_rows, follow_epochs
+from baton.train.samplers import DistributedBatches, blank, distribute_rows, follow_epochs
 
 
 def pieces(num_rows: int, micro: int, world_size: int, batch_size: int = 8) -> list[list[int]]:

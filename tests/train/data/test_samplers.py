@@ -15,9 +15,9 @@ from transformers.trainer_pt_utils import get_length_grouped_indices
 from trl.trainer.utils import RepeatSampler
 
 from baton.recipe.training import Curriculum
-from baton.train.data import samplers as ordering
-from baton.train.data.samplers import EasyFirst, GroupedByLength
+from baton.train import samplers as ordering
 from baton.train.generation import SeekingRepeatSampler
+from baton.train.samplers import EasyFirst, GroupedByLength
 from tests.support import tiny
 
 RAMPS = {

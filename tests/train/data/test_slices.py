@@ -11,9 +11,8 @@ import pytest
 from baton.errors import BatonError
 from baton.recipe import load
 from baton.recipe.recipe import Recipe
-from baton.train.data import samplers as ordering
-from baton.train.data import samplers as sliced
-from baton.train.data.slices import GROUP, Blocks, needed_files
+from baton.train import samplers
+from baton.train.tokens import GROUP, Blocks, needed_files
 
 ROWS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4]
 STEPS_PER_EPOCH = 20
@@ -114,14 +113,14 @@ def test_a_slice_gives_its_rows_and_refuses_others(tmp_path: Path) -> None:
         with pa.ipc.new_stream(str(tmp_path / names[-1]), table.schema) as writer:
             writer.write_table(table)
     blocks = Blocks([2, 3, 1], seed=0)
-    rows = sliced.open_files(str(tmp_path), names, blocks, {2, 1})
+    rows = samplers.open_files(str(tmp_path), names, blocks, {2, 1})
     assert len(rows) == 6
     assert [row["input_ids"] for row in rows.__getitems__([5, 2, 4])] == [[2, 0], [1, 0], [1, 2]]
     for dataset in (rows, rows.remove_columns("position")):
         with pytest.raises(BatonError, match="row 1 of the training data is asked for, and its file was not fetched"):
             dataset.__getitems__([5, 1])
-    chosen = ordering.sampler(recipe(), rows, 3)
-    assert isinstance(chosen, ordering.InBlocks)
+    chosen = samplers.sampler(recipe(), rows, 3)
+    assert isinstance(chosen, samplers.InBlocks)
     chosen.set_epoch(1)
     assert list(chosen) == list(blocks.order(1))
 
@@ -130,6 +129,6 @@ def test_lengths_of_chosen_rows(tmp_path: Path) -> None:
     table = pa.table({"a_ids": pa.array([[1], [1, 2], []]), "b_ids": pa.array([[], [1], [1, 2, 3, 4]])})
     with pa.ipc.new_stream(str(tmp_path / "0.arrow"), table.schema) as writer:
         writer.write_table(table)
-    rows = sliced.open_files(str(tmp_path), ["0.arrow"], Blocks([3], seed=0), {0})
-    assert ordering.lengths(rows) == [1, 3, 4]
-    assert ordering.lengths(rows.select([2, 0, 2])) == [4, 1, 4]
+    rows = samplers.open_files(str(tmp_path), ["0.arrow"], Blocks([3], seed=0), {0})
+    assert samplers.lengths(rows) == [1, 3, 4]
+    assert samplers.lengths(rows.select([2, 0, 2])) == [4, 1, 4]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from baton.train.data.samplers import uneven
+from baton.train.samplers import uneven
 
 
 def accelerator(others: list[torch.Tensor]) -> Any:

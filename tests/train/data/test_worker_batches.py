@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from baton.train.data.samplers import DistributedBatches
+from baton.train.samplers import DistributedBatches
 from baton.train.virtual import WorkerBatches
 
 WORKERS, MICRO, PASSES = 4, 2, 3

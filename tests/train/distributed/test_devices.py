@@ -10,8 +10,8 @@ import pytest
 
 from baton.recipe import load
 from baton.recipe.recipe import Recipe
-from baton.train.distributed import launch
-from baton.train.distributed.ranks import Ranks
+from baton.train import distributed
+from baton.train.distributed import Ranks
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -39,7 +39,7 @@ def recipe(gpus: int = 1, processes: int = 1) -> Recipe:
 )
 def test_the_first_visible_one_stays(before: str | None, after: str, monkeypatch: pytest.MonkeyPatch) -> None:
     _set(before, monkeypatch)
-    launch.pin_device(recipe(), Ranks())
+    distributed.pin_device(recipe(), Ranks())
     assert os.environ[VISIBLE] == after
 
 
@@ -47,13 +47,13 @@ def test_the_first_visible_one_stays(before: str | None, after: str, monkeypatch
 def test_a_launched_rank_sees_all(before: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes the one of its local rank among them."""
     _set(before, monkeypatch)
-    launch.pin_device(recipe(2, 2), Ranks(1, 2, 1, launched=True))
+    distributed.pin_device(recipe(2, 2), Ranks(1, 2, 1, launched=True))
     assert os.environ.get(VISIBLE) == before
 
 
 def test_without_gpus_nothing_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
     _set(None, monkeypatch)
-    launch.pin_device(recipe(gpus=0), Ranks())
+    distributed.pin_device(recipe(gpus=0), Ranks())
     assert VISIBLE not in os.environ
 
 
@@ -71,10 +71,10 @@ torch.accelerator.set_device_index = lambda *_: None
 
 if sys.argv[1] == "pinned":
     from baton.recipe import load as recipe_file
-    from baton.train.distributed import launch as devices
-    from baton.train.distributed.ranks import Ranks
+    from baton.train import distributed as devices
+    from baton.train.distributed import Ranks
     document = {"name": "d", "model": {"base": "b"}, "data": {"source": "r.jsonl"}, "resources": {"gpus": 1}}
-    devices.pin(recipe_file.validate(document, origin="d"), Ranks())
+    devices.pin_device(recipe_file.validate(document, origin="d"), Ranks())
 
 from transformers import TrainingArguments
 arguments = TrainingArguments(sys.argv[2], per_device_train_batch_size=8, report_to="none")

@@ -20,8 +20,8 @@ import pytest
 from pydantic import ValidationError
 
 from baton.recipe.run import Preemption
-from baton.train.distributed import preemption
-from baton.train.distributed.preemption import PreemptionWatch
+from baton.train import preemption
+from baton.train.preemption import PreemptionWatch
 
 Answer = tuple[int, str]
 
@@ -98,7 +98,7 @@ def _learns(watch: PreemptionWatch) -> str:
 
 SCRIPT = """
 import os, signal, sys, time
-from baton.train.distributed.preemption import PreemptionWatch
+from baton.train.preemption import PreemptionWatch
 from baton.recipe.run import Preemption
 
 def say(*words):
@@ -468,7 +468,7 @@ def test_taints_without_a_node_are_one_warning(
 
 def test_the_module_imports_no_client() -> None:
     clients = ("http.client", "kubernetes", "pydantic", "requests", "ssl", "urllib.request")
-    module = "baton.train.distributed.preemption"
+    module = "baton.train.preemption"
     code = f"import sys, {module}; print([name for name in {clients} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -9,10 +9,8 @@ import pytest
 
 from baton.errors import ExactnessError
 from baton.runs.documents import PARTS
-from baton.train import state
-from baton.train.distributed import launch
-from baton.train.distributed.ranks import Ranks
-from baton.train.distributed.watchdog import Heartbeat, Watchdog
+from baton.train import distributed, state
+from baton.train.distributed import Heartbeat, Ranks, Watchdog
 from baton.train.protocol import PER_RANK_PARTS
 
 
@@ -115,6 +113,6 @@ def failure(rank: int, code: int, at: int, message: str = "") -> Any:
 )
 def test_one_message_for_all_ends(failures: list[Any], text: str, code: int) -> None:
     failed: Any = SimpleNamespace(failures=dict(enumerate(failures)))
-    error = launch._explained(failed)
+    error = distributed._explained(failed)
     assert error.message == text
     assert error.exit_code == code

@@ -11,8 +11,7 @@ import pytest
 
 from baton.runs.run import Run
 from baton.store.storage import Storage
-from baton.train.metrics.live import LiveReport, Meter
-from baton.train.metrics.sinks import ObservedChunk, WandbRun
+from baton.train.live import LiveReport, Meter, ObservedChunk, WandbRun
 from tests.support import tiny
 
 pytest.importorskip("wandb", reason="the extra wandb is not installed")

@@ -67,7 +67,7 @@ def test_a_chunk_adds_what_its_checkpoint_asks_for(
 
 def test_what_is_not_upstreams_has_no_name_of_upstreams() -> None:
     """A method that upstream calls, and that was meant as another one, would go unnoticed."""
-    from baton.train import features, trainer
+    from baton.train import build, generation, guard, references, sharding, trainer, virtual, weighing
 
     upstream = {name for name in vars(Trainer) if not name.startswith("_")}
     meant = {
@@ -77,7 +77,7 @@ def test_what_is_not_upstreams_has_no_name_of_upstreams() -> None:
     }
     ours: set[type] = {
         kind
-        for module in (features, trainer)
+        for module in (build, generation, guard, references, sharding, trainer, virtual, weighing)
         for kind in vars(module).values()
         if isinstance(kind, type) and issubclass(kind, ChunkTrainer)
     }

@@ -16,8 +16,7 @@ from baton.checkpoint.digest import tree_digest
 from baton.errors import UserError
 from baton.recipe import load
 from baton.train import reshard, state
-from baton.train.distributed.ranks import Ranks
-from baton.train.distributed.watchdog import Watchdog
+from baton.train.distributed import Ranks, Watchdog
 from baton.train.protocol import Resumption
 from baton.train.reshard import with_all, with_weights
 from baton.train.sharding import MASTERS, OPTIMIZER_STATES, Partitioning, WeightSegment, weight_sizes

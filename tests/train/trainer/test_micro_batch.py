@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from baton.recipe.recipe import Recipe
 from baton.runs.run import Run
 from baton.store.storage import Storage
 from baton.train import build
-from baton.train.data.tokens import ChunkTokens
+from baton.train.tokens import ChunkTokens
 from tests.train.chunks import first_chunk
 
 
@@ -119,7 +120,7 @@ def test_running_out_of_memory_is_an_answer(error: RuntimeError, survives: bool)
     def trial() -> None:
         raise error
 
-    assert build._survives(trial) is survives
+    assert build._fits_gpu(trial, math.inf) is survives
 
 
 def test_another_failure_is_none() -> None:
@@ -127,4 +128,4 @@ def test_another_failure_is_none() -> None:
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-        build._survives(trial)
+        build._fits_gpu(trial, math.inf)

@@ -14,8 +14,8 @@ from torch import nn
 
 from baton.errors import UserError
 from baton.train import virtual, weighing
-from baton.train.data.samplers import DistributedBatches
 from baton.train.protocol import ChunkTrainer
+from baton.train.samplers import DistributedBatches
 from baton.train.virtual import MicroBatches, VirtualWorkers
 from baton.train.weighing import COUNTER
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from baton.models.train_rows import IGNORED
-from baton.train.data.samplers import DistributedBatches
-from baton.train.distributed.watchdog import Watchdog
+from baton.train.distributed import Watchdog
+from baton.train.samplers import DistributedBatches
 from baton.train.trainer import exact_class
 from baton.train.weighing import DealtRows
 from tests.support import tiny

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from baton.train import features
+from baton.train import build
 
 EVEN = torch.zeros(4, 4)
 """Four tokens, four experts, no preference."""
@@ -19,29 +19,29 @@ HALVES = torch.log(torch.tensor([[0.6, 0.4], [0.6, 0.4], [0.6, 0.4], [0.1, 0.9]]
 
 
 def test_balance_by_hand() -> None:
-    assert features.balance(ONE, 1).item() == pytest.approx(4.0)  # C · 1 · 1
-    assert features.balance(HALVES, 1).item() == pytest.approx(2 * (0.75 * 0.475 + 0.25 * 0.525))
-    assert features.balance(HALVES, 2).item() == pytest.approx(2 * (0.5 * 0.475 + 0.5 * 0.525))
-    assert features.balance(EVEN, 4).item() == pytest.approx(1.0)
+    assert build.balance(ONE, 1).item() == pytest.approx(4.0)  # C · 1 · 1
+    assert build.balance(HALVES, 1).item() == pytest.approx(2 * (0.75 * 0.475 + 0.25 * 0.525))
+    assert build.balance(HALVES, 2).item() == pytest.approx(2 * (0.5 * 0.475 + 0.5 * 0.525))
+    assert build.balance(EVEN, 4).item() == pytest.approx(1.0)
 
 
 def test_unevenness_by_hand() -> None:
-    assert features.unevenness(ONE, 1).item() == pytest.approx((1 - 0.25) ** 2 + 3 * 0.25**2)
-    assert features.unevenness(HALVES, 1).item() == pytest.approx(2 * 0.25**2)
-    assert features.unevenness(HALVES, 2).item() == pytest.approx(0.0)
+    assert build.unevenness(ONE, 1).item() == pytest.approx((1 - 0.25) ** 2 + 3 * 0.25**2)
+    assert build.unevenness(HALVES, 1).item() == pytest.approx(2 * 0.25**2)
+    assert build.unevenness(HALVES, 2).item() == pytest.approx(0.0)
 
 
 def test_unevenness_pushes_the_crowded_expert_down() -> None:
     logits = HALVES.clone().requires_grad_()
-    features.unevenness(logits, 1).backward()
+    build.unevenness(logits, 1).backward()
     assert logits.grad is not None
     assert (logits.grad[:, 0] > 0).all()
     assert (logits.grad[:, 1] < 0).all()
 
 
 def test_z_loss_by_hand() -> None:
-    assert features.z_loss(EVEN).item() == pytest.approx(math.log(4) ** 2)
-    assert features.z_loss(torch.log(torch.tensor([[1.0, 1.0], [3.0, 1.0]]))).item() == pytest.approx(
+    assert build.z_loss(EVEN).item() == pytest.approx(math.log(4) ** 2)
+    assert build.z_loss(torch.log(torch.tensor([[1.0, 1.0], [3.0, 1.0]]))).item() == pytest.approx(
         (math.log(2) ** 2 + math.log(4) ** 2) / 2
     )
 
@@ -51,4 +51,4 @@ def test_the_same_as_transformers_balance() -> None:
 
     logits = torch.randn(16, 4, generator=torch.Generator().manual_seed(1))
     theirs: Any = load_balancing_loss_func((logits,), num_experts=4, top_k=2)
-    assert features.balance(logits, 2).item() == pytest.approx(theirs.item() / 2, rel=1e-5)  # they count both choices
+    assert build.balance(logits, 2).item() == pytest.approx(theirs.item() / 2, rel=1e-5)  # they count both choices

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from baton.train.trainjob import job as job_module
+from baton.train import trainjob
 from tests.train.trainjob.job_api import JobApi
 
 
@@ -14,7 +14,7 @@ from tests.train.trainjob.job_api import JobApi
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looks often, and gives up soon."""
     for name, seconds in {"POLL": 0.05, "IMAGE_PATIENCE": 0.5, "PATIENCE": 0.3, "LAST_LINES_WAIT": 2.0}.items():
-        monkeypatch.setattr(job_module, name, seconds)
+        monkeypatch.setattr(trainjob, name, seconds)
 
 
 @pytest.fixture

@@ -16,11 +16,9 @@ from baton.recipe import load
 from baton.recipe.recipe import Recipe
 from baton.runs.run import Run
 from baton.store.storage import Storage
-from baton.train import chunk, supervisor
+from baton.train import chunk, supervisor, trainjob
 from baton.train.chunk import Ending, Outcome
-from baton.train.trainjob import job as elastic
-from baton.train.trainjob.cluster import Cluster
-from baton.train.trainjob.manifest import owner_reference, train_job
+from baton.train.trainjob import Cluster, owner_reference, train_job
 from tests.train.chunks import first_chunk
 from tests.train.trainjob.job_api import NAMESPACE, JobApi, ended, waiting
 
@@ -36,7 +34,7 @@ def _recipe(*overrides: str) -> Recipe:
 
 def _run(api: JobApi, *overrides: str, notice: Callable[[], str | None] = lambda: None) -> tuple[int, bool]:
     """Follows a chunk's jobs; returns how many nodes the last one had, and whether it ended by itself."""
-    job, by_itself = elastic.run_job(Cluster(api.client(), NAMESPACE), _recipe(*overrides), RUN, 1, notice)
+    job, by_itself = trainjob.run_job(Cluster(api.client(), NAMESPACE), _recipe(*overrides), RUN, 1, notice)
     return job.nodes, by_itself
 
 
@@ -259,7 +257,7 @@ def _follow(api: JobApi, run: Run) -> Outcome:
     """Runs it as far as its jobs go, as nodes that are none commit nothing."""
 
     def train(run_uri: str, index: int) -> Outcome:
-        elastic.run_job(Cluster(api.client(), NAMESPACE), _recipe(), run_uri, index, lambda: None)
+        trainjob.run_job(Cluster(api.client(), NAMESPACE), _recipe(), run_uri, index, lambda: None)
         return Outcome(Ending.DONE, run_uri)
 
     return supervisor.run(run.uri, 1, train)

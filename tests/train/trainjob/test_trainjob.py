@@ -15,10 +15,8 @@ from kubernetes import client
 
 from baton.errors import BatonError, ProcessLostError, SkipError, UserError
 from baton.recipe import load
-from baton.train.trainjob import job as job_module
-from baton.train.trainjob.cluster import Cluster
-from baton.train.trainjob.job import Job
-from baton.train.trainjob.manifest import Object, labels, owner_reference, train_job
+from baton.train import trainjob
+from baton.train.trainjob import Cluster, Job, Object, labels, owner_reference, train_job
 from tests.train.trainjob.job_api import NAMESPACE, JobApi, ended, waiting
 
 SCRATCH = str(Path(__file__).parents[2] / "recipes/scratch.yaml")
@@ -331,7 +329,7 @@ def test_a_refusal_is_one_message(api: JobApi, verb: str, status: int, answer: s
 
 
 def test_an_api_server_that_is_away_for_a_moment(api: JobApi, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_module, "PATIENCE", 10.0)
+    monkeypatch.setattr(trainjob, "PATIENCE", 10.0)
 
     def leave() -> None:
         api.refuse["get"] = (503, "etcd leader changed")

@@ -4,33 +4,30 @@ No chunk remembers an order. A dataset may have only some of its files here. Eac
 one process as with several.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import random
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
+from accelerate import Accelerator
+from accelerate.data_loader import DataLoaderShard
 from datasets import Dataset
 from datasets.table import InMemoryTable, MemoryMappedTable, concat_tables
 from torch.utils.data import Sampler
 from transformers.trainer_pt_utils import get_length_grouped_indices
 
 from baton.errors import BatonError
+from baton.models import train_rows, trained
 from baton.models.train_rows import IGNORED
 from baton.recipe.recipe import Recipe
 from baton.recipe.training import Curriculum
-from baton.train.data.slices import Blocks
-
-if TYPE_CHECKING:
-    from accelerate import Accelerator
-    from accelerate.data_loader import DataLoaderShard
-
+from baton.train.protocol import replaced
+from baton.train.tokens import Blocks, ChunkTokens
 
 Row = dict[str, object]
 
@@ -67,6 +64,12 @@ def open_files(folder: str, files: list[str], blocks: Blocks, present: set[int])
     rows.blocks = blocks
     rows.present = np.isin(np.arange(len(files)), here)
     return rows
+
+
+def train_dataset(tokens: ChunkTokens) -> Dataset:
+    if tokens.blocks is None:
+        return trained.open_rows(f"{tokens.folder}/train")
+    return train_rows.readable(open_files(tokens.folder, tokens.files, tokens.blocks, tokens.present))
 
 
 class EpochSampler(Sampler[int]):
@@ -253,8 +256,7 @@ def blank(batches: list[dict[str, torch.Tensor]]) -> None:
         batch["labels"].fill_(IGNORED)
 
 
-@contextlib.contextmanager
-def uneven(accelerator: Accelerator) -> Iterator[None]:
+def uneven(accelerator: Accelerator) -> contextlib.AbstractContextManager[None]:
     """Has an accelerator gather different numbers of rows from the ranks, as torch does not."""
     gather = accelerator.gather
 
@@ -267,8 +269,4 @@ def uneven(accelerator: Accelerator) -> Iterator[None]:
         pieces = gather(filled).split(max(counts))
         return torch.cat([piece[:count] for piece, count in zip(pieces, counts, strict=True)])
 
-    accelerator.gather = gathered
-    try:
-        yield
-    finally:
-        del accelerator.gather  # the instance's own: the class's shows again
+    return replaced(accelerator, gather=gathered)

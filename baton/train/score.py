@@ -19,14 +19,12 @@ from baton.runs.documents import StagePhase
 from baton.runs.outcomes import TrialInfo
 from baton.runs.run import Run, Sweep, now
 from baton.train.context import Clock
+from baton.train.protocol import ChunkTrainer
 
 if TYPE_CHECKING:
     from transformers import TrainerState
 
-    from baton.train.protocol import ChunkTrainer
-
-TIMED = ("_runtime", "_per_second")
-"""Ends of figures' names that depend on the clock."""
+TIMED = ("_runtime", "_per_second")  # ends of figures' names that depend on the clock
 
 
 @dataclass(frozen=True)

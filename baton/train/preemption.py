@@ -9,26 +9,23 @@ import os
 import signal
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from types import FrameType
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import ssl
-    from types import FrameType
-
     from baton.recipe.run import Preemption
 
 logger = logging.getLogger("baton")
 
-TIMEOUT = 2.0
-"""Seconds for one answer: metadata services are one hop away."""
+TIMEOUT = 2.0  # seconds for one answer: metadata services are one hop away
+# Intervals between two questions to a service that does not answer: some notices come only 30 seconds ahead.
 LONGEST_PAUSE = 8
-"""Intervals between two questions to a service that does not answer: some notices come only 30 seconds ahead."""
+# Intervals between two questions about the node: its document has tens of kB, and the API server serves everyone.
 NODE_PAUSE = 5
-"""Intervals between two questions about the node: its document has tens of kB, and the API server serves everyone."""
 SERVICE_ACCOUNT = "/var/run/secrets/kubernetes.io/serviceaccount"
 
+# Asks a source once: returns the notice in words, None without one, and raises where it cannot tell.
 Look = Callable[[], str | None]
-"""Asks a source once: returns the notice in words, None without one, and raises where it cannot tell."""
 
 
 class _CannotWatchError(Exception):
@@ -130,9 +127,7 @@ class PreemptionWatch:
             self._stop.wait(pause)
 
 
-def _ask(
-    url: str, headers: dict[str, str] | None = None, *, method: str = "GET", tls: ssl.SSLContext | None = None
-) -> tuple[int, str]:
+def _ask(url: str, headers: dict[str, str] | None = None, *, method: str = "GET", tls: Any = None) -> tuple[int, str]:
     # Here, not at the top: it takes 60 ms, and most runs ask no one.
     import urllib.error
     import urllib.request

@@ -3,8 +3,6 @@
 Rows and batches are drawn by seed and epoch alone, wherever upstream leaves the draw open.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import hashlib
@@ -24,13 +22,12 @@ from baton.models import hooks
 from baton.recipe.recipe import Recipe
 from baton.train import imports
 from baton.train.generation import ResumableGeneration
-from baton.train.methods.distillation import AllCounted
+from baton.train.methods import AllCounted
 from baton.train.protocol import ChunkTrainer, StateDict
 from baton.train.references import MovingReference
 from baton.train.trainer import ExactResume, exact_class
 
-FIXED = (SequentialSampler, RepeatSampler)
-"""Samplers that draw nothing, and TRL's, which `ResumableGeneration` seeks."""
+FIXED = (SequentialSampler, RepeatSampler)  # samplers that draw nothing, and TRL's, which `ResumableGeneration` seeks
 
 
 class EpochSeededSampler(Sampler[int]):
@@ -96,8 +93,7 @@ class SeededTransform:
             return self.transform(rows)
 
 
-Seeded = SeededRows | SeededTransform
-"""Draws for rows, and must be told the epoch."""
+Seeded = SeededRows | SeededTransform  # draws for rows, and must be told the epoch
 
 
 def seeded_rows(rows: Any, seed: int) -> tuple[Any, Seeded | None]:
@@ -133,8 +129,8 @@ def _number(*parts: object) -> int:
     return int.from_bytes(hashlib.sha256(":".join(map(repr, parts)).encode()).digest()[:4], "big")
 
 
+# State between steps of trainers whose model generates: name in a checkpoint → attribute.
 BUFFERS = {"step": "_step", "completions": "_buffered_inputs"}
-"""State between steps of trainers whose model generates: name in a checkpoint → attribute."""
 
 
 class AttachedTrainer(ChunkTrainer):
@@ -203,6 +199,7 @@ def features_of(trainer: Trainer) -> list[type[ChunkTrainer]]:
     return [feature for feature, is_used in used.items() if is_used]
 
 
+# Arguments during a chunk.
 CHANGED: dict[str, Any] = {
     "save_strategy": SaveStrategy.NO,  # the checkpoint callback alone says when
     "save_total_limit": None,  # retention is of the store
@@ -211,14 +208,13 @@ CHANGED: dict[str, Any] = {
     "restore_callback_states_from_checkpoint": False,  # it replaces callbacks; theirs is restored in place
     "dataloader_persistent_workers": False,  # workers that begin anew know the epoch
 }
-"""Arguments during a chunk."""
+# Attributes that the next chunk must find as this one did.
 PUT_BACK = (
     *("data_collator", "optimizer", "lr_scheduler", "_created_lr_scheduler"),
     *("_total_train_tokens", "_current_train_step_time"),
 )
-"""Attributes that the next chunk must find as this one did."""
+# Modules of collators that draw no random numbers, unless they mask.
 DRAWS_NOTHING = ("trl.", "transformers.data.data_collator")
-"""Modules of collators that draw no random numbers, unless they mask."""
 
 
 class TellsEpoch(TrainerCallback):
