@@ -67,7 +67,7 @@ Format = Literal[
 ]  # fmt: skip
 Side = Literal["train", "eval", "test"]
 MAX_SHARDS = 64
-"""Most pods: a file has about 64 segments up to 1 GiB of text, see `baton.data.segments`."""
+"""Most pods: a file has about 64 segments up to 1 GiB of text, see `baton.data.tokenize`."""
 Columns = dict[str, str | list[str]]
 
 OLDER = frozenset({"assistant_only_loss", "completion_only_loss"})

@@ -19,7 +19,7 @@ import pyarrow.parquet
 import pytest
 import zstandard
 
-from baton.data import conversations, first_rows, ingest, mask, readers
+from baton.data import conversations, encoding, first_rows, ingest, readers
 from baton.data import rows as records
 from baton.data.quality import pii
 from baton.data.rows import MAX_ROW, SHOWN, SourceRow, UnusableRow
@@ -180,7 +180,7 @@ def test_a_bomb_is_unpacked_piece_by_piece(tmp_path: Path) -> None:
 def test_a_long_row_of_a_table_costs_that_row_alone(
     column: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("baton.data.parquet.MAX_ROW", 2000)
+    monkeypatch.setattr("baton.data.readers.MAX_ROW", 2000)
     write_table(tmp_path / "rows.arrow", {"n": [1, 2, 3], "text": column})
     rows = list(readers.read(str(tmp_path / "rows.arrow"), "line"))
     is_vague = isinstance(column, pyarrow.DictionaryArray) and pyarrow.types.is_list(column.type.value_type)
@@ -239,7 +239,7 @@ SLOW = {
     "numbers": (lambda text: bool(first_rows.NUMBER.search(text)), "1" * 100_000 + "x"),
     "secrets": (pii.secrets, "password" * 12_000 + "://a:" * 12_000 + "-----BEGIN PRIVATE KEY-----" * 2000),
     "keys": (pii.secrets, "-----BEGIN RSA PRIVATE KEY-----\n" * 60_000),
-    "tags": (mask.TAGS.split, "\n" * 100_000),
+    "tags": (encoding.TAGS.split, "\n" * 100_000),
     "addresses": (pii.emails, "a@" + "a." * 50_000 + "1"),
 }
 
