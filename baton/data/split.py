@@ -23,8 +23,7 @@ from baton.checkpoint.store import CheckpointStore
 from baton.data import ingest
 from baton.data.assign import SplitAssigner, position, smallest_draws, times_used
 from baton.data.ingest import Ingest
-from baton.data.quality import inspect
-from baton.data.quality.inspect import Inspection
+from baton.data.quality import Inspection, source_in_words, write_quality
 from baton.data.rows import SIDES, Record, RejectedRows, Spool
 from baton.errors import FormatError, UserError
 from baton.models import user_code
@@ -131,7 +130,7 @@ def write_splits(recipe: Recipe, run: Run, scratch: str) -> CommittedSplit:
         "rejected": refused.count,
         "rejected_uri": storage.uri(run.path("rejected.jsonl")) if refused.count else None,
     }
-    page = inspect.write_quality(run, inspection, counts, refused.path)
+    page = write_quality(run, inspection, counts, refused.path)
     _check_sides(recipe, counts, inspection.dropped)
     prefix = f"data/{counts['digest']}/split"
     # Named by content: a split that is there, of whichever run, is this one.
@@ -303,7 +302,7 @@ def rows_card(run: Run, split: dict[str, Any], run_name: str) -> Card:
             if lines:
                 numbered = (f"{number}  {visible(line, LONGEST)}" for number, line in enumerate(lines, 1))
                 parts.append("\n".join([side, *numbered]))
-    parts += [inspect.source_in_words(source) for source in split["sources"]]
+    parts += [source_in_words(source) for source in split["sources"]]
     places = {
         "rows": split["address"],
         "rejected": split["rejected_uri"],
