@@ -23,8 +23,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from baton.data.conversations import shared_length
 from baton.errors import RowError, UserError
 from baton.models import chat, loading
-from baton.models.chat import CHATML, OWN_TOKENS
-from baton.models.chat_template import ChatTemplate, Conversation, Message, RenderedConversation, left_out
+from baton.models.chat import CHATML, OWN_TOKENS, ChatTemplate, Conversation, Message, RenderedConversation, left_out
 from baton.models.train_rows import IGNORED
 from baton.recipe.methods import Rows
 from baton.recipe.model import TrainTokenizer

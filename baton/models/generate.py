@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from baton.errors import RowError, UserError
-from baton.models import chat_template, loading, user_code
-from baton.models.chat_template import ChatTemplate, Conversation
+from baton.models import chat, loading, user_code
+from baton.models.chat import ChatTemplate, Conversation
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -53,7 +53,7 @@ def write_all(
 def stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Returns the tokens that end a text, by tokenizer, the model's own settings, chat template and recipe."""
     own = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    return chat_template.end_tokens(tokenizer, [tokenizer.eos_token_id, *(own if isinstance(own, list) else [own])])
+    return chat.end_tokens(tokenizer, [tokenizer.eos_token_id, *(own if isinstance(own, list) else [own])])
 
 
 def prompt_ids(tokenizer: PreTrainedTokenizerBase, prompt: str, max_length: int) -> list[int]:
