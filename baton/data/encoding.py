@@ -16,9 +16,10 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
-from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import BatchEncoding, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from baton.data.conversations import shared_length
 from baton.errors import RowError, UserError
@@ -29,10 +30,6 @@ from baton.recipe.methods import Rows
 from baton.recipe.model import TrainTokenizer
 from baton.recipe.recipe import Recipe
 from baton.runs.versions import FORMATS
-
-if TYPE_CHECKING:
-    from transformers import BatchEncoding
-
 
 STEMS = ("Zxqj", "Qwvz", "Jkqx", "Vhzq")  # beginnings of placeholders; one that the conversation does not hold is used
 TAGS = re.compile(r"((?:(?<!\s)\s+)?(?:<[^<>]*>|\[/?[A-Z_]+\])\s*)")
@@ -835,8 +832,6 @@ def _ended(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
 
 def train_bpe(train_file: str, spec: TrainTokenizer, max_length: int) -> PreTrainedTokenizerFast:
     """Trains a byte-level tokenizer on a split's JSON lines: the same rows give the same vocabulary."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

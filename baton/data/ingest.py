@@ -21,7 +21,6 @@ from baton.data import normalize, readers, schema
 from baton.data.assign import SIDE_NAMES, SplitAssigner
 from baton.data.quality import Inspection
 from baton.data.rows import Record, RejectedRows, SourceRow, UnusableRow, as_content
-from baton.data.schema import BESIDE, TALKS, ColumnMapping
 from baton.errors import RowError, UserError
 from baton.models import chat
 from baton.recipe.data import Columns, DataSource
@@ -44,7 +43,7 @@ class OpenSource:
     """A source that is being read."""
 
     source: DataSource
-    layout: ColumnMapping
+    layout: schema.ColumnMapping
     rows: Iterator[SourceRow | UnusableRow]  # not yet taken
     files: Counter[str] = field(default_factory=Counter)  # type → number
     used: int = 0
@@ -117,7 +116,7 @@ class Ingest:
                     row.values, supply.layout, reasoning=data.reasoning == "keep", chat=chat.may_use_chat(self._recipe)
                 )
                 # Some rows may have tools or a system message, and others none.
-                shape = {name: type(value) for name, value in normal.items() if name not in BESIDE}
+                shape = {name: type(value) for name, value in normal.items() if name not in schema.BESIDE}
                 if self._shape is not None and shape != self._shape:
                     raise RowError(_unlike(self._shape, shape))
                 side, key = self._placed(row.values, supply.source)
@@ -172,16 +171,18 @@ def _open(source: DataSource, recipe: Recipe) -> OpenSource:
     return OpenSource(source=source, layout=layout, rows=chain(again, rows), files=files, became=became, unused=unused)
 
 
-def _became(layout: ColumnMapping, recipe: Recipe, looked_at: list[dict[str, object]]) -> Columns:
+def _became(layout: schema.ColumnMapping, recipe: Recipe, looked_at: list[dict[str, object]]) -> Columns:
     """Returns the source's columns by our names, with those that only turns have a place for."""
     listed = [name for name in layout.columns.values() if isinstance(name, str)]
     talks = any(isinstance(schema.value_at(row, name), list) for row in looked_at for name in listed)
-    is_placed = talks or layout.format in TALKS or chat.may_use_chat(recipe)
+    is_placed = talks or layout.format in schema.TALKS or chat.may_use_chat(recipe)
     earlier: Columns = {"history": layout.earlier} if layout.earlier else {}
     return layout.columns | (layout.beside if is_placed else {}) | earlier
 
 
-def _unused(became: Columns, layout: ColumnMapping, recipe: Recipe, looked_at: list[dict[str, object]]) -> list[str]:
+def _unused(
+    became: Columns, layout: schema.ColumnMapping, recipe: Recipe, looked_at: list[dict[str, object]]
+) -> list[str]:
     rule = _split_column(recipe)
     used = [*became.values(), *layout.extra_columns, *([rule[1]] if rule else [])]
     names = {name for theirs in used for name in ([theirs] if isinstance(theirs, str) else theirs)}
@@ -456,7 +457,7 @@ def _fit(source: str, methods: list[str], rows: list[SourceRow], present: list[s
         },
         usable=len(normal),
         reason=reason,
-        is_chat=layout.format in TALKS or bool(talks),
+        is_chat=layout.format in schema.TALKS or bool(talks),
         turns=max((len(talk) for talk in talks), default=0),
         answers=len(answers),
         numbers=sum(bool(NUMBER.search(answer.strip())) for answer in answers),

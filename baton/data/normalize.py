@@ -11,7 +11,6 @@ from typing import Any
 from baton.data import conversations, schema
 from baton.data.conversations import is_encodable, shared_length
 from baton.data.rows import loads
-from baton.data.schema import OPTIONAL, SIDE_BY_SIDE, ColumnMapping
 from baton.errors import RowError
 from baton.models import chat as chats
 
@@ -148,7 +147,7 @@ TRUE, FALSE = ("true", "yes", "good", "1", "1.0"), ("false", "no", "bad", "0", "
 
 
 def normalize_row(
-    values: dict[str, object], layout: ColumnMapping, *, reasoning: bool = True, chat: bool = False
+    values: dict[str, object], layout: schema.ColumnMapping, *, reasoning: bool = True, chat: bool = False
 ) -> dict[str, Any]:
     """Returns a row in the shape of its method, such as `{prompt, completion}` or `{messages}`.
 
@@ -157,9 +156,9 @@ def normalize_row(
     the row cannot be used.
     """
     row: dict[str, Any] = {}
-    for ours in (*layout.needed, *OPTIONAL.get(layout.format, ())):
+    for ours in (*layout.needed, *schema.OPTIONAL.get(layout.format, ())):
         theirs = layout.columns.get(ours, ours)
-        value = _value(values, theirs, None if ours in SIDE_BY_SIDE else layout.join)
+        value = _value(values, theirs, None if ours in schema.SIDE_BY_SIDE else layout.join)
         if value is not None:
             row[ours] = value
         elif ours in layout.needed:
@@ -221,7 +220,7 @@ def _equipped(row: dict[str, Any], beside: dict[str, Any], reasoning: bool) -> d
 
 def _shape(
     row: dict[str, Any],
-    layout: ColumnMapping,
+    layout: schema.ColumnMapping,
     beside: dict[str, Any],
     reasoning: bool,
     earlier: list[dict[str, Any]] | None,

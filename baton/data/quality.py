@@ -32,7 +32,6 @@ from baton.data import pii
 from baton.data.rows import SIDES, Record, Spool, as_content
 from baton.errors import UserError
 from baton.pages import quality_page
-from baton.pages.quality_page import FINDINGS, QUALITY, CheckCounts, CheckVerdict
 from baton.recipe.data import QualityChecks
 from baton.recipe.recipe import Recipe
 from baton.runs.run import Run
@@ -716,7 +715,9 @@ def _unusable(row: dict[str, Any]) -> dict[str, object]:
     return {"file": row["file"], "line": row["line"], "reason": reason, "outcome": "dropped", "text": text}
 
 
-def _entry(rows: int, of: int, examples: list[dict[str, Any]], *, mended: int = 0, dropped: int = 0) -> CheckCounts:
+def _entry(
+    rows: int, of: int, examples: list[dict[str, Any]], *, mended: int = 0, dropped: int = 0
+) -> quality_page.CheckCounts:
     share = round(rows / of, 6) if of else 0.0
     return {"rows": rows, "of": of, "share": share, "mended": mended, "dropped": dropped, "examples": examples}
 
@@ -730,16 +731,18 @@ def write_quality(run: Run, inspection: Inspection, split: dict[str, Any], rejec
         UserError: a check that is to fail found something; it is written all the same.
     """
     num_findings = inspection.findings.lines
-    where = run.storage.uri(run.path(FINDINGS))
+    where = run.storage.uri(run.path(quality_page.FINDINGS))
     if num_findings:
-        run.storage.upload(inspection.findings.path, run.path(FINDINGS))
+        run.storage.upload(inspection.findings.path, run.path(quality_page.FINDINGS))
     counts = {name: split[name] for name in ("train", "eval", "test", "rejected")}
     num_read = sum(source["rows"] + source["rejected"] for source in split["sources"])
     with open(rejected_path, encoding="ascii") as file:
         first_rejected = [json.loads(line) for line in islice(file, NUM_EXAMPLES)]
     summary = inspection.summary(counts, first_rejected, num_read)
     places = {"findings_uri": where if num_findings else None, "rejected_uri": split["rejected_uri"]}
-    run.put(QUALITY, {**summary, **places, "sources": [source_in_words(source) for source in split["sources"]]})
+    run.put(
+        quality_page.QUALITY, {**summary, **places, "sources": [source_in_words(source) for source in split["sources"]]}
+    )
     page = quality_page.write(run)
     quality = quality_page.collect(run)
     events.emit(
@@ -772,7 +775,7 @@ def require_verdicts(summary: dict[str, Any], where: str) -> None:
     )
 
 
-def _told(name: str, check: CheckVerdict) -> str:
+def _told(name: str, check: quality_page.CheckVerdict) -> str:
     if name == "few_rows":
         return f"data.quality.few_rows: {check['rows']} training rows, at least {check['of']} are expected"
     first = check["examples"][0]

@@ -32,24 +32,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import parse_qs
 
-from baton.data.rows import (
-    DECODER,
-    MAX_ROW,
-    SHOWN,
-    TOKEN,
-    TOO_LONG,
-    SourceRow,
-    UnreadableError,
-    UnusableRow,
-    as_read,
-    loads,
-    require_few_signs,
-    row_value,
-)
+from baton.data import rows
+from baton.data.rows import MAX_ROW, SHOWN, TOO_LONG, SourceRow, UnreadableError, UnusableRow, as_read
 from baton.errors import UserError
 from baton.recipe.data import Csv
 from baton.store import sources
-from baton.store.sources import SourceFile
 
 BLOCK = 2**20  # bytes read at once
 
@@ -97,7 +84,7 @@ def packing(path: str, head: bytes) -> str | None:
     return None
 
 
-def blocks(file: SourceFile) -> Generator[bytes, None, None]:
+def blocks(file: sources.SourceFile) -> Generator[bytes, None, None]:
     """Yields a file's bytes, unpacked; raises UnreadableError, after the good ones, where a packed file is damaged."""
     with file.open() as opened:
         head = opened.read(8)
@@ -243,7 +230,7 @@ def read_jsonl(file: str, lines: Iterator[Line]) -> Iterator[SourceRow | Unusabl
             yield text
             continue
         try:
-            value = loads(text, DECODER)
+            value = rows.loads(text, rows.DECODER)
         except ValueError as error:  # also a key that is there twice
             yield UnusableRow(file, line.number, f"broken JSON: {error}", text)
         else:
@@ -467,7 +454,7 @@ BUFFER = 2**22
 """Bytes of a Parquet column read at once; with `pre_buffer`, a row group of 300 MB took 323 MB and not 44."""
 
 
-def read_parquet(file: SourceFile) -> Iterator[SourceRow | UnusableRow]:
+def read_parquet(file: sources.SourceFile) -> Iterator[SourceRow | UnusableRow]:
     import pyarrow.parquet
 
     with _opened(file, cache_type="none") as opened:
@@ -496,7 +483,7 @@ def _at_once(group: Any) -> int:
     return max(1, min(BATCH, MAX_ROW * group.num_rows // max(1, group.total_byte_size)))
 
 
-def read_arrow(file: SourceFile) -> Iterator[SourceRow | UnusableRow]:
+def read_arrow(file: sources.SourceFile) -> Iterator[SourceRow | UnusableRow]:
     """Reads an Arrow file or stream, such as `save_to_disk` of `datasets` writes, by whole batches; see `HELD`."""
     import pyarrow
 
@@ -519,7 +506,7 @@ def read_arrow(file: SourceFile) -> Iterator[SourceRow | UnusableRow]:
 
 
 @contextlib.contextmanager
-def _opened(file: SourceFile, **options: Any) -> Iterator[Any]:
+def _opened(file: sources.SourceFile, **options: Any) -> Iterator[Any]:
     """Opens a file for random access; a packed one is unpacked to disk.
 
     Options are the file system's: an S3 client that reads ahead would do so in vain, as columns are read in turns.
@@ -696,7 +683,7 @@ def read(
             yield from _file(file, sample_by, seen, csv)
 
 
-def kind_of(file: SourceFile, head: bytes) -> str:
+def kind_of(file: sources.SourceFile, head: bytes) -> str:
     """Returns a file's type by its unpacked beginning, else by its name; raises UserError where neither tells."""
     if head.startswith(b"PAR1"):
         return "parquet"
@@ -734,7 +721,9 @@ def _is_value(text: bytes) -> bool:
     return True
 
 
-def _file(file: SourceFile, sample_by: str, seen: Callable[[str], None], csv: Csv) -> Iterator[SourceRow | UnusableRow]:
+def _file(
+    file: sources.SourceFile, sample_by: str, seen: Callable[[str], None], csv: Csv
+) -> Iterator[SourceRow | UnusableRow]:
     try:
         stream = blocks(file)
         head = next(stream, b"")
@@ -873,8 +862,8 @@ class _JsonText:
     def value(self, file: str, number: int, in_array: bool) -> SourceRow | UnusableRow:
         while True:
             try:
-                require_few_signs(self._text, self.at)
-                value, end = row_value(lambda decoder: decoder.raw_decode(self._text, self.at))
+                rows.require_few_signs(self._text, self.at)
+                value, end = rows.row_value(lambda decoder: decoder.raw_decode(self._text, self.at))
             except json.JSONDecodeError as error:
                 cut = error.msg.startswith("Unterminated string") or error.pos >= len(self._text) - LONGEST_TOKEN
                 if cut and self._may_grow() and self.more():
@@ -901,7 +890,7 @@ class _JsonText:
 
     def _end(self, in_array: bool) -> int | None:
         depth = 0
-        for token in TOKEN.finditer(self._text, self.at):
+        for token in rows.TOKEN.finditer(self._text, self.at):
             sign = token[0]
             depth += (sign in "[{") - (sign in "]}")
             if in_array and (depth < 0 or (depth == 0 and sign == ",")):

@@ -31,9 +31,11 @@ from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
+import numpy as np
+from transformers import PreTrainedTokenizerBase
+
 from baton import events, machine
 from baton.data import encoding, fitting, preview
-from baton.data.encoding import Row
 from baton.data.fitting import Fitting, Lengths, TemplateErrors
 from baton.data.rows import SIDES
 from baton.documents import Json, load_object
@@ -48,13 +50,11 @@ from baton.runs.versions import FORMATS, release
 from baton.runtime import SYSTEM
 from baton.scratch import scratch_folder
 from baton.store import bundle
-from baton.store.bundle import BundleWriter
 from baton.store.manifest import DAMAGED, REMOVED, FileEntry, Manifest, check_files, read_manifest, usable_manifest
 from baton.store.storage import Storage
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from transformers import PreTrainedTokenizerBase
 
 
 class Written(NamedTuple):
@@ -64,7 +64,7 @@ class Written(NamedTuple):
     tokens: int = 0
 
 
-def write_rows(path: str, batches: Iterable[list[Row]], *, wide: bool = False) -> Written:
+def write_rows(path: str, batches: Iterable[list[encoding.Row]], *, wide: bool = False) -> Written:
     """Writes rows as an Arrow stream that `datasets` maps from disk, all with the same columns; no file without rows.
 
     `wide` prompts may hold more than messages of role and content: see `train_rows.message_kind`.
@@ -73,7 +73,7 @@ def write_rows(path: str, batches: Iterable[list[Row]], *, wide: bool = False) -
     return _stream(path, (_table(batch, wide=wide) for batch in batches))
 
 
-def write_packed(path: str, batches: Iterable[list[Row]], data: Data, *, is_all: bool) -> Written:
+def write_packed(path: str, batches: Iterable[list[encoding.Row]], data: Data, *, is_all: bool) -> Written:
     import pyarrow as pa
 
     tables = [_table([{name: row[name] for name in ("input_ids", "labels")} for row in batch]) for batch in batches]
@@ -106,7 +106,7 @@ def _tokens(table: pa.Table) -> int:
     return sum(int(pc.sum(pc.list_value_length(table[name])).as_py() or 0) for name in ids)
 
 
-def _table(rows: Sequence[Row], *, wide: bool = False) -> pa.Table:
+def _table(rows: Sequence[encoding.Row], *, wide: bool = False) -> pa.Table:
     import pyarrow as pa
 
     kinds = {name: _kind(name, value, wide=wide) for name, value in rows[0].items()}
@@ -133,7 +133,7 @@ class Origins:
         self._first_line = first_line
         self._lines, self._lengths = array("l"), array("l")
 
-    def add(self, line: int, row: Row) -> None:
+    def add(self, line: int, row: encoding.Row) -> None:
         self._lines.append(line)
         self._lengths.append(len(row.get("input_ids", ())))
 
@@ -144,8 +144,6 @@ class Origins:
 
     def save(self, path: str) -> str:
         """Writes a line's number and a length for each row, and returns the file."""
-        import numpy as np
-
         np.save(path, np.array([self._lines, self._lengths], dtype=np.int64).T)
         return path
 
@@ -277,7 +275,7 @@ def _fitted(
     refused: TemplateErrors,
     dropped: list[dict[str, object]],
     origins: Origins,
-) -> Iterator[list[Row]]:
+) -> Iterator[list[encoding.Row]]:
     """Yields batches of usable rows, and notes the others."""
     number = segment.first_line
 
@@ -286,7 +284,7 @@ def _fitted(
 
     for rows in _batches(segment):
         encoding.require_template(tokenizer, rows[0])
-        batch: list[Row] = []
+        batch: list[encoding.Row] = []
         for line, made in enumerate(encode(rows), number):
             if isinstance(made, RowError):
                 refused.add(os.path.basename(segment.path), line, str(made))
@@ -304,10 +302,10 @@ def _fitted(
             yield batch
 
 
-def _batches(segment: SideSegment) -> Iterator[list[Row]]:
+def _batches(segment: SideSegment) -> Iterator[list[encoding.Row]]:
     with open(segment.path, "rb") as file:
         file.seek(segment.start)
-        batch: list[Row] = []
+        batch: list[encoding.Row] = []
         began = at = segment.start
         while at < segment.end:
             line = file.readline()
@@ -601,7 +599,7 @@ class Parts:
         for name, entry in files.items():
             if name not in present or present[name][0] != entry["size"]:
                 self._give_up(name)
-        writer = BundleWriter(self.storage, self.prefix, kind="tokens")
+        writer = bundle.BundleWriter(self.storage, self.prefix, kind="tokens")
         # Nothing is sent again: the manifest names the files where their writers, this one or earlier ones, have put
         # them.
         writer.folder, writer.files = self.folder, files

@@ -19,6 +19,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from baton import events, machine
 from baton.checkpoint.store import CheckpointStore
@@ -111,8 +112,6 @@ def row_losses(
     model: PreTrainedModel, rows: Dataset, batch_size: int, progress: Progress = lambda done, of: None
 ) -> Array:
     """Returns each row's negative log-likelihood in nats and its number of labelled tokens, of shape (rows, 2)."""
-    import torch
-
     losses_and_counts, order = np.zeros((len(rows), 2)), _by_length(rows["input_ids"])
     with torch.inference_mode():
         for start in range(0, len(order), batch_size):
@@ -143,7 +142,6 @@ def held_out(sums: Array) -> Measured:
 
 def _scores(model: Any, rows: Dataset, batch_size: int) -> dict[str, Figure]:
     """Returns how a reward model tells pairs apart; `loss` is Bradley and Terry's, -log σ(margin)."""
-    import torch
 
     def scored(sequences: Any) -> torch.Tensor:
         order = _by_length(sequences)
@@ -198,8 +196,6 @@ def _rewards(model: Any, tokenizer: Any, rows: Dataset, recipe: Recipe, progress
 
 def _divergence(model: Any, teacher: Any, tokenizer: Any, rows: Dataset, recipe: Recipe, progress: Progress) -> Figure:
     """Returns KL(model ‖ teacher) in nats per token, over greedy completions of the first held-out prompts."""
-    import torch
-
     _, prompts, completions = _completions(model, tokenizer, rows, recipe, progress)
     teacher = loading.place_model(teacher)
     sums, counts = [], []
@@ -255,8 +251,6 @@ def _by_length(sequences: Any) -> list[int]:
 
 
 def _padded(rows: list[list[int]], filler: int) -> Any:
-    import torch
-
     return torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True, padding_value=filler)
 
 
@@ -542,8 +536,6 @@ def _measure_all(
     evaluation_set: EvaluationSet, production: str | None, scratch: str
 ) -> tuple[dict[str, Measured], bool, int]:
     """Returns each model's results, whether the production model has another vocabulary, and the parameters."""
-    import torch
-
     recipe, tokenizer, run = evaluation_set.recipe, evaluation_set.tokenizer, evaluation_set.run
     builders: dict[str, Callable[[], tuple[PreTrainedModel, PreTrainedTokenizerBase | None]]] = {
         "before": lambda: (loading.start_model(recipe, tokenizer, trained.base_folder(recipe)), None),

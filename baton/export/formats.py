@@ -30,8 +30,6 @@ import yaml
 from baton.checkpoint.store import TRAINING_FILES
 from baton.errors import BatonError, UserError
 from baton.export import exportable, parity
-from baton.export.exportable import GGUF_NAMES
-from baton.export.parity import Reference
 from baton.export.source import ExportSource
 from baton.models import vocabulary
 from baton.recipe.evaluation import ONNX
@@ -73,7 +71,7 @@ def write_gguf(
     import gguf
     import numpy as np
 
-    writer = gguf.GGUFWriter(path, GGUF_NAMES[model.config.model_type])
+    writer = gguf.GGUFWriter(path, exportable.GGUF_NAMES[model.config.model_type])
     writer.add_name(about["name"])
     if about.get("license"):
         writer.add_license(about["license"])
@@ -140,7 +138,7 @@ def _gguf_type(name: str, values: Array, kind: str) -> GGMLQuantizationType:
 
 
 def add_settings(writer: GGUFWriter, config: Any) -> None:
-    name = GGUF_NAMES[config.model_type]
+    name = exportable.GGUF_NAMES[config.model_type]
     _require_computable(config, name)
     writer.add_vocab_size(config.vocab_size)
     writer.add_embedding_length(config.hidden_size)
@@ -310,7 +308,7 @@ def model_tensors(model: Any) -> Iterator[TensorSource]:
     import gguf
 
     config = model.config
-    architecture = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}[GGUF_NAMES[config.model_type]]
+    architecture = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}[exportable.GGUF_NAMES[config.model_type]]
     names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
     if config.model_type != "gpt2" and rope_settings(config)["rope_type"] == "llama3":
         yield TensorSource("rope_freqs.weight", None, functools.partial(_rope_factors, config), _unchanged)
@@ -342,7 +340,7 @@ def _rope_factors(config: Any) -> np.ndarray[Any, Any]:
 def _layouts(config: Any, source: str) -> tuple[Layout, Layout]:
     import numpy as np
 
-    kind = GGUF_NAMES[config.model_type]
+    kind = exportable.GGUF_NAMES[config.model_type]
     if kind == "llama" and ".q_proj." in source:
         return _rotary(config.num_attention_heads)
     if kind == "llama" and ".k_proj." in source:
@@ -424,7 +422,9 @@ def _copy_model(draft: ExportDraft) -> None:
             shutil.copyfile(f"{folder}/{name}", f"{draft.target}/{name}")
 
 
-def _compare_weights(export_format: str, draft: ExportDraft, reference: Reference, **request: Any) -> ExportCheck:
+def _compare_weights(
+    export_format: str, draft: ExportDraft, reference: parity.Reference, **request: Any
+) -> ExportCheck:
     """Reads back an export with unchanged weights, and compares weights, logits and tokens."""
     reading = parity.read(export_format, draft.target, draft.source.inputs, reference, **request)
     parity.require_weights(f"the {export_format} export", reading.notes["weights"], reference.weights)

@@ -11,7 +11,6 @@ from baton.checkpoint.store import CheckpointStore
 from baton.export import model_card
 from baton.export.parity import ParityInputs, Reference, make_reference, shared_tokens
 from baton.models import loading, prompts, trained
-from baton.models.prompts import PromptFormat
 from baton.recipe.recipe import Recipe
 from baton.runs.outcomes import ExportCheck, Likeness
 from baton.runs.run import Run
@@ -53,7 +52,7 @@ class ExportSource:
         return loading.load_tokenizer(self.folder, trust_remote_code=self.recipe.model.trust_remote_code)
 
     @cached_property
-    def prompting(self) -> PromptFormat | None:
+    def prompting(self) -> prompts.PromptFormat | None:
         return None if self.scores else prompts.format_of_run(self.run, self.recipe, self.tokenizer)
 
     @cached_property

@@ -19,8 +19,7 @@ from datetime import date, datetime, tzinfo
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
-from baton import errors
-from baton.errors import RowError, UserError
+from baton.errors import RowError, UserError, suggest
 from baton.models import vocabulary
 from baton.recipe.recipe import Recipe
 from baton.runs.versions import FORMATS
@@ -77,7 +76,7 @@ def chat_template(setting: str) -> str:
     else:
         raise UserError(
             f"model.chat_template {setting!r} is none of {', '.join(TEMPLATES)}, no .jinja file and no template."
-            f"{errors.suggest(setting, TEMPLATES)}"
+            f"{suggest(setting, TEMPLATES)}"
         )
     _require_valid(template)
     return template

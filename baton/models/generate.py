@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from baton.errors import RowError, UserError
 from baton.models import chat, loading, user_code
-from baton.models.chat import ChatTemplate, Conversation
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -108,7 +107,7 @@ def rendered(prompt: Any, tokenizer: PreTrainedTokenizerBase, tools: list[dict[s
     """Returns a prompt as text: messages and tools as the chat template writes them, up to the answer."""
     if isinstance(prompt, str):
         return prompt
-    (made,) = ChatTemplate(tokenizer).render_each([Conversation(prompt, tools)], prompts=True)
+    (made,) = chat.ChatTemplate(tokenizer).render_each([chat.Conversation(prompt, tools)], prompts=True)
     if isinstance(made, RowError):
         raise UserError(f"{str(made)[:300]}.", remedy="Mend the row, or set model.chat_template to one that does.")
     return made.text

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from baton import errors
-from baton.errors import UserError
+from baton.errors import UserError, suggest
 from baton.recipe.model import Tokenizer
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ def change(tokenizer: PreTrainedTokenizerBase, spec: Tokenizer) -> None:
         token = getattr(spec, name)
         if token and token not in vocabulary:
             raise UserError(
-                f"model.tokenizer.{name}: {token!r} is no token of the vocabulary.{errors.suggest(token, vocabulary)}",
+                f"model.tokenizer.{name}: {token!r} is no token of the vocabulary.{suggest(token, vocabulary)}",
                 remedy="Name one that it has, or add it with model.tokenizer.add_tokens.",
             )
         if token and name != "end_of_turn":
