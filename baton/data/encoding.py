@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import BatchEncoding, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from baton.data.conversations import shared_length
+from baton.data.normalize import shared_length
 from baton.errors import RowError, UserError
 from baton.models import chat, loading
 from baton.models.chat import CHATML, OWN_TOKENS, ChatTemplate, Conversation, Message, RenderedConversation, left_out

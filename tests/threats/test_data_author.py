@@ -19,7 +19,7 @@ import pyarrow.parquet
 import pytest
 import zstandard
 
-from baton.data import conversations, encoding, ingest, pii, readers
+from baton.data import encoding, ingest, normalize, pii, readers
 from baton.data import rows as records
 from baton.data.rows import MAX_ROW, SHOWN, SourceRow, UnusableRow
 from tests.threats.marks import Mark
@@ -233,8 +233,8 @@ def test_reasons_are_counted_by_how_rows_begin(tmp_path: Path) -> None:
 
 
 SLOW = {
-    "turns": (lambda text: conversations.parse_glaive(text, None), "\n" * 100_000),
-    "declared functions": (lambda text: conversations.parse_glaive("USER: a\n", text + "x"), "\n \n" * 50_000),
+    "turns": (lambda text: normalize.parse_glaive(text, None), "\n" * 100_000),
+    "declared functions": (lambda text: normalize.parse_glaive("USER: a\n", text + "x"), "\n \n" * 50_000),
     "numbers": (lambda text: bool(ingest.NUMBER.search(text)), "1" * 100_000 + "x"),
     "secrets": (pii.secrets, "password" * 12_000 + "://a:" * 12_000 + "-----BEGIN PRIVATE KEY-----" * 2000),
     "keys": (pii.secrets, "-----BEGIN RSA PRIVATE KEY-----\n" * 60_000),
@@ -255,7 +255,7 @@ def test_what_the_expressions_found_they_still_find() -> None:
     before = re.compile(r"\d[\d.,]*\W*$")
     for text in ("12", "1,234.5", "x 3.", "3 apples", "", "4 )", "4_", "٣", "5\n!", "a1b"):
         assert bool(ingest.NUMBER.search(text)) == bool(before.search(text)), text
-    found = conversations.parse_glaive("\n\n USER: a\n\n\n\tASSISTANT: b \n", 'SYSTEM: x\n\n  \n {"name": "f"}\n')
+    found = normalize.parse_glaive("\n\n USER: a\n\n\n\tASSISTANT: b \n", 'SYSTEM: x\n\n  \n {"name": "f"}\n')
     assert found is not None
     assert [turn["content"] for turn in found["messages"]] == ["a", "b"]
     assert found["tools"] == [{"name": "f"}]
