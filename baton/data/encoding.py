@@ -207,6 +207,7 @@ class RenderedSkeleton:
 
     def _start(self, number: int) -> int | None:
         whole, template, talk = self.text, self._template, self._skeleton.conversation
+        # The conversation up to the turn, as the model would be asked: where the whole begins with that, it is exact.
         before = template.render(talk.upto(number), prompt=True) if number else None
         is_prompted = before is None or before != template.render(talk.upto(number))
         follows = bool(number) and talk.messages[number - 1]["role"] == "assistant"
@@ -328,6 +329,8 @@ class RenderedSkeleton:
 
     def _end_if_filled(self, number: int, start: int) -> tuple[int, bool] | None:
         """Returns the end of a turn without text, or with none always written: where it would be with one."""
+        # Such a turn has no slot to look from. With a filler it has one, and what follows is as far from the end of
+        # that rendering as it is from the end of this one.
         filler = f"{self._skeleton.stem}{len(self._skeleton.slots):05d}"
         slots = [*self._skeleton.slots, TextSlot(number, filler)]
         talk = self._skeleton.conversation
@@ -498,8 +501,6 @@ def ids_of(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> list[list[in
 
 def encoded(tokenizer: PreTrainedTokenizerBase, texts: list[str]) -> BatchEncoding:
     """Returns the tokens of renderings, which hold their special tokens."""
-    from transformers import BatchEncoding
-
     if not texts:
         return BatchEncoding({"input_ids": []})
     return tokenizer(

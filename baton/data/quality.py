@@ -236,19 +236,6 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 """Unicode's control characters (Cc) but tab, line feed and carriage return."""
 
 
-def row_checks(recipe: Recipe) -> dict[str, RowCheck]:
-    """Returns the checks of single rows, in their order: text is mended before it is judged."""
-    return {
-        "encoding": encoding,
-        "control_characters": control_characters,
-        "same_answers": same_answers,
-        "empty": lambda row: near_empty(row, recipe.data.quality.near_empty_characters),
-        "turns": turns,
-        "secrets": lambda row: _private(row, pii.secrets, pii.SECRET),
-        "emails": lambda row: _private(row, pii.emails, pii.EMAIL),
-    }
-
-
 def encoding(row: Row) -> RowFinding | None:
     """Finds text decoded with the wrong table, by ftfy's heuristic, and U+FFFD, which nothing can mend."""
     damaged = [text for text in row_texts(row) if not text.isascii() and _is_damaged(text)]
@@ -590,7 +577,15 @@ class Inspection:
     def __init__(self, recipe: Recipe, scratch: str) -> None:
         self._recipe = recipe
         self._quality = recipe.data.quality
-        checks = row_checks(recipe)
+        checks: dict[str, RowCheck] = {  # in their order: text is mended before it is judged
+            "encoding": encoding,
+            "control_characters": control_characters,
+            "same_answers": same_answers,
+            "empty": lambda row: near_empty(row, recipe.data.quality.near_empty_characters),
+            "turns": turns,
+            "secrets": lambda row: _private(row, pii.secrets, pii.SECRET),
+            "emails": lambda row: _private(row, pii.emails, pii.EMAIL),
+        }
         self._checks = [(name, check) for name, check in checks.items() if self._action(name) != "off"]
         # Those that find rows; `few_rows` looks at their number, and `truncation` is the tokenizer's.
         self.findings = FindingsLog(f"{scratch}/quality.jsonl", [*checks, "language", *DEDUP_CHECKS])

@@ -50,7 +50,12 @@ def export_run(run_uri: str) -> ExportedModel:
         main = _export(source, main_format, None)
         exports = {main_format: main}
         exports |= {name: _export(source, name, main) for name in recipe.export.formats if name != main_format}
-        published = _publish(source, recipe, main, exports.get("mlflow"))
+        published: dict[str, Document] = {}
+        logged = exports.get("mlflow")
+        if logged and (entry := log_to_mlflow(run, recipe, logged.manifest, logged.folder(), source.digest)):
+            published["registry"] = entry
+        if recipe.export.hub:
+            published["hub"] = push_to_hub(run, recipe.export.hub, main.manifest, main.folder())
     exported = ExportedModel(
         model_uri=main.uri,
         bytes=main.manifest.bytes,
@@ -163,17 +168,6 @@ def _write_prompting(draft: ExportDraft) -> None:
     for folder, _, names in os.walk(draft.target):
         if prompting.is_chat and prompts.SETTINGS in names:
             prompts.write_ends(folder, draft.source.tokenizer)
-
-
-def _publish(
-    source: ExportSource, recipe: Recipe, main: CommittedExport, mlflow: CommittedExport | None
-) -> dict[str, Document]:
-    published: dict[str, Document] = {}
-    if mlflow and (there := log_to_mlflow(source.run, recipe, mlflow.manifest, mlflow.folder(), source.digest)):
-        published["registry"] = there
-    if recipe.export.hub:
-        published["hub"] = push_to_hub(source.run, recipe.export.hub, main.manifest, main.folder())
-    return published
 
 
 VERSION_TAG = "baton.export"  # of a registered version: its export, by which the stage finds it when run again

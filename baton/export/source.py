@@ -6,8 +6,6 @@ import copy
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from baton.checkpoint import sharded
-from baton.checkpoint.store import CheckpointStore
 from baton.export import model_card
 from baton.export.parity import ParityInputs, Reference, make_reference, shared_tokens
 from baton.models import loading, prompts, trained
@@ -35,9 +33,7 @@ class ExportSource:
 
     @cached_property
     def folder(self) -> str:
-        """Local files of the checkpoint, every byte checked, shards put together."""
-        fetched = CheckpointStore(self.run).fetch(self.checkpoint, f"{self.scratch}/checkpoint")
-        return sharded.as_whole(fetched, self.scratch)
+        return trained.final_folder(self.run, self.scratch, self.checkpoint)
 
     @cached_property
     def base(self) -> str | None:
