@@ -476,7 +476,7 @@ class DedupChecks:
         self._is_on = {check: getattr(quality, check) != "off" for check in DEDUP_CHECKS}
         self._signatures = Signatures(f"{scratch}/signatures")
         self._content = array("Q")
-        self._files: dict[str, int] = {}
+        self._files: dict[str, int] = {}  # name → place among `_names`
         self._names: list[str] = []
         self._file = array("I")
         self._line = array("Q")
@@ -485,10 +485,7 @@ class DedupChecks:
         """Remembers a row, and returns 64 bits of its hash: two of a million rows share one with probability 3e-8."""
         hashed = int.from_bytes(hashlib.sha256(record.content.encode()).digest()[:8], "big")
         self._content.append(hashed)
-        if record.file not in self._files:
-            self._files[record.file] = len(self._names)
-            self._names.append(record.file)
-        self._file.append(self._files[record.file])
+        self._file.append(self._files.setdefault(record.file, len(self._files)))
         self._line.append(record.line)
         if self._is_on["leakage"] or self._is_on["near_duplicates"]:
             self._signatures.add(training_text(record.row))
@@ -503,6 +500,7 @@ class DedupChecks:
         The result does not depend on the order of the rows, but for which of several equal rows is the first. Among
         near rows the one with the smallest hash stays, and every other is near one that stays.
         """
+        self._names = list(self._files)
         content = np.frombuffer(self._content, dtype=np.uint64)
         first = _first_equal(content, sides)
         partners: dict[str, np.ndarray] = {}
@@ -513,6 +511,7 @@ class DedupChecks:
             return partners
         index = LSHIndex(signatures, self._quality.near_duplicate_threshold)
         candidates = index.candidates()
+        # The first of equal rows stands for them; by hash, so that another order of the rows gives the same pairs.
         candidates = candidates[first[candidates] == candidates]
         candidates = candidates[np.argsort(content[candidates], kind="stable")]
         if self._is_on["leakage"]:

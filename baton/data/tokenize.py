@@ -29,9 +29,11 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from transformers import PreTrainedTokenizerBase
 
 from baton import events, machine
@@ -53,9 +55,6 @@ from baton.store import bundle
 from baton.store.manifest import DAMAGED, REMOVED, FileEntry, Manifest, check_files, read_manifest, usable_manifest
 from baton.store.storage import Storage
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 
 class Written(NamedTuple):
     """Sequences of a written file, and tokens of all its columns of tokens."""
@@ -74,14 +73,12 @@ def write_rows(path: str, batches: Iterable[list[encoding.Row]], *, wide: bool =
 
 
 def write_packed(path: str, batches: Iterable[list[encoding.Row]], data: Data, *, is_all: bool) -> Written:
-    import pyarrow as pa
 
     tables = [_table([{name: row[name] for name in ("input_ids", "labels")} for row in batch]) for batch in batches]
     return _stream(path, [train_rows.pack_rows(pa.concat_tables(tables), data, is_all=is_all)]) if tables else Written()
 
 
 def _stream(path: str, tables: Iterable[pa.Table]) -> Written:
-    import pyarrow as pa
 
     rows = tokens = 0
     writer: pa.RecordBatchStreamWriter | None = None
@@ -98,7 +95,6 @@ def _stream(path: str, tables: Iterable[pa.Table]) -> Written:
 
 
 def _tokens(table: pa.Table) -> int:
-    import pyarrow.compute as pc
 
     if "length" in table.column_names:
         return int(pc.sum(table["length"]).as_py())
@@ -107,7 +103,6 @@ def _tokens(table: pa.Table) -> int:
 
 
 def _table(rows: Sequence[encoding.Row], *, wide: bool = False) -> pa.Table:
-    import pyarrow as pa
 
     kinds = {name: _kind(name, value, wide=wide) for name, value in rows[0].items()}
     return pa.table({name: pa.array([row[name] for row in rows], type=kind) for name, kind in kinds.items()})
@@ -115,7 +110,6 @@ def _table(rows: Sequence[encoding.Row], *, wide: bool = False) -> pa.Table:
 
 def _kind(name: str, value: Any, *, wide: bool) -> pa.DataType:
     """Returns a column's type by its name and first value: an empty list does not show its members' type."""
-    import pyarrow as pa
 
     if name.endswith("_ids") or name == "labels":
         return pa.list_(pa.int32())

@@ -25,6 +25,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict
 
+import numpy as np
 import yaml
 
 from baton.checkpoint.store import TRAINING_FILES
@@ -39,7 +40,6 @@ from baton.store import bundle
 from baton.store.manifest import Manifest
 
 if TYPE_CHECKING:
-    import numpy as np
     from gguf import GGMLQuantizationType, GGUFWriter
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -69,7 +69,6 @@ def write_gguf(
     `folder` has the tokenizer's files; `kind` is the type of the weights, such as `q8_0`.
     """
     import gguf
-    import numpy as np
 
     writer = gguf.GGUFWriter(path, exportable.GGUF_NAMES[model.config.model_type])
     writer.add_name(about["name"])
@@ -120,7 +119,6 @@ def dequantized(model: PreTrainedModel, kind: str) -> Any:
 
 def _quantized(values: Array, used: GGMLQuantizationType) -> np.ndarray[Any, Any]:
     import gguf
-    import numpy as np
 
     data: np.ndarray[Any, Any] = np.ascontiguousarray(gguf.quantize(np.ascontiguousarray(values), used))
     return data
@@ -328,7 +326,6 @@ def _values(tensor: Any, there: Layout) -> Array:
 
 def _rope_factors(config: Any) -> np.ndarray[Any, Any]:
     """Returns Llama 3's divisor of each frequency, of shape (head size / 2,): base^(-2i/d) over Transformers' own."""
-    import numpy as np
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")
@@ -338,7 +335,6 @@ def _rope_factors(config: Any) -> np.ndarray[Any, Any]:
 
 
 def _layouts(config: Any, source: str) -> tuple[Layout, Layout]:
-    import numpy as np
 
     kind = exportable.GGUF_NAMES[config.model_type]
     if kind == "llama" and ".q_proj." in source:

@@ -23,15 +23,13 @@ import sys
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from baton.errors import BatonError
 from baton.runs.outcomes import ExportCheck, LlamaCpp
 from baton.scratch import scratch_folder
-
-if TYPE_CHECKING:
-    import numpy as np
-
 
 TOLERANCE = 1e-3  # between logits of two engines, as a share of the largest logit
 # Results that one block rounds to the model's type on the way to a logit: 2 norms of 3, 5 projections with rotation,
@@ -144,7 +142,6 @@ def ask_model(model: Any, inputs: ParityInputs) -> list[ModelAnswer]:
 
 
 def save_answers(answers: list[ModelAnswer], path: str) -> None:
-    import numpy as np
 
     arrays: dict[str, Any] = {}
     for number, answer in enumerate(answers):
@@ -154,7 +151,6 @@ def save_answers(answers: list[ModelAnswer], path: str) -> None:
 
 
 def load_answers(path: str) -> list[ModelAnswer]:
-    import numpy as np
 
     with np.load(path, allow_pickle=False) as arrays:
         return [
@@ -355,7 +351,6 @@ def _llama_cpp(path: str, num_threads: int, inputs: ParityInputs) -> dict[str, A
 
 
 def _onnx(folder: str, request: Request, inputs: ParityInputs) -> Answers:
-    import numpy as np
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
