@@ -80,8 +80,7 @@ def skeleton_of(conversation: Conversation, text: str, *, fine: bool) -> Skeleto
     def placed(message: int, value: str) -> str:
         if not fine:
             return put(message, value)
-        parts = enumerate(TAGS.split(value))
-        return "".join(part if number % 2 else put(message, part) for number, part in parts)
+        return "".join(part if number % 2 else put(message, part) for number, part in enumerate(TAGS.split(value)))
 
     messages = [_with_slots(message, number, placed) for number, message in enumerate(conversation.messages)]
     return Skeleton(Conversation(messages, conversation.tools), slots, stem)

@@ -368,8 +368,7 @@ def band_rows(threshold: float) -> int:
 
     A pair of similarity s agrees in at least one of b bands of r hashes with probability 1 - (1 - s^r)^b.
     """
-    sizes = (32, 16, 8, 4, 2)
-    return next((r for r in sizes if 1 - (1 - threshold**r) ** (NUM_HASHES // r) >= 0.99), 1)
+    return next((r for r in (32, 16, 8, 4, 2) if 1 - (1 - threshold**r) ** (NUM_HASHES // r) >= 0.99), 1)
 
 
 class Signatures:

@@ -637,8 +637,7 @@ def _documented(file: Path) -> Iterator[dict[str, str]]:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (doc := ast.get_docstring(node)):
             paragraph = " ".join(doc.split("\n\n", 1)[0].split())
             if 20 <= len(paragraph) <= MAX_DOC and paragraph.isascii():
-                signature = f"def {node.name}({ast.unparse(node.args)}):"
-                yield {"prompt": signature, "completion": paragraph}
+                yield {"prompt": f"def {node.name}({ast.unparse(node.args)}):", "completion": paragraph}
 
 
 def _statements(tree: ast.Module) -> Iterator[ast.AST]:

@@ -257,8 +257,7 @@ def _kept(run: Run, scratch: str) -> CommittedSplit:
             remedy="Start the run under another name, or run its data split with the release that began it.",
         )
     folder = f"{scratch}/sides"
-    names = [f"{side}.jsonl" for side in SIDES]
-    bundle.fetch(run.storage, data.prefix, manifest, folder, names=names, in_place=False)
+    bundle.fetch(run.storage, data.prefix, manifest, folder, names=[f"{side}.jsonl" for side in SIDES], in_place=False)
     counts = {**manifest.meta, **(run.raw(documents.SplitCounts.NAME) or {})}
     counts.pop("columns", None)
     address = run.storage.uri(manifest.path(data.prefix))

@@ -409,8 +409,7 @@ def find_address(run: Run, recipe: Recipe, split: str, base: str | None, base_di
         return Address(digest, words, day)
     # A run's recipe, rows and base model cannot have changed; the libraries and Baton itself can.
     if own and usable_manifest(run.storage, own.prefix):
-        where = run.storage.uri(own.prefix)
-        run.warn(f"run {run.name!r} keeps its tokens, {where}; a new run would get others by now")
+        run.warn(f"run {run.name!r} keeps its tokens, {run.storage.uri(own.prefix)}; a new run would get others by now")
         return Address(own.digest, own.rendered, own.today)
     if own and bool(own.rendered) != bool(words):
         raise FormatError(
@@ -513,8 +512,7 @@ def _split_manifest(run: Run, split: str) -> Manifest:
 
 
 def _first_row(run: Run, split: str) -> dict[str, Any]:
-    manifest = _split_manifest(run, split)
-    (line,) = run.storage.first_lines(manifest.path(f"data/{split}/split", "train.jsonl"), 1)
+    (line,) = run.storage.first_lines(_split_manifest(run, split).path(f"data/{split}/split", "train.jsonl"), 1)
     return json.loads(line) if line else {"text": ""}
 
 
@@ -553,8 +551,7 @@ class Parts:
             folder = side if kind == "arrow" else kind
             beginning = "" if kind == "arrow" else f"{side}-"
             name = f"{folder}/{beginning}{number}-{self._writer}.{local.rpartition('.')[2]}"
-            size = os.path.getsize(local)
-            files[name] = {"size": size, "sha256": self.storage.upload(local, self._path(name))}
+            files[name] = {"size": os.path.getsize(local), "sha256": self.storage.upload(local, self._path(name))}
             # The disk needs room for the segments under way alone.
             os.unlink(local)
         return self._claim(made.name, {"files": files, **made.figures})
@@ -756,8 +753,7 @@ def tokenize_shard(run_uri: str, index: int, of: int) -> None:
         with scratch_folder("tokens") as scratch:
             _make(job, Parts(job.run.storage, job.prefix), scratch, index=index, of=of)
     # A number in the name, as of a chunk: one that is done does not stand for the others.
-    record = {"stage": SHARD, "seconds": time.time() - started, "reused": reused}
-    job.run.record(f"{SHARD}-{index:03d}", record)
+    job.run.record(f"{SHARD}-{index:03d}", {"stage": SHARD, "seconds": time.time() - started, "reused": reused})
 
 
 def dealt(wanted: Sequence[SideSegment], index: int, of: int) -> Sequence[SideSegment]:

@@ -59,8 +59,7 @@ def prompt_ids(tokenizer: PreTrainedTokenizerBase, prompt: str, max_length: int)
     """Returns a prompt's tokens; a beginning of text by the chat template is not put in front twice."""
     begun = bool(tokenizer.bos_token) and prompt.startswith(str(tokenizer.bos_token))
     text = prompt or str(tokenizer.eos_token)
-    encoded = tokenizer(text, truncation=True, max_length=max_length, add_special_tokens=not begun)
-    return list(encoded["input_ids"])
+    return list(tokenizer(text, truncation=True, max_length=max_length, add_special_tokens=not begun)["input_ids"])
 
 
 def _continue(

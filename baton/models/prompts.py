@@ -196,8 +196,7 @@ def held_out_prompts(
 
 def judged_side(run: Run) -> str:
     """Returns the side that judges a run's result: `test` where the split has such rows, else `eval`."""
-    prefix = run.need(SplitData).prefix
-    manifest = read_manifest(run.storage, prefix)
+    manifest = read_manifest(run.storage, run.need(SplitData).prefix)
     return "test" if manifest and manifest.files.get("test.jsonl", {"size": 0})["size"] else "eval"
 
 

@@ -67,8 +67,7 @@ def record_new_tokens(tokenizer: PreTrainedTokenizerBase, before: dict[str, int]
 
 def new_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Returns the numbers of the tokens that the base has no learned row for, the lowest first."""
-    tokens = tokenizer.init_kwargs.get(NEW) or []
-    return sorted(tokenizer.convert_tokens_to_ids(tokens))
+    return sorted(tokenizer.convert_tokens_to_ids(tokenizer.init_kwargs.get(NEW) or []))
 
 
 def resize_embeddings(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:

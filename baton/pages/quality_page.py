@@ -280,8 +280,7 @@ def seen(run: Run) -> list[PreviewRow]:
         names = [f"seen/{side}-" for side in ("train", "eval", "test")]
         for path in (path for name in names for path in sorted(manifest.files) if path.startswith(name)):
             where = manifest.path(tokens.prefix, path)
-            lines = run.storage.read(where).splitlines()
-            rows += [PreviewRow.read(line, run.storage.uri(where)) for line in lines]
+            rows += [PreviewRow.read(line, run.storage.uri(where)) for line in run.storage.read(where).splitlines()]
     return rows
 
 
