@@ -24,7 +24,7 @@ REASONS = {
     "baton/kfp/executor.py:_run": "the stage itself raises the same of its inputs",
     "baton/export/model_card.py:_hub_licence": "a card without a licence is better than no export",
     "baton/checkpoint/proof.py:_notes": "what is wrong with the run is told the same error",
-    "baton/models/chat_template.py:end_of_turn": "a template may refuse the probe; it then closes nothing",
+    "baton/models/chat.py:end_of_turn": "a template may refuse the probe; it then closes nothing",
     "baton/tracking/messages.py:_gpus": "a machine without the library has no such GPU",
     "baton/train/distributed.py:note_failure": "a traceback is printed",
     "baton/train/preemption.py:_ask_again": "a warning, once for each source",

@@ -21,9 +21,8 @@ from baton.cli.options import Json, Overrides, RecipePath, Trust, answer, page_p
 from baton.errors import BatonError, UserError
 from baton.local import processes
 from baton.local.preview import preview
-from baton.pages import quality_page, rows_page
-from baton.pages.quality_page import FINDINGS, QUALITY
-from baton.pages.rows_page import parts, tone
+from baton.pages import quality_page
+from baton.pages.quality_page import FINDINGS, QUALITY, parts, tone
 from baton.recipe import load
 from baton.recipe.methods import SPECS
 from baton.recipe.recipe import Recipe
@@ -70,7 +69,7 @@ def show(
             with Display(0) as display:
                 seen = preview(training, rows, side, display.heard)
             file = f"{stem}{name}.{ending}"
-            html = rows_page.render(training.name, seen, training.training.spec.rows)
+            html = quality_page.render_preview(training.name, seen, training.training.spec.rows)
             Path(file).write_text(html, encoding="utf-8", errors="backslashreplace")
             document = seen.model_dump(mode="json")
             for row in document["rows"]:
@@ -87,17 +86,17 @@ def print_rows(out: Console, seen: Preview) -> None:
     """Prints rows: in colours on a terminal, with marks elsewhere."""
     key = [("trained", "trained"), ("read, not trained", "read"), (f"cut at {seen.max_length:,} tokens", "cut")]
     out.print(Text(" · ").join(_marked(out, words, name) for words, name in key), soft_wrap=True)
-    for row in rows_page.groups(seen.rows):
+    for row in quality_page.groups(seen.rows):
         out.print()
         _print_row(out, row)
     out.print()
     if seen.note:
         out.print(Text(seen.note, "yellow"), soft_wrap=True)
-    out.print(Text(rows_page.sentence(seen), "bold"), soft_wrap=True)
+    out.print(Text(quality_page.preview_sentence(seen), "bold"), soft_wrap=True)
 
 
 def _print_row(out: Console, row: list[PreviewRow]) -> None:
-    shown = rows_page.shown(row)[0]
+    shown = quality_page.shown(row)[0]
     facts = [fact for fact in (shown.side, *shown.told) if fact]
     if shown.label is not None:
         facts.append(f"rated {'good' if shown.label else 'bad'}")

@@ -8,8 +8,9 @@ import json
 import math
 from array import array
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 from pydantic import BaseModel
 
 from baton.data.rows import SIDES, Record, Spool
@@ -17,10 +18,6 @@ from baton.documents import Document
 from baton.errors import UserError
 from baton.recipe.recipe import Recipe
 from baton.store.storage import Storage
-
-if TYPE_CHECKING:
-    import numpy as np
-
 
 ALL = 2**64  # positions are below this
 MAX_STRATA = 1000  # values of `data.split.stratify_by`; more are no strata
@@ -92,7 +89,6 @@ class SplitAssigner:
 
     def assign(self, rows: Spool) -> np.ndarray[Any, Any]:
         """Returns the side of each row, by its index in `SIDES`."""
-        import numpy as np
 
         if self.needs_all:
             self.fit(rows)
@@ -154,7 +150,6 @@ class SplitAssigner:
 
     def _cut(self, stratum: str, positions: array[int], shares: dict[str, float]) -> Cut:
         """Returns the cuts nearest to the shares that hold out as many rows as the shares ask for."""
-        import numpy as np
 
         if not positions:
             return _plain(shares)

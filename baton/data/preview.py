@@ -8,7 +8,9 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
 
 from baton.data import encoding
 from baton.data.encoding import Ids, Row, each
@@ -16,15 +18,10 @@ from baton.data.fitting import Fitting, left_out_in_words
 from baton.data.rows import SIDES
 from baton.errors import RowError
 from baton.models import generate, train_rows
-from baton.models.train_rows import IGNORED
 from baton.pages.card import Card, table, visible
 from baton.recipe.recipe import Recipe
 from baton.runs.documents import PreviewRow, SourceLocation, Token, TokenSpan
 from baton.runs.versions import FORMATS
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
 
 BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")  # a token for a byte, in vocabularies of SentencePiece
 SPACE = "▁"  # a space in vocabularies of SentencePiece
@@ -129,7 +126,7 @@ def first_previews(
 
 def _sequences(encoded: Row, tokenizer: PreTrainedTokenizerBase) -> Iterator[TokenSequence]:
     if "labels" in encoded:
-        yield TokenSequence("", encoded["input_ids"], [label != IGNORED for label in encoded["labels"]])
+        yield TokenSequence("", encoded["input_ids"], [label != train_rows.IGNORED for label in encoded["labels"]])
         return
     answers = [name for name in encoding.id_columns(encoded) if name != "prompt_ids"]
     if not answers:  # the model writes them itself
@@ -210,7 +207,7 @@ def first_sequences(path: str, tokenizer: PreTrainedTokenizerBase) -> list[str]:
 
 def _row_in_words(row: TokenRow, tokenizer: PreTrainedTokenizerBase) -> str:
     if "input_ids" in row:
-        return _sequence_in_words(row["input_ids"], [label != IGNORED for label in row["labels"]], tokenizer)
+        return _sequence_in_words(row["input_ids"], [label != train_rows.IGNORED for label in row["labels"]], tokenizer)
     columns = [name for name in row if name.endswith("_ids")]
     if not columns:  # the model writes the answers itself
         if not isinstance(row["prompt"], str):

@@ -22,26 +22,14 @@ from baton import events
 from baton.checkpoint.store import CheckpointStore
 from baton.data import ingest
 from baton.data.assign import SplitAssigner, position, smallest_draws, times_used
-from baton.data.ingest import Ingest
-from baton.data.quality import inspect
-from baton.data.quality.inspect import Inspection
+from baton.data.quality import Inspection, source_in_words, write_quality
 from baton.data.rows import SIDES, Record, RejectedRows, Spool
 from baton.errors import FormatError, UserError
 from baton.models import user_code
 from baton.pages import quality_page
 from baton.pages.card import Card, table, visible
 from baton.recipe.recipe import Recipe
-from baton.runs.documents import (
-    ORIGINS,
-    LearningRate,
-    MissingArtifact,
-    MissingArtifacts,
-    PinnedModels,
-    RunInfo,
-    SplitCounts,
-    SplitData,
-    TokenizedRows,
-)
+from baton.runs import documents
 from baton.runs.origins import OriginsWriter
 from baton.runs.plan import Plan
 from baton.runs.ref import RunRef
@@ -83,7 +71,7 @@ def split_data(recipe: Recipe, run_name: str) -> dict[str, Any]:
     run.create(recipe)
     user_code.ship(run, recipe.hooks.source, recipe.trust)
     tracking_run.start(run, recipe)
-    is_older = run.need(RunInfo).made.number("rows") != FORMATS["rows"].number
+    is_older = run.need(documents.RunInfo).made.number("rows") != FORMATS["rows"].number
     with scratch_folder("split") as scratch:
         split = _kept(run, scratch) if is_older else write_splits(recipe, run, scratch)
         rows: list[dict[str, Any]] = []
@@ -93,8 +81,8 @@ def split_data(recipe: Recipe, run_name: str) -> dict[str, Any]:
         columns = tracking_run.dataset_columns(rows)
     counts = split.counts
     # After the rows are committed: once this is there, a run has its data, and never other ones.
-    run.write_once(SplitData(digest=counts["digest"], rows=counts["rows"]))
-    run.put(SplitCounts.NAME, {**counts, "columns": columns})
+    run.write_once(documents.SplitData(digest=counts["digest"], rows=counts["rows"]))
+    run.put(documents.SplitCounts.NAME, {**counts, "columns": columns})
     tracking_run.log_data(run, recipe)
     run.record("data-split", {"seconds": time.time() - started})
     events.emit(events.Split(**{key: counts[key] for key in ("format", "rows", *SIDES, "rejected")}))
@@ -106,7 +94,7 @@ def write_splits(recipe: Recipe, run: Run, scratch: str) -> CommittedSplit:
     os.mkdir(folder)
     data, storage = recipe.data, run.storage
     refused = RejectedRows(f"{scratch}/rejected.jsonl")
-    intake = Ingest(recipe, refused)
+    intake = ingest.Ingest(recipe, refused)
     inspection = Inspection(recipe, scratch)
     records = intake.records()
     if data.max_samples and data.shuffle:
@@ -118,10 +106,14 @@ def write_splits(recipe: Recipe, run: Run, scratch: str) -> CommittedSplit:
     kept = inspection.resolve(rows, sides)
     if recipe.retrain.learnt:
         kept = with_replayed(kept, rows, sides, recipe, storage, scratch)
-    with OriginsWriter(f"{scratch}/{ORIGINS}") if recipe.training.guard else contextlib.nullcontext() as origins:
+    with (
+        OriginsWriter(f"{scratch}/{documents.ORIGINS}")
+        if recipe.training.guard
+        else contextlib.nullcontext() as origins
+    ):
         written = _write(recipe, compress(zip(rows, sides, strict=True), kept), folder, origins)
     if origins:
-        storage.upload(origins.path, run.path(ORIGINS))
+        storage.upload(origins.path, run.path(documents.ORIGINS))
     counts = {
         **written,
         "source": ", ".join(source.uri for source in data.sources),
@@ -131,7 +123,7 @@ def write_splits(recipe: Recipe, run: Run, scratch: str) -> CommittedSplit:
         "rejected": refused.count,
         "rejected_uri": storage.uri(run.path("rejected.jsonl")) if refused.count else None,
     }
-    page = inspect.write_quality(run, inspection, counts, refused.path)
+    page = write_quality(run, inspection, counts, refused.path)
     _check_sides(recipe, counts, inspection.dropped)
     prefix = f"data/{counts['digest']}/split"
     # Named by content: a split that is there, of whichever run, is this one.
@@ -256,7 +248,7 @@ def _check_sides(recipe: Recipe, counts: dict[str, object], num_dropped: int) ->
 
 def _kept(run: Run, scratch: str) -> CommittedSplit:
     """Returns the rows of a run of another release: this one would make others. Raises FormatError without any."""
-    data = run.read(SplitData)
+    data = run.read(documents.SplitData)
     manifest = usable_manifest(run.storage, data.prefix) if data else None
     if data is None or manifest is None:
         raise FormatError(
@@ -265,9 +257,8 @@ def _kept(run: Run, scratch: str) -> CommittedSplit:
             remedy="Start the run under another name, or run its data split with the release that began it.",
         )
     folder = f"{scratch}/sides"
-    names = [f"{side}.jsonl" for side in SIDES]
-    bundle.fetch(run.storage, data.prefix, manifest, folder, names=names, in_place=False)
-    counts = {**manifest.meta, **(run.raw(SplitCounts.NAME) or {})}
+    bundle.fetch(run.storage, data.prefix, manifest, folder, names=[f"{side}.jsonl" for side in SIDES], in_place=False)
+    counts = {**manifest.meta, **(run.raw(documents.SplitCounts.NAME) or {})}
     counts.pop("columns", None)
     address = run.storage.uri(manifest.path(data.prefix))
     return CommittedSplit(counts, quality_page.write(run), address, first_rows(folder, SIDES))
@@ -303,14 +294,14 @@ def rows_card(run: Run, split: dict[str, Any], run_name: str) -> Card:
             if lines:
                 numbered = (f"{number}  {visible(line, LONGEST)}" for number, line in enumerate(lines, 1))
                 parts.append("\n".join([side, *numbered]))
-    parts += [inspect.source_in_words(source) for source in split["sources"]]
+    parts += [source_in_words(source) for source in split["sources"]]
     places = {
         "rows": split["address"],
         "rejected": split["rejected_uri"],
         "run": run.uri,
         "MLflow": url,
         "report": f"{run.uri}/report.html, and at the stage report",
-        "begun": run.need(RunInfo).created,
+        "begun": run.need(documents.RunInfo).created,
         "resume": f"submit the same recipe with run_name {run_name}: it continues from the newest checkpoint",
     }
     facts = {name: split[name] for name in (*COUNTS, "rows", "digest", "address")}
@@ -325,20 +316,23 @@ def quality_html(run: Run, page: str) -> str:
     return quality_page.render(quality_page.without_examples(quality_page.collect(run)))
 
 
-LEFT_BY = {"tokenize-": (PinnedModels.NAME, TokenizedRows.NAME, Plan.NAME), "lr-find-": (LearningRate.NAME,)}
+LEFT_BY = {
+    "tokenize-": (documents.PinnedModels.NAME, documents.TokenizedRows.NAME, Plan.NAME),
+    "lr-find-": (documents.LearningRate.NAME,),
+}
 """Beginning of a stage's records → the documents that it leaves with the run."""
 
 
 def run_ref(run: Run) -> RunRef:
     """Returns a run's baton, the same again as long as nothing is lost that a finished stage had left."""
     # Kubeflow's cache knows a stage's inputs and not whether its output still exists: another baton makes it run again.
-    losses = (run.read(MissingArtifacts) or MissingArtifacts()).losses
+    losses = (run.read(documents.MissingArtifacts) or documents.MissingArtifacts()).losses
     if lost := _lost(run):
         run.warn(f"{lost} is no longer in the store, so no stage is taken from Kubeflow's cache")
-        losses = [*losses, MissingArtifact(at=now(), lost=lost)]
+        losses = [*losses, documents.MissingArtifact(at=now(), lost=lost)]
         # Counted for good: stages in Kubeflow's cache did not see the loss, even once the lost file is made again.
-        run.write(MissingArtifacts(losses=losses))
-    return RunRef(run.uri, run.need(RunInfo).created, len(losses))
+        run.write(documents.MissingArtifacts(losses=losses))
+    return RunRef(run.uri, run.need(documents.RunInfo).created, len(losses))
 
 
 def _lost(run: Run) -> str | None:
@@ -349,7 +343,7 @@ def _lost(run: Run) -> str | None:
             for name in names:
                 if run.raw(name) is None:
                     return name
-    tokens = run.read(TokenizedRows)
+    tokens = run.read(documents.TokenizedRows)
     return (_lost_bundle(run, tokens.prefix) if tokens else None) or _lost_checkpoint(run, records)
 
 

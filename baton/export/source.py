@@ -6,12 +6,9 @@ import copy
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from baton.checkpoint import sharded
-from baton.checkpoint.store import CheckpointStore
 from baton.export import model_card
 from baton.export.parity import ParityInputs, Reference, make_reference, shared_tokens
 from baton.models import loading, prompts, trained
-from baton.models.prompts import PromptFormat
 from baton.recipe.recipe import Recipe
 from baton.runs.outcomes import ExportCheck, Likeness
 from baton.runs.run import Run
@@ -36,9 +33,7 @@ class ExportSource:
 
     @cached_property
     def folder(self) -> str:
-        """Local files of the checkpoint, every byte checked, shards put together."""
-        fetched = CheckpointStore(self.run).fetch(self.checkpoint, f"{self.scratch}/checkpoint")
-        return sharded.as_whole(fetched, self.scratch)
+        return trained.final_folder(self.run, self.scratch, self.checkpoint)
 
     @cached_property
     def base(self) -> str | None:
@@ -53,7 +48,7 @@ class ExportSource:
         return loading.load_tokenizer(self.folder, trust_remote_code=self.recipe.model.trust_remote_code)
 
     @cached_property
-    def prompting(self) -> PromptFormat | None:
+    def prompting(self) -> prompts.PromptFormat | None:
         return None if self.scores else prompts.format_of_run(self.run, self.recipe, self.tokenizer)
 
     @cached_property

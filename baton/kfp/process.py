@@ -80,7 +80,7 @@ def page(sweep_uri: str, rung: int) -> None:
 
 
 def first_rows(recipe: Path, count: int, side: str, target: Path) -> None:
-    from baton.data.first_rows import first_rows
+    from baton.data.ingest import first_rows
     from baton.recipe import load
     from baton.scratch import scratch_folder
 
@@ -90,7 +90,7 @@ def first_rows(recipe: Path, count: int, side: str, target: Path) -> None:
 
 
 def preview(recipe: Path, count: int, side: str, target: Path) -> None:
-    from baton.data.first_rows import preview
+    from baton.data.ingest import preview
     from baton.recipe import load
     from baton.scratch import scratch_folder
 
@@ -100,7 +100,7 @@ def preview(recipe: Path, count: int, side: str, target: Path) -> None:
 
 
 def survey(sources: Path, target: Path) -> None:
-    from baton.data.first_rows import survey
+    from baton.data.ingest import survey
 
     found = survey(json.loads(sources.read_text(encoding="utf-8")))
     target.write_text(json.dumps(found.model_dump(mode="json")), encoding="ascii")

@@ -68,7 +68,7 @@ def _describe_rows(recipe: Recipe, of: str, start: Model) -> Iterator[str]:
 
 
 def first_rows(recipe: Recipe, count: int, side: str | None, on_event: Callable[[Event], None]) -> list[dict[str, Any]]:
-    """Returns the first rows of a recipe as `baton.data.first_rows` has them, unusable ones among them."""
+    """Returns the first rows of a recipe as `baton.data.ingest` has them, unusable ones among them."""
     head = _answer("first_rows", load.dumps(recipe), [str(count), side or ""], on_event)
     return [json.loads(line) for line in head.splitlines()]
 

@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from baton.errors import RowError, UserError
-from baton.models import chat_template, loading, user_code
-from baton.models.chat_template import ChatTemplate, Conversation
+from baton.models import chat, loading, user_code
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -53,15 +52,14 @@ def write_all(
 def stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Returns the tokens that end a text, by tokenizer, the model's own settings, chat template and recipe."""
     own = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    return chat_template.end_tokens(tokenizer, [tokenizer.eos_token_id, *(own if isinstance(own, list) else [own])])
+    return chat.end_tokens(tokenizer, [tokenizer.eos_token_id, *(own if isinstance(own, list) else [own])])
 
 
 def prompt_ids(tokenizer: PreTrainedTokenizerBase, prompt: str, max_length: int) -> list[int]:
     """Returns a prompt's tokens; a beginning of text by the chat template is not put in front twice."""
     begun = bool(tokenizer.bos_token) and prompt.startswith(str(tokenizer.bos_token))
     text = prompt or str(tokenizer.eos_token)
-    encoded = tokenizer(text, truncation=True, max_length=max_length, add_special_tokens=not begun)
-    return list(encoded["input_ids"])
+    return list(tokenizer(text, truncation=True, max_length=max_length, add_special_tokens=not begun)["input_ids"])
 
 
 def _continue(
@@ -108,7 +106,7 @@ def rendered(prompt: Any, tokenizer: PreTrainedTokenizerBase, tools: list[dict[s
     """Returns a prompt as text: messages and tools as the chat template writes them, up to the answer."""
     if isinstance(prompt, str):
         return prompt
-    (made,) = ChatTemplate(tokenizer).render_each([Conversation(prompt, tools)], prompts=True)
+    (made,) = chat.ChatTemplate(tokenizer).render_each([chat.Conversation(prompt, tools)], prompts=True)
     if isinstance(made, RowError):
         raise UserError(f"{str(made)[:300]}.", remedy="Mend the row, or set model.chat_template to one that does.")
     return made.text

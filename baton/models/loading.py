@@ -11,8 +11,7 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from baton import errors
-from baton.errors import UserError
+from baton.errors import UserError, suggest
 from baton.machine import cache_dir
 from baton.models import chat, trainable, user_code, vocabulary
 from baton.recipe.model import FromScratch
@@ -256,12 +255,12 @@ def scratch_config(spec: FromScratch, tokenizer: PreTrainedTokenizerBase | None,
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
     if spec.architecture not in CONFIG_MAPPING_NAMES:
-        hint = errors.suggest(spec.architecture, CONFIG_MAPPING_NAMES)
+        hint = suggest(spec.architecture, CONFIG_MAPPING_NAMES)
         raise UserError(f"model.from_scratch.architecture {spec.architecture!r} is no Transformers model type.{hint}")
     known = AutoConfig.for_model(spec.architecture)
     for key in spec.config:
         if not hasattr(known, key) or callable(getattr(known, key)):
-            hint = errors.suggest(key, known.to_dict())
+            hint = suggest(key, known.to_dict())
             raise UserError(f"model.from_scratch.config.{key} is no setting of {spec.architecture}.{hint}")
     settings = {
         "hidden_size": spec.hidden_size,

@@ -12,6 +12,7 @@ from importlib.metadata import version
 from typing import Any, Literal
 
 import numpy as np
+import torch
 
 from baton.errors import UserError, in_words
 from baton.models import hooks, loading
@@ -236,8 +237,6 @@ class BertScore:
         return MetricResult({"bertscore": mean_figure(each)}, {"bertscore": self.signature})
 
     def _scores(self, references: list[str], completions: list[str]) -> list[float]:
-        import torch
-
         weights: dict[int | None, float] = collections.defaultdict(lambda: 1.0)
         weights |= {self._tokenizer.sep_token_id: 0.0, self._tokenizer.cls_token_id: 0.0}  # as in `bert_score.score`
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -254,7 +253,6 @@ class BertScore:
         return f1
 
     def _load(self, encoder: str, folder: str) -> tuple[Any, int]:
-        import torch
         from transformers import AutoConfig, AutoModel
 
         known = {name.rpartition("/")[2]: layers for name, layers in self._utils.model2layers.items()}

@@ -54,8 +54,7 @@ def fetch(recipe: Recipe) -> dict[str, str]:
     """Fetches the models that a recipe names, side by side, and returns their local folders by role."""
     named = origins(recipe)
     with ThreadPoolExecutor(max(1, len(named))) as pool:
-        folders = pool.map(lambda origin: _trusted(origin, recipe.trust), named.values())
-        return dict(zip(named, folders, strict=True))
+        return dict(zip(named, pool.map(lambda origin: _trusted(origin, recipe.trust), named.values()), strict=True))
 
 
 def document(recipe: Recipe, folders: dict[str, str], known: PinnedModels | None = None) -> PinnedModels:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from baton.checkpoint.store import CheckpointStore
 from baton.documents import Document
 from baton.errors import DamagedError, UserError
-from baton.models import chat, chat_template, generate
+from baton.models import chat, generate
 from baton.recipe.recipe import Recipe
 from baton.runs.documents import RunInfo, SplitData, TokenizedRows
 from baton.runs.run import Run
@@ -64,7 +64,7 @@ def end_tokens(folder: str, tokenizer: PreTrainedTokenizerBase) -> list[int] | N
     """Returns the tokens that end an answer, None where a model's own settings have them all."""
     own = _settings(folder).get("eos_token_id", tokenizer.eos_token_id)
     listed = own if isinstance(own, list) else [own]
-    ends = chat_template.end_tokens(tokenizer, listed)
+    ends = chat.end_tokens(tokenizer, listed)
     return ends if set(ends) - set(listed) else None
 
 
@@ -196,8 +196,7 @@ def held_out_prompts(
 
 def judged_side(run: Run) -> str:
     """Returns the side that judges a run's result: `test` where the split has such rows, else `eval`."""
-    prefix = run.need(SplitData).prefix
-    manifest = read_manifest(run.storage, prefix)
+    manifest = read_manifest(run.storage, run.need(SplitData).prefix)
     return "test" if manifest and manifest.files.get("test.jsonl", {"size": 0})["size"] else "eval"
 
 

@@ -59,9 +59,10 @@ def require_origin(run: Run) -> None:
         )
 
 
-def final_folder(run: Run, scratch: str) -> str:
+def final_folder(run: Run, scratch: str, checkpoint: Checkpoint | None = None) -> str:
     """Returns a local folder with the result's checkpoint, every byte checked, shards put together."""
-    return sharded.as_whole(CheckpointStore(run).fetch(chosen_checkpoint(run), f"{scratch}/checkpoint"), scratch)
+    chosen = checkpoint or chosen_checkpoint(run)
+    return sharded.as_whole(CheckpointStore(run).fetch(chosen, f"{scratch}/checkpoint"), scratch)
 
 
 def tokens_folder(run: Run, scratch: str, parts: Collection[str] | None = None) -> str:

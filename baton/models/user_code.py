@@ -34,8 +34,7 @@ def ship(run: Run, source: str | None, trust: Trust = None) -> None:
         prefix = f"data/{_collected(source, folder)}/code"
         require_trusted(trust, "hooks.source", folder)
         if usable_manifest(run.storage, prefix) is None:
-            names = sorted(os.listdir(folder))
-            bundle.publish(run.storage, prefix, folder, kind="code", meta={"files": names})
+            bundle.publish(run.storage, prefix, folder, kind="code", meta={"files": sorted(os.listdir(folder))})
     run.write_once(OwnCode(prefix=prefix))
 
 

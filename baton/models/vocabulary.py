@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from baton import errors
-from baton.errors import UserError
+from baton.errors import UserError, suggest
 from baton.recipe.model import Tokenizer
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ def change(tokenizer: PreTrainedTokenizerBase, spec: Tokenizer) -> None:
         token = getattr(spec, name)
         if token and token not in vocabulary:
             raise UserError(
-                f"model.tokenizer.{name}: {token!r} is no token of the vocabulary.{errors.suggest(token, vocabulary)}",
+                f"model.tokenizer.{name}: {token!r} is no token of the vocabulary.{suggest(token, vocabulary)}",
                 remedy="Name one that it has, or add it with model.tokenizer.add_tokens.",
             )
         if token and name != "end_of_turn":
@@ -68,8 +67,7 @@ def record_new_tokens(tokenizer: PreTrainedTokenizerBase, before: dict[str, int]
 
 def new_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Returns the numbers of the tokens that the base has no learned row for, the lowest first."""
-    tokens = tokenizer.init_kwargs.get(NEW) or []
-    return sorted(tokenizer.convert_tokens_to_ids(tokens))
+    return sorted(tokenizer.convert_tokens_to_ids(tokenizer.init_kwargs.get(NEW) or []))
 
 
 def resize_embeddings(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:

@@ -14,22 +14,8 @@ from baton.documents import Json
 from baton.errors import StoreError
 from baton.pages import quality_page
 from baton.pages.html import number
-from baton.pages.quality_page import Rendering
 from baton.recipe import load
-from baton.runs import lineage
-from baton.runs.documents import (
-    ChunkRecord,
-    ForkNote,
-    ProofPart,
-    Restart,
-    RunInfo,
-    Skip,
-    SplitCounts,
-    StageRecord,
-    TokenizedRows,
-    TrackingRun,
-    WarningRecord,
-)
+from baton.runs import documents, lineage
 from baton.runs.outcomes import EvaluationResult, ExportedModel, Figures, JudgedLine, RunFailure
 from baton.runs.plan import Plan
 from baton.runs.run import Run
@@ -50,14 +36,14 @@ class ChunkAttempts:
 
     index: int
     spare: bool
-    attempts: Sequence[ChunkRecord]
+    attempts: Sequence[documents.ChunkRecord]
 
 
 @dataclass(frozen=True)
 class ProofEntry:
     """A checkpoint's part of the resume proof, and why the checkpoint is gone."""
 
-    part: ProofPart
+    part: documents.ProofPart
     gone: Literal["removed", "damaged"] | None = None
 
 
@@ -79,20 +65,20 @@ class RunReport:
     recipe_yaml: str
     method: str
     plan: Plan | None = None
-    split: SplitCounts | None = None
-    tokens: TokenizedRows | None = None
-    rendered: Rendering | None = None  # None where rows were not made into conversations
-    tracking: TrackingRun | None = None
-    fork: ForkNote | None = None
+    split: documents.SplitCounts | None = None
+    tokens: documents.TokenizedRows | None = None
+    rendered: quality_page.Rendering | None = None  # None where rows were not made into conversations
+    tracking: documents.TrackingRun | None = None
+    fork: documents.ForkNote | None = None
     evaluation: EvaluationResult | None = None
     examples: Examples = Examples()
     export: ExportedModel | None = None
     newest: CheckpointMeta | None = None  # of the newest committed checkpoint
     log: Sequence[LogEntry] = ()  # up to that checkpoint
-    attempts: Sequence[ChunkRecord] = ()  # at all chunks, spare ones without work included
-    restarts: Sequence[Restart] = ()  # lost processes with a successor in the same pod
-    skips: Sequence[Skip] = ()  # by the run's guard
-    warnings: Sequence[WarningRecord] = ()
+    attempts: Sequence[documents.ChunkRecord] = ()  # at all chunks, spare ones without work included
+    restarts: Sequence[documents.Restart] = ()  # lost processes with a successor in the same pod
+    skips: Sequence[documents.Skip] = ()  # by the run's guard
+    warnings: Sequence[documents.WarningRecord] = ()
     stages: Mapping[str, float] = field(default_factory=dict)  # seconds, in the pipeline's order
     proof: Sequence[ProofEntry] = ()
     family: lineage.Family = field(default_factory=dict)
@@ -147,7 +133,7 @@ class RunReport:
         ]
 
     @property
-    def chunk_attempts(self) -> list[ChunkRecord]:
+    def chunk_attempts(self) -> list[documents.ChunkRecord]:
         return [attempt for chunk in self.chunks for attempt in chunk.attempts]
 
     @property
@@ -239,16 +225,16 @@ def collect(run: Run, failure: RunFailure | None = None) -> RunReport:
     return RunReport(
         run=run.name,
         uri=run.uri,
-        created=run.need(RunInfo).created,
+        created=run.need(documents.RunInfo).created,
         recipe_name=recipe.name,
         recipe_yaml=load.to_yaml(recipe),
         method=recipe.training.method,
         plan=run.read(Plan),
-        split=run.read(SplitCounts),
-        tokens=run.read(TokenizedRows),
+        split=run.read(documents.SplitCounts),
+        tokens=run.read(documents.TokenizedRows),
         rendered=quality_page.read_rendering(run),
-        tracking=run.read(TrackingRun),
-        fork=run.read(ForkNote),
+        tracking=run.read(documents.TrackingRun),
+        fork=run.read(documents.ForkNote),
         evaluation=evaluation,
         examples=examples(run, evaluation),
         export=run.read(ExportedModel),
@@ -274,10 +260,10 @@ def _family(run: Run) -> lineage.Family:
         return {}
 
 
-def _stages(records: list[StageRecord]) -> dict[str, float]:
+def _stages(records: list[documents.StageRecord]) -> dict[str, float]:
     """Returns seconds by stage in pipeline order, attempts added up."""
 
-    def place(record: StageRecord) -> tuple[int, int, bool]:
+    def place(record: documents.StageRecord) -> tuple[int, int, bool]:
         at = STAGES.index(record.kind if record.chunk is None else "train-chunk")
         return (at, record.chunk or 0, record.kind != "train-chunk")
 
@@ -290,7 +276,7 @@ def _stages(records: list[StageRecord]) -> dict[str, float]:
 
 def _proof(store: CheckpointStore, committed: list[Checkpoint], damaged: list[int]) -> list[ProofEntry]:
     """Returns an entry for each checkpoint, and for each that was read back before it went."""
-    parts = [store.run.need(ProofPart, chunk) for chunk in sorted(store.run.proven_chunks())]
+    parts = [store.run.need(documents.ProofPart, chunk) for chunk in sorted(store.run.proven_chunks())]
     read_back = {(part.step, part.digest) for part in parts}
     entries = {part.step: ProofEntry(part, "damaged" if part.step in damaged else "removed") for part in parts}
     for checkpoint in committed:

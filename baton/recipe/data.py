@@ -64,7 +64,7 @@ Format = Literal[
     "prompt", "tool-calls",
 ]  # fmt: skip
 Side = Literal["train", "eval", "test"]
-MAX_SHARDS = 64  # most pods: a file has about 64 segments up to 1 GiB of text, see `baton.data.segments`
+MAX_SHARDS = 64  # most pods: a file has about 64 segments up to 1 GiB of text, see `baton.data.tokenize`
 Columns = dict[str, str | list[str]]
 
 # Former keys, still read, that `data.train_on` has replaced.

@@ -19,7 +19,7 @@ from transformers import StoppingCriteria, StoppingCriteriaList
 from trl.trainer.utils import RepeatSampler
 
 from baton.models import chat, rewards
-from baton.models.chat_template import ChatTemplate
+from baton.models.chat import ChatTemplate
 from baton.recipe.methods import Completions, Generation
 from baton.recipe.recipe import Recipe
 from baton.train import weighing

@@ -17,7 +17,7 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from baton.cli.app import app
-from baton.data.first_rows import survey
+from baton.data.ingest import survey
 from baton.recipe import load
 from baton.recipe.methods import SPECS
 from baton.runs.documents import Survey

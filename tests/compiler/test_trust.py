@@ -192,7 +192,7 @@ def test_a_model_whose_code_was_changed_after_the_consent_is_not_loaded(
 
 def test_tasks_that_were_changed_after_the_consent_are_not_loaded(stranger: Path, tmp_path: Path) -> None:
     pytest.importorskip("lm_eval")
-    from baton.evaluate import measures
+    from baton.evaluate import evaluate
 
     (stranger / "tasks").mkdir()
     task = stranger / "tasks" / "theirs.yaml"
@@ -202,7 +202,7 @@ def test_tasks_that_were_changed_after_the_consent_are_not_loaded(stranger: Path
     task.write_text("task: theirs\ndoc_to_text: !function utils.run\n", encoding="utf-8")
     tasks = Tasks(names=["theirs"], include_path=str(stranger / "tasks"))
     with pytest.raises(UserError, match=r"include_path: .* nobody has consented to run theirs.yaml as it is now"):
-        measures.Harness(tasks, str(tmp_path), recipe.trust)
+        evaluate.Harness(tasks, str(tmp_path), recipe.trust)
 
 
 def test_code_from_another_repository_cannot_be_consented_to(stranger: Path) -> None:

@@ -15,7 +15,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from baton.data import parquet as bounds
+from baton.data import readers as bounds
 from baton.data.rows import TOO_LONG, SourceRow, UnusableRow
 from baton.store.storage import Storage
 from tests.data.splitting import split
@@ -84,8 +84,8 @@ BOMBS = {
 }
 REASON = """
 import sys
-from baton.data import readers, parquet as tables
-tables.HELD = 2**28
+from baton.data import readers
+readers.HELD = 2**28
 print(*(f"{found.reason} {found.rest}" for found in readers.read(sys.argv[1], "line")), sep="\\n")
 """
 

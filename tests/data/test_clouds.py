@@ -10,8 +10,7 @@ import pyarrow.parquet
 import pytest
 
 from baton import retrain
-from baton.data import files as streams
-from baton.data import parquet
+from baton.data import readers
 from baton.store.sources import files
 from baton.store.storage import Storage
 
@@ -32,8 +31,8 @@ def storage(request: pytest.FixtureRequest) -> Storage:
 def test_rows_in_a_cloud(storage: Storage):
     lines, columns = files([storage.uri("rows")])
     assert [file.suffix for file in (lines, columns)] == [".jsonl", ".parquet"]
-    assert b"".join(streams.blocks(lines)) == storage.read("rows/a.jsonl")
-    rows: list[Any] = list(parquet.read_parquet(columns))
+    assert b"".join(readers.blocks(lines)) == storage.read("rows/a.jsonl")
+    rows: list[Any] = list(readers.read_parquet(columns))
     assert [row.values["text"] for row in rows] == ["a", "é"]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import datasets
 import pytest
 
-from baton.data import fitting, segments, tokenize
+from baton.data import fitting, tokenize
 from baton.errors import UserError
 from baton.models import chat, loading
 from baton.recipe import load
@@ -144,13 +144,13 @@ def test_pairs_that_trainers_would_cut_are_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize("packing", [True, "best-fit"], ids=["joined", "best-fit"])
 def test_packing_in_several_files(packing: bool | str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each file is packed for itself; best-fit loses no row, joining what does not fill a sequence of each."""
-    monkeypatch.setattr(segments, "LEAST", 150)
+    monkeypatch.setattr(tokenize, "LEAST", 150)
     rows = [{"text": UNMERGED[n : n + 3 + n % 9]} for n in range(80)]
     run = run_of(tmp_path, rows, data={"packing": packing})
     found = tokenize.tokenize_run(run.uri)
     tokenizer = loading.load_tokenizer(f"{folder_of(run)}/tokenizer")
     train = datasets.load_from_disk(f"{folder_of(run)}/train").to_list()
-    cut = segments.cut(str(tmp_path / "split" / "train.jsonl"), "train")
+    cut = tokenize.cut(str(tmp_path / "split" / "train.jsonl"), "train")
     assert len(cut) > 10
     assert {len(row["input_ids"]) <= LIMIT for row in train} == {True}
     if packing is True:

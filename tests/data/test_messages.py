@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.data import conversations
+from baton.data import normalize
 from baton.data.schema import ColumnMapping
 from baton.errors import RowError
 from baton.models import chat as conversing
@@ -404,7 +404,7 @@ JSON = st.recursive(
 @given(st.dictionaries(st.text("ab", max_size=2), JSON, max_size=3), st.booleans())
 def test_arguments_are_the_same_object_or_the_same_without_nulls(arguments: Row, is_text: bool) -> None:
     given = json.dumps(arguments) if is_text else arguments
-    found = conversations.parse_tool_calls([{"name": "f", "arguments": given}])
+    found = normalize.parse_tool_calls([{"name": "f", "arguments": given}])
 
     def without_nulls(value: Any) -> Any:
         if isinstance(value, dict):
@@ -416,7 +416,7 @@ def test_arguments_are_the_same_object_or_the_same_without_nulls(arguments: Row,
 
 @given(JSON | st.text(max_size=20))
 def test_whatever_tools_and_calls_are_it_is_json_or_a_reason(value: Any) -> None:
-    for parse in (conversations.parse_tool_calls, conversations.parse_tools):
+    for parse in (normalize.parse_tool_calls, normalize.parse_tools):
         with contextlib.suppress(RowError):
             found = parse(value)
             assert json.loads(json.dumps(found)) == found

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from baton.data.quality.inspect import Inspection, require_verdicts
+from baton.data.quality import Inspection, require_verdicts
 from baton.data.rows import SIDES, Record, Spool, as_content
 from baton.errors import UserError
 from baton.recipe import load

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.data.quality import checks as texts
-from baton.data.quality import dedup
+from baton.data import quality
 from baton.data.rows import SIDES, Record
 from baton.recipe.data import QualityChecks
 
@@ -43,37 +42,39 @@ def numbers(rows: list[tuple[str, str]]) -> np.ndarray:
     return np.array([SIDES.index(side) for _, side in rows], dtype=np.uint8)
 
 
-def find(rows: list[tuple[str, str]], folder: Path, **quality: Any) -> dict[str, dict[str, str]]:
+def find(rows: list[tuple[str, str]], folder: Path, **given: Any) -> dict[str, dict[str, str]]:
     """Returns for each check what text is like what other: `{check: {text: partner}}`."""
     folder.mkdir(exist_ok=True)
-    checks = dedup.DedupChecks(QualityChecks(**quality), str(folder))
+    checks = quality.DedupChecks(QualityChecks(**given), str(folder))
     for line, (text, _) in enumerate(rows):
         checks.add(Record(json.dumps({"text": text}), "rows.jsonl", line))
     return {
-        check: {rows[at][0]: rows[partner][0] for at, partner in enumerate(partners.tolist()) if partner != dedup.NONE}
+        check: {
+            rows[at][0]: rows[partner][0] for at, partner in enumerate(partners.tolist()) if partner != quality.NONE
+        }
         for check, partners in checks.find(numbers(rows)).items()
     }
 
 
 def jaccard(a: str, b: str) -> float:
     """The exact similarity of two texts, by their word triples."""
-    x, y = set(dedup.shingles(a)), set(dedup.shingles(b))
+    x, y = set(quality.shingles(a)), set(quality.shingles(b))
     return len(x & y) / len(x | y)
 
 
 def test_shingles():
-    assert dedup.shingles("One two, THREE four") == ["one two three", "two three four"]
-    assert dedup.shingles("One two") == ["one two"]
-    assert dedup.shingles("") == [""]
-    assert len(dedup.shingles("ab " * 1_000_000)) == dedup.LONGEST // 3 + 1 - 2
-    assert texts.words("漢字 and ไทย 7") == ["漢", "字", "and", "ไ", "ท", "ย", "7"]
+    assert quality.shingles("One two, THREE four") == ["one two three", "two three four"]
+    assert quality.shingles("One two") == ["one two"]
+    assert quality.shingles("") == [""]
+    assert len(quality.shingles("ab " * 1_000_000)) == quality.LONGEST // 3 + 1 - 2
+    assert quality.split_words("漢字 and ไทย 7") == ["漢", "字", "and", "ไ", "ท", "ย", "7"]
 
 
 @pytest.mark.parametrize(("threshold", "size"), [(0.95, 16), (0.85, 8), (0.7, 4), (0.5, 2), (0.3, 2), (0.1, 1)])
 def test_size_of_a_band(threshold: float, size: int):
     """By hand for 0.85: 16 bands of 8 find 1 - (1 - 0.2725)^16 = 99.4%, 8 bands of 16 find 46%."""
-    assert dedup.band_rows(threshold) == size
-    assert 1 - (1 - threshold**size) ** (dedup.NUM_HASHES // size) >= 0.99
+    assert quality.band_rows(threshold) == size
+    assert 1 - (1 - threshold**size) ** (quality.NUM_HASHES // size) >= 0.99
 
 
 def test_the_estimate_is_near_the_exact_similarity(tmp_path: Path):
@@ -84,7 +85,7 @@ def test_the_estimate_is_near_the_exact_similarity(tmp_path: Path):
         first = draw.choices(WORDS, k=80)
         second = [draw.choice(WORDS) if draw.random() < changed / 120 else word for word in first]
         pairs.append((" ".join(first), " ".join(second)))
-    signatures = dedup.Signatures(str(tmp_path / "signatures"))
+    signatures = quality.Signatures(str(tmp_path / "signatures"))
     for pair in pairs:
         for text in pair:
             signatures.add(text)
@@ -145,10 +146,10 @@ def test_copies_go_with_their_row(tmp_path: Path):
 
     assert list(found) == ["leakage", "near_duplicates"]
     assert len(found["near_duplicates"]) == 1  # by text: one of the two, with its copy
-    checks = dedup.DedupChecks(QualityChecks(duplicates="off"), str(tmp_path))
+    checks = quality.DedupChecks(QualityChecks(duplicates="off"), str(tmp_path))
     for line, (row, _) in enumerate(rows):
         checks.add(Record(json.dumps({"text": row}), "rows.jsonl", line))
-    assert (checks.find(numbers(rows))["near_duplicates"] != dedup.NONE).sum() == 2
+    assert (checks.find(numbers(rows))["near_duplicates"] != quality.NONE).sum() == 2
 
 
 def test_leakage_goes_before_near_duplicates(tmp_path: Path):

@@ -21,7 +21,7 @@ import zstandard
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from baton.data import files, readers, rows
+from baton.data import readers, rows
 from baton.data.rows import SourceRow, UnusableRow
 
 PACKED = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress, ".zst": zstandard.compress}
@@ -71,7 +71,7 @@ def test_each_line_is_a_row_or_rejected(lines: list[bytes], end: bytes, last: bo
     content = end.join(lines) + (end if last else b"")
     whole = [content[at : at + block] for at in range(0, len(content), block)]
 
-    found = [(line.number, line.data.rstrip(b"\r\n")) for line in files.lines(whole)]
+    found = [(line.number, line.data.rstrip(b"\r\n")) for line in readers.lines(whole)]
 
     assert [pair for pair in found if pair[1]] == [(at, line) for at, line in enumerate(lines, 1) if line]
     numbers = [row.line for row in read("rows.jsonl", content)]
@@ -170,9 +170,8 @@ def test_json_that_is_too_deep(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.csv", "rows.txt", "rows.json"])
 def test_a_row_that_is_longer_than_rows_may_be(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "BLOCK", 1000)
-    for module in (files, readers):
-        monkeypatch.setattr(module, "MAX_ROW", 5000)
+    monkeypatch.setattr(readers, "BLOCK", 1000)
+    monkeypatch.setattr(readers, "MAX_ROW", 5000)
     long = b"x" * 20_000
     content, line = {
         "rows.jsonl": (b'{"a": "y"}\n{"a": "' + long + b'"}\n{"a": "z"}\n', 2),

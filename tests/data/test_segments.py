@@ -14,11 +14,9 @@ from typing import Any
 import datasets
 import pytest
 
-from baton.data import segments
 from baton.data import tokenize as tokenization
 from baton.data.fitting import Lengths
-from baton.data.segments import Made, SideSegment
-from baton.data.tokenize import TOKENIZER, Parts
+from baton.data.tokenize import TOKENIZER, Made, Parts, SideSegment
 from baton.errors import BatonError, DamagedError
 from baton.recipe import load
 from baton.runs.run import Run
@@ -27,7 +25,7 @@ from baton.store.manifest import Manifest, read_manifest, usable_manifest
 from baton.store.storage import Storage
 
 ROWS = [{"prompt": f"area {n} of", "completion": f"a rectangle {n * n} " * (n % 9 + 1)} for n in range(300)]
-SMALL = "from baton.data import segments, segments as workers; segments.LEAST = 600; workers.WORTHWHILE = 100; "
+SMALL = "from baton.data import tokenize; tokenize.LEAST, tokenize.WORTHWHILE = 600, 100; "
 RUN = "import sys; from baton.data.tokenize import tokenize_run; tokenize_run(sys.argv[1])"
 
 
@@ -121,7 +119,7 @@ def test_neither_workers_nor_a_kill_change_a_byte(tmp_path: Path, monkeypatch: p
 def test_what_is_done_stays_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     """The store is as a killed stage leaves it: some parts, and no manifest."""
     monkeypatch.setenv("BATON_EVENTS", "stdout")
-    monkeypatch.setattr(segments, "LEAST", 2000)
+    monkeypatch.setattr(tokenization, "LEAST", 2000)
     run = prepared(tmp_path)
     tokenization.tokenize_run(run.uri)
     before, prefix = contents(run), run.require("tokens.json")["prefix"]
@@ -151,10 +149,10 @@ def test_what_is_done_stays_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_a_file_is_cut_behind_lines(
     lines: list[int], least: int, expected: list[tuple[int, int, int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(segments, "LEAST", least)
+    monkeypatch.setattr(tokenization, "LEAST", least)
     path = tmp_path / "rows"
     path.write_bytes(b"".join(b"x" * (length - 1) + b"\n" for length in lines))
-    found = segments.cut(str(path), "train")
+    found = tokenization.cut(str(path), "train")
     assert [(x.start, x.end, x.first_line) for x in found] == expected
     assert [x.name for x in found] == [f"train-{number:05d}" for number in range(len(expected))]
 
@@ -238,11 +236,11 @@ def test_tokens_found_damaged_by_a_reader_are_made_again(tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_a_worker_that_is_killed_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segments, "WORTHWHILE", 1)
+    monkeypatch.setattr(tokenization, "WORTHWHILE", 1)
     doomed: Any = signal.raise_signal  # the segments stand for the signals
     numbers: Any = [Doomed(signal.SIGKILL), Doomed(signal.SIGKILL)]
     with pytest.raises(BatonError, match="a process that tokenizes was killed, most likely for want of memory"):
-        list(segments.make_each(numbers, doomed, 2))
+        list(tokenization.make_each(numbers, doomed, 2))
 
 
 class Doomed(int):
@@ -256,5 +254,7 @@ class Doomed(int):
 
 def test_little_text_is_made_in_this_process() -> None:
     one = SideSegment(side="train", index=0, path="", start=0, end=2**21, first_line=1)
-    found = list(segments.make_each([one, one], lambda segment: Made(name=str(os.getpid()), files={}, figures={}), 2))
+    found = list(
+        tokenization.make_each([one, one], lambda segment: Made(name=str(os.getpid()), files={}, figures={}), 2)
+    )
     assert {made.name for _, made in found} == {str(os.getpid())}

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from baton.data import segments
 from baton.data import tokenize as tokenization
-from baton.data.segments import SideSegment
+from baton.data.tokenize import SideSegment
 from baton.runs.run import Run
 from tests.data.test_segments import RUN, contents, manifest_of, prepared, tokenize
 
@@ -31,7 +30,7 @@ def sharded(folder: Path, of: int) -> Run:
 
 def test_any_number_of_shards_gives_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setenv("BATON_EVENTS", "stdout")
-    monkeypatch.setattr(segments, "LEAST", 2000)
+    monkeypatch.setattr(tokenization, "LEAST", 2000)
     (tmp_path / "0").mkdir()
     one = prepared(tmp_path / "0")
     tokenization.tokenize_run(one.uri)
@@ -49,8 +48,8 @@ def test_borders_that_depend_on_the_number_of_shards_are_found_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control of the test before: the same code, but for the cut."""
-    monkeypatch.setattr(segments, "LEAST", 2000)
-    cut = segments.cut
+    monkeypatch.setattr(tokenization, "LEAST", 2000)
+    cut = tokenization.cut
     runs = []
     for of in (1, 2):
 
@@ -59,7 +58,7 @@ def test_borders_that_depend_on_the_number_of_shards_are_found_out(
             groups = [pieces[at : at + of] for at in range(0, len(pieces), of)]
             return [replace(group[0], index=n, end=group[-1].end) for n, group in enumerate(groups)]
 
-        monkeypatch.setattr(segments, "cut", depending)
+        monkeypatch.setattr(tokenization, "cut", depending)
         runs.append(sharded(tmp_path / str(of), of))
     one, two = runs
     assert manifest_of(one).meta["train"] == manifest_of(two).meta["train"]
@@ -69,7 +68,7 @@ def test_borders_that_depend_on_the_number_of_shards_are_found_out(
 def test_segments_are_dealt_once_each(tmp_path: Path) -> None:
     path = tmp_path / "rows"
     path.write_bytes(b"x\n")
-    wanted = segments.cut(str(path), "train") * 7
+    wanted = tokenization.cut(str(path), "train") * 7
     for of in (1, 2, 5, 9):
         hands = [tokenization.dealt(wanted, index, of) for index in range(1, of + 1)]
         assert sum(map(len, hands)) == len(wanted)
@@ -81,7 +80,7 @@ def test_a_shard_whose_segments_are_there_makes_nothing_and_the_join_what_a_lost
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.setenv("BATON_EVENTS", "stdout")
-    monkeypatch.setattr(segments, "LEAST", 2000)
+    monkeypatch.setattr(tokenization, "LEAST", 2000)
     run = prepared(tmp_path)
     tokenization.tokenize_shard(run.uri, 0, 2)
     assert '"event": "tokenized"' not in capsys.readouterr().out, "the tokenizer alone"
@@ -107,7 +106,7 @@ def test_a_killed_shard_is_made_again_alone(tmp_path: Path, monkeypatch: pytest.
     (resumed,) = [event for event in again if event["event"] == "resumed"]
     assert 3 <= resumed["parts"] < resumed["of"]
     assert sum(event["event"] == "tokenized" for event in again) == resumed["of"] - resumed["parts"]
-    monkeypatch.setattr(segments, "LEAST", 600)
+    monkeypatch.setattr(tokenization, "LEAST", 600)
     tokenization.tokenize_shard(run.uri, 1, 2)
     monkeypatch.setenv("BATON_EVENTS", "stdout")
     tokenization.tokenize_run(run.uri)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from baton.data import encoding, preview, segments
+from baton.data import encoding, preview, tokenize
 from baton.recipe import load
 from baton.recipe.model import TrainTokenizer
 from baton.runs.run import Run
@@ -49,7 +49,7 @@ def test_every_shape_in_words(
     if method == "pretrain":
         row = {"text": row["completion"]}
     made = tiny.encoder(recipe(str(tmp_path), method), tokenizer)(row)
-    segments.write_rows(str(tmp_path / "rows.arrow"), [made])
+    tokenize.write_rows(str(tmp_path / "rows.arrow"), [made])
     (shown,) = preview.first_sequences(str(tmp_path / "rows.arrow"), tokenizer)
     length = len(next(iter(made[0].values())))
     assert shown.startswith(expected.format(n=length))
@@ -59,7 +59,7 @@ def _sequence(prompt: int, answer: int, tokenizer: PreTrainedTokenizerBase, fold
     ids = tokenizer("what", add_special_tokens=False)["input_ids"][:1] * prompt
     answers = tokenizer("fox", add_special_tokens=False)["input_ids"][:1] * answer
     row = {"input_ids": ids + answers, "labels": [-100] * prompt + answers}
-    segments.write_rows(str(folder / "rows.arrow"), [[row]])
+    tokenize.write_rows(str(folder / "rows.arrow"), [[row]])
     (shown,) = preview.first_sequences(str(folder / "rows.arrow"), tokenizer)
     return shown
 

@@ -11,7 +11,7 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from baton.errors import UserError
-from baton.evaluate.measures import Harness, _task_figures
+from baton.evaluate.evaluate import Harness, _task_figures
 from baton.models import loading, metrics
 from baton.recipe.evaluation import Tasks
 from baton.store.storage import Storage

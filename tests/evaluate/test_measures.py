@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 from trl import DPOConfig, DPOTrainer, RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
 
 from baton.errors import UserError
-from baton.evaluate import evaluate, measures
+from baton.evaluate import evaluate
 from baton.models import loading, metrics
 from baton.recipe.recipe import Recipe
 from tests.support import tiny
@@ -65,7 +65,7 @@ def test_held_out_loss_is_that_of_trl(
         processing_class=tokenizer,
     )
     theirs = trainer.evaluate()["eval_loss"]
-    measured = measures.measure(model.eval(), tokenizer, rows, recipe)
+    measured = evaluate.measure(model.eval(), tokenizer, rows, recipe)
     found = metrics.figure_values(measured.figures)
     assert found["loss"] == pytest.approx(theirs, rel=1e-5)
     assert found["perplexity"] == pytest.approx(math.exp(theirs), rel=1e-4)
@@ -86,7 +86,7 @@ def test_perplexity_is_that_of_a_loop_over_the_model_s_own_loss(
         with torch.no_grad():
             total += model(input_ids=ids, labels=labels).loss.item() * counted
         count += counted
-    found = metrics.figure_values(measures.measure(model, tokenizer, rows, recipe).figures)
+    found = metrics.figure_values(evaluate.measure(model, tokenizer, rows, recipe).figures)
     assert found["loss"] == pytest.approx(total / count, rel=1e-5)
     assert found["perplexity"] == pytest.approx(math.exp(total / count), rel=1e-4)
 
@@ -112,7 +112,7 @@ def test_a_model_that_knows_nothing_is_as_perplexed_as_its_vocabulary(rows: Any,
     labels = [[token if counts else -100 for token, counts in row] for row in rows]
     counted = sum(counts for row in rows for _, counts in row[1:])
     held_out = datasets.Dataset.from_dict({"input_ids": ids, "labels": labels})
-    found = measures.held_out(measures.row_losses(Uniform(), held_out, batch_size))  # type: ignore[arg-type]
+    found = evaluate.held_out(evaluate.row_losses(Uniform(), held_out, batch_size))  # type: ignore[arg-type]
     assert found.counts == {"tokens": counted}
     expected = {"loss": pytest.approx(math.log(8), rel=1e-6), "perplexity": pytest.approx(8.0, rel=1e-5)}
     assert metrics.figure_values(found.figures) == (expected if counted else {"loss": None, "perplexity": None})
@@ -133,7 +133,7 @@ def test_likelihoods_of_pairs_are_those_of_trl(
     )
     batch = trainer.data_collator(trainer.train_dataset.to_list())
     chosen, rejected = trainer.compute_ref_log_probs(model, batch)
-    measured = measures.measure(model.eval(), tokenizer, rows, recipe)
+    measured = evaluate.measure(model.eval(), tokenizer, rows, recipe)
     found, likelihoods = metrics.figure_values(measured.figures), measured.likelihoods
     assert likelihoods["chosen"] == pytest.approx(chosen.tolist(), rel=1e-5)
     assert likelihoods["rejected"] == pytest.approx(rejected.tolist(), rel=1e-5)
@@ -145,8 +145,8 @@ def test_likelihoods_of_pairs_are_those_of_trl(
 def test_good_answers_alone_count_where_answers_are_rated(tiny_base: str, tokenizer: PreTrainedTokenizerBase) -> None:
     model = loading.load_model(tiny_base).eval()
     rated, pairs = (recipe_of(tiny_base, method) for method in ("kto", "dpo"))
-    ours = measures.measure(model, tokenizer, tiny.tokens(rated, rows_of("kto", tiny.PAIRS)), rated)
-    theirs = measures.measure(model, tokenizer, tiny.tokens(pairs, tiny.PAIRS), pairs)
+    ours = evaluate.measure(model, tokenizer, tiny.tokens(rated, rows_of("kto", tiny.PAIRS)), rated)
+    theirs = evaluate.measure(model, tokenizer, tiny.tokens(pairs, tiny.PAIRS), pairs)
     assert metrics.figure_values(ours.figures) == pytest.approx(metrics.figure_values(theirs.figures), rel=1e-5)
 
 
@@ -154,7 +154,7 @@ def test_rated_rows_of_which_none_is_good_have_no_loss(tiny_base: str, tokenizer
     recipe = recipe_of(tiny_base, "kto")
     bad = [row for row in rows_of("kto", tiny.PAIRS) if not row["label"]]
     model = loading.load_model(tiny_base).eval()
-    found = measures.measure(model, tokenizer, tiny.tokens(recipe, bad), recipe)
+    found = evaluate.measure(model, tokenizer, tiny.tokens(recipe, bad), recipe)
     assert metrics.figure_values(found.figures) == {"loss": None, "perplexity": None}
     assert found.counts == {"tokens": 0}
 
@@ -171,14 +171,14 @@ LOSSES = {
 
 @pytest.mark.parametrize(("sums", "expected"), LOSSES.values(), ids=LOSSES)
 def test_a_loss_or_perplexity_that_is_not_finite_is_not_measured(sums: Any, expected: tuple[float, float]) -> None:
-    found = metrics.figure_values(measures.held_out(np.asarray(sums)).figures)
+    found = metrics.figure_values(evaluate.held_out(np.asarray(sums)).figures)
     assert found == dict(zip(("loss", "perplexity"), expected, strict=True))
 
 
 def test_a_share_of_margins_that_are_no_numbers_is_not_measured() -> None:
     """A model that has diverged prefers neither answer."""
     broken = {"chosen": [math.nan, -8.0], "rejected": [-9.0, -7.0]}
-    found = measures.preference({side: [-5.0, -5.0] for side in broken}, broken)
+    found = evaluate.preference({side: [-5.0, -5.0] for side in broken}, broken)
     assert metrics.figure_values(found) == {"reward_accuracy": None, "reward_margin": None}
 
 
@@ -194,7 +194,7 @@ def test_scores_are_those_of_trl(tiny_base: str, tokenizer: PreTrainedTokenizerB
         processing_class=tokenizer,
     )
     theirs = trainer.evaluate()
-    measured = measures.measure(model.eval(), tokenizer, rows, recipe)
+    measured = evaluate.measure(model.eval(), tokenizer, rows, recipe)
     found = metrics.figure_values(measured.figures)
     assert found["loss"] == pytest.approx(theirs["eval_loss"], rel=1e-5)
     assert found["accuracy"] == pytest.approx(theirs["eval_accuracy"], rel=1e-6)
@@ -207,7 +207,7 @@ def test_gains_of_pairs_by_hand() -> None:
     """Chosen gain 2, -1 and 0; rejected -1, 1 and 0: margins 3, -2 and 0, of which one is above 0."""
     before = {"chosen": [-10.0, -8.0, -5.0], "rejected": [-9.0, -7.0, -5.0]}
     after = {"chosen": [-8.0, -9.0, -5.0], "rejected": [-10.0, -6.0, -5.0]}
-    found = metrics.figure_values(measures.preference(before, after))
+    found = metrics.figure_values(evaluate.preference(before, after))
     assert found == pytest.approx({"reward_accuracy": 1 / 3, "reward_margin": 1 / 3})
 
 
@@ -229,7 +229,7 @@ def test_rewards_are_those_of_greedy_completions(
     mean_length = sum(1 - abs(length - 6) / 6 for length in lengths) / 3
     answers = [said[0], "something else", f" {said[2]} "]
     rows = [{"prompt": pair["prompt"], "answer": answer} for pair, answer in zip(tiny.PAIRS, answers, strict=False)]
-    found = metrics.figure_values(measures.measure(model, tokenizer, tiny.tokens(recipe, rows), recipe).figures)
+    found = metrics.figure_values(evaluate.measure(model, tokenizer, tiny.tokens(recipe, rows), recipe).figures)
     exact = 2 / 3
     assert found["reward_length"] == pytest.approx(mean_length)
     assert found["reward_exact"] == pytest.approx(exact)
@@ -273,9 +273,9 @@ def test_rewards_that_are_no_numbers(
     model = loading.load_model(tiny_base).eval()
     if isinstance(expected, str):
         with pytest.raises(UserError, match=re.escape(expected)):
-            measures.measure(model, tokenizer, rows, recipe)
+            evaluate.measure(model, tokenizer, rows, recipe)
         return
-    found = metrics.figure_values(measures.measure(model, tokenizer, rows, recipe).figures)
+    found = metrics.figure_values(evaluate.measure(model, tokenizer, rows, recipe).figures)
     alone = {"reward": expected["reward_judge"], "reward_judge": expected["reward_judge"]}
     assert found == ({**expected, "reward_half": 0.5} if beside else alone)
 
@@ -296,7 +296,7 @@ def test_the_divergence_from_a_teacher_is_that_of_the_whole_distributions(
         rows = [{"prompt": pair["prompt"]} for pair in tiny.PAIRS[:3]]
         model = loading.load_model(tiny_base).eval()
         second = loading.second_model(recipe, folder)
-        measured = measures.measure(model, tokenizer, tiny.tokens(recipe, rows), recipe, second_model=second).figures
+        measured = evaluate.measure(model, tokenizer, tiny.tokens(recipe, rows), recipe, second_model=second).figures
         found = metrics.figure_values(measured)
         assert measured["divergence"].better == "lower"
         sums, count = 0.0, 0
@@ -362,5 +362,5 @@ def test_an_evaluation_takes_no_more_rows_at_once_than_training_on_the_same_devi
     model = loading.start_model(recipe, tokenizer, tiny_base)
     taken: list[int] = []
     model.register_forward_pre_hook(lambda _, __, inputs: taken.append(len(inputs["input_ids"])), with_kwargs=True)
-    measures.measure(model, tokenizer, tiny.tokens(recipe, rows_of("sft", tiny.PAIRS)), recipe)
+    evaluate.measure(model, tokenizer, tiny.tokens(recipe, rows_of("sft", tiny.PAIRS)), recipe)
     assert max(taken) == most == recipe.micro_batch_size_per_process

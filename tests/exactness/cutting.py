@@ -8,10 +8,10 @@ LEAST = 400
 
 def split_and_tokenize(recipe_json: str, name: str) -> None:
     """Runs data split and tokenize."""
-    from baton.data import segments
+    from baton.data import tokenize
     from baton.data.split import split_data
     from baton.data.tokenize import tokenize_run
     from baton.recipe import load
 
-    segments.LEAST = LEAST
+    tokenize.LEAST = LEAST
     tokenize_run(split_data(load.loads(recipe_json), name)["run_uri"])

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from baton.errors import BatonError, UserError
-from baton.export import exportable, gguf_file, parity
+from baton.export import exportable, formats, parity
 from baton.export.parity import ParityInputs, Reading
 from baton.models import loading
 from tests.support import tiny
@@ -56,11 +56,11 @@ def _model(architecture: str, **changed: Any) -> Any:
 
 def _write(model: Any, base: str, folder: Path, kind: str) -> dict[str, str]:
     tokenizer = loading.load_tokenizer(base)
-    return gguf_file.write(model, tokenizer, base, str(folder / "m.gguf"), kind, name="m", license="mit")
+    return formats.write_gguf(model, tokenizer, base, str(folder / "m.gguf"), kind, name="m", license="mit")
 
 
 def _read_back(model: Any, folder: Path) -> Any:
-    config = AutoConfig.for_model(**gguf_file.plain_config(model.config))
+    config = AutoConfig.for_model(**formats.plain_config(model.config))
     return AutoModelForCausalLM.from_pretrained(folder, gguf_file="m.gguf", config=config, dtype=torch.float32)
 
 
@@ -77,7 +77,7 @@ def _require_same(found: Any, expected: Any) -> None:
 def test_weights_come_back_bit_for_bit(architecture: str, tiny_base: str, tmp_path: Path) -> None:
     model = _model(architecture)
     _write(model, tiny_base, tmp_path, "f32")
-    found, expected = _read_back(model, tmp_path), gguf_file.dequantized(model, "f32")
+    found, expected = _read_back(model, tmp_path), formats.dequantized(model, "f32")
     _require_same(found, expected)
     if architecture.startswith("gemma"):  # 1 is added to its norms in the file, and taken off again
         for name, value in model.state_dict().items():
@@ -99,7 +99,7 @@ def test_fewer_bits_give_the_model_with_the_rounded_weights(kind: str, tiny_base
     assert types["output_norm.weight"] == "F32"
     assert hashes.keys() == types.keys()
     found = _read_back(model, tmp_path)
-    _require_same(found, gguf_file.dequantized(model, kind))
+    _require_same(found, formats.dequantized(model, kind))
     with pytest.raises(BatonError, match="the trained weights in"):
         _require_same(found, model)
 
@@ -117,7 +117,7 @@ def test_a_block_of_eight_bits_by_hand(tiny_base: str, tmp_path: Path) -> None:
 
 
 def test_rows_of_a_rotary_projection_by_hand() -> None:
-    there, back = gguf_file._rotary(2)
+    there, back = formats._rotary(2)
     values = np.arange(8.0)[:, None]  # two heads of four: row i turns with row i + 2
     assert there(values)[:, 0].tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
     assert np.array_equal(back(there(values)), values)
@@ -197,7 +197,7 @@ def test_tokens_that_a_run_added_are_in_the_vocabulary(tiny_base: str, tmp_path:
     loading.build_tokenizer(recipe, tiny_base).save_pretrained(tmp_path)
     tokenizer = loading.load_tokenizer(str(tmp_path))
     model = _model("llama", vocab_size=len(tokenizer))
-    gguf_file.write(model, tokenizer, str(tmp_path), str(tmp_path / "m.gguf"), "f32", name="m")
+    formats.write_gguf(model, tokenizer, str(tmp_path), str(tmp_path / "m.gguf"), "f32", name="m")
     fields = gguf.GGUFReader(tmp_path / "m.gguf").fields
     assert fields["tokenizer.ggml.tokens"].contents()[300:] == ["value", "<end>", "<s>", "<eos>"]
     assert fields["tokenizer.ggml.token_type"].contents()[300:] == [4, 3, 3, 3]  # by the user, control
@@ -218,11 +218,11 @@ def test_sentencepiece_scores_follow_the_merges() -> None:
             {"id": 7, "content": "<me>", "special": False},
         ],
     }
-    texts, kinds = gguf_file._tokens(document, 8)
+    texts, kinds = formats._gguf_tokens(document, 8)
     assert texts == ["<unk>", "<0x0A>", "▁", "a", "b", "ab", "▁ab", "<me>"]
     assert kinds == [2, 6, 1, 1, 1, 1, 1, 4]  # unknown, byte, normal, of the user
-    lowest = gguf_file.LOWEST_SCORE
-    assert gguf_file._scores(document, texts) == [lowest] * 5 + [0.0, -1.0, lowest]
+    lowest = formats.LOWEST_SCORE
+    assert formats._gguf_scores(document, texts) == [lowest] * 5 + [0.0, -1.0, lowest]
 
 
 _LLAMA_3 = (
@@ -241,14 +241,14 @@ def test_how_text_is_split_has_a_name(pattern: str, name: str | None) -> None:
     level = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
     document = {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, level]}}
     if name:
-        assert gguf_file._split_name(document) == name
+        assert formats._split_name(document) == name
     else:
         with pytest.raises(UserError, match="GPT-2, Llama 3, Qwen 2 and SmolLM"):
-            gguf_file._split_name(document)
+            formats._split_name(document)
 
 
 def test_a_unigram_tokenizer_is_refused(tiny_base: str, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"type": "Unigram"}}), encoding="utf-8")
     writer = gguf.GGUFWriter(None, "llama")
     with pytest.raises(UserError, match="BPE, not Unigram"):
-        gguf_file.add_vocabulary(writer, loading.load_tokenizer(tiny_base), str(tmp_path), 8)
+        formats.add_vocabulary(writer, loading.load_tokenizer(tiny_base), str(tmp_path), 8)

@@ -18,7 +18,7 @@ from tests.export.hub_server import TOKEN, HubServer
 FILES = {"README.md": b"# m\n", "config.json": b"{}", "model.safetensors": bytes(range(256)) * 64}
 PUSH = """
 import sys
-from baton.export import publish as hub
+from baton.export import export as hub
 from baton.store import bundle as bundles
 from baton.store.manifest import read_manifest
 from baton.errors import BatonError

@@ -10,7 +10,7 @@ import mlflow
 import pytest
 
 from baton.errors import BatonError, UserError
-from baton.export import exportable, publish
+from baton.export import export, exportable
 from baton.recipe import load
 from baton.recipe.recipe import Recipe
 from baton.runs.outcomes import RegistryEntry
@@ -57,7 +57,7 @@ class Exported:
 
     def log(self, attempt: str = "one") -> RegistryEntry:
         manifest = Manifest(kind="model", folder=attempt, files={})
-        logged = publish.log_to_mlflow(self.run, self.recipe, manifest, str(self.folder), "5" * 64)
+        logged = export.log_to_mlflow(self.run, self.recipe, manifest, str(self.folder), "5" * 64)
         assert logged is not None
         return logged
 
@@ -131,8 +131,8 @@ def kubeflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KubeflowsMLflow
 def test_kubeflows_registry_takes_the_model_of_a_recipe_without_a_server(
     tracked: bool, kubeflow: KubeflowsMLflow, tmp_path: Path, scratch_recipe: dict[str, Any]
 ) -> None:
-    export = {"formats": ["safetensors", "mlflow"], "registered_model": "docs"}
-    recipe = load.validate({**scratch_recipe, "tracking": {"mlflow": None}, "export": export}, origin="test")
+    section = {"formats": ["safetensors", "mlflow"], "registered_model": "docs"}
+    recipe = load.validate({**scratch_recipe, "tracking": {"mlflow": None}, "export": section}, origin="test")
     run = Run(Storage(str(tmp_path / "store")), "r")
     run.create(recipe)
     if tracked:
@@ -141,7 +141,7 @@ def test_kubeflows_registry_takes_the_model_of_a_recipe_without_a_server(
     folder = tmp_path / "model"
     folder.mkdir()
     mlflow.models.Model(flavors={"transformers": {}}).save(str(folder / "MLmodel"))
-    logged = publish.log_to_mlflow(run, recipe, Manifest(kind="model", folder="one", files={}), str(folder), "5" * 64)
+    logged = export.log_to_mlflow(run, recipe, Manifest(kind="model", folder="one", files={}), str(folder), "5" * 64)
     assert logged
     assert (logged.mlflow, logged.name, logged.version) == (kubeflow.uri, "docs", "1")
     version = kubeflow.client.get_model_version("docs", "1")

@@ -15,7 +15,7 @@ from baton.errors import UserError
 from baton.models import chat as chat_templates
 from baton.models import chat as conversing
 from baton.models import loading
-from baton.models.chat_template import ChatTemplate
+from baton.models.chat import ChatTemplate
 from baton.recipe import load
 from baton.recipe.recipe import Recipe
 from tests.support import tiny

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.data import segments
+from baton.data import tokenize
 from baton.data.rows import as_content
 from baton.models import train_rows
 
@@ -53,7 +53,7 @@ ROW = st.fixed_dictionaries(
 def through(rows: list[Row], path: Path, *, wide: bool) -> list[Row]:
     """Rows as a trainer reads them after they were written."""
     path.unlink(missing_ok=True)
-    assert segments.write_rows(str(path), [rows[:1], rows[1:]] if len(rows) > 1 else [rows], wide=wide).rows == len(
+    assert tokenize.write_rows(str(path), [rows[:1], rows[1:]] if len(rows) > 1 else [rows], wide=wide).rows == len(
         rows
     )
     with pa.memory_map(str(path)) as source:
@@ -112,7 +112,7 @@ def test_a_worker_and_a_part_of_the_rows_see_the_same(tmp_path: Path) -> None:
 
     rows = [{"prompt": [{**ASK, "name": str(number)}], "length": number} for number in range(6)]
     path = tmp_path / "rows.arrow"
-    segments.write_rows(str(path), [rows], wide=True)
+    tokenize.write_rows(str(path), [rows], wide=True)
     with pa.memory_map(str(path)) as source:
         read = train_rows.readable(datasets.Dataset(pa.ipc.open_stream(source).read_all()))
     chosen = read.select([4, 2])

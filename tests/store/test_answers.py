@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
-from baton.data import files
+from baton.data import readers
 from baton.errors import StoreError, UnavailableError
 from baton.store import clouds, sources
 from baton.store.protocol import DeniedError
@@ -207,7 +207,7 @@ def rows(store: Storage, file: str) -> None:
 
 
 def read_rows(store: Storage, file: str) -> None:
-    list(files.blocks(sources.SourceFile(store, "rows.jsonl")))
+    list(readers.blocks(sources.SourceFile(store, "rows.jsonl")))
 
 
 def upload(store: Storage, file: str) -> None:

@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import pytest
 
 from baton import doctor
-from baton.data import files
+from baton.data import readers
 from baton.errors import UserError
 from baton.runs import run as failures
 from baton.runs.outcomes import RunFailure
@@ -126,7 +126,7 @@ NEEDS: dict[str, tuple[str, Callable[[Storage, str], object]]] = {
     "read": ("s3:GetObject", lambda store, file: store.read("there")),
     "download": ("s3:GetObject", lambda store, file: store.download("there", f"{file}.back", 4)),
     "sha256": ("s3:GetObject", lambda store, file: store.sha256("there")),
-    "rows": ("s3:GetObject", lambda store, file: list(files.blocks(sources.SourceFile(store, "there")))),
+    "rows": ("s3:GetObject", lambda store, file: list(readers.blocks(sources.SourceFile(store, "there")))),
     "list": ("s3:ListBucket", lambda store, file: store.list("a")),
     "find": ("s3:ListBucket", lambda store, file: store.find("a")),
     "a folder of rows": ("s3:ListBucket", lambda store, file: sources.files([store.uri("a")])),
@@ -170,7 +170,7 @@ def test_who_may_list_below_a_prefix_alone_is_told_what_is_missing(
         lambda: store.download("a/none", str(tmp_path / "back"), 1),
         lambda: store.sha256("a/none"),
         lambda: store.copy("a/none", "a/copy", 1),
-        lambda: list(files.blocks(sources.SourceFile(store, "a/none.jsonl"))),
+        lambda: list(readers.blocks(sources.SourceFile(store, "a/none.jsonl"))),
     ):
         with pytest.raises(FileNotFoundError):
             read()

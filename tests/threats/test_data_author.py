@@ -19,9 +19,8 @@ import pyarrow.parquet
 import pytest
 import zstandard
 
-from baton.data import conversations, first_rows, ingest, mask, readers
+from baton.data import encoding, ingest, normalize, pii, readers
 from baton.data import rows as records
-from baton.data.quality import pii
 from baton.data.rows import MAX_ROW, SHOWN, SourceRow, UnusableRow
 from tests.threats.marks import Mark
 
@@ -180,7 +179,7 @@ def test_a_bomb_is_unpacked_piece_by_piece(tmp_path: Path) -> None:
 def test_a_long_row_of_a_table_costs_that_row_alone(
     column: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("baton.data.parquet.MAX_ROW", 2000)
+    monkeypatch.setattr("baton.data.readers.MAX_ROW", 2000)
     write_table(tmp_path / "rows.arrow", {"n": [1, 2, 3], "text": column})
     rows = list(readers.read(str(tmp_path / "rows.arrow"), "line"))
     is_vague = isinstance(column, pyarrow.DictionaryArray) and pyarrow.types.is_list(column.type.value_type)
@@ -234,12 +233,12 @@ def test_reasons_are_counted_by_how_rows_begin(tmp_path: Path) -> None:
 
 
 SLOW = {
-    "turns": (lambda text: conversations.parse_glaive(text, None), "\n" * 100_000),
-    "declared functions": (lambda text: conversations.parse_glaive("USER: a\n", text + "x"), "\n \n" * 50_000),
-    "numbers": (lambda text: bool(first_rows.NUMBER.search(text)), "1" * 100_000 + "x"),
+    "turns": (lambda text: normalize.parse_glaive(text, None), "\n" * 100_000),
+    "declared functions": (lambda text: normalize.parse_glaive("USER: a\n", text + "x"), "\n \n" * 50_000),
+    "numbers": (lambda text: bool(ingest.NUMBER.search(text)), "1" * 100_000 + "x"),
     "secrets": (pii.secrets, "password" * 12_000 + "://a:" * 12_000 + "-----BEGIN PRIVATE KEY-----" * 2000),
     "keys": (pii.secrets, "-----BEGIN RSA PRIVATE KEY-----\n" * 60_000),
-    "tags": (mask.TAGS.split, "\n" * 100_000),
+    "tags": (encoding.TAGS.split, "\n" * 100_000),
     "addresses": (pii.emails, "a@" + "a." * 50_000 + "1"),
 }
 
@@ -255,8 +254,8 @@ def test_no_text_takes_more_time_than_its_length(look: Callable[[str], object], 
 def test_what_the_expressions_found_they_still_find() -> None:
     before = re.compile(r"\d[\d.,]*\W*$")
     for text in ("12", "1,234.5", "x 3.", "3 apples", "", "4 )", "4_", "٣", "5\n!", "a1b"):
-        assert bool(first_rows.NUMBER.search(text)) == bool(before.search(text)), text
-    found = conversations.parse_glaive("\n\n USER: a\n\n\n\tASSISTANT: b \n", 'SYSTEM: x\n\n  \n {"name": "f"}\n')
+        assert bool(ingest.NUMBER.search(text)) == bool(before.search(text)), text
+    found = normalize.parse_glaive("\n\n USER: a\n\n\n\tASSISTANT: b \n", 'SYSTEM: x\n\n  \n {"name": "f"}\n')
     assert found is not None
     assert [turn["content"] for turn in found["messages"]] == ["a", "b"]
     assert found["tools"] == [{"name": "f"}]

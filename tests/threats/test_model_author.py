@@ -20,7 +20,7 @@ from baton.errors import UserError
 from baton.evaluate import evaluate
 from baton.export import model_card
 from baton.models import chat, generate, loading, memory
-from baton.models.chat_template import ChatTemplate, Conversation
+from baton.models.chat import ChatTemplate, Conversation
 from baton.recipe import load as recipe_file
 from baton.recipe.recipe import Recipe
 from baton.source import prepare

@@ -10,7 +10,7 @@ import pytest
 
 from baton.data.encoding import ChatEncoder
 from baton.errors import RowError
-from baton.models.chat_template import Conversation
+from baton.models.chat import Conversation
 from baton.models.train_rows import IGNORED
 from tests.data.masks.said import said, without_silent_calls
 from tests.data.masks.shapes import AWKWARD, CONVERSATIONS, templates, tokenizer_of

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from baton.data import segments
+from baton.data import tokenize
 from baton.data.split import split_data
 from baton.data.tokenize import tokenize_run
 from baton.models import loading, trained
@@ -44,7 +44,7 @@ def prepared(
     **changes: dict[str, Any],
 ) -> tuple[Run, Recipe, Texts]:
     """A run of two files to train on, with lines that cannot be used between those that can, tokenized in segments."""
-    monkeypatch.setattr(segments, "LEAST", 900)
+    monkeypatch.setattr(tokenize, "LEAST", 900)
     texts: Texts = {}
     for name, numbers in (("a", range(40)), ("b", range(40, 80)), ("held", range(80, 81))):
         lines = []

@@ -9,7 +9,7 @@ import datasets
 import pytest
 import torch
 
-from baton.evaluate import measures
+from baton.evaluate import evaluate
 from baton.models import chat, loading
 from baton.models.rewards import InformationGain, JudgedModel
 from baton.recipe.recipe import Recipe
@@ -118,7 +118,7 @@ def test_the_held_out_reward_goes_by_the_row_s_own_shape(chat_base: str) -> None
     for rows, kind in ((TEXTS, str), (TALKS, list)):
         given = recipe(chat_base, "grpo")
         tokens = tiny.tokens(given, rows)
-        measured = measures.measure(model, tokenizer, tokens, given)
+        measured = evaluate.measure(model, tokenizer, tokens, given)
         call = judged.calls.pop()
         assert "reward" in measured.figures
         assert {type(value) for name in ("prompts", "completions") for value in call[name]} == {kind}

@@ -20,7 +20,7 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 
-from baton.data import files, readers
+from baton.data import readers
 from baton.data.rows import UnusableRow
 from baton.data.split import write_splits
 from baton.errors import UserError
@@ -35,9 +35,7 @@ from tools.fuzz import trees
 from tools.fuzz.target import Mutate, Target, require_message, scratch
 
 MAX_ROW, BLOCK = 2**12, 2**8
-for _module in (files, readers):
-    _module.MAX_ROW = MAX_ROW
-files.BLOCK = BLOCK
+readers.MAX_ROW, readers.BLOCK = MAX_ROW, BLOCK
 csv.field_size_limit(MAX_ROW)
 # The page's template is compiled once, and not for each input.
 html.environment = functools.cache(html.environment)
