@@ -44,7 +44,7 @@ REASONS = {
     "baton/kubeflow/run_status.py:explained": "the API server's own word is shown",
     "baton/kubeflow/run_status.py:_said": "Argo's word is shown",
     "baton/kubeflow/run_status.py:_completed": "Kubeflow's word is shown",
-    "baton/kubeflow/failures.py:_closed": "a line says so",
+    "baton/kubeflow/run_status.py:_closed": "a line says so",
     "baton/local/preview.py:lengths": "a draft without measured lengths",
 }
 """Where → why nobody need hear of it. Elsewhere an error is raised, kept, returned or logged."""

@@ -17,7 +17,7 @@ from baton.api import Submitter
 from baton.cli.display import console
 from baton.cli.options import EXIT_CODES, INTERRUPTED, UNKNOWN, RunAnswer
 from baton.errors import BatonError
-from baton.kubeflow import connection, failures, run_status, submit
+from baton.kubeflow import connection, run_status, submit
 from baton.kubeflow.connection import AwayError, KubeflowClient, KubeflowRun, RefusedError
 from baton.kubeflow.run_status import BROKEN, GOING_ON, RunStatus, StageStatus
 from baton.kubeflow.submit import FINAL_STATES, Submission
@@ -126,7 +126,8 @@ def advise(view: RunStatus, run_id: str, out: Terminal = console) -> None:
 
 def conclude(client: KubeflowClient, run: KubeflowRun, stages: list[StageStatus], state: str) -> None:
     """Ends what a failed or cancelled run has left running in MLflow, and records its failure."""
-    for line in (*failures.end_mlflow_runs(client, run, state), failures.record_failure(client, run, stages, state)):
+    ended = run_status.end_mlflow_runs(client, run, state)
+    for line in (*ended, run_status.record_failure(client, run, stages, state)):
         if line:
             console.print(line, soft_wrap=True, markup=False)
 
