@@ -10,9 +10,9 @@ import typer
 from rich.table import Table
 
 from baton.cli import options
-from baton.cli.checkpoints import read_public
 from baton.cli.display import Display, console
 from baton.cli.options import answer, print_json
+from baton.cli.runs import read_public
 from baton.recipe.run import code_in
 from baton.runs.run import Run
 from baton.source import consent, prepare
@@ -43,7 +43,6 @@ def prove(
     """
     with answer(json, trust):
         from baton.local import forkserver
-        from baton.prove import proof_page
         from baton.prove import prove as proving
 
         counts = proving.parse_counts(chunks)
@@ -60,7 +59,7 @@ def prove(
                 loaded, counts, name=name, leave_out=leave_out or (), processes=numbers, on_event=display.heard
             )
         proof["report"] = page
-        Path(page).write_text(proof_page.render(proof), encoding="utf-8")
+        Path(page).write_text(proving.render(proof), encoding="utf-8")
         print_json(proof) if json else proving.print_table(proof)
         if not proof["exact"]:
             raise typer.Exit(1)
