@@ -555,7 +555,7 @@ class Submitter:
             UserError: a mistake in address, token or name.
             BatonError: the endpoint cannot be reached or fails.
         """
-        from baton.kubeflow import connection, submit
+        from baton.kubeflow import submit
 
         with self._package() as path:
             return submit.submit(
@@ -564,7 +564,6 @@ class Submitter:
                 experiment=self._terms.get("experiment") or self._recipe,
                 run_name=self._name,
                 arguments=dict.fromkeys(NAMED_BY[self._pipeline], self._name),
-                token=connection.token(),
                 namespace=self.namespace,
                 service_account=self._terms.get("service_account"),
                 cache=self._terms.get("cache", True),
@@ -573,7 +572,7 @@ class Submitter:
 
     def schedule(self, cron: str) -> RecurringRun:
         """Makes it a recurring run, see `baton.kubeflow.schedule.create`."""
-        from baton.kubeflow import connection, schedule
+        from baton.kubeflow import schedule
 
         with self._package() as path:
             return schedule.create(
@@ -581,7 +580,6 @@ class Submitter:
                 self.endpoint,
                 recipe=self._recipe,
                 cron=cron,
-                token=connection.token(),
                 namespace=self.namespace,
                 service_account=self._terms.get("service_account"),
                 registers=self._terms.get("registers", True),

@@ -1,7 +1,5 @@
 """Runs on Kubeflow: `baton submit`, `status`, `cancel`, `retry`, `schedule`, `schedules` and `ci-report`."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import asdict, replace
 from json import dumps, loads
@@ -9,11 +7,10 @@ from typing import Annotated
 
 import typer
 from pydantic import TypeAdapter, ValidationError
-from rich.markup import escape
 
 from baton import api
 from baton.cli import options
-from baton.cli.display import console, note, print_table, screen
+from baton.cli.display import console, note, screen
 from baton.cli.options import EXIT_CODES, UNKNOWN, RunAnswer, answer, print_json
 from baton.compiler.pipeline_file import Pipeline
 from baton.documents import load
@@ -124,29 +121,8 @@ def status(
     """
     with answer(json):
         from baton.cli import follow
-        from baton.kubeflow import run_status
-        from baton.kubeflow.submit import FINAL_STATES
 
-        client, remote = follow.find_run(endpoint, run, namespace)
-        if wait:
-            shown = follow.describe_run(endpoint, remote, remote.state or "pending")
-            _end(shown | follow.to_end(endpoint, remote.run_id, run, namespace, timeout)[0], json)
-            return
-        view = run_status.explained_by_store(client, remote, run_status.stages(client, remote))
-        shown = follow.describe_run(endpoint, remote, run_status.outcome(remote.state, view.stages))
-        out = console if json else screen()
-        if not json:
-            out.print(f"[bold]{escape(remote.display_name)}[/]: {shown['state']}", soft_wrap=True)
-            print_table(follow.table(view.stages, is_over=remote.state in FINAL_STATES))
-        shown["stages"] = [
-            {"name": s.name, "state": s.state.lower(), "seconds": s.seconds, "message": s.message} for s in view.stages
-        ]
-        if view.is_frozen:
-            out.print(run_status.FROZEN, soft_wrap=True)
-        follow.advise(view, remote.run_id, out)
-        if remote.state in FINAL_STATES:
-            follow.conclude(client, remote, view.stages, shown["state"])
-        _end(shown, json)
+        _end(follow.status(run, endpoint, namespace, timeout if wait else None, console if json else screen()), json)
 
 
 def cancel(
@@ -155,18 +131,8 @@ def cancel(
     """Ends a run on Kubeflow. What its newest checkpoint holds is kept, and `baton retry` resumes from there."""
     with answer(json):
         from baton.cli import follow
-        from baton.kubeflow import run_status
-        from baton.kubeflow.submit import FINAL_STATES
 
-        client, remote = follow.find_run(endpoint, run, namespace)
-        if remote.state in FINAL_STATES:
-            raise UserError(
-                f"run '{remote.display_name}' is {remote.state.lower()} already; expected one that still runs.",
-            )
-        stages = run_status.stages(client, remote)
-        client.terminate_run(remote.run_id)
-        follow.conclude(client, remote, stages, "canceled")
-        _end(follow.describe_run(endpoint, remote, "canceling"), json)
+        _end(follow.cancel(run, endpoint, namespace), json)
 
 
 def retry(
@@ -180,31 +146,8 @@ def retry(
     """Starts the failed stages of a run on Kubeflow again. Training resumes from the newest checkpoint."""
     with answer(json):
         from baton.cli import follow
-        from baton.kubeflow import run_status
-        from baton.kubeflow.connection import AwayError, RefusedError
-        from baton.kubeflow.submit import resume
 
-        client, remote = follow.find_run(endpoint, run, namespace)
-        name = remote.display_name
-        if remote.state not in ("FAILED", "CANCELED"):
-            state = (remote.state or "pending").lower()
-            raise UserError(f"run '{name}' is {state}; expected one that has failed or was cancelled.")
-        try:
-            resume(client, remote.run_id)
-        except (AwayError, RefusedError):  # whether it resumes is not known
-            raise
-        except BatonError as error:
-            stages = run_status.explained_by_store(client, remote, run_status.stages(client, remote)).stages
-            follow.conclude(client, remote, stages, run_status.outcome(remote.state, stages))
-            raise BatonError(
-                f"Kubeflow cannot retry run '{name}': {error}",
-                remedy=f"`baton submit RECIPE --run {name}` starts it anew, from its newest checkpoint.",
-            ) from None
-        console.print(f"[bold]{name}[/] resumes")
-        shown = follow.describe_run(endpoint, remote, "retried")
-        if wait:
-            shown |= follow.to_end(endpoint, remote.run_id, name, namespace, timeout)[0]
-        _end(shown, json)
+        _end(follow.retry(run, endpoint, namespace, timeout if wait else None), json)
 
 
 def schedule(
@@ -246,10 +189,9 @@ def schedule(
 def list_schedules(endpoint: options.Endpoint, namespace: options.Namespace = None, json: options.Json = False) -> None:
     """Lists the schedules that there are."""
     with answer(json):
-        from baton.kubeflow import connection
         from baton.kubeflow import schedule as recurring
 
-        schedules = recurring.find(endpoint, token=connection.token(), namespace=namespace)
+        schedules = recurring.find(endpoint, namespace)
         if json:
             print_json({"schedules": [asdict(each) for each in schedules]})
             return
@@ -269,10 +211,9 @@ def delete_schedule(
 ) -> None:
     """Deletes the schedule of a recipe; a run that is under way continues."""
     with answer(json):
-        from baton.kubeflow import connection
         from baton.kubeflow import schedule as recurring
 
-        schedules = recurring.delete(endpoint, name, token=connection.token(), namespace=namespace)
+        schedules = recurring.delete(endpoint, name, namespace)
         if json:
             print_json({"deleted": [asdict(each) for each in schedules]})
         else:

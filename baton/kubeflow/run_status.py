@@ -8,8 +8,6 @@ Where a run ended without its own record, whoever looks writes why it failed and
 MLflow, found by the Kubeflow run's id; Kubeflow's own MLflow needs none of it. A stage's own record wins.
 """
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import graphlib

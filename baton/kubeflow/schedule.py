@@ -1,7 +1,5 @@
 """Recurring runs on Kubeflow Pipelines: one for each recipe that is retrained by the clock."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Callable
@@ -10,7 +8,7 @@ from typing import Any
 
 from baton.errors import UserError
 from baton.kubeflow import submit
-from baton.kubeflow.connection import KubeflowClient, Token, connect, quiet
+from baton.kubeflow.connection import KubeflowClient, connect, quiet
 from baton.kubeflow.submit import PipelineFile, experiment_id_of, required, started_from
 
 PREFIX = "retrain-"  # of the names of Baton's recurring runs; the recipe's name follows
@@ -53,7 +51,6 @@ def create(
     *,
     recipe: str,
     cron: str,
-    token: Token,
     namespace: str | None,
     service_account: str | None = None,
     registers: bool = True,
@@ -61,7 +58,7 @@ def create(
 ) -> RecurringRun:
     """Creates the recurring run of a recipe, in place of Baton's earlier ones; `cron` is as `cron_line` returns it."""
     package = PipelineFile.read(package_path)
-    client = connect(endpoint, token=token, namespace=namespace)
+    client = connect(endpoint, namespace)
     registered = submit.register(client, package, namespace) if registers else None
     with quiet(io.StringIO()):
         # The new one is made before these go: a call that dies in between leaves one too many, and never none.
@@ -87,16 +84,16 @@ def create(
     return RecurringRun(identifier, recipe, _five(cron), is_enabled=True)
 
 
-def find(endpoint: str, *, token: Token, namespace: str | None, recipe: str | None = None) -> list[RecurringRun]:
-    """Returns Baton's recurring runs, or those of one recipe."""
-    client = connect(endpoint, token=token, namespace=namespace)
+def find(endpoint: str, namespace: str | None) -> list[RecurringRun]:
+    """Returns Baton's recurring runs."""
+    client = connect(endpoint, namespace)
     with quiet(io.StringIO()):
-        return _find(client, recipe, namespace)
+        return _find(client, None, namespace)
 
 
-def delete(endpoint: str, recipe: str, *, token: Token, namespace: str | None) -> list[RecurringRun]:
+def delete(endpoint: str, recipe: str, namespace: str | None) -> list[RecurringRun]:
     """Deletes the recurring runs of a recipe, or refuses where there are none; a run that is under way continues."""
-    client = connect(endpoint, token=token, namespace=namespace)
+    client = connect(endpoint, namespace)
     with quiet(io.StringIO()):
         schedules = _find(client, recipe, namespace)
         if not schedules:

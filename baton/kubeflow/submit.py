@@ -20,23 +20,8 @@ import yaml
 
 from baton.compiler.pipeline_file import LOADER
 from baton.errors import BatonError, UserError
-from baton.kubeflow.connection import (
-    CREATE_REMEDY,
-    ENDPOINT_REMEDY,
-    ForbiddenError,
-    KubeflowClient,
-    KubeflowRun,
-    NameClashError,
-    RefusedError,
-    Spec,
-    Token,
-    TransientError,
-    connect,
-    one_line,
-    quiet,
-    specification,
-    ui_address,
-)
+from baton.kubeflow import connection
+from baton.kubeflow.connection import KubeflowClient, KubeflowRun, NameClashError, RefusedError, TransientError, quiet
 from baton.runtime import RetryAttempt, backoff, retry
 
 
@@ -55,7 +40,7 @@ class PipelineFile:
     @staticmethod
     def read(path: str) -> PipelineFile:
         content = Path(path).read_bytes()
-        spec: Spec = next(yaml.load_all(content, LOADER))
+        spec: connection.Spec = next(yaml.load_all(content, LOADER))
         defaults: dict[str, object] = {}
         for name, declared in spec["root"].get("inputDefinitions", {}).get("parameters", {}).items():
             value = declared.get("defaultValue", {})
@@ -85,9 +70,10 @@ def register(client: KubeflowClient, package: PipelineFile, namespace: str | Non
     try:
         with quiet(io.StringIO()):
             return _registered(client, package, namespace_of(client, namespace))
-    except ForbiddenError as error:
+    except connection.ForbiddenError as error:
         raise UserError(
-            f"pipeline '{package.name}' cannot be registered: {error.message}", remedy=f"{CREATE_REMEDY} {LEAVE_OUT}"
+            f"pipeline '{package.name}' cannot be registered: {error.message}",
+            remedy=f"{connection.CREATE_REMEDY} {LEAVE_OUT}",
         ) from error
 
 
@@ -98,7 +84,8 @@ def namespace_of(client: KubeflowClient, namespace: str | None) -> str | None:
 
 def version_url(endpoint: str, registered: RegisteredPipeline) -> str:
     """Returns the page of a version in the Kubeflow Pipelines UI."""
-    return f"{ui_address(endpoint)}/#/pipelines/details/{registered.pipeline_id}/version/{registered.version_id}"
+    page = f"{connection.ui_address(endpoint)}/#/pipelines/details"
+    return f"{page}/{registered.pipeline_id}/version/{registered.version_id}"
 
 
 def _registered(client: KubeflowClient, package: PipelineFile, namespace: str | None) -> RegisteredPipeline:
@@ -142,7 +129,7 @@ def _require_same_pipeline(client: KubeflowClient, pipeline_id: str, package: Pi
     listed = client.list_pipeline_versions(pipeline_id, page_size=1, sort_by="created_at desc").pipeline_versions
     if not listed:
         return
-    name = specification(listed[0].pipeline_spec).get("pipelineInfo", {}).get("name")
+    name = connection.specification(listed[0].pipeline_spec).get("pipelineInfo", {}).get("name")
     if name != package.name:
         raise UserError(
             f"pipeline '{package.name}' is another one there, compiled as '{name or 'unknown'}'; expected versions of "
@@ -181,7 +168,6 @@ def submit(
     experiment: str,
     run_name: str,
     arguments: dict[str, object],
-    token: Token = None,
     namespace: str | None = None,
     service_account: str | None = None,
     cache: bool = True,
@@ -189,7 +175,7 @@ def submit(
 ) -> Submission:
     """Creates a run of a compiled pipeline, and its experiment where there is none yet, and returns it."""
     package = PipelineFile.read(package_path)
-    client = connect(endpoint, token=token, namespace=namespace)
+    client = connection.connect(endpoint, namespace)
     # Without the cache the run carries its specification itself: a version's cannot be changed for one run.
     registered = register(client, package, namespace) if registers and cache else None
     with quiet(io.StringIO()):
@@ -219,14 +205,11 @@ def wait(
     timeout_s: float,
     on_state: Callable[[str, str], None],
     on_run: Callable[[KubeflowClient, KubeflowRun], None] = lambda client, run: None,
-    token: Token = None,
     namespace: str | None = None,
     poll_s: float = POLL_S,
 ) -> str:
     """Polls a run until it ends and returns its final state; survives a few failed polls in a row."""
-    client = retry(
-        lambda: connect(endpoint, token=token, namespace=namespace), TransientError, _tries(poll_s), lambda *_: None
-    )
+    client = retry(lambda: connection.connect(endpoint, namespace), TransientError, _tries(poll_s), lambda *_: None)
     state = ""
     for _ in backoff(timeout_s, pause=poll_s):
         run = _asked(client, run_id, poll_s)
@@ -279,7 +262,7 @@ def experiment_id_of(client: KubeflowClient, endpoint: str, name: str, namespace
         experiment = client.create_experiment(name, namespace=namespace)
     except ValueError as error:
         raise NameClashError(
-            f"Experiment '{name}' exists more than once ({one_line(error)}); expected one of that name.",
+            f"Experiment '{name}' exists more than once ({connection.one_line(error)}); expected one of that name.",
             remedy="Name another experiment.",
         ) from error
     return required(experiment.experiment_id, f"experiment '{name}'", endpoint)
@@ -288,10 +271,10 @@ def experiment_id_of(client: KubeflowClient, endpoint: str, name: str, namespace
 def required(identifier: str | None, what: str, endpoint: str) -> str:
     """Returns an id; an error where the endpoint gave none."""
     if not identifier:
-        raise BatonError(f"'{endpoint}' gave no id for {what}; expected one.", remedy=ENDPOINT_REMEDY)
+        raise BatonError(f"'{endpoint}' gave no id for {what}; expected one.", remedy=connection.ENDPOINT_REMEDY)
     return identifier
 
 
 def run_url(endpoint: str, run_id: str) -> str:
     """Returns the page of a run in the Kubeflow Pipelines UI."""
-    return f"{ui_address(endpoint)}/#/runs/details/{run_id}"
+    return f"{connection.ui_address(endpoint)}/#/runs/details/{run_id}"
