@@ -1,7 +1,5 @@
 """The `baton` command, with all its subcommands."""
 
-from __future__ import annotations
-
 import typer
 
 from baton.cli import data, generate, kubeflow, local, options, prove, recipes, runs, sweep

@@ -1,7 +1,5 @@
 """`baton data show` and `baton data check`: rows as the model sees them, and their problems on a page."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """`baton run` and `baton retrain`: the pipeline and retraining on this machine."""
 
-from __future__ import annotations
-
 import os
 import shlex
 

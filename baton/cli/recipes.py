@@ -1,7 +1,5 @@
 """`baton init` and `import` make a recipe; `recipes`, `validate`, `schema`, `doctor` and `compile` look at one."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """`baton sweep`: run a sweep on this machine, show it, and stop, resume or fork single trials."""
 
-from __future__ import annotations
-
 import functools
 import operator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """axolotl's training files as recipes: data sets, keys, methods, weights and precision."""
 
-from __future__ import annotations
-
 import os
 import re
 from typing import Literal

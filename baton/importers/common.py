@@ -1,7 +1,5 @@
 """Settings of axolotl and LLaMA-Factory in common: data sets, weights, batches, intervals, tokens, and the Hub."""
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import dataclass, field

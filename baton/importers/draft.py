@@ -1,7 +1,5 @@
 """A recipe in the making from another trainer's file: read, filled, and written with a report of every key."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping

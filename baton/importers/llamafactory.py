@@ -1,7 +1,5 @@
 """LLaMA-Factory's training files as recipes: keys, data sets (`dataset_info.json`) and templates."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

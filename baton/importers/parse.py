@@ -5,8 +5,6 @@ other trainer's default. `switches`: keys with an effect only where they are on.
 `KeyResult`: reason → keys. `KEY*` stands for all keys that begin so and have no nearer entry.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping

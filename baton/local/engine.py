@@ -4,8 +4,6 @@ kfp's runner, standard output, the log's handlers and the environment are the wh
 them: another that begins meanwhile has an engine in a process of its own.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

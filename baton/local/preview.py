@@ -1,7 +1,5 @@
 """Rows of a recipe's sources, looked at on this machine: the first ones, their format, and their lengths."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Stages as separate processes, followed by the events that they print."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -4,8 +4,6 @@ The stages are those of `pipelines.sweep`; only their caller differs. Chunks of 
 one chunk, the next process fetches its files and builds its trainer.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import tempfile

@@ -3,8 +3,6 @@
 It trains in a store of its own, from the checkpoint at the chunk's start. The run's own store is not written.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

@@ -3,8 +3,6 @@
 Phases come from events and are dealt like cards, so that each is hit about as often.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import signal

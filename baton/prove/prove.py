@@ -3,8 +3,6 @@
 With virtual workers, chunks may take turns between numbers of processes.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -1,7 +1,5 @@
 """Consent to the code of somebody else's recipe, given when it is compiled, submitted or run."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from baton.errors import UserError

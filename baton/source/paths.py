@@ -1,7 +1,5 @@
 """Local paths in a recipe: models, rows and code."""
 
-from __future__ import annotations
-
 import os
 import re
 from typing import Any

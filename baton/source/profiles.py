@@ -1,7 +1,5 @@
 """Hardware profiles: values that a kind of machine chooses where a recipe leaves them open."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
