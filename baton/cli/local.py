@@ -15,9 +15,10 @@ from baton.cli.options import REJECTED, answer, print_json
 from baton.compiler.pipeline_file import Pipeline
 from baton.errors import BatonError, UserError
 from baton.events import Retraining
-from baton.local import results
+from baton.local import engine, results
 from baton.models import prompts
 from baton.models.prompts import PromptFormat
+from baton.retrain import lock
 from baton.source import prepare
 from baton.store.storage import Storage
 
@@ -103,9 +104,6 @@ def retrain(
     where the gate rejects the model.
     """
     with answer(json, trust):
-        from baton.local import engine
-        from baton.retrain import lock
-
         outcomes: list[Retraining] = []
 
         def heard(event: events.Event) -> None:

@@ -13,6 +13,7 @@ from baton.cli import options
 from baton.cli.display import Display, console
 from baton.cli.options import answer, print_json
 from baton.cli.runs import read_public
+from baton.local import forkserver
 from baton.recipe.run import code_in
 from baton.runs.run import Run
 from baton.source import consent, prepare
@@ -42,7 +43,6 @@ def prove(
     The page that it writes shows the curves over each other and what differs, if anything does.
     """
     with answer(json, trust):
-        from baton.local import forkserver
         from baton.prove import prove as proving
 
         counts = proving.parse_counts(chunks)
@@ -183,7 +183,6 @@ def audit(
     run's store. The exit code is 0 where all is equal, 1 where something differs, 2 where it cannot be tried.
     """
     with answer(json, trust):
-        from baton.local import forkserver
         from baton.prove import audit as auditing
 
         run = Run.open(run_uri)

@@ -8,6 +8,8 @@ from json import dumps
 from typing import Annotated
 
 import typer
+from rich import box
+from rich.table import Table
 
 from baton import api
 from baton.cli import options
@@ -238,9 +240,6 @@ def list_recipes(json: options.Json = False) -> None:
         if json:
             print_json({"recipes": listed})
             return
-        from rich import box
-        from rich.table import Table
-
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         for heading in ("name", "method", "model", "about"):
             table.add_column(heading, overflow="fold", no_wrap=heading in ("name", "method"))

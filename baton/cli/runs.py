@@ -1,7 +1,5 @@
 """`baton runs`, `checkpoints` and `keys`: show runs and what they hold, fork, prune, merge, sign and verify."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import re
@@ -10,10 +8,15 @@ from collections.abc import Callable
 from dataclasses import asdict
 from enum import StrEnum
 from json import dump, dumps
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import Annotated, TypeVar
 
 import typer
+from rich import box
+from rich.table import Table
+from rich.text import Text
+from rich.tree import Tree
 
+from baton import fork as forking
 from baton.api import checkpoints, chosen_checkpoint, chunks_of, existing_run
 from baton.checkpoint import retention
 from baton.checkpoint.signatures import SIGNATURE
@@ -32,9 +35,6 @@ from baton.signing import KEY_FILE, PublicKey, Signer
 from baton.store.storage import Storage
 from baton.terminal import Terminal
 
-if TYPE_CHECKING:
-    from baton.fork import Fork
-
 app = typer.Typer(help="Lists runs, draws how they come from each other, and forks them.", no_args_is_help=True)
 
 StoreOption = Annotated[
@@ -51,9 +51,6 @@ def list_runs(store: StoreOption = DEFAULT_STORE, json: Json = False) -> None:
         if json:
             print_json({"runs": [asdict(member) for member in members]})
             return
-        from rich import box
-        from rich.table import Table
-
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         for heading in ("run", "recipe", "state", "step", "comes from", "began"):
             table.add_column(heading, justify="right" if heading == "step" else "left", overflow="fold")
@@ -109,8 +106,6 @@ def fork(
     nothing of its parent, which may be deleted. `baton run FILE.yaml --run NAME`, or `baton submit`, trains it.
     """
     with answer(json):
-        from baton import fork as forking
-
         address, separator, step = run.rpartition("@")
         if separator and not step.isdigit():
             raise UserError(f"{run!r} is not RUN or RUN@STEP, such as quickstart-1@40.")
@@ -149,7 +144,7 @@ def fork(
     local.run(path, run_name=wanted, json=json)
 
 
-def _tell(made: Fork, path: str) -> None:
+def _tell(made: forking.Fork, path: str) -> None:
     carried = "optimizer, schedule, random state and data position kept" if made.warm else "weights alone, from step 0"
     typer.echo(f"run {made.run.name} at {made.run.uri}: fork of step {made.step}, {carried}")
     nothing = ["nothing is changed: it will end on its parent's bits"] if made.warm else []
@@ -164,9 +159,6 @@ def _run(address: str, store: str) -> Run:
 
 
 def _print_tree(family: Family, chosen: str | None) -> None:
-    from rich.text import Text
-    from rich.tree import Tree
-
     branches: dict[int, Tree] = {}
     sweeps: dict[str, Tree] = {}
     tops: list[Tree] = []

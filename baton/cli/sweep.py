@@ -15,7 +15,7 @@ from baton.cli.display import Display, console
 from baton.cli.options import DEFAULT_STORE, REJECTED, Overrides, answer, print_json
 from baton.documents import Json
 from baton.errors import UserError
-from baton.local import results
+from baton.local import engine, forkserver, results
 from baton.local.results import Result
 from baton.runs.outcomes import SweepHead, TrialEntry, TrialInfo, TrialRequest, TrialState, Winner
 from baton.runs.run import check_name
@@ -232,9 +232,7 @@ def run(
     same winner with the same bits. The exit code is 3 where the recipe's gate rejects the winner.
     """
     with answer(json, trust):
-        from baton.local import engine, forkserver
-        from baton.local import sweep as winner
-        from baton.local.sweep import LocalSweep
+        from baton.local import sweep as local  # which imports kfp
 
         loaded = prepare.load(recipe, overrides, store=store, chunks=chunks).localised()
         engine.require_one_machine(loaded)
@@ -245,8 +243,8 @@ def run(
         prepare.check_model(loaded)
         console.print(f"sweep [bold]{sweep_name}[/] of {trials} trials at {escape(Sweep(storage, sweep_name).uri)}")
         with Display(loaded.num_chunks) as display:
-            best = LocalSweep(loaded, sweep_name, display.heard).run()
-            winner.export_best_trial(best, sweep_name, display.heard)
+            best = local.LocalSweep(loaded, sweep_name, display.heard).run()
+            local.export_best_trial(best, sweep_name, display.heard)
         shown, result = gather(Sweep(storage, sweep_name)), results.result(best)
         if json:
             print_json({**shown.to_json(), "winner_run": result})

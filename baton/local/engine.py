@@ -21,7 +21,7 @@ from baton.checkpoint import zero_format
 from baton.compiler.pipeline_file import Pipeline, packaged
 from baton.errors import BatonError, UserError
 from baton.events import Error, Event
-from baton.local import forkserver, processes
+from baton.local import docker, forkserver, processes
 from baton.local.processes import StageRepaired, error_of
 from baton.machine import cache_dir
 from baton.recipe import extras, load
@@ -142,8 +142,6 @@ def run(
 ) -> None:
     """Runs a compiled pipeline to its end; output besides events goes to the log called `name`."""
     from kfp import components, local
-
-    from baton.local import docker
 
     failures: list[Error] = []
 

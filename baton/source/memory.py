@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
+from baton import machine
 from baton.errors import UserError
 from baton.recipe import load
 from baton.recipe.base import amount
@@ -111,8 +112,6 @@ def _estimate(recipe: Recipe) -> Estimate:
 
 def _here_or_there(recipe: Recipe) -> Device | None:
     """Returns the device that the recipe asks for, else this machine's GPU."""
-    from baton import machine
-
     target = device(recipe.resources)
     if target is None and recipe.resources.gpus and (gpu := machine.gpu()):
         return Device(gpu.bytes, f"{gpu.name} of this machine")
