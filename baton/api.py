@@ -28,7 +28,6 @@ from baton.runs.documents import AttachedRun
 from baton.runs.outcomes import ReportPage
 from baton.runs.run import Run, check_name
 from baton.source import origin, prepare
-from baton.source.origin import RecipeSource
 from baton.source.prepare import LoadedRecipe
 from baton.store.storage import Storage
 from baton.tracking.servers import KUBEFLOW_PAGE
@@ -87,15 +86,15 @@ def lines(overrides: Overrides) -> list[str]:
     return list(overrides)
 
 
-def _origin(source: Source | LoadedRecipe) -> RecipeSource:
+def _origin(source: Source | LoadedRecipe) -> origin.RecipeSource:
     if isinstance(source, LoadedRecipe):
         return replace(source.origin, values=_plain(source.recipe))
     if isinstance(source, Recipe):
-        return RecipeSource(HERE, "", os.getcwd(), _plain(source))
+        return origin.RecipeSource(HERE, "", os.getcwd(), _plain(source))
     if isinstance(source, Mapping):
-        return RecipeSource(HERE, "", os.getcwd(), source)
+        return origin.RecipeSource(HERE, "", os.getcwd(), source)
     if isinstance(source, str) and ("\n" in source or ": " in source) and not os.path.exists(source):
-        return RecipeSource(HERE, source, os.getcwd())
+        return origin.RecipeSource(HERE, source, os.getcwd())
     return origin.find(os.fspath(source))
 
 

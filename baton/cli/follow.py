@@ -20,7 +20,6 @@ from baton.errors import BatonError, UserError
 from baton.kubeflow import connection, run_status, submit
 from baton.kubeflow.connection import AwayError, KubeflowClient, KubeflowRun, RefusedError
 from baton.kubeflow.run_status import BROKEN, GOING_ON, RunStatus, StageStatus
-from baton.kubeflow.submit import FINAL_STATES, Submission
 from baton.terminal import Terminal, visible
 
 EXPLAIN_EVERY_S = 30.0  # between two looks at the pods of a run that still runs
@@ -50,7 +49,7 @@ def status(run: str, endpoint: str, namespace: str | None, hours: float | None, 
         return shown | to_end(endpoint, remote.run_id, run, namespace, hours)[0]
     view = run_status.explained_by_store(client, remote, run_status.stages(client, remote))
     shown = describe_run(endpoint, remote, run_status.outcome(remote.state, view.stages))
-    is_over = remote.state in FINAL_STATES
+    is_over = remote.state in submit.FINAL_STATES
     if out is not console:
         out.print(f"[bold]{escape(remote.display_name)}[/]: {shown['state']}", soft_wrap=True)
         print_table(table(view.stages, is_over=is_over))
@@ -68,7 +67,7 @@ def status(run: str, endpoint: str, namespace: str | None, hours: float | None, 
 def cancel(run: str, endpoint: str, namespace: str | None) -> RunAnswer:
     """Ends a run that goes on."""
     client, remote = find_run(endpoint, run, namespace)
-    if remote.state in FINAL_STATES:
+    if remote.state in submit.FINAL_STATES:
         raise UserError(f"run '{remote.display_name}' is {remote.state.lower()} already; expected one that still runs.")
     stages = run_status.stages(client, remote)
     client.terminate_run(remote.run_id)
@@ -139,7 +138,7 @@ def _unfollowed(reason: str, name: str, namespace: str | None, exit_code: int = 
     return {"state": UNKNOWN, "error": reason, "exit_code": exit_code}
 
 
-def with_retries(submitter: Submitter, submission: Submission, hours: float, retries: int) -> RunAnswer:
+def with_retries(submitter: Submitter, submission: submit.Submission, hours: float, retries: int) -> RunAnswer:
     """Waits for a run, starts it again where a pod was lost, and returns how the last attempt ended."""
     name, endpoint, namespace = submission.run_name, submitter.endpoint, submitter.namespace
     for attempt in itertools.count(1):
@@ -183,7 +182,7 @@ def advise(view: RunStatus, run_id: str, out: Terminal = console) -> None:
 def conclude(client: KubeflowClient, run: KubeflowRun, stages: list[StageStatus], state: str) -> None:
     """Ends what a failed or cancelled run has left running in MLflow, and records its failure."""
     ended = run_status.end_mlflow_runs(client, run, state)
-    for line in (*ended, run_status.record_failure(client, run, stages, state)):
+    for line in (*ended, run_status.record_end(client, run, stages, state)):
         if line:
             console.print(line, soft_wrap=True, markup=False)
 
@@ -218,7 +217,7 @@ class Follow:
     def seen(self, client: KubeflowClient, run: KubeflowRun) -> None:
         stages = run_status.stages(client, run)
         now = time.monotonic()
-        is_due = now - self._explained_at >= EXPLAIN_EVERY_S or run.state in FINAL_STATES
+        is_due = now - self._explained_at >= EXPLAIN_EVERY_S or run.state in submit.FINAL_STATES
         if is_due or any(self._is_new(stage, BROKEN) for stage in stages):
             self._explained_at = now
             was_frozen = self.view.is_frozen

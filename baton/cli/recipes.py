@@ -16,7 +16,6 @@ from baton.cli import options
 from baton.cli.display import Display, note, screen
 from baton.cli.options import Json, answer, print_json
 from baton.compiler import pipeline_file
-from baton.compiler.pipeline_file import Pipeline
 from baton.errors import BatonError, UserError, suggest_path
 from baton.importers import draft as drafts
 from baton.local import preview
@@ -24,8 +23,6 @@ from baton.recipe.recipe import Recipe
 from baton.recipe.training import Guard
 from baton.runs.documents import Survey
 from baton.source import memory, origin, prepare, profiles, starter
-from baton.source.origin import STDIN, RecipeSource
-from baton.source.starter import SCRATCH, StarterPlan
 from baton.store import sources
 from baton.sweep.search import brackets, check_trials
 
@@ -84,7 +81,7 @@ def init(
             _refuse_file(output, force)
         folder = os.path.dirname(os.path.abspath(output or "recipe.yaml"))
 
-        def written(lengths: list[int]) -> tuple[StarterPlan, str]:
+        def written(lengths: list[int]) -> tuple[starter.StarterPlan, str]:
             plan = starter.plan(survey, method, start, full=full, teacher=teacher, lengths=lengths, source=label)
             there = [_reach(source, folder) for source in found]
             base = _reach(start, folder) if os.path.isdir(start) else start
@@ -92,7 +89,7 @@ def init(
 
         with Display(0) as display:
             rough = _checked(written([])[1], output, folder)
-            is_here = start == SCRATCH or preview.is_at_hand(start)
+            is_here = start == starter.SCRATCH or preview.is_at_hand(start)
             lengths = preview.lengths(rough, display.heard) if is_here else []
         plan, text = written(lengths)
         prepare.check_model(_checked(text, output, folder))
@@ -117,7 +114,7 @@ def init(
             _explain(plan, survey, usable, text, output)
 
 
-def _explain(plan: StarterPlan, survey: Survey, usable: list[str], text: str, target: str | None) -> None:
+def _explain(plan: starter.StarterPlan, survey: Survey, usable: list[str], text: str, target: str | None) -> None:
     if not target:
         typer.echo(text, nl=False)
     rows = f"{survey.rows:,} rows" if survey.rows is not None else "rows"
@@ -138,7 +135,7 @@ def _refuse_file(path: str | None, force: bool) -> None:
 
 def _asked(asks: bool, option: str, question: str, default: str | None) -> str:
     if not asks:
-        example = {"data": "rows.jsonl", "model": f"{SUGGESTED}, a folder, or {SCRATCH}"}[option]
+        example = {"data": "rows.jsonl", "model": f"{SUGGESTED}, a folder, or {starter.SCRATCH}"}[option]
         raise UserError(
             f"--{option} is left out, and there is no terminal to ask at.", remedy=f"Give --{option} {example}."
         )
@@ -155,7 +152,7 @@ def _check(model: str, method: str, teacher: str | None) -> None:
     if is_path and not os.path.isdir(model):
         near = suggest_path(model, [os.getcwd()])
         raise UserError(f"--model {model!r} is not a folder.", remedy=f"Did you mean {near!r}?" if near else None)
-    if method == "distillation" and model == SCRATCH:
+    if method == "distillation" and model == starter.SCRATCH:
         remedy = "Give --model a base of the teacher's family."
         raise UserError("a model from scratch has other tokens than a teacher.", remedy=remedy)
 
@@ -171,7 +168,7 @@ def _reach(path: str, folder: str) -> str:
 
 def _checked(text: str, target: str | None, folder: str) -> Recipe:
     try:
-        return prepare.load(RecipeSource(target or STDIN, text, folder)).localised()
+        return prepare.load(origin.RecipeSource(target or origin.STDIN, text, folder)).localised()
     except UserError as error:
         raise BatonError(f"what was chosen makes no recipe: {error}") from error
 
@@ -368,7 +365,7 @@ def compile_recipe(
     store: options.Store = None,
     chunks: options.ChunkCount = None,
     image: options.Image = None,
-    pipeline: options.PipelineOption = Pipeline.finetune,
+    pipeline: options.PipelineOption = pipeline_file.Pipeline.finetune,
     picture: Annotated[
         str | None,
         typer.Option("--graph", metavar="FILE.mmd", help="Write its graph, too, as Mermaid text."),

@@ -29,7 +29,6 @@ from baton.local import results
 from baton.recipe import load
 from baton.runs import lineage
 from baton.runs.documents import ForkNote
-from baton.runs.lineage import Family, RunNode
 from baton.runs.run import Run
 from baton.signing import KEY_FILE, PublicKey, Signer
 from baton.store.storage import Storage
@@ -158,7 +157,7 @@ def _run(address: str, store: str) -> Run:
     return Run.open(address) if "/" in address else Run(Storage(store), address)
 
 
-def _print_tree(family: Family, chosen: str | None) -> None:
+def _print_tree(family: lineage.Family, chosen: str | None) -> None:
     branches: dict[int, Tree] = {}
     sweeps: dict[str, Tree] = {}
     tops: list[Tree] = []
@@ -183,7 +182,7 @@ def _print_tree(family: Family, chosen: str | None) -> None:
         Terminal().print(top)
 
 
-def _steps(member: RunNode) -> str:
+def _steps(member: lineage.RunNode) -> str:
     if member.state == "gone":
         return ""
     reached = f"{member.step}/{member.num_steps}" if member.num_steps else str(member.step)

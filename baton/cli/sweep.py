@@ -16,7 +16,6 @@ from baton.cli.options import DEFAULT_STORE, REJECTED, Overrides, answer, print_
 from baton.documents import Json
 from baton.errors import UserError
 from baton.local import engine, forkserver, results
-from baton.local.results import Result
 from baton.runs.outcomes import SweepHead, TrialEntry, TrialInfo, TrialRequest, TrialState, Winner
 from baton.runs.run import check_name
 from baton.runs.sweep import Sweep
@@ -25,7 +24,6 @@ from baton.source import prepare
 from baton.store.storage import Storage
 from baton.sweep import view as sweep_view
 from baton.sweep.search import check_trials, describe_values
-from baton.sweep.view import View
 
 app = typer.Typer(
     help="Compare many configurations of a recipe while they train: the worse ones stop early.",
@@ -39,7 +37,7 @@ class SweepAnswer:
     """Answer about a sweep: its trials, the requests for them, and the winner once there is one."""
 
     document: SweepHead
-    view: View
+    view: sweep_view.View
     requests: dict[str, TrialRequest | None]
     winner: Winner | None
 
@@ -95,7 +93,7 @@ def print_table(shown: SweepAnswer) -> None:
     display.print_table(table)
 
 
-def print_winner(shown: SweepAnswer, run: Result) -> None:
+def print_winner(shown: SweepAnswer, run: results.Result) -> None:
     """Prints the best trial, whose run is over."""
     best, view = shown.winner, shown.view
     assert best is not None

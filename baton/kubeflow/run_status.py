@@ -25,11 +25,10 @@ from baton.errors import BatonError, UserError
 from baton.kubeflow.connection import KubeflowClient, KubeflowRun, Node, Spec, TaskDetail, Workflow, one_line
 from baton.kubeflow.submit import FINAL_STATES
 from baton.runs import ref
-from baton.runs import run as run_failures
 from baton.runs.documents import Progress, RunInfo
 from baton.runs.outcomes import EvaluationResult, RunFailure
 from baton.runs.plan import Plan
-from baton.runs.run import Run, chosen_name, now
+from baton.runs.run import Run, chosen_name, now, record_failure
 from baton.store.storage import Storage
 from baton.tracking import tracking_run
 
@@ -626,7 +625,7 @@ CANCELLED = "The run was cancelled."
 UNSAID = "Its pod has left no message."
 
 
-def record_failure(client: KubeflowClient, remote: KubeflowRun, stages: list[StageStatus], state: str) -> str | None:
+def record_end(client: KubeflowClient, remote: KubeflowRun, stages: list[StageStatus], state: str) -> str | None:
     """Records why a run ended early, and writes its page; returns a line about it, or None."""
     if state not in PLACES or not stages:
         return None
@@ -645,7 +644,7 @@ def record_failure(client: KubeflowClient, remote: KubeflowRun, stages: list[Sta
         end = remote.finished_at or max(ends, default=None) or datetime.datetime.now(datetime.UTC)
         if run.recorded(end):
             return None  # it has been resumed since, by another run on Kubeflow
-        return f"why it ended: {run_failures.record_failure(run.uri, _failure(stage, name, remote, state), anew=True)}"
+        return f"why it ended: {record_failure(run.uri, _failure(stage, name, remote, state), anew=True)}"
     except (KeyError, ValueError):  # a sweep, a retraining, or no pipeline of ours
         return None
     except BatonError as error:

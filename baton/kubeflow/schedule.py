@@ -9,7 +9,6 @@ from typing import Any
 from baton.errors import UserError
 from baton.kubeflow import submit
 from baton.kubeflow.connection import KubeflowClient, connect, quiet
-from baton.kubeflow.submit import PipelineFile, experiment_id_of, required, started_from
 
 PREFIX = "retrain-"  # of the names of Baton's recurring runs; the recipe's name follows
 DESCRIPTION = "Retrains {} if data or recipe have changed."  # marks Baton's own: the name may be anybody's
@@ -57,7 +56,7 @@ def create(
     on_warning: Callable[[str], None] = lambda line: None,
 ) -> RecurringRun:
     """Creates the recurring run of a recipe, in place of Baton's earlier ones; `cron` is as `cron_line` returns it."""
-    package = PipelineFile.read(package_path)
+    package = submit.PipelineFile.read(package_path)
     client = connect(endpoint, namespace)
     registered = submit.register(client, package, namespace) if registers else None
     with quiet(io.StringIO()):
@@ -65,7 +64,7 @@ def create(
         named = _named(client, recipe, namespace)
         before = [_schedule(run) for run in named if _is_ours(run)]
         made = client.create_recurring_run(
-            experiment_id_of(client, endpoint, recipe, namespace),
+            submit.experiment_id_of(client, endpoint, recipe, namespace),
             f"{PREFIX}{recipe}",
             description=DESCRIPTION.format(recipe),
             cron_expression=cron,
@@ -73,14 +72,14 @@ def create(
             no_catchup=True,  # missed times are not made up for
             params=package.defaults,
             service_account=service_account,
-            **started_from(package, registered),
+            **submit.started_from(package, registered),
         )
         for recurring in before:
             client.delete_recurring_run(recurring.identifier)
     for run in named:
         if not _is_ours(run):
             on_warning(f"recurring run {run.display_name} ({run.recurring_run_id}) is not Baton's, and stays")
-    identifier = required(made.recurring_run_id, "the recurring run", endpoint)
+    identifier = submit.required(made.recurring_run_id, "the recurring run", endpoint)
     return RecurringRun(identifier, recipe, _five(cron), is_enabled=True)
 
 

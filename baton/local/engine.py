@@ -22,8 +22,6 @@ from baton.compiler.pipeline_file import Pipeline, packaged
 from baton.errors import BatonError, UserError
 from baton.events import Error, Event
 from baton.local import docker, forkserver, processes
-from baton.local.processes import StageRepaired, error_of
-from baton.machine import cache_dir
 from baton.recipe import extras, load
 from baton.recipe.recipe import Recipe
 from baton.source import credentials, prepare
@@ -150,7 +148,7 @@ def run(
             failures.append(event)
         on_event(event)
 
-    log_path = os.path.join(cache_dir(), "logs", f"{name}.log")
+    log_path = os.path.join(machine.cache_dir(), "logs", f"{name}.log")
     os.makedirs(os.path.dirname(log_path), exist_ok=True)
     with (
         open(log_path, "a", encoding="utf-8") as log,
@@ -169,9 +167,9 @@ def run(
                         remedy = f"Its output is in {log_path}."
                         raise BatonError(f"{error} The stage ended without a message.", remedy=remedy) from None
                     if not (may_repair and failures[-1].marked):
-                        raise error_of(failures[-1]) from None
+                        raise processes.error_of(failures[-1]) from None
                     # Once more: whole results are found done, marked ones are made again.
-                    on_event(StageRepaired(failures[-1].stage, failures.pop().message))
+                    on_event(processes.StageRepaired(failures[-1].stage, failures.pop().message))
 
 
 class _Lines(io.TextIOBase):

@@ -18,7 +18,6 @@ from typing import TypedDict
 from baton import events
 from baton.checkpoint.store import CheckpointStore
 from baton.errors import DamagedError, SkipError
-from baton.events import Event
 from baton.local import processes, results
 from baton.local.processes import CHECKPOINT, TRAIN_CHUNK, FreshProcess, Launcher
 from baton.prove import prove
@@ -60,7 +59,7 @@ class PhaseTracker:
         """Returns the beginning of a phase that the process is in."""
         return next((began for name, began in self._lanes.values() if name == phase), None)
 
-    def heard(self, event: Event) -> str | None:
+    def heard(self, event: events.Event) -> str | None:
         """Notes an event and returns the phase that begins with it, if one does."""
         self.step = max(self.step, getattr(event, "step", None) or 0)
         match event:
@@ -175,7 +174,7 @@ class PlannedKill:
         if tracker.since(self.phase) is not None:
             self._aim()
 
-    def heard(self, event: Event) -> None:
+    def heard(self, event: events.Event) -> None:
         with self._lock:
             if self._tracker.heard(event) == self.phase and self._timer is None and self.struck_at is None:
                 self._aim()
@@ -275,7 +274,7 @@ class Drill:
         leave_out: Sequence[str] = (),
         processes: Sequence[int] = (),
         launch: Launcher = FreshProcess,
-        on_event: Callable[[Event], None] = lambda event: None,
+        on_event: Callable[[events.Event], None] = lambda event: None,
         on_kill: Callable[[Kill], None] = lambda kill: None,
     ) -> None:
         self.recipe = load.with_values(recipe, {"tracking.mlflow": None})
@@ -335,7 +334,7 @@ class Drill:
     def _learn(self, module: str, arguments: Sequence[str], begins: str) -> None:
         tracker = PhaseTracker(begins)
 
-        def heard(event: Event) -> None:
+        def heard(event: events.Event) -> None:
             tracker.heard(event)
             self._on_event(event)
 
@@ -383,7 +382,7 @@ class Drill:
         process = self.launch(module, arguments)
         strike = PlannedKill(deck, tracker, process.kill)
 
-        def heard(event: Event) -> None:
+        def heard(event: events.Event) -> None:
             strike.heard(event)
             self._follow(event)
 
@@ -397,7 +396,7 @@ class Drill:
         self._killed(run, module, index, strike, tracker, deck)
         return False
 
-    def _follow(self, event: Event) -> None:
+    def _follow(self, event: events.Event) -> None:
         if isinstance(event, events.Phase) and event.phase == StagePhase.TRAIN:
             for kill, at in self._waiting:
                 kill["seconds_to_training"] = time.monotonic() - at
