@@ -14,6 +14,7 @@ from baton.components.sweep.component import begin, enter, judge
 from baton.components.tokenize.component import tokenize
 from baton.kfp import pod
 from baton.pipelines import chunks, finetune
+from baton.pipelines.chunks import Value
 from baton.recipe import load
 from baton.recipe.recipe import Recipe
 from baton.runs import ref
@@ -70,7 +71,7 @@ def winners(recipe: Recipe) -> BaseComponent:
     return pipeline
 
 
-def handed_out(recipe: Recipe, run_uri: chunks.Value) -> chunks.Value:
+def handed_out(recipe: Recipe, run_uri: Value) -> Value:
     """Adds the stages after the last chunk of the best trial, and returns the address of its model."""
     placed = chunks.placing(recipe, "winner: ")
     trained = finetune.judged(recipe, run_uri, placed)
@@ -81,8 +82,8 @@ def handed_out(recipe: Recipe, run_uri: chunks.Value) -> chunks.Value:
 def _bracket(
     recipe: Recipe,
     bracket: Bracket,
-    sweep_name: chunks.Value,
-    store: chunks.Value,
+    sweep_name: Value,
+    store: Value,
     given: Mapping[str, finetune.Given],
     before: dsl.PipelineTask | None,
 ) -> dsl.PipelineTask:
@@ -111,7 +112,7 @@ def _bracket(
     return verdict
 
 
-def _prepared(recipe: Recipe, preparations: chunks.Value, store: chunks.Value, placed: chunks.Placed) -> dsl.PipelineTask:
+def _prepared(recipe: Recipe, preparations: Value, store: Value, placed: chunks.Placed) -> dsl.PipelineTask:
     """Adds the stages that make the trials' data, once each, and returns the last of them."""
     with dsl.ParallelFor(preparations, name="data", parallelism=_parallel(recipe)) as data:
         split = finetune.split_task(recipe, store, run_name=data.run, document=data.recipe, source=data.source)
@@ -119,7 +120,7 @@ def _prepared(recipe: Recipe, preparations: chunks.Value, store: chunks.Value, p
         return placed(tokens, "tokenize")
 
 
-def _rung(recipe: Recipe, rung: PlannedRung, survivors: chunks.Value, placed: chunks.Placed) -> dsl.PipelineTask:
+def _rung(recipe: Recipe, rung: PlannedRung, survivors: Value, placed: chunks.Placed) -> dsl.PipelineTask:
     """Adds the chunks of a rung for each trial that is left, one after the other, and returns the last stage."""
     slots = [(index, f"train chunk {index}") for index in range(rung.first, rung.chunk + 1)]
     slots += [(rung.chunk, f"spare chunk {rung.chunk}")] * recipe.chunks.spare

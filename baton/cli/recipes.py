@@ -22,7 +22,7 @@ from baton.local import preview
 from baton.recipe.recipe import Recipe
 from baton.recipe.training import Guard
 from baton.runs.documents import Survey
-from baton.source import memory, origin, prepare, profiles, starter
+from baton.source import hardware, origin, prepare, starter
 from baton.store import sources
 from baton.sweep.search import brackets, check_trials
 
@@ -283,9 +283,9 @@ def validate(
             "rows": seen,
             "sweep": sweep,
             "guard": [_guarded(training.guard, by_loss=training.generation is None)] if training.guard else [],
-            "profile": list(profiles.explained(loaded, found.choices)),
+            "profile": list(hardware.explain_profile(loaded, found.choices)),
             "rendering": list(prepare.rendering_report(localised)),
-            "memory": list(memory.report(localised)),
+            "memory": list(hardware.memory_report(localised)),
             "on_a_cluster": pipeline_file.cluster_warnings(loaded),
         }
         if json:

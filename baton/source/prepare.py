@@ -23,7 +23,7 @@ from baton.recipe.search import ACCEPTED
 from baton.runs.documents import RunInfo
 from baton.runs.plan import Plan
 from baton.runs.run import Run, check_name, chosen_name
-from baton.source import consent, credentials, origin, paths, profiles
+from baton.source import consent, credentials, hardware, origin, paths
 from baton.source.origin import RecipeSource
 from baton.store.clouds import environment_of
 from baton.store.storage import Storage
@@ -44,7 +44,7 @@ class LoadedRecipe:
 
     recipe: Recipe
     origin: RecipeSource
-    choices: tuple[profiles.Choice, ...] = ()
+    choices: tuple[hardware.Choice, ...] = ()
 
     @property
     def name(self) -> str:
@@ -104,7 +104,7 @@ def load(
         changes.append(f"chunks.count={chunks}")
     if image:
         changes.append(f"resources.image={json.dumps(image)}")
-    document, choices = profiles.apply(source.document(changes), here=here)
+    document, choices = hardware.apply_profile(source.document(changes), here=here)
     recipe = recipe_file.validate(document, origin=source.name)
     for part in (document, *(phase for phase in document.get("phases") or () if isinstance(phase, dict))):
         for key in OLDER & (part.get("data") or {}).keys():
