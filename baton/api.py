@@ -34,8 +34,7 @@ from baton.tracking.servers import KUBEFLOW_PAGE
 
 if TYPE_CHECKING:
     from baton.compiler.workflow_size import WorkflowSize
-    from baton.kubeflow.schedule import RecurringRun
-    from baton.kubeflow.submit import Submission
+    from baton.kubeflow.submit import RecurringRun, Submission
 
 
 Overrides = Mapping[str, Any] | Sequence[str]
@@ -570,11 +569,11 @@ class Submitter:
             )
 
     def schedule(self, cron: str) -> RecurringRun:
-        """Makes it a recurring run, see `baton.kubeflow.schedule.create`."""
-        from baton.kubeflow import schedule
+        """Makes it a recurring run, see `baton.kubeflow.submit.schedule`."""
+        from baton.kubeflow import submit
 
         with self._package() as path:
-            return schedule.create(
+            return submit.schedule(
                 path,
                 self.endpoint,
                 recipe=self._recipe,

@@ -172,9 +172,9 @@ def schedule(
     administrator has set another.
     """
     with answer(json, trust):
-        from baton.kubeflow import schedule as recurring
+        from baton.kubeflow import submit as kubeflow
 
-        line = recurring.cron_line(cron)
+        line = kubeflow.cron_line(cron)
         loaded = prepare.load(recipe, overrides, store=store, chunks=chunks, image=image, here=False)
         terms = api.Terms(namespace=namespace, service_account=service_account, registers=registers)
         made = api.Submitter(loaded, endpoint, None, Pipeline.retrain, note, **terms).schedule(line)
@@ -182,16 +182,16 @@ def schedule(
             print_json(asdict(made))
         else:
             typer.echo(f"{made.recipe} is retrained at '{made.cron}' ({made.identifier})")
-            typer.echo(f"times are those of Kubeflow's clock: {recurring.CLOCK}")
+            typer.echo(f"times are those of Kubeflow's clock: {kubeflow.CLOCK}")
 
 
 @app.command("list")
 def list_schedules(endpoint: options.Endpoint, namespace: options.Namespace = None, json: options.Json = False) -> None:
     """Lists the schedules that there are."""
     with answer(json):
-        from baton.kubeflow import schedule as recurring
+        from baton.kubeflow import submit as kubeflow
 
-        schedules = recurring.find(endpoint, namespace)
+        schedules = kubeflow.schedules(endpoint, namespace)
         if json:
             print_json({"schedules": [asdict(each) for each in schedules]})
             return
@@ -199,7 +199,7 @@ def list_schedules(endpoint: options.Endpoint, namespace: options.Namespace = No
             state = "enabled" if each.is_enabled else "disabled"
             typer.echo(f"{each.recipe}\t{each.cron}\t{state}\t{each.identifier}")
         if schedules:
-            typer.echo(f"times: {recurring.CLOCK}", err=True)
+            typer.echo(f"times: {kubeflow.CLOCK}", err=True)
 
 
 @app.command("delete")
@@ -211,9 +211,9 @@ def delete_schedule(
 ) -> None:
     """Deletes the schedule of a recipe; a run that is under way continues."""
     with answer(json):
-        from baton.kubeflow import schedule as recurring
+        from baton.kubeflow import submit as kubeflow
 
-        schedules = recurring.delete(endpoint, name, namespace)
+        schedules = kubeflow.delete_schedules(endpoint, name, namespace)
         if json:
             print_json({"deleted": [asdict(each) for each in schedules]})
         else:
