@@ -15,7 +15,7 @@ from baton.cli.runs import read_public
 from baton.local import forkserver
 from baton.recipe.run import code_in
 from baton.runs.run import Run
-from baton.source import consent, prepare
+from baton.source import prepare
 from baton.source.origin import RecipeSource
 from baton.terminal import Terminal
 
@@ -190,7 +190,7 @@ def audit(
         public = read_public(key) if key else None
         loaded = prepare.load(recipe, overrides).localised() if recipe else None
         code = code_in(run.recipe().model_dump(mode="json", exclude_defaults=True))
-        consent.refuse_untrusted(RecipeSource(run.uri, "", ""), code if "://" in run_uri else [])
+        prepare.refuse_untrusted(RecipeSource(run.uri, "", ""), code if "://" in run_uri else [])
         forkserver.start()
         with Display(len(run.plan().targets)) as display:
             found = auditing.audit(run, chunk, recipe=loaded, key=public, on_event=display.heard)
