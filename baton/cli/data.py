@@ -20,7 +20,6 @@ from baton.errors import BatonError, UserError
 from baton.local import processes
 from baton.local.preview import preview
 from baton.pages import quality_page, rows_page
-from baton.pages.rows_page import parts, tone
 from baton.recipe import load
 from baton.recipe.methods import SPECS
 from baton.recipe.recipe import Recipe
@@ -102,11 +101,11 @@ def _print_row(out: Console, row: list[PreviewRow]) -> None:
     if not row[0].length:
         out.print(Text(row[0].text, "dim"), soft_wrap=True)
         return
-    for name, spans, _ in parts(row):
+    for name, spans, _ in rows_page.parts(row):
         text, left = Text(f"{name}: " if name else "", "bold"), LONGEST
         for span in spans:
             words = span.text if len(span.text) <= left else f"{span.text[: max(left, 0)]} … "
-            text.append_text(_marked(out, words, tone(span)))
+            text.append_text(_marked(out, words, rows_page.tone(span)))
             left -= len(span.text)
             if left <= 0:
                 text.append("(the page has all of it)", "dim italic")
