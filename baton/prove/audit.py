@@ -24,7 +24,7 @@ from baton.pages import html
 from baton.pages.html import count
 from baton.recipe import load
 from baton.recipe.recipe import Recipe
-from baton.runs.documents import ORIGINS, ForkNote, OwnCode, RunInfo, TokenizedRows
+from baton.runs.documents import ORIGINS, ForkNote, LearningRate, MicroBatchSize, OwnCode, RunInfo, TokenizedRows
 from baton.runs.run import Run, identity, now
 from baton.runs.versions import Fingerprint
 from baton.scratch import scratch_folder
@@ -316,10 +316,11 @@ class ChunkReplay:
 
     def train(self) -> Checkpoint:
         """Trains the chunk and returns its last checkpoint; raises the `BatonError` of a process that failed."""
-        # Facts that the chunk also reads: found out by earlier chunks, skipped steps, a fork's beginning.
+        # Facts that the chunk also reads: skipped steps, a fork's beginning, and what earlier stages found out on their
+        # machine. Rows read anew leave none of them: with a rate or a batch size of this machine no chunk is the same.
         theirs = self._theirs.run
         names = [name for name in theirs.storage.find(theirs.path()) if name.startswith(("skips/", "start/"))]
-        for name in (*names, *fork.CARRIED[5:], ForkNote.NAME, ORIGINS):
+        for name in (*names, LearningRate.NAME, MicroBatchSize.NAME, ForkNote.NAME, ORIGINS):
             with contextlib.suppress(FileNotFoundError):
                 self._run.storage.write(self._run.path(name), theirs.storage.read(theirs.path(name)))
         if self._chunk.before:
