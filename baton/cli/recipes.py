@@ -14,7 +14,6 @@ from rich.table import Table
 from baton import api
 from baton.cli import options
 from baton.cli.display import Display, note, screen
-from baton.cli.options import Json, answer, print_json
 from baton.compiler import pipeline_file
 from baton.errors import BatonError, UserError, suggest_path
 from baton.importers import draft as drafts
@@ -53,13 +52,13 @@ def init(
     full: Annotated[bool, typer.Option("--full", help="Train all weights instead of a LoRA adapter.")] = False,
     teacher: Annotated[str | None, typer.Option(help="With distillation: the model to learn from.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
-    json: Json = False,
+    json: options.Json = False,
 ) -> None:
     """Writes a first recipe for rows that it has looked at: a method they serve, and values with the reasons for them.
 
     Nothing is fetched from the hub. On a terminal it asks for what is left out.
     """
-    with answer(json):
+    with options.answer(json):
         asks = not json and sys.stdin.isatty() and sys.stderr.isatty()
         _refuse_file(output, force)
         given = list(data or ()) or _asked(asks, "data", "Rows (file, folder or URI)", None).split()
@@ -96,7 +95,7 @@ def init(
         if output:
             _write(output, text)
         if json:
-            print_json(
+            options.print_json(
                 {
                     "state": "written" if output else "made",
                     "recipe": output,
@@ -180,7 +179,7 @@ def _write(path: str, text: str) -> None:
 
 
 @import_app.command("llamafactory")
-def import_llamafactory(file: TheirFile, output: Target = None, json: Json = False) -> None:
+def import_llamafactory(file: TheirFile, output: Target = None, json: options.Json = False) -> None:
     """Makes a recipe from a LLaMA-Factory training file.
 
     Data sets are looked up in dataset_info.json: in dataset_dir, or beside the file.
@@ -191,7 +190,7 @@ def import_llamafactory(file: TheirFile, output: Target = None, json: Json = Fal
 
 
 @import_app.command("axolotl")
-def import_axolotl(file: TheirFile, output: Target = None, json: Json = False) -> None:
+def import_axolotl(file: TheirFile, output: Target = None, json: options.Json = False) -> None:
     """Makes a recipe from an axolotl training file."""
     from baton.importers import axolotl
 
@@ -199,7 +198,7 @@ def import_axolotl(file: TheirFile, output: Target = None, json: Json = False) -
 
 
 def _import(trainer: drafts.OtherTrainer, file: str, output: str | None, json: bool) -> None:
-    with answer(json):
+    with options.answer(json):
         if output and os.path.exists(output):
             raise UserError(f"{output!r} exists already.", remedy="Give another name, or remove it.")
         draft = drafts.draft_of(trainer, file, os.path.dirname(output or "") or os.getcwd())
@@ -209,7 +208,7 @@ def _import(trainer: drafts.OtherTrainer, file: str, output: str | None, json: b
             _write(output, document)
         lines = list(drafts.import_report(draft, output or recipe.name))
         if json:
-            print_json({"state": "imported", "recipe": output, "yaml": document, "report": lines})
+            options.print_json({"state": "imported", "recipe": output, "yaml": document, "report": lines})
             return
         if output is None:
             typer.echo(document, nl=False)
@@ -232,10 +231,10 @@ def recipes(context: typer.Context, json: options.Json = False) -> None:
 @app.command("list")
 def list_recipes(json: options.Json = False) -> None:
     """Lists the recipes that Baton brings along, which every command takes by their names."""
-    with answer(json):
+    with options.answer(json):
         listed = [origin.described(name) for name in origin.bundled()]
         if json:
-            print_json({"recipes": listed})
+            options.print_json({"recipes": listed})
             return
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         for heading in ("name", "method", "model", "about"):
@@ -252,10 +251,10 @@ def show(
     json: options.Json = False,
 ) -> None:
     """Prints a recipe that Baton brings along, for a file of your own."""
-    with answer(json):
+    with options.answer(json):
         found = origin.of_bundle(name)
         if json:
-            print_json({**origin.described(name), "yaml": found.standalone()})
+            options.print_json({**origin.described(name), "yaml": found.standalone()})
         else:
             typer.echo(found.standalone(), nl=False)
 
@@ -270,7 +269,7 @@ def validate(
 
     Of rows on this machine the first ones are looked at; `baton data check` looks at all of them.
     """
-    with answer(json, trust):
+    with options.answer(json, trust):
         found = prepare.load(recipe, overrides)
         source, loaded, localised = found.origin, found.recipe, found.localised()
         training, sweep = loaded.training, []
@@ -298,7 +297,7 @@ def validate(
                 "batch_size": training.batch_size,
                 "chunks": loaded.num_chunks,
             }
-            print_json({"state": "valid", "recipe": source.name, **extent, **reports})
+            options.print_json({"state": "valid", "recipe": source.name, **extent, **reports})
             return
         length = f"{training.max_steps} steps" if training.max_steps else f"{training.epochs or 1:g} epoch(s)"
         typer.echo(
@@ -325,7 +324,7 @@ def _guarded(guard: Guard, *, by_loss: bool) -> str:
 def schema(json: options.Json = False) -> None:
     """Prints the recipe's JSON Schema, for editors that complete and check YAML."""
     schema = Recipe.model_json_schema()
-    print_json(schema) if json else typer.echo(dumps(schema, indent=2))
+    options.print_json(schema) if json else typer.echo(dumps(schema, indent=2))
 
 
 def doctor(
@@ -346,14 +345,14 @@ def doctor(
 
     What it writes it removes. The exit code is 1 where there is a problem.
     """
-    with answer(json, trust):
+    with options.answer(json, trust):
         from baton import doctor as examining
 
         checks = examining.examine(recipe, overrides or (), store=store)
         if endpoint:
             checks += examining.examine_kubeflow(endpoint, namespace)
         examined = examining.examined(checks)
-        print_json(examined) if json else examining.print_table(checks)
+        options.print_json(examined) if json else examining.print_table(checks)
         if not examined["ok"]:
             raise typer.Exit(1)
 
@@ -374,7 +373,7 @@ def compile_recipe(
     trust: options.Trust = False,
 ) -> None:
     """Compiles a recipe to a file for `kfp run submit -f` or the Kubeflow page."""
-    with answer(json, trust):
+    with options.answer(json, trust):
         compiled = api.compile(
             recipe,
             output,
@@ -391,7 +390,7 @@ def compile_recipe(
             at_end = size.spec + size.nodes
             figures = {"bytes": compiled.bytes, "workflow_bytes": size.spec, "workflow_bytes_at_end": at_end}
             about = {"package": output, "chunks": compiled.num_chunks, "note": compiled.note, "graph": picture}
-            print_json({"state": "compiled", **about, **figures})
+            options.print_json({"state": "compiled", **about, **figures})
             return
         typer.echo(f"{output}: {compiled.num_chunks} chunk(s), {compiled.bytes / 1000:.0f} kB")
         typer.echo(f"workflow: {size.spec / 1000:.0f} kB, {(size.spec + size.nodes) / 1000:,.0f} kB at the end")

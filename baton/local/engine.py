@@ -20,7 +20,6 @@ from baton import events, machine
 from baton.checkpoint import zero_format
 from baton.compiler.pipeline_file import Pipeline, packaged
 from baton.errors import BatonError, UserError
-from baton.events import Error, Event
 from baton.local import docker, forkserver, processes
 from baton.recipe import extras, load
 from baton.recipe.recipe import Recipe
@@ -46,7 +45,7 @@ def run_recipe(
     *,
     pipeline: Pipeline = Pipeline.finetune,
     arguments: Mapping[str, object],
-    on_event: Callable[[Event], None],
+    on_event: Callable[[events.Event], None],
     containers: bool,
 ) -> None:
     """Compiles a recipe, its paths absolute, and runs it here, unless this machine lacks something that it needs."""
@@ -81,12 +80,12 @@ def run_recipe(
         _taken.release()
 
 
-def _run_apart(request: Mapping[str, object], on_event: Callable[[Event], None]) -> None:
+def _run_apart(request: Mapping[str, object], on_event: Callable[[events.Event], None]) -> None:
     """Runs a recipe by `main` in a fresh interpreter, and raises its error."""
-    ends: list[Error] = []
+    ends: list[events.Error] = []
 
-    def heard(event: Event) -> None:
-        if isinstance(event, Error) and not event.stage:
+    def heard(event: events.Event) -> None:
+        if isinstance(event, events.Error) and not event.stage:
             ends.append(event)
         else:
             on_event(event)
@@ -109,7 +108,7 @@ def main(path: str) -> int:
         request = json.load(file)
     output = sys.stdout
 
-    def tell(event: Event) -> None:
+    def tell(event: events.Event) -> None:
         with contextlib.redirect_stdout(output), _environment(BATON_EVENTS="stdout"):
             events.emit(event)
 
@@ -125,7 +124,7 @@ def main(path: str) -> int:
                 containers=request["containers"],
             )
     except BatonError as error:
-        tell(Error("", str(error), error.exit_code))
+        tell(events.Error("", str(error), error.exit_code))
         return error.exit_code
     return 0
 
@@ -135,16 +134,16 @@ def run(
     name: str,
     arguments: Mapping[str, object],
     *,
-    on_event: Callable[[Event], None],
+    on_event: Callable[[events.Event], None],
     in_containers: Recipe | None = None,  # its paths absolute; stages are then containers of its image
 ) -> None:
     """Runs a compiled pipeline to its end; output besides events goes to the log called `name`."""
     from kfp import components, local
 
-    failures: list[Error] = []
+    failures: list[events.Error] = []
 
-    def heard(event: Event) -> None:
-        if isinstance(event, Error):
+    def heard(event: events.Event) -> None:
+        if isinstance(event, events.Error):
             failures.append(event)
         on_event(event)
 
@@ -175,7 +174,7 @@ def run(
 class _Lines(io.TextIOBase):
     """A text stream that tells events from ordinary output."""
 
-    def __init__(self, heard: Callable[[Event], None], log: TextIO) -> None:
+    def __init__(self, heard: Callable[[events.Event], None], log: TextIO) -> None:
         self._heard, self._log, self._rest = heard, log, ""
 
     def write(self, text: str) -> int:
