@@ -430,15 +430,10 @@ def audit(
     key: PublicKey | None = None,
     on_event: Callable[[Event], None] = lambda event: None,
 ) -> Audit:
-    """Trains a chunk of a run again, in a store of its own, and compares all that it comes to.
+    """Trains a chunk of a run, which is only read, again in a store of its own, and compares all that it comes to.
 
-    Args:
-        run: The run, which is only read.
-        index: Number of the chunk.
-        recipe: The auditor's recipe, its paths absolute, to read and tokenize rows anew; without one the run's
-            own and its tokens are taken.
-        key: Key that must have signed the checkpoints.
-        on_event: Called with each event of the processes.
+    By the auditor's `recipe`, its paths absolute, rows are read and tokenized anew; without one the run's own and its
+    tokens are taken. `key` must have signed the checkpoints.
 
     Raises:
         UserError: the recipe is another, or a checkpoint is gone.

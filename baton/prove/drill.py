@@ -249,19 +249,10 @@ class DrillReport(TypedDict):
 
 
 class Drill:
-    """One drill.
+    """One drill of a recipe whose paths are absolute.
 
-    Args:
-        recipe: The recipe, its paths absolute.
-        kills: How many processes to kill.
-        seed: Decides the phases, and the delays in them.
-        name: Prefix of the runs' names.
-        leave_out: Parts of the state not to restore in the disturbed runs, as a negative control.
-        processes: Numbers of processes that take turns in the disturbed runs, another one after each kill; the recipe's
-            when left out.
-        launch: Starts a process.
-        on_event: Called with each event of the processes.
-        on_kill: Called with each kill.
+    `seed` decides the phases and the delays in them, `name` begins the runs' names. In the disturbed runs what is in
+    `leave_out` is not restored, a negative control, and numbers of `processes` take turns, another after each kill.
     """
 
     def __init__(

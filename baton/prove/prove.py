@@ -120,18 +120,10 @@ def prove(
     processes: Sequence[int] = (),
     on_event: Callable[[Event], None] = lambda event: None,
 ) -> ProofResult:
-    """Runs a recipe once per count of chunks and compares losses and digests with the first.
+    """Runs a recipe, its paths absolute, once per count of chunks and compares losses and digests with the first.
 
-    Args:
-        recipe: The recipe, its paths absolute.
-        counts: Numbers of chunks.
-        name: Prefix of the runs' names.
-        leave_out: Parts of the state not to restore, as a negative control.
-        processes: Numbers of processes that take turns from chunk to chunk; the recipe's for all when left out.
-        on_event: Called with each event of the processes.
-
-    Raises:
-        BatonError: a process failed, with its message.
+    `name` begins the runs' names. `leave_out` is not restored, as a negative control. `processes` are numbers of
+    processes that take turns from chunk to chunk. Raises the `BatonError` of a process that failed.
     """
     created = now()
     variants, launch = [], forkserver.launcher()
