@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 from urllib.parse import urlencode
 
-from baton.importers.draft import Document, KeyResult, RecipeDraft, boolean
-from baton.importers.parse import Carried, Table, choice, number, positive_int, steps, tables, text, times, words
+from baton.importers.draft import Document, KeyResult, RecipeDraft, Table, boolean
+from baton.importers.parse import Carried, choice, number, positive_int, steps, tables, text, times, words
 from baton.models import chat
 from baton.recipe.data import Columns, Side
 from baton.recipe.methods import SPECS
