@@ -28,15 +28,13 @@ from baton.runs.documents import AttachedRun
 from baton.runs.outcomes import ReportPage
 from baton.runs.run import Run, check_name
 from baton.source import origin, prepare
-from baton.source.origin import RecipeSource
 from baton.source.prepare import LoadedRecipe
 from baton.store.storage import Storage
 from baton.tracking.servers import KUBEFLOW_PAGE
 
 if TYPE_CHECKING:
     from baton.compiler.workflow_size import WorkflowSize
-    from baton.kubeflow.schedule import RecurringRun
-    from baton.kubeflow.submit import Submission
+    from baton.kubeflow.submit import RecurringRun, Submission
 
 
 Overrides = Mapping[str, Any] | Sequence[str]
@@ -87,15 +85,15 @@ def lines(overrides: Overrides) -> list[str]:
     return list(overrides)
 
 
-def _origin(source: Source | LoadedRecipe) -> RecipeSource:
+def _origin(source: Source | LoadedRecipe) -> origin.RecipeSource:
     if isinstance(source, LoadedRecipe):
         return replace(source.origin, values=_plain(source.recipe))
     if isinstance(source, Recipe):
-        return RecipeSource(HERE, "", os.getcwd(), _plain(source))
+        return origin.RecipeSource(HERE, "", os.getcwd(), _plain(source))
     if isinstance(source, Mapping):
-        return RecipeSource(HERE, "", os.getcwd(), source)
+        return origin.RecipeSource(HERE, "", os.getcwd(), source)
     if isinstance(source, str) and ("\n" in source or ": " in source) and not os.path.exists(source):
-        return RecipeSource(HERE, source, os.getcwd())
+        return origin.RecipeSource(HERE, source, os.getcwd())
     return origin.find(os.fspath(source))
 
 
@@ -555,7 +553,7 @@ class Submitter:
             UserError: a mistake in address, token or name.
             BatonError: the endpoint cannot be reached or fails.
         """
-        from baton.kubeflow import connection, submit
+        from baton.kubeflow import submit
 
         with self._package() as path:
             return submit.submit(
@@ -564,7 +562,6 @@ class Submitter:
                 experiment=self._terms.get("experiment") or self._recipe,
                 run_name=self._name,
                 arguments=dict.fromkeys(NAMED_BY[self._pipeline], self._name),
-                token=connection.token(),
                 namespace=self.namespace,
                 service_account=self._terms.get("service_account"),
                 cache=self._terms.get("cache", True),
@@ -572,16 +569,15 @@ class Submitter:
             )
 
     def schedule(self, cron: str) -> RecurringRun:
-        """Makes it a recurring run, see `baton.kubeflow.schedule.create`."""
-        from baton.kubeflow import connection, schedule
+        """Makes it a recurring run, see `baton.kubeflow.submit.schedule`."""
+        from baton.kubeflow import submit
 
         with self._package() as path:
-            return schedule.create(
+            return submit.schedule(
                 path,
                 self.endpoint,
                 recipe=self._recipe,
                 cron=cron,
-                token=connection.token(),
                 namespace=self.namespace,
                 service_account=self._terms.get("service_account"),
                 registers=self._terms.get("registers", True),

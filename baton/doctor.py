@@ -425,7 +425,7 @@ def examine_kubeflow(endpoint: str, namespace: str | None) -> list[Check]:
     proxy = machine.describe_proxy(endpoint)
     through = [Check("kubeflow: proxy", "ok", proxy)] if proxy else []
     try:
-        client = connection.connect(endpoint, token=connection.token(), namespace=namespace)
+        client = connection.connect(endpoint, namespace)
         says = client.installation()
         is_multi_user, version = bool(says.get("multi_user")), says.get("tag_name", "unknown")
         kind = "multi-user" if is_multi_user else "single-user"

@@ -11,7 +11,7 @@ from kfp.dsl.base_component import BaseComponent
 from baton.components.retrain.component import look, promote_or_keep, release
 from baton.errors import UserError
 from baton.kfp import pod
-from baton.pipelines import chunks, finetune
+from baton.pipelines import finetune
 from baton.recipe import load
 from baton.recipe.recipe import Recipe
 from baton.recipe.search import ACCEPTED
@@ -72,9 +72,9 @@ def require_gate(recipe: Recipe) -> None:
 
 def _trained(
     recipe: Recipe,
-    graphs: Sequence[chunks.Graph],
-    outputs: Mapping[str, chunks.Value],
-    store: chunks.Value,
+    graphs: Sequence[finetune.Graph],
+    outputs: Mapping[str, finetune.Value],
+    store: finetune.Value,
     given: Mapping[str, finetune.Given],
 ) -> dsl.PipelineTask:
     """Adds the stages of the fine-tuning and returns the one that promotes its model or keeps the one in use."""

@@ -13,8 +13,8 @@ from baton.components.report.component import report
 from baton.components.sweep.component import begin, enter, judge
 from baton.components.tokenize.component import tokenize
 from baton.kfp import pod
-from baton.pipelines import chunks, finetune
-from baton.pipelines.chunks import Value
+from baton.pipelines import finetune
+from baton.pipelines.finetune import Value
 from baton.recipe import load
 from baton.recipe.recipe import Recipe
 from baton.runs import ref
@@ -73,7 +73,7 @@ def winners(recipe: Recipe) -> BaseComponent:
 
 def handed_out(recipe: Recipe, run_uri: Value) -> Value:
     """Adds the stages after the last chunk of the best trial, and returns the address of its model."""
-    placed = chunks.placing(recipe, "winner: ")
+    placed = finetune.placing(recipe, "winner: ")
     trained = finetune.judged(recipe, run_uri, placed)
     placed(report(baton=trained.baton), "report")
     return trained.model
@@ -89,7 +89,7 @@ def _bracket(
 ) -> dsl.PipelineTask:
     """Adds the stages of a bracket, after the last one of the bracket before, and returns its last one."""
     prefix = f"bracket {bracket.number}: " if bracket.number > 1 else ""
-    placed = chunks.placing(recipe, prefix)
+    placed = finetune.placing(recipe, prefix)
     begun = begin(
         recipe=ref.pack_text(load.dumps(recipe)),
         sweep_name=sweep_name,
@@ -112,7 +112,7 @@ def _bracket(
     return verdict
 
 
-def _prepared(recipe: Recipe, preparations: Value, store: Value, placed: chunks.Placed) -> dsl.PipelineTask:
+def _prepared(recipe: Recipe, preparations: Value, store: Value, placed: finetune.Placed) -> dsl.PipelineTask:
     """Adds the stages that make the trials' data, once each, and returns the last of them."""
     with dsl.ParallelFor(preparations, name="data", parallelism=_parallel(recipe)) as data:
         split = finetune.split_task(recipe, store, run_name=data.run, document=data.recipe, source=data.source)
@@ -120,13 +120,13 @@ def _prepared(recipe: Recipe, preparations: Value, store: Value, placed: chunks.
         return placed(tokens, "tokenize")
 
 
-def _rung(recipe: Recipe, rung: PlannedRung, survivors: Value, placed: chunks.Placed) -> dsl.PipelineTask:
+def _rung(recipe: Recipe, rung: PlannedRung, survivors: Value, placed: finetune.Placed) -> dsl.PipelineTask:
     """Adds the chunks of a rung for each trial that is left, one after the other, and returns the last stage."""
     slots = [(index, f"train chunk {index}") for index in range(rung.first, rung.chunk + 1)]
     slots += [(rung.chunk, f"spare chunk {rung.chunk}")] * recipe.chunks.spare
     with dsl.ParallelFor(survivors, name=f"rung {rung.number}", parallelism=_parallel(recipe)) as trial:
-        baton, verified = chunks.line(recipe, trial, slots, placed)
-        return chunks.one_checkpoint(baton, rung.chunk, verified, placed)
+        baton, verified = finetune.line(recipe, trial, slots, placed)
+        return finetune.one_checkpoint(baton, rung.chunk, verified, placed)
 
 
 def _parallel(recipe: Recipe) -> int:

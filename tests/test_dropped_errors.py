@@ -34,8 +34,8 @@ REASONS = {
     "baton/cli/follow.py:with_retries": "a run that cannot be resumed is submitted again",
     "baton/cli/kubeflow.py:ci_report": "the run's own end is told instead",
     "baton/cli/kubeflow.py:_of_run": "its state is told without figures",
-    "baton/source/memory.py:_total": "a proposal that is no recipe is not made",
-    "baton/source/memory.py:_changed": "a proposal that is no recipe is not made",
+    "baton/source/hardware.py:_total": "a proposal that is no recipe is not made",
+    "baton/source/hardware.py:_changed": "a proposal that is no recipe is not made",
     "baton/source/prepare.py:_tokenizer": "the tokenize stage raises the same",
     "baton/source/prepare.py:run_name_for_pods": "pods may reach what this machine does not",
     "baton/doctor.py:_of_runs": "a note says so",
@@ -44,7 +44,7 @@ REASONS = {
     "baton/kubeflow/run_status.py:explained": "the API server's own word is shown",
     "baton/kubeflow/run_status.py:_said": "Argo's word is shown",
     "baton/kubeflow/run_status.py:_completed": "Kubeflow's word is shown",
-    "baton/kubeflow/failures.py:_closed": "a line says so",
+    "baton/kubeflow/run_status.py:_closed": "a line says so",
     "baton/local/preview.py:lengths": "a draft without measured lengths",
 }
 """Where → why nobody need hear of it. Elsewhere an error is raised, kept, returned or logged."""

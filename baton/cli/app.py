@@ -1,10 +1,8 @@
 """The `baton` command, with all its subcommands."""
 
-from __future__ import annotations
-
 import typer
 
-from baton.cli import checkpoints, data, generate, init, kubeflow, local, options, prove, recipes, runs, sweep
+from baton.cli import data, generate, kubeflow, local, options, prove, recipes, runs, sweep
 
 app = typer.Typer(
     name="baton",
@@ -16,18 +14,18 @@ app = typer.Typer(
 )
 GROUPS = {
     "data": data.app,
-    "import": init.import_app,
+    "import": recipes.import_app,
     "recipes": recipes.app,
     "runs": runs.app,
     "schedules": kubeflow.app,
     "sweep": sweep.app,
-    "checkpoints": checkpoints.app,
-    "keys": checkpoints.keys_app,
+    "checkpoints": runs.checkpoints_app,
+    "keys": runs.keys_app,
 }
 for name, group in GROUPS.items():
     app.add_typer(group, name=name, cls=options.Commands)
 for command in (
-    *(init.init, recipes.validate, recipes.schema, recipes.doctor, local.run, prove.prove, prove.audit, prove.drill),
+    *(recipes.init, recipes.validate, recipes.schema, recipes.doctor, local.run, prove.prove, prove.audit, prove.drill),
     *(kubeflow.submit, kubeflow.status, kubeflow.cancel, kubeflow.retry, kubeflow.schedule, kubeflow.ci_report),
     *(generate.generate, local.retrain),
 ):

@@ -1,7 +1,5 @@
 """`baton data show` and `baton data check`: rows as the model sees them, and their problems on a page."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -22,15 +20,13 @@ from baton.errors import BatonError, UserError
 from baton.local import processes
 from baton.local.preview import preview
 from baton.pages import quality_page
-from baton.pages.quality_page import FINDINGS, QUALITY, parts, tone
+from baton.pages.quality_page import parts, tone
 from baton.recipe import load
 from baton.recipe.methods import SPECS
 from baton.recipe.recipe import Recipe
 from baton.runs.documents import Preview, PreviewRow
 from baton.runs.run import Run
 from baton.source import origin, prepare
-from baton.source.origin import RecipeSource
-from baton.source.prepare import LoadedRecipe
 from baton.store.storage import Storage
 from baton.terminal import Terminal
 
@@ -209,11 +205,11 @@ def examine(recipe: Recipe, page: str, *, counts: bool, display: Display) -> Exa
             if counts:
                 processes.run(processes.TOKENIZE, [run.uri], heard)
         except BatonError as raised:
-            if run.raw(QUALITY) is None:
+            if run.raw(quality_page.QUALITY) is None:
                 raise
             error = str(raised)  # of a stage that ended after the rows were looked at
         result = {**quality_page.collect(run, recipe.data), "run": recipe.name}
-        for key, name in (("findings_uri", FINDINGS), ("rejected_uri", "rejected.jsonl")):
+        for key, name in (("findings_uri", quality_page.FINDINGS), ("rejected_uri", "rejected.jsonl")):
             beside = f"{page.rpartition('.')[0]}.{name}"
             result[key] = shutil.copyfile(path, beside) if os.path.exists(path := f"{run.uri}/{name}") else None
         html = quality_page.render(result, quality_page.seen(run))
@@ -239,7 +235,7 @@ def _recipe_for(
         "training": {"method": method, **({method: dict(least)} if least else {})},
     }
     recipe = load.validate(load.parse(document, overrides, origin="the options"), origin="the options")
-    return LoadedRecipe(recipe, RecipeSource("the options", "", os.getcwd())).localised()
+    return prepare.LoadedRecipe(recipe, origin.RecipeSource("the options", "", os.getcwd())).localised()
 
 
 def _print(result: Examined) -> None:

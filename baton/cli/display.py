@@ -11,7 +11,6 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from rich.table import Table
 
 from baton import events
-from baton.events import Event
 from baton.local.processes import StageRepaired, TrialFailed
 from baton.terminal import Terminal
 
@@ -64,7 +63,7 @@ class Display:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self._progress.stop()
 
-    def heard(self, event: Event) -> None:
+    def heard(self, event: events.Event) -> None:
         if isinstance(event, events.Stage):
             self._started(event.stage) if event.state == "started" else self._ended()
         elif line := _line(event):
@@ -91,7 +90,7 @@ class Display:
             console.print(f"✓ {self._name} ({took:.1f} s) {self._note}".rstrip(), markup=False)
 
 
-def _line(event: Event) -> str:
+def _line(event: events.Event) -> str:
     match event:
         case events.Source():  # columns may have been found, not given
             return f"{event.uri} holds {event.in_words}"
@@ -104,7 +103,7 @@ def _line(event: Event) -> str:
             return ""
 
 
-def _note(event: Event) -> str:
+def _note(event: events.Event) -> str:
     match event:
         case events.Split():
             return f"{event.train:,} rows to train on, {event.eval:,} held out, {event.rejected:,} rejected"
@@ -150,7 +149,7 @@ def _note(event: Event) -> str:
             return ""
 
 
-def _warning(event: Event) -> str:
+def _warning(event: events.Event) -> str:
     match event:
         case events.Skipped():
             return f"The checkpoint of step {event.step} is not used: {event.reason}"

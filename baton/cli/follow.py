@@ -1,4 +1,4 @@
-"""Follows a run on Kubeflow to its end. A module of its own: kfp's client imports for longer than most commands run."""
+"""What commands do with a run on Kubeflow. A module of its own: kfp's client imports for longer than most run."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Table
 
 from baton.api import Submitter
-from baton.cli.display import console
+from baton.cli.display import console, print_table
 from baton.cli.options import EXIT_CODES, INTERRUPTED, UNKNOWN, RunAnswer
-from baton.errors import BatonError
-from baton.kubeflow import connection, failures, run_status, submit
+from baton.errors import BatonError, UserError
+from baton.kubeflow import connection, run_status, submit
 from baton.kubeflow.connection import AwayError, KubeflowClient, KubeflowRun, RefusedError
 from baton.kubeflow.run_status import BROKEN, GOING_ON, RunStatus, StageStatus
-from baton.kubeflow.submit import FINAL_STATES, Submission
 from baton.terminal import Terminal, visible
 
 EXPLAIN_EVERY_S = 30.0  # between two looks at the pods of a run that still runs
@@ -35,11 +34,68 @@ def describe_run(endpoint: str, run: KubeflowRun, state: str) -> RunAnswer:
 
 def find_run(endpoint: str, run: str, namespace: str | None) -> tuple[KubeflowClient, KubeflowRun]:
     """Returns kfp's client and the newest run of that name, with a line where several have it."""
-    client = connection.connect(endpoint, token=connection.token(), namespace=namespace)
+    client = connection.connect(endpoint, namespace)
     newest, count = run_status.find_run(client, endpoint, run, namespace)
     if count > 1:
         console.print(f"{count} runs are named {run}; this is the newest, {newest.run_id}", soft_wrap=True)
     return client, newest
+
+
+def status(run: str, endpoint: str, namespace: str | None, hours: float | None, out: Terminal) -> RunAnswer:
+    """Prints the stages of a run, or follows it for `hours`, and returns the answer."""
+    client, remote = find_run(endpoint, run, namespace)
+    if hours is not None:
+        shown = describe_run(endpoint, remote, remote.state or "pending")
+        return shown | to_end(endpoint, remote.run_id, run, namespace, hours)[0]
+    view = run_status.explained_by_store(client, remote, run_status.stages(client, remote))
+    shown = describe_run(endpoint, remote, run_status.outcome(remote.state, view.stages))
+    is_over = remote.state in submit.FINAL_STATES
+    if out is not console:
+        out.print(f"[bold]{escape(remote.display_name)}[/]: {shown['state']}", soft_wrap=True)
+        print_table(table(view.stages, is_over=is_over))
+    shown["stages"] = [
+        {"name": s.name, "state": s.state.lower(), "seconds": s.seconds, "message": s.message} for s in view.stages
+    ]
+    if view.is_frozen:
+        out.print(run_status.FROZEN, soft_wrap=True)
+    advise(view, remote.run_id, out)
+    if is_over:
+        conclude(client, remote, view.stages, shown["state"])
+    return shown
+
+
+def cancel(run: str, endpoint: str, namespace: str | None) -> RunAnswer:
+    """Ends a run that goes on."""
+    client, remote = find_run(endpoint, run, namespace)
+    if remote.state in submit.FINAL_STATES:
+        raise UserError(f"run '{remote.display_name}' is {remote.state.lower()} already; expected one that still runs.")
+    stages = run_status.stages(client, remote)
+    client.terminate_run(remote.run_id)
+    conclude(client, remote, stages, "canceled")
+    return describe_run(endpoint, remote, "canceling")
+
+
+def retry(run: str, endpoint: str, namespace: str | None, hours: float | None) -> RunAnswer:
+    """Starts the failed stages of a run again, and follows it for `hours`, if given."""
+    client, remote = find_run(endpoint, run, namespace)
+    name = remote.display_name
+    if remote.state not in ("FAILED", "CANCELED"):
+        state = (remote.state or "pending").lower()
+        raise UserError(f"run '{name}' is {state}; expected one that has failed or was cancelled.")
+    try:
+        submit.resume(client, remote.run_id)
+    except (AwayError, RefusedError):  # whether it resumes is not known
+        raise
+    except BatonError as error:
+        stages = run_status.explained_by_store(client, remote, run_status.stages(client, remote)).stages
+        conclude(client, remote, stages, run_status.outcome(remote.state, stages))
+        raise BatonError(
+            f"Kubeflow cannot retry run '{name}': {error}",
+            remedy=f"`baton submit RECIPE --run {name}` starts it anew, from its newest checkpoint.",
+        ) from None
+    console.print(f"[bold]{name}[/] resumes")
+    shown = describe_run(endpoint, remote, "retried")
+    return shown if hours is None else shown | to_end(endpoint, remote.run_id, name, namespace, hours)[0]
 
 
 def to_end(endpoint: str, run_id: str, name: str, namespace: str | None, hours: float) -> tuple[RunAnswer, RunStatus]:
@@ -52,7 +108,6 @@ def to_end(endpoint: str, run_id: str, name: str, namespace: str | None, hours: 
                 timeout_s=hours * 3600,
                 on_state=lambda run, now: console.print(f"{run}: {now.lower()}"),
                 on_run=follow.seen,
-                token=connection.token(),
                 namespace=namespace,
                 poll_s=submit.POLL_S,
             )
@@ -64,7 +119,7 @@ def to_end(endpoint: str, run_id: str, name: str, namespace: str | None, hours: 
     ended: RunAnswer = {"state": run_status.outcome(state, follow.view.stages)}
     if ended["state"] in ("failed", "canceled"):
         try:
-            client = connection.connect(endpoint, token=connection.token(), namespace=namespace)
+            client = connection.connect(endpoint, namespace)
             conclude(client, client.get_run(run_id), follow.view.stages, ended["state"])
         except BatonError as error:  # how it ended is known
             console.print(f"what it has left is not put in order: {error}", soft_wrap=True, markup=False)
@@ -83,7 +138,7 @@ def _unfollowed(reason: str, name: str, namespace: str | None, exit_code: int = 
     return {"state": UNKNOWN, "error": reason, "exit_code": exit_code}
 
 
-def with_retries(submitter: Submitter, submission: Submission, hours: float, retries: int) -> RunAnswer:
+def with_retries(submitter: Submitter, submission: submit.Submission, hours: float, retries: int) -> RunAnswer:
     """Waits for a run, starts it again where a pod was lost, and returns how the last attempt ended."""
     name, endpoint, namespace = submission.run_name, submitter.endpoint, submitter.namespace
     for attempt in itertools.count(1):
@@ -92,7 +147,7 @@ def with_retries(submitter: Submitter, submission: Submission, hours: float, ret
             break
         console.print(f"{name}: a pod was lost, it starts again ({attempt} of {retries})", soft_wrap=True)
         try:
-            client = connection.connect(endpoint, token=connection.token(), namespace=namespace)
+            client = connection.connect(endpoint, namespace)
             submit.resume(client, submission.run_id)
         except KeyboardInterrupt:
             ended = _unfollowed("interrupted", name, namespace, INTERRUPTED)
@@ -126,7 +181,8 @@ def advise(view: RunStatus, run_id: str, out: Terminal = console) -> None:
 
 def conclude(client: KubeflowClient, run: KubeflowRun, stages: list[StageStatus], state: str) -> None:
     """Ends what a failed or cancelled run has left running in MLflow, and records its failure."""
-    for line in (*failures.end_mlflow_runs(client, run, state), failures.record_failure(client, run, stages, state)):
+    ended = run_status.end_mlflow_runs(client, run, state)
+    for line in (*ended, run_status.record_end(client, run, stages, state)):
         if line:
             console.print(line, soft_wrap=True, markup=False)
 
@@ -161,7 +217,7 @@ class Follow:
     def seen(self, client: KubeflowClient, run: KubeflowRun) -> None:
         stages = run_status.stages(client, run)
         now = time.monotonic()
-        is_due = now - self._explained_at >= EXPLAIN_EVERY_S or run.state in FINAL_STATES
+        is_due = now - self._explained_at >= EXPLAIN_EVERY_S or run.state in submit.FINAL_STATES
         if is_due or any(self._is_new(stage, BROKEN) for stage in stages):
             self._explained_at = now
             was_frozen = self.view.is_frozen

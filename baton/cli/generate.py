@@ -23,7 +23,6 @@ from baton.errors import UserError
 from baton.models import generate as generation
 from baton.models import loading
 from baton.models import prompts as prompting
-from baton.models.prompts import PromptFormat
 from baton.terminal import visible
 
 if TYPE_CHECKING:
@@ -60,7 +59,7 @@ class LoadedModel:
     uri: str
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
-    trained: PromptFormat | None = None  # as asked in training, where known
+    trained: prompting.PromptFormat | None = None  # as asked in training, where known
 
     def render(self, prompt: Prompt, settings: Writing) -> str:
         """Returns a prompt as the model reads it: as in training, unless the settings differ."""

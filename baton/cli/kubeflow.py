@@ -1,7 +1,5 @@
 """Runs on Kubeflow: `baton submit`, `status`, `cancel`, `retry`, `schedule`, `schedules` and `ci-report`."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import asdict, replace
 from json import dumps, loads
@@ -9,12 +7,10 @@ from typing import Annotated
 
 import typer
 from pydantic import TypeAdapter, ValidationError
-from rich.markup import escape
 
 from baton import api
 from baton.cli import options
-from baton.cli.display import console, note, print_table, screen
-from baton.cli.options import EXIT_CODES, UNKNOWN, RunAnswer, answer, print_json
+from baton.cli.display import console, note, screen
 from baton.compiler.pipeline_file import Pipeline
 from baton.documents import load
 from baton.errors import BatonError, DamagedError, UserError
@@ -40,7 +36,7 @@ ENDED = {  # state of any other run → in words
     "rejected": "rejected by its gate",
     "failed": "failed",
     "canceled": "cancelled",
-    UNKNOWN: "not followed to its end, the run may go on",
+    options.UNKNOWN: "not followed to its end, the run may go on",
 }
 RunName = Annotated[str, typer.Argument(metavar="RUN", help="Name or id of the run.", show_default=False)]
 
@@ -70,7 +66,7 @@ def submit(
     A bearer token is read from BATON_KFP_TOKEN or KF_PIPELINES_TOKEN. With --wait the exit code is 1 where the run
     fails, 3 where the gate rejects the model.
     """
-    with answer(json, trust):
+    with options.answer(json, trust):
         from baton.cli import follow
         from baton.kubeflow.submit import version_url
 
@@ -90,7 +86,7 @@ def submit(
         submission = submitter.submit()
         name, url = submission.run_name, submission.url
         console.print(f"started [bold]{name}[/]: {url}", soft_wrap=True)
-        shown: RunAnswer = {"run": name, "run_id": submission.run_id, "url": url, "state": "submitted"}
+        shown: options.RunAnswer = {"run": name, "run_id": submission.run_id, "url": url, "state": "submitted"}
         if version := submission.registered:
             shown |= {"pipeline": version.pipeline, "version": version.version}
             known = "new" if version.is_new else "as before"
@@ -103,9 +99,9 @@ def submit(
         _end(shown, json)
 
 
-def _end(shown: RunAnswer, json: bool) -> None:
-    print_json(shown) if json else typer.echo(shown["url"])
-    if code := shown.get("exit_code") or EXIT_CODES.get(shown["state"]):
+def _end(shown: options.RunAnswer, json: bool) -> None:
+    options.print_json(shown) if json else typer.echo(shown["url"])
+    if code := shown.get("exit_code") or options.EXIT_CODES.get(shown["state"]):
         raise typer.Exit(code)
 
 
@@ -122,51 +118,20 @@ def status(
     The exit code is 0 where the run has succeeded or still runs, 1 where it has failed or was
     cancelled, and 3 where its gate rejected the model.
     """
-    with answer(json):
+    with options.answer(json):
         from baton.cli import follow
-        from baton.kubeflow import run_status
-        from baton.kubeflow.submit import FINAL_STATES
 
-        client, remote = follow.find_run(endpoint, run, namespace)
-        if wait:
-            shown = follow.describe_run(endpoint, remote, remote.state or "pending")
-            _end(shown | follow.to_end(endpoint, remote.run_id, run, namespace, timeout)[0], json)
-            return
-        view = run_status.explained_by_store(client, remote, run_status.stages(client, remote))
-        shown = follow.describe_run(endpoint, remote, run_status.outcome(remote.state, view.stages))
-        out = console if json else screen()
-        if not json:
-            out.print(f"[bold]{escape(remote.display_name)}[/]: {shown['state']}", soft_wrap=True)
-            print_table(follow.table(view.stages, is_over=remote.state in FINAL_STATES))
-        shown["stages"] = [
-            {"name": s.name, "state": s.state.lower(), "seconds": s.seconds, "message": s.message} for s in view.stages
-        ]
-        if view.is_frozen:
-            out.print(run_status.FROZEN, soft_wrap=True)
-        follow.advise(view, remote.run_id, out)
-        if remote.state in FINAL_STATES:
-            follow.conclude(client, remote, view.stages, shown["state"])
-        _end(shown, json)
+        _end(follow.status(run, endpoint, namespace, timeout if wait else None, console if json else screen()), json)
 
 
 def cancel(
     run: RunName, endpoint: options.Endpoint, namespace: options.Namespace = None, json: options.Json = False
 ) -> None:
     """Ends a run on Kubeflow. What its newest checkpoint holds is kept, and `baton retry` resumes from there."""
-    with answer(json):
+    with options.answer(json):
         from baton.cli import follow
-        from baton.kubeflow import run_status
-        from baton.kubeflow.submit import FINAL_STATES
 
-        client, remote = follow.find_run(endpoint, run, namespace)
-        if remote.state in FINAL_STATES:
-            raise UserError(
-                f"run '{remote.display_name}' is {remote.state.lower()} already; expected one that still runs.",
-            )
-        stages = run_status.stages(client, remote)
-        client.terminate_run(remote.run_id)
-        follow.conclude(client, remote, stages, "canceled")
-        _end(follow.describe_run(endpoint, remote, "canceling"), json)
+        _end(follow.cancel(run, endpoint, namespace), json)
 
 
 def retry(
@@ -178,33 +143,10 @@ def retry(
     json: options.Json = False,
 ) -> None:
     """Starts the failed stages of a run on Kubeflow again. Training resumes from the newest checkpoint."""
-    with answer(json):
+    with options.answer(json):
         from baton.cli import follow
-        from baton.kubeflow import run_status
-        from baton.kubeflow.connection import AwayError, RefusedError
-        from baton.kubeflow.submit import resume
 
-        client, remote = follow.find_run(endpoint, run, namespace)
-        name = remote.display_name
-        if remote.state not in ("FAILED", "CANCELED"):
-            state = (remote.state or "pending").lower()
-            raise UserError(f"run '{name}' is {state}; expected one that has failed or was cancelled.")
-        try:
-            resume(client, remote.run_id)
-        except (AwayError, RefusedError):  # whether it resumes is not known
-            raise
-        except BatonError as error:
-            stages = run_status.explained_by_store(client, remote, run_status.stages(client, remote)).stages
-            follow.conclude(client, remote, stages, run_status.outcome(remote.state, stages))
-            raise BatonError(
-                f"Kubeflow cannot retry run '{name}': {error}",
-                remedy=f"`baton submit RECIPE --run {name}` starts it anew, from its newest checkpoint.",
-            ) from None
-        console.print(f"[bold]{name}[/] resumes")
-        shown = follow.describe_run(endpoint, remote, "retried")
-        if wait:
-            shown |= follow.to_end(endpoint, remote.run_id, name, namespace, timeout)[0]
-        _end(shown, json)
+        _end(follow.retry(run, endpoint, namespace, timeout if wait else None), json)
 
 
 def schedule(
@@ -228,36 +170,35 @@ def schedule(
     It takes the place of an earlier schedule of the recipe. The times are those of Kubeflow's clock: UTC, unless its
     administrator has set another.
     """
-    with answer(json, trust):
-        from baton.kubeflow import schedule as recurring
+    with options.answer(json, trust):
+        from baton.kubeflow import submit as kubeflow
 
-        line = recurring.cron_line(cron)
+        line = kubeflow.cron_line(cron)
         loaded = prepare.load(recipe, overrides, store=store, chunks=chunks, image=image, here=False)
         terms = api.Terms(namespace=namespace, service_account=service_account, registers=registers)
         made = api.Submitter(loaded, endpoint, None, Pipeline.retrain, note, **terms).schedule(line)
         if json:
-            print_json(asdict(made))
+            options.print_json(asdict(made))
         else:
             typer.echo(f"{made.recipe} is retrained at '{made.cron}' ({made.identifier})")
-            typer.echo(f"times are those of Kubeflow's clock: {recurring.CLOCK}")
+            typer.echo(f"times are those of Kubeflow's clock: {kubeflow.CLOCK}")
 
 
 @app.command("list")
 def list_schedules(endpoint: options.Endpoint, namespace: options.Namespace = None, json: options.Json = False) -> None:
     """Lists the schedules that there are."""
-    with answer(json):
-        from baton.kubeflow import connection
-        from baton.kubeflow import schedule as recurring
+    with options.answer(json):
+        from baton.kubeflow import submit as kubeflow
 
-        schedules = recurring.find(endpoint, token=connection.token(), namespace=namespace)
+        schedules = kubeflow.schedules(endpoint, namespace)
         if json:
-            print_json({"schedules": [asdict(each) for each in schedules]})
+            options.print_json({"schedules": [asdict(each) for each in schedules]})
             return
         for each in schedules:
             state = "enabled" if each.is_enabled else "disabled"
             typer.echo(f"{each.recipe}\t{each.cron}\t{state}\t{each.identifier}")
         if schedules:
-            typer.echo(f"times: {recurring.CLOCK}", err=True)
+            typer.echo(f"times: {kubeflow.CLOCK}", err=True)
 
 
 @app.command("delete")
@@ -268,13 +209,12 @@ def delete_schedule(
     json: options.Json = False,
 ) -> None:
     """Deletes the schedule of a recipe; a run that is under way continues."""
-    with answer(json):
-        from baton.kubeflow import connection
-        from baton.kubeflow import schedule as recurring
+    with options.answer(json):
+        from baton.kubeflow import submit as kubeflow
 
-        schedules = recurring.delete(endpoint, name, token=connection.token(), namespace=namespace)
+        schedules = kubeflow.delete_schedules(endpoint, name, namespace)
         if json:
-            print_json({"deleted": [asdict(each) for each in schedules]})
+            options.print_json({"deleted": [asdict(each) for each in schedules]})
         else:
             typer.echo(f"{name} is not retrained by the clock any more")
 
@@ -297,14 +237,14 @@ def ci_report(
     The exit code is 0 where it was promoted, has succeeded or had nothing to do, 3 where the gate
     rejected the model, and else that of what failed.
     """
-    with answer(json):
+    with options.answer(json):
         changes = [*(overrides or ()), *([f"store.uri={dumps(store)}"] if store else [])]
         source = origin.find(recipe)
         loaded = recipe_file.validate(source.document(changes), origin=source.name)
         storage = Storage(loaded.store.uri)
         if (run_id is None) == (result is None):
             raise UserError("expected one of --id and --result.")
-        submitted = _submitted(result) if result is not None else RunAnswer(run_id=run_id or "")
+        submitted = _submitted(result) if result is not None else options.RunAnswer(run_id=run_id or "")
         try:
             came_to = _kept(storage, loaded.name, submitted["run_id"])
             heading = f"Retraining of {loaded.name}: {RETRAINED.get(came_to.state, came_to.state)}"
@@ -313,22 +253,22 @@ def ci_report(
                 raise
             if submitted["state"] == "failed" and "run_id" not in submitted:
                 # The command failed: the end of a run is Kubeflow's word.
-                submitted["state"] = "not started" if "exit_code" in submitted else UNKNOWN
+                submitted["state"] = "not started" if "exit_code" in submitted else options.UNKNOWN
             came_to = _of_run(storage, loaded, submitted)
             heading = f"Training of {loaded.name}: {ENDED.get(came_to.state, came_to.state)}"
-        print_json(came_to.fields()) if json else typer.echo(_markdown(heading, came_to, submitted))
-        if code := submitted.get("exit_code") or EXIT_CODES.get(came_to.state):
+        options.print_json(came_to.fields()) if json else typer.echo(_markdown(heading, came_to, submitted))
+        if code := submitted.get("exit_code") or options.EXIT_CODES.get(came_to.state):
             raise typer.Exit(code)
 
 
-def _submitted(result: str) -> RunAnswer:
+def _submitted(result: str) -> options.RunAnswer:
     remedy = "Give the file that `baton submit --wait --json > FILE` has written."
     try:
         with open(result, encoding="utf-8") as file:
             text = file.read()
         if not text.strip():
-            return RunAnswer(state="failed", error="It ended without saying why.")
-        submitted: RunAnswer = TypeAdapter(RunAnswer).validate_python(load(text), strict=True)
+            return options.RunAnswer(state="failed", error="It ended without saying why.")
+        submitted: options.RunAnswer = TypeAdapter(options.RunAnswer).validate_python(load(text), strict=True)
         if "state" not in submitted:
             raise ValueError("it has no state")
         return submitted
@@ -353,7 +293,7 @@ def _kept(storage: Storage, name: str, run_id: str) -> Retraining:
         raise DamagedError(f"{storage.uri(path)} is not what a retraining came to.") from None
 
 
-def _of_run(storage: Storage, recipe: Recipe, submitted: RunAnswer) -> Retraining:
+def _of_run(storage: Storage, recipe: Recipe, submitted: options.RunAnswer) -> Retraining:
     """Returns a run's state as Kubeflow has it, with figures where the store can be read."""
     came_to = Retraining(submitted["state"], submitted.get("error", ""), now(), run=submitted.get("run"))
     if came_to.run is None or came_to.state not in ("succeeded", "rejected"):
@@ -374,7 +314,7 @@ def _of_run(storage: Storage, recipe: Recipe, submitted: RunAnswer) -> Retrainin
     )
 
 
-def _markdown(heading: str, outcome: Retraining, submitted: RunAnswer) -> str:
+def _markdown(heading: str, outcome: Retraining, submitted: options.RunAnswer) -> str:
     lines = [f"### {heading}", "", outcome.words]
     # As code: a message may quote rows, and no part of it is to become a mention, a link or HTML.
     lines += [f"- {stage['stage']}: `{_plain(stage['message'])}`" for stage in submitted.get("failed", [])]

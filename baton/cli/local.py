@@ -1,7 +1,5 @@
 """`baton run` and `baton retrain`: the pipeline and retraining on this machine."""
 
-from __future__ import annotations
-
 import os
 import shlex
 
@@ -9,17 +7,13 @@ import typer
 from rich.markup import escape
 
 from baton import api, events
-from baton.api import LocalRun
 from baton.cli import options
 from baton.cli.display import Display, console
 from baton.cli.kubeflow import RETRAINED, links
-from baton.cli.options import REJECTED, answer, print_json
 from baton.compiler.pipeline_file import Pipeline
 from baton.errors import BatonError, UserError
-from baton.events import Retraining
 from baton.local import results
 from baton.models import prompts
-from baton.models.prompts import PromptFormat
 from baton.source import prepare
 from baton.store.storage import Storage
 
@@ -41,9 +35,9 @@ def run(
     resumes where it stopped when it is given its name again with --run. The exit code is 3 where the
     recipe's gate rejects the model.
     """
-    with answer(json, trust):
+    with options.answer(json, trust):
         loaded = api.load(recipe, overrides or (), store=store, chunks=chunks, image=image)
-        local = LocalRun.of(loaded, run_name)
+        local = api.LocalRun.of(loaded, run_name)
         try:
             console.print(f"run [bold]{local.run.name}[/] at {escape(local.run.uri)}")
             with Display(0 if local.recipe.phases else local.recipe.num_chunks) as display:
@@ -51,15 +45,15 @@ def run(
         except BatonError as error:
             if isinstance(error, UserError) or not json:
                 raise
-            print_json({**local.result(), "state": "failed", "error": str(error)})
+            options.print_json({**local.result(), "state": "failed", "error": str(error)})
             typer.secho(f"baton: {error}", err=True, fg=typer.colors.RED)
             raise typer.Exit(error.exit_code) from None
         if json:
-            print_json(result)
+            options.print_json(result)
         else:
             _print_end(result, (local.last.raw("evaluation.json") or {}).get("samples", []))
         if result["state"] == "rejected":
-            raise typer.Exit(REJECTED)
+            raise typer.Exit(options.REJECTED)
 
 
 def _print_end(result: results.Result, samples: list[dict[str, str]]) -> None:
@@ -75,7 +69,7 @@ def _print_end(result: results.Result, samples: list[dict[str, str]]) -> None:
         typer.echo(f"{str(entry['format']) + ':':7} {entry['uri']}")
     uri = str(result["model_uri"])
     folder = Storage(uri)
-    is_chat = folder.exists(prompts.FILE) and PromptFormat.read(folder.read(prompts.FILE), uri).is_chat
+    is_chat = folder.exists(prompts.FILE) and prompts.PromptFormat.read(folder.read(prompts.FILE), uri).is_chat
     asks = "--chat" if is_chat else f"--no-chat --prompt {_quoted(prompt[-80:])}"
     typer.echo(f"next:   baton generate {shlex.quote(uri)} {asks}")
 
@@ -104,15 +98,15 @@ def retrain(
     One retraining of a model runs at a time; one that was interrupted resumes where it stopped. The exit code is 3
     where the gate rejects the model.
     """
-    with answer(json, trust):
+    with options.answer(json, trust):
         from baton.local import engine
         from baton.retrain import PROCESS, this_process
 
-        outcomes: list[Retraining] = []
+        outcomes: list[events.Retraining] = []
 
         def heard(event: events.Event) -> None:
             match event:
-                case Retraining():
+                case events.Retraining():
                     outcomes.append(event)
                 case events.Looked(decision="train"):
                     console.print(f"run [bold]{event.run}[/]: {escape(event.words)}")
@@ -134,10 +128,10 @@ def retrain(
             )
         outcome = outcomes[-1]
         if json:
-            print_json({name: value for name, value in outcome.fields().items() if name != "at"})
+            options.print_json({name: value for name, value in outcome.fields().items() if name != "at"})
         else:
             typer.echo(f"{loaded.name}: {RETRAINED[outcome.state]} ({outcome.words})")
             for name, uri in links(outcome):
                 typer.echo(f"{name + ':':8}{uri}")
         if outcome.state == "rejected":
-            raise typer.Exit(REJECTED)
+            raise typer.Exit(options.REJECTED)

@@ -1,7 +1,5 @@
 """Shared by all commands: options, the one message of a known error, and JSON on standard output."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -10,12 +10,12 @@ import typer
 from rich.table import Table
 
 from baton.cli import options
-from baton.cli.checkpoints import read_public
 from baton.cli.display import Display, console
-from baton.cli.options import answer, print_json
+from baton.cli.runs import read_public
+from baton.local import forkserver
 from baton.recipe.run import code_in
 from baton.runs.run import Run
-from baton.source import consent, prepare
+from baton.source import prepare
 from baton.source.origin import RecipeSource
 from baton.terminal import Terminal
 
@@ -41,9 +41,7 @@ def prove(
 
     The page that it writes shows the curves over each other and what differs, if anything does.
     """
-    with answer(json, trust):
-        from baton.local import forkserver
-        from baton.prove import proof_page
+    with options.answer(json, trust):
         from baton.prove import prove as proving
 
         counts = proving.parse_counts(chunks)
@@ -60,8 +58,8 @@ def prove(
                 loaded, counts, name=name, leave_out=leave_out or (), processes=numbers, on_event=display.heard
             )
         proof["report"] = page
-        Path(page).write_text(proof_page.render(proof), encoding="utf-8")
-        print_json(proof) if json else proving.print_table(proof)
+        Path(page).write_text(proving.render(proof), encoding="utf-8")
+        options.print_json(proof) if json else proving.print_table(proof)
         if not proof["exact"]:
             raise typer.Exit(1)
 
@@ -83,7 +81,7 @@ def drill(
     The exit code is 0 only where every run ends on the same losses and state, byte for byte, and every
     checkpoint that was committed reads back whole.
     """
-    with answer(json, trust):
+    with options.answer(json, trust):
         from baton.prove.drill import Drill
         from baton.prove.prove import parse_processes
 
@@ -103,7 +101,7 @@ def drill(
                 on_event=display.heard,
                 on_kill=lambda kill: display.killed(kill, kills),
             ).run()
-        print_json(report) if json else print_table(report)
+        options.print_json(report) if json else print_table(report)
         if not report["exact"]:
             raise typer.Exit(1)
 
@@ -183,8 +181,7 @@ def audit(
     It begins with the checkpoint that the chunk began with, which chunks.keep.audit keeps, and writes nothing into the
     run's store. The exit code is 0 where all is equal, 1 where something differs, 2 where it cannot be tried.
     """
-    with answer(json, trust):
-        from baton.local import forkserver
+    with options.answer(json, trust):
         from baton.prove import audit as auditing
 
         run = Run.open(run_uri)
@@ -193,12 +190,12 @@ def audit(
         public = read_public(key) if key else None
         loaded = prepare.load(recipe, overrides).localised() if recipe else None
         code = code_in(run.recipe().model_dump(mode="json", exclude_defaults=True))
-        consent.refuse_untrusted(RecipeSource(run.uri, "", ""), code if "://" in run_uri else [])
+        prepare.refuse_untrusted(RecipeSource(run.uri, "", ""), code if "://" in run_uri else [])
         forkserver.start()
         with Display(len(run.plan().targets)) as display:
             found = auditing.audit(run, chunk, recipe=loaded, key=public, on_event=display.heard)
         Path(page).write_text(auditing.render_page(found), encoding="utf-8")
-        print_json({**found, "report": page}) if json else _print(found, page)
+        options.print_json({**found, "report": page}) if json else _print(found, page)
         if not found["equal"]:
             raise typer.Exit(1)
 

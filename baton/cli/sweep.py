@@ -1,7 +1,5 @@
 """`baton sweep`: run a sweep on this machine, show it, and stop, resume or fork single trials."""
 
-from __future__ import annotations
-
 import functools
 import operator
 from dataclasses import dataclass
@@ -14,11 +12,9 @@ from rich.table import Table
 from baton import fork as forking
 from baton.cli import display, options
 from baton.cli.display import Display, console
-from baton.cli.options import DEFAULT_STORE, REJECTED, Overrides, answer, print_json
 from baton.documents import Json
 from baton.errors import UserError
-from baton.local import results
-from baton.local.results import Result
+from baton.local import engine, forkserver, results
 from baton.runs.outcomes import SweepHead, TrialEntry, TrialInfo, TrialRequest, TrialState, Winner
 from baton.runs.run import Sweep, check_name
 from baton.runtime import SYSTEM
@@ -26,7 +22,6 @@ from baton.source import prepare
 from baton.store.storage import Storage
 from baton.sweep import view as sweep_view
 from baton.sweep.search import check_trials, describe_values
-from baton.sweep.view import View
 
 app = typer.Typer(
     help="Compare many configurations of a recipe while they train: the worse ones stop early.",
@@ -40,7 +35,7 @@ class SweepAnswer:
     """Answer about a sweep: its trials, the requests for them, and the winner once there is one."""
 
     document: SweepHead
-    view: View
+    view: sweep_view.View
     requests: dict[str, TrialRequest | None]
     winner: Winner | None
 
@@ -96,7 +91,7 @@ def print_table(shown: SweepAnswer) -> None:
     display.print_table(table)
 
 
-def print_winner(shown: SweepAnswer, run: Result) -> None:
+def print_winner(shown: SweepAnswer, run: results.Result) -> None:
     """Prints the best trial, whose run is over."""
     best, view = shown.winner, shown.view
     assert best is not None
@@ -136,11 +131,11 @@ def stop(
     sweep: Given,
     trial: Trial,
     why: Why = "asked by hand",
-    store: WhereOption = DEFAULT_STORE,
+    store: WhereOption = options.DEFAULT_STORE,
     json: options.Json = False,
 ) -> None:
     """Stops a trial at its next chunk boundary. Its newest checkpoint stays; `baton sweep resume` continues from it."""
-    with answer(json):
+    with options.answer(json):
         _ask(open_sweep(sweep, store), trial, "stop", why, json)
 
 
@@ -149,7 +144,7 @@ def resume(
     sweep: Given,
     trial: Trial,
     why: Why = "asked by hand",
-    store: WhereOption = DEFAULT_STORE,
+    store: WhereOption = options.DEFAULT_STORE,
     json: options.Json = False,
 ) -> None:
     """Brings a stopped trial back: from the next rung on it trains to the end, whatever its scores.
@@ -157,7 +152,7 @@ def resume(
     It catches up what it has missed from its newest checkpoint. Where no rung is to come, start the sweep again under
     its name.
     """
-    with answer(json):
+    with options.answer(json):
         _ask(open_sweep(sweep, store), trial, "go", why, json)
 
 
@@ -165,16 +160,16 @@ def resume(
 def fork(
     sweep: Given,
     trial: Trial,
-    overrides: Overrides = None,
+    overrides: options.Overrides = None,
     step: Annotated[int | None, typer.Option(help="One of its checkpoints; the newest when left out.")] = None,
-    store: WhereOption = DEFAULT_STORE,
+    store: WhereOption = options.DEFAULT_STORE,
     json: options.Json = False,
 ) -> None:
     """Adds a trial that begins with all of the state at a checkpoint of another one, with other values.
 
     It joins at the next rung and trains to the end.
     """
-    with answer(json):
+    with options.answer(json):
         opened = open_sweep(sweep, store)
         if not overrides:
             raise UserError("a fork with nothing changed is its parent.", remedy="Change a value with --set.")
@@ -193,7 +188,7 @@ def fork(
         opened.add(made)
         opened.ask(made.id, "go", f"forked from {trial}")
         if json:
-            print_json({"sweep": opened.name, **made.to_json()})
+            options.print_json({"sweep": opened.name, **made.to_json()})
         else:
             first = f"{made.id}: run {made.run} begins at step {forked.step}"
             typer.echo("\n".join([first, *forked.lines, f"It joins {_when(opened, 'at the next rung')}."]))
@@ -203,7 +198,7 @@ def _ask(sweep: Sweep, trial: str, state: TrialState, why: str, json: bool) -> N
     sweep.trial(trial)
     sweep.ask(trial, state, why)
     if json:
-        print_json({"sweep": sweep.name, "trial": trial, "state": state, "why": why})
+        options.print_json({"sweep": sweep.name, "trial": trial, "state": state, "why": why})
     else:
         at = "at its next chunk boundary" if state == "stop" else "at the next rung"
         typer.echo(f"{trial}: {IN_WORDS[state]} {_when(sweep, at)}")
@@ -232,10 +227,8 @@ def run(
     A sweep that was interrupted resumes where it stopped when it is given its name again with --run, and ends on the
     same winner with the same bits. The exit code is 3 where the recipe's gate rejects the winner.
     """
-    with answer(json, trust):
-        from baton.local import engine, forkserver
-        from baton.local import sweep as winner
-        from baton.local.sweep import LocalSweep
+    with options.answer(json, trust):
+        from baton.local import sweep as local  # which imports kfp
 
         loaded = prepare.load(recipe, overrides, store=store, chunks=chunks).localised()
         engine.require_one_machine(loaded)
@@ -246,21 +239,21 @@ def run(
         prepare.check_model(loaded)
         console.print(f"sweep [bold]{sweep_name}[/] of {trials} trials at {escape(Sweep(storage, sweep_name).uri)}")
         with Display(loaded.num_chunks) as display:
-            best = LocalSweep(loaded, sweep_name, display.heard).run()
-            winner.export_best_trial(best, sweep_name, display.heard)
+            best = local.LocalSweep(loaded, sweep_name, display.heard).run()
+            local.export_best_trial(best, sweep_name, display.heard)
         shown, result = gather(Sweep(storage, sweep_name)), results.result(best)
         if json:
-            print_json({**shown.to_json(), "winner_run": result})
+            options.print_json({**shown.to_json(), "winner_run": result})
         else:
             print_table(shown)
             print_winner(shown, result)
         if result["state"] == "rejected":
-            raise typer.Exit(REJECTED)
+            raise typer.Exit(options.REJECTED)
 
 
 @app.command()
 def status(sweep: Given, store: WhereOption = options.DEFAULT_STORE, json: options.Json = False) -> None:
     """Shows a sweep: how far each trial is, how well it does, and why one was stopped."""
-    with answer(json):
+    with options.answer(json):
         shown = gather(open_sweep(sweep, store))
-        print_json(shown.to_json()) if json else print_table(shown)
+        options.print_json(shown.to_json()) if json else print_table(shown)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from baton import machine
+from baton.compiler.workflow_size import WorkflowSize, predict
 from baton.errors import UserError
 from baton.recipe.cluster import Resources
 from baton.recipe.recipe import Recipe
@@ -30,8 +31,6 @@ from baton.sweep.search import brackets
 
 if TYPE_CHECKING:
     from kfp.dsl.base_component import BaseComponent
-
-    from baton.compiler.workflow_size import WorkflowSize
 
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's, where PyYAML has it: ten times as fast
@@ -303,8 +302,6 @@ WORKFLOW_LIMIT = "BATON_WORKFLOW_BYTES"  # environment variable: bytes, more whe
 
 def check_fits(path: str, recipe: Recipe, pipeline: Pipeline = Pipeline.finetune) -> WorkflowSize:
     """Predicts the workflow of a compiled recipe; refuses one that outgrows Kubernetes before its last stage ends."""
-    from baton.compiler.workflow_size import predict
-
     with open(path, "rb") as file:
         documents = list(yaml.load_all(file, LOADER))
     size = predict(documents, _iterations(recipe) if pipeline is Pipeline.sweep else None)

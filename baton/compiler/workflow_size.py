@@ -7,8 +7,6 @@ The sizes are sums over the texts of the compiled file, each times its copies in
 measured on workflows that Kubeflow Pipelines 2.17 made and ran; no prediction is below a recording.
 """
 
-from __future__ import annotations
-
 import json
 import zlib
 from collections import Counter

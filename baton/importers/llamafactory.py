@@ -1,19 +1,15 @@
 """LLaMA-Factory's training files as recipes: keys, data sets (`dataset_info.json`) and templates."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 from typing import Any
 
 from baton.errors import UserError
-from baton.importers import common, sources
-from baton.importers.draft import Document, KeyResult, RecipeDraft
-from baton.importers.files import OtherTrainer
-from baton.importers.files import name_for as project_for
-from baton.importers.parse import Carried, boolean, is_on, number, positive_int, read, tables, text, words
-from baton.importers.sources import FORMS, DataSet, RowShape, speaks_as
+from baton.importers import common
+from baton.importers.common import FORMS, DataSet, RowShape, speaks_as
+from baton.importers.draft import Document, KeyResult, OtherTrainer, RecipeDraft, boolean, name_for
+from baton.importers.parse import Carried, number, positive_int, tables, text, words
 from baton.recipe.data import Columns, Side
 from baton.recipe.methods import SPECS
 from baton.store.clouds import CLOUDS
@@ -178,14 +174,14 @@ def _named(draft: RecipeDraft, key: str, name: str) -> None:
     elif name in NOT_ALIKE:
         draft.unsupported(key, NOT_ALIKE[name])
     elif name in ("default", "llama2"):
-        draft.put("model.chat_template", sources.WRITTEN_OUT_TEMPLATES[name], key)
+        draft.put("model.chat_template", common.WRITTEN_OUT_TEMPLATES[name], key)
     elif name != plain and "instruct" not in model.lower():
         draft.put("model.chat_template", "chatml", key)
         draft.changed(key, "the same text without tools, for which the tokenizer's own template is needed")
     elif name != "fewshot":
-        sources.named_template(draft, key, "chatml" if name == "chatml_de" else plain, model)
+        common.named_template(draft, key, "chatml" if name == "chatml_de" else plain, model)
     else:
-        draft.unsupported(key, sources.OTHER_TEMPLATE)
+        draft.unsupported(key, common.OTHER_TEMPLATE)
     if name in SYSTEMS and not draft.has("default_system"):
         draft.put("data.system", SYSTEMS[name])
 
@@ -198,10 +194,10 @@ MIXED = (
 
 def data(draft: RecipeDraft, method: str) -> None:
     """Sets source, format and columns, and the part of a row that counts."""
-    names = read(draft, "dataset", words, [])
+    names = draft.read("dataset", words, [])
     if not names:
         raise UserError(f"{draft.origin}: dataset is missing.", remedy="Name the data sets to train on.")
-    held_out = read(draft, "eval_dataset", words, [])
+    held_out = draft.read("eval_dataset", words, [])
     folder, entries = _find(draft, [*names, *held_out])
     sides: tuple[tuple[str, list[str], Side | None], ...] = (
         ("dataset", names, "train" if held_out else None),
@@ -209,14 +205,14 @@ def data(draft: RecipeDraft, method: str) -> None:
     )
     sets = [_rows(draft, method, folder, name, key, entries, side) for key, group, side in sides for name in group]
     draft.carry("data.source", "dataset", "eval_dataset", "dataset_dir")
-    sources.put(draft, sets)
+    common.put(draft, sets)
     shapes = [rows.shape for rows in sets if rows.shape]
     if any(isinstance(column, list) for shape in shapes for column in shape.columns.values()):
         draft.put("data.join", JOIN)
     _samples(draft, len(sets), {name: entries[name] for name in (*names, *held_out) if name in entries})
     shape = shapes[0] if shapes else None
     row_template(draft, shape)
-    sources.loss(draft, "train_on_prompt", method, shape)
+    common.loss(draft, "train_on_prompt", method, shape)
     _turns(draft, method, shape)
     _packing(draft, method)
     _mix(draft)
@@ -266,9 +262,9 @@ def _rows(
 def _source(draft: RecipeDraft, folder: str | None, name: str, entry: Entry) -> str:
     """Returns the address of a data set's rows; its name where Baton cannot read them."""
     if hub := entry.get("hf_hub_url"):
-        split = entry.get("split") and sources.side(draft, _about(name), entry["split"])
+        split = entry.get("split") and common.side(draft, _about(name), entry["split"])
         where = {"revision": entry.get("revision"), "config": entry.get("subset"), "split": split}
-        return sources.on_hub(hub, **where)
+        return common.on_hub(hub, **where)
     if "file_name" in entry:
         return draft.relative(str(entry["file_name"]), folder or "")
     address = str(entry.get("cloud_file_name", ""))
@@ -316,7 +312,7 @@ def _mix(draft: RecipeDraft) -> None:
 def _turns(draft: RecipeDraft, method: str, shape: RowShape | None) -> None:
     """Sets the loss, the reasoning and the system message of conversations."""
     last, system, thinks = "mask_history", "default_system", "enable_thinking"
-    if not is_on(draft, last):
+    if not draft.is_on(last):
         draft.ignore(last)
     elif method != "sft" or not (shape and shape.talks):
         draft.not_needed(last, "each row has one answer")
@@ -327,9 +323,9 @@ def _turns(draft: RecipeDraft, method: str, shape: RowShape | None) -> None:
     elif shape and (shape.format == "text" or shape.renders == "text"):
         draft.unsupported(system, "text that is written without a chat template has no system message")
     else:
-        draft.put("data.system", read(draft, system, text), system)
+        draft.put("data.system", draft.read(system, text), system)
     if method == "sft" and draft.get(thinks) is not None:
-        draft.put("data.reasoning", "keep" if read(draft, thinks, boolean) else "drop", thinks)
+        draft.put("data.reasoning", "keep" if draft.read(thinks, boolean) else "drop", thinks)
     else:
         draft.drop(thinks, f"has no effect with {method}", KeyResult.not_needed)
 
@@ -337,11 +333,11 @@ def _turns(draft: RecipeDraft, method: str, shape: RowShape | None) -> None:
 def _packing(draft: RecipeDraft, method: str) -> None:
     packing, neat = "packing", "neat_packing"
     if method == "pretrain":
-        draft.put("data.packing", read(draft, packing, boolean, True), packing, neat)
+        draft.put("data.packing", draft.read(packing, boolean, True), packing, neat)
         return
     for key in filter(draft.has, (packing, neat)):
         if method != "sft":
-            draft.unsupported(key, sources.UNPACKED)
+            draft.unsupported(key, common.UNPACKED)
             continue
         draft.put("data.packing", "best-fit", key)
         if not draft.has(neat):
@@ -361,14 +357,14 @@ DRAWN = "samples are drawn by evaluation.temperature and top_p alone"
 
 
 def _tracking(draft: RecipeDraft, key: str) -> None:
-    names = read(draft, key, words, [])
+    names = draft.read(key, words, [])
     if names == ["none"]:
         draft.put("tracking.mlflow", None, key)
         return
     if "tensorboard" in names:
         draft.put("tracking.tensorboard", True, key)
     if "wandb" in names:
-        draft.put("tracking.wandb", project_for(draft.origin), key)
+        draft.put("tracking.wandb", name_for(draft.origin), key)
         draft.changed(key, "the project of Weights & Biases has the recipe's name: change tracking.wandb")
     draft.carry("tracking.mlflow", *([key] if "mlflow" in names else []))
     if others := [name for name in names if name not in ("mlflow", "tensorboard", "wandb")]:
@@ -377,7 +373,7 @@ def _tracking(draft: RecipeDraft, key: str) -> None:
 
 
 def _beams(draft: RecipeDraft, key: str) -> None:
-    if read(draft, key, positive_int, 1) > 1:
+    if draft.read(key, positive_int, 1) > 1:
         draft.unsupported(key, f"{DRAWN}, 0 takes the likeliest token")
     else:
         draft.ignore(key)
@@ -427,7 +423,7 @@ def _preference(draft: RecipeDraft) -> tuple[str, Document]:
         return method, settings
     losses, shares = settings.get("loss", ["sigmoid"]), [1.0]
     for key, name in (("pref_bco_weight", "bco_pair"), ("pref_ftx", "sft")):
-        share = read(draft, key, number, 0.0)
+        share = draft.read(key, number, 0.0)
         if share:
             losses, shares = [*losses, name], [*shares, share]
             draft.changed(key, f"added as loss {name}, whose mean is TRL's: over the batch's tokens, not per answer")
@@ -441,7 +437,7 @@ def _weights(draft: RecipeDraft, method: str) -> None:
     kind = str(draft.get("finetuning_type", "lora"))
     if kind == "lora":
         common.lora(draft, "finetuning_type", "lora_rank", alpha=None, rate=RATE)
-        target = read(draft, "lora_target", words, ["all"])
+        target = draft.read("lora_target", words, ["all"])
         draft.put("adapter.target_modules", "all-linear" if target == ["all"] else target, "lora_target")
     elif kind == "freeze":
         _freeze(draft)
@@ -456,10 +452,10 @@ def _weights(draft: RecipeDraft, method: str) -> None:
 def _freeze(draft: RecipeDraft) -> None:
     """Sets the trained blocks: the last by number, the first by name."""
     key, parts, extra = "freeze_trainable_layers", "freeze_trainable_modules", "freeze_extra_modules"
-    count = int(read(draft, key, number, 2))
+    count = int(draft.read(key, number, 2))
     if abs(count) > 1000:
         raise draft.wrong(key, "a number of layers")
-    patterns = [re.escape(name) for name in read(draft, extra, words, [])]
+    patterns = [re.escape(name) for name in draft.read(extra, words, [])]
     if count > 0:
         draft.put("training.trainable.last_layers", count, key, "finetuning_type")
     elif count < 0:
@@ -478,8 +474,8 @@ def _freeze(draft: RecipeDraft) -> None:
 
 def _precision(draft: RecipeDraft, kind: str) -> None:
     """Sets types: frozen weights in the short type, trained ones in 32 bits unless `pure_bf16`."""
-    pure = read(draft, "pure_bf16", boolean, False)
-    short = next((name for name in ("bf16", "fp16") if read(draft, name, boolean, False)), "fp32")
+    pure = draft.read("pure_bf16", boolean, False)
+    short = next((name for name in ("bf16", "fp16") if draft.read(name, boolean, False)), "fp32")
     common.precision(draft, "fp32" if pure else short, "bf16", "fp16")
     if pure:
         draft.put("model.dtype", "bfloat16", "pure_bf16")
@@ -494,18 +490,18 @@ def _quantization(draft: RecipeDraft) -> None:
         for named in (key, method):
             draft.unsupported(named, "only bitsandbytes is there: set model.quantization; weights are whole here")
         return
-    bits = read(draft, key, positive_int)
+    bits = draft.read(key, positive_int)
     if bits not in (None, 4, 8):
         draft.unsupported(key, "bitsandbytes has 4 and 8 bits: set model.quantization; weights are whole here")
     elif common.quantization(draft, bits, key, method):
         draft.put("model.quantization.type", str(draft.get("quantization_type", "nf4")), "quantization_type")
-        double = read(draft, "double_quantization", boolean, True)
+        double = draft.read("double_quantization", boolean, True)
         draft.put("model.quantization.double", double, "double_quantization")
 
 
 def _arithmetic(draft: RecipeDraft) -> None:
     off, path = "disable_gradient_checkpointing", "training.gradient_checkpointing"
-    draft.put(path, not read(draft, off, boolean, False), off)
+    draft.put(path, not draft.read(off, boolean, False), off)
     draft.carry(path, "gradient_checkpointing")
     chosen = str(draft.get("flash_attn"))
     if chosen in ATTENTION:
@@ -517,7 +513,7 @@ def _arithmetic(draft: RecipeDraft) -> None:
 def _generation(draft: RecipeDraft, method: str) -> None:
     """Sets sampling, and the metrics that LLaMA-Factory takes with it."""
     key = "predict_with_generate"
-    if not is_on(draft, key):
+    if not draft.is_on(key):
         draft.ignore(key)
         return
     if method != "sft":
@@ -531,7 +527,7 @@ def _generation(draft: RecipeDraft, method: str) -> None:
     )
     draft.carry("evaluation.temperature", "do_sample")
     usual = {"temperature": 0.95, "top_p": 0.7, "max_new_tokens": 1024}
-    if not read(draft, "do_sample", boolean, True):
+    if not draft.read("do_sample", boolean, True):
         usual = {"max_new_tokens": 1024}
         draft.put("evaluation.temperature", 0.0, "temperature")
         for name in ("top_p", "top_k", "temperature"):
@@ -542,7 +538,7 @@ def _generation(draft: RecipeDraft, method: str) -> None:
         draft.changed(key, "its usual top_k of 50 has no counterpart")
     for name, value in usual.items():
         draft.put(
-            f"evaluation.{name}", read(draft, name, positive_int if name == "max_new_tokens" else number, value), name
+            f"evaluation.{name}", draft.read(name, positive_int if name == "max_new_tokens" else number, value), name
         )
         if draft.get(name) is None:
             draft.assumed.append(f"evaluation.{name} {value:g}")
@@ -551,7 +547,7 @@ def _generation(draft: RecipeDraft, method: str) -> None:
 def _hub(draft: RecipeDraft) -> None:
     export, model, private = "export_hub_model_id", "hub_model_id", "hub_private_repo"
     pushed = export if draft.has(export) and common.push(draft, export) else None
-    asked = is_on(draft, "push_to_hub")
+    asked = draft.is_on("push_to_hub")
     if asked and draft.has(model):
         if pushed:
             draft.unsupported(model, f"a run pushes to one repository: {export}")
@@ -563,7 +559,7 @@ def _hub(draft: RecipeDraft) -> None:
     if pushed and draft.get(private) is None:
         draft.changed(pushed, "a new repository is private: export.hub.private")
     elif pushed:
-        draft.put("export.hub.private", read(draft, private, boolean), private)
+        draft.put("export.hub.private", draft.read(private, boolean), private)
 
 
 KEYS = {

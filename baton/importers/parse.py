@@ -5,46 +5,16 @@ other trainer's default. `switches`: keys with an effect only where they are on.
 `KeyResult`: reason → keys. `KEY*` stands for all keys that begin so and have no nearer entry.
 """
 
-from __future__ import annotations
-
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
-from baton.importers.draft import EMPTY, KeyResult, RecipeDraft
+from baton.importers.draft import Entry, KeyResult, Kind, NoCounterpartError, RecipeDraft, Table, boolean
 from baton.recipe import yaml_text
 from baton.recipe.methods import SPECS
-
-Kind = Callable[[Any], Any]
-"""Reads a value; None asks for nothing. Raises `ValueError` with the expected kind, or `NoCounterpartError`."""
-Entry = Callable[[RecipeDraft, str], None]
-Table = dict[str, Entry]
-
-
-class NoCounterpartError(Exception):
-    """A value that the other trainer takes and Baton has no counterpart for; the text is the remedy."""
-
-
-def read(draft: RecipeDraft, key: str, kind: Kind, default: Any = None) -> Any:
-    """Returns a key's value; the default where the key is absent or has no counterpart."""
-    value = draft.get(key)
-    if value is None:
-        return default
-    try:
-        return kind(value)
-    except NoCounterpartError as error:
-        draft.unsupported(key, str(error))
-        return default
-    except ValueError as error:
-        raise draft.wrong(key, str(error)) from None
-
-
-def is_on(draft: RecipeDraft, key: str) -> bool:
-    """Tells whether a key is there and true."""
-    return draft.has(key) and read(draft, key, boolean, False)
 
 
 def number(value: object) -> float:
@@ -98,16 +68,6 @@ def steps(value: object) -> int:
     if 0 < number(value) < 1:
         raise NoCounterpartError("a share of all steps; give a number of steps")
     return positive_int(value)
-
-
-def boolean(value: object) -> bool:
-    """Returns true or false, also from the words of Transformers' arguments."""
-    words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
-    if isinstance(value, bool):
-        return value
-    if str(value).lower() not in words:
-        raise ValueError("true or false")
-    return words[str(value).lower()]
 
 
 def text(value: object) -> str:
@@ -185,7 +145,7 @@ class Carried:
             draft.drop(key, "has no effect without adapter", KeyResult.not_needed)
         elif SPECS.keys() & methods and method not in methods:
             draft.drop(key, f"has no effect with {method}", KeyResult.not_needed)
-        elif (value := read(draft, key, self.kind, self.default)) is None:
+        elif (value := draft.read(key, self.kind, self.default)) is None:
             draft.ignore(key)
         else:
             draft.put(re.sub(r"\{.*\}", method, self.path), value, key)
@@ -215,31 +175,6 @@ def noted(why: str, result: KeyResult) -> Entry:
     return lambda draft, key: draft.drop(key, why, result)
 
 
-def apply_table(draft: RecipeDraft, entries: Table) -> None:
-    """Handles every key that is left: by name, by prefix, or as unknown."""
-    families = sorted((key[:-1] for key in entries if key.endswith("*")), key=len, reverse=True)
-    for key in draft.given:
-        if draft.is_handled(key):
-            continue
-        family = next((family for family in families if key.startswith(family)), None)
-        entry = entries.get(key) or (note_unknown if family is None else entries[f"{family}*"])
-        if draft.given[key] in EMPTY:
-            draft.ignore(key)
-        else:
-            entry(draft, key)
-
-
-def note_unknown(draft: RecipeDraft, key: str) -> None:
-    """Notes that a key is unknown."""
-    draft.unsupported(key, f"unknown: no setting of {draft.tool} that this command knows; see docs/recipe.md")
-
-
 def switch(draft: RecipeDraft, key: str) -> None:
     """Handles a key with an effect only where it is on; an earlier step has handled it then."""
-    note_unknown(draft, key) if draft.has(key) else draft.ignore(key)
-
-
-def fill(draft: RecipeDraft, entries: Table) -> None:
-    """Handles the keys of a table before all others, the absent ones for their defaults."""
-    for key, entry in entries.items():
-        entry(draft, key)
+    draft.unknown(key) if draft.has(key) else draft.ignore(key)

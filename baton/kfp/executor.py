@@ -21,10 +21,8 @@ from baton.errors import BatonError, OtherRunError, in_words
 from baton.kfp.component import RUNTIME
 from baton.pages.card import DISPLAY_NAME
 from baton.runs import ref
-from baton.runs import run as failures
 from baton.runs.outcomes import RunFailure
-from baton.runs.ref import RunRef
-from baton.runs.run import Run, chosen_name, now
+from baton.runs.run import Run, chosen_name, clear_failure, now, record_failure
 from baton.store.storage import Storage
 
 logger = logging.getLogger("baton")
@@ -60,7 +58,7 @@ def main() -> None:
         raise
     stage = arguments.function_to_execute
     if run := _run(stage, inputs):  # its record of an earlier failure goes
-        failures.clear_failure(run, None if stage in ("data_split", "report") else _name(stage, inputs))
+        clear_failure(run, None if stage in ("data_split", "report") else _name(stage, inputs))
 
 
 def _record_failure(function: str, inputs: Inputs, error: BaseException) -> None:
@@ -81,7 +79,7 @@ def _record_failure(function: str, inputs: Inputs, error: BaseException) -> None
         attempt=int(attempt) + 1 if attempt.isdigit() else None,
     )
     try:
-        page = failures.record_failure(run.uri, failure)
+        page = record_failure(run.uri, failure)
     except Exception as second:
         logger.warning("%s", second)
         return
@@ -95,7 +93,7 @@ def _run_name(function: str, inputs: Inputs) -> str | None:
         if function == "data_split":
             given = ref.decode_texts(inputs)
             return chosen_name(*(str(given[name]) for name in ("run_name", "new_name", "job_id", "phase")))
-        return RunRef.read(str(inputs["baton"])).run_uri.rpartition("/")[2]
+        return ref.RunRef.read(str(inputs["baton"])).run_uri.rpartition("/")[2]
     except (KeyError, BatonError):
         return None
 
@@ -104,7 +102,7 @@ def _run(function: str, inputs: Inputs) -> Run | None:
     try:
         if function == "data_split" and (name := _run_name(function, inputs)):
             return Run(Storage(ref.decode_texts(inputs)["store"]), name)
-        return Run.open(RunRef.read(str(inputs["baton"])).run_uri)
+        return Run.open(ref.RunRef.read(str(inputs["baton"])).run_uri)
     except (KeyError, BatonError):
         return None
 

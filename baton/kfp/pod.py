@@ -1,7 +1,5 @@
 """Settings of each pod on Kubernetes, from `resources` in the recipe."""
 
-from __future__ import annotations
-
 from kfp import kubernetes
 from kfp.dsl import PipelineConfig, PipelineTask
 

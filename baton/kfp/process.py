@@ -17,11 +17,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from baton import events
+from baton.recipe import load
+from baton.runs.run import Run, Sweep
+from baton.scratch import scratch_folder
 
 
 def data_split(recipe: Path, run_name: str) -> None:
     from baton.data.split import split_data
-    from baton.recipe import load
 
     split_data(load.loads(recipe.read_text(encoding="utf-8")), run_name)
 
@@ -29,7 +31,6 @@ def data_split(recipe: Path, run_name: str) -> None:
 def tokenize(run_uri: str) -> None:
     from baton.data.tokenize import tokenize_run
     from baton.pages import quality_page
-    from baton.runs.run import Run
 
     tokenize_run(run_uri)
     quality_page.refresh(Run.open(run_uri))
@@ -43,13 +44,12 @@ def train_chunk(run_uri: str, index: int, leave_out: list[str]) -> None:
 
 def checkpoint(run_uri: str, index: int) -> None:
     from baton.checkpoint.proof import promote
-    from baton.runs.run import Run
 
     promote(Run.open(run_uri), index)
 
 
 def begin(recipe: Path, name: str, store: str, bracket: int) -> None:
-    from baton.recipe import load, parameters
+    from baton.recipe import parameters
     from baton.sweep.trials import start_bracket
 
     given = parameters.given_parameters(store=store)
@@ -58,14 +58,12 @@ def begin(recipe: Path, name: str, store: str, bracket: int) -> None:
 
 
 def enter(sweep_uri: str, bracket: int) -> None:
-    from baton.runs.run import Sweep
     from baton.sweep.trials import create_trials
 
     events.emit(events.Entered(runs=create_trials(Sweep.open(sweep_uri), bracket)))
 
 
 def judge(sweep_uri: str, rung: int) -> None:
-    from baton.runs.run import Sweep
     from baton.sweep.trials import rank_trials
 
     verdict = rank_trials(Sweep.open(sweep_uri), rung)
@@ -73,7 +71,6 @@ def judge(sweep_uri: str, rung: int) -> None:
 
 
 def page(sweep_uri: str, rung: int) -> None:
-    from baton.runs.run import Sweep
     from baton.sweep.page import publish
 
     publish(Sweep.open(sweep_uri), rung)
@@ -81,8 +78,6 @@ def page(sweep_uri: str, rung: int) -> None:
 
 def first_rows(recipe: Path, count: int, side: str, target: Path) -> None:
     from baton.data.ingest import first_rows
-    from baton.recipe import load
-    from baton.scratch import scratch_folder
 
     chosen = load.loads(recipe.read_text(encoding="utf-8"))
     with scratch_folder("head") as scratch, target.open("w", encoding="ascii") as file:
@@ -91,8 +86,6 @@ def first_rows(recipe: Path, count: int, side: str, target: Path) -> None:
 
 def preview(recipe: Path, count: int, side: str, target: Path) -> None:
     from baton.data.ingest import preview
-    from baton.recipe import load
-    from baton.scratch import scratch_folder
 
     with scratch_folder("head") as scratch:
         seen = preview(load.loads(recipe.read_text(encoding="utf-8")), count, side or None, scratch)

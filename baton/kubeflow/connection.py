@@ -360,10 +360,9 @@ def ui_address(endpoint: str) -> str:
 COMMAND = "BATON_KFP_TOKEN_COMMAND"  # environment variable: prints the bearer token
 COMMAND_S = 60  # seconds that it may take
 FILES = ("BATON_KFP_TOKEN_FILE", kfp.client.KF_PIPELINES_SA_TOKEN_ENV)  # environment variables: ours and kfp's own
-Token = str | Renewed | None
 
 
-def token() -> Token:
+def token() -> str | Renewed | None:
     """Returns the bearer token that the environment names: by a command, a file of ours, itself, or kfp's file."""
     ours, theirs = ((name, os.environ.get(name)) for name in FILES)
     if command := os.environ.get(COMMAND):
@@ -407,16 +406,17 @@ def _one_word(text: str) -> str:
     return text.strip()
 
 
-def connect(endpoint: str, *, token: Token, namespace: str | None) -> KubeflowClient:
+def connect(endpoint: str, namespace: str | None = None) -> KubeflowClient:
     """Checks the address and the token, and returns a client whose endpoint has answered a health check."""
     _check_endpoint(endpoint)
-    fixed = _one_word(token) if isinstance(token, str) and token.strip() else None
+    given = token()
+    fixed = _one_word(given) if isinstance(given, str) and given.strip() else None
     with quiet(sys.stderr):  # kfp asks here for a browser log-in, where its IAP variables are set
         try:
             client = KubeflowClient(
                 host=endpoint,
                 existing_token=fixed,
-                credentials=token if isinstance(token, Renewed) else None,
+                credentials=given if isinstance(given, Renewed) else None,
                 namespace=namespace or "kubeflow",
                 ssl_ca_cert=os.environ.get("SSL_CERT_FILE"),
             )

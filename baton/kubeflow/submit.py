@@ -1,7 +1,7 @@
-"""Submits a compiled pipeline to Kubeflow, registered with one version per content, and waits for its run.
+"""Submits a compiled pipeline to Kubeflow, registered with one version per content: waits for its run, or schedules it.
 
-A run that starts from a version can be cloned and scheduled on Kubeflow's page. Endpoint failures arrive as
-`BatonError`.
+A run that starts from a version can be cloned and scheduled on Kubeflow's page. A recipe that is retrained by the clock
+has one recurring run. Endpoint failures arrive as `BatonError`.
 """
 
 from __future__ import annotations
@@ -15,28 +15,14 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from baton.compiler.pipeline_file import LOADER
 from baton.errors import BatonError, UserError
-from baton.kubeflow.connection import (
-    CREATE_REMEDY,
-    ENDPOINT_REMEDY,
-    ForbiddenError,
-    KubeflowClient,
-    KubeflowRun,
-    NameClashError,
-    RefusedError,
-    Spec,
-    Token,
-    TransientError,
-    connect,
-    one_line,
-    quiet,
-    specification,
-    ui_address,
-)
+from baton.kubeflow import connection
+from baton.kubeflow.connection import KubeflowClient, KubeflowRun, NameClashError, RefusedError, TransientError, quiet
 from baton.runtime import RetryAttempt, backoff, retry
 
 
@@ -55,7 +41,7 @@ class PipelineFile:
     @staticmethod
     def read(path: str) -> PipelineFile:
         content = Path(path).read_bytes()
-        spec: Spec = next(yaml.load_all(content, LOADER))
+        spec: connection.Spec = next(yaml.load_all(content, LOADER))
         defaults: dict[str, object] = {}
         for name, declared in spec["root"].get("inputDefinitions", {}).get("parameters", {}).items():
             value = declared.get("defaultValue", {})
@@ -85,9 +71,10 @@ def register(client: KubeflowClient, package: PipelineFile, namespace: str | Non
     try:
         with quiet(io.StringIO()):
             return _registered(client, package, namespace_of(client, namespace))
-    except ForbiddenError as error:
+    except connection.ForbiddenError as error:
         raise UserError(
-            f"pipeline '{package.name}' cannot be registered: {error.message}", remedy=f"{CREATE_REMEDY} {LEAVE_OUT}"
+            f"pipeline '{package.name}' cannot be registered: {error.message}",
+            remedy=f"{connection.CREATE_REMEDY} {LEAVE_OUT}",
         ) from error
 
 
@@ -98,7 +85,8 @@ def namespace_of(client: KubeflowClient, namespace: str | None) -> str | None:
 
 def version_url(endpoint: str, registered: RegisteredPipeline) -> str:
     """Returns the page of a version in the Kubeflow Pipelines UI."""
-    return f"{ui_address(endpoint)}/#/pipelines/details/{registered.pipeline_id}/version/{registered.version_id}"
+    page = f"{connection.ui_address(endpoint)}/#/pipelines/details"
+    return f"{page}/{registered.pipeline_id}/version/{registered.version_id}"
 
 
 def _registered(client: KubeflowClient, package: PipelineFile, namespace: str | None) -> RegisteredPipeline:
@@ -142,7 +130,7 @@ def _require_same_pipeline(client: KubeflowClient, pipeline_id: str, package: Pi
     listed = client.list_pipeline_versions(pipeline_id, page_size=1, sort_by="created_at desc").pipeline_versions
     if not listed:
         return
-    name = specification(listed[0].pipeline_spec).get("pipelineInfo", {}).get("name")
+    name = connection.specification(listed[0].pipeline_spec).get("pipelineInfo", {}).get("name")
     if name != package.name:
         raise UserError(
             f"pipeline '{package.name}' is another one there, compiled as '{name or 'unknown'}'; expected versions of "
@@ -181,7 +169,6 @@ def submit(
     experiment: str,
     run_name: str,
     arguments: dict[str, object],
-    token: Token = None,
     namespace: str | None = None,
     service_account: str | None = None,
     cache: bool = True,
@@ -189,7 +176,7 @@ def submit(
 ) -> Submission:
     """Creates a run of a compiled pipeline, and its experiment where there is none yet, and returns it."""
     package = PipelineFile.read(package_path)
-    client = connect(endpoint, token=token, namespace=namespace)
+    client = connection.connect(endpoint, namespace)
     # Without the cache the run carries its specification itself: a version's cannot be changed for one run.
     registered = register(client, package, namespace) if registers and cache else None
     with quiet(io.StringIO()):
@@ -219,14 +206,11 @@ def wait(
     timeout_s: float,
     on_state: Callable[[str, str], None],
     on_run: Callable[[KubeflowClient, KubeflowRun], None] = lambda client, run: None,
-    token: Token = None,
     namespace: str | None = None,
     poll_s: float = POLL_S,
 ) -> str:
     """Polls a run until it ends and returns its final state; survives a few failed polls in a row."""
-    client = retry(
-        lambda: connect(endpoint, token=token, namespace=namespace), TransientError, _tries(poll_s), lambda *_: None
-    )
+    client = retry(lambda: connection.connect(endpoint, namespace), TransientError, _tries(poll_s), lambda *_: None)
     state = ""
     for _ in backoff(timeout_s, pause=poll_s):
         run = _asked(client, run_id, poll_s)
@@ -279,7 +263,7 @@ def experiment_id_of(client: KubeflowClient, endpoint: str, name: str, namespace
         experiment = client.create_experiment(name, namespace=namespace)
     except ValueError as error:
         raise NameClashError(
-            f"Experiment '{name}' exists more than once ({one_line(error)}); expected one of that name.",
+            f"Experiment '{name}' exists more than once ({connection.one_line(error)}); expected one of that name.",
             remedy="Name another experiment.",
         ) from error
     return required(experiment.experiment_id, f"experiment '{name}'", endpoint)
@@ -288,10 +272,138 @@ def experiment_id_of(client: KubeflowClient, endpoint: str, name: str, namespace
 def required(identifier: str | None, what: str, endpoint: str) -> str:
     """Returns an id; an error where the endpoint gave none."""
     if not identifier:
-        raise BatonError(f"'{endpoint}' gave no id for {what}; expected one.", remedy=ENDPOINT_REMEDY)
+        raise BatonError(f"'{endpoint}' gave no id for {what}; expected one.", remedy=connection.ENDPOINT_REMEDY)
     return identifier
 
 
 def run_url(endpoint: str, run_id: str) -> str:
     """Returns the page of a run in the Kubeflow Pipelines UI."""
-    return f"{ui_address(endpoint)}/#/runs/details/{run_id}"
+    return f"{connection.ui_address(endpoint)}/#/runs/details/{run_id}"
+
+
+PREFIX = "retrain-"  # of the names of Baton's recurring runs; the recipe's name follows
+DESCRIPTION = "Retrains {} if data or recipe have changed."  # marks Baton's own: the name may be anybody's
+CLOCK = "UTC, unless Kubeflow's CRON_SCHEDULE_TIMEZONE says otherwise"  # of Kubeflow's controller
+_PAGE = 100
+
+
+@dataclass(frozen=True)
+class RecurringRun:
+    identifier: str
+    recipe: str
+    cron: str  # five fields, or six with seconds in front
+    is_enabled: bool
+    next_run: str | None = None  # Kubeflow does not tell; the key stays for scripts that read `--json`
+
+
+def cron_line(text: str) -> str:
+    """Returns five fields, six with seconds, or a nickname such as `@daily`, as Kubeflow takes them: with seconds."""
+    fields = text.split()
+    if fields and "=" in fields[0]:
+        raise UserError(
+            f"cron {text!r} names a time zone; expected a line in the time of Kubeflow's clock.",
+            remedy=f"Leave {fields[0]} out, and give the hours of that clock: {CLOCK}.",
+        )
+    if len(fields) == 1 and text.startswith("@"):
+        return fields[0]
+    if len(fields) not in (5, 6):
+        raise UserError(
+            f"cron {text!r} has {len(fields)} field(s), expected 5: minute, hour, day of the month, month, day of the "
+            "week; or 6, with seconds in front.",
+            remedy="Every night at three is '0 3 * * *', every Monday '0 3 * * MON'.",
+        )
+    return " ".join(fields if len(fields) == 6 else ["0", *fields])
+
+
+def schedule(
+    package_path: str,
+    endpoint: str,
+    *,
+    recipe: str,
+    cron: str,
+    namespace: str | None,
+    service_account: str | None = None,
+    registers: bool = True,
+    on_warning: Callable[[str], None] = lambda line: None,
+) -> RecurringRun:
+    """Creates the recurring run of a recipe, in place of Baton's earlier ones; `cron` is as `cron_line` returns it."""
+    package = PipelineFile.read(package_path)
+    client = connection.connect(endpoint, namespace)
+    registered = register(client, package, namespace) if registers else None
+    with quiet(io.StringIO()):
+        # The new one is made before these go: a call that dies in between leaves one too many, and never none.
+        named = _recurring(client, recipe, namespace)
+        before = [_schedule(run) for run in named if _is_ours(run)]
+        made = client.create_recurring_run(
+            experiment_id_of(client, endpoint, recipe, namespace),
+            f"{PREFIX}{recipe}",
+            description=DESCRIPTION.format(recipe),
+            cron_expression=cron,
+            max_concurrency=1,
+            no_catchup=True,  # missed times are not made up for
+            params=package.defaults,
+            service_account=service_account,
+            **started_from(package, registered),
+        )
+        for recurring in before:
+            client.delete_recurring_run(recurring.identifier)
+    for run in named:
+        if not _is_ours(run):
+            on_warning(f"recurring run {run.display_name} ({run.recurring_run_id}) is not Baton's, and stays")
+    identifier = required(made.recurring_run_id, "the recurring run", endpoint)
+    return RecurringRun(identifier, recipe, _five(cron), is_enabled=True)
+
+
+def schedules(endpoint: str, namespace: str | None) -> list[RecurringRun]:
+    """Returns Baton's recurring runs."""
+    client = connection.connect(endpoint, namespace)
+    with quiet(io.StringIO()):
+        return _find(client, None, namespace)
+
+
+def delete_schedules(endpoint: str, recipe: str, namespace: str | None) -> list[RecurringRun]:
+    """Deletes the recurring runs of a recipe, or refuses where there are none; a run that is under way continues."""
+    client = connection.connect(endpoint, namespace)
+    with quiet(io.StringIO()):
+        found = _find(client, recipe, namespace)
+        if not found:
+            known = ", ".join(sorted({recurring.recipe for recurring in _find(client, None, namespace)})) or "none"
+            raise UserError(f"recipe {recipe!r} has no schedule; expected one of: {known}.")
+        for recurring in found:
+            client.delete_recurring_run(recurring.identifier)
+    return found
+
+
+def _find(client: KubeflowClient, recipe: str | None, namespace: str | None) -> list[RecurringRun]:
+    return [_schedule(run) for run in _recurring(client, recipe, namespace) if _is_ours(run)]
+
+
+def _recurring(client: KubeflowClient, recipe: str | None, namespace: str | None) -> list[Any]:
+    """Returns the recurring runs named as Baton names them, or as one recipe's, whoever made them."""
+    wanted = {"operation": "EQUALS", "key": "display_name", "stringValue": f"{PREFIX}{recipe}"}
+    filtered = json.dumps({"predicates": [wanted]}) if recipe else None
+    runs: list[Any] = []
+    page = ""
+    while True:
+        answer = client.list_recurring_runs(page_token=page, page_size=_PAGE, namespace=namespace, filter=filtered)
+        runs += answer.recurring_runs or []
+        page = answer.next_page_token or ""
+        if not page:
+            return [run for run in runs if run.display_name.startswith(PREFIX)]
+
+
+def _is_ours(run: Any) -> bool:
+    return bool(run.description == DESCRIPTION.format(run.display_name.removeprefix(PREFIX)))
+
+
+def _schedule(run: Any) -> RecurringRun:
+    trigger = run.trigger and run.trigger.cron_schedule
+    cron = _five(str(trigger.cron)) if trigger else "by interval"
+    return RecurringRun(
+        run.recurring_run_id, run.display_name.removeprefix(PREFIX), cron, is_enabled=run.status == "ENABLED"
+    )
+
+
+def _five(cron: str) -> str:
+    """Returns a line of Kubeflow without the seconds, where they are 0."""
+    return cron.removeprefix("0 ") if len(cron.split()) == 6 else cron

@@ -17,6 +17,7 @@ import signal
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlparse
 
@@ -30,8 +31,6 @@ from baton.recipe.recipe import Recipe
 from baton.store.clouds import ENVIRONMENT
 
 if TYPE_CHECKING:
-    from types import FrameType
-
     from docker import DockerClient  # type: ignore[import-untyped]
     from kfp.local import DockerRunner
 

@@ -4,8 +4,6 @@ kfp's runner, standard output, the log's handlers and the environment are the wh
 them: another that begins meanwhile has an engine in a process of its own.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json
@@ -22,10 +20,7 @@ from baton import events, machine
 from baton.checkpoint import zero_format
 from baton.compiler.pipeline_file import Pipeline, packaged
 from baton.errors import BatonError, UserError
-from baton.events import Error, Event
-from baton.local import forkserver, processes
-from baton.local.processes import StageRepaired, error_of
-from baton.machine import cache_dir
+from baton.local import docker, forkserver, processes
 from baton.recipe import extras, load
 from baton.recipe.recipe import Recipe
 from baton.source import credentials, prepare
@@ -50,7 +45,7 @@ def run_recipe(
     *,
     pipeline: Pipeline = Pipeline.finetune,
     arguments: Mapping[str, object],
-    on_event: Callable[[Event], None],
+    on_event: Callable[[events.Event], None],
     containers: bool,
 ) -> None:
     """Compiles a recipe, its paths absolute, and runs it here, unless this machine lacks something that it needs."""
@@ -85,12 +80,12 @@ def run_recipe(
         _taken.release()
 
 
-def _run_apart(request: Mapping[str, object], on_event: Callable[[Event], None]) -> None:
+def _run_apart(request: Mapping[str, object], on_event: Callable[[events.Event], None]) -> None:
     """Runs a recipe by `main` in a fresh interpreter, and raises its error."""
-    ends: list[Error] = []
+    ends: list[events.Error] = []
 
-    def heard(event: Event) -> None:
-        if isinstance(event, Error) and not event.stage:
+    def heard(event: events.Event) -> None:
+        if isinstance(event, events.Error) and not event.stage:
             ends.append(event)
         else:
             on_event(event)
@@ -113,7 +108,7 @@ def main(path: str) -> int:
         request = json.load(file)
     output = sys.stdout
 
-    def tell(event: Event) -> None:
+    def tell(event: events.Event) -> None:
         with contextlib.redirect_stdout(output), _environment(BATON_EVENTS="stdout"):
             events.emit(event)
 
@@ -129,7 +124,7 @@ def main(path: str) -> int:
                 containers=request["containers"],
             )
     except BatonError as error:
-        tell(Error("", str(error), error.exit_code))
+        tell(events.Error("", str(error), error.exit_code))
         return error.exit_code
     return 0
 
@@ -139,22 +134,20 @@ def run(
     name: str,
     arguments: Mapping[str, object],
     *,
-    on_event: Callable[[Event], None],
+    on_event: Callable[[events.Event], None],
     in_containers: Recipe | None = None,  # its paths absolute; stages are then containers of its image
 ) -> None:
     """Runs a compiled pipeline to its end; output besides events goes to the log called `name`."""
     from kfp import components, local
 
-    from baton.local import docker
+    failures: list[events.Error] = []
 
-    failures: list[Error] = []
-
-    def heard(event: Event) -> None:
-        if isinstance(event, Error):
+    def heard(event: events.Event) -> None:
+        if isinstance(event, events.Error):
             failures.append(event)
         on_event(event)
 
-    log_path = os.path.join(cache_dir(), "logs", f"{name}.log")
+    log_path = os.path.join(machine.cache_dir(), "logs", f"{name}.log")
     os.makedirs(os.path.dirname(log_path), exist_ok=True)
     with (
         open(log_path, "a", encoding="utf-8") as log,
@@ -173,15 +166,15 @@ def run(
                         remedy = f"Its output is in {log_path}."
                         raise BatonError(f"{error} The stage ended without a message.", remedy=remedy) from None
                     if not (may_repair and failures[-1].marked):
-                        raise error_of(failures[-1]) from None
+                        raise processes.error_of(failures[-1]) from None
                     # Once more: whole results are found done, marked ones are made again.
-                    on_event(StageRepaired(failures[-1].stage, failures.pop().message))
+                    on_event(processes.StageRepaired(failures[-1].stage, failures.pop().message))
 
 
 class _Lines(io.TextIOBase):
     """A text stream that tells events from ordinary output."""
 
-    def __init__(self, heard: Callable[[Event], None], log: TextIO) -> None:
+    def __init__(self, heard: Callable[[events.Event], None], log: TextIO) -> None:
         self._heard, self._log, self._rest = heard, log, ""
 
     def write(self, text: str) -> int:

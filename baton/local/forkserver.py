@@ -6,8 +6,6 @@ state. Where it would not, because what libraries read when they are imported ha
 fresh interpreter.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import multiprocessing

@@ -1,7 +1,5 @@
 """Rows of a recipe's sources, looked at on this machine: the first ones, their format, and their lengths."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -12,7 +10,6 @@ from typing import Any
 
 from baton import events
 from baton.errors import AbsentError, BatonError, StoreError, UserError
-from baton.events import Event
 from baton.local import processes
 from baton.recipe import load
 from baton.recipe.model import Model
@@ -47,7 +44,7 @@ def _seen_from_here(uri: str) -> str:
 
 
 def _describe_rows(recipe: Recipe, of: str, start: Model) -> Iterator[str]:
-    heard: list[Event] = []
+    heard: list[events.Event] = []
     rows = first_rows(recipe, LOOKED_AT, None, heard.append)
     for source in heard:
         if isinstance(source, events.Source):
@@ -67,13 +64,15 @@ def _describe_rows(recipe: Recipe, of: str, start: Model) -> Iterator[str]:
     yield f"{of}{len(rejected)} of the first {len(rows)} rows are unusable, such as {example}; see `baton data check`"
 
 
-def first_rows(recipe: Recipe, count: int, side: str | None, on_event: Callable[[Event], None]) -> list[dict[str, Any]]:
+def first_rows(
+    recipe: Recipe, count: int, side: str | None, on_event: Callable[[events.Event], None]
+) -> list[dict[str, Any]]:
     """Returns the first rows of a recipe as `baton.data.ingest` has them, unusable ones among them."""
     head = _answer("first_rows", load.dumps(recipe), [str(count), side or ""], on_event)
     return [json.loads(line) for line in head.splitlines()]
 
 
-def preview(recipe: Recipe, count: int, side: str | None, on_event: Callable[[Event], None]) -> Preview:
+def preview(recipe: Recipe, count: int, side: str | None, on_event: Callable[[events.Event], None]) -> Preview:
     """Returns the first rows of a recipe as the model sees them; unusable ones do not count."""
     return Preview.read(_answer("preview", load.dumps(recipe), [str(count), side or ""], on_event), "the preview")
 
@@ -86,7 +85,7 @@ def survey(sources: Sequence[str]) -> Survey:
     return Survey.read(_answer("survey", json.dumps(list(sources)), [], lambda event: None), "the survey")
 
 
-def _answer(stage: str, request: str, arguments: list[str], on_event: Callable[[Event], None]) -> bytes:
+def _answer(stage: str, request: str, arguments: list[str], on_event: Callable[[events.Event], None]) -> bytes:
     """Runs a stage on a request in a file, and returns the file that it writes."""
     with tempfile.TemporaryDirectory(prefix="baton-preview-") as folder:
         file, answer = Path(folder, "request.json"), Path(folder, "answer.json")
@@ -109,7 +108,7 @@ def is_at_hand(model: str) -> bool:
     return False
 
 
-def lengths(recipe: Recipe, on_event: Callable[[Event], None] = lambda event: None) -> list[int]:
+def lengths(recipe: Recipe, on_event: Callable[[events.Event], None] = lambda event: None) -> list[int]:
     """Returns the tokens of the first usable rows, ascending, of a pair the longer side's; none without a tokenizer."""
     try:
         with processes.environment(HF_HUB_OFFLINE="1"):  # nothing is fetched

@@ -1,9 +1,6 @@
 """Stages as separate processes, followed by the events that they print."""
 
-from __future__ import annotations
-
 import contextlib
-import json
 import os
 import signal
 import subprocess
@@ -159,7 +156,10 @@ def require_success(program: str, arguments: Sequence[str], process: Process, fa
         return
     if failure:
         raise error_of(failure)
-    raise BatonError(f"{program} {json.dumps(list(arguments))} ended with code {code}: {printed}")
+    number = [word for word in arguments[1:2] if word.isdigit()]  # of the chunk; files that pass a request say nothing
+    stage = " ".join([program.rpartition(" ")[2].replace("_", " "), *number])
+    ended = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+    raise BatonError(f"{stage} {ended} and told no reason; the end of its output: {printed.strip() or '(nothing)'}")
 
 
 def error_of(failure: Error) -> BatonError:

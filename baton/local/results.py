@@ -1,7 +1,5 @@
 """Outcome of a run, read from the store: for `--json` and for the last lines on the screen."""
 
-from __future__ import annotations
-
 from typing import NotRequired, Required, TypedDict
 
 from baton.checkpoint.store import CheckpointStore

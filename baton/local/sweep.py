@@ -4,8 +4,6 @@ The stages are those of `pipelines.sweep`; only their caller differs. Chunks of 
 one chunk, the next process fetches its files and builds its trainer.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import tempfile
@@ -17,9 +15,7 @@ from typing import TypeVar
 from baton import events
 from baton.compiler.pipeline_file import compile_pipeline
 from baton.errors import BatonError, UserError
-from baton.events import Event
 from baton.local import engine, forkserver, processes
-from baton.local.processes import Process, TrialFailed
 from baton.pipelines.sweep import winners
 from baton.recipe import load
 from baton.recipe.recipe import Recipe
@@ -31,7 +27,7 @@ from baton.store.manifest import usable_manifest
 from baton.sweep.search import PlannedRung, brackets
 
 
-def export_best_trial(run: Run, sweep: str, on_event: Callable[[Event], None]) -> None:
+def export_best_trial(run: Run, sweep: str, on_event: Callable[[events.Event], None]) -> None:
     """Runs the stages after the last chunk on the best trial's run, as the compiled pipeline does."""
     with tempfile.TemporaryDirectory(prefix="baton-compile-") as folder:
         package = os.path.join(folder, "winner.yaml")
@@ -50,19 +46,19 @@ def is_prepared(run: Run) -> bool:
 logger = logging.getLogger("baton")
 BESIDE = 2  # stages beside the chunk that trains, at most: checking a checkpoint, writing the page
 TRIES = 2  # starts of a chunk that fails for another reason than the user's, as of a pod
-Answer = TypeVar("Answer", bound=Event)
+Answer = TypeVar("Answer", bound=events.Event)
 
 
 class LocalSweep:
     """One sweep on this machine, of a recipe whose paths are absolute; one that exists resumes where it stopped."""
 
-    def __init__(self, recipe: Recipe, name: str, on_event: Callable[[Event], None]) -> None:
+    def __init__(self, recipe: Recipe, name: str, on_event: Callable[[events.Event], None]) -> None:
         self.recipe = recipe
         self.sweep = Sweep.open(f"{recipe.store.uri}/sweeps/{name}")
         self._on_event = on_event
         self._launch = forkserver.launcher()
         self._beside = ThreadPoolExecutor(BESIDE, "baton-beside")
-        self._pending: list[tuple[Process, Future[None]]] = []
+        self._pending: list[tuple[processes.Process, Future[None]]] = []
 
     def run(self) -> Run:
         """Runs the sweep to its last rung, and returns the run of the best trial."""
@@ -124,7 +120,7 @@ class LocalSweep:
             except BatonError as error:
                 if attempt == TRIES or isinstance(error, UserError):
                     run.write(TrialFailure(chunk=index, message=error.message, at=now()))
-                    self._on_event(TrialFailed(trial, index, error.message))
+                    self._on_event(processes.TrialFailed(trial, index, error.message))
                     return False
                 logger.warning("trial %s failed in chunk %d and is tried again: %s", trial, index, error)
         self._later(processes.CHECKPOINT, run.uri, str(index))
@@ -145,10 +141,10 @@ class LocalSweep:
         for _, ended in pending:
             ended.result()
 
-    def _named(self, trial: str) -> Callable[[Event], None]:
+    def _named(self, trial: str) -> Callable[[events.Event], None]:
         """Returns the handler of a chunk's events, which puts the trial's name in front."""
 
-        def heard(event: Event) -> None:
+        def heard(event: events.Event) -> None:
             if isinstance(event, events.Stage | events.Error):
                 event = replace(event, stage=f"{trial}: {event.stage}")
             self._on_event(event)
@@ -159,7 +155,7 @@ class LocalSweep:
         """Runs a stage of the sweep itself and returns the event of its answer."""
         answers: list[Answer] = []
 
-        def heard(event: Event) -> None:
+        def heard(event: events.Event) -> None:
             answers.extend([event] if isinstance(event, answer) else [])
             self._on_event(event)
 
@@ -167,5 +163,5 @@ class LocalSweep:
         return answers[-1]
 
 
-def _ended(program: str, arguments: Sequence[str], process: Process) -> None:
+def _ended(program: str, arguments: Sequence[str], process: processes.Process) -> None:
     processes.require_success(program, arguments, process, processes.follow(process, lambda event: None))

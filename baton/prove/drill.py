@@ -3,8 +3,6 @@
 Phases come from events and are dealt like cards, so that each is hit about as often.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import signal
@@ -20,7 +18,6 @@ from typing import TypedDict
 from baton import events
 from baton.checkpoint.store import CheckpointStore
 from baton.errors import DamagedError, SkipError
-from baton.events import Event
 from baton.local import processes, results
 from baton.local.processes import CHECKPOINT, TRAIN_CHUNK, FreshProcess, Launcher
 from baton.prove import prove
@@ -62,7 +59,7 @@ class PhaseTracker:
         """Returns the beginning of a phase that the process is in."""
         return next((began for name, began in self._lanes.values() if name == phase), None)
 
-    def heard(self, event: Event) -> str | None:
+    def heard(self, event: events.Event) -> str | None:
         """Notes an event and returns the phase that begins with it, if one does."""
         self.step = max(self.step, getattr(event, "step", None) or 0)
         match event:
@@ -177,7 +174,7 @@ class PlannedKill:
         if tracker.since(self.phase) is not None:
             self._aim()
 
-    def heard(self, event: Event) -> None:
+    def heard(self, event: events.Event) -> None:
         with self._lock:
             if self._tracker.heard(event) == self.phase and self._timer is None and self.struck_at is None:
                 self._aim()
@@ -252,19 +249,10 @@ class DrillReport(TypedDict):
 
 
 class Drill:
-    """One drill.
+    """One drill of a recipe whose paths are absolute.
 
-    Args:
-        recipe: The recipe, its paths absolute.
-        kills: How many processes to kill.
-        seed: Decides the phases, and the delays in them.
-        name: Prefix of the runs' names.
-        leave_out: Parts of the state not to restore in the disturbed runs, as a negative control.
-        processes: Numbers of processes that take turns in the disturbed runs, another one after each kill; the recipe's
-            when left out.
-        launch: Starts a process.
-        on_event: Called with each event of the processes.
-        on_kill: Called with each kill.
+    `seed` decides the phases and the delays in them, `name` begins the runs' names. In the disturbed runs what is in
+    `leave_out` is not restored, a negative control, and numbers of `processes` take turns, another after each kill.
     """
 
     def __init__(
@@ -277,7 +265,7 @@ class Drill:
         leave_out: Sequence[str] = (),
         processes: Sequence[int] = (),
         launch: Launcher = FreshProcess,
-        on_event: Callable[[Event], None] = lambda event: None,
+        on_event: Callable[[events.Event], None] = lambda event: None,
         on_kill: Callable[[Kill], None] = lambda kill: None,
     ) -> None:
         self.recipe = load.with_values(recipe, {"tracking.mlflow": None})
@@ -337,7 +325,7 @@ class Drill:
     def _learn(self, module: str, arguments: Sequence[str], begins: str) -> None:
         tracker = PhaseTracker(begins)
 
-        def heard(event: Event) -> None:
+        def heard(event: events.Event) -> None:
             tracker.heard(event)
             self._on_event(event)
 
@@ -385,7 +373,7 @@ class Drill:
         process = self.launch(module, arguments)
         strike = PlannedKill(deck, tracker, process.kill)
 
-        def heard(event: Event) -> None:
+        def heard(event: events.Event) -> None:
             strike.heard(event)
             self._follow(event)
 
@@ -399,7 +387,7 @@ class Drill:
         self._killed(run, module, index, strike, tracker, deck)
         return False
 
-    def _follow(self, event: Event) -> None:
+    def _follow(self, event: events.Event) -> None:
         if isinstance(event, events.Phase) and event.phase == StagePhase.TRAIN:
             for kill, at in self._waiting:
                 kill["seconds_to_training"] = time.monotonic() - at

@@ -1,7 +1,5 @@
 """Credentials in recipes: refused in addresses, required to sign checkpoints."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

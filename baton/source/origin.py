@@ -1,7 +1,5 @@
 """Origins of a recipe: a file, a pipe, standard input, an address, or Baton's bundled recipes."""
 
-from __future__ import annotations
-
 import contextlib
 import difflib
 import os

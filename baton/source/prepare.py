@@ -1,4 +1,4 @@
-"""From a recipe file to a recipe that can run: overrides, absolute paths, and checks that need no GPU."""
+"""From a recipe file to a recipe that can run: overrides, consent to its code, absolute paths, checks without a GPU."""
 
 from __future__ import annotations
 
@@ -7,24 +7,28 @@ import datetime
 import json
 import logging
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from baton.checkpoint.store import CheckpointStore
-from baton.errors import DamagedError, StoreError, UserError
+from baton.errors import DamagedError, StoreError, UserError, suggest_path
 from baton.export import exportable
-from baton.models import chat, loading
+from baton.models import chat, loading, pinned, user_code
 from baton.recipe import load as recipe_file
 from baton.recipe.data import OLDER
 from baton.recipe.model import Model
 from baton.recipe.recipe import Recipe
-from baton.recipe.search import ACCEPTED
+from baton.recipe.run import ASK, code_in
+from baton.recipe.search import ACCEPTED, PREVIOUS
 from baton.runs.documents import RunInfo
 from baton.runs.plan import Plan
 from baton.runs.run import Run, check_name, chosen_name
-from baton.source import consent, credentials, origin, paths, profiles
+from baton.scratch import scratch_folder
+from baton.source import credentials, hardware, origin
 from baton.source.origin import RecipeSource
+from baton.store import sources
 from baton.store.clouds import environment_of
 from baton.store.storage import Storage
 
@@ -44,7 +48,7 @@ class LoadedRecipe:
 
     recipe: Recipe
     origin: RecipeSource
-    choices: tuple[profiles.Choice, ...] = ()
+    choices: tuple[hardware.Choice, ...] = ()
 
     @property
     def name(self) -> str:
@@ -57,18 +61,18 @@ class LoadedRecipe:
         document: dict[str, Any] = recipe.model_dump(mode="json")
         phases = recipe.phase_recipes()
         for section, part in zip(document["phases"] or [document], phases or [recipe], strict=True):
-            section["data"]["source"] = paths.data_sources(part, folder)
+            section["data"]["source"] = data_sources(part, folder)
             if part.training.second_model and part.training.settings:
                 role, named = part.training.second_model
                 method = part.training.method
-                path = paths.model(named.base, folder, f"training.{method}.{role}", revision=named.revision)
+                path = model_path(named.base, folder, f"training.{method}.{role}", revision=named.revision)
                 section["training"][method] = part.training.settings.model_dump(mode="json")
                 section["training"][method][role]["base"] = path or named.base
-        if recipe.model.base and (path := paths.model(recipe.model.base, folder, revision=recipe.model.revision)):
+        if recipe.model.base and (path := model_path(recipe.model.base, folder, revision=recipe.model.revision)):
             document["model"]["base"] = path
         for section, part in zip([document, *document["phases"]], [recipe, *phases], strict=True):
             if part.hooks.source:
-                section["hooks"]["source"] = paths.code(part.hooks.source, folder)
+                section["hooks"]["source"] = code_path(part.hooks.source, folder)
             _localise_evaluation(section["evaluation"], folder)
         if "://" not in recipe.store.uri:
             document["store"]["uri"] = os.path.abspath(os.path.expanduser(recipe.store.uri))
@@ -104,7 +108,7 @@ def load(
         changes.append(f"chunks.count={chunks}")
     if image:
         changes.append(f"resources.image={json.dumps(image)}")
-    document, choices = profiles.apply(source.document(changes), here=here)
+    document, choices = hardware.apply_profile(source.document(changes), here=here)
     recipe = recipe_file.validate(document, origin=source.name)
     for part in (document, *(phase for phase in document.get("phases") or () if isinstance(phase, dict))):
         for key in OLDER & (part.get("data") or {}).keys():
@@ -113,7 +117,7 @@ def load(
         logging.getLogger("baton").warning("note: %s is called %s now", former, today)
     recipe_file.require_effects(recipe, origin=source.name)
     credentials.require_none(recipe)
-    recipe = consent.require_consent(recipe, source)
+    recipe = require_consent(recipe, source)
     if template := recipe.model.chat_template:
         is_file = template.endswith(".jinja") and "://" not in template and "\n" not in template
         beside = os.path.join(source.folder, os.path.expanduser(template))
@@ -249,10 +253,10 @@ def _localise_evaluation(section: dict[str, Any], base_dir: str) -> None:
     for name in ("production", "bertscore_model"):
         value = section.get(name)
         if value and value != ACCEPTED and not value.startswith("models:"):
-            section[name] = paths.model(value, base_dir, f"evaluation.{name}") or value
+            section[name] = _local(value, base_dir, f"evaluation.{name}")
     tasks = section.get("tasks") or {}
     if path := tasks.get("include_path"):
-        tasks["include_path"] = paths.model(path, base_dir, "evaluation.tasks.include_path") or path
+        tasks["include_path"] = _local(path, base_dir, user_code.TASKS_SETTING)
 
 
 def _architecture(model: dict[str, Any]) -> str | None:
@@ -288,3 +292,130 @@ def run_name_for_pods(recipe: Recipe, name: str | None) -> str:
         with contextlib.suppress(StoreError, DamagedError):
             check_resumable(recipe, Storage(recipe.store.uri, patience=3.0), name)  # seconds: a person is waiting
     return name
+
+
+SHOWN = 6
+"""Settings that a message names."""
+
+
+def require_consent(recipe: Recipe, source: RecipeSource) -> Recipe:
+    """Refuses a foreign recipe's code without consent, before any of it runs.
+
+    With consent, the returned recipe has the digests of all code files; its stages run no other code.
+    """
+    if not source.is_foreign and recipe.trust != ASK:
+        return recipe
+    found = code_in(recipe.model_dump(mode="json", exclude_defaults=True))
+    resources = source.document().get("resources")
+    named = resources.get("image") if isinstance(resources, dict) else None
+    if named and named == recipe.resources.image:  # the recipe itself names it, not a command's option
+        found.append(f"resources.image: {named}")
+    refuse_untrusted(source, found)
+    return recipe.model_copy(update={"trust": sorted(set(_files(recipe, source))) if found else None})
+
+
+def refuse_untrusted(source: RecipeSource, found: Sequence[str]) -> None:
+    """Refuses a foreign recipe's settings that run code (`code_in`), unless somebody consented."""
+    if found and not source.is_trusted:
+        more = [f"and {len(found) - SHOWN} more"] if len(found) > SHOWN else []
+        raise UserError(
+            f"{source.name!r} comes from elsewhere and would run code: {'; '.join([*found[:SHOWN], *more])}.",
+            remedy="Read what is named there, then give --trust (in Python, load with trust=True): it holds for that "
+            "code as it is now.",
+        )
+
+
+def _files(recipe: Recipe, source: RecipeSource) -> Iterator[str]:
+    """Yields the digest of each file of code that a recipe names."""
+    for part in recipe.phase_recipes() or [recipe]:
+        if part.hooks.source:
+            yield from user_code.files_of(code_path(part.hooks.source, source.folder))
+        own = part.evaluation.tasks
+        if own and own.include_path:
+            path = _local(own.include_path, source.folder, user_code.TASKS_SETTING)
+            with scratch_folder("trust") as scratch:
+                fetched = user_code.fetch_tasks(path, scratch)
+                yield from (digest for _, digest in user_code.files(fetched, user_code.TASK_ENDINGS))
+        for setting, base, revision in _models(part):
+            folder = loading.local_model(_local(base, source.folder, setting), revision, weights=False)
+            yield from user_code.model_files(setting, folder)
+
+
+def _models(recipe: Recipe) -> Iterator[tuple[str, str, str | None]]:
+    """Yields setting, address and revision of each model whose own code would run."""
+    for named in pinned.origins(recipe).values():
+        if named.runs_code and named.base != PREVIOUS:
+            yield named.setting, named.base, named.revision
+    if not recipe.model.trust_remote_code:
+        return
+    if recipe.model.tokenizer and recipe.model.tokenizer.base:
+        yield "model.tokenizer.base", recipe.model.tokenizer.base, None
+    production = recipe.evaluation.production
+    if production and production != ACCEPTED and not production.startswith("models:"):
+        yield "evaluation.production", production, None
+
+
+def model_path(base: str, base_dir: str, setting: str = "model.base", *, revision: str | None = None) -> str | None:
+    """Returns the absolute path of a local model or other folder, None for a hub id or URI.
+
+    Relative paths start at the recipe's folder `base_dir`, then at the current one; only a hub id has a `revision`.
+    """
+    if "://" in base:
+        return None
+    tried = [os.path.abspath(os.path.join(folder, os.path.expanduser(base))) for folder in (base_dir, os.getcwd())]
+    for path in tried:
+        if os.path.isdir(path):
+            return path
+    if base.startswith((".", "/", "~")) or base.count("/") > 1:
+        near = suggest_path(base, (base_dir, os.getcwd()))
+        raise UserError(
+            f"{setting} {base!r} is not a folder (looked for {' and '.join(dict.fromkeys(tried))}).",
+            remedy=f"Did you mean {near!r}?" if near else None,
+        )
+    if not setting.startswith("evaluation."):  # where no revision could say that a hub id is meant
+        _refuse_near(base, (base_dir, os.getcwd()), setting, revision)
+    return None
+
+
+def data_sources(recipe: Recipe, base_dir: str) -> list[str | dict[str, Any]]:
+    """Returns a recipe's sources with local paths made absolute."""
+    resolved: list[str | dict[str, Any]] = []
+    for entry, source in zip(recipe.data.source, recipe.data.sources, strict=True):
+        uri = sources.resolve(source.uri, base_dir=base_dir)
+        resolved.append(uri if isinstance(entry, str) else {**entry.model_dump(mode="json"), "uri": uri})
+    return resolved
+
+
+def _local(path: str, folder: str, setting: str) -> str:
+    return model_path(path, folder, setting) or path
+
+
+def _refuse_near(base: str, folders: tuple[str, str], setting: str, revision: str | None) -> None:
+    """Refuses a hub id that differs by a few letters from the path of a model's folder here."""
+    near = None if revision or "/" not in base else suggest_path(base, folders, cutoff=0.8)
+    is_model = near and any(os.path.isfile(os.path.join(folder, near, "config.json")) for folder in folders)
+    # Qwen3-1.7B is another model than the Qwen3-0.6B beside it, and so is Qwen3-0.6B-Base.
+    if near and is_model and abs(len(near) - len(base)) < 3 and _letters(near) != _letters(base):
+        raise UserError(
+            f"{setting} {base!r} is not a folder, and would be fetched from the hub.",
+            remedy=f"Did you mean {near!r}? If the hub's {base} is meant, say so by its revision, such as main.",
+        )
+
+
+def _letters(path: str) -> str:
+    return re.sub(r"[\W\d]", "", path)
+
+
+def code_path(source: str, base_dir: str) -> str:
+    """Returns the absolute path of the user's Python files, beside the recipe first, or their address."""
+    if "://" in source:
+        return source
+    for folder in (base_dir, os.getcwd()):
+        path = os.path.abspath(os.path.join(folder, os.path.expanduser(source)))
+        if os.path.isdir(path) or (os.path.isfile(path) and path.endswith(".py")):
+            return path
+    near = suggest_path(source, (base_dir, os.getcwd()))
+    raise UserError(
+        f"hooks.source {source!r} is no Python file or folder.",
+        remedy=f"Did you mean {near!r}?" if near else "Check the path.",
+    )

@@ -1,7 +1,5 @@
 """Starter recipes: the method for the rows, values with their reasons, and the file."""
 
-from __future__ import annotations
-
 import math
 import os
 import textwrap

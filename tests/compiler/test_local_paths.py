@@ -8,7 +8,7 @@ import pytest
 
 from baton.errors import UserError
 from baton.recipe import load
-from baton.source import credentials, paths
+from baton.source import credentials, prepare
 from baton.store import sources
 
 
@@ -28,14 +28,14 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ["Qwen/Qwen3-1.7B", "Qwen/Qwen3-0.6B-Base", "Qwen/Qwen3-32B", "mine/other", "mine/note", "org/model", "gpt2"],
 )
 def test_a_hub_id_is_one_also_beside_folders_like_it(base: str, models: Path) -> None:
-    assert paths.model(base, str(models)) is None
+    assert prepare.model_path(base, str(models)) is None
 
 
 @pytest.mark.parametrize(("base", "meant"), [("mine/tinny", "mine/tiny"), ("Qwen/Qwn3-0.6B", "Qwen/Qwen3-0.6B")])
 def test_a_folder_with_a_letter_wrong_is_no_hub_id(base: str, meant: str, models: Path) -> None:
     with pytest.raises(UserError, match=f"Did you mean '{meant}'"):
-        paths.model(base, str(models))
-    assert paths.model(base, str(models), revision="main") is None, "which only a hub id has"
+        prepare.model_path(base, str(models))
+    assert prepare.model_path(base, str(models), revision="main") is None, "which only a hub id has"
 
 
 ADDRESSES = {

@@ -15,7 +15,7 @@ from baton import machine
 from baton.recipe import load
 from baton.recipe.cluster import Resources
 from baton.recipe.recipe import Recipe
-from baton.source import memory
+from baton.source import hardware
 
 BATON = str(Path(sys.executable).parent / "baton")
 LARGE = {
@@ -62,37 +62,37 @@ DEVICES: dict[str, tuple[dict[str, Any], float | None]] = {
 
 @pytest.mark.parametrize(("resources", "expected"), DEVICES.values(), ids=DEVICES)
 def test_memory_of_the_gpu_asked_for(resources: dict[str, Any], expected: float | None) -> None:
-    found = memory.device(Resources(gpus=1, **resources))
+    found = hardware.device(Resources(gpus=1, **resources))
     assert (found and found.bytes) == expected
 
 
 def test_memory_of_a_pod_without_a_gpu() -> None:
-    found = memory.device(Resources(memory="16Gi", shm="2Gi"))
+    found = hardware.device(Resources(memory="16Gi", shm="2Gi"))
     assert found
     assert found.bytes == 14 * 2**30
-    assert memory.device(Resources()) is None
+    assert hardware.device(Resources()) is None
 
 
 def test_nothing_is_imported_where_nothing_is_asked() -> None:
     code = (
         "import sys; from baton.recipe import load as recipe_file; "
-        "from baton.source import memory, profiles;"
+        "from baton.source import hardware;"
         "r = recipe_file.validate({'name': 'x', 'model': {'base': 'a/b'}, 'data': {'source': 'x'}}, origin='x');"
-        "print(list(memory.report(r)), 'torch' in sys.modules, 'transformers' in sys.modules)"
+        "print(list(hardware.memory_report(r)), 'torch' in sys.modules, 'transformers' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[] False False\n"
 
 
 def test_what_fits_is_said_to() -> None:
-    lines = list(memory.report(recipe(resources={"gpu_memory": "1Ti"})))
+    lines = list(hardware.memory_report(recipe(resources={"gpu_memory": "1Ti"})))
     assert lines[0] == "memory of one GPU, estimated:"
     assert re.fullmatch(r"  total +\d+\.\d\d GiB  of 1024\.0 GiB \(resources\.gpu_memory\): \d+%", lines[-1])
     assert sum(map(_gib, lines[1:-1])) == pytest.approx(_gib(lines[-1]), abs=0.05)
 
 
 def test_what_does_not_fit_is_told_what_would() -> None:
-    lines = list(memory.report(recipe(resources={"gpu_memory": "40Gi"})))
+    lines = list(hardware.memory_report(recipe(resources={"gpu_memory": "40Gi"})))
     at = lines.index("warning: this does not fit into 40.0 GiB. What takes less:")
     remedies = {line.split(":")[0].strip(): line for line in lines[at + 1 :]}
     assert set(remedies) == {
@@ -107,12 +107,12 @@ def test_what_does_not_fit_is_told_what_would() -> None:
 
 def test_remedies_are_true(tmp_path: Path) -> None:
     given = recipe(resources={"gpu_memory": "40Gi"})
-    line = next(x for x in memory.report(given) if x.startswith("  training.micro_batch_size"))
+    line = next(x for x in hardware.memory_report(given) if x.startswith("  training.micro_batch_size"))
     size = int(line.split()[1])
     smaller = recipe(resources={"gpu_memory": "40Gi"}, training={"micro_batch_size": size})
-    assert _gib(list(memory.report(smaller))[-1]) == _gib(line)
+    assert _gib(list(hardware.memory_report(smaller))[-1]) == _gib(line)
     larger = recipe(resources={"gpu_memory": "40Gi"}, training={"micro_batch_size": 2 * size})
-    assert any(line.startswith("warning:") for line in memory.report(larger))
+    assert any(line.startswith("warning:") for line in hardware.memory_report(larger))
 
 
 def test_quantization_is_a_remedy_for_an_adapter(tmp_path: Path) -> None:
@@ -120,38 +120,40 @@ def test_quantization_is_a_remedy_for_an_adapter(tmp_path: Path) -> None:
 
     LlamaConfig(hidden_size=2048, num_hidden_layers=16, num_attention_heads=16).save_pretrained(tmp_path)
     base = {"base": str(tmp_path), "from_scratch": None, "tokenizer": None}
-    lines = list(memory.report(recipe(model=base, resources={"gpu_memory": "4Gi"}, training={"batch_size": 1})))
+    lines = list(
+        hardware.memory_report(recipe(model=base, resources={"gpu_memory": "4Gi"}, training={"batch_size": 1}))
+    )
     assert any(line.startswith("  adapter: {r: 16}") for line in lines)
-    lines = list(memory.report(recipe(model=base, adapter={"r": 16}, resources={"gpu_memory": "4Gi"})))
+    lines = list(hardware.memory_report(recipe(model=base, adapter={"r": 16}, resources={"gpu_memory": "4Gi"})))
     assert any(line.startswith("  model.quantization: {bits: 4}") for line in lines)
 
 
 def test_an_unknown_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "gpu", lambda: None)
-    assert "of an unknown GPU; name its memory in resources.gpu_memory" in list(memory.report(recipe()))[-1]
+    assert "of an unknown GPU; name its memory in resources.gpu_memory" in list(hardware.memory_report(recipe()))[-1]
 
 
 def test_this_machine_s_gpu_where_the_recipe_names_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "gpu", lambda: machine.GPU("NVIDIA H200", 150 * 10**9))
-    assert any("of 139.7 GiB (NVIDIA H200 of this machine)" in line for line in memory.report(recipe()))
+    assert any("of 139.7 GiB (NVIDIA H200 of this machine)" in line for line in hardware.memory_report(recipe()))
 
 
 def test_a_model_that_cannot_be_read_is_no_error() -> None:
     base = {"base": "/absent/model", "from_scratch": None, "tokenizer": None}
-    (line,) = memory.report(recipe(model=base))
+    (line,) = hardware.memory_report(recipe(model=base))
     assert line.startswith("memory: not estimated: the configuration of model '/absent/model' cannot be read")
 
 
 def test_auto_is_estimated_at_the_whole_batch() -> None:
-    lines = list(memory.report(recipe(training={"micro_batch_size": "auto"}, resources={"gpu_memory": "1Ti"})))
-    whole = list(memory.report(recipe(resources={"gpu_memory": "1Ti"})))
+    lines = list(hardware.memory_report(recipe(training={"micro_batch_size": "auto"}, resources={"gpu_memory": "1Ti"})))
+    whole = list(hardware.memory_report(recipe(resources={"gpu_memory": "1Ti"})))
     assert lines[1:] == whole[1:]
     assert lines[0].startswith("memory of one GPU, estimated at 32 rows per forward pass; auto takes fewer")
 
 
 def test_each_phase_is_estimated() -> None:
     phases = ["pretrain", {"name": "dpo", "training": {"method": "dpo", "batch_size": 2}}]
-    lines = list(memory.report(recipe(phases=phases, resources={"gpu_memory": "1Ti"})))
+    lines = list(hardware.memory_report(recipe(phases=phases, resources={"gpu_memory": "1Ti"})))
     heads = [line for line in lines if line.startswith("memory")]
     assert heads == ["memory of one GPU of large-pretrain, estimated:", "memory of one GPU of large-dpo, estimated:"]
     assert sum(line.startswith("  reference") for line in lines) == 1

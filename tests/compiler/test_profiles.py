@@ -17,7 +17,7 @@ from baton import machine
 from baton.errors import UserError
 from baton.recipe import load
 from baton.runs import ref
-from baton.source import prepare, profiles
+from baton.source import hardware, prepare
 
 BATON = str(Path(sys.executable).parent / "baton")
 ADAPTER = {"model": {"base": "org/model"}, "adapter": {"r": 8}}
@@ -32,7 +32,7 @@ def document(profile: str, **more: Any) -> dict[str, Any]:
 
 def values(found: dict[str, Any]) -> dict[str, Any]:
     """The values that profiles choose among, by path."""
-    paths = {choice.path for profile in profiles.PROFILES.values() for choice in profile(True)}
+    paths = {choice.path for profile in hardware.PROFILES.values() for choice in profile(True)}
     return {path: found[path.partition(".")[0]][path.partition(".")[2]] for path in paths}
 
 
@@ -64,13 +64,13 @@ FULL = {
 
 @pytest.mark.parametrize("profile", FULL)
 def test_what_a_profile_chooses_for_the_full_weights(profile: str) -> None:
-    found, _ = profiles.apply(document(profile))
+    found, _ = hardware.apply_profile(document(profile))
     assert values(load.validate(found, origin="r").model_dump()) == FULL[profile]
 
 
 @pytest.mark.parametrize("profile", ["cuda-small", "cuda-large"])
 def test_an_adapter_gets_exact_moments_on_a_base_of_16_bits(profile: str) -> None:
-    found, _ = profiles.apply(document(profile, **ADAPTER))
+    found, _ = hardware.apply_profile(document(profile, **ADAPTER))
     changed = {"training.optimizer": "adamw_torch_fused", "model.dtype": "bfloat16"}
     assert values(load.validate(found, origin="r").model_dump()) == {**FULL[profile], **changed}
 
@@ -84,40 +84,40 @@ PHASES = {
 
 @pytest.mark.parametrize(("phases", "adapted"), PHASES.values(), ids=PHASES)
 def test_phases_count_as_adapters_where_all_of_them_are(phases: list[Any], adapted: bool) -> None:
-    found, _ = profiles.apply(document("cuda-small", **ADAPTER, phases=phases))
+    found, _ = hardware.apply_profile(document("cuda-small", **ADAPTER, phases=phases))
     assert found["model"]["dtype"] == ("bfloat16" if adapted else "float32")
 
 
-@pytest.mark.parametrize("profile", profiles.PROFILES)
+@pytest.mark.parametrize("profile", hardware.PROFILES)
 def test_each_choice_yields_to_the_user(profile: str) -> None:
-    for choice in profiles.PROFILES[profile](False):
+    for choice in hardware.PROFILES[profile](False):
         section, _, key = choice.path.partition(".")
         given = document(profile)
         given.setdefault(section, {})[key] = "the user's"
-        found, chosen = profiles.apply(given)
+        found, chosen = hardware.apply_profile(given)
         assert found[section][key] == "the user's"
         assert choice.path not in [other.path for other in chosen]
 
 
 def test_null_is_a_word_too() -> None:
-    found, chosen = profiles.apply(document("cuda-small", model={"base": "org/model", "attention": None}))
+    found, chosen = hardware.apply_profile(document("cuda-small", model={"base": "org/model", "attention": None}))
     assert found["model"]["attention"] is None
     assert "model.attention" not in [choice.path for choice in chosen]
 
 
-@pytest.mark.parametrize("profile", [*profiles.PROFILES, "auto"])
+@pytest.mark.parametrize("profile", [*hardware.PROFILES, "auto"])
 def test_a_second_time_changes_nothing(profile: str) -> None:
-    once, chosen = profiles.apply(document(profile))
+    once, chosen = hardware.apply_profile(document(profile))
     assert chosen
-    assert profiles.apply(once) == (once, [])
+    assert hardware.apply_profile(once) == (once, [])
     resolved = load.validate(once, origin="r").model_dump(mode="json")
-    assert profiles.apply(resolved) == (resolved, [])
+    assert hardware.apply_profile(resolved) == (resolved, [])
 
 
 def test_the_document_given_stays_as_it_is() -> None:
     given = document("cuda-small")
     before = copy.deepcopy(given)
-    profiles.apply(given)
+    hardware.apply_profile(given)
     assert given == before
 
 
@@ -134,7 +134,7 @@ NONE = {
 @pytest.mark.parametrize("more", NONE.values(), ids=NONE)
 def test_what_is_no_profile_is_left_to_the_schema(more: dict[str, Any]) -> None:
     given = document("none", **more)
-    assert profiles.apply(given) == (given, [])
+    assert hardware.apply_profile(given) == (given, [])
 
 
 MACHINES = {
@@ -151,15 +151,15 @@ def test_auto_looks_at_this_machine(
 ) -> None:
     monkeypatch.setattr(machine, "gpu", lambda: gpu)
     monkeypatch.setattr(machine, "has_mps", lambda: mps)
-    found, chosen = profiles.apply(document("auto"))
-    assert found == profiles.apply(document(profile))[0]
+    found, chosen = hardware.apply_profile(document("auto"))
+    assert found == hardware.apply_profile(document(profile))[0]
     assert (chosen[0].path, chosen[0].value) == ("resources.profile", profile)
     assert chosen[0].reason.startswith("this machine has")
 
 
 def test_auto_is_refused_where_another_machine_will_run() -> None:
     with pytest.raises(UserError, match=r"is auto, which looks at.*Name one of cpu, mps, cuda-small, cuda-large"):
-        profiles.apply(document("auto"), here=False)
+        hardware.apply_profile(document("auto"), here=False)
 
 
 @pytest.fixture
@@ -176,14 +176,14 @@ def test_a_recipe_is_loaded_with_its_choices(recipe_path: str) -> None:
     recipe, chosen = loaded.recipe, loaded.choices
     assert (recipe.training.workers, recipe.training.precision, recipe.resources.gpus) == (1, "fp16", 1)
     assert {"training.workers", "training.precision"}.isdisjoint(choice.path for choice in chosen)
-    lines = list(profiles.explained(recipe, chosen))
+    lines = list(hardware.explain_profile(recipe, chosen))
     assert lines[0] == "profile cuda-small chose:"
     assert any(re.match(r"  training\.gradient_checkpointing: true  +activations of one block", line) for line in lines)
 
 
 def test_no_profile_explains_nothing(recipe_path: str) -> None:
     unprofiled = prepare.load(recipe_path, ["resources.profile=null"])
-    assert list(profiles.explained(unprofiled.recipe, unprofiled.choices)) == []
+    assert list(hardware.explain_profile(unprofiled.recipe, unprofiled.choices)) == []
 
 
 def test_the_compiled_recipe_has_the_values(recipe_path: str, tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def rows(address: str) -> None:
 
 
 def kubeflow(address: str) -> None:
-    connect(address, token=None, namespace=None)
+    connect(address)
 
 
 CLIENTS = {"store": store, "rows": rows, "kubeflow": kubeflow}

@@ -13,7 +13,7 @@ from baton.checkpoint.store import CheckpointStore
 from baton.local.results import list_checkpoints
 from baton.pages.collect import collect
 from baton.pages.run_page import render
-from baton.prove import proof_page, prove
+from baton.prove import prove
 from baton.recipe import load
 from baton.recipe.recipe import Recipe
 
@@ -144,7 +144,7 @@ def test_a_proof_names_the_state_that_makes_bits_differ(counting: Recipe, legs: 
         line.startswith("state of `counting.py:rounds` is not carried")
         for line in found[2]["first_difference"]["hooks"]
     )
-    assert "State of `counting.py:calls` differs" in proof_page.render(found[1])
+    assert "State of `counting.py:calls` differs" in prove.render(found[1])
 
 
 def test_changed_code_is_another_run(own: Recipe, legs: Any) -> None:

@@ -11,7 +11,7 @@ from baton.errors import BatonError, UserError
 from baton.local import results
 from baton.local.forkserver import ForkedProcess
 from baton.models import trained
-from baton.prove import audit, proof_page, prove
+from baton.prove import audit, prove
 from baton.prove.drill import Drill
 from baton.recipe.recipe import Recipe
 from baton.runs import lineage
@@ -96,7 +96,7 @@ def test_it_is_proven(recipe: Recipe, legs: Any) -> None:
     proof = prove.prove(recipe, [1, 3], name="stopped-proof")
     assert proof["exact"], proof["first_difference"]
     assert [row["steps"][-1] < 15 for row in proof["variants"]] == [True, True]
-    assert "step" in proof_page.render(proof)
+    assert "step" in prove.render(proof)
     control = prove.prove(recipe, [1, 3], name="stopped-control", leave_out=["rng"])
     assert not control["exact"]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from baton.recipe import load
 from baton.recipe.recipe import Recipe
-from baton.source import memory, prepare
+from baton.source import hardware, prepare
 from tests.gallery import rows, twins
 
 Document = dict[str, Any]
@@ -66,7 +66,7 @@ def estimated(path: Path, folder: Path) -> str:
         overrides.append(f"model.tokenizer.base={json.dumps(str(folder / 'tokenizer'))}")
     for name, values in (document.get("sweep") or {}).get("parameters", {}).items():
         overrides += [f"{name}={max(values)}"] if isinstance(values, list) else []
-    lines = list(memory.report(prepare.load(str(path), overrides).recipe))
+    lines = list(hardware.memory_report(prepare.load(str(path), overrides).recipe))
     assert not any("not estimated" in line for line in lines), lines
     assert not any(line.startswith("warning") for line in lines), lines
     of = [match[1] for line in lines if (match := re.match(r"memory of one GPU(?: of \S+-(\S+?))?, estimated", line))]

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from baton.importers import axolotl, files, llamafactory
-from baton.importers.draft import KeyResult, RecipeDraft
-from baton.importers.files import OtherTrainer
+from baton.importers import axolotl, llamafactory
+from baton.importers import draft as drafts
+from baton.importers.draft import KeyResult, OtherTrainer, RecipeDraft
 from baton.recipe.recipe import Recipe
 
 HERE = Path(__file__).parent
@@ -28,8 +28,8 @@ class Imported:
 
     def __init__(self, draft: RecipeDraft) -> None:
         self.draft = draft
-        self.recipe: Recipe = files.recipe_of(draft)
-        self.yaml = files.to_yaml(self.recipe, draft)
+        self.recipe: Recipe = drafts.recipe_of(draft)
+        self.yaml = drafts.to_yaml(self.recipe, draft)
 
     def keys(self, fate: KeyResult) -> set[str]:
         """Return the keys of one fate."""
@@ -55,7 +55,7 @@ def imported(folder: Path) -> Callable[[str], Imported]:
 
     def make(name: str) -> Imported:
         tool = name.partition("/")[0]
-        return Imported(files.draft_of(TRAINERS[tool], name, tool))
+        return Imported(drafts.draft_of(TRAINERS[tool], name, tool))
 
     return make
 
@@ -66,6 +66,6 @@ def written(folder: Path) -> Callable[[str, str], Imported]:
 
     def make(tool: str, text: str) -> Imported:
         (folder / "train.yaml").write_text(text, encoding="utf-8")
-        return Imported(files.draft_of(TRAINERS[tool], "train.yaml", str(folder)))
+        return Imported(drafts.draft_of(TRAINERS[tool], "train.yaml", str(folder)))
 
     return make

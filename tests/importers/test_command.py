@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from baton.cli.app import app
-from baton.importers import files
+from baton.importers import draft as drafts
 from baton.recipe import load
 
 
@@ -134,4 +134,4 @@ def test_help(command: str):
     ],
 )
 def test_a_name_is_made_of_the_files(path: str, name: str):
-    assert files.name_for(path) == name
+    assert drafts.name_for(path) == name

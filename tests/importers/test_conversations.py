@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from baton.importers import sources
+from baton.importers import common
 from baton.importers.draft import KeyResult
 
 Write = Callable[[str, str], Any]
@@ -287,11 +287,11 @@ TEXTS = {
 """What axolotl's template of that name writes, and LLaMA-Factory's llama2 and default."""
 
 
-@pytest.mark.parametrize("name", sources.WRITTEN_OUT_TEMPLATES)
+@pytest.mark.parametrize("name", common.WRITTEN_OUT_TEMPLATES)
 def test_a_template_that_is_written_out_writes_the_same(name: str):
     written, _ = render_jinja_template(
         [SAID],
-        chat_template=sources.WRITTEN_OUT_TEMPLATES[name],
+        chat_template=common.WRITTEN_OUT_TEMPLATES[name],
         add_generation_prompt=True,
         bos_token="<s>",
         eos_token="</s>",
@@ -301,10 +301,10 @@ def test_a_template_that_is_written_out_writes_the_same(name: str):
 
 
 def test_names_tell_whose_template_it_is():
-    assert sources.is_own_template("qwen3_5", "Qwen/Qwen3.5-9B")
-    assert sources.is_own_template("deepseek3", "/models/DeepSeek-V3.1")
-    assert not sources.is_own_template("gemma3", "Qwen/Qwen3-8B")
-    assert not sources.is_own_template("", "Qwen/Qwen3-8B")
+    assert common.is_own_template("qwen3_5", "Qwen/Qwen3.5-9B")
+    assert common.is_own_template("deepseek3", "/models/DeepSeek-V3.1")
+    assert not common.is_own_template("gemma3", "Qwen/Qwen3-8B")
+    assert not common.is_own_template("", "Qwen/Qwen3-8B")
 
 
 def test_a_template_beside_the_file_is_not_taken_for_a_name(written: Write, folder: Path):

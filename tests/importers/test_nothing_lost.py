@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from baton.errors import UserError
-from baton.importers import axolotl, files, llamafactory
-from baton.importers.draft import RecipeDraft
-from baton.importers.files import OtherTrainer
+from baton.importers import axolotl, llamafactory
+from baton.importers import draft as drafts
+from baton.importers.draft import OtherTrainer, RecipeDraft
 from baton.recipe import load
 from tests.importers.conftest import TRAINERS
 
@@ -40,7 +40,7 @@ def trainer_of(path: Path) -> OtherTrainer:
 
 def example(path: Path) -> RecipeDraft:
     """Return what becomes of an example."""
-    return files.draft_of(trainer_of(path), str(path), str(path.parent))
+    return drafts.draft_of(trainer_of(path), str(path), str(path.parent))
 
 
 def settled(draft: RecipeDraft) -> set[str]:
@@ -51,7 +51,7 @@ def settled(draft: RecipeDraft) -> set[str]:
 def drafted(trainer: OtherTrainer, path: Path) -> RecipeDraft | str:
     """Return what becomes of a file, or the message that says why nothing does."""
     try:
-        return files.draft_of(trainer, str(path), str(path.parent))
+        return drafts.draft_of(trainer, str(path), str(path.parent))
     except UserError as error:
         return str(error)
 
@@ -59,21 +59,21 @@ def drafted(trainer: OtherTrainer, path: Path) -> RecipeDraft | str:
 @pytest.mark.parametrize("path", EXAMPLES)
 def test_every_key_of_an_example_is_accounted_for_once(path: Path):
     draft = example(path)
-    flat = files.flatten(yaml.safe_load(path.read_text()), trainer_of(path).nested)
+    flat = drafts.flatten(yaml.safe_load(path.read_text()), trainer_of(path).nested)
     noted = {remark.key for remark in draft.remarks}
 
     assert flat.keys() <= settled(draft)
     assert not set(draft.carried) & noted
     assert not set(draft.idle) & (set(draft.carried) | noted)
-    report = "\n".join(files.import_report(draft, "recipe.yaml"))
+    report = "\n".join(drafts.import_report(draft, "recipe.yaml"))
     assert all(f"  {key}:" in report for key in noted)
 
 
 @pytest.mark.parametrize("path", EXAMPLES)
 def test_the_file_says_what_the_recipe_says(path: Path, tmp_path: Path):
     draft = example(path)
-    recipe = files.recipe_of(draft)
-    written = files.to_yaml(recipe, draft)
+    recipe = drafts.recipe_of(draft)
+    written = drafts.to_yaml(recipe, draft)
     (tmp_path / "recipe.yaml").write_text(written, encoding="utf-8")
 
     assert load.load(str(tmp_path / "recipe.yaml")) == recipe
@@ -85,8 +85,8 @@ def test_the_file_says_what_the_recipe_says(path: Path, tmp_path: Path):
 def test_no_value_of_the_file_is_a_default(path: Path):
     """What is taken out of the file changes the recipe, or is all that names a section."""
     draft = example(path)
-    recipe = files.recipe_of(draft)
-    document = yaml.safe_load(files.to_yaml(recipe, draft))
+    recipe = drafts.recipe_of(draft)
+    document = yaml.safe_load(drafts.to_yaml(recipe, draft))
 
     for section, values in document.items():
         if not isinstance(values, dict):
@@ -141,10 +141,10 @@ def test_no_value_is_lost_or_breaks_it(path: Path, data: Any):
         if isinstance(draft, str):
             return
         try:
-            recipe = files.recipe_of(draft)
+            recipe = drafts.recipe_of(draft)
         except UserError:
             return
-        flat = files.flatten(files.load_file(str(file), draft.tool), trainer_of(path).nested)
+        flat = drafts.flatten(drafts.load_file(str(file), draft.tool), trainer_of(path).nested)
         assert flat.keys() <= settled(draft)
-        assert load.validate(yaml.safe_load(files.to_yaml(recipe, draft)), origin="written") == recipe
-        list(files.import_report(draft, "recipe.yaml"))
+        assert load.validate(yaml.safe_load(drafts.to_yaml(recipe, draft)), origin="written") == recipe
+        list(drafts.import_report(draft, "recipe.yaml"))

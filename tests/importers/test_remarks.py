@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from baton.errors import UserError
-from baton.importers import sources
+from baton.importers import common
 from baton.importers.draft import KeyResult
 
 UNSUPPORTED = KeyResult.unsupported
@@ -124,7 +124,7 @@ TEMPLATES: dict[str, dict[str, tuple[str, str | None, KeyResult | None, str]]] =
                     "the tokenizer's own chat template"),
         "the model's": (f"base_model: Qwen/Qwen2.5-7B-Instruct\nchat_template: qwen_25\ndatasets: [{{{CHAT}}}]", None,
                         KeyResult.changed, "whose own it is by the model's name"),
-        "written out": (f"chat_template: gemma\ndatasets: [{{{CHAT}}}]", sources.WRITTEN_OUT_TEMPLATES["gemma"], None,
+        "written out": (f"chat_template: gemma\ndatasets: [{{{CHAT}}}]", common.WRITTEN_OUT_TEMPLATES["gemma"], None,
                         ""),
         "of pairs by their type": ("rl: dpo\nchat_template: gemma\ndatasets: [{path: org/d, type: chatml.intel}]",
                                    "chatml", KeyResult.not_needed, "another template is given, and decides"),
@@ -138,7 +138,7 @@ TEMPLATES: dict[str, dict[str, tuple[str, str | None, KeyResult | None, str]]] =
         "zephyr": ("dataset: chats\ntemplate: zephyr", None, UNSUPPORTED, "no line break after the end of a text"),
         "alpaca": ("dataset: chats\ntemplate: alpaca", None, UNSUPPORTED, "Stanford's preamble before conversations"),
         "qwen": ("dataset: chats\ntemplate: qwen", None, UNSUPPORTED, "the tokenizer's own chat template is used"),
-        "default": ("dataset: house_rules\ntemplate: default", sources.WRITTEN_OUT_TEMPLATES["default"], None, ""),
+        "default": ("dataset: house_rules\ntemplate: default", common.WRITTEN_OUT_TEMPLATES["default"], None, ""),
         "the model's": ("model_name_or_path: Qwen/Qwen3-8B\ndataset: chats\ntemplate: qwen3", None, KeyResult.changed,
                         "whose own it is by the model's name"),
         "without thoughts": ("model_name_or_path: Qwen/Qwen3-8B\ndataset: chats\ntemplate: qwen3_nothink", "chatml",

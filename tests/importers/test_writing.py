@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from baton.importers import files
+from baton.importers import draft as drafts
 from baton.recipe import yaml_text
 
 TEXTS = (
@@ -28,5 +28,5 @@ TEXTS = (
 @pytest.mark.parametrize("text", TEXTS)
 def test_a_text_that_is_written_is_read_as_one(text: str) -> None:
     document = {"a": text, "b": [text, {"c": text}]}
-    written = yaml.dump(document, Dumper=files._Dumper, sort_keys=False, allow_unicode=True, width=200)
+    written = yaml.dump(document, Dumper=drafts._Dumper, sort_keys=False, allow_unicode=True, width=200)
     assert yaml_text.load(written) == document

@@ -362,7 +362,7 @@ def test_a_record_that_has_stopped_is_a_loss_where_no_stage_has_left_a_word(
     done, _ = status("failed-workflow-too-large", store=str(store))
     stages = {stage["name"]: stage for stage in json.loads(done.stdout)["stages"]}
     assert stages["train chunk 3"]["state"] == ("failed" if has_word else "unknown")
-    client = connection.connect(kfp_api.url, token=None, namespace=None)
+    client = connection.connect(kfp_api.url)
     remote = client.get_run(recorded("failed-workflow-too-large")["run"]["run_id"])
     run.storage.remove(run.path(RunFailure.NAME)) if not has_word else None  # what the status above has left
     view = run_status.explained_by_store(client, remote, run_status.stages(client, remote))
@@ -447,7 +447,7 @@ def test_what_is_lost_is_told_by_the_pod_and_the_advice_by_the_stage(
     (advice,) = [line for line in said.splitlines() if line.startswith(f"{stage}: ") and "its log" not in line] or [""]
     assert hint in advice
     assert ("checkpoint" in advice) == (is_lost and stage.startswith("train"))
-    client = connection.connect(kfp_api.url, token=None, namespace=None)
+    client = connection.connect(kfp_api.url)
     remote = client.get_run(changed["run"]["run_id"])
     assert run_status.explained_by_store(client, remote, run_status.stages(client, remote)).is_lost is is_lost
 

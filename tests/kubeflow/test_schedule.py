@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from baton.cli.app import app
 from baton.cli.display import console
 from baton.errors import UserError
-from baton.kubeflow.schedule import cron_line
+from baton.kubeflow.submit import cron_line
 from tests.support.kfp_schedules import ScheduleApi
 
 

@@ -141,12 +141,13 @@ def test_submit_survives_losing_the_race_for_the_experiment(
     assert list(kfp_api.experiments) == [run["experiment_id"]]
 
 
-def test_submit_sends_the_token(kfp_api: Any, two_step_package: Path, submit_to: Any):
+def test_submit_sends_the_token(kfp_api: Any, two_step_package: Path, submit_to: Any, monkeypatch: pytest.MonkeyPatch):
     kfp_api.token = "letmein"
+    monkeypatch.setenv("BATON_KFP_TOKEN", "letmein\n")
 
-    submitted = submit_to(kfp_api.url, two_step_package, token="letmein\n")
+    submitted = submit_to(kfp_api.url, two_step_package)
 
-    assert states_of(kfp_api, submitted.run_id, token="letmein")[0] == "SUCCEEDED"
+    assert states_of(kfp_api, submitted.run_id)[0] == "SUCCEEDED"
 
 
 # wait()

@@ -95,13 +95,16 @@ def test_https_to_a_port_that_speaks_http(kfp_api: Any, two_step_package: Path, 
 
 @pytest.mark.parametrize(
     ("given", "found"),
-    [(None, "asks for a token and got none"), ("s3cr3t", "refuses the token")],
+    [("", "asks for a token and got none"), ("s3cr3t", "refuses the token")],
     ids=["no token", "wrong token"],
 )
-def test_401(given: str | None, found: str, kfp_api: Any, two_step_package: Path, refused: Any):
+def test_401(
+    given: str, found: str, kfp_api: Any, two_step_package: Path, refused: Any, monkeypatch: pytest.MonkeyPatch
+):
     kfp_api.token = "letmein"
+    monkeypatch.setenv("BATON_KFP_TOKEN", given)
 
-    error = refused(kfp_api.url, two_step_package, token=given)
+    error = refused(kfp_api.url, two_step_package)
 
     assert found in str(error)
     assert "BATON_KFP_TOKEN" in str(error.remedy)
@@ -244,8 +247,11 @@ def test_a_pipeline_the_backend_refuses(kfp_api: Any, two_step_package: Path, tm
     assert "'comp-report' does not exist" in str(refused(kfp_api.url, package))
 
 
-def test_a_token_that_no_header_can_carry_is_not_repeated(kfp_api: Any, two_step_package: Path, refused: Any):
-    error = refused(kfp_api.url, two_step_package, token="s3cr3t token")
+def test_a_token_that_no_header_can_carry_is_not_repeated(
+    kfp_api: Any, two_step_package: Path, refused: Any, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("BATON_KFP_TOKEN", "s3cr3t token")
+    error = refused(kfp_api.url, two_step_package)
 
     assert "s3cr3t" not in str(error)
     assert kfp_api.requests == []

@@ -20,7 +20,7 @@ from baton.cli.app import app
 from baton.cli.options import page_path
 from baton.errors import BatonError, UserError
 from baton.prove import prove as proving
-from baton.prove.proof_page import render
+from baton.prove.prove import render
 
 SCRATCH = Path(__file__).parents[1] / "recipes/scratch.yaml"
 
@@ -206,7 +206,7 @@ def test_hostile_text_stays_text_and_nothing_is_loaded() -> None:
 
 def test_same_result_gives_the_same_bytes_in_another_process() -> None:
     found = proved(_variant(1), _variant(2, losses=_losses(off_from=31)))
-    code = "import json, sys; from baton.prove.proof_page import render; print(render(json.load(sys.stdin)))"
+    code = "import json, sys; from baton.prove.prove import render; print(render(json.load(sys.stdin)))"
     other = subprocess.run(
         [sys.executable, "-c", code], input=json.dumps(found), capture_output=True, text=True, check=True,
         env={**os.environ, "PYTHONHASHSEED": "7"},

@@ -95,6 +95,7 @@ def impostor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Impost
     server = Impostor(tmp_path)
     monkeypatch.setenv("AWS_ENDPOINT_URL", server.address)
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    monkeypatch.setenv("BATON_KFP_TOKEN", "a-token")
     yield server
     server.stop()
 
@@ -103,7 +104,7 @@ CLIENTS: dict[str, Callable[[str], object]] = {
     "store": lambda address: Storage("s3://bucket", patience=0).read("x"),
     "store, writing": lambda address: Storage("s3://bucket", patience=0).write("x", b"y"),
     "rows": lambda address: _rows(),
-    "kubeflow": lambda address: connection.connect(address, token="a-token", namespace=None),
+    "kubeflow": lambda address: connection.connect(address),
     "mlflow": lambda address: client.RestClient(address).read("run"),
 }
 

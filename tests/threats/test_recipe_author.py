@@ -13,7 +13,7 @@ import yaml
 from baton.compiler import pipeline_file
 from baton.data import readers
 from baton.errors import UserError
-from baton.importers import files
+from baton.importers import draft as drafts
 from baton.models import chat
 from baton.recipe import load
 from baton.runs import ref
@@ -27,7 +27,7 @@ TEN = "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
 
 READERS = {
     "recipe": lambda text, path: load.parse(text, origin="r.yaml"),
-    "another trainer's file": lambda text, path: files.load_file(_written(path, text), "axolotl"),
+    "another trainer's file": lambda text, path: drafts.load_file(_written(path, text), "axolotl"),
 }
 
 

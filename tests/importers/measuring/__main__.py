@@ -20,9 +20,9 @@ from typing import Any
 import yaml
 
 from baton.errors import UserError
-from baton.importers import axolotl, files, llamafactory
-from baton.importers.draft import KeyResult, RecipeDraft
-from baton.importers.files import OtherTrainer
+from baton.importers import axolotl, llamafactory
+from baton.importers import draft as drafts
+from baton.importers.draft import KeyResult, OtherTrainer, RecipeDraft
 from tests.importers.measuring import made_up, steps
 
 Document = dict[str, Any]
@@ -61,7 +61,7 @@ class Measured:
 
 def _draft(trainer: OtherTrainer, path: Path, root: Path) -> RecipeDraft:
     with contextlib.chdir(root):
-        return files.draft_of(trainer, str(path), ".")
+        return drafts.draft_of(trainer, str(path), ".")
 
 
 def measure(trainer: OtherTrainer, path: Path, root: Path, kept: Path | None) -> Measured | None:
@@ -76,7 +76,7 @@ def measure(trainer: OtherTrainer, path: Path, root: Path, kept: Path | None) ->
     measured.sees = made_up.sees(document)
     try:
         draft = _draft(trainer, path, root)
-        files.to_yaml(files.recipe_of(draft), draft)
+        drafts.to_yaml(drafts.recipe_of(draft), draft)
     except UserError as error:
         measured.refused = error.message
         return measured

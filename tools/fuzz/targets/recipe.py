@@ -25,7 +25,7 @@ from baton.recipe import load
 from baton.recipe.recipe import Recipe
 from baton.runs.plan import make_plan
 from baton.runs.run import identity
-from baton.source import consent, prepare
+from baton.source import prepare
 from tools.fuzz import trees
 from tools.fuzz.target import Mutate, Target, require_message, scratch
 
@@ -107,7 +107,7 @@ def run(data: bytes) -> None:
     with _refused():
         pipeline_file.for_cluster(recipe)
     with _refused():
-        consent.require_consent(recipe, dataclasses.replace(loaded.origin, is_foreign=True))
+        prepare.require_consent(recipe, dataclasses.replace(loaded.origin, is_foreign=True))
     # A pattern is looked for where it points, which may be everywhere.
     sources = [each.uri for part in recipe.phase_recipes() or [recipe] for each in part.data.sources]
     if not any(glob.has_magic(uri) and uri.startswith(("/", "~", "..")) for uri in sources):
