@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from baton.data import conversations, schema
+from baton.data import normalize, schema
 from baton.importers import common, llamafactory
 from baton.models import chat
 from baton.recipe import load
@@ -42,7 +42,7 @@ def test_templates_write_the_same(name: str):
 
 
 def test_speakers_are_those_that_rows_are_read_with():
-    assert common.SPEAKERS == conversations.ROLES
+    assert common.SPEAKERS == normalize.ROLES
 
 
 SAID = [{"from": "human", "value": "Hi"}]
