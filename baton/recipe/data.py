@@ -212,7 +212,7 @@ class Data(Section):
     order: Literal["auto", "uniform", "blocks"] = "auto"
     """Order of a pass, a function of `seed` and its number: `uniform` shuffles all rows, as `Trainer` does; `blocks`
     shuffles the files that tokens lie in and then the rows of a few files together, so that a chunk fetches its own
-    files alone. `auto` takes blocks from 1 GiB of tokens on."""
+    files alone. `auto` takes blocks from 1 GiB of tokens on, in one process without virtual workers."""
     workers: Positive | None = None
     """Processes that tokenize; the machine's cores when left out."""
     shards: Annotated[int, Field(json_schema_extra={"minimum": 1, "maximum": MAX_SHARDS})] = 1
