@@ -1,12 +1,13 @@
 """The recipe's reference and JSON Schema, written from the schema in the code (`make docs`).
 
-python -m tools.recipe_reference docs/recipe.md docs/recipe.schema.json
+python -m tools.recipe_reference docs/reference/recipe/index.md docs/recipe.schema.json
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import posixpath
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ checks it without training anything.
 - `--set training.learning_rate=1e-4` changes a value from the command line; the value is YAML. Repeat it at will.
 - A relative path in `data.source` or `model.base` is looked for beside the recipe, then in the current folder.
 - Editors that know the YAML language server complete keys and check values when a recipe begins with
-  `# yaml-language-server: $schema=` and the path of [recipe.schema.json](recipe.schema.json), which
+  `# yaml-language-server: $schema=` and the path of [recipe.schema.json](../../recipe.schema.json), which
   `baton schema` prints too.
 """
 
@@ -71,7 +72,8 @@ def sections(schema: Schema) -> Iterator[tuple[str, Schema]]:
 
 def _example(title: str, path: str) -> str:
     text = (ROOT / path).read_text(encoding="utf-8").rstrip("\n")
-    return f"## Example: {title}\n\n[{path}](../{path})\n\n```yaml\n{text}\n```\n"
+    link = posixpath.relpath(path, "docs/reference/recipe")
+    return f"## Example: {title}\n\n[{path}]({link})\n\n```yaml\n{text}\n```\n"
 
 
 def _section(path: str, section: Schema) -> str:

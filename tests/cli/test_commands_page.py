@@ -1,4 +1,4 @@
-"""docs/commands.md lists every command of the app, and names no option that a command does not have."""
+"""docs/reference/cli.md lists every command of the app, and names no option that a command does not have."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typer.main import get_command
 from baton.cli.app import app
 
 ROOT = Path(__file__).resolve().parents[2]
-TEXTS = ("docs/commands.md", "AGENTS.md")
+TEXTS = ("docs/reference/cli.md", "AGENTS.md")
 
 
 def commands(command: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -42,7 +42,7 @@ def lines(text: str) -> Iterator[tuple[str, str]]:
 
 
 def test_every_command_stands_in_the_page() -> None:
-    listed = {name for name, _ in lines((ROOT / "docs" / "commands.md").read_text("utf-8"))}
+    listed = {name for name, _ in lines((ROOT / "docs/reference/cli.md").read_text("utf-8"))}
     single = {name for name, command in COMMANDS.items() if not hasattr(command, "commands")}
 
     assert single - listed == set()

@@ -224,10 +224,10 @@ def test_comments_say_where_to_read_on(surveys: dict[str, tuple[Path, Survey]]) 
     _, found = surveys["rated"]
     plan = starter.plan(found, "kto", "o/m", full=False, teacher=None, lengths=[], source="rows")
     text = starter.to_yaml(plan, found, name="first", model="o/m", sources=["rated.jsonl"])
-    anchors = {part.split()[0].strip("),.:") for part in text.split("docs/recipe.md#")[1:]}
+    anchors = {part.split()[0].strip("),.:") for part in text.split("docs/reference/recipe/index.md#")[1:]}
     headings = {
         line.removeprefix("## ").replace(".", "")
-        for line in (Path(__file__).parents[2] / "docs/recipe.md").read_text("utf-8").splitlines()
+        for line in (Path(__file__).parents[2] / "docs/reference/recipe/index.md").read_text("utf-8").splitlines()
         if line.startswith("## ")
     }
 

@@ -20,7 +20,7 @@ FIELDS = [
 @pytest.mark.parametrize(
     ("path", "fresh"),
     [
-        pytest.param("docs/recipe.md", reference.markdown, id="reference"),
+        pytest.param("docs/reference/recipe/index.md", reference.markdown, id="reference"),
         pytest.param("docs/recipe.schema.json", reference.json_schema, id="schema"),
     ],
 )
