@@ -26,6 +26,7 @@ def _document(name: str, row: Row) -> dict[str, Any]:
 
 def test_rows_are_kept_until_they_are_measured_anew(tmp_path: Path) -> None:
     (tmp_path / "pictures").mkdir()
+    (tmp_path / "trust").mkdir()
     lines = {"ours": [(30.0, 80.0), (60.0, 90.0)], "script": [(30.0, 40.0), (60.0, 55.0)]}
     first = Row(
         title="useful steps",
