@@ -121,7 +121,7 @@ golden: setup ## Write the goldens (pipelines, graphs of the docs, the way of th
 	BATON_GOLDEN=1 $(PYTEST) tests/end_to_end tests/goldens -k golden $(ARGS)
 
 docs: setup ## Write the recipe reference, its JSON Schema and the exactness matrix and its controls from the code
-	$(PY) -m tools.recipe_reference docs/reference/recipe/index.md docs/recipe.schema.json
+	$(PY) -m tools.recipe_reference docs/reference/recipe docs/recipe.schema.json
 	$(PY) -m tests.exactness.matrix_table docs/internals/matrix.md
 	$(PY) -m tests.exactness.controls_table docs/internals/controls.md
 	$(PY) -m tests.gallery docs/guides/recipes.md
