@@ -120,8 +120,9 @@ compile: setup ## Compile the recipe to build/quickstart.pipeline.yaml
 golden: setup ## Write the goldens (pipelines, graphs of the docs, the way of the rows, hashed documents) anew; read the diff before you commit it
 	BATON_GOLDEN=1 $(PYTEST) tests/end_to_end tests/goldens -k golden $(ARGS)
 
-docs: setup ## Write the recipe reference, its JSON Schema and the exactness matrix and its controls from the code
-	$(PY) -m tools.recipe_reference docs/reference/recipe/index.md docs/recipe.schema.json
+docs: setup ## Write the generated pages: recipe and its JSON Schema, commands, matrix, controls, recipes by model, demands
+	$(PY) -m tools.recipe_reference docs/reference/recipe docs/recipe.schema.json
+	$(PY) -m tools.cli_reference docs/reference/cli.md
 	$(PY) -m tests.exactness.matrix_table docs/internals/matrix.md
 	$(PY) -m tests.exactness.controls_table docs/internals/controls.md
 	$(PY) -m tests.gallery docs/guides/recipes.md
