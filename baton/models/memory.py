@@ -136,8 +136,8 @@ def configuration(recipe: Recipe) -> Any:
 def _of_base(base: str, revision: str | None, trust_remote_code: bool) -> Any:
     from transformers import AutoConfig
 
-    if file := gguf_file.find(base, revision):
-        return gguf_file.configuration(file)
+    if found := gguf_file.find(base, revision):
+        return gguf_file.configuration(found)
     if os.path.isdir(base):
         return AutoConfig.from_pretrained(base, trust_remote_code=trust_remote_code)
     if "://" not in base:
