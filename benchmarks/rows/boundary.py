@@ -12,7 +12,7 @@ from benchmarks.table import Chart, Row, keep, share
 from benchmarks.theirs import Theirs
 
 NAME = "boundary"
-TITLE = "from the last step of one chunk to the first of the next, each in a fresh process"
+TITLE = "gap between two chunks, each a fresh process"
 TARGET, STEPS = 2, 4
 
 

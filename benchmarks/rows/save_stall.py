@@ -13,7 +13,7 @@ from benchmarks.table import Chart, Figure, Row, faster, keep
 from benchmarks.theirs import Theirs
 
 NAME = "save-stall"
-TITLE = "training with a checkpoint every few steps, against none, and against saving synchronously"
+TITLE = "training with checkpoints, without, and with synchronous saves"
 
 
 def measure(bench: Bench, ours: Ours, theirs: Theirs) -> Row:
