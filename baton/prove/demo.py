@@ -20,6 +20,7 @@ from baton.runs.run import Run, now
 from baton.source import prepare
 
 RECIPE = "demo"
+QUICK = ["evaluation.samples=12"]
 SCRATCH: dict[str, Any] = {
     "model": {
         "from_scratch": {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4},
@@ -56,7 +57,7 @@ class Demo:
 
 def choose_recipe(store: str | None) -> tuple[Recipe, str]:
     """Returns the recipe, and the reason where a small model from scratch takes the place of its model."""
-    loaded = prepare.load(RECIPE, [], store=store)
+    loaded = prepare.load(RECIPE, QUICK, store=store)
     reason = ""
     try:
         extras.require_packages("SmolLM2-135M in a GGUF file", "gguf")
