@@ -20,7 +20,14 @@ from baton.runs.run import Run, now
 from baton.source import prepare
 
 RECIPE = "demo"
-QUICK = ["evaluation.samples=12"]
+# Steps and rows for a minute or two on two CPU cores.
+QUICK = [
+    "training.max_steps=24",
+    "training.batch_size=4",
+    "training.micro_batch_size=4",
+    "chunks.checkpoint_every=4",
+    "evaluation.samples=12",
+]
 SCRATCH: dict[str, Any] = {
     "model": {
         "from_scratch": {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4},
