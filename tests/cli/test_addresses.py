@@ -168,16 +168,19 @@ def test_what_lies_below_a_run_is_told_its_run() -> None:
 
 TOLD: dict[str, tuple[bytes | None, str]] = {
     "absent": (None, "cannot be read: No such file or directory."),
-    "text": (b"Traceback (most recent call last)", "is no answer of `baton submit`: Expecting value"),
-    "half": (b'{"state": "succ', "is no answer of `baton submit`: Unterminated string"),
-    "bytes": (b"\xff\xfe\x00", "is no answer of `baton submit`: 'utf-8' codec"),
-    "list": (b"[1]", "is no answer of `baton submit`: "),
-    "number": (b"3", "is no answer of `baton submit`: "),
-    "without a state": (b"{}", "is no answer of `baton submit`: it has no state."),
-    "state of another kind": (b'{"state": 3}', "is no answer of `baton submit`: state: "),
-    "failures of another kind": (b'{"state": "failed", "failed": "x"}', "is no answer of `baton submit`: failed: "),
-    "exit code of another kind": (b'{"state": "failed", "exit_code": "x"}', "`baton submit`: exit_code: "),
-    "deep": (b'{"state": ' + b"[" * 5000 + b"]" * 5000 + b"}", "is no answer of `baton submit`: "),
+    "text": (b"Traceback (most recent call last)", "is no output of `baton kfp submit --json`: Expecting value"),
+    "half": (b'{"state": "succ', "is no output of `baton kfp submit --json`: Unterminated string"),
+    "bytes": (b"\xff\xfe\x00", "is no output of `baton kfp submit --json`: 'utf-8' codec"),
+    "list": (b"[1]", "is no output of `baton kfp submit --json`: "),
+    "number": (b"3", "is no output of `baton kfp submit --json`: "),
+    "without a state": (b"{}", "is no output of `baton kfp submit --json`: it has no state."),
+    "state of another kind": (b'{"state": 3}', "is no output of `baton kfp submit --json`: state: "),
+    "failures of another kind": (
+        b'{"state": "failed", "failed": "x"}',
+        "is no output of `baton kfp submit --json`: failed: ",
+    ),
+    "exit code of another kind": (b'{"state": "failed", "exit_code": "x"}', "`baton kfp submit --json`: exit_code: "),
+    "deep": (b'{"state": ' + b"[" * 5000 + b"]" * 5000 + b"}", "is no output of `baton kfp submit --json`: "),
 }
 
 
@@ -190,7 +193,7 @@ def test_a_result_that_is_none_is_one_message(name: str, tmp_path: Path) -> None
     message = require_message(invoke("ci-report", "recipe.yaml", "--result", str(file)), 2)
     assert message.startswith(f"baton: --result {str(file)!r} ")
     assert words in message
-    assert "Give the file that `baton submit --wait --json > FILE` has written." in message
+    assert "Give the file that `baton kfp submit --wait --json > FILE` writes." in message
 
 
 WRITING: dict[str, list[str]] = {
