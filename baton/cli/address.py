@@ -11,7 +11,7 @@ from baton.api import chosen_checkpoint, existing_run
 from baton.checkpoint.store import Checkpoint, CheckpointStore
 from baton.cli.options import DEFAULT_STORE
 from baton.errors import UserError
-from baton.local import begun
+from baton.local import begun, results
 from baton.runs.documents import AttachedRun, RunInfo
 from baton.runs.outcomes import ExportedModel, RunFailure
 from baton.runs.run import Run
@@ -107,7 +107,7 @@ def model_of(given: str) -> str:
         store, checkpoint = Address(run, number).checkpoint()
         return store.uri(checkpoint)
     if exported := run.read(ExportedModel):
-        return exported.model_uri
+        return results.uri_here(run, exported.model_uri)
     newest = CheckpointStore(run).newest()
     remedy = f"Name a checkpoint: {given}@{newest.step}." if newest else "It has no checkpoint yet."
     raise UserError(f"run {run.name!r} has exported no model.", remedy=remedy)

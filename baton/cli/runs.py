@@ -27,7 +27,7 @@ from baton.cli.address import RunArgument, StepArgument, StoreOption
 from baton.cli.display import print_table
 from baton.cli.options import DEFAULT_STORE, Json, Overrides, answer, print_json
 from baton.errors import UserError
-from baton.local import results
+from baton.local import begun, results
 from baton.recipe import load
 from baton.runs import lineage
 from baton.runs.documents import ForkNote
@@ -97,7 +97,9 @@ def show_run(run: StepArgument, store: StoreOption = None, json: Json = False) -
         if json:
             print_json({**result, "checkpoints": rows})
             return
-        typer.echo(f"{result['run']}: {result['state']}, step {result['steps']}")
+        known = begun.find(found.run.name)
+        state = results.status(found.run, is_running=bool(known and known.process))["state"]
+        typer.echo(f"{result['run']}: {state}, step {result['steps']}")
         for row in rows:
             typer.echo(f"step {row['step']:>8}  {_listed(row)}")
         for name in ("model_uri", "report_uri"):

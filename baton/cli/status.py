@@ -220,9 +220,10 @@ def _local_page(run: Run) -> str:
     if page is None:
         state = results.status(run, is_running=_process(run) is not None)
         raise UserError(f"run {run.name!r} has no report yet; it is {state['state']}.")
-    if "://" not in page.report_uri:
-        return page.report_uri
-    folder, _, name = page.report_uri.rpartition("/")
+    uri = results.uri_here(run, page.report_uri)
+    if "://" not in uri:
+        return uri
+    folder, _, name = uri.rpartition("/")
     path = os.path.join(machine.cache_dir(), "pages", f"{run.name}.html")
     os.makedirs(os.path.dirname(path), exist_ok=True)
     with open(path, "wb") as file:
@@ -312,9 +313,9 @@ def diff(
     store: StoreOption = None,
     json: options.Json = False,
 ) -> None:
-    """Compare two runs: first difference, settings, environment, likely cause.
+    """Compare two runs: first difference and likely cause.
 
-    Names the first step and tensor that differ. Exit code 1 means a difference.
+    Names the first step and tensor that differ, settings and environment. Exit code 1 means a difference.
     """
     with options.answer(json):
         from baton.prove import diff as comparing

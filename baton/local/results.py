@@ -208,15 +208,22 @@ def verify_checkpoints(run: Run) -> list[VerifiedCheckpoint]:
     return sorted(rows, key=lambda row: row["step"])
 
 
+def uri_here(run: Run, uri: str) -> str:
+    """Returns the address of something of a run, wherever its store was when it was written."""
+    _, separator, below = uri.rpartition(f"/{run.path()}/")
+    return f"{run.uri}/{below}" if separator else uri
+
+
 def verify_exports(run: Run, exported: ExportedModel) -> list[VerifiedExport]:
     """Reads every export of a run back and returns a row for each."""
     rows: list[VerifiedExport] = []
     for entry in exported.exports:
-        prefix = entry.uri.removeprefix(f"{run.storage.uri()}/").rpartition("/")[0]
+        uri = uri_here(run, entry.uri)
+        prefix = uri.removeprefix(f"{run.storage.uri()}/").rpartition("/")[0]
         try:
             manifest = read_manifest(run.storage, prefix)
             problems = bundle.verify(run.storage, prefix, manifest) if manifest else ["its manifest is missing"]
         except DamagedError as error:
             problems = [str(error)]
-        rows.append({"format": entry.format, "uri": entry.uri, "ok": not problems, "problems": problems})
+        rows.append({"format": entry.format, "uri": uri, "ok": not problems, "problems": problems})
     return rows

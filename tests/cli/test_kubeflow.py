@@ -468,7 +468,7 @@ def test_who_meets_a_lost_pod_leaves_a_page(
 @pytest.mark.parametrize(
     ("command", "state", "message"),
     [
-        ("cancel", "SUCCEEDED", "run 'mine' is succeeded already; expected one that still runs."),
+        ("stop", "SUCCEEDED", "run 'mine' is succeeded already; expected one that still runs."),
         ("retry", "RUNNING", "run 'mine' is running; expected one that has failed or was cancelled."),
         ("retry", "SUCCEEDED", "run 'mine' is succeeded; expected one that has failed or was cancelled."),
     ],

@@ -156,7 +156,7 @@ def test_they_are_listed_and_shown(here: Path, bundle: Path) -> None:
     }
     shown = baton("recipes", "show", "quickstart")
     assert shown.stdout == (ROOT / "pipelines" / "recipes" / "quickstart.yaml").read_text("utf-8")
-    assert baton("recipes", "show", "quickstrt").stderr.startswith(
+    assert baton("recipe", "show", "quickstrt").stderr.startswith(
         "baton: no bundled recipe is called 'quickstrt'. Did you mean 'quickstart'? There are quickstart, gallery/Own"
     )
 

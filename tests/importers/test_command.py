@@ -12,7 +12,7 @@ from baton.recipe import load
 
 def baton(*arguments: str) -> Result:
     """Run a command."""
-    return CliRunner().invoke(app, ["import", *arguments], prog_name="baton")
+    return CliRunner().invoke(app, ["init", "--from", *arguments], prog_name="baton")
 
 
 def refused(done: Result) -> str:
