@@ -57,7 +57,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def validated(here: Path, text: str) -> tuple[int, str]:
-    """Run `baton validate` on a text, and return its exit code and its message."""
+    """Run `baton check` on a text, and return its exit code and its message."""
     (here / "recipe.yaml").write_text(text, encoding="utf-8")
     done = CliRunner().invoke(
         app, ["check", "recipe.yaml", "--only", "recipe"], env={"NO_COLOR": "1", "COLUMNS": "300"}
