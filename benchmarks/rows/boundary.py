@@ -42,7 +42,7 @@ def measure(bench: Bench, ours: Ours, theirs: Theirs) -> Row:
     seconds = {"unit": "s"}
     return Row(
         title=TITLE,
-        conditions=f"{size}; one torch thread on each side; the next process starts when the one before is gone",
+        conditions=f"{size}; one torch thread on each side; the next process starts after the previous one exits",
         figures=[
             share("chunk boundary", totals["ours"], totals["script"], "script", **seconds, at_most=0.5),
             share("chunk boundary", totals["ours"], totals["floor"], "floor", **seconds, at_most=1.25),
