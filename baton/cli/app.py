@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from baton.cli import check, data, generate, kubeflow, local, options, prove, recipes, runs, status, sweep
+from baton.cli import check, data, demo, generate, kubeflow, local, options, prove, recipes, runs, status, sweep
 from baton.cli.display import Verbosity
 
 app = typer.Typer(
@@ -36,6 +36,7 @@ START: dict[str, Callable[..., None]] = {
     "init": recipes.init,
     "check": check.check,
     "run": local.run,
+    "demo": demo.demo,
     "generate": generate.generate,
 }
 RUNS: dict[str, Callable[..., None]] = {

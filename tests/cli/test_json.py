@@ -134,6 +134,7 @@ FAILED: dict[str, tuple[list[str], str]] = {
     "kfp summary": (["recipe.yaml"], "expected one of --id and --result"),
     "outcome": (["recipe.yaml"], "expected one of --id and --result"),
     "submit": (["absent.yaml", *ENDPOINT], "recipe 'absent.yaml' is not a file"),
+    "demo": (["--store", "ftps://host/x"], "store 'ftps://host/x' cannot be opened"),
     "logs": (["store/runs/begun"], "no log of run 'begun' is on this machine"),
     "open": (["store/runs/begun"], "run 'begun' has no report yet; it is new"),
     "stop": (["store/runs/begun"], "run 'begun' does not run on this machine"),
