@@ -346,7 +346,7 @@ def _print_diff(found: RunDifference) -> None:
     if found["equal"]:
         typer.echo(f"equal:        {len(found['compared_steps'])} checkpoint(s) and all common logged values")
     for about in ("recipe", "data", "environment"):
-        for line in found[about]:  # type: ignore[literal-required]
+        for line in found[about]:
             typer.echo(f"{about + ':':14}{line}")
     typer.echo(f"likely cause: {found['cause']}")
 

@@ -93,12 +93,12 @@ def _of_step(store: CheckpointStore, step: int | None) -> Checkpoint:
 
 def _first_value(a: CheckpointStore, b: CheckpointStore, pairs: Pairs) -> LoggedDifference | None:
     """Returns the first logged value that differs, up to the step that both have reached."""
-    newest = (pairs[-1] if pairs else None) or (a.newest(), b.newest())
-    if newest[0] is None or newest[1] is None:
+    mine, other = pairs[-1] if pairs else (a.newest(), b.newest())
+    if mine is None or other is None:
         return None
     logs = []
-    for store, checkpoint in zip((a, b), newest, strict=True):
-        entries = [entry for entry in store.history(checkpoint) if int(entry["step"]) <= newest[0].step]
+    for store, checkpoint in ((a, mine), (b, other)):
+        entries = [entry for entry in store.history(checkpoint) if int(entry["step"]) <= mine.step]
         # Two entries of one step, losses and evaluation, may come in either order.
         logs.append({(int(x["step"]), name): x[name] for x in entries for name in x if not name.endswith(TIMED)})
     common = sorted(logs[0].keys() & logs[1].keys(), key=lambda key: (key[0], key[1] != "loss", key[1]))
@@ -150,8 +150,8 @@ def _settings(run: Run) -> dict[str, Any]:
 
 
 def _data(a: Run, b: Run) -> list[str]:
-    kinds = {"rows": SplitData, "base model": PinnedModels, "own code": OwnCode, "plan": Plan}
-    lines = [f"{what} differ" for what, kind in kinds.items() if a.raw(kind.NAME) != b.raw(kind.NAME)]
+    names = {"rows": SplitData.NAME, "base model": PinnedModels.NAME, "own code": OwnCode.NAME, "plan": Plan.NAME}
+    lines = [f"{what} differ" for what, name in names.items() if a.raw(name) != b.raw(name)]
     made = [(info.made.formats if (info := run.read(RunInfo)) else {}) for run in (a, b)]
     return lines + [f"formats: {line}" for line in load.changed_paths(*made)]
 

@@ -44,7 +44,7 @@ def apply_profile(document: Document, *, here: bool = True) -> tuple[Document, l
     resources = document.get("resources")
     profile = resources.get("profile") if isinstance(resources, dict) else None
     if profile == "auto":
-        profile, reason = _of_this_machine() if here else _of_pods(resources)
+        profile, reason = _of_this_machine() if here else _of_pods(document["resources"])
         document["resources"]["profile"] = profile
         chosen.append(Choice("resources.profile", profile, reason))
     if not isinstance(profile, str) or profile not in PROFILES:
