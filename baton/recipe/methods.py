@@ -85,7 +85,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class SyncReference(Section):
-    """Lets the reference follow the model (TR-DPO, arXiv:2404.09656)."""
+    """Moves the reference towards the model (TR-DPO, arXiv:2404.09656)."""
 
     every: Positive = 512
     """Steps between updates."""
@@ -97,9 +97,9 @@ class Referenced(Section):
     """Settings of a method whose loss compares the model with a reference."""
 
     beta: Coefficient
-    """How strongly the reference holds the model; 0 needs none."""
+    """Penalty for divergence from the reference; 0 needs none."""
     sync_reference: SyncReference | None = None
-    """Let the reference follow; it is then part of each checkpoint. Full weights only."""
+    """Move the reference along; checkpoints then hold it. Full weights only."""
 
 
 # Ready reward functions; see `baton/models/rewards.py`.
@@ -112,13 +112,12 @@ def listed(value: Any) -> Any:
 
 
 class RewardFunction(Section):
-    """What judges a completion."""
+    """A function that scores completions."""
 
     use: str
-    """A ready one (`numeric`, `exact`, `format`, `length`, `information_gain`) or `module:object`, called as TRL calls
-    reward functions: with `prompts`, `completions` and the row's columns as lists; returns a list of numbers. Of a row
-    whose prompt is a text, prompts and completions are texts, also where the model sees a conversation; else they are
-    lists of messages."""
+    """Built-in (`numeric`, `exact`, `format`, `length`, `information_gain`) or `module:object` with TRL's interface. It
+    takes `prompts`, `completions` and the row's columns as lists, and returns a list of numbers. Prompts and
+    completions are texts where the row's prompt is a text, otherwise lists of messages."""
     weight: float = 1.0
     """Factor in the sum of rewards."""
     options: dict[str, Any] = {}
@@ -140,16 +139,16 @@ class Completions(Section):
     temperature: Annotated[float, Field(gt=0)] = 1.0
     """Sampling temperature."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Sample from the most likely tokens of this much probability. Below 1 on a GPU only without
-    `training.deterministic`: CUDA has no deterministic kernel for it."""
+    """Sample from the most likely tokens of this total probability. On a GPU, below 1 needs `training.deterministic:
+    false`: CUDA has no deterministic kernel."""
     top_k: Annotated[int, Field(ge=0)] = 0
-    """Sample from this many most likely tokens; 0 for all."""
+    """Sample from this many most likely tokens; 0: all."""
     min_p: Share | None = None
-    """Leave out tokens below this share of the most likely one's probability."""
+    """Drop tokens below this share of the highest probability."""
     repetition_penalty: Annotated[float, Field(gt=0)] = 1.0
-    """Above 1, tokens that occurred become less likely."""
+    """Above 1, repeated tokens become less likely."""
     disable_dropout: bool = False
-    """Train without the model's own dropout."""
+    """Train without the model's dropout."""
 
 
 class Generation(Completions, Referenced):
@@ -158,17 +157,17 @@ class Generation(Completions, Referenced):
     rewards: Annotated[list[Annotated[RewardFunction, shorthand("use")]], Field(min_length=1), BeforeValidator(listed)]
     """Reward functions; their weighted sum counts."""
     num_generations: Annotated[int, Field(ge=2)] = 8
-    """Completions per prompt, compared with each other. `batch_size` counts completions and must be a multiple."""
+    """Completions per prompt. `batch_size` counts completions and must be a multiple."""
     num_iterations: Positive = 1
-    """Times each batch of completions is trained on (μ)."""
+    """Passes over each batch of completions (μ)."""
     steps_per_generation: Positive | None = None
-    """Micro-batches, of all processes, that one round of generation fills; those of an optimizer step when left out."""
+    """Micro-batches, over all processes, filled by one round of generation; default: those of one optimizer step."""
     epsilon: Annotated[float, Field(gt=0)] = 0.2
     """Clipping range of the probability ratio."""
     epsilon_high: Annotated[float, Field(gt=0)] | None = None
-    """Its upper side, where it differs (DAPO, arXiv:2503.14476)."""
+    """Upper side of the range, if different (DAPO, arXiv:2503.14476)."""
     mask_truncated: bool = False
-    """Leave completions that hit the length limit out of the loss."""
+    """Exclude completions at the length limit from the loss."""
 
 
 OWN_ORDER = "repeats prompts in its own order"
@@ -195,9 +194,9 @@ class Reward(Section):
     """Reward modelling: a score per answer, trained on pairs (Bradley–Terry)."""
 
     center_coefficient: Coefficient | None = None
-    """Weight of the term that keeps rewards around zero (arXiv:2312.09244); 0.01 is usual."""
+    """Weight of the term that centres rewards at zero (arXiv:2312.09244); usually 0.01."""
     disable_dropout: bool = True
-    """Train without the model's own dropout."""
+    """Train without the model's dropout."""
 
 
 REWARD_SPEC = MethodSpec(
@@ -217,7 +216,7 @@ class DPO(Referenced):
     """Direct preference optimisation (arXiv:2305.18290)."""
 
     beta: Annotated[float, Field(gt=0)] = 0.1
-    """How strongly the reference holds the model."""
+    """Penalty for divergence from the reference."""
     loss: Annotated[
         list[
             Literal[
@@ -228,19 +227,19 @@ class DPO(Referenced):
         BeforeValidator(listed, json_schema_input_type=str | list[str]),
         Field(min_length=1),
     ] = ["sigmoid"]  # fmt: skip
-    """One loss or several that are added, by TRL's names."""
+    """Losses to add, by TRL's names."""
     loss_weights: list[float] | None = None
-    """Weight of each; 1 when left out."""
+    """Weight of each loss; default: 1."""
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
-    """Share of pairs taken to be labelled the wrong way round, for `robust`; ε for `exo_pair`."""
+    """For `robust`, the assumed share of mislabelled pairs; for `exo_pair`, ε."""
     f_divergence: Literal["reverse_kl", "forward_kl", "js_divergence", "alpha_divergence"] = "reverse_kl"
     """Divergence from the reference (arXiv:2309.16240)."""
     weighting: bool = False
-    """Weigh pairs by the model's own probability of them (WPO, arXiv:2406.11827)."""
+    """Weigh pairs by the model's own probability (WPO, arXiv:2406.11827)."""
     length_desensitization: Share | None = None
-    """α of LD-DPO (arXiv:2409.06411): weight of the tokens beyond the shorter answer's length."""
+    """α of LD-DPO (arXiv:2409.06411): weight of tokens beyond the shorter answer's length."""
     disable_dropout: bool = True
-    """Train without the model's own dropout."""
+    """Train without the model's dropout."""
 
     @model_validator(mode="after")
     def _one_weight_each(self) -> Self:
@@ -274,18 +273,18 @@ DPO_SPEC = MethodSpec(
 
 
 class KTO(Referenced):
-    """Kahneman–Tversky optimisation on single answers that are good or bad (arXiv:2402.01306)."""
+    """Kahneman–Tversky optimisation on single answers, good or bad (arXiv:2402.01306)."""
 
     beta: Annotated[float, Field(gt=0)] = 0.1
-    """How strongly the reference holds the model."""
+    """Penalty for divergence from the reference."""
     loss: Literal["kto", "apo_zero_unpaired"] = "kto"
-    """Loss, by TRL's names."""
+    """Loss, by TRL's name."""
     desirable_weight: Annotated[float, Field(gt=0)] = 1.0
     """Weight of good answers."""
     undesirable_weight: Annotated[float, Field(gt=0)] = 1.0
     """Weight of bad answers."""
     disable_dropout: bool = True
-    """Train without the model's own dropout."""
+    """Train without the model's dropout."""
 
 
 KTO_SPEC = MethodSpec(
@@ -304,20 +303,20 @@ KTO_SPEC = MethodSpec(
 
 
 class CPO(Section):
-    """Contrastive preference optimisation, without a reference (arXiv:2401.08417), and SimPO (arXiv:2405.14734)."""
+    """Contrastive preference optimisation without a reference (arXiv:2401.08417), and SimPO (arXiv:2405.14734)."""
 
     beta: Annotated[float, Field(gt=0)] = 0.1
     """Steepness of the preference loss."""
     loss: Literal["sigmoid", "hinge", "ipo", "simpo"] = "sigmoid"
-    """Loss, by TRL's names."""
+    """Loss, by TRL's name."""
     likelihood: Coefficient = 1.0
-    """Weight of the likelihood of the chosen answer; 0 for SimPO proper."""
+    """Weight of the chosen answer's likelihood; 0 for pure SimPO."""
     simpo_margin: Coefficient = 0.5
     """Target margin γ of `simpo`."""
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
-    """Share of pairs taken to be labelled the wrong way round."""
+    """Assumed share of mislabelled pairs."""
     disable_dropout: bool = True
-    """Train without the model's own dropout."""
+    """Train without the model's dropout."""
 
 
 CPO_SPEC = MethodSpec(
@@ -335,12 +334,12 @@ CPO_SPEC = MethodSpec(
 
 
 class ORPO(Section):
-    """Odds-ratio preference optimisation, without a reference (arXiv:2403.07691)."""
+    """Odds-ratio preference optimisation without a reference (arXiv:2403.07691)."""
 
     beta: Annotated[float, Field(gt=0)] = 0.1
-    """Weight of the odds ratio beside the likelihood of the chosen answer (λ in the paper)."""
+    """Weight of the odds ratio, added to the chosen answer's likelihood (λ in the paper)."""
     disable_dropout: bool = True
-    """Train without the model's own dropout."""
+    """Train without the model's dropout."""
 
 
 ORPO_SPEC = replace(CPO_SPEC, name="orpo", settings=ORPO, forkable=("beta",))
@@ -352,13 +351,13 @@ class GRPO(Generation):
     beta: Coefficient = 0.0
     """Weight of the divergence from the start model; 0 needs no reference."""
     loss: Literal["grpo", "dapo", "dr_grpo", "bnpo", "cispo", "sapo", "luspo", "vespo"] = "dapo"
-    """How token losses are brought together, by TRL's names."""
+    """Aggregation of token losses, by TRL's names."""
     scale_rewards: Literal["group", "batch", "none"] = "group"
-    """What advantages are divided by: the spread in the group, in the batch, or nothing."""
+    """Divide advantages by the spread of the group, of the batch, or by nothing."""
     importance_sampling: Literal["token", "sequence"] = "token"
     """Ratio per token, or per sequence as in GSPO (arXiv:2507.18071)."""
     top_entropy: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Share of tokens, the most uncertain ones, that count in the loss (arXiv:2506.01939)."""
+    """Share of tokens in the loss, highest entropy first (arXiv:2506.01939)."""
 
 
 GRPO_SPEC = MethodSpec(
@@ -382,23 +381,21 @@ class RLOO(Generation):
     """REINFORCE with a leave-one-out baseline (arXiv:2402.14740)."""
 
     beta: Coefficient = 0.05
-    """Weight of the divergence from the start model, taken off the reward; 0 needs no reference."""
+    """Weight of the divergence from the start model, subtracted from the reward; 0 needs no reference."""
     normalize_advantages: bool = False
-    """Bring the advantages of a batch to mean 0 and variance 1."""
+    """Normalize advantages of a batch to mean 0 and variance 1."""
 
 
 RLOO_SPEC = replace(GRPO_SPEC, name="rloo", settings=RLOO)
 
 
 class Distillation(Completions):
-    """On-policy distillation: the model writes, and learns to expect each token as its teacher does
-    (arXiv:2306.13649)."""
+    """On-policy distillation (arXiv:2306.13649): the model writes, then learns its teacher's token probabilities."""
 
     teacher: Annotated[NamedModel, shorthand("base")]
-    """The model to learn from, of the same tokenizer and vocabulary; `teacher: org/model` is short for its `base`."""
+    """Model to learn from, with the same tokenizer and vocabulary; `teacher: org/model` sets its `base`."""
     beta: Share = 1.0
-    """Which divergence between the two: 0 forward KL, 1 reverse KL, between them the generalized Jensen–Shannon
-    divergence."""
+    """Divergence: 0 forward KL, 1 reverse KL, in between generalized Jensen–Shannon."""
 
 
 DISTILLATION_SPEC = MethodSpec(
@@ -432,9 +429,8 @@ class Methods(Section):
     """The part of `training` that differs by method: which one, and the section of each."""
 
     method: Literal["sft", "pretrain", "reward", "dpo", "kto", "orpo", "cpo", "grpo", "rloo", "distillation"] = "sft"
-    """Training method: supervised fine-tuning, next-token prediction on plain text, reward modelling, on preferences
-    (`dpo`, `kto`, `orpo`, `cpo`), by rewards of what the model writes (`grpo`, `rloo`), or from a teacher
-    (`distillation`)."""
+    """`sft`: supervised fine-tuning; `pretrain`: next-token prediction on plain text; `reward`: reward modelling.
+    `dpo`, `kto`, `orpo`, `cpo`: preferences; `grpo`, `rloo`: rewards of completions; `distillation`: a teacher."""
     reward: Reward | None = None
     """Settings of `method: reward`."""
     dpo: DPO | None = None

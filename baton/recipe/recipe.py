@@ -41,40 +41,39 @@ class Recipe(Section):
     name: Name
     """Name of the pipeline and prefix of its runs: lower-case letters, digits, dashes."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
-    """Decides the split, the initial weights, the order of rows and every random draw."""
+    """Seed of the split, initial weights, row order and every random draw."""
     store: Annotated[Store, shorthand("uri")] = Store()
-    """Where runs and data live; `store: s3://bucket` is short for its `uri`."""
+    """Location of runs and data; `store: s3://bucket` sets its `uri`."""
     model: Model
-    """What training starts from."""
+    """Start of training."""
     data: Data
-    """What it learns from."""
+    """Training rows."""
     adapter: Adapter | None = None
-    """Train an adapter; the full weights when left out."""
+    """Train an adapter; default: full weights."""
     training: Training = Training()
-    """How it learns."""
+    """Schedule, optimizer and method."""
     phases: list[ShortPhase] = []
-    """Several trainings one after the other, each starting from the model of the one before, such as
-    `[pretrain, sft, dpo]`; what the top level says holds for all. One training when left out."""
+    """Trainings in sequence, each starting from the previous model, such as `[pretrain, sft, dpo]`. The top level
+    applies to all. Default: one training."""
     hooks: Hooks = Hooks()
-    """The user's own code."""
+    """Your own code."""
     chunks: Chunks = Chunks()
-    """How the run is cut."""
+    """Chunks and checkpoints."""
     evaluation: Evaluation = Evaluation()
-    """How it is judged."""
+    """Evaluation and gate."""
     export: Export = Export()
-    """What comes out."""
+    """Formats of the result."""
     resources: Resources = Resources()
-    """What the pods ask for."""
+    """Requests of the pods."""
     tracking: Tracking = Tracking()
-    """Where metrics go."""
+    """Destinations of metrics."""
     retrain: Retrain = Retrain()
-    """What happens when data or recipe change."""
+    """Retraining after changes."""
     sweep: Search | None = None
-    """Many configurations compared, by `baton sweep`; the other commands leave it out."""
+    """Configurations to compare with `baton sweep`; other commands ignore it."""
     trust: Trust = None
-    """Of a recipe from elsewhere. `ask`: its code runs only where somebody gives `--trust`. Else the SHA-256 of each
-    file of code that somebody has consented to so, which Baton writes when it compiles, submits or runs the recipe;
-    other code is refused. Left out of a recipe of your own."""
+    """For a recipe from elsewhere. `ask`: its code runs only with `--trust`. A list: SHA-256 of each code file with
+    consent, written by Baton when it compiles, submits or runs; other code is refused. Omit it in your own recipes."""
 
     @model_validator(mode="after")
     def _sections_fit(self) -> Self:
