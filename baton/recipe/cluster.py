@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, TypeAdapter, field_validator, model
 from baton.machine import PROMISED_GPUS
 from baton.recipe.base import Quantity, Section, WrittenAs, duration, seconds
 
-MAX_NODES = 512  # a chunk's pod looks at the logs and states of all its job's pods every few seconds
+MAX_NODES = 512  # a chunk's pod polls the logs and states of all its job's pods every few seconds
 
 # Keys of the store's Secret, and environment variables of the same names.
 STORE_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")

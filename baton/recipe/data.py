@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from baton.recipe.base import Fraction, Positive, Section, WrittenAs
 
-# `warn` says what was found, `fix` mends or drops the rows and keeps them with the reason, `fail` ends the run.
+# `warn` reports, `fix` repairs or drops the rows and keeps them with the reason, `fail` ends the run.
 Action = Literal["off", "warn", "fix", "fail"]
 
 
@@ -237,7 +237,7 @@ class Data(Section):
         if not given:
             return value
         if value.get("train_on") is not None:
-            raise ValueError(f"{' and '.join(given)} and train_on say the same; leave {' and '.join(given)} out")
+            raise ValueError(f"{' and '.join(given)} and train_on set the same; remove {' and '.join(given)}")
         if not all(isinstance(setting, bool) for setting in given.values()):
             raise ValueError(f"{' and '.join(given)} are true or false; better write train_on")
         read_as = "assistant" if given.get("assistant_only_loss") else None

@@ -119,14 +119,14 @@ class Evaluation(Section):
     @model_validator(mode="after")
     def _complete(self) -> Self:
         if self.every and self.per_epoch:
-            raise ValueError("every and per_epoch both say when to evaluate; leave one out")
+            raise ValueError("every and per_epoch both set the steps of evaluations; remove one")
         if "bertscore" in self.metrics and not self.bertscore_model:
             raise ValueError("metrics: bertscore needs an encoder; name one in evaluation.bertscore_model")
         for name, line in self.gate.items():
             if "production" in line and not self.production:
                 raise ValueError(f"gate.{name}: compares with production; name it in evaluation.production")
         if (self.metrics or self.functions) and not self.samples:
-            raise ValueError("metrics: are taken over what the model writes; set evaluation.samples above 0")
+            raise ValueError("metrics: measure generated text; set evaluation.samples above 0")
         return self
 
 

@@ -28,7 +28,7 @@ AGAINST_BASELINE = ("reward_accuracy", "reward_margin")
 
 @dataclass(frozen=True, kw_only=True)
 class SecondModel:
-    """A model beside the trained one, not trained itself."""
+    """A second model, not trained itself."""
 
     name: str  # its role: `reference` or `teacher`
     # Whether the method's settings name it, in a field called after its role. It is then fetched, pinned by digest and
@@ -46,7 +46,7 @@ class MethodSpec:
     requires: str | None = None  # what its section cannot leave out, in words; None where every setting has a default
     example: Mapping[str, str | list[str]] = field(default_factory=dict)  # the least settings it takes
     formats: tuple[str, ...]  # shapes of source rows it learns from, the usual one first
-    rows: Rows  # what tokenized rows are
+    rows: Rows  # kind of tokenized rows
     sequences_per_row: int = 1  # sequences that a row is in a forward pass
     scores: bool = False  # whether the model scores texts, with one label, instead of writing them
     takes_loss: bool = False  # whether `hooks.loss` can replace its loss
@@ -58,11 +58,11 @@ class MethodSpec:
     strategies: tuple[Strategy, ...] = ("ddp", "fsdp")  # strategies of `training.parallel` it was compared with
     offloads_activations: bool = False  # whether its trainer honours `training.activation_offloading`
     tiles_logits: bool = True  # whether its trainer multiplies by the head's weights itself, in tiles
-    second_model: SecondModel | None = None  # the model held beside the trained one, if there is one
+    second_model: SecondModel | None = None  # a second model, if the method holds one
     # Values its trainer keeps between steps and `Trainer` does not save: name in a checkpoint → attribute.
     buffers: Mapping[str, str] = field(default_factory=dict)
-    figures: tuple[str, ...] = ("loss", "perplexity")  # what is measured on held-out rows
-    # What its trainer logs beside the loss that the report plots, the most telling first: key → label.
+    figures: tuple[str, ...] = ("loss", "perplexity")  # measures on held-out rows
+    # Logged values that the report plots with the loss, the most telling first: key → label.
     logged: Mapping[str, str] = field(default_factory=dict)
     forkable: tuple[str, ...] = ()  # its settings that a warm fork may change; each changes the loss from there on
 

@@ -113,7 +113,7 @@ class Tokenizer(Section):
 
     @model_serializer(mode="wrap")
     def _as_before(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # What changes nothing is left out: digests and runs from before these were settings stay the same.
+        # Defaults are omitted: digests and runs older than these settings stay the same.
         document: dict[str, Any] = serialize(self)
         unset = [name for name in CHANGES if getattr(self, name) == type(self).model_fields[name].default]
         return {name: value for name, value in document.items() if name not in unset}
@@ -258,7 +258,7 @@ class Adapter(Section):
         """Whether PEFT would put an adapter on `lm_head`."""
         if _names_head(self.exclude_modules) or _names_head(self.modules_to_save):
             return False
-        # A list of blocks leaves out what is in none of them.
+        # A list of blocks excludes layers outside of all blocks.
         in_blocks = self.layers_to_transform and isinstance(self.target_modules, list)
         weights = self.target_parameters or ()
         return "lm_head.weight" in weights or (_names_head(self.target_modules) and not in_blocks)

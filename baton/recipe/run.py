@@ -201,7 +201,7 @@ class Chunks(Section):
     @model_validator(mode="after")
     def _one_cadence(self) -> Self:
         if self.checkpoint_every and self.checkpoints_per_epoch:
-            raise ValueError("checkpoint_every and checkpoints_per_epoch both say when to save; leave one out")
+            raise ValueError("checkpoint_every and checkpoints_per_epoch both set the steps of checkpoints; remove one")
         if self.is_continuous and self.wait_for_commit:
             raise ValueError("checkpoint_every: continuous does not go with wait_for_commit, which holds training")
         return self

@@ -106,7 +106,7 @@ class Search(Section):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.halving and self.hyperband:
-            raise ValueError("halving and hyperband both say which trials advance; leave one out")
+            raise ValueError("halving and hyperband both prune trials; remove one")
         if self.hyperband and self.brackets:
             raise ValueError("brackets: hyperband makes its own; leave it out")
         if self.method == "grid":
@@ -126,7 +126,7 @@ class Search(Section):
         return rule.eta if rule else None
 
 
-PREVIOUS = "previous-phase"  # stands for the previous phase's model, until that is known
+PREVIOUS = "previous-phase"  # placeholder for the previous phase's model, until that is known
 
 # Sections in which a phase may differ.
 MERGED_SECTIONS = ("data", "adapter", "training", "chunks", "evaluation", "hooks")
@@ -160,7 +160,7 @@ ShortPhase = Annotated[RecipePhase, BeforeValidator(_phase_shorthand, json_schem
 
 
 def phase_document(document: dict[str, Any], phase: RecipePhase, position: int, *, last: bool) -> dict[str, Any]:
-    """Returns a phase's recipe as plain values; `last` is the phase that need not hand on a whole model."""
+    """Returns a phase's recipe as plain values; `last` marks the final phase, which need not export a whole model."""
     # A name has at most 63 characters, a phase's at most 20.
     recipe = {**document, "phases": [], "name": f"{document['name'][:42]}-{phase.name}"}
     for section in MERGED_SECTIONS:
@@ -174,7 +174,7 @@ def phase_document(document: dict[str, Any], phase: RecipePhase, position: int, 
     return recipe
 
 
-# Stands in `evaluation.production` for the last accepted model, in the store below the recipe's name.
+# Placeholder in `evaluation.production` for the last accepted model, in the store below the recipe's name.
 ACCEPTED = "accepted"
 
 

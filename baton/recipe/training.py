@@ -276,11 +276,11 @@ class Training(Methods):
             raise ValueError(f"{spec.name} needs {spec.requires}; give {example}")
         if self.micro_batch_size == "auto" and spec.micro_batch_decides_loss:
             raise ValueError(
-                f"micro_batch_size: the loss of {spec.name} depends on it, so auto would let memory decide what is "
-                "learned; give a number"
+                f"micro_batch_size: the loss of {spec.name} depends on it, and auto would let memory decide it; "
+                "give a number"
             )
         if self.completions and self.lr_find:
-            raise ValueError(f"lr_find: the loss of {spec.name} says nothing about the learning rate; leave it out")
+            raise ValueError(f"lr_find: the loss of {spec.name} does not reflect the learning rate; remove it")
         if self.generation and self.round_size % self.generation.num_generations:
             raise ValueError(
                 f"{spec.name}.num_generations {self.generation.num_generations} does not divide the {self.round_size} "
