@@ -365,7 +365,7 @@ class Verification:
             return
         is_going = any(mark.startswith(REMOVED) for mark in before.marks)
         if before.manifests and parent.manifest not in map(manifest_digest, before.manifests):
-            yield f"continues another checkpoint of step {parent.step} than the one that is here"
+            yield f"continues another checkpoint of step {parent.step} than this store's"
         elif before.attempts and not before.generations and not is_going:
             yield f"continues step {parent.step}, whose files are here and whose manifest is gone"
 
@@ -406,7 +406,7 @@ class Verification:
         except BatonError:
             return
         if (parent := newest.meta.parent) and parent.step not in self._steps and not newest.meta.forked_from:
-            yield f"step {parent.step}, which step {head} continues, is not here: retention takes what is not kept"
+            yield f"step {parent.step}, which step {head} continues, is not here: retention may have removed it"
 
     def _unexpected(
         self, rows: dict[int, StepReport], head: int, step: int | None, digest: str | None

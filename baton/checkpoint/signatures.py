@@ -106,9 +106,9 @@ def require_signed(manifest: Manifest, public: PublicKey, where: str) -> None:
     if problem := signature_problem(manifest, public):
         raise SignatureError(
             f"{where} is refused: {problem}",
-            remedy="Whoever wrote it may write to the store and has not the key: find out who. To go on from the one "
-            "before, remove its manifests by hand. If it is from before the run was signed, fork it under another "
-            "name, or leave chunks.signing out.",
+            remedy="Its writer can write to the store without the key: find out who. To resume from the previous one, "
+            "remove its manifests by hand. If it is from before the run was signed, fork it under another "
+            "name, or remove chunks.signing.",
         )
 
 
@@ -123,7 +123,7 @@ def signature_problem(manifest: Manifest, public: PublicKey) -> str | None:
         return error.message
     except (ValueError, TypeError):  # a file's digest is not hexadecimal
         is_same = False
-    return None if is_same else "it is not what was signed."
+    return None if is_same else "it differs from the signed state."
 
 
 def statement(manifest: Manifest) -> dict[str, Any]:

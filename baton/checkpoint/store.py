@@ -265,7 +265,7 @@ class CheckpointStore:
         if stated != ("checkpoint", self.run.name, step):
             # A signed manifest in the wrong place was put there on purpose.
             kind = SignatureError if self.signed_by else DamagedError
-            raise kind(f"{where}: its manifest says {stated}, not this run's.")
+            raise kind(f"{where}: its manifest names {stated}, not this run's.")
         return self.as_checkpoint(step, manifest)
 
     def as_checkpoint(self, step: int, manifest: Manifest) -> Checkpoint:
@@ -303,7 +303,7 @@ def merge_model(store: CheckpointStore, checkpoint: Checkpoint, folder: str, sha
         names = [name for name in checkpoint.manifest.files if not TRAINING_FILES.match(name)]
         local = store.fetch(checkpoint, os.path.join(scratch, "checkpoint"), names=names)
         if not any(os.path.isfile(os.path.join(local, name)) for name in ("config.json", sharded.ADAPTER)):
-            raise DamagedError(f"{summary['uri']} has no config.json, without which nobody can load its weights.")
+            raise DamagedError(f"{summary['uri']} has no config.json, which its weights need to load.")
         merged = os.path.join(scratch, "merged")
         files = sharded.merge(local, merged, shard_size=shard_size)
         size = sum(os.path.getsize(os.path.join(merged, name)) for name in files)

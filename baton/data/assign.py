@@ -114,7 +114,7 @@ class SplitAssigner:
                 if sum(shares.values()) >= 1:
                     held_out = " and ".join(f"data.split.{side} {size:g}" for side, size in self._sizes.items() if size)
                     raise UserError(
-                        f"{held_out} of {count} rows leaves no rows to train on.",
+                        f"{held_out} of {count} rows: none remain to train on.",
                         remedy="Hold out fewer, or give more rows.",
                     )
                 cuts = {stratum: self._cut(stratum, positions, shares) for stratum, positions in missing.items()}

@@ -246,7 +246,7 @@ class RenderedSkeleton:
         own = self._own(number)
         message = self._skeleton.conversation.messages[number]
         if not own and message["content"].strip():
-            return f"the chat template leaves message {number + 1} out"
+            return f"the chat template omits message {number + 1}"
         if message["role"] == "assistant":
             start = self.start(number)
         else:
@@ -622,7 +622,7 @@ class ChatEncoder:
             self.told[UNENDED] += unended
         spans = [span for turn in turns for span in turn.spans]
         if not spans:
-            raise RowError("the chat template leaves out what counts of it")
+            raise RowError("the chat template omits the part that counts")
         return spans
 
     def _wanted(self, row: Row, flags: dict[int, bool]) -> list[int] | None:

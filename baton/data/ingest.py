@@ -254,7 +254,7 @@ def check_rejected(recipe: Recipe, run: Run, intake: Ingest, refused: RejectedRo
         raise UserError(
             f"{refused.count} of {total} rows are unusable, above data.max_rejected "
             f"{recipe.data.max_rejected:g}; {example if intake.used else _most_frequent(refused)}. {place}",
-            remedy="Mend the data or raise data.max_rejected." if intake.used else NONE_USABLE,
+            remedy="Fix the data or raise data.max_rejected." if intake.used else NONE_USABLE,
         )
     if (last := refused.broken_off) and recipe.data.max_rejected < 1:
         raise UserError(

@@ -473,7 +473,7 @@ def pair_of_ranked(row: dict[str, object], names: list[str] | None = None) -> di
     numbers = _goodness(row, names or [str(at) for at in range(len(responses))])
     if numbers is None:
         if names:
-            raise RowError("nothing says which of the responses is better (scores, ranks, preferred or margin)")
+            raise RowError("no column ranks the responses (scores, ranks, preferred or margin)")
         best, lower = 0, [at for at in range(1, len(responses)) if responses[at] != responses[0]]
     else:
         best = max(range(len(numbers)), key=lambda at: numbers[at])  # the first of equal ones

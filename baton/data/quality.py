@@ -315,11 +315,11 @@ def _out_of_turn(roles: list[str], is_answered: bool) -> str | None:
         if role in ("system", "developer"):
             continue
         if role == "user" and before == "user":
-            return f"turn {number} is the user's, as the one before"
+            return f"turn {number} is the user's, as the previous one"
         if role == "assistant" and before == "assistant":
-            return f"turn {number} is the assistant's, as the one before"
+            return f"turn {number} is the assistant's, as the previous one"
         if role != "user" and before == "system":
-            return f"turn {number} is the {role}'s, before the user has said anything"
+            return f"turn {number} is the {role}'s, before the user's first"
         before = role
     if is_answered and before == "user":
         return "the last turn is the user's and has no answer"
@@ -764,7 +764,7 @@ def require_verdicts(summary: dict[str, Any], where: str) -> None:
     settings = " and ".join(f"data.quality.{name}" for name in failed)
     raise UserError(
         f"{'; '.join(_told(name, check) for name, check in failed.items())}.{place}",
-        remedy=f"Mend the data, or set {settings} to warn or fix.",
+        remedy=f"Fix the data, or set {settings} to warn or fix.",
     )
 
 

@@ -467,7 +467,7 @@ def read_parquet(file: sources.SourceFile) -> Iterator[SourceRow | UnusableRow]:
                     count += batch.num_rows
                     yield batch
             if count != table.metadata.num_rows:
-                raise ValueError(f"it holds {count} rows, and says {table.metadata.num_rows}")
+                raise ValueError(f"it holds {count} rows, and its header has {table.metadata.num_rows}")
 
         yield from _guarded(file.uri, "Parquet", batches)
 

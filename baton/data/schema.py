@@ -390,7 +390,7 @@ def _unfit(source: DataSource, named: str, spec: MethodSpec, mapped: Columns, pr
             return missing_column(f"data.columns.{ours}", ", ".join(wanted), source.uri, present)
     allowed = spec.formats if named == "auto" else (named,)
     shapes = "; ".join(f"{name}: {', '.join(NEEDED[name])}" for name in allowed)
-    fits = f"no format that {spec.name} learns from" if named == "auto" else "not the format it is said to have"
+    fits = f"no format that {spec.name} learns from" if named == "auto" else "not the configured format"
     inner = {name for name in present if any(other.startswith(f"{name}.") for other in present)}
     lists = [name for name in inner if f"{name}.0" in present]
     # No place in a list is meant by it: `generations.0` is one of several.

@@ -219,8 +219,8 @@ def _write(
                     origins.add(record.file, record.line)
     if recipe.training.method == "kto" and len(labels) == 1:
         text = (
-            f"every row to train on has label {labels.pop()}: kto learns from good answers and from bad ones, and the "
-            "weight of the other side has no effect"
+            f"all training rows have label {labels.pop()}: kto learns from good and bad answers, and the weight "
+            "of the other side has no effect"
         )
         events.emit(events.NoEffect(text=text))
     return {"digest": digest.hexdigest(), **counts}

@@ -349,7 +349,7 @@ def make_each(
         except BrokenProcessPool:
             raise BatonError(
                 "a process that tokenizes was killed, most likely for want of memory.",
-                remedy="Lower data.workers, or give the tokenize stage more memory; what is done stays done.",
+                remedy="Lower data.workers, or give the tokenize stage more memory; finished parts are kept.",
             ) from None
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
@@ -625,7 +625,7 @@ class Parts:
         self.storage.write(f"{self.prefix}/{DAMAGED}{self.folder}", b"")
         raise DamagedError(
             f"{self.storage.uri(self._path(name))}, which was written before, is missing or damaged.",
-            remedy="Run again: the tokens will be made anew.",
+            remedy="Run again: the tokens will be rebuilt.",
         )
 
 
@@ -707,8 +707,8 @@ def without_effect(recipe: Recipe, plan: Plan, *, pad_is_end: bool = False) -> l
     told = []
     if training.warmup_steps >= max(last, 1):
         told.append(
-            f"training.warmup_steps is {training.warmup_steps:g} and the run has {last:,} steps, so that the learning "
-            "rate does not come to its peak: give a share such as 0.1"
+            f"training.warmup_steps is {training.warmup_steps:g} and the run has {last:,} steps; the learning "
+            "rate never reaches its peak: give a share such as 0.1"
         )
     if training.early_stopping and evaluation.in_training:
         per_epoch = evaluation.per_epoch

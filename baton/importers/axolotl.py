@@ -288,8 +288,8 @@ HUB = ("json", "csv", "parquet", "text")
 
 HELD_OUT = "test_datasets"
 PIECES = (
-    "texts longer than sequence_len are cut into rows of that length there; here their rest is lost: "
-    "data.packing: true joins texts and cuts, so that nothing is"
+    "texts longer than sequence_len are cut into rows of that length there, and truncated here; "
+    "data.packing: true joins texts and cuts without loss"
 )
 
 TOO_LONG: dict[str, dict[str, object]] = {
@@ -341,7 +341,7 @@ def _sources(draft: RecipeDraft, start: str) -> list[str]:
     key = start if isinstance(draft.get(start), str) else f"{start}.path"
     path = draft.read(key, text)
     if not path:
-        raise UserError(f"{draft.origin}: {start} has no path.", remedy="Say where its rows are.")
+        raise UserError(f"{draft.origin}: {start} has no path.", remedy="Give the path of its rows.")
     files = draft.read(f"{start}.data_files", words, [])
     draft.carry("data.source", key, f"{start}.data_files", f"{start}.ds_type")
     if (path in HUB or draft.relative(path) != path) and draft.has(split := f"{start}.split"):
@@ -411,7 +411,7 @@ def _length(draft: RecipeDraft, method: str, shape: RowShape) -> None:
 
 ORDER = "the order of rows is drawn from seed"
 
-START = choice(Literal["gaussian", "orthogonal"], "no such start; adapter.init says how matrices start")
+START = choice(Literal["gaussian", "orthogonal"], "no such start; adapter.init has others")
 
 TABLES = tables(
     "axolotl",
@@ -616,7 +616,7 @@ def _unfrozen(draft: RecipeDraft) -> None:
     """Sets the trained parameters: axolotl matches its patterns at the start of a name."""
     key = "unfrozen_parameters"
     if draft.peek("adapter") is not None:
-        draft.unsupported(key, "an adapter freezes the weights; whole layers beside it: adapter.modules_to_save")
+        draft.unsupported(key, "an adapter freezes the weights; for whole layers, use adapter.modules_to_save")
         return
     patterns = []
     for pattern in draft.read(key, words, []):

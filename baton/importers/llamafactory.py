@@ -66,7 +66,7 @@ ALIKE = {
 """Template → its small difference from Baton's of the same name."""
 
 NOT_ALIKE = {
-    "zephyr": "LLaMA-Factory's has no line break after the end of a text and its own system message; the "
+    "zephyr": "LLaMA-Factory's has no line break after the end of a text and its own system message. The "
     "tokenizer's own is used; model.chat_template: zephyr is Hugging Face's",
     "alpaca": "LLaMA-Factory's puts Stanford's preamble before conversations without a system message; the tokenizer's "
     "own is used; model.chat_template: alpaca has the system message of the row alone",
@@ -83,7 +83,7 @@ SYSTEMS = {
 AS_TEXT = ("empty", "fewshot")
 """Templates that add nothing."""
 
-PREAMBLE = "written with Stanford's prompt: an input stands under its own heading, and no empty line at the end"
+PREAMBLE = "written with Stanford's prompt: an input has its own heading, and no empty line follows at the end"
 NOTHING_AROUND = "prompt and answer without anything between them, and the end of the text after the answer"
 
 
@@ -187,8 +187,8 @@ def _named(draft: RecipeDraft, key: str, name: str) -> None:
 
 
 MIXED = (
-    "data sets are joined, each row once; a source's weight is how often each of its rows is used in a pass, not the "
-    "probability of drawing from it: for probability p of n rows, out of N rows in all, give weight p·N/n"
+    "datasets are joined, each row once. A weight is the number of uses of a row in a pass, not the probability of its "
+    "source. For probability p of n rows, out of N in all, give weight p·N/n"
 )
 
 
@@ -408,7 +408,7 @@ def _choose(draft: RecipeDraft) -> tuple[str, Document]:
         raise draft.wrong("stage", f"one of {', '.join(STAGES)}")
     draft.carry("training.method", "stage")
     if stage == "rm":
-        draft.changed("stage", "the score comes from a sequence classifier, not from a value head beside the model")
+        draft.changed("stage", "the score comes from a sequence classifier, not from a value head of the model")
     return _preference(draft) if stage == "dpo" else (STAGES[stage], {})
 
 

@@ -104,8 +104,8 @@ PHASES = {"Succeeded": "SUCCEEDED", "Failed": "FAILED", "Error": "FAILED", "Skip
 """Phase of a stage's last pod → the stage's state; a skipped one was answered by the cache."""
 WAITING, UNKNOWN = "WAITING", "UNKNOWN"
 FROZEN = (
-    "Kubeflow's record of this run has stopped, as its workflow is larger than 1 MiB: what had not ended by then is "
-    "told by the store, or unknown. Kubeflow's own page still tells."
+    "Kubeflow's record of this run has stopped, as its workflow is larger than 1 MiB. The store has later states, "
+    "if any; Kubeflow's own page is up to date."
 )
 OMITTED = "RUNTIME_STATE_UNSPECIFIED"  # the backend's word for a node that will not run
 APPLY = "Apply k8s/components/retry-lost-pods (docs/guides/cluster-setup.md)"
@@ -113,8 +113,8 @@ LAG_S = 5.0  # the record of the stages may be behind the run's: between two loo
 OWN = "Kubeflow's own pod of the pipeline"  # what fails and is no stage: the driver of a graph
 LOST = "The machine was preempted: "
 LAUNCHER = (
-    "It has left no word, so Kubeflow's launcher around it ended and not the stage: as a rule the API server, ML "
-    "Metadata or the bucket of artifacts could not be reached. "
+    "Kubeflow's launcher ended, not the stage, as there is no message. Usually the API server, ML Metadata "
+    "or the bucket of artifacts was out of reach. "
 )
 DRIVER = "Kubeflow's own pod before it ended, so it had not begun: "
 OWN_LOST = "It starts the stages and is no stage itself: `baton retry` starts it again."
@@ -281,7 +281,7 @@ def lost_pods_end_run(workflow: Workflow) -> str | None:
     if policy == "OnFailure":
         return "a pod that was deleted ends the run there, as Argo's retryPolicy is OnFailure for every stage"
     return (
-        f"a pod that was killed, evicted or whose node was shut down ends the run there, one that was deleted often: "
+        "a killed or evicted pod, or a shut-down node, ends the run there, and often a deleted pod: "
         f"Argo's retryPolicy is {policy} for every stage"
     )
 
@@ -591,7 +591,7 @@ def _asked(stages: list[StageStatus], run: Run, remote: KubeflowRun) -> list[Sta
         elif kind in verdict:
             seen.append(replace(stage, state="SUCCEEDED" if verdict[kind] else "SKIPPED"))
         elif (kind if index is None else f"{kind}-{index:03d}") in recorded:
-            seen.append(replace(stage, state="SUCCEEDED", message="done, as the store says"))
+            seen.append(replace(stage, state="SUCCEEDED", message="done, by the store"))
         elif progress and plan and kind == "train-chunk" and progress.chunk == index:
             seen.append(replace(stage, message=f"step {progress.step} of {plan.num_steps} at {progress.at}"))
         else:
@@ -648,7 +648,7 @@ def record_end(client: KubeflowClient, remote: KubeflowRun, stages: list[StageSt
     except (KeyError, ValueError):  # a sweep, a retraining, or no pipeline of ours
         return None
     except BatonError as error:
-        return f"no page says why it ended, as its store cannot be used from here: {error.message}"
+        return f"no page has the reason, as its store cannot be used from here: {error.message}"
 
 
 def _failure(stage: StageStatus, name: str, remote: KubeflowRun, state: str) -> RunFailure:

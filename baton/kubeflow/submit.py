@@ -283,7 +283,7 @@ def run_url(endpoint: str, run_id: str) -> str:
 
 PREFIX = "retrain-"  # of the names of Baton's recurring runs; the recipe's name follows
 DESCRIPTION = "Retrains {} if data or recipe have changed."  # marks Baton's own: the name may be anybody's
-CLOCK = "UTC, unless Kubeflow's CRON_SCHEDULE_TIMEZONE says otherwise"  # of Kubeflow's controller
+CLOCK = "UTC, unless Kubeflow's CRON_SCHEDULE_TIMEZONE is another zone"  # of Kubeflow's controller
 _PAGE = 100
 
 

@@ -349,8 +349,8 @@ def build_tokenizer(
         is_sharded = recipe.world_size > 1 and recipe.parallel.is_sharded
         if new and recipe.adapter and is_sharded and not {"embed_tokens", "lm_head"} <= saved:
             raise UserError(
-                f"model.tokenizer: an adapter and the rows of {len(new)} new tokens do not go with training.parallel."
-                f"strategy {recipe.parallel.strategy}: PEFT replaces rows while it computes, and shards are no whole "
+                f"model.tokenizer: an adapter and the rows of {len(new)} new tokens exclude training.parallel."
+                f"strategy {recipe.parallel.strategy}. PEFT replaces rows while it computes, and shards are no whole "
                 "embedding.",
                 remedy="Use ddp, or train the embeddings in full: adapter.modules_to_save: [embed_tokens, lm_head].",
             )

@@ -71,8 +71,7 @@ def require_trusted(trust: Trust, setting: str, folder: str, endings: tuple[str,
     if unknown:
         name, digest = unknown[0]
         raise UserError(
-            f"{setting}: the recipe comes from elsewhere, and nobody has consented to run {name} as it is now (SHA-256 "
-            f"{digest[:16]}…).",
+            f"{setting}: the recipe comes from elsewhere, without consent to run this {name} (SHA-256 {digest[:16]}…).",
             remedy="Read it, and compile, submit or run the recipe again with --trust.",
         )
 

@@ -285,7 +285,7 @@ def require_whole(storage: Storage, prefix: str, manifest: Manifest, problems: l
             )
         mark_damaged(storage, prefix, manifest)
         raise RewritableDamageError(
-            f"{storage.uri(prefix)} is damaged: {'; '.join(problems)}.", remedy="Run again: it will be made anew."
+            f"{storage.uri(prefix)} is damaged: {'; '.join(problems)}.", remedy="Run again: it will be rebuilt."
         )
 
 

@@ -139,7 +139,7 @@ def check_files(files: Mapping[str, FileEntry]) -> None:
         if not (_is_safe(name) and is_size and _SHA256.fullmatch(entry["sha256"])):
             raise ValueError(f"file entry {name!r} is not a relative name with size and sha256")
         if not files.keys().isdisjoint(map(str, PurePosixPath(name).parents)):
-            raise ValueError(f"file entry {name!r} lies in another file")
+            raise ValueError(f"file entry {name!r} is inside another file")
 
 
 def _is_safe(name: object) -> bool:

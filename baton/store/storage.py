@@ -256,7 +256,7 @@ class Storage:
     def _keep(self, error: protocol.DeniedError) -> None:
         if not self._is_kept:
             self._is_kept = True
-            logger.warning("What is not needed any more stays in the store. %s", error)
+            logger.warning("Unneeded objects stay in the store. %s", error)
 
     def tidy(self, path: str) -> None:
         self.client.tidy(path)

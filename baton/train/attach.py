@@ -79,7 +79,7 @@ def begin_or_join(run: Run, found: Json, section: Json) -> None:
             remedy=f"Set these back, or attach to a run of another name.{hint}",
         )
     if before.script.sha256 and before.script.sha256 != ours.script.sha256:
-        logger.warning("the script has changed since run %s was begun; what is compared is the same", run.name)
+        logger.warning("the script has changed since run %s began; compared settings are the same", run.name)
 
 
 # Trainers that this process has trained: their weights and random state are no longer those of the start.
@@ -313,7 +313,7 @@ def resolve_target(target: Target, num_steps: int) -> tuple[int, int | None]:
     if not 1 <= target <= num_steps:
         raise UserError(
             f"target is step {target}, and the run has {num_steps} steps; expected 1 to {num_steps}.",
-            remedy="The trainer's max_steps or num_train_epochs say how long the run is, whatever its chunks.",
+            remedy="The trainer's max_steps or num_train_epochs set the length of the run, whatever its chunks.",
         )
     return target, None
 
@@ -321,9 +321,9 @@ def resolve_target(target: Target, num_steps: int) -> tuple[int, int | None]:
 CADENCES = ("checkpoint_every", "checkpoints_per_epoch")
 # Settings of `chunks` without use for a script's chunk → reason and remedy.
 WITHOUT_EFFECT = {
-    "count": ("the target says where a chunk ends", "Give attach a target, such as `(1, 4)`."),
+    "count": ("the target ends a chunk", "Give attach a target, such as `(1, 4)`."),
     **dict.fromkeys(
-        ("extra", "spare"), ("the script says how many chunks there are", "Attach once more where a chunk ended early.")
+        ("extra", "spare"), ("the script sets the number of chunks", "Attach once more where a chunk ended early.")
     ),
     "retries": ("nothing starts a script again in its process", "Start the script again: it resumes."),
     "keep.audit": ("`baton verify replay` trains a recipe's chunks again, and there is none", "Leave it out."),
@@ -412,7 +412,7 @@ def chunks_section(
     twice = [name for name in CADENCES if name in own] if every is not None else []
     if twice:
         raise UserError(
-            f"checkpoint_every is {every!r}, and chunks.{twice[0]} is {own[twice[0]]!r}: both say when to save.",
+            f"checkpoint_every is {every!r}, and chunks.{twice[0]} is {own[twice[0]]!r}: both set the steps.",
             remedy="Leave one out.",
         )
     section: dict[str, Any] = {}

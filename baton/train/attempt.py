@@ -249,7 +249,7 @@ class RestoreCheck(TrainerCallback):
         events.emit(events.Restored(step=step, wrong=wrong))
         if wrong:
             raise ExactnessError(
-                f"after restoring step {step}, {', '.join(wrong)} in memory differ from what was saved; the chunk "
+                f"after restoring step {step}, {', '.join(wrong)} in memory differ from the saved state; the chunk "
                 "stops before it trains on.",
                 remedy="Check that image and recipe are those that wrote the checkpoint.",
             )

@@ -119,7 +119,7 @@ class OnePass(TrainerCallback):
         self._passes += 1
         if self._passes > 1:
             raise ExactnessError(
-                f"the stream of rows has come to its end at step {state.global_step} of {state.max_steps}, and a "
+                f"the stream of rows ended at step {state.global_step} of {state.max_steps}, and a "
                 "second pass over it cannot be resumed exactly.",
                 remedy="Let the stream itself go on: train_dataset.repeat(n), or a lower max_steps.",
             )

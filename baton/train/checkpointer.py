@@ -158,7 +158,7 @@ class Uploader:
             raise UnavailableError(
                 f"{error.message} No checkpoint could be saved for {unsaved_for(error):.0f} s, chunks.max_unsaved is "
                 f"{self._max_unsaved:.0f} s; the chunk stops.",
-                remedy="Mend the store and run again: training resumes from the newest checkpoint.",
+                remedy="Fix the store and run again: training resumes from the newest checkpoint.",
             ) from error
         # Before the callback: retention in it may fail, but this checkpoint is saved.
         self._saved_at, self._is_failing = self._runtime.monotonic(), False

@@ -233,7 +233,7 @@ def join_ranks(ranks: Ranks, recipe: Recipe) -> None:
         message = f"{ranks.size} processes were started, and the recipe asks for {recipe.world_size}"
         message += f": on {ranks.nodes} of {recipe.max_nodes} machines, {recipe.processes} on each."
         if ranks.size < recipe.world_size:
-            raise NodeError(message, remedy="Look at the job's pods: a machine or a GPU is missing.")
+            raise NodeError(message, remedy="Check the job's pods: a machine or a GPU is missing.")
         raise BatonError(message, remedy="Let resources.nodes and resources.gpus be what the job has.")
     import torch
 
@@ -581,5 +581,5 @@ class Watchdog:
         who = f"rank {hanging[0]} hangs" if len(hanging) == 1 else f"ranks {', '.join(map(str, hanging))} hang"
         return (
             f"{who} in step {at.step}, before or in its {at.doing}: no sign of life for {self.hang_after:.0f} s "
-            "(training.parallel.hang_timeout); the stacks of all ranks are in the log."
+            "(training.parallel.hang_timeout). The stacks of all ranks are in the log."
         )

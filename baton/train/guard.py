@@ -271,7 +271,7 @@ def keep_skip(context: TrainContext, trainer: ChunkTrainer, error: SkipError) ->
         allowed = {0: "no step", 1: "1 step"}.get(guard.max_skips, f"{guard.max_skips} steps")
         raise UserError(
             f"training.guard.max_skips allows {allowed} to be skipped, and there is one more: {'; '.join(lines)}.",
-            remedy="Raise max_skips and run again; or mend these rows, or lower training.learning_rate where training "
+            remedy="Raise max_skips and run again; or fix these rows, or lower training.learning_rate where training "
             "diverges, which makes another run.",
         )
     run.note_skip(skip)

@@ -135,7 +135,7 @@ LIVE_GAUGES = {
     "restarts": ("baton_process_restarts", "Processes of this run that were lost and started again in their pod."),
 }
 
-PHASE_GAUGE = ("baton_chunk_phase_seconds", "Where this chunk's time went: start, import, fetch, build, train, save, …")
+PHASE_GAUGE = ("baton_chunk_phase_seconds", "Time of this chunk by phase: start, import, fetch, build, train, save, …")
 
 
 class PrometheusServer:

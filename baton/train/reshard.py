@@ -102,7 +102,7 @@ def _require_type(weight: torch.Tensor, types: Set[torch.dtype]) -> None:
         held, *saved = (str(each).removeprefix("torch.") for each in (weight.dtype, *types))
         raise UserError(
             f"the checkpoint's weights are in {' and '.join(sorted(saved))}, and one process would hold them in "
-            f"{held}, as model.dtype says.",
+            f"{held}, the model.dtype.",
             remedy="Train on in several processes, or fork the run's exported model.",
         )
 

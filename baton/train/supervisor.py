@@ -37,7 +37,7 @@ PAUSE_S = 2.0  # seconds before the second process; before the third eight times
 LONGEST_PAUSE_S = 300.0
 DIVERGED = (
     "See whether training has diverged: a loss or weights that are no longer finite, a token beyond the vocabulary. "
-    "Then lower training.learning_rate or mend the rows around this step; a broken device needs another node."
+    "Then lower training.learning_rate or fix the rows around this step; a broken device needs another node."
 )
 _PDEATHSIG, _CHILD_SUBREAPER = 1, 36  # options of Linux' prctl
 
@@ -266,7 +266,7 @@ def _unsaid(index: int, code: int) -> BatonError:
         name = signal.Signals(-code).name
         remedy = "Run again: training resumes from the newest checkpoint."
         return ProcessLostError(f"the process of chunk {index} was ended by {name}.", remedy=remedy)
-    return BatonError(f"the process of chunk {index} ended with code {code} and said nothing.", remedy="See the log.")
+    return BatonError(f"the process of chunk {index} ended with code {code} and no message.", remedy="See the log.")
 
 
 @contextlib.contextmanager

@@ -190,7 +190,7 @@ JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"  # label of a job's pods: Traine
 # Beginnings of a 404's message when the kind does not exist, rather than the object.
 NO_SUCH_KIND = ("404 page not found", "the server could not find the requested resource")
 INSTALL = "Install Kubeflow Trainer 2.2 or newer (docs/guides/multi-gpu.md), or set resources.nodes to 1."
-RUNTIME = "resources.runtime names the runtime; k8s/components/trainer brings the one that is named by default."
+RUNTIME = "resources.runtime names the runtime; k8s/components/trainer has the default one."
 RIGHTS = "Apply k8s/components/trainer, which gives the stages' account these rights."
 
 
@@ -221,7 +221,7 @@ class Cluster:
             raise UserError(
                 "resources.nodes asks for several machines, and this is one: no pod of a cluster, or one without its "
                 "account's token.",
-                remedy="Submit the run to a cluster, or set resources.nodes to 1 and resources.gpus to what is here.",
+                remedy="Submit the run to a cluster, or set resources.nodes to 1 and resources.gpus to this machine's.",
             )
         config.load_incluster_config()
         with open(os.path.join(SERVICE_ACCOUNT, "namespace"), encoding="ascii") as file:

@@ -294,7 +294,7 @@ class TreeSum:
         def add(index: int, parameter: torch.Tensor) -> None:
             if index in self._added:  # adding it in two parts is another order than adding it whole
                 raise BatonError(
-                    "a backward pass comes to a parameter's gradient twice, as reentrant checkpoints do.",
+                    "a backward pass computes a parameter's gradient twice, as reentrant checkpoints do.",
                     remedy="Let them not be reentrant, or leave out training.parallel.virtual_workers.",
                 )
             before[index], parameter.grad = _plus(before[index], parameter.grad), None

@@ -187,7 +187,7 @@ def _without_a_piece(metadata: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (_elsewhere, "'../../secret' is no file beside it"),
+        (_elsewhere, "'../../secret' is no file of its folder"),
         (_beyond, "has no byte 10"),
         (_encoded, r"is encoded by \['zstd'\]"),
         (_without_a_piece, "lm_head.weight: its pieces have 1024 numbers, the whole 2048"),

@@ -323,7 +323,7 @@ def test_rows_in_a_bucket_are_looked_for(here: Path, s3_store: str) -> None:
 
     Storage(s3_store).write("rows/a.jsonl", b'{"text": "x"}\n')
     there = require_message(_validated(here, f"{s3_store}/rows"), 0)
-    assert f"data.source {s3_store}/rows: 1 file(s), whose rows were not looked at; `baton data check` does" in there
+    assert f"data.source {s3_store}/rows: 1 file(s), with unread rows; `baton data check` reads them" in there
     message = require_message(_validated(here, f"{s3_store}/nothing"), 2)
     assert f"data.source '{s3_store}/nothing' matches no file." in message
     message = require_message(_validated(here, "s3://no-such-bucket-here/rows"), 2)
@@ -349,7 +349,7 @@ def test_rows_that_cannot_be_seen_are_said_not_to_have_been_looked_at(
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
     message = require_message(_validated(here, source), 0)
     assert f"data.source {source}: " in message
-    assert "nothing was looked at" in message
+    assert "not read yet" in message
 
 
 NEXT: dict[str, list[str]] = {

@@ -44,7 +44,7 @@ def test_prints_the_recipe_without_a_file(folder: Path):
     assert done.stdout.startswith("# Made from axolotl's dpo.yml by `baton init --from`; see docs/reference/recipe.\n")
     (folder / "printed.yaml").write_text(done.stdout, encoding="utf-8")
     assert load.load("printed.yaml").training.method == "dpo"
-    assert "said elsewhere, with no effect on what is learned:" in done.stderr
+    assert "set elsewhere, without effect on training:" in done.stderr
 
 
 def test_secrets_are_not_repeated(folder: Path):
