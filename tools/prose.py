@@ -21,7 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 CHECKED = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs", "baton")
-# Paths not yet rewritten; this list only shrinks.
+# Paths not yet rewritten, and paths whose docstrings and comments are not; both lists only shrink.
 PENDING: tuple[str, ...] = (
     "README.md",
     "docs/get-started/",
@@ -31,27 +31,30 @@ PENDING: tuple[str, ...] = (
     "docs/site/",
     "docs/trust/",
     "docs/tutorials/",
-    "baton/checkpoint/",
     "baton/cli/",
     "baton/compiler/",
+    "baton/components/",
+    "baton/kfp/",
+    "baton/pages/",
+    "baton/pipelines/",
+    "baton/prove/",
+    "baton/runs/",
+    "baton/source/",
+    "baton/sweep/",
+    "baton/tracking/",
+    "baton/train/methods/README.md",
+)
+PENDING_CODE: tuple[str, ...] = (
+    "baton/checkpoint/",
     "baton/data/",
     "baton/evaluate/",
     "baton/export/",
     "baton/importers/",
-    "baton/kfp/",
     "baton/kubeflow/",
     "baton/local/",
     "baton/models/",
-    "baton/pages/",
-    "baton/prove/",
-    "baton/runs/",
-    "baton/source/",
     "baton/store/",
-    "baton/sweep/",
-    "baton/tracking/",
     "baton/train/",
-    "baton/components/",
-    "baton/pipelines/",
 )
 HELP = ("baton/recipe/", "baton/cli/")  # docstrings here are docs and help
 MAX_WORDS = 25
@@ -246,9 +249,13 @@ def passages(paths: list[str]) -> Iterator[Passage]:
             yield from reader(name, file.read_text(encoding="utf-8"))
 
 
-def findings(paths: list[str]) -> Iterator[Finding]:
+def findings(paths: list[str], *, skip_pending: bool = False) -> Iterator[Finding]:
     """Yields the faults in files and folders."""
     for passage in passages(paths):
+        if skip_pending and passage.path.startswith(PENDING):
+            continue
+        if skip_pending and passage.kind in ("docstring", "comment") and passage.path.startswith(PENDING_CODE):
+            continue
         limit = MAX_WORDS if passage.kind in ("docs", "help", "message") else None
         for rule, sentence in check(passage.text, limit=limit):
             yield Finding(passage.path, passage.line, rule, f"[{passage.kind}] {sentence}")
@@ -260,9 +267,7 @@ def main() -> int:
     parser.add_argument("paths", nargs="*", help="files and folders, pending ones too (default: all others)")
     parser.add_argument("--count", action="store_true", help="print numbers by file and rule alone")
     arguments = parser.parse_args()
-    found = list(findings(arguments.paths or list(CHECKED)))
-    if not arguments.paths:
-        found = [finding for finding in found if not finding.path.startswith(PENDING)]
+    found = list(findings(arguments.paths or list(CHECKED), skip_pending=not arguments.paths))
     if arguments.count:
         for counted in (Counter(finding.path for finding in found), Counter(finding.rule for finding in found)):
             print(*(f"{number:6} {name}" for name, number in counted.most_common()), "", sep="\n")
