@@ -167,7 +167,7 @@ def test_there_are_templates() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(set(TEMPLATES) - PARTS))
-def test_every_page_forbids_scripts_but_ours_and_escapes_what_it_is_given(name: str) -> None:
+def test_every_page_forbids_scripts_and_escapes_what_it_is_given(name: str) -> None:
     environment = html.environment(TEMPLATES[name].parent)
     assert environment.autoescape is True
     seen, asked = set[str](), [name]
