@@ -57,7 +57,7 @@ test-all: setup ## The same and the slow ones (on a GPU: make test-gpu)
 
 MINUTES ?= 60
 KILLS ?= 500
-test-chaos: setup ## A mean hour: kills in all stages, outages, full disks (MINUTES=, KILLS=, SEED=; docs/chaos.md)
+test-chaos: setup ## A mean hour: kills in all stages, outages, full disks (MINUTES=, KILLS=, SEED=; docs/internals/chaos.md)
 	$(TEST_ENV) $(PY) -m tools.chaos --minutes $(MINUTES) --kills $(KILLS) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 # In a folder of its own: where it is installed, Accelerate imports it in every chunk, for more than a second.
@@ -67,7 +67,7 @@ test-deepspeed: setup ## DeepSpeed's ZeRO in one to four processes on CPUs; inst
 	    deepspeed==0.19.8 einops==0.8.2 hjson==3.1.0 msgpack==1.2.4 ninja==1.13.2 py-cpuinfo==9.0.0
 	PYTHONPATH=$(CURDIR)/$(DEEPSPEED) $(PYTEST) tests/exactness/test_zero.py tests/exactness/test_zero_sizes.py -v -m "not gpu" $(ARGS)
 
-test-gpu: setup ## All that needs a CUDA GPU, and a table of it; without one what a CPU can show (docs/matrix.md)
+test-gpu: setup ## All that needs a CUDA GPU, and a table of it; without one what a CPU can show (docs/internals/matrix.md)
 	$(TEST_ENV) $(PY) -m tests.gpu $(ARGS)
 
 # In a folder of its own: nothing else needs it, and without it `make test` takes threads, a hundred times slower a switch.
@@ -120,12 +120,13 @@ compile: setup ## Compile the recipe to build/quickstart.pipeline.yaml
 golden: setup ## Write the goldens (pipelines, graphs of the docs, the way of the rows, hashed documents) anew; read the diff before you commit it
 	BATON_GOLDEN=1 $(PYTEST) tests/end_to_end tests/goldens -k golden $(ARGS)
 
-docs: setup ## Write the recipe reference, its JSON Schema and the exactness matrix and its controls from the code
-	$(PY) -m tools.recipe_reference docs/recipe.md docs/recipe.schema.json
-	$(PY) -m tests.exactness.matrix_table docs/matrix.md
-	$(PY) -m tests.exactness.controls_table docs/controls.md
-	$(PY) -m tests.gallery docs/gallery.md
-	$(PY) -m tests.demands.table docs/demands.md
+docs: setup ## Write the generated pages: recipe and its JSON Schema, commands, matrix, controls, recipes by model, demands
+	$(PY) -m tools.recipe_reference docs/reference/recipe docs/recipe.schema.json
+	$(PY) -m tools.cli_reference docs/reference/cli.md
+	$(PY) -m tests.exactness.matrix_table docs/internals/matrix.md
+	$(PY) -m tests.exactness.controls_table docs/internals/controls.md
+	$(PY) -m tests.gallery docs/guides/recipes.md
+	$(PY) -m tests.demands.table docs/internals/demands.md
 
 # The wheel is built from the sdist, in a folder of its own: nothing of an earlier build gets in. The commit's time in the
 # archive makes the wheel of a commit the same bytes wherever it is built.
@@ -155,7 +156,7 @@ $(SITE)/.ready: pyproject.toml
 	@touch $@
 
 IMAGES ?= cpu
-images: ## Build the container images (IMAGES="cpu gpu"; REGISTRY=… pushes; see docs/images.md)
+images: ## Build the container images (IMAGES="cpu gpu"; REGISTRY=… pushes; see docs/guides/images.md)
 	@python="$$(command -v $(PY) || command -v python3.11 || command -v python3)"; "$$python" images/build.py $(IMAGES)
 
 bench: setup ## Measure checkpoints and chunks beside a plain TRL script (ARGS="--quick", "--only restore", …)

@@ -1,6 +1,6 @@
 """Baton: language models trained as a Kubeflow pipeline, in chunks that end on the same bits.
 
-What a program or a notebook calls is here by name, and imported when it is first used; docs/python.md shows it.
+Names for programs and notebooks, each imported at its first use: docs/reference/python.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`docs/benchmarks.md`: the newest figures of each row, where and with what they were measured, and their pictures.
+"""`docs/trust/benchmarks.md`: newest figures of each row, with machine, versions and charts.
 
 The figures are kept beside the page, in `benchmarks.json`, so that rows can be measured one at a time.
 """
@@ -38,9 +38,9 @@ def publish(document: Mapping[str, Any], folder: Path = DOCS) -> None:
 
     Args:
         document: What `python -m benchmarks` writes as JSON.
-        folder: Where the page, `benchmarks.json` and `pictures/` lie.
+        folder: The folder of the docs: the page and its figures go to `trust/`, charts to `pictures/`.
     """
-    path = folder / "benchmarks.json"
+    path = folder / "trust" / "benchmarks.json"
     known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     about = {key: document[key] for key in ("created", "machine", "server")}
     about["versions"] = {name: document["versions"][name] for name in LIBRARIES if name in document["versions"]}
@@ -48,7 +48,7 @@ def publish(document: Mapping[str, Any], folder: Path = DOCS) -> None:
     known |= {name: {"about": about, **row} for name, row in document["rows"].items()}
     known = {name: known[name] for name in rows.ALL if name in known}
     path.write_text(json.dumps(known, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    (folder / "benchmarks.md").write_text(page(known), encoding="utf-8")
+    path.with_suffix(".md").write_text(page(known), encoding="utf-8")
     for name, row in known.items():
         for end, chart in row["charts"].items():
             drawn = picture(f"{name}-{end}", chart["title"], partial(_plot, chart))
@@ -65,7 +65,7 @@ def _section(name: str, row: Mapping[str, Any]) -> str:
     about, machine = row["about"], row["about"]["machine"]
     figures = "\n".join(_line(figure) for figure in row["figures"])
     pictures = "".join(
-        f"\n![{chart['title']}](pictures/bench-{name}-{end}.svg)\n" for end, chart in sorted(row["charts"].items())
+        f"\n![{chart['title']}](../pictures/bench-{name}-{end}.svg)\n" for end, chart in sorted(row["charts"].items())
     )
     void = [figure["void"] for figure in row["figures"] if figure["void"]]
     notes = "".join(f"- {note}\n" for note in [*row["notes"], *void])

@@ -1,4 +1,4 @@
-"""How far a sweep's plan carries: `python -m benchmarks.scaling` prints the tables of docs/scale.md.
+"""How far a sweep's plan carries: `python -m benchmarks.scaling` prints the tables of docs/internals/scale.md.
 
 Three parts, each alone with --only: `simulation` of 1,000 trials on 64 GPUs, `size` of what is compiled, and `requests`
 that a chunk makes of its store, counted by a server that this starts.

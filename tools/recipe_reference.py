@@ -1,12 +1,14 @@
 """The recipe's reference and JSON Schema, written from the schema in the code (`make docs`).
 
-python -m tools.recipe_reference docs/recipe.md docs/recipe.schema.json
+python -m tools.recipe_reference docs/reference/recipe docs/recipe.schema.json
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import posixpath
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,35 +21,45 @@ from baton.recipe.recipe import Recipe
 Schema = dict[str, Any]
 
 ROOT = Path(__file__).resolve().parents[1]
+FOLDER = "docs/reference/recipe"
+WRITTEN = "<!-- Written by `make docs` from baton/recipe/; edit that folder instead. -->"
 EXAMPLES = {
     "A model from scratch": "pipelines/recipes/quickstart.yaml",
     "LoRA on GSM8K": "docs/examples/gsm8k-lora.yaml",
 }
 
-INTRODUCTION = """\
-# The recipe
+INTRODUCTION = f"""\
+# Recipe
 
-<!-- Written by `make docs` from baton/recipe/; edit that folder instead. -->
+{WRITTEN}
 
-A recipe is one YAML file that says what to train, on what, how, and in how many chunks. `baton validate RECIPE`
-checks it without training anything.
+One YAML file describes a run: model, data, method and number of chunks. `baton validate RECIPE` checks it without
+training.
 
-- A key that is not in the tables below is an error, and the message names the nearest key that is.
-- What you leave out has the default in the table; — is a setting that is off or follows from others.
-- `--set training.learning_rate=1e-4` changes a value from the command line; the value is YAML. Repeat it at will.
-- A relative path in `data.source` or `model.base` is looked for beside the recipe, then in the current folder.
-- Editors that know the YAML language server complete keys and check values when a recipe begins with
-  `# yaml-language-server: $schema=` and the path of [recipe.schema.json](recipe.schema.json), which
-  `baton schema` prints too.
+- Unknown keys are errors; the message names the nearest known key.
+- Omitted keys take the default in the table. A dash marks a setting that is off or follows from others.
+- `--set training.learning_rate=1e-4` changes a value from the command line. Values are YAML; repeat the option freely.
+- Relative paths in `data.source` and `model.base` start at the recipe's folder, then at the working folder.
+- Editors complete keys and check values when a recipe begins with `# yaml-language-server: $schema=` and the path of
+  [recipe.schema.json](../../recipe.schema.json); `baton schema` prints it.
 """
 
 
-def markdown() -> str:
-    """Returns the reference as Markdown: two whole recipes, then a table for each section."""
+def pages() -> dict[str, str]:
+    """Returns Markdown by file name: an index with two whole recipes, and a page for each top-level section."""
     schema = Recipe.model_json_schema()
-    parts = [INTRODUCTION, *(_example(title, path) for title, path in EXAMPLES.items())]
-    parts += [_section(path, section) for path, section in sections(schema)]
-    return "\n".join(parts)
+    found = dict(sections(schema))
+    homes: dict[str, str] = {}  # title of a section → path of its table; a second path of the same section links there
+    for path, section in found.items():
+        homes.setdefault(section["title"], path)
+    written = {"index.md": [INTRODUCTION, _section("", found[""], homes)]}
+    for path, section in found.items():
+        if path and homes[section["title"]] == path:
+            top = path.partition(".")[0]
+            page = written.setdefault(f"{top}.md", [f"# {top}\n\n{WRITTEN}\n"] if path == top else [])
+            page.append(_section(path, section, homes))
+    written["index.md"] += [_example(title, path) for title, path in EXAMPLES.items()]
+    return {name: "\n".join(parts) for name, parts in written.items()}
 
 
 def json_schema() -> str:
@@ -71,25 +83,31 @@ def sections(schema: Schema) -> Iterator[tuple[str, Schema]]:
 
 def _example(title: str, path: str) -> str:
     text = (ROOT / path).read_text(encoding="utf-8").rstrip("\n")
-    return f"## Example: {title}\n\n[{path}](../{path})\n\n```yaml\n{text}\n```\n"
+    link = posixpath.relpath(path, FOLDER)
+    return f"## Example: {title}\n\n[{path}]({link})\n\n```yaml\n{text}\n```\n"
 
 
-def _section(path: str, section: Schema) -> str:
-    required = section.get("required", [])
+def _section(path: str, section: Schema, homes: dict[str, str]) -> str:
+    required, page = section.get("required", []), path.partition(".")[0]
     rows = [
-        f"| `{name}` | {_type(field, _join(path, name))} | {_default(field, name in required)} | {_meaning(field)} |"
+        f"| `{name}` | {_type(field, page, homes)} | {_default(field, name in required)} | {_meaning(field)} |"
         for name, field in section["properties"].items()
     ]
-    head = [f"## {path or 'Top level'}", "", _meaning(section), ""]
-    return "\n".join([*head, "| field | type | default | meaning |", "|---|---|---|---|", *rows, ""])
+    head = [] if path and path == page else [f"## {path or 'Top level'}", ""]
+    return "\n".join(
+        [*head, _meaning(section), "", "| field | type | default | meaning |", "|---|---|---|---|", *rows, ""]
+    )
 
 
-def _type(field: Schema, path: str) -> str:
-    """Returns a field's type in words; `path` is the section that a reference leads to."""
+def _type(field: Schema, page: str, homes: dict[str, str]) -> str:
+    """Returns a field's type in words, with a link from `page` to the table of a section."""
     if "$ref" in field:
-        return f"[{path}](#{_anchor(path)})"
+        path = homes[_reference(field) or ""]
+        top = path.partition(".")[0]
+        anchor = f"#{_anchor(path)}" if path != top or top == page else ""
+        return f"[{path}]({'' if top == page else f'{top}.md'}{anchor})"
     if "anyOf" in field:
-        kinds = [_type(option, path) for option in field["anyOf"] if option.get("type") != "null"]
+        kinds = [_type(option, page, homes) for option in field["anyOf"] if option.get("type") != "null"]
         nullable = len(kinds) < len(field["anyOf"]) and field.get("default") is not None
         return " or ".join([*kinds, *(["null"] if nullable else [])])
     if "const" in field:
@@ -106,13 +124,13 @@ def _type(field: Schema, path: str) -> str:
         case "boolean":
             return "`true` or `false`"
         case "array" if "prefixItems" in field:
-            return f"list of {', '.join(_type(option, path) for option in field['prefixItems'])}"
+            return f"list of {', '.join(_type(option, page, homes) for option in field['prefixItems'])}"
         case "array":
             least = f", at least {field['minItems']}" if "minItems" in field else ""
-            return f"list of {_type(field['items'], path)}{least}"
+            return f"list of {_type(field['items'], page, homes)}{least}"
         case "object":
             values = field["additionalProperties"]
-            return "mapping" if values is True else f"mapping of text to {_type(values, path)}"
+            return "mapping" if values is True else f"mapping of text to {_type(values, page, homes)}"
         case kind:
             return _text(field) if kind == "string" else str(kind)
 
@@ -139,7 +157,8 @@ def _default(field: Schema, required: bool) -> str:
 
 
 def _meaning(schema: Schema) -> str:
-    return _cell(" ".join(schema.get("description", "").split()))
+    text = _cell(" ".join(schema.get("description", "").split()))
+    return re.sub(r"\bdocs/\S+?\.md\b", lambda match: f"[{match[0]}]({posixpath.relpath(match[0], FOLDER)})", text)
 
 
 def _cell(text: str) -> str:
@@ -165,12 +184,16 @@ def _anchor(path: str) -> str:
 
 
 def main() -> None:
-    """Writes both files."""
+    """Writes the pages and the JSON Schema."""
     parser = argparse.ArgumentParser(description="Write the recipe's reference and JSON Schema.")
-    parser.add_argument("reference", type=Path, help="Markdown file to write")
+    parser.add_argument("folder", type=Path, help="folder of Markdown pages to write")
     parser.add_argument("schema", type=Path, help="JSON Schema file to write")
     arguments = parser.parse_args()
-    arguments.reference.write_text(markdown(), encoding="utf-8", newline="\n")
+    written = pages()
+    for stale in set(arguments.folder.glob("*.md")) - {arguments.folder / name for name in written}:
+        stale.unlink()
+    for name, text in written.items():
+        (arguments.folder / name).write_text(text, encoding="utf-8", newline="\n")
     arguments.schema.write_text(json_schema(), encoding="utf-8", newline="\n")
 
 

@@ -70,13 +70,14 @@ def is_sharded(folder: str) -> bool:
 
 def code_in_shards(folder: str) -> list[str]:
     """Returns a line for each pickle among a folder's shards that holds code or is unreadable; runs none of them."""
-    from torch.distributed.checkpoint.metadata import BytesStorageMetadata
-
     problems = []
     for name in FOLDERS:
         path = os.path.join(folder, name)
         if not os.path.isfile(os.path.join(path, METADATA)):
             continue
+        # Half a second or more, as the package is deferred: only where a checkpoint is in shards.
+        from torch.distributed.checkpoint.metadata import BytesStorageMetadata
+
         try:
             metadata = read_metadata(path)
         except DamagedError as error:

@@ -39,7 +39,7 @@ class Control(StrEnum):
 
 
 RECIPE_HELP = (
-    "YAML file or its address, - for standard input, or a name that `baton recipes` lists; see docs/recipe.md."
+    "YAML file or its address, - for standard input, or a name that `baton recipes` lists; see docs/reference/recipe."
 )
 RecipePath = Annotated[str, typer.Argument(metavar="RECIPE", help=RECIPE_HELP, show_default=False)]
 RunUri = Annotated[str, typer.Argument(metavar="RUN_URI", help="STORE/runs/NAME, as `baton run` prints it.")]
@@ -106,7 +106,8 @@ Trust = Annotated[
 ]
 
 GONE = {  # group and command of an earlier release → remedy
-    "baton serve": "`baton serve` is gone: run `vllm serve` or `transformers serve`, see docs/evaluation.md.",
+    "baton serve": "`baton serve` is gone: run `vllm serve` or `transformers serve`, "
+    "see docs/guides/evaluate-and-export.md.",
     "sweep submit": "`baton sweep submit RECIPE` is gone: run `baton submit RECIPE --pipeline sweep`.",
 }
 RENAMED = {  # group, command and perhaps option of an earlier release → name of today

@@ -471,7 +471,9 @@ def _choose(draft: RecipeDraft) -> tuple[str, Document]:
     if draft.has("process_reward_model"):
         raise draft.wrong("process_reward_model", "no reward per step, which Baton does not train", "Remove it.")
     if rl and rl not in METHODS:
-        raise draft.wrong("rl", f"one of {', '.join(METHODS)}", "See training.method in docs/recipe.md for others.")
+        raise draft.wrong(
+            "rl", f"one of {', '.join(METHODS)}", "See training.method in docs/reference/recipe for others."
+        )
     draft.carry("training.method", "rl", "reward_model")
     if rl:
         return METHODS[rl]

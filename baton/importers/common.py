@@ -242,11 +242,11 @@ TABLES = tables(
         "metric": lambda name: f"eval_{str(name).removeprefix('eval_')}" if name else None,
         "schedule": choice(
             Training.model_fields["lr_scheduler"].annotation,
-            "Baton has no such schedule; linear is used. See training.lr_scheduler in docs/recipe.md for the others",
+            "Baton has no such schedule; linear is used. See training.lr_scheduler in docs/reference/recipe",
         ),
         "optimizer": choice(
             Training.model_fields["optimizer"].annotation,
-            "Baton has no such optimizer; adamw_torch is used. See training.optimizer in docs/recipe.md for the others",
+            "Baton has no such optimizer; adamw_torch is used. See training.optimizer in docs/reference/recipe",
             {"adamw_8bit": "adamw_bnb_8bit", "adamw": "adamw_torch", "adamw_hf": "adamw_torch"},
         ),
     },

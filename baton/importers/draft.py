@@ -124,7 +124,7 @@ class RecipeDraft:
                 entry(self, key)
 
     def unknown(self, key: str) -> None:
-        self.unsupported(key, f"unknown: no setting of {self.tool} that this command knows; see docs/recipe.md")
+        self.unsupported(key, f"unknown: no setting of {self.tool} that this command knows; see docs/reference/recipe")
 
     def keys(self, prefix: str) -> list[str]:
         """Returns the keys with a prefix that ask for something and are not handled yet."""
@@ -312,7 +312,7 @@ def recipe_of(draft: RecipeDraft) -> Recipe:
 def to_yaml(recipe: Recipe, draft: RecipeDraft) -> str:
     """Returns a recipe's YAML: values that differ from the defaults, below their origin."""
     left = dict.fromkeys(remark.key for remark in draft.remarks if remark.result is KeyResult.unsupported)
-    head = [f"Made from {draft.tool}'s {os.path.basename(draft.origin)} by `baton import`; see docs/recipe.md."]
+    head = [f"Made from {draft.tool}'s {os.path.basename(draft.origin)} by `baton import`; see docs/reference/recipe."]
     if left:
         head.append(f"Not carried over: {', '.join(left)}.")
     lines = [f"# {' '.join(line.split())}\n" for line in head]

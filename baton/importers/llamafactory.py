@@ -402,7 +402,7 @@ def _choose(draft: RecipeDraft) -> tuple[str, Document]:
     if stage == "ppo":
         raise UserError(
             f"{draft.origin}: stage is 'ppo', and Baton has no PPO.",
-            remedy="Take training.method grpo or rloo with a reward function; see docs/recipe.md.",
+            remedy="Take training.method grpo or rloo with a reward function; see docs/reference/recipe.",
         )
     if stage not in STAGES:
         raise draft.wrong("stage", f"one of {', '.join(STAGES)}")

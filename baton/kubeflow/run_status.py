@@ -108,7 +108,7 @@ FROZEN = (
     "told by the store, or unknown. Kubeflow's own page still tells."
 )
 OMITTED = "RUNTIME_STATE_UNSPECIFIED"  # the backend's word for a node that will not run
-APPLY = "Apply k8s/components/retry-lost-pods (docs/cluster.md)"
+APPLY = "Apply k8s/components/retry-lost-pods (docs/guides/cluster-setup.md)"
 LAG_S = 5.0  # the record of the stages may be behind the run's: between two looks at them
 OWN = "Kubeflow's own pod of the pipeline"  # what fails and is no stage: the driver of a graph
 LOST = "The machine was preempted: "

@@ -158,7 +158,7 @@ class Chunks(Section):
     keep: Keep = Keep()
     """Which checkpoints stay."""
     signing: Signing | None = None
-    """Sign checkpoints, and resume from none that is not signed: see [signing.md](signing.md)."""
+    """Sign checkpoints, and resume from none that is not signed: see docs/trust/signing.md."""
     max_unsaved: Annotated[str, BeforeValidator(duration)] = "30m"
     """How long training continues while the store takes no checkpoint; then the chunk fails."""
     retries: Annotated[int, Field(ge=0, le=10)] = 2

@@ -2,7 +2,7 @@
 
 `recipe.json` of a run has `made` with the numbers it began with, a checkpoint's manifest has `meta.made`. A number
 that is missing is 1. A newer release must not continue an older run unnoticed: `FORMATS` lists the older numbers that
-it continues. docs/upgrading.md tells users the effect, CONTRIBUTING.md when to raise a number.
+it continues. docs/guides/migrate/upgrading.md tells users the effect, CONTRIBUTING.md when to raise a number.
 """
 
 import contextlib

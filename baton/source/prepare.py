@@ -41,7 +41,7 @@ class LoadedRecipe:
     """A recipe that was read and checked.
 
     Attributes:
-        recipe: Its values, typed; see docs/recipe.md.
+        recipe: Its values, typed; see docs/reference/recipe.
         origin: Its source, with the folder where relative paths start.
         choices: The values that its profile chose.
     """

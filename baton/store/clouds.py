@@ -1,7 +1,7 @@
 """Stores of S3, Google and Azure through obstore, with parallel parts and ranges. A store scheme is added here.
 
-fsspec's clients took three times the processor time per byte, and 0.6 s of import in every pod; see `DECISIONS.md`.
-So they read the sources of data only.
+fsspec's clients took three times the processor time per byte, and 0.6 s of import in every pod. They only read sources
+of data (`docs/internals/decisions/0007-obstore-for-batons-objects.md`).
 """
 
 from __future__ import annotations

@@ -189,7 +189,7 @@ TIMEOUT = 30.0  # seconds
 JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"  # label of a job's pods: Trainer gives its JobSet the TrainJob's name
 # Beginnings of a 404's message when the kind does not exist, rather than the object.
 NO_SUCH_KIND = ("404 page not found", "the server could not find the requested resource")
-INSTALL = "Install Kubeflow Trainer 2.2 or newer (docs/parallel.md), or set resources.nodes to 1."
+INSTALL = "Install Kubeflow Trainer 2.2 or newer (docs/guides/multi-gpu.md), or set resources.nodes to 1."
 RUNTIME = "resources.runtime names the runtime; k8s/components/trainer brings the one that is named by default."
 RIGHTS = "Apply k8s/components/trainer, which gives the stages' account these rights."
 

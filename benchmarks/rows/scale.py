@@ -1,4 +1,4 @@
-"""The plan of a large sweep, by simulation; `benchmarks.scaling` has the whole tables of docs/scale.md."""
+"""The plan of a large sweep, by simulation; `benchmarks.scaling` has the whole tables of docs/internals/scale.md."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """What MkDocs does not do by itself: pages of files outside docs/, diagrams without a network, llms.txt (`mkdocs.yml`).
 
-Pages link to files as they lie in the repository, so that the links work in an editor, on a forge and here. README.md
-is the site's first page; another file outside docs/ that some page links to becomes a page below repository/, Markdown
-as it is and anything else as a block of code. MkDocs then checks all links and anchors.
+Pages link to files of the repository, so that the links work in an editor, on a forge and here. A file outside docs/
+that some page links to becomes a page below repository/: Markdown unchanged, anything else as a block of code. MkDocs
+then checks all links and anchors.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LANGUAGES = {".yaml": "yaml", ".yml": "yaml", ".py": "python", ".sh": "sh", ".js
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Adds README.md, what pages link to outside docs/, llms.txt, and the two scripts that npm has fetched."""
+    """Adds files outside docs/ that pages link to, llms.txt, and the two scripts that npm has fetched."""
     for uri, text in _for_models(config):
         files.append(File.generated(config, uri, content=text))
     for uri, path in VENDOR.items():
@@ -56,8 +56,6 @@ def on_files(files: Files, config: Any) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     """Turns each link to a file of the repository into one to its page here."""
-    if page.file.src_uri == "index.md":
-        page.meta["hide"] = ["navigation"]
     if not _repository_path(page.file.src_uri).endswith(".md"):
         page.meta["search"] = {"exclude": True}
     return _for_the_site(markdown, page.file.src_uri)
@@ -109,8 +107,6 @@ def _is_a_page(path: str) -> bool:
 
 def _site_uri(path: str) -> str:
     """Where a file of the repository is among the sources of the site."""
-    if path == "README.md":
-        return "index.md"
     if path.startswith("docs/") or path == "llms.txt":
         return path.removeprefix("docs/")
     return f"repository/{path}" if path.endswith(".md") else f"repository/{path}.md"
@@ -126,8 +122,6 @@ def _address(path: str) -> str:
 
 def _repository_path(uri: str) -> str:
     """The opposite."""
-    if uri == "index.md":
-        return "README.md"
     if not uri.startswith("repository/"):
         return f"docs/{uri}"
     path = uri.removeprefix("repository/")

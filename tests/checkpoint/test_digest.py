@@ -117,7 +117,7 @@ def test_a_state_is_left_as_it_was():
 
 
 def test_it_is_that_of_all_releases():
-    """Checkpoints of older releases are compared with it: XXH3-128 and SHA-256 of what `docs/exactness.md` says."""
+    """Compared with checkpoints of older releases: XXH3-128 and SHA-256 as in `docs/trust/exactness.md`."""
     value = {"b": torch.arange(4.0), "a": ["x", 2, 0.5, None, True, b"y"], "n": np.array([1, 2], np.uint32)}
     assert tree_digest(value) == "04e07cc6a5cb3f89bb62e2287baae7fd5cf15bddaeae1a85be1158c6507a9089"
 

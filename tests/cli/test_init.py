@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import select
 import subprocess
 import sys
@@ -224,15 +225,15 @@ def test_comments_say_where_to_read_on(surveys: dict[str, tuple[Path, Survey]]) 
     _, found = surveys["rated"]
     plan = starter.plan(found, "kto", "o/m", full=False, teacher=None, lengths=[], source="rows")
     text = starter.to_yaml(plan, found, name="first", model="o/m", sources=["rated.jsonl"])
-    anchors = {part.split()[0].strip("),.:") for part in text.split("docs/recipe.md#")[1:]}
-    headings = {
-        line.removeprefix("## ").replace(".", "")
-        for line in (Path(__file__).parents[2] / "docs/recipe.md").read_text("utf-8").splitlines()
-        if line.startswith("## ")
+    links = set(re.findall(r"docs/reference/recipe/(\w+\.md(?:#\w+)?)", text))
+    pages = {
+        f"{path.name}{anchor}"
+        for path in (Path(__file__).parents[2] / "docs/reference/recipe").glob("*.md")
+        for anchor in ("", *("#" + name.replace(".", "") for name in re.findall("^## (.+)$", path.read_text(), re.M)))
     }
 
-    assert anchors >= {"model", "data", "adapter", "training", "trainingkto", "chunks", "evaluation", "resources"}
-    assert anchors <= headings
+    assert links >= {"model.md", "data.md", "adapter.md", "training.md", "training.md#trainingkto", "chunks.md"}
+    assert links <= pages
     assert "kto: {undesirable_weight: 2.00}" in text, "200 good answers and 100 bad ones count alike"
 
 

@@ -1,1 +1,1 @@
-"""Symptoms that users of other tools report, each reproduced, and shown absent here; see `docs/demands.md`."""
+"""Symptoms that users of other tools report, each reproduced, and absent here: `docs/internals/demands.md`."""

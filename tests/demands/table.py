@@ -1,4 +1,4 @@
-"""The demands as a page: `python -m tests.demands.table docs/demands.md` (`make docs`)."""
+"""The demands as a page: `python -m tests.demands.table docs/internals/demands.md` (`make docs`)."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def markdown() -> str:
         reports = ", ".join(f"[{short(issue)}]({issue})" for issue in demand.issues)
         upstream = f"**{demand.kind}**{demand.upstream.removeprefix(demand.kind)}"
         baton = demand.baton[0].upper() + demand.baton[1:]
-        cells = [reports, demand.symptom, upstream, baton, f"[{demand.module}](../tests/demands/{demand.module})"]
+        cells = [reports, demand.symptom, upstream, baton, f"[{demand.module}](../../tests/demands/{demand.module})"]
         lines.append(f"| {' | '.join(cells)} |")
     counts = {kind: sum(demand.kind == kind for demand in demands()) for kind in KINDS}
     total = f"{sum(counts.values())} symptoms: " + ", ".join(f"{count} {kind}" for kind, count in counts.items()) + "."

@@ -1,4 +1,4 @@
-"""`docs/demands.md` is what the tests say of themselves, and each of them has both halves."""
+"""`docs/internals/demands.md` is what the tests say of themselves, and each of them has both halves."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from tests.demands.table import ADDRESS, KINDS, Demand, demands, markdown
 
-PAGE = Path(__file__).parents[2] / "docs/demands.md"
+PAGE = Path(__file__).parents[2] / "docs/internals/demands.md"
 
 
 def test_the_page_is_what_the_docstrings_say() -> None:

@@ -99,7 +99,7 @@ def test_recipes_of_tutorials_load(path: Path, tmp_path: Path) -> None:
 def test_the_page_says_how_kfp_takes_a_name_for_a_text(name: str) -> None:
     from kfp.cli.utils.parsing import parse_parameter_value
 
-    page = (ROOT / "docs/kubeflow.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/guides/run-on-kubeflow.md").read_text(encoding="utf-8")
     (written,) = re.findall(r"`'run_name=(\S+)'`", page)
     (argument,) = shlex.split(f"'run_name={written.replace('20261125', name)}'")
     assert parse_parameter_value(argument.partition("=")[2]) == name

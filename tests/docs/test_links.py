@@ -1,4 +1,4 @@
-"""Links and anchors of all Markdown lead somewhere, and every page of docs/ can be found from the site's navigation."""
+"""All links and anchors of Markdown resolve; each page of docs/ is in the navigation or in internals/index.md."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)|(?:href|src)=\"([^\"]+)\"|\]\(([^)\s
 FENCE = re.compile(r"^(?P<indent> *)(?P<marks>```+|~~~+).*?^ *(?P=marks) *$", re.MULTILINE | re.DOTALL)
 CODE = re.compile(r"(`+)(?!`).+?(?<!`)\1(?!`)", re.DOTALL)
 HEADING = re.compile(r"^#{1,6} +(.+?) *#* *$", re.MULTILINE)
-MENTION = re.compile(r"(?<![\w/.-])docs/[\w/-]+\.(?:md|json|yaml|svg|png)")
+MENTION = re.compile(r"(?<![\w/.-])docs/(?:[\w/-]+\.(?:md|json|yaml|svg|png)|reference/recipe\b)")
 ELSEWHERE = re.compile(r"^[a-z][a-z0-9+.-]*:")
 
 
@@ -78,15 +78,20 @@ def test_links_lead_somewhere(path: str) -> None:
     "planted",
     [
         "[a](nowhere.md)",
-        "[a](recipe.md#nowhere)",
+        "[a](trust/signing.md#nowhere)",
         "[a](#nowhere)",
         "![a](pictures/nowhere.svg)",
-        "[![a](no.svg)](recipe.md)",
+        "[![a](no.svg)](trust/signing.md)",
     ],
 )
 def test_a_link_that_leads_nowhere_is_noticed(planted: str) -> None:
     assert len(_broken("docs/planted.md", f"# Here\n\n{planted}, `[b](code.md)`\n\n```\n[c](code.md)\n```\n")) == 1
-    assert _broken("docs/planted.md", "# Here, and `there`\n\n[a](#here-and-there) [b](recipe.md#exportgguf)\n") == []
+    assert (
+        _broken(
+            "docs/planted.md", "# Here, and `there`\n\n[a](#here-and-there) [b](trust/signing.md#auditing-a-chunk)\n"
+        )
+        == []
+    )
 
 
 def test_files_that_code_and_messages_name_are_there() -> None:
@@ -97,7 +102,7 @@ def test_files_that_code_and_messages_name_are_there() -> None:
         for source in (ROOT / folder).glob(f"**/*.{suffix}")
         for path in MENTION.findall(source.read_text(encoding="utf-8"))
     }
-    assert ("baton/cli/options.py", "docs/recipe.md") in named
+    assert ("baton/cli/options.py", "docs/reference/recipe") in named
     assert sorted(item for item in named if not (ROOT / item[1]).exists()) == []
 
 
@@ -124,13 +129,22 @@ def test_every_page_is_in_the_navigation() -> None:
     listed = Counter(_pages_of(yaml.load(_text("mkdocs.yml"), _Navigation)["nav"]))
     assert [page for page, times in listed.items() if times > 1] == []
     pages = {path.removeprefix("docs/") for path in PAGES if path.startswith("docs/")}
-    inside = {page for page in listed if page != "index.md" and not page.startswith("repository/")}
-    missing = [f"docs/{page} is not in the nav of mkdocs.yml" for page in sorted(pages - inside)]
-    assert missing + [f"the nav of mkdocs.yml has {page}, which is not there" for page in sorted(inside - pages)] == []
+    for folder in ("internals", "internals/decisions"):  # off the navigation: each index lists its folder
+        links = {link.partition("#")[0] for link in _links(_text(f"docs/{folder}/index.md"))}
+        listed.update(posixpath.normpath(f"{folder}/{link}") for link in links if not link.startswith(".."))
+    listed["internals/index.md"] += 1
+    inside = {page for page in listed if not page.startswith("repository/")}
+    missing = [
+        f"docs/{page} is not in the nav of mkdocs.yml, nor in docs/internals/index.md"
+        for page in sorted(pages - inside)
+    ]
+    assert missing + [f"{page} is listed, and not there" for page in sorted(inside - pages)] == []
     for page in listed:
         assert not page.startswith("repository/") or (ROOT / page.removeprefix("repository/")).exists()
 
 
-def test_llms_txt_names_every_page() -> None:
+def test_llms_txt_names_every_page_but_decision_records() -> None:
     named = {link.partition("#")[0] for link in _links(_text("llms.txt"))}
-    assert sorted(path for path in PAGES if path.startswith("docs/") and path not in named) == []
+    records = "docs/internals/decisions/0"
+    pages = {path for path in PAGES if path.startswith("docs/") and not path.startswith(records)}
+    assert sorted(pages - named) == []

@@ -1,4 +1,4 @@
-"""The tests that docs/security.md names for its threats are there; each row names one or says that there is none."""
+"""Tests named by docs/trust/security.md exist; each threat names one, or has none."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CELL = re.compile(r"(?<!\\)\|")
 
 
 def _section() -> str:
-    text = (ROOT / "docs/security.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/trust/security.md").read_text(encoding="utf-8")
     return text.partition("\n## Who may what\n")[2].partition("\n## ")[0]
 
 

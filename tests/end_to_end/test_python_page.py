@@ -1,4 +1,4 @@
-"""docs/python.md: its examples run as they stand there, one after the other, in a folder with the files they name."""
+"""Examples of docs/reference/python.md, run unchanged and in order in a folder with their files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def examples(page: Path) -> list[str]:
 
 @pytest.mark.slow
 def test_its_examples_run(tmp_path: Path) -> None:
-    blocks = examples(ROOT / "docs" / "python.md")
+    blocks = examples(ROOT / "docs/reference/python.md")
     assert len(blocks) > 6
     (tmp_path / "my.yaml").write_text(RECIPE, encoding="utf-8")
     (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "a", "completion": "b"}) + "\n", encoding="utf-8")

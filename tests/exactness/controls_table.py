@@ -1,4 +1,4 @@
-"""The negative controls as a page: `python -m tests.exactness.controls_table docs/controls.md` (`make docs`)."""
+"""Negative controls as a page: `python -m tests.exactness.controls_table docs/internals/controls.md` (`make docs`)."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ INTRODUCTION = """\
 <!-- Written by `make docs` from tests/exactness/controls.py; edit that file instead. -->
 
 A comparison that cannot fail proves nothing. So each cell of [the matrix](matrix.md) has negative controls, one for
-each part of the [state](exactness.md#the-state-digest): a chunk resumes in the middle of the run from a copy of its
-checkpoint without that part (with half of each weight), and must come to something else than the chunk that restores
-everything, outside of it:
+each part of the [state](../trust/exactness.md#the-state-digest): a chunk resumes in the middle of the run from a copy
+of its checkpoint without that part (with half of each weight). Its result must differ outside of that part from the
+chunk that restores everything:
 
 - weights where optimizer, scheduler, scaler, random state, position (with the log's running sums, which are of later
   steps) or the method's state is left out;

@@ -1,4 +1,4 @@
-"""The matrix as a page: `python -m tests.exactness.matrix_table docs/matrix.md` (`make docs`)."""
+"""The matrix as a page: `python -m tests.exactness.matrix_table docs/internals/matrix.md` (`make docs`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gallery's page, and the memory in its headers: `python -m tests.gallery docs/gallery.md` (`make docs`)."""
+"""The gallery's page, and the memory in its headers: `python -m tests.gallery docs/guides/recipes.md` (`make docs`)."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ AFTER = """
   bits of one, and the export must be loaded by `from_pretrained`. What needs CUDA is off there: 4 and 8 bits, 16-bit
   precision, flash attention; so are `torch.compile`, and evaluation and gate but in the retraining. `make test` runs
   two of them, `make test-all` all.
-- The configurations ([tests/gallery/configs](../tests/gallery/configs/README.md)) were written down from public
+- The configurations ([tests/gallery/configs](../../tests/gallery/configs/README.md)) were written down from public
   sources; each comes to the published number of weights, to the last one.
 - Names of models and data sets, their licences, and which are gated were looked up in public sources, not at the hub
   itself. Licences change; read the pages before you train.
@@ -91,7 +91,7 @@ def _row(path: Path, memory: str) -> str:
     base = recipe.model.base or f"{recipe.model.from_scratch.architecture} from scratch"  # type: ignore[union-attr]
     data = "; ".join(f"`{name}`" for name in dict.fromkeys(map(_short, recipes.sources(recipe))))
     cells = [
-        f"[{path.stem}](../pipelines/recipes/gallery/{path.name})",
+        f"[{path.stem}](../../pipelines/recipes/gallery/{path.name})",
         f"`{base}`" if recipe.model.base else base,
         method(recipe),
         about["gpu"],

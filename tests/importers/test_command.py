@@ -41,7 +41,7 @@ def test_prints_the_recipe_without_a_file(folder: Path):
     done = baton("axolotl", "axolotl/dpo.yml")
 
     assert done.exit_code == 0
-    assert done.stdout.startswith("# Made from axolotl's dpo.yml by `baton import`; see docs/recipe.md.\n")
+    assert done.stdout.startswith("# Made from axolotl's dpo.yml by `baton import`; see docs/reference/recipe.\n")
     (folder / "printed.yaml").write_text(done.stdout, encoding="utf-8")
     assert load.load("printed.yaml").training.method == "dpo"
     assert "said elsewhere, with no effect on what is learned:" in done.stderr

@@ -1,4 +1,4 @@
-"""`docs/benchmarks.md`: what `make bench ARGS="--publish"` makes of figures."""
+"""`docs/trust/benchmarks.md`: what `make bench ARGS="--publish"` makes of figures."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ def _document(name: str, row: Row) -> dict[str, Any]:
 
 def test_rows_are_kept_until_they_are_measured_anew(tmp_path: Path) -> None:
     (tmp_path / "pictures").mkdir()
+    (tmp_path / "trust").mkdir()
     lines = {"ours": [(30.0, 80.0), (60.0, 90.0)], "script": [(30.0, 40.0), (60.0, 55.0)]}
     first = Row(
         title="useful steps",
@@ -41,17 +42,17 @@ def test_rows_are_kept_until_they_are_measured_anew(tmp_path: Path) -> None:
     published.publish(_document("goodput", first), tmp_path)
     published.publish(_document("boundary", second), tmp_path)
 
-    page = (tmp_path / "benchmarks.md").read_text(encoding="utf-8")
+    page = (tmp_path / "trust" / "benchmarks.md").read_text(encoding="utf-8")
     assert "| stall | 0.50 s (0.25–1) | script 5 s (5–5) | 10× (5–20) | ≥ 20× | **no** |" in page
     assert "| extra \\| all | 2% |  |  | ≤ 3.5 % | yes |" in page
     assert "S3 to memory. 8 M." in page
     assert page.index("## boundary") < page.index("## goodput"), "in the order in which they are measured"
     for picture in ("bench-goodput-kills", "bench-boundary-split"):
-        assert f"(pictures/{picture}.svg)" in page
+        assert f"(../pictures/{picture}.svg)" in page
         ET.parse(tmp_path / "pictures" / f"{picture}.svg")
 
     published.publish(_document("goodput", Row(title="useful steps", conditions="killed twice", figures=[])), tmp_path)
-    page = (tmp_path / "benchmarks.md").read_text(encoding="utf-8")
+    page = (tmp_path / "trust" / "benchmarks.md").read_text(encoding="utf-8")
     assert "Killed twice." in page
     assert "| stall |" not in page
     assert "## boundary" in page, "other rows stay"
