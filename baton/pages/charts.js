@@ -33,7 +33,10 @@
 
   // Every second label at most, so that none covers its neighbour.
   const everyTick = (u, values, axis, space, step) => values.map(tick);
-  const decades = (u, values) => values.map(value => (value > 0 && Number.isInteger(+Math.log10(value).toFixed(6)) ? tick(value) : null));
+  const powers = base => (u, values) => values.map(value => {
+    const power = Math.log(value) / Math.log(base);
+    return value > 0 && Math.abs(power - Math.round(power)) < 1e-6 ? tick(value) : null;
+  });
 
   function marks(plot) {
     return u => {
@@ -93,12 +96,12 @@
       width, height: plot.height,
       padding: [texts ? 20 : 10, 14, 0, 0],
       scales: {
-        x: {time: false, distr: plot.logX ? 3 : 1, range: (u, low, high) => (u.zoomed || plot.logX ? [low, high] : [Math.min(0, low), Math.max(high, plot.end ?? high) || 1])},
+        x: {time: false, distr: plot.logX ? 3 : 1, log: plot.logX || 10, range: (u, low, high) => (u.zoomed || plot.logX ? [low, high] : [Math.min(0, low), Math.max(high, plot.end ?? high) || 1])},
         y: {distr: log ? 3 : 1, ...(plot.fromZero && !log ? {range: (u, low, high) => [Math.min(0, low), (high || 1) * 1.08]} : {})},
       },
       axes: [
-        {...axis(plot.x), values: plot.logX ? decades : everyTick, space: 64, size: 34},
-        {...axis(plot.y), values: log ? decades : everyTick, size: 56},
+        {...axis(plot.x), values: plot.logX ? powers(plot.logX) : everyTick, space: 64, size: 34},
+        {...axis(plot.y), values: log ? powers(10) : everyTick, size: 56},
       ],
       series: [
         {label: plot.x, value: (u, value) => format(value)},

@@ -76,7 +76,7 @@ class Plot:
     end: float | None = None  # of the x-axis, where it goes beyond the curves
     marks: Sequence[Mark] = ()
     bands: Sequence[tuple[float, float]] = ()  # shaded from one x to another
-    log_x: bool = False
+    log_x: Literal[0, 2, 10] = 0  # base of a logarithmic axis
     log_y: bool = False
     from_zero: bool = False
     height: int = 320

@@ -151,7 +151,7 @@ def _plot(test: LearningRate, spec: LRFind) -> Plot | None:
             Curve(name="smoothed", points=points(smoothed), width=2),
         ],
         x="learning rate",
-        log_x=True,
+        log_x=10,
         marks=[Mark(at=test.learning_rate, text=f"{test.learning_rate:.2g}", color="orange")],
         height=380,
     )
