@@ -286,7 +286,7 @@ class LocalRun:
                 containers=containers,
             )
         except KeyboardInterrupt:
-            page.write(is_interrupted=True)
+            page.write(is_stopped=True)
             raise
         return self.result()
 

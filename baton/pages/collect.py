@@ -19,6 +19,7 @@ from baton.runs import documents, lineage
 from baton.runs.outcomes import EvaluationResult, ExportedModel, Figures, JudgedLine, RunFailure
 from baton.runs.plan import Plan
 from baton.runs.run import Run
+from baton.tracking.servers import mlflow_url
 
 logger = logging.getLogger("baton")
 
@@ -84,14 +85,15 @@ class RunReport:
     family: lineage.Family = field(default_factory=dict)
     failure: RunFailure | None = None
     as_of: str = ""  # time of a page that was written before the run's end; empty afterwards
-    is_interrupted: bool = False  # by Ctrl-C, say: nothing trains now
+    is_stopped: bool = False  # by Ctrl-C, say: nothing trains now
     is_local: bool = False  # whether the page is written again at each checkpoint, as on this machine
     has_quality_page: bool = False
+    mlflow_url: str | None = None  # of the tracking run's page
 
     @property
     def is_live(self) -> bool:
         """Whether the run still goes on, as far as this page knows."""
-        return bool(self.as_of) and not (self.failure or self.is_interrupted)
+        return bool(self.as_of) and not (self.failure or self.is_stopped)
 
     @property
     def is_bare(self) -> bool:
@@ -99,11 +101,11 @@ class RunReport:
         return self.failure is not None and not self.recipe_yaml
 
     @property
-    def state(self) -> Literal["succeeded", "rejected", "failed", "cancelled", "training", "interrupted"]:
+    def state(self) -> Literal["succeeded", "rejected", "failed", "cancelled", "training", "stopped"]:
         if self.failure:
             return "cancelled" if self.failure.is_cancelled else "failed"
         if self.as_of:
-            return "interrupted" if self.is_interrupted else "training"
+            return "stopped" if self.is_stopped else "training"
         if not (self.plan and self.newest and (self.newest.finished or self.steps >= self.plan.num_steps)):
             return "failed"
         gate = self.evaluation.gate if self.evaluation else None
@@ -261,6 +263,7 @@ def collect(run: Run, failure: RunFailure | None = None, **state: Any) -> RunRep
         family={} if state else _family(run),  # which reads the other runs of the store
         failure=failure,
         has_quality_page=run.storage.exists(run.path(quality_page.PAGE)),
+        mlflow_url=mlflow_url(run, recipe),
         **state,
     )
 

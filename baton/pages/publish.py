@@ -42,7 +42,7 @@ def write_report(run_uri: str) -> dict[str, str]:
     return {"report_uri": uri, "html": html if run.recipe().tracking.cards == "rows" else render(without_texts(report))}
 
 
-def write_progress(run_uri: str, *, is_interrupted: bool = False, is_local: bool = False) -> str:
+def write_progress(run_uri: str, *, is_stopped: bool = False, is_local: bool = False) -> str:
     """Writes the page of a run that has not ended, and returns it as Kubeflow may show it.
 
     A chunk that is done does not fail because its page cannot be written: the page then says so.
@@ -51,7 +51,7 @@ def write_progress(run_uri: str, *, is_interrupted: bool = False, is_local: bool
 
     run = Run.open(run_uri)
     try:
-        report = collect(run, as_of=now(), is_interrupted=is_interrupted, is_local=is_local)
+        report = collect(run, as_of=now(), is_stopped=is_stopped, is_local=is_local)
         if report.evaluation is None:  # the page of a run that has ended stays
             run.storage.write(run.path("report.html"), render(report).encode())
         return render(report if run.recipe().tracking.cards == "rows" else without_texts(report))
@@ -77,10 +77,10 @@ class LivePage:
                 self.write()
                 self._next = time.monotonic() + (time.monotonic() - began) / self.SHARE
 
-    def write(self, *, is_interrupted: bool = False) -> None:
+    def write(self, *, is_stopped: bool = False) -> None:
         with contextlib.suppress(BatonError):  # training goes on, and ends with a page
             if Run.open(self._run_uri).read(RunInfo):
-                write_progress(self._run_uri, is_interrupted=is_interrupted, is_local=True)
+                write_progress(self._run_uri, is_stopped=is_stopped, is_local=True)
 
 
 def publish(run: Run, report: RunReport, status: tracking_run.Ended) -> tuple[str, str]:

@@ -304,7 +304,7 @@ def render(report: RunReport) -> str:
 def verdict(report: RunReport, proof: ResumeProof) -> tuple[str, str]:
     """Returns the page's tone (good, warn, bad) and the sentence that sums the run up."""
     loss_tone, loss = loss_clause(report.figures("before"), report.figures("after"))
-    if report.state in ("training", "interrupted"):
+    if report.state in ("training", "stopped"):
         return ("good" if report.is_live else "warn"), _progress(report)
     if report.state in ("failed", "cancelled"):
         logged = [int(entry["step"]) for entry in report.losses[-1:]]
@@ -329,13 +329,13 @@ def verdict(report: RunReport, proof: ResumeProof) -> tuple[str, str]:
 def _progress(report: RunReport) -> str:
     planned = max([*report.targets, report.steps])
     if not planned:
-        return "Preparing the data." if report.is_live else "Interrupted before the first step."
+        return "Preparing the data." if report.is_live else "Stopped before the first step."
     chunk = sum(end <= report.steps for end in report.targets) + 1
     if chunk > len(report.targets):
-        what = "Trained" if report.is_live else "Interrupted after training"
+        what = "Trained" if report.is_live else "Stopped after training"
         place = f"all {count(planned, 'step')}"
     else:
-        what = "Training" if report.is_live else "Interrupted"
+        what = "Training" if report.is_live else "Stopped"
         place = f"step {report.steps:,} of {planned:,}, chunk {chunk} of {len(report.targets)}"
     losses = plots.series(report.losses, "loss")
     return f"{what}: {place}{f'; loss {number(losses[-1][1])}' if losses else ''}."

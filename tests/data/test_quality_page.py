@@ -138,7 +138,7 @@ def test_truncation(action: str, over: int, share: float, packing: bool, verdict
 
 def test_before_the_rows_are_tokenized(tmp_path: Any):
     text = read(render(collected(tmp_path, {}, None))).text
-    assert "It is known once the rows are tokenized." in text
+    assert "Known once the rows are tokenized." in text
     assert "Length of the rows" in text
 
 

@@ -58,8 +58,8 @@ def test_the_page_of_a_chunk_is_the_runs_so_far(trained: Run) -> None:
 
 
 def test_a_run_that_was_interrupted_says_so(trained: Run) -> None:
-    LivePage(trained.uri).write(is_interrupted=True)
-    assert "Interrupted: step" in read(Path(trained.uri, "report.html").read_text()).text
+    LivePage(trained.uri).write(is_stopped=True)
+    assert "Stopped: step" in read(Path(trained.uri, "report.html").read_text()).text
 
 
 def test_each_checkpoint_brings_the_page_up_to_date(trained: Run, tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_each_checkpoint_brings_the_page_up_to_date(trained: Run, tmp_path: Path
         step=1, uri=f"{page.parent}/checkpoints/step-00000001", digest="", bytes=0, seconds={}
     )
     live.heard(event)
-    assert "reload it" in read(page.read_text()).text
+    assert "Reload the page after the next checkpoint" in read(page.read_text()).text
     page.unlink()
     live.heard(event)
     assert not page.exists(), "not within moments: training has the time"

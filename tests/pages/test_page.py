@@ -67,6 +67,14 @@ def test_loss_has_evaluations_chunks_and_interruptions(full_report: Any) -> None
     assert {"learning rate", "gradient norm", "tokens per second"} <= {plot["y"] for plot in page.plots}
 
 
+def test_pages_elsewhere_are_links(full_report: Any) -> None:
+    report = replace(
+        full_report(), mlflow_url="https://mlflow.example/#/experiments/1/runs/0f3a", has_quality_page=True
+    )
+    assert read(render(report)).links == ["https://mlflow.example/#/experiments/1/runs/0f3a", "data-quality.html"]
+    assert read(render(full_report())).links == []
+
+
 def test_a_long_curve_has_a_smoothed_one_in_front(full_report: Any) -> None:
     curves = read(render(full_report(num_steps=2000))).curves("loss")
     raw, smooth = ([y for _, y in curves[name][-100:]] for name in ("training", "training, smoothed"))
@@ -88,8 +96,8 @@ def test_a_run_that_still_trains_has_its_page(full_report: Any) -> None:
     assert "Training: step 60 of 240, chunk 2 of 4; loss" in page.text
     assert "As of 2026-11-21 03:00 UTC" in page.text
     assert "The run failed" not in page.text
-    stopped = read(render(replace(report, is_interrupted=True))).text
-    assert "Interrupted: step 60 of 240, chunk 2 of 4; loss" in stopped
+    stopped = read(render(replace(report, is_stopped=True))).text
+    assert "Stopped: step 60 of 240, chunk 2 of 4; loss" in stopped
     begun = replace(report, plan=None, newest=None, log=(), proof=(), attempts=())
     assert "Preparing the data." in read(render(begun)).text
     assert "No loss was logged yet." in read(render(begun)).text
@@ -167,6 +175,7 @@ def test_hostile_text_stays_text(full_report: Any, proof_entry: Any) -> None:
         evaluation=EvaluationResult(samples=[dict.fromkeys(full.evaluation.samples[0], hostile)]),
         stages={hostile: 2.1, **full.stages},
         tracking=TrackingRun(mlflow="javascript:alert(1)", run_id=hostile),
+        mlflow_url="javascript:alert(1)",
         newest=full.newest.model_copy(update={"fingerprint": Fingerprint(python=hostile)}),
     )
     report.proof[1] = proof_entry(120, 60, digest=hostile, uri=hostile, checked={hostile: hostile})
