@@ -9,6 +9,9 @@ STAMP := $(VENV)/.baton-setup
 # The pip that Python 3.11 brings takes half as long again. Bytecode is compiled by all cores at once, below, and
 # never left to the first import: where PYTHONDONTWRITEBYTECODE is set, every stage would import for twice as long.
 PIP_VERSION := 26.3
+# `make setup TORCH=cpu` takes torch's CPU build, from TORCH_INDEX or torch's own index.
+TORCH ?=
+TORCH_INDEX ?=
 RECIPE ?= pipelines/recipes/quickstart.yaml
 ARGS ?=
 
@@ -24,7 +27,7 @@ WORKERS ?= 3
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: $(STAMP) ## Make .venv from requirements.lock and install Baton into it (nothing to do when up to date)
+setup: $(STAMP) ## Make .venv from requirements.lock with Baton in it, once (TORCH=cpu: no CUDA, TORCH_INDEX=a mirror)
 
 $(STAMP): requirements.lock pyproject.toml
 	@if ! [ -x $(PY) ]; then \
@@ -38,9 +41,8 @@ $(STAMP): requirements.lock pyproject.toml
 	@$(PY) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { \
 	    echo "make setup: $(VENV) holds $$($(PY) -V), Baton needs Python 3.11. Remove $(VENV) and try again." >&2; exit 1; }
 	@$(PY) -m pip --version >/dev/null 2>&1 || $(PY) -m ensurepip
-	@echo "Installing requirements.lock into $(VENV); the first time this takes a few minutes."
 	@$(PY) -m pip install -qq "pip==$(PIP_VERSION)"
-	@$(PY) -m pip install -qq --no-compile -r requirements.lock
+	@TORCH=$(TORCH) TORCH_INDEX=$(TORCH_INDEX) $(PY) tools/install.py requirements.lock
 	@$(PY) -m compileall -q -j 0 $(VENV)/lib/python3.11/site-packages >/dev/null 2>&1 || true  # templates do not compile
 	@$(PY) -m pip install -qq --no-deps --no-build-isolation -e .
 	@HF_HUB_OFFLINE=1 $(PY) -m baton.train.lazy_imports  # else each process looks it up: half a second

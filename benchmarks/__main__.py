@@ -78,7 +78,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help="a tiny model and few rounds, to see that it works")
     parser.add_argument("--only", action="append", choices=list(rows.ALL), help="this row alone; may be repeated")
     parser.add_argument("--rounds", type=int, help="times that each side is measured, in turn (5)")
-    parser.add_argument("--publish", action="store_true", help="also put the figures into docs/trust/benchmarks.md")
+    parser.add_argument(
+        "--publish",
+        action="store_true",
+        help="also write them into the docs",
+    )
     parser.add_argument("--json", default="build/bench.json", help="where the figures are written (%(default)s)")
     parser.add_argument("--parameters", choices=list(SIZES), default="77m", help="size of the model (%(default)s)")
     parser.add_argument(

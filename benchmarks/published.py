@@ -1,6 +1,8 @@
-"""`docs/trust/benchmarks.md`: newest figures of each row, with machine, versions and charts.
+"""Benchmarks in the docs: a short page of main figures, and a long one of all of them.
 
-The figures are kept beside the page, in `benchmarks.json`, so that rows can be measured one at a time.
+Figures are kept in `docs/internals/benchmarks.json`, so that rows can be measured one at a time.
+
+python -m benchmarks.published   # writes both pages again from those figures
 """
 
 from __future__ import annotations
@@ -21,26 +23,40 @@ from tests.support import pictures
 from tests.support.pictures import picture
 
 DOCS = Path(__file__).parents[1] / "docs"
+FIGURES = "internals/benchmarks.json"
 COLORS = [pictures.COLORS[name] for name in ("blue", "orange", "green", "purple", "amber", "sky", "grey", "ink")]
 LIBRARIES = ("torch", "transformers", "trl", "peft", "datasets", "obstore")
 
-HEAD = """# Benchmarks
+HEAD = """# Benchmarks, all figures
 
-Written by `make bench ARGS="--publish"`, which measures Baton beside a plain TRL script that does the same, or beside
-what the machine or the server allows, in turn and in one run. A cell is the median of all rounds with the least and
-the greatest. Goals that were missed stand here as well.
+<!-- Written by `make bench ARGS="--publish"`. -->
+
+Baton against a plain TRL script that does the same, or against the limit of machine and server. Both sides run in turn.
+Cells hold the median of all rounds, with least and greatest. [Benchmarks](../trust/benchmarks.md) has the main figures.
 
 """
+MAIN = {  # row and figure → its name on the short page
+    ("boundary", "chunk boundary", "script"): "gap between two chunks",
+    ("imports", "start to first step", "script"): "start of a process to its first step",
+    ("restore", "the same, as a chunk waits for it", "script"): "wait for a checkpoint of 925 MB",
+    ("restart", "from its end to the next one's first step", "fresh"): "lost process to the next one's first step",
+    ("goodput", "goodput, a kill every 30 s", "script"): "goodput, a kill every 30 s",
+    ("goodput", "goodput, a kill every 60 s", "script"): "goodput, a kill every 60 s",
+    ("save-stall", "stall per checkpoint", "script"): "stall per checkpoint of 925 MB",
+    ("save-stall", "extra time per step", "script"): "extra time per step, a checkpoint every 8 steps",
+    ("memory", "the same", "script"): "peak host memory",
+    ("tokenize", "speed", "SFTTrainer"): "speed of tokenizing",
+}
 
 
 def publish(document: Mapping[str, Any], folder: Path = DOCS) -> None:
-    """Puts the rows of a benchmark in the place of earlier ones, and writes the page and its pictures.
+    """Replaces rows of earlier benchmarks, and writes pages and charts.
 
     Args:
-        document: What `python -m benchmarks` writes as JSON.
-        folder: The folder of the docs: the page and its figures go to `trust/`, charts to `pictures/`.
+        document: JSON of `python -m benchmarks`.
+        folder: The folder of the docs.
     """
-    path = folder / "trust" / "benchmarks.json"
+    path = folder / FIGURES
     known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     about = {key: document[key] for key in ("created", "machine", "server")}
     about["versions"] = {name: document["versions"][name] for name in LIBRARIES if name in document["versions"]}
@@ -48,17 +64,52 @@ def publish(document: Mapping[str, Any], folder: Path = DOCS) -> None:
     known |= {name: {"about": about, **row} for name, row in document["rows"].items()}
     known = {name: known[name] for name in rows.ALL if name in known}
     path.write_text(json.dumps(known, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    path.with_suffix(".md").write_text(page(known), encoding="utf-8")
+    write(known, folder)
+
+
+def write(known: Mapping[str, Any], folder: Path = DOCS) -> None:
+    """Writes pages and charts of figures."""
+    for name, text in pages(known).items():
+        (folder / name).write_text(text, encoding="utf-8")
     for name, row in known.items():
         for end, chart in row["charts"].items():
             drawn = picture(f"{name}-{end}", chart["title"], partial(_plot, chart))
             (folder / "pictures" / f"bench-{name}-{end}.svg").write_text(drawn, encoding="utf-8")
 
 
-def page(known: Mapping[str, Any]) -> str:
-    """Returns the page in Markdown."""
+def pages(known: Mapping[str, Any]) -> dict[str, str]:
+    """Returns both pages in Markdown, by path below the docs."""
     contents = "\n".join(f"- [{row['title']}](#{name})" for name, row in known.items())
-    return f"{HEAD}{contents}\n" + "".join(_section(name, row) for name, row in known.items())
+    every = f"{HEAD}{contents}\n" + "".join(_section(name, row) for name, row in known.items())
+    return {"trust/benchmarks.md": _overview(known), "internals/benchmarks.md": every}
+
+
+def _overview(known: Mapping[str, Any]) -> str:
+    lines = []
+    for (name, what, other), title in MAIN.items():
+        for figure in known[name]["figures"] if name in known else ():
+            if (figure["what"], figure["other"]) == (what, other):
+                plain = {**figure, "what": f"[{title}](../internals/benchmarks.md#{name})"}
+                lines.append(_line(plain))
+    machine = next(iter(known.values()))["about"]["machine"]
+    kills = "![Goodput under kill -9](../pictures/bench-goodput-kills.svg)\n\n" if "goodput" in known else ""
+    return f"""# Benchmarks
+
+<!-- Written by `make bench ARGS="--publish"`. -->
+
+Baton against a plain TRL script that does the same: same model, rows, steps and store. Measured in turn on
+{machine["processor"]}, {machine["cores"]} cores, with an S3 server on the same cores. Medians, with least and greatest.
+
+| | Baton | compared with | ratio | goal | met |
+|---|---|---|---|---|---|
+{chr(10).join(lines)}
+
+{kills}Goodput: useful steps, relative to an undisturbed run. Missed goals stay in the table. These two cores train and
+serve; a GPU host has free cores for uploads.
+
+[All figures](../internals/benchmarks.md), with conditions, versions and commits. Measure again:
+`make bench ARGS="--only boundary"`.
+"""
 
 
 def _section(name: str, row: Mapping[str, Any]) -> str:
@@ -104,7 +155,8 @@ def _plot(chart: Mapping[str, Any]) -> Drawing:
         ax.barh(list(bars), lengths, left=list(left.values()), color=color, height=0.6, label=part)
         left = {name: left[name] + length for name, length in zip(bars, lengths, strict=True)}
     for name, length in left.items():
-        ax.annotate(f" {length:.3g}", (length, name), va="center", color=pictures.INK)
+        if len(bars[name]) == 1:  # medians of parts do not add up to the median of totals, which the table has
+            ax.annotate(f" {length:.3g}", (length, name), va="center", color=pictures.INK)
     ax.grid(visible=False)
     ax.grid(axis="x")
     ax.invert_yaxis()
@@ -140,3 +192,7 @@ def _commit() -> str:
     measured = ("baton", "components", "pipelines", "benchmarks", "tests", "requirements.lock")
     changed = git("status", "--porcelain", "--", *measured).strip()
     return git("rev-parse", "--short", "HEAD").strip() + ("-dirty" if changed else "")
+
+
+if __name__ == "__main__":
+    write(json.loads((DOCS / FIGURES).read_text(encoding="utf-8")))

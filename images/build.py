@@ -8,6 +8,7 @@ goes into the image differs from it. From the environment:
 
     REGISTRY                 such as ghcr.io/me: the image is named after it and pushed; localhost when left out
     TAG                      instead of the commit's, outside a git checkout
+    TORCH_INDEX              index of torch's CPU build for the image `cpu`; torch's own when left out
     PYTHON_IMAGE, EXTRAS, PIP_EXTRA_INDEX_URL, FLASH_ATTN_WHEEL
                              build arguments; the Dockerfile says what they are
     DOCKER                   the command, docker when left out
@@ -22,10 +23,12 @@ import shutil
 import subprocess
 import sys
 import tomllib
+import urllib.request
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 OUTPUT = ROOT / "build" / "images"
+CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 PASSED_ON = ("PYTHON_IMAGE", "EXTRAS", "PIP_EXTRA_INDEX_URL", "FLASH_ATTN_WHEEL")
 DEVICES = {"cpu": {}, "gpu": {"DEVICE": "gpu", "NVIDIA_VISIBLE_DEVICES": "all"}}
 """Image → what the Dockerfile is told of it."""
@@ -51,6 +54,13 @@ def build(name: str, docker: str) -> None:
     with open(ROOT / "pyproject.toml", "rb") as file:
         version = tomllib.load(file)["project"]["version"]
     given = {key: os.environ[key] for key in PASSED_ON if os.environ.get(key)}
+    if name == "cpu" and "PIP_EXTRA_INDEX_URL" not in os.environ:
+        index = os.environ.get("TORCH_INDEX") or CPU_INDEX
+        try:
+            urllib.request.urlopen(f"{index}/torch/", timeout=20).close()
+            given["PIP_EXTRA_INDEX_URL"] = index
+        except OSError as error:
+            print(f"make images: {index} is out of reach ({error}): the image takes PyPI's torch, with CUDA on Linux.")
     labels = {"VERSION": version, "REVISION": revision, "CREATED": created}
     arguments = [
         part for key, value in (given | DEVICES[name] | labels).items() for part in ("--build-arg", f"{key}={value}")

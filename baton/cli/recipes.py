@@ -83,7 +83,7 @@ def init(
         def written(lengths: list[int]) -> tuple[starter.StarterPlan, str]:
             plan = starter.plan(survey, method, start, full=full, teacher=teacher, lengths=lengths, source=label)
             there = [_reach(source, folder) for source in found]
-            base = _reach(start, folder) if os.path.isdir(start) else start
+            base = _reach(start, folder) if os.path.exists(start) else start
             return plan, starter.to_yaml(plan, survey, name=name, model=base, sources=there)
 
         with Display(0) as display:
@@ -148,9 +148,9 @@ def _check(model: str, method: str, teacher: str | None) -> None:
             raise UserError(f"--teacher is for distillation, not for {method}.", remedy="Leave it out.")
         raise UserError("distillation learns from a teacher.", remedy="Name it: --teacher Qwen/Qwen3-8B.")
     is_path = model.startswith((".", "/", "~")) or (model.count("/") > 1 and "://" not in model)
-    if is_path and not os.path.isdir(model):
+    if is_path and not os.path.exists(model):
         near = suggest_path(model, [os.getcwd()])
-        raise UserError(f"--model {model!r} is not a folder.", remedy=f"Did you mean {near!r}?" if near else None)
+        raise UserError(f"--model {model!r} does not exist.", remedy=f"Did you mean {near!r}?" if near else None)
     if method == "distillation" and model == starter.SCRATCH:
         remedy = "Give --model a base of the teacher's family."
         raise UserError("a model from scratch has other tokens than a teacher.", remedy=remedy)

@@ -11,6 +11,7 @@ from typing import Any
 from baton import events
 from baton.errors import AbsentError, BatonError, StoreError, UserError
 from baton.local import processes
+from baton.models import gguf_file
 from baton.recipe import load
 from baton.recipe.model import Model
 from baton.recipe.recipe import Recipe
@@ -96,7 +97,7 @@ def _answer(stage: str, request: str, arguments: list[str], on_event: Callable[[
 
 def is_at_hand(model: str) -> bool:
     """Tells whether this machine has a model's tokenizer: in its folder, or in the cache of the hub's files."""
-    if os.path.isdir(model):
+    if os.path.isdir(model) or (model.endswith(gguf_file.ENDING) and os.path.isfile(model)):
         return True
     if "://" in model:
         return False

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from baton.errors import UserError, suggest
 from baton.machine import cache_dir
-from baton.models import chat, trainable, user_code, vocabulary
+from baton.models import chat, gguf_file, trainable, user_code, vocabulary
 from baton.recipe.model import FromScratch
 from baton.recipe.recipe import Recipe
+from baton.recipe.run import Store
 from baton.store import bundle
 from baton.store.storage import Storage
 
@@ -89,8 +90,13 @@ def spread_over(model: nn.Module, free: Mapping[int, int]) -> dict[str, int] | N
     return spread
 
 
-def local_model(base: str, revision: str | None = None, *, weights: bool = True) -> str:
-    """Returns a local folder with a model's files, fetched if need be; without `weights` they may be missing."""
+def local_model(base: str, revision: str | None = None, *, weights: bool = True, store: Store | None = None) -> str:
+    """Returns a local folder with a model's files, fetched if need be; without `weights` they may be missing.
+
+    A GGUF file is dequantized once for a store, else once for this machine.
+    """
+    if file := gguf_file.find(base, revision):
+        return gguf_file.local_folder(file, store, weights=weights)
     if os.path.isdir(base):
         return os.path.abspath(base)
     if "://" in base:
@@ -323,7 +329,7 @@ def build_tokenizer(
     if learned is not None:
         tokenizer = learned
     else:
-        folder = local_model(spec.base) if spec and spec.base else base
+        folder = local_model(spec.base, store=recipe.store) if spec and spec.base else base
         if folder is None:
             raise UserError("model.tokenizer is missing.", remedy="Give tokenizer: {train: …} or {base: …}.")
         if spec and spec.base:
@@ -356,4 +362,4 @@ def build_tokenizer(
 def tokenizer_identity(recipe: Recipe) -> str | None:
     """Returns the identity of the files of `model.tokenizer.base`."""
     other = recipe.model.tokenizer and recipe.model.tokenizer.base
-    return model_identity(local_model(other)) if other else None
+    return model_identity(local_model(other, store=recipe.store)) if other else None

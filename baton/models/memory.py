@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from baton.errors import UserError
-from baton.models import loading, trainable
+from baton.models import gguf_file, loading, trainable
 from baton.recipe.model import NamedModel, Tokenizer
 from baton.recipe.recipe import Recipe
 from baton.recipe.training import Training
@@ -136,6 +136,8 @@ def configuration(recipe: Recipe) -> Any:
 def _of_base(base: str, revision: str | None, trust_remote_code: bool) -> Any:
     from transformers import AutoConfig
 
+    if found := gguf_file.find(base, revision):
+        return gguf_file.configuration(found)
     if os.path.isdir(base):
         return AutoConfig.from_pretrained(base, trust_remote_code=trust_remote_code)
     if "://" not in base:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from baton.errors import ExactnessError, UserError
 from baton.models import loading, user_code
 from baton.recipe.recipe import Recipe
-from baton.recipe.run import Trust
 from baton.runs.documents import PinnedModels
 from baton.runs.run import Run
 
@@ -54,7 +53,7 @@ def fetch(recipe: Recipe) -> dict[str, str]:
     """Fetches the models that a recipe names, side by side, and returns their local folders by role."""
     named = origins(recipe)
     with ThreadPoolExecutor(max(1, len(named))) as pool:
-        return dict(zip(named, pool.map(lambda origin: _trusted(origin, recipe.trust), named.values()), strict=True))
+        return dict(zip(named, pool.map(lambda origin: _trusted(origin, recipe), named.values()), strict=True))
 
 
 def document(recipe: Recipe, folders: dict[str, str], known: PinnedModels | None = None) -> PinnedModels:
@@ -76,7 +75,7 @@ def compared(run: Run, recipe: Recipe) -> dict[str, str]:
         origin, digest, code_digest = named[role], pins.digest(role), pins.digest(f"{role}_code")
         key = (origin.base, origin.revision, digest, code_digest)
         if key not in _compared:
-            folder = _trusted(origin, recipe.trust)
+            folder = _trusted(origin, recipe)
             is_other = loading.model_identity(folder) != digest
             if is_other or (origin.runs_code and code_digest and user_code.model_digest(folder) != code_digest):
                 what = "is not the model" if is_other else "comes with other Python code than"
@@ -129,8 +128,8 @@ def check_second_model(recipe: Recipe, folders: dict[str, str]) -> None:
     require_same_tokens(recipe, tokenizer, loading.vocabulary_size(recipe, tokenizer, base), folders[role])
 
 
-def _trusted(origin: ModelOrigin, trust: Trust) -> str:
-    folder = loading.local_model(origin.base, origin.revision)
+def _trusted(origin: ModelOrigin, recipe: Recipe) -> str:
+    folder = loading.local_model(origin.base, origin.revision, store=recipe.store)
     if origin.runs_code:
-        user_code.require_model_trusted(trust, origin.setting, folder)
+        user_code.require_model_trusted(recipe.trust, origin.setting, folder)
     return folder

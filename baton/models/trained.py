@@ -85,7 +85,8 @@ def base_folder(recipe: Recipe) -> str | None:
     """Returns a local folder with the base model's files, None for a model from scratch."""
     if recipe.model.base is None:
         return None
-    return user_code.trusted_model(recipe, "model.base", loading.local_model(recipe.model.base, recipe.model.revision))
+    folder = loading.local_model(recipe.model.base, recipe.model.revision, store=recipe.store)
+    return user_code.trusted_model(recipe, "model.base", folder)
 
 
 def trained_model(

@@ -94,7 +94,7 @@
     const texts = plot.marks.some(mark => mark.text);
     return {
       width, height: plot.height,
-      padding: [texts ? 20 : 10, 14, 0, 0],
+      padding: [texts ? 20 : 10, 26, 0, 0],
       scales: {
         x: {time: false, distr: plot.logX ? 3 : 1, log: plot.logX || 10, range: (u, low, high) => (u.zoomed || plot.logX ? [low, high] : [Math.min(0, low), Math.max(high, plot.end ?? high) || 1])},
         y: {distr: log ? 3 : 1, ...(plot.fromZero && !log ? {range: (u, low, high) => [Math.min(0, low), (high || 1) * 1.08]} : {})},

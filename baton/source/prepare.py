@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from baton.checkpoint.store import CheckpointStore
 from baton.errors import DamagedError, StoreError, UserError, suggest_path
 from baton.export import exportable
-from baton.models import chat, loading, pinned, user_code
+from baton.models import chat, gguf_file, loading, pinned, user_code
 from baton.recipe import load as recipe_file
 from baton.recipe.data import OLDER
 from baton.recipe.model import Model
@@ -177,14 +177,14 @@ def _is_chat(part: Recipe, start: Model) -> bool | None:
 def _tokenizer(start: Model) -> PreTrainedTokenizerBase | None:
     """Returns the tokenizer of a recipe's first training, if it is on this machine; it runs no code."""
     origin, revision = _origin(start), None if start.tokenizer and start.tokenizer.base else start.revision
-    if origin is None or "://" in origin:
+    if origin is None or not gguf_file.is_here(origin):
         return None
     from transformers import AutoTokenizer
 
     try:
         tokenizer: PreTrainedTokenizerBase = (
-            loading.load_tokenizer(origin)
-            if os.path.isdir(origin)
+            loading.load_tokenizer(loading.local_model(origin, revision, weights=False))
+            if os.path.isdir(origin) or gguf_file.find(origin)
             else AutoTokenizer.from_pretrained(
                 origin, revision=revision, local_files_only=True, trust_remote_code=False
             )
@@ -204,6 +204,10 @@ def check_model(recipe: Recipe) -> None:
     """Checks that Transformers can build a model from scratch, and that a local tokenizer takes the changes."""
     check_rendering(recipe)
     base, spec = recipe.model.base, recipe.model.tokenizer
+    if base and "://" in base and base.endswith(gguf_file.ENDING):
+        with contextlib.suppress(StoreError):  # pods may reach a store that this machine does not
+            if file := gguf_file.find(base):
+                gguf_file.configuration(file)
     if spec and spec.changes and not spec.train and all(os.path.isdir(x) for x in (base, spec.base) if x):
         loading.build_tokenizer(recipe, base)
     if recipe.model.from_scratch:  # importing Transformers takes seconds
@@ -263,9 +267,12 @@ def _architecture(model: dict[str, Any]) -> str | None:
     """Returns Transformers' name of the model type, None where it is not known here."""
     if model["from_scratch"]:
         return str(model["from_scratch"]["architecture"])
+    base = str(model["base"])
+    if gguf_file.is_here(base) and (file := gguf_file.find(base)):
+        return str(gguf_file.configuration(file).model_type)
     try:
-        with open(os.path.join(model["base"], "config.json"), encoding="utf-8") as file:
-            return str(json.load(file).get("model_type"))
+        with open(os.path.join(base, "config.json"), encoding="utf-8") as config:
+            return str(json.load(config).get("model_type"))
     except OSError:
         return None
 
@@ -363,13 +370,17 @@ def model_path(base: str, base_dir: str, setting: str = "model.base", *, revisio
     if "://" in base:
         return None
     tried = [os.path.abspath(os.path.join(folder, os.path.expanduser(base))) for folder in (base_dir, os.getcwd())]
+    is_file = base.endswith(gguf_file.ENDING)
     for path in tried:
-        if os.path.isdir(path):
+        if os.path.isdir(path) or (is_file and os.path.isfile(path)):
             return path
-    if base.startswith((".", "/", "~")) or base.count("/") > 1:
+    # The hub's are ORGANISATION/NAME, and ORGANISATION/NAME/FILE.gguf.
+    is_id = base.count("/") == 2 if is_file else base.count("/") < 2
+    if base.startswith((".", "/", "~")) or not is_id:
         near = suggest_path(base, (base_dir, os.getcwd()))
+        kind = "file" if is_file else "folder"
         raise UserError(
-            f"{setting} {base!r} is not a folder (looked for {' and '.join(dict.fromkeys(tried))}).",
+            f"{setting} {base!r} is not a {kind} (looked for {' and '.join(dict.fromkeys(tried))}).",
             remedy=f"Did you mean {near!r}?" if near else None,
         )
     if not setting.startswith("evaluation."):  # where no revision could say that a hub id is meant

@@ -165,6 +165,19 @@ class Storage:
 
         return self._patiently(read)
 
+    def first_bytes(self, path: str, count: int) -> bytes:
+        """Returns the first bytes of an object, all of a shorter one."""
+
+        def read() -> bytes:
+            data = bytearray()
+            for block in self.client.blocks(path):
+                data += block
+                if len(data) >= count:
+                    break
+            return bytes(data[:count])
+
+        return self._patiently(read)
+
     def write(self, path: str, data: bytes) -> None:
         self._patiently(lambda: self.client.write(path, data))
 

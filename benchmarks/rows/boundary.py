@@ -12,7 +12,7 @@ from benchmarks.table import Chart, Row, keep, share
 from benchmarks.theirs import Theirs
 
 NAME = "boundary"
-TITLE = "from the last step of one chunk to the first of the next, each in a fresh process"
+TITLE = "gap between two chunks, each a fresh process"
 TARGET, STEPS = 2, 4
 
 
@@ -42,7 +42,7 @@ def measure(bench: Bench, ours: Ours, theirs: Theirs) -> Row:
     seconds = {"unit": "s"}
     return Row(
         title=TITLE,
-        conditions=f"{size}; one torch thread on each side; the next process starts when the one before is gone",
+        conditions=f"{size}; one torch thread on each side; the next process starts after the previous one exits",
         figures=[
             share("chunk boundary", totals["ours"], totals["script"], "script", **seconds, at_most=0.5),
             share("chunk boundary", totals["ours"], totals["floor"], "floor", **seconds, at_most=1.25),

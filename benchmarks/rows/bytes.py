@@ -18,7 +18,7 @@ from benchmarks.theirs import Theirs
 from tests.support.counting import Counter
 
 NAME = "bytes"
-TITLE = "bytes that checkpoints send, of those that changed"
+TITLE = "bytes that a checkpoint sends"
 KINDS = {"LoRA": 6, "frozen layers": 7}
 """Steps of each: runs of as many steps would be one."""
 FIRST = 2

@@ -16,7 +16,7 @@ from benchmarks.table import Chart, Figure, Row, keep, share
 from benchmarks.theirs import Theirs
 
 NAME = "frontier"
-TITLE = "seconds between checkpoints, against what they cost"
+TITLE = "interval of checkpoints, against their cost"
 AGAIN = "again"
 """A second process without checkpoints: what it costs more than the first is noise."""
 FIRST = 8

@@ -1,4 +1,4 @@
-"""What an upload beside training costs, by the size of its parts and how many are under way."""
+"""Cost of an upload during training, by size and number of parts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def measure(bench: Bench, ours: Ours, theirs: Theirs) -> Row:
                 upload = median(event["seconds"]["upload"] for event in found.arrived)
                 keep(columns, {f"{part} {parallel} upload": upload})
     kinds = (("extra time", "time", "%"), ("extra CPU of the trainer's thread", "thread", "%"))
-    kinds += (("CPU of the process, a checkpoint", "process", "s"), ("upload beside training", "upload", "s"))
+    kinds += (("CPU of the process, a checkpoint", "process", "s"), ("upload during training", "upload", "s"))
     return Row(
         title=TITLE,
         conditions=f"{size}; a checkpoint every {every} of {steps} steps; one torch thread",

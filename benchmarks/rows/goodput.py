@@ -15,7 +15,7 @@ from benchmarks.table import Chart, Figure, Row, keep
 from benchmarks.theirs import Theirs
 
 NAME = "goodput"
-TITLE = "useful steps under kill -9, as a share of those of a process that nobody kills"
+TITLE = "goodput under kill -9, relative to an undisturbed run"
 ENDLESS = 1_000_000
 """More steps than any process comes to before it is killed."""
 WARM_UP = 3
@@ -79,9 +79,7 @@ def measure(bench: Bench, ours: Ours, theirs: Theirs) -> Row:
         conditions=f"{size}; {plans[0].lives} lives of each length; ours: one checkpoint after another, the script: "
         f"one every {plans[0].every} s; cold processes, one torch thread on each side",
         figures=figures,
-        charts={
-            "kills": Chart(title="Useful steps under kill -9", unit="%", across="seconds between kills", lines=lines)
-        },
+        charts={"kills": Chart(title="Goodput under kill -9", unit="%", across="seconds between kills", lines=lines)},
         notes=[
             "useful: steps in the newest complete checkpoint at the last kill, by all the time since the first start",
             "bound: what is left of a life after its first step, in which nothing is lost and checkpoints cost nothing",

@@ -13,7 +13,7 @@ from benchmarks.table import Chart, Figure, Row, keep, share
 from benchmarks.theirs import Theirs
 
 NAME = "imports"
-TITLE = "from a process's start to the end of its first step, fetching left out"
+TITLE = "start of a process to the end of its first step, without fetching"
 LARGEST = 12
 """Libraries that are shown by themselves."""
 

@@ -12,7 +12,7 @@ from benchmarks.table import Figure, Row, keep, share
 from benchmarks.theirs import Theirs
 
 NAME = "memory"
-TITLE = "peak host memory of a process that restores, trains, saves and uploads"
+TITLE = "peak host memory: restore, train, save, upload"
 MB = 1e6
 
 

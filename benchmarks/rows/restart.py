@@ -13,7 +13,7 @@ from benchmarks.table import Chart, Row, faster, keep
 from benchmarks.theirs import Theirs
 
 NAME = "restart"
-TITLE = "a process that is lost in its pod, until the next one has trained a step"
+TITLE = "lost process to the first step of the next one"
 PHASES = ("fetch", "import", "build", "restore", "train")
 
 

@@ -12,7 +12,7 @@ from benchmarks.table import Figure, Row, faster, keep, share
 from benchmarks.theirs import Theirs
 
 NAME = "restore"
-TITLE = "a checkpoint from S3 into the trainer, every byte and the state in memory verified"
+TITLE = "checkpoint from S3 into the trainer, every byte and the state verified"
 
 
 def measure(bench: Bench, ours: Ours, theirs: Theirs) -> Row:

@@ -13,7 +13,7 @@ from benchmarks.table import Chart, Figure, Row, faster, keep
 from benchmarks.theirs import Theirs
 
 NAME = "save-stall"
-TITLE = "training with a checkpoint every few steps, against none, and against saving synchronously"
+TITLE = "training with checkpoints, without, and with synchronous saves"
 
 
 def measure(bench: Bench, ours: Ours, theirs: Theirs) -> Row:
@@ -50,7 +50,7 @@ def measure(bench: Bench, ours: Ours, theirs: Theirs) -> Row:
             Figure(what="of it the stall", unit="%", ours=columns["share"]),
             faster("stall per checkpoint", columns["stall"], columns["script stall"], "script", at_least=20),
             faster("step without checkpoints", columns["step"], columns["script step"], "script", at_least=0.99),
-            Figure(what="upload beside training", unit="s", ours=columns.get("upload", [])),
+            Figure(what="upload during training", unit="s", ours=columns.get("upload", [])),
             Figure(what="checkpoints measured", unit="", ours=columns["saves"]),
         ],
         charts={

@@ -23,7 +23,7 @@ from benchmarks.table import Figure, Row, keep, share
 from benchmarks.theirs import Theirs
 
 NAME = "tokenize"
-TITLE = "rows to tokens, and the memory of all processes that it takes"
+TITLE = "rows to tokens: speed and memory"
 LENGTH, WORKERS = 512, 2
 ROWS, MANY = 100_000, 1_000_000
 """Rows of docstrings whose speed is measured, and short rows whose memory is."""
@@ -59,9 +59,9 @@ def measure(bench: Bench, ours: Ours, theirs: Theirs) -> Row:
         title=TITLE,
         conditions=f"prompts and completions of {ROWS // shrink:,} docstrings; {WORKERS} workers on each side",
         figures=[
-            share("speed", columns["ours"], columns["theirs"], "SFTTrainer", unit="1000 tokens/s", at_least=2.4),
+            share("speed", columns["ours"], columns["theirs"], "SFTTrainer", unit="k tokens/s", at_least=2.4),
             Figure(what=f"memory for {MANY // shrink:,} short rows", unit="MB", ours=columns["memory"], at_most=2000.0),
-            Figure(what="speed with those", unit="1000 tokens/s", ours=columns["many"]),
+            Figure(what="speed with those", unit="k tokens/s", ours=columns["many"]),
             share(
                 "conversations, what the assistant wrote found by rendering",
                 columns["masked"],

@@ -9,21 +9,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).parent
-KINDS = ("reproduced", "fixture", "mended")
+KINDS = ("reproduced", "fixture", "fixed")
 INTRODUCTION = """\
-# What users of other tools report
+# Demands
 
 <!-- Written by `make docs` from the docstrings of tests/demands/; edit those instead. -->
 
-Each row is a symptom that somebody has reported in public. Its test has two halves: one that shows the symptom, and
-one that runs Baton in the same place and shows it absent, by an equality or by a message that names what is wrong.
-How it is shown upstream:
+Symptoms that users of other tools reported in public. One half of each test shows the symptom upstream; the other runs
+Baton in the same place, and compares or expects a message. Upstream halves are:
 
-- **reproduced**: by the tool itself, in the version that Baton is locked to, on a CPU without a network;
-- **fixture**: by a few lines that do what the tool does, where the tool is not installed here;
-- **mended**: the tool no longer has it; the test says what it does instead.
+- **reproduced**: by the tool itself, in the locked version, on a CPU without a network;
+- **fixture**: by a few lines with the tool's mechanism, where the tool is not installed;
+- **fixed**: the tool no longer shows it; the test shows its behaviour today.
 
-`python -m pytest tests/demands` runs them all, `-m "not slow"` those that take seconds.
+`python -m pytest tests/demands` runs all of them, `-m "not slow"` the quick ones.
 
 """
 FIELD = re.compile(r"^(Issue|Upstream|Baton): (.*(?:\n    .*)*)", re.MULTILINE)
@@ -82,17 +81,20 @@ def short(issue: str) -> str:
 
 
 def markdown() -> str:
-    """Returns the page."""
-    lines = ["| report | symptom | upstream | Baton | test |", "|---|---|---|---|---|"]
+    """Returns the page: a section for each demand."""
+    parts = []
     for demand in demands():
         reports = ", ".join(f"[{short(issue)}]({issue})" for issue in demand.issues)
-        upstream = f"**{demand.kind}**{demand.upstream.removeprefix(demand.kind)}"
+        upstream = demand.upstream.removeprefix(demand.kind).lstrip(".,: ")
         baton = demand.baton[0].upper() + demand.baton[1:]
-        cells = [reports, demand.symptom, upstream, baton, f"[{demand.module}](../../tests/demands/{demand.module})"]
-        lines.append(f"| {' | '.join(cells)} |")
+        parts.append(
+            f"## {short(demand.issues[0])}\n\n{demand.symptom}\n\n"
+            f"- **Upstream, {demand.kind}:** {upstream[0].upper()}{upstream[1:]}\n- **Baton:** {baton}\n"
+            f"- {reports}; test: [{demand.module}](../../tests/demands/{demand.module})\n"
+        )
     counts = {kind: sum(demand.kind == kind for demand in demands()) for kind in KINDS}
     total = f"{sum(counts.values())} symptoms: " + ", ".join(f"{count} {kind}" for kind, count in counts.items()) + "."
-    return INTRODUCTION + "\n".join([*lines, "", total, ""])
+    return "\n".join([INTRODUCTION.rstrip(), "", total, "", *parts])
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""After a change of the base model training goes on with the tokens of the one before, and the loss is far too high.
+"""Training with a changed base model reuses the tokens of the previous one; the loss is far too high.
 
 Issue: https://github.com/axolotl-ai-cloud/axolotl/issues/1265
-Upstream: fixture. The key of axolotl's prepared data set: settings of the data and the name of the tokenizer's class,
-    which two models share.
-Baton: the address of tokens follows from the split, the settings and the files of the base model: another model in the
-    same folder gets its own tokens, the same model again finds those that are there.
+Upstream: fixture. The key of axolotl's prepared dataset: data settings and the name of the tokenizer's class, which two
+    models share.
+Baton: the address of tokens follows from split, settings and files of the base model. Another model in the same folder
+    gets its own tokens; the same model finds existing ones.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """After a preemption the newest checkpoint in a mounted bucket is incomplete: its files arrive later, one by one.
 
 Issue: https://github.com/axolotl-ai-cloud/axolotl/pull/3948
-Upstream: fixture. The mount stands for SkyPilot's `MOUNT_CACHED`: a folder to which the small files of the newest
-    checkpoint have come, and optimizer, scheduler and random state have not. The newest is chosen as axolotl does, by
-    its number, and Transformers' `Trainer` resumes from it without an error, to other losses.
-Baton: writes to the bucket itself, and the manifest last: a chunk that dies in the upload has left no checkpoint, and
-    the next process takes the one before, to the bits of a run that was not disturbed.
+Upstream: fixture. A folder stands for SkyPilot's `MOUNT_CACHED`: small files of the newest checkpoint have arrived,
+    optimizer, scheduler and random state have not. axolotl picks the highest number, and Transformers' `Trainer`
+    resumes from it without an error, to other losses.
+Baton: writes to the bucket directly, manifest last. A chunk killed during the upload leaves no checkpoint; the next
+    process takes the previous one and ends on the undisturbed bits.
 """
 
 from __future__ import annotations

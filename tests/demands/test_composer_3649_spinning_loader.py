@@ -1,9 +1,9 @@
-"""A resumed run stands still for a long time: its data loader reads all that was trained on, to come to its place.
+"""A resumed run waits for a long time: its data loader reads everything it has trained on.
 
 Issue: https://github.com/mosaicml/composer/issues/3649
-Upstream: fixture. Composer's loop around a plain loader: batches are drawn and dropped up to the step of the
-    checkpoint, so that what is read grows with the step.
-Baton: seeks: a chunk reads the rows of its own steps, whatever step it begins at.
+Upstream: fixture. Composer's loop around a plain loader draws and drops batches up to the step of the checkpoint, so
+    reading grows with the step.
+Baton: seeks: a chunk reads only the rows of its own steps.
 """
 
 from __future__ import annotations

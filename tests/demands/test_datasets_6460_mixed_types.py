@@ -1,10 +1,10 @@
-"""A data set of JSON lines is refused as a whole, because a column holds numbers here and texts there.
+"""A dataset of JSON lines is refused as a whole, because a column holds numbers and texts.
 
 Issue: https://github.com/huggingface/datasets/issues/6460
-Upstream: reproduced. What the thread loaded, lists of numbers and texts, is mended in datasets 5.2, shown too. Where
-    the type changes after the first ten megabytes, loading still ends with an error that names neither line nor column.
-Baton: reads each line by itself: columns that a recipe does not use may hold anything, and a row whose own column is of
-    another type is left out by file, line, column and type.
+Upstream: reproduced. The thread's file, lists of numbers and texts, loads since datasets 5.2, also tested. A type that
+    changes after ten megabytes still ends with an error that names neither line nor column.
+Baton: reads line by line. Unused columns may hold anything; a row with another type in its own column is left out, with
+    file, line, column and type.
 """
 
 from __future__ import annotations

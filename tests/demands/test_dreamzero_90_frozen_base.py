@@ -1,11 +1,9 @@
-"""Each checkpoint of a LoRA run holds the whole base model, gigabytes that no step changes.
+"""Each checkpoint of a LoRA run holds the whole base model: gigabytes that no step changes.
 
 Issue: https://github.com/dreamzero0/dreamzero/issues/90 https://github.com/MakazhanAlpamys/Soup/issues/352
-Upstream: reproduced. LoRA weights that PEFT has put into a model by `inject_adapter_in_model`, as the first report has
-    them: the model is no `PeftModel`, and each checkpoint of Transformers' `Trainer` has all of its weights. Sharded
-    training, as in the second, was not tried.
-Baton: has the weights that are trained in a checkpoint, and no others; of the base the run keeps the digest of its
-    files.
+Upstream: reproduced. PEFT's `inject_adapter_in_model`, as in the first report: the model is no `PeftModel`, and each
+    checkpoint of Transformers' `Trainer` holds all weights. Sharded training, as in the second report, was not tried.
+Baton: saves trained weights only, and the digest of the base's files.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""With several GPUs a large data set cannot be tokenized: ranks that wait for the first give up after half an hour.
+"""Large datasets cannot be tokenized with several GPUs: waiting ranks time out after half an hour.
 
 Issue: https://github.com/hiyouga/LLaMA-Factory/issues/2424
-Upstream: fixture. LLaMA-Factory's order of things by the method of Transformers that it calls: rank 0 tokenizes inside
-    `main_process_first`, rank 1 waits in a collective, whose timeout is 4 seconds here.
-Baton: tokenizes in a stage of its own, which knows no ranks; no process of a chunk tokenizes, and a chunk in two
-    processes in which doing so is an error trains to its end.
+Upstream: fixture. LLaMA-Factory's order, with the Transformers method that it calls: rank 0 tokenizes inside
+    `main_process_first`, rank 1 waits in a collective. The timeout is 4 seconds here.
+Baton: tokenizes in a stage without ranks. A chunk in two processes, in which tokenizing is an error, trains to its end.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""The scores of a model depend on how many requests are evaluated at once.
+"""Scores of a model depend on the number of requests per batch.
 
 Issue: https://github.com/EleutherAI/lm-evaluation-harness/issues/1645
-Upstream: reproduced. lm-eval 0.4.13 on a tiny model in fp32: log-likelihoods of the same requests differ between
-    batches of 1, 4 and 7.
-Baton: measures all models that a verdict compares in the same batches, so that a model that has not changed has the
-    scores of its base to the last bit at any batch size; between batch sizes losses still differ by rounding, while the
-    texts that the model writes, and what is counted in them, do not. `evaluation.json` says the size.
+Upstream: reproduced. lm-eval 0.4.13 on a tiny model in fp32: log-likelihoods of equal requests differ between batches
+    of 1, 4 and 7.
+Baton: evaluates all models of a verdict in the same batches. An unchanged model gets its base's scores, bit for bit, at
+    any batch size. Between batch sizes losses differ by rounding; generated texts and their counts do not.
+    `evaluation.json` holds the size.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""After a resume the steps between checkpoint and kill are in the metrics twice.
+"""After a resume the metrics hold the steps between checkpoint and kill twice.
 
 Issue: https://github.com/mlflow/mlflow/issues/4248
-Upstream: reproduced. Transformers' `Trainer` logs into one run of MLflow 3.17, dies at step 5 and goes on from the
-    checkpoint of step 3: MLflow keeps two values each of steps 4 and 5.
-Baton: what sends a chunk's metrics asks the server for the last step of each: a chunk that was killed in the same place
-    leaves every step once.
+Upstream: reproduced. Transformers' `Trainer` logs into one run of MLflow 3.17, dies at step 5 and resumes at step 3.
+    MLflow keeps two values each for steps 4 and 5.
+Baton: asks the server for the last step of each metric before it sends. A chunk killed in the same place leaves every
+    step once.
 """
 
 from __future__ import annotations

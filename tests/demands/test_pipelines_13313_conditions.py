@@ -1,10 +1,10 @@
-"""A pipeline that is run on one's own machine passes by its conditions: no branch is taken, and it ends as a success.
+"""A pipeline run on one machine ignores its conditions: no branch is taken, and it ends as a success.
 
 Issue: https://github.com/kubeflow/pipelines/pull/13313
-Upstream: reproduced. kfp 2.17 takes the right branch for a plain word, which is mended since; a value with a quote in
-    it breaks the expression it is pasted into, which counts as false, and so does its negation.
-Baton: its conditions compare a verdict with a word, both its own, and nothing of the user's is in them: a run whose
-    paths and settings have quotes in them is rejected by its gate, says so, and ends with 3.
+Upstream: reproduced. kfp 2.17 takes the right branch for a plain word, since a fix. A value with a quote breaks the
+    expression, which counts as false, and so does its negation.
+Baton: conditions compare a verdict with a word, both Baton's own. A run with quotes in paths and settings is rejected
+    by its gate and ends with 3.
 """
 
 import json

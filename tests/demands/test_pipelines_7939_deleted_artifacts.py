@@ -1,11 +1,11 @@
-"""A cached step is skipped although what it had made was deleted since, and the steps behind it fail.
+"""A cached step is skipped although its output was deleted, and later steps fail.
 
 Issue: https://github.com/kubeflow/pipelines/issues/7939
-Upstream: reproduced by the cache of kfp 2.17's local engine, which believes in what lies in a bucket as the backend
-    does: an entry whose artifact is gone is a hit. For files on this machine it looks, which is mended.
-Baton: a chunk asks the store and not the engine: where the first of two is called done and its checkpoint is gone, the
-    second trains from what there is to its own target, to the same bits. `tests/end_to_end/test_cache.py` has it with
-    the engine.
+Upstream: reproduced by the cache of kfp 2.17's local engine, which trusts buckets as the backend does: an entry with a
+    deleted artifact is a hit. For local files it looks, since a fix.
+Baton: asks the store, not the engine. With the first of two chunks called done and its checkpoint deleted, the second
+    trains from the newest checkpoint to its target, to the same bits. `tests/end_to_end/test_cache.py` runs it with the
+    engine.
 """
 
 from __future__ import annotations

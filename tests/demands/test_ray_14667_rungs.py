@@ -1,10 +1,10 @@
-"""A search that is resumed has forgotten its rungs, and trials that it would have stopped are trained on.
+"""A resumed search has forgotten its rungs and trains trials that it would have pruned.
 
 Issue: https://github.com/ray-project/ray/issues/14667
-Upstream: fixture, as this thread could not be had; reports of the same are ray-project/ray#30838 and
-    sisinflab/warprec#126. The mechanism is ASHA's: scores per rung in memory, of which a new process has none.
-Baton: a rung's verdict and the trials' scores are documents in the store: each rung judged by a process of its own has
-    the verdicts of one process, and a verdict that stands is not made again.
+Upstream: fixture, as the thread was not available; similar reports are ray-project/ray#30838 and sisinflab/warprec#126.
+    ASHA keeps scores per rung in memory, and a new process has none.
+Baton: verdicts and scores are documents in the store. Rungs judged by separate processes have the verdicts of one
+    process, and no verdict is made twice.
 """
 
 from __future__ import annotations

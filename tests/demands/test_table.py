@@ -1,4 +1,4 @@
-"""`docs/internals/demands.md` is what the tests say of themselves, and each of them has both halves."""
+"""`docs/internals/demands.md` is current, and each demand has both halves."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.demands.table import ADDRESS, KINDS, Demand, demands, markdown
 PAGE = Path(__file__).parents[2] / "docs/internals/demands.md"
 
 
-def test_the_page_is_what_the_docstrings_say() -> None:
+def test_page_is_current() -> None:
     assert PAGE.read_text(encoding="utf-8") == markdown(), "run `make docs` and commit it"
 
 

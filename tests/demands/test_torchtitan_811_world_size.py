@@ -1,10 +1,10 @@
-"""A run cannot go on with another number of GPUs, or does so with part of its place in the data lost.
+"""A run cannot resume with another number of GPUs, or loses part of its position in the data.
 
 Issue: https://github.com/pytorch/torchtitan/issues/811
-Upstream: fixture. The place of each rank is kept under a key of its own, as torchtitan does, by torch's own distributed
-    checkpoint: with more ranks a key is missing, which is an error, with fewer one is dropped without a word.
-Baton: `virtual_workers` cut a step for workers, whichever processes do them: chunks in two processes, one, and two
-    again end on the bits of one process.
+Upstream: fixture. The position of each rank has a key of its own in torch's distributed checkpoint, as in torchtitan.
+    With more ranks a key is missing, an error; with fewer one is dropped silently.
+Baton: `virtual_workers` divide a step among workers, whichever processes run them. Chunks in two processes, one, and
+    two again end on the bits of one process.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""A run that is stopped and resumed goes on with other losses than one that is not.
+"""A stopped and resumed run has other losses than an uninterrupted one.
 
 Issue: https://github.com/huggingface/transformers/issues/11323
-Upstream: reproduced. What the thread ran is mended: with the default collator Transformers 5.23 has the same losses
-    after a resume, shown too. A collator that draws random numbers, as masking does, still gives others: the random
-    state is set back after the first batch is made.
-Baton: has the losses and the final state it had before, byte for byte, with such a collator.
+Upstream: reproduced. The thread's case is fixed: with the default collator Transformers 5.23 has equal losses, also
+    tested. A collator that draws random numbers, as masking does, still gives others: the random state is restored
+    after the first batch.
+Baton: equal losses and final state, byte for byte, with such a collator.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""A run that is killed while it saves cannot go on: its newest checkpoint is half written, and is taken all the same.
+"""A run killed during a save cannot resume: its newest checkpoint is half written, and is used.
 
 Issue: https://github.com/huggingface/transformers/issues/35782
-Upstream: reproduced. Transformers' `Trainer` dies in the middle of a save; `get_last_checkpoint` names the torn folder,
-    and resuming from it is a traceback.
-Baton: takes the newest checkpoint whose files are as its manifest says, names the one that it passes over and the file,
-    and ends on the bits that it had.
+Upstream: reproduced. Transformers' `Trainer` dies during a save; `get_last_checkpoint` names the torn folder, and
+    resuming ends with a traceback.
+Baton: takes the newest checkpoint whose files match its manifest, names the damaged one and its file, and ends on the
+    same bits.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""To resume, a GRPO run asks for all prompts that it has trained on once more, and its model writes for them in vain.
+"""A resumed GRPO run requests all its earlier prompts again, and generates for them in vain.
 
 Issue: https://github.com/huggingface/trl/pull/5911
-Upstream: mended in TRL: `AsyncGRPOTrainer` switches the loop off, which draws and drops the batches of the steps that
-    are done, and keeps the place among the prompts with the checkpoint (1.16). The loop is Transformers' and still
-    there, shown on a live source of prompts.
-Baton: a chunk that resumes inside a round trains on the completions that the round had, and its model writes for the
-    prompts that come then, and no others, to the same bits.
+Upstream: fixed in TRL: `AsyncGRPOTrainer` turns off the loop that draws and drops finished batches, and saves its
+    position among the prompts (1.16). The loop is Transformers' and still exists, shown on a live source of prompts.
+Baton: a chunk that resumes inside a round trains on the saved completions, and generates only for later prompts, to the
+    same bits.
 """
 
 from __future__ import annotations

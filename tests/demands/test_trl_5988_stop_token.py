@@ -1,9 +1,9 @@
-"""A fine-tuned chat model never stops: the token that ends its turn was not among those that it was trained on.
+"""A fine-tuned chat model never stops: it was not trained on the token that ends its turn.
 
 Issue: https://github.com/huggingface/trl/pull/5988
-Upstream: reproduced. TRL's own templates are mended, and of another one, whose `{% generation %}` mark closes before
-    the end of the turn, TRL 1.16 warns; it trains without the token all the same.
-Baton: trains what the assistant wrote and the token that ends it, with or without marks.
+Upstream: reproduced. TRL's own templates are fixed. For another template, whose `{% generation %}` mark closes before
+    the end of the turn, TRL 1.16 warns and trains without the token.
+Baton: trains the assistant's text and the token that ends it, with or without marks.
 """
 
 from __future__ import annotations

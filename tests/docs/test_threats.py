@@ -1,4 +1,4 @@
-"""Tests named by docs/trust/security.md exist; each threat names one, or has none."""
+"""Tests named by docs/internals/threats.md exist; each threat names one, or has none."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ CELL = re.compile(r"(?<!\\)\|")
 
 
 def _section() -> str:
-    text = (ROOT / "docs/trust/security.md").read_text(encoding="utf-8")
-    return text.partition("\n## Who may what\n")[2].partition("\n## ")[0]
+    text = (ROOT / "docs/internals/threats.md").read_text(encoding="utf-8")
+    return text.partition("\n## Actors\n")[2].partition("\n## ")[0]
 
 
 def _rows() -> list[list[str]]:
     lines = [line for line in _section().splitlines() if line.startswith("| ")]
-    return [[cell.strip() for cell in CELL.split(line)[1:-1]] for line in lines if not line.startswith("| may try")]
+    return [[cell.strip() for cell in CELL.split(line)[1:-1]] for line in lines if not line.startswith("| attempt")]
 
 
 def _missing(cell: str) -> list[str]:

@@ -13,25 +13,22 @@ from tests.exactness.matrix import Cell
 from tests.exactness.matrix_table import all_cells, shown
 
 INTRODUCTION = """\
-# Every part of the state matters
+# Negative controls
 
 <!-- Written by `make docs` from tests/exactness/controls.py; edit that file instead. -->
 
-A comparison that cannot fail proves nothing. So each cell of [the matrix](matrix.md) has negative controls, one for
-each part of the [state](../trust/exactness.md#the-state-digest): a chunk resumes in the middle of the run from a copy
-of its checkpoint without that part (with half of each weight). Its result must differ outside of that part from the
-chunk that restores everything:
+A comparison that cannot fail proves nothing. Each cell of [the matrix](matrix.md) therefore has negative controls, one
+for each part of the [state](../trust/exactness.md#the-state-digest). A chunk resumes in the middle of the run from a
+copy of its checkpoint without that part (with half of each weight). Its result must differ outside that part:
 
-- weights where optimizer, scheduler, scaler, random state, position (with the log's running sums, which are of later
-  steps) or the method's state is left out;
-- optimizer or logged values where the weights are;
-- weights or decisions (what is saved and evaluated, where the run ends) where callbacks' state is;
-- values logged after the resume where the log is: its running sums and all that was logged before.
+- weights, without optimizer, scheduler, scaler, random state, position (with the log's running sums) or method state;
+- optimizer or logged values, without weights;
+- weights or decisions (saves, evaluations, end of the run), without callbacks;
+- values logged after the resume, without the log.
 
-● is a part that shows in that way. A letter is a part that is idle in that cell, for the reason below the table; the
-reason is computed from the recipe (`idle` in `tests/exactness/controls.py`), and it must hold: all idle parts are left
-out together, and all else must be the same, byte for byte. So a part that turns idle fails the test, and so does one
-that ceases to be.
+● marks a part with such an effect. A letter marks an idle part; the reason is below the table, computed from the recipe
+(`idle` in `tests/exactness/controls.py`). All idle parts are left out together, and everything else must stay equal,
+byte for byte. A part that becomes idle, or ceases to be, fails the test.
 
 """
 

@@ -10,37 +10,35 @@ from tests.exactness import matrix_virtual
 from tests.exactness.matrix import METHODS, Cell, cells
 
 INTRODUCTION = """\
-# The exactness matrix
+# Tested combinations
 
 <!-- Written by `make docs` from tests/exactness/matrix.py; edit that file instead. -->
 
-Each cell is a recipe of 19 steps, two epochs or more. The test trains it once in one process that is never stopped, and
-once in four processes whose ends are drawn at random, each restoring what the one before left; logged losses and every
-part of the state (weights, optimizer, scheduler, random state, position, callbacks, log, what the method keeps) must be
-the same, byte for byte.
-● is part of `make test`, ○ of `make test-all`. Weights in brackets. All on the CPU, in float32 unless the feature says
-otherwise.
-DDP ×2 and FSDP ×2 are two processes that train together, for 12 steps: the chunk that is never stopped has two, and so
-has each of the four.
-Virtual workers are four (or as many as the row says) that one, two and four processes share, changing from
-chunk to chunk (1→4→2), for 8 steps, where the chunk that is never stopped has one; plain cells also in one chunk of two
-and four, and as 4→1→2. What else would leave a trace of the number of processes is in `test_virtual.py`, and for
-methods that write what they learn from in `test_virtual_writes.py`.
-That each part of the state matters is shown for each cell: [negative controls](controls.md).
+Each cell is a recipe of 19 steps and at least two epochs. The test trains it once without a stop, and once in four
+processes with random ends, each resuming from the previous checkpoint. Logged losses and every part of the state must
+be equal, byte for byte. [Negative controls](controls.md) show that each part of the state matters.
+
+● runs in `make test`, ○ in `make test-all`. Weights are in brackets. CPU and float32, unless the feature names
+something else.
+
+- DDP ×2 and FSDP ×2: two processes train together, for 12 steps, on both sides.
+- Virtual workers: four (or the number in the row), shared by one, two and four processes that change between chunks
+  (1→4→2), for 8 steps, against one process. Plain cells also run in one chunk of two and four, and as 4→1→2. Other
+  traces of the number of processes are in `test_virtual.py` and, for generating methods, `test_virtual_writes.py`.
 
 """
 
 NOT_HERE = """
 ## Not in the matrix
 
-| what | why |
+| combination | reason |
 |---|---|
 | fp16 with its gradient scaler, TF32, flash attention, Liger | need a CUDA GPU: see below, no GPU has run them yet |
 | QLoRA, 8-bit and paged optimizers | the same; bitsandbytes' code for CPUs has run all but paging |
-| streaming data | rows are tokenized once and read by position: there is no stream whose state could be lost |
-| persistent workers | not offered: workers begin anew with each epoch |
-| more processes, more machines | put together in the same way for any number; `test_parallel.py` has four processes |
-| several GPUs | DDP ×2 and FSDP ×2 are processes on CPUs, joined by gloo; NCCL on GPUs has not been tried |
+| streaming data | rows are tokenized once and read by position: no stream state exists |
+| persistent workers | not offered: workers start again with each epoch |
+| more processes, more machines | equal code for any number; `test_parallel.py` has four processes |
+| several GPUs | DDP ×2 and FSDP ×2 run on CPUs with gloo; NCCL has not been tried |
 """
 
 ON_A_GPU = """
@@ -48,15 +46,14 @@ ON_A_GPU = """
 
 `make test-gpu` on a machine with a CUDA device runs the cells that need one, each with its negative control: half
 precision with its scaler, TF32, weights in 4 and 8 bits, 8-bit and paged optimizers, compiling, kinds of attention,
-Liger's kernels, recomputed and offloaded activations. Then it measures, alone on the machine: step time and memory
-beside plain TRL, whose losses must be the same bits, what determinism costs, MFU, how busy the GPU is, what
-`micro_batch_size: auto` finds, saving and restoring checkpoints of 1, 2, 4 and 8 GB as far as memory allows
-(`BATON_GPU_SIZES=1,16` for others), and the memory of a resumed chunk, which must not be above that of one that is
-never stopped. Times are told and not judged. It ends with a table, and writes `build/gpu.json`.
+Liger's kernels, recomputed and offloaded activations. It also measures step time and memory next to plain TRL (losses
+must be equal bits), the cost of determinism, MFU, GPU utilisation, the result of `micro_batch_size: auto`, saving and
+restoring checkpoints of 1, 2, 4 and 8 GB (`BATON_GPU_SIZES=1,16` for others), and the memory of a resumed chunk, which
+must not exceed that of an uninterrupted one. Times have no bound. The result is a table and `build/gpu.json`.
 
-It needs what `make setup` installs, whose torch is a CUDA build on Linux. What asks for more is skipped, and the table
-says so: `.venv/bin/pip install bitsandbytes==0.50.2 liger-kernel==0.8.5 nvidia-ml-py==13.615.71` (the extra `gpu`), and
-flash-attn. `make test-gpu ARGS="-k nf4"` narrows it. Without a device the same tests run what a CPU can show of them.
+Install CUDA's torch with `make setup`, and for the skipped cells the extra `gpu` and flash-attn: `.venv/bin/pip install
+bitsandbytes==0.50.2 liger-kernel==0.8.5 nvidia-ml-py==13.615.71`. `make test-gpu ARGS="-k nf4"` narrows it. Without a
+device the same tests run their CPU part.
 """
 
 

@@ -1,7 +1,8 @@
-"""`docs/trust/benchmarks.md`: what `make bench ARGS="--publish"` makes of figures."""
+"""Pages of benchmarks: written by `make bench ARGS="--publish"`, and current."""
 
 from __future__ import annotations
 
+import json
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ def _document(name: str, row: Row) -> dict[str, Any]:
 def test_rows_are_kept_until_they_are_measured_anew(tmp_path: Path) -> None:
     (tmp_path / "pictures").mkdir()
     (tmp_path / "trust").mkdir()
+    (tmp_path / "internals").mkdir()
     lines = {"ours": [(30.0, 80.0), (60.0, 90.0)], "script": [(30.0, 40.0), (60.0, 55.0)]}
     first = Row(
         title="useful steps",
@@ -42,7 +44,7 @@ def test_rows_are_kept_until_they_are_measured_anew(tmp_path: Path) -> None:
     published.publish(_document("goodput", first), tmp_path)
     published.publish(_document("boundary", second), tmp_path)
 
-    page = (tmp_path / "trust" / "benchmarks.md").read_text(encoding="utf-8")
+    page = (tmp_path / "internals" / "benchmarks.md").read_text(encoding="utf-8")
     assert "| stall | 0.50 s (0.25–1) | script 5 s (5–5) | 10× (5–20) | ≥ 20× | **no** |" in page
     assert "| extra \\| all | 2% |  |  | ≤ 3.5 % | yes |" in page
     assert "S3 to memory. 8 M." in page
@@ -52,10 +54,17 @@ def test_rows_are_kept_until_they_are_measured_anew(tmp_path: Path) -> None:
         ET.parse(tmp_path / "pictures" / f"{picture}.svg")
 
     published.publish(_document("goodput", Row(title="useful steps", conditions="killed twice", figures=[])), tmp_path)
-    page = (tmp_path / "trust" / "benchmarks.md").read_text(encoding="utf-8")
+    page = (tmp_path / "internals" / "benchmarks.md").read_text(encoding="utf-8")
     assert "Killed twice." in page
     assert "| stall |" not in page
     assert "## boundary" in page, "other rows stay"
+
+
+def test_committed_pages_are_current() -> None:
+    known = json.loads((published.DOCS / published.FIGURES).read_text(encoding="utf-8"))
+    for name, text in published.pages(known).items():
+        assert (published.DOCS / name).read_text(encoding="utf-8") == text, "run python -m benchmarks.published"
+    assert published.pages(known)["trust/benchmarks.md"].count("\n| [") == len(published.MAIN)
 
 
 def test_quick_figures_are_not_published(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

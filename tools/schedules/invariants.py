@@ -1,4 +1,4 @@
-"""Invariants of docs/reference/store.md, checked on each change of a simulated object and each answer to an actor."""
+"""Invariants of docs/internals/store.md, checked on each change of a simulated object and each answer to an actor."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ class Truth:
             if self.one_winner and change.before not in (None, change.after):
                 self.fail(1, f"{change.by} replaced {change.path}")
             newest = step.newest()
-            # A put retried after retention removed its object, or a name that is free again: docs/reference/store.md.
+            # A put retried after retention removed its object, or a name that is free again: docs/internals/store.md.
             is_again = _parsed(change.after)[0] in self.committed or (step.taken and number < self.newest_valid())
             if newest and newest[0] != generation and step.is_valid() and change.sent is None and not is_again:
                 self.fail(1, f"{change.by} committed {change.path} beside a manifest that is usable")
@@ -233,7 +233,7 @@ class Truth:
         upload, newest = step.attempts[attempt], step.newest()
         if attempt in self.committed or (newest and newest[1] == attempt):
             return
-        # Writes between its last look and the removal are lost; the mark records that (docs/reference/store.md).
+        # Writes between its last look and the removal are lost; the mark records that (docs/internals/store.md).
         below = BASE, f"{BASE}step-{match[1]}/"
         looked = max(self.server.looks.get((change.by, path), 0.0) for path in below)
         idle = looked - max((at for at in upload.written if at <= looked), default=looked)
