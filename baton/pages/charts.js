@@ -31,7 +31,6 @@
     return probe.fillStyle + Math.round(alpha * 255).toString(16).padStart(2, "0");
   };
 
-  // Every second label at most, so that none covers its neighbour.
   const everyTick = (u, values, axis, space, step) => values.map(tick);
   const powers = base => (u, values) => values.map(value => {
     const power = Math.log(value) / Math.log(base);
@@ -45,6 +44,7 @@
       ctx.save();
       ctx.font = font.replace("12px", `${11 * ratio}px`);
       ctx.textBaseline = "bottom";
+      ctx.textAlign = "left";
       let free = -Infinity, spare = -Infinity;
       for (const mark of plot.marks) {
         const x = u.valToPos(mark.at, "x", true);
@@ -64,8 +64,9 @@
         const room = ctx.measureText(mark.text).width;
         // Text of a chunk is centred in it; any other text begins at its line, or ends there on the right side.
         let at = mark.kind === "end" ? (u.valToPos(mark.from, "x", true) + x - room) / 2 : x;
-        if (mark.kind !== "end" && at + room > left + width) at = x - room;
-        if (at < free || at < left - 1) continue;
+        if (mark.kind !== "end" && at + room > left + width) at = Math.max(x - room, 0);
+        if (mark.kind === "end" && room > x - u.valToPos(mark.from, "x", true)) continue;
+        if (at < free) continue;
         ctx.fillText(mark.text, at, top - 3 * ratio);
         free = at + room + 8 * ratio;
       }
@@ -88,6 +89,7 @@
 
   function options(plot, width, log) {
     const axis = label => ({
+      filter: (u, splits) => splits,  // `values` leaves out what does not fit
       label, labelFont: font, font, labelSize: 22, labelGap: 2, stroke: () => style("muted"),
       grid: {stroke: () => style("rule"), width: 1}, ticks: {stroke: () => style("rule"), width: 1, size: 4},
     });
@@ -113,7 +115,7 @@
           fill: curve.bars ? () => faded(style(curve.color), 0.25) : undefined,
           paths: curve.bars || curve.steps ? uPlot.paths.stepped({align: 1}) : undefined,
           points: {show: curve.dots || curve.xs.length === 1, size: 6, fill: () => style(curve.color), stroke: () => style(curve.color)},
-          value: (u, value, series, index) => format(index == null ? curve.ys[curve.ys.length - 1] : value),
+          value: (u, value, series, index) => format(index == null && !curve.bars ? curve.ys[curve.ys.length - 1] : value),
         })),
       ],
       cursor: {hover: {skip: [undefined, null], prox: null}, drag: {x: true, y: false}, points: {size: 7}},

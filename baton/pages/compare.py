@@ -55,7 +55,7 @@ def render(reports: Sequence[RunReport]) -> str:
             ("Chunks", [f"{len(report.targets):,}" for report in reports]),
             ("Tokens trained", [number(report.trained_tokens or None) for report in reports]),
             ("Time in chunks", [duration(run_page.chunk_seconds(report.chunk_attempts)[0]) for report in reports]),
-            ("Device", [report.newest.fingerprint.device if report.newest else "—" for report in reports]),
+            ("Device", [(report.newest and report.newest.fingerprint.device) or "—" for report in reports]),
         ],
         digests=[report.newest.digest if report.newest else "" for report in reports],
         training=_losses("Training loss by step", "training loss", names, [_training(report) for report in reports]),
@@ -84,11 +84,12 @@ def sentence(names: Sequence[str], reports: Sequence[RunReport]) -> str:
         return f"Bit-identical: the newest checkpoints of {count(len(names), 'run')} have the same state digest."
     losses = [report.figures("after").get("loss") for report in reports]
     known = [(float(loss), name) for loss, name in zip(losses, names, strict=True) if loss is not None]
-    differing = count(len(settings(reports)), "setting")
+    num_settings = len(settings(reports))
+    differing = f"{count(num_settings, 'setting')} {'differs' if num_settings == 1 else 'differ'}."
     if len(known) == len(names) and len({loss for loss, _ in known}) > 1:
         best, name = min(known)
-        return f"{name} has the lowest evaluation loss, {number(best)}. {differing.capitalize()} differ."
-    return f"{count(len(names), 'run')} side by side. {differing.capitalize()} differ."
+        return f"{name} has the lowest evaluation loss, {number(best)}. {differing}"
+    return f"{count(len(names), 'run')} side by side. {differing}"
 
 
 def figure_rows(reports: Sequence[RunReport]) -> list[FigureRow]:

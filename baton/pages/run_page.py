@@ -58,12 +58,14 @@ class TimeRow:
 
 def loss_plot(report: RunReport) -> Plot | None:
     train = plots.series(report.losses, "loss")
+    in_training = bool(plots.series(report.log, "eval_loss"))
+    dash = () if in_training else (4, 4)  # two values, before and after, have no course between them
     return plots.plot(
         "Training and evaluation loss by step",
         "loss",
         [
             *plots.with_mean("training", train),
-            Curve(name="evaluation", points=evaluation_points(report), color="orange", dots=True),
+            Curve(name="evaluation", points=evaluation_points(report), color="orange", dots=True, dash=dash),
         ],
         end=_end(report),
         marks=_marks(report),

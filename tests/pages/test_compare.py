@@ -22,7 +22,7 @@ def _other(full_report: Any) -> Any:
 def test_losses_lie_over_each_other_and_the_better_run_is_named(full_report: Any) -> None:
     first, second = full_report(), _other(full_report)
     page = read(compare.render([first, second]))
-    assert "second has the lowest evaluation loss, 2.90. 1 setting differ" in page.text
+    assert "second has the lowest evaluation loss, 2.90. 1 setting differs." in page.text
     assert {name: len(points) for name, points in page.curves("training loss").items()} == {
         first.run: 240,
         "second": 120,
