@@ -158,7 +158,7 @@ $(SITE)/.ready: pyproject.toml
 	@touch $@
 
 IMAGES ?= cpu
-images: ## Build the container images (IMAGES="cpu gpu"; REGISTRY=… pushes; see docs/guides/images.md)
+images: ## Build the container images (IMAGES="cpu gpu"; REGISTRY=… pushes; see docs/guides/cluster-setup.md)
 	@python="$$(command -v $(PY) || command -v python3.11 || command -v python3)"; "$$python" images/build.py $(IMAGES)
 
 bench: setup ## Measure checkpoints and chunks beside a plain TRL script (ARGS="--quick", "--only restore", …)

@@ -81,7 +81,7 @@ def method_for(survey: Survey, source: str) -> str:
     nearest = max(survey.fits, key=lambda fit: (fit.usable, bool(fit.format)))
     raise UserError(
         f"{source}: no training method learns from its rows ({_named_columns(survey)}): {nearest.reason}",
-        remedy="docs/guides/rows.md shows the shapes of rows; `data.columns` in a recipe maps columns of other names.",
+        remedy="docs/guides/data.md shows the shapes of rows; `data.columns` in a recipe maps columns of other names.",
     )
 
 
@@ -94,7 +94,7 @@ def require_fit(survey: Survey, method: str, source: str) -> Fit:
         return fit
     needs = " or ".join(NEEDS[name] for name in SPECS[method].formats if name in NEEDS)
     others = usable_by(survey)
-    would = f"{', '.join(others)} would do: --method {others[0]}." if others else "docs/guides/rows.md shows what does."
+    would = f"{', '.join(others)} would do: --method {others[0]}." if others else "docs/guides/data.md shows what does."
     why = f" {fit.reason[0].upper()}{fit.reason[1:]}." if fit.format and fit.reason else ""
     raise UserError(
         f"{method} does not learn from {source}, whose rows have {_named_columns(survey)}: it needs {needs}.{why}",

@@ -1,7 +1,7 @@
 """Virtual workers: a step cut for a fixed number of them, whichever processes make their passes.
 
 The run is that of one process that makes all workers' passes in order. Each process makes its own workers' passes and
-exchanges token counts, gradients and logged values in that order. See docs/guides/multi-gpu.md.
+exchanges token counts, gradients and logged values in that order. See docs/internals/multi-gpu.md.
 
 Gradients are added up as a binary tree over the workers. Floating-point addition is commutative, but not associative:
 a sum has the same bits wherever its pairs are the same. A process adds up its own workers, which are neighbours, pair

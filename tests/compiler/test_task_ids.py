@@ -128,7 +128,7 @@ def test_ids_begin_as_kubeflow_knows_them(compiled: Any) -> None:
 
 def test_layers_that_cannot_be_opened_while_they_run_are_those_that_the_page_names(compiled: Any) -> None:
     """The iterations of a loop share ids: one of them opens once each of its tasks has begun."""
-    page = (ROOT / "docs/guides/run-on-kubeflow.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/internals/kubeflow.md").read_text(encoding="utf-8")
     several = set()
     for name in CASES:
         for _, tasks in graphs(compiled(name)):

@@ -10,13 +10,13 @@ from baton.recipe.recipe import Recipe
 from tests.gallery import recipes
 
 INTRODUCTION = """\
-# A gallery of recipes
+# Recipes
 
 <!-- Written by `make docs` from pipelines/recipes/gallery/; edit those recipes, or tests/gallery/page.py, instead. -->
 
-Recipes for models that people use, one for each way to train. Each is whole: chat template, layers that are adapted,
-learning rate, batch, precision, chunks and checkpoints for spot GPUs, with the reason beside what is not plain. Take
-the nearest one, change `data.source`, and look at what `baton validate` says.
+Complete recipes for popular models, one per method. Each sets chat template, adapted layers, learning rate, batch,
+precision, chunks and checkpoints for spot GPUs, and explains its choices. Copy the nearest one, change `data.source`
+and check it.
 
 ```
 baton validate qwen3-sft
@@ -33,41 +33,32 @@ TABLE = """\
 """
 
 AFTER = """
-## What these figures and tests are worth
 
-- **Memory** is what `baton validate` estimates from the model's configuration. It has not been measured on a GPU for
-  these models, so nothing is known here of how far off it is; leave a tenth free, or more. The table's numbers are
-  those in the recipes' headers, and a test makes both anew.
-- **Real weights run: no** holds for all of them. Nothing here says how good a model comes out, nor how long it takes.
-- **Twin tested** says that the same recipe runs in Baton's own tests with a tiny model of the same architecture: the
-  model's configuration with two layers of width 32 and everything else as it is (shared keys, windows, norms on all
-  sides, tied embeddings, experts and router, sinks, MXFP4 files, layers without positions), random weights, rows of the
-  same shape, a small tokenizer with the model's kind of chat template, six steps on a CPU. Two chunks must end on the
-  bits of one, and the export must be loaded by `from_pretrained`. What needs CUDA is off there: 4 and 8 bits, 16-bit
-  precision, flash attention; so are `torch.compile`, and evaluation and gate but in the retraining. `make test` runs
-  two of them, `make test-all` all.
-- The configurations ([tests/gallery/configs](../../tests/gallery/configs/README.md)) were written down from public
-  sources; each comes to the published number of weights, to the last one.
-- Names of models and data sets, their licences, and which are gated were looked up in public sources, not at the hub
-  itself. Licences change; read the pages before you train.
+## Columns
+
+- **Memory** is an estimate from the model's configuration, not measured on a GPU. Keep at least a tenth free.
+- **Real weights run: no** means that no one has measured quality or time.
+- **Twin tested**: the recipe trains a tiny model of the same architecture on a CPU: two layers, random weights, six
+  steps. Two chunks must equal one, and `from_pretrained` must load the export. Options that need CUDA are off.
+- Configurations ([tests/gallery/configs](../../tests/gallery/configs/README.md)), names and licences come from public
+  sources. Read the model's and dataset's pages before you train.
 
 ## Gated models
 
-Llama and Gemma are gated, and Mistral may be: accept the terms on the model's page with your account, then give a token
-of that account.
+Llama and Gemma are gated, Mistral may be. Accept the terms on the model's page, then provide your token:
 
 | where | how |
 |---|---|
 | this machine | `HF_TOKEN` in the environment of `baton run` |
 | Kubeflow | `kubectl create secret generic huggingface --from-literal=token=hf_… -n NAMESPACE` |
 
-The recipes name that Secret, `resources.secret_env: {HF_TOKEN: huggingface/token}`, and it then has to be there. Pods
-also need a way out to the hub: `k8s/components/hub-access`.
+The recipes require that Secret: `resources.secret_env: {HF_TOKEN: huggingface/token}`. Pods also need
+`k8s/components/hub-access`.
 
 ## Offline
 
-`baton validate` looks a hub model's configuration up, and says `memory: not estimated` where it cannot. From a checkout
-`--set model.base=tests/gallery/configs/FOLDER` estimates from the published configuration there.
+Memory is `not estimated` without access to the hub. From a checkout, use the published configuration:
+`--set model.base=tests/gallery/configs/FOLDER`.
 """
 
 

@@ -1,4 +1,4 @@
-"""Every setting that the import's messages and `docs/guides/migrate/index.md` name is one of the recipe's."""
+"""Every setting that the import's messages and pages of `docs/guides/migrate` name is one of the recipe's."""
 
 import ast
 import re
@@ -10,7 +10,8 @@ from baton.recipe.recipe import Recipe
 from tools import recipe_reference as reference
 
 ROOT = Path(__file__).resolve().parents[2]
-NAMING = [ROOT / "docs/guides/migrate/index.md", *sorted((ROOT / "baton/importers").glob("*.[py]*"))]
+TABLES = [path for path in sorted((ROOT / "docs/guides/migrate").glob("*.md")) if path.stem != "upgrading"]
+NAMING = [*TABLES, *sorted((ROOT / "baton/importers").glob("*.[py]*"))]
 SECTIONS = dict(reference.sections(Recipe.model_json_schema()))
 PATHS = {f"{path}.{name}".lstrip(".") for path, section in SECTIONS.items() for name in section["properties"]}
 METHODS = ("reward", "dpo", "kto", "orpo", "cpo", "grpo", "rloo")
