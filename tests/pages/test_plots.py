@@ -85,6 +85,8 @@ def test_a_browser_draws_every_open_plot(frame: bool, full_report: Any, tmp_path
     (tmp_path / "page.html").write_text(html)
     command = [
         *(str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"),
+        # A headless browser's clock does not wait for a frame in a process of its own.
+        "--disable-features=IsolateSandboxedIframes",
         *(f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=4000", "--dump-dom"),
     ]
     page = (tmp_path / "page.html").as_uri()
