@@ -124,7 +124,8 @@ def samples(reports: Sequence[RunReport]) -> list[tuple[str, list[str | None]]]:
     answers: dict[str, list[str | None]] = {}
     for at, report in enumerate(reports):
         for sample in report.evaluation.samples if report.evaluation else ():
-            answers.setdefault(str(sample["prompt"]), [None] * len(reports))[at] = sample.get("after")
+            after = sample.get("after")
+            answers.setdefault(str(sample["prompt"]), [None] * len(reports))[at] = None if after is None else str(after)
     rows = sorted(answers.items(), key=lambda row: sum(answer is None for answer in row[1]))
     return rows[:MAX_SAMPLES]
 
