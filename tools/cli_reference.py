@@ -16,18 +16,20 @@ from typer.main import get_command
 from typer.models import DefaultPlaceholder
 
 from baton.cli.app import app
+from baton.store.clouds import SCHEMES
 
 PAGE = "docs/reference/cli.md"
 SHARED = 4  # options of at least so many commands are in one table
+ADDRESSES = ", ".join(f"`{scheme}://`" for scheme in ("https", *SCHEMES, "hf"))
 
-INTRODUCTION = """\
+INTRODUCTION = f"""\
 # Commands
 
 <!-- Written by `make docs` from baton/cli/; edit that folder instead. -->
 
 `baton COMMAND --help` prints the same text.
 
-- `RECIPE`: a YAML file, its address (`https://`, `s3://`, `gs://`, `az://`, `hf://`), `-` for standard input, or a
+- `RECIPE`: a YAML file, its address ({ADDRESSES}), `-` for standard input, or a
   bundled recipe's name. Relative paths start at the recipe's folder. Recipes from an address or a pipe run code only
   with [`--trust`](../trust/security.md#recipes-from-elsewhere).
 - `--json`: one JSON object on standard output, and nothing else there. Progress and messages go to standard error.

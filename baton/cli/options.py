@@ -18,6 +18,7 @@ from baton.compiler.pipeline_file import Pipeline
 from baton.errors import BatonError, UserError, no_room
 from baton.recipe.run import Store as StoreSection
 from baton.source import origin
+from baton.store.clouds import ANY_BUCKET
 from baton.terminal import visible
 
 REJECTED = 3  # exit code of a run that the recipe's gate rejects
@@ -47,7 +48,7 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="PATH=VALUE", help="Change a value, e.g. training.learning_rate=1e-4. Repeatable."),
 ]
-Store = Annotated[str | None, typer.Option(help="Folder, s3://, gs:// or az:// bucket, instead of the recipe's store.")]
+Store = Annotated[str | None, typer.Option(help=f"Folder, {ANY_BUCKET} bucket, instead of the recipe's store.")]
 RunName = Annotated[
     str | None, typer.Option("--run", help="Name of the run; one that exists resumes where it stopped.")
 ]

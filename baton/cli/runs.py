@@ -31,14 +31,13 @@ from baton.runs import lineage
 from baton.runs.documents import ForkNote
 from baton.runs.run import Run
 from baton.signing import KEY_FILE, PublicKey, Signer
+from baton.store.clouds import ANY_BUCKET
 from baton.store.storage import Storage
 from baton.terminal import Terminal
 
 app = typer.Typer(help="Lists runs, draws how they come from each other, and forks them.", no_args_is_help=True)
 
-StoreOption = Annotated[
-    str, typer.Option(help="Folder, s3://, gs:// or az:// bucket in which a run's name is looked up.")
-]
+StoreOption = Annotated[str, typer.Option(help=f"Folder, {ANY_BUCKET} bucket in which a run's name is looked up.")]
 
 
 @app.command("list")
