@@ -9,7 +9,6 @@ from tests.exactness.matrix import (
     EXPERTS,
     GREEDY,
     LORA,
-    METHODS,
     NEW_TOKENS,
     READS,
     SCRATCH,

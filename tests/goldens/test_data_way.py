@@ -38,7 +38,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     shape["name"]: shape
     for shape in map(json.loads, (Path(__file__).parents[1] / "data/public_shapes.jsonl").open("rb"))
 }
-METHODS: dict[str, dict[str, Any]] = dict.fromkeys(SPECS, {}) | {
+METHODS: dict[str, dict[str, Any]] = {name: {} for name in SPECS} | {
     "grpo": {"rewards": ["length"], "num_generations": 2},
     "rloo": {"rewards": ["length"], "num_generations": 2},
     "distillation": {"teacher": "./base"},
