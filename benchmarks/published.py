@@ -8,6 +8,7 @@ python -m benchmarks.published   # writes both pages again from those figures
 from __future__ import annotations
 
 import json
+import statistics
 import subprocess
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -35,6 +36,7 @@ Baton against a plain TRL script that does the same, or against the limit of mac
 Cells hold the median of all rounds, with least and greatest. [Benchmarks](../trust/benchmarks.md) has the main figures.
 
 """
+SIDES = ("ours", "theirs", "ratio")
 MAIN = {  # row and figure → its name on the short page
     ("boundary", "chunk boundary", "script"): "gap between two chunks",
     ("imports", "start to first step", "script"): "start of a process to its first step",
@@ -89,8 +91,8 @@ def _overview(known: Mapping[str, Any]) -> str:
     for (name, what, other), title in MAIN.items():
         for figure in known[name]["figures"] if name in known else ():
             if (figure["what"], figure["other"]) == (what, other):
-                plain = {**figure, "what": f"[{title}](../internals/benchmarks.md#{name})"}
-                lines.append(_line(plain))
+                sides = {side: [statistics.median(figure[side])] if figure[side] else [] for side in SIDES}
+                lines.append(_line({**figure, **sides, "what": f"[{title}](../internals/benchmarks.md#{name})"}))
     machine = next(iter(known.values()))["about"]["machine"]
     kills = "![Goodput under kill -9](../pictures/bench-goodput-kills.svg)\n\n" if "goodput" in known else ""
     return f"""# Benchmarks
@@ -98,7 +100,7 @@ def _overview(known: Mapping[str, Any]) -> str:
 <!-- Written by `make bench ARGS="--publish"`. -->
 
 Baton against a plain TRL script that does the same: same model, rows, steps and store. Measured in turn on
-{machine["processor"]}, {machine["cores"]} cores, with an S3 server on the same cores. Medians, with least and greatest.
+{machine["processor"]}, {machine["cores"]} cores, with an S3 server on the same cores. Medians of all rounds.
 
 | | Baton | compared with | ratio | goal | met |
 |---|---|---|---|---|---|

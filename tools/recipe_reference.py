@@ -37,7 +37,7 @@ One YAML file describes a run: model, data, method and number of chunks. `baton 
 training.
 
 - Unknown keys are errors; the message names the nearest known key.
-- Omitted keys take the default in the table. A dash marks a setting that is off or follows from others.
+- Omitted keys take the default in the table. Keys without a default are off or follow from others.
 - `--set training.learning_rate=1e-4` changes a value from the command line. Values are YAML; repeat the option freely.
 - Relative paths in `data.source` and `model.base` start at the recipe's folder, then at the working folder.
 - Editors complete keys and check values when a recipe begins with `# yaml-language-server: $schema=` and the path of
@@ -90,12 +90,12 @@ def _example(title: str, path: str) -> str:
 def _section(path: str, section: Schema, homes: dict[str, str]) -> str:
     required, page = section.get("required", []), path.partition(".")[0]
     rows = [
-        f"| `{name}` | {_type(field, page, homes)} | {_default(field, name in required)} | {_meaning(field)} |"
+        f"| `{name}` | {_type(field, page, homes)}{_default(field, name in required)} | {_meaning(field)} |"
         for name, field in section["properties"].items()
     ]
     head = [] if path and path == page else [f"## {path or 'Top level'}", ""]
     return "\n".join(
-        [*head, _meaning(section), "", "| field | type | default | meaning |", "|---|---|---|---|", *rows, ""]
+        [*head, _meaning(section), "", "| field | type and default | meaning |", "|---|---|---|", *rows, ""]
     )
 
 
@@ -145,15 +145,14 @@ def _text(field: Schema) -> str:
 
 
 def _default(field: Schema, required: bool) -> str:
+    """Returns a further line of a type's cell, empty for a setting that is off or follows from others."""
     if required:
-        return "required"
+        return "<br>required"
     value = field.get("default")
-    if value is None:
-        return "—"
-    if "$ref" in field:
-        return "its defaults"
+    if value is None or "$ref" in field:
+        return ""
     plain = isinstance(value, str) and value.isprintable()
-    return f"`{_cell(value if plain else json.dumps(value))}`"
+    return f"<br>default `{_cell(value if plain else json.dumps(value))}`"
 
 
 def _meaning(schema: Schema) -> str:

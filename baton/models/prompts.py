@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from baton.checkpoint.store import CheckpointStore
 from baton.documents import Document
-from baton.errors import DamagedError, UserError
+from baton.errors import DamagedError, RowError, UserError
 from baton.models import chat, generate
 from baton.recipe.recipe import Recipe
 from baton.runs.documents import RunInfo, SplitData, TokenizedRows
@@ -194,6 +194,17 @@ def held_out_prompts(
     return [_prompt(json.loads(line), recipe, tokenizer) for line in lines if line]
 
 
+def _answer(messages: list[dict[str, Any]], asked: str, tokenizer: PreTrainedTokenizerBase, tools: Any) -> str:
+    """Returns the answer that ends a conversation as the model would write it, calls of tools included."""
+    if not messages[-1].get("tool_calls"):
+        return str(messages[-1]["content"])
+    (whole,) = chat.ChatTemplate(tokenizer).render_each([chat.Conversation(messages, tools)])
+    if isinstance(whole, RowError) or not whole.text.startswith(asked):
+        return ""
+    ids = tokenizer(whole.text[len(asked) :], add_special_tokens=False)["input_ids"]
+    return str(tokenizer.decode(ids, skip_special_tokens=True)).strip()
+
+
 def judged_side(run: Run) -> str:
     """Returns the side that judges a run's result: `test` where the split has such rows, else `eval`."""
     manifest = read_manifest(run.storage, run.need(SplitData).prefix)
@@ -205,7 +216,8 @@ def _prompt(row: dict[str, Any], recipe: Recipe, tokenizer: PreTrainedTokenizerB
     tools = row.get("tools")
     if "messages" in row:
         last = max(i for i, message in enumerate(row["messages"]) if message["role"] == "assistant")
-        return generate.rendered(row["messages"][:last], tokenizer, tools), str(row["messages"][last]["content"])
+        asked = generate.rendered(row["messages"][:last], tokenizer, tools)
+        return asked, _answer(row["messages"][: last + 1], asked, tokenizer, tools)
     if "text" in row:
         at = len(row["text"]) // TEXT_PROMPT_SHARE
         return row["text"][:at], row["text"][at:]

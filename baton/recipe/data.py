@@ -77,7 +77,8 @@ class DataSource(Section):
     """One place that rows come from, where it differs from the others."""
 
     uri: str
-    """File, folder, glob, a bucket (`s3://…`, `gs://…`, `az://…`), `hf://datasets/…` or `builtin:stdlib-docs`."""
+    """File, folder, glob, a bucket (`s3://…`, `gs://…`, `az://…`), `hf://datasets/…` or a bundled source such as
+    `builtin:support`."""
     weight: Annotated[float, Field(gt=0, le=1000)] = 1.0
     """How often each training row is used in one pass: 2 twice, 0.25 a quarter of the rows, chosen by content."""
     format: Format | None = None
@@ -147,8 +148,9 @@ class Data(Section):
     """Rows to learn from, and how they become tokens."""
 
     source: Annotated[list[str | DataSource], Field(min_length=1)]
-    """File, folder, glob, a bucket (`s3://…`, `gs://…`, `az://…`), `hf://datasets/…` or `builtin:stdlib-docs`; one or a
-    list, whose members may be mappings with their own `weight`, `format`, `columns` or `side`."""
+    """File, folder, glob, a bucket (`s3://…`, `gs://…`, `az://…`), `hf://datasets/…` or a bundled source such as
+    `builtin:support`; one or a list, whose members may be mappings with their own `weight`, `format`, `columns` or
+    `side`."""
     format: Format = "auto"
     """Shape of a row; `auto` looks at the method and the columns of the first rows and says what it found; it knows the
     usual other names, such as `question` and `answer`. A preference has `chosen` and `rejected`, with a `prompt` or as

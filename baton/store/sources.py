@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from baton.errors import UserError, suggest_path
+from baton.errors import UserError, suggest, suggest_path
 from baton.store import protocol
 from baton.store.clouds import ANY_SOURCE, CloudStore
 from baton.store.folder import FileSystem
@@ -26,6 +26,13 @@ if TYPE_CHECKING:
 # Member of a recipe's `data.source`: an address, or a mapping with its own settings.
 Value: TypeAlias = str | dict[str, object]
 BUILTIN = "builtin:stdlib-docs"  # signatures and docstrings of Python's standard library, on every machine with Python
+# Rows in Baton's own package.
+FOLDER = os.path.join(os.path.dirname(os.path.dirname(__file__)), "data", "builtin")
+BUNDLED = {
+    "builtin:support": "support.jsonl",  # messages of customers, and the team for each as JSON
+    "builtin:replies": "replies.jsonl",  # a good and a bad reply to a customer
+    "builtin:tool-calls": "tools.jsonl",  # requests that take one call of four tools
+}
 # File types whose rows have columns.
 TABLES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow", ".feather")
 # File types of plain text; in a folder with tables they only describe those, and are passed over.
@@ -104,9 +111,11 @@ def is_dataset_id(source: str) -> bool:
 
 def resolve(source: str, *, base_dir: str) -> str:
     """Returns a source with a local path made absolute, from `base_dir` or the current folder, where it must match."""
-    if source.startswith("builtin:") and source != BUILTIN:
-        raise UserError(f"data.source {source!r} is unknown; the only builtin is {BUILTIN!r}.")
-    if "://" in source or source == BUILTIN:
+    if source.startswith("builtin:") and source not in (known := (BUILTIN, *BUNDLED)):
+        raise UserError(
+            f"data.source {source!r} is unknown.{suggest(source, known)}", remedy=f"Bundled are {', '.join(known)}."
+        )
+    if "://" in source or source.startswith("builtin:"):
         return source
     tried = [os.path.abspath(os.path.join(folder, os.path.expanduser(source))) for folder in (base_dir, os.getcwd())]
     for path in tried:
@@ -126,6 +135,8 @@ def files(sources: Sequence[str]) -> list[SourceFile]:
 
 
 def _expand(source: str) -> list[SourceFile]:
+    if source in BUNDLED:
+        return [SourceFile(Storage(FOLDER), BUNDLED[source])]
     is_pattern = any(sign in source for sign in "*?[") and not os.path.exists(source)
     address = source.rstrip("/")
     parent = address.rpartition("/")[0]

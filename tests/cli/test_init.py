@@ -199,7 +199,7 @@ def test_a_model_is_needed_and_a_path_must_exist(here: Path) -> None:
     assert "--model is left out" in init("--data", "rows/talks.jsonl").stderr
     (here / "tiny").mkdir()
     assert (
-        "--model './tinny' is not a folder. Did you mean './tiny'?"
+        "--model './tinny' does not exist. Did you mean './tiny'?"
         in init("--data", "rows/talks.jsonl", "--model", "./tinny").stderr
     )
 

