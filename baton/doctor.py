@@ -1,4 +1,4 @@
-"""`baton doctor`: checks of this machine, the store and a recipe's services, each tried out."""
+"""`baton check`: checks of this machine, the store and a recipe's services, each tried out."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ from baton.errors import BatonError, UserError
 from baton.models import pinned
 from baton.recipe.recipe import Recipe
 from baton.source import prepare
+from baton.source.origin import RecipeSource
 from baton.store.cache import NodeCache
 from baton.store.clouds import CloudStore
 from baton.store.protocol import OWN, DeniedError
@@ -225,7 +226,9 @@ class Examined(TypedDict):
     checks: list[dict[str, str]]
 
 
-def examine(recipe_path: str | None = None, overrides: Sequence[str] = (), *, store: str | None = None) -> list[Check]:
+def examine(
+    recipe_path: str | RecipeSource | None = None, overrides: Sequence[str] = (), *, store: str | None = None
+) -> list[Check]:
     """Looks at this machine, and at all that a recipe or store names."""
     if overrides and not recipe_path:
         raise UserError("--set changes a recipe, and none is given.", remedy="Name the recipe.")
@@ -439,7 +442,7 @@ def examine_kubeflow(endpoint: str, namespace: str | None) -> list[Check]:
 
 
 def _pipelines(client: KubeflowClient, namespace: str | None, *, is_multi_user: bool) -> Check:
-    """Tells whether `baton submit` can register its pipeline, as far as that shows without posting one."""
+    """Tells whether `baton kfp submit` can register its pipeline, as far as that shows without posting one."""
     from baton.kubeflow import submit
 
     try:

@@ -53,13 +53,13 @@ class PublicKey:
         """Reads a key from one line or a PEM file's text; `ValueError` if it is no public key of a known kind."""
         # No message repeats the text, which may be a private key.
         if "PRIVATE KEY" in text:
-            raise ValueError("is a private key; expected the public one, which `baton keys show FILE` prints")
+            raise ValueError("is a private key; expected the public one, which `baton verify keys show FILE` prints")
         body = "".join(line.strip() for line in text.splitlines() if not line.startswith("-----"))
         try:
             return cls(_line(_loaded(base64.b64decode(body, validate=True))))
         except (binascii.Error, ValueError) as error:
             reason = str(error) if str(error).startswith("is ") else f"is no public key; expected one ({KINDS})"
-            raise ValueError(f"{reason} as `baton keys new FILE` prints it, or a PEM file's text") from None
+            raise ValueError(f"{reason} as `baton verify keys new FILE` prints it, or a PEM file's text") from None
 
     @property
     def pem(self) -> bytes:
@@ -127,12 +127,12 @@ class Signer:
         except OSError as error:
             raise UserError(
                 f"the signing key {path!r} cannot be read: {error.strerror}.",
-                remedy="On a cluster name its Secret in chunks.signing.secret; `baton keys new FILE` makes one.",
+                remedy="On a cluster name its Secret in chunks.signing.secret; `baton verify keys new FILE` makes one.",
             ) from None
         except (ValueError, TypeError, UnsupportedAlgorithm):
             raise UserError(
                 f"{path!r} holds no private key without a password; expected one ({KINDS}) in PEM.",
-                remedy="`baton keys new FILE` makes one.",
+                remedy="`baton verify keys new FILE` makes one.",
             ) from None
         return cls(key)  # type: ignore[arg-type]
 

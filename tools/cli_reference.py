@@ -16,6 +16,7 @@ from typer.main import get_command
 from typer.models import DefaultPlaceholder
 
 from baton.cli.app import app
+from baton.cli.options import MOVED
 from baton.store.clouds import SCHEMES
 
 PAGE = "docs/reference/cli.md"
@@ -27,8 +28,10 @@ INTRODUCTION = f"""\
 
 <!-- Written by `make docs` from baton/cli/; edit that folder instead. -->
 
-`baton COMMAND --help` prints the same text.
+`baton COMMAND -h` prints the same text.
 
+- `RUN`: a name, a path or a URI, `STORE/runs/NAME`. `RUN@STEP`: one of its checkpoints. A bare name means a run begun
+  from this machine, or one in `baton-store`; `--store` names another store.
 - `RECIPE`: a YAML file, its address ({ADDRESSES}), `-` for standard input, or a
   bundled recipe's name. Relative paths start at the recipe's folder. Recipes from an address or a pipe run code only
   with [`--trust`](../trust/security.md#recipes-from-elsewhere).
@@ -61,7 +64,10 @@ def markdown() -> str:
         panels[panel].append(_command(path, command, shared))
     options = sorted(row for row in shared if row.startswith("| `-"))
     texts = ["\n".join(parts) for parts in panels.values()]
-    return "\n".join([INTRODUCTION, *texts, "## Options of many commands", "", *_table(options), ""])
+    former = [f"| `baton {former}` | `baton {today}` |" for former, today in MOVED.items()]
+    earlier = ["## Earlier names", "", "Earlier names still work, with a note on standard error.", ""]
+    earlier += ["| earlier | now |", "|---|---|", *former, ""]
+    return "\n".join([INTRODUCTION, *texts, "## Options of many commands", "", *_table(options), "", *earlier])
 
 
 def _commands(group: Any, path: str) -> Iterator[tuple[str, Any]]:
@@ -88,7 +94,8 @@ def _command(path: str, command: Any, shared: set[str]) -> str:
     usage = " ".join([path, *(_argument(parameter) for parameter in arguments)])
     rows = [_row(parameter) for parameter in _listed(command)]
     own = [row for row in rows if row not in shared]
-    also = ", ".join(f"`{row.split('`')[1].split()[0]}`" for row in rows if row in shared and row.startswith("| `-"))
+    names = [row.split("`")[1].split()[0].strip(",") for row in rows if row in shared and row.startswith("| `-")]
+    also = ", ".join(f"`{name}`" for name in names)
     blocks = [f"### {path}", _prose(command.help or ""), f"```\n{usage} [OPTIONS]\n```"]
     blocks += ["\n".join(_table(own)) if own else "", f"Also: {also}." if also else ""]
     return "\n\n".join(block for block in blocks if block) + "\n"

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from baton import events
 from baton.cli.display import Display, screen
-from baton.cli.options import Json, Overrides, RecipePath, Trust, answer, page_path, print_json
+from baton.cli.options import Json, Overrides, RecipePath, Trust, answer, default_page, page_path, print_json
 from baton.errors import BatonError, UserError
 from baton.local import processes
 from baton.local.preview import preview
@@ -44,20 +44,25 @@ class Side(StrEnum):
 def show(
     recipe: RecipePath,
     rows: Annotated[int, typer.Option(min=1, max=1000, help="Rows to show.")] = 5,
-    side: Annotated[Side | None, typer.Option(help="Show rows of this side alone.")] = None,
+    side: Annotated[Side | None, typer.Option(help="Show this side alone.")] = None,
     overrides: Overrides = None,
-    page: Annotated[str, typer.Option(metavar="FILE.html", help="Page to write.")] = "data-rows.html",
+    page: Annotated[
+        str | None, typer.Option(metavar="FILE.html", help="Page to write. Default: in STORE/pages.")
+    ] = None,
     json: Json = False,
     trust: Trust = False,
 ) -> None:
-    """Shows the first rows as the model sees them: text, tokens, what is trained, what is cut and what is not used.
+    """Show the first rows as the model sees them: text, tokens, trained and cut parts.
 
-    Only these rows are read and tokenized, by what the run does it with. Sources take turns. What a run looks for in
-    all rows, such as duplicates, is for `baton data check`. A recipe's phases have a page each.
+    Reads and tokenizes these rows alone, with the run's own code; sources take turns. `baton data check` finds
+    duplicates and other problems of all rows. Each phase of a recipe gets its own page.
     """
     with answer(json, trust):
-        stem, _, ending = page_path(page).rpartition(".")
-        trainings = list(prepare.parts_of(prepare.load(recipe, overrides).localised()))
+        target = page_path(page) if page else None
+        loaded = prepare.load(recipe, overrides).localised()
+        target = target or default_page(loaded.store.uri, f"{loaded.name}-rows.html")
+        stem, _, ending = target.rpartition(".")
+        trainings = list(prepare.parts_of(loaded))
         results: list[dict[str, Any]] = []
         for training, name, has_tokenizer in trainings:
             if not has_tokenizer:  # the first phase learns it
@@ -123,13 +128,14 @@ def _marked(out: Console, words: str, name: str) -> Text:
     return Text(f"{before}{words}{after}")
 
 
-app = typer.Typer(help="Examines rows before a GPU is paid for.", no_args_is_help=True)
+app = typer.Typer(help="Show and check rows before you rent a GPU", no_args_is_help=True)
 RUN = "data-check"
 Examined = dict[str, Any]  # see `examine`
+PAGES = ("rejected_uri", "findings_uri", "report")  # addresses of the files that it writes
 MARKS = {
     "failed": ("red", "✗ not allowed"),
-    "warn": ("yellow", "! look at it"),
-    "fixed": ("green", "✓ dealt with"),
+    "warn": ("yellow", "! warning"),
+    "fixed": ("green", "✓ fixed"),
     "ok": ("green", "✓ fine"),
     "off": ("dim", "– off"),
 }
@@ -142,38 +148,45 @@ app.command()(show)
 def check(
     source: Annotated[
         list[str],
-        typer.Argument(metavar="SOURCE… | RECIPE", help="Files, folders or URIs; or one recipe, also by name or as -."),
+        typer.Argument(metavar="SOURCE… | RECIPE", help="Files, folders or URIs; or one recipe: path, name or -."),
     ],
-    method: Annotated[str, typer.Option(help="Training method that the rows are for.")] = "sft",
-    row_format: Annotated[str, typer.Option("--format", help="Shape of a row, as data.format.")] = "auto",
-    base: Annotated[str | None, typer.Option(help="Model whose tokens are counted: hub id, folder or URI.")] = None,
-    tokenizer: Annotated[str | None, typer.Option(help="Tokenizer to count by, where there is no model yet.")] = None,
+    method: Annotated[str, typer.Option(help="Training method of the rows.")] = "sft",
+    row_format: Annotated[str, typer.Option("--format", help="Format of a row, as data.format.")] = "auto",
+    base: Annotated[str | None, typer.Option(help="Model whose tokenizer counts: hub id, folder or URI.")] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="Tokenizer that counts, without a model.")] = None,
     max_length: Annotated[int | None, typer.Option(min=8, help="Longest sequence in tokens.")] = None,
     overrides: Overrides = None,
-    report: Annotated[str, typer.Option(metavar="FILE.html", help="Page to write.")] = "data-quality.html",
+    report: Annotated[
+        str | None,
+        typer.Option(metavar="FILE.html", help="Page to write. Default: in STORE/pages, or for rows in Baton's cache."),
+    ] = None,
     json: Json = False,
     trust: Trust = False,
 ) -> None:
-    """Checks rows, and writes a page of what was found; the rows themselves are only read.
+    """Check rows for duplicates, leaks, lengths and broken rows; write a page.
 
-    Lengths are counted where there is a tokenizer. The exit code is 1 where a check that is set to fail found
-    something, or where more rows are unusable than data.max_rejected allows. A recipe's phases have a page each.
+    Counts lengths where a tokenizer is known. Exit code 1 means a finding of a check set to `fail`, or more unusable
+    rows than data.max_rejected allows. Each phase of a recipe gets its own page.
     """
     with answer(json, trust):
-        stem, _, ending = page_path(report).rpartition(".")
+        target = page_path(report) if report else None
         is_recipe = len(source) == 1 and origin.is_recipe(source[0])
         if is_recipe:
             given = {"method": method != "sft", "format": row_format != "auto", "base": base, "tokenizer": tokenizer}
             for option in (option for option, value in given.items() if value):
                 remedy = "Change it with --set."
-                raise UserError(f"--{option} is for sources; a recipe says it itself.", remedy=remedy)
+                raise UserError(f"--{option} is for sources, not for a recipe.", remedy=remedy)
             changes = [*(overrides or ()), *([f"data.max_length={max_length}"] if max_length else [])]
-            parts = list(prepare.parts_of(prepare.load(source[0], changes).localised()))
+            loaded = prepare.load(source[0], changes).localised()
+            parts = list(prepare.parts_of(loaded))
+            target = target or default_page(loaded.store.uri, f"{loaded.name}-quality.html")
         else:
             data: dict[str, Any] = {"source": source, "format": row_format}
             if max_length:
                 data["max_length"] = max_length
             parts = [(_recipe_for(data, method, base, tokenizer, overrides or []), "", bool(base or tokenizer))]
+            target = target or default_page(None, f"{parts[0][0].name}-quality.html")
+        stem, _, ending = target.rpartition(".")
         with Display(0) as display:
             results = [
                 examine(part, f"{stem}{name}.{ending}", counts=counts, display=display) for part, name, counts in parts
@@ -181,13 +194,13 @@ def check(
         if json:
             print_json(results[0] if len(results) == 1 else {"phases": results})
         for each in results if not json else []:
-            _print(each)
+            print_examined(each)
         if any(each["state"] == "failed" for each in results):
             raise typer.Exit(1)
 
 
 def examine(recipe: Recipe, page: str, *, counts: bool, display: Display) -> Examined:
-    """Runs split and tokenize of a recipe on a store that is thrown away; writes the page, and its rows beside it."""
+    """Runs split and tokenize of a recipe in a temporary store; writes the page and its rows."""
 
     def heard(event: events.Event) -> None:
         if not isinstance(event, events.Rejected | events.Quality):  # they name files that are gone in a moment
@@ -238,7 +251,8 @@ def _recipe_for(
     return prepare.LoadedRecipe(recipe, origin.RecipeSource("the options", "", os.getcwd())).localised()
 
 
-def _print(result: Examined) -> None:
+def print_examined(result: Examined) -> None:
+    """Prints the findings about rows for people."""
     table = Table(box=None, pad_edge=False, expand=True)
     for title in ("Check", "", "Found", "First"):
         table.add_column(title, no_wrap=title == "First", overflow="ellipsis", ratio=1 if title == "First" else None)
@@ -262,6 +276,6 @@ def _print(result: Examined) -> None:
     out.print(Text(result["sentence"], {"failed": "bold red", "warn": "yellow", "ok": "green"}[result["state"]]))
     if result["error"]:
         out.print(Text(result["error"], "bold red"))
-    for key in ("rejected_uri", "findings_uri", "report"):
+    for key in PAGES:
         if result[key]:
             typer.echo(f"{key.removesuffix('_uri')}: {result[key]}")

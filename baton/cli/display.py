@@ -1,14 +1,16 @@
-"""Display of a run: a line per stage, a bar for training. On standard error."""
+"""Display of a run on standard error: bars for running stages, one line for each that is done."""
 
 from __future__ import annotations
 
 import sys
 import time
+from dataclasses import dataclass
 from types import TracebackType
 
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TaskID, TextColumn
 from rich.table import Table
+from rich.text import Text
 
 from baton import events
 from baton.local.processes import StageRepaired, TrialFailed
@@ -17,6 +19,21 @@ from baton.terminal import Terminal
 EVALUATED = ("loss", "perplexity", "accuracy", "reward", "reward_accuracy", "reward_margin")  # shown where known
 PIPED = 400  # columns of a table in a pipe
 console = Terminal(file=sys.stderr, highlight=False)
+
+
+class Verbosity:
+    """Amount of output of this process, beyond answers, warnings and errors."""
+
+    is_quiet = False
+    is_verbose = False
+
+    @classmethod
+    def reset(cls, *, quiet: bool, verbose: bool) -> None:
+        cls.is_quiet, cls.is_verbose = quiet, verbose
+
+    @classmethod
+    def add(cls, *, quiet: bool, verbose: bool) -> None:
+        cls.reset(quiet=cls.is_quiet or quiet, verbose=cls.is_verbose or verbose)
 
 
 def screen() -> Terminal:
@@ -34,27 +51,51 @@ def print_table(table: Table) -> None:
 
 def note(line: str) -> None:
     """Prints a note before a run."""
-    console.print(f"[yellow]note:[/] {escape(line)}")
+    if not Verbosity.is_quiet:
+        console.print(f"[yellow]note:[/] {escape(line)}")
+
+
+@dataclass
+class _Running:
+    """A stage that runs."""
+
+    shown: str
+    since: float
+    task: TaskID
+    note: str = ""
+    training: str = ""  # step, loss and speed, kept for the line at its end
+    first: tuple[int, float] | None = None  # step and time at which its steps began
+
+
+class _Elapsed(ProgressColumn):
+    """Time that a stage without steps has taken."""
+
+    def render(self, task: Task) -> Text:
+        return Text("" if task.total else _clock(task.elapsed or 0.0), "cyan")
 
 
 class Display:
-    """Follows the events of a run; a terminal gets bars, a log file gets lines."""
+    """Follows the events of a run: a bar for each stage that runs, a line for each that is done.
 
-    def __init__(self, num_chunks: int) -> None:
-        self._num_chunks = num_chunks  # 0 where the run has several trainings
+    Args:
+        num_chunks: Chunks of the run; 0 where it has several trainings.
+        batch_size: Rows of a step, for the speed in tokens.
+    """
+
+    def __init__(self, num_chunks: int, batch_size: int = 0) -> None:
+        self._num_chunks, self._batch_size = num_chunks, batch_size
+        self._row_tokens = 0.0  # mean tokens of a training sequence
+        is_narrow = console.width < 100
         self._progress = Progress(
-            SpinnerColumn(finished_text="[green]✓[/]"),
+            SpinnerColumn(),
             TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=30),
+            BarColumn(bar_width=10 if is_narrow else 30),
             TextColumn("{task.fields[note]}", markup=False),
-            TimeElapsedColumn(),
+            _Elapsed(),
             console=console,
-            disable=not console.is_terminal,
+            disable=not console.is_terminal or Verbosity.is_quiet,
         )
-        self._stage: TaskID | None = None
-        self._name = ""
-        self._since = 0.0
-        self._note = ""
+        self._running: dict[str, _Running] = {}
 
     def __enter__(self) -> Display:
         self._progress.start()
@@ -65,29 +106,74 @@ class Display:
 
     def heard(self, event: events.Event) -> None:
         if isinstance(event, events.Stage):
-            self._started(event.stage) if event.state == "started" else self._ended()
+            self._started(event.stage) if event.state == "started" else self._ended(event.stage)
         elif line := _line(event):
-            console.print(line, markup=False)
+            if not Verbosity.is_quiet:
+                console.print(line, markup=False)
         elif note := _note(event):
-            self._note = note
-            if self._stage is not None:
-                completed, total = (event.step, event.of) if isinstance(event, events.Step) else (None, None)
-                self._progress.update(self._stage, note=note, completed=completed, total=total)
+            if isinstance(event, events.Tokens) and event.train:
+                self._row_tokens = event.tokens / event.train
+            self._note(event, note)
         if warning := _warning(event):
             console.print(warning, style="yellow", markup=False)
 
     def _started(self, name: str) -> None:
-        self._name, self._since, self._note = name, time.monotonic(), ""
+        self._forget(name)
         is_of_chunk = self._num_chunks and name.startswith(("train chunk", "checkpoint"))
         shown = f"{name} of {self._num_chunks}" if is_of_chunk else name
-        self._stage = self._progress.add_task(shown, total=None, note="")
+        task = self._progress.add_task(shown, total=None, note="")
+        self._running[name] = _Running(shown, time.monotonic(), task)
 
-    def _ended(self) -> None:
-        if self._stage is not None:
-            self._progress.update(self._stage, total=1, completed=1)
-        if not console.is_terminal:
-            took = time.monotonic() - self._since
-            console.print(f"✓ {self._name} ({took:.1f} s) {self._note}".rstrip(), markup=False)
+    def _forget(self, name: str) -> _Running | None:
+        stage = self._running.pop(name, None)
+        if stage:
+            self._progress.remove_task(stage.task)
+        return stage
+
+    def _note(self, event: events.Event, note: str) -> None:
+        if not self._running:
+            return
+        stage = next(reversed(self._running.values()))
+        stage.note = note
+        if isinstance(event, events.Step):
+            live, stage.training = self._speed(stage, event)
+            stage.note = ""  # what follows the last step is added to it
+            self._progress.update(stage.task, note=live, completed=event.step, total=event.of)
+        else:
+            self._progress.update(stage.task, note=note)
+
+    def _speed(self, stage: _Running, event: events.Step) -> tuple[str, str]:
+        """Returns step, loss, speed and time left, for a bar and for the line at the stage's end."""
+        now = time.monotonic()
+        line = [f"step {event.step}/{event.of}", f"loss {event.loss:.3f}"]
+        live = [f"{event.step}/{event.of}", f"loss {event.loss:.3g}"]
+        if stage.first is None:
+            stage.first = event.step, now
+        elif event.step > stage.first[0] and now > stage.first[1]:
+            rate = (event.step - stage.first[0]) / (now - stage.first[1])
+            if tokens := rate * self._batch_size * self._row_tokens:
+                line.append(f"{tokens:,.0f} tokens/s")
+                live.append(f"{_short(tokens)} tok/s")
+            live.append(f"{_clock((event.of - event.step) / rate)} left")
+        return " ".join(live), ", ".join(line)
+
+    def _ended(self, name: str) -> None:
+        stage = self._forget(name)
+        if stage and not Verbosity.is_quiet:
+            took = time.monotonic() - stage.since
+            note = ", ".join(part for part in (stage.training, stage.note) if part)
+            console.print(f"✓ {stage.shown} ({took:.1f} s) {note}".rstrip(), markup=False)
+
+
+def _clock(seconds: float) -> str:
+    """Returns `0:41` or `1:02:03`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _short(number: float) -> str:
+    return f"{number / 1000:.1f}k" if number >= 1000 else f"{number:.0f}"
 
 
 def _line(event: events.Event) -> str:
@@ -114,15 +200,15 @@ def _note(event: events.Event) -> str:
         case events.Tokenized():
             return f"part {event.done:,} of {event.of:,}"
         case events.Resumed():
-            return f"{event.parts:,} of {event.of:,} parts are there already"
+            return f"{event.parts:,} of {event.of:,} parts were written before"
         case events.Slice():
             return f"{event.files:,} of {event.of:,} files, {event.bytes / 1e6:.1f} MB"
         case events.Step():
             return f"step {event.step}/{event.of}, loss {event.loss:.3f}"
         case events.CheckpointCommitted():
-            return f"step {event.step} committed, digest {event.digest[:12]}"
+            return f"step {event.step} saved{f', digest {event.digest[:12]}' if Verbosity.is_verbose else ''}"
         case events.AlreadyDone():
-            return f"step {event.step} is committed already"
+            return f"step {event.step} is saved already"
         case events.Verified():
             return f"step {event.step} verified, {event.bytes / 1e6:.1f} MB"
         case events.Evaluating():
@@ -161,11 +247,11 @@ def _warning(event: events.Event) -> str:
             rows = f" Its rows: {event.rows}." if event.rows else ""
             return f"{event.message} Chunk {event.chunk} resumes before step {event.step} and skips it.{rows}"
         case events.SkippedExport():
-            return f"{event.uri} is not used and made anew: {event.reason}"
+            return f"{event.uri} is damaged and exported again: {event.reason}"
         case TrialFailed():
             return f"{event.trial} chunk {event.chunk} failed: {event.message}"
         case StageRepaired():
-            return f"{event.stage} found damage, and the run goes back once to make it anew: {event.message}"
+            return f"{event.stage} found damage; the run repairs it once: {event.message}"
         case events.LeftOut() | events.NoEffect():
             return f"{event.text}."
         case events.Truncation():
@@ -177,7 +263,7 @@ def _warning(event: events.Event) -> str:
         case events.Warned():
             return f"{event.text[:1].upper()}{event.text[1:]}"
         case events.StoreUnavailable():
-            return f"{event.reason} Training continues; nothing has been saved for {event.unsaved:.0f} s."
+            return f"{event.reason} Training continues; last checkpoint {event.unsaved:.0f} s ago."
         case events.StagedElsewhere():
             return f"{event.reason[:1].upper()}{event.reason[1:]}."
         case events.Partial():

@@ -1,4 +1,4 @@
-"""What commands do with a run on Kubeflow. A module of its own: kfp's client imports for longer than most run."""
+"""Runs on Kubeflow, for commands. A module of its own, as kfp's client is slow to import."""
 
 from __future__ import annotations
 
@@ -64,8 +64,31 @@ def status(run: str, endpoint: str, namespace: str | None, hours: float | None, 
     return shown
 
 
+def logs(run: str, endpoint: str, namespace: str | None, wanted: str | None) -> tuple[str, str]:
+    """Returns the name and output of a stage: the wanted one, else one that failed, runs or was the last to start."""
+    client, remote = find_run(endpoint, run, namespace)
+    stages = run_status.explained_by_store(client, remote, run_status.stages(client, remote)).stages
+    known = [stage for stage in stages if stage.pod]
+    if wanted is not None:
+        known = [stage for stage in known if wanted.lower() in (stage.name.lower(), stage.key.lower())]
+    order = ("FAILED", *GOING_ON)
+    known.sort(key=lambda stage: order.index(stage.state) if stage.state in order else len(order))
+    if not known:
+        names = ", ".join(stage.name for stage in stages if stage.pod) or "none"
+        which = f"stage {wanted!r}" if wanted else "any stage"
+        raise UserError(f"run '{remote.display_name}' has no pod of {which} with a log.", remedy=f"Stages: {names}.")
+    stage = known[0] if known[0].state in order else known[-1]
+    return stage.name, client.log(remote.run_id, str(stage.pod))
+
+
+def page(run: str, endpoint: str, namespace: str | None) -> str:
+    """Returns the address of a run's page on Kubeflow."""
+    _, remote = find_run(endpoint, run, namespace)
+    return submit.run_url(endpoint, remote.run_id)
+
+
 def cancel(run: str, endpoint: str, namespace: str | None) -> RunAnswer:
-    """Ends a run that goes on."""
+    """Ends a running run."""
     client, remote = find_run(endpoint, run, namespace)
     if remote.state in submit.FINAL_STATES:
         raise UserError(f"run '{remote.display_name}' is {remote.state.lower()} already; expected one that still runs.")
@@ -91,7 +114,7 @@ def retry(run: str, endpoint: str, namespace: str | None, hours: float | None) -
         conclude(client, remote, stages, run_status.outcome(remote.state, stages))
         raise BatonError(
             f"Kubeflow cannot retry run '{name}': {error}",
-            remedy=f"`baton submit RECIPE --run {name}` starts it anew, from its newest checkpoint.",
+            remedy=f"`baton kfp submit RECIPE --run {name}` starts it again from its newest checkpoint.",
         ) from None
     console.print(f"[bold]{name}[/] resumes")
     shown = describe_run(endpoint, remote, "retried")
@@ -122,7 +145,7 @@ def to_end(endpoint: str, run_id: str, name: str, namespace: str | None, hours: 
             client = connection.connect(endpoint, namespace)
             conclude(client, client.get_run(run_id), follow.view.stages, ended["state"])
         except BatonError as error:  # how it ended is known
-            console.print(f"what it has left is not put in order: {error}", soft_wrap=True, markup=False)
+            console.print(f"cleanup failed: {error}", soft_wrap=True, markup=False)
     if failed := [stage for stage in follow.view.stages if stage.state == "FAILED"]:
         ended["failed"] = [
             {"stage": stage.name, "message": stage.message, "exit_code": stage.exit_code} for stage in failed
@@ -131,7 +154,7 @@ def to_end(endpoint: str, run_id: str, name: str, namespace: str | None, hours: 
 
 
 def _unfollowed(reason: str, name: str, namespace: str | None, exit_code: int = EXIT_CODES[UNKNOWN]) -> RunAnswer:
-    """Tells how to follow a run that goes on, and returns the answer."""
+    """Prints how to follow a running run, and returns the answer."""
     where = f" --namespace {namespace}" if namespace else ""
     typer.secho(f"baton: {visible(reason)}", err=True, fg=typer.colors.RED)
     typer.secho(f"baton: the run continues; `baton status {name}{where} --wait` follows it again", err=True)
@@ -152,7 +175,7 @@ def with_retries(submitter: Submitter, submission: submit.Submission, hours: flo
         except KeyboardInterrupt:
             ended = _unfollowed("interrupted", name, namespace, INTERRUPTED)
             break
-        except (AwayError, RefusedError) as error:  # nobody knows whether it has been started
+        except (AwayError, RefusedError) as error:  # it may have been started
             ended = _unfollowed(str(error), name, namespace)
             break
         except BatonError:  # the backend cannot: submit it once more under its name

@@ -17,6 +17,7 @@ from rich.progress import Progress
 from rich.text import Text
 
 from baton import events
+from baton.cli import address
 from baton.cli.display import console, screen
 from baton.cli.options import Json, answer, print_json
 from baton.errors import UserError
@@ -76,7 +77,13 @@ class LoadedModel:
 
 def _load(uri: str, *, trust: bool) -> LoadedModel:
     prompting.require_readable(uri)
-    model, tokenizer = generation.load(uri, trust_remote_code=trust)
+    try:
+        model, tokenizer = generation.load(uri, trust_remote_code=trust)
+    except UserError as error:
+        if "/" in uri or "run" in error.message:
+            raise
+        remedy = "`baton runs list` shows the runs of a store; hub ids are OWNER/NAME."
+        raise UserError(f"{uri!r} is neither a run begun here nor a model: {error.message}", remedy=remedy) from error
     trained = prompting.format_of_model(uri, loading.local_model(uri), tokenizer)
     return LoadedModel(uri, loading.place_model(model), tokenizer, trained)
 
@@ -149,7 +156,7 @@ def _show(console: Console, prompt: str, answers: dict[str, str]) -> None:
 def _converse(console: Console, loaded: Sequence[LoadedModel], settings: Writing) -> None:
     """Talks until the input ends; each model remembers its own answers."""
     histories: dict[str, Messages] = {model.uri: [] for model in loaded}
-    console.print("[dim]/new begins anew, /quit ends it.[/]")
+    console.print("[dim]/new starts over, /quit exits[/]")
     for line in _inputs(console):
         if line == "/new":
             histories = {model.uri: [] for model in loaded}
@@ -178,13 +185,15 @@ def _inputs(console: Console) -> Iterator[str]:
             yield line
 
 
-ModelUris = Annotated[list[str], typer.Argument(metavar="MODEL_URI…", help="Exported models, checkpoints or hub ids.")]
+ModelUris = Annotated[
+    list[str], typer.Argument(metavar="MODEL…", help="Runs (RUN or RUN@STEP), exported models, checkpoints or hub ids.")
+]
 Chat = Annotated[
     bool | None,
     typer.Option(
         "--chat/--no-chat",
-        help="Use the chat template, without a prompt for a conversation; or continue the prompt as it is. Else the "
-        "prompt is written as in training, where that is known.",
+        help="Use the chat template, or continue the prompt as it is. Default: as in training. Without a prompt, "
+        "--chat starts a conversation.",
         show_default=False,
     ),
 ]
@@ -195,41 +204,42 @@ def generate(
     prompt: Annotated[str | None, typer.Option(help="Text to continue.")] = None,
     file: Annotated[
         str | None,
-        typer.Option(
-            help="Prompts: a line of text each, or JSON lines with `prompt` or `messages`; - is standard input."
-        ),
+        typer.Option(help="Prompts: lines of text, or JSON lines with `prompt` or `messages`; - for standard input."),
     ] = None,
     chat: Chat = None,
-    system: Annotated[str | None, typer.Option(help="What a chat begins with, instead of data.system.")] = None,
+    system: Annotated[str | None, typer.Option(help="System message, instead of data.system.")] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Longest continuation in tokens.")] = 64,
-    temperature: Annotated[float, typer.Option(min=0, help="0 takes the likeliest token each time.")] = 0.0,
+    temperature: Annotated[float, typer.Option(min=0, help="0 always takes the likeliest token.")] = 0.0,
     top_p: Annotated[float, typer.Option(min=0, max=1, help="Share of the probability to sample from.")] = 1.0,
-    seed: Annotated[int, typer.Option(min=0, help="Decides what is sampled.")] = 0,
-    batch_size: Annotated[int, typer.Option(min=1, help="Prompts at once.")] = 8,
-    trust: Annotated[bool, typer.Option("--trust", help="Run Python code that comes with the model.")] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the samples.")] = 0,
+    batch_size: Annotated[int, typer.Option(min=1, help="Prompts per batch.")] = 8,
+    trust: Annotated[bool, typer.Option("--trust", help="Run the model's own Python code.")] = False,
     json: Json = False,
 ) -> None:
-    """Writes text with a model, or with several side by side: for one prompt, a file of them, or in a chat.
+    """Write text with a model, or with several side by side.
 
-    With a file, `--json` prints a JSON line for each prompt.
+    Takes one prompt, a file of prompts, or a chat. With --file, --json prints one JSON line per prompt.
     """
     with answer(json):
         if prompt is not None and file is not None:
-            raise UserError("--prompt and --file are given both.", remedy="Give one of them.")
+            raise UserError("--prompt and --file exclude each other.", remedy="Give one of them.")
         if prompt is None and file is None and chat and json:
-            raise UserError("a chat at the terminal is no JSON.", remedy="Give --prompt or --file.")
+            raise UserError("a chat has no JSON output.", remedy="Give --prompt or --file.")
         if prompt is None and file is None and not chat:
-            raise UserError("there is nothing to continue.", remedy="Give --prompt, --file or --chat.")
+            raise UserError("no prompt is given.", remedy="Give --prompt, --file or --chat.")
         events.setup_logging()
         out = screen()
         settings = Writing(
             max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed, chat=chat, system=system
         )
+        resolved = {given: address.model_of(given) for given in model_uris}
         if prompt is None and file is None:
-            _converse(out, [_load(uri, trust=trust) for uri in model_uris], settings)
+            _converse(out, [_load(uri, trust=trust) for uri in resolved.values()], settings)
             return
         prompts = _prompts_of(file) if file is not None else [Prompt(prompt or "")]
-        texts_by_model = {uri: _write(_load(uri, trust=trust), prompts, settings, batch_size) for uri in model_uris}
+        texts_by_model = {
+            given: _write(_load(uri, trust=trust), prompts, settings, batch_size) for given, uri in resolved.items()
+        }
         for number, item in enumerate(prompts):
             answers = {uri: texts[number] for uri, texts in texts_by_model.items()}
             if json:

@@ -1,4 +1,4 @@
-"""Runs on Kubeflow: `baton submit`, `status`, `cancel`, `retry`, `schedule`, `schedules` and `ci-report`."""
+"""`baton kfp`: compile, submit, schedule and summarize runs on Kubeflow."""
 
 import re
 from dataclasses import asdict, replace
@@ -10,11 +10,12 @@ from pydantic import TypeAdapter, ValidationError
 
 from baton import api
 from baton.cli import options
-from baton.cli.display import console, note, screen
+from baton.cli.display import console, note
 from baton.compiler.pipeline_file import Pipeline
 from baton.documents import load
 from baton.errors import BatonError, DamagedError, UserError
 from baton.events import Retraining
+from baton.local import begun
 from baton.recipe import load as recipe_file
 from baton.recipe.recipe import Recipe
 from baton.runs.outcomes import EvaluationResult, ExportedModel, ReportPage
@@ -22,7 +23,8 @@ from baton.runs.run import Run, now
 from baton.source import origin, prepare
 from baton.store.storage import Storage
 
-app = typer.Typer(help="Retraining by the clock.", no_args_is_help=True)
+app = typer.Typer(help="Compile, submit and schedule on Kubeflow", no_args_is_help=True)
+schedules_app = typer.Typer(help="List or delete schedules", no_args_is_help=True)  # of earlier releases
 
 RETRAINED = {  # state of a retraining → in words
     "unchanged": "nothing to do",
@@ -36,14 +38,56 @@ ENDED = {  # state of any other run → in words
     "rejected": "rejected by its gate",
     "failed": "failed",
     "canceled": "cancelled",
-    options.UNKNOWN: "not followed to its end, the run may go on",
+    options.UNKNOWN: "not followed to its end, may still run",
 }
-RunName = Annotated[str, typer.Argument(metavar="RUN", help="Name or id of the run.", show_default=False)]
+
+
+def compile_recipe(
+    recipe: options.RecipePath,
+    output: Annotated[str, typer.Option("-o", "--output", metavar="FILE.yaml", help="File to write.")],
+    overrides: options.Overrides = None,
+    store: options.Store = None,
+    chunks: options.ChunkCount = None,
+    image: options.Image = None,
+    pipeline: options.PipelineOption = Pipeline.finetune,
+    picture: Annotated[
+        str | None,
+        typer.Option("--graph", metavar="FILE.mmd", help="Also write its graph as Mermaid text."),
+    ] = None,
+    json: options.Json = False,
+    trust: options.Trust = False,
+) -> None:
+    """Compile a recipe to a file for `kfp run submit -f` or the Kubeflow page."""
+    with options.answer(json, trust):
+        compiled = api.compile(
+            recipe,
+            output,
+            overrides=overrides or (),
+            store=store,
+            chunks=chunks,
+            image=image,
+            pipeline=pipeline,
+            picture=picture,
+            tell=note,
+        )
+        size = compiled.workflow
+        if json:
+            at_end = size.spec + size.nodes
+            figures = {"bytes": compiled.bytes, "workflow_bytes": size.spec, "workflow_bytes_at_end": at_end}
+            about = {"package": output, "chunks": compiled.num_chunks, "note": compiled.note, "graph": picture}
+            options.print_json({"state": "compiled", **about, **figures})
+            return
+        typer.echo(f"{output}: {compiled.num_chunks} chunk(s), {compiled.bytes / 1000:.0f} kB")
+        typer.echo(f"workflow: {size.spec / 1000:.0f} kB, {(size.spec + size.nodes) / 1000:,.0f} kB at the end")
+        if compiled.note:
+            typer.echo(f"note: {compiled.note}")
+        if picture:
+            typer.echo(picture)
 
 
 def submit(
     recipe: options.RecipePath,
-    endpoint: options.Endpoint,
+    endpoint: options.Endpoint = None,
     experiment: options.Experiment = None,
     wait: options.Wait = False,
     timeout: options.Timeout = options.WEEK_H,
@@ -61,12 +105,13 @@ def submit(
     json: options.Json = False,
     trust: options.Trust = False,
 ) -> None:
-    """Uploads a recipe's pipeline to Kubeflow, starts a run and prints its page.
+    """Start a run on Kubeflow and print its page.
 
-    A bearer token is read from BATON_KFP_TOKEN or KF_PIPELINES_TOKEN. With --wait the exit code is 1 where the run
-    fails, 3 where the gate rejects the model.
+    The bearer token comes from BATON_KFP_TOKEN or KF_PIPELINES_TOKEN. With --wait, exit code 1 means a failed run and
+    3 a model rejected by the gate.
     """
     with options.answer(json, trust):
+        endpoint = options.require_endpoint(endpoint)
         from baton.cli import follow
         from baton.kubeflow.submit import version_url
 
@@ -89,72 +134,25 @@ def submit(
         shown: options.RunAnswer = {"run": name, "run_id": submission.run_id, "url": url, "state": "submitted"}
         if version := submission.registered:
             shown |= {"pipeline": version.pipeline, "version": version.version}
-            known = "new" if version.is_new else "as before"
-            console.print(f"its pipeline, {known}: {version_url(endpoint, version)}", soft_wrap=True)
+            known = "new" if version.is_new else "unchanged"
+            console.print(f"pipeline, {known}: {version_url(endpoint, version)}", soft_wrap=True)
         if pipeline is Pipeline.sweep:
             shown["sweep_uri"] = f"{loaded.recipe.store.uri.rstrip('/')}/sweeps/{name}"
-            console.print(f"its trials: baton sweep status {shown['sweep_uri']}", soft_wrap=True)
+            console.print(f"trials: baton sweep status {shown['sweep_uri']}", soft_wrap=True)
+        begun.note_submitted(
+            name, f"{loaded.recipe.store.uri.rstrip('/')}/runs/{name}", endpoint, namespace, submission.run_id
+        )
         if wait:
             shown |= follow.with_retries(submitter, submission, timeout, retries)
-        _end(shown, json)
-
-
-def _end(shown: options.RunAnswer, json: bool) -> None:
-    options.print_json(shown) if json else typer.echo(shown["url"])
-    if code := shown.get("exit_code") or options.EXIT_CODES.get(shown["state"]):
-        raise typer.Exit(code)
-
-
-def status(
-    run: RunName,
-    endpoint: options.Endpoint,
-    wait: options.Wait = False,
-    timeout: options.Timeout = options.WEEK_H,
-    namespace: options.Namespace = None,
-    json: options.Json = False,
-) -> None:
-    """Shows a run on Kubeflow: each stage, and why one failed or does not start.
-
-    The exit code is 0 where the run has succeeded or still runs, 1 where it has failed or was
-    cancelled, and 3 where its gate rejected the model.
-    """
-    with options.answer(json):
-        from baton.cli import follow
-
-        _end(follow.status(run, endpoint, namespace, timeout if wait else None, console if json else screen()), json)
-
-
-def cancel(
-    run: RunName, endpoint: options.Endpoint, namespace: options.Namespace = None, json: options.Json = False
-) -> None:
-    """Ends a run on Kubeflow. What its newest checkpoint holds is kept, and `baton retry` resumes from there."""
-    with options.answer(json):
-        from baton.cli import follow
-
-        _end(follow.cancel(run, endpoint, namespace), json)
-
-
-def retry(
-    run: RunName,
-    endpoint: options.Endpoint,
-    wait: options.Wait = False,
-    timeout: options.Timeout = options.WEEK_H,
-    namespace: options.Namespace = None,
-    json: options.Json = False,
-) -> None:
-    """Starts the failed stages of a run on Kubeflow again. Training resumes from the newest checkpoint."""
-    with options.answer(json):
-        from baton.cli import follow
-
-        _end(follow.retry(run, endpoint, namespace, timeout if wait else None), json)
+        options.end_run(shown, json)
 
 
 def schedule(
     recipe: options.RecipePath,
-    endpoint: options.Endpoint,
     cron: Annotated[
-        str, typer.Option(metavar="LINE", help="When: minute, hour, day, month, weekday, as in '0 3 * * *', or @daily.")
+        str, typer.Option(metavar="LINE", help="Minute, hour, day, month, weekday, as in '0 3 * * *'; or @daily.")
     ],
+    endpoint: options.Endpoint = None,
     namespace: options.Namespace = None,
     service_account: options.ServiceAccount = None,
     registers: options.Registers = True,
@@ -165,12 +163,13 @@ def schedule(
     json: options.Json = False,
     trust: options.Trust = False,
 ) -> None:
-    """Retrains a recipe's model by the clock, where its data or the recipe have changed.
+    """Retrain a recipe on a schedule, if data or recipe have changed.
 
-    It takes the place of an earlier schedule of the recipe. The times are those of Kubeflow's clock: UTC, unless its
-    administrator has set another.
+    Replaces an earlier schedule of the recipe. Times follow Kubeflow's clock: UTC, unless its administrator has set
+    another zone.
     """
     with options.answer(json, trust):
+        endpoint = options.require_endpoint(endpoint)
         from baton.kubeflow import submit as kubeflow
 
         line = kubeflow.cron_line(cron)
@@ -180,14 +179,16 @@ def schedule(
         if json:
             options.print_json(asdict(made))
         else:
-            typer.echo(f"{made.recipe} is retrained at '{made.cron}' ({made.identifier})")
-            typer.echo(f"times are those of Kubeflow's clock: {kubeflow.CLOCK}")
+            typer.echo(f"{made.recipe}: retraining scheduled at '{made.cron}' ({made.identifier})")
+            typer.echo(f"times: {kubeflow.CLOCK}")
 
 
-@app.command("list")
-def list_schedules(endpoint: options.Endpoint, namespace: options.Namespace = None, json: options.Json = False) -> None:
-    """Lists the schedules that there are."""
+def list_schedules(
+    endpoint: options.Endpoint = None, namespace: options.Namespace = None, json: options.Json = False
+) -> None:
+    """List the schedules."""
     with options.answer(json):
+        endpoint = options.require_endpoint(endpoint)
         from baton.kubeflow import submit as kubeflow
 
         schedules = kubeflow.schedules(endpoint, namespace)
@@ -201,41 +202,41 @@ def list_schedules(endpoint: options.Endpoint, namespace: options.Namespace = No
             typer.echo(f"times: {kubeflow.CLOCK}", err=True)
 
 
-@app.command("delete")
 def delete_schedule(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the recipe.", show_default=False)],
-    endpoint: options.Endpoint,
+    endpoint: options.Endpoint = None,
     namespace: options.Namespace = None,
     json: options.Json = False,
 ) -> None:
-    """Deletes the schedule of a recipe; a run that is under way continues."""
+    """Delete the schedule of a recipe; a running retraining continues."""
     with options.answer(json):
+        endpoint = options.require_endpoint(endpoint)
         from baton.kubeflow import submit as kubeflow
 
         schedules = kubeflow.delete_schedules(endpoint, name, namespace)
         if json:
             options.print_json({"deleted": [asdict(each) for each in schedules]})
         else:
-            typer.echo(f"{name} is not retrained by the clock any more")
+            typer.echo(f"{name}: schedule deleted")
 
 
 def ci_report(
     recipe: options.RecipePath,
     run_id: Annotated[
-        str | None, typer.Option("--id", help="Id of the Kubeflow run, as `baton submit` prints it.")
+        str | None, typer.Option("--id", help="Id of the Kubeflow run, as `baton kfp submit` prints it.")
     ] = None,
     result: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Instead of --id: what `baton submit --wait --json` has printed."),
+        typer.Option(metavar="FILE", help="Instead of --id: output of `baton kfp submit --wait --json`."),
     ] = None,
     overrides: options.Overrides = None,
     store: options.Store = None,
     json: options.Json = False,
 ) -> None:
-    """Tells what a run on a cluster came to, as Markdown for a comment: by its id a retraining, else any.
+    """Summarize a run as a PR comment, in Markdown.
 
-    The exit code is 0 where it was promoted, has succeeded or had nothing to do, 3 where the gate
-    rejected the model, and else that of what failed.
+    Exit code: 0 for a run that succeeded, was promoted or had nothing to do, 3 for a model rejected by the gate, else
+    that of the failure.
     """
     with options.answer(json):
         changes = [*(overrides or ()), *([f"store.uri={dumps(store)}"] if store else [])]
@@ -261,13 +262,23 @@ def ci_report(
             raise typer.Exit(code)
 
 
+app.command("compile")(compile_recipe)
+app.command()(submit)
+app.command()(schedule)
+app.command("schedules")(list_schedules)
+app.command("unschedule")(delete_schedule)
+app.command("summary")(ci_report)
+schedules_app.command("list")(list_schedules)
+schedules_app.command("delete")(delete_schedule)
+
+
 def _submitted(result: str) -> options.RunAnswer:
-    remedy = "Give the file that `baton submit --wait --json > FILE` has written."
+    remedy = "Give the file that `baton kfp submit --wait --json > FILE` writes."
     try:
         with open(result, encoding="utf-8") as file:
             text = file.read()
         if not text.strip():
-            return options.RunAnswer(state="failed", error="It ended without saying why.")
+            return options.RunAnswer(state="failed", error="No reason given.")
         submitted: options.RunAnswer = TypeAdapter(options.RunAnswer).validate_python(load(text), strict=True)
         if "state" not in submitted:
             raise ValueError("it has no state")
@@ -277,7 +288,9 @@ def _submitted(result: str) -> options.RunAnswer:
     except ValueError as error:  # no UTF-8, no JSON, or values of another kind
         first = error.errors()[0] if isinstance(error, ValidationError) else None
         reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}" if first else str(error)
-        raise UserError(f"--result {result!r} is no answer of `baton submit`: {reason}.", remedy=remedy) from None
+        raise UserError(
+            f"--result {result!r} is no output of `baton kfp submit --json`: {reason}.", remedy=remedy
+        ) from None
 
 
 def _kept(storage: Storage, name: str, run_id: str) -> Retraining:
@@ -286,11 +299,11 @@ def _kept(storage: Storage, name: str, run_id: str) -> Retraining:
         return Retraining.read(loads(storage.read(path)))
     except FileNotFoundError:
         raise UserError(
-            f"{storage.uri(path)} does not exist; expected what retraining {run_id!r} came to.",
+            f"{storage.uri(path)} does not exist; expected the result of retraining {run_id!r}.",
             remedy="Check the id and the store, and that the run has ended.",
         ) from None
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise DamagedError(f"{storage.uri(path)} is not what a retraining came to.") from None
+        raise DamagedError(f"{storage.uri(path)} is damaged: no result of a retraining.") from None
 
 
 def _of_run(storage: Storage, recipe: Recipe, submitted: options.RunAnswer) -> Retraining:
@@ -332,7 +345,7 @@ def _markdown(heading: str, outcome: Retraining, submitted: options.RunAnswer) -
 
 
 def _plain(message: str | None) -> str:
-    return " ".join((message or "its pod says nothing").split()).replace("`", "'")
+    return " ".join((message or "no message from its pod").split()).replace("`", "'")
 
 
 def links(outcome: Retraining) -> list[tuple[str, str]]:

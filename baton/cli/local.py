@@ -1,19 +1,24 @@
-"""`baton run` and `baton retrain`: the pipeline and retraining on this machine."""
+"""`baton run`: the pipeline, or with --if-changed a retraining, on this machine."""
 
 import os
 import shlex
+from collections.abc import Sequence
+from typing import Annotated
 
 import typer
 from rich.markup import escape
 
 from baton import api, events
 from baton.cli import options
-from baton.cli.display import Display, console
+from baton.cli.display import Display, Verbosity, console
 from baton.cli.kubeflow import RETRAINED, links
 from baton.compiler.pipeline_file import Pipeline
 from baton.errors import BatonError, UserError
-from baton.local import results
+from baton.local import begun, results
 from baton.models import prompts
+from baton.runs.documents import RunInfo
+from baton.runs.outcomes import ReportPage
+from baton.runs.run import Run
 from baton.source import prepare
 from baton.store.storage import Storage
 
@@ -26,34 +31,85 @@ def run(
     chunks: options.ChunkCount = None,
     runner: options.RunnerOption = options.Runner.process,
     image: options.Image = None,
+    if_changed: Annotated[
+        bool, typer.Option("--if-changed", help="Retrain only if data or recipe have changed since the last model.")
+    ] = False,
     json: options.Json = False,
     trust: options.Trust = False,
 ) -> None:
-    """Runs the whole pipeline on this machine: split, tokenize, train in chunks, evaluate, export.
+    """Train, evaluate and export on this machine, or resume a run.
 
-    Each stage is its own process or container, as each is a pod on a cluster. A run that was interrupted
-    resumes where it stopped when it is given its name again with --run. The exit code is 3 where the
-    recipe's gate rejects the model.
+    --run NAME resumes that run. Each stage is a process, or a container with --runner docker. With --if-changed, the
+    gate compares the new model with the one in use, and promotes the better. Exit code 3 means a model rejected by the
+    gate.
     """
+    if if_changed:
+        with options.answer(json):
+            if run_name:
+                raise UserError("--if-changed names its runs itself.", remedy="Leave out --run.")
+        retrain(recipe, overrides, store, chunks, runner, image, json, trust)
+        return
     with options.answer(json, trust):
         loaded = api.load(recipe, overrides or (), store=store, chunks=chunks, image=image)
         local = api.LocalRun.of(loaded, run_name)
-        try:
-            console.print(f"run [bold]{local.run.name}[/] at {escape(local.run.uri)}")
-            with Display(0 if local.recipe.phases else local.recipe.num_chunks) as display:
-                result = local.start(display.heard, containers=runner is options.Runner.docker)
-        except BatonError as error:
-            if isinstance(error, UserError) or not json:
-                raise
-            options.print_json({**local.result(), "state": "failed", "error": str(error)})
-            typer.secho(f"baton: {error}", err=True, fg=typer.colors.RED)
-            raise typer.Exit(error.exit_code) from None
-        if json:
-            options.print_json(result)
-        else:
-            _print_end(result, (local.last.raw("evaluation.json") or {}).get("samples", []))
-        if result["state"] == "rejected":
-            raise typer.Exit(options.REJECTED)
+        is_docker = runner is options.Runner.docker
+        words = [
+            "run",
+            recipe,
+            "--run",
+            local.run.name,
+            *_given("--set", *(overrides or ())),
+            *_given("--store", store),
+        ]
+        words += [*_given("--chunks", chunks), *_given("--runner", "docker" if is_docker else None)]
+        words += [*_given("--image", image), *(["--trust"] if trust else [])]
+        start(local, [] if loaded.origin.is_foreign and "://" not in recipe else words, json, is_docker=is_docker)
+
+
+def _given(option: str, *values: str | int | None) -> list[str]:
+    return [word for value in values if value is not None for word in (option, str(value))]
+
+
+def start(local: api.LocalRun, command: Sequence[str], json: bool, *, is_docker: bool = False) -> None:
+    """Runs a recipe to its end and prints the result; `command` resumes it, none where its recipe was piped."""
+    name, last = local.run.name, local.last
+    first = f"{name}-{local.recipe.phases[0].name}" if local.recipe.phases else name
+    has_begun = Run(last.storage, first).raw(RunInfo.NAME) is not None and last.raw(ReportPage.NAME) is None
+    phases = [f"{local.run.uri}-{phase.name}" for phase in local.recipe.phases]
+    begun.note_here(name, local.run.uri, command, resumes=has_begun, phases=phases)
+    options.resumable(command or ["retry", name])
+    try:
+        if not Verbosity.is_quiet:
+            console.print(f"run [bold]{name}[/] at {escape(local.run.uri)}")
+        with Display(
+            0 if local.recipe.phases else local.recipe.num_chunks, local.recipe.training.batch_size
+        ) as display:
+            result = local.start(display.heard, containers=is_docker)
+    except BatonError as error:
+        if isinstance(error, UserError) or not json:
+            raise
+        options.print_json({**local.result(), "state": "failed", "error": str(error)})
+        typer.secho(f"baton: {error}", err=True, fg=typer.colors.RED)
+        raise typer.Exit(error.exit_code) from None
+    if json:
+        options.print_json(result)
+    else:
+        _print_resumes(last, result)
+        _print_end(result, (last.raw("evaluation.json") or {}).get("samples", []))
+    if result["state"] == "rejected":
+        raise typer.Exit(options.REJECTED)
+
+
+def _print_resumes(run: Run, result: results.Result) -> None:
+    """Prints how often a run was resumed, and whether on the same bits; the digest with -v, or after a resume."""
+    resumed, rows = results.num_resumes(run), results.list_checkpoints(run)
+    digest = result["checkpoints"][-1]["digest"] if result["checkpoints"] else ""
+    if resumed:
+        is_exact = all(row.get("level") == "bitwise" for row in rows)
+        how = "bit-identical" if is_exact else "on another machine or without all state: bits may differ"
+        typer.echo(f"resumed {results.times(resumed)}, {how}; final digest {digest[:16]}")
+    elif digest and Verbosity.is_verbose:
+        typer.echo(f"digest: {digest}")
 
 
 def _print_end(result: results.Result, samples: list[dict[str, str]]) -> None:
@@ -62,7 +118,7 @@ def _print_end(result: results.Result, samples: list[dict[str, str]]) -> None:
     if result["state"] == "rejected":
         for line in result["gate"]:
             typer.secho(f"gate:   {line['words']}", fg=None if line["held"] else typer.colors.RED)
-        typer.secho("The run is rejected and nothing is exported.", fg=typer.colors.RED)
+        typer.secho("rejected by the gate; nothing exported", fg=typer.colors.RED)
         return
     typer.echo(f"model:  {result['model_uri']}")
     for entry in result["exports"][1:]:
@@ -92,11 +148,10 @@ def retrain(
     json: options.Json = False,
     trust: options.Trust = False,
 ) -> None:
-    """Trains a model again if its data or its recipe have changed since one was accepted, and promotes what passes.
+    """Retrain a model if data or recipe have changed, and promote it if it passes the gate.
 
-    The new model is judged by the recipe's gate, as a rule against the one in use (evaluation.production: accepted).
-    One retraining of a model runs at a time; one that was interrupted resumes where it stopped. The exit code is 3
-    where the gate rejects the model.
+    Compares with the model in use (evaluation.production: accepted). One retraining of a model runs at a time; an
+    interrupted one resumes. Exit code 3 means a model rejected by the gate.
     """
     with options.answer(json, trust):
         from baton.local import engine
@@ -111,13 +166,15 @@ def retrain(
                 case events.Looked(decision="train"):
                     console.print(f"run [bold]{event.run}[/]: {escape(event.words)}")
                 case events.Queued():
-                    console.print(f"[yellow]waits for the retraining under way since {event.since}[/]")
+                    console.print(f"[yellow]waiting for the retraining that runs since {event.since}[/]")
             display.heard(event)
 
         loaded = prepare.load(recipe, overrides, store=store, chunks=chunks, image=image).localised()
         prepare.check_store(loaded)
         os.environ[PROCESS] = this_process()
-        with Display(0 if loaded.phases else loaded.num_chunks) as display:
+        words = ["run", recipe, "--if-changed", *_given("--set", *(overrides or ())), *_given("--store", store)]
+        options.resumable([*words, *_given("--chunks", chunks)])
+        with Display(0 if loaded.phases else loaded.num_chunks, loaded.training.batch_size) as display:
             engine.run_recipe(
                 loaded,
                 f"{loaded.name}-retrain",

@@ -1,25 +1,31 @@
 """Shared by all commands: options, the one message of a known error, and JSON on standard output."""
 
 import contextlib
+import functools
+import inspect
 import json
 import os
+import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from enum import StrEnum
+from importlib import metadata
 from typing import Annotated, Any, TextIO
 
 import typer
-from typer.core import TyperGroup
+from rich.table import Table
+from typer.core import TyperCommand, TyperGroup
 from typing_extensions import TypedDict
 
 from baton import machine
+from baton.cli.display import Verbosity
 from baton.compiler.pipeline_file import Pipeline
 from baton.errors import BatonError, UserError, no_room
 from baton.recipe.run import Store as StoreSection
 from baton.source import origin
 from baton.store.clouds import ANY_BUCKET
-from baton.terminal import visible
+from baton.terminal import Terminal, visible
 
 REJECTED = 3  # exit code of a run that the recipe's gate rejects
 INTERRUPTED = 130  # exit code after Ctrl-C
@@ -39,54 +45,45 @@ class Control(StrEnum):
     hooks = "hooks"
 
 
-RECIPE_HELP = (
-    "YAML file or its address, - for standard input, or a name that `baton recipes` lists; see docs/reference/recipe."
-)
+RECIPE_HELP = "YAML file, address, - for standard input, or name of a bundled recipe."
 RecipePath = Annotated[str, typer.Argument(metavar="RECIPE", help=RECIPE_HELP, show_default=False)]
-RunUri = Annotated[str, typer.Argument(metavar="RUN_URI", help="STORE/runs/NAME, as `baton run` prints it.")]
 Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="PATH=VALUE", help="Change a value, e.g. training.learning_rate=1e-4. Repeatable."),
 ]
-Store = Annotated[str | None, typer.Option(help=f"Folder, {ANY_BUCKET} bucket, instead of the recipe's store.")]
-RunName = Annotated[
-    str | None, typer.Option("--run", help="Name of the run; one that exists resumes where it stopped.")
-]
+Store = Annotated[str | None, typer.Option(help=f"Store instead of the recipe's: folder, {ANY_BUCKET} bucket.")]
+RunName = Annotated[str | None, typer.Option("--run", help="Name of the run; an existing one resumes.")]
 Endpoint = Annotated[
-    str,
+    str | None,
     typer.Option(
         envvar=["BATON_KFP_ENDPOINT", "KF_PIPELINES_ENDPOINT"],
         help="Kubeflow Pipelines API, e.g. http://localhost:8888.",
         show_default=False,
     ),
 ]
-Experiment = Annotated[str | None, typer.Option(help="Experiment; the recipe's name when left out.")]
+Experiment = Annotated[str | None, typer.Option(help="Experiment. Default: the recipe's name.")]
 ServiceAccount = Annotated[str | None, typer.Option(help="Service account of the pods.")]
-Cache = Annotated[
-    bool, typer.Option("--cache/--no-cache", help="Let Kubeflow skip stages that this run has finished before.")
-]
+Cache = Annotated[bool, typer.Option("--cache/--no-cache", help="Let Kubeflow skip finished stages of this run.")]
 Registers = Annotated[
-    bool, typer.Option("--register/--no-register", help="Register the pipeline on Kubeflow, for its page to start it.")
+    bool, typer.Option("--register/--no-register", help="Register the pipeline, so that Kubeflow's page can start it.")
 ]
-Wait = Annotated[bool, typer.Option("--wait", help="Follow the run; the exit code is its state.")]
-Timeout = Annotated[float, typer.Option(help="Hours to wait at most.")]
-Retries = Annotated[
-    int, typer.Option(min=0, max=10, help="With --wait: times a run is started again whose pod was lost.")
-]
+Wait = Annotated[bool, typer.Option("--wait", help="Follow the run to its end; the exit code is its state.")]
+Timeout = Annotated[float, typer.Option(help="Hours to wait.")]
+Retries = Annotated[int, typer.Option(min=0, max=10, help="With --wait: retries after a lost pod.")]
 WEEK_H = 168.0  # of `Timeout`
 LeaveOut = Annotated[
-    list[Control] | None, typer.Option(help="Do not restore this part of the state: a negative control.")
+    list[Control] | None, typer.Option(help="Negative control: do not restore this part of the state.")
 ]
 Turns = Annotated[
     str | None,
     typer.Option(
         metavar="N,M,…",
-        help="Numbers of processes that take turns, from chunk to chunk or kill to kill; needs virtual workers.",
+        help="Numbers of processes, in turn from chunk to chunk or kill to kill; needs virtual workers.",
     ),
 ]
 Namespace = Annotated[str | None, typer.Option(help="Kubeflow profile, where there are several.")]
 RunnerOption = Annotated[
-    Runner, typer.Option(help="docker runs each stage in its own container, from the image of its pods.")
+    Runner, typer.Option(help="docker: each stage in its own container, from the image of its pods.")
 ]
 Image = Annotated[
     str | None,
@@ -95,41 +92,133 @@ Image = Annotated[
 ChunkCount = Annotated[int | None, typer.Option(help="Number of chunks instead of the recipe's.")]
 PipelineOption = Annotated[
     Pipeline,
-    typer.Option(
-        help="retrain looks first whether data or recipe have changed since a model was accepted; sweep compares the "
-        "configurations of the recipe's sweep."
-    ),
+    typer.Option(help="retrain: only if data or recipe have changed; sweep: compare configurations."),
 ]
 DEFAULT_STORE: str = StoreSection.model_fields["uri"].default  # where names are looked up
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output, and nothing else there.")]
-Trust = Annotated[
-    bool, typer.Option("--trust", help="Consent to run the code of a recipe from elsewhere, as it is now.")
-]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
+Trust = Annotated[bool, typer.Option("--trust", help="Consent to the code of a remote recipe, as it is now.")]
 
-GONE = {  # group and command of an earlier release → remedy
-    "baton serve": "`baton serve` is gone: run `vllm serve` or `transformers serve`, "
-    "see docs/guides/evaluate-and-export.md.",
-    "sweep submit": "`baton sweep submit RECIPE` is gone: run `baton submit RECIPE --pipeline sweep`.",
+GONE = {  # command of an earlier release → remedy
+    "serve": "`baton serve` is gone: run `vllm serve` or `transformers serve`, see docs/guides/evaluate-and-export.md.",
+    "sweep submit": "`baton sweep submit RECIPE` is gone: run `baton kfp submit RECIPE --pipeline sweep`.",
 }
-RENAMED = {  # group, command and perhaps option of an earlier release → name of today
-    "baton outcome": "ci-report",
+RENAMED = {  # command, and perhaps option, of an earlier release → name of today
     "runs fork --cold": "--weights-only",
     "runs fork --start": "--run-now",
 }
+ALIASES = {"train": "run", "report": "open"}  # what other tools call a command → ours
+MOVED = {  # hidden command of an earlier release → command of today
+    "validate": "check",
+    "doctor": "check",
+    "schema": "recipe schema",
+    "compile": "kfp compile",
+    "submit": "kfp submit",
+    "cancel": "stop",
+    "schedule": "kfp schedule",
+    "schedules list": "kfp schedules",
+    "schedules delete": "kfp unschedule",
+    "ci-report": "kfp summary",
+    "outcome": "kfp summary",
+    "runs tree": "runs graph",
+    "retrain": "run --if-changed",
+    "import axolotl": "init --from axolotl",
+    "import llamafactory": "init --from llamafactory",
+    "recipes": "recipe list",
+    "recipes list": "recipe list",
+    "recipes show": "recipe show",
+    "prove": "verify chunks",
+    "drill": "verify kills",
+    "audit": "verify replay",
+    "checkpoints list": "runs show",
+    "checkpoints show": "runs show RUN@STEP",
+    "checkpoints prune": "runs prune",
+    "checkpoints merge": "runs merge",
+    "checkpoints verify": "verify checkpoints",
+    "checkpoints signature": "verify signature",
+    "keys new": "verify keys new",
+    "keys show": "verify keys show",
+}
+
+
+def _without_flag_types(command: Any) -> None:
+    """Keeps help from naming the type of a flag."""
+    for parameter in command.params:
+        if getattr(parameter, "is_flag", False) and parameter.metavar is None:
+            parameter.metavar = ""
+
+
+class Command(TyperCommand):
+    """Command whose help names no type for a flag."""
+
+    def __init__(self, *args: Any, **attributes: Any) -> None:
+        super().__init__(*args, **attributes)
+        _without_flag_types(self)
+
+    def get_help_option(self, ctx: Any) -> Any:
+        return _help_option(super().get_help_option(ctx))
+
+
+def _help_option(option: Any) -> Any:
+    if option is not None:
+        option.metavar, option.help = "", "Show this help and exit."
+    return option
 
 
 class Commands(TyperGroup):
     """Group that takes the words of earlier releases, too."""
 
+    def __init__(self, *args: Any, **attributes: Any) -> None:
+        super().__init__(*args, **attributes)
+        _without_flag_types(self)
+
+    def get_help_option(self, ctx: Any) -> Any:
+        return _help_option(super().get_help_option(ctx))
+
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        called = f"{self.name} {args[0]}"
+        called = " ".join([*_path(ctx), args[0]])
         if gone := GONE.get(called):
             ctx.fail(gone)
-        name, command, words = super().resolve_command(ctx, [_today(called, args[0]), *args[1:]])
+        word = ALIASES.get(called) or _today(called, args[0])
+        name, command, words = super().resolve_command(ctx, [word, *args[1:]])
         takes = {option for parameter in command.params for option in parameter.opts} if command else set()
         if "--json" in takes and "--output" not in takes:
             words = list(_without_output(words))
+        is_whole = not hasattr(command, "commands") or all(word.startswith("-") for word in words)
+        if is_whole and (today := MOVED.get(" ".join([*_path(ctx), str(name)]))):
+            typer.echo(f"note: `baton {called}` is now `baton {today}`", err=True)
         return name, command, [_today(f"{called} {word}", word) for word in words]
+
+
+class TopCommands(Commands):
+    """Group whose help fits a terminal of 24 lines and 80 columns."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        table = Table.grid(padding=(0, 2, 0, 0))
+        table.add_column(style="bold", no_wrap=True)
+        table.add_column(style="bold cyan", no_wrap=True)
+        table.add_column()
+        panel = ""
+        for command in (self.get_command(ctx, name) for name in self.list_commands(ctx)):
+            if command and not command.hidden:
+                own = str(getattr(command, "rich_help_panel", ""))
+                table.add_row(
+                    "" if own == panel else own, command.name, command.get_short_help_str(limit=300).rstrip(".")
+                )
+                panel = own
+        out = Terminal(highlight=False)
+        out.print(self.get_usage(ctx), markup=False, soft_wrap=True)
+        out.print(f"\n{self.help}\n", markup=False)
+        out.print(table)
+        out.print("Options: -h, --help · --version · -q, --quiet · -v, --verbose", markup=False)
+
+
+def _path(ctx: Any) -> list[str]:
+    """Returns the names of a group and the groups around it, without the program's."""
+    names: list[str] = []
+    while ctx.parent is not None:
+        names.insert(0, ctx.info_name)
+        ctx = ctx.parent
+    return names
 
 
 def _today(former: str, word: str) -> str:
@@ -137,6 +226,36 @@ def _today(former: str, word: str) -> str:
         return word
     typer.echo(f"note: {word} is called {RENAMED[former]} now", err=True)
     return RENAMED[former]
+
+
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print the answer, warnings and errors alone.")]
+Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Print more, such as digests.")]
+
+
+def with_verbosity(command: Callable[..., None]) -> Callable[..., None]:
+    """Returns a command that takes -q and -v, too."""
+
+    @functools.wraps(command)
+    def called(*args: Any, quiet: bool, verbose: bool, **options: Any) -> None:
+        Verbosity.add(quiet=quiet, verbose=verbose)
+        command(*args, **options)
+
+    signature = inspect.signature(command, eval_str=True)
+    own = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=kind)
+        for name, kind in (("quiet", Quiet), ("verbose", Verbose))
+    ]
+    signature = signature.replace(parameters=[*signature.parameters.values(), *own])
+    called.__signature__ = signature  # type: ignore[attr-defined]
+    called.__annotations__ = {name: parameter.annotation for name, parameter in signature.parameters.items()}
+    return called
+
+
+def print_version(asked: bool) -> None:
+    """Prints Baton's version and exits, where it is asked for."""
+    if asked:
+        typer.echo(f"baton {metadata.version('baton-llm')}")
+        raise typer.Exit
 
 
 def _without_output(words: list[str]) -> Iterator[str]:
@@ -166,6 +285,14 @@ def start(app: typer.Typer) -> None:
     sys.exit(code or 0)
 
 
+def require_endpoint(endpoint: str | None) -> str:
+    """Returns the endpoint; `UserError` without one."""
+    if not endpoint:
+        remedy = "Give --endpoint URL, such as http://localhost:8888, or set BATON_KFP_ENDPOINT."
+        raise UserError("no Kubeflow endpoint is given.", remedy=remedy)
+    return endpoint
+
+
 class StageAnswer(TypedDict):
     name: str
     state: str
@@ -191,10 +318,11 @@ class RunAnswer(TypedDict, total=False):
     sweep_uri: str
     stages: list[StageAnswer]
     failed: list[FailedAnswer]
-    error: str  # why the command failed, alone; or why the run could not be followed, beside it
+    error: str  # reason of a failed command, alone; or, with the rest, of a run that could not be followed
     exit_code: int
 
 
+_resuming: ContextVar[str] = ContextVar("resuming", default="")
 _stdout: ContextVar[TextIO | None] = ContextVar("stdout", default=None)  # meanwhile `sys.stdout` may be stderr
 
 
@@ -219,10 +347,23 @@ def answer(json: bool, trust: bool = False) -> Iterator[None]:
     except BatonError as error:
         raise ended(str(error), error.exit_code, typer.colors.RED) from None
     except KeyboardInterrupt:
-        words = "interrupted; the same command with --run NAME resumes from the last checkpoint"
-        raise ended(words, INTERRUPTED) from None
+        command = _resuming.get()
+        raise ended(f"interrupted; resume with: {command}" if command else "interrupted", INTERRUPTED) from None
     finally:
         _stdout.reset(token)
+        _resuming.set("")
+
+
+def resumable(words: Sequence[str]) -> None:
+    """Names the command that resumes what this one does, for the message after Ctrl-C."""
+    _resuming.set(shlex.join(["baton", *words]))
+
+
+def end_run(shown: RunAnswer, json: bool) -> None:
+    """Prints the answer about a run on Kubeflow, and exits with the code of its state."""
+    print_json(shown) if json else typer.echo(shown["url"])
+    if code := shown.get("exit_code") or EXIT_CODES.get(shown["state"]):
+        raise typer.Exit(code)
 
 
 def page_path(path: str) -> str:
@@ -234,6 +375,16 @@ def page_path(path: str) -> str:
     if not os.access(folder, os.W_OK | os.X_OK) or os.path.isdir(where):
         raise UserError(f"report {path!r} cannot be written.", remedy=f"Check that {folder} is there and is yours.")
     return where
+
+
+def default_page(store: str | None, name: str) -> str:
+    """Returns the path of a page: in a store that is a folder, else in Baton's cache."""
+    is_folder = store is not None and "://" not in store
+    folder = os.path.join(
+        os.path.abspath(os.path.expanduser(str(store))) if is_folder else machine.cache_dir(), "pages"
+    )
+    os.makedirs(folder, exist_ok=True)
+    return page_path(os.path.join(folder, name))
 
 
 def of_file(error: OSError) -> BatonError:

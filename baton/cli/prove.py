@@ -1,4 +1,4 @@
-"""`baton prove`, `drill` and `audit`: try exact resume in chunks, under kills, and on another's run."""
+"""`baton verify`: chunk counts, kills, replay of a chunk, checkpoints, exports, signatures and keys."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from baton.cli import options
+from baton.cli import address, options, runs
+from baton.cli.address import RunArgument
 from baton.cli.display import Display, console
 from baton.cli.runs import read_public
 from baton.local import forkserver
 from baton.recipe.run import code_in
-from baton.runs.run import Run
 from baton.source import prepare
 from baton.source.origin import RecipeSource
 from baton.terminal import Terminal
@@ -24,29 +24,36 @@ if TYPE_CHECKING:
     from baton.prove.drill import DrillReport, Kill
 
 
+app = typer.Typer(help="Check that training, checkpoints and exports are exact", no_args_is_help=True)
+
+
+@app.command("chunks")
 def prove(
     recipe: options.RecipePath,
-    chunks: Annotated[str, typer.Option(help="Numbers of chunks to compare, by commas.")] = "1,2,5",
+    chunks: Annotated[str, typer.Option(help="Numbers of chunks, separated by commas.")] = "1,2,5",
     leave_out: options.LeaveOut = None,
     processes: options.Turns = None,
     report: Annotated[
-        str | None, typer.Option(metavar="FILE.html", help="Page to write; prove-<recipe's name>.html when left out.")
+        str | None, typer.Option(metavar="FILE.html", help="Page to write. Default: in STORE/pages.")
     ] = None,
     overrides: options.Overrides = None,
     store: options.Store = None,
     json: options.Json = False,
     trust: options.Trust = False,
 ) -> None:
-    """Runs a recipe once per number of chunks, in fresh processes, and compares losses and state byte for byte.
+    """Check that 1, 2 and 5 chunks match, byte for byte.
 
-    The page that it writes shows the curves over each other and what differs, if anything does.
+    Runs the recipe once per number of chunks, in fresh processes. Writes a page with all curves and the first
+    difference.
     """
     with options.answer(json, trust):
         from baton.prove import prove as proving
 
         counts = proving.parse_counts(chunks)
         loaded = prepare.load(recipe, overrides, store=store).localised()
-        page = options.page_path(report or f"prove-{loaded.name}.html")
+        page = (
+            options.page_path(report) if report else options.default_page(loaded.store.uri, f"prove-{loaded.name}.html")
+        )
         prepare.require_single(loaded, "prove")
         numbers = proving.parse_processes(processes, loaded)
         prepare.check_store(loaded)
@@ -64,10 +71,11 @@ def prove(
             raise typer.Exit(1)
 
 
+@app.command("kills")
 def drill(
     recipe: options.RecipePath,
-    kills: Annotated[int, typer.Option(min=1, help="How many processes to kill.")] = 20,
-    seed: Annotated[int, typer.Option(help="Decides where in which phase each is killed.")] = 0,
+    kills: Annotated[int, typer.Option(min=1, help="Number of kills.")] = 20,
+    seed: Annotated[int, typer.Option(help="Seed of the kills' places.")] = 0,
     leave_out: options.LeaveOut = None,
     processes: options.Turns = None,
     overrides: options.Overrides = None,
@@ -76,10 +84,9 @@ def drill(
     json: options.Json = False,
     trust: options.Trust = False,
 ) -> None:
-    """Kills a recipe's chunks at random moments of every phase, and compares with a run that nobody disturbs.
+    """Kill training at random moments and compare with an undisturbed run.
 
-    The exit code is 0 only where every run ends on the same losses and state, byte for byte, and every
-    checkpoint that was committed reads back whole.
+    Exit code 0 means that losses and state match byte for byte, and that every committed checkpoint is whole.
     """
     with options.answer(json, trust):
         from baton.prove.drill import Drill
@@ -109,10 +116,8 @@ def drill(
 class _Display(Display):
     def killed(self, kill: Kill, of: int) -> None:
         """Shows a kill in the place of the stage that it ended."""
-        for task in self._progress.tasks:
-            if not task.finished:
-                self._progress.remove_task(task.id)
-        self._stage = None
+        for name in list(self._running):
+            self._forget(name)
         stage, phases = kill["stage"].replace("_", " "), " and ".join(kill["found"]) or "between phases"
         console.print(f"[red]killed[/] {kill['number']}/{of}: {stage} {kill['chunk']}, {phases}")
 
@@ -150,47 +155,51 @@ def verdict(report: DrillReport) -> str:
     short = f" ({report['wanted']} were asked for)" if count < report["wanted"] else ""
     told = f"{count} kill(s){short} in {len(report['runs'])} run(s)"
     if report["exact"]:
-        return f"exact: after {told} the state is {digest}, as undisturbed, and every checkpoint is whole"
-    return f"NOT exact: after {told} not every run is as the undisturbed one, state {digest}"
+        return f"exact: after {told} the state is {digest}, as in the undisturbed run; every checkpoint is whole"
+    return f"NOT exact: after {told}, a run differs from the undisturbed one, state {digest}"
 
 
+app.add_typer(runs.keys_app, name="keys", cls=options.Commands)
+app.command("checkpoints")(runs.verify)
+app.command("exports")(runs.verify_exports)
+app.command("signature")(runs.signature)
 TOLD = 8  # differing values on a terminal
 
 
+@app.command("replay")
 def audit(
-    run_uri: options.RunUri,
+    run_uri: RunArgument,
     recipe: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[RECIPE]", help="The recipe with your copy of the data: rows are read and tokenized anew from it."
-        ),
+        typer.Argument(metavar="RECIPE", help="Recipe with your copy of the data, to be tokenized again."),
     ] = None,
     chunk: Annotated[int, typer.Option(help="Number of the chunk, from 1.")] = 1,
     key: Annotated[
         str | None, typer.Option(metavar="FILE", help="Public key by which the checkpoints must be signed.")
     ] = None,
     report: Annotated[
-        str | None, typer.Option(metavar="FILE.html", help="Page to write; audit-RUN-CHUNK.html when left out.")
+        str | None, typer.Option(metavar="FILE.html", help="Page to write. Default: in Baton's cache.")
     ] = None,
     overrides: options.Overrides = None,
     json: options.Json = False,
     trust: options.Trust = False,
 ) -> None:
-    """Trains one chunk of a run again, here, and compares weights, optimizer, random state and logged losses.
+    """Train one chunk of a run again, and compare weights, state and losses.
 
-    It begins with the checkpoint that the chunk began with, which chunks.keep.audit keeps, and writes nothing into the
-    run's store. The exit code is 0 where all is equal, 1 where something differs, 2 where it cannot be tried.
+    Starts from the chunk's first checkpoint, kept by chunks.keep.audit. Writes nothing into the run's store. Exit code:
+    0 equal, 1 different, 2 not possible.
     """
     with options.answer(json, trust):
         from baton.prove import audit as auditing
 
-        run = Run.open(run_uri)
+        run = address.resolve(run_uri).run
         run.require("recipe.json")
-        page = options.page_path(report or f"audit-{run.name}-{chunk}.html")
+        name = f"audit-{run.name}-{chunk}.html"
+        page = options.page_path(report) if report else options.default_page(None, name)
         public = read_public(key) if key else None
         loaded = prepare.load(recipe, overrides).localised() if recipe else None
         code = code_in(run.recipe().model_dump(mode="json", exclude_defaults=True))
-        prepare.refuse_untrusted(RecipeSource(run.uri, "", ""), code if "://" in run_uri else [])
+        prepare.refuse_untrusted(RecipeSource(run.uri, "", ""), [] if run.storage.is_local else code)
         forkserver.start()
         with Display(len(run.plan().targets)) as display:
             found = auditing.audit(run, chunk, recipe=loaded, key=public, on_event=display.heard)

@@ -1,9 +1,11 @@
-"""`baton init` and `import` make a recipe; `recipes`, `validate`, `schema`, `doctor` and `compile` look at one."""
+"""`baton init` and `baton recipe`; also `compile`, `validate` and `doctor`."""
 
+import importlib
 import os
 import re
 import shlex
 import sys
+from enum import StrEnum
 from json import dumps
 from typing import Annotated
 
@@ -11,9 +13,8 @@ import typer
 from rich import box
 from rich.table import Table
 
-from baton import api
 from baton.cli import options
-from baton.cli.display import Display, note, screen
+from baton.cli.display import Display, screen
 from baton.compiler import pipeline_file
 from baton.errors import BatonError, UserError, suggest_path
 from baton.importers import draft as drafts
@@ -26,25 +27,38 @@ from baton.source import hardware, origin, prepare, starter
 from baton.store import sources
 from baton.sweep.search import brackets, check_trials
 
-import_app = typer.Typer(
-    help="Turn another trainer's file into a recipe, and list what it could not carry over.", no_args_is_help=True
-)
+app = typer.Typer(help="List and print bundled recipes; print the schema", no_args_is_help=True)
+import_app = typer.Typer(help="Convert another tool's file", no_args_is_help=True)  # of earlier releases, as the next
+former_app = typer.Typer(help="List and print bundled recipes")
 
+WIDE = 110  # columns from which all of a list fits
 SUGGESTED = "Qwen/Qwen3-0.6B"  # proposed where a person is asked
 TheirFile = Annotated[str, typer.Argument(metavar="FILE.yaml", help="Training file to read.", show_default=False)]
 Target = Annotated[
     str | None,
-    typer.Option("-o", "--output", metavar="RECIPE.yaml", help="Where to write the recipe; printed when left out."),
+    typer.Option("-o", "--output", metavar="RECIPE.yaml", help="File to write. Default: standard output."),
 ]
 
 
+class Tool(StrEnum):
+    axolotl = "axolotl"
+    llamafactory = "llamafactory"
+
+
 def init(
+    file: Annotated[
+        str | None, typer.Argument(metavar="FILE", help="With --from: training file to convert.", show_default=False)
+    ] = None,
+    tool: Annotated[
+        Tool | None, typer.Option("--from", help="Convert a training file of this tool.", show_default=False)
+    ] = None,
+    is_list: Annotated[bool, typer.Option("--list", help="List the bundled recipes.")] = False,
     method: Annotated[
-        str | None, typer.Option(help="Training method; the one that suits the rows when left out.", show_default=False)
+        str | None, typer.Option(help="Training method. Default: chosen by the rows.", show_default=False)
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(help="Hub id, folder or URI; `scratch` for a small one of its own.", show_default=False),
+        typer.Option(help="Hub id, folder or URI; `scratch` for a small new one.", show_default=False),
     ] = None,
     data: Annotated[
         list[str] | None, typer.Option(metavar="SOURCE", help="Rows, as data.source. Repeatable.", show_default=False)
@@ -55,10 +69,21 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
     json: options.Json = False,
 ) -> None:
-    """Writes a first recipe for rows that it has looked at: a method they serve, and values with the reasons for them.
+    """Write a first recipe from your rows or another tool's file.
 
-    Nothing is fetched from the hub. On a terminal it asks for what is left out.
+    Chooses a method that fits the rows, and explains each value in a comment. Fetches nothing from the hub. Asks for
+    missing options on a terminal.
     """
+    if is_list:
+        list_recipes(json)
+        return
+    with options.answer(json):
+        if (file is None) != (tool is None):
+            remedy = "Give both, as in `baton init --from axolotl config.yml`; rows of your own go to --data."
+            raise UserError("FILE and --from need each other.", remedy=remedy)
+    if file and tool:
+        _import(tool, file, output, json)
+        return
     with options.answer(json):
         asks = not json and sys.stdin.isatty() and sys.stderr.isatty()
         _refuse_file(output, force)
@@ -125,7 +150,7 @@ def _explain(plan: starter.StarterPlan, survey: Survey, usable: list[str], text:
     if plan.method == "sft" and "kto" in usable and survey.of("kto").format == "rated":
         typer.echo("note: sft learns the answers that are rated bad, too; kto learns from the rating", err=True)
     if target:
-        typer.echo(f"wrote {target}; next: baton validate {shlex.quote(target)}", err=True)
+        typer.echo(f"wrote {target}; next: baton check {shlex.quote(target)}", err=True)
 
 
 def _refuse_file(path: str | None, force: bool) -> None:
@@ -181,25 +206,22 @@ def _write(path: str, text: str) -> None:
 
 @import_app.command("llamafactory")
 def import_llamafactory(file: TheirFile, output: Target = None, json: options.Json = False) -> None:
-    """Makes a recipe from a LLaMA-Factory training file.
+    """Convert a LLaMA-Factory training file.
 
-    Data sets are looked up in dataset_info.json: in dataset_dir, or beside the file.
+    Datasets are looked up in dataset_info.json, in dataset_dir or the folder of FILE.
     """
-    from baton.importers import llamafactory  # whose tables take a while to read
-
-    _import(llamafactory.TRAINER, file, output, json)
+    _import(Tool.llamafactory, file, output, json)
 
 
 @import_app.command("axolotl")
 def import_axolotl(file: TheirFile, output: Target = None, json: options.Json = False) -> None:
-    """Makes a recipe from an axolotl training file."""
-    from baton.importers import axolotl
-
-    _import(axolotl.TRAINER, file, output, json)
+    """Convert an axolotl training file."""
+    _import(Tool.axolotl, file, output, json)
 
 
-def _import(trainer: drafts.OtherTrainer, file: str, output: str | None, json: bool) -> None:
+def _import(tool: Tool, file: str, output: str | None, json: bool) -> None:
     with options.answer(json):
+        trainer: drafts.OtherTrainer = importlib.import_module(f"baton.importers.{tool}").TRAINER  # slow to import
         if output and os.path.exists(output):
             raise UserError(f"{output!r} exists already.", remedy="Give another name, or remove it.")
         draft = drafts.draft_of(trainer, file, os.path.dirname(output or "") or os.getcwd())
@@ -216,42 +238,45 @@ def _import(trainer: drafts.OtherTrainer, file: str, output: str | None, json: b
         for line in lines:
             typer.echo(line, err=output is None)
         if output:
-            typer.echo(f"next: baton validate {shlex.quote(output)}")
+            typer.echo(f"next: baton check {shlex.quote(output)}")
 
 
-app = typer.Typer(help="Lists the recipes that Baton brings along, and prints one.")
-
-
-@app.callback(invoke_without_command=True)
+@former_app.callback(invoke_without_command=True)
 def recipes(context: typer.Context, json: options.Json = False) -> None:
-    """Lists the recipes that Baton brings along, which every command takes by their names; `show` prints one."""
+    """List and print bundled recipes."""
     if context.invoked_subcommand is None:
         list_recipes(json)
 
 
 @app.command("list")
+@former_app.command("list")
 def list_recipes(json: options.Json = False) -> None:
-    """Lists the recipes that Baton brings along, which every command takes by their names."""
+    """List the bundled recipes."""
     with options.answer(json):
         listed = [origin.described(name) for name in origin.bundled()]
         if json:
             options.print_json({"recipes": listed})
             return
+        out = screen()
+        columns = ["name", "method", "model", "about"]
+        if out.width < WIDE:  # the summary names the model
+            columns.remove("model")
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        for heading in ("name", "method", "model", "about"):
-            table.add_column(heading, overflow="fold", no_wrap=heading in ("name", "method"))
+        for column in columns:
+            table.add_column(column, overflow="fold", no_wrap=column in ("name", "method"))
         for row in listed:
-            table.add_row(row["name"], row["method"], row["model"], row["about"])
-        screen().print(table)
-        typer.echo("baton run NAME runs one, baton recipes show NAME > my.yaml makes it yours")
+            table.add_row(*(row[column] for column in columns))
+        out.print(table)
+        typer.echo("run one: baton run NAME · copy one: baton recipe show NAME > my.yaml")
 
 
 @app.command("show")
+@former_app.command("show")
 def show(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of a bundled recipe.", show_default=False)],
     json: options.Json = False,
 ) -> None:
-    """Prints a recipe that Baton brings along, for a file of your own."""
+    """Print a bundled recipe, for a file of your own."""
     with options.answer(json):
         found = origin.of_bundle(name)
         if json:
@@ -266,50 +291,69 @@ def validate(
     json: options.Json = False,
     trust: options.Trust = False,
 ) -> None:
-    """Checks a recipe: every key, every value, that the data it names exists and suits the method, and fits the GPU.
-
-    Of rows on this machine the first ones are looked at; `baton data check` looks at all of them.
-    """
+    """Check a recipe: keys, values, files, first rows and memory."""
     with options.answer(json, trust):
         found = prepare.load(recipe, overrides)
-        source, loaded, localised = found.origin, found.recipe, found.localised()
-        training, sweep = loaded.training, []
-        if localised.sweep:
-            rungs = sum(len(bracket.rungs) for bracket in brackets(loaded))
-            sweep = [f"its sweep compares {check_trials(localised)} trials at {rungs} rung(s)"]
-        seen = list(preview.describe_rows(localised))
-        prepare.check_model(localised)
-        reports = {
-            "rows": seen,
-            "sweep": sweep,
-            "guard": [_guarded(training.guard, by_loss=training.generation is None)] if training.guard else [],
-            "profile": list(hardware.explain_profile(loaded, found.choices)),
-            "rendering": list(prepare.rendering_report(localised)),
-            "memory": list(hardware.memory_report(localised)),
-            "on_a_cluster": pipeline_file.cluster_warnings(loaded),
-        }
+        reports = reports_of(found)
         if json:
-            extent = {
-                "name": loaded.name,
-                "method": training.method,
-                "phases": [{"name": phase.name, "method": phase.training.method} for phase in loaded.phase_recipes()],
-                "epochs": None if training.max_steps else training.epochs or 1.0,
-                "max_steps": training.max_steps,
-                "batch_size": training.batch_size,
-                "chunks": loaded.num_chunks,
-            }
-            options.print_json({"state": "valid", "recipe": source.name, **extent, **reports})
-            return
-        length = f"{training.max_steps} steps" if training.max_steps else f"{training.epochs or 1:g} epoch(s)"
-        typer.echo(
-            f"{source.name} is valid: {loaded.name}, {training.method} for {length} at batch size "
-            f"{training.batch_size} ({loaded.split}), in {loaded.num_chunks} chunk(s)."
-        )
-        for about in ("sweep", "guard", "rows", "profile", "rendering", "memory"):
-            for line in reports[about]:
-                typer.echo(line)
-        for warning in reports["on_a_cluster"]:
-            typer.echo(f"on a cluster: {warning}")
+            options.print_json(facts_of(found, reports))
+        else:
+            print_reports(found, reports)
+
+
+Reports = dict[str, list[str]]  # about → lines
+
+
+def reports_of(found: prepare.LoadedRecipe) -> Reports:
+    """Checks a recipe's files, first rows and model, and returns lines about it."""
+    loaded, localised = found.recipe, found.localised()
+    training, sweep = loaded.training, []
+    if localised.sweep:
+        rungs = sum(len(bracket.rungs) for bracket in brackets(loaded))
+        sweep = [f"sweep: {check_trials(localised)} trials at {rungs} rung(s)"]
+    seen = list(preview.describe_rows(localised))
+    prepare.check_model(localised)
+    return {
+        "rows": seen,
+        "sweep": sweep,
+        "guard": [_guarded(training.guard, by_loss=training.generation is None)] if training.guard else [],
+        "profile": list(hardware.explain_profile(loaded, found.choices)),
+        "rendering": list(prepare.rendering_report(localised)),
+        "memory": list(hardware.memory_report(localised)),
+        "on_a_cluster": pipeline_file.cluster_warnings(loaded),
+    }
+
+
+def facts_of(found: prepare.LoadedRecipe, reports: Reports) -> dict[str, object]:
+    """Returns the answer about a valid recipe for `--json`."""
+    loaded, training = found.recipe, found.recipe.training
+    return {
+        "state": "valid",
+        "recipe": found.origin.name,
+        "name": loaded.name,
+        "method": training.method,
+        "phases": [{"name": phase.name, "method": phase.training.method} for phase in loaded.phase_recipes()],
+        "epochs": None if training.max_steps else training.epochs or 1.0,
+        "max_steps": training.max_steps,
+        "batch_size": training.batch_size,
+        "chunks": loaded.num_chunks,
+        **reports,
+    }
+
+
+def print_reports(found: prepare.LoadedRecipe, reports: Reports, *, on_cluster: bool = True) -> None:
+    """Prints the answer about a valid recipe for people."""
+    loaded, training = found.recipe, found.recipe.training
+    length = f"{training.max_steps} steps" if training.max_steps else f"{training.epochs or 1:g} epoch(s)"
+    typer.echo(
+        f"{found.origin.name} is valid: {loaded.name}, {training.method} for {length} at batch size "
+        f"{training.batch_size} ({loaded.split}), in {loaded.num_chunks} chunk(s)."
+    )
+    for about in ("sweep", "guard", "rows", "profile", "rendering", "memory"):
+        for line in reports[about]:
+            typer.echo(line)
+    for warning in reports["on_a_cluster"] if on_cluster else ():
+        typer.echo(f"on a cluster: {warning}")
 
 
 def _guarded(guard: Guard, *, by_loss: bool) -> str:
@@ -319,11 +363,12 @@ def _guarded(guard: Guard, *, by_loss: bool) -> str:
     watched += [f"{' or '.join(bounds)} the median of the last {guard.window}"] if bounds else []
     found = f"at most {guard.max_skips} steps whose {', or whose '.join(watched)}" if watched else ""
     known = f"step {', '.join(map(str, guard.skip))}" if guard.skip else ""
-    return f"its guard skips {', and '.join(part for part in (found, known) if part)}"
+    return f"guard: skips {', and '.join(part for part in (found, known) if part)}"
 
 
+@app.command()
 def schema(json: options.Json = False) -> None:
-    """Prints the recipe's JSON Schema, for editors that complete and check YAML."""
+    """Print the recipe's JSON Schema, for editors."""
     schema = Recipe.model_json_schema()
     options.print_json(schema) if json else typer.echo(dumps(schema, indent=2))
 
@@ -336,15 +381,15 @@ def doctor(
     store: options.Store = None,
     endpoint: Annotated[
         str | None,
-        typer.Option(help="Look at this Kubeflow Pipelines, too, e.g. http://localhost:8888.", show_default=False),
+        typer.Option(help="Check this Kubeflow, too, e.g. http://localhost:8888.", show_default=False),
     ] = None,
     namespace: options.Namespace = None,
     json: options.Json = False,
     trust: options.Trust = False,
 ) -> None:
-    """Looks for what would be in a run's way: on this machine, in the store, on Kubeflow, and in what the recipe names.
+    """Check machine, store and cluster.
 
-    What it writes it removes. The exit code is 1 where there is a problem.
+    Removes its test objects from the store. Exit code 1 means a problem.
     """
     with options.answer(json, trust):
         from baton import doctor as examining
@@ -356,46 +401,3 @@ def doctor(
         options.print_json(examined) if json else examining.print_table(checks)
         if not examined["ok"]:
             raise typer.Exit(1)
-
-
-def compile_recipe(
-    recipe: options.RecipePath,
-    output: Annotated[str, typer.Option("-o", "--output", metavar="FILE.yaml", help="Where to write it.")],
-    overrides: options.Overrides = None,
-    store: options.Store = None,
-    chunks: options.ChunkCount = None,
-    image: options.Image = None,
-    pipeline: options.PipelineOption = pipeline_file.Pipeline.finetune,
-    picture: Annotated[
-        str | None,
-        typer.Option("--graph", metavar="FILE.mmd", help="Write its graph, too, as Mermaid text."),
-    ] = None,
-    json: options.Json = False,
-    trust: options.Trust = False,
-) -> None:
-    """Compiles a recipe to a file for `kfp run submit -f` or the Kubeflow page."""
-    with options.answer(json, trust):
-        compiled = api.compile(
-            recipe,
-            output,
-            overrides=overrides or (),
-            store=store,
-            chunks=chunks,
-            image=image,
-            pipeline=pipeline,
-            picture=picture,
-            tell=note,
-        )
-        size = compiled.workflow
-        if json:
-            at_end = size.spec + size.nodes
-            figures = {"bytes": compiled.bytes, "workflow_bytes": size.spec, "workflow_bytes_at_end": at_end}
-            about = {"package": output, "chunks": compiled.num_chunks, "note": compiled.note, "graph": picture}
-            options.print_json({"state": "compiled", **about, **figures})
-            return
-        typer.echo(f"{output}: {compiled.num_chunks} chunk(s), {compiled.bytes / 1000:.0f} kB")
-        typer.echo(f"workflow: {size.spec / 1000:.0f} kB, {(size.spec + size.nodes) / 1000:,.0f} kB at the end")
-        if compiled.note:
-            typer.echo(f"note: {compiled.note}")
-        if picture:
-            typer.echo(picture)

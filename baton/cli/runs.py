@@ -1,4 +1,4 @@
-"""`baton runs`, `checkpoints` and `keys`: show runs and what they hold, fork, prune, merge, sign and verify."""
+"""`baton runs`: list, show, fork, prune and merge. Also the checks of checkpoints, exports and keys for `verify`."""
 
 import itertools
 import os
@@ -17,59 +17,64 @@ from rich.text import Text
 from rich.tree import Tree
 
 from baton import fork as forking
-from baton.api import checkpoints, chosen_checkpoint, chunks_of, existing_run
+from baton.api import checkpoints, chosen_checkpoint, chunks_of
 from baton.checkpoint import retention
 from baton.checkpoint.proof import SignatureReport, Verification
 from baton.checkpoint.signatures import SIGNATURE
 from baton.checkpoint.store import Checkpoint, CheckpointStore, merge_model
-from baton.cli import local
-from baton.cli.options import DEFAULT_STORE, Json, Overrides, RunUri, answer, print_json
+from baton.cli import address, local
+from baton.cli.address import RunArgument, StepArgument, StoreOption
+from baton.cli.display import print_table
+from baton.cli.options import DEFAULT_STORE, Json, Overrides, answer, print_json
 from baton.errors import UserError
-from baton.local import results
+from baton.local import begun, results
 from baton.recipe import load
 from baton.runs import lineage
 from baton.runs.documents import ForkNote
-from baton.runs.run import Run
+from baton.runs.outcomes import ExportedModel
 from baton.signing import KEY_FILE, PublicKey, Signer
-from baton.store.clouds import ANY_BUCKET
-from baton.store.storage import Storage
 from baton.terminal import Terminal
 
-app = typer.Typer(help="Lists runs, draws how they come from each other, and forks them.", no_args_is_help=True)
-
-StoreOption = Annotated[str, typer.Option(help=f"Folder, {ANY_BUCKET} bucket in which a run's name is looked up.")]
+app = typer.Typer(help="List, show, fork and prune runs", no_args_is_help=True)
 
 
 @app.command("list")
 def list_runs(store: StoreOption = DEFAULT_STORE, json: Json = False) -> None:
-    """Lists the runs of a store, newest first: how far they are, and what they come from."""
+    """List the runs of a store, newest first, with progress and origin."""
     with answer(json):
-        family = lineage.family(Storage(store))
+        family = lineage.family(address.open_store(store or DEFAULT_STORE))
         members = sorted((x for x in family.values() if x.state != "gone"), key=lambda x: x.created, reverse=True)
         if json:
             print_json({"runs": [asdict(member) for member in members]})
             return
+        if not members:
+            typer.echo(f"no runs in {store}")
+            return
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-        for heading in ("run", "recipe", "state", "step", "comes from", "began"):
-            table.add_column(heading, justify="right" if heading == "step" else "left", overflow="fold")
-        for one in members:
-            origin = f"{one.parent}: {one.words}" if one.parent else one.words
-            table.add_row(one.name, one.recipe, one.state, _steps(one), origin, one.created[:16].replace("T", " "))
-        Terminal().print(table)
+        origins = [f"{one.parent}: {one.words}" if one.parent else one.words for one in members]
+        table.add_column("run", overflow="fold")
+        table.add_column("state", no_wrap=True)
+        table.add_column("step", justify="right", no_wrap=True)
+        if any(origins):
+            table.add_column("origin", overflow="fold")
+        table.add_column("started", no_wrap=True)
+        for one, origin in zip(members, origins, strict=True):
+            started = one.created[:16].replace("T", " ")
+            table.add_row(one.name, one.state, _steps(one), *([origin] if any(origins) else []), started)
+        print_table(table)
 
 
-@app.command("tree")
+@app.command("tree", hidden=True)
+@app.command("graph")
 def tree(
-    run: Annotated[
-        str | None, typer.Argument(metavar="[RUN]", help="Name or STORE/runs/NAME: its family only.")
-    ] = None,
-    store: StoreOption = DEFAULT_STORE,
+    run: Annotated[str | None, typer.Argument(metavar="RUN", help=f"{address.HELP}: its family alone.")] = None,
+    store: StoreOption = None,
     json: Json = False,
 ) -> None:
-    """Draws which run comes from which: forks, phases, retrainings, and trials of sweeps."""
+    """Draw the origin of runs: forks, phases, retrainings and trials."""
     with answer(json):
-        chosen = _run(run, store) if run else None
-        family = lineage.family(chosen.storage if chosen else Storage(store))
+        chosen = address.resolve(run, store).run if run else None
+        family = lineage.family(chosen.storage if chosen else address.open_store(store or DEFAULT_STORE))
         if chosen:
             if chosen.name not in family:
                 raise UserError(f"{chosen.uri} does not exist.", remedy="`baton runs list` shows the runs of a store.")
@@ -80,39 +85,55 @@ def tree(
         _print_tree(family, chosen.name if chosen else None)
 
 
+@app.command("show")
+def show_run(run: StepArgument, store: StoreOption = None, json: Json = False) -> None:
+    """Show a run and its checkpoints; with @STEP, a checkpoint's manifest."""
+    with answer(json):
+        found = address.existing(run, store)
+        if found.step is not None:
+            _print_manifest(*found.checkpoint(), json)
+            return
+        result, rows = results.result(found.run), list(checkpoints(found.run.uri))
+        if json:
+            print_json({**result, "checkpoints": rows})
+            return
+        known = begun.find(found.run.name)
+        state = results.status(found.run, is_running=bool(known and known.process))["state"]
+        typer.echo(f"{result['run']}: {state}, step {result['steps']}")
+        for row in rows:
+            typer.echo(f"step {row['step']:>8}  {_listed(row)}")
+        for name in ("model_uri", "report_uri"):
+            if uri := result.get(name):
+                typer.echo(f"{name.removesuffix('_uri')}: {uri}")
+
+
 @app.command("fork")
 def fork(
-    run: Annotated[
-        str, typer.Argument(metavar="RUN[@STEP]", help="Name or STORE/runs/NAME, and a step; the newest when left out.")
-    ],
+    run: StepArgument,
     overrides: Overrides = None,
     name: Annotated[str | None, typer.Option("--run", help="Name of the new run.")] = None,
     weights_only: Annotated[
-        bool, typer.Option("--weights-only", help="Keep the weights alone, from step 0; nearly all can then change.")
+        bool, typer.Option("--weights-only", help="Keep the weights alone, and start at step 0.")
     ] = False,
     recipe: Annotated[
-        str | None, typer.Option(metavar="FILE.yaml", help="Where to write its recipe; NAME.yaml when left out.")
+        str | None, typer.Option(metavar="FILE.yaml", help="File for its recipe. Default: NAME.yaml.")
     ] = None,
-    run_now: Annotated[bool, typer.Option("--run-now", help="Run it on this machine right away.")] = False,
-    store: StoreOption = DEFAULT_STORE,
+    run_now: Annotated[bool, typer.Option("--run-now", help="Run it on this machine now.")] = False,
+    store: StoreOption = None,
     json: Json = False,
 ) -> None:
-    """Begins a new run at a checkpoint of another, with other settings.
+    """Start a new run at a checkpoint of another, with changed settings.
 
-    It keeps optimizer, schedule, random state and place in the data: with nothing changed it ends on its
-    parent's bits. What a setting means for the rest is said; what cannot change is refused by name. The fork needs
-    nothing of its parent, which may be deleted. `baton run FILE.yaml --run NAME`, or `baton submit`, trains it.
+    Keeps optimizer, schedule, random state and data position: with no change, the fork ends bit-identical to its
+    parent. Works without the parent afterwards. Train it with `baton run FILE.yaml --run NAME` or `baton kfp submit`.
     """
     with answer(json):
-        address, separator, step = run.rpartition("@")
-        if separator and not step.isdigit():
-            raise UserError(f"{run!r} is not RUN or RUN@STEP, such as quickstart-1@40.")
-        parent = _run(address or run, store)
+        found = address.resolve(run, store)
+        parent, at = found.run, found.step
         parent.require("recipe.json")
         taken = () if name else set(parent.storage.list("runs"))
         numbered = (f"{parent.name}-fork-{number}" for number in itertools.count(1))
         wanted = name or next(each for each in numbered if each not in taken)
-        at = int(step) if separator else None
         path = recipe or f"{wanted}.yaml"
         if os.path.exists(path):
             raise UserError(f"{path!r} exists already.", remedy="Give another name by --recipe, or remove it.")
@@ -149,11 +170,7 @@ def _tell(made: forking.Fork, path: str) -> None:
     for line in made.lines or nothing:
         typer.echo(f"  {line}")
     command = f"{shlex.quote(path)} --run {made.run.name}"
-    typer.echo(f"next:   baton run {command}   (on a cluster: baton submit {command})")
-
-
-def _run(address: str, store: str) -> Run:
-    return Run.open(address) if "/" in address else Run(Storage(store), address)
+    typer.echo(f"next:   baton run {command}   (on a cluster: baton kfp submit {command})")
 
 
 def _print_tree(family: lineage.Family, chosen: str | None) -> None:
@@ -184,47 +201,50 @@ def _print_tree(family: lineage.Family, chosen: str | None) -> None:
 def _steps(member: lineage.RunNode) -> str:
     if member.state == "gone":
         return ""
-    reached = f"{member.step}/{member.num_steps}" if member.num_steps else str(member.step)
-    return f"{reached}, {member.skips} skipped" if member.skips else reached
+    done = f"{member.reached}/{member.num_steps}" if member.num_steps else str(member.reached)
+    saved = [f"{member.step} saved"] if member.reached > member.step else []
+    return ", ".join([done, *saved, *([f"{member.skips} skipped"] if member.skips else [])])
 
 
-checkpoints_app = typer.Typer(help="Shows the checkpoints of a run, and checks every byte.", no_args_is_help=True)
+checkpoints_app = typer.Typer(help="List, show, verify and prune checkpoints", no_args_is_help=True)
 CheckpointRow = TypeVar("CheckpointRow", results.Listed, results.VerifiedCheckpoint)
-Chosen = Annotated[
-    str, typer.Argument(metavar="RUN_URI[@STEP]", help="STORE/runs/NAME, and a step; the newest when left out.")
-]
 
 
 @checkpoints_app.command("list")
-def list_checkpoints(run_uri: RunUri, json: Json = False) -> None:
-    """Lists the committed checkpoints of a run."""
+def list_checkpoints(run_uri: RunArgument, json: Json = False) -> None:
+    """List the committed checkpoints of a run."""
     with answer(json):
-        _print_rows(json, list(checkpoints(run_uri)), _listed)
+        _print_rows(json, list(checkpoints(address.resolve(run_uri).run.uri)), _listed)
 
 
 @checkpoints_app.command("show")
 def show_checkpoint(
-    run_uri: RunUri,
-    step: Annotated[int | None, typer.Option(help="Step; the newest when left out.")] = None,
+    run_uri: StepArgument,
+    step: Annotated[int | None, typer.Option(help="Step. Default: the newest.")] = None,
     json: Json = False,
 ) -> None:
-    """Shows all that a checkpoint's manifest says."""
+    """Print the manifest of a checkpoint."""
     with answer(json):
-        store = CheckpointStore(existing_run(run_uri))
-        checkpoint = chosen_checkpoint(store, step)
-        document = {"step": checkpoint.step, "uri": store.uri(checkpoint), **asdict(checkpoint.manifest)}
-        print_json(document) if json else typer.echo(dumps(document, indent=2))
+        found = address.existing(run_uri)
+        store = CheckpointStore(found.run)
+        _print_manifest(store, chosen_checkpoint(store, found.step if step is None else step), json)
+
+
+def _print_manifest(store: CheckpointStore, checkpoint: Checkpoint, json: bool) -> None:
+    document = {"step": checkpoint.step, "uri": store.uri(checkpoint), **asdict(checkpoint.manifest)}
+    print_json(document) if json else typer.echo(dumps(document, indent=2))
 
 
 @checkpoints_app.command("prune")
+@app.command("prune")
 def prune_checkpoints(
-    run_uri: RunUri,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List what would go, and take nothing.")] = False,
+    run_uri: RunArgument,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List removals without removing.")] = False,
     json: Json = False,
 ) -> None:
-    """Removes the checkpoints that the recipe's chunks.keep does not hold."""
+    """Remove the checkpoints that chunks.keep does not keep."""
     with answer(json):
-        run = existing_run(run_uri)
+        run = address.existing(run_uri).run
         store, keep, targets = CheckpointStore(run), chunks_of(run).keep, run.plan().targets
         if not dry_run and run.storage.cannot_remove:
             raise run.storage.cannot_remove
@@ -240,35 +260,22 @@ def prune_checkpoints(
 
 
 @checkpoints_app.command("merge")
+@app.command("merge")
 def merge_checkpoint(
-    run_uri: Chosen,
-    folder: Annotated[str, typer.Option("--output", metavar="FOLDER", help="Where to write the model; a new folder.")],
-    shard_size: Annotated[str, typer.Option(help="Largest file of weights, which is what memory holds.")] = "5GB",
+    run_uri: StepArgument,
+    folder: Annotated[str, typer.Option("--output", metavar="FOLDER", help="New folder for the model.")],
+    shard_size: Annotated[str, typer.Option(help="Largest file of weights; also the memory needed.")] = "5GB",
     json: Json = False,
 ) -> None:
-    """Writes the model of a checkpoint in shards as safetensors that `from_pretrained` reads, every byte checked."""
+    """Merge a sharded checkpoint into safetensors for `from_pretrained`."""
     with answer(json):
-        made = merge_model(*chosen(run_uri), folder, shard_size)
+        made = merge_model(*address.existing(run_uri).checkpoint(), folder, shard_size)
         if json:
             print_json(made)
         elif made["was_sharded"]:
             typer.echo(f"step {made['step']}: {made['bytes'] / 1e6:.1f} MB of weights in {made['folder']}")
         else:
             typer.echo(f"step {made['step']} is whole already: {made['uri']} is what from_pretrained reads")
-
-
-def chosen(address: str) -> tuple[CheckpointStore, Checkpoint]:
-    """Returns a checkpoint by `RUN_URI[@STEP]`, the newest without a step."""
-    uri, separator, step = address.rpartition("@")
-    is_step = bool(separator) and step.isdigit()
-    store = CheckpointStore(existing_run(uri if is_step else address))
-    for checkpoint in store.committed():
-        if not is_step or checkpoint.step == int(step):
-            return store, checkpoint
-    raise UserError(
-        f"run {store.run.uri!r} has no whole checkpoint{f' of step {step}' if is_step else ''}.",
-        remedy="`baton checkpoints list` shows those that it has.",
-    )
 
 
 def _listed(row: results.Listed) -> str:
@@ -285,7 +292,7 @@ def _print_rows(json: bool, rows: list[CheckpointRow], line: Callable[[Checkpoin
         typer.echo(f"step {row['step']:>8}  {line(row)}")
 
 
-keys_app = typer.Typer(help="Makes keys that checkpoints are signed with.", no_args_is_help=True)
+keys_app = typer.Typer(help="Make and show signing keys", no_args_is_help=True)
 
 
 class Kind(StrEnum):
@@ -304,10 +311,10 @@ def new(
     ] = Kind.ed25519,
     json: Json = False,
 ) -> None:
-    """Makes a private key that only you may read, and its public key beside it."""
+    """Make a private key, readable by you alone, and its public key FILE.pub."""
     with answer(json):
         signer = Signer.new("p256" if kind is Kind.p256 else "ed25519")
-        # The private one first, and neither over another: a key that is lost is a run that nobody continues.
+        # The private one first, and neither over another: without its key a run cannot be continued.
         _write(file, signer.pem(), 0o600)
         _write(f"{file}.pub", signer.public.pem, 0o644)
         _tell_key(json, file, signer.public)
@@ -315,7 +322,7 @@ def new(
 
 @keys_app.command()
 def show(file: KeyFile, json: Json = False) -> None:
-    """Prints the public key that belongs to a private or public one."""
+    """Print the public key of a private or public one."""
     with answer(json):
         _tell_key(json, file, read_public(file))
 
@@ -353,30 +360,29 @@ def _tell_key(json: bool, file: str, public: PublicKey) -> None:
 
 @checkpoints_app.command()
 def verify(
-    run_uri: RunUri,
+    run_uri: RunArgument,
     key: Annotated[
         str | None, typer.Option(metavar="FILE", help="Public key by which every checkpoint must be signed.")
     ] = None,
-    expect_step: Annotated[
-        int | None, typer.Option(help="With --key: step that the run had come to, as you wrote it down.")
-    ] = None,
+    expect_step: Annotated[int | None, typer.Option(help="With --key: newest step, from your own notes.")] = None,
     expect_digest: Annotated[
         str | None,
-        typer.Option(metavar="SHA256", help="With --key: that step's manifest, as this command printed it then."),
+        typer.Option(metavar="SHA256", help="With --key: that step's manifest, as printed by this command."),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Reads every checkpoint back, compares all hashes, and checks that they continue each other.
+    """Read every checkpoint back, and compare all hashes and the chain of parents.
 
-    With --key each must be what that key has signed, file by file and field by field, with the parent that it was
-    signed with.
+    With --key, also compare every file, field and parent with the signature.
     """
     with answer(json):
         if key is None and (expect_step is not None or expect_digest is not None):
-            raise UserError("--expect-step and --expect-digest need --key: without a signature a digest says nothing.")
+            raise UserError(
+                "--expect-step and --expect-digest need --key: a digest without a signature proves nothing."
+            )
         if expect_digest is not None and not re.fullmatch("[0-9a-f]{64}", expect_digest):
             raise UserError(f"--expect-digest {expect_digest!r} is not a SHA-256 of 64 hexadecimal digits.")
-        run = existing_run(run_uri)
+        run = address.existing(run_uri).run
         if key is None:
             rows = results.verify_checkpoints(run)
             _print_rows(json, rows, lambda row: _found(row["problems"]))
@@ -392,13 +398,13 @@ def verify(
 
 @checkpoints_app.command()
 def signature(
-    checkpoint: Chosen,
-    file: Annotated[str, typer.Option("--output", metavar="FILE", help="Where to write it; outside the checkpoint.")],
+    checkpoint: StepArgument,
+    file: Annotated[str, typer.Option("--output", metavar="FILE", help="File to write, outside the checkpoint.")],
     json: Json = False,
 ) -> None:
-    """Writes a checkpoint's signature as a sigstore bundle, for `model_signing verify key` and other tools."""
+    """Write a checkpoint's signature as a sigstore bundle."""
     with answer(json):
-        store, found = chosen(checkpoint)
+        store, found = address.existing(checkpoint).checkpoint()
         bundle = found.manifest.meta.get(SIGNATURE)
         if bundle is None:
             raise UserError(f"the checkpoint of step {found.step} is not signed.")
@@ -406,6 +412,21 @@ def signature(
             dump(bundle, opened)
         written = {"file": os.path.abspath(file), "step": found.step, "uri": store.uri(found)}
         print_json(written) if json else typer.echo(f"{written['file']} signs the files of {written['uri']}")
+
+
+def verify_exports(run: RunArgument, store: StoreOption = None, json: Json = False) -> None:
+    """Read every export of a run back, and compare all hashes."""
+    with answer(json):
+        found = address.existing(run, store).run
+        if (exported := found.read(ExportedModel)) is None:
+            raise UserError(f"run {found.uri!r} has no export.", remedy="It exports once it has ended.")
+        rows = results.verify_exports(found, exported)
+        if json:
+            print_json({"exports": rows})
+        for row in rows if not json else []:
+            typer.echo(f"{row['format']:<12} {_found(row['problems'])}  {row['uri']}")
+        if not all(row["ok"] for row in rows):
+            raise typer.Exit(1)
 
 
 def _print(verdict: SignatureReport) -> None:
@@ -418,7 +439,7 @@ def _print(verdict: SignatureReport) -> None:
     if head := verdict["head"]:
         typer.echo(f"newest: step {head['step']}, manifest {head.get('manifest')}")
     if not verdict["checkpoints"]:
-        typer.echo("there is no checkpoint")
+        typer.echo("no checkpoints")
 
 
 def _found(problems: list[str], well: str = "whole") -> str:

@@ -25,7 +25,7 @@ from baton.sweep import view as sweep_view
 from baton.sweep.search import check_trials, describe_values
 
 app = typer.Typer(
-    help="Compare many configurations of a recipe while they train: the worse ones stop early.",
+    help="Compare many configurations; stop the worse ones early",
     no_args_is_help=True,
     rich_markup_mode="markdown",
 )
@@ -101,20 +101,18 @@ def print_winner(shown: SweepAnswer, run: results.Result) -> None:
     typer.echo(f"page:   {view.uri}/page.html")
     typer.echo(f"report: {run['report_uri']}")
     if run["state"] == "rejected":
-        typer.secho("The winner is rejected and nothing is exported.", fg=typer.colors.RED)
+        typer.secho("winner rejected by the gate; nothing exported", fg=typer.colors.RED)
     else:
         typer.echo(f"model:  {run['model_uri']}")
 
 
 Given = Annotated[
     str,
-    typer.Argument(
-        metavar="SWEEP", help="STORE/sweeps/NAME, as `baton sweep run` prints it, or NAME.", show_default=False
-    ),
+    typer.Argument(metavar="SWEEP", help="Name, or STORE/sweeps/NAME.", show_default=False),
 ]
 Trial = Annotated[str, typer.Argument(metavar="TRIAL", help="Id of a trial, such as t003.", show_default=False)]
 Why = Annotated[str, typer.Option(help="Reason, kept with the sweep.")]
-WhereOption = Annotated[str, typer.Option("--store", help=f"Folder, {ANY_BUCKET} bucket, where SWEEP is a name.")]
+WhereOption = Annotated[str, typer.Option("--store", help=f"Folder or bucket ({ANY_BUCKET}) to look up names in.")]
 IN_WORDS: dict[TrialState, str] = {"stop": "stops", "go": "resumes"}
 
 
@@ -133,7 +131,7 @@ def stop(
     store: WhereOption = options.DEFAULT_STORE,
     json: options.Json = False,
 ) -> None:
-    """Stops a trial at its next chunk boundary. Its newest checkpoint stays; `baton sweep resume` continues from it."""
+    """Stop a trial at its next chunk boundary; `baton sweep resume` continues it."""
     with options.answer(json):
         _ask(open_sweep(sweep, store), trial, "stop", why, json)
 
@@ -146,10 +144,9 @@ def resume(
     store: WhereOption = options.DEFAULT_STORE,
     json: options.Json = False,
 ) -> None:
-    """Brings a stopped trial back: from the next rung on it trains to the end, whatever its scores.
+    """Resume a stopped trial at the next rung, and train it to the end.
 
-    It catches up what it has missed from its newest checkpoint. Where no rung is to come, start the sweep again under
-    its name.
+    The trial first catches up from its newest checkpoint. After the last rung, start the sweep again under its name.
     """
     with options.answer(json):
         _ask(open_sweep(sweep, store), trial, "go", why, json)
@@ -160,18 +157,18 @@ def fork(
     sweep: Given,
     trial: Trial,
     overrides: options.Overrides = None,
-    step: Annotated[int | None, typer.Option(help="One of its checkpoints; the newest when left out.")] = None,
+    step: Annotated[int | None, typer.Option(help="Step of a checkpoint. Default: the newest.")] = None,
     store: WhereOption = options.DEFAULT_STORE,
     json: options.Json = False,
 ) -> None:
-    """Adds a trial that begins with all of the state at a checkpoint of another one, with other values.
+    """Add a trial that starts at a checkpoint of another, with other values.
 
-    It joins at the next rung and trains to the end.
+    Joins at the next rung and trains to the end.
     """
     with options.answer(json):
         opened = open_sweep(sweep, store)
         if not overrides:
-            raise UserError("a fork with nothing changed is its parent.", remedy="Change a value with --set.")
+            raise UserError("a fork needs a changed value.", remedy="Change a value with --set.")
         parent = opened.trial(trial)
         forks = [int(other.id[1:]) for other in opened.document().trials if other.bracket == 0]
         trial_id = f"f{max(forks, default=-1) + 1:03d}"
@@ -214,17 +211,15 @@ def run(
     recipe: options.RecipePath,
     overrides: options.Overrides = None,
     store: options.Store = None,
-    name: Annotated[
-        str | None, typer.Option("--run", help="Name of the sweep; one that exists resumes where it stopped.")
-    ] = None,
+    name: Annotated[str | None, typer.Option("--run", help="Name of the sweep; an existing one resumes.")] = None,
     chunks: options.ChunkCount = None,
     json: options.Json = False,
     trust: options.Trust = False,
 ) -> None:
-    """Compares the configurations of a recipe on this machine, chunk by chunk in turns, and hands out the best.
+    """Compare the configurations of a recipe on this machine, and export the best.
 
-    A sweep that was interrupted resumes where it stopped when it is given its name again with --run, and ends on the
-    same winner with the same bits. The exit code is 3 where the recipe's gate rejects the winner.
+    --run NAME resumes an interrupted sweep, with the same winner and bits. Exit code 3 means a winner rejected by the
+    gate.
     """
     with options.answer(json, trust):
         from baton.local import sweep as local  # which imports kfp
@@ -236,6 +231,9 @@ def run(
         storage = prepare.check_store(loaded)
         forkserver.start()
         prepare.check_model(loaded)
+        more = [word for each in overrides or () for word in ("--set", each)]
+        more += ["--store", store] if store else []
+        options.resumable(["sweep", "run", recipe, "--run", sweep_name, *more])
         console.print(f"sweep [bold]{sweep_name}[/] of {trials} trials at {escape(Sweep(storage, sweep_name).uri)}")
         with Display(loaded.num_chunks) as display:
             best = local.LocalSweep(loaded, sweep_name, display.heard).run()
@@ -252,7 +250,7 @@ def run(
 
 @app.command()
 def status(sweep: Given, store: WhereOption = options.DEFAULT_STORE, json: options.Json = False) -> None:
-    """Shows a sweep: how far each trial is, how well it does, and why one was stopped."""
+    """Show trials: progress, score and reason of a stop."""
     with options.answer(json):
         shown = gather(open_sweep(sweep, store))
         options.print_json(shown.to_json()) if json else print_table(shown)

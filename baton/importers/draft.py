@@ -244,7 +244,7 @@ def _without_model(draft: RecipeDraft, key: str) -> UserError:
         if other != key and draft.has(other):
             return UserError(
                 f"{draft.origin}: {other} is a key of {tool}.",
-                remedy=f"Use `baton import {tool.lower().replace('-', '')}` for this file.",
+                remedy=f"Use `baton init --from {tool.lower().replace('-', '')}` for this file.",
             )
     article = "an" if draft.tool[0] in "aeiou" else "a"
     remedy = f"Give {article} {draft.tool} training file; it names the base model there."
@@ -312,7 +312,9 @@ def recipe_of(draft: RecipeDraft) -> Recipe:
 def to_yaml(recipe: Recipe, draft: RecipeDraft) -> str:
     """Returns a recipe's YAML: values that differ from the defaults, below their origin."""
     left = dict.fromkeys(remark.key for remark in draft.remarks if remark.result is KeyResult.unsupported)
-    head = [f"Made from {draft.tool}'s {os.path.basename(draft.origin)} by `baton import`; see docs/reference/recipe."]
+    head = [
+        f"Made from {draft.tool}'s {os.path.basename(draft.origin)} by `baton init --from`; see docs/reference/recipe."
+    ]
     if left:
         head.append(f"Not carried over: {', '.join(left)}.")
     lines = [f"# {' '.join(line.split())}\n" for line in head]

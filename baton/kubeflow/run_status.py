@@ -611,7 +611,7 @@ def find_run(client: KubeflowClient, endpoint: str, run: str, namespace: str | N
     if not runs:
         raise UserError(
             f"'{endpoint}' has no run named '{run}'; expected one{f' in namespace {namespace}' if namespace else ''}.",
-            remedy="Give the name that `baton submit` printed or the run's id; with several profiles --namespace too.",
+            remedy="Give the name or id that `baton kfp submit` printed; with several profiles --namespace too.",
         )
     newest = max(runs, key=lambda found: found.created_at)
     return client.get_run(newest.run_id), count  # the list lacks the stages

@@ -5,9 +5,13 @@ from typing import NotRequired, Required, TypedDict
 from baton.checkpoint.store import CheckpointStore
 from baton.documents import Json
 from baton.errors import DamagedError
-from baton.runs.outcomes import EvaluationResult, ExportedModel, GateVerdict, ReportPage
+from baton.local import begun
+from baton.runs.documents import Progress
+from baton.runs.outcomes import EvaluationResult, ExportedModel, GateVerdict, ReportPage, RunFailure
 from baton.runs.plan import Plan
 from baton.runs.run import Run
+from baton.store import bundle
+from baton.store.manifest import read_manifest
 
 
 class Listed(TypedDict, total=False):
@@ -34,6 +38,31 @@ class VerifiedCheckpoint(TypedDict):
     ok: bool
     problems: list[str]
     digest: NotRequired[str]
+
+
+class Status(TypedDict):
+    """Progress of a run on this machine, from its store."""
+
+    run: str
+    state: str  # `running`, `succeeded`, `rejected`, `failed`, `interrupted` or `new`
+    run_uri: str
+    step: int  # newest step trained, committed or not
+    num_steps: int | None  # None before it has a plan
+    saved_step: int  # newest checkpoint's, 0 before there is one
+    loss: float | None
+    resumed: int
+    error: str | None
+    report_uri: str | None
+    model_uri: str | None
+
+
+class VerifiedExport(TypedDict):
+    """An export that was read back."""
+
+    format: str
+    uri: str
+    ok: bool
+    problems: list[str]
 
 
 class Result(TypedDict):
@@ -89,6 +118,50 @@ def result(run: Run) -> Result:
     return told
 
 
+def status(run: Run, *, is_running: bool) -> Status:
+    """Returns how far a run is; `is_running` tells whether a process of this machine works on it."""
+    store, plan, progress, failure = CheckpointStore(run), run.read(Plan), run.read(Progress), run.read(RunFailure)
+    newest = store.newest()
+    saved = newest.step if newest else 0
+    exported, page = run.read(ExportedModel), run.read(ReportPage)
+    evaluation = run.read(EvaluationResult)
+    losses = [entry["loss"] for entry in store.history(newest) if "loss" in entry] if newest else []
+    if is_running:
+        state = "running"
+    elif failure:
+        state = "failed"
+    elif evaluation and evaluation.gate and not evaluation.gate.passed:
+        state = "rejected"
+    elif exported:
+        state = "succeeded"
+    else:
+        state = "interrupted" if newest or progress or plan else "new"
+    return {
+        "run": run.name,
+        "state": state,
+        "run_uri": run.uri,
+        "step": max(saved, progress.step if progress else 0),
+        "num_steps": plan.num_steps if plan else None,
+        "saved_step": saved,
+        "loss": losses[-1] if losses else None,
+        "resumed": num_resumes(run),
+        "error": f"{failure.stage}: {failure.message}" if failure and not is_running else None,
+        "report_uri": page.report_uri if page else None,
+        "model_uri": exported.model_uri if exported else None,
+    }
+
+
+def num_resumes(run: Run) -> int:
+    """Returns how often a run was resumed after an interruption: of its process here, or of a chunk's."""
+    known = begun.find(run.name)
+    return run.num_restarts() + (known.resumed if known and known.run_uri == run.uri else 0)
+
+
+def times(number: int) -> str:
+    """Returns `1 time`, `3 times`."""
+    return f"{number:,} time{'' if number == 1 else 's'}"
+
+
 def list_checkpoints(run: Run) -> list[Listed]:
     """Returns a row for each committed checkpoint, ascending; a damaged manifest as its problem."""
     store = CheckpointStore(run)
@@ -133,3 +206,24 @@ def verify_checkpoints(run: Run) -> list[VerifiedCheckpoint]:
             problems.append(f"continues another state of step {parent.step} than the one that is here")
         rows.append({"step": checkpoint.step, "ok": not problems, "problems": problems, "digest": checkpoint.digest})
     return sorted(rows, key=lambda row: row["step"])
+
+
+def uri_here(run: Run, uri: str) -> str:
+    """Returns the address of something of a run, wherever its store was when it was written."""
+    _, separator, below = uri.rpartition(f"/{run.path()}/")
+    return f"{run.uri}/{below}" if separator else uri
+
+
+def verify_exports(run: Run, exported: ExportedModel) -> list[VerifiedExport]:
+    """Reads every export of a run back and returns a row for each."""
+    rows: list[VerifiedExport] = []
+    for entry in exported.exports:
+        uri = uri_here(run, entry.uri)
+        prefix = uri.removeprefix(f"{run.storage.uri()}/").rpartition("/")[0]
+        try:
+            manifest = read_manifest(run.storage, prefix)
+            problems = bundle.verify(run.storage, prefix, manifest) if manifest else ["its manifest is missing"]
+        except DamagedError as error:
+            problems = [str(error)]
+        rows.append({"format": entry.format, "uri": uri, "ok": not problems, "problems": problems})
+    return rows

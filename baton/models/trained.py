@@ -55,7 +55,7 @@ def require_origin(run: Run) -> None:
         raise ExactnessError(
             f"recipe, data, model, code or plan of run {run.name!r} are not those that its checkpoint of step "
             f"{checkpoint.step} was trained from; no code of it has been imported.",
-            remedy=f"`baton checkpoints verify {run.uri}` says what is other; start another run, or put it back.",
+            remedy=f"`baton verify checkpoints {run.uri}` says what is other; start another run, or put it back.",
         )
 
 

@@ -1,4 +1,4 @@
-"""`baton audit`: a chunk of another run, trained again here, and compared with the run's own record.
+"""`baton verify replay`: a chunk of another run, trained again here, and compared with the run's own record.
 
 It trains in a store of its own, from the checkpoint at the chunk's start. The run's own store is not written.
 """

@@ -1,4 +1,4 @@
-"""`baton drill`: a recipe killed again and again, in every phase, compared with an undisturbed run.
+"""`baton verify kills`: a recipe killed again and again, in every phase, compared with an undisturbed run.
 
 Phases come from events and are dealt like cards, so that each is hit about as often.
 """

@@ -1,4 +1,4 @@
-"""`baton prove`: a recipe run once per number of chunks, in fresh processes, compared byte for byte.
+"""`baton verify chunks`: a recipe run once per number of chunks, in fresh processes, compared byte for byte.
 
 With virtual workers, chunks may take turns between numbers of processes.
 """

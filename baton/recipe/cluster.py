@@ -58,8 +58,8 @@ class Resources(Section):
 
     profile: Literal["cpu", "mps", "cuda-small", "cuda-large", "auto"] | None = None
     """Kind of machine, which chooses precision, optimizer, attention, workers and what pods ask for wherever the recipe
-    leaves them out; `baton validate` prints what it chose. `cuda-small` is a GPU of up to 24 GB; `auto` looks at this
-    machine, for runs on it."""
+    leaves them out; `baton check` prints the choices. `cuda-small` is a GPU of up to 24 GB. `auto` follows this machine
+    in local runs, and `gpus`, `gpu_memory` and `node_selector` on a cluster."""
     image: str = "baton-python:0.1.0"
     """Container image with Baton installed."""
     accelerator: str = "nvidia.com/gpu"
@@ -76,7 +76,7 @@ class Resources(Section):
     wait_for_nodes: Annotated[str, BeforeValidator(duration)] = "1h"
     """With `nodes`: how long a chunk waits until all of them run; then it fails and names what they wait for."""
     gpu_memory: Quantity | None = None
-    """Memory of one accelerator, which `baton validate` compares its estimate with; when left out, as far as known from
+    """Memory of one accelerator, which `baton check` compares its estimate with; when left out, as far as known from
     `node_selector` or from this machine."""
     cpu: Quantity | None = None
     """CPU request and limit of a pod that runs the model."""

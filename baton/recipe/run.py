@@ -96,15 +96,15 @@ class Keep(Section):
     every: Positive | None = None
     """Those whose step is a multiple of this."""
     audit: bool = False
-    """The last one of each chunk, from which anybody can train any chunk again: see `baton audit`."""
+    """The last one of each chunk, from which anybody can train any chunk again: see `baton verify replay`."""
 
 
 class Signing(Section):
     """Whose signature the checkpoints of a run must have. A chunk signs its own and restores no other."""
 
     public_key: str
-    """The public key in one line, as `baton keys new FILE` prints it, or the text of a PEM file; Ed25519 or ECDSA on
-    P-256. The private key is in the file that `BATON_SIGNING_KEY_FILE` names, and never in a recipe."""
+    """The public key in one line, as `baton verify keys new FILE` prints it, or the text of a PEM file; Ed25519 or
+    ECDSA on P-256. The private key is in the file that `BATON_SIGNING_KEY_FILE` names, and never in a recipe."""
     secret: Annotated[str, Field(pattern=r"^[a-z0-9.-]+/[-._a-zA-Z0-9]+$")] | None = None
     """On a cluster, the Secret with the private key, as `secret/key`: it is mounted into the chunks' pods."""
 

@@ -180,8 +180,8 @@ ACCEPTED = "accepted"
 
 
 class Retrain(Section):
-    """What a retraining (`baton retrain`, `baton schedule`) does where data or recipe have changed since a model was
-    accepted."""
+    """Retraining (`baton run --if-changed`, `baton kfp schedule`), once data or recipe have changed since the accepted
+    model."""
 
     start: Literal["base", "accepted"] = "base"
     """What it starts from: the recipe's own model on all rows, or the model that was accepted last on the rows that are

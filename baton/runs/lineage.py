@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 from baton.documents import NamedDocument
 from baton.errors import BatonError, DamagedError, FormatError
 from baton.runs import documents
-from baton.runs.outcomes import AcceptedModel, EvaluationResult, ExportedModel, ReportPage, TrialInfo
+from baton.runs.outcomes import AcceptedModel, EvaluationResult, ExportedModel, ReportPage, RunFailure, TrialInfo
 from baton.runs.plan import Plan
-from baton.runs.run import Run, as_json
+from baton.runs.run import Run, Sweep, as_json
 from baton.runtime import SYSTEM
 from baton.store.manifest import read_manifest
 from baton.store.storage import Storage
@@ -27,6 +27,7 @@ logger = logging.getLogger("baton")
 D = TypeVar("D", bound=NamedDocument)
 
 MOST = 200  # runs of a store up to which a report reads all of them to find a run's children
+_OPEN = ("new", "unfinished")
 _STEP = re.compile(r"step-(\d{8,})")
 _ACCEPTED_FILE = re.compile(r"(\d{6})\.json")
 
@@ -94,9 +95,10 @@ class RunNode:
     sweep: tuple[str, str] | None = None  # sweep of a trial, and its id there
     values: dict[str, Any] = field(default_factory=dict)
     step: int = 0  # newest checkpoint's, 0 before there is one
+    reached: int = 0  # newest step trained, committed or not
     num_steps: int | None = None  # None before it has a plan
     skips: int = 0
-    state: str = "gone"  # `new`, `unfinished`, `trained`, `done`, `rejected`, or `gone`
+    state: str = "gone"  # `new`, `unfinished`, `stopped`, `failed`, `trained`, `done`, `rejected`, or `gone`
     children: list[str] = field(default_factory=list)
 
     @property
@@ -126,10 +128,28 @@ def family(storage: Storage) -> Family:
             successor = members.get(after)
             if successor and successor.parent is None and before != after:
                 successor.parent, successor.kind = before, "retrained"
+    _mark_stopped(storage, members)
     for member in sorted(members.values(), key=lambda one: (one.created, one.name)):
         if member.parent:
             members.setdefault(member.parent, RunNode(member.parent)).children.append(member.name)
     return members
+
+
+def _mark_stopped(storage: Storage, members: Family) -> None:
+    """Gives trials that a rung has stopped their state."""
+    open_trials = {member.sweep: member for member in members.values() if member.sweep and member.state in _OPEN}
+    for sweep in sorted({sweep for sweep, _ in open_trials}):
+        try:
+            verdicts = Sweep(storage, sweep).rungs()
+        except BatonError as error:
+            logger.warning("rungs of sweep %s cannot be read: %s", sweep, error)
+            continue
+        stopped: set[str] = set()
+        for verdict in verdicts:
+            stopped = stopped.union(entry.id for entry in verdict.stopped).difference(verdict.kept)
+        for trial in stopped:
+            if member := open_trials.get((sweep, trial)):
+                member.state = "stopped"
 
 
 def related_runs(run: Run) -> Family:
@@ -190,19 +210,24 @@ def _known(storage: Storage, name: str) -> RunNode | None:
             return run.read(kind) if kind.NAME in present else None
 
         head, attached = read(documents.RunInfo), read(documents.AttachedRun)
+        failure = read(RunFailure)
         if head:
             created, recipe = head.created, head.recipe_name
         elif attached:
             created, recipe = attached.created, os.path.basename(attached.script.path)
+        elif failure:  # before its recipe was written
+            created, recipe = failure.at, ""
         else:
             return None
         plan, fork, trial = read(Plan), read(documents.ForkNote), read(TrialInfo)
+        progress = read(documents.Progress)
         step, finished = _newest(run) if "checkpoints" in present else (0, False)
         member = RunNode(
             name,
             created=created,
             recipe=recipe,
             step=step,
+            reached=max(step, progress.step if progress else 0),
             num_steps=plan.num_steps if plan else None,
             skips=len(run.skips()) if documents.SKIPS_FOLDER in present else 0,
             sweep=(trial.sweep, trial.id) if trial else None,
@@ -242,6 +267,8 @@ def _state(member: RunNode, present: set[str], *, finished: bool) -> str:
         return "done"
     if EvaluationResult.NAME in present:
         return "rejected" if ReportPage.NAME in present else "trained"
+    if RunFailure.NAME in present:
+        return "failed"
     if finished or (member.num_steps and member.step >= member.num_steps):
         return "trained"
-    return "unfinished" if member.step else "new"
+    return "unfinished" if member.reached else "new"

@@ -1,5 +1,6 @@
 """Hardware: what a kind of machine chooses where a recipe leaves it open, and whether training fits its memory."""
 
+import contextlib
 import copy
 import re
 from collections.abc import Iterator, Sequence
@@ -37,13 +38,13 @@ class Choice:
 def apply_profile(document: Document, *, here: bool = True) -> tuple[Document, list[Choice]]:
     """Returns a recipe, not checked yet, with its profile's choices, and these; a key that is there, even null, stays.
 
-    `here` tells whether the recipe runs on this machine, so that `auto` can look at it. A second call chooses nothing.
+    The profile `auto` follows this machine if the recipe runs `here`, else `resources`. A second call chooses nothing.
     """
     document, chosen = copy.deepcopy(document), []
     resources = document.get("resources")
     profile = resources.get("profile") if isinstance(resources, dict) else None
     if profile == "auto":
-        profile, reason = _of_this_machine(here)
+        profile, reason = _of_this_machine() if here else _of_pods(document["resources"])
         document["resources"]["profile"] = profile
         chosen.append(Choice("resources.profile", profile, reason))
     if not isinstance(profile, str) or profile not in PROFILES:
@@ -69,12 +70,18 @@ def explain_profile(recipe: Recipe, chosen: Sequence[Choice]) -> Iterator[str]:
         yield f"  {f'{choice.path}: {value}':<{width}}  {choice.reason}"
 
 
-def _of_this_machine(here: bool) -> tuple[str, str]:
-    if not here:
-        raise UserError(
-            "resources.profile is auto, which looks at the machine it runs on; a cluster's nodes are not this one.",
-            remedy=f"Name one of {', '.join(PROFILES)}, for example --set resources.profile=cuda-large.",
-        )
+def _of_pods(resources: Document) -> tuple[str, str]:
+    if not resources.get("gpus"):
+        return "cpu", "pods ask for no GPU (resources.gpus)"
+    known = {key: resources[key] for key in ("gpus", "gpu_memory", "node_selector") if key in resources}
+    with contextlib.suppress(ValueError):  # the schema reports it
+        if gpu := device(Resources.model_validate(known)):
+            size = "cuda-small" if gpu.bytes <= SMALL else "cuda-large"
+            return size, f"a GPU of {gpu.bytes / 2**30:.0f} GiB ({gpu.source})"
+    return "cuda-small", "fits any GPU; set resources.gpu_memory for a larger one"
+
+
+def _of_this_machine() -> tuple[str, str]:
     if gpu := machine.gpu():
         size = "cuda-small" if gpu.bytes <= SMALL else "cuda-large"
         return size, f"this machine has {gpu.name} with {gpu.bytes / 2**30:.0f} GiB"

@@ -22,7 +22,7 @@ STDIN = "-"
 ENDINGS = (".yaml", ".yml")
 RECIPES = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "pipelines", "recipes")
 """Folder of the bundled recipes."""
-LISTED = "`baton recipes` lists the bundled ones"
+LISTED = "`baton recipe list` lists the bundled ones"
 SCHEMES = ("https", *CLOUDS, "gcs", "abfs", "abfss", "hf")
 """Addresses that a recipe is read from: their servers prove who they are."""
 _LOOPBACK = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d+)?/")
@@ -209,7 +209,7 @@ def _piped(data: bytes, given: str) -> str:
         where = "standard input is empty" if given == STDIN else "nothing came out of it"
         raise UserError(
             f"recipe {given!r}: {where}, expected a recipe in YAML.",
-            remedy="Pipe one in, as in `baton validate - < my.yaml`.",
+            remedy="Pipe one in, as in `baton check - < my.yaml`.",
         )
     return _text(data, given)
 
@@ -217,7 +217,7 @@ def _piped(data: bytes, given: str) -> str:
 def _terminal() -> UserError:
     return UserError(
         "the recipe is to be read from standard input, which is a terminal.",
-        remedy=f"Pipe one in, as in `baton validate - < my.yaml`, or name a file; {LISTED}.",
+        remedy=f"Pipe one in, as in `baton check - < my.yaml`, or name a file; {LISTED}.",
     )
 
 

@@ -326,7 +326,7 @@ WITHOUT_EFFECT = {
         ("extra", "spare"), ("the script says how many chunks there are", "Attach once more where a chunk ended early.")
     ),
     "retries": ("nothing starts a script again in its process", "Start the script again: it resumes."),
-    "keep.audit": ("`baton audit` trains a recipe's chunks again, and there is none", "Leave it out."),
+    "keep.audit": ("`baton verify replay` trains a recipe's chunks again, and there is none", "Leave it out."),
     "signing.secret": (
         "Baton mounts no Secret for a script",
         "Mount it, name the file in BATON_SIGNING_KEY_FILE, and leave chunks.signing.secret out.",

@@ -502,7 +502,7 @@ def largest_micro_batch(recipe: Recipe, fits: Callable[[int], bool]) -> int:
     raise UserError(
         f"training.micro_batch_size is auto, and not one row of data.max_length {recipe.data.max_length} fits memory.",
         remedy="Set training.gradient_checkpointing, train an adapter, lower data.max_length, or use a larger machine; "
-        "`baton validate` shows what takes how much.",
+        "`baton check` shows what takes how much.",
     )
 
 

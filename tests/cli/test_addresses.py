@@ -21,34 +21,38 @@ ENDPOINT = ("--endpoint", "http://127.0.0.1:9")
 HERE = "@"
 """Place of the address in a command line."""
 COMMANDS: dict[str, list[str]] = {
-    "audit": ["audit", HERE, "--chunk", "9", "--report", "page.html"],
-    "checkpoints list": ["checkpoints", "list", HERE],
-    "checkpoints merge": ["checkpoints", "merge", HERE, "--output", "merged"],
-    "checkpoints prune": ["checkpoints", "prune", HERE, "--dry-run"],
-    "checkpoints show": ["checkpoints", "show", HERE],
-    "checkpoints signature": ["checkpoints", "signature", HERE, "--output", "signature.json"],
-    "checkpoints verify": ["checkpoints", "verify", HERE],
-    "checkpoints verify --key": ["checkpoints", "verify", "store/runs/export", "--key", HERE],
-    "compile": ["compile", HERE, "-o", "package.yaml"],
-    "doctor": ["doctor", HERE],
+    "check": ["check", HERE, "--only", "recipe"],
+    "diff": ["diff", HERE, "store/runs/export"],
     "generate": ["generate", HERE, "--prompt", "a", "--max-new-tokens", "1"],
     "generate --file": ["generate", "model", "--file", HERE],
-    "import axolotl": ["import", "axolotl", HERE],
-    "import llamafactory": ["import", "llamafactory", HERE],
-    "keys show": ["keys", "show", HERE],
-    "ci-report": ["ci-report", HERE, "--id", "0123"],
-    "ci-report --result": ["ci-report", "recipe.yaml", "--result", HERE],
-    "ci-report --store": ["ci-report", "recipe.yaml", "--id", "0123", "--store", HERE],
-    "recipes show": ["recipes", "show", HERE],
+    "init --from axolotl": ["init", "--from", "axolotl", HERE],
+    "init --from llamafactory": ["init", "--from", "llamafactory", HERE],
+    "kfp compile": ["kfp", "compile", HERE, "-o", "package.yaml"],
+    "kfp submit": ["kfp", "submit", HERE, *ENDPOINT],
+    "kfp summary": ["kfp", "summary", HERE, "--id", "0123"],
+    "kfp summary --result": ["kfp", "summary", "recipe.yaml", "--result", HERE],
+    "kfp summary --store": ["kfp", "summary", "recipe.yaml", "--id", "0123", "--store", HERE],
+    "logs": ["logs", HERE],
+    "open": ["open", HERE, "--json"],
+    "recipe show": ["recipe", "show", HERE],
     "runs fork": ["runs", "fork", HERE, "--recipe", "fork.yaml"],
     "runs fork --store": ["runs", "fork", "export", "--recipe", "fork.yaml", "--store", HERE],
+    "runs graph": ["runs", "graph", HERE],
+    "runs graph --store": ["runs", "graph", "--store", HERE],
     "runs list --store": ["runs", "list", "--store", HERE],
-    "runs tree": ["runs", "tree", HERE],
-    "runs tree --store": ["runs", "tree", "--store", HERE],
-    "status": ["status", HERE, *ENDPOINT],
-    "submit": ["submit", HERE, *ENDPOINT],
+    "runs merge": ["runs", "merge", HERE, "--output", "merged"],
+    "runs prune": ["runs", "prune", HERE, "--dry-run"],
+    "runs show": ["runs", "show", HERE],
+    "status": ["status", HERE],
+    "status --endpoint": ["status", HERE, *ENDPOINT],
+    "stop": ["stop", HERE],
     "sweep status": ["sweep", "status", HERE],
-    "validate": ["validate", HERE],
+    "verify checkpoints": ["verify", "checkpoints", HERE],
+    "verify checkpoints --key": ["verify", "checkpoints", "store/runs/export", "--key", HERE],
+    "verify exports": ["verify", "exports", HERE],
+    "verify keys show": ["verify", "keys", "show", HERE],
+    "verify replay": ["verify", "replay", HERE, "--chunk", "9", "--report", "page.html"],
+    "verify signature": ["verify", "signature", HERE, "--output", "signature.json"],
 }
 """Name → a command line that takes an address or a file, of whatever kind."""
 ADDRESSES = {
@@ -152,7 +156,13 @@ def _named(kind: str, here: Path) -> tuple[str, str]:
     return ADDRESSES[kind].format(here=here), f"store/runs/export/{of_run['export' if 'run' in kind else 'checkpoint']}"
 
 
-@pytest.mark.parametrize("kind", ["run", "address of a run", "folder of a checkpoint"])
+@pytest.mark.parametrize("kind", ["run", "run and step", "address of a run"])
+def test_a_run_stands_for_its_model(kind: str, here: Path) -> None:
+    address = ADDRESSES[kind].format(here=here)
+    require_message(invoke("generate", address, "--prompt", "a", "--max-new-tokens", "1"), 0)
+
+
+@pytest.mark.parametrize("kind", ["folder of a checkpoint"])
 def test_a_folder_of_a_run_is_told_which_model_to_take(kind: str, here: Path) -> None:
     address, wanted = _named(kind, here)
     message = require_message(invoke("generate", address, "--prompt", "a", "--max-new-tokens", "1"), 2)
@@ -163,22 +173,25 @@ def test_a_folder_of_a_run_is_told_which_model_to_take(kind: str, here: Path) ->
 
 
 def test_what_lies_below_a_run_is_told_its_run() -> None:
-    message = require_message(invoke("checkpoints", "list", "store/runs/export/checkpoints"), 2)
+    message = require_message(invoke("runs", "show", "store/runs/export/checkpoints"), 2)
     assert message.strip().endswith("Give the run that it is part of: store/runs/export")
 
 
 TOLD: dict[str, tuple[bytes | None, str]] = {
     "absent": (None, "cannot be read: No such file or directory."),
-    "text": (b"Traceback (most recent call last)", "is no answer of `baton submit`: Expecting value"),
-    "half": (b'{"state": "succ', "is no answer of `baton submit`: Unterminated string"),
-    "bytes": (b"\xff\xfe\x00", "is no answer of `baton submit`: 'utf-8' codec"),
-    "list": (b"[1]", "is no answer of `baton submit`: "),
-    "number": (b"3", "is no answer of `baton submit`: "),
-    "without a state": (b"{}", "is no answer of `baton submit`: it has no state."),
-    "state of another kind": (b'{"state": 3}', "is no answer of `baton submit`: state: "),
-    "failures of another kind": (b'{"state": "failed", "failed": "x"}', "is no answer of `baton submit`: failed: "),
-    "exit code of another kind": (b'{"state": "failed", "exit_code": "x"}', "`baton submit`: exit_code: "),
-    "deep": (b'{"state": ' + b"[" * 5000 + b"]" * 5000 + b"}", "is no answer of `baton submit`: "),
+    "text": (b"Traceback (most recent call last)", "is no output of `baton kfp submit --json`: Expecting value"),
+    "half": (b'{"state": "succ', "is no output of `baton kfp submit --json`: Unterminated string"),
+    "bytes": (b"\xff\xfe\x00", "is no output of `baton kfp submit --json`: 'utf-8' codec"),
+    "list": (b"[1]", "is no output of `baton kfp submit --json`: "),
+    "number": (b"3", "is no output of `baton kfp submit --json`: "),
+    "without a state": (b"{}", "is no output of `baton kfp submit --json`: it has no state."),
+    "state of another kind": (b'{"state": 3}', "is no output of `baton kfp submit --json`: state: "),
+    "failures of another kind": (
+        b'{"state": "failed", "failed": "x"}',
+        "is no output of `baton kfp submit --json`: failed: ",
+    ),
+    "exit code of another kind": (b'{"state": "failed", "exit_code": "x"}', "`baton kfp submit --json`: exit_code: "),
+    "deep": (b'{"state": ' + b"[" * 5000 + b"]" * 5000 + b"}", "is no output of `baton kfp submit --json`: "),
 }
 
 
@@ -188,22 +201,22 @@ def test_a_result_that_is_none_is_one_message(name: str, tmp_path: Path) -> None
     file = tmp_path / "result.json"
     if text is not None:
         file.write_bytes(text)
-    message = require_message(invoke("ci-report", "recipe.yaml", "--result", str(file)), 2)
+    message = require_message(invoke("kfp", "summary", "recipe.yaml", "--result", str(file)), 2)
     assert message.startswith(f"baton: --result {str(file)!r} ")
     assert words in message
-    assert "Give the file that `baton submit --wait --json > FILE` has written." in message
+    assert "Give the file that `baton kfp submit --wait --json > FILE` writes." in message
 
 
 WRITING: dict[str, list[str]] = {
-    "audit": ["audit", "store/runs/export", "--report", f"{HERE}.html"],
-    "checkpoints signature": ["checkpoints", "signature", "store/runs/export", "--output", HERE],
-    "compile": ["compile", "recipe.yaml", "-o", f"{HERE}.yaml"],
-    "compile --graph": ["compile", "recipe.yaml", "-o", "package.yaml", "--graph", f"{HERE}.mmd"],
+    "verify replay": ["verify", "replay", "store/runs/export", "--report", f"{HERE}.html"],
+    "verify signature": ["verify", "signature", "store/runs/export", "--output", HERE],
+    "kfp compile": ["kfp", "compile", "recipe.yaml", "-o", f"{HERE}.yaml"],
+    "kfp compile --graph": ["kfp", "compile", "recipe.yaml", "-o", "package.yaml", "--graph", f"{HERE}.mmd"],
     "data check": ["data", "check", "words.jsonl", "--method", "pretrain", "--report", f"{HERE}.html"],
     "data show": ["data", "show", "recipe.yaml", "--page", f"{HERE}.html"],
-    "import axolotl": ["import", "axolotl", "axolotl.yml", "-o", HERE],
+    "init --from": ["init", "--from", "axolotl", "axolotl.yml", "-o", HERE],
     "init": ["init", "--data", "words.jsonl", "--model", "scratch", "-o", HERE],
-    "keys new": ["keys", "new", HERE],
+    "verify keys new": ["verify", "keys", "new", HERE],
     "runs fork": ["runs", "fork", "export", "--store", "store", "--run", "never", "--recipe", HERE],
 }
 """Name → a command line that writes a file."""
@@ -215,7 +228,7 @@ UNWRITABLE = {"below a file": "words.jsonl/x", "in a file system of the kernel":
 def test_a_file_that_cannot_be_written_is_one_message_and_nothing_is_made(
     command: str, kind: str, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if command == "checkpoints signature":
+    if command == "verify signature":
         _sign(here, monkeypatch)
     axolotl = {"base_model": "org/model", "datasets": [{"path": "words.jsonl", "type": "completion"}]}
     (here / "axolotl.yml").write_text(json.dumps(axolotl | {"micro_batch_size": 1}), encoding="utf-8")
@@ -237,7 +250,7 @@ def _sign(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_signature_answers_in_json(here: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     _sign(here, monkeypatch)
     file = tmp_path / "signature.json"
-    done = invoke("checkpoints", "signature", "store/runs/export", "--output", str(file), "--json")
+    done = invoke("verify", "signature", "store/runs/export", "--output", str(file), "--json")
     require_message(done, 0)
     told = json.loads(done.stdout)
     assert told["file"] == str(file)
@@ -268,7 +281,7 @@ def test_a_compilation_that_is_refused_writes_nothing(
     target = tmp_path / "package.yaml"
     if before:
         target.write_text(before, encoding="utf-8")
-    words = ("compile", "recipe.yaml", "-o", str(target), "--set", "training.max_steps=99", "--chunks", "99")
+    words = ("kfp", "compile", "recipe.yaml", "-o", str(target), "--set", "training.max_steps=99", "--chunks", "99")
     monkeypatch.setenv("BATON_WORKFLOW_BYTES", "100000")
     message = require_message(invoke(*words), 2)
     assert "stages do not fit one workflow" in message
@@ -276,7 +289,7 @@ def test_a_compilation_that_is_refused_writes_nothing(
 
 
 NUMBERS = {
-    "BATON_WORKFLOW_BYTES": ["compile", "recipe.yaml", "-o", "package.yaml"],
+    "BATON_WORKFLOW_BYTES": ["kfp", "compile", "recipe.yaml", "-o", "package.yaml"],
     "BATON_STORE_PATIENCE": ["runs", "list", "--store", "store"],
 }
 """Environment variable that is a number → a command that reads it."""
@@ -342,7 +355,7 @@ def test_rows_that_cannot_be_seen_are_said_not_to_have_been_looked_at(
 
 NEXT: dict[str, list[str]] = {
     "init": ["init", "--data", "words.jsonl", "--model", "scratch", "-o", "my first/it's größer.yaml"],
-    "import axolotl": ["import", "axolotl", "axolotl.yml", "-o", "my first/$HOME & more.yaml"],
+    "init --from": ["init", "--from", "axolotl", "axolotl.yml", "-o", "my first/$HOME & more.yaml"],
 }
 """Name → a command line that says which one comes next."""
 
@@ -354,7 +367,7 @@ def test_the_next_command_is_what_a_shell_takes(words: list[str], here: Path) ->
     message = require_message(invoke(*words), 0)
     command = re.search(r"next: baton (.*)", message)
     assert command
-    assert shlex.split(command[1]) == ["validate", words[-1]]
+    assert shlex.split(command[1]) == ["check", words[-1]]
     (here / words[-1]).unlink()
 
 

@@ -19,6 +19,17 @@ here = test_json.here
 COMMANDS = test_json.COMMANDS
 QUERIES: dict[str, tuple[list[str], str]] = {
     "validate": (["recipe.yaml"], "rows.jsonl holds rows of text"),
+    "check": (["recipe.yaml", "--only", "recipe"], "rows.jsonl holds rows of text"),
+    "kfp schedules": ([], "0 3 * * *"),
+    "kfp summary": (["recipe.yaml", "--result", "result.json"], "succeeded"),
+    "outcome": (["recipe.yaml", "--result", "result.json"], "succeeded"),
+    "recipe list": ([], "quickstart"),
+    "recipe schema": ([], '"title": "Recipe"'),
+    "recipe show": (["quickstart"], "name: quickstart"),
+    "runs graph": (["begun", "--store", "store"], "begun"),
+    "runs show": (["store/runs/begun"], "begun: new"),
+    "verify checkpoints": (["store/runs/begun"], ""),
+    "verify keys show": (["own.key"], "public_key:"),
     "schema": ([], '"title": "Recipe"'),
     "recipes": ([], "quickstart"),
     "recipes list": ([], "quickstart"),
@@ -41,7 +52,10 @@ ACTS = {
     "audit", "cancel", "checkpoints merge", "checkpoints prune", "checkpoints show", "checkpoints signature",
     "compile", "drill", "generate", "import axolotl", "import llamafactory", "init", "keys new", "prove",
     "retrain", "retry", "run", "runs fork", "schedule", "schedules delete", "submit", "sweep fork", "sweep resume",
-    "sweep run", "sweep stop",
+    "sweep run", "sweep stop", "demo", "diff",
+    "kfp compile", "kfp schedule", "kfp submit", "kfp unschedule", "logs", "open",
+    "runs merge", "runs prune", "stop", "verify chunks", "verify exports", "verify keys new", "verify kills",
+    "verify replay", "verify signature",
 }  # fmt: skip
 """Commands that do something, and `checkpoints show`, whose answer is JSON in any case."""
 
@@ -66,7 +80,7 @@ def test_an_answer_goes_to_standard_output(
         if name == "status":
             submitted = CliRunner().invoke(app, ["submit", "quickstart", "--run", "mine", "--store", "s3://baton"])
             assert submitted.exit_code == 0, submitted.output
-        if name == "schedules list":
+        if name in ("schedules list", "kfp schedules"):
             words = "Retrains again if data or recipe have changed."
             recurring = {"recurring_run_id": "x", "display_name": "retrain-again", "status": "ENABLED"}
             trigger = {"cron_schedule": {"cron": "0 0 3 * * *"}}

@@ -57,9 +57,11 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def validated(here: Path, text: str) -> tuple[int, str]:
-    """Run `baton validate` on a text, and return its exit code and its message."""
+    """Run `baton check` on a text, and return its exit code and its message."""
     (here / "recipe.yaml").write_text(text, encoding="utf-8")
-    done = CliRunner().invoke(app, ["validate", "recipe.yaml"], env={"NO_COLOR": "1", "COLUMNS": "300"})
+    done = CliRunner().invoke(
+        app, ["check", "recipe.yaml", "--only", "recipe"], env={"NO_COLOR": "1", "COLUMNS": "300"}
+    )
     assert done.exit_code == 0 or done.stderr.count("baton: ") == 1
     return done.exit_code, done.stderr
 

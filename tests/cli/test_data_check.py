@@ -37,6 +37,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     work = tmp_path / "work"
     work.mkdir()
     monkeypatch.chdir(work)
+    monkeypatch.setenv("BATON_CACHE", str(tmp_path / "cache"))
     return work
 
 
@@ -75,7 +76,7 @@ def test_sources_are_shown_with_what_is_wrong_in_them(here: Path):
         "looked_at": 123, "rejected": 2, "dropped": 1,
     }  # fmt: skip
     assert answer["lengths"] is None
-    page = here / "data-quality.html"
+    page = here.parent / "cache/pages/rows-quality.html"
     assert answer["report"] == str(page)
     assert KEY not in page.read_text("utf-8")
     findings = [json.loads(line) for line in Path(answer["findings_uri"]).read_text("utf-8").splitlines()]
@@ -86,9 +87,10 @@ def test_sources_are_shown_with_what_is_wrong_in_them(here: Path):
     ]
     rejected = [json.loads(line) for line in Path(answer["rejected_uri"]).read_text("utf-8").splitlines()]
     assert [line["line"] for line in rejected] == [124, 125]
-    assert sorted(path.name for path in here.iterdir()) == [
-        "data-quality.html", "data-quality.quality.jsonl", "data-quality.rejected.jsonl",
+    assert sorted(path.name for path in page.parent.iterdir()) == [
+        "rows-quality.html", "rows-quality.quality.jsonl", "rows-quality.rejected.jsonl",
     ]  # fmt: skip
+    assert list(here.iterdir()) == []
     assert Path("../data/rows.jsonl").read_bytes() == before
     assert [path.name for path in Path("../data").iterdir()] == ["rows.jsonl"]
 
@@ -130,7 +132,7 @@ def test_a_recipe_is_judged_by_its_own_words_and_counted_in_tokens(here: Path):
         (["nowhere.jsonl"], "data.source 'nowhere.jsonl' matches no file"),
         (["../data/rows.jsonl", "--method", "magic"], "training.method"),
         (["../data/rows.jsonl", "--report", "page.txt"], "report 'page.txt' has another ending than .html"),
-        (["recipe.yaml", "--base", "org/model"], "--base is for sources; a recipe says it itself"),
+        (["recipe.yaml", "--base", "org/model"], "--base is for sources, not for a recipe"),
         (["../data/rows.jsonl", "--method", "dpo"], "has columns question, response, which fit no format that dpo"),
     ],
     ids=["no source", "no method", "no page", "an option too many", "another method's rows"],
@@ -148,7 +150,7 @@ def test_people_get_a_table(here: Path):
 
     assert result.exit_code == 0
     lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
-    assert any(line.startswith("Unusable rows ! look at it 2 rows (1.6%) broken JSON: Un") for line in lines)
+    assert any(line.startswith("Unusable rows ! warning 2 rows (1.6%) broken JSON: Un") for line in lines)
     assert "lengths: not counted; give --base or --tokenizer" in lines
     assert "Turns ✓ fine nothing found" in lines
     assert KEY not in result.output
@@ -178,4 +180,4 @@ def test_each_phase_has_its_page(here: Path):
     assert "leaves no" in second["error"]
     assert found(second) == {"few_rows": ("warn", second["rows"]["train"])}
     for phase in ("sft", "dpo"):
-        assert (here / f"data-quality-{phase}.html").exists()
+        assert (here / f"baton-store/pages/two-quality-{phase}.html").exists()

@@ -97,8 +97,8 @@ def test_rows_are_shown_with_their_place_their_tokens_and_what_cannot_be_used(he
     assert rows[2]["kept"] == 100 < rows[2]["length"] == len(rows[2]["tokens"])
     assert "trained on" in answer["note"]
 
-    page = Page(here / "data-rows.html")
-    assert answer["page"] == str(here / "data-rows.html")
+    page = Page(here / "baton-store/pages/talk-rows.html")
+    assert answer["page"] == str(here / "baton-store/pages/talk-rows.html")
     assert any("橋 <b>0</b>" in text for text in page.texts["trained"])
     assert any("sehr lang" in text for text in page.texts["cut"])
     assert "messages has no assistant turn" in page.texts["why"]
@@ -112,7 +112,7 @@ def test_people_read_marks_where_there_is_no_terminal(here: Path) -> None:
     assert f"page: {here / 'own.html'}" in result.stdout
     assert "\x1b" not in result.stdout
     assert (here / "own.html").exists()
-    assert not (here / "data-rows.html").exists()
+    assert not (here / "baton-store").exists()
 
 
 def test_a_side_is_that_of_the_run(here: Path) -> None:
@@ -148,7 +148,7 @@ def test_sources_take_turns_and_other_methods_have_their_own_rows(here: Path) ->
         ("b.jsonl", 1, "chosen"), ("b.jsonl", 1, "rejected"),
         ("a.jsonl", 2, "chosen"), ("a.jsonl", 2, "rejected"),
     ]  # fmt: skip
-    page = Page(here / "data-rows.html")
+    page = Page(here / "baton-store/pages/talk-rows.html")
     assert [text for text in page.texts["trained"] if "yes" in text]
     result = show(name, "--rows", "1")
     assert "prompt: a0?\n" in result.stdout

@@ -18,7 +18,7 @@ NOTES: list[tuple[events.Event, str]] = [
         "1,900 tokens in 30 sequences, written before; 8 steps",
     ),
     (events.Step(3, 8, 1.5), "step 3/8, loss 1.500"),
-    (events.CheckpointCommitted(4, "s/c", "0123456789abcdef", 100, {}), "step 4 committed, digest 0123456789ab"),
+    (events.CheckpointCommitted(4, "s/c", "0123456789abcdef", 100, {}), "step 4 saved"),
     (
         events.Evaluated("after", {"perplexity": 7.4, "loss": 2.0, "mine": 1.0}),
         "loss 2, perplexity 7.4 after training",
@@ -50,10 +50,10 @@ WARNINGS: list[tuple[events.Event, str]] = [
         "Give its class state_dict and load_state_dict, or set `stateless = True` on it where training does not depend "
         "on it.",
     ),
-    (events.StoreUnavailable(4, 2.5, "no route."), "no route. Training continues; nothing has been saved for 2 s."),
+    (events.StoreUnavailable(4, 2.5, "no route."), "no route. Training continues; last checkpoint 2 s ago."),
     (events.StagedElsewhere("/tmp", "there is no room"), "There is no room."),
     (events.Partial(1, 3, 4, "SIGTERM"), "SIGTERM: step 3 of 4 is saved, and the next chunk resumes from it."),
-    (StageRepaired("export", "gone."), "export found damage, and the run goes back once to make it anew: gone."),
+    (StageRepaired("export", "gone."), "export found damage; the run repairs it once: gone."),
 ]
 SWEPT: list[tuple[events.Event, str]] = [
     (events.Scored("t001", 2, 6, 1.25), "t001 after chunk 2 (step 6): 1.25"),
@@ -100,3 +100,36 @@ def test_scores_and_rungs_are_lines(event: events.Event, words: str, shown: io.S
         screen.heard(event)
         screen.heard(events.ReportWritten("s"))
     assert shown.getvalue() == f"{words}\n"
+
+
+def test_a_chunk_ends_with_its_loss_and_speed(shown: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(100))
+    monkeypatch.setattr(display.time, "monotonic", lambda: float(next(clock)))
+    with display.Display(2, batch_size=8) as screen:
+        screen.heard(events.Tokens(False, 8, [4, 8], tokens=3000, truncated=0, dropped=0, train=30, eval=3))
+        screen.heard(events.Stage("train chunk 1", "started"))
+        screen.heard(events.Tokens(False, 8, [4, 8], tokens=3000, truncated=0, dropped=0, train=30, eval=3))
+        for step in (1, 2, 3):
+            screen.heard(events.Step(step, 8, 1.5))
+        screen.heard(events.CheckpointCommitted(4, "s/c", "0123456789abcdef", 100, {}))
+        screen.heard(events.Stage("train chunk 1", "done"))
+    line = "✓ train chunk 1 of 2 (4.0 s) step 3/8, loss 1.500, 800 tokens/s, step 4 saved\n"
+    assert shown.getvalue() == line
+
+
+def test_quiet_leaves_warnings_alone(shown: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(display.Verbosity, "is_quiet", True)
+    with display.Display(0) as screen:
+        screen.heard(events.Stage("tokenize", "started"))
+        screen.heard(events.Warned("disk is nearly full"))
+        screen.heard(events.Stage("tokenize", "done"))
+    assert shown.getvalue() == "Disk is nearly full\n"
+
+
+def test_digests_are_for_the_verbose(shown: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(display.Verbosity, "is_verbose", True)
+    with display.Display(0) as screen:
+        screen.heard(events.Stage("train chunk 1", "started"))
+        screen.heard(events.CheckpointCommitted(4, "s/c", "0123456789abcdef", 100, {}))
+        screen.heard(events.Stage("train chunk 1", "done"))
+    assert "step 4 saved, digest 0123456789ab" in shown.getvalue()

@@ -14,6 +14,7 @@ import yaml
 from typer.main import get_command
 from typer.testing import CliRunner
 
+from baton.cli import options
 from baton.cli.app import app
 from baton.cli.options import print_json
 from baton.recipe import load
@@ -79,6 +80,16 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 DONE: dict[str, tuple[list[str], dict[str, Any]]] = {
+    "check": (["recipe.yaml", "--only", "recipe"], {"state": "ready", "method": "sft", "problems": []}),
+    "kfp compile": (["recipe.yaml", "-o", "package.yaml"], {"state": "compiled", "package": "package.yaml"}),
+    "recipe list": ([], {}),
+    "recipe show": (["quickstart"], {"name": "quickstart", "method": "sft"}),
+    "recipe schema": ([], {"title": "Recipe"}),
+    "runs graph": (["begun", "--store", "store"], {}),
+    "status": (["store/runs/begun"], {"run": "begun", "state": "new", "step": 0}),
+    "runs show": (["store/runs/begun"], {"run": "begun", "checkpoints": []}),
+    "verify checkpoints": (["store/runs/begun"], {"checkpoints": []}),
+    "verify keys new": (["own.key"], {}),
     "validate": (["recipe.yaml"], {"state": "valid", "method": "sft", "rows": ["rows.jsonl holds rows of text"]}),
     "compile": (["recipe.yaml", "-o", "package.yaml"], {"state": "compiled", "package": "package.yaml", "chunks": 1}),
     "schema": ([], {"title": "Recipe"}),
@@ -108,8 +119,26 @@ FAILED: dict[str, tuple[list[str], str]] = {
     "retrain": (["recipe.yaml", "--store", "ftps://host/x"], "store 'ftps://host/x' cannot be opened"),
     "ci-report": (["recipe.yaml"], "expected one of --id and --result"),
     "generate": (["./absent", "--prompt", "x"], "absent"),
+    "verify chunks": (["recipe.yaml", "--set", "trainin.epochs=1"], "trainin: unknown key; did you mean 'training'?"),
+    "verify kills": (["recipe.yaml", "--chunks", "9"], "chunks.count: 9 chunks for 4 steps"),
+    "verify replay": (["store/runs/absent"], "absent/recipe.json does not exist"),
+    "verify exports": (["store/runs/begun"], "has no export"),
+    "verify signature": (["store/runs/begun", "--output", "out"], "has no whole checkpoint"),
+    "verify keys show": (["absent.key"], "key 'absent.key' cannot be read"),
+    "runs prune": (["store/runs/absent"], "absent/recipe.json does not exist"),
+    "runs merge": (["store/runs/begun", "--output", "out"], "has no whole checkpoint"),
+    "kfp submit": (["recipe.yaml"], "no Kubeflow endpoint is given"),
+    "kfp schedule": (["recipe.yaml", "--cron", "never", *ENDPOINT], "never"),
+    "kfp schedules": ([*ENDPOINT], "127.0.0.1:9"),
+    "kfp unschedule": (["tiny", *ENDPOINT], "127.0.0.1:9"),
+    "kfp summary": (["recipe.yaml"], "expected one of --id and --result"),
+    "outcome": (["recipe.yaml"], "expected one of --id and --result"),
     "submit": (["absent.yaml", *ENDPOINT], "recipe 'absent.yaml' is not a file"),
-    "status": (["x", *ENDPOINT], "127.0.0.1:9"),
+    "demo": (["--store", "ftps://host/x"], "store 'ftps://host/x' cannot be opened"),
+    "logs": (["store/runs/begun"], "no log of run 'begun' is on this machine"),
+    "open": (["store/runs/begun"], "run 'begun' has no report yet; it is new"),
+    "stop": (["store/runs/begun"], "run 'begun' does not run on this machine"),
+    "diff": (["store/runs/begun", "store/runs/absent"], "absent/recipe.json does not exist"),
     "cancel": (["x", *ENDPOINT], "127.0.0.1:9"),
     "retry": (["x", *ENDPOINT], "127.0.0.1:9"),
     "schedule": (["recipe.yaml", "--cron", "never", *ENDPOINT], "never"),
@@ -166,16 +195,24 @@ def test_lists_hold_what_there_is(here: Path) -> None:
     assert [run["name"] for run in answer("runs list", ["--store", "store"])[1]["runs"]] == ["begun"]
     assert [run["name"] for run in answer("runs tree", ["begun", "--store", "store"])[1]["runs"]] == ["begun"]
     assert {"quickstart", "sweep"} <= {recipe["name"] for recipe in answer("recipes", [])[1]["recipes"]}
+    assert answer("init", ["--list"]) == answer("recipe list", [])
     made = answer("import axolotl", ["axolotl.yml"])[1]
+    assert answer("init", ["--from", "axolotl", "axolotl.yml"])[1] == made
     assert yaml.safe_load(made["yaml"])["model"]["base"] == "org/model"
     assert made["report"][0].startswith("axolotl")
+
+
+def test_what_other_tools_call_a_command_is_found(here: Path) -> None:
+    assert answer("train", ["absent.yaml"]) == answer("run", ["absent.yaml"])
+    assert answer("report", ["store/runs/begun"]) == answer("open", ["store/runs/begun"])
 
 
 WORDS = {
     "an unknown command": (["vlidate"], "No such command 'vlidate'. Did you mean 'validate'?"),
     "a command that went": (["serve", "org/model"], "`baton serve` is gone: run `vllm serve` or `transformers serve`"),
-    "one of a group": (["sweep", "submit", "x.yaml"], "is gone: run `baton submit RECIPE --pipeline sweep`."),
+    "one of a group": (["sweep", "submit", "x.yaml"], "is gone: run `baton kfp submit RECIPE --pipeline sweep`."),
     "an unknown option": (["validate", "x.yaml", "--sett", "a=1"], "No such option: --sett"),
+    "a file without a tool": (["init", "x.yml"], "FILE and --from need each other."),
     "no argument": (["validate"], "Missing argument 'RECIPE'"),
     "a number that is none": (["drill", "x.yaml", "--kills", "many"], "--kills"),
 }
@@ -202,7 +239,6 @@ def test_output_json_is_the_same(here: Path) -> None:
 
 
 FORMER = {
-    "a command": (["outcome", "recipe.yaml"], "ci-report", "expected one of --id and --result"),
     "an option": (["runs", "fork", "begun", "--store", "store", "--cold"], "--weights-only", "no checkpoint"),
     "another": (["runs", "fork", "begun", "--start", "--store", "store"], "--run-now", "no checkpoint"),
 }
@@ -211,10 +247,55 @@ FORMER = {
 @pytest.mark.parametrize(("words", "today", "message"), FORMER.values(), ids=FORMER)
 def test_words_of_earlier_releases_mean_what_they_did(words: list[str], today: str, message: str, here: Path) -> None:
     done = CliRunner().invoke(app, [*words, "--output", "json"])
-    former = next(word for word in words if word in ("outcome", "--cold", "--start"))
+    former = next(word for word in words if word in ("--cold", "--start"))
 
     assert f"note: {former} is called {today} now" in done.stderr
     assert message in json.loads(done.stdout)["error"]
+
+
+MOVED = {
+    "a command": (["outcome", "recipe.yaml"], "note: `baton outcome` is now `baton kfp summary`"),
+    "one of a group": (
+        ["import", "axolotl", "axolotl.yml"],
+        "is now `baton init --from axolotl`",
+    ),
+    "a bare group": (["recipes"], "note: `baton recipes` is now `baton recipe list`"),
+    "one of a hidden group": (["checkpoints", "list", "store/runs/begun"], "is now `baton runs show`"),
+}
+
+
+@pytest.mark.parametrize(("words", "note"), MOVED.values(), ids=MOVED)
+def test_a_former_command_names_the_new_one_on_standard_error(words: list[str], note: str, here: Path) -> None:
+    done = CliRunner().invoke(app, [*words, "--json"])
+
+    assert note in done.stderr
+    assert done.stderr.count("note:") == 1
+    json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("command", ["status", "logs", "open", "stop", "retry"])
+def test_a_run_on_kubeflow_is_asked_for_there(command: str, here: Path) -> None:
+    code, found = answer(command, ["x", *ENDPOINT])
+
+    assert code == 1
+    assert "127.0.0.1:9" in found["error"]
+
+
+def test_every_former_command_has_a_new_one() -> None:
+    today = {name for name in COMMANDS if not is_hidden(name)}
+    assert {name for name in COMMANDS if is_hidden(name)} == options.MOVED.keys()
+    for name in options.MOVED.values():
+        assert next((each for each in today if f"{name} ".startswith(f"{each} ")), None), name
+
+
+def is_hidden(name: str) -> bool:
+    words = name.split()
+    command: Any = get_command(app)
+    for word in words:
+        command = command.commands[word]
+        if command.hidden:
+            return True
+    return False
 
 
 def test_what_else_is_printed_goes_to_standard_error(here: Path) -> None:

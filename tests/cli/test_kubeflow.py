@@ -145,14 +145,14 @@ def test_submit_waits_and_tells_the_true_state(final: str, code: int, kfp_api: A
 
 def test_submit_says_where_its_pipeline_is_and_leaves_it_unregistered_where_asked(kfp_api: Any, baton: Baton) -> None:
     without_wait = [word for word in SUBMIT if word != "--wait"]
-    for known in ("new", "as before"):
+    for known in ("new", "unchanged"):
         done = baton(*without_wait)
         assert done.returncode == 0, done.stderr
         (version,) = kfp_api.registry.versions.values()
         shown = json.loads(done.stdout)
         assert (shown["pipeline"], shown["version"]) == ("quickstart", version["name"])
         page = f"#/pipelines/details/{version['pipeline_id']}/version/{version['pipeline_version_id']}"
-        assert f"its pipeline, {known}: {kfp_api.url}/{page}" in done.stderr
+        assert f"pipeline, {known}: {kfp_api.url}/{page}" in done.stderr
     done = baton(*without_wait, "--no-register")
     assert done.returncode == 0, done.stderr
     assert "pipeline" not in json.loads(done.stdout)
@@ -468,7 +468,7 @@ def test_who_meets_a_lost_pod_leaves_a_page(
 @pytest.mark.parametrize(
     ("command", "state", "message"),
     [
-        ("cancel", "SUCCEEDED", "run 'mine' is succeeded already; expected one that still runs."),
+        ("stop", "SUCCEEDED", "run 'mine' is succeeded already; expected one that still runs."),
         ("retry", "RUNNING", "run 'mine' is running; expected one that has failed or was cancelled."),
         ("retry", "SUCCEEDED", "run 'mine' is succeeded; expected one that has failed or was cancelled."),
     ],
@@ -486,7 +486,7 @@ def test_a_retry_that_the_backend_cannot_do(kfp_api: Any, started: Any, baton: B
     done = baton("retry", "mine")
     assert done.returncode == 1
     assert "offloaded node status" in done.stderr
-    assert "`baton submit RECIPE --run mine` starts it anew, from its newest checkpoint." in done.stderr
+    assert "`baton kfp submit RECIPE --run mine` starts it again from its newest checkpoint." in done.stderr
 
 
 @pytest.mark.parametrize("command", ["status", "cancel", "retry"])

@@ -115,7 +115,7 @@ ABSENT = {
     "misspelt": (
         "quikstart",
         "recipe 'quikstart' is not a file, nor the name of a bundled recipe. Did you mean 'quickstart'? Give the path "
-        "of a YAML recipe, or a name; `baton recipes` lists the bundled ones.",
+        "of a YAML recipe, or a name; `baton recipe list` lists the bundled ones.",
     ),
     "ending": (
         "quickstart.yaml",
@@ -125,7 +125,7 @@ ABSENT = {
     "folder of it": ("recpies/a.yaml", "Did you mean 'recipes/a.yaml'?"),
     "like nothing": (
         "zzz",
-        "nor the name of a bundled recipe. Give the path of a YAML recipe, or a name; `baton recipes`",
+        "nor the name of a bundled recipe. Give the path of a YAML recipe, or a name; `baton recipe list`",
     ),
     "folder": ("recipes", "recipe 'recipes' is not a file but a folder. Name a recipe: recipes/a.yaml."),
 }
@@ -156,7 +156,7 @@ def test_they_are_listed_and_shown(here: Path, bundle: Path) -> None:
     }
     shown = baton("recipes", "show", "quickstart")
     assert shown.stdout == (ROOT / "pipelines" / "recipes" / "quickstart.yaml").read_text("utf-8")
-    assert baton("recipes", "show", "quickstrt").stderr.startswith(
+    assert baton("recipe", "show", "quickstrt").stderr.startswith(
         "baton: no bundled recipe is called 'quickstrt'. Did you mean 'quickstart'? There are quickstart, gallery/Own"
     )
 
@@ -230,8 +230,9 @@ def test_an_empty_standard_input(text: str, here: Path) -> None:
 
     assert done.exit_code == 2
     assert done.stderr == (
+        "note: `baton validate` is now `baton check`\n"
         "baton: recipe '-': standard input is empty, expected a recipe in YAML. Pipe one in, as in "
-        "`baton validate - < my.yaml`.\n"
+        "`baton check - < my.yaml`.\n"
     )
 
 

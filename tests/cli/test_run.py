@@ -62,10 +62,11 @@ def test_no_stage_had_to_import_again(finished: tuple[Path, dict[str, Any], str]
 def test_progress_goes_to_standard_error_stage_by_stage(finished: tuple[Path, dict[str, Any], str]) -> None:
     lines = [line for line in finished[2].splitlines() if line.startswith("✓")]
     stages = [re.sub(r" \(.*", "", line.removeprefix("✓ ")) for line in lines]
-    expected = {"data split", "tokenize", "train chunk 1", "train chunk 2", "checkpoint 1", "checkpoint 2", "evaluate"}
+    expected = {"data split", "tokenize", "evaluate"}
+    expected |= {f"{kind} {number} of 2" for kind in ("train chunk", "checkpoint") for number in (1, 2)}
     assert len(stages) == 9
     assert set(stages) == expected | {"export", "report"}
-    assert any("step 40 committed" in line for line in lines)
+    assert any("step 40/40, loss" in line and "saved" in line for line in lines)
 
 
 @pytest.mark.slow
@@ -108,7 +109,7 @@ def test_the_same_command_again_trains_nothing(finished: tuple[Path, dict[str, A
     done = _run(folder)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["checkpoints"] == found["checkpoints"]
-    assert done.stderr.count("is committed already") == 2
+    assert done.stderr.count("is saved already") == 2
     assert sorted(path for path in (folder / "store").rglob("*") if "checkpoints" in path.parts) == before
 
 
@@ -150,7 +151,7 @@ def test_prove_is_exact(tmp_path: Path) -> None:
     weights = [next(Path(variant["uri"]).glob("**/step-00000004/*/model.safetensors")) for variant in found["variants"]]
     digests = [hashlib.sha256(path.read_bytes()).hexdigest() for path in weights]
     assert [variant["weights_sha256"] for variant in found["variants"]] == digests
-    assert found["report"] == str(tmp_path / "prove-scratch.html")
+    assert found["report"] == str(tmp_path / "store/pages/prove-scratch.html")
     assert "exact: all 2 runs are the same, byte for byte" in Path(found["report"]).read_text()
 
 

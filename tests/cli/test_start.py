@@ -82,6 +82,7 @@ def test_a_name_with_an_umlaut_is_one_in_any_locale(
     words: list[str | bytes], told: str, environment: dict[str, str], here: Path
 ) -> None:
     shutil.copy(here / "recipe.yaml", here / "schön.yaml")
+    (here / "störe").mkdir(exist_ok=True)
     done = subprocess.run(
         [BATON, *words], cwd=here, env=os.environ | environment, capture_output=True, encoding="utf-8", check=False
     )

@@ -148,8 +148,8 @@ def test_prompts_are_written_as_in_training(model: str, chatty: str, tmp_path: P
 
 
 WRONG = {
-    "nothing to do": ([], "there is nothing to continue. Give --prompt, --file or --chat."),
-    "both": (["--prompt", "a", "--file", "b"], "--prompt and --file are given both."),
+    "nothing to do": ([], "no prompt is given. Give --prompt, --file or --chat."),
+    "both": (["--prompt", "a", "--file", "b"], "--prompt and --file exclude each other."),
     "no file": (["--file", "absent.txt"], "--file 'absent.txt' cannot be read"),
 }
 

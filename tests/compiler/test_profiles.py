@@ -14,7 +14,6 @@ import pytest
 import yaml
 
 from baton import machine
-from baton.errors import UserError
 from baton.recipe import load
 from baton.runs import ref
 from baton.source import hardware, prepare
@@ -157,9 +156,22 @@ def test_auto_looks_at_this_machine(
     assert chosen[0].reason.startswith("this machine has")
 
 
-def test_auto_is_refused_where_another_machine_will_run() -> None:
-    with pytest.raises(UserError, match=r"is auto, which looks at.*Name one of cpu, mps, cuda-small, cuda-large"):
-        hardware.apply_profile(document("auto"), here=False)
+PODS: dict[str, tuple[dict[str, Any], str]] = {
+    "no GPU": ({}, "cpu"),
+    "an unknown GPU": ({"gpus": 1}, "cuda-small"),
+    "24 GB": ({"gpus": 1, "gpu_memory": "24Gi"}, "cuda-small"),
+    "80 GB": ({"gpus": 8, "gpu_memory": "80Gi"}, "cuda-large"),
+    "a node's label": ({"gpus": 1, "node_selector": {"nvidia.com/gpu.product": "H100-SXM5"}}, "cuda-large"),
+    "memory of another kind": ({"gpus": 1, "gpu_memory": ["much"]}, "cuda-small"),
+}
+
+
+@pytest.mark.parametrize(("resources", "profile"), PODS.values(), ids=PODS)
+def test_auto_follows_the_resources_of_pods(resources: dict[str, Any], profile: str) -> None:
+    found, chosen = hardware.apply_profile(document("auto", resources={"profile": "auto", **resources}), here=False)
+
+    assert found["resources"]["profile"] == profile
+    assert (chosen[0].path, chosen[0].value) == ("resources.profile", profile)
 
 
 @pytest.fixture
@@ -196,10 +208,9 @@ def test_the_compiled_recipe_has_the_values(recipe_path: str, tmp_path: Path) ->
     assert "nvidia.com/gpu" in text
 
 
-def test_auto_is_not_compiled(recipe_path: str, tmp_path: Path) -> None:
+def test_auto_is_compiled_too(recipe_path: str, tmp_path: Path) -> None:
     done = _baton("compile", recipe_path, "-o", str(tmp_path / "p.yaml"), "--set", "resources.profile=auto")
-    assert done.returncode == 2
-    assert "resources.profile is auto" in done.stderr
+    assert done.returncode == 0, done.stderr
 
 
 def _baton(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -52,9 +52,8 @@ def _mistakes(line: str, targets: set[str]) -> list[str]:
         if name not in command.commands:
             return [f"no command '{name}'"]
         command = command.commands[name]
-    options = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)} | {
-        "--help"
-    }
+    options = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+    options |= {"--help", "-h"}
     given = [word.split("=")[0] for word in rest if re.match(r"--?[a-z]", word)]
     return [f"no option '{option}' of {command.name}" for option in given if option not in options]
 

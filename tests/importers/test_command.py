@@ -12,7 +12,7 @@ from baton.recipe import load
 
 def baton(*arguments: str) -> Result:
     """Run a command."""
-    return CliRunner().invoke(app, ["import", *arguments], prog_name="baton")
+    return CliRunner().invoke(app, ["init", "--from", *arguments], prog_name="baton")
 
 
 def refused(done: Result) -> str:
@@ -34,14 +34,14 @@ def test_writes_a_recipe_and_prints_what_became_of_every_key(folder: Path):
     assert lines[0] == "made/dpo.yaml: from LLaMA-Factory's llamafactory/dpo.yaml, 23 of 25 settings carried over"
     assert lines[1] == "carried over, with a difference:"
     assert "  output_dir: saves/dpo – what a run writes goes to the store; set store, a folder or s3://bucket" in lines
-    assert lines[-1] == "next: baton validate made/dpo.yaml"
+    assert lines[-1] == "next: baton check made/dpo.yaml"
 
 
 def test_prints_the_recipe_without_a_file(folder: Path):
     done = baton("axolotl", "axolotl/dpo.yml")
 
     assert done.exit_code == 0
-    assert done.stdout.startswith("# Made from axolotl's dpo.yml by `baton import`; see docs/reference/recipe.\n")
+    assert done.stdout.startswith("# Made from axolotl's dpo.yml by `baton init --from`; see docs/reference/recipe.\n")
     (folder / "printed.yaml").write_text(done.stdout, encoding="utf-8")
     assert load.load("printed.yaml").training.method == "dpo"
     assert "said elsewhere, with no effect on what is learned:" in done.stderr
@@ -77,7 +77,7 @@ BAD = {
     "python": ("!!python/object/apply:os.getcwd []", "'bad.yaml' is not YAML: "),
     "another's": (
         "model_name_or_path: x",
-        "model_name_or_path is a key of LLaMA-Factory. Use `baton import llamafactory`",
+        "model_name_or_path is a key of LLaMA-Factory. Use `baton init --from llamafactory`",
     ),
     "no model": ("datasets: []", "bad.yaml: base_model is missing. Give an axolotl training file"),
     "no data": ("base_model: x", "bad.yaml: datasets is missing. Name the data sets to train on."),
@@ -113,7 +113,7 @@ def test_no_file(folder: Path):
 
 
 def test_axolotls_file_given_as_llamafactorys(folder: Path):
-    assert "Use `baton import axolotl` for this file." in refused(baton("llamafactory", "axolotl/dpo.yml"))
+    assert "Use `baton init --from axolotl` for this file." in refused(baton("llamafactory", "axolotl/dpo.yml"))
 
 
 @pytest.mark.parametrize("command", ["", "llamafactory", "axolotl"])

@@ -77,7 +77,7 @@ def test_the_file_says_what_the_recipe_says(path: Path, tmp_path: Path):
     (tmp_path / "recipe.yaml").write_text(written, encoding="utf-8")
 
     assert load.load(str(tmp_path / "recipe.yaml")) == recipe
-    assert written.startswith(f"# Made from {draft.tool}'s {path.name} by `baton import`")
+    assert written.startswith(f"# Made from {draft.tool}'s {path.name} by `baton init --from`")
     assert max(map(len, written.splitlines()[2:])) <= 120
 
 

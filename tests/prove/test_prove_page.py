@@ -244,7 +244,7 @@ def test_command_writes_the_page_either_way(exact: bool, tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path)
     command = ["prove", str(SCRATCH), "--chunks", "1,2", "--store", str(tmp_path / "store")]
     if exact:
-        page = tmp_path / "prove-scratch.html"
+        page = tmp_path / "store/pages/prove-scratch.html"
         done = CliRunner().invoke(app, command, prog_name="baton")
         assert done.stdout.splitlines()[-1] == f"report: {page}"
     else:

@@ -1,0 +1,128 @@
+"""Runs begun from this machine, by name: address, command, process, log and Kubeflow endpoint.
+
+A file a run in Baton's cache. Commands find a run by its bare name there, whatever its store.
+"""
+
+import contextlib
+import json
+import os
+import re
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import psutil
+
+from baton import machine
+
+
+@dataclass(frozen=True, kw_only=True)
+class BegunRun:
+    """A run that was begun from this machine."""
+
+    name: str
+    run_uri: str = ""
+    phases: Sequence[str] = ()
+    """Addresses of the runs of its phases, empty for a single training."""
+    log_name: str = ""
+    """Name of its log, where that is another: of the run that it is a phase of."""
+    command: Sequence[str] = ()
+    """Words that resume it, empty where there are none."""
+    folder: str = ""
+    """Working folder of `command`."""
+    resumed: int = 0
+    """Times that it was begun again before its end."""
+    pid: int = 0
+    """Process that runs it, 0 on Kubeflow."""
+    pid_since: float = 0.0
+    """Start of that process, as numbers of processes are used again."""
+    endpoint: str = ""
+    """Kubeflow Pipelines API that it was submitted to, empty for a run here."""
+    namespace: str = ""
+    run_id: str = ""
+
+    @property
+    def log(self) -> str:
+        """Returns the path of the log that the local engine writes."""
+        return os.path.join(machine.cache_dir(), "logs", f"{self.log_name or self.name}.log")
+
+    @property
+    def process(self) -> psutil.Process | None:
+        """Returns the process that runs it, None once it has ended."""
+        if not self.pid:
+            return None
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(self.pid)
+            if abs(process.create_time() - self.pid_since) < 1 and process.status() != psutil.STATUS_ZOMBIE:
+                return process
+        return None
+
+
+def note_here(
+    name: str, run_uri: str, command: Sequence[str], *, resumes: bool = False, phases: Sequence[str] = ()
+) -> None:
+    """Notes that this process runs a run, and the runs of its phases.
+
+    Args:
+        name: Its name.
+        run_uri: Its address.
+        command: Words that resume it.
+        resumes: Whether it had begun before, and not ended.
+        phases: Addresses of its phases' runs.
+    """
+    process, before = psutil.Process(), find(name)
+    resumed = before.resumed if before and before.run_uri == run_uri else 0
+    run = BegunRun(
+        name=name,
+        run_uri=run_uri,
+        phases=list(phases),
+        command=list(command),
+        folder=os.getcwd(),
+        resumed=resumed + resumes,
+        pid=process.pid,
+        pid_since=process.create_time(),
+    )
+    _write(run)
+    for uri in phases:
+        _write(replace(run, name=uri.rpartition("/")[2], run_uri=uri, phases=[], log_name=name))
+
+
+def note_submitted(name: str, run_uri: str, endpoint: str, namespace: str | None, run_id: str) -> None:
+    """Notes that a run was submitted to Kubeflow."""
+    _write(BegunRun(name=name, run_uri=run_uri, endpoint=endpoint, namespace=namespace or "", run_id=run_id))
+
+
+def find(name: str) -> BegunRun | None:
+    """Returns a run by its name, None for one that is not known here."""
+    if not re.fullmatch(r"[A-Za-z0-9._-]+", name) or name.startswith("."):
+        return None
+    try:
+        with open(_path(name), encoding="utf-8") as file:
+            document: dict[str, Any] = json.load(file)
+        return BegunRun(**{key: document[key] for key in BegunRun.__dataclass_fields__ if key in document})
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def names() -> list[str]:
+    """Returns the names of all runs that are known here."""
+    with contextlib.suppress(OSError):
+        return sorted(name.removesuffix(".json") for name in os.listdir(_folder()) if name.endswith(".json"))
+    return []
+
+
+def _folder() -> str:
+    return os.path.join(machine.cache_dir(), "runs")
+
+
+def _path(name: str) -> str:
+    return os.path.join(_folder(), f"{name}.json")
+
+
+def _write(run: BegunRun) -> None:
+    with contextlib.suppress(OSError):  # a cache that cannot be written to stops no run
+        os.makedirs(_folder(), exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=_folder(), encoding="utf-8", delete=False) as file:
+            json.dump(asdict(run), file)
+        os.replace(file.name, _path(run.name))

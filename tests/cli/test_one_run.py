@@ -1,0 +1,229 @@
+"""Commands about one run: RUN as a name, a path or a URI; status, stop, retry, diff; a list that omits nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from baton.checkpoint.store import CheckpointMeta, CheckpointStore
+from baton.cli import address
+from baton.cli.app import app
+from baton.errors import UserError
+from baton.local import begun
+from baton.recipe import load
+from baton.runs.documents import Progress
+from baton.runs.outcomes import ExportedModel, RunFailure
+from baton.runs.run import Run
+from baton.store.storage import Storage
+
+BATON = str(Path(sys.executable).parent / "baton")
+RECIPES = Path(__file__).parents[1] / "recipes"
+LOSSES = {1: 3.0, 2: 2.0, 3: 1.5, 4: 1.25}
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Storage:
+    """An empty store `store` in the working folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("BATON_CACHE", str(tmp_path / "cache"))
+    for name in ("BATON_KFP_ENDPOINT", "KF_PIPELINES_ENDPOINT"):
+        monkeypatch.delenv(name, raising=False)
+    return Storage(str(tmp_path / "store"))
+
+
+def add(storage: Storage, name: str, *settings: str, losses: dict[int, float] = LOSSES, **meta: Any) -> Run:
+    """Adds a run of four steps with checkpoints at steps 2 and 4, whose state follows from its losses."""
+    import torch
+    from safetensors.torch import save_file
+
+    run = Run(storage, name)
+    run.create(load.load(str(RECIPES / "scratch.yaml"), [f"store={storage.base_uri}", "chunks.count=2", *settings]))
+    run.put("data.json", {"digest": "d", "rows": 45})
+    run.put("plan.json", {"rows": 36, "steps_per_epoch": 5, "num_steps": 4, "targets": [2, 4]})
+    for step in (2, 4):
+        local = Path("files", name, str(step))
+        local.mkdir(parents=True)
+        history = [{"step": at, "loss": loss} for at, loss in losses.items() if at <= step]
+        (local / "trainer_state.json").write_text(json.dumps({"log_history": history, "max_steps": 4}))
+        value = sum(loss for at, loss in losses.items() if at <= step)
+        save_file({"layer.weight": torch.full((3,), value), "norm.weight": torch.ones(2)}, local / "model.safetensors")
+        checkpoints = CheckpointStore(run)
+        writer = checkpoints.open_writer(step)
+        writer.send(str(local))
+        state = {"weights": f"w{value}", "rng": "r"}
+        about = {"digest": f"digest {value}", "state": state, "chunk": step // 2, "created": "2026-11-21T10:00:00Z"}
+        checkpoints.commit(step, writer, CheckpointMeta.model_validate({"chain": "c", **about, **meta}))
+    return run
+
+
+def answer(*words: str) -> tuple[int, dict[str, Any]]:
+    done = CliRunner().invoke(app, [*words, "--json"])
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exc_info
+    return done.exit_code, json.loads(done.stdout)
+
+
+def test_a_run_is_found_by_name_path_and_uri(store: Storage) -> None:
+    run = add(store, "mine")
+    begun.note_here("mine", run.uri, ["run", "scratch.yaml"], resumes=False)
+
+    for text in ("mine", "store/runs/mine", run.uri, "store/runs/mine/"):
+        assert address.existing(text).run.uri == run.uri
+        assert address.existing(f"{text.rstrip('/')}@2").step == 2
+    assert address.existing("mine", "store").run.uri == run.uri
+    assert address.split("az://data@account.blob/runs/x") == ("az://data@account.blob/runs/x", None)
+    with pytest.raises(UserError, match="Did you mean 'mine'"):
+        address.existing("mime")
+    with pytest.raises(UserError, match="is not RUN or RUN@STEP"):
+        address.existing("mine@latest")
+
+
+def test_a_model_is_named_by_its_run(store: Storage) -> None:
+    run = add(store, "mine")
+    begun.note_here("mine", run.uri, [], resumes=False)
+
+    with pytest.raises(UserError, match=r"has exported no model\. Name a checkpoint: mine@4"):
+        address.model_of("mine")
+    assert address.model_of("mine@2").startswith(f"{run.uri}/checkpoints/step-00000002/")
+    run.write(ExportedModel(model_uri=f"{run.uri}/export/abc"))
+    assert address.model_of("mine") == address.model_of(run.uri) == f"{run.uri}/export/abc"
+    assert address.model_of("org/model") == "org/model"
+    assert address.model_of(f"{run.uri}/export/abc") == f"{run.uri}/export/abc"
+
+
+def test_status_tells_where_a_run_is(store: Storage) -> None:
+    run = add(store, "mine")
+    run.put("plan.json", {"rows": 36, "steps_per_epoch": 5, "num_steps": 8, "targets": [4, 8]})
+    run.write(Progress(step=7, chunk=2))
+
+    code, found = answer("status", "store/runs/mine")
+
+    assert code == 0
+    assert (found["state"], found["step"], found["num_steps"], found["saved_step"]) == ("interrupted", 7, 8, 4)
+    assert found["loss"] == 1.25
+    run.write(RunFailure(stage="evaluate", message="no room.", at="2026-11-21T10:00:00Z"))
+    code, found = answer("status", "store/runs/mine")
+    assert (code, found["state"], found["error"]) == (1, "failed", "evaluate: no room.")
+
+
+def test_a_list_omits_no_run(store: Storage) -> None:
+    add(store, "ended").write(ExportedModel(model_uri="m"))
+    Run(store, "split-failed").write(RunFailure(stage="data split", message="no rows.", at="2026-11-21T09:00:00Z"))
+    begins = Run(store, "interrupted")
+    begins.create(load.load(str(RECIPES / "scratch.yaml"), [f"store={store.base_uri}"]))
+    begins.put("plan.json", {"rows": 36, "steps_per_epoch": 5, "num_steps": 240, "targets": [240]})
+    begins.write(Progress(step=28, chunk=1))
+    trial = Run(store, "trial")
+    trial.create(load.load(str(RECIPES / "scratch.yaml"), [f"store={store.base_uri}"]))
+    trial.put("trial.json", {"sweep": "s", "id": "t001", "values": {}})
+    stopped = {"rung": 1, "chunk": 1, "kept": ["t000"], "stopped": [{"id": "t001", "why": "beaten", "cause": "beaten"}]}
+    store.write("sweeps/s/rungs/rung-001.json", json.dumps(stopped).encode())
+
+    code, found = answer("runs", "list", "--store", "store")
+
+    assert code == 0
+    states = {run["name"]: (run["state"], run["step"], run["reached"]) for run in found["runs"]}
+    assert states == {
+        "ended": ("done", 4, 4),
+        "split-failed": ("failed", 0, 0),
+        "interrupted": ("unfinished", 0, 28),
+        "trial": ("stopped", 0, 0),
+    }
+    shown = CliRunner().invoke(app, ["runs", "list", "--store", "store"], env={"COLUMNS": "80"}).stdout
+    assert re.search(r"interrupted +unfinished +28/240, 0 saved", shown)
+    code, found = answer("runs", "list", "--store", "absent")
+    assert (code, found["error"].partition(".")[0]) == (2, "store 'absent' does not exist")
+
+
+def test_diff_of_equal_runs(store: Storage) -> None:
+    add(store, "a")
+    add(store, "b", "chunks.keep.last=2")
+
+    code, found = answer("diff", "store/runs/a", "store/runs/b")
+
+    assert (code, found["equal"], found["compared_steps"]) == (0, True, [2, 4])
+    assert found["cause"] == "none: losses and states are bit-identical"
+
+
+def test_diff_names_the_first_step_and_tensor(store: Storage) -> None:
+    add(store, "a")
+    add(store, "b", "training.learning_rate=0.5", losses={**LOSSES, 3: 1.625})
+
+    code, found = answer("diff", "store/runs/a", "store/runs/b")
+
+    assert code == 1
+    assert found["first_value"] == {"step": 3, "name": "loss", "expected": 1.5, "found": 1.625}
+    state = found["first_state"]
+    assert (state["step"], state["equal_until"], state["parts"]) == (4, 2, ["weights"])
+    (tensor,) = state["tensors"]
+    assert (tensor["name"], tensor["count"], tensor["max_abs"]) == ("layer.weight", 3, 0.125)
+    assert found["recipe"] == ["training.learning_rate: 0.01 → 0.5"]
+    assert found["cause"] == "different settings: training.learning_rate: 0.01 → 0.5"
+    assert answer("diff", "store/runs/a@2", "store/runs/b@2")[1]["equal"] is True
+    text = CliRunner().invoke(app, ["diff", "store/runs/a", "store/runs/b"]).stdout
+    assert "first value:  loss of step 3: 1.5 → 1.625" in text
+    assert "model.safetensors layer.weight: 3 of 3 differ, by 0.125 at most" in text
+
+
+CAUSES: dict[str, tuple[dict[str, Any], str]] = {
+    "environment": ({"fingerprint": {"torch": "9.9"}}, "different environment: torch: "),
+    "skipped steps": ({"skips": [3]}, "different skipped steps: [3]"),
+    "user's state": ({"hooks": {"lost": {"own.py:it": "an iterator"}}}, "checkpoints do not carry: own.py:it"),
+    "a boundary": ({}, "state lost or changed when the chunk after step 2 resumed"),
+}
+
+
+@pytest.mark.parametrize(("meta", "cause"), CAUSES.values(), ids=CAUSES)
+def test_diff_names_a_likely_cause(meta: dict[str, Any], cause: str, store: Storage) -> None:
+    add(store, "a")
+    add(store, "b", losses={**LOSSES, 3: 1.625}, **meta)
+
+    assert cause in answer("diff", "store/runs/a", "store/runs/b")[1]["cause"]
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_names_the_command_that_resumes_it_and_ends_on_the_same_bits(tmp_path: Path) -> None:
+    """Ctrl-C, `baton retry`, and the end; an undisturbed run has the same digest."""
+    document = yaml.safe_load((RECIPES / "scratch.yaml").read_text("utf-8"))
+    document |= {"name": "tiny", "store": str(tmp_path / "store"), "tracking": {"mlflow": None}}
+    document["data"]["source"] = "builtin:stdlib-docs"
+    document["training"] |= {"max_steps": 40, "epochs": None}
+    document["chunks"] = {"count": 2, "checkpoint_every": 5}
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(document), encoding="utf-8")
+    given = {**os.environ, "BATON_CACHE": str(tmp_path / "cache")}
+
+    def baton(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([BATON, *words], capture_output=True, text=True, cwd=tmp_path, env=given, check=False)
+
+    assert baton("run", "tiny.yaml", "--run", "whole").returncode == 0
+    process = subprocess.Popen(
+        [BATON, "run", "tiny.yaml", "--run", "cut"], cwd=tmp_path, env=given, stderr=subprocess.PIPE, text=True
+    )
+    cut = Run(Storage(str(tmp_path / "store")), "cut")
+    deadline = time.monotonic() + 240
+    while not (newest := CheckpointStore(cut).newest()) or newest.step < 5:
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    assert json.loads(baton("status", "cut", "--json").stdout)["state"] == "running"
+    stopped = baton("stop", "cut")
+    assert stopped.returncode == 0, stopped.stderr
+    assert process.wait(60) == 130
+    assert process.stderr
+    assert "interrupted; resume with: baton run tiny.yaml --run cut" in process.stderr.read()
+    assert json.loads(baton("status", "cut", "--json").stdout)["state"] == "interrupted"
+    done = baton("retry", "cut")
+    assert done.returncode == 0, done.stderr
+    digest = CheckpointStore(Run(cut.storage, "whole")).newest()
+    assert digest
+    assert f"resumed 1 time, bit-identical; final digest {digest.digest[:16]}" in done.stdout
+    assert baton("diff", "cut", "whole").returncode == 0
