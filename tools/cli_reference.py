@@ -6,6 +6,7 @@ python -m tools.cli_reference docs/reference/cli.md
 from __future__ import annotations
 
 import argparse
+import re
 from collections import Counter
 from collections.abc import Iterator
 from enum import Enum
@@ -121,7 +122,7 @@ def _row(parameter: Any) -> str:
         if parameter.show_default and not parameter.is_flag and parameter.default not in (None, (), [], ""):
             meaning += f" Default: `{getattr(parameter.default, 'value', parameter.default)}`."
     else:
-        name = name.strip("[]")
+        name = re.sub(r"^\[(.*)\]$", r"\1", name)
     return f"| `{name}` | {meaning} |"
 
 
@@ -135,7 +136,8 @@ def _value(parameter: Any) -> str:
 
 
 def _argument(parameter: Any) -> str:
-    name = _value(parameter).strip("[]").removesuffix("...") + ("…" if parameter.nargs == -1 else "")
+    name = re.sub(r"^\[(.*)\]$", r"\1", _value(parameter)).removesuffix("...").removesuffix("…")
+    name += "…" if parameter.nargs == -1 else ""
     return name if parameter.required else f"[{name}]"
 
 
