@@ -18,11 +18,13 @@ from typer.models import DefaultPlaceholder
 
 from baton.cli.app import app
 from baton.cli.options import MOVED
+from baton.store.clouds import SCHEMES
 
 PAGE = "docs/reference/cli.md"
 SHARED = 4  # options of at least so many commands are in one table
+ADDRESSES = ", ".join(f"`{scheme}://`" for scheme in ("https", *SCHEMES, "hf"))
 
-INTRODUCTION = """\
+INTRODUCTION = f"""\
 # Commands
 
 <!-- Written by `make docs` from baton/cli/; edit that folder instead. -->
@@ -31,7 +33,7 @@ INTRODUCTION = """\
 
 - `RUN`: a name, a path or a URI, `STORE/runs/NAME`. `RUN@STEP`: one of its checkpoints. A bare name means a run begun
   from this machine, or one in `baton-store`; `--store` names another store.
-- `RECIPE`: a YAML file, its address (`https://`, `s3://`, `gs://`, `az://`, `hf://`), `-` for standard input, or a
+- `RECIPE`: a YAML file, its address ({ADDRESSES}), `-` for standard input, or a
   bundled recipe's name. Relative paths start at the recipe's folder. Recipes from an address or a pipe run code only
   with [`--trust`](../trust/security.md#recipes-from-elsewhere).
 - `--json`: one JSON object on standard output, and nothing else there. Progress and messages go to standard error.
