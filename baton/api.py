@@ -269,14 +269,25 @@ class LocalRun:
             BatonError: a stage failed, with the message that the stage gave.
         """
         from baton.local import engine
+        from baton.pages.publish import LivePage
 
-        engine.run_recipe(
-            self.recipe,
-            self.run.name,
-            arguments={"run_name": self.run.name},
-            on_event=on_event,
-            containers=containers,
-        )
+        page = LivePage(self.last.uri)
+
+        def heard(event: Event) -> None:
+            on_event(event)
+            page.heard(event)
+
+        try:
+            engine.run_recipe(
+                self.recipe,
+                self.run.name,
+                arguments={"run_name": self.run.name},
+                on_event=heard,
+                containers=containers,
+            )
+        except KeyboardInterrupt:
+            page.write(is_stopped=True)
+            raise
         return self.result()
 
     def result(self) -> Result:

@@ -622,7 +622,10 @@ PLACES = {  # end of a run → states of the stage that it ended at, the surest 
     "canceled": ("CANCELED", "RUNNING", "PENDING", "FAILED", UNKNOWN, WAITING),
 }
 CANCELLED = "The run was cancelled."
-UNSAID = "Its pod has left no message."
+UNSAID = (
+    "The pod ended without a message, as when its node is lost, memory runs out or the pod is deleted. "
+    "The pod's log and the node's events have the cause."
+)
 
 
 def record_end(client: KubeflowClient, remote: KubeflowRun, stages: list[StageStatus], state: str) -> str | None:

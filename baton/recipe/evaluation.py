@@ -2,7 +2,8 @@
 
 import difflib
 import re
-from typing import Annotated, Literal, Self
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -10,9 +11,30 @@ from baton.recipe.base import Fraction, Name, Positive, Section, WrittenAs
 from baton.recipe.methods import AGAINST_BASELINE, SPECS
 from baton.recipe.run import Hook, shorthand
 
-Metric = Literal["exact_match", "numeric_match", "bleu", "chrf", "rouge", "bertscore"]
-
 ROUGE = ("rouge1", "rouge2", "rougeL")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricSpec:
+    """A metric of texts, which the function of its name in `baton/models/metrics.py` computes."""
+
+    package: str | None = None  # module that it needs beyond the base install
+    figures: tuple[str, ...] = ()  # names of its figures, the one for summaries last; its own name where empty
+
+
+METRICS = {
+    "exact_match": MetricSpec(),
+    "numeric_match": MetricSpec(),
+    "bleu": MetricSpec(package="sacrebleu"),
+    "chrf": MetricSpec(package="sacrebleu"),
+    "rouge": MetricSpec(package="rouge_score", figures=ROUGE),
+    "bertscore": MetricSpec(package="bert_score"),
+}
+FIGURES = {name: spec.figures or (name,) for name, spec in METRICS.items()}
+if TYPE_CHECKING:
+    Metric = str
+else:
+    Metric = Literal[*METRICS]
 
 # A line of a gate: `<= 20`, `>= production`, `<= baseline * 0.98`, `>= baseline + 0.02`.
 GATE = re.compile(
@@ -100,7 +122,7 @@ class Evaluation(Section):
 
     def figures(self, method: str) -> list[str]:
         """Returns the names of a run's figures, without those of `tasks` and of single reward functions."""
-        texts = [part for name in self.metrics for part in (ROUGE if name == "rouge" else (name,))]
+        texts = [figure for name in self.metrics for figure in FIGURES[name]]
         return [*SPECS[method].figures, *texts, *(function.use.rpartition(":")[2] for function in self.functions)]
 
     def check_gate(self, method: str) -> None:

@@ -1,13 +1,13 @@
 """The training methods: settings and `MethodSpec` of each, in `SPECS` by name.
 
-A new method needs settings and spec here, field and name in `Methods`, its trainer in `baton/train/methods/` and its
-row in `tests/exactness/matrix.py`.
+A new method needs settings, spec and a field in `Methods` here, its trainer in `baton/train/methods/` and its row in
+`tests/exactness/matrix.py`.
 """
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_serializer, model_validator
 from pydantic_core.core_schema import SerializerFunctionWrapHandler
@@ -65,6 +65,8 @@ class MethodSpec:
     # Logged values that the report plots with the loss, the most telling first: key → label.
     logged: Mapping[str, str] = field(default_factory=dict)
     forkable: tuple[str, ...] = ()  # its settings that a warm fork may change; each changes the loss from there on
+    # Learning rate of a starter recipe and the reason, for all weights and for LoRA.
+    rates: tuple[tuple[float, str], tuple[float, str]]
 
     @property
     def generates(self) -> bool:
@@ -184,10 +186,16 @@ SFT_SPEC = MethodSpec(
     strategies=("ddp", "fsdp", "zero2", "zero3"),
     offloads_activations=True,
     logged={"entropy": "entropy", "mean_token_accuracy": "token accuracy"},
+    rates=((2e-5, "usual for all weights"), (2e-4, "usual for LoRA, ten times that of all weights")),
 )
 
 
-PRETRAIN_SPEC = replace(SFT_SPEC, name="pretrain", formats=("text",))
+PRETRAIN_SPEC = replace(
+    SFT_SPEC,
+    name="pretrain",
+    formats=("text",),
+    rates=((2e-5, "usual for going on from a trained model"), (1e-4, "usual for LoRA")),
+)
 
 
 class Reward(Section):
@@ -209,6 +217,7 @@ REWARD_SPEC = MethodSpec(
     offloads_activations=True,
     figures=("loss", "accuracy", "margin"),
     logged={"margin": "score margin", "accuracy": "accuracy"},
+    rates=((1e-5, "usual for a reward model"), (1e-4, "usual for a reward model with LoRA")),
 )
 
 
@@ -269,6 +278,7 @@ DPO_SPEC = MethodSpec(
         "logps/reference_rejected": "log p, rejected, reference",
     },
     forkable=("beta", "label_smoothing"),
+    rates=((5e-7, "DPO takes small ones, 5e-7 to 5e-6"), (5e-6, "DPO takes small ones, with LoRA too")),
 )
 
 
@@ -299,6 +309,34 @@ KTO_SPEC = MethodSpec(
     second_model=START_COPY,
     logged={"rewards/margins": "reward margin", "kl": "KL", "entropy": "entropy"},
     forkable=("beta", "desirable_weight", "undesirable_weight"),
+    rates=(
+        (5e-7, "KTO's authors advise 5e-7 to 5e-6"),
+        (5e-6, "KTO's authors advise 5e-7 to 5e-6; LoRA takes the upper end"),
+    ),
+)
+
+
+class ORPO(Section):
+    """Odds-ratio preference optimisation without a reference (arXiv:2403.07691)."""
+
+    beta: Annotated[float, Field(gt=0)] = 0.1
+    """Weight of the odds ratio, added to the chosen answer's likelihood (λ in the paper)."""
+    disable_dropout: bool = True
+    """Train without the model's dropout."""
+
+
+ORPO_SPEC = MethodSpec(
+    name="orpo",
+    settings=ORPO,
+    formats=PREFERENCES,
+    rows="pairs",
+    sequences_per_row=2,
+    needs_all_rows=True,
+    tiles_logits=False,
+    figures=("loss", "perplexity", *AGAINST_BASELINE),
+    logged={"rewards/margins": "reward margin", "rewards/accuracies": "preference accuracy"},
+    forkable=("beta",),
+    rates=((8e-6, "that of the ORPO paper"), (8e-5, "ten times that of the ORPO paper, for LoRA")),
 )
 
 
@@ -319,30 +357,13 @@ class CPO(Section):
     """Train without the model's dropout."""
 
 
-CPO_SPEC = MethodSpec(
+CPO_SPEC = replace(
+    ORPO_SPEC,
     name="cpo",
     settings=CPO,
-    formats=PREFERENCES,
-    rows="pairs",
-    sequences_per_row=2,
-    needs_all_rows=True,
-    tiles_logits=False,
-    figures=("loss", "perplexity", *AGAINST_BASELINE),
-    logged={"rewards/margins": "reward margin", "rewards/accuracies": "preference accuracy"},
     forkable=("beta", "label_smoothing"),
+    rates=((1e-6, "usual for CPO"), (1e-5, "usual for CPO with LoRA")),
 )
-
-
-class ORPO(Section):
-    """Odds-ratio preference optimisation without a reference (arXiv:2403.07691)."""
-
-    beta: Annotated[float, Field(gt=0)] = 0.1
-    """Weight of the odds ratio, added to the chosen answer's likelihood (λ in the paper)."""
-    disable_dropout: bool = True
-    """Train without the model's dropout."""
-
-
-ORPO_SPEC = replace(CPO_SPEC, name="orpo", settings=ORPO, forkable=("beta",))
 
 
 class GRPO(Generation):
@@ -374,6 +395,7 @@ GRPO_SPEC = MethodSpec(
     buffers=ROUND,
     figures=("reward",),
     logged={"reward": "reward", "completions/mean_length": "completion length", "kl": "KL", "entropy": "entropy"},
+    rates=((1e-6, "usual for rewards"), (1e-5, "usual for rewards with LoRA")),
 )
 
 
@@ -412,14 +434,18 @@ DISTILLATION_SPEC = MethodSpec(
     figures=("divergence",),
     logged={"completions/mean_length": "completion length", "entropy": "entropy"},
     forkable=("beta",),
+    rates=((1e-5, "usual for all weights"), (1e-4, "usual for LoRA")),
 )
 
 
-_ALL = (
-    SFT_SPEC, PRETRAIN_SPEC, REWARD_SPEC, DPO_SPEC, KTO_SPEC, ORPO_SPEC, CPO_SPEC, GRPO_SPEC, RLOO_SPEC,
-    DISTILLATION_SPEC,
-)  # fmt: skip
-SPECS: dict[str, MethodSpec] = {spec.name: spec for spec in _ALL}
+# All specs of this module, in its order: the schema and messages list methods so.
+SPECS: dict[str, MethodSpec] = {spec.name: spec for spec in list(globals().values()) if isinstance(spec, MethodSpec)}
+# Methods whose settings name a teacher.
+TAUGHT = tuple(name for name, spec in SPECS.items() if spec.second_model and spec.second_model.is_named)
+if TYPE_CHECKING:
+    Method = str
+else:
+    Method = Literal[*SPECS]
 # Sections in every written recipe, even empty. Later methods' are left out: runs' identities and compiled pipelines are
 # made of that text, and a new method may change neither.
 ALWAYS_WRITTEN = ("reward", "dpo", "kto", "orpo", "cpo", "grpo", "rloo")
@@ -428,9 +454,10 @@ ALWAYS_WRITTEN = ("reward", "dpo", "kto", "orpo", "cpo", "grpo", "rloo")
 class Methods(Section):
     """The part of `training` that differs by method: which one, and the section of each."""
 
-    method: Literal["sft", "pretrain", "reward", "dpo", "kto", "orpo", "cpo", "grpo", "rloo", "distillation"] = "sft"
-    """`sft`: supervised fine-tuning; `pretrain`: next-token prediction on plain text; `reward`: reward modelling.
-    `dpo`, `kto`, `orpo`, `cpo`: preferences; `grpo`, `rloo`: rewards of completions; `distillation`: a teacher."""
+    method: Method = "sft"
+    """Training method: supervised fine-tuning, next-token prediction on plain text, reward modelling, on preferences
+    (`dpo`, `kto`, `orpo`, `cpo`), by rewards of what the model writes (`grpo`, `rloo`), or from a teacher
+    (`distillation`)."""
     reward: Reward | None = None
     """Settings of `method: reward`."""
     dpo: DPO | None = None

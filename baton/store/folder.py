@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, cast
 
 from baton.errors import StoreError
 from baton.store import protocol
+from baton.store.clouds import ANY_BUCKET
 from baton.store.protocol import BLOCK, OWN, ObjectInfo, below
 
 TRIES = 100  # attempts to make a file's folder while others remove it as empty
@@ -195,7 +196,7 @@ class FileSystem(_Files):
         except (ValueError, TypeError, ImportError, OSError) as error:
             raise StoreError(
                 f"store {uri!r} cannot be opened: {error}.",
-                remedy="Use a folder, s3://bucket, gs://bucket or az://container.",
+                remedy=f"Use a folder, or a bucket at {ANY_BUCKET}.",
             ) from None
         self.root = str(self.fs._strip_protocol(uri)).rstrip("/")
         if not self.root:

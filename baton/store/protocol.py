@@ -100,7 +100,7 @@ class ObjectStore(Protocol):
         """Translates a client library's error; `path` was read past this client, and may be looked for by a listing."""
 
 
-USABLE = "Use a folder or a bucket (s3://, gs://, az://) that can be written to."
+USABLE = "Use a folder or a bucket that can be written to."
 _SIGNATURE = re.compile(r"((?:sig|X-Amz-Signature|X-Goog-Signature)=)[^&\s\"']+")
 _DENIED = re.compile(
     r"\b40[13] (?:Forbidden|Unauthorized)|(?<![:.\d])403\b(?!\.\d)"  # "in 403.09ms" is no answer

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from baton.errors import UserError, suggest, suggest_path
 from baton.store import protocol
-from baton.store.clouds import CloudStore
+from baton.store.clouds import ANY_SOURCE, CloudStore
 from baton.store.folder import FileSystem
 from baton.store.storage import Storage
 
@@ -125,7 +125,7 @@ def resolve(source: str, *, base_dir: str) -> str:
     raise UserError(
         f"data.source {source!r} matches no file (looked for {' and '.join(dict.fromkeys(tried))}).",
         remedy=(f"Did you mean {near!r}? " if near else "")
-        + "Give a file, folder, glob, s3://…, gs://…, az://… or hf://… that exists.",
+        + f"Give a file, folder, glob, or an address at {ANY_SOURCE} that exists.",
     )
 
 

@@ -237,7 +237,7 @@ def attach(
 
     Args:
         trainer: A `transformers.Trainer` or one of TRL's, built and not trained yet.
-        run_uri: Address of the run, `STORE/runs/NAME`; the store is a folder, `s3://`, `gs://` or `az://`.
+        run_uri: Address of the run, `STORE/runs/NAME`; the store is a folder or a bucket.
         target: Where the chunk ends: a step (`100`), a share of the run (`0.25`), or chunk k of n (`(1, 4)` or
             `"1/4"`); the whole run when left out.
         checkpoint_every: Checkpoints before the target, as `chunks.checkpoint_every` of a recipe: a number of steps, a

@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from baton.cli.app import app
+from baton.store.clouds import SCHEMES
 
 STORES = Path(__file__).parents[1] / "assets/before-rooms"
 ENDPOINT = ("--endpoint", "http://127.0.0.1:9")
@@ -304,7 +305,7 @@ def test_a_variable_that_is_no_number_is_one_message(
     assert f"the environment variable {variable} is {value!r}, expected a number." in message
 
 
-@pytest.mark.parametrize("scheme", ["s3", "gs", "az"])
+@pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("prefix", ["x//y", "./x", "x/../y", "x/."])
 def test_a_prefix_with_an_empty_part_is_told_what_to_write(scheme: str, prefix: str) -> None:
     message = require_message(invoke("runs", "list", "--store", f"{scheme}://bucket/{prefix}"), 2)

@@ -13,6 +13,7 @@ from baton.recipe import load
 from baton.recipe.methods import SPECS
 from baton.recipe.recipe import Recipe
 from baton.recipe.training import Training
+from tests.exactness.matrix import METHODS
 
 BASE: dict[str, Any] = {
     "name": "tiny",
@@ -24,6 +25,15 @@ SCRATCH = {"model": {"from_scratch": {}, "tokenizer": {"train": {}}}}
 GRPO = {"training.method": "grpo", "training.grpo.rewards": ["numeric"]}
 SYNC = {"every": 2}
 TAUGHT = {"training.method": "distillation", "training.distillation.teacher": "org/large"}
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_a_method_has_a_field_for_its_settings_and_a_row_of_the_matrix(name: str) -> None:
+    settings = SPECS[name].settings
+    assert (name in Training.model_fields) == (settings is not None)
+    if settings:
+        assert Training.model_fields[name].annotation == settings | None
+    assert name in METHODS
 
 
 def checked(changes: dict[str, Any]) -> Recipe:
