@@ -75,7 +75,7 @@ def examine_store(uri: str) -> list[Check]:
     looks = {"listing": _listing, "commit": _commit, "large objects": _large, "clock": _clock}
     checks = [_tried("store", partial(_reach, storage))]
     if isinstance(storage.client, CloudStore):
-        with contextlib.suppress(BatonError):  # without an address the check of the store says why
+        with contextlib.suppress(BatonError):  # without an address the check of the store reports the reason
             if proxy := machine.describe_proxy(storage.client.address):
                 checks.append(Check("store: proxy", "ok", proxy))
     checks += [] if storage.is_local else _rights(storage, f"{below}-right/1")

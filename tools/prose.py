@@ -84,7 +84,7 @@ BANNED = {
 }
 _BANNED = {rule: re.compile(rf"(?<![\w-]){pattern}(?!\w)", re.IGNORECASE) for rule, pattern in BANNED.items()}
 OPENER = re.compile(r"(?:What|Where|Whose|Which)\b(?!-)")
-SENTENCE_END = re.compile(r"(?<!\be\.g)(?<!\bi\.e)(?<!\bvs)(?<!\betc)[.!?][\"')\]*_]*\s+(?=[\"'(\[*_]*[A-Z0-9`\u2060])")
+SENTENCE_END = re.compile(r"(?<!\be\.g)(?<!\bi\.e)(?<!\bvs)(?<!\betc)[.!?][\"')\]*_]*\s+(?=[\"'(\[*_]*[\w`\u2060])")
 CODE = "\u2060"  # a word of code
 _CODE_SPAN = re.compile(r"(`+)(?!`).+?(?<!`)\1(?!`)", re.DOTALL)
 _CODE_LIST = re.compile(rf"{CODE}(?:(?:, | or | and |, or |, and | / ){CODE})+")

@@ -455,9 +455,8 @@ class Methods(Section):
     """The part of `training` that differs by method: which one, and the section of each."""
 
     method: Method = "sft"
-    """Training method: supervised fine-tuning, next-token prediction on plain text, reward modelling, on preferences
-    (`dpo`, `kto`, `orpo`, `cpo`), by rewards of what the model writes (`grpo`, `rloo`), or from a teacher
-    (`distillation`)."""
+    """`sft`: supervised fine-tuning; `pretrain`: next-token prediction on plain text; `reward`: reward modelling.
+    `dpo`, `kto`, `orpo`, `cpo`: preferences; `grpo`, `rloo`: rewards of completions; `distillation`: a teacher."""
     reward: Reward | None = None
     """Settings of `method: reward`."""
     dpo: DPO | None = None
