@@ -3,7 +3,7 @@
     pytorch_model_fsdp_0/{.metadata, __0_0.distcp, …}    weights: an index, and a file for each process
     optimizer_0/{.metadata, __0_0.distcp, …}             the optimizer's state, in the same way
 
-`.metadata` and every value beside the tensors are pickles, which torch loads unchecked. Here only classes of numbers
+`.metadata` and every value except tensors are pickles, which torch loads unchecked. Here only classes of numbers
 and names are loaded; any other class counts as damage.
 """
 
@@ -35,7 +35,7 @@ _OF_METADATA = (
     *("Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata", "TensorProperties"),
     *("MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING"),
 )
-# Classes that a `.metadata` may name, besides torch's dtypes. Constructing one has no effect.
+# Classes that a `.metadata` may name, in addition to torch's dtypes. Constructing one has no effect.
 _SAFE = {
     *(("torch.distributed.checkpoint.metadata", name) for name in _OF_METADATA),
     ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),

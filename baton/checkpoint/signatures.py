@@ -1,7 +1,7 @@
 """Signatures of checkpoints: their statement, and the check that the right key signed it.
 
 The signature is part of the manifest's own object, as `meta.signature`: with two objects, a crash between them would
-leave a checkpoint that nobody may restore. It is a sigstore bundle. model-signing compares `predicate.resources` with a
+make a checkpoint that cannot be restored. It is a sigstore bundle. model-signing compares `predicate.resources` with a
 folder's files; Baton also compares `predicate.baton`, which has the digest of the whole manifest.
 """
 

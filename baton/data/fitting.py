@@ -142,10 +142,10 @@ def judge_truncation(recipe: Recipe, lengths: dict[str, Any]) -> None:
 class TemplateErrors:
     """Counts rows that the template cannot render, or not so that the part in the loss is known."""
 
-    of: int = 0  # rows of the split looked at; a pair that becomes two rows for `kto` is one
+    of: int = 0  # rows of the split read; a pair that becomes two rows for `kto` is one
     rows: int = 0
     first: str = ""  # file, line and reason
-    told: Counter[str] = field(default_factory=Counter)  # parts of the other rows that the template leaves out
+    told: Counter[str] = field(default_factory=Counter)  # parts of the other rows that the template omits
 
     def add(self, file: str, line: int, reason: str) -> None:
         self.rows += 1

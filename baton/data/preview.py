@@ -135,7 +135,7 @@ def _sequences(encoded: Row, tokenizer: PreTrainedTokenizerBase) -> Iterator[Tok
         yield TokenSequence("prompt", ids, [False] * len(ids))
     prompt = encoded.get("prompt_ids")
     for name in answers:
-        # Where the prompt is in the answers, a score of the whole is learned.
+        # If the prompt is in the answers, a score of the whole is learned.
         trained = [False] * len(prompt or ()) + [prompt is not None] * len(encoded[name])
         yield TokenSequence(name.removesuffix("_ids"), [*(prompt or ()), *encoded[name]], trained)
 

@@ -320,7 +320,7 @@ LEFT_BY = {
     "tokenize-": (documents.PinnedModels.NAME, documents.TokenizedRows.NAME, Plan.NAME),
     "lr-find-": (documents.LearningRate.NAME,),
 }
-"""Beginning of a stage's records → the documents that it leaves with the run."""
+"""Beginning of a stage's records → the documents that it keeps with the run."""
 
 
 def run_ref(run: Run) -> RunRef:
@@ -348,7 +348,7 @@ def _lost(run: Run) -> str | None:
 
 
 def _lost_bundle(run: Run, prefix: str) -> str | None:
-    """Returns the prefix of a bundle that is not whole; one without its files is marked, so that it is made anew."""
+    """Returns the prefix of a bundle that is not whole; one without its files is marked, so that it is rebuilt."""
     manifest = usable_manifest(run.storage, prefix)
     if manifest is None:
         return prefix

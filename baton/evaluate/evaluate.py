@@ -210,7 +210,7 @@ def _divergence(model: Any, teacher: Any, tokenizer: Any, rows: Dataset, recipe:
             )
         sums.append(float((ours.exp() * (ours - theirs)).sum()))
         counts.append(len(written))
-    loading.move_to_cpu(teacher)  # beside the model for as long as both are asked
+    loading.move_to_cpu(teacher)  # held with the model while both are asked
     return ratio_figure(sums, counts, better="lower")
 
 
@@ -566,7 +566,7 @@ def _measure_all(
 def _document(
     evaluation_set: EvaluationSet, measured: dict[str, Measured], signatures: dict[str, str]
 ) -> dict[str, Any]:
-    """Returns the models' part of `evaluation.json`, and writes all examples beside it."""
+    """Returns the models' part of `evaluation.json`, and writes all examples to its folder."""
     recipe, run = evaluation_set.recipe, evaluation_set.run
     by_model = {when: each.figures for when, each in measured.items()}
     values: dict[str, Any] = {

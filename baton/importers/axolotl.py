@@ -33,7 +33,7 @@ _ALIKE = "prompt chosen rejected completion label messages instruction input out
 FIELDS = {**{f"field_{name}": name for name in _ALIKE.split()}, "field": "text", "text_column": "text"}
 """Key that names a column of the source → our column."""
 BESIDE = {"field_tools": "tools", "field_system": "system"}
-"""The same beside messages."""
+"""The same with messages."""
 
 OTHERWISE = {
     "prompt-completion": {"field_instruction": "prompt", "field_output": "completion"},
@@ -212,7 +212,7 @@ def row_template(draft: RecipeDraft, shapes: dict[str, RowShape]) -> None:
         if key and chosen is None:
             chosen = template
             _own(draft, key, template) if key.endswith("_jinja") else _named(draft, key, template)
-            if draft.get("chat_template") == template:  # where the type of rows says it, too
+            if draft.get("chat_template") == template:  # where the type of rows sets it, too
                 draft.carry("model.chat_template", "chat_template")
         elif key and template != chosen:
             draft.unsupported(key, "one recipe has one chat template; that of the first data set is used")
@@ -239,7 +239,7 @@ def _by_type(draft: RecipeDraft, start: str, shape: RowShape) -> tuple[str, str]
 
 
 def _handle_rest(draft: RecipeDraft, prefix: str, chosen: str | None) -> None:
-    """Handles the keys without effect beside the chosen template."""
+    """Handles the keys without effect with the chosen template."""
     name, own = f"{prefix}chat_template", f"{prefix}chat_template_jinja"
     for key in (name, own):
         if draft.is_handled(key) or not draft.has(key):
@@ -736,7 +736,7 @@ KEYS = {
 
 
 def _convert(draft: RecipeDraft) -> None:
-    # In this order: later steps look at the recipe that earlier ones have begun.
+    # In this order: later steps read the recipe that earlier ones have begun.
     method = common.begin(draft, *_choose(draft), TABLES["methods"])
     common.batch(draft, MICRO, 1, "batch_size")
     common.fit_memory(draft, method)

@@ -27,7 +27,7 @@ FORMS = {("role", "content"): "messages", ("from", "value"): "sharegpt"}
 """Keys of a message's speaker and text → format of conversations."""
 
 TRAINED_AS = {"sharegpt": "messages", "instruction": "prompt-completion", "ranked": "preference"}
-"""Format → the one that its rows become."""
+"""Format → format of its converted rows."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -211,7 +211,7 @@ class OtherTrainer:
         tool: Its name.
         model: Key of the base model.
         nested: Keys whose sections are flattened.
-        convert: Fills a recipe and handles each key of the file; later steps look at values that earlier ones set.
+        convert: Fills a recipe and handles each key of the file; later steps read values that earlier ones set.
     """
 
     tool: str

@@ -48,7 +48,7 @@ JOIN = "\n"
 """LLaMA-Factory's separator between the columns of a prompt."""
 
 BESIDE = {"system": "system", "tools": "tools"}
-"""Our columns → theirs, beside messages."""
+"""Our columns → theirs, with messages."""
 
 UNREAD = {
     "system": "text that is written without a chat template has no system message; put it into the prompt",
@@ -91,7 +91,7 @@ def row_shape(method: str, entry: Entry, template: str) -> RowShape:
     """Returns the shape of a data set's rows; `entry` is its part of `dataset_info.json`."""
     talks = entry.get("formatting") in ("sharegpt", "openai")
     given = entry.get("columns") or {}
-    silent = {"query": "", "response": ""} if given else {}  # these two have no default beside given columns
+    silent = {"query": "", "response": ""} if given else {}  # these two have no default with given columns
     theirs: Entry = {**({"messages": "conversations"} if talks else {**ALPACA, **silent}), **given}
     shape: str = SPECS[method].formats[0]
     if method == "sft" and talks:
@@ -573,7 +573,7 @@ KEYS = {
 
 
 def _convert(draft: RecipeDraft) -> None:
-    # In this order: later steps look at the recipe that earlier ones have begun.
+    # In this order: later steps read the recipe that earlier ones have begun.
     method = common.begin(draft, *_choose(draft), TABLES["methods"])
     common.batch(draft, "per_device_train_batch_size", 8, None)
     common.fit_memory(draft, method)

@@ -141,7 +141,7 @@ class TransientError(BatonError):
 
 
 class AwayError(TransientError):
-    """The endpoint does not answer at present, so that nobody knows whether it has done the request."""
+    """The endpoint does not answer at present, and may or may not have executed the request."""
 
 
 class NameClashError(UserError):
@@ -157,7 +157,7 @@ class ForbiddenError(RefusedError):
 
 
 class Renewed(TokenCredentialsBase):  # type: ignore[misc]
-    """A bearer token that is read anew once it is refused: it may end before the run does."""
+    """A bearer token that is read again once it is refused: it may end before the run does."""
 
     def __init__(self, read: Callable[[], str]) -> None:
         self._read = read
@@ -168,7 +168,7 @@ class Renewed(TokenCredentialsBase):  # type: ignore[misc]
         config.api_key["authorization"] = self.token
 
     def is_new(self) -> bool:
-        """Reads the token anew and tells whether it has changed."""
+        """Reads the token again and tells whether it has changed."""
         before = self.token
         try:
             self.token = self._read()
@@ -512,7 +512,7 @@ class KubeflowClient(kfp.Client):  # type: ignore[misc]
 
 
 def specification(posted: Spec | None) -> Spec:
-    """Returns a compiled pipeline as it was posted: alone, or beside its platform's."""
+    """Returns a compiled pipeline as it was posted: alone, or with its platform's."""
     found: Spec = (posted or {}).get("pipeline_spec", posted or {})
     return found
 

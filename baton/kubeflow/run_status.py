@@ -4,7 +4,7 @@ A node is named by its path, `WF.root.GROUP.TASK.executor`. Stock Kubeflow 2.17 
 `WF(0).root(0).GROUP(0).TASK(0).executor(0)`. The API lists the last part alone, and no message. Messages and pods are
 in the Argo workflow, if the endpoint serves it. Once Kubeflow's record stops, the store tells how stages went on.
 
-Where a run ended without its own record, whoever looks writes why it failed and its page, and ends what it left in
+If a run ended without its own record, the next reader writes its failure and page, and ends its runs in
 MLflow, found by the Kubeflow run's id; Kubeflow's own MLflow needs none of it. A stage's own record wins.
 """
 
@@ -83,7 +83,7 @@ class TaskNodes:
         return sorted(own, key=lambda node: node.get("startedAt") or "")
 
     def _is_of(self, node: Node, key: str, parents: tuple[str, ...]) -> bool:
-        # Where Kubeflow's cache had the answer, a skipped node replaces the pod.
+        # If Kubeflow's cache had the answer, a skipped node replaces the pod.
         is_task = node.get("type") == "Skipped" and node.get("displayName") == "executor"
         if node.get("type") not in PODS and not is_task:
             return False
@@ -109,8 +109,8 @@ FROZEN = (
 )
 OMITTED = "RUNTIME_STATE_UNSPECIFIED"  # the backend's word for a node that will not run
 APPLY = "Apply k8s/components/retry-lost-pods (docs/guides/cluster-setup.md)"
-LAG_S = 5.0  # the record of the stages may be behind the run's: between two looks at them
-OWN = "Kubeflow's own pod of the pipeline"  # what fails and is no stage: the driver of a graph
+LAG_S = 5.0  # the record of the stages may be behind the run's: between two readings
+OWN = "Kubeflow's own pod of the pipeline"  # failed nodes that are no stage: the driver of a graph
 LOST = "The machine was preempted: "
 LAUNCHER = (
     "Kubeflow's launcher ended, not the stage, as there is no message. Usually the API server, ML Metadata "
@@ -497,7 +497,7 @@ def explained_by_store(client: KubeflowClient, remote: KubeflowRun, stages: list
 
 
 def _in_its_own_words(stage: StageStatus, remote: KubeflowRun, specification: Spec) -> StageStatus:
-    """Returns a stage that left Kubernetes no message with the one that it left in the store, if any."""
+    """Returns a stage without a message in Kubernetes with its message in the store, if any."""
     if stage.state != "FAILED" or not str(stage.hint).startswith(LAUNCHER):
         return stage
     phase, _, name = stage.name.rpartition(": ")

@@ -1,4 +1,4 @@
-"""Rows of a recipe's sources, looked at on this machine: the first ones, their format, and their lengths."""
+"""Preview of a recipe's sources on this machine: the first ones, their format, and their lengths."""
 
 import contextlib
 import json
@@ -82,7 +82,7 @@ MEASURED = 200  # rows whose tokens are counted
 
 
 def survey(sources: Sequence[str]) -> Survey:
-    """Looks at the first rows of sources, whose local paths are absolute, in a process of its own."""
+    """Reads the first rows of sources, whose local paths are absolute, in a process of its own."""
     return Survey.read(_answer("survey", json.dumps(list(sources)), [], lambda event: None), "the survey")
 
 

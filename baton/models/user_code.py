@@ -85,7 +85,7 @@ def fetch(run: Run, scratch: str) -> str | None:
     if manifest is None:
         raise BatonError(f"{run.storage.uri(noted.prefix)} is gone.", remedy="Run the data-split stage again.")
     folder = os.path.join(scratch, "code")
-    # Not in place: a file beside them, bytecode too, would be imported.
+    # Not in place: a neighbouring file, bytecode too, would be imported.
     bundle.fetch(run.storage, noted.prefix, manifest, folder, in_place=False)
     named = ((name, bundle.file_sha256(os.path.join(folder, name))) for name in sorted(manifest.files))
     # By the address and not the manifest, which anybody who may write to the store can replace: the address is part of

@@ -22,9 +22,9 @@ class Range(Section):
     """Range to draw a number from; whole numbers where `min` and `max` have no decimal point."""
 
     min: Number
-    """Minimum."""
+    """Lowest number."""
     max: Number
-    """Maximum."""
+    """Highest number."""
     log: bool = False
     """Draw evenly on a logarithmic scale."""
     step: Annotated[Number, Field(gt=0)] | None = None

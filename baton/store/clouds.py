@@ -153,7 +153,7 @@ class CloudStore:
             return
         part = max(PART, -(-size // MOST_PARTS))
         with open(local_path, "rb") as file:
-            # The object appears once its last part is confirmed: a writer that dies before leaves no half of one.
+            # The object appears once its last part is confirmed: a writer that dies before writes no half of one.
             obstore.put(
                 self._store,
                 self._key(path),

@@ -39,7 +39,7 @@ TABLES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow", ".
 TEXTS = (".txt", ".md", ".text")
 SUFFIXES = (*TABLES, *TEXTS)  # file types of rows in a folder; one of `COMPRESSED` may follow
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
-# Files that `datasets` writes beside the rows.
+# Files that `datasets` writes with the rows.
 NOT_ROWS = ("dataset_info.json", "dataset_infos.json", "state.json", "dataset_dict.json")
 
 

@@ -126,7 +126,7 @@ class Chunk:
             BatonError: the store takes no checkpoints, or a step cannot be trained.
         """
         self._context = dataclasses.replace(self._context, clock=Clock())
-        self._context.clock.restart()  # what the script did before is its own
+        self._context.clock.restart()  # earlier effects of the script are its own
         outcome = without_training(self._context, None)
         if outcome is None:
             self._context.store.require_signer()
@@ -176,7 +176,7 @@ class Chunk:
 
         Raises:
             UserError: there is no such checkpoint.
-            DamagedError: it is not what was committed.
+            DamagedError: it differs from its commit.
         """
         store, trainer = self._context.store, self._trainer
         checkpoint = self._checkpoint(step)
@@ -194,11 +194,11 @@ class Chunk:
     def prove(self) -> ProofPart:
         """Reads the newest checkpoint back, byte for byte, and writes the chunk's part of the run's resume proof.
 
-        Baton's own pipelines do it beside the next chunk, on a small machine.
+        Baton's own pipelines do it during the next chunk, on a small machine.
 
         Raises:
             UserError: there is no checkpoint.
-            RewritableDamageError: it is not what was committed.
+            RewritableDamageError: it differs from its commit.
         """
         context = self._context
         return prove(
@@ -433,7 +433,7 @@ def chunks_section(
 
 
 def attached_recipe(trainer: Trainer, run: Run, chunks: Mapping[str, Any], *, deterministic: bool) -> Recipe:
-    """Returns the recipe that checkpoints, fingerprint, callbacks and store read; its model and data are nobody's."""
+    """Returns the recipe that checkpoints, fingerprint, callbacks and store read; its model and data are unset."""
     args = trainer.args
     chooses_best = args.load_best_model_at_end or args.save_strategy == "best"
     return load.validate(
@@ -501,13 +501,13 @@ NOT_COUNTED = frozenset(
         "hub_revision", "skip_memory_metrics", "debug", "dataset_num_proc", "dataloader_num_workers",
         "dataloader_pin_memory", "dataloader_persistent_workers", "dataloader_prefetch_factor",
         "dataloader_multiprocessing_context", "torch_empty_cache_steps", "log_completions", "num_completions_to_print",
-        "teacher_model_name_or_path",  # its weights count, wherever they lie
+        "teacher_model_name_or_path",  # its weights count, wherever they are
     }
 )  # fmt: skip
 # Attributes of trainers that hold a second model, which no checkpoint has.
 MODELS = ("ref_model", "teacher_model", "reward_model")
 
-# Trainer → run → model and optimizer at its start: a chunk in this process leaves the trainer with other weights.
+# Trainer → run → model and optimizer at its start: a chunk in this process changes the trainer's weights.
 _begun: WeakKeyDictionary[Trainer, dict[str, dict[str, Any]]] = WeakKeyDictionary()
 
 

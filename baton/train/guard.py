@@ -66,7 +66,7 @@ def locate_rows(run: Run, recipe: Recipe, rows: Sequence[int]) -> list[SourceLoc
     for row in rows:
         number = bisect_right(starts, row) - 1
         by_file.setdefault(number, []).append(row - starts[number])
-    # Where an older Baton made the tokens: their own files and rows.
+    # Tokens of an older Baton: their own files and rows.
     if not meta.first_lines and (
         train_rows.packs_rows(recipe.data, "train") or meta.train != run.need(SplitCounts).train
     ):

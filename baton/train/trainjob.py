@@ -614,7 +614,7 @@ class Job:
             self._look()
             is_complete, has_failed = condition_of(job, "Complete"), condition_of(job, "Failed")
             if (is_complete or has_failed) and self._log:
-                self._log.join(LAST_LINES_WAIT)  # the last lines say whether the nodes left early
+                self._log.join(LAST_LINES_WAIT)  # the last lines show whether the nodes stopped early
             # Nodes that left early have saved everything: a preempted machine is no failure of the chunk.
             if is_complete or (has_failed and self.left_early):
                 return True
@@ -644,7 +644,7 @@ class Job:
         if len(pods) >= self.nodes and all(map(has_started, pods)):
             self._waiting_since = self._stuck_since = self._roomless_since = None
             return
-        is_queued = condition_of(job, "Suspended")  # which is nobody's fault
+        is_queued = condition_of(job, "Suspended")  # without any fault
         if self._waiting_since is None or is_queued:
             self._waiting_since = now
         has_room = is_queued or (len(pods) >= self.nodes and all(pod["spec"].get("nodeName") for pod in pods))

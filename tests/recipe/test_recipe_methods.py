@@ -113,7 +113,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a teacher of an adapter on the head": (
         {**TAUGHT, "adapter.target_modules": ["q_proj", "lm_head"]},
-        "adapter: distillation computes with lm_head's own weights and would not train an adapter on it; leave lm_head "
+        "adapter: distillation computes with lm_head's own weights and would not train an adapter on it. Leave lm_head "
         "out of its targets, or train it in full: modules_to_save: [lm_head]",
     ),
     "an adapter on all that is a head": (
