@@ -508,6 +508,7 @@ def test_several_profiles_ask_for_a_namespace(kfp_api: Any, started: Any, baton:
 
 def test_an_endpoint_must_be_named(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if "ENDPOINT" not in name}
+    environment["XDG_CACHE_HOME"] = str(tmp_path)  # other tests begin runs of this name
     done = subprocess.run([BATON, "status", "mine"], capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 2
     assert "--endpoint" in done.stderr
