@@ -99,11 +99,12 @@ ENDS ?= lowest newest
 test-versions: dist ## Install the wheel with the lowest and the newest versions it allows, and train with them (ENDS=, PYTHON=, ARGS=)
 	$(TEST_ENV) $(PY) -m tools.versions $(ENDS) --wheel dist/*.whl $(if $(PYTHON),--python $(PYTHON)) $(ARGS)
 
-lint: setup ## ruff, its formatter, and who may import whom, without circles
+lint: setup ## ruff, its formatter, imports between packages, import cycles, and prose
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(VENV)/bin/lint-imports --no-cache
 	$(PY) -m tools.code_report --circles
+	$(PY) -m tools.prose
 
 code-report: setup ## The code, measured: lines, modules, imports, single importers, by package
 	$(PY) -m tools.code_report

@@ -8,9 +8,8 @@ import sys
 def main() -> None:
     """Runs the command line: the entry point of the console script.
 
-    What starts a process of `multiprocessing` has that run this script again, under another name, so that the
-    script imports the command line only to run it: a stage has no use for it, and kfp, which knows a stage by its
-    environment, leaves out there what the command line needs.
+    `multiprocessing` runs this script again in its processes, under another name. So the script imports the command
+    line only to run it: stages do not need it, and kfp lacks parts of it in their environment.
     """
     # An old locale would refuse names and messages with an umlaut. Python may have been told to read no variable.
     if sys.getfilesystemencoding() != "utf-8" and os.environ.get("PYTHONUTF8") != "1":

@@ -64,12 +64,12 @@ def load(
         store: URI instead of the recipe's.
         chunks: Number of chunks instead of the recipe's.
         image: Container image instead of the recipe's.
-        here: Whether it runs on this machine, so that the profile `auto` can look at it.
+        here: Whether it runs on this machine, so that the profile `auto` can inspect it.
         trust: Consent to run the code of a recipe from elsewhere, as it is now.
 
     Raises:
-        UserError: the file is missing or not YAML, a key is unknown, or a value does not fit; it names each. Or nobody
-            has consented to the code of a recipe from elsewhere.
+        UserError: the file is missing or not YAML, a key is unknown, or a value does not fit; it names each. Or the
+            code of a recipe from elsewhere has no consent.
     """
     if isinstance(source, LoadedRecipe) and not (overrides or store or image) and chunks is None:
         return source
@@ -170,7 +170,7 @@ class Checkpoints(Sequence[Listed]):
             step: Its step; that of the newest one when left out.
 
         Raises:
-            RewritableDamageError: it is not what was committed.
+            RewritableDamageError: it differs from the commit.
         """
         return self._store.fetch(self.open(step), folder)
 
@@ -263,20 +263,31 @@ class LocalRun:
             containers: Whether stages are containers of the recipe's image; processes otherwise.
 
         Returns:
-            What the run came to; `state` is `succeeded`, or `rejected` by the recipe's gate.
+            The run's result; `state` is `succeeded`, or `rejected` by the recipe's gate.
 
         Raises:
             BatonError: a stage failed, with the message that the stage gave.
         """
         from baton.local import engine
+        from baton.pages.publish import LivePage
 
-        engine.run_recipe(
-            self.recipe,
-            self.run.name,
-            arguments={"run_name": self.run.name},
-            on_event=on_event,
-            containers=containers,
-        )
+        page = LivePage(self.last.uri)
+
+        def heard(event: Event) -> None:
+            on_event(event)
+            page.heard(event)
+
+        try:
+            engine.run_recipe(
+                self.recipe,
+                self.run.name,
+                arguments={"run_name": self.run.name},
+                on_event=heard,
+                containers=containers,
+            )
+        except KeyboardInterrupt:
+            page.write(is_stopped=True)
+            raise
         return self.result()
 
     def result(self) -> Result:
@@ -308,7 +319,7 @@ def run(
         on_event: Called with each event of a stage.
 
     Returns:
-        What the run came to: `state`, `run_uri`, `model_uri`, `report_uri`, `checkpoints`, `metrics` and more.
+        The run's result: `state`, `run_uri`, `model_uri`, `report_uri`, `checkpoints`, `metrics` and more.
 
     Raises:
         UserError: a mistake in recipe, path or credential.
@@ -351,8 +362,8 @@ class Report:
     """A run's report; a notebook shows it where it is the last value of a cell.
 
     Attributes:
-        html: The page, which needs nothing besides.
-        uri: Where it lies.
+        html: The page, self-contained.
+        uri: Its address.
     """
 
     html: str = field(repr=False)
@@ -412,7 +423,7 @@ class Compiled:
         num_chunks: Train-chunks in it.
         bytes: Its size.
         workflow: How large the workflow on the cluster grows.
-        note: What is to be known of that; empty where nothing is.
+        note: A remark on that; empty for none.
     """
 
     path: str

@@ -62,7 +62,7 @@ NOTICEABLE, REFUSED = 30.0, 15 * 60.0  # seconds between two clocks: worth a lin
 
 
 def examine_store(uri: str) -> list[Check]:
-    """Tries a store out and leaves it as it was."""
+    """Tries a store out and removes its traces."""
     try:
         storage = Storage(uri, patience=0)
     except BatonError as error:
@@ -74,8 +74,10 @@ def examine_store(uri: str) -> list[Check]:
     below = f"{OWN}doctor-{uuid.uuid4().hex}"
     looks = {"listing": _listing, "commit": _commit, "large objects": _large, "clock": _clock}
     checks = [_tried("store", partial(_reach, storage))]
-    if isinstance(storage.client, CloudStore) and (proxy := machine.describe_proxy(storage.client.address)):
-        checks.append(Check("store: proxy", "ok", proxy))
+    if isinstance(storage.client, CloudStore):
+        with contextlib.suppress(BatonError):  # without an address the check of the store reports the reason
+            if proxy := machine.describe_proxy(storage.client.address):
+                checks.append(Check("store: proxy", "ok", proxy))
     checks += [] if storage.is_local else _rights(storage, f"{below}-right/1")
     if any(check.state == "problem" for check in checks):
         return checks
@@ -108,7 +110,7 @@ def _rights(storage: Storage, path: str) -> list[Check]:
             )
         except FileNotFoundError:  # nothing could be written, and is looked for in vain: no right is missing for that
             continue
-        except (BatonError, OSError):  # nothing of rights; "store" says what
+        except (BatonError, OSError):  # not about rights; "store" reports it
             return denied
     return denied or [Check("store: rights", "ok", "to write, read, list and remove: each was tried")]
 
@@ -138,15 +140,15 @@ def _listing(storage: Storage, below: str) -> Check:
     content = uuid.uuid4().bytes
     storage.write(f"{below}/small", content)
     if storage.read(f"{below}/small") != content:
-        return Check("store: listing", "problem", "what was written comes back as something else", "Use another store.")
+        return Check("store: listing", "problem", "an object reads back with other content", "Use another store.")
     if storage.list(below) != ["small"]:
         return Check(
             "store: listing",
             "problem",
-            "what was just written is not listed",
+            "a new object is not listed",
             "Chunks find each other's checkpoints by listing: use a store that is consistent at once, and no cache.",
         )
-    return Check("store: listing", "ok", "what was just written is read back and listed")
+    return Check("store: listing", "ok", "a new object is read back and listed")
 
 
 def _commit(storage: Storage, below: str) -> Check:
@@ -161,8 +163,8 @@ def _commit(storage: Storage, below: str) -> Check:
     return _found(
         "store: commit",
         "no conditional put; a lease object with expiry takes its place",
-        "A commit takes about a second longer, and a writer that is stopped for more than ten seconds in its midst may "
-        "replace another's of the same step. A store that honours If-None-Match rules that out.",
+        "A commit takes about a second longer. A writer stopped within it for more than ten seconds may replace "
+        "another's of the same step. A store that honours If-None-Match rules that out.",
     )
 
 
@@ -227,7 +229,7 @@ class Examined(TypedDict):
 def examine(
     recipe_path: str | RecipeSource | None = None, overrides: Sequence[str] = (), *, store: str | None = None
 ) -> list[Check]:
-    """Looks at this machine, and at all that a recipe or store names."""
+    """Checks this machine, and all that a recipe or store names."""
     if overrides and not recipe_path:
         raise UserError("--set changes a recipe, and none is given.", remedy="Name the recipe.")
     checks: list[Check] = []
@@ -422,7 +424,7 @@ def _gib(num_bytes: float) -> str:
 
 
 def examine_kubeflow(endpoint: str, namespace: str | None) -> list[Check]:
-    """Looks at an installation of Kubeflow, and at its newest run that has ended."""
+    """Checks an installation of Kubeflow, and its newest finished run."""
     from baton.kubeflow import connection, submit
 
     proxy = machine.describe_proxy(endpoint)

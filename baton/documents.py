@@ -48,7 +48,7 @@ class Document(BaseModel):
     # Keys of a newer or older Baton are kept and written back; absent fields stay absent (`to_json`).
     model_config = ConfigDict(frozen=True, extra="allow", defer_build=True, ser_json_inf_nan="constants")
 
-    VERSION: ClassVar[int] = 1  # what is read; a document without `version` is of version 1
+    VERSION: ClassVar[int] = 1  # the version read; a document without `version` is of version 1
 
     @classmethod
     def read(cls, data: bytes | object, where: str) -> Self:
@@ -71,7 +71,7 @@ class Document(BaseModel):
             raise DamagedError(f"{where} is not a JSON object: {error}.") from None
 
     def to_json(self) -> Json:
-        """Returns plain values: what was set or read, and no defaults."""
+        """Returns plain values, set or read, without defaults."""
         try:
             return self.model_dump(mode="json", exclude_unset=True)
         except UnicodeEncodeError as error:

@@ -25,7 +25,7 @@ class BatonError(Exception):
     """A run or a command that failed for a known reason.
 
     Args:
-        message: One sentence with the value found and what was expected.
+        message: One sentence with the value found and the expected one.
         remedy: What the reader can do about it.
     """
 
@@ -47,7 +47,7 @@ class UserError(BatonError):
 
 
 class RowError(Exception):
-    """A row cannot be used; the message says why, and the other rows go on."""
+    """A row cannot be used, for the reason in the message; other rows continue."""
 
 
 class OtherRunError(UserError):
@@ -71,7 +71,7 @@ class UnavailableError(StoreError):
 
 
 class DamagedError(BatonError):
-    """An object in the store differs from the one that was committed."""
+    """An object in the store differs from the committed one."""
 
 
 class RewritableDamageError(DamagedError):
@@ -79,7 +79,7 @@ class RewritableDamageError(DamagedError):
 
 
 class ExactnessError(BatonError):
-    """State in memory after a restore differs from what was saved."""
+    """State in memory after a restore differs from the saved state."""
 
 
 class ProcessLostError(BatonError):
@@ -114,7 +114,7 @@ class SkipError(BatonError):
 
 
 class NodeError(BatonError):
-    """The machine lacks what was asked for; another one may have it."""
+    """The machine lacks a requested resource; another one may have it."""
 
 
 def is_own(module: str | None) -> bool:

@@ -399,7 +399,7 @@ class StepSkipped(Event, kind="step_skipped"):
 
 
 class Partial(Event, kind="partial"):
-    """A chunk leaves before its target."""
+    """A chunk stops before its target."""
 
     chunk: int
     step: int
@@ -515,7 +515,7 @@ def setup_logging() -> None:
 
 
 def setup_environment() -> None:
-    """Sets what libraries read when they are imported."""
+    """Sets the variables that libraries read at import."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
@@ -531,7 +531,7 @@ def stage(name: str) -> Iterator[None]:
     emit(Stage(name, "started"))
     try:
         yield
-        gc.freeze()  # spares the interpreter's end a last look at all that torch has imported: two seconds a process
+        gc.freeze()  # spares the interpreter's end a last scan of all that torch has imported: two seconds a process
     except Exception as failure:
         error = failure if isinstance(failure, BatonError) else no_room(failure)
         if error is None:

@@ -1,7 +1,7 @@
 """Forks: runs that begin at a checkpoint of another run, warm with its state or cold with its weights.
 
-A warm fork keeps optimizer, schedule, random state and place in the data. It can change settings that are read anew
-at each step. It cannot change the order of rows or the parts of the saved state. `fork.json` is written first.
+A warm fork keeps optimizer, schedule, random state and place in the data. It can change settings that are read
+again at each step. It cannot change the order of rows or the parts of the saved state. `fork.json` is written first.
 A fork needs nothing in its parent's folder, so the parent may be deleted.
 """
 
@@ -78,7 +78,7 @@ CHANGEABLE: dict[str, str] = {
     **{f"training.{spec.name}.{setting}": LOSS for spec in SPECS.values() for setting in spec.forkable},
     "adapter.dropout": NEXT,
     "evaluation.every": "evaluations after step {step} come at multiples of the new number",
-    "evaluation.per_epoch": "evaluations after step {step} come as often in an epoch as the new number says",
+    "evaluation.per_epoch": "evaluations after step {step} follow the new number per epoch",
     "chunks.count": "chunks that end at or before step {step} return at once",
 }
 
@@ -98,7 +98,7 @@ FIXED: dict[str, str] = {
 }
 
 OF_STATE = ("training.", "adapter.", "evaluation.")  # settings that the trainer reads begin so
-PLATEAU = ("reduce_lr_on_plateau", "greedy")  # schedules that keep a state of their own, beside the step
+PLATEAU = ("reduce_lr_on_plateau", "greedy")  # schedules that keep a state of their own, apart from the step
 
 
 def changes(before: Recipe, after: Recipe) -> tuple[Changes, set[str]]:
@@ -116,7 +116,7 @@ def require_warm(before: Recipe, after: Recipe) -> Changes:
     if _form(before) != _form(after):
         refused.append(f"training.parallel: the state at that step is {_form(before)}, and the fork's {_form(after)}")
     if before.store.uri != after.store.uri:
-        refused.append("store.uri: a fork lies in its parent's store")
+        refused.append("store.uri: a fork belongs into its parent's store")
     if refused:
         raise UserError(
             "\n  ".join(["a warm fork cannot change", *refused]),
@@ -221,7 +221,7 @@ def fork(parent: Run, step: int | None, name: str, overrides: Sequence[str] = ()
     Raises:
         UserError: there is no such run or step, a setting cannot be changed, the name is another run's, or this Baton
             does not continue the parent's formats.
-        DamagedError: the checkpoint differs from what was committed.
+        DamagedError: the checkpoint differs from its commit.
     """
     before = parent.recipe()
     run = Run(parent.storage, check_name(name))

@@ -80,7 +80,7 @@ def require_gpus(image: str) -> None:
     raise NodeError(
         f"this pod was promised {promised} GPU{'s'[: promised - 1]} and sees {seen}: driver {_driver()}, "
         f"torch {torch.__version__} built for {build or 'CPUs alone'}, image {image}.",
-        remedy="Look at the node's driver and device plugin; another node may do better."
+        remedy="Check the node's driver and device plugin; another node may do better."
         if build
         else "Set resources.image to an image whose torch is built for the GPU; images/Dockerfile makes one.",
     )
@@ -209,6 +209,6 @@ def proxy_for(url: str) -> Proxy | None:
 
     parts = urlsplit(url)
     port = parts.port or {"http": 80, "https": 443}.get(parts.scheme)
-    # The first knows ranges of addresses, the second ports beside an address, and default ports.
+    # The first knows ranges of addresses, the second ports of an address, and default ports.
     is_straight = should_bypass_proxies(url, no_proxy=None) or proxy_bypass(f"{parts.hostname}:{port}")
     return None if is_straight else proxy

@@ -56,7 +56,7 @@ class RetrainDecision:
 
 
 def check_for_changes(recipe: Recipe, owner: str) -> RetrainDecision:
-    """Decides whether a model is trained again; if so, nobody else retrains it until the lock is released.
+    """Decides whether a model is trained again; if so, no other retraining begins until the lock is released.
 
     Data and recipe must have changed since the model in use was accepted, and not be rejected already. `owner` is the
     retraining's name, which a second attempt at this stage has too.
@@ -123,7 +123,7 @@ def release_lock(model: str, store: str, owner: str, error: str | None) -> None:
 
 
 def keep_outcome(storage: Storage, name: str, owner: str, outcome: events.Retraining) -> None:
-    """Keeps what a retraining, by its recipe's name and its owner, came to, and emits it."""
+    """Keeps a retraining's outcome, by its recipe's name and its owner, and emits it."""
     storage.write(_outcome_path(name, owner), json.dumps(outcome.fields(), indent=1).encode())
     events.emit(outcome)
 
@@ -167,7 +167,7 @@ def _examine(recipe: Recipe, storage: Storage) -> tuple[RetrainDecision, Retrain
     parts = recipe.phase_recipes() or [recipe]
     # Named by its inputs: a retraining that broke off finds its run again.
     run = f"{recipe.name}-{_sha256([digests, start, [part.num_chunks for part in parts]])[:12]}"
-    # With its rival's number: a model rejected beside one may be accepted beside the next.
+    # With its rival's number: a model rejected against one may be accepted against the next.
     verdict = _sha256([digests, start, in_use.number, parts[-1].evaluation.model_dump(mode="json")])
     path = _rejection_path(recipe.name, verdict)
     if storage.exists(path):
@@ -193,7 +193,7 @@ def _accepted(run: Run, note: RetrainNote, summary: str) -> AcceptedModel:
     prefix, _, attempt = exported.model_uri.removeprefix(f"{run.storage.uri()}/").rpartition("/")
     manifest = usable_manifest(run.storage, prefix)
     if manifest is None or manifest.folder != attempt:
-        raise BatonError(f"{exported.model_uri} is not what is committed there.", remedy="Run the export again.")
+        raise BatonError(f"{exported.model_uri} differs from the commit there.", remedy="Run the export again.")
     bundle.require_whole(run.storage, prefix, manifest, bundle.verify(run.storage, prefix, manifest))
     return AcceptedModel(
         run=run.name,

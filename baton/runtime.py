@@ -22,7 +22,7 @@ from baton.errors import SkipError
 T = TypeVar("T")
 R = TypeVar("R")
 PARALLEL = 8  # calls under way at once
-_BEHIND = 19  # of nice(2): a seventieth of the processor beside a busy thread
+_BEHIND = 19  # of nice(2): a seventieth of the processor next to a busy thread
 _OF_CLIENTS = "tokio-rt-worker"  # name of the store client's threads, which begin with its first use
 
 

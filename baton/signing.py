@@ -97,7 +97,7 @@ class PublicKey:
         try:
             statement: dict[str, Any] = load(payload)
         except ValueError:
-            raise SignatureError("what its signature signs is not a statement.") from None
+            raise SignatureError("its signature covers no statement.") from None
         return statement
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-# What a terminal takes for a command, but for line ends and tabs; and what turns the direction of what follows.
+# Terminal commands, except line ends and tabs; and marks of text direction.
 _COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
@@ -19,6 +19,6 @@ class Terminal(Console):
     """A console that writes out what would be a command to the terminal and is not its own."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Yields what is printed: rich's own commands are segments of their own, and styles are added later."""
+        """Yields the printed segments: rich's own commands are segments of their own, and styles are added later."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(visible(segment.text), segment.style)

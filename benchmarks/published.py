@@ -18,14 +18,14 @@ from typing import Any
 from matplotlib.figure import Figure as Drawing
 from matplotlib.ticker import FuncFormatter
 
-from baton.pages import svg
 from benchmarks import rows
 from benchmarks.table import cell
+from tests.support import pictures
 from tests.support.pictures import picture
 
 DOCS = Path(__file__).parents[1] / "docs"
 FIGURES = "internals/benchmarks.json"
-COLORS = (svg.BLUE, svg.ORANGE, svg.GREEN, svg.PURPLE, svg.AMBER, svg.SKY, svg.GREY, svg.INK)
+COLORS = [pictures.COLORS[name] for name in ("blue", "orange", "green", "purple", "amber", "sky", "grey", "ink")]
 LIBRARIES = ("torch", "transformers", "trl", "peft", "datasets", "obstore")
 
 HEAD = """# Benchmarks, all figures
@@ -149,7 +149,7 @@ def _plot(chart: Mapping[str, Any]) -> Drawing:
     if chart["lines"]:
         return _lines(chart)
     bars: Mapping[str, Mapping[str, float]] = chart["bars"]
-    figure, (ax,) = svg.blank_figure(90 + 46 * len(bars))
+    figure, (ax,) = pictures.blank_figure(90 + 46 * len(bars))
     parts = list(dict.fromkeys(part for found in bars.values() for part in found))
     left = dict.fromkeys(bars, 0.0)
     for part, color in zip(parts, _colors(len(parts)), strict=True):
@@ -158,7 +158,7 @@ def _plot(chart: Mapping[str, Any]) -> Drawing:
         left = {name: left[name] + length for name, length in zip(bars, lengths, strict=True)}
     for name, length in left.items():
         if len(bars[name]) == 1:  # medians of parts do not add up to the median of totals, which the table has
-            ax.annotate(f" {length:.3g}", (length, name), va="center", color=svg.INK)
+            ax.annotate(f" {length:.3g}", (length, name), va="center", color=pictures.INK)
     ax.grid(visible=False)
     ax.grid(axis="x")
     ax.invert_yaxis()
@@ -170,13 +170,13 @@ def _plot(chart: Mapping[str, Any]) -> Drawing:
 
 
 def _lines(chart: Mapping[str, Any]) -> Drawing:
-    figure, (ax,) = svg.blank_figure(300)
+    figure, (ax,) = pictures.blank_figure(300)
     for (name, points), color in zip(chart["lines"].items(), _colors(len(chart["lines"])), strict=True):
         ax.plot(*zip(*points, strict=True), color=color, lw=1.6, marker="o", label=name)
     ax.set_ylim(0)
     ax.set_xlabel(chart["across"])
     ax.set_ylabel(chart["unit"])
-    ax.xaxis.set_major_formatter(FuncFormatter(svg.compact))
+    ax.xaxis.set_major_formatter(FuncFormatter(pictures.compact))
     ax.legend()
     return figure
 

@@ -34,7 +34,7 @@ def test_what_is_signed_is_read_back_by_its_key_alone(kind: signing.Kind) -> Non
 def test_what_is_signed_and_is_no_statement_is_refused(payload: bytes) -> None:
     signer = Signer.new("ed25519")
     bundle = signing._bundle(payload, signing._signed(signer._key, signing._encoding(payload)), signer.public)
-    with pytest.raises(SignatureError, match="what its signature signs is not a statement"):
+    with pytest.raises(SignatureError, match="its signature covers no statement"):
         signer.public.open(bundle)
 
 

@@ -6,6 +6,7 @@ python -m tools.cli_reference docs/reference/cli.md
 from __future__ import annotations
 
 import argparse
+import re
 from collections import Counter
 from collections.abc import Iterator
 from enum import Enum
@@ -17,11 +18,13 @@ from typer.models import DefaultPlaceholder
 
 from baton.cli.app import app
 from baton.cli.options import MOVED
+from baton.store.clouds import SCHEMES
 
 PAGE = "docs/reference/cli.md"
 SHARED = 4  # options of at least so many commands are in one table
+ADDRESSES = ", ".join(f"`{scheme}://`" for scheme in ("https", *SCHEMES, "hf"))
 
-INTRODUCTION = """\
+INTRODUCTION = f"""\
 # Commands
 
 <!-- Written by `make docs` from baton/cli/; edit that folder instead. -->
@@ -30,7 +33,7 @@ INTRODUCTION = """\
 
 - `RUN`: a name, a path or a URI, `STORE/runs/NAME`. `RUN@STEP`: one of its checkpoints. A bare name means a run begun
   from this machine, or one in `baton-store`; `--store` names another store.
-- `RECIPE`: a YAML file, its address (`https://`, `s3://`, `gs://`, `az://`, `hf://`), `-` for standard input, or a
+- `RECIPE`: a YAML file, its address ({ADDRESSES}), `-` for standard input, or a
   bundled recipe's name. Relative paths start at the recipe's folder. Recipes from an address or a pipe run code only
   with [`--trust`](../trust/security.md#recipes-from-elsewhere).
 - `--json`: one JSON object on standard output, and nothing else there. Progress and messages go to standard error.
@@ -119,7 +122,7 @@ def _row(parameter: Any) -> str:
         if parameter.show_default and not parameter.is_flag and parameter.default not in (None, (), [], ""):
             meaning += f" Default: `{getattr(parameter.default, 'value', parameter.default)}`."
     else:
-        name = name.strip("[]")
+        name = re.sub(r"^\[(.*)\]$", r"\1", name)
     return f"| `{name}` | {meaning} |"
 
 
@@ -133,7 +136,8 @@ def _value(parameter: Any) -> str:
 
 
 def _argument(parameter: Any) -> str:
-    name = _value(parameter).strip("[]").removesuffix("...") + ("…" if parameter.nargs == -1 else "")
+    name = re.sub(r"^\[(.*)\]$", r"\1", _value(parameter)).removesuffix("...").removesuffix("…")
+    name += "…" if parameter.nargs == -1 else ""
     return name if parameter.required else f"[{name}]"
 
 

@@ -33,7 +33,7 @@ INTRODUCTION = f"""\
 
 {WRITTEN}
 
-One YAML file describes a run: model, data, method and number of chunks. `baton validate RECIPE` checks it without
+One YAML file describes a run: model, data, method and number of chunks. `baton check RECIPE` checks it without
 training.
 
 - Unknown keys are errors; the message names the nearest known key.
@@ -41,7 +41,7 @@ training.
 - `--set training.learning_rate=1e-4` changes a value from the command line. Values are YAML; repeat the option freely.
 - Relative paths in `data.source` and `model.base` start at the recipe's folder, then at the working folder.
 - Editors complete keys and check values when a recipe begins with `# yaml-language-server: $schema=` and the path of
-  [recipe.schema.json](../../recipe.schema.json); `baton schema` prints it.
+  [recipe.schema.json](../../recipe.schema.json); `baton recipe schema` prints it.
 """
 
 
@@ -63,7 +63,7 @@ def pages() -> dict[str, str]:
 
 
 def json_schema() -> str:
-    """Returns the recipe's JSON Schema, as `baton schema` prints it."""
+    """Returns the recipe's JSON Schema, as `baton recipe schema` prints it."""
     return json.dumps(Recipe.model_json_schema(), indent=2) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""Proof of checkpoints: the checkpoint stage, which runs beside the next chunk, and verification of a signed run.
+"""Proof of checkpoints: the checkpoint stage, which runs during the next chunk, and verification of a signed run.
 
 The stage reads a chunk's checkpoint back, applies retention, and writes the resume proof. `Verification` works offline,
 with only the public key, and finds every change: each manifest must be signed byte for byte, name exactly the files
@@ -89,7 +89,7 @@ def prove(
             "removed": retention.summary(removed),
         }
     )
-    # Last: once the proof is written, nobody reads these bytes again to trust them, and retention may take them. A
+    # Last: once the proof is written, these bytes need no second reading, and retention may take them. A
     # crash before this line repeats the stage.
     store.run.write(part, index)
     events.emit(events.Verified(step=checkpoint.step, bytes=checkpoint.bytes, digest=checkpoint.digest))
@@ -129,7 +129,7 @@ def promote(run: Run, index: int) -> ProofPart | None:
     """Verifies a chunk's checkpoint, which is before the target after a preemption, and returns its part of the proof.
 
     None for a chunk preempted before its first checkpoint, and for one before the step at which a fork began.
-    `DamagedError` if the store does not hold what was committed.
+    `DamagedError` if the store does not hold the commit.
     """
     started = time.time()
     plan, recipe = run.plan(), run.recipe()
@@ -365,7 +365,7 @@ class Verification:
             return
         is_going = any(mark.startswith(REMOVED) for mark in before.marks)
         if before.manifests and parent.manifest not in map(manifest_digest, before.manifests):
-            yield f"continues another checkpoint of step {parent.step} than the one that is here"
+            yield f"continues another checkpoint of step {parent.step} than this store's"
         elif before.attempts and not before.generations and not is_going:
             yield f"continues step {parent.step}, whose files are here and whose manifest is gone"
 
@@ -406,7 +406,7 @@ class Verification:
         except BatonError:
             return
         if (parent := newest.meta.parent) and parent.step not in self._steps and not newest.meta.forked_from:
-            yield f"step {parent.step}, which step {head} continues, is not here: retention takes what is not kept"
+            yield f"step {parent.step}, which step {head} continues, is not here: retention may have removed it"
 
     def _unexpected(
         self, rows: dict[int, StepReport], head: int, step: int | None, digest: str | None

@@ -15,7 +15,7 @@ from baton.store.cache import NodeCache
 
 logger = logging.getLogger("baton")
 
-TRIES = 5  # searches for the newest checkpoint, repeated while retention removes what was listed
+TRIES = 5  # searches for the newest checkpoint, repeated while retention removes listed ones
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def committed_at_target(store: CheckpointStore, target: int) -> Checkpoint | Non
 
 
 def usable_at_target(store: CheckpointStore, target: int) -> Checkpoint | None:
-    """Returns what `committed_at_target` does, passing over damaged ones and marking them to be made anew."""
+    """Returns what `committed_at_target` does, passing over damaged ones and marking them to be rebuilt."""
     for checkpoint in store.committed():
         if not _is_final(checkpoint, target):
             return None
@@ -62,7 +62,7 @@ def usable_at_target(store: CheckpointStore, target: int) -> Checkpoint | None:
 
 
 def require_usable(store: CheckpointStore, checkpoint: Checkpoint) -> None:
-    """Checks a checkpoint that will not be loaded; `RewritableDamageError` if it is not what was committed."""
+    """Checks a checkpoint that will not be loaded; `RewritableDamageError` if it differs from its commit."""
     problems = bundle.torn_files(store.storage, store.prefix(checkpoint.step), checkpoint.manifest)
     # One listing if the checkpoint stage has read the bytes back: a complete run is checked in seconds.
     if not problems and not is_proven(store, checkpoint):
@@ -114,7 +114,7 @@ class Restorer:
         for _ in range(TRIES):
             restored = self._fetch_newest(to_score=to_score)
             # A process that was thought gone may have committed newer ones since the listing, and its retention taken
-            # the listed ones: without another look the run would begin anew.
+            # the listed ones: without another look the run would start over.
             if not self._is_newer_there(restored.step if restored else 0, to_score=to_score):
                 break
         return restored

@@ -1,8 +1,8 @@
-"""Retention: selects the checkpoints to keep, and removes the others safely beside readers and writers.
+"""Retention: selects the checkpoints to keep, and removes the others, safe with readers and writers.
 
 A removal marks an attempt (`removed-<attempt>`), then takes its manifest, its files, and last the mark. A reader in
 between finds no checkpoint rather than a torn one. The next removal finishes one that crashed. A writer that was
-thought gone and commits late points its manifest at a marked attempt, which nobody reads.
+thought gone and commits late points its manifest at a marked attempt, which is never read.
 
 Only checkpoints older than the newest whole one are removed, and that one is checked again before each removal: since
 the listing it may have been found damaged, or trained again under the same name.
@@ -100,7 +100,7 @@ def _removals(store: CheckpointStore, keep: Keep, targets: Sequence[int], in_use
 def prune(store: CheckpointStore, keep: Keep, *, targets: Sequence[int] = (), in_use: int = 0) -> list[Removal]:
     """Removes what `removals` lists and returns it, or removes nothing without the right to."""
     taken, listed = [], removals(store, keep, targets=targets, in_use=in_use)
-    # Checked before the first mark: a checkpoint that is marked but cannot be removed would be read by nobody.
+    # Checked before the first mark: a checkpoint that is marked but cannot be removed would never be read.
     for removal in listed if listed and not store.storage.cannot_remove else ():
         events.emit(events.Phase(phase="prune", step=removal.step))
         if _beside_others(partial(_take, store, removal)):
@@ -139,7 +139,7 @@ def _take(store: CheckpointStore, removal: Removal) -> bool:
     for path in sorted(removal.manifests, reverse=True):
         if not storage.remove(path, partial(_is_still_so, store, removal)):
             return False
-    # A crash here leaves files without a manifest under a marked attempt: `_strays` lists them next time.
+    # Files of a crash here have no manifest, under a marked attempt: `_strays` lists them next time.
     storage.runtime.each(storage.remove, removal.files)
     # Last: while files are left, the mark forbids to read them and allows to remove them.
     for mark in marks if removal.forget else ():

@@ -3,7 +3,7 @@
     pytorch_model_fsdp_0/{.metadata, __0_0.distcp, …}    weights: an index, and a file for each process
     optimizer_0/{.metadata, __0_0.distcp, …}             the optimizer's state, in the same way
 
-`.metadata` and every value beside the tensors are pickles, which torch loads unchecked. Here only classes of numbers
+`.metadata` and every value except tensors are pickles, which torch loads unchecked. Here only classes of numbers
 and names are loaded; any other class counts as damage.
 """
 
@@ -35,7 +35,7 @@ _OF_METADATA = (
     *("Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata", "TensorProperties"),
     *("MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING"),
 )
-# Classes that a `.metadata` may name, besides torch's dtypes. Constructing one has no effect.
+# Classes that a `.metadata` may name, in addition to torch's dtypes. Constructing one has no effect.
 _SAFE = {
     *(("torch.distributed.checkpoint.metadata", name) for name in _OF_METADATA),
     ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
@@ -138,7 +138,7 @@ def _require_here(folder: str, info: Any) -> None:
     """Raises `ValueError` if a piece is in no file of the folder, or was encoded by an unknown extension."""
     name, end = info.relative_path, info.offset + info.length
     if name != os.path.basename(name) or not name or name in (".", ".."):
-        raise ValueError(f"{name!r} is no file beside it")
+        raise ValueError(f"{name!r} is no file of its folder")
     if info.offset < 0 or info.length < 0 or end > os.path.getsize(os.path.join(folder, name)):
         raise ValueError(f"{name} has no byte {end}")
     if getattr(info, "transform_descriptors", None):

@@ -1,7 +1,7 @@
 """Signatures of checkpoints: their statement, and the check that the right key signed it.
 
 The signature is part of the manifest's own object, as `meta.signature`: with two objects, a crash between them would
-leave a checkpoint that nobody may restore. It is a sigstore bundle. model-signing compares `predicate.resources` with a
+make a checkpoint that cannot be restored. It is a sigstore bundle. model-signing compares `predicate.resources` with a
 folder's files; Baton also compares `predicate.baton`, which has the digest of the whole manifest.
 """
 
@@ -106,9 +106,9 @@ def require_signed(manifest: Manifest, public: PublicKey, where: str) -> None:
     if problem := signature_problem(manifest, public):
         raise SignatureError(
             f"{where} is refused: {problem}",
-            remedy="Whoever wrote it may write to the store and has not the key: find out who. To go on from the one "
-            "before, remove its manifests by hand. If it is from before the run was signed, fork it under another "
-            "name, or leave chunks.signing out.",
+            remedy="Its writer can write to the store without the key: find out who. To resume from the previous one, "
+            "remove its manifests by hand. If it is from before the run was signed, fork it under another "
+            "name, or remove chunks.signing.",
         )
 
 
@@ -123,7 +123,7 @@ def signature_problem(manifest: Manifest, public: PublicKey) -> str | None:
         return error.message
     except (ValueError, TypeError):  # a file's digest is not hexadecimal
         is_same = False
-    return None if is_same else "it is not what was signed."
+    return None if is_same else "it differs from the signed state."
 
 
 def statement(manifest: Manifest) -> dict[str, Any]:

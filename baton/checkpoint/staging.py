@@ -26,7 +26,7 @@ logger = logging.getLogger("baton")
 
 MEMORY = "/dev/shm"
 MARGIN = 1.1  # required room, as a multiple of the expected bytes
-LEFT_FREE = 512 * 1024**2  # bytes of memory that staging leaves free
+LEFT_FREE = 512 * 1024**2  # bytes of memory that staging keeps free
 LEAST_HELD = 2**20  # smallest file in bytes to be held in memory
 NAME_LENGTH = 60  # characters of a file's name in `memfd_create`, which takes 249 bytes
 

@@ -187,7 +187,7 @@ class CheckpointStore:
             if checkpoint and number < step:
                 found.append((self.prefix(number), checkpoint.manifest))
             # Damage found here may also be in older ones, as files are copied from step to step. That holds for this
-            # very step, too: it is made anew.
+            # very step, too: it is rebuilt.
             if len(found) == MAX_COPY_DEPTH or any(name.startswith(DAMAGED) for name in names):
                 break
         return CopySources(found)
@@ -196,10 +196,10 @@ class CheckpointStore:
         # Run and step override those in `meta`: by them `_checked` detects a folder copied from elsewhere.
         stated: dict[str, Any] = {**meta.to_json(), "run": self.run.name, "step": step}
         if self.signed_by:
-            # Anew: a fork's first checkpoint comes with its parent's sources and signature.
+            # Again: a fork's first checkpoint comes with its parent's sources and signature.
             stated = {**stated, "sources": sources_of(self.run).to_json()}
             stated.pop(SIGNATURE, None)
-            # Inside the manifest, the last object written: no crash leaves a committed checkpoint unsigned.
+            # Inside the manifest, the last object written: no crash can make a committed checkpoint unsigned.
             stated[SIGNATURE] = sign(writer.manifest(stated), self.signed_by)
         manifest, ours = writer.commit(stated)
         return self._checked(step, manifest), ours
@@ -212,9 +212,9 @@ class CheckpointStore:
     def fetch(
         self, checkpoint: Checkpoint, local_dir: str, cache: NodeCache | None = None, names: Iterable[str] | None = None
     ) -> str:
-        """Downloads a checkpoint, every byte checked; `SignatureError` if it has a file beside the signed ones."""
+        """Downloads a checkpoint, every byte checked; `SignatureError` if it has an unsigned file."""
         prefix, manifest = self.prefix(checkpoint.step), checkpoint.manifest
-        # A file beside the signed ones is not downloaded here, but read by whoever reads the folder itself.
+        # An unsigned file is not downloaded here, but read by whoever reads the folder itself.
         if self.signed_by and (unlisted := self.storage.find(manifest.path(prefix)).keys() - manifest.files.keys()):
             raise SignatureError(
                 f"{self.uri(checkpoint)} is refused: {', '.join(sorted(unlisted))} was not signed.",
@@ -265,7 +265,7 @@ class CheckpointStore:
         if stated != ("checkpoint", self.run.name, step):
             # A signed manifest in the wrong place was put there on purpose.
             kind = SignatureError if self.signed_by else DamagedError
-            raise kind(f"{where}: its manifest says {stated}, not this run's.")
+            raise kind(f"{where}: its manifest names {stated}, not this run's.")
         return self.as_checkpoint(step, manifest)
 
     def as_checkpoint(self, step: int, manifest: Manifest) -> Checkpoint:
@@ -273,7 +273,7 @@ class CheckpointStore:
         if not manifest.files:
             raise DamagedError(f"{self.storage.uri(self.prefix(step))}: its manifest names no files.")
         meta = CheckpointMeta.read(manifest.meta, self.storage.uri(self.prefix(step)))
-        # An error for every reader: passed over as damaged, it would be written anew, and retention would take others.
+        # An error for every reader: passed over as damaged, it would be written again, and retention would take others.
         meta.made.require_known(f"the checkpoint of step {step} of run {self.run.name!r}")
         return Checkpoint(step, manifest, meta)
 
@@ -298,12 +298,12 @@ def merge_model(store: CheckpointStore, checkpoint: Checkpoint, folder: str, sha
         raise UserError(f"{folder!r} exists and is no empty folder.", remedy="Name another one with --output.")
     target = os.path.abspath(folder)
     os.makedirs(os.path.dirname(target), exist_ok=True)
-    # Beside the target, and moved there whole: a crash leaves no half-written model under its name.
+    # Next to the target, and moved there whole: never half a model under its name.
     with tempfile.TemporaryDirectory(prefix=".baton-merge-", dir=os.path.dirname(target)) as scratch:
         names = [name for name in checkpoint.manifest.files if not TRAINING_FILES.match(name)]
         local = store.fetch(checkpoint, os.path.join(scratch, "checkpoint"), names=names)
         if not any(os.path.isfile(os.path.join(local, name)) for name in ("config.json", sharded.ADAPTER)):
-            raise DamagedError(f"{summary['uri']} has no config.json, without which nobody can load its weights.")
+            raise DamagedError(f"{summary['uri']} has no config.json, which its weights need to load.")
         merged = os.path.join(scratch, "merged")
         files = sharded.merge(local, merged, shard_size=shard_size)
         size = sum(os.path.getsize(os.path.join(merged, name)) for name in files)

@@ -97,7 +97,7 @@ def _encoded(value: Any, tensors: dict[str, Tensor]) -> Any:
 def _decoded(value: Any, tensors: dict[str, Any]) -> Any:
     if not isinstance(value, dict):
         if isinstance(value, list):
-            raise ValueError("a list stands where a value is expected")
+            raise ValueError("a list where a value is expected")
         return value
     ((kind, content),) = value.items()
     if kind == "tensor":

@@ -15,6 +15,7 @@ from baton.local import begun, results
 from baton.runs.documents import AttachedRun, RunInfo
 from baton.runs.outcomes import ExportedModel, RunFailure
 from baton.runs.run import Run
+from baton.store.clouds import ANY_BUCKET
 from baton.store.storage import Storage
 
 HELP = "Name, path or URI of a run"
@@ -24,7 +25,7 @@ StepArgument = Annotated[
 ]
 StoreOption = Annotated[
     str | None,
-    typer.Option("--store", help="Folder or bucket (s3://, gs://, az://) to look up names in.", show_default=False),
+    typer.Option("--store", help=f"Folder or bucket ({ANY_BUCKET}) to look up names in.", show_default=False),
 ]
 
 

@@ -115,4 +115,5 @@ def _print_samples(evaluation: dict[str, Any]) -> None:
         for when in ("before", "after"):
             text = json_text.dumps(str(sample[when]).strip(), ensure_ascii=False)[1:-1].replace('\\"', '"')
             out.print(f"  {when:7} {escape(text[:90])}", soft_wrap=True, highlight=False)
-    out.print(f"\n{evaluation['summary']}", soft_wrap=True)
+    low, high = evaluation["intervals"]["after"]["exact_match"]
+    out.print(f"\n{evaluation['summary']} (95% interval {low:.2g} to {high:.2g})", soft_wrap=True)

@@ -24,6 +24,7 @@ from baton.compiler.pipeline_file import Pipeline
 from baton.errors import BatonError, UserError, no_room
 from baton.recipe.run import Store as StoreSection
 from baton.source import origin
+from baton.store.clouds import ANY_BUCKET
 from baton.terminal import Terminal, visible
 
 REJECTED = 3  # exit code of a run that the recipe's gate rejects
@@ -50,7 +51,7 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="PATH=VALUE", help="Change a value, e.g. training.learning_rate=1e-4. Repeatable."),
 ]
-Store = Annotated[str | None, typer.Option(help="Store instead of the recipe's: folder, s3://, gs:// or az:// bucket.")]
+Store = Annotated[str | None, typer.Option(help=f"Store instead of the recipe's: folder, {ANY_BUCKET} bucket.")]
 RunName = Annotated[str | None, typer.Option("--run", help="Name of the run; an existing one resumes.")]
 Endpoint = Annotated[
     str | None,

@@ -19,6 +19,7 @@ from baton.compiler import pipeline_file
 from baton.errors import BatonError, UserError, suggest_path
 from baton.importers import draft as drafts
 from baton.local import preview
+from baton.recipe.methods import TAUGHT
 from baton.recipe.recipe import Recipe
 from baton.recipe.training import Guard
 from baton.runs.documents import Survey
@@ -64,7 +65,7 @@ def init(
     ] = None,
     output: Target = None,
     full: Annotated[bool, typer.Option("--full", help="Train all weights instead of a LoRA adapter.")] = False,
-    teacher: Annotated[str | None, typer.Option(help="With distillation: the model to learn from.")] = None,
+    teacher: Annotated[str | None, typer.Option(help=f"With {' and '.join(TAUGHT)}: the model to learn from.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
     json: options.Json = False,
 ) -> None:
@@ -168,15 +169,15 @@ def _asked(asks: bool, option: str, question: str, default: str | None) -> str:
 
 
 def _check(model: str, method: str, teacher: str | None) -> None:
-    if (method == "distillation") != bool(teacher):
+    if (method in TAUGHT) != bool(teacher):
         if teacher:
-            raise UserError(f"--teacher is for distillation, not for {method}.", remedy="Leave it out.")
-        raise UserError("distillation learns from a teacher.", remedy="Name it: --teacher Qwen/Qwen3-8B.")
+            raise UserError(f"--teacher is for {' and '.join(TAUGHT)}, not for {method}.", remedy="Leave it out.")
+        raise UserError(f"{method} learns from a teacher.", remedy="Name it: --teacher Qwen/Qwen3-8B.")
     is_path = model.startswith((".", "/", "~")) or (model.count("/") > 1 and "://" not in model)
     if is_path and not os.path.exists(model):
         near = suggest_path(model, [os.getcwd()])
         raise UserError(f"--model {model!r} does not exist.", remedy=f"Did you mean {near!r}?" if near else None)
-    if method == "distillation" and model == starter.SCRATCH:
+    if teacher and model == starter.SCRATCH:
         remedy = "Give --model a base of the teacher's family."
         raise UserError("a model from scratch has other tokens than a teacher.", remedy=remedy)
 

@@ -19,6 +19,7 @@ from baton.runs.outcomes import SweepHead, TrialEntry, TrialInfo, TrialRequest, 
 from baton.runs.run import Sweep, check_name
 from baton.runtime import SYSTEM
 from baton.source import prepare
+from baton.store.clouds import ANY_BUCKET
 from baton.store.storage import Storage
 from baton.sweep import view as sweep_view
 from baton.sweep.search import check_trials, describe_values
@@ -111,9 +112,7 @@ Given = Annotated[
 ]
 Trial = Annotated[str, typer.Argument(metavar="TRIAL", help="Id of a trial, such as t003.", show_default=False)]
 Why = Annotated[str, typer.Option(help="Reason, kept with the sweep.")]
-WhereOption = Annotated[
-    str, typer.Option("--store", help="Folder or bucket (s3://, gs://, az://) to look up names in.")
-]
+WhereOption = Annotated[str, typer.Option("--store", help=f"Folder or bucket ({ANY_BUCKET}) to look up names in.")]
 IN_WORDS: dict[TrialState, str] = {"stop": "stops", "go": "resumes"}
 
 

@@ -27,6 +27,7 @@ from baton.recipe.cluster import Resources
 from baton.recipe.recipe import Recipe
 from baton.runs import ref
 from baton.source import credentials
+from baton.store.clouds import ANY_BUCKET, ANY_SOURCE
 from baton.sweep.search import brackets
 
 if TYPE_CHECKING:
@@ -263,15 +264,13 @@ def cluster_warnings(recipe: Recipe) -> list[str]:
     """Returns warnings about settings that do not work in pods."""
     lines = []
     if "://" not in recipe.store.uri:
-        lines.append(f"store {recipe.store.uri!r} is a folder, which pods do not share; use s3://, gs:// or az://")
+        lines.append(f"store {recipe.store.uri!r} is a folder, which pods do not share; use {ANY_BUCKET}")
     if recipe.resources.image == Resources.model_fields["image"].default:
         lines.append(f"image {recipe.resources.image!r} is a placeholder; push one with make images and give --image")
     lines += credentials.not_named(recipe)
     for source in [source.uri for part in recipe.phase_recipes() or [recipe] for source in part.data.sources]:
         if "://" not in source and not source.startswith("builtin:"):
-            lines.append(
-                f"data.source {source!r} is a local path, which pods do not see; use s3://, gs://, az:// or hf://"
-            )
+            lines.append(f"data.source {source!r} is a local path, which pods do not see; use {ANY_SOURCE}")
     if recipe.hooks.source and "://" not in recipe.hooks.source:
         lines.append(
             f"hooks.source {recipe.hooks.source!r} is a local path, which pods do not see; put it into a bucket"

@@ -30,7 +30,7 @@ SIDE_NAMES = {
     **dict.fromkeys(("eval", "evaluation", "validation", "valid", "val", "dev"), "eval"),
     **dict.fromkeys(("test", "testing"), "test"),
 }
-"""What sources call a side → the side."""
+"""Name of a side in sources → the side."""
 
 Cut = tuple[int, int]  # positions below which rows are held out for evaluation, and from which on for the test
 
@@ -61,7 +61,7 @@ class SplitAssigner:
     share moves no row of the other. The position is that of its content, or with `group_by` of its group. Rows of one
     group, and rows with the same content, stay together, so counts are met to within one group.
 
-    Shares alone need nothing else. Where rows are counted or stratified, the first rows under the recipe's name set the
+    Shares alone need nothing else. For counts and strata, the first rows under the recipe's name set the
     cuts, which are pinned by put-if-absent: no row moves as the data grows. A count is met exactly where there are no
     strata; each stratum has its share to within one row (drawn by its name, so that the whole has its share, too). Of
     later rows, and beyond `MAX_POSITIONS`, each side gets its share in expectation.
@@ -114,7 +114,7 @@ class SplitAssigner:
                 if sum(shares.values()) >= 1:
                     held_out = " and ".join(f"data.split.{side} {size:g}" for side, size in self._sizes.items() if size)
                     raise UserError(
-                        f"{held_out} of {count} rows leaves no rows to train on.",
+                        f"{held_out} of {count} rows: none remain to train on.",
                         remedy="Hold out fewer, or give more rows.",
                     )
                 cuts = {stratum: self._cut(stratum, positions, shares) for stratum, positions in missing.items()}
@@ -193,7 +193,7 @@ def smallest_draws(rows: Spool, seed: int, count: int) -> Iterator[Record]:
     if not smallest:
         return
     last = smallest[-1]
-    level = smallest.count(last)  # rows with the same content, some of which may be left out
+    level = smallest.count(last)  # rows with the same content, which may be omitted in part
     for record in rows:
         number = drawn(record)
         if number == last:

@@ -224,7 +224,7 @@ class RenderedSkeleton:
             return at + len(before) - since
         begins = max(template.common(before, template.render(talk.upto(number)) or ""), since)
         if whole.startswith(before[since:begins], at):
-            # The prompt's text beside its header, such as `<think>`, may be missing before the answer.
+            # The prompt's text other than its header, such as `<think>`, may be missing before the answer.
             shared = template.common(before[since:], whole[at:])
             if template.is_distinct_prefix(before[begins : since + shared]):
                 self._unwritten[number] = before[since + shared :]
@@ -246,7 +246,7 @@ class RenderedSkeleton:
         own = self._own(number)
         message = self._skeleton.conversation.messages[number]
         if not own and message["content"].strip():
-            return f"the chat template leaves message {number + 1} out"
+            return f"the chat template omits message {number + 1}"
         if message["role"] == "assistant":
             start = self.start(number)
         else:
@@ -328,7 +328,7 @@ class RenderedSkeleton:
 
     def _end_if_filled(self, number: int, start: int) -> tuple[int, bool] | None:
         """Returns the end of a turn without text, or with none always written: where it would be with one."""
-        # Such a turn has no slot to look from. With a filler it has one, and what follows is as far from the end of
+        # Such a turn has no slot to look from. With a filler it has one, and the rest is as far from the end of
         # that rendering as it is from the end of this one.
         filler = f"{self._skeleton.stem}{len(self._skeleton.slots):05d}"
         slots = [*self._skeleton.slots, TextSlot(number, filler)]
@@ -388,7 +388,7 @@ MOST_SKELETONS = 2000  # skeletons kept
 
 
 class AssistantSpans:
-    """Finds turns in one template's renderings; skeletons are looked at once."""
+    """Finds turns in one template's renderings; skeletons are inspected once."""
 
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
@@ -538,7 +538,7 @@ UNENDED = "answers that the chat template ends with no token"
 
 
 class ChatEncoder:
-    """Conversations to tokens, `data.train_on` of which count in the loss; `told` counts losses worth telling."""
+    """Conversations to tokens, with `data.train_on` in the loss; `told` counts losses worth telling."""
 
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, train_on: str | None, number: int = FORMATS["tokens"].number
@@ -560,7 +560,7 @@ class ChatEncoder:
         """Returns each prompt with the answer in column `name`, or an error.
 
         The answer starts where the tokens of the prompt, as the model would continue it, and of both diverge, so that a
-        merge across the boundary counts as answer. Where the template writes that prompt otherwise once it is answered,
+        merge across the boundary counts as answer. If the template writes that prompt differently once it is answered,
         it starts with the answer's first turn. Without `with_prompt_length` the prompt's length is 0.
         """
         wholes = prompts = self._template.render_each([conversation_of(row, name) for row in rows])
@@ -622,7 +622,7 @@ class ChatEncoder:
             self.told[UNENDED] += unended
         spans = [span for turn in turns for span in turn.spans]
         if not spans:
-            raise RowError("the chat template leaves out what counts of it")
+            raise RowError("the chat template omits the part that counts")
         return spans
 
     def _wanted(self, row: Row, flags: dict[int, bool]) -> list[int] | None:
@@ -694,7 +694,7 @@ class BatchEncoder:
     Columns by the method's `rows`: `input_ids` and `labels` for `sequences`; `prompt_ids`, `chosen_ids` and
     `rejected_ids` for `pairs`; `chosen_ids` and `rejected_ids`, prompt included, for `scored`; `prompt_ids`,
     `completion_ids` and `label` for `rated`, two rows of each pair; and for `prompts` the `prompt` with the columns
-    that reward functions look at, and its `length` in tokens.
+    that reward functions take, and its `length` in tokens.
     """
 
     def __init__(
@@ -714,7 +714,7 @@ class BatchEncoder:
 
     @property
     def told(self) -> dict[str, int]:
-        """Parts of rows that the chat template leaves out, and answers that it does not end → how often."""
+        """Parts of rows that the chat template omits, and answers that it does not end → how often."""
         return dict(+self._talk.told)
 
     def __call__(self, rows: list[Row]) -> list[Made]:

@@ -142,10 +142,10 @@ def judge_truncation(recipe: Recipe, lengths: dict[str, Any]) -> None:
 class TemplateErrors:
     """Counts rows that the template cannot render, or not so that the part in the loss is known."""
 
-    of: int = 0  # rows of the split looked at; a pair that becomes two rows for `kto` is one
+    of: int = 0  # rows of the split read; a pair that becomes two rows for `kto` is one
     rows: int = 0
     first: str = ""  # file, line and reason
-    told: Counter[str] = field(default_factory=Counter)  # parts of the other rows that the template leaves out
+    told: Counter[str] = field(default_factory=Counter)  # parts of the other rows that the template omits
 
     def add(self, file: str, line: int, reason: str) -> None:
         self.rows += 1
@@ -165,10 +165,10 @@ class TemplateErrors:
         limit, rows = recipe.data.max_rejected, self.of
         if self.rows > limit * rows:
             raise UserError(
-                f"{self.rows:,} of {rows:,} conversations cannot be written by the chat template so that what counts "
-                f"in the loss is known ({self.rows / rows:.1%}; data.max_rejected is {limit:.1%}). The first is in "
+                f"{self.rows:,} of {rows:,} conversations cannot be rendered by the chat template with the tokens in "
+                f"the loss known ({self.rows / rows:.1%}; data.max_rejected is {limit:.1%}). The first is in "
                 f"{self.first}.",
-                remedy="Mend the data (data.quality.turns: fix drops conversations whose turns do not fit), set "
+                remedy="Fix the data (data.quality.turns: fix drops conversations whose turns do not fit), set "
                 "model.chat_template or data.train_on, or raise data.max_rejected.",
             )
 
@@ -181,5 +181,5 @@ class TemplateErrors:
 def left_out_in_words(told: dict[str, int]) -> str:
     by_itself = [what for what in told if what == UNENDED or what.startswith("columns ")]
     left = [f"{count:,} {what}" for what, count in told.items() if what not in by_itself]
-    words = [f"{' and '.join(left)} that the chat template leaves out"] if left else []
+    words = [f"{' and '.join(left)} that the chat template omits"] if left else []
     return "; ".join([*words, *(f"{told[what]:,} {what}" for what in by_itself)])

@@ -165,7 +165,7 @@ def _open(source: DataSource, recipe: Recipe) -> OpenSource:
     layout = schema.infer_mapping(source, recipe, present)
     if (rule := _split_column(recipe)) and present and not source.side and rule[1] not in present:
         raise schema.missing_column(f"data.split.{rule[0]}", rule[1], source.uri, present)
-    # The rows looked at come again: the source is read once.
+    # The sampled rows come again: the source is read once.
     became = _became(layout, recipe, looked_at)
     unused = _unused(became, layout, recipe, looked_at)
     return OpenSource(source=source, layout=layout, rows=chain(again, rows), files=files, became=became, unused=unused)
@@ -254,7 +254,7 @@ def check_rejected(recipe: Recipe, run: Run, intake: Ingest, refused: RejectedRo
         raise UserError(
             f"{refused.count} of {total} rows are unusable, above data.max_rejected "
             f"{recipe.data.max_rejected:g}; {example if intake.used else _most_frequent(refused)}. {place}",
-            remedy="Mend the data or raise data.max_rejected." if intake.used else NONE_USABLE,
+            remedy="Fix the data or raise data.max_rejected." if intake.used else NONE_USABLE,
         )
     if (last := refused.broken_off) and recipe.data.max_rejected < 1:
         raise UserError(

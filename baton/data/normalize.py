@@ -127,7 +127,7 @@ def is_encodable(text: str) -> bool:
 def parse_message(raw: Any, *, has_tools: bool = False) -> Message:
     """Returns a message of role and content, or of ShareGPT's from and value, without unknown keys.
 
-    Where the row declares tools, a `function_call` turn must be a call; else it stays text where it is no JSON of one.
+    If the row declares tools, a `function_call` turn must be a call; else it stays text where it is no JSON of one.
 
     Raises:
         RowError: it is no message; the reason follows the words "message 1".
@@ -348,7 +348,7 @@ def preference_messages(row: dict[str, object], *, has_tools: bool = False) -> d
     shared = chosen[:same]
     head = _messages(row["prompt"], "prompt", has_tools) if "prompt" in row else shared
     if len(head) == 1 and not _begins(shared, head) and any(_begins([turn], head) for turn in shared):
-        head = shared  # one turn of what both begin with, beside the whole
+        head = shared  # one turn of what both begin with, with the whole
     if not head:
         raise RowError("chosen and rejected share no first message, and there is no prompt")
     answers = {side: messages[len(head) :] if _begins(messages, head) else messages for side, messages in sides.items()}
@@ -473,7 +473,7 @@ def pair_of_ranked(row: dict[str, object], names: list[str] | None = None) -> di
     numbers = _goodness(row, names or [str(at) for at in range(len(responses))])
     if numbers is None:
         if names:
-            raise RowError("nothing says which of the responses is better (scores, ranks, preferred or margin)")
+            raise RowError("no column ranks the responses (scores, ranks, preferred or margin)")
         best, lower = 0, [at for at in range(1, len(responses)) if responses[at] != responses[0]]
     else:
         best = max(range(len(numbers)), key=lambda at: numbers[at])  # the first of equal ones
@@ -544,7 +544,7 @@ def _preferred(value: object, names: list[str]) -> list[float]:
         raise RowError("no response is better than another")
     lowered = [name.lower() for name in names]
     shared = shared_length(min(lowered), max(lowered))
-    # `B`, `model_b` and `assistant 2` name the one that ends so; a word that merely has that last letter does not.
+    # `B`, `model_b` and `assistant 2` name the answer that ends so; a word that merely has that last letter does not.
     named = [
         word in (name, name[shared:]) or re.search(rf"[^a-z0-9]{re.escape(name[shared:])}$", word) is not None
         for name in lowered
@@ -568,7 +568,7 @@ def _numbers(values: object, count: int, name: str) -> list[float]:
 
 TURNS = ("messages", "prompt", "completion", "chosen", "rejected")  # columns of messages in a conversation
 SAID = ("completion", "output", "chosen", "rejected")  # columns by the assistant in a row of texts
-MEDIA = ("images", "image", "videos", "video", "audios", "audio")  # columns beside messages that are no text
+MEDIA = ("images", "image", "videos", "video", "audios", "audio")  # columns of messages that are no text
 
 TRUE, FALSE = ("true", "yes", "good", "1", "1.0"), ("false", "no", "bad", "0", "0.0")
 

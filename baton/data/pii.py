@@ -26,7 +26,7 @@ LEFT_OUT = ("IPPublicDetector", "KeywordDetector", "PrivateKeyDetector", "BasicA
 
 LEAST_KEY = 20  # characters of the shortest key that a service gives out
 LONGEST_KEY = 4000  # characters; longer ones are an image or a file in base 64
-AROUND = 100  # characters before and after a candidate that a rule may look at
+AROUND = 100  # characters before and after a candidate that a rule may read
 LEAST_PASSWORD = 8
 LEAST_ENTROPY = 3.0
 """Bits per character, by the frequencies of a match's own characters; 20 random hexadecimal digits have about 3.4."""
@@ -53,7 +53,7 @@ _UNREAL_HOST = re.compile(
     r"[a-z]+$|\.(?:png|jpe?g|gif|svg|webp|js|css|py|html?)$",
     re.IGNORECASE,
 )
-"""Reserved names (RFC 2606, RFC 6761), names that stand for any, and file names."""
+"""Reserved names (RFC 2606, RFC 6761), placeholder names, and file names."""
 _UNREAL_USER = re.compile(r"^(?:git|hg|svn|x+|foo|bar|your\S*|user_?name|e?mail|no-?reply)$", re.IGNORECASE)
 
 
@@ -81,7 +81,7 @@ def secrets(text: str) -> list[PiiSpan]:
         spans += _keys(text, start, end)
     if _ASSIGNED.search(text):
         spans += _passwords(text)
-    # Of those that overlap, the one that begins first and is longest.
+    # Of overlapping ones, the first and longest.
     apart: list[PiiSpan] = []
     for span in sorted(spans, key=lambda span: (span.start, -span.end)):
         if not apart or span.start >= apart[-1].end:

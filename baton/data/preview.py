@@ -135,7 +135,7 @@ def _sequences(encoded: Row, tokenizer: PreTrainedTokenizerBase) -> Iterator[Tok
         yield TokenSequence("prompt", ids, [False] * len(ids))
     prompt = encoded.get("prompt_ids")
     for name in answers:
-        # Where the prompt is in the answers, a score of the whole is learned.
+        # If the prompt is in the answers, a score of the whole is learned.
         trained = [False] * len(prompt or ()) + [prompt is not None] * len(encoded[name])
         yield TokenSequence(name.removesuffix("_ids"), [*(prompt or ()), *encoded[name]], trained)
 
@@ -245,11 +245,11 @@ def tokens_card(recipe: Recipe, tokens: dict[str, Any]) -> Card:
         f"{counts['truncated']:,} rows truncated, {counts['dropped']:,} dropped"
     ]
     if recipe.tracking.cards == "rows":
-        parts[0] += f"; what is trained is in {''.join(MARKS)}"
+        parts[0] += f"; trained text is in {''.join(MARKS)}"
     if tokens.get("left_out"):
         parts[0] += f"\n{left_out_in_words(tokens['left_out'])}"
     if tokens.get("refused"):
-        parts[0] += f"\n{tokens['refused']:,} of those dropped could not be written by the chat template"
+        parts[0] += f"\n{tokens['refused']:,} dropped rows do not fit the chat template"
     parts[0] += "".join(f"\n{text}" for text in tokens.get("no_effect", ()))
     if "rendered" in tokens:
         parts.append(tokens["rendered"])

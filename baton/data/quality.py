@@ -1,4 +1,4 @@
-"""Inspects a split: mends or drops rows, sums up findings, and ends the run if a check asks for it.
+"""Inspects a split: fixes or drops rows, sums up findings, and ends the run if a check asks for it.
 
 Checks of single rows work on the texts of a normalised row, whatever its shape. A finding is a line in `quality.jsonl`;
 each check keeps a count and a few examples. py3langid's classifier tells 97 languages.
@@ -153,7 +153,7 @@ class FindingsLog:
         self._file = open(path, "w", encoding="utf-8")  # noqa: SIM115
 
     def note(self, check: str, record: Record, finding: RowFinding, outcome: Outcome, row: Row) -> None:
-        """Keeps a finding, and the original row where it was mended or dropped; all masked."""
+        """Keeps a finding, and the original row if it was fixed or dropped; all masked."""
         tally = self.tallies[check]
         tally.found += 1
         tally.mended += outcome == "mended"
@@ -237,7 +237,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 
 
 def encoding(row: Row) -> RowFinding | None:
-    """Finds text decoded with the wrong table, by ftfy's heuristic, and U+FFFD, which nothing can mend."""
+    """Finds text decoded with the wrong table, by ftfy's heuristic, and U+FFFD, which cannot be fixed."""
     damaged = [text for text in row_texts(row) if not text.isascii() and _is_damaged(text)]
     if not damaged:
         return None
@@ -315,11 +315,11 @@ def _out_of_turn(roles: list[str], is_answered: bool) -> str | None:
         if role in ("system", "developer"):
             continue
         if role == "user" and before == "user":
-            return f"turn {number} is the user's, as the one before"
+            return f"turn {number} is the user's, as the previous one"
         if role == "assistant" and before == "assistant":
-            return f"turn {number} is the assistant's, as the one before"
+            return f"turn {number} is the assistant's, as the previous one"
         if role != "user" and before == "system":
-            return f"turn {number} is the {role}'s, before the user has said anything"
+            return f"turn {number} is the {role}'s, before the user's first"
         before = role
     if is_answered and before == "user":
         return "the last turn is the user's and has no answer"
@@ -510,7 +510,7 @@ class DedupChecks:
             return partners
         index = LSHIndex(signatures, self._quality.near_duplicate_threshold)
         candidates = index.candidates()
-        # The first of equal rows stands for them; by hash, so that another order of the rows gives the same pairs.
+        # The first of equal rows represents them; by hash, so that another order of the rows gives the same pairs.
         candidates = candidates[first[candidates] == candidates]
         candidates = candidates[np.argsort(content[candidates], kind="stable")]
         if self._is_on["leakage"]:
@@ -570,12 +570,12 @@ class _Column:
 
 
 class Inspection:
-    """The checks of one split: rows pass through, are mended or dropped, and findings are summed up."""
+    """The checks of one split: rows pass through, are fixed or dropped, and findings are summed up."""
 
     def __init__(self, recipe: Recipe, scratch: str) -> None:
         self._recipe = recipe
         self._quality = recipe.data.quality
-        checks: dict[str, RowCheck] = {  # in their order: text is mended before it is judged
+        checks: dict[str, RowCheck] = {  # in their order: text is fixed before it is judged
             "encoding": encoding,
             "control_characters": control_characters,
             "same_answers": same_answers,
@@ -585,7 +585,7 @@ class Inspection:
             "emails": lambda row: _private(row, pii.emails, pii.EMAIL),
         }
         self._checks = [(name, check) for name, check in checks.items() if self._action(name) != "off"]
-        # Those that find rows; `few_rows` looks at their number, and `truncation` is the tokenizer's.
+        # Those that find rows; `few_rows` checks their number, and `truncation` is the tokenizer's.
         self.findings = FindingsLog(f"{scratch}/quality.jsonl", [*checks, "language", *DEDUP_CHECKS])
         self._sets = DedupChecks(self._quality, scratch)
         self._mix = LanguageMix()
@@ -594,7 +594,7 @@ class Inspection:
         self._num_train = 0
 
     def look(self, record: Record) -> Record | None:
-        """Returns a row, mended where a check fixes it, or None where it is dropped."""
+        """Returns a row, fixed where a check does so, or None where it is dropped."""
         self._looked_at += 1
         row = original = record.row
         self._measure(row)
@@ -640,7 +640,7 @@ class Inspection:
             self._mix.offer(hashed, training_text(record.row))
 
     def resolve(self, records: Spool, sides: np.ndarray) -> np.ndarray:
-        """Looks at all rows together, in the order of `remember`, and returns a bool for each: whether it is kept."""
+        """Inspects all rows together, in the order of `remember`, and returns a bool for each: whether it is kept."""
         kept = np.ones(len(records), dtype=bool)
         partners = self._sets.find(sides)
         if any((each != NONE).any() for each in partners.values()):
@@ -665,8 +665,8 @@ class Inspection:
         return False
 
     def summary(self, counts: dict[str, int], unusable: list[dict[str, Any]], num_read: int) -> dict[str, Any]:
-        """Returns `rows`, `checks` (each with its action, verdict, rows found, of how many, share, mended, dropped and
-        examples), `languages` and `columns`.
+        """Returns `rows`, `checks` (each with its action, verdict, rows found, of how many, share, `mended`, dropped
+        and examples), `languages` and `columns`.
 
         Args:
             counts: `train` (as often as it is used), `eval`, `test`, `rejected`.
@@ -756,7 +756,7 @@ def require_verdicts(summary: dict[str, Any], where: str) -> None:
     failed = {
         name: check
         for name, check in summary["checks"].items()
-        if check["verdict"] == "failed" and name != "rejected"  # of which the split says more
+        if check["verdict"] == "failed" and name != "rejected"  # with more detail from the split
     }
     if not failed:
         return
@@ -764,7 +764,7 @@ def require_verdicts(summary: dict[str, Any], where: str) -> None:
     settings = " and ".join(f"data.quality.{name}" for name in failed)
     raise UserError(
         f"{'; '.join(_told(name, check) for name, check in failed.items())}.{place}",
-        remedy=f"Mend the data, or set {settings} to warn or fix.",
+        remedy=f"Fix the data, or set {settings} to warn or fix.",
     )
 
 

@@ -424,7 +424,7 @@ _DATA = re.compile(rb"VmData:\s+(\d+) kB")
 def bounded(most: int) -> Iterator[None]:
     """Limits the memory that the block adds, in any thread of the process; a `MemoryError` beyond it. On Linux.
 
-    The system knows no bound of a thread, and Arrow's pools have none. Nothing else of Baton's runs beside the reading
+    The system knows no bound of a thread, and Arrow's pools have none. Nothing else of Baton's runs during the reading
     of a table, so that nothing else meets the limit; a test holds that.
     """
     match = _DATA.search(Path("/proc/self/status").read_bytes()) if sys.platform == "linux" else None
@@ -467,7 +467,7 @@ def read_parquet(file: sources.SourceFile) -> Iterator[SourceRow | UnusableRow]:
                     count += batch.num_rows
                     yield batch
             if count != table.metadata.num_rows:
-                raise ValueError(f"it holds {count} rows, and says {table.metadata.num_rows}")
+                raise ValueError(f"it holds {count} rows, and its header has {table.metadata.num_rows}")
 
         yield from _guarded(file.uri, "Parquet", batches)
 
@@ -836,7 +836,7 @@ class _JsonText:
         self._error: UnreadableError | None = None
 
     def more(self) -> bool:
-        """Doubles the window at least, so that a long value is looked at few times; tells whether there was more."""
+        """Doubles the window at least, so that a long value is searched few times; tells whether there was more."""
         wanted = max(len(self._text) - self.at, BLOCK)
         blocks = [self._text[self.at :]]
         while wanted > 0 and not self._ended:

@@ -31,7 +31,7 @@ class UnusableRow:
     line: int  # line or row number, from 1
     reason: str
     raw: str  # bytes that are not UTF-8 escaped
-    # Whether it stands for everything from there on: the file breaks off, and nobody knows how many rows that hides.
+    # Whether it covers everything from there on: the file breaks off, with an unknown number of rows missing.
     rest: bool = False
 
 
@@ -45,7 +45,7 @@ class SourceRow:
 
 
 class UnreadableError(BatonError):
-    """Nothing more can be read from a file after a line, of which `raw` was read."""
+    """Nothing more can be read from a file after a line; `raw` is its part read so far."""
 
     def __init__(self, reason: str, line: int = 1, raw: bytes = b"") -> None:
         super().__init__(reason)
@@ -65,7 +65,7 @@ def _number(digits: str) -> int | str:
 
 
 DECODER = json.JSONDecoder(object_pairs_hook=_distinct)
-"""Refuses two values under one key, of which a decoder takes the last, which nobody may have meant."""
+"""Refuses two values under one key, as a decoder would silently take the last."""
 _LONG = json.JSONDecoder(object_pairs_hook=_distinct, parse_int=_number)
 
 
@@ -175,7 +175,7 @@ class RejectedRows:
         self.path = path
         self.count = 0
         self.first: UnusableRow | None = None
-        self.broken_off: UnusableRow | None = None  # the first that stands for the rest of its file
+        self.broken_off: UnusableRow | None = None  # the first that covers the rest of its file
         self.reasons: dict[str, tuple[int, UnusableRow]] = {}  # reason → its rows, and the first of them
         self._file = open(path, "w", encoding="ascii")  # noqa: SIM115 - closed by `close`
 

@@ -56,7 +56,7 @@ def outermost_columns(present: list[str]) -> list[str]:
 
 PROMPTS = ("prompt", "question.full_text", "question.problem", "question.text", "question", "query", "problem", "input")
 ANSWERS = ("completion", "response", "solution", "answer.0", "answer", "output")
-"""A worked solution goes before the bare answer beside it."""
+"""A worked solution goes before the bare answer of the same row."""
 JUDGED = ("preferred", "winner", "choice", "better_response_id", "preference")
 MARGINS = ("margin", "preference_strength", "overall_preference")
 TOOLS = ("tools", "functions")
@@ -99,7 +99,7 @@ OPTIONAL: dict[str, dict[str, tuple[str, ...]]] = {
 BESIDE: dict[str, tuple[str, ...]] = {"tools": TOOLS, "system": ("system", "system_prompt")}
 """Columns that go with a row of messages, whatever its format: rows of texts have no place for them."""
 
-EARLIER = "history[]"  # column of earlier rounds, each a question and its answer, beside a prompt that is a text
+EARLIER = "history[]"  # column of earlier rounds, each a question and its answer, for a prompt that is a text
 TALKS = ("messages", "sharegpt", "tool-calls")  # formats whose rows are always messages
 
 _WHOLE = ("messages", "conversations", "conversation")
@@ -257,7 +257,7 @@ def infer_mapping(source: DataSource, recipe: Recipe, present: list[str]) -> Col
             message of a conversation.
     """
     data, spec = recipe.data, recipe.training.spec
-    if not present:  # plain text, of which no row has a column
+    if not present:  # plain text, which has no columns
         return ColumnMapping(format="text", columns={"text": "text"}, join=data.join)
     mapped = data.columns if source.columns is None else source.columns
     named = source.format or data.format
@@ -390,7 +390,7 @@ def _unfit(source: DataSource, named: str, spec: MethodSpec, mapped: Columns, pr
             return missing_column(f"data.columns.{ours}", ", ".join(wanted), source.uri, present)
     allowed = spec.formats if named == "auto" else (named,)
     shapes = "; ".join(f"{name}: {', '.join(NEEDED[name])}" for name in allowed)
-    fits = f"no format that {spec.name} learns from" if named == "auto" else "not the format it is said to have"
+    fits = f"no format that {spec.name} learns from" if named == "auto" else "not the configured format"
     inner = {name for name in present if any(other.startswith(f"{name}.") for other in present)}
     lists = [name for name in inner if f"{name}.0" in present]
     # No place in a list is meant by it: `generations.0` is one of several.

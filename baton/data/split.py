@@ -219,8 +219,8 @@ def _write(
                     origins.add(record.file, record.line)
     if recipe.training.method == "kto" and len(labels) == 1:
         text = (
-            f"every row to train on has label {labels.pop()}: kto learns from good answers and from bad ones, and the "
-            "weight of the other side has no effect"
+            f"all training rows have label {labels.pop()}: kto learns from good and bad answers, and the weight "
+            "of the other side has no effect"
         )
         events.emit(events.NoEffect(text=text))
     return {"digest": digest.hexdigest(), **counts}
@@ -320,7 +320,7 @@ LEFT_BY = {
     "tokenize-": (documents.PinnedModels.NAME, documents.TokenizedRows.NAME, Plan.NAME),
     "lr-find-": (documents.LearningRate.NAME,),
 }
-"""Beginning of a stage's records → the documents that it leaves with the run."""
+"""Beginning of a stage's records → the documents that it keeps with the run."""
 
 
 def run_ref(run: Run) -> RunRef:
@@ -348,7 +348,7 @@ def _lost(run: Run) -> str | None:
 
 
 def _lost_bundle(run: Run, prefix: str) -> str | None:
-    """Returns the prefix of a bundle that is not whole; one without its files is marked, so that it is made anew."""
+    """Returns the prefix of a bundle that is not whole; one without its files is marked, so that it is rebuilt."""
     manifest = usable_manifest(run.storage, prefix)
     if manifest is None:
         return prefix

@@ -257,7 +257,7 @@ def make(
 @functools.cache
 def _tokenizer(folder: str, trust_remote_code: bool) -> PreTrainedTokenizerBase:
     tokenizer = loading.load_tokenizer(folder, trust_remote_code=trust_remote_code)
-    gc.freeze()  # each collection would look at all that is imported, and batches of rows make many
+    gc.freeze()  # each collection would scan all imported objects, and batches of rows make many
     return tokenizer
 
 
@@ -349,7 +349,7 @@ def make_each(
         except BrokenProcessPool:
             raise BatonError(
                 "a process that tokenizes was killed, most likely for want of memory.",
-                remedy="Lower data.workers, or give the tokenize stage more memory; what is done stays done.",
+                remedy="Lower data.workers, or give the tokenize stage more memory; finished parts are kept.",
             ) from None
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
@@ -385,7 +385,7 @@ def _end_with_parent() -> None:
 
 
 class Address(NamedTuple):
-    """Address of a run's tokens, and the facts that decided it beside its recipe and rows."""
+    """Address of a run's tokens, and its causes other than recipe and rows."""
 
     digest: str
     rendered: str  # in words, turns that rows get; see `rendering_note`
@@ -468,7 +468,7 @@ def tokens_digest(
 def rendering_note(run: Run, recipe: Recipe, split: str, tokenizer: PreTrainedTokenizerBase | None) -> str:
     """Returns in words which turns or system message rows get that the split does not give them, nothing for none.
 
-    The split's rows are of one shape, so that the first stands for all. A tokenizer still to be learned from them is
+    The split's rows are of one shape, so that the first represents all. A tokenizer still to be learned from them is
     None.
 
     Raises:
@@ -517,13 +517,13 @@ def _first_row(run: Run, split: str) -> dict[str, Any]:
 
 
 TOKENIZER = "tokenizer"
-COUNTED = ("tokens", "truncated", "dropped")  # counts of a segment beside its rows
+COUNTED = ("tokens", "truncated", "dropped")  # counts of a segment, apart from its rows
 
 
 class Parts:
     """The parts of one tokenized split.
 
-    A writer who is late finds a part taken: its file counts for nobody. The folder `files-1` belongs to all writers.
+    A writer who is late finds a part taken: its file does not count. The folder `files-1` belongs to all writers.
     """
 
     def __init__(self, storage: Storage, prefix: str) -> None:
@@ -598,7 +598,7 @@ class Parts:
 
     def _claim(self, name: str, part: dict[str, Any]) -> dict[str, Any]:
         document = f"{name}.json"
-        # Its files are up by now. A crash before this leaves files under this writer's name that no part names, and the
+        # Its files are up by now. Files of a crash before this have this writer's name, and no part names them, and the
         # segment is made again.
         self.storage.create(self._path(f"parts/{document}"), json.dumps(part, sort_keys=True).encode())
         return self._read(document)
@@ -625,7 +625,7 @@ class Parts:
         self.storage.write(f"{self.prefix}/{DAMAGED}{self.folder}", b"")
         raise DamagedError(
             f"{self.storage.uri(self._path(name))}, which was written before, is missing or damaged.",
-            remedy="Run again: the tokens will be made anew.",
+            remedy="Run again: the tokens will be rebuilt.",
         )
 
 
@@ -707,8 +707,8 @@ def without_effect(recipe: Recipe, plan: Plan, *, pad_is_end: bool = False) -> l
     told = []
     if training.warmup_steps >= max(last, 1):
         told.append(
-            f"training.warmup_steps is {training.warmup_steps:g} and the run has {last:,} steps, so that the learning "
-            "rate does not come to its peak: give a share such as 0.1"
+            f"training.warmup_steps is {training.warmup_steps:g} and the run has {last:,} steps; the learning "
+            "rate never reaches its peak: give a share such as 0.1"
         )
     if training.early_stopping and evaluation.in_training:
         per_epoch = evaluation.per_epoch
@@ -752,7 +752,7 @@ def tokenize_shard(run_uri: str, index: int, of: int) -> None:
     if not reused:
         with scratch_folder("tokens") as scratch:
             _make(job, Parts(job.run.storage, job.prefix), scratch, index=index, of=of)
-    # A number in the name, as of a chunk: one that is done does not stand for the others.
+    # A number in the name, as of a chunk: a finished one does not represent the others.
     job.run.record(f"{SHARD}-{index:03d}", {"stage": SHARD, "seconds": time.time() - started, "reused": reused})
 
 
@@ -762,10 +762,10 @@ def dealt(wanted: Sequence[SideSegment], index: int, of: int) -> Sequence[SideSe
 
 
 def order(recipe: Recipe, num_bytes: int) -> str:
-    """Returns the order of training rows: `data.order`, and for `auto` the one that their bytes ask for."""
+    """Returns the order of training rows: `data.order`, and for `auto` a choice by their bytes."""
     if recipe.data.order != "auto":
         return recipe.data.order
-    # As the recipe's own rule has it: of several processes only the one that fetches knows a slice's files.
+    # As the recipe's own rule has it: of several processes only the fetching one knows a slice's files.
     is_alone = recipe.world_size == 1 and not recipe.parallel.virtual_workers
     return "blocks" if num_bytes >= BLOCKS_FROM and is_alone and recipe.needs_all_rows is None else "uniform"
 
@@ -795,7 +795,7 @@ def _make(job: TokenizeJob, parts: Parts, scratch: str, *, index: int = 1, of: i
     if TOKENIZER not in done:
         encoding.run_tokenizer(recipe, job.base, f"{source}/train.jsonl").save_pretrained(f"{scratch}/own")
         done[TOKENIZER] = parts.put_tokenizer(f"{scratch}/own")
-    # The one that counts, which may be another writer's: all segments must be made by it.
+    # The committed one, which may be another writer's: all segments must be made by it.
     tokenizer = parts.fetch_tokenizer(done[TOKENIZER], f"{scratch}/{TOKENIZER}")
     # Cut before they are dealt: where a segment begins does not depend on how many processes there are.
     wanted = dealt([segment for side in sides for segment in cut(f"{source}/{side}.jsonl", side)], index, of)
@@ -852,7 +852,7 @@ def _commit(parts: Parts, done: dict[str, dict[str, Any]], recipe: Recipe, scrat
         files=rows,
         first=first,
         refused=refused.rows,
-        # Segments made by an older Baton do not say where they begin: then no line is known.
+        # Segments made by an older Baton do not note where they begin: then no line is known.
         first_lines=[part["first_line"] for part in trained] if all("first_line" in part for part in trained) else [],
     )
     return parts.commit(files, meta.to_json())

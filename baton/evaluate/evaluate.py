@@ -29,7 +29,7 @@ from baton.models.metrics import Array, Better, Figure, Judge, constant_figure, 
 from baton.models.train_rows import IGNORED
 from baton.pages.card import Card
 from baton.recipe import extras
-from baton.recipe.evaluation import REGISTERED, Tasks
+from baton.recipe.evaluation import FIGURES, REGISTERED, Tasks
 from baton.recipe.recipe import Recipe
 from baton.recipe.run import Trust
 from baton.recipe.search import ACCEPTED
@@ -77,7 +77,7 @@ def measure(
         return Measured(_scores(model, rows, batch_size))
     if recipe.training.generation:
         return Measured(_rewards(model, tokenizer, rows, recipe, progress))
-    if recipe.training.second_model:
+    if "divergence" in recipe.training.spec.figures:
         assert second_model is not None
         return Measured({"divergence": _divergence(model, second_model, tokenizer, rows, recipe, progress)})
     if "chosen_ids" in rows.column_names:
@@ -210,7 +210,7 @@ def _divergence(model: Any, teacher: Any, tokenizer: Any, rows: Dataset, recipe:
             )
         sums.append(float((ours.exp() * (ours - theirs)).sum()))
         counts.append(len(written))
-    loading.move_to_cpu(teacher)  # beside the model for as long as both are asked
+    loading.move_to_cpu(teacher)  # held with the model while both are asked
     return ratio_figure(sums, counts, better="lower")
 
 
@@ -434,7 +434,7 @@ def summary(before: Figures, after: Figures, in_use: Figures | None = None) -> s
         return "not measured" if value is None else f"{value:.4g}"
 
     named = {"loss": "held-out loss", "reward": "reward", "accuracy": "accuracy", "divergence": "divergence"}
-    scored = ("exact_match", "numeric_match", "bleu", "chrf", "rougeL", "bertscore")
+    scored = [figures[-1] for figures in FIGURES.values()]
     parts = []
     for key, words in (named | {key: key.replace("_", " ") for key in scored}).items():
         if key in after and key in before:
@@ -511,7 +511,7 @@ class EvaluationSet:
     @cached_property
     def _second_model(self) -> PreTrainedModel | None:
         """The model that the method's settings name, such as the teacher: loaded once for all that are judged."""
-        if self.recipe.training.second_model is None:
+        if self.recipe.training.second_model is None or "divergence" not in self.recipe.training.spec.figures:
             return None
         role, _ = self.recipe.training.second_model
         return loading.second_model(self.recipe, pinned.fetch(self.recipe)[role])
@@ -566,7 +566,7 @@ def _measure_all(
 def _document(
     evaluation_set: EvaluationSet, measured: dict[str, Measured], signatures: dict[str, str]
 ) -> dict[str, Any]:
-    """Returns the models' part of `evaluation.json`, and writes all examples beside it."""
+    """Returns the models' part of `evaluation.json`, and writes all examples to its folder."""
     recipe, run = evaluation_set.recipe, evaluation_set.run
     by_model = {when: each.figures for when, each in measured.items()}
     values: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""The gate: conditions on the evaluation that a model meets before it is handed out."""
+"""The gate: conditions on the evaluation that a model meets before its export."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def _export(source: ExportSource, export_format: str, main: CommittedExport | No
         if export_format in (*model_card.LOADING, "mlflow"):
             _write_prompting(draft)
         finding = FORMATS[export_format].check(draft)
-        if export_format in model_card.LOADING:  # the formats that people look at
+        if export_format in model_card.LOADING:  # the formats that people open
             about = {"export_format": export_format, "target": target, "check": finding.words}
             model_card.write(run, source.recipe, source.checkpoint, source.licence, **about)
         meta = ModelMeta(
@@ -159,7 +159,7 @@ def _settings(source: ExportSource, export_format: str, main: CommittedExport | 
 
 
 def _write_prompting(draft: ExportDraft) -> None:
-    """Writes beside a model how it was asked in training, and adds the end of its answers to its own settings."""
+    """Writes the prompt format of training to a model's folder, and adds the end of its answers to its own settings."""
     prompting = draft.source.prompting
     if prompting is None:
         return
@@ -272,7 +272,7 @@ def _logged_model(client: Any, run: Run, recipe: Recipe, run_id: str | None, tag
         experiment = str(client.get_run(run_id).info.experiment_id)
     else:
         server = servers.server_of(recipe)
-        assert server  # what is not tracked yet goes to where it would be
+        assert server  # unsent metrics go to their own destination
         experiment = server.experiment(client, recipe, run.storage)
     made = client.create_logged_model(experiment, about.name, run_id, {**about.tags, **tags}, model_type=about.kind)
     if run_id:
@@ -292,9 +292,9 @@ def _log_files(client: Any, folder: str, logged: Any, run_id: str | None) -> str
         os.unlink(f"{copied}/MLmodel")
         about.save(f"{copied}/MLmodel")
         client.log_model_artifacts(logged.model_id, copied)
-    # Last, when the files are up. A crash before leaves a model that is not ready, which the next attempt takes again.
+    # Last, when the files are up. A model of an earlier crash is not ready; the next attempt takes again.
     client.finalize_logged_model(logged.model_id, "READY")
-    if tracker.EXTERNAL in logged.tags:  # the run has come to its end before, without an export
+    if tracker.EXTERNAL in logged.tags:  # the run has ended before, without an export
         client.delete_logged_model_tag(logged.model_id, tracker.EXTERNAL)
     return str(logged.model_id)
 

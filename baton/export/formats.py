@@ -667,7 +667,7 @@ def check_image_layout(folder: str, expected: dict[str, str]) -> ExportCheck:
 KSERVE_FILE = "inferenceservice.yaml"
 MAX_LABEL = 63  # characters of a label's value
 LABEL = re.compile(rf"[A-Za-z0-9]([\w.-]{{0,{MAX_LABEL - 2}}}[A-Za-z0-9])?")
-SERVER_GIB = 4  # a server's own memory, beside one and a half times the weights
+SERVER_GIB = 4  # a server's own memory, in addition to 1.5 times the weights
 
 
 def _write_kserve(draft: ExportDraft) -> None:

@@ -59,7 +59,7 @@ def write(
         f"## Lineage\n\n- run: {run.uri}\n"
         f"- checkpoint: {CheckpointStore(run).uri(checkpoint)}, step {checkpoint.step}\n"
         f"- state digest: `{checkpoint.digest}`\n- resume proof: `{checkpoint.meta.chain}`",
-        f"## Loading\n\n{_loading(recipe, export_format, target)}\n\nLoaded back before it was handed out: {check}.",
+        f"## Loading\n\n{_loading(recipe, export_format, target)}\n\nLoaded back and compared after export: {check}.",
     ]
     with open(f"{target}/README.md", "w", encoding="utf-8") as file:
         file.write("\n\n".join(part for part in parts if part) + "\n")

@@ -219,7 +219,7 @@ def compare(export_format: str, reading: Reading, reference: Reference, share: f
 def require_tokens(what: str, tokens: list[int], due: ModelAnswer, limit: float) -> int:
     """Returns how many greedy tokens are the same before the first that differs.
 
-    Where logits may be `limit` off on either side, of two tokens nearer than twice that either may be written. Later
+    With logits up to `limit` off on either side, either of two tokens nearer than twice that counts. Later
     tokens follow from another text and are not compared.
     """
     first = len(due.logits) - len(due.tokens)  # the place whose logits choose the first token
@@ -269,7 +269,7 @@ Answers = tuple[list[ModelAnswer], dict[str, Any]]  # with notes on the export
 
 
 def answer_request(export_format: str, folder: str, scratch: str) -> None:
-    """Asks the export as `request.json` in the scratch folder says, and writes answers and notes beside it."""
+    """Asks the export by `request.json` in the scratch folder, and writes answers and notes there."""
     with open(f"{scratch}/request.json", encoding="utf-8") as file:
         request = json.load(file)
     answers, notes = READERS[export_format](folder, request, ParityInputs(**request["inputs"]))

@@ -33,7 +33,7 @@ _ALIKE = "prompt chosen rejected completion label messages instruction input out
 FIELDS = {**{f"field_{name}": name for name in _ALIKE.split()}, "field": "text", "text_column": "text"}
 """Key that names a column of the source → our column."""
 BESIDE = {"field_tools": "tools", "field_system": "system"}
-"""The same beside messages."""
+"""The same with messages."""
 
 OTHERWISE = {
     "prompt-completion": {"field_instruction": "prompt", "field_output": "completion"},
@@ -212,7 +212,7 @@ def row_template(draft: RecipeDraft, shapes: dict[str, RowShape]) -> None:
         if key and chosen is None:
             chosen = template
             _own(draft, key, template) if key.endswith("_jinja") else _named(draft, key, template)
-            if draft.get("chat_template") == template:  # where the type of rows says it, too
+            if draft.get("chat_template") == template:  # where the type of rows sets it, too
                 draft.carry("model.chat_template", "chat_template")
         elif key and template != chosen:
             draft.unsupported(key, "one recipe has one chat template; that of the first data set is used")
@@ -239,7 +239,7 @@ def _by_type(draft: RecipeDraft, start: str, shape: RowShape) -> tuple[str, str]
 
 
 def _handle_rest(draft: RecipeDraft, prefix: str, chosen: str | None) -> None:
-    """Handles the keys without effect beside the chosen template."""
+    """Handles the keys without effect with the chosen template."""
     name, own = f"{prefix}chat_template", f"{prefix}chat_template_jinja"
     for key in (name, own):
         if draft.is_handled(key) or not draft.has(key):
@@ -288,8 +288,8 @@ HUB = ("json", "csv", "parquet", "text")
 
 HELD_OUT = "test_datasets"
 PIECES = (
-    "texts longer than sequence_len are cut into rows of that length there; here their rest is lost: "
-    "data.packing: true joins texts and cuts, so that nothing is"
+    "texts longer than sequence_len are cut into rows of that length there, and truncated here; "
+    "data.packing: true joins texts and cuts without loss"
 )
 
 TOO_LONG: dict[str, dict[str, object]] = {
@@ -341,7 +341,7 @@ def _sources(draft: RecipeDraft, start: str) -> list[str]:
     key = start if isinstance(draft.get(start), str) else f"{start}.path"
     path = draft.read(key, text)
     if not path:
-        raise UserError(f"{draft.origin}: {start} has no path.", remedy="Say where its rows are.")
+        raise UserError(f"{draft.origin}: {start} has no path.", remedy="Give the path of its rows.")
     files = draft.read(f"{start}.data_files", words, [])
     draft.carry("data.source", key, f"{start}.data_files", f"{start}.ds_type")
     if (path in HUB or draft.relative(path) != path) and draft.has(split := f"{start}.split"):
@@ -411,7 +411,7 @@ def _length(draft: RecipeDraft, method: str, shape: RowShape) -> None:
 
 ORDER = "the order of rows is drawn from seed"
 
-START = choice(Literal["gaussian", "orthogonal"], "no such start; adapter.init says how matrices start")
+START = choice(Literal["gaussian", "orthogonal"], "no such start; adapter.init has others")
 
 TABLES = tables(
     "axolotl",
@@ -616,7 +616,7 @@ def _unfrozen(draft: RecipeDraft) -> None:
     """Sets the trained parameters: axolotl matches its patterns at the start of a name."""
     key = "unfrozen_parameters"
     if draft.peek("adapter") is not None:
-        draft.unsupported(key, "an adapter freezes the weights; whole layers beside it: adapter.modules_to_save")
+        draft.unsupported(key, "an adapter freezes the weights; for whole layers, use adapter.modules_to_save")
         return
     patterns = []
     for pattern in draft.read(key, words, []):
@@ -736,7 +736,7 @@ KEYS = {
 
 
 def _convert(draft: RecipeDraft) -> None:
-    # In this order: later steps look at the recipe that earlier ones have begun.
+    # In this order: later steps read the recipe that earlier ones have begun.
     method = common.begin(draft, *_choose(draft), TABLES["methods"])
     common.batch(draft, MICRO, 1, "batch_size")
     common.fit_memory(draft, method)

@@ -27,7 +27,7 @@ FORMS = {("role", "content"): "messages", ("from", "value"): "sharegpt"}
 """Keys of a message's speaker and text → format of conversations."""
 
 TRAINED_AS = {"sharegpt": "messages", "instruction": "prompt-completion", "ranked": "preference"}
-"""Format → the one that its rows become."""
+"""Format → format of its converted rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,9 +224,7 @@ def named_template(draft: RecipeDraft, key: str, template: str, model: str) -> N
         draft.unsupported(key, OTHER_TEMPLATE)
 
 
-MODE = choice(
-    Literal["default", "reduce-overhead", "max-autotune"], "no such mode; training.compile says which is used"
-)
+MODE = choice(Literal["default", "reduce-overhead", "max-autotune"], "no such mode; training.compile has others")
 DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
 
 HELD_OUT = 0.05
@@ -493,7 +491,7 @@ def early_stopping(draft: RecipeDraft, key: str) -> None:
     """Sets early stopping, which needs evaluations."""
     patience = draft.read(key, positive_int) if draft.has(key) else None
     if not patience or not _is_evaluated(draft):
-        why = "it looks at evaluations, and there are none: set evaluation.every or per_epoch and "
+        why = "it needs evaluations, and there are none: set evaluation.every or per_epoch and "
         draft.drop(key, f"{why}training.early_stopping: {{patience: {patience}}}")
         return
     draft.put("training.early_stopping.patience", patience, key)
@@ -513,7 +511,7 @@ def best(draft: RecipeDraft) -> None:
     if not draft.is_on(key):
         draft.ignore(key)
     elif not _is_evaluated(draft):
-        draft.unsupported(key, "it looks at evaluations: set evaluation.every or per_epoch and export.checkpoint: best")
+        draft.unsupported(key, "it needs evaluations: set evaluation.every or per_epoch and export.checkpoint: best")
     else:
         draft.put("export.checkpoint", "best", key)
         metric = str(draft.get("metric_for_best_model", "loss")).removeprefix("eval_")
@@ -566,7 +564,7 @@ def _end_of_turn(draft: RecipeDraft, key: str) -> None:
     ends = draft.read(key, words, [])
     draft.put(f"{TOKENIZER}.end_of_turn", ends[0], key)
     if ends[1:]:
-        draft.changed(key, f"{ends[0]} ends a turn for whoever writes; the template says which token does in the rows")
+        draft.changed(key, f"{ends[0]} ends a generated turn; in the rows the template's own token does")
 
 
 def _token_text(draft: RecipeDraft, key: str, token: object) -> str:

@@ -49,7 +49,7 @@ class KeyResult(StrEnum):
 
     unsupported = "not carried over"
     changed = "carried over, with a difference"
-    elsewhere = "said elsewhere, with no effect on what is learned"
+    elsewhere = "set elsewhere, without effect on training"
     not_needed = "not needed"
 
 
@@ -211,7 +211,7 @@ class OtherTrainer:
         tool: Its name.
         model: Key of the base model.
         nested: Keys whose sections are flattened.
-        convert: Fills a recipe and handles each key of the file; later steps look at values that earlier ones set.
+        convert: Fills a recipe and handles each key of the file; later steps read values that earlier ones set.
     """
 
     tool: str
@@ -395,6 +395,6 @@ def import_report(draft: RecipeDraft, target: str) -> Iterator[str]:
     if draft.idle:
         yield f"off or without a value: {', '.join(draft.idle)}"
     if draft.assumed:
-        yield f"written out, as the file leaves it to {draft.tool}:"
+        yield f"written out, as the file omits it and {draft.tool} has a default:"
         yield from (f"  {line}" for line in draft.assumed)
     yield "assumed: one GPU; for more, multiply training.batch_size by their number"

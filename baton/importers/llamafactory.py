@@ -48,7 +48,7 @@ JOIN = "\n"
 """LLaMA-Factory's separator between the columns of a prompt."""
 
 BESIDE = {"system": "system", "tools": "tools"}
-"""Our columns → theirs, beside messages."""
+"""Our columns → theirs, with messages."""
 
 UNREAD = {
     "system": "text that is written without a chat template has no system message; put it into the prompt",
@@ -66,7 +66,7 @@ ALIKE = {
 """Template → its small difference from Baton's of the same name."""
 
 NOT_ALIKE = {
-    "zephyr": "LLaMA-Factory's has no line break after the end of a text and its own system message; the "
+    "zephyr": "LLaMA-Factory's has no line break after the end of a text and its own system message. The "
     "tokenizer's own is used; model.chat_template: zephyr is Hugging Face's",
     "alpaca": "LLaMA-Factory's puts Stanford's preamble before conversations without a system message; the tokenizer's "
     "own is used; model.chat_template: alpaca has the system message of the row alone",
@@ -83,7 +83,7 @@ SYSTEMS = {
 AS_TEXT = ("empty", "fewshot")
 """Templates that add nothing."""
 
-PREAMBLE = "written with Stanford's prompt: an input stands under its own heading, and no empty line at the end"
+PREAMBLE = "written with Stanford's prompt: an input has its own heading, and no empty line follows at the end"
 NOTHING_AROUND = "prompt and answer without anything between them, and the end of the text after the answer"
 
 
@@ -91,7 +91,7 @@ def row_shape(method: str, entry: Entry, template: str) -> RowShape:
     """Returns the shape of a data set's rows; `entry` is its part of `dataset_info.json`."""
     talks = entry.get("formatting") in ("sharegpt", "openai")
     given = entry.get("columns") or {}
-    silent = {"query": "", "response": ""} if given else {}  # these two have no default beside given columns
+    silent = {"query": "", "response": ""} if given else {}  # these two have no default with given columns
     theirs: Entry = {**({"messages": "conversations"} if talks else {**ALPACA, **silent}), **given}
     shape: str = SPECS[method].formats[0]
     if method == "sft" and talks:
@@ -187,8 +187,8 @@ def _named(draft: RecipeDraft, key: str, name: str) -> None:
 
 
 MIXED = (
-    "data sets are joined, each row once; a source's weight is how often each of its rows is used in a pass, not the "
-    "probability of drawing from it: for probability p of n rows, out of N rows in all, give weight p·N/n"
+    "datasets are joined, each row once. A weight is the number of uses of a row in a pass, not the probability of its "
+    "source. For probability p of n rows, out of N in all, give weight p·N/n"
 )
 
 
@@ -408,7 +408,7 @@ def _choose(draft: RecipeDraft) -> tuple[str, Document]:
         raise draft.wrong("stage", f"one of {', '.join(STAGES)}")
     draft.carry("training.method", "stage")
     if stage == "rm":
-        draft.changed("stage", "the score comes from a sequence classifier, not from a value head beside the model")
+        draft.changed("stage", "the score comes from a sequence classifier, not from a value head of the model")
     return _preference(draft) if stage == "dpo" else (STAGES[stage], {})
 
 
@@ -573,7 +573,7 @@ KEYS = {
 
 
 def _convert(draft: RecipeDraft) -> None:
-    # In this order: later steps look at the recipe that earlier ones have begun.
+    # In this order: later steps read the recipe that earlier ones have begun.
     method = common.begin(draft, *_choose(draft), TABLES["methods"])
     common.batch(draft, "per_device_train_batch_size", 8, None)
     common.fit_memory(draft, method)

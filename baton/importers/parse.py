@@ -1,8 +1,8 @@
 """Kinds of values and tables of keys, by which a file of another trainer is read.
 
-A YAML file beside this module holds the tables. `carried`: keys → path, kind and, where it is to be written out, the
+A YAML file next to this module holds the tables. `carried`: keys → path, kind and, where it is to be written out, the
 other trainer's default. `switches`: keys with an effect only where they are on. The other parts bear names of
-`KeyResult`: reason → keys. `KEY*` stands for all keys that begin so and have no nearer entry.
+`KeyResult`: reason → keys. `KEY*` matches all keys that begin so and have no nearer entry.
 """
 
 import math
@@ -128,7 +128,7 @@ class Carried:
     """A key with a place in the recipe; without effect where the recipe has no such section.
 
     Attributes:
-        path: `{dpo,kto}` in it stands for the training method; with others the key has no effect.
+        path: `{dpo,kto}` in it matches the training method; with others the key has no effect.
         kind: Reads the value.
         default: The other trainer's default, where Baton's differs.
     """
@@ -152,7 +152,7 @@ class Carried:
 
 
 def tables(name: str, kinds: Mapping[str, Kind]) -> dict[str, Table]:
-    """Returns the tables of a YAML file; `kinds` are its own, beside `PLAIN_KINDS`."""
+    """Returns the tables of a YAML file; `kinds` are its own, in addition to `PLAIN_KINDS`."""
     document = yaml_text.load(Path(__file__).with_name(f"{name}.yaml").read_text(encoding="utf-8"))
     return {title: _table(parts, {**PLAIN_KINDS, **kinds}) for title, parts in document.items()}
 

@@ -141,7 +141,7 @@ class TransientError(BatonError):
 
 
 class AwayError(TransientError):
-    """The endpoint does not answer at present, so that nobody knows whether it has done the request."""
+    """The endpoint does not answer at present, and may or may not have executed the request."""
 
 
 class NameClashError(UserError):
@@ -157,7 +157,7 @@ class ForbiddenError(RefusedError):
 
 
 class Renewed(TokenCredentialsBase):  # type: ignore[misc]
-    """A bearer token that is read anew once it is refused: it may end before the run does."""
+    """A bearer token that is read again once it is refused: it may end before the run does."""
 
     def __init__(self, read: Callable[[], str]) -> None:
         self._read = read
@@ -168,7 +168,7 @@ class Renewed(TokenCredentialsBase):  # type: ignore[misc]
         config.api_key["authorization"] = self.token
 
     def is_new(self) -> bool:
-        """Reads the token anew and tells whether it has changed."""
+        """Reads the token again and tells whether it has changed."""
         before = self.token
         try:
             self.token = self._read()
@@ -265,7 +265,7 @@ def _refused(endpoint: str, url: str, error: ApiException, *, has_token: bool) -
         target = (error.headers or {}).get("location", "elsewhere").split("?")[0]
         return RefusedError(
             f"'{endpoint}' redirects to '{target}' ({status}); expected the API itself.",
-            remedy=f"Where that is a login page: {TOKEN_REMEDY} Otherwise give that address instead.",
+            remedy=f"If that is a login page: {TOKEN_REMEDY} Otherwise give that address instead.",
         )
     if status in (401, 403):
         answer = "refuses the token" if has_token else "asks for a token and got none"
@@ -274,7 +274,7 @@ def _refused(endpoint: str, url: str, error: ApiException, *, has_token: bool) -
             remedy=f"{TOKEN_REMEDY} Check that it has not expired and that the namespace is yours.",
         )
     if status == 404 and _is_json_object(error.body) and not url.endswith(HEALTHZ_PATH):
-        return UserError(f"'{endpoint}' does not have it (404: {reply}); expected what was asked for to exist.")
+        return UserError(f"'{endpoint}' does not have it (404: {reply}); expected it to exist.")
     if status == 404:
         return UserError(
             f"'{endpoint}' has no Kubeflow Pipelines API (404: {reply}); expected {HEALTHZ_PATH} there.",
@@ -316,7 +316,7 @@ def _unreachable(endpoint: str, error: Exception) -> BatonError:
         )
     if isinstance(error, urllib3.exceptions.ProtocolError):
         reason = "closes the connection or does not answer in HTTP"
-        remedy = "Where it serves TLS, write https://; the gRPC port (8887) is not the API's (8888)."
+        remedy = "If it serves TLS, write https://; the gRPC port (8887) is not the API's (8888)."
     elif isinstance(error, urllib3.exceptions.NameResolutionError):
         reason, remedy = "names a host that does not resolve", "Check the spelling, the VPN and the DNS."
     elif isinstance(error, urllib3.exceptions.NewConnectionError):  # a TimeoutError too, to urllib3
@@ -512,7 +512,7 @@ class KubeflowClient(kfp.Client):  # type: ignore[misc]
 
 
 def specification(posted: Spec | None) -> Spec:
-    """Returns a compiled pipeline as it was posted: alone, or beside its platform's."""
+    """Returns a compiled pipeline as it was posted: alone, or with its platform's."""
     found: Spec = (posted or {}).get("pipeline_spec", posted or {})
     return found
 

@@ -4,7 +4,7 @@ A node is named by its path, `WF.root.GROUP.TASK.executor`. Stock Kubeflow 2.17 
 `WF(0).root(0).GROUP(0).TASK(0).executor(0)`. The API lists the last part alone, and no message. Messages and pods are
 in the Argo workflow, if the endpoint serves it. Once Kubeflow's record stops, the store tells how stages went on.
 
-Where a run ended without its own record, whoever looks writes why it failed and its page, and ends what it left in
+If a run ended without its own record, the next reader writes its failure and page, and ends its runs in
 MLflow, found by the Kubeflow run's id; Kubeflow's own MLflow needs none of it. A stage's own record wins.
 """
 
@@ -83,7 +83,7 @@ class TaskNodes:
         return sorted(own, key=lambda node: node.get("startedAt") or "")
 
     def _is_of(self, node: Node, key: str, parents: tuple[str, ...]) -> bool:
-        # Where Kubeflow's cache had the answer, a skipped node replaces the pod.
+        # If Kubeflow's cache had the answer, a skipped node replaces the pod.
         is_task = node.get("type") == "Skipped" and node.get("displayName") == "executor"
         if node.get("type") not in PODS and not is_task:
             return False
@@ -104,17 +104,17 @@ PHASES = {"Succeeded": "SUCCEEDED", "Failed": "FAILED", "Error": "FAILED", "Skip
 """Phase of a stage's last pod → the stage's state; a skipped one was answered by the cache."""
 WAITING, UNKNOWN = "WAITING", "UNKNOWN"
 FROZEN = (
-    "Kubeflow's record of this run has stopped, as its workflow is larger than 1 MiB: what had not ended by then is "
-    "told by the store, or unknown. Kubeflow's own page still tells."
+    "Kubeflow's record of this run has stopped, as its workflow is larger than 1 MiB. The store has later states, "
+    "if any; Kubeflow's own page is up to date."
 )
 OMITTED = "RUNTIME_STATE_UNSPECIFIED"  # the backend's word for a node that will not run
 APPLY = "Apply k8s/components/retry-lost-pods (docs/guides/cluster-setup.md)"
-LAG_S = 5.0  # the record of the stages may be behind the run's: between two looks at them
-OWN = "Kubeflow's own pod of the pipeline"  # what fails and is no stage: the driver of a graph
+LAG_S = 5.0  # the record of the stages may be behind the run's: between two readings
+OWN = "Kubeflow's own pod of the pipeline"  # failed nodes that are no stage: the driver of a graph
 LOST = "The machine was preempted: "
 LAUNCHER = (
-    "It has left no word, so Kubeflow's launcher around it ended and not the stage: as a rule the API server, ML "
-    "Metadata or the bucket of artifacts could not be reached. "
+    "Kubeflow's launcher ended, not the stage, as there is no message. Usually the API server, ML Metadata "
+    "or the bucket of artifacts was out of reach. "
 )
 DRIVER = "Kubeflow's own pod before it ended, so it had not begun: "
 OWN_LOST = "It starts the stages and is no stage itself: `baton retry` starts it again."
@@ -281,7 +281,7 @@ def lost_pods_end_run(workflow: Workflow) -> str | None:
     if policy == "OnFailure":
         return "a pod that was deleted ends the run there, as Argo's retryPolicy is OnFailure for every stage"
     return (
-        f"a pod that was killed, evicted or whose node was shut down ends the run there, one that was deleted often: "
+        "a killed or evicted pod, or a shut-down node, ends the run there, and often a deleted pod: "
         f"Argo's retryPolicy is {policy} for every stage"
     )
 
@@ -497,7 +497,7 @@ def explained_by_store(client: KubeflowClient, remote: KubeflowRun, stages: list
 
 
 def _in_its_own_words(stage: StageStatus, remote: KubeflowRun, specification: Spec) -> StageStatus:
-    """Returns a stage that left Kubernetes no message with the one that it left in the store, if any."""
+    """Returns a stage without a message in Kubernetes with its message in the store, if any."""
     if stage.state != "FAILED" or not str(stage.hint).startswith(LAUNCHER):
         return stage
     phase, _, name = stage.name.rpartition(": ")
@@ -591,7 +591,7 @@ def _asked(stages: list[StageStatus], run: Run, remote: KubeflowRun) -> list[Sta
         elif kind in verdict:
             seen.append(replace(stage, state="SUCCEEDED" if verdict[kind] else "SKIPPED"))
         elif (kind if index is None else f"{kind}-{index:03d}") in recorded:
-            seen.append(replace(stage, state="SUCCEEDED", message="done, as the store says"))
+            seen.append(replace(stage, state="SUCCEEDED", message="done, by the store"))
         elif progress and plan and kind == "train-chunk" and progress.chunk == index:
             seen.append(replace(stage, message=f"step {progress.step} of {plan.num_steps} at {progress.at}"))
         else:
@@ -622,7 +622,10 @@ PLACES = {  # end of a run → states of the stage that it ended at, the surest 
     "canceled": ("CANCELED", "RUNNING", "PENDING", "FAILED", UNKNOWN, WAITING),
 }
 CANCELLED = "The run was cancelled."
-UNSAID = "Its pod has left no message."
+UNSAID = (
+    "The pod ended without a message, as when its node is lost, memory runs out or the pod is deleted. "
+    "The pod's log and the node's events have the cause."
+)
 
 
 def record_end(client: KubeflowClient, remote: KubeflowRun, stages: list[StageStatus], state: str) -> str | None:
@@ -648,7 +651,7 @@ def record_end(client: KubeflowClient, remote: KubeflowRun, stages: list[StageSt
     except (KeyError, ValueError):  # a sweep, a retraining, or no pipeline of ours
         return None
     except BatonError as error:
-        return f"no page says why it ended, as its store cannot be used from here: {error.message}"
+        return f"no page has the reason, as its store cannot be used from here: {error.message}"
 
 
 def _failure(stage: StageStatus, name: str, remote: KubeflowRun, state: str) -> RunFailure:

@@ -283,7 +283,7 @@ def run_url(endpoint: str, run_id: str) -> str:
 
 PREFIX = "retrain-"  # of the names of Baton's recurring runs; the recipe's name follows
 DESCRIPTION = "Retrains {} if data or recipe have changed."  # marks Baton's own: the name may be anybody's
-CLOCK = "UTC, unless Kubeflow's CRON_SCHEDULE_TIMEZONE says otherwise"  # of Kubeflow's controller
+CLOCK = "UTC, unless Kubeflow's CRON_SCHEDULE_TIMEZONE is another zone"  # of Kubeflow's controller
 _PAGE = 100
 
 
@@ -331,7 +331,7 @@ def schedule(
     client = connection.connect(endpoint, namespace)
     registered = register(client, package, namespace) if registers else None
     with quiet(io.StringIO()):
-        # The new one is made before these go: a call that dies in between leaves one too many, and never none.
+        # The new one is made before these go: after a call that dies in between there is one too many, never none.
         named = _recurring(client, recipe, namespace)
         before = [_schedule(run) for run in named if _is_ours(run)]
         made = client.create_recurring_run(

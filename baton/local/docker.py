@@ -28,7 +28,7 @@ from baton.errors import UserError
 from baton.machine import cache_dir
 from baton.recipe.base import amount
 from baton.recipe.recipe import Recipe
-from baton.store.clouds import ENVIRONMENT
+from baton.store.clouds import ANY_BUCKET, ENVIRONMENT
 
 if TYPE_CHECKING:
     from docker import DockerClient  # type: ignore[import-untyped]
@@ -231,7 +231,7 @@ def folders(recipe: Recipe, env: Mapping[str, str]) -> dict[str, bool]:
         if recipe.store.uri in _OURS:
             raise UserError(
                 f"store {recipe.store.uri!r} is a folder of every image and cannot be shared with containers.",
-                remedy="Name a folder that holds nothing else, or a bucket: s3://, gs:// or az://.",
+                remedy=f"Name a folder that holds nothing else, or a bucket: {ANY_BUCKET}.",
             )
         written.append(recipe.store.uri)
     if (recipe.tracking.mlflow or "").startswith("sqlite:///"):
@@ -348,7 +348,7 @@ def _unusable(image: str, answer: str) -> UserError:
     if what == "unseen":
         return UserError(
             f"containers do not see {path!r}: the engine is on another machine, or does not share that folder.",
-            remedy="Use an engine on this machine, share the folder, or use a store at s3://, gs:// or az://.",
+            remedy=f"Use an engine on this machine, share the folder, or use a store at {ANY_BUCKET}.",
         )
     if what == "readonly":
         return UserError(f"containers may not write to {path!r} as user {os.getuid()}.", remedy="Check who owns it.")

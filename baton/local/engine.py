@@ -67,7 +67,7 @@ def run_recipe(
             for part in recipe.phase_recipes() or [recipe]:
                 zero_format.require_package(part)
                 extras.require_all_packages(part)
-            forkserver.start()  # imports beside this process
+            forkserver.start()  # imports in parallel
         prepare.check_model(recipe)
         # kfp's engine would start whatever fails again, mistakes too, after a pause; who sits here can do so himself.
         at_once = recipe.model_copy(update={"resources": recipe.resources.model_copy(update={"retries": 0})})
@@ -137,7 +137,7 @@ def run(
     on_event: Callable[[events.Event], None],
     in_containers: Recipe | None = None,  # its paths absolute; stages are then containers of its image
 ) -> None:
-    """Runs a compiled pipeline to its end; output besides events goes to the log called `name`."""
+    """Runs a compiled pipeline to its end; output other than events goes to the log called `name`."""
     from kfp import components, local
 
     failures: list[events.Error] = []

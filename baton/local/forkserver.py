@@ -2,7 +2,7 @@
 
 The server (`multiprocessing`'s) imports, fills a table of Transformers, and does nothing else, so that a stage finds
 what a fresh interpreter would have: its own memory, no CUDA context, no threads that a fork would lose, its own random
-state. Where it would not, because what libraries read when they are imported has changed since, the stage begins as a
+state. If variables that libraries read at import have changed since, the stage begins as a
 fresh interpreter.
 """
 
@@ -60,7 +60,7 @@ def _require_server() -> None:
 
 
 class _Pipe:
-    """A pipe's end, sent with the request to fork: a process that is killed before it fetches it leaves none open."""
+    """A pipe's end, sent with the request to fork: none stays open when a process is killed before it fetches it."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -109,7 +109,7 @@ class ForkedProcess:
     def lines(self) -> Iterator[str]:
         rest = b""
         try:
-            # Its own end counts and not the pipe's: a child that it leaves may hold that open.
+            # Its own end counts and not the pipe's: a remaining child may hold that open.
             while self._reader in wait([self._reader, self._process.sentinel]):
                 if not (data := os.read(self._reader, 65536)):
                     break
@@ -167,7 +167,7 @@ def installed() -> Iterator[None]:
             print(line, end="")
         return process.wait()
 
-    # kfp has no hook for this. Without it each stage starts an interpreter and imports torch and TRL anew.
+    # kfp has no hook for this. Without it each stage starts an interpreter and imports torch and TRL.
     handler.run_local_subprocess = run
     try:
         yield
@@ -190,7 +190,7 @@ def _serve(output: Any, module: str, arguments: tuple[str, ...], environment: di
     os.environ.update(environment)
     sys.stdout = open(1, "w", encoding="utf-8", errors="replace", buffering=1, closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", encoding="utf-8", errors="replace", buffering=1, closefd=False)  # noqa: SIM115
-    # Processes of its own begin as those of a fresh interpreter: else each worker of a data loader would import anew.
+    # Processes of its own begin as those of a fresh interpreter: else each worker of a data loader would import again.
     multiprocessing.set_start_method(None, force=True)
     sys.argv = [module, *arguments]
     sys.path.insert(0, os.getcwd())
@@ -201,7 +201,7 @@ def _serve(output: Any, module: str, arguments: tuple[str, ...], environment: di
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     finally:
-        atexit._run_exitfuncs()  # multiprocessing leaves them out
+        atexit._run_exitfuncs()  # multiprocessing omits them
         sys.stdout.flush()
         sys.stderr.flush()
 

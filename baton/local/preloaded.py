@@ -1,4 +1,4 @@
-"""Imports of `forkserver`'s server, and nobody else: the environment first, then libraries, then work on them."""
+"""Imports of `forkserver`'s server alone: the environment first, then libraries, then work on them."""
 
 import contextlib
 import gc

@@ -1,4 +1,4 @@
-"""Rows of a recipe's sources, looked at on this machine: the first ones, their format, and their lengths."""
+"""Preview of a recipe's sources on this machine: the first ones, their format, and their lengths."""
 
 import contextlib
 import json
@@ -34,14 +34,14 @@ def describe_rows(recipe: Recipe) -> Iterator[str]:
 
 def _seen_from_here(uri: str) -> str:
     if uri.startswith("hf://"):
-        return "on the hub, nothing was looked at; `baton data check` does"
+        return "on the hub, not read yet; `baton data check` reads them"
     try:
         found = len(sources.files([uri]))
     except AbsentError as error:
         raise UserError(f"data.source {uri!r}: {error.message}", remedy="Check the address.") from None
     except StoreError as error:
         return f"nothing was looked at: {error.message}"
-    return f"{found:,} file(s), whose rows were not looked at; `baton data check` does"
+    return f"{found:,} file(s), with unread rows; `baton data check` reads them"
 
 
 def _describe_rows(recipe: Recipe, of: str, start: Model) -> Iterator[str]:
@@ -60,7 +60,7 @@ def _describe_rows(recipe: Recipe, of: str, start: Model) -> Iterator[str]:
     if len(rejected) == len(rows):
         raise UserError(
             f"{of}none of the first {len(rows)} rows of data.source is usable; the first is {example}.",
-            remedy="Check data.format and data.columns against the rows; `baton data check` looks at all of them.",
+            remedy="Check data.format and data.columns against the rows; `baton data check` reads all of them.",
         )
     yield f"{of}{len(rejected)} of the first {len(rows)} rows are unusable, such as {example}; see `baton data check`"
 
@@ -82,7 +82,7 @@ MEASURED = 200  # rows whose tokens are counted
 
 
 def survey(sources: Sequence[str]) -> Survey:
-    """Looks at the first rows of sources, whose local paths are absolute, in a process of its own."""
+    """Reads the first rows of sources, whose local paths are absolute, in a process of its own."""
     return Survey.read(_answer("survey", json.dumps(list(sources)), [], lambda event: None), "the survey")
 
 

@@ -65,7 +65,7 @@ class FreshProcess:
     """A stage in a fresh interpreter, in its own process group; see `Process`."""
 
     def __init__(self, program: str, arguments: Sequence[str]) -> None:
-        # A file, and not a second pipe: nobody reads it while events are read, and a full one would stop the stage.
+        # A file, and not a second pipe: it is not read while events are, and a full one would stop the stage.
         self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
         self._process = subprocess.Popen(
             [sys.executable, "-m", *program.split(), *arguments],
@@ -130,7 +130,7 @@ def run(
 
 
 def follow(process: Process, on_event: Callable[[Event], None]) -> Error | None:
-    """Hands on the events of a process until it ends, and returns the error among them."""
+    """Forwards the events of a process until it ends, and returns the error among them."""
     failure: Error | None = None
     try:
         for event in process.events():
@@ -156,7 +156,7 @@ def require_success(program: str, arguments: Sequence[str], process: Process, fa
         return
     if failure:
         raise error_of(failure)
-    number = [word for word in arguments[1:2] if word.isdigit()]  # of the chunk; files that pass a request say nothing
+    number = [word for word in arguments[1:2] if word.isdigit()]  # of the chunk; files that pass a request have none
     stage = " ".join([program.rpartition(" ")[2].replace("_", " "), *number])
     ended = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
     raise BatonError(f"{stage} {ended} and told no reason; the end of its output: {printed.strip() or '(nothing)'}")

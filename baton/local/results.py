@@ -203,7 +203,7 @@ def verify_checkpoints(run: Run) -> list[VerifiedCheckpoint]:
         problems = store.verify(checkpoint) or store.code(checkpoint)
         parent = checkpoint.meta.parent
         if parent and digests.get(parent.step, parent.digest) != parent.digest:
-            problems.append(f"continues another state of step {parent.step} than the one that is here")
+            problems.append(f"continues another state of step {parent.step} than this store's")
         rows.append({"step": checkpoint.step, "ok": not problems, "problems": problems, "digest": checkpoint.digest})
     return sorted(rows, key=lambda row: row["step"])
 

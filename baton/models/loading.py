@@ -39,7 +39,7 @@ def count_parameters(parameters: Iterable[torch.Tensor]) -> int:
         packed = getattr(value, "quant_state", None)  # bitsandbytes' of 4 bits, two to a byte
         if packed is not None:
             return math.prod(packed.shape)
-        whole = getattr(value, "ds_numel", None)  # ZeRO's stage 3 leaves an empty tensor in its place
+        whole = getattr(value, "ds_numel", None)  # ZeRO's stage 3 has an empty tensor in its place
         return value.numel() if whole is None else int(whole)
 
     return sum(map(count, parameters))
@@ -324,7 +324,7 @@ def _from_store(uri: str, *, weights: bool) -> str:
 def build_tokenizer(
     recipe: Recipe, base: str | None, learned: PreTrainedTokenizerBase | None = None
 ) -> PreTrainedTokenizerBase:
-    """Returns a run's tokenizer: the base's, another model's or a learned one, changed as the recipe says."""
+    """Returns a run's tokenizer: the base's, another model's or a learned one, changed by the recipe."""
     spec = recipe.model.tokenizer
     if learned is not None:
         tokenizer = learned
@@ -349,8 +349,8 @@ def build_tokenizer(
         is_sharded = recipe.world_size > 1 and recipe.parallel.is_sharded
         if new and recipe.adapter and is_sharded and not {"embed_tokens", "lm_head"} <= saved:
             raise UserError(
-                f"model.tokenizer: an adapter and the rows of {len(new)} new tokens do not go with training.parallel."
-                f"strategy {recipe.parallel.strategy}: PEFT replaces rows while it computes, and shards are no whole "
+                f"model.tokenizer: an adapter and the rows of {len(new)} new tokens exclude training.parallel."
+                f"strategy {recipe.parallel.strategy}. PEFT replaces rows while it computes, and shards are no whole "
                 "embedding.",
                 remedy="Use ddp, or train the embeddings in full: adapter.modules_to_save: [embed_tokens, lm_head].",
             )

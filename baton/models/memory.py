@@ -76,7 +76,7 @@ def build_skeleton(recipe: Recipe) -> nn.Module:
                 plain = recipe.adapter.model_copy(update={"init": "default"})  # the others compute with the weights
                 settings = trainable.lora(recipe.model_copy(update={"adapter": plain}))
                 model = get_peft_model(model, settings, low_cpu_mem_usage=True)
-            # With autocast, Accelerate holds what is trained of shards in fp32.
+            # With autocast, Accelerate holds trained shards in fp32.
             if recipe.world_size > 1 and recipe.parallel.is_sharded and recipe.training.precision in ("bf16", "fp16"):
                 for value in model.parameters():
                     if value.requires_grad:
@@ -319,7 +319,7 @@ def autocast_bytes(shape: StepShape) -> int:
 
 
 def token_row_bytes(shape: StepShape) -> tuple[int, str]:
-    """Returns the bytes of new tokens' rows beside an adapter, and their origin in words."""
+    """Returns the bytes of new tokens' rows with an adapter, and their origin in words."""
     spec, adapter = shape.recipe.model.tokenizer, shape.recipe.adapter
     saved = {name.rpartition(".")[2] for name in (adapter and adapter.modules_to_save) or []}
     if adapter is None or spec is None or not spec.adds or {"embed_tokens", "lm_head"} <= saved:
@@ -418,7 +418,7 @@ def _of_workers(recipe: Recipe, gradients: int) -> list[Item]:
 
 
 def _computed_with(shape: StepShape) -> Item:
-    """Returns DeepSpeed's weights beside its masters; with stage 2 they are whole."""
+    """Returns DeepSpeed's weights in addition to its masters; with stage 2 they are whole."""
     numbers = shape.parameters if shape.offloaded else shape.trainable
     return Item("weights computed with", numbers * shape.compute_bytes // shape.weight_shards, "DeepSpeed's copies")
 

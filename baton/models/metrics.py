@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import itertools
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,7 @@ from baton.errors import UserError, in_words
 from baton.models import hooks, loading
 from baton.models.rewards import final_number
 from baton.recipe import extras
-from baton.recipe.evaluation import ROUGE, Evaluation
+from baton.recipe.evaluation import FIGURES, ROUGE, Evaluation
 from baton.recipe.methods import AGAINST_BASELINE
 from baton.recipe.run import Hook
 
@@ -185,13 +186,8 @@ def rouge(completions: Sequence[str], references: Sequence[str]) -> MetricResult
     return MetricResult(figures, dict.fromkeys(ROUGE, f"rouge-score {version('rouge-score')}, F-measure, no stemming"))
 
 
-METRICS: dict[str, Metric] = {  # by the recipe's names; `bertscore` needs a model, and is `BertScore`
-    "exact_match": exact_match,
-    "numeric_match": numeric_match,
-    "bleu": bleu,
-    "chrf": chrf,
-    "rouge": rouge,
-}
+# The function of each name in the recipe's `METRICS`; `bertscore` needs a model, and is `BertScore`.
+METRICS: dict[str, Metric] = {name: globals()[name] for name in FIGURES if name != "bertscore"}
 
 
 def _corpus(name: str, metric: Any, single: Any, completions: Sequence[str], references: Sequence[str]) -> MetricResult:
@@ -284,7 +280,16 @@ class BertScore:
         return tokenizer
 
 
-TAKEN_NAMES = {*METRICS, *ROUGE, *AGAINST_BASELINE, "bertscore", "loss", "perplexity", "tokens", "accuracy", "margin"}
+TAKEN_NAMES = {
+    *FIGURES,
+    *itertools.chain(*FIGURES.values()),
+    *AGAINST_BASELINE,
+    "loss",
+    "perplexity",
+    "tokens",
+    "accuracy",
+    "margin",
+}
 
 
 def load_functions(configured: Sequence[Hook]) -> dict[str, Function]:
@@ -331,7 +336,7 @@ class Judge:
         self._functions = load_functions(evaluation.functions)
         for name, function in self._functions.items() if pairs else ():  # fails now, not when models are judged
             self._own(name, function, [pairs[0][1]])
-        self._metrics: list[Metric] = [METRICS[name] for name in evaluation.metrics if name in METRICS]
+        self._metrics: list[Metric] = [METRICS[name] for name in evaluation.metrics if name != "bertscore"]
         if "bertscore" in evaluation.metrics and pairs:
             self._metrics.append(BertScore(evaluation.bertscore_model or "", batch_size))
 

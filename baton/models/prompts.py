@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 Row = dict[str, Any]
-FILE = "baton.json"  # the prompt format, beside an exported model
+FILE = "baton.json"  # the prompt format, in an exported model's folder
 SETTINGS = "generation_config.json"  # a model's own settings for writing, of Transformers and other libraries
 # Address of a run or of anything below it, and of a checkpoint or an export below its run.
 IN_RUN = re.compile(r"(?P<run>.*/runs/[^/]+)(/checkpoints/step-(?P<step>\d+))?(/.*)?")
@@ -37,7 +37,7 @@ class PromptFormat(Document):
     """As a user's turn of the chat template, as Alpaca's instruction, as the text that a completion follows, or as the
     beginning of a text."""
     system: str | None = None
-    """What a conversation began with that had no system turn (`data.system`)."""
+    """Beginning of a conversation without a system turn (`data.system`)."""
     separator: str = ""
     """Between prompt and completion."""
 
@@ -188,7 +188,7 @@ def held_out_prompts(
     manifest = read_manifest(run.storage, prefix)
     if manifest is None or count == 0 or recipe.training.spec.scores:
         return []
-    # Only the last evaluation may look at the side `test`.
+    # Only the last evaluation may read the side `test`.
     lines = run.storage.first_lines(manifest.path(prefix, f"{side}.jsonl"), count)
     recipe = as_rendered(run, recipe)
     return [_prompt(json.loads(line), recipe, tokenizer) for line in lines if line]

@@ -50,7 +50,7 @@ class GumbelNoise:
     """Adds Gumbel noise to scores: the highest is then a draw from their softmax (Maddison et al., arXiv:1411.0030).
 
     Each row has its own generator, seeded by its entry of `seeds` and on the CPU. So a prompt's tokens depend neither
-    on the prompts beside it nor on the device.
+    on its neighbours nor on the device.
     """
 
     def __init__(self, seeds: list[tuple[int, int]]) -> None:

@@ -114,7 +114,7 @@ def _require_rows(adapter: Adapter, layer: str, module: Any) -> None:
     else:
         return
     raise UserError(
-        f"model.tokenizer: {layer} has rows of new tokens, which are trained beside the adapter, and {reason}.",
+        f"model.tokenizer: {layer} has rows of new tokens, which are trained with the adapter, and {reason}.",
         remedy="Leave it out of adapter.target_modules, and train it in full: adapter.modules_to_save.",
     )
 

@@ -54,8 +54,8 @@ def require_origin(run: Run) -> None:
     if checkpoint.meta.identity not in ("", state_identity(run, run.resolved_recipe(), run.plan())):
         raise ExactnessError(
             f"recipe, data, model, code or plan of run {run.name!r} are not those that its checkpoint of step "
-            f"{checkpoint.step} was trained from; no code of it has been imported.",
-            remedy=f"`baton verify checkpoints {run.uri}` says what is other; start another run, or put it back.",
+            f"{checkpoint.step} was trained from. No code of it has been imported.",
+            remedy=f"`baton verify checkpoints {run.uri}` shows the difference; start another run, or undo it.",
         )
 
 

@@ -71,8 +71,7 @@ def require_trusted(trust: Trust, setting: str, folder: str, endings: tuple[str,
     if unknown:
         name, digest = unknown[0]
         raise UserError(
-            f"{setting}: the recipe comes from elsewhere, and nobody has consented to run {name} as it is now (SHA-256 "
-            f"{digest[:16]}…).",
+            f"{setting}: the recipe comes from elsewhere, without consent to run this {name} (SHA-256 {digest[:16]}…).",
             remedy="Read it, and compile, submit or run the recipe again with --trust.",
         )
 
@@ -86,7 +85,7 @@ def fetch(run: Run, scratch: str) -> str | None:
     if manifest is None:
         raise BatonError(f"{run.storage.uri(noted.prefix)} is gone.", remedy="Run the data-split stage again.")
     folder = os.path.join(scratch, "code")
-    # Not in place: a file beside them, bytecode too, would be imported.
+    # Not in place: a neighbouring file, bytecode too, would be imported.
     bundle.fetch(run.storage, noted.prefix, manifest, folder, in_place=False)
     named = ((name, bundle.file_sha256(os.path.join(folder, name))) for name in sorted(manifest.files))
     # By the address and not the manifest, which anybody who may write to the store can replace: the address is part of

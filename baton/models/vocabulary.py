@@ -1,6 +1,6 @@
 """The vocabulary as a recipe changes it: added tokens, the embedding's rows for them, and tokens' tasks.
 
-The tokenizer's own `tokenizer_config.json` notes the tokens that the base lacks (`new_tokens`) and the one that ends a
+The tokenizer's own `tokenizer_config.json` notes the tokens that the base lacks (`new_tokens`) and the end of a
 turn (`eot_token`). So its files, with a checkpoint or an adapter, are enough to make the same rows.
 """
 
@@ -51,7 +51,7 @@ def change(tokenizer: PreTrainedTokenizerBase, spec: Tokenizer) -> None:
             setattr(tokenizer, END_OF_TURN, spec.end_of_turn)
         tokenizer.init_kwargs[END_OF_TURN] = spec.end_of_turn
     if (begins and tokenizer.bos_token_id != bos) or (ends and tokenizer.eos_token_id != eos):
-        # The post-processor knows the old tokens by their numbers; setting these builds it anew.
+        # The post-processor knows the old tokens by their numbers; setting these rebuilds it.
         tokenizer.add_bos_token, tokenizer.add_eos_token = begins, ends
 
 

@@ -6,7 +6,7 @@ import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from baton.checkpoint.proof import proof_part
 from baton.checkpoint.store import Checkpoint, CheckpointMeta, CheckpointStore, LogEntry
@@ -19,6 +19,7 @@ from baton.runs import documents, lineage
 from baton.runs.outcomes import EvaluationResult, ExportedModel, Figures, JudgedLine, RunFailure
 from baton.runs.plan import Plan
 from baton.runs.run import Run
+from baton.tracking.servers import mlflow_url
 
 logger = logging.getLogger("baton")
 
@@ -83,6 +84,16 @@ class RunReport:
     proof: Sequence[ProofEntry] = ()
     family: lineage.Family = field(default_factory=dict)
     failure: RunFailure | None = None
+    as_of: str = ""  # time of a page that was written before the run's end; empty afterwards
+    is_stopped: bool = False  # by Ctrl-C, say: nothing trains now
+    is_local: bool = False  # whether the page is written again at each checkpoint, as on this machine
+    has_quality_page: bool = False
+    mlflow_url: str | None = None  # of the tracking run's page
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the run still goes on, as far as this page knows."""
+        return bool(self.as_of) and not (self.failure or self.is_stopped)
 
     @property
     def is_bare(self) -> bool:
@@ -90,9 +101,11 @@ class RunReport:
         return self.failure is not None and not self.recipe_yaml
 
     @property
-    def state(self) -> Literal["succeeded", "rejected", "failed", "cancelled"]:
+    def state(self) -> Literal["succeeded", "rejected", "failed", "cancelled", "training", "stopped"]:
         if self.failure:
             return "cancelled" if self.failure.is_cancelled else "failed"
+        if self.as_of:
+            return "stopped" if self.is_stopped else "training"
         if not (self.plan and self.newest and (self.newest.finished or self.steps >= self.plan.num_steps)):
             return "failed"
         gate = self.evaluation.gate if self.evaluation else None
@@ -215,7 +228,8 @@ def example_pages(shown: Sequence[Json]) -> list[tuple[str, Sequence[Json]]]:
     return [(f"{start + 1}–{start + len(page)}", page) for start, page in pages]
 
 
-def collect(run: Run, failure: RunFailure | None = None) -> RunReport:
+def collect(run: Run, failure: RunFailure | None = None, **state: Any) -> RunReport:
+    """Returns the content of a run's page; `state` is of one that has not ended, such as `as_of`."""
     recipe = run.recipe()
     store = CheckpointStore(run)
     damaged: list[int] = []
@@ -246,8 +260,11 @@ def collect(run: Run, failure: RunFailure | None = None) -> RunReport:
         warnings=run.warnings(),
         stages=_stages(run.records()),
         proof=_proof(store, committed, damaged),
-        family=_family(run),
+        family={} if state else _family(run),  # which reads the other runs of the store
         failure=failure,
+        has_quality_page=run.storage.exists(run.path(quality_page.PAGE)),
+        mlflow_url=mlflow_url(run, recipe),
+        **state,
     )
 
 

@@ -1,4 +1,7 @@
-"""HTML pages of one file each: without network or script, and with all values escaped."""
+"""HTML pages of one file each: without network, with all values escaped, and no script but that of `plots.script`.
+
+A template that has plots or copy buttons sets `scripted`. The page's policy allows that one script, by its digest.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ from datetime import datetime
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from baton.pages import plots
 
 
 def environment(folder: Path) -> Environment:
@@ -19,7 +24,8 @@ def environment(folder: Path) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {"exact": "{:,}".format, "when": when, "num": number, "size": size}
+    made.filters |= {"exact": "{:,}".format, "when": when, "num": number, "size": size, "duration": duration}
+    made.globals |= {"script": plots.script, "script_digest": plots.script_digest, "plot_style": plots.style}
     return made
 
 

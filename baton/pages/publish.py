@@ -22,7 +22,7 @@ from baton.pages.collect import RunReport, collect
 from baton.recipe import load
 from baton.runs.documents import RunInfo
 from baton.runs.outcomes import ReportPage, RunFailure
-from baton.runs.run import Run
+from baton.runs.run import Run, now
 from baton.tracking import tracking_run
 
 logger = logging.getLogger("baton")
@@ -40,6 +40,47 @@ def write_report(run_uri: str) -> dict[str, str]:
     events.emit(events.ReportWritten(uri=uri))
     # Kubeflow gets texts of people and models only where the recipe allows it.
     return {"report_uri": uri, "html": html if run.recipe().tracking.cards == "rows" else render(without_texts(report))}
+
+
+def write_progress(run_uri: str, *, is_stopped: bool = False, is_local: bool = False) -> str:
+    """Writes the page of a run that has not ended, and returns it as Kubeflow may show it.
+
+    A chunk that is done does not fail because its page cannot be written: the page then says so.
+    """
+    from baton.pages.run_page import render
+
+    run = Run.open(run_uri)
+    try:
+        report = collect(run, as_of=now(), is_stopped=is_stopped, is_local=is_local)
+        if report.evaluation is None:  # the page of a run that has ended stays
+            run.storage.write(run.path("report.html"), render(report).encode())
+        return render(report if run.recipe().tracking.cards == "rows" else without_texts(report))
+    except BatonError as error:
+        logger.warning("the run's page is not up to date: %s", error)
+        return render(replace(_bare(run), as_of=now()))
+
+
+class LivePage:
+    """Keeps the page of a run on this machine up to date, from one committed checkpoint to another."""
+
+    SHARE = 0.02  # of the time, at most, goes into the page
+
+    def __init__(self, run_uri: str) -> None:
+        self._run_uri = run_uri
+        self._next = 0.0
+
+    def heard(self, event: events.Event) -> None:
+        if isinstance(event, events.CheckpointCommitted):
+            self._run_uri = event.uri.rpartition("/checkpoints/")[0]  # a later phase has a run of its own
+            if time.monotonic() >= self._next:
+                began = time.monotonic()
+                self.write()
+                self._next = time.monotonic() + (time.monotonic() - began) / self.SHARE
+
+    def write(self, *, is_stopped: bool = False) -> None:
+        with contextlib.suppress(BatonError):  # training goes on, and ends with a page
+            if Run.open(self._run_uri).read(RunInfo):
+                write_progress(self._run_uri, is_stopped=is_stopped, is_local=True)
 
 
 def publish(run: Run, report: RunReport, status: tracking_run.Ended) -> tuple[str, str]:
@@ -66,13 +107,15 @@ def without_texts(report: RunReport) -> RunReport:
     return replace(report, evaluation=evaluation, examples=examples, rendered=quality_page.without_row(report.rendered))
 
 
+def _bare(run: Run) -> RunReport:
+    return RunReport(run=run.name, uri=run.uri, created="", recipe_name="", recipe_yaml="", method="sft")
+
+
 def publish_failure(run: Run, failure: RunFailure) -> str:
     """Keeps a run's failure, publishes the page with it, and returns the page's address."""
     run.write(failure)  # first: the reason is kept, whatever fails below
     # For the case that nothing else can be read: the stage's fault may be in the way here too.
-    report = RunReport(
-        run=run.name, uri=run.uri, created=failure.at, recipe_name="", recipe_yaml="", method="sft", failure=failure
-    )
+    report = replace(_bare(run), created=failure.at, failure=failure)
     try:
         if run.read(RunInfo):
             report = collect(run, failure)

@@ -8,21 +8,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import groupby, islice, takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any, TypedDict
 
-from baton.pages import html
+from baton.pages import html, plots
 from baton.pages.html import count
+from baton.pages.plots import Curve, Mark, Plot
 from baton.recipe.data import Data
 from baton.runs.documents import Preview, PreviewRow, Token, TokenizedRows, TokensMeta, TokenSpan
 from baton.runs.run import Run
 from baton.store.manifest import read_manifest
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 BYTES = re.compile(r"\\x[89a-f][0-9a-f]")  # a byte that is no whole character
 VISIBLE = str.maketrans({"\n": "↵", "\t": "⇥", "\r": "␍"})
@@ -367,11 +363,7 @@ def render(found: dict[str, Any], rows: Sequence[PreviewRow] = ()) -> str:
     environment = html.environment(Path(__file__).parent)
     environment.filters |= {"percent": percent}
     tone, word = STATES[found["state"]]
-    histogram = None
-    if found["lengths"] and found["lengths"]["rows"]:
-        from baton.pages import svg  # and with it matplotlib
-
-        histogram = svg.draw("lengths", "Rows by their number of tokens", partial(length_plot, found))
+    histogram = length_plot(found) if found["lengths"] and found["lengths"]["rows"] else None
     return environment.get_template("quality.html.j2").render(
         found=found,
         tone=tone,
@@ -434,32 +426,32 @@ def _length_note(quality: dict[str, Any]) -> str:
     return f"{count(lengths['over'], 'row')} ({share}) {rest} longer than max_length, {limit:,} tokens."
 
 
-def length_plot(quality: dict[str, Any]) -> Figure | None:
-    """Draws the rows by length, too long ones in another colour, and the line of max_length."""
-    from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
-
-    from baton.pages import svg
-
+def length_plot(quality: dict[str, Any]) -> Plot | None:
+    """Returns the rows by length, too long ones in another colour, and the line of max_length."""
     limit = int(quality["max_length"])
     bars = length_bars(quality["lengths"], limit)
-    figure, (ax,) = svg.blank_figure(300)
+    curves = [
+        Curve(name=name, color=color, bars=True, points=_steps([bar for bar in bars if (bar[0] >= limit) is over]))
+        for name, color, over in (("rows that fit", "blue", False), ("longer rows", "orange", True))
+    ]
+    return plots.plot(
+        "Rows by their number of tokens",
+        "rows",
+        curves,
+        x="tokens in a row",
+        log_x=2,
+        marks=[Mark(at=limit, text=f"max_length {limit:,}", color="ink")],
+        from_zero=True,
+        height=280,
+    )
+
+
+def _steps(bars: Sequence[tuple[float, float, int]]) -> plots.Points:
+    """Returns the outline of bars, which falls to 0 where the next one does not follow at once."""
+    points: dict[float, float] = {}
     for low, high, rows in bars:
-        color = svg.ORANGE if low >= limit else svg.BLUE
-        ax.bar(low, rows, high - low, align="edge", color=color, alpha=0.75, lw=0)
-    ax.axvline(limit, color=svg.INK, lw=1.2, ls=(0, (4, 3)))
-    ax.set_xscale("log", base=2)
-    left, right = min(bars[0][0], limit) / 1.2, max(bars[-1][1], limit) * 1.2
-    ax.set_xlim(left, right)
-    place: Any = ("data", "axes fraction")
-    ax.annotate(f"max_length {limit:,}", (limit, 1.01), xycoords=place, ha="center", va="bottom", color=svg.INK)
-    ax.set_xlabel("tokens in a row")
-    ax.set_ylabel("rows")
-    ax.xaxis.set_major_locator(FixedLocator([2**power for power in range(40) if left <= 2**power <= right]))
-    ax.xaxis.set_minor_locator(FixedLocator([]))
-    ax.yaxis.set_major_locator(MaxNLocator(5, integer=True))
-    for axis in (ax.xaxis, ax.yaxis):
-        axis.set_major_formatter(FuncFormatter(svg.compact))
-    return figure
+        points |= {low: float(rows), high: 0.0}
+    return sorted(points.items())
 
 
 def length_bars(lengths: dict[str, Any], limit: int) -> list[tuple[float, float, int]]:

@@ -1,7 +1,7 @@
-"""The run report: one HTML file without network or script.
+"""The run report: one HTML file that loads nothing.
 
 The template escapes everything that comes from a run (samples, recipe, names), as it is untrusted. Exactness is claimed
-only where it was checked. Plots are inline SVG in the page's light or dark theme; the same report gives the same bytes.
+only where it was checked. The same report gives the same bytes.
 """
 
 from __future__ import annotations
@@ -14,96 +14,102 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
-from markupsafe import Markup
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
-
-from baton.pages import collect, html, svg
+from baton.pages import collect, html, plots
 from baton.pages.collect import ChunkAttempts, ProofEntry, RunReport
 from baton.pages.html import count, duration, number, size
+from baton.pages.plots import Curve, Mark, Plot
 from baton.recipe.methods import SPECS
 from baton.runs import lineage
 from baton.runs.documents import PARTS, ChunkRecord, OwnState, ProofPart
 from baton.runs.outcomes import Figures
 
 PHASES = {
-    "start": ("start-up", svg.GREY),
-    "import": ("import", svg.MUTED),
-    "fetch": ("fetch", svg.SKY),
-    "build": ("build", svg.PURPLE),
-    "restore": ("restore", svg.ORANGE),
-    "train": ("train", svg.BLUE),
-    "save": ("save", svg.AMBER),
-    "upload": ("upload", svg.GREEN),
+    "start": ("start-up", "grey"),
+    "import": ("import", "muted"),
+    "fetch": ("fetch", "sky"),
+    "build": ("build", "purple"),
+    "restore": ("restore", "orange"),
+    "train": ("train", "blue"),
+    "save": ("save", "amber"),
+    "upload": ("upload", "green"),
 }
 MAX_ATTEMPT_ROWS = 120
 MAX_STAGE_ROWS = 24
+SMALL = 220  # height of a plot of which two share a row
 
 
-def draw(report: RunReport) -> dict[str, Markup]:
-    """Returns all plots that have something to show, by name."""
-    plots = {
-        "loss": ("Training and eval loss by step", loss_plot),
-        "method": (
-            "What the method logs beside the loss, by step",
-            lambda report: _small_plots(report, SPECS[report.method].logged),
-        ),
-        "optimization": (
-            "Learning rate and gradient norm by step",
-            lambda report: _small_plots(report, {"learning_rate": "learning rate", "grad_norm": "gradient norm"}),
-        ),
-        "throughput": ("Throughput of each chunk by step", throughput_plot),
-        "attempts": ("Time of each chunk attempt by phase", attempt_plot),
-        "stages": ("Time of each pipeline stage", stage_plot),
-    }
-    return svg.draw_all(plots, report)
+@dataclass(frozen=True)
+class Part:
+    """A part of a strip of time; `share` is of the strip's whole length."""
+
+    name: str
+    color: str
+    seconds: float
+    share: float
 
 
-def loss_plot(report: RunReport) -> Figure | None:
-    train, evals = svg.series(report.losses, "loss"), svg.series(report.log, "eval_loss")
-    if not len(train[0]) and not len(evals[0]):
-        return None
-    figure, (ax,) = svg.blank_figure(380)
-    svg.curve(ax, train, "train")
-    if len(evals[0]):
-        style = "-o" if len(evals[0]) <= 60 else "-"
-        ax.plot(*svg.thin(evals), style, color=svg.ORANGE, lw=1.2, ms=5, label="eval")
-    if len(train[1]):
-        _log_if_wide(ax, train[1], 200)
-    _mark_levels(ax, report)
-    _step_axis(ax, report)
-    _mark_interruptions(ax, report)
-    _mark(ax, report.skipped, 1, "v", svg.AMBER, "step skipped")
-    ax.set_ylabel("loss")
-    for handle in figure.legend(loc="outside upper left", ncols=4).get_lines():
-        handle.set_linewidth(max(1.5, handle.get_linewidth()))
-    return figure
+@dataclass(frozen=True)
+class TimeRow:
+    label: str
+    parts: Sequence[Part]
+    seconds: float
+    note: str = ""
 
 
-def _small_plots(report: RunReport, names: Mapping[str, str]) -> Figure | None:
-    series = {name: svg.series(report.losses, key) for key, name in names.items()}
-    curves = {name: points for name, points in series.items() if len(points[0])}
-    if not curves:
-        return None
-    columns = min(2, len(curves))
-    rows = math.ceil(len(curves) / columns)
-    figure, axes = svg.blank_figure(210 * rows, rows, columns)
-    for ax, (name, points) in zip(axes, curves.items(), strict=False):
-        svg.curve(ax, points, name, smooth=name != "learning rate")
-        if name == "gradient norm":
-            _log_if_wide(ax, points[1], 100)
-        elif name == "learning rate" and ax.get_ylim()[0] < points[1].max() / 10:
-            ax.set_ylim(bottom=0)
-        ax.set_ylabel(name)
-        _step_axis(ax, report, labels=False)
-    for ax in axes[len(curves) :]:
-        ax.remove()
-    return figure
+def loss_plot(report: RunReport) -> Plot | None:
+    train = plots.series(report.losses, "loss")
+    in_training = bool(plots.series(report.log, "eval_loss"))
+    dash = () if in_training else (4, 4)  # two values, before and after, have no course between them
+    return plots.plot(
+        "Training and evaluation loss by step",
+        "loss",
+        [
+            *plots.with_mean("training", train),
+            Curve(name="evaluation", points=evaluation_points(report), color="orange", dots=True, dash=dash),
+        ],
+        end=_end(report),
+        marks=_marks(report),
+        log_y=plots.spread(train, 200),
+    )
 
 
-def throughput_plot(report: RunReport) -> Figure | None:
+def evaluation_points(report: RunReport) -> plots.Points:
+    """Returns evaluation losses by step: before training, as trained, and of the finished model."""
+    points = dict(plots.series(report.log, "eval_loss"))
+    began = report.fork.step if report.fork and report.fork.warm else 0
+    for when, step in (("before", began), ("after", report.steps)):
+        value = report.figures(when).get("loss")
+        if value is not None and math.isfinite(value) and (when == "before" or step):
+            points.setdefault(step, float(value))
+    return sorted(points.items())
+
+
+def loss_legend(report: RunReport) -> list[tuple[str, str, str]]:
+    """Returns hue, form and words of the marks over the curves."""
+    kinds = {mark.color: mark for mark in _marks(report)}
+    words = (
+        ("grey", "line", "end of a chunk"),
+        ("purple", "line dashed", "attempt interrupted"),
+        ("amber", "line dashed", "step skipped"),
+    )
+    return [row for row in words if row[0] in kinds]
+
+
+def small_plots(report: RunReport, names: Mapping[str, str]) -> list[Plot]:
+    """Returns a plot for each logged value of these that the run has."""
+    made = []
+    for key, name in names.items():
+        points = plots.series(report.losses, key)
+        curves = [Curve(name=name, points=points)] if key == "learning_rate" else plots.with_mean(name, points)
+        marks = [mark for mark in _marks(report) if mark.kind == "end"]
+        log_y = key == "grad_norm" and plots.spread(points, 100)
+        settings = {"end": _end(report), "marks": [_silent(mark) for mark in marks], "log_y": log_y, "height": SMALL}
+        if drawn := plots.plot(f"{name} by step", name, curves, **settings):
+            made.append(drawn)
+    return made
+
+
+def throughput_plot(report: RunReport) -> Plot | None:
     rates = [
         (attempt, (attempt.to_step - attempt.from_step) / attempt.seconds["train"])
         for attempt in report.chunk_attempts
@@ -113,101 +119,85 @@ def throughput_plot(report: RunReport) -> Figure | None:
     if report.plan and any(attempt.tokens for attempt, _ in rates):
         unit, per_epoch = "tokens", report.plan.steps_per_epoch
         rates = [(attempt, rate * attempt.tokens / per_epoch) for attempt, rate in rates if attempt.tokens]
-    if not rates:
-        return None
-    figure, (ax,) = svg.blank_figure(190)
-    starts, ends, heights = zip(*((attempt.from_step, attempt.to_step, rate) for attempt, rate in rates), strict=True)
-    ax.bar(starts, heights, np.subtract(ends, starts), align="edge", color=svg.BLUE, alpha=0.3, lw=0)
-    ax.hlines(heights, starts, ends, color=svg.BLUE, lw=2)
-    ax.set_ylim(0, max(heights) * 1.1)
-    ax.set_ylabel(f"{unit} per second")
-    ax.yaxis.set_major_formatter(FuncFormatter(svg.compact))
-    _step_axis(ax, report)
-    _mark_interruptions(ax, report)
-    return figure
+    points: dict[float, float] = {}
+    for attempt, rate in rates:
+        points |= {attempt.from_step: rate, attempt.to_step: rate}
+    return plots.plot(
+        "Throughput of each chunk by step",
+        f"{unit} per second",
+        [Curve(name=f"{unit} per second", points=sorted(points.items()), bars=True)],
+        end=_end(report),
+        marks=_marks(report),
+        from_zero=True,
+        height=SMALL,
+    )
 
 
-def attempt_plot(report: RunReport) -> Figure | None:
-    rows = _attempt_rows(report.chunks)
-    if not rows:
-        return None
-    values = [np.array([row[phase] for _, row, _ in rows]) for phase in PHASES]
-    figure, ax, scale = _bar_figure([label for label, *_ in rows], np.sum(values, axis=0), [note for *_, note in rows])
-    left = np.zeros(len(rows))
-    for (label, color), seconds in zip(PHASES.values(), values, strict=True):
-        ax.barh(range(len(rows)), seconds / scale, 0.76, left, color=color, label=label, lw=0)
-        left += seconds / scale
-    figure.legend(loc="outside upper left", ncols=8, handlelength=0.9)
-    return figure
-
-
-def stage_plot(report: RunReport) -> Figure | None:
-    stages: dict[str, float] = {}
+def time_strip(report: RunReport) -> list[Part]:
+    """Returns where the run's time went: data, chunks by phase, steps trained twice, evaluation and export."""
+    seconds = {phase: sum(attempt.seconds.get(phase) or 0.0 for attempt in report.chunk_attempts) for phase in PHASES}
+    lost = min(report.newest.work.lost_seconds if report.newest and report.newest.work else 0.0, seconds["train"])
+    stages = {"data": 0.0, "verify": 0.0, "evaluate": 0.0, "export": 0.0}
+    kinds = {"checkpoint": "verify", "evaluate": "evaluate", "gate": "evaluate", "export": "export"}
     for stage, spent in report.stages.items():
-        name = "".join(character for character in stage if character.isprintable())
-        name = name if len(name) <= 24 else f"{name[:23]}…"
-        stages[name] = stages.get(name, 0.0) + spent
+        kind = next((kinds[word] for word in kinds if stage.startswith(word)), "data")
+        if not stage.startswith("train"):
+            stages[kind] += spent
+    rows = (
+        ("data", "grey", stages["data"]),
+        ("start-up", "muted", sum(seconds[phase] for phase in ("start", "import", "fetch", "build"))),
+        ("restore", "orange", seconds["restore"]),
+        ("training", "blue", seconds["train"] - lost),
+        ("lost to interruptions", "bad", lost),
+        ("save and upload", "green", seconds["save"] + seconds["upload"]),
+        ("verify", "purple", stages["verify"]),
+        ("evaluation", "sky", stages["evaluate"]),
+        ("export", "amber", stages["export"]),
+    )
+    return _parts(rows, sum(spent for *_, spent in rows))
+
+
+def attempt_rows(report: RunReport) -> list[TimeRow]:
+    rows = _attempt_rows(report.chunks)
+    longest = max((sum(seconds.values()) for _, seconds, _ in rows), default=0.0)
+    return [
+        TimeRow(
+            label,
+            _parts([(*PHASES[phase], spent) for phase, spent in seconds.items()], longest),
+            sum(seconds.values()),
+            note,
+        )
+        for label, seconds, note in rows
+    ]
+
+
+def stage_rows(report: RunReport) -> list[TimeRow]:
+    stages = dict(report.stages)
     if len(stages) > MAX_STAGE_ROWS:
         stages = _merge_numbered(stages)
-    if not stages:
-        return None
-    seconds = np.array(list(stages.values()))
-    figure, ax, scale = _bar_figure(list(stages), seconds, [""] * len(stages))
-    ax.barh(range(len(stages)), seconds / scale, 0.7, color=svg.BLUE, lw=0)
-    return figure
+    longest = max(stages.values(), default=0.0)
+    return [TimeRow(stage, _parts([(stage, "blue", spent)], longest), spent) for stage, spent in stages.items()]
 
 
-def _log_if_wide(ax: Axes, values: np.ndarray, ratio: float) -> None:
-    if values.min() > 0 and values.max() / np.median(values) > ratio:
-        ax.set_yscale("log")
+def _parts(rows: Sequence[tuple[str, str, float]], whole: float) -> list[Part]:
+    return [Part(name, color, seconds, seconds / whole) for name, color, seconds in rows if seconds > 0 and whole > 0]
 
 
-def _step_axis(ax: Axes, report: RunReport, *, labels: bool = True) -> None:
-    """Draws the step axis over the whole plan, with a thin line at each hand-over."""
-    ends = report.targets
-    last = max([*ends, *(entry["step"] for entry in report.losses[-1:]), ax.get_xlim()[1] if not ends else 1])
-    svg.step_axis(ax, last)
-    line_width = 0.9 if len(ends) <= 30 else 0.4
-    room = (svg.WIDTH - 120) / max(len(ends), 1)
-    apart, every = (next((n for n in (1, 2, 5, 10, 20, 50) if n * room >= width), 100) for width in (7, 62))
-    ax.vlines(ends[apart - 1 : -1 : apart], 0, 1, transform=ax.get_xaxis_transform(), color=svg.GREY, lw=line_width)
-    if not labels:
-        return
-    for index, (start, end) in enumerate(pairwise([0, *ends]), 1):
-        if every == 1 or index % every == 0:
-            ax.annotate(
-                f"chunk {index}", ((start + end) / 2, 1), (0, 3), ax.get_xaxis_transform(),
-                "offset points", ha="center", va="bottom", fontsize=10.5, color=svg.MUTED,
-            )  # fmt: skip
+def _end(report: RunReport) -> float:
+    return max([*report.targets, *(entry["step"] for entry in report.losses[-1:]), 1])
 
 
-def _mark_interruptions(ax: Axes, report: RunReport) -> None:
-    steps = [attempt.to_step for attempt in report.chunk_attempts if attempt.outcome in ("partial", "failed")]
-    _mark(ax, steps, 0, "X", svg.PURPLE, "attempt interrupted")
+def _marks(report: RunReport) -> list[Mark]:
+    cut = sorted({attempt.to_step for attempt in report.chunk_attempts if attempt.outcome in ("partial", "failed")})
+    return [
+        *plots.chunk_marks(report.targets),
+        *(Mark(at=step, color="purple") for step in cut),
+        *(Mark(at=step, color="amber") for step in report.skipped),
+    ]
 
 
-def _mark(ax: Axes, steps: Sequence[int], height: float, marker: str, color: str, label: str) -> None:
-    if steps:
-        ax.plot(
-            steps, [height] * len(steps), marker, ms=8, color=color, mec="none", clip_on=False,
-            transform=ax.get_xaxis_transform(), label=label, zorder=5,
-        )  # fmt: skip
-
-
-def _mark_levels(ax: Axes, report: RunReport) -> None:
-    measured = {name: report.figures(name).get("loss") for name in ("before", "after")}
-    levels = {name: float(value) for name, value in measured.items() if value is not None and math.isfinite(value)}
-    for value in levels.values():
-        ax.axhline(value, color=svg.GREEN, lw=1.1, ls=(0, (5, 4)))
-    low, high = sorted(ax.get_ylim())
-    crowded = len(levels) == 2 and abs(levels["before"] - levels["after"]) < 0.13 * (high - low)
-    upper = max(levels, key=lambda name: levels[name], default="")
-    for name, value in levels.items():
-        offset = (15 if name == upper else -15) if crowded else 0
-        ax.annotate(
-            f"{name}\n{value:.2f}", (1, value), (6, offset), ax.get_yaxis_transform(), "offset points",
-            va="center", fontsize=10.5, color=svg.GREEN, annotation_clip=False,
-        )  # fmt: skip
+def _silent(mark: Mark) -> Mark:
+    return Mark(at=mark.at, start=mark.start, kind=mark.kind, color=mark.color)
 
 
 def _attempt_rows(chunks: Sequence[ChunkAttempts]) -> list[tuple[str, dict[str, float], str]]:
@@ -236,32 +226,6 @@ def _merge_numbered(stages: Mapping[str, float]) -> dict[str, float]:
         name = f"{base} × {bases.count(base)}" if bases.count(base) > 1 else base
         merged[name] = merged.get(name, 0.0) + seconds
     return merged
-
-
-def _bar_figure(labels: Sequence[str], seconds: np.ndarray, notes: Sequence[str]) -> tuple[Figure, Axes, float]:
-    """Returns an empty bar plot with row labels and times at the bars' ends, and its unit of time in seconds."""
-    row_height = 25 if len(labels) <= 16 else 17 if len(labels) <= 40 else 10
-    figure, (ax,) = svg.blank_figure(row_height * len(labels) + 84)
-    unit, scale = next((u for u in (("hours", 3600), ("minutes", 60)) if seconds.max() > 3 * u[1]), ("seconds", 1))
-    every = 1 if row_height > 10 else 5
-    ticks = [row for row in range(len(labels)) if every == 1 or row % every == 0]
-    ax.set_yticks(ticks, [labels[row] for row in ticks])
-    ax.set_ylim(len(labels) - 0.4, -0.6)
-    ax.set_xlim(0, max(float(seconds.max()) / scale, 1e-9) * 1.16)
-    ax.grid(visible=False)
-    ax.grid(axis="x")
-    ax.tick_params(axis="y", length=0, labelcolor=svg.INK)
-    ax.spines["left"].set_visible(False)
-    ax.set_xlabel(unit)
-    ax.xaxis.set_major_locator(MaxNLocator(8))
-    for row, (value, note) in enumerate(zip(seconds, notes, strict=True)):
-        if every == 1 or note:
-            text = duration(float(value)) + (f", {note}" if note else "")
-            ax.annotate(
-                text, (float(value) / scale, row), (5, 0), "data", "offset points", va="center",
-                fontsize=min(10.5, row_height - 1), color=svg.PURPLE if note else svg.MUTED,
-            )  # fmt: skip
-    return figure, ax, float(scale)
 
 
 MARKS = {
@@ -303,7 +267,7 @@ class ResumeProof:
 def render(report: RunReport) -> str:
     """Returns the report as one HTML document; the same report gives the same bytes."""
     environment = html.environment(Path(__file__).parent)
-    environment.filters |= {"clip": clip, "duration": duration}
+    environment.filters |= {"clip": clip}
     proof = read_proof(report)
     tone, sentence = verdict(report, proof)
     evaluation = report.evaluation
@@ -315,7 +279,16 @@ def render(report: RunReport) -> str:
         tone=tone,
         sentence=sentence,
         tiles=tiles(report),
-        plots=draw(report),
+        loss=loss_plot(report),
+        loss_legend=loss_legend(report),
+        method_plots=small_plots(report, SPECS[report.method].logged),
+        optimization_plots=small_plots(report, {"learning_rate": "learning rate", "grad_norm": "gradient norm"}),
+        throughput=throughput_plot(report),
+        time_strip=time_strip(report),
+        phases=list(PHASES.values()),
+        attempt_rows=attempt_rows(report),
+        stage_rows=stage_rows(report),
+        checkpoints=[entry.part for entry in reversed(report.proof) if not entry.gone],
         proof=proof,
         family=list(lineage.walk(report.family)) if len(report.family) > 1 else [],
         time_note=time_note(report.chunk_attempts),
@@ -333,6 +306,8 @@ def render(report: RunReport) -> str:
 def verdict(report: RunReport, proof: ResumeProof) -> tuple[str, str]:
     """Returns the page's tone (good, warn, bad) and the sentence that sums the run up."""
     loss_tone, loss = loss_clause(report.figures("before"), report.figures("after"))
+    if report.state in ("training", "stopped"):
+        return ("good" if report.is_live else "warn"), _progress(report)
     if report.state in ("failed", "cancelled"):
         logged = [int(entry["step"]) for entry in report.losses[-1:]]
         reached = max([*logged, *(entry.part.step for entry in report.proof)], default=0)
@@ -351,6 +326,21 @@ def verdict(report: RunReport, proof: ResumeProof) -> tuple[str, str]:
         extent += f", stopped before step {report.stopped_before:,} as evaluation did not improve"
     tone = "warn" if loss_tone == "warn" and proof.tone == "good" else proof.tone
     return tone, f"{loss} {extent}; {proof.sentence}."
+
+
+def _progress(report: RunReport) -> str:
+    planned = max([*report.targets, report.steps])
+    if not planned:
+        return "Preparing the data." if report.is_live else "Stopped before the first step."
+    chunk = sum(end <= report.steps for end in report.targets) + 1
+    if chunk > len(report.targets):
+        what = "Trained" if report.is_live else "Stopped after training"
+        place = f"all {count(planned, 'step')}"
+    else:
+        what = "Training" if report.is_live else "Stopped"
+        place = f"step {report.steps:,} of {planned:,}, chunk {chunk} of {len(report.targets)}"
+    losses = plots.series(report.losses, "loss")
+    return f"{what}: {place}{f'; loss {number(losses[-1][1])}' if losses else ''}."
 
 
 # Figures that tell more of a method than its loss: in words, and 1 where more is better.

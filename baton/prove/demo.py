@@ -26,6 +26,7 @@ QUICK = [
     "training.batch_size=4",
     "training.micro_batch_size=4",
     "chunks.checkpoint_every=4",
+    "chunks.wait_for_commit=true",
     "evaluation.samples=12",
 ]
 SCRATCH: dict[str, Any] = {
@@ -33,6 +34,7 @@ SCRATCH: dict[str, Any] = {
         "from_scratch": {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4},
         "tokenizer": {"train": {"vocab_size": 512}},
     },
+    "data.system": None,
     "adapter": None,
     "training.learning_rate": 3e-3,
 }

@@ -12,16 +12,14 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict, cast
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-
 from baton.checkpoint.store import CheckpointStore
 from baton.errors import BatonError, UserError
 from baton.events import Event
 from baton.local import forkserver
 from baton.local.processes import prepare, train_chunk
 from baton.models import trained
-from baton.pages import html, svg
+from baton.pages import html, plots
+from baton.pages.plots import Curve, Mark, Plot
 from baton.recipe import load
 from baton.recipe.recipe import Recipe
 from baton.runs.documents import OwnState
@@ -271,8 +269,6 @@ def last_loss(variant: RunSummary) -> str:
     return repr(variant["losses"][-1]) if variant["losses"] else "none logged"
 
 
-Style = dict[str, Any]
-
 MAX_STRIPES = 4
 """Curves that share the length of a line; with more, the dashes would be too far apart to follow."""
 
@@ -282,10 +278,6 @@ def render(proof: ProofResult) -> str:
     environment = html.environment(Path(__file__).parent)
     environment.filters |= {"last_loss": last_loss}
     first = proof["variants"][0]
-    plots = {
-        "loss": ("Loss of every run by step", loss_plot),
-        "drift": ("Difference of every run's loss from the first", drift_plot),
-    }
     return environment.get_template("prove.html.j2").render(
         proof=proof,
         first=first,
@@ -298,7 +290,9 @@ def render(proof: ProofResult) -> str:
         chunk_counts=listed([f"{variant['chunks']:,}" for variant in proof["variants"]]),
         num_losses=html.count(len(first["losses"]), "logged loss", "logged losses"),
         num_hidden=sum(not math.isfinite(loss) for variant in proof["variants"] for loss in variant["losses"]),
-        plots=svg.draw_all(plots, proof),
+        loss=loss_plot(proof),
+        drift=drift_plot(proof),
+        chunk_ends=chunk_ends(proof),
     )
 
 
@@ -385,88 +379,65 @@ def difference_text(proof: ProofResult) -> dict[str, Any] | None:
     }
 
 
-def loss_plot(proof: ProofResult) -> Figure | None:
-    """Draws all losses over each other, and each run's chunk ends."""
-    variants, lines = proof["variants"], _lines(proof["variants"])
-    curves = [svg.series(_entries(variant["steps"], variant["losses"]), "loss") for variant in variants]
-    if not any(len(xs) for xs, _ in curves):
-        return None
-    strip = 20 * len(variants)
-    figure, (ax, ends) = svg.blank_figure(400 + strip, rows=2)
-    ax.get_gridspec().set_height_ratios([330, strip])  # type: ignore[union-attr]
-    for points, variant, line in zip(curves, variants, lines, strict=True):
-        marker = "o" if len(points[0]) == 1 else None
-        name = f"run-{variant['chunks']}"
-        ax.plot(*svg.thin(points), marker=marker, label=named(variant), gid=name, **line)
-    ax.set_ylabel("loss")
-    _mark_difference(ax, proof)
-    _chunk_ends(ends, variants, lines)
-    for axes in (ax, ends):
-        svg.step_axis(axes, max(variant["targets"][-1] for variant in variants))
-    ax.set_xlabel("")
-    ax.tick_params(labelbottom=False)
-    legend = figure.legend(loc="outside upper left", ncols=6, handlelength=2.6)
-    for handle in legend.get_lines()[1:]:
-        handle.set_linestyle("--")
-    return figure
+def loss_plot(proof: ProofResult) -> Plot | None:
+    """Returns all losses over each other: the first run wide and pale, the others' dashes take turns along it."""
+    curves = [
+        Curve(name=named(variant), points=plots.series(_entries(variant["steps"], variant["losses"]), "loss"), **line)
+        for variant, line in zip(proof["variants"], _lines(proof["variants"]), strict=True)
+    ]
+    return plots.plot("Loss of every run by step", "loss", curves, end=_end(proof), marks=_differs_at(proof))
 
 
-def drift_plot(proof: ProofResult) -> Figure | None:
-    """Draws the difference of each run's losses from the first run's; nothing where no loss differs."""
+def drift_plot(proof: ProofResult) -> Plot | None:
+    """Returns the difference of each run's losses from the first run's; None where no loss differs."""
     variants, lines = proof["variants"], _lines(proof["variants"])
     first = variants[0]["losses"]
     gaps = [[b - a for a, b in zip(first, variant["losses"], strict=False)] for variant in variants]
     if not any(gap and math.isfinite(gap) for values in gaps for gap in values):
         return None
-    figure, (ax,) = svg.blank_figure(220)
-    for values, variant, line in zip(gaps, variants, lines, strict=True):
-        points = svg.series(_entries(variant["steps"], values), "loss")
-        ax.plot(*svg.thin(points), **{**line, "ls": "-", "lw": min(line["lw"], 1.3)})
-    ax.set_ylabel("difference")
-    _mark_difference(ax, proof, relative=True)
-    svg.step_axis(ax, max(variant["targets"][-1] for variant in variants))
-    return figure
-
-
-def _lines(variants: Sequence[Variant]) -> list[Style]:
-    """Returns a style per run: the first wide and pale; the others' dashes take turns where they run together."""
-    colors = cycle((svg.ORANGE, svg.GREEN, svg.PURPLE, svg.AMBER))
-    stripes, dash = min(len(variants) - 1, MAX_STRIPES), 4.5
-    gap = dash * max(stripes - 1, 0.8)
-    dashed = [
-        {"color": next(colors), "lw": 1.7, "ls": (dash * (place % MAX_STRIPES), (dash, gap)), "dash_capstyle": "butt"}
-        for place in range(len(variants) - 1)
+    curves = [
+        Curve(
+            name=named(variant),
+            points=plots.series(_entries(variant["steps"], values), "loss"),
+            color=line["color"],
+            width=1.4,
+        )
+        for values, variant, line in zip(gaps, variants, lines, strict=True)
     ]
-    return [{"color": svg.BLUE, "lw": 6.5, "alpha": 0.3, "solid_capstyle": "round"}, *dashed]
+    label = "Difference of every run's loss from the first"
+    return plots.plot(label, "difference", curves, end=_end(proof), marks=_differs_at(proof), height=240)
 
 
-def _chunk_ends(ax: Axes, variants: Sequence[Variant], lines: Sequence[Style]) -> None:
-    for row, (variant, line) in enumerate(zip(variants, lines, strict=True)):
-        ax.hlines(row, 0, variant["targets"][-1], color=svg.RULE, lw=1)
-        name = f"ends-{variant['chunks']}"
-        ax.vlines(variant["targets"], row - 0.34, row + 0.34, color=line["color"], lw=2, clip_on=False, gid=name)
-    ax.set_yticks(range(len(variants)), [named(variant) for variant in variants])
-    ax.set_ylim(len(variants) - 0.4, -0.6)
-    ax.grid(visible=False)
-    ax.tick_params(axis="y", length=0, labelcolor=svg.INK)
-    ax.spines["left"].set_visible(False)
+def chunk_ends(proof: ProofResult) -> list[tuple[str, str, list[float]]]:
+    """Returns name, colour and the ends of chunks in percent of all steps, for each run."""
+    return [
+        (named(variant), line["color"], [100 * target / _end(proof) for target in variant["targets"]])
+        for variant, line in zip(proof["variants"], _lines(proof["variants"]), strict=True)
+    ]
 
 
-def _mark_difference(ax: Axes, proof: ProofResult, *, relative: bool = False) -> None:
-    """Rings the first loss that differs, and names it over the plot."""
+def _lines(variants: Sequence[Variant]) -> list[dict[str, Any]]:
+    """Returns a style per run; a dash of no length moves the dashes of each along the line."""
+    colors = cycle(("orange", "green", "purple", "amber"))
+    stripes, dash = min(len(variants) - 1, MAX_STRIPES), 8.0
+    gap = dash * max(stripes - 1, 0.8)
+    styles: list[dict[str, Any]] = [{"color": "blue", "width": 7.0, "alpha": 0.3}]
+    for place in range(len(variants) - 1):
+        before = dash * (place % MAX_STRIPES)
+        dashes = (0.0, before, dash, max(gap - before, 0.0)) if before else (dash, gap)
+        styles.append({"color": next(colors), "width": 1.8, "dash": dashes})
+    return styles
+
+
+def _end(proof: ProofResult) -> int:
+    return max(variant["targets"][-1] for variant in proof["variants"])
+
+
+def _differs_at(proof: ProofResult) -> list[Mark]:
     difference = proof["first_difference"]
     if difference is None or difference["what"] != "loss":
-        return
-    step, value = difference["step"], float(difference["found"])
-    value -= float(difference["expected"]) if relative else 0
-    ax.axvline(step, color=svg.INK, lw=0.8)
-    if math.isfinite(value):
-        ax.plot([step], [value], "o", ms=9, mfc="none", mec=svg.INK, mew=1.5, zorder=6, gid="difference")
-    right = step > 0.6 * max(variant["targets"][-1] for variant in proof["variants"])
-    ax.annotate(
-        f"first difference, value {difference['logged_value']:,}", (step, 1), (5 if right else -5, 3),
-        ax.get_xaxis_transform(), "offset points", ha="right" if right else "left", va="bottom", fontsize=10.5,
-    )  # fmt: skip
+        return []
+    return [Mark(at=difference["step"], text=f"first difference, value {difference['logged_value']:,}", color="bad")]
 
 
 def _entries(steps: Sequence[int], values: Sequence[float]) -> list[dict[str, float]]:

@@ -47,8 +47,8 @@ def written_name(name: str, field: FieldInfo) -> str:
 class Section(BaseModel):
     """A part of the recipe: unknown keys are errors, values do not change after loading.
 
-    What the lines below a field say is its description in the JSON Schema. It is read when the schema is asked for:
-    pydantic's own way reads each class's source as the class is made, and a chunk's start has no use for it.
+    The text below a field is its description in the JSON Schema, read on demand. Pydantic's own way would read each
+    class's source at import, which delays every chunk.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
@@ -83,7 +83,7 @@ def _descriptions(section: type[Section]) -> dict[str, str]:
                     case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
                         described[name] = inspect.cleandoc(text)
                     case ast.AnnAssign(target=ast.Name(id=name)), _:
-                        described.pop(name, None)  # declared anew without a text
+                        described.pop(name, None)  # declared again without a text
     return described
 
 

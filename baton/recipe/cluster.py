@@ -8,39 +8,38 @@ from pydantic import BeforeValidator, Field, TypeAdapter, field_validator, model
 from baton.machine import PROMISED_GPUS
 from baton.recipe.base import Quantity, Section, WrittenAs, duration, seconds
 
-MAX_NODES = 512  # a chunk's pod looks at the logs and states of all its job's pods every few seconds
+MAX_NODES = 512  # a chunk's pod polls the logs and states of all its job's pods every few seconds
 
 # Keys of the store's Secret, and environment variables of the same names.
 STORE_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 
 
 class Toleration(Section):
-    """A Kubernetes toleration of the pods that run the model."""
+    """A Kubernetes toleration of pods that run the model."""
 
     key: str | None = None
-    """Taint key; every taint when left out."""
+    """Taint key; default: every taint."""
     operator: Literal["Equal", "Exists"] = "Exists"
-    """How the key is matched."""
+    """Comparison of the key."""
     value: str | None = None
     """Taint value, with `Equal`."""
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
-    """Effect tolerated; all when left out."""
+    """Tolerated effect; default: all."""
 
 
 NodeCount = Annotated[int, Field(ge=1, le=MAX_NODES)]
 
 
 class Nodes(Section):
-    """As many pods as the cluster gives, within bounds: a chunk begins with the most and takes fewer where those cannot
-    be had. Numbers between are those for which pods × processes divides `training.parallel.virtual_workers`."""
+    """A varying number of pods. A chunk starts with the most, and takes fewer where the cluster has no room. Pods ×
+    processes must divide `training.parallel.virtual_workers`."""
 
     min: NodeCount = 1
-    """Fewest pods that may train a chunk."""
+    """Fewest pods of a chunk."""
     max: NodeCount
-    """Most pods that may train a chunk."""
+    """Most pods of a chunk."""
     patience: Annotated[str, BeforeValidator(duration)] = "5m"
-    """How long a chunk waits for pods that no machine or quota has room for, before it takes the next smaller number;
-    with the smallest it waits for `wait_for_nodes`."""
+    """Time to wait for room or quota before the next smaller number; with the smallest, `wait_for_nodes` applies."""
 
     @model_validator(mode="after")
     def _ascending(self) -> Self:
@@ -53,31 +52,30 @@ _COUNT, _RANGE = TypeAdapter[int](NodeCount), TypeAdapter(Nodes)
 
 
 class Resources(Section):
-    """What the pods ask for. Accelerators, memory, nodes and tolerations are those of the pods that run the model
-    (train-chunk, evaluate)."""
+    """Requests of the pods. Accelerators, memory, nodes and tolerations apply to pods that run the model (train-chunk,
+    evaluate)."""
 
     profile: Literal["cpu", "mps", "cuda-small", "cuda-large", "auto"] | None = None
-    """Kind of machine, which chooses precision, optimizer, attention, workers and what pods ask for wherever the recipe
-    leaves them out; `baton check` prints the choices. `cuda-small` is a GPU of up to 24 GB. `auto` follows this machine
-    in local runs, and `gpus`, `gpu_memory` and `node_selector` on a cluster."""
+    """Kind of machine. It sets precision, optimizer, attention, workers and pod requests where the recipe omits them;
+    `baton validate` prints the choice. `cuda-small`: a GPU up to 24 GB; `auto`: this machine, for local runs."""
     image: str = "baton-python:0.1.0"
-    """Container image with Baton installed."""
+    """Container image with Baton."""
     accelerator: str = "nvidia.com/gpu"
     """Resource name of the accelerator."""
     gpus: Annotated[int, Field(ge=0)] = 0
-    """Accelerators per pod that runs the model; 0 trains on the CPU."""
+    """Accelerators per pod that runs the model; 0: CPU."""
     nodes: NodeCount | Nodes = 1
-    """Pods that train a chunk together, each with `gpus` accelerators, as a rule on separate nodes; `{min: 1, max: 4}`
-    takes as many of them as the cluster gives. More than one needs Kubeflow Trainer 2.2 or newer: the chunk's own pod
-    then only creates a `TrainJob` and follows it."""
+    """Pods that train a chunk together, each with `gpus` accelerators, usually on separate nodes. `{min: 1, max: 4}`
+    takes as many as the cluster has. Several need Kubeflow Trainer 2.2 or newer: the chunk's pod then creates a
+    `TrainJob` and follows it."""
     runtime: Annotated[str, Field(pattern=r"^(cluster/)?[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$")] = "baton"
-    """With `nodes`: Trainer's runtime, a `TrainingRuntime` of the namespace, as in `k8s/components/trainer`, or
-    `cluster/NAME` for a `ClusterTrainingRuntime`, such as `cluster/torch-distributed`."""
+    """With `nodes`: a `TrainingRuntime` of the namespace, as in `k8s/components/trainer`. `cluster/NAME`: a
+    `ClusterTrainingRuntime`, such as `cluster/torch-distributed`."""
     wait_for_nodes: Annotated[str, BeforeValidator(duration)] = "1h"
-    """With `nodes`: how long a chunk waits until all of them run; then it fails and names what they wait for."""
+    """With `nodes`: time until all pods must run; then the chunk fails with the reason."""
     gpu_memory: Quantity | None = None
-    """Memory of one accelerator, which `baton check` compares its estimate with; when left out, as far as known from
-    `node_selector` or from this machine."""
+    """Memory of one accelerator, for the estimate of `baton validate`; default: from `node_selector` or this machine,
+    if known."""
     cpu: Quantity | None = None
     """CPU request and limit of a pod that runs the model."""
     memory: Quantity | None = None
@@ -85,37 +83,36 @@ class Resources(Section):
     shm: Quantity | None = "2Gi"
     """Size of `/dev/shm` in a pod that runs the model; counts as its memory."""
     node_selector: dict[str, str] = {}
-    """Node labels such a pod needs."""
+    """Node labels for pods that run the model."""
     tolerations: list[Toleration] = []
-    """Taints such a pod puts up with: spot nodes usually have one."""
+    """Tolerated taints; spot nodes usually have one."""
     labels: dict[str, str] = {}
     """Labels on every pod."""
     capacity: Literal["spot", "on-demand"] | None = None
-    """Kind of nodes, as the label `baton/capacity` of a pod that runs the model. Kubeflow cannot give a pod a priority
-    class; a policy of the cluster can, by this label."""
+    """Label `baton/capacity` of pods that run the model. Kubeflow sets no priority class; a cluster policy can, by this
+    label."""
     secret: str | None = None
-    """Name of a Secret with `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY`, given to every pod as environment."""
+    """Secret with `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY`, in every pod's environment."""
     secret_env: dict[str, Annotated[str, Field(pattern=r"^[a-z0-9.-]+/[-._a-zA-Z0-9]+$")]] = {}
-    """Further credentials of every pod: environment variable → `secret/key`, such as `{HF_TOKEN: hub/token}` for
-    private models and `export.hub`."""
+    """Further credentials of every pod: variable → `secret/key`, such as `{HF_TOKEN: hub/token}` for private models and
+    `export.hub`."""
     image_pull_secret: str | None = None
-    """Name of the Secret for a private registry."""
+    """Secret for a private registry."""
     cache_claim: str | None = None
-    """Name of a PersistentVolumeClaim mounted at `store.cache_dir` in pods that run the model."""
+    """PersistentVolumeClaim mounted at `store.cache_dir` in pods that run the model."""
     env: dict[str, str] = {}
     """Plain environment of every pod, such as `AWS_ENDPOINT_URL`. Never credentials."""
     retries: Annotated[int, Field(ge=0, le=10)] = 2
-    """Times a pod of data split, tokenize, learning-rate finder, train-chunk, evaluate or export is started again; a
-    train-chunk resumes from its newest checkpoint. Which ends of a pod count is up to the installation: Kubeflow
-    Pipelines 2.17 starts one again that was deleted, and not one that ended with an error; Argo by itself does the
-    opposite. `chunks.extra` and submitting again help in both. A train-chunk's pods have `chunks.retries` each."""
+    """Restarts of a pod of data split, tokenize, learning-rate finder, train-chunk, evaluate or export. A train-chunk
+    resumes from its newest checkpoint. Kubeflow Pipelines 2.17 restarts deleted pods, but not failed ones; plain Argo
+    does the opposite. `chunks.extra` and a second submission help in both. Each train-chunk pod has
+    `chunks.retries`."""
     deadline: Annotated[str, BeforeValidator(duration)] | None = None
-    """Time such as `72h` after which Kubeflow ends the whole run, whatever it is doing."""
+    """Time limit of the whole run, such as `72h`; Kubeflow then ends it."""
     keep_pods: Annotated[str, BeforeValidator(duration)] | None = None
-    """Time such as `48h` for which the pods of a run that has ended stay, and their logs; as long as the cluster keeps
-    them when left out."""
+    """Time to keep pods and logs of a finished run, such as `48h`; default: the cluster's."""
     run_as_non_root: bool = True
-    """Tell Kubernetes to refuse an image that runs as root; the namespace policy `restricted` asks for it."""
+    """Refuse images that run as root; the namespace policy `restricted` requires it."""
 
     @field_validator("nodes", mode="before")
     @classmethod
@@ -173,21 +170,21 @@ def _known(value: Any) -> Any:
 
 
 class Parallel(Section):
-    """One run in several processes of each pod, each with its own accelerator; `parallel: fsdp` is short for its
-    strategy. Rows of a step, schedule and logged losses are those of one process."""
+    """Several processes per pod, each with its own accelerator; `parallel: fsdp` sets the strategy. Batch, schedule and
+    logged losses equal those of one process."""
 
     strategy: Annotated[Literal["ddp", "fsdp", "zero2", "zero3"], BeforeValidator(_known)] = "ddp"
-    """`ddp` gives each process the whole model; `fsdp` (FSDP2) shards weights, gradients and optimizer over them, as
-    does DeepSpeed's `zero3`; its `zero2` leaves the weights whole. The two need the package deepspeed."""
+    """`ddp`: the whole model in each process. `fsdp` (FSDP2) and DeepSpeed's `zero3`: weights, gradients and optimizer
+    sharded; `zero2`: weights whole. `zero2` and `zero3` need the package deepspeed."""
     offload: Literal["none", "cpu"] = "none"
-    """With all but `ddp`: hold what is split in the host's memory while it is not computed with."""
+    """Hold shards in host memory between uses; not with `ddp`."""
     processes: Literal["auto"] | Annotated[int, Field(ge=1, le=MAX_PROCESSES)] = "auto"
-    """Processes of a pod; with `auto` one for each of `resources.gpus`, or one."""
+    """Processes per pod; `auto`: one for each of `resources.gpus`, at least one."""
     virtual_workers: Annotated[int, Field(ge=2, le=MAX_PROCESSES)] | None = None
-    """Cut each step for so many workers, a power of two, whatever the number of processes that share them: those may be
-    as many, fewer or one, and change between chunks, and the bits are the same. With `ddp` alone."""
+    """Parts of each step, a power of two. Processes that share them may vary between chunks with bit-identical results.
+    With `ddp` alone."""
     hang_after: Annotated[str, BeforeValidator(duration), WrittenAs("hang_timeout")] = "10m"
-    """Time without a sign of life from all processes after which the stacks of all are logged and the chunk fails."""
+    """Time without progress in all processes; then their stacks are logged and the chunk fails."""
 
     @field_validator("virtual_workers")
     @classmethod

@@ -8,49 +8,50 @@ from pydantic import Field, field_validator, model_validator
 
 from baton.recipe.base import Fraction, Positive, Section, WrittenAs
 
-# `warn` says what was found, `fix` mends or drops the rows and keeps them with the reason, `fail` ends the run.
+# `warn` reports, `fix` repairs or drops the rows and keeps them with the reason, `fail` ends the run.
 Action = Literal["off", "warn", "fix", "fail"]
 
 
 class QualityChecks(Section):
-    """Checks of the rows, each `off`, `warn`, `fix` or `fail`. What `fix` changes or drops is kept with its reason."""
+    """Checks of the rows, each `off`, `warn`, `fix` or `fail`. Rows that `fix` changes or drops are kept with the
+    reason."""
 
     empty: Action = "warn"
-    """Fields with next to nothing in them (rows with an empty one are rejected in any case); `fix` drops the row."""
+    """Near-empty fields; `fix` drops the row. Rows with an empty field are always rejected."""
     duplicates: Action = "warn"
-    """Rows with the same content; `fix` keeps one."""
+    """Rows with equal content; `fix` keeps one."""
     near_duplicates: Action = "warn"
-    """Rows nearly the same as another (MinHash over word shingles); `fix` keeps one."""
+    """Similar rows (MinHash over word shingles); `fix` keeps one."""
     leakage: Action = "warn"
-    """Training rows nearly the same as a held-out one; `fix` drops them from training."""
+    """Training rows similar to a held-out one; `fix` drops them from training."""
     encoding: Action = "warn"
-    """Text that was decoded with the wrong table, and replacement characters; `fix` mends what can be."""
+    """Wrongly decoded text and replacement characters; `fix` repairs it where possible."""
     control_characters: Action = "warn"
-    """Control characters but tab and line break; `fix` removes them."""
+    """Control characters except tab and line break; `fix` removes them."""
     turns: Action = "warn"
-    """Conversations with unknown roles, or in which user and assistant do not take turns; `fix` drops them."""
+    """Conversations with unknown roles, or without alternating user and assistant; `fix` drops them."""
     language: Action = "warn"
-    """Rows in another language than `languages`; `fix` drops them. The mix is always shown."""
+    """Rows in a language outside `languages`; `fix` drops them. The mix is always shown."""
     secrets: Action = "warn"
-    """Keys, tokens and passwords that look real; `fix` replaces them by `[SECRET]`."""
+    """Keys, tokens and passwords that look real; `fix` replaces them with `[SECRET]`."""
     emails: Action = "warn"
-    """E-mail addresses that look real; `fix` replaces them by `[EMAIL]`."""
+    """E-mail addresses that look real; `fix` replaces them with `[EMAIL]`."""
     few_rows: Action = "warn"
-    """Fewer training rows than the method needs; there is nothing to fix."""
+    """Fewer training rows than the method needs; `fix` has no effect."""
     same_answers: Action = "fix"
-    """Preferences whose chosen and rejected answers are the same; `fix` drops them."""
+    """Preferences with equal chosen and rejected answers; `fix` drops them."""
     truncation: Action = "warn"
-    """More than `truncated_share` of the rows longer than `max_length`; `fix` drops the rows that would be cut."""
+    """More than `truncated_share` of rows exceed `max_length`; `fix` drops those rows."""
     near_empty_characters: Positive = 3
-    """Fields with fewer visible characters count as near-empty."""
+    """Visible characters below which a field is near-empty."""
     near_duplicate_threshold: Fraction = 0.85
-    """Jaccard similarity of the words from which rows are near duplicates."""
+    """Jaccard similarity of words above which rows are near duplicates."""
     languages: list[Annotated[str, Field(pattern=r"^[a-z]{2,3}$")]] = []
-    """Languages that are expected, as ISO 639 codes; any when left out."""
+    """Expected languages, as ISO 639 codes; default: any."""
     truncated_share: Annotated[float, Field(ge=0, lt=1)] = 0.05
-    """Share of rows that may be cut before `truncation` speaks up."""
+    """Share of truncated rows that `truncation` accepts."""
     least_rows: Positive | None = None
-    """Training rows below which `few_rows` speaks up; by the method when left out."""
+    """Training rows that `few_rows` requires; default: by method."""
 
 
 # Baton's column names, to which `data.columns` maps the source's own.
@@ -74,38 +75,35 @@ Size = Annotated[float, Field(ge=0)]  # below 1 a share of the rows, from 1 on a
 
 
 class DataSource(Section):
-    """One place that rows come from, where it differs from the others."""
+    """One source of rows, with settings that differ from the others."""
 
     uri: str
-    """File, folder, glob, a bucket (`s3://…`, `gs://…`, `az://…`), `hf://datasets/…` or a bundled source such as
-    `builtin:support`."""
+    """File, folder, glob, bucket (`s3://…`, `gs://…`, `az://…`), `hf://datasets/…` or `builtin:stdlib-docs`."""
     weight: Annotated[float, Field(gt=0, le=1000)] = 1.0
-    """How often each training row is used in one pass: 2 twice, 0.25 a quarter of the rows, chosen by content."""
+    """Uses of each training row per pass: 2 twice, 0.25 a quarter of the rows, chosen by content."""
     format: Format | None = None
-    """As `data.format`, for this source."""
+    """Same as `data.format`, for this source."""
     columns: Columns | None = None
-    """As `data.columns`, for this source."""
+    """Same as `data.columns`, for this source."""
     side: Side | None = None
-    """Side on which all its rows lie: a given split. By content when left out."""
+    """Side of all its rows, for a given split; default: by content."""
 
 
 class SplitRule(Section):
-    """Which rows are held out. A row's side depends on its content and `seed` alone, so growth never moves one."""
+    """Held-out rows. Content and `seed` alone decide a row's side, so added rows never move others."""
 
     eval: Annotated[float, Field(gt=0)] = 0.1
-    """Rows held out for evaluation: below 1 a share, from 1 on a number. A number becomes the share it is of the rows
-    that this store first sees under the recipe's name, and stays that share as the data grows. Not used where the
-    source says which rows these are."""
+    """Rows held out for evaluation: below 1 a share, from 1 a number. A number becomes a share of the rows first stored
+    under the recipe's name, and stays that share. Ignored where the source has its own split."""
     test: Size = 0.0
-    """Rows that neither training nor evaluation during it sees, like `eval`; with them the result is judged where there
-    are some."""
+    """Rows held out from training and its evaluations, as for `eval`; the final evaluation uses them if there are
+    any."""
     stratify_by: str | None = None
-    """Column of the source: each of its values is held out at the same share."""
+    """Source column; each value is held out at the same share."""
     group_by: str | None = None
-    """Column of the source: rows with the same value are never on two sides."""
+    """Source column; rows with equal values stay on one side."""
     column: str | None = None
-    """Column of the source that names a row's side: `train`, `eval` (also `validation`, `valid`, `val`, `dev`) or
-    `test`."""
+    """Source column with a row's side: `train`, `eval` (or `validation`, `valid`, `val`, `dev`) or `test`."""
 
     @model_validator(mode="after")
     def _one_rule(self) -> Self:
@@ -119,12 +117,12 @@ class SplitRule(Section):
 
 
 class Csv(Section):
-    """How tables of text (`.csv`, `.tsv`) are written, where their first records do not tell."""
+    """Format of text tables (`.csv`, `.tsv`), where detection fails."""
 
     delimiter: Annotated[str, Field(min_length=1, max_length=1)] | None = None
-    """Sign between fields, such as `";"` or `"\\t"`; found in the first records when left out."""
+    """Separator of fields, such as `";"` or `"\\t"`; default: detected in the first records."""
     encoding: str | None = None
-    """Encoding, such as `cp1252`. UTF-8 when left out, and UTF-16 or UTF-32 where the file begins with its mark."""
+    """Encoding, such as `cp1252`. Default: UTF-8, or UTF-16 and UTF-32 by byte order mark."""
 
     @field_validator("delimiter")
     @classmethod
@@ -145,84 +143,79 @@ class Csv(Section):
 
 
 class Data(Section):
-    """Rows to learn from, and how they become tokens."""
+    """Training rows and their tokenization."""
 
     source: Annotated[list[str | DataSource], Field(min_length=1)]
-    """File, folder, glob, a bucket (`s3://…`, `gs://…`, `az://…`), `hf://datasets/…` or a bundled source such as
-    `builtin:support`; one or a list, whose members may be mappings with their own `weight`, `format`, `columns` or
-    `side`."""
+    """File, folder, glob, bucket (`s3://…`, `gs://…`, `az://…`), `hf://datasets/…` or `builtin:stdlib-docs`. One or a
+    list; a mapping sets `weight`, `format`, `columns` or `side` for its source."""
     format: Format = "auto"
-    """Shape of a row; `auto` looks at the method and the columns of the first rows and says what it found; it knows the
-    usual other names, such as `question` and `answer`. A preference has `chosen` and `rejected`, with a `prompt` or as
-    whole conversations or texts, whose prompt is what both begin with (of texts to the end of a word, or up to the last
-    `Assistant:`; the white space after it stays with the answers, so `separator: ""` keeps the text as it is). A ranked
-    row has `responses`, a list or columns side by side (`response_1`, `response_2`), of which the best is paired with
-    one below it that the content draws: by `scores`, by `ranks` (1 is best), by `preferred` (the best one's name, or
-    its place from 0 in a list), by `margin` (of two; below 0 the first is better), or the best first in a list. A rated
-    row has `prompt`, `completion` and `label`, true for a good one; a prompt may have an `answer` and further columns
-    for reward functions; `tool-calls` has `prompt`, `calls` and `tools`. A row of messages takes its `tools` (or
-    `functions`) and its `system` message (or `system_prompt`) from columns of these names; so does a row of texts
-    that becomes turns."""
+    """Shape of a row. `auto` detects it from the method and the first rows' columns, prints it, and knows usual aliases
+    such as `question` and `answer`. `preference`: `chosen` and `rejected`, with a `prompt`, or as whole conversations
+    or texts; their common beginning becomes the prompt. For texts it ends at a word, or at the last `Assistant:`. White
+    space after it belongs to the answers; `separator: ""` keeps such text unchanged. `ranked`: `responses`, a list or
+    columns (`response_1`, `response_2`). The best is paired with a lower one, drawn by content. The order comes from
+    `scores`, `ranks` (1 is best), `preferred` (name, or index from 0), `margin` (of two; below 0 the first wins), or
+    the list. `rated`: `prompt`, `completion` and `label`, true for good. `prompt`: a prompt, perhaps an `answer` and
+    columns for reward functions. `tool-calls`: `prompt`, `calls` and `tools`. Rows of messages, or of texts rendered as
+    turns, take columns `tools` (or `functions`) and `system` (or `system_prompt`)."""
     columns: Columns = {}
-    """Our column name → the source's, for example `{prompt: question, completion: answer}`; what lies within a column
-    goes by its path: `reward_model.ground_truth`, `answers.text.0`. A list of columns is joined with `join`; of
-    `responses`, `scores` and `ranks` it is the list."""
+    """Baton's column name → the source's, such as `{prompt: question, completion: answer}`. Paths reach inside a
+    column: `reward_model.ground_truth`, `answers.text.0`. Lists of columns are joined with `join`; for `responses`,
+    `scores` and `ranks` they stay lists."""
     join: str = "\n\n"
-    """Put between columns that are joined; empty ones are left out."""
+    """Text between joined columns; empty columns are skipped."""
     reasoning: Literal["keep", "drop"] = "keep"
-    """What the assistant thought before it answered (`reasoning_content`, `thinking` or `reasoning` of a message):
-    `keep` leaves what becomes of it to the chat template; `drop` leaves it out of the rows, and with it a
-    `<think>…</think>` that an answer begins with. Rows of plain text stay as they are."""
+    """Reasoning of the assistant (`reasoning_content`, `thinking` or `reasoning` of a message). `keep` passes it to the
+    chat template. `drop` removes it, and a `<think>…</think>` at the start of an answer. Plain text is unchanged."""
     extra_columns: list[str] = []
-    """Further columns of the source to keep, as text: for reward functions and for `training.curriculum`."""
+    """Further source columns to keep, as text, for reward functions and `training.curriculum`."""
     sample_by: Literal["line", "paragraph", "document"] = "line"
-    """What one row of a text file is."""
+    """Unit of one row in a text file."""
     csv: Csv | None = None
-    """How tables of text are written, where their first records do not tell."""
+    """Format of text tables, where detection fails."""
     separator: str = "\n"
-    """Put between prompt and completion where they are rendered as text, and counted as prompt."""
+    """Text between prompt and completion when rendered as text; part of the prompt."""
     split: SplitRule = SplitRule()
-    """Which rows are held out."""
+    """Held-out rows."""
     quality: QualityChecks = QualityChecks()
-    """What is looked for in the rows, and what happens when it is found."""
+    """Checks of the rows, and the action for each."""
     render_as: Literal["auto", "chat", "text"] = "auto"
-    """How prompts and answers that are texts reach the model: `chat` as user and assistant turns in the chat template,
-    without `separator` and without the preamble that instructions are else given; `text` as written. `auto` takes chat
-    where `model.base` has a template or `model.chat_template` gives one; not for `pretrain`, and not with a tokenizer
-    that Baton trained. Conversations are always rendered, and plain text never."""
+    """Rendering of text prompts and answers. `chat`: user and assistant turns in the chat template, without `separator`
+    and instruction preamble. `text`: unchanged. `auto`: chat where `model.base` or `model.chat_template` has a
+    template, except with `pretrain` or a tokenizer trained by Baton. Conversations are always rendered, plain text
+    never."""
     system: Annotated[str, Field(min_length=1)] | None = None
-    """System message of conversations that have none of their own."""
+    """System message for conversations without one."""
     today: Annotated[datetime.date | None, WrittenAs("template_date")] = None
-    """Day that chat templates are told which write today's date, such as Llama 3.2's. When left out, the day on which
-    the run begins, in all its chunks; give it for runs that begin on other days and are to be the same."""
+    """Date for chat templates that print today's, such as Llama 3.2's. Default: the day the run begins, for all chunks.
+    Set it to make runs of different days identical."""
     max_length: Annotated[int, Field(ge=8)] = 512
-    """Longest sequence in tokens; longer ones are cut at the end and counted."""
+    """Longest sequence in tokens; longer ones are truncated and counted."""
     packing: bool | Literal["best-fit"] = False
-    """Fill sequences of `max_length` with rows: true joins them and cuts, for plain text; `best-fit` puts whole rows
-    beside each other that do not see each other (flash attention makes it fast)."""
+    """Fill sequences of `max_length` with rows. True joins and cuts plain text. `best-fit` packs whole rows, isolated
+    from each other; flash attention makes it fast."""
     train_on: Literal["all", "completions", "assistant", "last"] | None = None
-    """What of a row counts in the loss: `all` of it; `completions`, of a prompt and its completion the completion, of
-    texts and whole conversations all; `assistant`, in a conversation what the assistant wrote, each turn with its
-    reasoning, its tool calls and the token that ends it, and of texts as `completions`; `last`, of a conversation its
-    last turn alone. As `completions` when left out. Of a completion that is a list of messages, the assistant's turns
-    count. A message's own `train` flag overrules all of these. The older `completion_only_loss` and
-    `assistant_only_loss` are read as what they come to."""
+    """Tokens in the loss. `all`: the whole row. `completions`: the completion of a prompt; all of a text or
+    conversation. `assistant`: the assistant's turns, with reasoning, tool calls and end token; texts as `completions`.
+    `last`: a conversation's last turn. Default: `completions`. In a completion of messages, the assistant's turns
+    count. A message's own `train` flag takes precedence. `completion_only_loss` and `assistant_only_loss`, the former
+    keys, are still read."""
     max_samples: Positive | None = None
-    """Use at most this many rows: the first, or with `shuffle` those that their content and `seed` choose."""
+    """Most rows to use: the first, or with `shuffle` a choice by content and `seed`."""
     shuffle: bool = False
-    """Choose the rows of `max_samples` from the whole source; only with that, as each pass has its own order anyway."""
+    """Choose the rows of `max_samples` from the whole source. Only with that: each pass is shuffled anyway."""
     order: Literal["auto", "uniform", "blocks"] = "auto"
-    """Order of a pass, a function of `seed` and its number: `uniform` shuffles all rows, as `Trainer` does; `blocks`
-    shuffles the files that tokens lie in and then the rows of a few files together, so that a chunk fetches its own
-    files alone. `auto` takes blocks from 1 GiB of tokens on, in one process without virtual workers."""
+    """Order of a pass, given by `seed` and its number. `uniform` shuffles all rows, as `Trainer` does. `blocks`
+    shuffles token files, then rows of a few files together, so a chunk fetches only its own. `auto`: blocks from 1 GiB
+    of tokens, in one process without virtual workers."""
     workers: Positive | None = None
-    """Processes that tokenize; the machine's cores when left out."""
+    """Processes that tokenize; default: the machine's cores."""
     shards: Annotated[int, Field(json_schema_extra={"minimum": 1, "maximum": MAX_SHARDS})] = 1
-    """Pods that tokenize, each with so many `workers`; a further one joins what they made. The tokens are the same for
-    any number. Worth it from some GiB of text on: each pod fetches the split, and takes some 20 s to start."""
+    """Pods that tokenize, each with `workers` processes; another pod joins their output. Tokens are the same for any
+    number. Use it from a few GiB of text: each pod fetches the split, and takes 20 s to start."""
     max_rejected: Annotated[float, Field(ge=0, le=1)] = 0.01
-    """Share of rows that may be unreadable before the run stops; they are kept with their reasons. A file that breaks
-    off hides an unknown number of rows and stops it at any share below 1."""
+    """Share of unreadable rows that ends the run; they are kept with reasons. A truncated file ends it at any share
+    below 1, as its missing rows cannot be counted."""
 
     @property
     def sources(self) -> list[DataSource]:
@@ -244,7 +237,7 @@ class Data(Section):
         if not given:
             return value
         if value.get("train_on") is not None:
-            raise ValueError(f"{' and '.join(given)} and train_on say the same; leave {' and '.join(given)} out")
+            raise ValueError(f"{' and '.join(given)} and train_on set the same; remove {' and '.join(given)}")
         if not all(isinstance(setting, bool) for setting in given.values()):
             raise ValueError(f"{' and '.join(given)} are true or false; better write train_on")
         read_as = "assistant" if given.get("assistant_only_loss") else None

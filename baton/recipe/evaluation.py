@@ -2,7 +2,8 @@
 
 import difflib
 import re
-from typing import Annotated, Literal, Self
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -10,9 +11,30 @@ from baton.recipe.base import Fraction, Name, Positive, Section, WrittenAs
 from baton.recipe.methods import AGAINST_BASELINE, SPECS
 from baton.recipe.run import Hook, shorthand
 
-Metric = Literal["exact_match", "numeric_match", "bleu", "chrf", "rouge", "bertscore"]
-
 ROUGE = ("rouge1", "rouge2", "rougeL")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricSpec:
+    """A metric of texts, which the function of its name in `baton/models/metrics.py` computes."""
+
+    package: str | None = None  # module that it needs beyond the base install
+    figures: tuple[str, ...] = ()  # names of its figures, the one for summaries last; its own name where empty
+
+
+METRICS = {
+    "exact_match": MetricSpec(),
+    "numeric_match": MetricSpec(),
+    "bleu": MetricSpec(package="sacrebleu"),
+    "chrf": MetricSpec(package="sacrebleu"),
+    "rouge": MetricSpec(package="rouge_score", figures=ROUGE),
+    "bertscore": MetricSpec(package="bert_score"),
+}
+FIGURES = {name: spec.figures or (name,) for name, spec in METRICS.items()}
+if TYPE_CHECKING:
+    Metric = str
+else:
+    Metric = Literal[*METRICS]
 
 # A line of a gate: `<= 20`, `>= production`, `<= baseline * 0.98`, `>= baseline + 0.02`.
 GATE = re.compile(
@@ -28,60 +50,57 @@ class Tasks(Section):
     """Tasks of the LM evaluation harness."""
 
     names: Annotated[list[str], Field(min_length=1)]
-    """Names of tasks or groups, such as `gsm8k` or `hellaswag`."""
+    """Tasks or groups, such as `gsm8k` or `hellaswag`."""
     include_path: str | None = None
-    """Folder with tasks of your own, as YAML files, here or `s3://…`."""
+    """Folder of your own tasks in YAML, local or `s3://…`."""
     few_shot: Annotated[int, Field(ge=0)] | None = None
-    """Examples in front of each question; the task's own number when left out."""
+    """Examples before each question; default: the task's own number."""
     limit: Positive | None = None
-    """Documents per task; all when left out."""
+    """Documents per task; default: all."""
     render_as: Literal["auto", "chat", "text"] = "auto"
-    """Whether questions are turns of the chat template, each example in front of them a turn of its own, `data.system`
-    before all. `auto`: where training saw conversations, or `data.render_as` would make some of prompts and answers;
-    a model in use without a template is asked as text."""
+    """`chat`: questions and examples as turns of the chat template, after `data.system`. `auto`: chat where training
+    had conversations or `data.render_as` would make some. A production model without a template gets text."""
 
 
 class Evaluation(Section):
-    """How the result is judged: always against the model that training started from."""
+    """Evaluation of the result, always in comparison with the start model."""
 
     samples: Annotated[int, Field(ge=0)] = 8
-    """Held-out rows for which the model writes, before and after training; `metrics` are taken over them."""
+    """Held-out rows to generate for, before and after training, as input of `metrics`."""
     max_new_tokens: Positive = 64
     """Longest sample in tokens."""
     temperature: Annotated[float, Field(ge=0)] = 0.0
-    """Of the sampling; 0 takes the likeliest token each time."""
+    """Sampling temperature; 0: greedy."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Share of the probability that sampling draws from."""
+    """Probability mass to sample from."""
     metrics: list[Metric] = []
-    """What is measured between what the model writes and the row's own answer: `exact_match`, `numeric_match` (the last
-    number), `bleu` and `chrf` (sacreBLEU), `rouge` (1, 2 and L), `bertscore`."""
+    """Comparison of generated text with the row's answer: `exact_match`, `numeric_match` (last number), `bleu` and
+    `chrf` (sacreBLEU), `rouge` (1, 2, L), `bertscore`."""
     functions: list[Annotated[Hook, shorthand("use")]] = []
-    """Functions of your own, from the image or `hooks.source`: called with the lists `prompts`, `completions` and
-    `references`, and their options, return a number for each."""
+    """Your own functions, from the image or `hooks.source`. They take lists `prompts`, `completions` and `references`
+    and their options, and return a number for each."""
     bertscore_model: str | None = None
     """Encoder for `bertscore`: hub id or folder."""
     tasks: Tasks | None = None
     """Tasks of the LM evaluation harness; needs the package `lm-eval`."""
     production: str | None = None
-    """The model now in use, to compare with: folder, `s3://…`, hub id, `models:/name@alias` of MLflow's registry, or
-    `accepted`, the one that the last retraining promoted. Where there is none yet of an alias or of `accepted`, that
-    counts as no model."""
+    """Production model to compare with: folder, `s3://…`, hub id, `models:/name@alias` in MLflow's registry, or
+    `accepted` from the last retraining. A missing alias or `accepted` counts as no model."""
     confidence: Fraction = 0.95
-    """Level of the intervals, by bootstrap over the rows."""
+    """Level of intervals, by bootstrap over rows."""
     gate: dict[str, str] = {}
-    """What must hold, by the name of a figure: `{perplexity: "<= baseline * 0.98", numeric_match: ">= production"}`. A
-    run that fails is rejected and exports nothing. A line against `production` holds where there is none yet."""
+    """Conditions by metric: `{perplexity: "<= baseline * 0.98", numeric_match: ">= production"}`. A run that fails them
+    is rejected and exports nothing. Without a production model, its conditions hold."""
     every: Positive | None = None
-    """Steps between evaluations during training; none when left out."""
+    """Steps between evaluations during training; default: none."""
     per_epoch: Positive | None = None
-    """Evaluations in each epoch, the last one at its end, instead of `every`. In an epoch of S steps the k-th of n
-    comes after step k × S / n, rounded up; where n is more than S, after each step."""
+    """Evaluations per epoch, the last at its end, instead of `every`. Of n in an epoch of S steps, the k-th follows
+    step k × S / n, rounded up; with n above S, each step."""
     write_every: Annotated[Positive | None, WrittenAs("sample_every")] = None
-    """Steps after which the model writes for the samples in the course of training, as after it: the texts go to
-    `samples/` below the run, how many are right and what `metrics` and `functions` say of them to the metrics, as
-    `written_…`. None when left out; training is not changed by it."""
+    """Steps between generations for the samples during training. Texts go to the run's `samples/`; accuracy and the
+    results of `metrics` and `functions` to the metrics, as `written_…`. Training is unaffected. Default: none."""
     batch_size: Positive | None = None
-    """Rows per forward pass; `training.micro_batch_size` when left out."""
+    """Rows per forward pass; default: `training.micro_batch_size`."""
 
     @field_validator("gate")
     @classmethod
@@ -103,7 +122,7 @@ class Evaluation(Section):
 
     def figures(self, method: str) -> list[str]:
         """Returns the names of a run's figures, without those of `tasks` and of single reward functions."""
-        texts = [part for name in self.metrics for part in (ROUGE if name == "rouge" else (name,))]
+        texts = [figure for name in self.metrics for figure in FIGURES[name]]
         return [*SPECS[method].figures, *texts, *(function.use.rpartition(":")[2] for function in self.functions)]
 
     def check_gate(self, method: str) -> None:
@@ -122,14 +141,14 @@ class Evaluation(Section):
     @model_validator(mode="after")
     def _complete(self) -> Self:
         if self.every and self.per_epoch:
-            raise ValueError("every and per_epoch both say when to evaluate; leave one out")
+            raise ValueError("every and per_epoch both set the steps of evaluations; remove one")
         if "bertscore" in self.metrics and not self.bertscore_model:
             raise ValueError("metrics: bertscore needs an encoder; name one in evaluation.bertscore_model")
         for name, line in self.gate.items():
             if "production" in line and not self.production:
                 raise ValueError(f"gate.{name}: compares with production; name it in evaluation.production")
         if (self.metrics or self.functions) and not self.samples:
-            raise ValueError("metrics: are taken over what the model writes; set evaluation.samples above 0")
+            raise ValueError("metrics: measure generated text; set evaluation.samples above 0")
         return self
 
 
@@ -151,24 +170,24 @@ QuantizationType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1",
 
 
 class GGUF(Section):
-    """A file for llama.cpp and what is built on it."""
+    """Files for llama.cpp and tools based on it."""
 
     types: Annotated[list[QuantizationType], Field(min_length=1)] = ["q8_0"]
-    """Types of the weights; a file for each."""
+    """Weight types, one file each."""
 
 
 class ONNX(Section):
     """A graph for ONNX Runtime: token ids and mask in, logits out, computed in float32."""
 
     opset: Annotated[int, Field(ge=18)] = 20
-    """Version of the operators."""
+    """Operator set version."""
 
 
 class Hub(Section):
-    """A repository on the Hugging Face Hub, with the token in `HF_TOKEN`."""
+    """A repository on the Hugging Face Hub; `HF_TOKEN` holds the token."""
 
     repo: Annotated[str, Field(pattern=r"^[\w.-]+/[\w.-]+$")]
-    """`organisation/name`; made when it is not there."""
+    """`organisation/name`; created if missing."""
     private: bool = True
     """Whether a new repository is private."""
     revision: str = "main"
@@ -176,54 +195,52 @@ class Hub(Section):
 
 
 class KServe(Section):
-    """The `InferenceService` that serves the model."""
+    """`InferenceService` for the model."""
 
     name: Name | None = None
-    """Its name; the recipe's when left out."""
+    """Name; default: the recipe's."""
     namespace: Name | None = None
-    """Its namespace; that of the user who applies it when left out."""
+    """Namespace; default: that of the user who applies it."""
     service_account: Name | None = None
     """Account whose secret holds the store's credentials."""
     model_uri: str | None = None
-    """Address to serve from, such as `oci://registry/model:tag` or `pvc://claim/path`; the export's own when left
-    out."""
+    """Address to serve from, such as `oci://registry/model:tag` or `pvc://claim/path`; default: the export's."""
     gpus: Annotated[int, Field(ge=0)] | None = None
-    """GPUs of the server; `resources.gpus` when left out."""
+    """GPUs of the server; default: `resources.gpus`."""
 
 
 class Export(Section):
-    """What is handed out at the end, each format loaded back and compared before it counts."""
+    """Final model files; each format is loaded and compared before it counts."""
 
     formats: Annotated[list[ExportFormat], Field(min_length=1)] = ["safetensors"]
-    """`safetensors`, the whole model, an adapter folded in; `adapter` alone; `gguf`; `onnx`; an `mlflow` model; an
-    `oci` image layout; a `kserve` manifest."""
+    """`safetensors`: whole model, adapter merged; `adapter` alone; `gguf`; `onnx`; `mlflow` model; `oci` image layout;
+    `kserve` manifest."""
     checkpoint: Literal["last", "best"] = "last"
-    """Which state of the run is evaluated and handed out: that of the last step, or the one with the lowest evaluation
-    loss, which is then saved when it is measured."""
+    """State to evaluate and export: the last step, or the lowest evaluation loss, saved when measured."""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
-    """Number type of the whole model's weights; as trained when left out."""
+    """Type of the whole model's weights; default: as trained."""
     shard_size: Annotated[str, Field(pattern=r"^[1-9][0-9]*(MB|GB)$")] = "5GB"
-    """Largest file of weights."""
+    """Size limit of a weights file."""
     gguf: GGUF = GGUF()
-    """Of the format `gguf`."""
+    """Settings of `gguf`."""
     onnx: ONNX = ONNX()
-    """Of the format `onnx`."""
+    """Settings of `onnx`."""
     registered_model: Annotated[str, Field(pattern=r"^[^:/]+$")] | None = None
-    """Name in MLflow's registry; each run that is not rejected becomes a version of it."""
+    """Name in MLflow's registry; each accepted run becomes a version."""
     alias: Annotated[str, Field(pattern=r"^[A-Za-z][\w-]*$")] | None = None
-    """Alias that the new version takes over, such as `production`: only with a gate, and only when it held."""
+    """Alias to move to the new version, such as `production`; requires a gate that passes."""
     hub: Hub | None = None
-    """Also push the model to the Hugging Face Hub."""
+    """Push the model to the Hugging Face Hub."""
     kserve: KServe = KServe()
-    """Of the format `kserve`."""
+    """Settings of `kserve`."""
     artifact: bool = False
-    """Also copy the main model's files into Kubeflow's artifact `model`, for components that take an `Input[Model]` and
-    load it from there; without it the artifact is the model card, with the address in its metadata."""
+    """Copy the main model's files into Kubeflow's artifact `model`, for components with an `Input[Model]`. Otherwise
+    the artifact is the model card, with the address in its metadata."""
     licence: str | None = None
-    """Licence of the model, as the Hub spells it (`apache-2.0`); the base model's when left out and known."""
+    """Licence of the model, as spelled on the Hub (`apache-2.0`); default: the base model's, if known."""
     check_tokens: Positive = 16
-    """Tokens that each format must write just as the trained model does, greedily, before it counts; where a format
-    rounds the weights, as the model does with them rounded."""
+    """Tokens that each format must generate greedily as the trained model does. Formats with rounded weights are
+    compared with the model rounded the same."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -111,7 +111,7 @@ def explain(problem: Mapping[str, Any], document: Mapping[str, Any], source: Cal
     value = problem.get("input")
     if problem["type"] == "value_error" or not isinstance(value, str | int | float | datetime.date | None):
         return f"{path}: {message}" if path else message
-    # YAML 1.1 reads `no`, `0755`, `1e3` and dates as other values, whose own text nobody has written.
+    # YAML 1.1 reads `no`, `0755`, `1e3` and dates as other values, whose own text is unknown.
     text = _as_yaml(value) if isinstance(value, str) else source() or _as_yaml(value)
     shown = repr(value) if isinstance(value, str) else text
     hints = (words for words, meant in _hints(problem, path, text) if _is_accepted(document, location, meant))

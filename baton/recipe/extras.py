@@ -3,7 +3,7 @@
 import importlib.util
 
 from baton.errors import UserError
-from baton.recipe.evaluation import Evaluation
+from baton.recipe.evaluation import METRICS, Evaluation
 from baton.recipe.recipe import Recipe
 
 # Module → extra.
@@ -20,8 +20,6 @@ EXTRAS = {
     "tensorboard": "tensorboard",
     "wandb": "wandb",
 }
-# Metric → module that computes it.
-METRIC_PACKAGES = {"bleu": "sacrebleu", "chrf": "sacrebleu", "rouge": "rouge_score", "bertscore": "bert_score"}
 
 
 def require_packages(what: str, *modules: str) -> None:
@@ -39,8 +37,8 @@ def require_packages(what: str, *modules: str) -> None:
 def require_metric_packages(evaluation: Evaluation) -> None:
     """Requires the packages of a recipe's metrics."""
     for metric in evaluation.metrics:
-        if metric in METRIC_PACKAGES:
-            require_packages(f"evaluation.metrics: {metric}", METRIC_PACKAGES[metric])
+        if package := METRICS[metric].package:
+            require_packages(f"evaluation.metrics: {metric}", package)
 
 
 def require_all_packages(recipe: Recipe) -> None:

@@ -1,13 +1,13 @@
 """The training methods: settings and `MethodSpec` of each, in `SPECS` by name.
 
-A new method needs settings and spec here, field and name in `Methods`, its trainer in `baton/train/methods/` and its
-row in `tests/exactness/matrix.py`.
+A new method needs settings, spec and a field in `Methods` here, its trainer in `baton/train/methods/` and its row in
+`tests/exactness/matrix.py`.
 """
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_serializer, model_validator
 from pydantic_core.core_schema import SerializerFunctionWrapHandler
@@ -28,7 +28,7 @@ AGAINST_BASELINE = ("reward_accuracy", "reward_margin")
 
 @dataclass(frozen=True, kw_only=True)
 class SecondModel:
-    """A model beside the trained one, not trained itself."""
+    """A second model, not trained itself."""
 
     name: str  # its role: `reference` or `teacher`
     # Whether the method's settings name it, in a field called after its role. It is then fetched, pinned by digest and
@@ -46,7 +46,7 @@ class MethodSpec:
     requires: str | None = None  # what its section cannot leave out, in words; None where every setting has a default
     example: Mapping[str, str | list[str]] = field(default_factory=dict)  # the least settings it takes
     formats: tuple[str, ...]  # shapes of source rows it learns from, the usual one first
-    rows: Rows  # what tokenized rows are
+    rows: Rows  # kind of tokenized rows
     sequences_per_row: int = 1  # sequences that a row is in a forward pass
     scores: bool = False  # whether the model scores texts, with one label, instead of writing them
     takes_loss: bool = False  # whether `hooks.loss` can replace its loss
@@ -58,13 +58,15 @@ class MethodSpec:
     strategies: tuple[Strategy, ...] = ("ddp", "fsdp")  # strategies of `training.parallel` it was compared with
     offloads_activations: bool = False  # whether its trainer honours `training.activation_offloading`
     tiles_logits: bool = True  # whether its trainer multiplies by the head's weights itself, in tiles
-    second_model: SecondModel | None = None  # the model held beside the trained one, if there is one
+    second_model: SecondModel | None = None  # a second model, if the method holds one
     # Values its trainer keeps between steps and `Trainer` does not save: name in a checkpoint → attribute.
     buffers: Mapping[str, str] = field(default_factory=dict)
-    figures: tuple[str, ...] = ("loss", "perplexity")  # what is measured on held-out rows
-    # What its trainer logs beside the loss that the report plots, the most telling first: key → label.
+    figures: tuple[str, ...] = ("loss", "perplexity")  # measures on held-out rows
+    # Logged values that the report plots with the loss, the most telling first: key → label.
     logged: Mapping[str, str] = field(default_factory=dict)
     forkable: tuple[str, ...] = ()  # its settings that a warm fork may change; each changes the loss from there on
+    # Learning rate of a starter recipe and the reason, for all weights and for LoRA.
+    rates: tuple[tuple[float, str], tuple[float, str]]
 
     @property
     def generates(self) -> bool:
@@ -85,7 +87,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class SyncReference(Section):
-    """Lets the reference follow the model (TR-DPO, arXiv:2404.09656)."""
+    """Moves the reference towards the model (TR-DPO, arXiv:2404.09656)."""
 
     every: Positive = 512
     """Steps between updates."""
@@ -97,9 +99,9 @@ class Referenced(Section):
     """Settings of a method whose loss compares the model with a reference."""
 
     beta: Coefficient
-    """How strongly the reference holds the model; 0 needs none."""
+    """Penalty for divergence from the reference; 0 needs none."""
     sync_reference: SyncReference | None = None
-    """Let the reference follow; it is then part of each checkpoint. Full weights only."""
+    """Move the reference along; checkpoints then hold it. Full weights only."""
 
 
 # Ready reward functions; see `baton/models/rewards.py`.
@@ -112,13 +114,12 @@ def listed(value: Any) -> Any:
 
 
 class RewardFunction(Section):
-    """What judges a completion."""
+    """A function that scores completions."""
 
     use: str
-    """A ready one (`numeric`, `exact`, `format`, `length`, `information_gain`) or `module:object`, called as TRL calls
-    reward functions: with `prompts`, `completions` and the row's columns as lists; returns a list of numbers. Of a row
-    whose prompt is a text, prompts and completions are texts, also where the model sees a conversation; else they are
-    lists of messages."""
+    """Built-in (`numeric`, `exact`, `format`, `length`, `information_gain`) or `module:object` with TRL's interface. It
+    takes `prompts`, `completions` and the row's columns as lists, and returns a list of numbers. Prompts and
+    completions are texts where the row's prompt is a text, otherwise lists of messages."""
     weight: float = 1.0
     """Factor in the sum of rewards."""
     options: dict[str, Any] = {}
@@ -140,16 +141,16 @@ class Completions(Section):
     temperature: Annotated[float, Field(gt=0)] = 1.0
     """Sampling temperature."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Sample from the most likely tokens of this much probability. Below 1 on a GPU only without
-    `training.deterministic`: CUDA has no deterministic kernel for it."""
+    """Sample from the most likely tokens of this total probability. On a GPU, below 1 needs `training.deterministic:
+    false`: CUDA has no deterministic kernel."""
     top_k: Annotated[int, Field(ge=0)] = 0
-    """Sample from this many most likely tokens; 0 for all."""
+    """Sample from this many most likely tokens; 0: all."""
     min_p: Share | None = None
-    """Leave out tokens below this share of the most likely one's probability."""
+    """Drop tokens below this share of the highest probability."""
     repetition_penalty: Annotated[float, Field(gt=0)] = 1.0
-    """Above 1, tokens that occurred become less likely."""
+    """Above 1, repeated tokens become less likely."""
     disable_dropout: bool = False
-    """Train without the model's own dropout."""
+    """Train without the model's dropout."""
 
 
 class Generation(Completions, Referenced):
@@ -158,17 +159,17 @@ class Generation(Completions, Referenced):
     rewards: Annotated[list[Annotated[RewardFunction, shorthand("use")]], Field(min_length=1), BeforeValidator(listed)]
     """Reward functions; their weighted sum counts."""
     num_generations: Annotated[int, Field(ge=2)] = 8
-    """Completions per prompt, compared with each other. `batch_size` counts completions and must be a multiple."""
+    """Completions per prompt. `batch_size` counts completions and must be a multiple."""
     num_iterations: Positive = 1
-    """Times each batch of completions is trained on (μ)."""
+    """Passes over each batch of completions (μ)."""
     steps_per_generation: Positive | None = None
-    """Micro-batches, of all processes, that one round of generation fills; those of an optimizer step when left out."""
+    """Micro-batches, over all processes, filled by one round of generation; default: those of one optimizer step."""
     epsilon: Annotated[float, Field(gt=0)] = 0.2
     """Clipping range of the probability ratio."""
     epsilon_high: Annotated[float, Field(gt=0)] | None = None
-    """Its upper side, where it differs (DAPO, arXiv:2503.14476)."""
+    """Upper side of the range, if different (DAPO, arXiv:2503.14476)."""
     mask_truncated: bool = False
-    """Leave completions that hit the length limit out of the loss."""
+    """Exclude completions at the length limit from the loss."""
 
 
 OWN_ORDER = "repeats prompts in its own order"
@@ -185,19 +186,25 @@ SFT_SPEC = MethodSpec(
     strategies=("ddp", "fsdp", "zero2", "zero3"),
     offloads_activations=True,
     logged={"entropy": "entropy", "mean_token_accuracy": "token accuracy"},
+    rates=((2e-5, "usual for all weights"), (2e-4, "usual for LoRA, ten times that of all weights")),
 )
 
 
-PRETRAIN_SPEC = replace(SFT_SPEC, name="pretrain", formats=("text",))
+PRETRAIN_SPEC = replace(
+    SFT_SPEC,
+    name="pretrain",
+    formats=("text",),
+    rates=((2e-5, "usual for going on from a trained model"), (1e-4, "usual for LoRA")),
+)
 
 
 class Reward(Section):
     """Reward modelling: a score per answer, trained on pairs (Bradley–Terry)."""
 
     center_coefficient: Coefficient | None = None
-    """Weight of the term that keeps rewards around zero (arXiv:2312.09244); 0.01 is usual."""
+    """Weight of the term that centres rewards at zero (arXiv:2312.09244); usually 0.01."""
     disable_dropout: bool = True
-    """Train without the model's own dropout."""
+    """Train without the model's dropout."""
 
 
 REWARD_SPEC = MethodSpec(
@@ -210,6 +217,7 @@ REWARD_SPEC = MethodSpec(
     offloads_activations=True,
     figures=("loss", "accuracy", "margin"),
     logged={"margin": "score margin", "accuracy": "accuracy"},
+    rates=((1e-5, "usual for a reward model"), (1e-4, "usual for a reward model with LoRA")),
 )
 
 
@@ -217,7 +225,7 @@ class DPO(Referenced):
     """Direct preference optimisation (arXiv:2305.18290)."""
 
     beta: Annotated[float, Field(gt=0)] = 0.1
-    """How strongly the reference holds the model."""
+    """Penalty for divergence from the reference."""
     loss: Annotated[
         list[
             Literal[
@@ -228,19 +236,19 @@ class DPO(Referenced):
         BeforeValidator(listed, json_schema_input_type=str | list[str]),
         Field(min_length=1),
     ] = ["sigmoid"]  # fmt: skip
-    """One loss or several that are added, by TRL's names."""
+    """Losses to add, by TRL's names."""
     loss_weights: list[float] | None = None
-    """Weight of each; 1 when left out."""
+    """Weight of each loss; default: 1."""
     label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
-    """Share of pairs taken to be labelled the wrong way round, for `robust`; ε for `exo_pair`."""
+    """For `robust`, the assumed share of mislabelled pairs; for `exo_pair`, ε."""
     f_divergence: Literal["reverse_kl", "forward_kl", "js_divergence", "alpha_divergence"] = "reverse_kl"
     """Divergence from the reference (arXiv:2309.16240)."""
     weighting: bool = False
-    """Weigh pairs by the model's own probability of them (WPO, arXiv:2406.11827)."""
+    """Weigh pairs by the model's own probability (WPO, arXiv:2406.11827)."""
     length_desensitization: Share | None = None
-    """α of LD-DPO (arXiv:2409.06411): weight of the tokens beyond the shorter answer's length."""
+    """α of LD-DPO (arXiv:2409.06411): weight of tokens beyond the shorter answer's length."""
     disable_dropout: bool = True
-    """Train without the model's own dropout."""
+    """Train without the model's dropout."""
 
     @model_validator(mode="after")
     def _one_weight_each(self) -> Self:
@@ -270,22 +278,23 @@ DPO_SPEC = MethodSpec(
         "logps/reference_rejected": "log p, rejected, reference",
     },
     forkable=("beta", "label_smoothing"),
+    rates=((5e-7, "DPO takes small ones, 5e-7 to 5e-6"), (5e-6, "DPO takes small ones, with LoRA too")),
 )
 
 
 class KTO(Referenced):
-    """Kahneman–Tversky optimisation on single answers that are good or bad (arXiv:2402.01306)."""
+    """Kahneman–Tversky optimisation on single answers, good or bad (arXiv:2402.01306)."""
 
     beta: Annotated[float, Field(gt=0)] = 0.1
-    """How strongly the reference holds the model."""
+    """Penalty for divergence from the reference."""
     loss: Literal["kto", "apo_zero_unpaired"] = "kto"
-    """Loss, by TRL's names."""
+    """Loss, by TRL's name."""
     desirable_weight: Annotated[float, Field(gt=0)] = 1.0
     """Weight of good answers."""
     undesirable_weight: Annotated[float, Field(gt=0)] = 1.0
     """Weight of bad answers."""
     disable_dropout: bool = True
-    """Train without the model's own dropout."""
+    """Train without the model's dropout."""
 
 
 KTO_SPEC = MethodSpec(
@@ -300,29 +309,25 @@ KTO_SPEC = MethodSpec(
     second_model=START_COPY,
     logged={"rewards/margins": "reward margin", "kl": "KL", "entropy": "entropy"},
     forkable=("beta", "desirable_weight", "undesirable_weight"),
+    rates=(
+        (5e-7, "KTO's authors advise 5e-7 to 5e-6"),
+        (5e-6, "KTO's authors advise 5e-7 to 5e-6; LoRA takes the upper end"),
+    ),
 )
 
 
-class CPO(Section):
-    """Contrastive preference optimisation, without a reference (arXiv:2401.08417), and SimPO (arXiv:2405.14734)."""
+class ORPO(Section):
+    """Odds-ratio preference optimisation without a reference (arXiv:2403.07691)."""
 
     beta: Annotated[float, Field(gt=0)] = 0.1
-    """Steepness of the preference loss."""
-    loss: Literal["sigmoid", "hinge", "ipo", "simpo"] = "sigmoid"
-    """Loss, by TRL's names."""
-    likelihood: Coefficient = 1.0
-    """Weight of the likelihood of the chosen answer; 0 for SimPO proper."""
-    simpo_margin: Coefficient = 0.5
-    """Target margin γ of `simpo`."""
-    label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
-    """Share of pairs taken to be labelled the wrong way round."""
+    """Weight of the odds ratio, added to the chosen answer's likelihood (λ in the paper)."""
     disable_dropout: bool = True
-    """Train without the model's own dropout."""
+    """Train without the model's dropout."""
 
 
-CPO_SPEC = MethodSpec(
-    name="cpo",
-    settings=CPO,
+ORPO_SPEC = MethodSpec(
+    name="orpo",
+    settings=ORPO,
     formats=PREFERENCES,
     rows="pairs",
     sequences_per_row=2,
@@ -330,20 +335,35 @@ CPO_SPEC = MethodSpec(
     tiles_logits=False,
     figures=("loss", "perplexity", *AGAINST_BASELINE),
     logged={"rewards/margins": "reward margin", "rewards/accuracies": "preference accuracy"},
-    forkable=("beta", "label_smoothing"),
+    forkable=("beta",),
+    rates=((8e-6, "that of the ORPO paper"), (8e-5, "ten times that of the ORPO paper, for LoRA")),
 )
 
 
-class ORPO(Section):
-    """Odds-ratio preference optimisation, without a reference (arXiv:2403.07691)."""
+class CPO(Section):
+    """Contrastive preference optimisation without a reference (arXiv:2401.08417), and SimPO (arXiv:2405.14734)."""
 
     beta: Annotated[float, Field(gt=0)] = 0.1
-    """Weight of the odds ratio beside the likelihood of the chosen answer (λ in the paper)."""
+    """Steepness of the preference loss."""
+    loss: Literal["sigmoid", "hinge", "ipo", "simpo"] = "sigmoid"
+    """Loss, by TRL's name."""
+    likelihood: Coefficient = 1.0
+    """Weight of the chosen answer's likelihood; 0 for pure SimPO."""
+    simpo_margin: Coefficient = 0.5
+    """Target margin γ of `simpo`."""
+    label_smoothing: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
+    """Assumed share of mislabelled pairs."""
     disable_dropout: bool = True
-    """Train without the model's own dropout."""
+    """Train without the model's dropout."""
 
 
-ORPO_SPEC = replace(CPO_SPEC, name="orpo", settings=ORPO, forkable=("beta",))
+CPO_SPEC = replace(
+    ORPO_SPEC,
+    name="cpo",
+    settings=CPO,
+    forkable=("beta", "label_smoothing"),
+    rates=((1e-6, "usual for CPO"), (1e-5, "usual for CPO with LoRA")),
+)
 
 
 class GRPO(Generation):
@@ -352,13 +372,13 @@ class GRPO(Generation):
     beta: Coefficient = 0.0
     """Weight of the divergence from the start model; 0 needs no reference."""
     loss: Literal["grpo", "dapo", "dr_grpo", "bnpo", "cispo", "sapo", "luspo", "vespo"] = "dapo"
-    """How token losses are brought together, by TRL's names."""
+    """Aggregation of token losses, by TRL's names."""
     scale_rewards: Literal["group", "batch", "none"] = "group"
-    """What advantages are divided by: the spread in the group, in the batch, or nothing."""
+    """Divide advantages by the spread of the group, of the batch, or by nothing."""
     importance_sampling: Literal["token", "sequence"] = "token"
     """Ratio per token, or per sequence as in GSPO (arXiv:2507.18071)."""
     top_entropy: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Share of tokens, the most uncertain ones, that count in the loss (arXiv:2506.01939)."""
+    """Share of tokens in the loss, highest entropy first (arXiv:2506.01939)."""
 
 
 GRPO_SPEC = MethodSpec(
@@ -375,6 +395,7 @@ GRPO_SPEC = MethodSpec(
     buffers=ROUND,
     figures=("reward",),
     logged={"reward": "reward", "completions/mean_length": "completion length", "kl": "KL", "entropy": "entropy"},
+    rates=((1e-6, "usual for rewards"), (1e-5, "usual for rewards with LoRA")),
 )
 
 
@@ -382,23 +403,21 @@ class RLOO(Generation):
     """REINFORCE with a leave-one-out baseline (arXiv:2402.14740)."""
 
     beta: Coefficient = 0.05
-    """Weight of the divergence from the start model, taken off the reward; 0 needs no reference."""
+    """Weight of the divergence from the start model, subtracted from the reward; 0 needs no reference."""
     normalize_advantages: bool = False
-    """Bring the advantages of a batch to mean 0 and variance 1."""
+    """Normalize advantages of a batch to mean 0 and variance 1."""
 
 
 RLOO_SPEC = replace(GRPO_SPEC, name="rloo", settings=RLOO)
 
 
 class Distillation(Completions):
-    """On-policy distillation: the model writes, and learns to expect each token as its teacher does
-    (arXiv:2306.13649)."""
+    """On-policy distillation (arXiv:2306.13649): the model writes, then learns its teacher's token probabilities."""
 
     teacher: Annotated[NamedModel, shorthand("base")]
-    """The model to learn from, of the same tokenizer and vocabulary; `teacher: org/model` is short for its `base`."""
+    """Model to learn from, with the same tokenizer and vocabulary; `teacher: org/model` sets its `base`."""
     beta: Share = 1.0
-    """Which divergence between the two: 0 forward KL, 1 reverse KL, between them the generalized Jensen–Shannon
-    divergence."""
+    """Divergence: 0 forward KL, 1 reverse KL, in between generalized Jensen–Shannon."""
 
 
 DISTILLATION_SPEC = MethodSpec(
@@ -415,14 +434,18 @@ DISTILLATION_SPEC = MethodSpec(
     figures=("divergence",),
     logged={"completions/mean_length": "completion length", "entropy": "entropy"},
     forkable=("beta",),
+    rates=((1e-5, "usual for all weights"), (1e-4, "usual for LoRA")),
 )
 
 
-_ALL = (
-    SFT_SPEC, PRETRAIN_SPEC, REWARD_SPEC, DPO_SPEC, KTO_SPEC, ORPO_SPEC, CPO_SPEC, GRPO_SPEC, RLOO_SPEC,
-    DISTILLATION_SPEC,
-)  # fmt: skip
-SPECS: dict[str, MethodSpec] = {spec.name: spec for spec in _ALL}
+# All specs of this module, in its order: the schema and messages list methods so.
+SPECS: dict[str, MethodSpec] = {spec.name: spec for spec in list(globals().values()) if isinstance(spec, MethodSpec)}
+# Methods whose settings name a teacher.
+TAUGHT = tuple(name for name, spec in SPECS.items() if spec.second_model and spec.second_model.is_named)
+if TYPE_CHECKING:
+    Method = str
+else:
+    Method = Literal[*SPECS]
 # Sections in every written recipe, even empty. Later methods' are left out: runs' identities and compiled pipelines are
 # made of that text, and a new method may change neither.
 ALWAYS_WRITTEN = ("reward", "dpo", "kto", "orpo", "cpo", "grpo", "rloo")
@@ -431,10 +454,9 @@ ALWAYS_WRITTEN = ("reward", "dpo", "kto", "orpo", "cpo", "grpo", "rloo")
 class Methods(Section):
     """The part of `training` that differs by method: which one, and the section of each."""
 
-    method: Literal["sft", "pretrain", "reward", "dpo", "kto", "orpo", "cpo", "grpo", "rloo", "distillation"] = "sft"
-    """Training method: supervised fine-tuning, next-token prediction on plain text, reward modelling, on preferences
-    (`dpo`, `kto`, `orpo`, `cpo`), by rewards of what the model writes (`grpo`, `rloo`), or from a teacher
-    (`distillation`)."""
+    method: Method = "sft"
+    """`sft`: supervised fine-tuning; `pretrain`: next-token prediction on plain text; `reward`: reward modelling.
+    `dpo`, `kto`, `orpo`, `cpo`: preferences; `grpo`, `rloo`: rewards of completions; `distillation`: a teacher."""
     reward: Reward | None = None
     """Settings of `method: reward`."""
     dpo: DPO | None = None

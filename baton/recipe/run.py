@@ -18,32 +18,31 @@ def shorthand(key: str) -> BeforeValidator:
 
 
 class Hook(Section):
-    """An object by its import path, with keyword arguments to make it."""
+    """An object by import path, with its keyword arguments."""
 
     use: Annotated[str, Field(pattern=OBJECT)]
-    """`module:object`, found in the image or in `hooks.source`."""
+    """`module:object`, from the image or `hooks.source`."""
     options: dict[str, Any] = {}
     """Keyword arguments."""
 
 
 class Hooks(Section):
-    """The user's own code, from the image or from `source`, which travels with the run."""
+    """Your own code, from the image or from `source`, which is stored with the run."""
 
     source: str | None = None
-    """A Python file or a folder of them, here or `s3://…`; its content is part of the run's identity."""
+    """Python file or folder, local or `s3://…`; its content is part of the run's identity."""
     callbacks: list[Annotated[Hook, shorthand("use")]] = []
-    """Classes of `TrainerCallback`, made with their options. One with `state_dict` and `load_state_dict` is kept across
-    chunks, as are plain values and arrays of any hook."""
+    """Classes of `TrainerCallback` with their options. Checkpoints keep state of `state_dict` and `load_state_dict`,
+    and plain values and arrays of any hook."""
     collator: Annotated[Hook, shorthand("use")] | None = None
-    """Called with `tokenizer` and its options, returns what joins rows to a batch. Random numbers it draws are seeded
-    for each batch, so that they do not depend on where chunks end."""
+    """Takes `tokenizer` and its options, returns a function that joins rows to a batch. Its random numbers are seeded
+    per batch, independent of chunks."""
     loss: Annotated[Hook, shorthand("use")] | None = None
-    """Called with `outputs`, `labels`, `num_items_in_batch` and its options, returns the loss; for `sft` and
-    `pretrain`."""
+    """Takes `outputs`, `labels`, `num_items_in_batch` and its options, returns the loss; for `sft` and `pretrain`."""
     metrics: list[Annotated[Hook, shorthand("use")]] = []
-    """Called with the `EvalPrediction` of an evaluation and its options, return a mapping of names to numbers."""
+    """Take the `EvalPrediction` of an evaluation and their options, return a mapping of names to numbers."""
     trainer: Annotated[str, Field(pattern=OBJECT)] | None = None
-    """A class to put in front of the method's own trainer: its methods come first and may call `super()`."""
+    """Class to inherit first, in front of the method's trainer; its methods may call `super()`."""
 
     @field_validator("source")
     @classmethod
@@ -87,26 +86,26 @@ MAX_CHUNKS = 100  # a workflow object holds about 1 MiB; a hundred unrolled chun
 
 
 class Keep(Section):
-    """Which checkpoints stay in the store. The newest that is whole always does."""
+    """Checkpoints to keep. The newest complete one always stays."""
 
     last: Positive = 2
-    """The newest ones."""
+    """Number of newest checkpoints."""
     best: Annotated[int, Field(ge=0)] = 1
-    """Those with the lowest evaluation loss, where `evaluation.every` or `per_epoch` measures it."""
+    """Number of checkpoints with the lowest evaluation loss, measured by `evaluation.every` or `per_epoch`."""
     every: Positive | None = None
-    """Those whose step is a multiple of this."""
+    """Keep each step that is a multiple of this."""
     audit: bool = False
-    """The last one of each chunk, from which anybody can train any chunk again: see `baton verify replay`."""
+    """Keep the last checkpoint of each chunk, to replay any chunk with `baton audit`."""
 
 
 class Signing(Section):
-    """Whose signature the checkpoints of a run must have. A chunk signs its own and restores no other."""
+    """Required signature of checkpoints. A chunk signs its own and restores no others."""
 
     public_key: str
-    """The public key in one line, as `baton verify keys new FILE` prints it, or the text of a PEM file; Ed25519 or
-    ECDSA on P-256. The private key is in the file that `BATON_SIGNING_KEY_FILE` names, and never in a recipe."""
+    """Public key in one line, as printed by `baton keys new FILE`, or a PEM text; Ed25519 or ECDSA on P-256.
+    `BATON_SIGNING_KEY_FILE` names the file of the private key, never part of a recipe."""
     secret: Annotated[str, Field(pattern=r"^[a-z0-9.-]+/[-._a-zA-Z0-9]+$")] | None = None
-    """On a cluster, the Secret with the private key, as `secret/key`: it is mounted into the chunks' pods."""
+    """On a cluster: Secret with the private key, as `secret/key`, mounted into pods of chunks."""
 
     @field_validator("public_key")
     @classmethod
@@ -119,15 +118,15 @@ class Signing(Section):
 
 
 class Preemption(Section):
-    """Where a train-chunk learns that its machine will be preempted. SIGTERM always counts."""
+    """Sources of a preemption notice for a train-chunk. SIGTERM always counts."""
 
     notice_file: str | None = None
-    """A file whose appearance is the notice."""
+    """File that signals preemption when it appears."""
     notice_url: str | None = None
-    """`aws`, `gcp` or `azure` for the cloud's own metadata endpoint, or an address whose answer 200 is the notice."""
+    """Metadata endpoint of `aws`, `gcp` or `azure`, or an address that answers 200 on preemption."""
     node_taints: list[str] = []
-    """Taint keys of the pod's node that are the notice, such as `cloud.google.com/impending-node-termination`; needs
-    the right to read nodes."""
+    """Taint keys of the node that signal preemption, such as `cloud.google.com/impending-node-termination`; needs the
+    right to read nodes."""
 
     @field_validator("notice_url")
     @classmethod
@@ -138,40 +137,38 @@ class Preemption(Section):
 
 
 class Chunks(Section):
-    """How the run is cut into processes that hand on to each other."""
+    """Parts of the run, each a process that resumes from the previous one's checkpoint."""
 
     count: Annotated[int, Field(ge=1, le=MAX_CHUNKS)] | Literal["per-epoch"] = 1
-    """Number of train-chunks, each its own pod, of the same number of steps. `per-epoch` ends one with each epoch:
-    `training.epochs`, rounded up, is their number, fixed when the pipeline is compiled."""
+    """Number of train-chunks, each its own pod with an equal number of steps. `per-epoch`: one for each of
+    `training.epochs`, rounded up, fixed at compile time."""
     spare: Annotated[int, Field(ge=0, le=MAX_CHUNKS), WrittenAs("extra")] = 0
-    """Further chunks at the end that finish what preempted ones left; they return at once where nothing is left."""
+    """Further chunks at the end for work of preempted ones; they return at once if none remains."""
     checkpoint_every: Positive | str | None = None
-    """Checkpoints inside a chunk: a number of steps, or a time such as `30s`, `5m`, `1h`. `continuous` takes the next
-    one when the last has arrived, but leaves so much time between them that they hold training for 2% of it at most,
-    and cost 5% in all."""
+    """Steps or time between checkpoints within a chunk, such as `100`, `30s`, `5m`, `1h`. `continuous`: as often as
+    possible, within 2% of time with training on hold and 5% overall cost."""
     checkpoints_per_epoch: Positive | None = None
-    """Checkpoints inside a chunk, so many in each epoch and the last one at its end, instead of `checkpoint_every`;
-    the steps are those of `evaluation.per_epoch`."""
+    """Checkpoints per epoch, the last at its end, instead of `checkpoint_every`; at the steps of
+    `evaluation.per_epoch`."""
     wait_for_commit: bool = False
-    """Hold training until each checkpoint is in the store. Off, it continues meanwhile, and a checkpoint that falls due
-    before the one on its way has arrived is taken when it has."""
+    """Hold training until each checkpoint is in the store. Otherwise training continues; a checkpoint due during an
+    upload waits for its end."""
     keep: Keep = Keep()
-    """Which checkpoints stay."""
+    """Checkpoints to keep."""
     signing: Signing | None = None
-    """Sign checkpoints, and resume from none that is not signed: see docs/trust/signing.md."""
+    """Sign checkpoints, and resume only from signed ones: see docs/trust/signing.md."""
     max_unsaved: Annotated[str, BeforeValidator(duration)] = "30m"
-    """How long training continues while the store takes no checkpoint; then the chunk fails."""
+    """Time that training continues while the store refuses checkpoints; then the chunk fails."""
     retries: Annotated[int, Field(ge=0, le=10)] = 2
-    """Times a chunk's process is started again in its pod where a fresh one may do better: after a signal, an error of
-    the device or of the link between ranks, a store that was out of reach; not after a user's mistake, where memory ran
-    out, nor where training breaks the device twice after the same step. With `resources.nodes`, times another job
-    follows one that has lost a node. Each pod that `resources.retries` start has as many:
-    `(1 + chunks.retries) × (1 + resources.retries)` processes a chunk at most, and no more than 36."""
+    """Restarts of a chunk's process in its pod, after a signal, a device or link error, or an unreachable store. No
+    restart follows a user error, lack of memory, or two device failures after the same step. With `resources.nodes`,
+    jobs that replace one with a lost node. Each pod of `resources.retries` has as many: at most `(1 + chunks.retries) ×
+    (1 + resources.retries)` processes a chunk, and 36."""
     preemption: Preemption = Preemption()
-    """Where a chunk learns that it must go."""
+    """Sources of a preemption notice."""
     exactness: Literal["bitwise", "consistent"] = "consistent"
-    """`bitwise` refuses to resume where hardware or software differ from the checkpoint's, or state of your own code is
-    not carried; `consistent` resumes and says so in log and proof."""
+    """`bitwise`: refuse to resume on other hardware or software, or with hook state that checkpoints cannot hold.
+    `consistent`: resume, and report it in log and proof."""
 
     @field_validator("checkpoint_every", mode="before")
     @classmethod
@@ -204,21 +201,21 @@ class Chunks(Section):
     @model_validator(mode="after")
     def _one_cadence(self) -> Self:
         if self.checkpoint_every and self.checkpoints_per_epoch:
-            raise ValueError("checkpoint_every and checkpoints_per_epoch both say when to save; leave one out")
+            raise ValueError("checkpoint_every and checkpoints_per_epoch both set the steps of checkpoints; remove one")
         if self.is_continuous and self.wait_for_commit:
             raise ValueError("checkpoint_every: continuous does not go with wait_for_commit, which holds training")
         return self
 
 
 class Store(Section):
-    """Where runs and data live."""
+    """Location of runs and data."""
 
     uri: str = "baton-store"
-    """A folder, `s3://bucket[/prefix]`, `gs://bucket[/prefix]` or `az://container[/prefix]`."""
+    """Folder, `s3://bucket[/prefix]`, `gs://bucket[/prefix]` or `az://container[/prefix]`."""
     cache_dir: str | None = None
-    """A folder on the node, in memory or on a fast disk, from which the next pod takes what it finds by its hash."""
+    """Folder on the node, in memory or on a fast disk, with files by hash for the next pod."""
     cache_size: Quantity = "50Gi"
-    """Size of `cache_dir` at which the files used longest ago are removed."""
+    """Size limit of `cache_dir`; the least recently used files are removed."""
 
 
 NONE = ("none", "null", "off", "no", "false", "disabled", "")  # words for no tracking
@@ -229,25 +226,23 @@ def _address_or_none(value: Any) -> Any:
 
 
 class Tracking(Section):
-    """Where metrics go."""
+    """Destinations of metrics."""
 
     mlflow: Annotated[str | None, BeforeValidator(_address_or_none)] = "sqlite:///mlflow.db"
-    """MLflow tracking URI; null, none or off turns tracking off, but where Kubeflow gives its pods the address of its
-    own MLflow."""
+    """MLflow tracking URI; null, none or off turn it off, unless Kubeflow gives its pods an MLflow of its own."""
     mlflow_page: Annotated[str | None, WrittenAs("mlflow_ui_url")] = None
-    """Address at which people reach MLflow, for links, where it is another than `mlflow`."""
+    """MLflow address for links, if other than `mlflow`."""
     experiment: str | None = None
-    """MLflow experiment; the recipe's name when left out, in Kubeflow's own MLflow the Kubeflow run's."""
+    """MLflow experiment. Default: the recipe's name; in Kubeflow's own MLflow, the Kubeflow run's."""
     tensorboard: bool = False
-    """Also write event files, to `tensorboard/` below the run; needs the package `tensorboard`."""
+    """Write event files to the run's `tensorboard/`; needs the package `tensorboard`."""
     wandb: str | None = None
-    """Also report to this project of Weights & Biases; needs the package `wandb`, and its key in the pod's environment
-    (`resources.secret_env`). With `WANDB_MODE=offline` there, its folders are put below the run's `wandb/`, for
-    `wandb sync`."""
+    """Project of Weights & Biases. Needs the package `wandb`, and its key in the environment (`resources.secret_env`).
+    `WANDB_MODE=offline` writes folders to the run's `wandb/`, for `wandb sync`."""
     jsonl: bool = False
-    """Also write JSON Lines, an object for each logged step, to `metrics/` below the run."""
+    """Write JSON Lines, an object per logged step, to the run's `metrics/`."""
     prometheus_port: Annotated[int, Field(ge=1024, le=65535)] | None = None
-    """Port at which each train-chunk serves its figures to Prometheus, as `/metrics`; not at all when left out."""
+    """Port of each train-chunk for Prometheus, path `/metrics`; default: none."""
     cards: Literal["rows", "counts"] = "rows"
-    """What Kubeflow's artifacts show of the data: the first `rows` and sequences, examples and samples as well, or
-    `counts` alone, so that no text of yours leaves the store for Kubeflow's bucket."""
+    """Data in Kubeflow's artifacts. `rows`: first rows, sequences, examples and samples; `counts`: numbers alone, so no
+    text reaches Kubeflow's bucket."""

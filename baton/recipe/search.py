@@ -19,16 +19,16 @@ Number = int | float
 
 
 class Range(Section):
-    """Numbers from which one is drawn; whole ones where `min` and `max` are written without a point."""
+    """Range to draw a number from; whole numbers where `min` and `max` have no decimal point."""
 
     min: Number
-    """The lowest."""
+    """Lowest number."""
     max: Number
-    """The highest."""
+    """Highest number."""
     log: bool = False
     """Draw evenly on a logarithmic scale."""
     step: Annotated[Number, Field(gt=0)] | None = None
-    """Distance between the numbers, from `min` on; any number in between when left out."""
+    """Distance between numbers, starting at `min`; default: any number."""
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -56,40 +56,39 @@ class Range(Section):
 
 
 class Halving(Section):
-    """At each rung the best part advances."""
+    """Prunes trials at each rung."""
 
     eta: Annotated[int, Field(ge=2)] = 3
-    """One of so many advances; rungs are after chunks 1, eta, eta² and so on."""
+    """One in this many trials advances; rungs follow chunks 1, eta, eta² and so on."""
 
 
 class Search(Section):
-    """Which configurations are compared, and which of them train to the end."""
+    """Configurations to compare, and pruning."""
 
     method: Literal["grid", "random", "optuna"] = "random"
-    """`grid` takes every combination, `random` draws each value by itself, `optuna` (TPE; needs the package) draws the
-    trials of each bracket by what the brackets before have shown."""
+    """`grid`: every combination; `random`: independent draws; `optuna` (TPE; needs the package): draws informed by
+    earlier brackets."""
     parameters: Annotated[dict[str, list[Any] | Range], Field(min_length=1)]
-    """Dotted path of the recipe → the values to choose from, or a range: `{training.learning_rate: {min: 1e-5, max:
-    1e-3, log: true}, training.batch_size: [8, 16]}`. Paths of `seed`, `model`, `data`, `adapter`, `training` and
-    `hooks`; all values come from the recipe's seed."""
+    """Dotted path → values or a range: `{training.learning_rate: {min: 1e-5, max: 1e-3, log: true},
+    training.batch_size: [8, 16]}`. Paths of `seed`, `model`, `data`, `adapter`, `training` and `hooks`; the recipe's
+    seed decides all draws."""
     trials: Annotated[int, Field(ge=2, le=MAX_TRIALS)] | None = None
-    """Configurations in all, except of a grid; when left out as many as `hyperband` asks for, and 8 otherwise."""
+    """Number of configurations, except for a grid; default: as many as `hyperband` needs, else 8."""
     metric: str = "eval_loss"
-    """What trials are compared by: `eval_loss`, or another value that the trainer's evaluation of the held-out rows
-    gives, such as `eval_mean_token_accuracy`, `eval_rewards/accuracies` or one of `hooks.metrics`."""
+    """Metric to compare: `eval_loss` or another from the trainer's evaluation, such as `eval_mean_token_accuracy`,
+    `eval_rewards/accuracies` or one of `hooks.metrics`."""
     mode: Literal["min", "max"] = "min"
-    """Whether less is better, or more."""
+    """Direction of the metric."""
     halving: Halving | None = None
-    """Stop the worse configurations early: `{eta: 3}`. All train to the end when both this and `hyperband` are left
-    out."""
+    """Prune weaker configurations early: `{eta: 3}`. Default: all train to the end, without `hyperband`."""
     hyperband: Halving | None = None
-    """Halving in several brackets, one after the other, from many trials with a short first rung to few that all train
-    to the end (arXiv:1603.06560): for scores that say little at first."""
+    """Halving in several brackets (arXiv:1603.06560), from many trials with a short first rung to few full ones. For
+    metrics that are noisy early on."""
     brackets: Positive | None = None
-    """Batches of trials one after the other, where there is no `hyperband`: `optuna` learns from the ones before. 3
-    for `optuna` and 1 otherwise when left out."""
+    """Batches of trials in sequence, without `hyperband`; `optuna` learns from earlier ones. Default: 3 for `optuna`,
+    else 1."""
     parallel: Annotated[Positive | None, WrittenAs("max_parallel_trials")] = None
-    """Trials at once on a cluster; 4 when left out. On one machine they take turns."""
+    """Trials at once on a cluster; default: 4. On one machine they run in turn."""
 
     @field_validator("parameters")
     @classmethod
@@ -107,7 +106,7 @@ class Search(Section):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.halving and self.hyperband:
-            raise ValueError("halving and hyperband both say which trials advance; leave one out")
+            raise ValueError("halving and hyperband both prune trials; remove one")
         if self.hyperband and self.brackets:
             raise ValueError("brackets: hyperband makes its own; leave it out")
         if self.method == "grid":
@@ -127,29 +126,29 @@ class Search(Section):
         return rule.eta if rule else None
 
 
-PREVIOUS = "previous-phase"  # stands for the previous phase's model, until that is known
+PREVIOUS = "previous-phase"  # placeholder for the previous phase's model, until that is known
 
 # Sections in which a phase may differ.
 MERGED_SECTIONS = ("data", "adapter", "training", "chunks", "evaluation", "hooks")
 
 
 class RecipePhase(Section):
-    """One training of several: what it has in a section stands in place of the top level's, key by key."""
+    """One training of several; its keys override those of the top level."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,18}[a-z0-9])?$")]
-    """Its name, of lower-case letters, digits and dashes; its run is called `<run>-<name>`."""
+    """Lower-case letters, digits and dashes; its run is called `<run>-<name>`."""
     data: dict[str, Any] = {}
-    """As `data` at the top level."""
+    """Changes to `data`."""
     adapter: dict[str, Any] | None = {}
-    """As `adapter` at the top level; null trains the full weights."""
+    """Changes to `adapter`; null trains full weights."""
     training: dict[str, Any] = {}
-    """As `training` at the top level."""
+    """Changes to `training`."""
     chunks: dict[str, Any] = {}
-    """As `chunks` at the top level."""
+    """Changes to `chunks`."""
     evaluation: dict[str, Any] = {}
-    """As `evaluation` at the top level."""
+    """Changes to `evaluation`."""
     hooks: dict[str, Any] = {}
-    """As `hooks` at the top level."""
+    """Changes to `hooks`."""
 
 
 def _phase_shorthand(value: Any) -> Any:
@@ -161,7 +160,7 @@ ShortPhase = Annotated[RecipePhase, BeforeValidator(_phase_shorthand, json_schem
 
 
 def phase_document(document: dict[str, Any], phase: RecipePhase, position: int, *, last: bool) -> dict[str, Any]:
-    """Returns a phase's recipe as plain values; `last` is the phase that need not hand on a whole model."""
+    """Returns a phase's recipe as plain values; `last` marks the final phase, which need not export a whole model."""
     # A name has at most 63 characters, a phase's at most 20.
     recipe = {**document, "phases": [], "name": f"{document['name'][:42]}-{phase.name}"}
     for section in MERGED_SECTIONS:
@@ -175,28 +174,25 @@ def phase_document(document: dict[str, Any], phase: RecipePhase, position: int, 
     return recipe
 
 
-# Stands in `evaluation.production` for the last accepted model, in the store below the recipe's name.
+# Placeholder in `evaluation.production` for the last accepted model, in the store below the recipe's name.
 ACCEPTED = "accepted"
 
 
 class Retrain(Section):
-    """Retraining (`baton run --if-changed`, `baton kfp schedule`), once data or recipe have changed since the accepted
-    model."""
+    """Retraining (`baton retrain`, `baton schedule`) after changes of data or recipe."""
 
     start: Literal["base", "accepted"] = "base"
-    """What it starts from: the recipe's own model on all rows, or the model that was accepted last on the rows that are
-    new since, with `replay`. Where the recipe has changed it starts from the recipe's own in any case."""
+    """`base`: the recipe's model, on all rows. `accepted`: the last accepted model, on new rows and `replay`. A changed
+    recipe always starts from its own model."""
     replay: Annotated[float, Field(ge=0, lt=1)] = 0.2
-    """With `start: accepted`, share of the training rows that the model has learnt before, drawn by their content, so
-    that it does not forget them."""
+    """With `start: accepted`: share of earlier rows in training, drawn by content, against forgetting."""
     concurrency: Literal["queue", "drop"] = "queue"
-    """What a retraining does while another one of the same name is under way: wait until that has ended and look again,
-    or end at once."""
+    """Action while another retraining of the same name runs: wait and check again, or exit."""
     expires: Annotated[str, BeforeValidator(duration)] = "12h"
-    """Time without a sign of life after which a retraining counts as gone, and the next may begin. Every object written
-    below its run is a sign; a pod that waits for a machine gives none."""
+    """Time without a heartbeat after which another retraining may start. Every object written below the run is a
+    heartbeat; a pending pod writes none."""
     learnt: list[str] = []
-    """Digests of the data that the model has learnt from which training starts. A retraining fills this in."""
+    """Digests of data already learnt by the start model; written by retraining."""
 
     @property
     def expires_seconds(self) -> float:

@@ -15,27 +15,27 @@ class Group(Section):
     """Parameters with their own learning rate, weight decay or clipping."""
 
     pattern: str
-    """Regular expression found in the parameter's name, such as `lora_`, `embed_tokens` or `\\.gate\\.`; the first
-    group that fits counts."""
+    """Regular expression searched in parameter names, such as `lora_`, `embed_tokens` or `\\.gate\\.`. The first
+    matching group applies."""
     name: str | None = None
-    """Name in the logs; the pattern when left out."""
+    """Name in logs; default: the pattern."""
     learning_rate: Annotated[float, Field(ge=0)] | None = None
-    """Peak learning rate; `training.learning_rate` when left out."""
+    """Peak learning rate; default: `training.learning_rate`."""
     weight_decay: Annotated[float, Field(ge=0)] | None = None
-    """Weight decay; `training.weight_decay` when left out."""
+    """Weight decay; default: `training.weight_decay`."""
     max_grad_norm: Annotated[float, Field(gt=0)] | None = None
-    """Norm above which this group's gradients are scaled down, after the clipping of all."""
+    """Gradient norm limit of this group, applied after clipping of all."""
 
     _checked = field_validator("pattern")(require_pattern)
 
 
 class Trainable(Section):
-    """Which of the full weights are trained; the others are frozen."""
+    """Weights trained in full; all others are frozen."""
 
     last_layers: Annotated[int, Field(ge=0)] = 0
-    """The last so many transformer blocks."""
+    """Number of last transformer blocks to train."""
     patterns: list[str] = []
-    """And every parameter in whose name one of these regular expressions is found, such as `lm_head` or `norm`."""
+    """Regular expressions of further parameter names, such as `lm_head` or `norm`."""
 
     @field_validator("patterns")
     @classmethod
@@ -50,51 +50,52 @@ class Trainable(Section):
 
 
 class EarlyStopping(Section):
-    """Ends the run when evaluation stops improving; chunks after that return at once."""
+    """Ends the run when evaluation stops improving; later chunks return at once."""
 
     patience: Positive = 3
     """Evaluations in a row without improvement."""
     threshold: Annotated[float, Field(ge=0)] = 0.0
-    """Improvement that counts as one."""
+    """Smallest change that counts as improvement."""
     metric: str = "eval_loss"
-    """Value of the evaluation that is watched."""
+    """Evaluation metric to watch."""
     greater_is_better: bool = False
-    """Whether more is better."""
+    """Whether higher is better."""
 
 
 class Curriculum(Section):
-    """Easy rows first: which rows may be drawn grows from step to step, as a function of seed and step alone."""
+    """Easy rows first: the share of eligible rows grows with the step, given by seed and step alone."""
 
     by: str = "length"
-    """`length` in tokens, or a column of the source that holds a number, more being harder."""
+    """`length` in tokens, or a numeric source column where higher is harder."""
     ramp: Literal["linear", "exponential", "step"] = "linear"
-    """How the share of rows grows from `start` to all; `step` in `levels` jumps."""
+    """Growth of the share from `start` to all; `step` grows in `levels` jumps."""
     start: Annotated[float, Field(gt=0, le=1)] = 0.2
-    """Share of rows, the easiest, at the first step."""
+    """Share of rows, easiest first, at the first step."""
     until: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """Share of all steps after which every row may be drawn."""
+    """Share of all steps after which every row is eligible."""
     levels: Annotated[int, Field(ge=2)] = 4
     """Jumps of `step`."""
 
 
 class Guard(Section):
-    """Watches each step's loss and gradient norm. One that is out of bounds is taken back: the chunk resumes from the
-    newest checkpoint before that step, and skips it."""
+    """Watches loss and gradient norm of each step. After a bad step the chunk resumes from the last checkpoint and
+    skips it."""
 
     nan: bool = True
-    """Whether a step is skipped whose loss or gradient norm is not finite; what `fp16`'s scaler passes over is not."""
+    """Whether to skip steps with a non-finite loss or gradient norm. Steps skipped by the `fp16` scaler do not
+    count."""
     loss: Annotated[float, Field(gt=1)] | None = 3.0
-    """How many times the median of the window a step's loss may be, where it is also above all in the window; null for
-    any. Not looked at with `grpo` and `rloo`, whose loss is about 0."""
+    """Highest loss, as a multiple of the window's median; it must also exceed the window's maximum. Null: no limit.
+    Ignored with `grpo` and `rloo`, whose loss is near 0."""
     grad_norm: Annotated[float, Field(gt=1)] | None = 10.0
-    """The same for the norm of its gradients before clipping."""
+    """Same for the gradient norm before clipping."""
     window: Positive = 100
-    """Steps that are remembered: the last so many that were not skipped. Nothing is held to their median before there
-    are 10, or as many as are remembered."""
+    """Recent steps that form the median, skipped ones excluded. Checks begin after 10 steps, or a full window if
+    smaller."""
     max_skips: Annotated[int, Field(ge=0)] = 3
-    """Steps that may be found and skipped; one more ends the run, which names their rows."""
+    """Bad steps to skip; one more ends the run and names their rows."""
     skip: list[Positive] = []
-    """Steps to skip that are known from the start; they do not count as found."""
+    """Known steps to skip; they do not count towards `max_skips`."""
 
     @field_validator("skip")
     @classmethod
@@ -109,19 +110,19 @@ class Guard(Section):
 
 
 class LRFind(Section):
-    """A learning-rate range test before the first chunk (arXiv:1506.01186): the rate grows from step to step on a model
-    that is thrown away, and the one found stands in place of `training.learning_rate`."""
+    """Learning-rate range test before the first chunk (arXiv:1506.01186), on a temporary model. Its result replaces
+    `training.learning_rate`."""
 
     start: Annotated[float, Field(gt=0)] = 1e-7
     """Learning rate of the first step."""
     end: Annotated[float, Field(gt=0)] = 1.0
     """Learning rate of the last step."""
     steps: Annotated[int, Field(ge=10)] = 100
-    """Steps; the test ends earlier where the loss leaves four times its lowest value."""
+    """Number of steps; the test ends early when the loss exceeds four times its minimum."""
     smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """Share of the moving average that stays at each step."""
+    """Decay of the moving average."""
     take: Literal["steepest", "tenth"] = "steepest"
-    """The rate where the smoothed loss falls fastest, or a tenth of that where it is lowest."""
+    """`steepest`: the rate of the fastest fall of smoothed loss; `tenth`: a tenth of the rate at its minimum."""
 
     @model_validator(mode="after")
     def _grows(self) -> Self:
@@ -131,14 +132,14 @@ class LRFind(Section):
 
 
 class Router(Section):
-    """Losses on the router of a mixture of experts, in place of the architecture's own; each a mean over layers."""
+    """Router losses for a mixture of experts, replacing the architecture's own; each a mean over layers."""
 
     balance: Annotated[float, Field(ge=0)] = 0.01
     """Weight of the load-balancing loss `C · Σ fᵢ Pᵢ` (arXiv:2101.03961)."""
     unevenness: Annotated[float, Field(ge=0)] = 0.0
     """Weight of `Σ (fᵢ − 1/C)²`."""
     z: Annotated[float, Field(ge=0)] = 0.0
-    """Weight of the z-loss `mean(log² Σ exp)` (arXiv:2202.08906); 0.001 is usual."""
+    """Weight of the z-loss `mean(log² Σ exp)` (arXiv:2202.08906); usually 0.001."""
 
 
 # Rows at once: few enough to find their divisors, for messages and estimates, at once.
@@ -147,34 +148,34 @@ SECTIONS = tuple(name for name, spec in SPECS.items() if spec.settings)  # metho
 
 
 class Training(Methods):
-    """How the model learns."""
+    """Schedule, optimizer and method."""
 
     batch_size: Rows = 8
-    """Rows per optimizer step: what the optimizer sees."""
+    """Rows per optimizer step."""
     micro_batch_size: Rows | Literal["auto"] | None = None
-    """Rows per forward pass: what memory sees. Must divide `batch_size`; equal to it when left out. With `auto` the
-    first chunk finds the most that memory takes, and the run keeps to it."""
+    """Rows per forward pass; must divide `batch_size`. Default: `batch_size`. `auto`: the first chunk finds the largest
+    that fits in memory, and the run keeps it."""
     epochs: Annotated[float, Field(gt=0)] | None = None
-    """Passes over the training rows; 1 when neither this nor `max_steps` is given."""
+    """Passes over the training rows; default: 1, without `max_steps`."""
     max_steps: Positive | None = None
     """Optimizer steps, instead of `epochs`."""
     learning_rate: Annotated[float, Field(gt=0)] = 2e-5
     """Peak learning rate."""
     lr_find: LRFind | None = None
-    """Find the learning rate in a separate stage; `learning_rate` holds when left out."""
+    """Find the learning rate in a stage of its own."""
     lr_scheduler: Literal[
         "linear", "cosine", "cosine_with_restarts", "polynomial", "constant", "constant_with_warmup", "inverse_sqrt",
         "reduce_lr_on_plateau", "cosine_with_min_lr", "cosine_warmup_with_min_lr", "warmup_stable_decay", "greedy",
     ] = "linear"  # fmt: skip
-    """Learning-rate schedule over the whole run, whatever the chunks; by its Transformers name."""
+    """Schedule over the whole run, independent of chunks, by its Transformers name."""
     lr_scheduler_options: dict[str, Any] = {}
-    """The schedule's own settings by their Transformers names, such as `{num_cycles: 3}` or `{min_lr_rate: 0.1}`."""
+    """Options of the schedule, by their Transformers names, such as `{num_cycles: 3}` or `{min_lr_rate: 0.1}`."""
     warmup_steps: Annotated[float, Field(ge=0)] = 0
-    """Steps over which the learning rate rises from 0; below 1, a share of all steps."""
+    """Steps of linear warmup from 0; below 1, a share of all steps."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """Decoupled weight decay."""
     max_grad_norm: Annotated[float, Field(ge=0)] = 1.0
-    """Gradient norm above which gradients are scaled down; 0 turns clipping off."""
+    """Gradient norm limit; 0 turns clipping off."""
     groups: list[Group] = []
     """Parameters with their own learning rate, weight decay or clipping."""
     optimizer: Literal[
@@ -182,55 +183,55 @@ class Training(Methods):
         "adamw_bnb_8bit", "paged_adamw_8bit", "paged_adamw_32bit", "lion_8bit", "lion_32bit", "paged_lion_8bit",
         "paged_lion_32bit", "ademamix", "ademamix_8bit", "paged_ademamix_8bit",
     ] = "adamw_torch"  # fmt: skip
-    """Optimizer, by its Transformers name; those with bits in their name need bitsandbytes and a CUDA GPU."""
+    """Optimizer, by its Transformers name. `…_8bit` and `…_32bit` need bitsandbytes and a CUDA GPU."""
     adam_betas: Annotated[list[float], Field(min_length=2, max_length=2)] = [0.9, 0.999]
-    """Adam's decay rates of the two moments."""
+    """Decay rates of Adam's two moments."""
     adam_epsilon: Annotated[float, Field(gt=0)] = 1e-8
     """Adam's ε, added to the root of the second moment."""
     optimizer_options: dict[str, str | int | float | bool] = {}
-    """The optimizer's own settings by their Transformers names (`optim_args`), such as `{momentum: 0.9}`."""
+    """Options of the optimizer, by their Transformers names (`optim_args`), such as `{momentum: 0.9}`."""
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
-    """Arithmetic of forward and backward; `bf16` and `fp16` are mixed precision, `tf32` is `fp32` with `tf32: true`."""
+    """Arithmetic of forward and backward. `bf16` and `fp16`: mixed precision; `tf32`: `fp32` with `tf32: true`."""
     tf32: bool | None = None
-    """Round what matrix products read in 32 bits to TF32, also what `bf16` and `fp16` leave in 32 bits; needs an Ampere
-    GPU or a newer one. When left out, only where `precision` says so or one process has `compile` and no `fp16`."""
+    """Round inputs of 32-bit matrix products to TF32, also under `bf16` and `fp16`; needs an Ampere GPU or newer.
+    Default: on with `precision: tf32`, or in one process with `compile` and no `fp16`."""
     fp16_initial_scale: Annotated[float, Field(gt=0)] | None = None
-    """First loss scale of `fp16`; 65536 when left out."""
+    """First loss scale of `fp16`; default: 65536."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, a third more time."""
     activation_offloading: bool = False
-    """Hold activations in the host's memory between forward and backward; with `sft`, `pretrain`, `reward`, `dpo` and
-    `kto`, whose trainers can."""
+    """Hold activations in host memory between forward and backward. For `sft`, `pretrain`, `reward`, `dpo` and
+    `kto`."""
     compile: bool | Literal["default", "reduce-overhead", "max-autotune"] = False
-    """`torch.compile` the model, by mode; true for `default`."""
+    """`torch.compile` the model, by mode; true: `default`."""
     compile_optimizer: bool = False
-    """`torch.compile` the optimizer's step."""
+    """`torch.compile` the optimizer step."""
     liger: bool = False
-    """Use Liger's kernels where they exist for the architecture; needs `liger-kernel` and a CUDA GPU."""
+    """Use Liger kernels where the architecture has them; needs `liger-kernel` and a CUDA GPU."""
     neftune_alpha: Annotated[float, Field(gt=0)] | None = None
-    """Noise on the embeddings in training (NEFTune, arXiv:2310.05914); 5 is usual."""
+    """Noise on embeddings (NEFTune, arXiv:2310.05914); usually 5."""
     router: Router | None = None
-    """Losses on the router of a mixture of experts; the architecture's own when left out."""
+    """Router losses for a mixture of experts; default: the architecture's own."""
     trainable: Trainable | None = None
-    """Freeze all weights but these; everything is trained when left out."""
+    """Freeze all other weights; default: train all."""
     curriculum: Curriculum | None = None
     """Easy rows first."""
     group_by_length: bool = False
-    """Bring rows of about the same length together: less padding. The order is a function of seed and epoch."""
+    """Batch rows of similar length for less padding. Seed and epoch give the order."""
     early_stopping: EarlyStopping | None = None
     """End the run when evaluation stops improving."""
     guard: Guard | None = None
-    """Skip steps that would spoil the run; nothing is watched when left out, and `{}` watches by the defaults."""
+    """Skip steps that would spoil the run; `{}` uses the defaults."""
     log_every: Positive = 1
     """Steps between logged losses."""
     workers: Annotated[int, Field(ge=0)] = 0
     """Processes that prepare batches."""
     threads: Positive | None = None
-    """CPU threads of torch. Bits depend on it, so the first chunk's number holds for the run."""
+    """CPU threads of torch. Results depend on it; the first chunk fixes it for the run."""
     deterministic: bool = True
-    """Refuse kernels whose result varies from call to call."""
+    """Refuse kernels with varying results."""
     parallel: Annotated[Parallel, shorthand("strategy")] | None = None
-    """Several processes per pod; when left out, `ddp` with one for each of `resources.gpus`."""
+    """Several processes per pod; default: `ddp`, one for each of `resources.gpus`."""
 
     @model_validator(mode="before")
     @classmethod
@@ -275,11 +276,11 @@ class Training(Methods):
             raise ValueError(f"{spec.name} needs {spec.requires}; give {example}")
         if self.micro_batch_size == "auto" and spec.micro_batch_decides_loss:
             raise ValueError(
-                f"micro_batch_size: the loss of {spec.name} depends on it, so auto would let memory decide what is "
-                "learned; give a number"
+                f"micro_batch_size: the loss of {spec.name} depends on it, and auto would let memory decide it; "
+                "give a number"
             )
         if self.completions and self.lr_find:
-            raise ValueError(f"lr_find: the loss of {spec.name} says nothing about the learning rate; leave it out")
+            raise ValueError(f"lr_find: the loss of {spec.name} does not reflect the learning rate; remove it")
         if self.generation and self.round_size % self.generation.num_generations:
             raise ValueError(
                 f"{spec.name}.num_generations {self.generation.num_generations} does not divide the {self.round_size} "

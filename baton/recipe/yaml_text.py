@@ -99,7 +99,7 @@ class Loader(yaml.SafeLoader):
                 first = lines[key.value]
                 where = f"in line {first} and in line {line}" if first != line else f"in line {line}"
                 raise RepeatedKeyError(
-                    f"the key {key.value!r} stands twice, {where}. Remove one of them, or bring both into one"
+                    f"the key {key.value!r} occurs twice, {where}. Remove one of them, or merge both"
                 )
             lines[key.value] = line
         return super().construct_mapping(node, deep)
@@ -214,7 +214,7 @@ def _num_values(node: yaml.Node, known: dict[int, int | None]) -> int:
         known[id(node)] = 1 + sum(_num_values(part, known) for part in parts)
     number = known[id(node)]
     if number is None:
-        raise ComposerError(None, None, "an alias (*) repeats what it stands in", node.start_mark)
+        raise ComposerError(None, None, "an alias (*) repeats the section around it", node.start_mark)
     return number
 
 

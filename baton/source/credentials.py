@@ -9,16 +9,10 @@ from baton.recipe import load
 from baton.recipe.recipe import Recipe
 from baton.recipe.run import Signing, leaves
 from baton.signing import SIGNED_BY, PublicKey
-from baton.store.clouds import environment_of
+from baton.store.clouds import cloud_of, environment_of
 
 _IN_ADDRESS = re.compile(r"^(?P<scheme>[a-zA-Z][\w+.-]*://)[^/:@\s]+:(?!\d+(?:/|$))[^@\s]+@(?P<rest>.*)$", re.DOTALL)
 """An address with user and password, or key and secret, before the host or bucket."""
-_VARIABLES = {
-    "AWS_": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
-    "GOOGLE_": "GOOGLE_APPLICATION_CREDENTIALS",
-    "AZURE_": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
-}
-"""Prefix of a cloud's variables → those with its credentials."""
 _SIGNED = re.compile(r"[?&](sig|X-Amz-(Signature|Credential)|AWSAccessKeyId|X-Goog-Signature)=")
 
 
@@ -33,7 +27,8 @@ def require_none(recipe: Recipe) -> None:
             address = value.partition("?")[0]
         else:
             continue
-        given = next((_VARIABLES[name] for name in environment_of(address) if name in _VARIABLES), "the environment")
+        cloud = cloud_of(address)
+        given = cloud.keys if cloud else "the environment"
         pods = "resources.secret"
         if path == "tracking.mlflow":
             is_server = address.startswith(("http://", "https://"))

@@ -14,6 +14,7 @@ from typing import Any
 from baton.errors import UserError, suggest_path
 from baton.recipe import load
 from baton.recipe.yaml_text import LONGEST
+from baton.store.clouds import CLOUDS
 from baton.store.sources import SourceFile
 from baton.store.storage import Storage
 
@@ -22,7 +23,7 @@ ENDINGS = (".yaml", ".yml")
 RECIPES = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "pipelines", "recipes")
 """Folder of the bundled recipes."""
 LISTED = "`baton recipe list` lists the bundled ones"
-SCHEMES = ("https", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hf")
+SCHEMES = ("https", *CLOUDS, "gcs", "abfs", "abfss", "hf")
 """Addresses that a recipe is read from: their servers prove who they are."""
 _LOOPBACK = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d+)?/")
 _consent: ContextVar[bool] = ContextVar("consent", default=False)

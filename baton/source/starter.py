@@ -9,7 +9,7 @@ from pathlib import Path
 
 from baton.errors import UserError
 from baton.recipe import yaml_text
-from baton.recipe.methods import SPECS
+from baton.recipe.methods import SPECS, TAUGHT
 from baton.runs.documents import Fit, Survey
 
 SCRATCH = "scratch"
@@ -26,24 +26,11 @@ STEPS = 8
 CHUNK_STEPS, MAX_CHUNKS, UNKNOWN_CHUNKS = 50, 8, 4
 """Fewest steps of a chunk; most chunks; chunks for an unknown number of steps."""
 
-BATCH = {"pretrain": 32, "grpo": 32, "rloo": 32}
-"""Method → rows or completions of a step; 16 with the others."""
-WRITE = ("grpo", "rloo")
+WRITE = tuple(name for name, spec in SPECS.items() if spec.is_judged_by_rewards)
 """Methods whose `training.batch_size` counts completions."""
+BATCH = {"pretrain": 32, **dict.fromkeys(WRITE, 32)}
+"""Method → rows or completions of a step; 16 with the others."""
 GENERATIONS = 8
-RATES = {
-    "sft": (2e-5, 2e-4),
-    "pretrain": (2e-5, 1e-4),
-    "reward": (1e-5, 1e-4),
-    "dpo": (5e-7, 5e-6),
-    "kto": (5e-7, 5e-6),
-    "orpo": (8e-6, 8e-5),
-    "cpo": (1e-6, 1e-5),
-    "grpo": (1e-6, 1e-5),
-    "rloo": (1e-6, 1e-5),
-    "distillation": (1e-5, 1e-4),
-}
-"""Method → learning rate for all weights, and for LoRA."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +63,8 @@ def method_for(survey: Survey, source: str) -> str:
     if fitting := usable_by(survey):
         raise UserError(
             f"{source} holds prompts without answers, and what is to be learned from them is not in the rows.",
-            remedy=f"Name the method, one of {', '.join(fitting)}: grpo and rloo take rewards, distillation --teacher.",
+            remedy=f"Name the method, one of {', '.join(fitting)}: {' and '.join(WRITE)} take rewards, "
+            f"{' and '.join(TAUGHT)} --teacher.",
         )
     nearest = max(survey.fits, key=lambda fit: (fit.usable, bool(fit.format)))
     raise UserError(
@@ -148,7 +136,7 @@ def plan(
         batch_size=batch,
         micro_batch_size=min(batch, 8 if method in WRITE else 4),
         epochs=epochs,
-        learning_rate=1e-3 if is_new else RATES[method][adapter],
+        learning_rate=1e-3 if is_new else SPECS[method].rates[adapter][0],
         steps=steps,
         chunks=UNKNOWN_CHUNKS if steps is None else max(1, min(MAX_CHUNKS, steps // CHUNK_STEPS)),
     )
@@ -191,18 +179,6 @@ def _named_columns(survey: Survey) -> str:
 WIDTH = 100
 NUMBERS = 0.8
 """Share of answers ending in a number from which the number is rewarded."""
-WHY_RATE = {
-    "sft": ("usual for all weights", "usual for LoRA, ten times that of all weights"),
-    "pretrain": ("usual for going on from a trained model", "usual for LoRA"),
-    "reward": ("usual for a reward model", "usual for a reward model with LoRA"),
-    "dpo": ("DPO takes small ones, 5e-7 to 5e-6", "DPO takes small ones, with LoRA too"),
-    "kto": ("KTO's authors advise 5e-7 to 5e-6", "KTO's authors advise 5e-7 to 5e-6; LoRA takes the upper end"),
-    "orpo": ("that of the ORPO paper", "ten times that of the ORPO paper, for LoRA"),
-    "cpo": ("usual for CPO", "usual for CPO with LoRA"),
-    "grpo": ("usual for rewards", "usual for rewards with LoRA"),
-    "rloo": ("usual for rewards", "usual for rewards with LoRA"),
-    "distillation": ("usual for all weights", "usual for LoRA"),
-}
 
 
 def to_yaml(plan: StarterPlan, survey: Survey, *, name: str, model: str, sources: Sequence[str]) -> str:
@@ -233,7 +209,7 @@ def to_yaml(plan: StarterPlan, survey: Survey, *, name: str, model: str, sources
         weight=_weight(fit) if plan.method == "kto" else "",
         unit="completions" if writes else "rows",
         rate=f"{float(digits):.1f}e{int(power)}",
-        why_rate="usual for small models from scratch" if scratch else WHY_RATE[plan.method][plan.adapter],
+        why_rate="usual for small models from scratch" if scratch else SPECS[plan.method].rates[plan.adapter][1],
         chunk_steps=max(1, (plan.steps or 0) // plan.chunks),
         note=_note,
     )

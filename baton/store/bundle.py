@@ -3,8 +3,8 @@
     <prefix>/<attempt>/{files…}      what one writer uploaded
     <prefix>/manifest….json          what makes them a bundle: see `baton.store.manifest`
 
-Every writer uploads below its own name, so that a late one cannot touch the files of another. A writer that dies before
-its manifest leaves files that nobody reads. Retention removes a checkpoint's once they are old, the next export an
+Every writer uploads below its own name, so that a late one cannot touch the files of another. Files of a writer that
+dies before its manifest are never read. Retention removes a checkpoint's once they are old, the next export an
 export's.
 
 Unchanged files of an earlier bundle are copied inside the store. A copy may share its bytes with its source, as a hard
@@ -285,7 +285,7 @@ def require_whole(storage: Storage, prefix: str, manifest: Manifest, problems: l
             )
         mark_damaged(storage, prefix, manifest)
         raise RewritableDamageError(
-            f"{storage.uri(prefix)} is damaged: {'; '.join(problems)}.", remedy="Run again: it will be made anew."
+            f"{storage.uri(prefix)} is damaged: {'; '.join(problems)}.", remedy="Run again: it will be rebuilt."
         )
 
 

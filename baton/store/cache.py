@@ -61,8 +61,8 @@ class NodeCache:
             if os.path.exists(path) or wanted > self.max_bytes:
                 return
             self._make_room(wanted)
-            # Beside its name and then renamed: another process must never link half a copy. A crash in between leaves
-            # the temporary, which `_make_room` removes once no process can be at it any more.
+            # Under another name and then renamed: another process must never link half a copy. After a crash,
+            # `_make_room` removes the temporary once no process can be at it any more.
             _link_or_copy(local_path, temporary)
             os.replace(temporary, path)
         except OSError as error:

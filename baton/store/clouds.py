@@ -1,4 +1,6 @@
-"""Stores of S3, Google and Azure through obstore, with parallel parts and ranges. A store scheme is added here.
+"""Stores of S3, Google and Azure through obstore, with parallel parts and ranges.
+
+A store scheme is a `Cloud` here and its place in `CLOUDS`; all other lists of schemes follow.
 
 fsspec's clients took three times the processor time per byte, and 0.6 s of import in every pod. They only read sources
 of data (`docs/internals/decisions/0007-obstore-for-batons-objects.md`).
@@ -48,8 +50,11 @@ class Cloud:
     """A kind of cloud: its clients, and the meaning of its errors."""
 
     schemes: tuple[str, ...]  # of its addresses; Baton writes the first
-    environment: tuple[str, ...]  # prefixes of the variables that its client reads
-    address: Callable[[str], str]  # store's URI → scheme and host of requests, by which their proxy is chosen
+    # Prefixes of the variables that its client reads: containers and forked stages get these.
+    environment: tuple[str, ...]
+    keys: str  # the variables with its credentials, in words
+    # Store's URI → scheme and host of requests, by which their proxy is chosen; StoreError where variables give none.
+    address: Callable[[str], str]
     open: Callable[[str, str], ObjectStore]  # store's URI and bucket → obstore's client
     file_system: Callable[[str], AbstractFileSystem]  # address of requests → fsspec file system
     words: protocol.StoreMessages
@@ -148,7 +153,7 @@ class CloudStore:
             return
         part = max(PART, -(-size // MOST_PARTS))
         with open(local_path, "rb") as file:
-            # The object appears once its last part is confirmed: a writer that dies before leaves no half of one.
+            # The object appears once its last part is confirmed: a writer that dies before writes no half of one.
             obstore.put(
                 self._store,
                 self._key(path),
@@ -447,6 +452,7 @@ def _s3_allow(right: str, root: str) -> str:
 S3 = Cloud(
     schemes=("s3", "s3a"),
     environment=("AWS_",),
+    keys="AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
     address=_s3_address,
     open=_open_s3,
     file_system=_s3_files,
@@ -477,6 +483,7 @@ def _google_allow(right: str, root: str) -> str:
 GOOGLE = Cloud(
     schemes=("gs",),
     environment=("GOOGLE_",),
+    keys="GOOGLE_APPLICATION_CREDENTIALS",
     address=_google_address,
     open=lambda uri, bucket: GCSStore(
         bucket, client_options=client_options(_google_address(uri)), retry_config=RETRIES
@@ -523,6 +530,7 @@ def _azure_allow(right: str, root: str) -> str:
 AZURE = Cloud(
     schemes=("az",),
     environment=("AZURE_",),
+    keys="AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
     address=_azure_address,
     open=lambda uri, bucket: AzureStore(
         bucket, client_options=client_options(_azure_address(uri)), retry_config=RETRIES
@@ -544,11 +552,20 @@ AZURE = Cloud(
 )
 
 CLOUDS = {scheme: cloud for cloud in (S3, GOOGLE, AZURE) for scheme in cloud.schemes}
+SCHEMES = tuple(dict.fromkeys(cloud.schemes[0] for cloud in CLOUDS.values()))  # as Baton writes them
 # Prefixes of the variables with a store's endpoint and credentials.
-ENVIRONMENT = tuple(beginning for cloud in (S3, GOOGLE, AZURE) for beginning in cloud.environment)
+ENVIRONMENT = tuple(dict.fromkeys(prefix for cloud in CLOUDS.values() for prefix in cloud.environment))
+# Lists of addresses for messages and help: `s3://, gs:// or az://`, and those that rows are read from.
+ANY_BUCKET = f"{'://, '.join(SCHEMES[:-1])}:// or {SCHEMES[-1]}://"
+ANY_SOURCE = f"{'://, '.join(SCHEMES)}:// or hf://"
+
+
+def cloud_of(uri: str) -> Cloud | None:
+    """Returns the cloud of a store; None for a folder or another client's address."""
+    return CLOUDS.get(uri.partition("://")[0])
 
 
 def environment_of(uri: str) -> tuple[str, ...]:
     """Returns the prefixes of the variables with a store's credentials; none for a folder."""
-    cloud = CLOUDS.get(uri.partition("://")[0])
+    cloud = cloud_of(uri)
     return cloud.environment if cloud else ()

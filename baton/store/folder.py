@@ -1,8 +1,8 @@
 """A store in a folder of this machine or one that several mount, and in any file system that fsspec knows.
 
-Readers of a folder see all of a small file or nothing: it is written beside its place and moved there. Uploads are
-written in place. A killed writer leaves a `.baton-…` file, which no listing shows, or half an upload below the name of
-its attempt, which no manifest names.
+Readers of a folder see all of a small file or nothing: it is written under a temporary name and moved. Uploads are
+written in place. A killed writer's remains are a `.baton-…` file, which no listing shows, or half an upload below the
+name of its attempt, which no manifest names.
 """
 
 import contextlib
@@ -18,6 +18,7 @@ from typing import Any, BinaryIO, cast
 
 from baton.errors import StoreError
 from baton.store import protocol
+from baton.store.clouds import ANY_BUCKET
 from baton.store.protocol import BLOCK, OWN, ObjectInfo, below
 
 TRIES = 100  # attempts to make a file's folder while others remove it as empty
@@ -143,7 +144,7 @@ class Folder(_Files):
 
 @contextlib.contextmanager
 def _sibling(key: str) -> Iterator[str]:
-    """Yields a temporary name beside a file: in the same file system, so that a rename or link is atomic."""
+    """Yields a temporary name in a file's folder: the same file system, so that a rename or link is atomic."""
     temporary = f"{os.path.dirname(key)}/{OWN}{uuid.uuid4().hex}"
     try:
         yield temporary
@@ -195,7 +196,7 @@ class FileSystem(_Files):
         except (ValueError, TypeError, ImportError, OSError) as error:
             raise StoreError(
                 f"store {uri!r} cannot be opened: {error}.",
-                remedy="Use a folder, s3://bucket, gs://bucket or az://container.",
+                remedy=f"Use a folder, or a bucket at {ANY_BUCKET}.",
             ) from None
         self.root = str(self.fs._strip_protocol(uri)).rstrip("/")
         if not self.root:
@@ -252,7 +253,7 @@ class FileSystem(_Files):
         """Does nothing: not every file system has folders."""
 
     def upload(self, local_path: str, path: str, seen: Callable[[bytes], None]) -> None:
-        # Not atomic: a killed writer leaves half a file. In a bundle no manifest or note of a part names it then; no
+        # Not atomic: half a file may remain after a kill. In a bundle no manifest or note of a part names it then; no
         # run resumes from other files that are sent this way.
         with open(local_path, "rb") as source, self.fs.open(self._key(path), "wb") as target:
             _copy(source, target, seen)

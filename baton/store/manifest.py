@@ -1,9 +1,9 @@
-"""Reads what was committed under a prefix: manifests by generation, and the marks beside them.
+"""Reads commits under a prefix: manifests by generation, and their marks.
 
-    <prefix>/manifest.json           sizes, SHA-256, and whose files they are: put-if-absent
+    <prefix>/manifest.json           sizes, SHA-256, and the writer of its files: put-if-absent
     <prefix>/damaged-<attempt>       a reader found files of this attempt that differ from its manifest
-    <prefix>/removed-<attempt>       retention is taking this attempt away (see `retention`)
-    <prefix>/manifest-2.json         what was committed in place of a damaged or removed one: put-if-absent
+    <prefix>/removed-<attempt>       retention is removing this attempt (see `retention`)
+    <prefix>/manifest-2.json         the commit in place of a damaged or removed one: put-if-absent
 
 Readers take the highest generation. Nothing is ever replaced, so there is no moment at which two processes can undo
 each other's work.
@@ -115,7 +115,7 @@ def parsed(data: bytes, where: str) -> Manifest:
     try:
         document = load(data)
         version = document["version"]
-        # No damage: a damaged bundle is passed over, and written anew.
+        # No damage: a damaged bundle is passed over, and written again.
         if isinstance(version, int) and version > VERSION:
             raise FormatError(
                 f"{where} is a manifest of version {version}, and this Baton reads version {VERSION}.",
@@ -139,7 +139,7 @@ def check_files(files: Mapping[str, FileEntry]) -> None:
         if not (_is_safe(name) and is_size and _SHA256.fullmatch(entry["sha256"])):
             raise ValueError(f"file entry {name!r} is not a relative name with size and sha256")
         if not files.keys().isdisjoint(map(str, PurePosixPath(name).parents)):
-            raise ValueError(f"file entry {name!r} lies in another file")
+            raise ValueError(f"file entry {name!r} is inside another file")
 
 
 def _is_safe(name: object) -> bool:

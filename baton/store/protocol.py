@@ -64,7 +64,7 @@ class ObjectStore(Protocol):
         """Returns a whole object."""
 
     def write(self, path: str, data: bytes) -> None:
-        """Writes a small object, replacing what was there; readers see the old or the new one."""
+        """Writes a small object, or replaces it; readers see the old or the new one."""
 
     def create(self, path: str, data: bytes) -> bool:
         """Put-if-absent: writes a small object unless there is one, and tells whether it did."""
@@ -100,7 +100,7 @@ class ObjectStore(Protocol):
         """Translates a client library's error; `path` was read past this client, and may be looked for by a listing."""
 
 
-USABLE = "Use a folder or a bucket (s3://, gs://, az://) that can be written to."
+USABLE = "Use a folder or a bucket that can be written to."
 _SIGNATURE = re.compile(r"((?:sig|X-Amz-Signature|X-Goog-Signature)=)[^&\s\"']+")
 _DENIED = re.compile(
     r"\b40[13] (?:Forbidden|Unauthorized)|(?<![:.\d])403\b(?!\.\d)"  # "in 403.09ms" is no answer
@@ -212,7 +212,7 @@ def explain(error: Exception, uri: str, words: StoreMessages, proxy: Proxy | Non
     found = answer(error)
     kind = type(error).__name__
     everything = without_signature(str(error))
-    # obstore appends its inner structure; the line before says it all.
+    # obstore appends its inner structure; the previous line is enough.
     text = " ".join(everything.partition("Debug source:")[0].split())
     known = f"{kind} {text} {everything}"
     if found.code and found.code not in known:  # s3fs keeps the message alone
@@ -273,7 +273,7 @@ def denied(
     said = _NOT_AUTHORIZED.search(found.message)
     if "explicit deny" in found.message:
         remedy = "A policy denies it explicitly: take that statement back."
-    elif said and not said[1].startswith("s3:"):  # a key's policy, say
+    elif said and not said[1].startswith("s3:"):  # a key's policy, for example
         remedy = f"Allow {said[1]}{f' on {said[2]}' if said[2] else ''}."
     else:
         rights = (found.right, "list") if or_missing else (found.right,)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from baton.errors import UserError, suggest, suggest_path
 from baton.store import protocol
-from baton.store.clouds import CloudStore
+from baton.store.clouds import ANY_SOURCE, CloudStore
 from baton.store.folder import FileSystem
 from baton.store.storage import Storage
 
@@ -39,7 +39,7 @@ TABLES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".arrow", ".
 TEXTS = (".txt", ".md", ".text")
 SUFFIXES = (*TABLES, *TEXTS)  # file types of rows in a folder; one of `COMPRESSED` may follow
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
-# Files that `datasets` writes beside the rows.
+# Files that `datasets` writes with the rows.
 NOT_ROWS = ("dataset_info.json", "dataset_infos.json", "state.json", "dataset_dict.json")
 
 
@@ -125,7 +125,7 @@ def resolve(source: str, *, base_dir: str) -> str:
     raise UserError(
         f"data.source {source!r} matches no file (looked for {' and '.join(dict.fromkeys(tried))}).",
         remedy=(f"Did you mean {near!r}? " if near else "")
-        + "Give a file, folder, glob, s3://…, gs://…, az://… or hf://… that exists.",
+        + f"Give a file, folder, glob, or an address at {ANY_SOURCE} that exists.",
     )
 
 

@@ -47,14 +47,14 @@ def open_store(uri: str) -> ObjectStore:
 def create_leased(client: ObjectStore, path: str, data: bytes, runtime: Runtime = SYSTEM) -> bool:
     """Writes an object unless there is one, under the lease `<path>.lease`; tells whether the object there is this.
 
-    A writer writes its name into the lease, waits for others that looked at the same time, and reads it back: the one
+    A writer writes its name into the lease, waits for others that read at the same time, and reads it back: the one
     whose name is in it proceeds. A lease unchanged for `LEASE_S` was left by a writer that died. Each writer measures
     that on its own clock, so clocks need not agree: those that wait count from their first sight of the name, the
     holder from before it wrote it, so its time ends first. A writer that was stopped between two requests notices and
     begins again. A put on its way for longer than a quarter of `LEASE_S` can still come too late; it then replaces a
     manifest of the same step, and either names files that are whole.
 
-    Seconds after the look at the lease, with `LEASE_S` 20: a writer whose name was in it within 0.5 reads it back 0.5
+    Seconds after reading the lease, with `LEASE_S` 20: a writer whose name was in it within 0.5 reads it back 0.5
     later and writes until 5. One that took up to 5 may have put its name over such a holder's: it waits until 10, when
     the holder's last request has arrived, reads back, and writes until 15. All others wait 20.
     """
@@ -65,7 +65,7 @@ def create_leased(client: ObjectStore, path: str, data: bytes, runtime: Runtime 
     is_there = False
     try:
         # Again, now that no other may write: the last holder may have written after the look in `_acquire_lease` and
-        # before its release. A crash from here on leaves the lease, which expires, with the object or without it.
+        # before its release. The lease of a crash from here on expires, with the object or without it.
         is_there = client.size(path) is not None
         if is_there:
             return False
@@ -76,7 +76,7 @@ def create_leased(client: ObjectStore, path: str, data: bytes, runtime: Runtime 
         # Empty, gone again: retention has removed the bundle that it saw committed.
         return _content(client, path) in (data, b"")
     finally:
-        # Once the object is there, nobody needs a lease any more. Before, it may have expired, and be another's by the
+        # Once the object is there, no lease is needed any more. Before, it may have expired, and be another's by the
         # time that a removal arrives.
         if _content(client, lease) == owner and (is_there or runtime.monotonic() < until):
             remove_quietly(client, lease)
@@ -196,7 +196,7 @@ class Storage:
         """Whether the store refuses a put over an object: known of its kind, or tried once."""
         if self.client.create_is_certain:
             return True
-        # Under a unique name, as many processes try at once; a crash leaves an object that `list` does not show.
+        # Under a unique name, as many processes try at once; an object of a crash is one that `list` does not show.
         path = f"{OWN}probe-{self.runtime.unique()}"
 
         def probe() -> bool:
@@ -256,7 +256,7 @@ class Storage:
     def _keep(self, error: protocol.DeniedError) -> None:
         if not self._is_kept:
             self._is_kept = True
-            logger.warning("What is not needed any more stays in the store. %s", error)
+            logger.warning("Unneeded objects stay in the store. %s", error)
 
     def tidy(self, path: str) -> None:
         self.client.tidy(path)

@@ -5,42 +5,31 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from markupsafe import Markup
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter
-
 from baton.pages import html as rendering
-from baton.pages import svg
+from baton.pages import plots
 from baton.pages.html import count, duration, number
+from baton.pages.plots import Curve, Plot
 from baton.recipe import load
 from baton.runs import lineage
 from baton.runs.run import Sweep
 from baton.sweep import trials
 from baton.sweep.view import STATES, Cost, Trial, View, cost, gather
 
-BEST, GOOD, MIDDLE, WORST = svg.ORANGE, svg.BLUE, svg.SKY, svg.GREY
-BANDS = ((BEST, "best"), (GOOD, "first quarter"), (MIDDLE, "to the middle"), (WORST, "the others"))
-NAMED = 6  # curves of survivors that the legend names
+BEST, GOOD, MIDDLE, WORST, STOPPED = "orange", "blue", "sky", "grey", "purple"
+NAMED = 12  # trials whose points are drawn as dots
 
 
-def draw_plots(view: View) -> dict[str, Markup]:
-    def score_plot(view: View) -> Figure | None:
-        return _curves(view, view.metric, lambda trial: _points(trial.scores), marks=True)
-
-    def loss_plot(view: View) -> Figure | None:
-        return _curves(view, "training loss", lambda trial: svg.series(trial.losses, "loss"), marks=False)
-
-    plots = {
-        "score": (f"{view.metric} of each trial by step", score_plot),
-        "loss": ("Training loss of each trial by step", loss_plot),
+def draw_plots(view: View) -> dict[str, Plot | None]:
+    return {
+        "score": _curves(view, view.metric, lambda trial: _points(trial.scores), dots=True),
+        "loss": _curves(view, "training loss", lambda trial: _course(plots.series(trial.losses, "loss")), dots=False),
     }
-    return svg.draw_all(plots, view)
 
 
 def color(trial: Trial, scored: int) -> str:
     """Returns a trial's colour by its rank among `scored` trials."""
+    if not trial.is_alive:
+        return STOPPED
     if trial.rank is None:
         return WORST
     if trial.rank == 1:
@@ -49,66 +38,40 @@ def color(trial: Trial, scored: int) -> str:
     return GOOD if share < 0.25 else MIDDLE if share < 0.5 else WORST
 
 
-def _curves(view: View, name: str, points: Callable[[Trial], svg.Points], *, marks: bool) -> Figure | None:
-    curves = {trial.id: points(trial) for trial in view.trials}
-    shown = [trial for trial in view.trials if len(curves[trial.id][0])]
-    if not shown:
-        return None
+def _curves(view: View, name: str, points: Callable[[Trial], plots.Points], *, dots: bool) -> Plot | None:
     scored = sum(trial.rank is not None for trial in view.trials)
-    figure, (ax,) = svg.blank_figure(360)
-    limit = max(24, svg.NUM_POINTS // len(shown))
-    for trial in reversed(shown):  # the best on top
-        xs, ys = curves[trial.id]
-        if not marks:
-            xs, ys = _smoothed(xs, ys)
-        alive = trial.is_alive
-        ax.plot(
-            *svg.thin((xs, ys), limit),
-            "-o" if marks else "-",
-            ms=4 if alive else 2.5,
-            color=color(trial, scored) if alive else WORST,
-            lw=2.2 if trial.rank == 1 else 1.5 if alive else 0.9,
-            alpha=1.0 if alive else 0.45,
-            zorder=3 if alive else 2,
+    curves = [
+        Curve(
+            name=trial.id if trial.is_alive else f"{trial.id} ({trial.state})",
+            points=points(trial),
+            color=color(trial, scored),
+            width=2.4 if trial.rank == 1 else 1.6 if trial.is_alive else 1.2,
+            dash=() if trial.is_alive else (5, 3),
+            dots=dots and len(view.trials) <= NAMED,
         )
-    values = np.concatenate([ys for _, ys in (curves[trial.id] for trial in shown)])
-    if len(values) and values.min() > 0 and values.max() / values.min() > 50:
-        ax.set_yscale("log")
-        ax.yaxis.set_major_formatter(FuncFormatter(svg.compact))
-    ax.set_ylabel(name)
-    svg.step_axis(ax, ax.get_xlim()[1])
-    _legend(figure, view, scored)
-    return figure
-
-
-def _smoothed(xs: np.ndarray, ys: np.ndarray) -> svg.Points:
-    """Returns the moving mean of a curve of many points: among many curves only the course can be seen."""
-    window = len(xs) // 20
-    if window < 3:
-        return xs, ys
-    return xs[window // 2 : window // 2 + len(xs) - window + 1], np.convolve(ys, np.ones(window) / window, "valid")
-
-
-def _legend(figure: Figure, view: View, scored: int) -> None:
-    alive = [trial for trial in view.trials if trial.is_alive and trial.rank]
-    named: dict[str, list[str]] = {}
-    for trial in alive:
-        named.setdefault(color(trial, scored), []).append(trial.id)
-    handles = [
-        Line2D([], [], color=hue, lw=2, label=", ".join(named[hue]) if len(alive) <= NAMED else words)
-        for hue, words in BANDS
-        if hue in named
+        for trial in reversed(view.trials)  # the best on top
     ]
-    if len(alive) < len(view.trials):
-        handles.append(Line2D([], [], color=WORST, lw=0.9, alpha=0.6, label="stopped or failed"))
-    figure.legend(handles=handles, loc="outside upper left", ncols=7)
+    values = [value for curve in curves for _, value in curve.points]
+    log_y = bool(values) and min(values) > 0 and max(values) / min(values) > 50
+    return plots.plot(f"{name} of each trial by step", name, curves, log_y=log_y, height=360)
 
 
-def _points(pairs: Sequence[tuple[int, float]]) -> svg.Points:
-    finite = [(step, value) for step, value in pairs if math.isfinite(value)]
-    return np.array([step for step, _ in finite], float), np.array([value for _, value in finite], float)
+def _course(points: plots.Points) -> plots.Points:
+    """Returns the moving mean of a curve of many points: among many curves only the course can be seen."""
+    return plots.thin(plots.smoothed(points, share=20, least=3) or points, 240)
 
 
+def _points(pairs: Sequence[tuple[int, float]]) -> plots.Points:
+    return [(step, value) for step, value in pairs if math.isfinite(value)]
+
+
+LEGEND = [
+    (BEST, "", "best"),
+    (GOOD, "", "first quarter"),
+    (MIDDLE, "", "to the middle"),
+    (WORST, "", "others"),
+    (STOPPED, "line dashed", "stopped or failed"),
+]
 NAME = "page.html"
 TONES = {**dict.fromkeys(STATES, ""), **dict.fromkeys(("won", "goes on", "ended"), "good"), "failed": "bad"}
 
@@ -144,6 +107,7 @@ def render(view: View) -> str:
         sentence=sentence(view),
         tiles=tiles(view),
         plots=draw_plots(view),
+        legend=LEGEND,
         names={path: _short(path, view.parameters) for path in view.parameters},
         tones=TONES,
         where=where,

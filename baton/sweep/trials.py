@@ -229,7 +229,7 @@ def rank_trials(sweep: Sweep, number: int) -> RungResult:
         why = "; ".join(f"{entry.id}: {entry.why}" for entry in verdict.stopped[:5]) or "none has trained"
         raise BatonError(
             f"no trial of sweep {sweep.name!r} advances from rung {number}: {why}.",
-            remedy="Mend what failed, or `baton sweep resume` a trial, and start the sweep again under its name.",
+            remedy="Fix the failures, or `baton sweep resume` a trial, and start the sweep again under its name.",
         )
     # Before everything that follows from it: a judge that restarts after a crash finds the same verdict.
     sweep.write(verdict, verdict.rung)

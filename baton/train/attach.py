@@ -79,7 +79,7 @@ def begin_or_join(run: Run, found: Json, section: Json) -> None:
             remedy=f"Set these back, or attach to a run of another name.{hint}",
         )
     if before.script.sha256 and before.script.sha256 != ours.script.sha256:
-        logger.warning("the script has changed since run %s was begun; what is compared is the same", run.name)
+        logger.warning("the script has changed since run %s began; compared settings are the same", run.name)
 
 
 # Trainers that this process has trained: their weights and random state are no longer those of the start.
@@ -126,7 +126,7 @@ class Chunk:
             BatonError: the store takes no checkpoints, or a step cannot be trained.
         """
         self._context = dataclasses.replace(self._context, clock=Clock())
-        self._context.clock.restart()  # what the script did before is its own
+        self._context.clock.restart()  # earlier effects of the script are its own
         outcome = without_training(self._context, None)
         if outcome is None:
             self._context.store.require_signer()
@@ -176,7 +176,7 @@ class Chunk:
 
         Raises:
             UserError: there is no such checkpoint.
-            DamagedError: it is not what was committed.
+            DamagedError: it differs from its commit.
         """
         store, trainer = self._context.store, self._trainer
         checkpoint = self._checkpoint(step)
@@ -194,11 +194,11 @@ class Chunk:
     def prove(self) -> ProofPart:
         """Reads the newest checkpoint back, byte for byte, and writes the chunk's part of the run's resume proof.
 
-        Baton's own pipelines do it beside the next chunk, on a small machine.
+        Baton's own pipelines do it during the next chunk, on a small machine.
 
         Raises:
             UserError: there is no checkpoint.
-            RewritableDamageError: it is not what was committed.
+            RewritableDamageError: it differs from its commit.
         """
         context = self._context
         return prove(
@@ -237,7 +237,7 @@ def attach(
 
     Args:
         trainer: A `transformers.Trainer` or one of TRL's, built and not trained yet.
-        run_uri: Address of the run, `STORE/runs/NAME`; the store is a folder, `s3://`, `gs://` or `az://`.
+        run_uri: Address of the run, `STORE/runs/NAME`; the store is a folder or a bucket.
         target: Where the chunk ends: a step (`100`), a share of the run (`0.25`), or chunk k of n (`(1, 4)` or
             `"1/4"`); the whole run when left out.
         checkpoint_every: Checkpoints before the target, as `chunks.checkpoint_every` of a recipe: a number of steps, a
@@ -313,7 +313,7 @@ def resolve_target(target: Target, num_steps: int) -> tuple[int, int | None]:
     if not 1 <= target <= num_steps:
         raise UserError(
             f"target is step {target}, and the run has {num_steps} steps; expected 1 to {num_steps}.",
-            remedy="The trainer's max_steps or num_train_epochs say how long the run is, whatever its chunks.",
+            remedy="The trainer's max_steps or num_train_epochs set the length of the run, whatever its chunks.",
         )
     return target, None
 
@@ -321,9 +321,9 @@ def resolve_target(target: Target, num_steps: int) -> tuple[int, int | None]:
 CADENCES = ("checkpoint_every", "checkpoints_per_epoch")
 # Settings of `chunks` without use for a script's chunk → reason and remedy.
 WITHOUT_EFFECT = {
-    "count": ("the target says where a chunk ends", "Give attach a target, such as `(1, 4)`."),
+    "count": ("the target ends a chunk", "Give attach a target, such as `(1, 4)`."),
     **dict.fromkeys(
-        ("extra", "spare"), ("the script says how many chunks there are", "Attach once more where a chunk ended early.")
+        ("extra", "spare"), ("the script sets the number of chunks", "Attach once more where a chunk ended early.")
     ),
     "retries": ("nothing starts a script again in its process", "Start the script again: it resumes."),
     "keep.audit": ("`baton verify replay` trains a recipe's chunks again, and there is none", "Leave it out."),
@@ -412,7 +412,7 @@ def chunks_section(
     twice = [name for name in CADENCES if name in own] if every is not None else []
     if twice:
         raise UserError(
-            f"checkpoint_every is {every!r}, and chunks.{twice[0]} is {own[twice[0]]!r}: both say when to save.",
+            f"checkpoint_every is {every!r}, and chunks.{twice[0]} is {own[twice[0]]!r}: both set the steps.",
             remedy="Leave one out.",
         )
     section: dict[str, Any] = {}
@@ -433,7 +433,7 @@ def chunks_section(
 
 
 def attached_recipe(trainer: Trainer, run: Run, chunks: Mapping[str, Any], *, deterministic: bool) -> Recipe:
-    """Returns the recipe that checkpoints, fingerprint, callbacks and store read; its model and data are nobody's."""
+    """Returns the recipe that checkpoints, fingerprint, callbacks and store read; its model and data are unset."""
     args = trainer.args
     chooses_best = args.load_best_model_at_end or args.save_strategy == "best"
     return load.validate(
@@ -501,13 +501,13 @@ NOT_COUNTED = frozenset(
         "hub_revision", "skip_memory_metrics", "debug", "dataset_num_proc", "dataloader_num_workers",
         "dataloader_pin_memory", "dataloader_persistent_workers", "dataloader_prefetch_factor",
         "dataloader_multiprocessing_context", "torch_empty_cache_steps", "log_completions", "num_completions_to_print",
-        "teacher_model_name_or_path",  # its weights count, wherever they lie
+        "teacher_model_name_or_path",  # its weights count, wherever they are
     }
 )  # fmt: skip
 # Attributes of trainers that hold a second model, which no checkpoint has.
 MODELS = ("ref_model", "teacher_model", "reward_model")
 
-# Trainer → run → model and optimizer at its start: a chunk in this process leaves the trainer with other weights.
+# Trainer → run → model and optimizer at its start: a chunk in this process changes the trainer's weights.
 _begun: WeakKeyDictionary[Trainer, dict[str, dict[str, Any]]] = WeakKeyDictionary()
 
 

@@ -43,7 +43,7 @@ from baton.train.trainer import seed_of
 logger = logging.getLogger("baton")
 
 STALL = 0.02  # share of the time for which checkpoints may hold training
-COST = 0.05  # share of the time that they may cost in all: stalls, and slower steps beside uploads
+COST = 0.05  # share of the time that they may cost in all: stalls, and slower steps during uploads
 KNOWN = 2  # steps of each kind that must be measured before an upload's cost is known
 AGAIN = 16  # checkpoints after which one waits for a step without an upload: steps change in the course of training
 RECENT = 16  # steps and stalls of each kind that are kept
@@ -52,7 +52,7 @@ RECENT = 16  # steps and stalls of each kind that are kept
 class Pace:
     """Spaces checkpoints by the cost of earlier ones in this process.
 
-    An upload costs the difference between the median steps beside one and without.
+    An upload costs the difference between the median steps during one and without.
     """
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -249,7 +249,7 @@ class RestoreCheck(TrainerCallback):
         events.emit(events.Restored(step=step, wrong=wrong))
         if wrong:
             raise ExactnessError(
-                f"after restoring step {step}, {', '.join(wrong)} in memory differ from what was saved; the chunk "
+                f"after restoring step {step}, {', '.join(wrong)} in memory differ from the saved state; the chunk "
                 "stops before it trains on.",
                 remedy="Check that image and recipe are those that wrote the checkpoint.",
             )
@@ -284,7 +284,7 @@ class SaveAndStop(TrainerCallback):
         self._stopping = self._overdue = self._due_by_time = False
         self._uploader_idle = True
         self._named: set[str] = set()
-        # The manifest has each file's SHA-256; a CRC-32 besides takes a third of the writing time.
+        # The manifest has each file's SHA-256; a CRC-32 as well takes a third of the writing time.
         torch.serialization.set_crc32_options(False)
         trainer.add_callback(self)
 
@@ -571,7 +571,7 @@ def train_chunk(
                 # Also after a failed score: the checkpoint on its way is the chunk's result.
                 checkpointer.finish()
             if score and scoring:
-                # After the commit: a crash in between leaves a checkpoint to score, never a score without its state.
+                # After the commit: a crash in between costs a score, and no score lacks its state.
                 scoring.keep(score)
     finally:
         made.close()

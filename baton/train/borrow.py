@@ -1,6 +1,6 @@
 """Borrows a trainer for one chunk: class, samplers, arguments and torch's modes, given back at its end.
 
-Rows and batches are drawn by seed and epoch alone, wherever upstream leaves the draw open.
+Rows and batches are drawn by seed and epoch alone, wherever upstream has no rule.
 """
 
 import contextlib
@@ -119,7 +119,7 @@ class OnePass(TrainerCallback):
         self._passes += 1
         if self._passes > 1:
             raise ExactnessError(
-                f"the stream of rows has come to its end at step {state.global_step} of {state.max_steps}, and a "
+                f"the stream of rows ended at step {state.global_step} of {state.max_steps}, and a "
                 "second pass over it cannot be resumed exactly.",
                 remedy="Let the stream itself go on: train_dataset.repeat(n), or a lower max_steps.",
             )
@@ -153,7 +153,7 @@ class AttachedTrainer(ChunkTrainer):
         return super()._get_dataloader(dataset, *arguments, **options)
 
     def _determine_best_metric(self, metrics: dict[str, float], trial: object) -> bool:
-        # transformers 5.23 notes the best step only where it says itself when to save.
+        # transformers 5.23 notes the best step only where it decides itself when to save.
         is_best: bool = super()._determine_best_metric(metrics, trial)
         if is_best:
             self.state.best_global_step = self.state.global_step
@@ -201,12 +201,12 @@ def features_of(trainer: Trainer) -> list[type[ChunkTrainer]]:
 
 # Arguments during a chunk.
 CHANGED: dict[str, Any] = {
-    "save_strategy": SaveStrategy.NO,  # the checkpoint callback alone says when
+    "save_strategy": SaveStrategy.NO,  # the checkpoint callback alone decides when
     "save_total_limit": None,  # retention is of the store
     "save_only_model": False,
     "push_to_hub": False,
     "restore_callback_states_from_checkpoint": False,  # it replaces callbacks; theirs is restored in place
-    "dataloader_persistent_workers": False,  # workers that begin anew know the epoch
+    "dataloader_persistent_workers": False,  # restarted workers know the epoch
 }
 # Attributes that the next chunk must find as this one did.
 PUT_BACK = (
@@ -228,7 +228,7 @@ class TellsEpoch(TrainerCallback):
     def on_epoch_begin(self, args: object, state: TrainerState, *_: object, **__: object) -> None:
         for drawing in (*self._trainer.drawing, self._trainer.data_collator):
             if isinstance(drawing, Seeded | hooks.SeededCollator):
-                drawing.epoch = int(state.epoch or 0)  # reaches workers too: they begin anew with each epoch
+                drawing.epoch = int(state.epoch or 0)  # reaches workers too: they restart with each epoch
 
 
 @contextlib.contextmanager
@@ -269,7 +269,7 @@ def draws_random(collator: Callable[..., Any]) -> bool:
 
 
 def _put_back(trainer: Trainer, kind: type[Trainer], before: dict[str, Any], callbacks: list[TrainerCallback]) -> None:
-    """Makes a trainer what it was, but for the weights: everything else that training changed is in the checkpoint."""
+    """Resets a trainer, except for the weights: everything else that training changed is in the checkpoint."""
     mixins = [base for base in type(trainer).__mro__ if base.__module__.startswith("baton.train.")]
     ours = {name for base in mixins for name in (*vars(base), *vars(base).get("__annotations__", ()))}
     trainer.__class__ = kind

@@ -2,7 +2,7 @@
 
 Settings that bits depend on are set before anything is computed. `training.micro_batch_size: auto` tries a throwaway
 model on a GPU, on ever fewer of the longest rows. On a CPU, where running out of memory ends the process, it is
-estimated. Neither leaves a trace: random state and the libraries' own are put back.
+estimated. Neither has side effects: random state and the libraries' own are put back.
 """
 
 import contextlib
@@ -332,7 +332,7 @@ def _shares(probabilities: torch.Tensor, top_k: int) -> torch.Tensor:
 
 
 class EpochOf(TrainerCallback):
-    """Tells a collator the epoch; workers begin anew with each epoch, so it reaches them too."""
+    """Tells a collator the epoch; workers restart with each epoch, so it reaches them too."""
 
     stateless = True
 
@@ -390,7 +390,7 @@ class Setup:
                 )
         if rows:
             trainable.complete(trainer.model)
-            # PEFT would write the whole embedding where it is larger than the base's, beside the rows that are trained.
+            # PEFT would write the whole embedding where it is larger than the base's, in addition to the trained rows.
             save = functools.partial(trainer.model.save_pretrained, save_embedding_layers=False)
             trainer.model.save_pretrained = save
         if recipe.adapter is None:
@@ -466,7 +466,7 @@ STEPS = 2  # optimizer steps of a trial: from the second on, the optimizer's sta
 def resolve_micro_batch(
     context: TrainContext, tokens: ChunkTokens, folders: Mapping[str, str], output_dir: str
 ) -> TrainContext:
-    """Finds and notes the micro-batch size that the recipe leaves open; the first note of a run holds."""
+    """Finds and notes the micro-batch size that the recipe does not set; the first note of a run holds."""
     recipe = context.recipe
     if recipe.training.micro_batch_size != "auto":
         return context

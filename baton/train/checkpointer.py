@@ -1,4 +1,4 @@
-"""Checkpoints of a chunk: agreed between ranks, written by all, committed by the first in a thread beside training.
+"""Checkpoints of a chunk: agreed between ranks, written by all, committed by the first in a thread during training.
 
 Every rank has a `Checkpointer`; the first rank's has a `Committer`, which keeps the chain of states and sends staged
 checkpoints through an `Uploader`.
@@ -132,8 +132,8 @@ class Uploader:
             uploaded = self._runtime.monotonic()
             pending.check()
             events.emit(events.Phase(phase=StagePhase.COMMIT, step=pending.step))
-            # The manifest comes last: a crash before it leaves files that no reader takes for a checkpoint, and that
-            # retention removes once they are old. `meta` is called only here: the parent may change until then.
+            # The manifest comes last: files of a crash before it are no checkpoint to any reader, and retention
+            # removes them once they are old. `meta` is called only here: the parent may change until then.
             return *self._store.commit(pending.step, writer, meta()), uploaded
 
         def unsaved_for(error: UnavailableError) -> float:
@@ -158,7 +158,7 @@ class Uploader:
             raise UnavailableError(
                 f"{error.message} No checkpoint could be saved for {unsaved_for(error):.0f} s, chunks.max_unsaved is "
                 f"{self._max_unsaved:.0f} s; the chunk stops.",
-                remedy="Mend the store and run again: training resumes from the newest checkpoint.",
+                remedy="Fix the store and run again: training resumes from the newest checkpoint.",
             ) from error
         # Before the callback: retention in it may fail, but this checkpoint is saved.
         self._saved_at, self._is_failing = self._runtime.monotonic(), False
@@ -174,7 +174,7 @@ class Lost:
 
 
 class ProgressNotes:
-    """Notes the step a chunk is at, beside training."""
+    """Notes the step a chunk is at, during training."""
 
     def __init__(self, run: Run, chunk: int) -> None:
         self.run, self.chunk = run, chunk
@@ -227,7 +227,7 @@ class Accounting:
     before: RunCost  # the run's cost at the checkpoint that is restored
     lost: Lost
     restarts: int = 0  # processes of the run that were lost and replaced in their pod
-    stalls: list[float] = field(default_factory=list)  # seconds that training stood still for each checkpoint
+    stalls: list[float] = field(default_factory=list)  # seconds that each checkpoint held training
 
     @classmethod
     def of(cls, context: TrainContext, before: RunCost | None, start_step: int) -> Accounting:
@@ -383,7 +383,7 @@ class Committer:
     def _on_commit(
         self, pending: PendingCheckpoint, checkpoint: Checkpoint, ours: bool, seconds: dict[str, float]
     ) -> None:
-        """Records a commit, in the thread beside training."""
+        """Records a commit, in the committing thread."""
         context, step, digest = self._context, checkpoint.step, checkpoint.digest
         if not ours:
             if digest != pending.digests["state"]:
@@ -430,7 +430,7 @@ class StepDecision:
 class Checkpointer:
     """One rank's part in a chunk's checkpoints; `pending` is the one being written.
 
-    All ranks call the same methods in the same order, as each gathers: a rank that leaves one out hangs the others.
+    All ranks call the same methods in the same order, as each gathers: a rank that omits one hangs the others.
     """
 
     def __init__(

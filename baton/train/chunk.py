@@ -92,7 +92,7 @@ def conclude(context: TrainContext, checkpointer: Checkpointer) -> Outcome:
         logger.warning("%s: step %d of %d is saved, the next chunk resumes from it", notice, reached, target)
         events.emit(events.Partial(chunk=index, step=reached, of=target, notice=notice))
         ending = Ending.PARTIAL
-    # After the last commit: a process killed before this line leaves no record, but its checkpoint counts.
+    # After the last commit: a process killed before this line has no record, but its checkpoint counts.
     record_attempt(context, ending, committer.start_step, reached, committer.accounting.figures())
     return Outcome.at(ending, context.store, committer.parent)
 

@@ -40,7 +40,7 @@ class Clock:
         events.emit(events.Phase(phase=phase.value, **fields))
 
     def restart(self) -> None:
-        """Begins anew, as earlier phases ran beside another process's work."""
+        """Starts over, as earlier phases ran during another process's work."""
         self.began = self._since = time.time()
         self.seconds = {}
 

@@ -160,7 +160,7 @@ class Ranks:
 
 VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 BROKEN_LINK = r"NCCL|gloo/transport|connectFullMesh|DistNetworkError|DistStoreError"
-# Torch's messages for a broken device or link, which their process cannot mend.
+# Torch's messages for a broken device or link, which their process cannot recover from.
 BROKEN_DEVICE = re.compile(
     rf"CUDA error|CUDA driver error|CUBLAS_STATUS|CUDNN_STATUS|cuDNN error|device-side assert|{BROKEN_LINK}"
 )
@@ -179,7 +179,7 @@ def watch_device(step: Callable[[], int]) -> Iterator[None]:
         yield
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
-        # No state that is trained can break the link to another device: the step says nothing about it.
+        # No state that is trained can break the link to another device: the step is unrelated.
         if isinstance(error, BatonError) or not is_device_broken(text) or re.search(BROKEN_LINK, text):
             raise
         logger.exception("a device broke")
@@ -233,7 +233,7 @@ def join_ranks(ranks: Ranks, recipe: Recipe) -> None:
         message = f"{ranks.size} processes were started, and the recipe asks for {recipe.world_size}"
         message += f": on {ranks.nodes} of {recipe.max_nodes} machines, {recipe.processes} on each."
         if ranks.size < recipe.world_size:
-            raise NodeError(message, remedy="Look at the job's pods: a machine or a GPU is missing.")
+            raise NodeError(message, remedy="Check the job's pods: a machine or a GPU is missing.")
         raise BatonError(message, remedy="Let resources.nodes and resources.gpus be what the job has.")
     import torch
 
@@ -336,7 +336,7 @@ class _Agent(threading.Thread, Generic[T]):
         from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
         from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-        for name in ("torch.distributed.elastic", "torch.multiprocessing"):  # `result` says shorter what they log
+        for name in ("torch.distributed.elastic", "torch.multiprocessing"):  # `result` logs the same in fewer words
             logging.getLogger(name).setLevel(logging.CRITICAL)
         config = LaunchConfig(
             **rendezvous_settings(self._rendezvous),
@@ -404,7 +404,7 @@ def note_failure(message: str) -> None:
         ErrorHandler().record_exception(BatonError(message))
     except Exception:
         traceback.print_exc()
-    if multiprocessing.parent_process() is None:  # torchrun started this, and no process of ours reads what is written
+    if multiprocessing.parent_process() is None:  # torchrun started this, and no process of ours reads its output
         events.emit(events.Error(stage="train chunk", message=message, exit_code=BatonError.exit_code))
         logger.error("%s", message)
     os._exit(BatonError.exit_code)
@@ -498,7 +498,7 @@ class Watchdog:
 
         def beats(doing: str) -> Callable[..., None]:
             def hook(module: Module, *_: object) -> None:
-                # What generates, or asks the model as a reference, may call the same module: without gradients.
+                # Generation, or the model as a reference, may call the same module: without gradients.
                 if module.training and torch.is_grad_enabled():
                     self.heartbeat(doing)
 
@@ -567,19 +567,19 @@ class Watchdog:
         faulthandler.dump_traceback(file=2, all_threads=True)
         time.sleep(PAUSE + STAGGER * (self.ranks.size + 1 - self.ranks.local_rank))
         message = self.verdict(self._others())
-        # The first to come here speaks for all: a launcher's report of every rank would say the same of each.
+        # The first to come here speaks for all: a launcher's report of every rank would repeat it.
         if self._store.compare_set("verdict", "", str(self.ranks.rank)).decode() == str(self.ranks.rank):
             self._fail(message)
         time.sleep(10.0)  # the launcher ends the others
         os._exit(1)
 
     def verdict(self, newest: list[Heartbeat]) -> str:
-        """Names the rank that hangs, and where: the one that has done least, as the others wait for it."""
+        """Names the hanging rank, and where: it has done least, as the others wait for it."""
         counts = [(beat.count, beat.ticks) for beat in newest]
         hanging = [rank for rank, count in enumerate(counts) if count == min(counts)]
         at = newest[hanging[0]]
         who = f"rank {hanging[0]} hangs" if len(hanging) == 1 else f"ranks {', '.join(map(str, hanging))} hang"
         return (
             f"{who} in step {at.step}, before or in its {at.doing}: no sign of life for {self.hang_after:.0f} s "
-            "(training.parallel.hang_timeout); the stacks of all ranks are in the log."
+            "(training.parallel.hang_timeout). The stacks of all ranks are in the log."
         )

@@ -123,7 +123,7 @@ class ResumableGeneration(ChunkTrainer):
 
     def load_method_state(self, saved: StateDict) -> None:
         super().load_method_state(saved)
-        if self.resumption.is_reshaped:  # with another number of ranks, the round is generated anew
+        if self.resumption.is_reshaped:  # with another number of ranks, the round is generated again
             self._step = self.state.global_step * self.args.gradient_accumulation_steps
             # TRL generates when there is nothing in the buffer.
             self._buffered_inputs = None
@@ -154,7 +154,7 @@ class ResumableGeneration(ChunkTrainer):
 
 
 class VirtualGeneration(ResumableGeneration):
-    """Mixin beside `VirtualWorkers`: each of this process's workers generates, shuffles, judges and keeps its own rows.
+    """Mixin for `VirtualWorkers`: each of this process's workers generates, shuffles, judges and keeps its own rows.
 
     TRL's attributes are by worker here: `_step` counts each one's passes, `_buffered_inputs` has their completions.
     """

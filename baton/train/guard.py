@@ -66,7 +66,7 @@ def locate_rows(run: Run, recipe: Recipe, rows: Sequence[int]) -> list[SourceLoc
     for row in rows:
         number = bisect_right(starts, row) - 1
         by_file.setdefault(number, []).append(row - starts[number])
-    # Where an older Baton made the tokens: their own files and rows.
+    # Tokens of an older Baton: their own files and rows.
     if not meta.first_lines and (
         train_rows.packs_rows(recipe.data, "train") or meta.train != run.need(SplitCounts).train
     ):
@@ -271,7 +271,7 @@ def keep_skip(context: TrainContext, trainer: ChunkTrainer, error: SkipError) ->
         allowed = {0: "no step", 1: "1 step"}.get(guard.max_skips, f"{guard.max_skips} steps")
         raise UserError(
             f"training.guard.max_skips allows {allowed} to be skipped, and there is one more: {'; '.join(lines)}.",
-            remedy="Raise max_skips and run again; or mend these rows, or lower training.learning_rate where training "
+            remedy="Raise max_skips and run again; or fix these rows, or lower training.learning_rate where training "
             "diverges, which makes another run.",
         )
     run.note_skip(skip)

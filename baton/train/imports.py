@@ -1,4 +1,4 @@
-"""Imports the training stack, and defers packages that libraries import beside it; stand-ins are defined here.
+"""Imports the training stack, and defers packages that libraries import with it; stand-ins are defined here.
 
 Derived from torch 2.13, transformers 5.23, accelerate 1.15, peft 0.21 and TRL 1.16. In other releases a name unknown
 here loads its package, which takes time and changes nothing.
@@ -94,7 +94,7 @@ def _tell(dynamo: ModuleType) -> None:
 
 
 def _disable(function: Function | None = None, recursive: bool = True, **options: Any) -> Function:
-    """Stands in for `torch._dynamo.disable`: nothing is compiled before the compiler is loaded."""
+    """Replaces `torch._dynamo.disable`: nothing is compiled before the compiler is loaded."""
     if function is None:
         return functools.partial(_disable, recursive=recursive, **options)
     disabled: Function | None = None
@@ -120,7 +120,7 @@ DYNAMO_SPEC = LazySpec(
         "allow_in_graph": _marking("allow_in_graph"),
         "assume_constant_result": _marking("assume_constant_result"),
         "disable": _disable,
-        "error_on_nested_fx_trace": True,  # a setting, which gradient checkpointing hands on
+        "error_on_nested_fx_trace": True,  # a setting, which gradient checkpointing passes through
         "graph_break": lambda msg="": None,
     },
     loaded=_tell,

@@ -46,7 +46,7 @@ class ChunkInputs:
 def without(restored: FetchedCheckpoint | None, parts: tuple[str, ...], scratch: str) -> FetchedCheckpoint | None:
     """Returns a copy of a checkpoint without parts of the state: a negative control, which must end on other bits."""
     if unknown := [part for part in parts if part not in CONTROLS]:
-        raise UserError(f"{unknown[0]!r} cannot be left out of what is restored; expected {' or '.join(CONTROLS)}.")
+        raise UserError(f"{unknown[0]!r} cannot be excluded from the restored state; expected {' or '.join(CONTROLS)}.")
     if restored is None or not parts:
         return restored
     copy = shutil.copytree(restored.folder, os.path.join(scratch, f"control-{restored.step}"))

@@ -31,7 +31,7 @@ from typing import Any
 
 
 class LazyObject:
-    resolved: Any  # the object that this one stands in for; looking into it loads it
+    resolved: Any  # the object behind this one; access loads it
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
@@ -167,7 +167,7 @@ def _resolved(value: Any) -> Any:
 
 
 class _Module(ModuleType):
-    """A module whose code has not run, or is running; after loading, one that was handed out before."""
+    """A module whose code has not run, or is running; after loading, a proxy in use."""
 
     def __getattr__(self, name: str) -> Any:
         if name == "__path__":  # a package has it; imports ask each module for it
@@ -201,7 +201,7 @@ class _LazyFinder(MetaPathFinder):
 
 
 class _Loader(Loader):
-    """Makes a module and leaves its code for later."""
+    """Makes a module and defers its code."""
 
     def __init__(self, loader: Loader, package: _Package) -> None:
         self.loader, self.package = loader, package
@@ -230,7 +230,7 @@ class _Package:
                 return
             self.is_loaded = True
             root = sys.modules[self.name]
-            # The package's own code imports them anew, in its own order.
+            # The package's own code imports them again, in its own order.
             below = {name: sys.modules[name] for name in list(sys.modules) if name.startswith(f"{self.name}.")}
             news = {name: _news(module) for name, module in {self.name: root, **below}.items()}
             for name in below:

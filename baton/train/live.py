@@ -81,7 +81,7 @@ class JsonLines:
 
     def __init__(self, chunk: ObservedChunk) -> None:
         self._run, self._path = chunk.run, os.path.join(chunk.folder, "metrics.jsonl")
-        # Each attempt at a chunk has its own file: one that was killed and comes late overwrites nobody's.
+        # Each attempt at a chunk has its own file: a killed one that is late overwrites no other's.
         self._name = f"metrics/chunk-{chunk.index:03d}-{uuid.uuid4().hex[:6]}.jsonl"
         self._file = open(self._path, "w", encoding="utf-8")  # noqa: SIM115 - open as long as the chunk
 
@@ -97,7 +97,7 @@ class JsonLines:
 
 
 class MlflowSink:
-    """Reports to the tracking run by the process beside the chunk, and tags the model with its checkpoint."""
+    """Reports to the tracking run by a second process, and tags the model with its checkpoint."""
 
     def __init__(self, chunk: ObservedChunk) -> None:
         self._newest = chunk.newest
@@ -135,11 +135,11 @@ LIVE_GAUGES = {
     "restarts": ("baton_process_restarts", "Processes of this run that were lost and started again in their pod."),
 }
 
-PHASE_GAUGE = ("baton_chunk_phase_seconds", "Where this chunk's time went: start, import, fetch, build, train, save, …")
+PHASE_GAUGE = ("baton_chunk_phase_seconds", "Time of this chunk by phase: start, import, fetch, build, train, save, …")
 
 
 class PrometheusServer:
-    """Serves figures at a port, in a thread beside training: a push would leave the last ones in a gateway."""
+    """Serves figures at a port, in a thread: a push would keep the last ones in a gateway."""
 
     def __init__(self, chunk: ObservedChunk, port: int) -> None:
         # Here, because only those pay for its import who ask for it.

@@ -11,15 +11,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
 from torch.optim import Optimizer
 from transformers import EarlyStoppingCallback, TrainerCallback, TrainerControl, TrainerState
 
 from baton import events
 from baton.errors import BatonError
 from baton.pages import html as rendering
-from baton.pages import svg
+from baton.pages import plots
+from baton.pages.plots import Curve, Mark, Plot
 from baton.recipe.training import LRFind
 from baton.runs.documents import LearningRate, StagePhase
 from baton.scratch import scratch_folder
@@ -131,26 +130,28 @@ def suggest(rates: list[float], losses: list[float], spec: LRFind) -> float:
 
 
 def page(run_name: str, test: LearningRate, spec: LRFind) -> str:
-    plot = svg.draw("lr", "Loss by learning rate", lambda: _plot(test, spec))
     template = rendering.environment(Path(__file__).parent).get_template("lr_find.html.j2")
-    return template.render(run=run_name, found=test, spec=spec, plot=plot)
+    return template.render(run=run_name, found=test, spec=spec, plot=_plot(test, spec))
 
 
-def _plot(test: LearningRate, spec: LRFind) -> Figure:
-    figure, (ax,) = svg.blank_figure(380)
-    rates, losses = np.array(test.rates), np.array(test.losses)
-    smoothed = np.array(smooth(test.losses, spec.smoothing))
-    ax.plot(rates, losses, color=svg.SKY, lw=0.8, label="loss")
-    ax.plot(rates, smoothed, color=svg.BLUE, lw=1.8, label="smoothed")
-    ax.axvline(test.learning_rate, color=svg.ORANGE, lw=1.4, label=f"taken: {test.learning_rate:.2g}")
-    ax.set_xscale("log")
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda rate, _: f"{rate:.0e}".replace("e-0", "e-").replace("e+00", "")))
-    finite = smoothed[np.isfinite(smoothed)]
-    low = float(min(finite.min(), losses[np.isfinite(losses)].min()))
-    high = min(float(finite.max()), float(finite[0]) * 1.5)
-    margin = 0.1 * max(high - low, 1e-9)
-    ax.set_ylim(low - margin, high + margin)
-    ax.set_xlabel("learning rate")
-    ax.set_ylabel("loss")
-    ax.legend(loc="lower left")
-    return figure
+def _plot(test: LearningRate, spec: LRFind) -> Plot | None:
+    """Returns losses by rate, up to half above the first: those of a test that diverges hide the others."""
+    smoothed = smooth(test.losses, spec.smoothing)
+    first = next(filter(math.isfinite, smoothed), 0.0)
+
+    def points(losses: list[float]) -> plots.Points:
+        rows = zip(test.rates, losses, smoothed, strict=True)
+        return [(rate, loss) for rate, loss, mean in rows if math.isfinite(loss) and mean <= 1.5 * abs(first)]
+
+    return plots.plot(
+        "Loss by learning rate",
+        "loss",
+        [
+            Curve(name="loss", points=points(test.losses), color="sky", width=1),
+            Curve(name="smoothed", points=points(smoothed), width=2),
+        ],
+        x="learning rate",
+        log_x=10,
+        marks=[Mark(at=test.learning_rate, text=f"{test.learning_rate:.2g}", color="orange")],
+        height=380,
+    )

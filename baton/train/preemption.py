@@ -29,7 +29,7 @@ Look = Callable[[], str | None]
 
 
 class _CannotWatchError(Exception):
-    """Asking again will not help; the message says what would."""
+    """Asking again will not help; the message has the remedy."""
 
 
 class PreemptionWatch:
@@ -78,7 +78,7 @@ class PreemptionWatch:
 
     def __exit__(self, *_: object) -> None:
         if self._catches:
-            # None stands for a handler that was not set from Python, which Python cannot set again.
+            # None represents a handler that was not set from Python, which Python cannot set again.
             signal.signal(signal.SIGTERM, signal.SIG_DFL if self._previous is None else self._previous)
             self._catches = False
         self._stop.set()

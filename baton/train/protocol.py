@@ -180,7 +180,7 @@ def replaced(thing: Any, **attributes: Any) -> Iterator[None]:
 
 
 def all_counted(accelerator: Any) -> contextlib.AbstractContextManager[None]:
-    """Makes an accelerator gather all processes' figures whole, of which no row is there twice."""
+    """Makes an accelerator gather all processes' figures whole, without repeated rows."""
     # At a loader's end Accelerate cuts what it gathers to the remaining rows, and a loader that resumes within the pass
     # counts these differently.
     return replaced(accelerator, gather_for_metrics=accelerator.gather)

@@ -67,14 +67,14 @@ class LoadFromShards(ChunkTrainer):
                 kind: value.view_as(weight) if isinstance(value, torch.Tensor) and value.dim() == 1 else value
                 for kind, value in saved.state(pieces).items()
             }
-        settings = iter(saved.settings)  # DeepSpeed leaves out groups without weights
+        settings = iter(saved.settings)  # DeepSpeed omits groups without weights
         own = self.optimizer.state_dict()["param_groups"]
         merged = [{**next(settings), "params": group["params"]} if group["params"] else group for group in own]
         self.optimizer.load_state_dict({"state": state, "param_groups": merged})
 
 
 def with_weights(schedule: StateDict, groups: Sequence[StateDict]) -> StateDict:
-    """Returns a schedule's state without groups that have no weights, which DeepSpeed leaves out."""
+    """Returns a schedule's state without groups that have no weights, which DeepSpeed omits."""
     return {
         name: [each for each, group in zip(value, groups, strict=True) if group["params"]]
         if isinstance(value, list) and len(value) == len(groups)
@@ -102,7 +102,7 @@ def _require_type(weight: torch.Tensor, types: Set[torch.dtype]) -> None:
         held, *saved = (str(each).removeprefix("torch.") for each in (weight.dtype, *types))
         raise UserError(
             f"the checkpoint's weights are in {' and '.join(sorted(saved))}, and one process would hold them in "
-            f"{held}, as model.dtype says.",
+            f"{held}, the model.dtype.",
             remedy="Train on in several processes, or fork the run's exported model.",
         )
 
@@ -175,7 +175,7 @@ def _hash(tensor: torch.Tensor) -> TensorHash:
 def _zero_weights(trainer: ChunkTrainer, strategy: str) -> list[Any]:
     """Returns the weights as each saving rank had them: whole in stage 2, an even part of each in stage 3."""
     ranks = trainer.resumption.ranks
-    # In bf16 DeepSpeed has a model in bf16 beside its masters; a single process has only the masters.
+    # In bf16 DeepSpeed has a model in bf16 in addition to its masters; a single process has only the masters.
     casts = trainer.args.world_size == 1 and trainer.recipe.training.precision == "bf16"
 
     def hashed(tensor: torch.Tensor) -> list[TensorHash]:

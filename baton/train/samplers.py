@@ -52,7 +52,7 @@ class Sliced(Dataset):
 def open_files(folder: str, files: list[str], blocks: Blocks, present: set[int]) -> Sliced:
     here = sorted(present)
     table = concat_tables([MemoryMappedTable.from_file(f"{folder}/{files[number]}") for number in here])
-    # Missing rows keep 0, the first present one: enough to see the columns, and never handed out in a batch.
+    # Missing rows keep 0, the first present one: enough to see the columns, and never part of a batch.
     place = np.zeros(len(blocks), dtype=np.uint64)
     at = 0
     for number in here:

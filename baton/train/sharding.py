@@ -323,7 +323,7 @@ def _splits_weights(optimizer: Any) -> bool:
 
 
 def _clear_padding(optimizer: Any) -> None:
-    # After a weight's last value DeepSpeed leaves whatever was in memory. Nothing computes with it, but it is saved.
+    # After a weight's last value DeepSpeed keeps whatever was in memory. Nothing computes with it, but it is saved.
     rank = Ranks.here().rank
     for group, masters in zip(optimizer.fp16_groups, optimizer.fp32_partitioned_groups_flat, strict=True):
         at = 0
@@ -347,7 +347,7 @@ def _load_buffers(model: torch.nn.Module, checkpoint: str) -> None:
 
 
 class Fsdp(ChunkTrainer):
-    """Mixin: shards on CPUs too, and completes what Accelerate leaves out of a checkpoint in shards.
+    """Mixin: shards on CPUs too, and completes Accelerate's sharded checkpoints.
 
     A checkpoint of one process, which is whole, is split when it is restored.
     """
@@ -410,7 +410,7 @@ class Fsdp(ChunkTrainer):
     def write_weights(self, output_dir: str | None, *, internal: bool) -> None:
         if not internal:
             super().write_weights(output_dir, internal=internal)
-        elif self.args.should_save:  # the rest of a model, beside its shards
+        elif self.args.should_save:  # the rest of a model, without its shards
             if self.recipe.adapter:
                 adapter = copy.copy(self.model.active_peft_config)
                 adapter.inference_mode = True  # as PEFT saves it

@@ -37,7 +37,7 @@ PAUSE_S = 2.0  # seconds before the second process; before the third eight times
 LONGEST_PAUSE_S = 300.0
 DIVERGED = (
     "See whether training has diverged: a loss or weights that are no longer finite, a token beyond the vocabulary. "
-    "Then lower training.learning_rate or mend the rows around this step; a broken device needs another node."
+    "Then lower training.learning_rate or fix the rows around this step; a broken device needs another node."
 )
 _PDEATHSIG, _CHILD_SUBREAPER = 1, 36  # options of Linux' prctl
 
@@ -83,7 +83,7 @@ class ChunkProcess:
         self.process.join()
 
     def outcome(self, hear: Callable[[Message], None]) -> Outcome | BatonError | None:
-        """Waits for its end, hands on its messages, and returns its last word, None without one."""
+        """Waits for its end, forwards its messages, and returns its last one, None for none."""
         while True:
             # Neither the pipe's end nor the process's sentinel tells: what it has started may hold both open.
             while self.process.is_alive() and not self._reader.poll(0.2):
@@ -188,7 +188,7 @@ class _Supervisor:
         self._chunk, self._index = (run_uri, index, train), index
         self._lost: list[Restart] = []  # lost processes that the run has not noted
         self._retries = 1  # until a process has asked the store
-        # Waits for the one that trains to be lost, so that the next one need not import.
+        # In reserve for a lost training process, so that the next one need not import.
         self.spare: ChunkProcess | None = None
 
     def run(self) -> Outcome:
@@ -215,7 +215,7 @@ class _Supervisor:
     def _attempt(self) -> Outcome:
         """Returns the outcome of one process; raises `ProcessLostError` where a fresh one may be spared its fault."""
         if sys.platform == "linux":
-            # The kernel gives this process what a killed one leaves: ranks and workers, which would hold its device.
+            # The kernel gives this process the orphans of a killed one: ranks and workers, which would hold its device.
             ctypes.CDLL(None).prctl(_CHILD_SUBREAPER, 1)
         killed_before, others = machine.oom_kills(), set(psutil.Process().children(recursive=True))
         worker, self.spare = self.spare, None
@@ -246,12 +246,12 @@ class _Supervisor:
         # Also where the launcher names the rank that was lost.
         if isinstance(error, ProcessLostError) and machine.oom_kills() > killed_before:
             raise machine.without_memory(error)
-        if is_preempted.is_set():  # the pod goes; what is left of its time is not enough for another process
+        if is_preempted.is_set():  # the pod goes; its remaining time is too short for another process
             raise BatonError(error.message, remedy=error.remedy)
         raise error
 
     def _prepare_spare(self, beside: BaseProcess) -> None:
-        """Starts a process that waits beside the one that trains, if there is room for it."""
+        """Starts a process in reserve for the training one, if memory allows."""
         # A stage that was itself forked with all of it imported has nothing to prepare.
         if not is_forked() or not machine.forks_stages() or "torch" in sys.modules:
             return
@@ -266,7 +266,7 @@ def _unsaid(index: int, code: int) -> BatonError:
         name = signal.Signals(-code).name
         remedy = "Run again: training resumes from the newest checkpoint."
         return ProcessLostError(f"the process of chunk {index} was ended by {name}.", remedy=remedy)
-    return BatonError(f"the process of chunk {index} ended with code {code} and said nothing.", remedy="See the log.")
+    return BatonError(f"the process of chunk {index} ended with code {code} and no message.", remedy="See the log.")
 
 
 @contextlib.contextmanager

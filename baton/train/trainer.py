@@ -40,7 +40,7 @@ NO_ROOM = ("No space left", "PytorchStreamWriter failed", "unexpected pos", "Sto
 class ExactResume(ChunkTrainer):
     """Mixin: stages its checkpoints where there is room, and restores one so that it can be compared before a step."""
 
-    saves_weights_beside = True  # a checkpoint's weights, in a thread beside the optimizer's state
+    saves_weights_beside = True  # a checkpoint's weights, in another thread than the optimizer's state
     _send: Callable[[str], None] | None = None
     _weights: Future[None] | None = None
 
@@ -61,7 +61,7 @@ class ExactResume(ChunkTrainer):
         # transformers 5.23 restores it before or after the first batch is fetched, and draws from it in between: the
         # only moment at which it can be compared is right after.
         if self.resumption.is_reshaped and checkpoint:
-            # No state of this rank to restore: it draws anew from seed, rank and step (docs/trust/exactness.md).
+            # No state of this rank to restore: it draws from seed, rank and step (docs/trust/exactness.md).
             set_seed(seed_of(self.args.seed, self.ranks.rank, self.state.global_step))
             return
         super()._load_rng_state(checkpoint)

@@ -190,7 +190,7 @@ JOBSET_LABEL = "jobset.sigs.k8s.io/jobset-name"  # label of a job's pods: Traine
 # Beginnings of a 404's message when the kind does not exist, rather than the object.
 NO_SUCH_KIND = ("404 page not found", "the server could not find the requested resource")
 INSTALL = "Install Kubeflow Trainer 2.2 or newer (docs/guides/multi-gpu.md), or set resources.nodes to 1."
-RUNTIME = "resources.runtime names the runtime; k8s/components/trainer brings the one that is named by default."
+RUNTIME = "resources.runtime names the runtime; k8s/components/trainer has the default one."
 RIGHTS = "Apply k8s/components/trainer, which gives the stages' account these rights."
 
 
@@ -221,7 +221,7 @@ class Cluster:
             raise UserError(
                 "resources.nodes asks for several machines, and this is one: no pod of a cluster, or one without its "
                 "account's token.",
-                remedy="Submit the run to a cluster, or set resources.nodes to 1 and resources.gpus to what is here.",
+                remedy="Submit the run to a cluster, or set resources.nodes to 1 and resources.gpus to this machine's.",
             )
         config.load_incluster_config()
         with open(os.path.join(SERVICE_ACCOUNT, "namespace"), encoding="ascii") as file:
@@ -614,7 +614,7 @@ class Job:
             self._look()
             is_complete, has_failed = condition_of(job, "Complete"), condition_of(job, "Failed")
             if (is_complete or has_failed) and self._log:
-                self._log.join(LAST_LINES_WAIT)  # the last lines say whether the nodes left early
+                self._log.join(LAST_LINES_WAIT)  # the last lines show whether the nodes stopped early
             # Nodes that left early have saved everything: a preempted machine is no failure of the chunk.
             if is_complete or (has_failed and self.left_early):
                 return True
@@ -644,7 +644,7 @@ class Job:
         if len(pods) >= self.nodes and all(map(has_started, pods)):
             self._waiting_since = self._stuck_since = self._roomless_since = None
             return
-        is_queued = condition_of(job, "Suspended")  # which is nobody's fault
+        is_queued = condition_of(job, "Suspended")  # without any fault
         if self._waiting_since is None or is_queued:
             self._waiting_since = now
         has_room = is_queued or (len(pods) >= self.nodes and all(pod["spec"].get("nodeName") for pod in pods))

@@ -626,7 +626,7 @@ def _put_in_place(now: Any, value: Any) -> bool:
 
 
 def _foreign(trainer: ChunkTrainer, roots: set[int], stored: set[str]) -> dict[int, object]:
-    """Returns by identity what a trainer holds besides hooks: its state is that of other parts."""
+    """Returns by identity a trainer's contents except hooks: their state belongs to other parts."""
     held = [value for name, value in vars(trainer).items() if name not in stored]
     held += [trainer, *vars(trainer.state).values(), *vars(trainer.callback_handler).values()]
     for model in [each for each in held if isinstance(each, torch.nn.Module)]:

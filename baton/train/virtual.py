@@ -95,7 +95,7 @@ class WorkerBatches(Sampler[list[int]]):
 
 
 class VirtualWorkers(WeighedRows):
-    """Mixin: makes the passes of this process's share of a run's virtual workers, and leaves no trace of the sharing.
+    """Mixin: makes the passes of this process's share of a run's virtual workers, without a trace of the sharing.
 
     Each process is told that it trains alone. Values that depend on others' passes are exchanged in passes' order.
     """
@@ -184,7 +184,7 @@ class VirtualWorkers(WeighedRows):
 
     def skip_step(self, model: nn.Module, inputs: Any) -> None:
         super().skip_step(model, inputs)
-        # Where the step's passes would leave the generators, whoever makes which.
+        # State of the generators after the step's passes, whichever process makes them.
         self.seed("end")
 
     def _end_step(self) -> float:
@@ -284,7 +284,7 @@ class TreeSum:
     def adding(self, parameters: Sequence[torch.nn.Parameter]) -> Iterator[None]:
         """Adds a worker's gradients to the sum that waits for them, each as soon as its backward pass has made it.
 
-        So they are never all in memory beside that sum. `add` must follow, once, before the next worker's.
+        So they are never all in memory with that sum. `add` must follow, once, before the next worker's.
         """
         if not self._sums or self._sums[-1][0]:
             yield
@@ -294,7 +294,7 @@ class TreeSum:
         def add(index: int, parameter: torch.Tensor) -> None:
             if index in self._added:  # adding it in two parts is another order than adding it whole
                 raise BatonError(
-                    "a backward pass comes to a parameter's gradient twice, as reentrant checkpoints do.",
+                    "a backward pass computes a parameter's gradient twice, as reentrant checkpoints do.",
                     remedy="Let them not be reentrant, or leave out training.parallel.virtual_workers.",
                 )
             before[index], parameter.grad = _plus(before[index], parameter.grad), None
@@ -323,7 +323,7 @@ class TreeSum:
         self._sums.append((level, gradients))
 
     def take(self) -> Gradients:
-        """Returns the sum of a power of two of workers, and begins anew."""
+        """Returns the sum of a power of two of workers, and starts over."""
         ((_, total),) = self._sums
         self._sums = []
         return total
@@ -351,7 +351,7 @@ def exchange(gradients: Gradients, parameters: Sequence[torch.nn.Parameter], pro
     ]
     scattered: _Bucket | None = None
     gathered: _Bucket | None = None
-    # All processes agree on what is used, so that all have the same buckets. Three are in flight: one is sent, the
+    # All processes agree on the used ones, so that all have the same buckets. Three are in flight: one is sent, the
     # second added up, and the third's sum arrives; the last two rounds send nothing.
     for tensors in (*_parts([x for x in whole if x is not None], processes), None, None):
         bucket = _Bucket(tensors, processes) if tensors else None
@@ -364,7 +364,7 @@ def exchange(gradients: Gradients, parameters: Sequence[torch.nn.Parameter], pro
 
 
 def _parts(gradients: Sequence[torch.Tensor], processes: int) -> Iterator[list[torch.Tensor]]:
-    """Yields what is exchanged together: slices of a large gradient one by one, small gradients of one kind."""
+    """Yields units of exchange: slices of a large gradient one by one, small gradients of one kind."""
     for _, alike in itertools.groupby(gradients, lambda gradient: (gradient.dtype, gradient.device)):
         small: list[torch.Tensor] = []
         size = 0

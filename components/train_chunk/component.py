@@ -26,10 +26,11 @@ def train_chunk(baton: str, index: int, checkpoint: dsl.Output[dsl.Model], progr
 
         run_uri = RunRef.read(baton).run_uri
         outcome = supervisor.run(run_uri, index)
-        from baton.train import page  # what forks has imported next to nothing
+        from baton.pages import publish  # late: the process that forks has imported next to nothing
+        from baton.train import page
 
         shown = page.Shown.of(run_uri, index, outcome)
         page.checkpoint_card(shown).write(checkpoint)
         with open(progress.path, "w", encoding="utf-8") as file:
-            file.write(page.progress_page(shown))
+            file.write(publish.write_progress(run_uri))
     return baton

@@ -145,7 +145,7 @@ def test_the_package_is_asked_for_where_it_is_used(overrides: list[str], asks: b
         pytest.param([ZERO2, "training.method=dpo"], "dpo was not tried with zero2", id="method"),
         pytest.param([ZERO3, "training.precision=fp16", "resources.gpus=2"], "use bf16", id="fp16"),
         pytest.param([ZERO3, "model.dtype=bfloat16"], "model.dtype: bfloat16 goes with zero3 where", id="dtype"),
-        pytest.param([ZERO2, "training.optimizer=adafactor"], "adafactor looks at a weight's form", id="optimizer"),
+        pytest.param([ZERO2, "training.optimizer=adafactor"], "adafactor needs each weight's shape", id="optimizer"),
         pytest.param([ZERO2, "training.compile=true"], "training.compile: does not go with .* zero2", id="compile"),
         pytest.param([ZERO2, "training.parallel.offload=cpu"], "already", id="offload"),
     ],

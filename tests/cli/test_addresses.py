@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from baton.cli.app import app
+from baton.store.clouds import SCHEMES
 
 STORES = Path(__file__).parents[1] / "assets/before-rooms"
 ENDPOINT = ("--endpoint", "http://127.0.0.1:9")
@@ -304,7 +305,7 @@ def test_a_variable_that_is_no_number_is_one_message(
     assert f"the environment variable {variable} is {value!r}, expected a number." in message
 
 
-@pytest.mark.parametrize("scheme", ["s3", "gs", "az"])
+@pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("prefix", ["x//y", "./x", "x/../y", "x/."])
 def test_a_prefix_with_an_empty_part_is_told_what_to_write(scheme: str, prefix: str) -> None:
     message = require_message(invoke("runs", "list", "--store", f"{scheme}://bucket/{prefix}"), 2)
@@ -323,7 +324,7 @@ def test_rows_in_a_bucket_are_looked_for(here: Path, s3_store: str) -> None:
 
     Storage(s3_store).write("rows/a.jsonl", b'{"text": "x"}\n')
     there = require_message(_validated(here, f"{s3_store}/rows"), 0)
-    assert f"data.source {s3_store}/rows: 1 file(s), whose rows were not looked at; `baton data check` does" in there
+    assert f"data.source {s3_store}/rows: 1 file(s), with unread rows; `baton data check` reads them" in there
     message = require_message(_validated(here, f"{s3_store}/nothing"), 2)
     assert f"data.source '{s3_store}/nothing' matches no file." in message
     message = require_message(_validated(here, "s3://no-such-bucket-here/rows"), 2)
@@ -349,7 +350,7 @@ def test_rows_that_cannot_be_seen_are_said_not_to_have_been_looked_at(
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
     message = require_message(_validated(here, source), 0)
     assert f"data.source {source}: " in message
-    assert "nothing was looked at" in message
+    assert "not read yet" in message
 
 
 NEXT: dict[str, list[str]] = {

@@ -126,8 +126,8 @@ def address_written(text: str, message: str) -> str:
 
 
 def line_removed(text: str, message: str) -> str:
-    """`the key 'KEY' stands twice, in line A and in line B. Remove one of them`."""
-    found = re.search(r"stands twice, in line (\d+) and in line (\d+)\. Remove one", message)
+    """`the key 'KEY' occurs twice, in line A and in line B. Remove one of them`."""
+    found = re.search(r"occurs twice, in line (\d+) and in line (\d+)\. Remove one", message)
     assert found, message
     lines = text.splitlines(keepends=True)
     del lines[int(found[2]) - 1]

@@ -554,7 +554,7 @@ def checks(done: Done) -> dict[str, dict[str, str]]:
         (
             {"limit": "2", "retryPolicy": "OnError"},
             "note",
-            "a pod that was killed, evicted or whose node was shut down",
+            "a killed or evicted pod, or a shut-down node",
         ),
         ({"limit": "2", "retryPolicy": "OnFailure"}, "note", "a pod that was deleted ends the run there"),
         ({"retryPolicy": "Always", "expression": "asInt(lastRetry.exitCode) in [137, 143]"}, "ok", "start again"),

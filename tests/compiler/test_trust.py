@@ -174,7 +174,7 @@ def test_consent_is_kept_with_the_codes_digest_and_runs_nothing(trusted: Recipe,
 
 def test_a_hook_that_was_changed_after_the_consent_does_not_travel(trusted: Recipe, stranger: Path) -> None:
     (stranger / "own.py").write_text("import os", encoding="utf-8")
-    with pytest.raises(UserError, match=r"hooks.source: .* nobody has consented to run own.py as it is now"):
+    with pytest.raises(UserError, match=r"hooks.source: .* without consent to run this own.py"):
         split_data(trusted, "run")
 
 
@@ -183,9 +183,9 @@ def test_a_model_whose_code_was_changed_after_the_consent_is_not_loaded(
 ) -> None:
     assert pinned.fetch(trusted) == {"base": str(stranger / "base")}
     (stranger / "base" / "more.py").write_text("import os", encoding="utf-8")
-    with pytest.raises(UserError, match=r"model.base: .* nobody has consented to run more.py as it is now"):
+    with pytest.raises(UserError, match=r"model.base: .* without consent to run this more.py"):
         pinned.fetch(trusted)
-    with pytest.raises(UserError, match=r"nobody has consented to run more.py"):
+    with pytest.raises(UserError, match=r"without consent to run this more.py"):
         trained.base_folder(trusted)
     assert not mark.exists()
 
@@ -201,7 +201,7 @@ def test_tasks_that_were_changed_after_the_consent_are_not_loaded(stranger: Path
     recipe = read(stranger, written(stranger, **section), trusted=True)
     task.write_text("task: theirs\ndoc_to_text: !function utils.run\n", encoding="utf-8")
     tasks = Tasks(names=["theirs"], include_path=str(stranger / "tasks"))
-    with pytest.raises(UserError, match=r"include_path: .* nobody has consented to run theirs.yaml as it is now"):
+    with pytest.raises(UserError, match=r"include_path: .* without consent to run this theirs.yaml"):
         evaluate.Harness(tasks, str(tmp_path), recipe.trust)
 
 

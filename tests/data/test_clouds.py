@@ -11,13 +11,14 @@ import pytest
 
 from baton import retrain
 from baton.data import readers
+from baton.store.clouds import SCHEMES
 from baton.store.sources import files
 from baton.store.storage import Storage
 
 pytestmark = pytest.mark.s3
 
 
-@pytest.fixture(params=["s3", "gs", "az"])
+@pytest.fixture(params=SCHEMES)
 def storage(request: pytest.FixtureRequest) -> Storage:
     """A store with rows in two kinds of files."""
     uri: str = request.getfixturevalue(f"{request.param}_store")

@@ -240,7 +240,7 @@ def test_answers_side_by_side(columns: dict[str, Any], row: dict[str, Any]):
 
 
 LEVEL = "no response is better than another"
-NO_WORD = "nothing says which of the responses is better (scores, ranks, preferred or margin)"
+NO_WORD = "no column ranks the responses (scores, ranks, preferred or margin)"
 NOT_SAID = {
     "a tie": ({"best": "tie (bothbad)"}, LEVEL),
     "none of them": ({"best": "neither"}, LEVEL),

@@ -312,7 +312,7 @@ WRONG: dict[str, tuple[list[str], dict[str, Any], dict[str, Any], str]] = {
         ["body"],
         {},
         {"format": "text"},
-        "data.source 'rows.jsonl' has columns body, which fit not the format it is said to have (text: text).",
+        "data.source 'rows.jsonl' has columns body, which fit not the configured format (text: text).",
     ),
     "a source's format that the method does not learn from": (
         ["prompt"],

@@ -208,7 +208,7 @@ def test_a_conversation_that_the_template_refuses(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
         tokenize.tokenize_run(run.uri)
     assert caught.value.message == (
-        "5 of 5 conversations cannot be written by the chat template so that what counts in the loss is known (100.0%; "
+        "5 of 5 conversations cannot be rendered by the chat template with the tokens in the loss known (100.0%; "
         "data.max_rejected is 1.0%). The first is in train.jsonl, line 1: the chat template refuses it: roles must "
         "alternate."
     )

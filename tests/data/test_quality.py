@@ -101,14 +101,14 @@ CASES: list[tuple[str, Row, str, Row | None, dict[str, Any]]] = [
      {"text": "onetwo\tthree\r\nfour"}, {}),
     ("control_characters", {"prompt": "what", "completion": "\x1b\x1b"}, "control character U+001B", None, {}),
     ("turns", {"messages": [turn("user", "one"), turn("user", "two"), turn("assistant", "three")]},
-     "turn 2 is the user's, as the one before", None, {}),
+     "turn 2 is the user's, as the previous one", None, {}),
     ("turns", {"messages": [turn("user", "one"), turn("gpt", "two")]}, "turn 2 has the unknown role 'gpt'", None, {}),
     ("turns", {"messages": [turn("system", "be kind"), turn("assistant", "Good day")]},
-     "turn 2 is the assistant's, before the user has said anything", None, {}),
+     "turn 2 is the assistant's, before the user's first", None, {}),
     ("turns", {"messages": [turn("user", "one"), turn("assistant", "two"), turn("user", "three")]},
      "the last turn is the user's and has no answer", None, {}),
     ("turns", {"prompt": [turn("user", "one")], "chosen": [turn("assistant", "two")], "rejected": [turn("user", "no")]},
-     "turn 2 is the user's, as the one before", None, {}),
+     "turn 2 is the user's, as the previous one", None, {}),
     ("language", {"text": GERMAN}, "language de, expected en or fr", None, {"languages": ["en", "fr"]}),
     ("secrets", {"text": f"use {KEY} here"}, "AWS Access Key", {"text": "use [SECRET] here"}, {}),
     ("secrets", {"prompt": "log in", "completion": 'password = "Tr0ub4dor&3x"', "note": f"{KEY}."},
@@ -186,7 +186,7 @@ def test_single_rows(
             require_verdicts(found.summary, "s3://store/quality.jsonl")
         assert str(error.value) == (
             f"data.quality.{check}: found in 1 of 2 rows; the first is rows.jsonl line 2: {reason}. "
-            f"All are in s3://store/quality.jsonl. Mend the data, or set data.quality.{check} to warn or fix."
+            f"All are in s3://store/quality.jsonl. Fix the data, or set data.quality.{check} to warn or fix."
         )
     else:
         require_verdicts(found.summary, "")
@@ -273,7 +273,7 @@ def test_few_rows(given: dict[str, Any], action: str, verdict: str, tmp_path: Pa
     assert found.summary["checks"]["few_rows"]["of"] == given.get("least_rows", 100)
     if verdict == "failed":
         with pytest.raises(
-            UserError, match=r"^data\.quality\.few_rows: 3 training rows, at least 4 are expected\. Mend"
+            UserError, match=r"^data\.quality\.few_rows: 3 training rows, at least 4 are expected\. Fix"
         ):
             require_verdicts(found.summary, "s3://store/quality.jsonl")
 

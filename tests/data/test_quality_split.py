@@ -95,7 +95,7 @@ def test_what_fails_is_written_first(tmp_path: Path):
         "data.quality.encoding: found in 1 of 202 rows; the first is rows.jsonl line 151: decoded with the wrong "
         "table: 'é au lait, 150 of th' is meant; data.quality.duplicates: found in 1 of 202 rows; the first is "
         "rows.jsonl line 152: the same as line 4 (eval). "
-        f"All are in {tmp_path}/store/runs/run-1/quality.jsonl. Mend the data, or set "
+        f"All are in {tmp_path}/store/runs/run-1/quality.jsonl. Fix the data, or set "
         "data.quality.encoding and data.quality.duplicates to warn or fix."
     )
     assert "Do not train on this yet" in in_run(tmp_path, "data-quality.html")

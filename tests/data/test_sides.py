@@ -124,7 +124,7 @@ def test_more_than_there_is(tmp_path: Path) -> None:
         rule(str(tmp_path), eval=200, test=100).fit(records(300))
 
     assert str(caught.value) == (
-        "data.split.eval 200 and data.split.test 100 of 300 rows leaves no rows to train on. "
+        "data.split.eval 200 and data.split.test 100 of 300 rows: none remain to train on. "
         "Hold out fewer, or give more rows."
     )
     assert Storage(str(tmp_path)).list("splits") == []

@@ -48,7 +48,7 @@ def test_broken_rows_above_the_limit(store: str, tmp_path: Path):
         "3 of 303 rows are unusable, above data.max_rejected 0.009; the first is rows.jsonl line 1: "
         "broken JSON: Expecting value: line 1 column 10 (char 9). "
         f"They are kept with their reasons in {store}/runs/run-1/rejected.jsonl. "
-        "Mend the data or raise data.max_rejected."
+        "Fix the data or raise data.max_rejected."
     )
     assert [row["line"] for row in rejected(store)] == [1, 2, 3]
     assert not Storage(store).exists("runs/run-1/data.json")

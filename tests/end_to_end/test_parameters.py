@@ -93,7 +93,7 @@ def test_a_setting_that_changes_no_bits_may_be_another(start: Started, store: Pa
         ({"overrides": {"training.learning_rte": 1e-3}}, "unknown key; did you mean 'learning_rate'?"),
         ({"overrides": {"chunks.count": 2}}, "chunks.count cannot be changed in a compiled pipeline: each chunk is"),
         ({"overrides": {"training.batch_size": 0}}, "training.batch_size: Input should be greater than 0"),
-        ({"overrides": {"seed": 1}, "seed": 2}, "seed is 1 in overrides, and the parameter seed says 2. Give one"),
+        ({"overrides": {"seed": 1}, "seed": 2}, "seed is 1 in overrides, and 2 in the parameter seed. Give one"),
         ({"base_model": "org/model"}, "base_model is given, and the recipe's model is trained from scratch."),
     ],
     ids=["unknown", "fixed", "range", "twice", "base"],

@@ -77,6 +77,8 @@ METHODS: dict[str, Changes] = {
         "training": {"distillation": {"teacher": TEACHER, "max_completion_length": 6}},
     },
 }
+READS = tuple(method for method in METHODS if not SPECS[method].generates)
+"""The methods whose rows are given."""
 
 
 @dataclass(frozen=True)

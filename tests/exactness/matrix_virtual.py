@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from baton.recipe.methods import SPECS
 from tests.exactness.matrix import (
     EXPERTS,
     GREEDY,
     LORA,
-    METHODS,
     NEW_TOKENS,
+    READS,
     SCRATCH,
     WRITES,
     Cell,
@@ -22,8 +21,6 @@ from tests.exactness.matrix import (
 )
 
 NAME = "virtual workers"
-READS = tuple(method for method in METHODS if not SPECS[method].generates)
-"""The methods whose rows are given; `WRITING` has the others."""
 STEPS = 8
 TARGETS = (2, 5, 8)
 """Ends of chunks, of which most are inside a pass over the rows; most passes have three steps."""

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from baton import events
 from baton.checkpoint.store import CheckpointStore
+from baton.pages import publish
+from baton.pages.publish import LivePage
 from baton.recipe.recipe import Recipe
 from baton.runs.run import Run
 from baton.train import page as card
 from baton.train.chunk import Ending, Outcome
+from tests.support.pages import read
 
 
 @pytest.fixture(scope="module")
@@ -46,13 +49,32 @@ def test_the_card_says_where_the_checkpoint_is_and_how_it_went(trained: Run) -> 
     assert facts["tokens_per_second"] == round(rate, 6)
 
 
-def test_the_page_draws_every_logged_loss(trained: Run) -> None:
+def test_the_page_of_a_chunk_is_the_runs_so_far(trained: Run) -> None:
     shown = _shown(trained)
-    page = card.progress_page(shown)
-    (line,) = re.findall(r'<polyline points="([^"]+)"', page)
-    assert len(line.split()) == len(shown.series("loss"))
-    assert page.count("<circle") == len(shown.series("eval_loss"))
-    assert "<script" not in page
+    page = read(publish.write_progress(trained.uri))
+    assert [x for x, _ in page.curves("loss")["training"]] == [step for step, _ in shown.series("loss")]
+    assert f"Training: step {shown.outcome.step} of {trained.plan().num_steps}, chunk 2 of 3; loss" in page.text
+    assert read(Path(trained.uri, "report.html").read_text()).text == page.text
+
+
+def test_a_run_that_was_interrupted_says_so(trained: Run) -> None:
+    LivePage(trained.uri).write(is_stopped=True)
+    assert "Stopped: step" in read(Path(trained.uri, "report.html").read_text()).text
+
+
+def test_each_checkpoint_brings_the_page_up_to_date(trained: Run, tmp_path: Path) -> None:
+    shutil.copytree(trained.uri, tmp_path / "runs/live")
+    page = tmp_path / "runs/live/report.html"
+    page.unlink(missing_ok=True)
+    live = LivePage(trained.uri)  # of a pipeline whose phase has a run of its own
+    event = events.CheckpointCommitted(
+        step=1, uri=f"{page.parent}/checkpoints/step-00000001", digest="", bytes=0, seconds={}
+    )
+    live.heard(event)
+    assert "Reload the page after the next checkpoint" in read(page.read_text()).text
+    page.unlink()
+    live.heard(event)
+    assert not page.exists(), "not within moments: training has the time"
 
 
 def test_what_the_store_does_not_tell_fails_no_chunk_that_is_done(trained: Run, tmp_path: Path) -> None:
@@ -65,4 +87,4 @@ def test_what_the_store_does_not_tell_fails_no_chunk_that_is_done(trained: Run, 
     shown = card.Shown.of(trained.uri, 1, Outcome(Ending.DONE, store.uri(newest), newest.step, newest.digest))
     assert shown.checkpoint is None
     assert card.checkpoint_card(shown).facts == {}
-    assert "Nothing has been logged yet" in card.progress_page(shown)
+    assert "Training: step" in read(publish.write_progress(trained.uri)).text

@@ -222,7 +222,7 @@ def test_what_the_saved_state_is_made_of_cannot_be_changed(parent: Run) -> None:
         ("data.max_length=64", "it decides the rows and tokens"),
         ("data.source=other.jsonl", "it decides the rows and tokens"),
         ("training.early_stopping={patience: 2}", "its counter is part of the state"),
-        ("store.uri=elsewhere", "a fork lies in its parent's store"),
+        ("store.uri=elsewhere", "a fork belongs into its parent's store"),
     ],
     ids=lambda value: value.partition("=")[0],
 )

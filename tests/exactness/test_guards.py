@@ -136,7 +136,7 @@ def test_state_that_differs_from_what_was_saved_stops_the_chunk(halfway: Run, le
     path.write_text(json.dumps(manifest))
     code, printed = legs.leg(legs.chunk, halfway.uri, 3)
     assert code == 1
-    assert "optimizer in memory differ from what was saved" in printed
+    assert "optimizer in memory differ from the saved state" in printed
     assert CheckpointStore(halfway).steps()[-1] == 10
 
 

@@ -69,13 +69,9 @@ def scores(run: Run, legs: Any) -> list[dict[str, float]]:
 @pytest.mark.parametrize(
     ("method", "micro", "rows"),
     [
-        pytest.param("sft", 4, 13, id="sft"),
-        pytest.param("reward", 4, 13, id="reward"),
-        pytest.param("dpo", 4, 13, id="dpo"),
+        # Not pretrain, whose rows are joined: it is sft on longer ones.
+        *(pytest.param(name, 4, 13, id=name) for name in matrix.READS if name != "pretrain"),
         pytest.param("dpo", 4, 15, id="dpo-three-left"),
-        pytest.param("kto", 4, 13, id="kto"),
-        pytest.param("orpo", 4, 13, id="orpo"),
-        pytest.param("cpo", 4, 13, id="cpo"),
     ],
 )
 def test_losses_and_scores_are_those_of_one_process(

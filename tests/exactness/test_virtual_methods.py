@@ -9,8 +9,8 @@ import pytest
 from baton.recipe.recipe import Recipe
 from baton.runs.run import Run
 from tests.exactness import matrix_virtual
-from tests.exactness.matrix import Cell
-from tests.exactness.matrix_virtual import FEW, NAME, READS, TARGETS, WAYS
+from tests.exactness.matrix import READS, Cell
+from tests.exactness.matrix_virtual import FEW, NAME, TARGETS, WAYS
 
 pytestmark = pytest.mark.timeout(1800)
 

@@ -64,7 +64,7 @@ def test_figures_lineage_and_loading(tmp_path: Path) -> None:
     assert f"- checkpoint: {tmp_path}/store/runs/r/checkpoints/step-00000120/1, step 120" in text
     assert "- state digest: `d1`\n- resume proof: `c1`" in text
     assert "llama_cpp.Llama(folder + '/tiny-q8_0.gguf')" in text
-    assert text.rstrip().endswith("Loaded back before it was handed out: peft 1: 48 of 48 tokens the same.")
+    assert text.rstrip().endswith("Loaded back and compared after export: peft 1: 48 of 48 tokens the same.")
 
 
 @pytest.mark.parametrize(

@@ -19,10 +19,10 @@ precision, chunks and checkpoints for spot GPUs, and explains its choices. Copy 
 and check it.
 
 ```
-baton validate qwen3-sft
-baton recipes show qwen3-sft > mine.yaml
+baton check qwen3-sft
+baton recipe show qwen3-sft > mine.yaml
 baton run qwen3-sft --set data.source=rows.jsonl
-baton submit qwen3-sft --store s3://bucket --image REGISTRY/baton-gpu:0.1.0 --wait
+baton kfp submit qwen3-sft --store s3://bucket --image REGISTRY/baton-gpu:0.1.0 --wait
 ```
 
 """

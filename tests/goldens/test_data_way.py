@@ -28,6 +28,7 @@ from baton.data.split import split_data
 from baton.data.tokenize import tokenize_run
 from baton.errors import UserError
 from baton.recipe import load
+from baton.recipe.methods import SPECS
 from baton.store.manifest import read_manifest
 from baton.store.storage import Storage
 from tests.support import tiny
@@ -37,14 +38,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     shape["name"]: shape
     for shape in map(json.loads, (Path(__file__).parents[1] / "data/public_shapes.jsonl").open("rb"))
 }
-METHODS = {
-    "sft": {},
-    "pretrain": {},
-    "dpo": {},
-    "orpo": {},
-    "cpo": {},
-    "kto": {},
-    "reward": {},
+METHODS: dict[str, dict[str, Any]] = {name: {} for name in SPECS} | {
     "grpo": {"rewards": ["length"], "num_generations": 2},
     "rloo": {"rewards": ["length"], "num_generations": 2},
     "distillation": {"teacher": "./base"},

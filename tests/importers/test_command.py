@@ -44,7 +44,7 @@ def test_prints_the_recipe_without_a_file(folder: Path):
     assert done.stdout.startswith("# Made from axolotl's dpo.yml by `baton init --from`; see docs/reference/recipe.\n")
     (folder / "printed.yaml").write_text(done.stdout, encoding="utf-8")
     assert load.load("printed.yaml").training.method == "dpo"
-    assert "said elsewhere, with no effect on what is learned:" in done.stderr
+    assert "set elsewhere, without effect on training:" in done.stderr
 
 
 def test_secrets_are_not_repeated(folder: Path):
@@ -82,7 +82,7 @@ BAD = {
     "no model": ("datasets: []", "bad.yaml: base_model is missing. Give an axolotl training file"),
     "no data": ("base_model: x", "bad.yaml: datasets is missing. Name the data sets to train on."),
     "no path": ("base_model: x\ndatasets: [{type: alpaca}]", "bad.yaml: datasets[0] has no path."),
-    "in itself": ("base_model: x\ndatasets: &a [{path: *a}]", "an alias (*) repeats what it stands in"),
+    "in itself": ("base_model: x\ndatasets: &a [{path: *a}]", "an alias (*) repeats the section around it"),
     "invalid": (
         "base_model: x\nlearning_rate: -1\ndatasets: [{path: org/d, type: alpaca}]",
         "recipe 'made from bad.yaml' has 1 problem(s):\n  training.learning_rate: Input should be greater than 0",

@@ -8,6 +8,7 @@ import pytest
 
 from baton.errors import UserError
 from baton.importers.draft import KeyResult
+from baton.store.clouds import SCHEMES
 
 Make = Callable[[str], Any]
 Write = Callable[[str, str], Any]
@@ -282,7 +283,7 @@ def test_rows_held_out_that_are_given(written: Write):
     assert made.draft.idle.count("val_size") == 1
 
 
-@pytest.mark.parametrize("address", ["s3://acme/a.json", "gs://acme/a.json", "az://acme/a.json", "oss://acme/a.json"])
+@pytest.mark.parametrize("address", [f"{scheme}://acme/a.json" for scheme in (*SCHEMES, "oss")])
 def test_rows_in_a_store(address: str, written: Write, folder: Any):
     info = folder / "llamafactory/data/dataset_info.json"
     info.write_text(json.dumps({"house_rules": {"cloud_file_name": address}}), encoding="utf-8")

@@ -43,7 +43,7 @@ class Expected:
 FROZEN = "Kubeflow's record of this run has stopped, as its workflow is larger than 1 MiB"
 LOST = "The machine was preempted: `baton retry` resumes from the newest checkpoint"
 OWN = "Kubeflow's own pod of the pipeline"
-LAUNCHER = "It has left no word, so Kubeflow's launcher around it ended and not the stage"
+LAUNCHER = "Kubeflow's launcher ended, not the stage, as there is no message"
 VERSIONS = {
     "phases-driver-lost": "phases-record-frozen",
     "root-driver-lost": "running",
@@ -94,7 +94,7 @@ TABLE = {
         {"succeeded": 4, "failed": 1, "waiting": 8},
         {"train chunk 2": "failed"},
         {"train chunk 2": "main: Error (exit code 137)"},
-        (f"train chunk 2: {LOST}", "kubectl logs quick-tw568-", "a pod that was killed, evicted or whose node"),
+        (f"train chunk 2: {LOST}", "kubectl logs quick-tw568-", "a killed or evicted pod, or a shut-down node"),
     ),
     "toy-exits-not-retried": Expected(
         "failed",
@@ -112,7 +112,7 @@ TABLE = {
         (
             f"{OWN}: It starts the stages",
             "kubectl logs drv-ps9d7-system-dag-driver-3631836364",
-            "a pod that was killed",
+            "a killed or evicted pod",
         ),
     ),
     "healed-by-retry": Expected("succeeded", 0, {"succeeded": 9}),
@@ -173,7 +173,7 @@ TABLE = {
         1,
         {"canceled": 1, "waiting": 8},
         {"data split": "canceled"},
-        said=("no page says why it ended, as its store cannot be used from here: /nowhere is not a folder here.",),
+        said=("no page has the reason, as its store cannot be used from here: /nowhere is not a folder here.",),
     ),
     "phases-record-frozen": Expected(
         "succeeded", 0, {"succeeded": 18}, {"second: export": "succeeded"}, said=(FROZEN,)
@@ -276,7 +276,7 @@ def test_a_record_that_has_stopped_goes_on_in_the_store(status: Callable[..., tu
     assert FROZEN in said
     for name in ("tokenize", "train chunk 1", "train chunk 2"):
         assert stages[name]["state"] == "succeeded"
-        assert stages[name]["message"].endswith("as the store says")
+        assert stages[name]["message"].endswith("by the store")
     assert (stages["train chunk 3"]["state"], stages["train chunk 3"]["message"]) == (
         "unknown",
         "step 25 of 1000 at 2026-11-22T08:30:00.000Z",
@@ -543,7 +543,7 @@ def test_the_table_folds_equal_neighbours_and_is_the_answer(
     done, said = status("running-100-chunks-record-frozen", store=str(store), output="text")
     rows = [line.split("  ") for line in done.stdout.splitlines()]
     shown = {row[0]: [cell.strip() for cell in row[1:] if cell.strip()] for row in rows if len(row) > 1}
-    assert shown["train chunk 1–2"] == ["succeeded", "done, as the store says"]
+    assert shown["train chunk 1–2"] == ["succeeded", "done, by the store"]
     assert shown["train chunk 3"] == ["unknown", "step 25 of 1000 at 2026-11-22T08:30:00.000Z"]
     assert shown["train chunk 4–100"] == shown["checkpoint 3–100"] == shown["export"] == ["waiting"]
     assert shown["checkpoint 1–2"] == ["unknown"]

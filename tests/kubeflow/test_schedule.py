@@ -133,7 +133,7 @@ def test_pods_of_a_schedule_link_to_kubeflow_as_those_of_a_submission_do(
 ) -> None:
     monkeypatch.setenv("KF_PIPELINES_UI_ENDPOINT", "https://kubeflow.test/pipeline")
     assert _baton("kfp", "schedule", str(recipe), "--cron", "0 3 * * *")[0] == 0
-    assert _baton("submit", str(recipe), "--pipeline", "retrain")[0] == 0
+    assert _baton("kfp", "submit", str(recipe), "--pipeline", "retrain")[0] == 0
     (version,) = api.registry.versions.values()  # both are of one content
     executors = version["pipeline_spec"]["pipeline_spec"]["deploymentSpec"]["executors"].values()
     page = {"name": "KF_PIPELINES_UI_ENDPOINT", "value": "https://kubeflow.test/pipeline"}

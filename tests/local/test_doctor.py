@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 from baton import doctor
 from baton.cli.app import app
 from baton.store import storage
+from baton.store.clouds import ANY_BUCKET, SCHEMES
 from baton.store.storage import Storage
 
 STORE = ["store", "store: listing", "store: commit", "store: large objects", "store: clock"]
@@ -75,6 +76,14 @@ def test_a_folder_that_was_there_stays_as_it_is(tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "store") == ["runs"]
 
 
+def test_an_endpoint_that_is_no_address_fails_one_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "localhost:9000")
+    checks = by_name(examine(store="s3://bucket"))
+    assert checks["store"]["state"] == "problem"
+    assert "AWS_ENDPOINT_URL" in checks["store"]["found"]
+    assert "python" in checks
+
+
 @pytest.mark.s3
 def test_a_store_without_conditional_put(faulty_s3: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage, "LEASE_SETTLE_S", 0.1)
@@ -91,7 +100,9 @@ def test_a_store_without_conditional_put(faulty_s3: Any, monkeypatch: pytest.Mon
 
 
 @pytest.mark.s3
-@pytest.mark.parametrize("kind", ["gs", pytest.param("az", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "kind", ["gs", *(pytest.param(kind, marks=pytest.mark.slow) for kind in SCHEMES if kind not in ("s3", "gs"))]
+)
 def test_the_other_clouds(kind: str, request: pytest.FixtureRequest) -> None:
     uri: str = request.getfixturevalue(f"{kind}_store")
     checks = of_store(uri)
@@ -352,7 +363,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert (well.exit_code, json.loads(well.stdout)["ok"]) == (0, True)
     assert ill.exit_code == 1
     assert "problem" in ill.stdout
-    assert "Use a folder, s3://bucket, gs://bucket or az://container." in " ".join(ill.stdout.split())
+    assert f"Use a folder, or a bucket at {ANY_BUCKET}." in " ".join(ill.stdout.split())
 
 
 def _closed_port() -> int:

@@ -12,6 +12,7 @@ import pytest
 from rouge_score.rouge_scorer import RougeScorer
 
 from baton.models import metrics
+from baton.recipe.evaluation import FIGURES
 
 WRITTEN = [
     "The cat sat on the mat, and the dog lay beside it.",
@@ -122,6 +123,7 @@ def test_every_metric_has_an_interval_around_itself(metric: str) -> None:
     written = ["one 1", "the two 2", "the three and 4", "four words of it 4"] * 5
     truth = ["one 1", "two 2", "three and 3", "four words of this 4"] * 5
     found = metrics.METRICS[metric](written, truth).figures
+    assert list(found) == list(FIGURES[metric])
     for name, (low, high) in metrics.intervals({"after": found}, 0.95, seed=0)["after"].items():
         assert low < found[name].value < high, name
         assert len(found) == len(metrics.intervals({"after": found}, 0.95, seed=0)["after"])

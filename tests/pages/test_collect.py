@@ -119,7 +119,7 @@ def test_the_page_claims_what_was_read_back_before_it_went(history: History) -> 
 
     assert "in 30 steps over 3 chunks; every hand-over was bit-exact." in page
     assert page.count("read back, since removed by retention") == 3
-    assert ">spare 4</text>" in page
+    assert ">spare 4</td>" in page
 
 
 def test_a_checkpoint_that_was_committed_again_is_not_the_one_read_back(history: History) -> None:

@@ -33,7 +33,7 @@ def test_the_page_says_where_the_run_began(forked: RunReport) -> None:
     html = render(forked)
     assert "it began at step 120 with the state 0123456789 of s3://store/runs/first" in html
     assert '<td class="number">fork</td>' in html
-    assert "<h2>Family</h2>" not in html
+    assert "<summary>Related runs</summary>" not in html
 
 
 def test_relatives_are_listed(forked: RunReport) -> None:
@@ -41,7 +41,7 @@ def test_relatives_are_listed(forked: RunReport) -> None:
     own = RunNode(forked.run, created="2026-11-21", parent="first", kind="fork", at=120, state="unfinished")
     other = RunNode("other", created="2026-11-22", parent="first", kind="cold fork", at=60, state="new")
     html = render(replace(forked, family={member.name: member for member in (first, own, other)}))
-    assert "<h2>Family</h2>" in html
+    assert "<summary>Related runs</summary>" in html
     listed = [re.sub(r"<[^>]+>", "", line) for line in re.findall("<li style.*", html)]
     assert listed == ["first step 0", f"{forked.run} step 0 · fork at step 120", "other step 0 · cold fork of step 60"]
     assert f"<b>{forked.run}</b>" in html

@@ -191,8 +191,7 @@ def test_a_chunk_for_each_epoch_takes_the_epochs_it_was_compiled_with() -> None:
 def test_what_a_parameter_and_an_override_say_differently_names_both() -> None:
     said = refused({"training.learning_rate": 1e-4}, learning_rate=2e-3)
     assert said == (
-        "training.learning_rate is 0.0001 in overrides, and the parameter learning_rate says 0.002. "
-        "Give one of the two."
+        "training.learning_rate is 0.0001 in overrides, and 0.002 in the parameter learning_rate. Give one of the two."
     )
     assert changed({"training.learning_rate": 2e-3}, learning_rate=2e-3).training.learning_rate == 2e-3
     assert changed({"training.learning_rate": 1e-4}).training.learning_rate == 1e-4

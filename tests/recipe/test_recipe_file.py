@@ -125,7 +125,7 @@ def test_a_store_from_the_command_line_is_taken_as_it_is(store: str, example: st
 
 BROKEN = {
     "empty": (b"", "is empty, expected keys and values"),
-    "key twice": (b"a: 1\nb:\n  c: 1\n  c: 2\n", "the key 'c' stands twice, in line 3 and in line 4. Remove one"),
+    "key twice": (b"a: 1\nb:\n  c: 1\n  c: 2\n", "the key 'c' occurs twice, in line 3 and in line 4. Remove one"),
     "list": (b"- a\n", "holds a list, expected keys and values"),
     "not YAML": (b"a: [", "is not YAML: while parsing"),
     "tabs": (b"a:\n\tb: 1", "and line 2 begins with a tab: write two spaces for each"),

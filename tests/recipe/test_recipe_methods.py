@@ -13,6 +13,7 @@ from baton.recipe import load
 from baton.recipe.methods import SPECS
 from baton.recipe.recipe import Recipe
 from baton.recipe.training import Training
+from tests.exactness.matrix import METHODS
 
 BASE: dict[str, Any] = {
     "name": "tiny",
@@ -24,6 +25,15 @@ SCRATCH = {"model": {"from_scratch": {}, "tokenizer": {"train": {}}}}
 GRPO = {"training.method": "grpo", "training.grpo.rewards": ["numeric"]}
 SYNC = {"every": 2}
 TAUGHT = {"training.method": "distillation", "training.distillation.teacher": "org/large"}
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_a_method_has_a_field_for_its_settings_and_a_row_of_the_matrix(name: str) -> None:
+    settings = SPECS[name].settings
+    assert (name in Training.model_fields) == (settings is not None)
+    if settings:
+        assert Training.model_fields[name].annotation == settings | None
+    assert name in METHODS
 
 
 def checked(changes: dict[str, Any]) -> Recipe:
@@ -41,11 +51,11 @@ def checked(changes: dict[str, Any]) -> Recipe:
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "evaluations in steps and by epoch": (
         {"evaluation.every": 5, "evaluation.per_epoch": 2},
-        "evaluation: every and per_epoch both say when to evaluate; leave one out",
+        "evaluation: every and per_epoch both set the steps of evaluations; remove one",
     ),
     "checkpoints in time and by epoch": (
         {"chunks.checkpoint_every": "5m", "chunks.checkpoints_per_epoch": 2},
-        "chunks: checkpoint_every and checkpoints_per_epoch both say when to save; leave one out",
+        "chunks: checkpoint_every and checkpoints_per_epoch both set the steps of checkpoints; remove one",
     ),
     "a chunk for each epoch of steps": (
         {"chunks.count": "per-epoch", "training.max_steps": 9},
@@ -103,7 +113,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a teacher of an adapter on the head": (
         {**TAUGHT, "adapter.target_modules": ["q_proj", "lm_head"]},
-        "adapter: distillation computes with lm_head's own weights and would not train an adapter on it; leave lm_head "
+        "adapter: distillation computes with lm_head's own weights and would not train an adapter on it. Leave lm_head "
         "out of its targets, or train it in full: modules_to_save: [lm_head]",
     ),
     "an adapter on all that is a head": (
@@ -239,11 +249,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "early stopping blind": (
         {"training.early_stopping": {}},
-        "training.early_stopping: looks at evaluations, and there are none; set evaluation.every",
+        "training.early_stopping: needs evaluations, and there are none; set evaluation.every",
     ),
     "best of nothing": (
         {"export.checkpoint": "best"},
-        "export.checkpoint: looks at evaluations, and there are none; set evaluation.every",
+        "export.checkpoint: needs evaluations, and there are none; set evaluation.every",
     ),
     "best that is thrown away": (
         {"export.checkpoint": "best", "evaluation.every": 5, "chunks.keep.best": 0},
@@ -259,7 +269,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a loss that depends on memory": (
         {"training.method": "kto", "training.micro_batch_size": "auto"},
-        "training: micro_batch_size: the loss of kto depends on it, so auto would let memory decide what is learned",
+        "training: micro_batch_size: the loss of kto depends on it, and auto would let memory decide it",
     ),
     "rounding without a GPU": (
         {"training.tf32": True},
@@ -275,7 +285,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a rate from rewards": (
         {**GRPO, "training.lr_find": {}},
-        "training: lr_find: the loss of grpo says nothing about the learning rate; leave it out",
+        "training: lr_find: the loss of grpo does not reflect the learning rate; remove it",
     ),
     "a range that does not grow": (
         {"training.lr_find": {"start": 0.1, "end": 0.1}},
@@ -296,7 +306,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "plateau blind": (
         {"training.lr_scheduler": "reduce_lr_on_plateau"},
-        "training.lr_scheduler: looks at evaluations, and there are none; set evaluation.every",
+        "training.lr_scheduler: needs evaluations, and there are none; set evaluation.every",
     ),
 }
 

@@ -40,7 +40,7 @@ def test_a_round_of_several_steps_has_whole_groups() -> None:
             "grpo",
             {"num_generations": 8},
             "training.grpo.num_generations: a virtual worker compares the 8 completions of a prompt, and writes 4 in a "
-            "round; let a round have a multiple of 32",
+            "round. Let a round have a multiple of 32",
             id="groups",
         ),
         pytest.param(

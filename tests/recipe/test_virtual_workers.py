@@ -100,7 +100,7 @@ def test_a_number_that_is_no_power_of_two_is_refused(number: int) -> None:
         ),
         pytest.param(
             ["training.compile=true"],
-            "training.compile: does not go with .*virtual_workers: what is compiled follows the rows",
+            "training.compile: does not go with .*virtual_workers: compiled code depends on the rows",
             id="compile",
         ),
         pytest.param(

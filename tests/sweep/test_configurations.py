@@ -92,7 +92,7 @@ def test_a_trial_is_an_ordinary_recipe_with_its_values() -> None:
         pytest.param(
             {"method": "grid", "parameters": {RATE: {"min": 0.1, "max": 0.2}}}, "values or a step", id="grid-of-range"
         ),
-        pytest.param({"halving": {"eta": 3}, "hyperband": {"eta": 3}}, "leave one out", id="two-rules"),
+        pytest.param({"halving": {"eta": 3}, "hyperband": {"eta": 3}}, "remove one", id="two-rules"),
         pytest.param({"hyperband": {"eta": 3}, "brackets": 2}, "makes its own", id="brackets-of-hyperband"),
         pytest.param({"halving": {"eta": 5}}, "set chunks.count to eta, 5, or more", id="too-few-chunks"),
         pytest.param({"metrik": "eval_loss"}, "did you mean 'metric'", id="unknown-key"),

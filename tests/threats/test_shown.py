@@ -182,7 +182,8 @@ def test_every_page_forbids_scripts_and_escapes_what_it_is_given(name: str) -> N
     assert "page.html.j2" in seen
     page = environment.loader.get_source(environment, "page.html.j2")[0]  # type: ignore[union-attr]
     policy = "default-src 'none'; style-src 'unsafe-inline'"
-    assert f'<meta http-equiv="Content-Security-Policy" content="{policy}">' in page
+    ours = "{% if scripted | default(false) %}; script-src '{{ script_digest() }}'{% endif %}"
+    assert f'<meta http-equiv="Content-Security-Policy" content="{policy}{ours}">' in page
 
 
 class Elements(HTMLParser):

@@ -8,13 +8,9 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
-
-from baton.pages import html, svg
+from baton.pages import html, plots
 from baton.pages.html import count, duration, number
+from baton.pages.plots import Curve, Plot
 from tests.support import pictures
 from tools.chaos.mean import Mean, Result, Told
 
@@ -90,10 +86,6 @@ def verdict(document: Document) -> str:
 def render(document: Document) -> str:
     """Returns the page as one HTML document, which loads nothing."""
     environment = html.environment(Path(__file__).parent)
-    plots = {
-        "progress": ("Kills and useful steps over time", progress_plot),
-        "goodput": ("Useful steps a second over time", goodput_plot),
-    }
     kills = [told for told in document.told if told.what == "kill"]
     places = Counter((told.stage.replace("_", " "), told.detail.partition(" (")[0]) for told in kills)
     hours = document.seconds / 3600
@@ -101,7 +93,8 @@ def render(document: Document) -> str:
         chaos=document,
         verdict=verdict(document),
         tone="bad" if document.failure else "good",
-        plots=svg.draw_all(plots, document),
+        progress=progress_plots(document),
+        goodput=goodput_plot(document),
         places=sorted(places.items()),
         stages=Counter(told.stage.replace("_", " ") for told in kills),
         weather=sorted(Counter(told.detail for told in document.told if told.what == "outage").items()),
@@ -123,54 +116,64 @@ def render(document: Document) -> str:
 def picture(document: Document) -> str:
     """Returns the curve of kills and useful steps as an SVG that stands alone."""
     title = f"{verdict(document)} (seed {document.seed})"
-    return pictures.picture("chaos", title, partial(progress_plot, document, 600))
+    return pictures.picture("chaos", title, partial(pictures.draw, progress_plots(document), 420, 600))
 
 
-def progress_plot(document: Document, num_points: int = svg.NUM_POINTS) -> Figure:
-    """Draws kills and useful steps as they add up, with the store's outages as bands."""
-    figure, (kills, steps) = svg.blank_figure(420, rows=2)
-    struck = [told.at for told in document.told if told.what == "kill"]
+def progress_plots(document: Document) -> list[Plot]:
+    """Returns kills and useful steps as they add up, with the store's outages as bands."""
+    struck = [(told.at, 1) for told in document.told if told.what == "kill"]
     useful = [(told.at, told.steps) for told in document.told if told.what == "committed"]
-    for ax, times, amounts, color, name in (
-        (kills, struck, [1] * len(struck), svg.ORANGE, "kills"),
-        (steps, [at for at, _ in useful], [amount for _, amount in useful], svg.BLUE, "useful steps"),
-    ):
-        xs, ys = np.array([0.0, *times]) / 60, np.cumsum([0, *amounts])
-        ax.step(*svg.thin((xs, ys), num_points), where="post", color=color, lw=1.6, gid=name.replace(" ", "-"))
-        ax.set_ylabel(name)
-        ax.set_ylim(0)
-        ax.yaxis.set_major_locator(MaxNLocator(6, integer=True))
-        _time_axis(ax, document)
-        # As one shape: an hour has a thousand of them.
-        ends = [(told.at / 60, (told.at + told.seconds) / 60) for told in document.told if told.what == "outage"]
-        shape = [point for start, end in ends for point in ((start, 0), (start, 1), (end, 1), (end, 0))]
-        if shape:
-            ax.fill(*zip(*shape, strict=True), transform=ax.get_xaxis_transform(), color=svg.GREY, alpha=0.25, lw=0)
-    kills.set_xlabel("")
-    kills.tick_params(labelbottom=False)
-    return figure
+    outages = [(told.at / 60, (told.at + told.seconds) / 60) for told in document.told if told.what == "outage"]
+    return [
+        Plot(
+            label=f"{name} over time",
+            y=name,
+            x="minutes",
+            curves=[Curve(name=name, color=color, steps=True, points=_added_up(events))],
+            end=_minutes(document),
+            bands=outages,
+            from_zero=True,
+            height=240,
+        )
+        for events, color, name in ((struck, "orange", "kills"), (useful, "blue", "useful steps"))
+    ]
 
 
-def goodput_plot(document: Document) -> Figure:
-    """Draws useful steps a second, what runs alone make as a line."""
-    figure, (ax,) = svg.blank_figure(230)
-    points = [(told.at, told.steps) for told in document.told if told.what == "committed"]
-    alone = [(told.at, told.at + told.seconds) for told in document.told if told.what == "alone"]
-    edges = np.linspace(0, max(document.seconds, 1.0), BUCKETS + 1)
-    made, _ = np.histogram([at for at, _ in points], edges, weights=[steps for _, steps in points])
-    width = edges[1] - edges[0]
-    ax.bar(edges[:-1] / 60, made / width, width=width / 60 * 0.92, align="edge", color=svg.BLUE)
-    for start, end in alone:
-        ax.axvspan(start / 60, end / 60, color=svg.GREEN, alpha=0.14, lw=0)
-    ax.axhline(document.alone, color=svg.GREEN, lw=1.2, ls="--")
-    ax.axhline(document.useful, color=svg.ORANGE, lw=1.2, ls="--")
-    ax.set_ylabel("useful steps / s")
-    _time_axis(ax, document)
-    return figure
+def _added_up(events: list[tuple[float, int]]) -> plots.Points:
+    total, points = 0, [(0.0, 0.0)]
+    for at, amount in events:
+        total += amount
+        points.append((at / 60, float(total)))
+    return points
 
 
-def _time_axis(ax: Axes, document: Document) -> None:
-    ax.set_xlim(0, max(document.seconds, 1.0) / 60)
-    ax.set_xlabel("minutes")
-    ax.xaxis.set_major_locator(MaxNLocator(8))
-    ax.xaxis.set_major_formatter(FuncFormatter(svg.compact))
+def goodput_plot(document: Document) -> Plot:
+    """Returns useful steps a second, and their means with and without disturbance."""
+    end = _minutes(document)
+    width = end / BUCKETS
+    made = [0.0] * (BUCKETS + 1)
+    for told in document.told:
+        if told.what == "committed":
+            made[min(int(told.at / 60 / width), BUCKETS - 1)] += told.steps
+    made[-1] = made[-2]
+    means = (("undisturbed", document.alone, "green"), ("disturbed", document.useful, "orange"))
+    return Plot(
+        label="Useful steps a second over time",
+        y="useful steps / s",
+        x="minutes",
+        curves=[
+            Curve(name="useful steps / s", bars=True, points=[(n * width, v / width / 60) for n, v in enumerate(made)]),
+            *(
+                Curve(name=f"mean, {name}", points=[(0, mean), (end, mean)], color=color, dash=(6, 4))
+                for name, mean, color in means
+            ),
+        ],
+        end=end,
+        bands=[(told.at / 60, (told.at + told.seconds) / 60) for told in document.told if told.what == "alone"],
+        from_zero=True,
+        height=240,
+    )
+
+
+def _minutes(document: Document) -> float:
+    return max(document.seconds, 1.0) / 60

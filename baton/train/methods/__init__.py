@@ -1,4 +1,4 @@
-"""Training methods, one file each, found by `training.method`; see the README beside this file."""
+"""Training methods, one file each, found by `training.method`; see the README in this folder."""
 
 import contextlib
 import importlib

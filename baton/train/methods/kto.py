@@ -58,7 +58,7 @@ class ExactKTO(ChunkTrainer):
         return weighted_mean(batch for batches in self.ranks.gather(ours) for batch in batches)
 
     def _compute_loss(self, model: Any, inputs: Any, return_outputs: bool) -> Any:
-        # TRL 1.16 estimates the divergence in here, of each batch anew.
+        # TRL 1.16 estimates the divergence in here, for each batch.
         self._asked = iter(() if self._divergence is None else (self._divergence, 0.0))
         return super()._compute_loss(model, inputs, return_outputs)
 

@@ -22,7 +22,7 @@ PICTURES = {"idefics3", "smolvlm", "llava_next"}
 REFUSED_BY_THE_TEMPLATE = "the chat template refuses it"
 MERGED = "cannot tell where to begin with message 3"
 INSIDE = "cannot tell where to end with message 3"
-LEFT_OUT = "the chat template leaves out what counts of it"
+LEFT_OUT = "the chat template omits the part that counts"
 GEMMA4 = ("gemma4", "gemma4_v3", "gemma4_v4", "gemma4_v5", "diffusion_gemma")
 NOT_LOCATED: dict[tuple[str, str], str] = {
     # One model turn holds the call, its result and what was said with the call, in this order.

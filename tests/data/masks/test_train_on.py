@@ -83,9 +83,7 @@ def test_the_older_keys_are_understood(given: Row, expected: str | None) -> None
 
 
 def test_the_older_keys_do_not_go_with_the_new_one() -> None:
-    with pytest.raises(
-        ValueError, match="assistant_only_loss and train_on say the same; leave assistant_only_loss out"
-    ):
+    with pytest.raises(ValueError, match="assistant_only_loss and train_on set the same; remove assistant_only_loss"):
         Data.model_validate({"source": "r.jsonl", "train_on": "all", "assistant_only_loss": True})
 
 

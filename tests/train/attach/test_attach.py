@@ -367,7 +367,7 @@ def test_a_stream_is_resumed_in_its_first_pass_and_refused_in_its_second(build: 
     for target in (2, 5, 6):
         baton.attach(fresh(6), parts, target).train()
     assert _state(parts) == _state(whole)
-    with pytest.raises(ExactnessError, match="come to its end at step 6 of 8"):
+    with pytest.raises(ExactnessError, match="ended at step 6 of 8"):
         baton.attach(fresh(8), str(tmp_path / "runs" / "longer")).train()
 
     class Stream(torch.utils.data.IterableDataset[Any]):

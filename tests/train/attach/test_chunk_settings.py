@@ -121,7 +121,7 @@ STAYING: dict[str, tuple[dict[str, Any], dict[str, Any], list[int]]] = {
 """Setting → the section, the trainer's arguments, and the steps whose checkpoints stay."""
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "count": ({"count": 4}, r"chunks\.count has no effect here: the target says"),
+    "count": ({"count": 4}, r"chunks\.count has no effect here: the target ends"),
     "spare": ({"spare": 1}, r"chunks\.spare has no effect here"),
     "retries": ({"retries": 0}, r"chunks\.retries has no effect here"),
     "keep.audit": ({"keep": {"audit": True}}, r"chunks\.keep\.audit has no effect here"),

@@ -119,7 +119,7 @@ def test_unsigned_is_refused_and_not_passed_over(signed: Signed, step: int) -> N
 
 def test_wrongly_signed_is_refused(signed: Signed) -> None:
     signed.rewrite(4, digest="another")
-    with pytest.raises(SignatureError, match="not what was signed"):
+    with pytest.raises(SignatureError, match="differs from the signed state"):
         signed.restorer().fetch()
 
 

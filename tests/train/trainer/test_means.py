@@ -12,19 +12,16 @@ from typing import Any
 import pytest
 import torch
 
+from baton.recipe.methods import SPECS
 from tests.support import tiny
 from tests.train.trainer.test_micro_batches import rows_of
 
 RTOL = 1e-5
 LEARNED: dict[str, dict[str, Any]] = {
-    "sft": {"method": "sft"},
-    "pretrain": {"method": "pretrain"},
+    **{name: {"method": name} for name, spec in SPECS.items() if not spec.generates},
     "reward": {"method": "reward", "reward": {"center_coefficient": 0.1}},
-    "dpo": {"method": "dpo"},
     "dpo-with-likelihood": {"method": "dpo", "dpo": {"loss": ["sigmoid", "sft"], "loss_weights": [1.0, 0.5]}},
     "kto": {"method": "kto", "kto": {"loss": "apo_zero_unpaired", "desirable_weight": 2.0}},
-    "orpo": {"method": "orpo"},
-    "cpo": {"method": "cpo"},
     "simpo": {"method": "cpo", "cpo": {"loss": "simpo", "likelihood": 0.0}},
 }
 """Methods that learn from rows. KTO's other loss has an estimate of each micro-batch in it, as TRL has it."""
