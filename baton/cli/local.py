@@ -1,8 +1,10 @@
 """`baton run`: the pipeline, or with --if-changed a retraining, on this machine."""
 
+import contextlib
 import os
 import shlex
-from collections.abc import Sequence
+import signal
+from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 import typer
@@ -81,9 +83,8 @@ def start(local: api.LocalRun, command: Sequence[str], json: bool, *, is_docker:
     try:
         if not Verbosity.is_quiet:
             console.print(f"run [bold]{name}[/] at {escape(local.run.uri)}")
-        with Display(
-            0 if local.recipe.phases else local.recipe.num_chunks, local.recipe.training.batch_size
-        ) as display:
+        num_chunks = 0 if local.recipe.phases else local.recipe.num_chunks
+        with _stoppable(), Display(num_chunks, local.recipe.training.batch_size) as display:
             result = local.start(display.heard, containers=is_docker)
     except BatonError as error:
         if isinstance(error, UserError) or not json:
@@ -98,6 +99,16 @@ def start(local: api.LocalRun, command: Sequence[str], json: bool, *, is_docker:
         _print_end(result, (last.raw("evaluation.json") or {}).get("samples", []))
     if result["state"] == "rejected":
         raise typer.Exit(options.REJECTED)
+
+
+@contextlib.contextmanager
+def _stoppable() -> Iterator[None]:
+    """Takes SIGTERM as Ctrl-C: `baton stop` sends it, as a run in the background of a script ignores SIGINT."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _print_resumes(run: Run, result: results.Result) -> None:

@@ -249,7 +249,7 @@ def stop(
         process = _process(found.run)
         if process is None:
             raise UserError(f"run {found.run.name!r} does not run on this machine.", remedy="`baton status` shows it.")
-        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGTERM)
         if not _has_ended(found.run, STOP_S):
             raise BatonError(f"process {process.pid} has not ended after {STOP_S:.0f} s.")
         state = results.status(found.run, is_running=False)
