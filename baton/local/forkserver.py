@@ -163,8 +163,13 @@ def installed() -> Iterator[None]:
         if (option, module) != ("-m", EXECUTOR):
             return int(before(full_command, env_vars))  # a component that is not ours
         process = ForkedProcess(module, arguments, {**os.environ, **(env_vars or {})}, own_group=False)
-        for line in process.lines():
-            print(line, end="")
+        try:
+            for line in process.lines():
+                print(line, end="")
+        except BaseException:  # with this process alone ended, the stage would fail at its closed output
+            process.kill()
+            process.wait()
+            raise
         return process.wait()
 
     # kfp has no hook for this. Without it each stage starts an interpreter and imports torch and TRL.
