@@ -12,16 +12,19 @@ import json
 import logging
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from baton import events
+from baton.checkpoint.store import Checkpoint, LogEntry
 from baton.errors import BatonError
 from baton.pages import quality_page
 from baton.pages.collect import RunReport, collect
 from baton.recipe import load
 from baton.runs.documents import RunInfo
 from baton.runs.outcomes import ReportPage, RunFailure
+from baton.runs.plan import Plan
 from baton.runs.run import Run, now
 from baton.tracking import tracking_run
 
@@ -42,22 +45,45 @@ def write_report(run_uri: str) -> dict[str, str]:
     return {"report_uri": uri, "html": html if run.recipe().tracking.cards == "rows" else render(without_texts(report))}
 
 
-def write_progress(run_uri: str, *, is_stopped: bool = False, is_local: bool = False) -> str:
-    """Writes the page of a run that has not ended, and returns it as Kubeflow may show it.
-
-    A chunk that is done does not fail because its page cannot be written: the page then says so.
-    """
+def write_progress(run_uri: str, *, is_stopped: bool = False, is_local: bool = False) -> None:
+    """Writes the page of a run that has not ended, from all its documents; no stage fails for its page."""
     from baton.pages.run_page import render
 
     run = Run.open(run_uri)
     try:
+        if not is_local and run.read(RunFailure):
+            return  # the failed run's own page stays
         report = collect(run, as_of=now(), is_stopped=is_stopped, is_local=is_local)
         if report.evaluation is None:  # the page of a run that has ended stays
             run.storage.write(run.path("report.html"), render(report).encode())
-        return render(report if run.recipe().tracking.cards == "rows" else without_texts(report))
     except BatonError as error:
         logger.warning("the run's page is not up to date: %s", error)
-        return render(replace(_bare(run), as_of=now()))
+
+
+def progress_page(run: Run, plan: Plan, checkpoint: Checkpoint | None, log: Sequence[LogEntry]) -> str:
+    """Returns a chunk's page for Kubeflow, by as many reads for the last chunk as for the first: the next one waits.
+
+    No chunk fails for its page: documents that cannot be read are left out.
+    """
+    from baton.pages.run_page import render
+
+    report = replace(_bare(run), as_of=now())
+    try:
+        recipe = run.recipe()
+        report = replace(
+            report,
+            created=run.need(RunInfo).created,
+            recipe_name=recipe.name,
+            recipe_yaml=load.to_yaml(recipe),
+            method=recipe.training.method,
+            plan=plan,
+            newest=checkpoint.meta if checkpoint else None,
+            log=log,
+            skips=run.skips(),
+        )
+    except BatonError as error:
+        logger.warning("the chunk's page lacks its figures: %s", error)
+    return render(report)
 
 
 class LivePage:

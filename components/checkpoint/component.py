@@ -19,4 +19,8 @@ def checkpoint(baton: str, index: int, proof: dsl.Output[dsl.Markdown]):
     from baton.runs.ref import RunRef
 
     with events.stage(f"checkpoint {index}"), open(proof.path, "w", encoding="utf-8") as file:
-        file.write(read_back(RunRef.read(baton).run_uri, index))
+        run_uri = RunRef.read(baton).run_uri
+        file.write(read_back(run_uri, index))
+        from baton.pages import publish  # late: the proof does not wait for the page's imports
+
+        publish.write_progress(run_uri)

@@ -32,5 +32,5 @@ def train_chunk(baton: str, index: int, checkpoint: dsl.Output[dsl.Model], progr
         shown = page.Shown.of(run_uri, index, outcome)
         page.checkpoint_card(shown).write(checkpoint)
         with open(progress.path, "w", encoding="utf-8") as file:
-            file.write(publish.write_progress(run_uri))
+            file.write(publish.progress_page(shown.run, shown.plan, shown.checkpoint, shown.log))
     return baton

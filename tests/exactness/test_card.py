@@ -13,10 +13,11 @@ from baton.checkpoint.store import CheckpointStore
 from baton.pages import publish
 from baton.pages.publish import LivePage
 from baton.recipe.recipe import Recipe
+from baton.runs.outcomes import RunFailure
 from baton.runs.run import Run
 from baton.train import page as card
 from baton.train.chunk import Ending, Outcome
-from tests.support.pages import read
+from tests.support.pages import Page, read
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +37,10 @@ def _shown(run: Run) -> card.Shown:
     return card.Shown.of(run.uri, 1, outcome)
 
 
+def _page(shown: card.Shown) -> Page:
+    return read(publish.progress_page(shown.run, shown.plan, shown.checkpoint, shown.log))
+
+
 def test_the_card_says_where_the_checkpoint_is_and_how_it_went(trained: Run) -> None:
     shown = _shown(trained)
     assert shown.checkpoint
@@ -51,10 +56,25 @@ def test_the_card_says_where_the_checkpoint_is_and_how_it_went(trained: Run) -> 
 
 def test_the_page_of_a_chunk_is_the_runs_so_far(trained: Run) -> None:
     shown = _shown(trained)
-    page = read(publish.write_progress(trained.uri))
+    page = _page(shown)
     assert [x for x, _ in page.curves("loss")["training"]] == [step for step, _ in shown.series("loss")]
     assert f"Training: step {shown.outcome.step} of {trained.plan().num_steps}, chunk 2 of 3; loss" in page.text
-    assert read(Path(trained.uri, "report.html").read_text()).text == page.text
+    publish.write_progress(trained.uri)
+    report = read(Path(trained.uri, "report.html").read_text())
+    assert report.curves("loss") == page.curves("loss")
+
+
+def test_the_page_of_a_failed_run_stays(trained: Run, tmp_path: Path) -> None:
+    shutil.copytree(trained.uri, tmp_path / "runs/failed")
+    run = Run.open(f"{tmp_path}/runs/failed")
+    failure = RunFailure(stage="train chunk 2", message="no room", exit_code=1, at="2026-01-01T00:00:00+00:00")
+    publish.publish_failure(run, failure)
+    page = Path(run.uri, "report.html")
+    publish.write_progress(run.uri)  # as the stage of the first chunk's checkpoint, which is late
+    assert "no room" in read(page.read_text()).text
+    Path(run.uri, RunFailure.NAME).unlink()
+    publish.write_progress(run.uri)
+    assert "no room" not in read(page.read_text()).text
 
 
 def test_a_run_that_was_interrupted_says_so(trained: Run) -> None:
@@ -87,4 +107,4 @@ def test_what_the_store_does_not_tell_fails_no_chunk_that_is_done(trained: Run, 
     shown = card.Shown.of(trained.uri, 1, Outcome(Ending.DONE, store.uri(newest), newest.step, newest.digest))
     assert shown.checkpoint is None
     assert card.checkpoint_card(shown).facts == {}
-    assert "Training: step" in read(publish.write_progress(trained.uri)).text
+    assert "Training: step" in _page(shown).text

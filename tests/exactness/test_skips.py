@@ -99,7 +99,7 @@ def test_a_planted_row_is_named_taken_back_and_skipped(planted: Make, legs: Any,
     newest = legs.final(run)
     shown = card.Shown.of(run.uri, 1, Outcome(Ending.DONE, run.uri, newest.step, newest.digest))
     assert card.checkpoint_card(shown).facts["skipped"] == str(skip.step)
-    assert skip.message in read(publish.write_progress(run.uri)).text
+    assert skip.message in read(publish.progress_page(run, shown.plan, shown.checkpoint, shown.log)).text
     whole = told(planted, legs, "told", [skip.step])
     assert legs.losses(run) == legs.losses(whole)
     assert legs.final(run).meta.state == legs.final(whole).meta.state
