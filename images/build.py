@@ -59,7 +59,7 @@ def build(name: str, docker: str) -> None:
         try:
             urllib.request.urlopen(f"{index}/torch/", timeout=20).close()
             given["PIP_EXTRA_INDEX_URL"] = index
-        except OSError as error:
+        except (OSError, ValueError) as error:
             print(f"make images: {index} is out of reach ({error}): the image takes PyPI's torch, with CUDA on Linux.")
     labels = {"VERSION": version, "REVISION": revision, "CREATED": created}
     arguments = [
