@@ -69,4 +69,4 @@ def test_a_number_of_shards_that_makes_no_sense_is_refused(number: int) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert f"data.shards: {number}; expected 1 to 64" in done.stderr
-    assert "leave it out for one pod" in done.stderr
+    assert "Remove it for one pod" in done.stderr

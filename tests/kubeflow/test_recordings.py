@@ -94,7 +94,7 @@ TABLE = {
         {"succeeded": 4, "failed": 1, "waiting": 8},
         {"train chunk 2": "failed"},
         {"train chunk 2": "main: Error (exit code 137)"},
-        (f"train chunk 2: {LOST}", "kubectl logs quick-tw568-", "a pod that was killed, evicted or whose node"),
+        (f"train chunk 2: {LOST}", "kubectl logs quick-tw568-", "a killed or evicted pod, or a shut-down node"),
     ),
     "toy-exits-not-retried": Expected(
         "failed",
@@ -276,7 +276,7 @@ def test_a_record_that_has_stopped_goes_on_in_the_store(status: Callable[..., tu
     assert FROZEN in said
     for name in ("tokenize", "train chunk 1", "train chunk 2"):
         assert stages[name]["state"] == "succeeded"
-        assert stages[name]["message"].endswith("as the store says")
+        assert stages[name]["message"].endswith("by the store")
     assert (stages["train chunk 3"]["state"], stages["train chunk 3"]["message"]) == (
         "unknown",
         "step 25 of 1000 at 2026-11-22T08:30:00.000Z",

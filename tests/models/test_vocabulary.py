@@ -286,7 +286,7 @@ def test_rows_that_would_not_be_learned_are_refused(sections: Any, words: str, b
 
 def test_an_adapter_in_shards_is_refused_before_training(tiny_base: str) -> None:
     shards = {"training": {"parallel": {"strategy": "fsdp", "processes": 2}, "micro_batch_size": 4}}
-    with pytest.raises(UserError, match=r"new tokens do not go with training\.parallel\.strategy fsdp"):
+    with pytest.raises(UserError, match=r"new tokens exclude training\.parallel\.strategy fsdp"):
         prepare.check_model(changed(tiny_base, ADDED, adapter=LORA, **shards))
     prepare.check_model(changed(tiny_base, ADDED, **shards))
     whole = {**LORA, "modules_to_save": ["embed_tokens", "lm_head"]}
