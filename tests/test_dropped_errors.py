@@ -13,6 +13,12 @@ BROAD = frozenset({"Exception", "BaseException", "BatonError", "UserError", "Sto
 """Classes that hold errors of several meanings."""
 
 REASONS = {
+    "baton/cli/address.py:_run_of": "the text then names a model",
+    "baton/cli/status.py:find": "the endpoint is asked instead",
+    "baton/doctor.py:examine_store": "the check of the store itself reports it",
+    "baton/pages/publish.py:write": "training continues, and its last stage writes the page",
+    "baton/prove/diff.py:_boundary": "a run without a plan has no boundaries",
+    "baton/source/prepare.py:check_model": "pods may reach a store that this machine does not",
     "baton/doctor.py:_rights": "the check of the store itself tells it",
     "baton/kubeflow/connection.py:is_new": "the endpoint's refusal of the token before is raised",
     "baton/kubeflow/run_status.py:_in_its_own_words": "Kubernetes' words stay where the store is out of reach",

@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"
@@ -43,18 +44,23 @@ def pip(packages: int, *arguments: str) -> int:
     environment = {key: value for key, value in os.environ.items() if key != "PIP_EXTRA_INDEX_URL"}
     shown = os.environ if "--index-url" not in arguments else environment
     seen = 0
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=shown) as process:
-        for line in process.stdout or ():
-            if large := LARGE.match(line):
-                _tell(f"  {large[1]}, {large[2]}")
-            elif line.startswith("Collecting "):
-                seen += 1
-                if sys.stdout.isatty():
-                    print(f"\r\033[K  {seen} of {packages}: {line.split()[1]}", end="", flush=True)
-                elif seen % STEP == 0:
-                    _tell(f"  {seen} of {packages} packages")
-            elif line.startswith("Installing collected"):
-                _tell("  unpacking")
+    # Warnings of pip are shown where it fails.
+    with tempfile.TemporaryFile("w+") as warnings:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=warnings, text=True, env=shown) as process:
+            for line in process.stdout or ():
+                if large := LARGE.match(line):
+                    _tell(f"  {large[1]}, {large[2]}")
+                elif line.startswith("Collecting "):
+                    seen += 1
+                    if sys.stdout.isatty():
+                        print(f"\r\033[K  {seen} of {packages}: {line.split()[1]}", end="", flush=True)
+                    elif seen % STEP == 0:
+                        _tell(f"  {seen} of {packages} packages")
+                elif line.startswith("Installing collected"):
+                    _tell("  unpacking")
+        if process.returncode:
+            warnings.seek(0)
+            sys.stderr.write(warnings.read())
     return process.returncode
 
 

@@ -254,7 +254,7 @@ def test_a_byte_that_differs_is_found_before_it_is_merged(run: Run, tmp_path: Pa
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["@30"], "has no whole checkpoint of step 30"),
+        (["@30"], "has no checkpoint of step 30"),
         (["", "--shard-size", "five"], "'five' is no size"),
         (["@40", "--output", "."], "exists and is no empty folder"),
     ],

@@ -273,7 +273,7 @@ def test_few_rows(given: dict[str, Any], action: str, verdict: str, tmp_path: Pa
     assert found.summary["checks"]["few_rows"]["of"] == given.get("least_rows", 100)
     if verdict == "failed":
         with pytest.raises(
-            UserError, match=r"^data\.quality\.few_rows: 3 training rows, at least 4 are expected\. Mend"
+            UserError, match=r"^data\.quality\.few_rows: 3 training rows, at least 4 are expected\. Fix"
         ):
             require_verdicts(found.summary, "s3://store/quality.jsonl")
 

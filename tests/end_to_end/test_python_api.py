@@ -50,7 +50,7 @@ def test_a_mistake_has_the_text_that_the_command_prints(tmp_path: Path) -> None:
         assert (code, printed.strip()) == (2, f"baton: {error.value}")
     with pytest.raises(baton.UserError) as error:
         baton.checkpoints(str(tmp_path / "runs" / "nowhere"))
-    code, printed = _command("checkpoints", "list", str(tmp_path / "runs" / "nowhere"))
+    code, printed = _command("runs", "show", str(tmp_path / "runs" / "nowhere"))
     assert (code, printed.strip()) == (2, f"baton: {error.value}")
     with pytest.raises(baton.UserError, match="run name 'No' is not"):
         baton.run(path, "No", store=str(tmp_path))

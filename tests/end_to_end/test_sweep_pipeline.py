@@ -181,7 +181,7 @@ def test_a_wrong_path_is_told_before_anything_starts(tmp_path: Path) -> None:
     [
         pytest.param(("status", "nothing"), "sweeps/nothing/sweep.json does not exist", id="sweep"),
         pytest.param(("stop", "there", "t009"), "has no trial 't009'", id="trial"),
-        pytest.param(("fork", "there", "t000"), "a fork with nothing changed is its parent", id="fork"),
+        pytest.param(("fork", "there", "t000"), "a fork needs a changed value", id="fork"),
     ],
 )
 def test_what_is_not_there_is_named(command: tuple[str, ...], words: str, tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def planter(run: Run, cut: Run) -> Planter:
 
 
 def verify(*arguments: object) -> tuple[int, str]:
-    result = CliRunner().invoke(app, ["checkpoints", "verify", *map(str, arguments)])
+    result = CliRunner().invoke(app, ["verify", "checkpoints", *map(str, arguments)])
     return result.exit_code, result.output
 
 

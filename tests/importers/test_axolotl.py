@@ -473,7 +473,7 @@ def test_a_whole_batch_in_place_of_accumulation(written: Write):
 NOT_THE_SAME = {
     "texts in pieces": (
         "datasets:\n  - {path: org/d, type: completion}",
-        {"datasets[0].type": (KeyResult.changed, "and truncated here; data.packing: true")},
+        {"datasets[0].type": (KeyResult.changed, "data.packing: true joins texts and cuts without loss")},
         {"packing": False},
     ),
     "packed texts without an end": (

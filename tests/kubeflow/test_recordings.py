@@ -112,7 +112,7 @@ TABLE = {
         (
             f"{OWN}: It starts the stages",
             "kubectl logs drv-ps9d7-system-dag-driver-3631836364",
-            "a pod that was killed",
+            "a killed or evicted pod",
         ),
     ),
     "healed-by-retry": Expected("succeeded", 0, {"succeeded": 9}),

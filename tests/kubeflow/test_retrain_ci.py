@@ -432,7 +432,7 @@ def test_the_plain_script(folder: Path, backend: Backend) -> None:
 def test_an_outcome_that_is_not_there_is_one_message(folder: Path, backend: Backend) -> None:
     done = _shell(folder, backend, "baton ci-report recipe.yaml --id 0123")
     assert done.returncode == 2
-    assert "outcomes/0123.json does not exist; expected what retraining '0123' came to." in done.stderr
+    assert "outcomes/0123.json does not exist; expected the result of retraining '0123'." in done.stderr
 
 
 def test_an_object_that_arrives_starts_the_uploaded_pipeline(folder: Path, backend: Backend) -> None:
