@@ -21,13 +21,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 CHECKED = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs", "baton")
-# Paths not yet rewritten; this list only shrinks.
+# Paths not yet rewritten; this list only shrinks. Docstrings of components and pipelines are in compiled pipelines.
 PENDING: tuple[str, ...] = (
-    "docs/guides/",
-    "docs/internals/",
-    "docs/reference/",
-    "docs/site/",
-    "docs/trust/",
     "baton/cli/",
     "baton/compiler/",
     "baton/components/",
@@ -35,11 +30,6 @@ PENDING: tuple[str, ...] = (
     "baton/pages/",
     "baton/pipelines/",
     "baton/prove/",
-    "baton/runs/",
-    "baton/source/",
-    "baton/sweep/",
-    "baton/tracking/",
-    "baton/train/methods/README.md",
 )
 HELP = ("baton/recipe/", "baton/cli/")  # docstrings here are docs and help
 MAX_WORDS = 25
@@ -139,7 +129,7 @@ def markdown(path: str, text: str) -> Iterator[Passage]:
             fence = "" if stripped.startswith(fence) and not stripped.strip("`~") else fence
             continue
         opens = re.match(r"`{3,}|~{3,}", stripped)
-        starts = not stripped or opens or re.match(r"[-*+] |\d+\. |#+ |\||!!! |\?\?\? |=== |<", stripped)
+        starts = not stripped or opens or re.match(r"[-*+] |\d+\. |#+ |\||!!! |\?\?\? |=== |<[/!a-zA-Z]", stripped)
         if starts and block:
             yield Passage(path, first, " ".join(block), "docs")
             block = []

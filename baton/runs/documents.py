@@ -7,7 +7,7 @@ from pydantic import Field, JsonValue
 from baton.documents import Document, Json, NamedDocument
 from baton.runs.versions import Fingerprint, FormatVersions
 
-# What a checkpoint restores, item by item.
+# Restored state of a checkpoint, item by item.
 PARTS = ("weights", "optimizer", "scheduler", "scaler", "rng", "position", "callbacks", "log", "method")
 
 
@@ -57,7 +57,7 @@ class TokenSpan(Document):
     tokens: int
     trained: bool = False
     cut: bool = False  # beyond `data.max_length`
-    left_out: bool = False  # stands for tokens that the row leaves out, to be short
+    left_out: bool = False  # marks tokens that the row omits, to be short
 
 
 class PreviewRow(Document):
@@ -67,7 +67,7 @@ class PreviewRow(Document):
     side: str | None = None  # `train`, `eval` or `test`; None where only all rows together tell
     part: str = ""  # `chosen`, `rejected`, `completion` or `prompt`; empty for rows of one sequence
     label: bool | None = None  # of a rated row: its answer is good
-    columns: dict[str, str] = Field(default_factory=dict)  # columns for reward functions, beside the prompt
+    columns: dict[str, str] = Field(default_factory=dict)  # columns for reward functions, without the prompt
     text: str = ""
     tokens: list[Token] = Field(default_factory=list)
     length: int = 0
@@ -163,7 +163,7 @@ class TokenizedRows(NamedDocument, name="tokens.json"):
     truncated: int = 0
     dropped: int = 0
     refused: int = 0  # dropped rows that the chat template does not write, or in which it hides the tokens that count
-    # Parts that the chat template leaves out of the others, such as tool calls, and answers that it does not end.
+    # Parts that the chat template omits in the others, such as tool calls, and answers that it does not end.
     left_out: dict[str, int] = Field(default_factory=dict)
     lengths: JsonValue = None
     rendered: str = ""  # how texts became turns of a conversation; empty where they did not

@@ -224,7 +224,7 @@ class RungVerdict(NamedDocument, name="rungs/rung-{:03d}.json"):
     at: str = ""
 
     def has_failed(self, stopped: StoppedTrial) -> bool:
-        """Tells whether a trial stopped without a score, and at nobody's request."""
+        """Tells whether a trial stopped without a score, and without a request."""
         if stopped.cause is None:  # an older Baton wrote words only
             return stopped.id not in self.scores and not stopped.why.startswith("asked to stop: ")
         return stopped.cause == "failed"

@@ -24,7 +24,7 @@ class RunRef:
     """
 
     run_uri: str
-    made: str = ""  # creation time of the run: one deleted and begun anew under its name is another run
+    made: str = ""  # creation time of the run: one deleted and begun again under its name is another run
     rebuilds: int = 0  # times that a finished stage's objects were found missing, see `baton.data.split`
 
     def __str__(self) -> str:

@@ -92,7 +92,7 @@ class DocumentFolder:
 
     def read_all(self, kind: type[D], folder: str, prefix: str = "") -> list[D]:
         """Returns a folder's documents whose names begin with `prefix`, by name."""
-        # Leases may be beside them, see `create_leased`.
+        # Leases may be next to them, see `create_leased`.
         names = [name for name in self.storage.list(self.path(folder)) if name.startswith(prefix)]
         paths = [self.path(f"{folder}/{name}") for name in names if name.endswith(".json")]
         return self.storage.runtime.each(lambda path: kind.read(self.storage.read(path), self.storage.uri(path)), paths)
@@ -287,7 +287,7 @@ def identity(recipe: Recipe) -> Json:
     if guard:  # skipped steps are part of the state
         document["training"]["guard"] = {name: guard[name] for name in guard if name not in ("skip", "max_skips")}
     rounds = document["training"].pop("tf32")
-    if rounds and recipe.training.precision == "fp32":  # another way to say the same
+    if rounds and recipe.training.precision == "fp32":  # another form of the same
         document["training"]["precision"] = "tf32"
     elif rounds is not None and recipe.training.precision != "tf32":
         document["training"]["tf32"] = rounds

@@ -33,7 +33,7 @@ class VersionedFormat:
 
     number: int  # as this release makes it
     what: str  # the effect, for people
-    instead: str  # remedy for a number that is no longer continued, beside the release that makes it
+    instead: str  # remedy for a number that is no longer continued, with the release that makes it
     older: Mapping[int, OlderFormat] = field(default_factory=dict)
 
     def is_continued(self, number: int) -> bool:
@@ -49,7 +49,7 @@ FORMATS: Mapping[str, VersionedFormat] = {
     ),
     "tokens": VersionedFormat(
         2,
-        "how rows become tokens, and which of those count in the loss",
+        "tokenization of rows, and the tokens in the loss",
         "start the run under another name",
         {1: OlderFormat("0.1.0", True)},
     ),
@@ -66,12 +66,12 @@ FORMATS: Mapping[str, VersionedFormat] = {
         {1: OlderFormat("0.1.0", is_continued=True)},
     ),
     "digest": VersionedFormat(
-        1, "what a state digest is taken over", "fork its weights alone: `baton runs fork NAME@STEP --weights-only`"
+        1, "the contents of a state digest", "fork its weights alone: `baton runs fork NAME@STEP --weights-only`"
     ),
-    "checkpoint": VersionedFormat(1, "the files of a checkpoint, and what is in them", "export it with that release"),
+    "checkpoint": VersionedFormat(1, "the files of a checkpoint, and their contents", "export it with that release"),
 }
 
-DATA_FORMATS = ("rows", "tokens")  # taken over by a warm fork and a sweep's trial, with the data of another run
+DATA_FORMATS = ("rows", "tokens")  # inherited by a warm fork and a sweep's trial, with the data of another run
 RUN_FORMATS = (*DATA_FORMATS, "draws", "loss")  # the same for every chunk of a run
 CHECKPOINT_FORMATS = ("digest", "checkpoint")  # may change from one checkpoint of a run to the next
 
@@ -139,14 +139,14 @@ def library_versions() -> dict[str, str]:
 
 
 class Fingerprint(Document):
-    """Hardware, libraries, threads and flags that bits depend on besides the recipe and the data."""
+    """Hardware, libraries, threads and flags that bits depend on, other than recipe and data."""
 
     device: str = ""
     cpu: str = ""
     cuda: str | None = None
     world_size: int = 1
     strategy: str = "ddp"  # written only where there are several processes
-    virtual_workers: int | None = None  # parts of each step, where the number of processes leaves no trace
+    virtual_workers: int | None = None  # parts of each step, where the number of processes has no effect
     threads: int = 0
     deterministic: bool = False
     tf32: bool = False

@@ -1,4 +1,4 @@
-"""Hardware: what a kind of machine chooses where a recipe leaves it open, and whether training fits its memory."""
+"""Hardware: a machine's choices for settings that a recipe omits, and whether training fits its memory."""
 
 import contextlib
 import copy
@@ -63,7 +63,7 @@ def explain_profile(recipe: Recipe, chosen: Sequence[Choice]) -> Iterator[str]:
     """Yields lines with a profile's choices and their reasons."""
     if recipe.resources.profile is None:
         return
-    yield f"profile {recipe.resources.profile} chose{':' if chosen else ' nothing: the recipe says it all'}"
+    yield f"profile {recipe.resources.profile} chose{':' if chosen else ' nothing: the recipe sets it all'}"
     width = max((len(f"{choice.path}: {choice.value}") for choice in chosen), default=0)
     for choice in chosen:
         value = str(choice.value).lower() if isinstance(choice.value, bool) else choice.value
@@ -107,7 +107,7 @@ def _cpu(adapted: bool) -> Iterator[Choice]:
     yield Choice("model.attention", "sdpa", "torch's own, memory linear in the length")
     yield Choice("resources.gpus", 0, "no accelerator")
     yield Choice("resources.cpu", "4", "room for torch's threads")
-    yield Choice("resources.memory", "16Gi", "small models, and a checkpoint on its way beside them")
+    yield Choice("resources.memory", "16Gi", "small models, and a checkpoint in flight")
     yield Choice("resources.shm", "2Gi", "checkpoints are staged in memory")
 
 
@@ -115,7 +115,7 @@ def _mps(adapted: bool) -> Iterator[Choice]:
     yield Choice("training.precision", "fp32", "autocast on MPS is young, and its GPU gains little by 16 bits")
     yield Choice("training.gradient_checkpointing", True, "the GPU shares its memory with everything else")
     yield Choice("training.optimizer", "adamw_torch", "the fused kernels are CUDA's")
-    yield Choice("training.workers", 0, "macOS starts a worker by importing everything anew")
+    yield Choice("training.workers", 0, "on macOS each worker imports everything again")
     yield Choice("model.dtype", "float32", "as the arithmetic")
     yield Choice("model.attention", "sdpa", "torch's own; the others need CUDA")
     yield Choice("resources.gpus", 0, "MPS is no resource of Kubernetes")
@@ -160,7 +160,7 @@ PROFILES = {"cpu": _cpu, "mps": _mps, "cuda-small": _cuda_small, "cuda-large": _
 
 GIB = 2**30
 USABLE = 0.95
-"""Usable share of a device's memory: the allocator leaves holes."""
+"""Usable share of a device's memory: the allocator has holes."""
 GIGABYTES = {
     "H200": 141, "H100": 80, "H20": 96, "B200": 180, "A100": 40, "A6000": 48, "A30": 24, "A10": 24, "L40": 48, "L4": 24,
     "V100": 16, "P100": 16, "T4": 16, "4090": 24, "3090": 24, "MI300X": 192, "MI250X": 128,
@@ -238,7 +238,7 @@ def _of_training(recipe: Recipe, of: str) -> Iterator[str]:
         yield f"  {item.name:<{width}}  {_size(item.bytes)}  {item.how}"
     yield f"  {'total':<{width}}  {_size(estimate.total)}  {_compared(estimate.total, where, recipe)}"
     if where and estimate.total > USABLE * where.bytes:
-        yield f"warning: this does not fit into {where.bytes / GIB:.1f} GiB. What takes less:"
+        yield f"warning: this does not fit into {where.bytes / GIB:.1f} GiB. Smaller:"
         for change, total in _remedies(recipe, where):
             yield f"  {change:<42}  {_size(total)}{'  fits' if total <= USABLE * where.bytes else ''}"
 

@@ -68,7 +68,7 @@ class RecipeSource:
         return first.lstrip("# ").rstrip() if first.startswith("#") else ""
 
     def standalone(self) -> str:
-        """Returns its text for a file elsewhere, with whole paths of the files beside it."""
+        """Returns its text for a file elsewhere, with whole paths of its neighbours."""
         text = self.text
         for path in sorted(_paths(self.document()), key=len, reverse=True):
             there = os.path.join(self.folder, path)

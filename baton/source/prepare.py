@@ -99,7 +99,7 @@ def load(
 ) -> LoadedRecipe:
     """Reads a recipe with the command line's changes and its profile's choices, and checks it.
 
-    `here` tells whether it runs on this machine, so that the profile `auto` can look at it.
+    `here` tells whether it runs on this machine, so that the profile `auto` can inspect it.
     """
     source, changes = origin.find(given), list(overrides or ())
     if store:
@@ -327,8 +327,8 @@ def refuse_untrusted(source: RecipeSource, found: Sequence[str]) -> None:
         more = [f"and {len(found) - SHOWN} more"] if len(found) > SHOWN else []
         raise UserError(
             f"{source.name!r} comes from elsewhere and would run code: {'; '.join([*found[:SHOWN], *more])}.",
-            remedy="Read what is named there, then give --trust (in Python, load with trust=True): it holds for that "
-            "code as it is now.",
+            remedy="Read that code, then give --trust (in Python, load with trust=True). It covers "
+            "the code as it is now.",
         )
 
 
@@ -383,7 +383,7 @@ def model_path(base: str, base_dir: str, setting: str = "model.base", *, revisio
             f"{setting} {base!r} is not a {kind} (looked for {' and '.join(dict.fromkeys(tried))}).",
             remedy=f"Did you mean {near!r}?" if near else None,
         )
-    if not setting.startswith("evaluation."):  # where no revision could say that a hub id is meant
+    if not setting.startswith("evaluation."):  # where no revision could mark a hub id
         _refuse_near(base, (base_dir, os.getcwd()), setting, revision)
     return None
 
@@ -405,11 +405,11 @@ def _refuse_near(base: str, folders: tuple[str, str], setting: str, revision: st
     """Refuses a hub id that differs by a few letters from the path of a model's folder here."""
     near = None if revision or "/" not in base else suggest_path(base, folders, cutoff=0.8)
     is_model = near and any(os.path.isfile(os.path.join(folder, near, "config.json")) for folder in folders)
-    # Qwen3-1.7B is another model than the Qwen3-0.6B beside it, and so is Qwen3-0.6B-Base.
+    # Qwen3-1.7B is another model than its neighbour Qwen3-0.6B, and so is Qwen3-0.6B-Base.
     if near and is_model and abs(len(near) - len(base)) < 3 and _letters(near) != _letters(base):
         raise UserError(
             f"{setting} {base!r} is not a folder, and would be fetched from the hub.",
-            remedy=f"Did you mean {near!r}? If the hub's {base} is meant, say so by its revision, such as main.",
+            remedy=f"Did you mean {near!r}? If the hub's {base} is meant, give its revision, such as main.",
         )
 
 
@@ -418,7 +418,7 @@ def _letters(path: str) -> str:
 
 
 def code_path(source: str, base_dir: str) -> str:
-    """Returns the absolute path of the user's Python files, beside the recipe first, or their address."""
+    """Returns the absolute path of the user's Python files, next to the recipe first, or their address."""
     if "://" in source:
         return source
     for folder in (base_dir, os.getcwd()):

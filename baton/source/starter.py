@@ -13,7 +13,7 @@ from baton.recipe.methods import SPECS, TAUGHT
 from baton.runs.documents import Fit, Survey
 
 SCRATCH = "scratch"
-"""Stands for a model that is built from its configuration."""
+"""Represents a model that is built from its configuration."""
 IN_TURN = ("dpo", "kto", "sft", "pretrain", "grpo")
 """Methods in the order in which they are tried: the most demanding first."""
 ENOUGH = 0.5
@@ -62,7 +62,7 @@ def method_for(survey: Survey, source: str) -> str:
             return method
     if fitting := usable_by(survey):
         raise UserError(
-            f"{source} holds prompts without answers, and what is to be learned from them is not in the rows.",
+            f"{source} holds prompts without answers, so the rows alone teach nothing.",
             remedy=f"Name the method, one of {', '.join(fitting)}: {' and '.join(WRITE)} take rewards, "
             f"{' and '.join(TAUGHT)} --teacher.",
         )
@@ -163,7 +163,7 @@ def _length(fit: Fit, lengths: list[int], model: str, *, is_packed: bool) -> tup
     guess = (fit.characters[1] if fit.characters else 1500) / 3  # most texts have more characters to a token
     chosen = next((length for length in LENGTHS if length >= guess), LENGTHS[-1])
     return chosen, (
-        f"Tokens were not looked at, as the tokenizer of {model} is not on this machine: a guess by the characters of "
+        f"The tokenizer of {model} is not on this machine: a guess by the characters of "
         "the rows, three to a token. `baton data check` counts them."
     )
 

@@ -169,7 +169,7 @@ def _to_come(view: View, spent: Cost) -> float:
 
 def where(trial: Trial) -> str:
     if trial.state == "won":
-        return "trained to its end, and ahead of all"
+        return "trained to its end: winner"
     if trial.state == "failed":
         return trial.why or "failed"
     if trial.state == "stopped":

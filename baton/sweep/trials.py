@@ -209,7 +209,7 @@ def decide(
         for trial in entered
         if trial not in stopped and (value := values.get(trial)) is not None and math.isfinite(value)
     }
-    # Of two with the same score, the one that entered first is ahead: the sort is stable.
+    # Of two with the same score, the earlier entry is ahead: the sort is stable.
     ranked = sorted(scored, key=lambda trial: sign * scored[trial])
     return ranked[:keep], ranked[keep:]
 

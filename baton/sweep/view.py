@@ -16,7 +16,7 @@ from baton.runtime import SYSTEM
 MAX_CURVES = 200  # trials whose losses are read for the curves; the page has only the scores of the others
 BEGUN = {"checkpoints", "progress.json", "records", "scores"}  # entries of a run's folder that its first chunk makes
 STATES = {
-    "won": "ahead of all that came to their end",
+    "won": "winner",
     "goes on": "advances",
     "ended": "trained to its end",
     "stopped": "stopped",

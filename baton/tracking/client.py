@@ -1,4 +1,4 @@
-"""Clients of MLflow, and the process beside a chunk that sends its metrics: `python -m baton.tracking.client`.
+"""Clients of MLflow, and the process that sends a chunk's metrics: `python -m baton.tracking.client`.
 
 In a process of its own, no import or server holds training up. It takes 0.35 s of a core by REST, and 2.0 s with
 MLflow's own library, mostly for its import: so that is used for databases and plugins alone. Addresses, retries and
@@ -306,10 +306,10 @@ class Sender:
                 logger.info("tracking has no model of this run: %s", error)
         for path, documents in held:
             self.send(documents, once=True)
-            os.unlink(path)  # if this process is lost before, the next one leaves out steps that are there
+            os.unlink(path)  # if this process is lost before, the next one skips steps that are there
 
     def send(self, documents: list[dict[str, Any]], *, once: bool) -> None:
-        """Sends metrics and tags; with `once` it leaves out steps that the run has already."""
+        """Sends metrics and tags; with `once` it skips steps that the run has already."""
         # After a restore, steps are trained again, to the same figures.
         values = [value for document in documents for value in self._values(document, once=once)]
         for first in range(0, len(values), METRICS_AT_ONCE):
@@ -386,7 +386,7 @@ def serve() -> None:
 
 
 def _drain(lines: queue.Queue[str | None]) -> list[str | None]:
-    """Returns the first line that comes and those within a second after it; None stands for the end."""
+    """Returns the first line that comes and those within a second after it; None marks the end."""
     batch = [lines.get()]
     end = time.monotonic() + TOGETHER_S
     with contextlib.suppress(queue.Empty):

@@ -176,7 +176,7 @@ class MetricBuffer:
             self._end()
 
     def _end(self) -> None:
-        with contextlib.suppress(OSError):  # what could not be written is not written now either
+        with contextlib.suppress(OSError):  # failed writes are not repeated now
             self._file.close()
 
 
@@ -188,7 +188,7 @@ def buffered_files(folder: str | None) -> list[str]:
 
 
 def finished_buffers(folder: str | None) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """Yields path and lines of each file that nobody writes to any more, the oldest first."""
+    """Yields path and lines of each file without a writer, the oldest first."""
     for path in buffered_files(folder):
         with open(path, encoding="utf-8") as file, contextlib.suppress(BlockingIOError):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

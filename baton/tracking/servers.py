@@ -48,7 +48,7 @@ def kubeflow_tags() -> dict[str, str]:
 PARENT = "mlflow.parentRunId"  # tag by which MLflow shows a run below another one of the same experiment
 # Tag with an experiment's kind, which MLflow's page would otherwise guess; see `TRAINING`.
 KIND = {"mlflow.experimentKind": "custom_model_development"}
-# Variables beside the address by which Kubeflow tells a pod how to reach its MLflow; a Secret's aside.
+# Variables other than the address by which Kubeflow tells a pod how to reach its MLflow; a Secret's aside.
 ACCESS = ("MLFLOW_WORKSPACE", "MLFLOW_TRACKING_AUTH")
 
 
@@ -67,7 +67,7 @@ class Server:
         name = recipe.tracking.experiment or recipe.name
         if existing := client.get_experiment_by_name(name):
             return str(existing.experiment_id)
-        # Beside a local database the experiment's artifacts go into the store.
+        # With a local database the experiment's artifacts go into the store.
         location = storage.uri("mlflow") if self.uri.startswith("sqlite:") and storage.is_local else None
         # Tagged only here: the kind of an existing experiment is its owners' decision.
         return str(client.create_experiment(name, artifact_location=location, tags=KIND))
@@ -87,7 +87,7 @@ def server_of(recipe: Recipe) -> Server | None:
         return Server(recipe.tracking.mlflow)
     variables = ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_ID", "MLFLOW_RUN_ID")
     uri, experiment_id, stage_run_id = (os.environ.get(name) for name in variables)
-    # All three, in a Kubeflow pod: an address alone may stand in anybody's shell.
+    # All three, in a Kubeflow pod: an address alone may be in anybody's shell.
     if kubeflow_run() and uri and experiment_id and stage_run_id:
         return Server(uri, experiment_id, stage_run_id)
     return None

@@ -1,4 +1,4 @@
-"""A run's parameters, logged model and metrics in MLflow; a process beside training sends the metrics.
+"""A run's parameters, logged model and metrics in MLflow; another process sends the metrics.
 
 A parameter's name is its dotted path in the recipe, so that pages of runs compare. The logged model is pending while
 chunks train, and ready once it can be used.
@@ -23,7 +23,7 @@ from baton.runs.run import Run
 from baton.tracking import messages
 from baton.tracking.messages import LoggedModel, SenderConfig
 
-# Sections without influence on what is trained; the recipe among the artifacts has them.
+# Sections without influence on training; the recipe among the artifacts has them.
 ELSEWHERE = frozenset({"name", "phases", "resources", "retrain", "store", "sweep", "tracking"})
 KIND = ("profile", "gpus", "nodes")  # settings of `resources` with influence
 ALWAYS = ("seed", "training.method", "training.batch_size", "training.learning_rate")
@@ -232,7 +232,7 @@ class Tracker:
         self._held.write(document)
         if time.monotonic() - self._began > HELD_S:
             self._end_holding()
-            self._start()  # it sends what was held back first
+            self._start()  # it sends held metrics first
 
     def _end_holding(self) -> None:
         if self._held and self._usage:

@@ -1,6 +1,6 @@
 """The MLflow tracking run of a training run: started, tagged, given its rows as inputs, and ended.
 
-All processes of a run report to one tracking run: stages by MLflow's own client, metrics by a process beside them, see
+All processes of a run report to one tracking run: stages by MLflow's own client, metrics by another process, see
 `tracker`. A server out of reach is a warning, not a failure.
 """
 
@@ -120,7 +120,7 @@ def start(run: Run, recipe: Recipe) -> None:
     except Exception as error:
         run.warn(f"tracking at {without_credentials(server.uri)} is off for this run: {error}")
         return
-    # A crash before this leaves a tracking run that nothing is logged to; the next attempt makes another.
+    # The tracking run of a crash before this stays empty; the next attempt makes another.
     run.write(TrackingRun(mlflow=server.uri, run_id=tracked.info.run_id, experiment_id=number))
     log_texts(run.warn, client, server.uri, tracked.info.run_id, {RECIPE: load.to_yaml(recipe, only_set=True)})
 

@@ -1,4 +1,4 @@
-"""What MkDocs does not do by itself: pages of files outside docs/, diagrams without a network, llms.txt (`mkdocs.yml`).
+"""Additions to MkDocs: pages of files outside docs/, diagrams without a network, llms.txt (`mkdocs.yml`).
 
 Pages link to files of the repository, so that the links work in an editor, on a forge and here. A file outside docs/
 that some page links to becomes a page below repository/: Markdown unchanged, anything else as a block of code. MkDocs
@@ -106,14 +106,14 @@ def _is_a_page(path: str) -> bool:
 
 
 def _site_uri(path: str) -> str:
-    """Where a file of the repository is among the sources of the site."""
+    """Path of a repository's file among the sources of the site."""
     if path.startswith("docs/") or path == "llms.txt":
         return path.removeprefix("docs/")
     return f"repository/{path}" if path.endswith(".md") else f"repository/{path}.md"
 
 
 def _address(path: str) -> str:
-    """Where it is in the site once that is built."""
+    """Its path in the built site."""
     uri = _site_uri(path)
     if uri.endswith("README.md"):
         return posixpath.join(posixpath.dirname(uri), "index.html")

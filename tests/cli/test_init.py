@@ -166,7 +166,7 @@ REFUSED = {
     ),
     "prompts alone": (
         ["--data", "rows/prompts.jsonl"],
-        "holds prompts without answers, and what is to be learned from them is not in the rows. Name the method, one "
+        "holds prompts without answers, so the rows alone teach nothing. Name the method, one "
         "of grpo, rloo, distillation: grpo and rloo take rewards, distillation --teacher.",
     ),
     "rows of no shape": (
@@ -245,7 +245,7 @@ def test_lengths_are_counted_where_there_is_a_tokenizer(here: Path) -> None:
     assert "# In tokens: of 200 rows half have up to" in counted["yaml"]
     guessed, _ = made("--data", "rows/questions.jsonl", "--model", "o/m")
     assert not guessed["lengths_counted"]
-    assert "Tokens were not looked at, as the tokenizer of o/m is not on this" in guessed["yaml"]
+    assert "The tokenizer of o/m is not on this" in guessed["yaml"]
 
 
 def test_steps_and_chunks_come_from_the_number_of_rows(surveys: dict[str, tuple[Path, Survey]]) -> None:

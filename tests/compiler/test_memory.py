@@ -93,7 +93,7 @@ def test_what_fits_is_said_to() -> None:
 
 def test_what_does_not_fit_is_told_what_would() -> None:
     lines = list(hardware.memory_report(recipe(resources={"gpu_memory": "40Gi"})))
-    at = lines.index("warning: this does not fit into 40.0 GiB. What takes less:")
+    at = lines.index("warning: this does not fit into 40.0 GiB. Smaller:")
     remedies = {line.split(":")[0].strip(): line for line in lines[at + 1 :]}
     assert set(remedies) == {
         "training.micro_batch_size", "training.gradient_checkpointing", "training.optimizer",

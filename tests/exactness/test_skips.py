@@ -113,7 +113,7 @@ def test_one_step_too_many_ends_the_run_and_names_all_rows(planted: Make, legs: 
     assert code == 2, printed
     assert "training.guard.max_skips allows 1 step to be skipped, and there is one more: " in printed
     assert printed.count("train.jsonl line") == 4, "of both steps, as an event and for people"
-    assert "Raise max_skips and run again; or mend these rows" in printed
+    assert "Raise max_skips and run again; or fix these rows" in printed
     assert "Traceback" not in printed
     assert len(run.skips()) == 1
     legs.prepare(planted({"max_skips": 2}, training__epochs=2.0, chunks__count=2), "too-many")
