@@ -565,12 +565,20 @@ def is_failure_of(failure: RunFailure, remote: KubeflowRun, stage: StageStatus |
 
 
 def training_run(remote: KubeflowRun, specification: Spec, phase: str) -> Run:
-    """Returns the training run of a phase as the data split names it; a KeyError where the pipeline trains none."""
+    """Returns the training run of a phase as the data split names it.
+
+    Raises:
+        KeyError: The pipeline trains none.
+        BatonError: Its store is a relative path: in a pod another folder than here.
+    """
     inputs, given = specification["root"]["inputDefinitions"]["parameters"], remote.parameters
     named = str(given.get("run_name", inputs["run_name"].get("defaultValue", "")))
     name = chosen_name(named, specification["pipelineInfo"]["name"], remote.run_id, phase)
     store = str(given.get("store") or inputs["store"]["defaultValue"])
-    return Run(Storage(store, patience=PATIENCE_S), name)
+    run = Run(Storage(store, patience=PATIENCE_S), name)
+    if run.storage.is_local and not os.path.isabs(store.removeprefix("file://")):
+        raise BatonError(f"{store} is a folder of the pod's own.")
+    return run
 
 
 def _asked(stages: list[StageStatus], run: Run, remote: KubeflowRun) -> list[StageStatus]:

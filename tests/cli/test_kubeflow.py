@@ -332,9 +332,13 @@ def test_status_of_graphs_inside_a_pipeline(
     assert {name: found[name] for name in told} == told
 
 
-def test_status_in_words(started: Any, baton: Baton) -> None:
+def test_status_in_words(started: Any, baton: Baton, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "baton-store").mkdir()  # the pods' store is another folder of this name
     started("FAILED", stops_at="train-chunk-2")
     done = baton("status", "mine")
+    assert not list((tmp_path / "baton-store").iterdir())
+    assert "baton-store is a folder of the pod's own" in done.stderr
     assert done.returncode == 1
     assert "mine: failed" in done.stdout
     assert re.search(r"^(train chunk 3 +|checkpoint 2–3 +)not run", done.stdout, re.MULTILINE)
@@ -509,7 +513,9 @@ def test_several_profiles_ask_for_a_namespace(kfp_api: Any, started: Any, baton:
 def test_an_endpoint_must_be_named(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if "ENDPOINT" not in name}
     environment["XDG_CACHE_HOME"] = str(tmp_path)  # other tests begin runs of this name
-    done = subprocess.run([BATON, "status", "mine"], capture_output=True, text=True, env=environment, check=False)
+    done = subprocess.run(
+        [BATON, "status", "mine"], capture_output=True, text=True, env=environment, cwd=tmp_path, check=False
+    )
     assert done.returncode == 2
     assert "--endpoint" in done.stderr
 
