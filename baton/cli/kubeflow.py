@@ -235,7 +235,7 @@ def ci_report(
 ) -> None:
     """Summarize a run as a PR comment, in Markdown.
 
-    Exit code: 0 for a run that succeeded, was promoted or had nothing to do, 3 for a model rejected by the gate, else
+    Exit code: 0 for a run that succeeded, was promoted or had nothing to do. 3 for a model rejected by the gate, else
     that of the failure.
     """
     with options.answer(json):

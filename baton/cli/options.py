@@ -39,7 +39,7 @@ class Runner(StrEnum):
 
 
 class Control(StrEnum):
-    """Part of the state that a negative control leaves out."""
+    """Part of the state that a negative control omits."""
 
     rng = "rng"
     hooks = "hooks"

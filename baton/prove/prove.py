@@ -161,7 +161,7 @@ def compare(
             for row, each in zip(variants, differences, strict=True)
         ],
         "first_difference": min(
-            # By where in a run it shows; what is compared at the end comes last.
+            # By the step where it shows; comparisons at the end come last.
             differing,
             key=lambda difference: float(difference.get("logged_value", math.inf)),
             default=None,

@@ -71,7 +71,7 @@ def test_sources_are_shown_with_what_is_wrong_in_them(here: Path):
         "duplicates": ("fixed", 1),
     }
     assert answer["state"] == "warn"
-    assert answer["sentence"] == "Look at unusable rows, encoding and secrets before you pay for a GPU."
+    assert answer["sentence"] == "Check unusable rows, encoding and secrets before you pay for a GPU."
     assert {name: answer["rows"][name] for name in ("looked_at", "rejected", "dropped")} == {
         "looked_at": 123, "rejected": 2, "dropped": 1,
     }  # fmt: skip
