@@ -324,7 +324,7 @@ def readability_warning(size: WorkflowSize) -> str:
         return ""
     return (
         f"Kubeflow's API shows stages only until about {size.readable_stages} of {size.pods} have ended: then the "
-        "workflow is too large for it. The run goes on, and `baton status` asks the store."
+        "workflow is too large for it. The run continues, and `baton status` reads the store."
     )
 
 

@@ -2,7 +2,7 @@
 
 A node is named by its path, `WF.root.GROUP.TASK.executor`. Stock Kubeflow 2.17 adds the number of each attempt:
 `WF(0).root(0).GROUP(0).TASK(0).executor(0)`. The API lists the last part alone, and no message. Messages and pods are
-in the Argo workflow, if the endpoint serves it. Once Kubeflow's record stops, the store tells how stages went on.
+in the Argo workflow, if the endpoint serves it. Once Kubeflow's record stops, the store has the later stages.
 
 If a run ended without its own record, the next reader writes its failure and page, and ends its runs in
 MLflow, found by the Kubeflow run's id; Kubeflow's own MLflow needs none of it. A stage's own record wins.
