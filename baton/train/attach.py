@@ -262,7 +262,8 @@ def attach(
     run.storage.check()
     if run.read(RunInfo):
         raise UserError(
-            f"run {run.name!r} is that of a recipe.", remedy="Attach to a run of another name, or resume it with `baton run`."
+            f"run {run.name!r} is that of a recipe.",
+            remedy="Attach to a run of another name, or resume it with `baton run`.",
         )
     step, number = resolve_target(target, plan.num_steps)
     section = chunks_section(trainer, checkpoint_every, plan.num_steps, chunks)
