@@ -289,7 +289,7 @@ def _submitted(result: str) -> options.RunAnswer:
         first = error.errors()[0] if isinstance(error, ValidationError) else None
         reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}" if first else str(error)
         raise UserError(
-            f"--result {result!r} is no output of `baton kfp submit --json`: {reason}.", remedy=remedy
+            f"--result {result!r} is not output of `baton kfp submit --json`: {reason}.", remedy=remedy
         ) from None
 
 

@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("version", help="version of the compiled code; only part of the key of Kubeflow's cache")
     parser.add_argument("--function_to_execute", required=True)
     parser.add_argument("--executor_input", required=True, type=json.loads)
-    parser.add_argument("--in-place-of", help="what engines know that they run a function by; not read")
+    parser.add_argument("--in-place-of", help="marker for engines; not read")
     arguments = parser.parse_args()
     os.environ[RUNTIME] = "true"  # before kfp is imported
     from kfp.dsl.executor import Executor

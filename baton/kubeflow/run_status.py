@@ -117,8 +117,8 @@ LAUNCHER = (
     "or the bucket of artifacts was out of reach. "
 )
 DRIVER = "Kubeflow's own pod before it ended, so it had not begun: "
-OWN_LOST = "It starts the stages and is no stage itself: `baton retry` starts it again."
-INSTALLATION = "This pod is Kubeflow's own, which no recipe shapes: ask who runs the installation."
+OWN_LOST = "It starts the stages and is not a stage itself: `baton retry` starts it again."
+INSTALLATION = "This pod is Kubeflow's own: ask the administrator of the installation."
 RESUMES = "`baton retry` resumes from the newest checkpoint, chunks.extra does so by itself."
 AGAIN = "`baton retry` runs it again, and what has ended stays."
 LOSS = re.compile(  # Kubernetes' words for a pod whose machine was lost
@@ -131,7 +131,7 @@ HINTS = (  # message of a pod → remedy
     (r"OOMKilled", "The pod ran out of memory: raise resources.memory{smaller}."),
     (
         r"ImagePullBackOff|ErrImagePull|InvalidImageName|ErrImageNeverPull",
-        "The image cannot be had: check resources.image and resources.image_pull_secret.",
+        "The image cannot be pulled: check resources.image and resources.image_pull_secret.",
     ),
     (
         r"runAsNonRoot|will run as root|PodSecurity",
@@ -700,7 +700,7 @@ def _closed(uri: str, page: str | None, experiments: list[str], run_id: str, sta
         except Exception:
             continue
         return [f"MLflow: run {name} is {status.lower()}" for name in ended]
-    return [f"MLflow at {uri} cannot be reached from here: what the run left running there is so until its next start"]
+    return [f"MLflow at {uri} cannot be reached from here: the run's entry there stays open until its next start"]
 
 
 def _places(node: object) -> Iterator[_Place]:

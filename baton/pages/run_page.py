@@ -447,7 +447,7 @@ def _judge(rows: Sequence[ProofRow], report: RunReport) -> tuple[str, str, str]:
         told = f"{seen} of {count(len(crossed), 'hand-over')} checked" + (", bit-exact each" if seen else "")
         return "warn", "partly checked" if seen else "not checked", told
     if not restored:
-        why = "nothing had to be handed over" if len(ends) < 2 else "no checkpoint follows a hand-over"
+        why = "no state passed between chunks" if len(ends) < 2 else "no checkpoint follows a hand-over"
         return "good", "no hand-over", why
     which = "the one hand-over" if len(points) == 1 else "every hand-over"
     unread = sum(not row.part.verified for row in rows if row.part.step in ends)

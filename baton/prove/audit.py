@@ -352,7 +352,7 @@ class ChunkReplay:
         storage = self._theirs.storage
         manifest = read_manifest(storage, prefix)
         if manifest is None:
-            raise BatonError(f"{storage.uri(prefix)} is gone, without which no chunk can be trained again.")
+            raise BatonError(f"{storage.uri(prefix)} is missing: no chunk can be trained again without it.")
         target = Path(self._run.storage.key(prefix))
         fetch_read_only(storage, prefix, manifest, str(target / manifest.folder))
         (target / "manifest.json").write_text(manifest.as_written())
@@ -552,7 +552,7 @@ def proven(audit: Audit) -> list[str]:
     signed = (
         f"The checkpoints at its start and end are signed by the key {audit['signed_by']}."
         if audit["signed_by"]
-        else "Whether anybody has signed the checkpoints was not asked (--key)."
+        else "Signatures of the checkpoints were not checked (--key)."
     )
     return [begin, rows, compared, signed]
 
@@ -562,7 +562,7 @@ def meaning(audit: Audit) -> list[str]:
     if audit["equal"]:
         return []
     if audit["data"]:
-        lines = ["The data at hand, or a library that turns rows into tokens, is another than when the run was begun."]
+        lines = ["The data at hand, or a library that turns rows into tokens, has changed since the run began."]
         return [*lines, "Or the run was not trained on the data of its recipe."]
     if audit["differences"]:
         return [

@@ -109,7 +109,7 @@ class Evaluation(Section):
                 meant = _near_line(line) if len(line) <= LONGEST_LINE else None
                 example = f"; did you mean {meant!r}?" if meant else ", for example '<= baseline * 0.98'"
                 raise ValueError(
-                    f"{name}: {line[:LONGEST_LINE]!r} is no line of a gate; expected <=, >=, < or > and a number, "
+                    f"{name}: {line[:LONGEST_LINE]!r} is not a gate condition; expected <=, >=, < or > and a number, "
                     f"baseline or production{example}"
                 )
         return value

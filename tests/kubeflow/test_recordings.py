@@ -158,7 +158,7 @@ TABLE = {
         {"pending": 1, "waiting": 8},
         {"data split": "pending"},
         {"data split": 'ImagePullBackOff: Back-off pulling image "localhost/nosuch:1"'},
-        ("data split: The image cannot be had",),
+        ("data split: The image cannot be pulled",),
     ),
     "waits-for-memory": Expected(
         "running",
