@@ -409,7 +409,7 @@ RESUMES = "`baton retry` resumes from the newest checkpoint"
             "root-driver",
             "ImagePullBackOff: kfp-driver:2.17.0",
             OWN,
-            "ask who runs the installation",
+            "ask the administrator of the installation",
             False,
         ),
         ("succeeded", "export(0).executor", "main: Error (exit code 143)", "export", AGAIN, True),
