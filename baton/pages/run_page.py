@@ -35,7 +35,7 @@ PHASES = {
 }
 MAX_ATTEMPT_ROWS = 120
 MAX_STAGE_ROWS = 24
-SMALL = 220  # height of a plot of which two share a row
+SMALL = 220  # height of a plot where two share a row
 
 
 @dataclass(frozen=True)
@@ -383,7 +383,7 @@ def loss_clause(figures_before: Figures, figures_after: Figures) -> tuple[str, s
 
 
 def read_proof(report: RunReport) -> ResumeProof:
-    """Judges every checkpoint's entry: what was compared, whether it hangs on its parent, what changed."""
+    """Judges every checkpoint's entry: comparisons, the link to its parent, changes."""
     entries = sorted(report.proof, key=lambda entry: entry.part.step)
     digests: dict[int | None, str | None] = {entry.part.step: entry.part.digest for entry in entries}
     rows: list[ProofRow] = []
@@ -415,7 +415,7 @@ def _changes(before: ProofEntry | None, entry: ProofEntry) -> tuple[str, ...]:
     own = entry.part.hooks or OwnState()
     changes += [f"state of {name} is not carried" for name in own.lost]
     if entry.part.level != "bitwise" and before and before.part.hooks is None:
-        changes += [f"state of {name} was not looked at before" for name in own.carried]
+        changes += [f"state of {name} was not checked before" for name in own.carried]
     return tuple(changes)
 
 
@@ -447,7 +447,7 @@ def _judge(rows: Sequence[ProofRow], report: RunReport) -> tuple[str, str, str]:
         told = f"{seen} of {count(len(crossed), 'hand-over')} checked" + (", bit-exact each" if seen else "")
         return "warn", "partly checked" if seen else "not checked", told
     if not restored:
-        why = "nothing had to be handed over" if len(ends) < 2 else "no checkpoint follows a hand-over"
+        why = "no state passed between chunks" if len(ends) < 2 else "no checkpoint follows a hand-over"
         return "good", "no hand-over", why
     which = "the one hand-over" if len(points) == 1 else "every hand-over"
     unread = sum(not row.part.verified for row in rows if row.part.step in ends)
@@ -472,7 +472,7 @@ def tiles(report: RunReport) -> list[tuple[str, str, str]]:
             shown.append((label, number(before), "before training"))
     if (accuracy := figures_after.get("reward_accuracy")) is not None:
         remark = f"margin {number(figures_after.get('reward_margin'))} nats"
-        shown.append(("Preference accuracy", f"{accuracy:.0%}", remark))
+        shown.append(("Reward accuracy", f"{accuracy:.0%}", remark))
     if report.steps:
         shown.append(("Steps", f"{report.steps:,}", f"in {count(len(report.targets), 'chunk')}"))
     if report.trained_tokens:
@@ -505,7 +505,7 @@ def time_note(attempts: Sequence[ChunkRecord]) -> str:
 
 
 def cost_note(report: RunReport) -> str:
-    """Returns the known costs of chunks beside training, in one line."""
+    """Returns the known costs of chunks other than training, in one line."""
     work = report.newest.work if report.newest else None
     sent = sum(attempt.bytes_sent for attempt in report.attempts)
     received = sum(attempt.bytes_received for attempt in report.attempts)

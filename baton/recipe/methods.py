@@ -141,10 +141,10 @@ class Completions(Section):
     temperature: Annotated[float, Field(gt=0)] = 1.0
     """Sampling temperature."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Sample from the most likely tokens of this total probability. On a GPU, below 1 needs `training.deterministic:
-    false`: CUDA has no deterministic kernel."""
+    """Probability mass to sample from. On a GPU, below 1 needs `training.deterministic: false`: CUDA has no
+    deterministic kernel."""
     top_k: Annotated[int, Field(ge=0)] = 0
-    """Sample from this many most likely tokens; 0: all."""
+    """Number of most likely tokens to sample from; 0: all."""
     min_p: Share | None = None
     """Drop tokens below this share of the highest probability."""
     repetition_penalty: Annotated[float, Field(gt=0)] = 1.0
@@ -163,7 +163,7 @@ class Generation(Completions, Referenced):
     num_iterations: Positive = 1
     """Passes over each batch of completions (μ)."""
     steps_per_generation: Positive | None = None
-    """Micro-batches, over all processes, filled by one round of generation; default: those of one optimizer step."""
+    """Micro-batches of all processes per round of generation; default: those of one optimizer step."""
     epsilon: Annotated[float, Field(gt=0)] = 0.2
     """Clipping range of the probability ratio."""
     epsilon_high: Annotated[float, Field(gt=0)] | None = None
@@ -267,10 +267,10 @@ DPO_SPEC = MethodSpec(
     sequences_per_row=2,
     offloads_activations=True,
     second_model=START_COPY,
-    figures=("loss", "perplexity", *AGAINST_BASELINE),
+    figures=("loss", "perplexity", "accuracy", *AGAINST_BASELINE),
     logged={
         "rewards/margins": "reward margin",
-        "rewards/accuracies": "preference accuracy",
+        "rewards/accuracies": "reward accuracy",
         "kl": "KL",
         "logps/chosen": "log p, chosen",
         "logps/reference_chosen": "log p, chosen, reference",
@@ -333,8 +333,8 @@ ORPO_SPEC = MethodSpec(
     sequences_per_row=2,
     needs_all_rows=True,
     tiles_logits=False,
-    figures=("loss", "perplexity", *AGAINST_BASELINE),
-    logged={"rewards/margins": "reward margin", "rewards/accuracies": "preference accuracy"},
+    figures=("loss", "perplexity", "accuracy", *AGAINST_BASELINE),
+    logged={"rewards/margins": "reward margin", "rewards/accuracies": "reward accuracy"},
     forkable=("beta",),
     rates=((8e-6, "that of the ORPO paper"), (8e-5, "ten times that of the ORPO paper, for LoRA")),
 )

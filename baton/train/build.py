@@ -271,7 +271,7 @@ class RouterLosses(ChunkTrainer):
         config = model.config.get_text_config()
         if not hasattr(config, "output_router_logits"):
             raise UserError(
-                f"training.router: {type(model).__name__} is no mixture of experts that returns its router's logits.",
+                f"training.router: {type(model).__name__} is not a mixture of experts that returns router logits.",
                 remedy="Leave training.router out, or choose such a model.",
             )
         model.router_aux_loss_coef = 0.0  # the architecture's own, which it adds where logits are asked for

@@ -231,6 +231,12 @@ def test_one_source_is_a_list(scratch_recipe: dict[str, Any]):
     assert changed(scratch_recipe, {"data.source": "a.csv"}).data.source == ["a.csv"]
 
 
+def test_a_check_may_be_off_without_quotes(scratch_recipe: dict[str, Any]):
+    assert changed(scratch_recipe, {"data.quality": {"duplicates": False}}).data.quality.duplicates == "off"
+    with pytest.raises(UserError, match=r"data\.quality\.duplicates"):
+        changed(scratch_recipe, {"data.quality": {"duplicates": True}})
+
+
 NO_TRACKING = ["none", "None", "NONE", "off", "Off", "no", "false", "null", "disabled", "", " none ", False, None]
 ADDRESSES = [
     "http://mlflow:5000",
@@ -279,7 +285,7 @@ def test_an_address_of_mlflow_is_taken(value: str, scratch_recipe: dict[str, Any
 BEFORE_PODS: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
     "a word for an address": (
         {"tracking.mlflow": "mlflow"},
-        "tracking.mlflow: is 'mlflow', which is no address; expected one such as http://mlflow:5000",
+        "tracking.mlflow: is 'mlflow', which is not an address; expected one such as http://mlflow:5000",
         {"tracking.mlflow": "http://mlflow:5000"},
     ),
     "an address without a scheme": (
