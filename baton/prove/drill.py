@@ -27,6 +27,8 @@ from baton.runs.documents import StagePhase
 from baton.runs.run import Run, now
 from baton.runtime import through_skips
 
+MISSES = 3
+"""Whole runs without a kill until a phase counts as unreachable; a loaded machine passes a short one by."""
 PHASES = ("start-up", "restore", "first-step", "training", "snapshot", "upload", "commit", "prune")
 """In the order of a chunk; the last three run parallel to training."""
 AT_ONCE = 0.001
@@ -297,12 +299,15 @@ class Drill:
         )
         unreachable = [phase for phase in PHASES if phase not in deck.phases]
         runs: list[KilledRun] = []
+        missed = 0  # whole runs in succession without a kill
         while deck.phases and len(self.kills) < self.wanted:
             before = len(self.kills)
             ordinal = "" if not runs else f"-{len(runs) + 1}"
             runs.append(self._disturbed(f"{self.name}-killed{ordinal}", deck, undisturbed))
-            if len(self.kills) == before:  # a whole run went by without it
+            missed = missed + 1 if len(self.kills) == before else 0
+            if missed == MISSES:
                 unreachable.append(deck.drop())
+                missed = 0
         return {
             "recipe": self.recipe.name,
             "created": created,
