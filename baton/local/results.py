@@ -153,8 +153,8 @@ def status(run: Run, *, is_running: bool) -> Status:
 
 def num_resumes(run: Run) -> int:
     """Returns how often a run was resumed after an interruption: of its process here, or of a chunk's."""
-    known = begun.find(run.name)
-    return run.num_restarts() + (known.resumed if known and known.run_uri == run.uri else 0)
+    known = begun.find(run.name, run.uri)
+    return run.num_restarts() + (known.resumed if known else 0)
 
 
 def times(number: int) -> str:

@@ -423,7 +423,7 @@ def _judge(rows: Sequence[ProofRow], report: RunReport) -> tuple[str, str, str]:
     """Returns tone, one word and a clause for the whole proof; never more than the rows bear out."""
     if not rows:
         return "warn", "no proof", "no resume proof was recorded"
-    # The gravest first: a broken chain, a resume that was only consistent, a hand-over unchecked or not read back.
+    # The gravest first: a broken chain, a resume that was only consistent, one unchecked or not read back.
     broken = [row for row in rows if row.problems]
     if broken:
         others = f" and {count(len(broken) - 1, 'more checkpoint')}" if len(broken) > 1 else ""
@@ -435,7 +435,7 @@ def _judge(rows: Sequence[ProofRow], report: RunReport) -> tuple[str, str, str]:
         reasons = list(dict.fromkeys(change for row in changed for change in row.changes))
         reason = f" ({', '.join(reasons[:3])})" if reasons else ""
         what = f"{len(changed)} of {count(len(rows), 'checkpoint')} only consistent{reason}"
-        return "warn", "consistent", f"not every hand-over was bit-exact: {what}"
+        return "warn", "consistent", f"not every resume was bit-identical: {what}"
     began = report.fork.step if report.fork and report.fork.warm else 0
     ends = [step for step in report.targets if step >= began]
     # An attempt may train on past the end of an earlier chunk that was left undone.
@@ -444,17 +444,17 @@ def _judge(rows: Sequence[ProofRow], report: RunReport) -> tuple[str, str, str]:
     points = {row.part.restored_step for row in restored}
     seen = sum(any(start <= point < end for point in points) for start, end in crossed)
     if seen < len(crossed):
-        told = f"{seen} of {count(len(crossed), 'hand-over')} checked" + (", bit-exact each" if seen else "")
+        told = f"{seen} of {count(len(crossed), 'resume')} checked" + (", bit-identical each" if seen else "")
         return "warn", "partly checked" if seen else "not checked", told
     if not restored:
-        why = "nothing had to be handed over" if len(ends) < 2 else "no checkpoint follows a hand-over"
-        return "good", "no hand-over", why
-    which = "the one hand-over" if len(points) == 1 else "every hand-over"
+        why = "nothing had to resume" if len(ends) < 2 else "no checkpoint follows a resume"
+        return "good", "no resume", why
+    which = "the one resume" if len(points) == 1 else "every resume"
     unread = sum(not row.part.verified for row in rows if row.part.step in ends)
     if unread:
-        told = f"{which} was bit-exact, with {count(unread, 'chunk end')} not yet read back from the store"
+        told = f"{which} was bit-identical, with {count(unread, 'chunk end')} not yet read back from the store"
         return "warn", "not read back", told
-    return "good", "bit-exact", f"{which} was bit-exact"
+    return "good", "bit-identical", f"{which} was bit-identical"
 
 
 def tiles(report: RunReport) -> list[tuple[str, str, str]]:

@@ -28,7 +28,7 @@ def test_full_run(full_report: Any) -> None:
     page = read(html)
     assert (
         "Eval loss fell from 8.31 to 3.20 (perplexity 4,064 → 24.5) in 240 steps over 4 chunks; "
-        "every hand-over was bit-exact." in page.text
+        "every resume was bit-identical." in page.text
     )
     assert "1 attempt ended early" in page.text
     assert (
@@ -115,7 +115,7 @@ def test_spare_chunks_are_named_and_end_where_the_last_one_does(full_report: Any
     report = full_report()
     report.attempts[-1:] = [attempt(4, 180, 200, "partial"), attempt(5, 200, 240)]
     text = read(render(report)).text
-    assert "in 240 steps over 4 chunks; every hand-over was bit-exact." in text
+    assert "in 240 steps over 4 chunks; every resume was bit-identical." in text
     assert " spare 5 " in text
     assert " chunk 5 " not in text
 
@@ -128,7 +128,7 @@ def test_checkpoints_that_are_gone_still_stand_in_the_chain(full_report: Any) ->
     assert text.count("bitwise read back, since removed by retention") == 1
     assert text.count("bitwise read back, since found damaged") == 1
     assert "s3://store/runs/quickstart/checkpoints/step-00000060" not in text
-    assert "every hand-over was bit-exact." in text
+    assert "every resume was bit-identical." in text
 
 
 def test_run_that_failed_before_it_began(empty_report: Any) -> None:
@@ -149,7 +149,7 @@ def test_run_that_failed_midway(full_report: Any) -> None:
     )
     text = read(render(report)).text
     assert "The run failed at step 100 of 240." in text
-    assert "Eval loss was 8.31 before training; no checkpoint follows a hand-over." in text
+    assert "Eval loss was 8.31 before training; no checkpoint follows a resume." in text
 
 
 @pytest.mark.slow
@@ -225,7 +225,7 @@ def test_a_part_that_another_number_of_processes_kept_breaks_no_proof(full_repor
     part = last.part.model_copy(update={"level": "consistent", "checked": checked})
     html = render(replace(report, proof=[*report.proof[:-1], replace(last, part=part)]))
     assert "the resume proof does not hold" not in read(html).text
-    assert "not every hand-over was bit-exact" in read(html).text
+    assert "not every resume was bit-identical" in read(html).text
 
 
 def test_what_a_person_was_told_as_it_ran_is_in_the_report(full_report: Any) -> None:

@@ -149,7 +149,7 @@ def test_negative_control_says_whether_it_found_anything() -> None:
     differing = proved(_variant(1), _variant(2, losses=_losses(off_from=31)), leave_out=("rng",))
     text = _text(render(differing))
     assert "NOT exact: 1 of 2 runs differs" in text
-    assert "negative control: rng was not restored at the hand-overs" in text
+    assert "negative control: rng was not restored at each resume" in text
     assert "the comparison does see a part that is missing" in text
     assert "Left out rng (negative control)" in text
     same = render(proved(_variant(1), _variant(2), leave_out=("rng",)))
