@@ -113,6 +113,8 @@ def publish(run: Run, report: RunReport, status: tracking_run.Ended) -> tuple[st
     """Renders a report into the store, ends the tracking run with it, and returns address and page."""
     from baton.pages.run_page import render
 
+    if report.newest and report.newest.fingerprint.device not in ("", "cpu"):
+        report = replace(report, gpu_use=tracking_run.gpu_use(run))
     html = render(report)
     run.storage.write(run.path("report.html"), html.encode())
     documents = {"report.html": html}

@@ -486,6 +486,9 @@ def tiles(report: RunReport) -> list[tuple[str, str, str]]:
     total, train = chunk_seconds(report.chunk_attempts)
     if total:
         shown.append(("Time in chunks", duration(total), f"{train / total:.0%} of it training"))
+    if use := report.gpu_use:
+        memory = f"up to {size(round(use.megabytes * 1e6))} in use" if use.megabytes else ""
+        shown.append(("GPU use", "—" if use.utilization is None else f"{use.utilization:.0f}%", memory))
     return shown
 
 

@@ -18,11 +18,12 @@ from typer.testing import CliRunner
 from baton.checkpoint.store import CheckpointMeta, CheckpointStore
 from baton.cli import address, status
 from baton.cli.app import app
+from baton.cli.local import begun_by
 from baton.cli.options import DEFAULT_STORE
 from baton.errors import UserError
 from baton.local import begun
 from baton.recipe import load
-from baton.runs.documents import Progress
+from baton.runs.documents import Progress, RunInfo
 from baton.runs.outcomes import ExportedModel, RunFailure
 from baton.runs.run import Run
 from baton.store.storage import Storage
@@ -136,6 +137,25 @@ def test_several_runs_open_as_a_comparison(store: Storage, tmp_path: Path) -> No
     assert (code, found["error"].partition(".")[0]) == (2, "a run is named twice")
     code, found = answer("open", "first", "absent", "--store", "store")
     assert (code, "absent" in found["error"]) == (2, True)
+
+
+def test_a_run_keeps_the_command_and_the_commit_that_began_it(store: Storage, tmp_path: Path) -> None:
+    recipe = load.load(str(RECIPES / "scratch.yaml"), [f"store={store.base_uri}"])
+    for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "first"]):
+        git = ["git", "-c", "user.name=x", "-c", "user.email=x@example.org", *words]
+        subprocess.run(git, cwd=tmp_path, check=True, capture_output=True)
+    run = Run(store, "mine")
+    with begun_by(["run", "my recipe.yaml", "--run", "mine"]):
+        run.create(recipe)
+    first = run.need(RunInfo)
+    assert first.command == "baton run 'my recipe.yaml' --run mine"
+    assert re.fullmatch("[0-9a-f]{40}", first.commit)
+    with begun_by(["retry", "mine"]):
+        run.create(recipe)
+    assert run.need(RunInfo) == first, "of the first start"
+    other = Run(store, "other")
+    other.create(recipe)
+    assert (other.need(RunInfo).command, other.need(RunInfo).commit) == ("", "")
 
 
 def test_a_model_is_named_by_its_run(store: Storage) -> None:

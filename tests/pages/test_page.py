@@ -19,6 +19,7 @@ from baton.pages.run_page import render
 from baton.runs.documents import OwnState, Skip, SourceLocation, TrackingRun, WarningRecord
 from baton.runs.outcomes import EvaluationResult, ExportedModel
 from baton.runs.versions import Fingerprint
+from baton.tracking.tracking_run import GpuUse
 from tests.support.pages import read
 
 
@@ -73,6 +74,22 @@ def test_pages_elsewhere_are_links(full_report: Any) -> None:
     )
     assert read(render(report)).links == ["https://mlflow.example/#/experiments/1/runs/0f3a", "data-quality.html"]
     assert read(render(full_report())).links == []
+
+
+def test_the_command_and_the_commit_that_began_it_are_named(full_report: Any) -> None:
+    commit = "0123456789" * 4
+    report = replace(full_report(), command="baton run first.yaml --run first", commit=f"{commit}-dirty")
+    page = read(render(report))
+    assert {report.command, commit} <= set(page.copied)
+    assert "and changed files" in page.text
+    assert "and changed files" not in read(render(replace(report, commit=commit))).text
+    assert "Commit" not in read(render(full_report())).text
+
+
+def test_gpu_use_is_shown_where_it_was_recorded(full_report: Any) -> None:
+    assert "GPU use" not in read(render(full_report())).text
+    page = read(render(replace(full_report(), gpu_use=GpuUse(83.4, 61_000.0))))
+    assert re.search(r"GPU use\s+83%\s+up to 61.0 GB in use", page.text)
 
 
 def test_a_long_curve_has_a_smoothed_one_in_front(full_report: Any) -> None:
