@@ -146,8 +146,8 @@ def status(run: Run, *, is_running: bool) -> Status:
         "loss": losses[-1] if losses else None,
         "resumed": num_resumes(run),
         "error": f"{failure.stage}: {failure.message}" if failure and not is_running else None,
-        "report_uri": page.report_uri if page else None,
-        "model_uri": exported.model_uri if exported else None,
+        "report_uri": uri_here(run, page.report_uri) if page else None,
+        "model_uri": uri_here(run, exported.model_uri) if exported else None,
     }
 
 
