@@ -74,8 +74,13 @@ def loss_plot(report: RunReport) -> Plot | None:
 
 
 def evaluation_points(report: RunReport) -> plots.Points:
-    """Returns evaluation losses by step: before training, as trained, and of the finished model."""
+    """Returns evaluation losses by step: before training, as trained, and of the finished model.
+
+    A method whose loss is not the model's loss on held-out rows, such as DPO, has those in training alone.
+    """
     points = dict(plots.series(report.log, "eval_loss"))
+    if SPECS[report.method].rows not in ("sequences", "scored"):
+        return sorted(points.items())
     began = report.fork.step if report.fork and report.fork.warm else 0
     for when, step in (("before", began), ("after", report.steps)):
         value = report.figures(when).get("loss")
@@ -235,6 +240,7 @@ MARKS = {
 }
 MAX_SAMPLES = 40
 NUM_OPEN_SAMPLES = 4
+NUM_OPEN_CHECKPOINTS = 8
 MAX_SAMPLE_CHARS = 6000
 
 
@@ -272,6 +278,7 @@ def render(report: RunReport) -> str:
     tone, sentence = verdict(report, proof)
     evaluation = report.evaluation
     samples = evaluation.samples if evaluation else []
+    checkpoints = [entry.part for entry in reversed(report.proof) if not entry.gone]
     lost = sum(entry["loss"] is not None and not math.isfinite(entry["loss"]) for entry in report.losses)
     curve_note = f"{count(lost, 'logged loss', 'logged losses')} not finite and left out of the curve."
     return environment.get_template("run_page.html.j2").render(
@@ -288,7 +295,8 @@ def render(report: RunReport) -> str:
         phases=list(PHASES.values()),
         attempt_rows=attempt_rows(report),
         stage_rows=stage_rows(report),
-        checkpoints=[entry.part for entry in reversed(report.proof) if not entry.gone],
+        checkpoints=checkpoints[:NUM_OPEN_CHECKPOINTS],
+        older_checkpoints=checkpoints[NUM_OPEN_CHECKPOINTS:],
         proof=proof,
         family=list(lineage.walk(report.family)) if len(report.family) > 1 else [],
         time_note=time_note(report.chunk_attempts),

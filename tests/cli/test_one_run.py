@@ -127,7 +127,7 @@ def test_several_runs_open_as_a_comparison(store: Storage, tmp_path: Path) -> No
     assert found["page"] == str(tmp_path / "store/pages/first-vs-second.html")
     page = read(Path(found["page"]).read_text(encoding="utf-8"))
     curves = page.curves("training loss")
-    assert {name: points[-1] for name, points in curves.items()} == {"first": [4, 1.25], "second": [4, 1.125]}
+    assert {name: points[-1] for name, points in curves.items()} == {"first": (4, 1.25), "second": (4, 1.125)}
     assert "training.learning_rate" in page.text
     code, found = answer("open", "first", "second", "--store", "store")
     assert code == 0

@@ -84,7 +84,7 @@ def test_a_fork_answers_in_json(store: Storage) -> None:
     assert os.path.isfile(found["recipe"])
     said = invoke("runs", "fork", "base@10", "--store", "store", "--run", "other", "-o", "other.yaml")
     assert "next:   baton run other.yaml --run other" in said.output
-    assert prepare.load("other.yaml").localised().name == "tiny"
+    assert prepare.load("other.yaml").localised().name == "scratch"
 
 
 def test_a_cold_fork_starts_from_the_weights_alone(store: Storage) -> None:
