@@ -35,7 +35,7 @@ BROUGHT = {
     "urllib3": "kubernetes",
 }
 """Distribution that is imported and not declared → the one whose interface it is a part of, and which requires it."""
-OPTIONAL = {"llama_cpp": "an export is read with it where somebody has installed it"}
+OPTIONAL = {"xllamacpp": "an export is read with it where somebody has installed it"}
 
 
 def _imports() -> dict[str, list[str]]:

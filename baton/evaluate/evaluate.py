@@ -86,6 +86,7 @@ def measure(
             for side in ("chosen", "rejected")
         }
         measured = held_out(sums["chosen"])
+        measured.figures["accuracy"] = preferred(**sums)
         measured.likelihoods = {side: (-losses[:, 0]).tolist() for side, losses in sums.items()}
         return measured
     if "completion_ids" in rows.column_names:
@@ -94,6 +95,13 @@ def measure(
             return held_out(np.zeros((0, 2)))
         rows = _answered(rows.select(good), "completion_ids", limit)
     return held_out(row_losses(model, rows, batch_size, progress))
+
+
+def preferred(chosen: Array, rejected: Array) -> Figure:
+    """Returns the share of pairs whose chosen answer is likelier per token, from `row_losses` of both answers."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        gaps = rejected[:, 0] / rejected[:, 1] - chosen[:, 0] / chosen[:, 1]
+    return mean_figure(list(map(_is_above, gaps.tolist())))
 
 
 def preference(before: Likelihoods, after: Likelihoods) -> dict[str, Figure]:
@@ -444,7 +452,7 @@ def summary(before: Figures, after: Figures, in_use: Figures | None = None) -> s
         accuracy, margin = after["reward_accuracy"], after["reward_margin"]
         is_known = accuracy is not None and margin is not None
         gain = f"{accuracy:.0%}, margin {margin:.3g} nats" if is_known else "not measured"
-        parts.append(f"preference accuracy {gain}")
+        parts.append(f"reward accuracy {gain}")
     return ", ".join(parts)
 
 

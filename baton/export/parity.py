@@ -20,6 +20,7 @@ import math
 import os
 import subprocess
 import sys
+import urllib.request
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from itertools import takewhile
@@ -332,22 +333,32 @@ def _gguf(folder: str, request: Request, inputs: ParityInputs) -> Answers:
 def _llama_cpp(path: str, num_threads: int, inputs: ParityInputs) -> dict[str, Any] | None:
     """Asks llama.cpp itself for tokens of texts and the greedy continuation, None where it is not installed."""
     try:
-        import llama_cpp
+        import xllamacpp
     except ImportError:
         return None
-    length = max(map(len, inputs.prompts)) + inputs.num_tokens + 1
-    model = llama_cpp.Llama(path, n_ctx=max(length, 64), n_threads=num_threads, verbose=False, logits_all=True)
-    texts = [model.tokenize(text.encode(), special=True) for text in inputs.texts]
+    settings = xllamacpp.CommonParams()
+    settings.model.path = path
+    settings.n_ctx = max(64, max(map(len, inputs.prompts)) + inputs.num_tokens + 1)
+    settings.n_parallel, settings.verbosity, settings.warmup = 1, 0, False
+    settings.cpuparams.n_threads = settings.cpuparams_batch.n_threads = num_threads
+    server = xllamacpp.Server(settings)
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+    def ask(place: str, **body: object) -> Any:
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(f"{server.listening_address}{place}", json.dumps(body).encode(), headers)
+        with opener.open(request) as response:
+            return json.load(response)
+
+    texts = [ask("/tokenize", content=text, add_special=True, parse_special=True)["tokens"] for text in inputs.texts]
     written = []
     for prompt in inputs.prompts:
-        model.reset()
-        model.eval(prompt)
         tokens: list[int] = []
-        while len(tokens) < inputs.num_tokens:
-            tokens.append(int(model.scores[model.n_tokens - 1].argmax()))
-            model.eval(tokens[-1:])
+        while len(tokens) < inputs.num_tokens:  # one at a time: it stops at the end of a turn, and the check goes on
+            answer = ask("/completion", prompt=prompt + tokens, n_predict=1, temperature=0, n_probs=1)
+            tokens.append(answer["completion_probabilities"][0]["top_logprobs"][0]["id"])
         written.append(tokens)
-    return {"version": llama_cpp.__version__, "texts": texts, "tokens": written}
+    return {"version": xllamacpp.__version__, "texts": texts, "tokens": written}
 
 
 def _onnx(folder: str, request: Request, inputs: ParityInputs) -> Answers:

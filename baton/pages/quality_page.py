@@ -305,7 +305,7 @@ def judged(name: str, check: CheckCounts, data: Data) -> CheckVerdict:
 def told(name: str, check: CheckVerdict, data: Data) -> str:
     rows = int(check["rows"])
     if check["verdict"] == "off":
-        return "not looked at"
+        return "not checked"
     if name == "few_rows":
         advice = f", at least {check['of']:,} are advised" if rows < check["of"] else ""
         return f"{count(rows, 'row')} to train on{advice}"

@@ -480,7 +480,7 @@ def tiles(report: RunReport) -> list[tuple[str, str, str]]:
             shown.append((label, number(before), "before training"))
     if (accuracy := figures_after.get("reward_accuracy")) is not None:
         remark = f"margin {number(figures_after.get('reward_margin'))} nats"
-        shown.append(("Preference accuracy", f"{accuracy:.0%}", remark))
+        shown.append(("Reward accuracy", f"{accuracy:.0%}", remark))
     if report.steps:
         shown.append(("Steps", f"{report.steps:,}", f"in {count(len(report.targets), 'chunk')}"))
     if report.trained_tokens:

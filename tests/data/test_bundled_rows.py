@@ -8,9 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from baton.cli.app import app
 from baton.data import readers
 from baton.errors import UserError
+from baton.models import loading
+from baton.source import prepare
 from baton.store import sources
 
 TEAMS = {"delivery", "returns", "billing", "account", "technical", "product"}
@@ -46,6 +50,21 @@ def test_calls_fit_their_tools() -> None:
 
 def test_replies_differ() -> None:
     assert all(row["chosen"] != row["rejected"] for row in rows("builtin:replies"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", ["quickstart", "sweep", "demo", "smollm2-dpo", "smollm2-tools"])
+def test_no_check_finds_anything(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    if base := prepare.load(name).recipe.model.base:
+        try:
+            loading.local_model(base)
+        except UserError as error:
+            pytest.skip(str(error))
+    result = CliRunner().invoke(app, ["data", "check", name, "--json"])
+    assert result.exit_code == 0, result.output
+    assert {check["verdict"] for check in json.loads(result.stdout)["checks"]} <= {"ok", "off"}
 
 
 def test_another_name_is_refused(tmp_path: Path) -> None:

