@@ -119,7 +119,7 @@ def names() -> list[str]:
 def _files() -> list[tuple[str, str]]:
     """Returns name and path of each run's file."""
     with contextlib.suppress(OSError):
-        files = [file for file in os.listdir(_folder()) if file.endswith(".json")]
+        files = [file for file in os.listdir(_folder()) if "@" in file and file.endswith(".json")]
         return [(file.rpartition("@")[0], os.path.join(_folder(), file)) for file in files]
     return []
 

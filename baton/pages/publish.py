@@ -56,7 +56,7 @@ def write_progress(run_uri: str, *, is_stopped: bool = False, is_local: bool = F
         report = collect(run, as_of=now(), is_stopped=is_stopped, is_local=is_local)
         if report.evaluation is None:  # the page of a run that has ended stays
             run.storage.write(run.path("report.html"), render(report).encode())
-    except BatonError as error:
+    except (BatonError, FileNotFoundError) as error:  # retention in parallel may be faster
         logger.warning("the run's page is not up to date: %s", error)
 
 
