@@ -51,76 +51,76 @@ $(STAMP): requirements.lock pyproject.toml
 run: setup ## Run the quickstart recipe here, start to report (RECIPE=… for another)
 	$(VENV)/bin/baton run $(RECIPE)
 
-test: setup ## The tests that need no GPU and little time (ARGS="-k name" narrows)
+test: setup ## Run the tests that need no GPU and little time (ARGS="-k name" narrows)
 	$(PYTEST) -m "not slow and not gpu" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
-test-all: setup ## The same and the slow ones (on a GPU: make test-gpu)
+test-all: setup ## Run these and the slow ones (on a GPU: make test-gpu)
 	$(PYTEST) -m "not gpu" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 MINUTES ?= 60
 KILLS ?= 500
-test-chaos: setup ## A mean hour: kills in all stages, outages, full disks (MINUTES=, KILLS=, SEED=; docs/internals/chaos.md)
+test-chaos: setup ## Train for an hour of kills in all stages, outages and full disks (MINUTES=, KILLS=, SEED=; docs/internals/chaos.md)
 	$(TEST_ENV) $(PY) -m tools.chaos --minutes $(MINUTES) --kills $(KILLS) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 # In a folder of its own: where it is installed, Accelerate imports it in every chunk, for more than a second.
 DEEPSPEED := build/deepspeed
-test-deepspeed: setup ## DeepSpeed's ZeRO in one to four processes on CPUs; installs the package into build/
+test-deepspeed: setup ## Test DeepSpeed's ZeRO in one to four processes on CPUs; installs the package into build/
 	@[ -d $(DEEPSPEED)/deepspeed ] || $(PY) -m pip install --quiet --no-deps --target $(DEEPSPEED) \
 	    deepspeed==0.19.8 einops==0.8.2 hjson==3.1.0 msgpack==1.2.4 ninja==1.13.2 py-cpuinfo==9.0.0
 	PYTHONPATH=$(CURDIR)/$(DEEPSPEED) $(PYTEST) tests/exactness/test_zero.py tests/exactness/test_zero_sizes.py -v -m "not gpu" $(ARGS)
 
-test-gpu: setup ## All that needs a CUDA GPU, and a table of it; without one what a CPU can show (docs/internals/matrix.md)
+test-gpu: setup ## Run the GPU tests and write their table; without a GPU, the part for CPUs (docs/internals/matrix.md)
 	$(TEST_ENV) $(PY) -m tests.gpu $(ARGS)
 
 # In a folder of its own: nothing else needs it, and without it `make test` takes threads, a hundred times slower a switch.
 GREENLET := build/greenlet
 SCHEDULES ?= 1000000
-test-schedules: setup ## A million orders of events in a simulated store, and planted faults (SCHEDULES=…; ARGS="--minutes 10")
+test-schedules: setup ## Try a million orders of events in a simulated store, and planted faults (SCHEDULES=…; ARGS="--minutes 10")
 	@[ -d $(GREENLET)/greenlet ] || $(PY) -m pip install --quiet --no-deps --target $(GREENLET) greenlet==3.5.6
 	PYTHONPATH=$(CURDIR)/$(GREENLET) $(PY) -m tools.schedules --number $(SCHEDULES) $(ARGS)
 
 # In a folder of its own: nothing else needs it, and it is built for Linux alone.
 ATHERIS := build/fuzz
-fuzz: setup ## Feed recipes, rows and manifests that nobody would write to their readers (MINUTES=, TARGET=recipe, rows or manifest)
+fuzz: setup ## Feed broken recipes, rows and manifests to their readers (MINUTES=, TARGET=recipe, rows or manifest)
 	@[ -d $(ATHERIS)/atheris ] || $(PY) -m pip install --quiet --no-deps --target $(ATHERIS) atheris==3.0.0
 	$(TEST_ENV) $(PY) -m tools.fuzz --minutes $(MINUTES) $(if $(TARGET),--target $(TARGET)) $(ARGS)
 	$(PYTEST) -q tests/tools/test_fuzz.py
 
-test-cluster: setup ## The compiled pipeline as pods, some killed (KUBECONFIG, BATON_IMAGE, AWS_…: it says what is missing)
+test-cluster: setup ## Run the compiled pipeline as pods, some killed (KUBECONFIG, BATON_IMAGE, AWS_…; missing ones are named)
 	@for name in KUBECONFIG BATON_IMAGE AWS_ENDPOINT_URL AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY; do \
 	    [ -n "$${!name:-}" ] || { echo "make test-cluster: $$name is not set; tests/end_to_end/cluster/conftest.py says what for." >&2; exit 2; }; \
 	done
 	$(PYTEST) tests/end_to_end/cluster -v $(ARGS)
 
-test-mutants: setup ## Mutants of the code that saves and restores: what share the tests kill (ARGS="--number 400 --seed 2")
+test-mutants: setup ## Mutate the code that saves and restores, and count the mutants that tests kill (ARGS="--number 400 --seed 2")
 	nice -n 15 env $(TEST_ENV) $(PY) -m tools.mutation $(ARGS)
 
 ENDS ?= lowest newest
-test-versions: dist ## Install the wheel with the lowest and the newest versions it allows, and train with them (ENDS=, PYTHON=, ARGS=)
+test-versions: dist ## Train with the lowest and the newest versions that the wheel allows (ENDS=, PYTHON=, ARGS=)
 	$(TEST_ENV) $(PY) -m tools.versions $(ENDS) --wheel dist/*.whl $(if $(PYTHON),--python $(PYTHON)) $(ARGS)
 
-lint: setup ## ruff, its formatter, imports between packages, import cycles, and prose
+lint: setup ## Check ruff, formatting, imports between packages, import cycles and prose
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(VENV)/bin/lint-imports --no-cache
 	$(PY) -m tools.code_report --circles
 	$(PY) -m tools.prose
 
-code-report: setup ## The code, measured: lines, modules, imports, single importers, by package
+code-report: setup ## Measure the code by package: lines, modules, imports, single importers
 	$(PY) -m tools.code_report
 
-format: setup ## Let ruff fix and format
+format: setup ## Fix and format with ruff
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
-typecheck: setup ## mypy
+typecheck: setup ## Check types with mypy
 	$(PY) -m mypy
 
 compile: setup ## Compile the recipe to build/quickstart.pipeline.yaml
 	@mkdir -p build
 	$(VENV)/bin/baton compile $(RECIPE) -o build/$(basename $(notdir $(RECIPE))).pipeline.yaml
 
-golden: setup ## Write the goldens (pipelines, graphs of the docs, the way of the rows, hashed documents) anew; read the diff before you commit it
+golden: setup ## Update the goldens (pipelines, graphs of the docs, the way of the rows, hashed documents); read the diff before you commit
 	BATON_GOLDEN=1 $(PYTEST) tests/end_to_end tests/goldens -k golden $(ARGS)
 
 docs: setup ## Write the generated pages: recipe and its JSON Schema, commands, matrix, controls, recipes by model, demands
@@ -144,7 +144,7 @@ dist: setup ## Build the sdist and the wheel into dist/
 # draws diagrams and the one that searches without a server; pages ask no other machine for anything.
 SITE := build/site-tools
 SITE_PYTHON = $(if $(wildcard $(PY)),$(PY),$${PYTHON:-python3.11})
-site: $(SITE)/.ready ## Build the site of docs/ into build/site; a link or anchor that leads nowhere fails it
+site: $(SITE)/.ready ## Build the site of docs/ into build/site; broken links and anchors fail it
 	NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build --quiet
 	@echo "build/site/index.html"
 
@@ -162,7 +162,7 @@ IMAGES ?= cpu
 images: ## Build the container images (IMAGES="cpu gpu"; REGISTRY=… pushes; see docs/guides/cluster-setup.md)
 	@python="$$(command -v $(PY) || command -v python3.11 || command -v python3)"; "$$python" images/build.py $(IMAGES)
 
-bench: setup ## Measure checkpoints and chunks beside a plain TRL script (ARGS="--quick", "--only restore", …)
+bench: setup ## Measure checkpoints and chunks against a plain TRL script (ARGS="--quick", "--only restore", …)
 	$(PY) -m benchmarks $(ARGS)
 
 # pip-compile keeps the pins already in the lock; `make lock ARGS=--upgrade` moves them. A CPU build

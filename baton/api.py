@@ -462,10 +462,10 @@ def compile(
         UserError: a mistake in recipe or path, or the workflow would be too large to end.
     """
     if not path.endswith((".yaml", ".yml")):
-        raise UserError(f"output {path!r} has another ending than .yaml.", remedy="Kubeflow takes YAML files.")
+        raise UserError(f"output {path!r} does not end in .yaml.", remedy="Kubeflow takes YAML files.")
     if picture and not picture.endswith(".mmd"):
         raise UserError(
-            f"graph {picture!r} has another ending than .mmd.",
+            f"graph {picture!r} does not end in .mmd.",
             remedy="The graph is Mermaid text: name the file FILE.mmd.",
         )
     kind = Pipeline(pipeline)

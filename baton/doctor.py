@@ -180,7 +180,7 @@ def _large(storage: Storage, below: str) -> Check:
         digest = storage.download(f"{below}/large", received)
         up, down = LARGE / (uploaded - began), LARGE / (time.monotonic() - uploaded)
     if digest != hashlib.sha256(data).hexdigest():
-        return Check("store: large objects", "problem", "64 MB come back as something else", "Use another store.")
+        return Check("store: large objects", "problem", "64 MB read back differ", "Use another store.")
     summary = f"64 MB came back whole: {up / 1e6:.0f} MB/s up, {down / 1e6:.0f} MB/s down"
     slow = "A checkpoint of 1 GB takes minutes; save less often."
     return _found("store: large objects", summary, slow if min(up, down) < SLOW else None)
@@ -463,13 +463,13 @@ def _of_runs(client: KubeflowClient, namespace: str | None) -> list[Check]:
 
     run = next((run for run in client.newest_runs(20, namespace)[0] if run.state in FINAL_STATES), None)
     if run is None:
-        return [Check("lost pods", "note", "no run has ended there yet, which would tell")]
+        return [Check("lost pods", "note", "unknown until a run has ended there")]
     checks = [Check("service account", "ok", f"{run.service_account or 'unknown'}, of run {run.display_name}")]
     if mlflow := client.own_mlflow(run.run_id):
         checks.append(Check("kubeflow's mlflow", "ok", f"logs every run: {mlflow}"))
     try:
         loss = run_status.lost_pods_end_run(client.workflow(run.run_id))
     except (BatonError, ValueError):
-        return [*checks, Check("lost pods", "note", "the workflow of that run cannot be read, which would tell")]
+        return [*checks, Check("lost pods", "note", "unknown: the workflow of that run cannot be read")]
     lost = Check("lost pods", "note", loss, f"{run_status.APPLY}.") if loss else Check("lost pods", "ok", "start again")
     return [*checks, lost]

@@ -40,9 +40,9 @@ Changes = dict[str, list[Any]]  # dotted path → value before and after
 
 SCHEDULE = "the new schedule counts from step 0: at step {step} the learning rate jumps to where it would then be"
 LENGTH = "the run ends at step {end}; the schedule is stretched to that, so the learning rate jumps at step {step}"
-NEXT = "holds from step {next}; what the optimizer has gathered stays"
-LOSS = "the loss is another from step {next}, so losses before and after cannot be compared"
-WATCHED = "steps are judged so from step {next}, by those of the window that the parent has kept"
+NEXT = "applies from step {next}; the optimizer's state stays"
+LOSS = "the loss changes from step {next}, so losses before and after cannot be compared"
+WATCHED = "applies from step {next}, with the window of the parent's steps"
 SAME = "changes how the same steps are computed; expect other rounding, so other bits"
 
 GUARD = ("nan", "loss", "grad_norm", "window")  # settings of the guard that decide which steps it refuses
@@ -50,7 +50,7 @@ GUARD = ("nan", "loss", "grad_norm", "window")  # settings of the guard that dec
 # Settings that a warm fork may change → the effect.
 CHANGEABLE: dict[str, str] = {
     "training.learning_rate": "the schedule continues at step {step} with the new peak; nothing warms up again",
-    "training.lr_find": "the learning rate is given, and not looked for",
+    "training.lr_find": "the given learning rate replaces the search",
     "training.lr_scheduler": SCHEDULE,
     "training.lr_scheduler_options": SCHEDULE,
     "training.warmup_steps": SCHEDULE,
@@ -65,7 +65,7 @@ CHANGEABLE: dict[str, str] = {
     **dict.fromkeys(("training.guard", *(f"training.guard.{name}" for name in GUARD)), WATCHED),
     "training.log_every": "holds from step {next}",
     "training.early_stopping.patience": "the evaluations without gain so far count against the new patience",
-    "training.early_stopping.threshold": "holds from the next evaluation",
+    "training.early_stopping.threshold": "applies from the next evaluation",
     "training.micro_batch_size": SAME,
     "training.gradient_checkpointing": SAME,
     "training.activation_offloading": SAME,
@@ -85,8 +85,8 @@ CHANGEABLE: dict[str, str] = {
 # Settings that a warm fork cannot change, by path or its beginning → reason.
 FIXED: dict[str, str] = {
     "training.batch_size": "the place in the data is counted in batches of this size",
-    "training.optimizer": "the optimizer's state is another's",
-    "training.early_stopping": "its counter is part of the state, and is there or not",
+    "training.optimizer": "the optimizer's state belongs to another one",
+    "training.early_stopping": "its counter is part of the state",
     "training.threads": "the bits so far were computed with the parent's number",
     "training.method": "another method keeps another state",
     "seed": "it decides the order of rows and every draw",
@@ -116,7 +116,7 @@ def require_warm(before: Recipe, after: Recipe) -> Changes:
     if _form(before) != _form(after):
         refused.append(f"training.parallel: the state at that step is {_form(before)}, and the fork's {_form(after)}")
     if before.store.uri != after.store.uri:
-        refused.append("store.uri: a fork belongs into its parent's store")
+        refused.append("store.uri: a fork stays in its parent's store")
     if refused:
         raise UserError(
             "\n  ".join(["a warm fork cannot change", *refused]),
@@ -190,7 +190,7 @@ def _is_taken_over(path: str, before: Recipe, after: Recipe) -> bool:
 def _reason(path: str) -> str:
     parts = path.split(".")
     names = (".".join(parts[:size]) for size in range(len(parts), 0, -1))
-    return next((FIXED[name] for name in names if name in FIXED), "the state at that step is made for the old value")
+    return next((FIXED[name] for name in names if name in FIXED), "the state at that step fits the old value")
 
 
 # Results of the parent's stages that hold for a warm fork.
@@ -227,7 +227,9 @@ def fork(parent: Run, step: int | None, name: str, overrides: Sequence[str] = ()
     run = Run(parent.storage, check_name(name))
     # The note is written before the recipe: a run with a note and no recipe is a fork that broke off.
     if name == parent.name or (run.read(documents.ForkNote) is None and run.read(documents.RunInfo) is not None):
-        raise UserError(f"run {run.uri!r} exists and is no fork of this one.", remedy="Choose another name with --run.")
+        raise UserError(
+            f"run {run.uri!r} exists and is not a fork of this one.", remedy="Choose another name with --run."
+        )
     if warm and before.training.lr_find:  # else the finder's rate would replace the given one
         gives_rate = any(override.partition("=")[0].strip() == "training.learning_rate" for override in overrides)
         overrides = [*overrides, *(["training.lr_find=null"] if gives_rate else [])]

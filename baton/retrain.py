@@ -161,7 +161,8 @@ def _examine(recipe: Recipe, storage: Storage) -> tuple[RetrainDecision, Retrain
     before = in_use.model
     changed = [name for name in digests if before is None or getattr(before, name) != digests[name]]
     if before and not changed:
-        return RetrainDecision("unchanged", f"data and recipe are those of {before.run}, accepted {before.at}"), None
+        reason = f"data and recipe are unchanged since {before.run}, accepted {before.at}"
+        return RetrainDecision("unchanged", reason), None
     continues = recipe.retrain.start == "accepted" and changed == ["data"]
     start = [in_use.number, recipe.retrain.replay] if continues else []
     parts = recipe.phase_recipes() or [recipe]
@@ -172,7 +173,8 @@ def _examine(recipe: Recipe, storage: Storage) -> tuple[RetrainDecision, Retrain
     path = _rejection_path(recipe.name, verdict)
     if storage.exists(path):
         known = Rejection.read(storage.read(path), storage.uri(path))
-        return RetrainDecision("unchanged", f"data and recipe are those of {known.run}, rejected {known.at}"), None
+        reason = f"data and recipe are unchanged since {known.run}, rejected {known.at}"
+        return RetrainDecision("unchanged", reason), None
     learnt: list[str] = []
     if continues:
         assert in_use.model is not None

@@ -50,7 +50,7 @@ class PublicKey:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Reads a key from one line or a PEM file's text; `ValueError` if it is no public key of a known kind."""
+        """Reads a key from one line or a PEM file's text; `ValueError` if it is not a public key of a known kind."""
         # No message repeats the text, which may be a private key.
         if "PRIVATE KEY" in text:
             raise ValueError("is a private key; expected the public one, which `baton verify keys show FILE` prints")
@@ -58,7 +58,7 @@ class PublicKey:
         try:
             return cls(_line(_loaded(base64.b64decode(body, validate=True))))
         except (binascii.Error, ValueError) as error:
-            reason = str(error) if str(error).startswith("is ") else f"is no public key; expected one ({KINDS})"
+            reason = str(error) if str(error).startswith("is ") else f"is not a public key; expected one ({KINDS})"
             raise ValueError(f"{reason} as `baton verify keys new FILE` prints it, or a PEM file's text") from None
 
     @property

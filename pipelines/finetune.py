@@ -85,7 +85,7 @@ def line(
     cached_below: int = 0,
     before: int = 0,
 ) -> tuple[Value, dsl.PipelineTask | None]:
-    """Adds train-chunks in a line, beside each the check of the previous checkpoint; returns the last of both."""
+    """Adds train-chunks in a line, each parallel to the check of the previous checkpoint; returns the last of both."""
     verified = None
     for index, name in slots:
         if before:
@@ -144,7 +144,7 @@ class Trained:
 
 
 class PhaseOutputs(NamedTuple):
-    """What goes from phase to phase, as `Trained`."""
+    """Values from phase to phase, as `Trained`."""
 
     baton: str
     model: str
@@ -248,7 +248,7 @@ def phases(
         task = graph.of(run_name=run_name, store=store, start_from=trained.model, **given)
         task.set_display_name(graph.name)
         trained = Trained(task.outputs["baton"], task.outputs["model"])
-        # Beside the next phase: a graph ends only when all in it has ended.
+        # Parallel to the next phase: a graph ends only when all in it has ended.
         placing(part, f"{graph.name}: ")(report(baton=trained.baton), "report")
     return trained
 
@@ -350,7 +350,7 @@ def _trained(
             baton, verified = graph.of(baton=baton).set_display_name(graph.name).outputs["Output"], None
     else:
         baton, verified = line(recipe, baton, slots_of(recipe, 1, last), placed, cached_below=last)
-    # Beside the evaluation. A graph ends when all in it have ended, so the last chunk's is never in the chunks' own.
+    # Parallel to the evaluation. A graph ends with its last task, so the last chunk's is never in the chunks' own.
     verified = one_checkpoint(baton, last, verified, placed)
     return judged(recipe, baton, placed), verified
 

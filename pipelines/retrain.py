@@ -77,7 +77,7 @@ def _trained(
     store: finetune.Value,
     given: Mapping[str, finetune.Given],
 ) -> dsl.PipelineTask:
-    """Adds the stages of the fine-tuning and returns the one that promotes its model or keeps the one in use."""
+    """Adds the stages of the fine-tuning; returns the last, which promotes its model or keeps the one in use."""
     run_name = outputs["run_name"]
     if recipe.phases:
         return promote_or_keep(baton=finetune.phases(recipe, graphs, run_name, store, given).baton)

@@ -1,4 +1,4 @@
-"""The pipeline that trains many configurations of a recipe in rungs of chunks, and hands out the best.
+"""The pipeline that trains many configurations of a recipe in rungs of chunks, and exports the best.
 
 For each bracket: begin → (data split → tokenize for each different data) → enter → for each rung: the trials that are
 left, at most so many at once, train its chunks → judge. Then the winner as in `baton.pipelines.finetune`.
@@ -20,7 +20,7 @@ from baton.recipe.recipe import Recipe
 from baton.runs import ref
 from baton.sweep.search import Bracket, PlannedRung, brackets, check_trials
 
-PARALLEL = 4  # trials at once where the recipe does not say
+PARALLEL = 4  # trials at once by default
 
 
 def sweep(recipe: Recipe) -> BaseComponent:
@@ -41,7 +41,7 @@ def sweep(recipe: Recipe) -> BaseComponent:
         batch_size: int = recipe.training.batch_size,
         overrides: dict[str, object] = {},  # noqa: B006 - kfp reads it
     ) -> str:
-        """Compares configurations while they train, and hands out the best.
+        """Compares configurations while they train, and exports the best.
 
         Args:
             sweep_name: Name of the sweep; the same name resumes where it stopped. Empty: a new sweep.

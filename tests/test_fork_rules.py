@@ -134,7 +134,7 @@ def test_a_change_and_its_meaning_are_one_line() -> None:
     assert fork.in_words(found, step=30, end=80, warm=True) == [
         "training.max_steps: 40 → 80: the run ends at step 80; the schedule is stretched to that, so the learning rate "
         "jumps at step 30",
-        "training.weight_decay: 0.0 → 0.1: holds from step 31; what the optimizer has gathered stays",
+        "training.weight_decay: 0.0 → 0.1: applies from step 31; the optimizer's state stays",
         "export.formats: ['a'] → ['b']",
     ]
     assert fork.in_words({"seed": [0, 1]}, step=30, end=0, warm=False) == ["seed: 0 → 1"]

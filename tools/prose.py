@@ -21,16 +21,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 CHECKED = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs", "baton")
-# Paths not yet rewritten; this list only shrinks. Docstrings of components and pipelines are in compiled pipelines.
-PENDING: tuple[str, ...] = (
-    "baton/cli/",
-    "baton/compiler/",
-    "baton/components/",
-    "baton/kfp/",
-    "baton/pages/",
-    "baton/pipelines/",
-    "baton/prove/",
-)
 HELP = ("baton/recipe/", "baton/cli/")  # docstrings here are docs and help
 MAX_WORDS = 25
 GENERATED = "Written by `make"  # pages written from docstrings, help or tests, which are checked themselves
@@ -64,6 +54,7 @@ _BANNED = {rule: re.compile(rf"(?<![\w-]){pattern}(?!\w)", re.IGNORECASE) for ru
 OPENER = re.compile(r"(?:What|Where|Whose|Which)\b(?!-)")
 SENTENCE_END = re.compile(r"(?<!\be\.g)(?<!\bi\.e)(?<!\bvs)(?<!\betc)[.!?][\"')\]*_]*\s+(?=[\"'(\[*_]*[\w`\u2060])")
 CODE = "\u2060"  # a word of code
+TAG = "\0"  # a tag of a template, between two passages
 _CODE_SPAN = re.compile(r"(`+)(?!`).+?(?<!`)\1(?!`)", re.DOTALL)
 _CODE_LIST = re.compile(rf"{CODE}(?:(?:, | or | and |, or |, and | / ){CODE})+")
 _WORD = re.compile(rf"[^\W_]|{CODE}")
@@ -184,6 +175,26 @@ def python(path: str, text: str) -> Iterator[Passage]:
         yield Passage(path, first, " ".join(comment), "comment")
 
 
+def jinja(path: str, text: str) -> Iterator[Passage]:
+    """Yields a template's text between tags, and its literals for people."""
+
+    def erase(pattern: str, mark: str) -> str:
+        return re.sub(pattern, lambda match: mark + "\n" * match[0].count("\n"), text, flags=re.DOTALL)
+
+    def passage(start: int, words: str) -> Passage:
+        return Passage(path, text.count("\n", 0, start) + 1, words, "message")
+
+    text = erase(r"\{#.*?#\}|<(style|script)\b.*?</\1>|\{% (?:block|macro) style\b.*?\{% end(?:block|macro) %\}", TAG)
+    for tag in re.finditer(r"\{\{.*?\}\}|\{%.*?%\}", text, re.DOTALL):
+        for literal in re.finditer(r"'([^'\n]*)'|\"([^\"\n]*)\"", tag[0]):
+            if _is_prose(words := literal[1] or literal[2] or ""):
+                yield passage(tag.start() + literal.start(), words)
+    text = erase(r"\{\{.*?\}\}", CODE)
+    text = erase(r"\{%.*?%\}|</?[a-z][^>]*>", TAG)
+    for part in re.finditer(rf"[^{TAG}]*[^{TAG}\s]", text):
+        yield passage(part.end() - len(part[0].lstrip()), part[0].strip())
+
+
 def _is_prose(text: str) -> bool:
     """Tells whether a literal is for people: five words, and no markup, pattern or script."""
     return len(re.findall(r"(?:^|\s)[\"'(]*[A-Za-z]{2,}(?=[\s.,;:)\"']|$)", text)) >= 5 and not re.search(
@@ -214,21 +225,20 @@ def _indent(line: str) -> int:
     return len(line) - len(line.lstrip())
 
 
+READERS = {".md": markdown, ".py": python, ".j2": jinja}
+
+
 def passages(paths: list[str]) -> Iterator[Passage]:
-    """Yields the prose of files and of all Markdown and Python files below folders."""
+    """Yields the prose of files and of all pages, modules and templates below folders."""
     for given in paths:
         top = ROOT / given
-        for file in sorted([top] if top.is_file() else [*top.rglob("*.md"), *top.rglob("*.py")]):
-            name = file.relative_to(ROOT).as_posix()
-            reader = markdown if file.suffix == ".md" else python
-            yield from reader(name, file.read_text(encoding="utf-8"))
+        for file in [top] if top.is_file() else sorted(path for path in top.rglob("*") if path.suffix in READERS):
+            yield from READERS[file.suffix](file.relative_to(ROOT).as_posix(), file.read_text(encoding="utf-8"))
 
 
-def findings(paths: list[str], *, skip_pending: bool = False) -> Iterator[Finding]:
+def findings(paths: list[str]) -> Iterator[Finding]:
     """Yields the faults in files and folders."""
     for passage in passages(paths):
-        if skip_pending and passage.path.startswith(PENDING):
-            continue
         limit = MAX_WORDS if passage.kind in ("docs", "help", "message") else None
         for rule, sentence in check(passage.text, limit=limit):
             yield Finding(passage.path, passage.line, rule, f"[{passage.kind}] {sentence}")
@@ -237,10 +247,10 @@ def findings(paths: list[str], *, skip_pending: bool = False) -> Iterator[Findin
 def main() -> int:
     """Prints the faults; 1 where there are some."""
     parser = argparse.ArgumentParser(description="Check prose in docs, help, messages, docstrings and comments.")
-    parser.add_argument("paths", nargs="*", help="files and folders, pending ones too (default: all others)")
+    parser.add_argument("paths", nargs="*", help="files and folders (default: all)")
     parser.add_argument("--count", action="store_true", help="print numbers by file and rule alone")
     arguments = parser.parse_args()
-    found = list(findings(arguments.paths or list(CHECKED), skip_pending=not arguments.paths))
+    found = list(findings(arguments.paths or list(CHECKED)))
     if arguments.count:
         for counted in (Counter(finding.path for finding in found), Counter(finding.rule for finding in found)):
             print(*(f"{number:6} {name}" for name, number in counted.most_common()), "", sep="\n")

@@ -52,12 +52,13 @@ def pages() -> dict[str, str]:
     homes: dict[str, str] = {}  # title of a section → path of its table; a second path of the same section links there
     for path, section in found.items():
         homes.setdefault(section["title"], path)
-    written = {"index.md": [INTRODUCTION, _section("", found[""], homes)]}
+    rows: dict[str, str] = {}  # row → first section that holds it
+    written = {"index.md": [INTRODUCTION, _section("", found[""], homes, rows)]}
     for path, section in found.items():
         if path and homes[section["title"]] == path:
             top = path.partition(".")[0]
             page = written.setdefault(f"{top}.md", [f"# {top}\n\n{WRITTEN}\n"] if path == top else [])
-            page.append(_section(path, section, homes))
+            page.append(_section(path, section, homes, rows))
     written["index.md"] += [_example(title, path) for title, path in EXAMPLES.items()]
     return {name: "\n".join(parts) for name, parts in written.items()}
 
@@ -87,12 +88,19 @@ def _example(title: str, path: str) -> str:
     return f"## Example: {title}\n\n[{path}]({link})\n\n```yaml\n{text}\n```\n"
 
 
-def _section(path: str, section: Schema, homes: dict[str, str]) -> str:
+def _section(path: str, section: Schema, homes: dict[str, str], written: dict[str, str]) -> str:
+    """Returns a section's table; fields that an earlier section of the page has as well are one row with a link."""
     required, page = section.get("required", []), path.partition(".")[0]
-    rows = [
-        f"| `{name}` | {_type(field, page, homes)}{_default(field, name in required)} | {_meaning(field)} |"
-        for name, field in section["properties"].items()
-    ]
+    rows: list[str] = []
+    again: dict[str, list[str]] = {}
+    for name, field in section["properties"].items():
+        row = f"| `{name}` | {_type(field, page, homes)}{_default(field, name in required)} | {_meaning(field)} |"
+        first = written.setdefault(row, path)
+        if first != path and first.partition(".")[0] == page:
+            again.setdefault(first, []).append(f"`{name}`")
+        else:
+            rows.append(row)
+    rows += [f"| {', '.join(names)} | | As in [{first}](#{_anchor(first)}). |" for first, names in again.items()]
     head = [] if path and path == page else [f"## {path or 'Top level'}", ""]
     return "\n".join(
         [*head, _meaning(section), "", "| field | type and default | meaning |", "|---|---|---|", *rows, ""]
@@ -113,7 +121,7 @@ def _type(field: Schema, page: str, homes: dict[str, str]) -> str:
     if "const" in field:
         return f"`{field['const']}`"
     if "enum" in field:
-        return "one of " + ", ".join(f"`{choice}`" for choice in field["enum"])
+        return ", ".join(f"`{choice}`" for choice in field["enum"])
     if "type" not in field:
         return "anything"
     match field["type"]:
@@ -122,7 +130,7 @@ def _type(field: Schema, page: str, homes: dict[str, str]) -> str:
             bounds = [f"{sign} {field[name]}" for name, sign in signs.items() if name in field]
             return " ".join([kind, " and ".join(bounds)]).strip()
         case "boolean":
-            return "`true` or `false`"
+            return "boolean"
         case "array" if "prefixItems" in field:
             return f"list of {', '.join(_type(option, page, homes) for option in field['prefixItems'])}"
         case "array":

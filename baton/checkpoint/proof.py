@@ -351,10 +351,10 @@ class Verification:
         if problem := signature_problem(manifest, self._public):
             return problem
         if data != manifest.as_written().encode():
-            return "its manifest is not written as it was signed"
+            return "its manifest has changed since it was signed"
         stated = manifest.meta.get("run"), manifest.meta.get("step")
         if stated != (self._run.name, number):
-            return f"its manifest is that of step {stated[1]} of run {stated[0]!r}"
+            return f"its manifest belongs to step {stated[1]} of run {stated[0]!r}"
         return None
 
     def _chain(self, objects: SignedStep) -> Iterator[str]:
@@ -413,7 +413,7 @@ class Verification:
     ) -> Iterator[str]:
         """Yields how the store differs from the expected step and digest."""
         if step is not None and head < step:
-            yield f"the newest is step {head}, and step {step} was expected: rolled back, or its end is gone"
+            yield f"the newest is step {head}, and step {step} was expected: rolled back, or its end is missing"
         elif digest is not None:
             wanted = head if step is None else step
             known = {row.get("manifest") for row in rows.values() if row["step"] == wanted}
@@ -422,7 +422,7 @@ class Verification:
                 if parent and parent.step == wanted:
                     known.add(parent.manifest)
             if digest not in known:
-                yield f"step {wanted} has not the manifest that was expected, {digest}"
+                yield f"step {wanted} does not have the expected manifest, {digest}"
 
 
 def _row(number: int, objects: SignedStep) -> StepReport:

@@ -138,7 +138,7 @@ def _require_here(folder: str, info: Any) -> None:
     """Raises `ValueError` if a piece is in no file of the folder, or was encoded by an unknown extension."""
     name, end = info.relative_path, info.offset + info.length
     if name != os.path.basename(name) or not name or name in (".", ".."):
-        raise ValueError(f"{name!r} is no file of its folder")
+        raise ValueError(f"{name!r} is not a file of its folder")
     if info.offset < 0 or info.length < 0 or end > os.path.getsize(os.path.join(folder, name)):
         raise ValueError(f"{name} has no byte {end}")
     if getattr(info, "transform_descriptors", None):

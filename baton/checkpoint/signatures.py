@@ -85,12 +85,12 @@ def sign(manifest: Manifest, public: PublicKey) -> Bundle:
     signer = signer_here()
     if signer is None:
         raise UserError(
-            f"the run's checkpoints are to be signed by {public.name}, and {KEY_FILE} is not set.",
+            f"the run's checkpoints must be signed by {public.name}, and {KEY_FILE} is not set.",
             remedy="Set it to the file with the private key; on a cluster name its Secret in chunks.signing.secret.",
         )
     if signer.public != public:
         raise UserError(
-            f"the run's checkpoints are to be signed by {public.name}, and {KEY_FILE} holds {signer.public.name}.",
+            f"the run's checkpoints must be signed by {public.name}, and {KEY_FILE} holds {signer.public.name}.",
             remedy="Give it the private key that belongs to chunks.signing.public_key.",
         )
     return signer.sign(statement(manifest))

@@ -293,9 +293,9 @@ def merge_model(store: CheckpointStore, checkpoint: Checkpoint, folder: str, sha
     if f"{sharded.WEIGHTS}/{sharded.METADATA}" not in checkpoint.manifest.files:
         return summary
     if not SHARD_SIZE_FORM.fullmatch(shard_size):
-        raise UserError(f"{shard_size!r} is no size of a file; expected one such as 500MB or 5GB.")
+        raise UserError(f"{shard_size!r} is not a file size; expected one such as 500MB or 5GB.")
     if os.path.exists(folder) and (not os.path.isdir(folder) or os.listdir(folder)):
-        raise UserError(f"{folder!r} exists and is no empty folder.", remedy="Name another one with --output.")
+        raise UserError(f"{folder!r} exists and is not an empty folder.", remedy="Name another one with --output.")
     target = os.path.abspath(folder)
     os.makedirs(os.path.dirname(target), exist_ok=True)
     # Next to the target, and moved there whole: never half a model under its name.

@@ -107,4 +107,4 @@ def _decoded(value: Any, tensors: dict[str, Any]) -> Any:
     if kind in ("list", "tuple"):
         members = [_decoded(each, tensors) for each in content]
         return members if kind == "list" else tuple(members)
-    raise ValueError(f"{kind!r} is no kind of value")
+    raise ValueError(f"{kind!r} is not a kind of value")

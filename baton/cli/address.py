@@ -109,7 +109,7 @@ def exists(run: Run) -> bool:
 
 
 def model_of(given: str) -> str:
-    """Returns the address of a model: a run's export or checkpoint, else what is given."""
+    """Returns the address of a model: a run's export or checkpoint, else the text itself."""
     text, separator, step = given.rpartition("@")
     text, number = (text, int(step)) if separator and step.isdigit() else (given, None)
     if os.path.isfile(os.path.join(given, "config.json")) or not (run := _run_of(text)):

@@ -32,7 +32,7 @@ from baton.terminal import Terminal
 
 LONGEST = 3000  # characters of a part of a row that are printed; the page has all
 STYLES = {"trained": "green", "read": "dim", "cut": "strike red", "gap": "dim italic"}
-TEXT_MARKS = {"trained": ("⟦", "⟧"), "cut": ("✂", "")}  # without colours: around what is trained, before a cut
+TEXT_MARKS = {"trained": ("⟦", "⟧"), "cut": ("✂", "")}  # without colours: around trained tokens, before a cut
 
 
 class Side(StrEnum):
@@ -209,7 +209,7 @@ def examine(recipe: Recipe, page: str, *, counts: bool, display: Display) -> Exa
     with tempfile.TemporaryDirectory(prefix="baton-check-") as folder:
         run, error = Run(Storage(f"{folder}/store"), RUN), None
         checks = {f"data.quality.{name}": "warn" for name, value in recipe.data.quality if value == "fail"}
-        # No check ends the run, so that every row is looked at: the verdict comes at the end.
+        # No check ends the run, so that every row is checked: the verdict comes at the end.
         lenient = {"store.uri": run.storage.uri(), "tracking.mlflow": None, "data.max_rejected": 1.0, **checks}
         file = Path(folder, "recipe.json")
         file.write_text(load.dumps(load.with_values(recipe, lenient)), encoding="utf-8")
@@ -220,7 +220,7 @@ def examine(recipe: Recipe, page: str, *, counts: bool, display: Display) -> Exa
         except BatonError as raised:
             if run.raw(quality_page.QUALITY) is None:
                 raise
-            error = str(raised)  # of a stage that ended after the rows were looked at
+            error = str(raised)  # of a stage that ended after the rows were checked
         result = {**quality_page.collect(run, recipe.data), "run": recipe.name}
         for key, name in (("findings_uri", quality_page.FINDINGS), ("rejected_uri", "rejected.jsonl")):
             beside = f"{page.rpartition('.')[0]}.{name}"

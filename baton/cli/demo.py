@@ -1,4 +1,4 @@
-"""`baton demo`: a run of a real model that is killed three times, beside the same run left alone."""
+"""`baton demo`: a run of a real model, killed three times, and the same run undisturbed."""
 
 from __future__ import annotations
 

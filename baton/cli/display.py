@@ -145,7 +145,7 @@ class Display:
         stage.note = note
         if isinstance(event, events.Step):
             live, stage.training = self._speed(stage, event)
-            stage.note = ""  # what follows the last step is added to it
+            stage.note = ""  # notes after the last step are added to it
             self._progress.update(stage.task, note=live, completed=event.step, total=event.of)
         else:
             self._progress.update(stage.task, note=note)

@@ -22,7 +22,7 @@ from baton.kubeflow.connection import AwayError, KubeflowClient, KubeflowRun, Re
 from baton.kubeflow.run_status import BROKEN, GOING_ON, RunStatus, StageStatus
 from baton.terminal import Terminal, visible
 
-EXPLAIN_EVERY_S = 30.0  # between two looks at the pods of a run that still runs
+EXPLAIN_EVERY_S = 30.0  # between two checks of the pods of a running run
 MARKS = {"SUCCEEDED": "[green]✓[/]", "FAILED": "[red]✗[/]", "CANCELED": "[red]✗[/]", "SKIPPED": "[dim]–[/]"}
 
 

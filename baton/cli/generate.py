@@ -118,7 +118,7 @@ def _prompt(file: str, number: int, line: str) -> Prompt:
     )
     if not content or not (isinstance(content, str) or whole):
         raise UserError(
-            f"{file} line {number} is no prompt.",
+            f"{file} line {number} is not a prompt.",
             remedy='Expected {"prompt": text} or {"messages": [{"role": …, "content": …}]}.',
         )
     return Prompt(content)

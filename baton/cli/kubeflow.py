@@ -235,7 +235,7 @@ def ci_report(
 ) -> None:
     """Summarize a run as a PR comment, in Markdown.
 
-    Exit code: 0 for a run that succeeded, was promoted or had nothing to do, 3 for a model rejected by the gate, else
+    Exit code: 0 for a run that succeeded, was promoted or had nothing to do. 3 for a model rejected by the gate, else
     that of the failure.
     """
     with options.answer(json):
@@ -289,7 +289,7 @@ def _submitted(result: str) -> options.RunAnswer:
         first = error.errors()[0] if isinstance(error, ValidationError) else None
         reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}" if first else str(error)
         raise UserError(
-            f"--result {result!r} is no output of `baton kfp submit --json`: {reason}.", remedy=remedy
+            f"--result {result!r} is not output of `baton kfp submit --json`: {reason}.", remedy=remedy
         ) from None
 
 

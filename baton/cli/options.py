@@ -39,7 +39,7 @@ class Runner(StrEnum):
 
 
 class Control(StrEnum):
-    """Part of the state that a negative control leaves out."""
+    """Part of the state that a negative control omits."""
 
     rng = "rng"
     hooks = "hooks"
@@ -371,7 +371,7 @@ def page_path(path: str) -> str:
     where = os.path.abspath(os.path.expanduser(path))
     folder = os.path.dirname(where)
     if not path.endswith((".html", ".htm")):
-        raise UserError(f"report {path!r} has another ending than .html.", remedy="Name an HTML file.")
+        raise UserError(f"report {path!r} does not end in .html.", remedy="Name an HTML file.")
     if not os.access(folder, os.W_OK | os.X_OK) or os.path.isdir(where):
         raise UserError(f"report {path!r} cannot be written.", remedy=f"Check that {folder} is there and is yours.")
     return where

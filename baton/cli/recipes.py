@@ -195,7 +195,7 @@ def _checked(text: str, target: str | None, folder: str) -> Recipe:
     try:
         return prepare.load(origin.RecipeSource(target or origin.STDIN, text, folder)).localised()
     except UserError as error:
-        raise BatonError(f"what was chosen makes no recipe: {error}") from error
+        raise BatonError(f"this choice makes no recipe: {error}") from error
 
 
 def _write(path: str, text: str) -> None:

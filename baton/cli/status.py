@@ -110,7 +110,7 @@ def status(
 ) -> None:
     """Show how far a run is, and why a stage failed or waits.
 
-    Exit code: 0 for a run that succeeded, was interrupted or still runs, 1 for one that failed or was cancelled, 3 for
+    Exit code: 0 for a run that succeeded, was interrupted or still runs. 1 for one that failed or was cancelled, 3 for
     a model rejected by the gate.
     """
     with options.answer(json):

@@ -54,8 +54,8 @@ def name_tasks(spec: Spec) -> None:
     """Gives each task of `spec` an id that no other graph of the pipeline holds; names on the page stay.
 
     An id is the component's name, with the number of the chunk from the second on: `train-chunk-17`. The tasks of a
-    phase, of a later bracket and of a sweep's winner begin with its name: `two-evaluate`. What kfp makes of conditions,
-    loops and exit handlers ends with it, as Kubeflow tells them by how their ids begin.
+    phase, of a later bracket and of a sweep's winner begin with its name: `two-evaluate`. Ids of conditions, loops and
+    exit handlers end with it: Kubeflow recognises them by their beginning.
     """
     components: Spec = spec["components"]
     taken: set[str] = set()
@@ -139,7 +139,7 @@ def merge_identical(spec: Spec, platform: Spec | None) -> None:
 
 
 def _merged(entries: Spec, content: Callable[[str], object]) -> dict[str, str]:
-    """Removes all but the first of entries with the same content; returns for each name the one that is kept."""
+    """Removes all but the first of entries with the same content; returns for each name the kept one."""
     first: dict[str, str] = {}
     kept = {}
     for name in sorted(entries, key=_natural):
@@ -241,7 +241,7 @@ def _require_unexpanded(recipe: Recipe) -> None:
     for path, text in _texts(told, ""):
         if "{{" in text:
             raise UserError(
-                f"{path} is {text!r}: Argo, which runs Kubeflow's pipelines, replaces what stands between two braces.",
+                f"{path} is {text!r}: Argo, which runs Kubeflow's pipelines, replaces text between double braces.",
                 remedy="Write it without {{.",
             )
 
@@ -311,8 +311,8 @@ def check_fits(path: str, recipe: Recipe, pipeline: Pipeline = Pipeline.finetune
             remedy = "Lower the number of trials or chunks, or raise eta; `baton sweep run` has no limit."
         raise UserError(
             f"at least {size.pods} stages do not fit one workflow: their states would take "
-            f"{(size.spec + size.compressed) / 1000:,.0f} kB compressed, Kubernetes takes {size.limit / 1000:,.0f} kB, "
-            f"and the run would fail at about stage {size.possible_stages}.",
+            f"{(size.spec + size.compressed) / 1000:,.0f} kB compressed, Kubernetes takes {size.limit / 1000:,.0f} kB. "
+            f"The run would fail at about stage {size.possible_stages}.",
             remedy=remedy,
         )
     return size
@@ -324,7 +324,7 @@ def readability_warning(size: WorkflowSize) -> str:
         return ""
     return (
         f"Kubeflow's API shows stages only until about {size.readable_stages} of {size.pods} have ended: then the "
-        "workflow is too large for it. The run goes on, and `baton status` asks the store."
+        "workflow is too large for it. The run continues, and `baton status` reads the store."
     )
 
 

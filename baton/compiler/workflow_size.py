@@ -27,13 +27,13 @@ STAGE_NODES, ARTIFACT_NODES, BOX_NODES, ROOT_NODES = 13_900, 1_400, 8_500, 8_000
 """Of the nodes: six a stage, links of its artifacts, those around a graph or a loop's iteration, around the root."""
 
 COMPRESSED, COMPRESSED_BOX, COMPRESSED_LARGE = 0.054, 1_600, 1.6
-"""Compressed bytes: of a byte of the nodes, of a graph or iteration besides, of a byte of a large value compressed."""
+"""Compressed bytes: of a byte of the nodes, of a graph or iteration in addition, of a byte of a large value."""
 MARGIN = 1.2  # of compressed nodes alone: their random order decides what repeats near enough to be compressed
 LARGE = 400  # characters from which on each copy of a value is compressed alone: the recipe, as data-split takes it
 ADDRESS = "s3://bucket/folder/runs/name-0f9e8d7c-6b5a-4938-8271-605f4e3d2c1b#2026-01-02T03:04:05.678Z.0"
 """A text that one stage hands to the next."""
-TRIALS = 8  # iterations of a loop over items that an earlier stage hands out, where nobody knows better
-CONDITION_BRANCHES = "condition-branches-"  # Kubeflow's box around an If and its Else, of which one runs
+TRIALS = 8  # iterations of a loop over the items of an earlier stage, where the number is unknown
+CONDITION_BRANCHES = "condition-branches-"  # Kubeflow's box around an If and its Else; only one runs
 
 
 @dataclass(frozen=True)

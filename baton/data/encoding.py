@@ -242,7 +242,7 @@ class RenderedSkeleton:
         return (texts[-1].end, ends[-1]) if ends else None
 
     def _locate(self, number: int) -> AssistantSpan | str:
-        place = f"message {number + 1} in what the chat template makes of the conversation"
+        place = f"message {number + 1} in the rendered conversation"
         own = self._own(number)
         message = self._skeleton.conversation.messages[number]
         if not own and message["content"].strip():
@@ -396,7 +396,7 @@ class AssistantSpans:
 
     def find(self, rendered: RenderedConversation, numbers: list[int]) -> list[AssistantSpan]:
         """Returns messages' turns, in characters of the rendering; raises RowError where they are unknown."""
-        reason = "cannot tell which of its texts went where in what the chat template makes of it"
+        reason = "cannot align its texts with the rendered conversation"
         for located, alignment in self._followed(rendered):
             turns: list[AssistantSpan] = []
             for number in numbers:
@@ -418,7 +418,7 @@ class AssistantSpans:
             start = located.start(number)
             if start is not None:
                 return _after(rendered.text, alignment(start), located.unwritten(number))
-        raise RowError("cannot tell where the answer begins in what the chat template makes of the conversation")
+        raise RowError("cannot tell where the answer begins in the rendered conversation")
 
     def _followed(self, rendered: RenderedConversation) -> Iterator[tuple[RenderedSkeleton, Alignment]]:
         """Yields the skeletons that a rendering follows, the one without tags in texts first."""

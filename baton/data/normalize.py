@@ -36,7 +36,7 @@ def parse_tool_calls(value: Any) -> list[Call]:
     """Returns tool calls, none of an empty value; an error's reason follows the word "calls"."""
     listed = _listed(value)
     if listed is None:
-        raise RowError("are no JSON of a name and arguments")
+        raise RowError("are not JSON of a name and arguments")
     return [_call(each) for each in listed]
 
 
@@ -44,7 +44,7 @@ def parse_tools(value: Any) -> list[Tool]:
     """Returns declarations of tools, none of an empty value; an error's reason follows the word "tools"."""
     listed = _listed(value)
     if listed is None:
-        raise RowError("are no JSON of functions")
+        raise RowError("are not JSON of functions")
     made: list[Tool] = []
     for each in listed:
         each = _parsed(each)
@@ -63,14 +63,14 @@ def _call(value: Any) -> Call:
     function = _parsed(value.get("function")) if isinstance(value, dict) and value.get("function") else value
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(value, dict) or not isinstance(function, dict) or not isinstance(name, str) or not name:
-        raise RowError("are no JSON of a name and arguments")
+        raise RowError("are not JSON of a name and arguments")
     kind = value.get("type") if function is not value else None
     if kind not in (None, "function"):
         raise RowError(f"have type {kind!r}, expected function")
     given = next((function[key] for key in ARGUMENTS if function.get(key) is not None), None)
     arguments = {} if given is None or given == "" else _parsed(given)
     if not isinstance(arguments, dict):
-        raise RowError(f"call {name} with arguments that are no JSON object")
+        raise RowError(f"call {name} with arguments that are not a JSON object")
     call: Call = {"type": "function", "function": {"name": name, "arguments": arguments}}
     if isinstance(value.get("id"), str) and value["id"]:
         call["id"] = value["id"]
@@ -299,7 +299,7 @@ def whole_messages(messages: Any, name: str = "messages", *, has_tools: bool = F
         try:
             messages = loads(messages)
         except ValueError:
-            raise RowError(f"{name} is a text that is no JSON") from None
+            raise RowError(f"{name} is a text that is not JSON") from None
     try:
         turns = _messages(_spoken(messages), name, has_tools)
     except RowError as error:
@@ -418,7 +418,7 @@ def earlier_messages(value: Any, name: str) -> list[Message]:
     try:
         return _messages(_spoken(value), "history", False)
     except RowError:
-        raise RowError(f"column {name!r} is no list of questions and their answers") from None
+        raise RowError(f"column {name!r} is not a list of questions and their answers") from None
 
 
 def _begins(messages: list[Message], head: list[Message]) -> bool:

@@ -378,7 +378,7 @@ def _check_extras(layout: ColumnMapping, source: DataSource, present: list[str])
 
 def missing_column(setting: str, column: str, uri: str, present: list[str]) -> UserError:
     return UserError(
-        f"{setting}: {column!r} is no column of {uri}; its first rows have {', '.join(outermost_columns(present))}.",
+        f"{setting}: {column!r} is not a column of {uri}; its first rows have {', '.join(outermost_columns(present))}.",
         remedy=f"Change {setting}.",
     )
 

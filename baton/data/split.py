@@ -157,7 +157,7 @@ def with_replayed(kept: Array, rows: Spool, sides: Array, recipe: Recipe, storag
     num_new = int((trained & ~old).sum())
     if not num_new:
         raise UserError(
-            "data.source holds no training row that the accepted model has not learnt; rows can have been removed.",
+            "data.source holds no training row that the accepted model has not learnt; rows may have been removed.",
             remedy="Set retrain.start to base, to train without the rows that are gone.",
         )
     share = recipe.retrain.replay
@@ -177,7 +177,7 @@ def _learnt(storage: Storage, digests: list[str], scratch: str) -> Array:
         manifest = usable_manifest(storage, prefix)
         if manifest is None:
             raise UserError(
-                f"{storage.uri(prefix)} is gone, and with it what the accepted model has learnt.",
+                f"{storage.uri(prefix)} is missing, and with it what the accepted model has learnt.",
                 remedy="Set retrain.start to base: the next retraining then starts from the recipe's own model.",
             )
         folder = bundle.fetch(storage, prefix, manifest, f"{scratch}/learnt-{place}", names=["train.jsonl"])

@@ -348,7 +348,7 @@ def make_each(
                     yield running.pop(done), done.result()
         except BrokenProcessPool:
             raise BatonError(
-                "a process that tokenizes was killed, most likely for want of memory.",
+                "a process that tokenizes was killed, probably out of memory.",
                 remedy="Lower data.workers, or give the tokenize stage more memory; finished parts are kept.",
             ) from None
         finally:
@@ -409,7 +409,7 @@ def find_address(run: Run, recipe: Recipe, split: str, base: str | None, base_di
         return Address(digest, words, day)
     # A run's recipe, rows and base model cannot have changed; the libraries and Baton itself can.
     if own and usable_manifest(run.storage, own.prefix):
-        run.warn(f"run {run.name!r} keeps its tokens, {run.storage.uri(own.prefix)}; a new run would get others by now")
+        run.warn(f"run {run.name!r} keeps its tokens, {run.storage.uri(own.prefix)}; a new run would get other ones")
         return Address(own.digest, own.rendered, own.today)
     if own and bool(own.rendered) != bool(words):
         raise FormatError(

@@ -280,7 +280,7 @@ class Harness:
             if name not in self._manager.all_tasks:
                 close = difflib.get_close_matches(name, self._manager.all_tasks, n=1)
                 hint = f"Did you mean {close[0]!r}?" if close else "`lm-eval ls tasks` lists them."
-                raise UserError(f"evaluation.tasks: {name!r} is no task of the harness. {hint}")
+                raise UserError(f"evaluation.tasks: {name!r} is not a task of the harness. {hint}")
         with self._in_own_folder():
             try:
                 self._manager.load(list(tasks.names))
@@ -665,7 +665,7 @@ def _registered(run: Run, recipe: Recipe, reference: str, scratch: str) -> tuple
         if version is None and getattr(error, "error_code", None) in ABSENT:
             return None, f"{reference}: there is none yet"
         raise UserError(
-            f"evaluation.production {reference!r} cannot be had from {uri}: {' '.join(str(error).split())[:300]}",
+            f"evaluation.production {reference!r} cannot be fetched from {uri}: {' '.join(str(error).split())[:300]}",
             remedy="Check the name and the tracking server.",
         ) from None
     return folder, f"{reference}, version {version}" if alias else reference

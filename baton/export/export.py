@@ -254,7 +254,7 @@ def log_to_mlflow(run: Run, recipe: Recipe, manifest: Manifest, folder: str, dig
             run.warn(message)
             return None
         raise BatonError(
-            message, remedy="The export itself is committed; run the stage again when the server can be had."
+            message, remedy="The export itself is committed; run the stage again when the server is reachable."
         ) from None
     return logged
 

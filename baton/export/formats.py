@@ -727,7 +727,7 @@ def check_inference_service(document: dict[str, Any]) -> ExportCheck:
     uri = document["spec"]["predictor"]["model"]["storageUri"]
     values = document["metadata"]["labels"].values()
     if document["kind"] != "InferenceService" or not all(LABEL.fullmatch(value) for value in values):
-        raise BatonError(f"the kserve export is no InferenceService with valid labels: {document['metadata']}.")
+        raise BatonError(f"the kserve export is not an InferenceService with valid labels: {document['metadata']}.")
     return ExportCheck(library="yaml", words=f"read back, serves {uri}")
 
 

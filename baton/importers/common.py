@@ -197,7 +197,8 @@ TEMPLATE_ALIASES = {
 """Template → the part of a model's name that it goes with, where the words differ."""
 
 OWN_TEMPLATE = (
-    "left to the tokenizer, whose own it is by the model's name; a tokenizer without one needs it as a .jinja file"
+    "left to the tokenizer, which has it, judging by the model's name; a tokenizer without one needs it as a "
+    ".jinja file"
 )
 OTHER_TEMPLATE = "the tokenizer's own chat template is used; check that it is this one, or give it as a .jinja file"
 

@@ -25,7 +25,7 @@ CODE = "code"  # placeholder of `code_version()` until a pipeline is compiled: m
 
 
 def component(function: Callable[..., object]) -> Callable[..., PipelineTask]:
-    """Makes a component of a function, as `kfp.dsl.component` does; where stages run the function stays what it is."""
+    """Makes a component of a function, as `kfp.dsl.component` does; where stages run the function is unchanged."""
     if os.environ.get(RUNTIME) == "true":
         return function  # type: ignore[return-value]
     from kfp import dsl

@@ -1,6 +1,6 @@
 """A stage in its process: `python -m baton.kfp.executor ROOM VERSION --function_to_execute NAME …`.
 
-It stands in the place of kfp's own entry, which takes the source of the function from the compiled file.
+It replaces kfp's own entry, which takes the source of the function from the compiled file.
 """
 
 import sys
@@ -35,10 +35,10 @@ RETRY = "KFP_RETRY_INDEX"  # environment variable of newer Kubeflows: number of 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Run a stage.")
     parser.add_argument("room", help="folder of the stage in baton.components")
-    parser.add_argument("version", help="what was compiled; a part of the key of Kubeflow's cache alone")
+    parser.add_argument("version", help="version of the compiled code; only part of the key of Kubeflow's cache")
     parser.add_argument("--function_to_execute", required=True)
     parser.add_argument("--executor_input", required=True, type=json.loads)
-    parser.add_argument("--in-place-of", help="what engines know that they run a function by; not read")
+    parser.add_argument("--in-place-of", help="marker for engines; not read")
     arguments = parser.parse_args()
     os.environ[RUNTIME] = "true"  # before kfp is imported
     from kfp.dsl.executor import Executor
@@ -84,7 +84,7 @@ def _record_failure(function: str, inputs: Inputs, error: BaseException) -> None
         logger.warning("%s", second)
         return
     if page:
-        logger.error("the run's page says why: %s", page)
+        logger.error("the run's page has the reason: %s", page)
 
 
 def _run_name(function: str, inputs: Inputs) -> str | None:

@@ -50,7 +50,7 @@ def on_every_pod(task: PipelineTask, resources: Resources, recipe_name: str, sta
 
 
 def with_cache(task: PipelineTask) -> None:
-    """Lets Kubeflow skip a stage by its inputs: right where the baton vouches for all that it leaves."""
+    """Lets Kubeflow skip a stage by its inputs: right where the baton vouches for all its outputs."""
     task.set_caching_options(True)
 
 

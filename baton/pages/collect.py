@@ -88,7 +88,7 @@ class RunReport:
     family: lineage.Family = field(default_factory=dict)
     failure: RunFailure | None = None
     as_of: str = ""  # time of a page that was written before the run's end; empty afterwards
-    is_stopped: bool = False  # by Ctrl-C, say: nothing trains now
+    is_stopped: bool = False  # by Ctrl-C, for instance: nothing trains now
     is_local: bool = False  # whether the page is written again at each checkpoint, as on this machine
     has_quality_page: bool = False
     mlflow_url: str | None = None  # of the tracking run's page

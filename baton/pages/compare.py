@@ -121,7 +121,7 @@ def settings(reports: Sequence[RunReport]) -> list[Setting]:
 
 
 def samples(reports: Sequence[RunReport]) -> list[tuple[str, list[str | None]]]:
-    """Returns prompts with each run's answer, of those that all runs have first."""
+    """Returns prompts with each run's answer; prompts that all runs have come first."""
     answers: dict[str, list[str | None]] = {}
     for at, report in enumerate(reports):
         for sample in report.evaluation.samples if report.evaluation else ():

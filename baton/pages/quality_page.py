@@ -26,7 +26,7 @@ LEARNED = {  # kind of rows → note on the page
     "sequences": "",
     "pairs": "The model learns to prefer the chosen answer to the rejected one.",
     "scored": "The model learns to score the chosen text above the rejected one, each as a whole.",
-    "rated": "The model learns from each answer what its label says.",
+    "rated": "The model learns from the label of each answer.",
     "prompts": "The model writes the answers itself in training, so that no token here is trained.",
 }
 
@@ -184,13 +184,13 @@ QUALITY, FINDINGS, PAGE = "quality.json", "quality.jsonl", "data-quality.html"
 CHECKS = {
     "rejected": ("Unusable rows", "They are broken, or lack a field, and nothing is learned from them."),
     "few_rows": ("Enough rows", "With too few training rows a model learns them by heart."),
-    "truncation": ("Length", "What lies beyond max_length is cut off and never learned."),
+    "truncation": ("Length", "Tokens beyond max_length are cut off and never learned."),
     "leakage": ("Leakage", "A model that has seen the held-out rows in training looks better than it is."),
     "duplicates": ("Duplicates", "Rows that occur several times are learned by heart and paid for each time."),
-    "near_duplicates": ("Near duplicates", "Rows that say nearly the same add cost and no knowledge."),
-    "empty": ("Near-empty fields", "From next to nothing, next to nothing is learned."),
+    "near_duplicates": ("Near duplicates", "Rows of nearly the same text add cost and no knowledge."),
+    "empty": ("Near-empty fields", "Near-empty text teaches next to nothing."),
     "encoding": ("Encoding", "Text that was decoded with the wrong table teaches garbage."),
-    "control_characters": ("Control characters", "They are learned like any other character, and written again."),
+    "control_characters": ("Control characters", "The model learns and writes them like any other character."),
     "turns": ("Turns", "Chat templates need known roles, with user and assistant in turn."),
     "language": ("Language", "Rows in a language that is not expected pull the model towards it."),
     "secrets": ("Secrets", "A model can repeat the keys and passwords that it was trained on."),
@@ -328,9 +328,9 @@ def sentence(checks: list[ListedCheck]) -> str:
     words = [check["title"].lower() for check in checks if check["verdict"] == worst]
     listed = " and ".join(part for part in (", ".join(words[:-1]), *words[-1:]) if part)
     if worst == "failed":
-        return f"Do not train on this yet. What the recipe forbids was found: {listed}."
+        return f"Do not train on this yet. The recipe forbids these findings: {listed}."
     if worst == "warn":
-        return f"Look at {listed} before you pay for a GPU."
+        return f"Check {listed} before you pay for a GPU."
     if worst == "fixed":
         return f"These rows are ready: {listed} {'was' if len(words) == 1 else 'were'} dealt with."
     return "These rows are ready: no check found anything."

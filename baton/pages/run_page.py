@@ -35,7 +35,7 @@ PHASES = {
 }
 MAX_ATTEMPT_ROWS = 120
 MAX_STAGE_ROWS = 24
-SMALL = 220  # height of a plot of which two share a row
+SMALL = 220  # height of a plot where two share a row
 
 
 @dataclass(frozen=True)
@@ -391,7 +391,7 @@ def loss_clause(figures_before: Figures, figures_after: Figures) -> tuple[str, s
 
 
 def read_proof(report: RunReport) -> ResumeProof:
-    """Judges every checkpoint's entry: what was compared, whether it hangs on its parent, what changed."""
+    """Judges every checkpoint's entry: comparisons, the link to its parent, changes."""
     entries = sorted(report.proof, key=lambda entry: entry.part.step)
     digests: dict[int | None, str | None] = {entry.part.step: entry.part.digest for entry in entries}
     rows: list[ProofRow] = []
@@ -423,7 +423,7 @@ def _changes(before: ProofEntry | None, entry: ProofEntry) -> tuple[str, ...]:
     own = entry.part.hooks or OwnState()
     changes += [f"state of {name} is not carried" for name in own.lost]
     if entry.part.level != "bitwise" and before and before.part.hooks is None:
-        changes += [f"state of {name} was not looked at before" for name in own.carried]
+        changes += [f"state of {name} was not checked before" for name in own.carried]
     return tuple(changes)
 
 
@@ -516,7 +516,7 @@ def time_note(attempts: Sequence[ChunkRecord]) -> str:
 
 
 def cost_note(report: RunReport) -> str:
-    """Returns the known costs of chunks beside training, in one line."""
+    """Returns the known costs of chunks other than training, in one line."""
     work = report.newest.work if report.newest else None
     sent = sum(attempt.bytes_sent for attempt in report.attempts)
     received = sum(attempt.bytes_received for attempt in report.attempts)

@@ -258,13 +258,13 @@ def _gone(store: CheckpointStore, index: int, step: int, which: str) -> UserErro
     return UserError(
         f"chunk {index} of run {store.run.name!r} cannot be audited: the checkpoint that {which}, of step {step}, is "
         f"gone; steps {', '.join(map(str, steps)) or '(none)'} are here.",
-        remedy="Retention takes it, unless the recipe says chunks.keep.audit: true. A chunk that is still there can be "
-        "audited, and a run that is trained again with it.",
+        remedy="Retention removes it unless the recipe sets chunks.keep.audit: true. Audit a chunk that is still "
+        "there, or train the run again with that setting.",
     )
 
 
 UNSIGNED = {SIGNED_BY: None}
-"""Checkpoints trained here are signed by nobody, and ask for no signature."""
+"""Checkpoints trained here are unsigned, and ask for no signature."""
 
 
 class ChunkReplay:
@@ -288,7 +288,7 @@ class ChunkReplay:
         if changed := load.changed_paths(identity(theirs.recipe()), identity(recipe)):
             raise UserError(
                 f"run {theirs.name!r} was trained by another recipe: {'; '.join(changed)}.",
-                remedy="Give the recipe that it was trained by, or none to take the one that lies with the run.",
+                remedy="Give the recipe that it was trained by, or none to use the run's own.",
             )
         # Begun on the same day, which a chat template may write.
         self._run.put(RunInfo.NAME, theirs.require(RunInfo.NAME) | {"recipe": self._plain(recipe)})
@@ -317,7 +317,7 @@ class ChunkReplay:
     def train(self) -> Checkpoint:
         """Trains the chunk and returns its last checkpoint; raises the `BatonError` of a process that failed."""
         # Facts that the chunk also reads: skipped steps, a fork's beginning, and what earlier stages found out on their
-        # machine. Rows read anew leave none of them: with a rate or a batch size of this machine no chunk is the same.
+        # machine. Rows read again leave none of them: with a rate or a batch size of this machine no chunk is the same.
         theirs = self._theirs.run
         names = [name for name in theirs.storage.find(theirs.path()) if name.startswith(("skips/", "start/"))]
         for name in (*names, LearningRate.NAME, MicroBatchSize.NAME, ForkNote.NAME, ORIGINS):
@@ -352,7 +352,7 @@ class ChunkReplay:
         storage = self._theirs.storage
         manifest = read_manifest(storage, prefix)
         if manifest is None:
-            raise BatonError(f"{storage.uri(prefix)} is gone, without which no chunk can be trained again.")
+            raise BatonError(f"{storage.uri(prefix)} is missing: no chunk can be trained again without it.")
         target = Path(self._run.storage.key(prefix))
         fetch_read_only(storage, prefix, manifest, str(target / manifest.folder))
         (target / "manifest.json").write_text(manifest.as_written())
@@ -369,7 +369,7 @@ def fetch_read_only(storage: Storage, prefix: str, manifest: Manifest, folder: s
             digest = "missing"
         if digest != entry["sha256"]:
             raise DamagedError(
-                f"{storage.uri(manifest.path(prefix, name))} is not what was committed: its SHA-256 is {digest}, "
+                f"{storage.uri(manifest.path(prefix, name))} has changed since its commit: its SHA-256 is {digest}, "
                 f"committed was {entry['sha256']}."
             )
     return folder
@@ -430,10 +430,10 @@ def audit(
     key: PublicKey | None = None,
     on_event: Callable[[Event], None] = lambda event: None,
 ) -> Audit:
-    """Trains a chunk of a run, which is only read, again in a store of its own, and compares all that it comes to.
+    """Trains a chunk of a run, which is only read, again in a store of its own, and compares all results.
 
-    By the auditor's `recipe`, its paths absolute, rows are read and tokenized anew; without one the run's own and its
-    tokens are taken. `key` must have signed the checkpoints.
+    With the auditor's `recipe`, its paths absolute, rows are read and tokenized again; without one the run's own recipe
+    and tokens are used. `key` must have signed the checkpoints.
 
     Raises:
         UserError: the recipe is another, or a checkpoint is gone.
@@ -448,7 +448,7 @@ def audit(
         theirs = chunk.after.meta
         ours = again.meta.fingerprint if again else Fingerprint()
         found = again.meta.state if again else {}
-        # The state may be the same, and its manifest lie about the digest.
+        # The state may be the same and the digest in its manifest wrong.
         claims = [part for part, digest in found.items() if theirs.state.get(part) != digest]
         return {
             "run": run.name,
@@ -511,7 +511,7 @@ def _verdict(
         return f"differs: {name} logs the same, and {count} {values} in the checkpoint that it ends on"
     if claims:
         return f"differs: {name} holds the same, and its manifest states another digest of {', '.join(claims)}"
-    return f"equal: {name} comes to the same bits when it is trained again"
+    return f"equal: {name} gives the same bits when it is trained again"
 
 
 def render_page(audit: Audit) -> str:
@@ -534,14 +534,14 @@ def render_page(audit: Audit) -> str:
 def proven(audit: Audit) -> list[str]:
     """Returns what the audit has shown, and what it has not."""
     if audit["data"]:
-        return ["The chunk was not trained again: what it would have been trained on is not what the run has."]
+        return ["The chunk was not trained again: its rows would differ from the run's."]
     rows = (
-        "The rows were read and tokenized anew from the recipe and data of whoever audits, and are the run's."
+        "The rows, read and tokenized again from the auditor's recipe and data, are the run's."
         if audit["rows"] == "recipe"
-        else "The rows are the tokens in the run's own store; that they are those of the recipe was not looked at."
+        else "The rows are the tokens in the run's own store; whether they match the recipe was not checked."
     )
     begin = (
-        f"It began with the run's checkpoint of step {audit['start']:,}, whose own making is not part of this audit."
+        f"It began with the run's checkpoint of step {audit['start']:,}, itself not audited."
         if audit["start"]
         else "It began at the run's start, with the base model that the recipe names."
     )
@@ -550,9 +550,9 @@ def proven(audit: Audit) -> list[str]:
         f"{count(audit['numbers'], 'number')} in {count(audit['files'], 'file')}, weights and optimizer among them."
     )
     signed = (
-        f"What it began with and what it ended on are signed by the key {audit['signed_by']}."
+        f"The checkpoints at its start and end are signed by the key {audit['signed_by']}."
         if audit["signed_by"]
-        else "Whether anybody has signed the checkpoints was not asked (--key)."
+        else "Signatures of the checkpoints were not checked (--key)."
     )
     return [begin, rows, compared, signed]
 
@@ -562,8 +562,8 @@ def meaning(audit: Audit) -> list[str]:
     if audit["equal"]:
         return []
     if audit["data"]:
-        lines = ["The data at hand, or a library that turns rows into tokens, is another than when the run was begun."]
-        return [*lines, "Or the run was not trained on what its recipe says."]
+        lines = ["The data at hand, or a library that turns rows into tokens, has changed since the run began."]
+        return [*lines, "Or the run was not trained on the data of its recipe."]
     if audit["differences"]:
         return [
             "This machine is not the run's in what bits depend on (below). Sums that are rounded otherwise give other "
@@ -571,10 +571,10 @@ def meaning(audit: Audit) -> list[str]:
             "Audit it on the machine and image that its fingerprint names to tell the two apart.",
         ]
     return [
-        "This machine has the run's fingerprint, so the same chunk gives the same bits here. Then the chunk was "
-        "trained with other rows, another setting or other code than the run says, or what it saved was changed.",
-        "A setting that is wrong from the start shows in the loss after the first step that it changes; a row, in the "
-        "step that it is part of; a checkpoint that was changed, in its tensors and in no loss.",
+        "This machine has the run's fingerprint, so the same chunk gives the same bits here. So the chunk was trained "
+        "with other rows, settings or code than the run records, or its checkpoint was changed.",
+        "A setting that is wrong from the start shows in the loss after the first step that it changes. A wrong row "
+        "shows in its step. A changed checkpoint shows in its tensors and in no loss.",
         "A device that computes wrongly gives the same picture: audit once more, on another one.",
     ]
 

@@ -28,7 +28,7 @@ from baton.runs.run import Run, now
 from baton.runtime import through_skips
 
 PHASES = ("start-up", "restore", "first-step", "training", "snapshot", "upload", "commit", "prune")
-"""In the order of a chunk; the last three happen beside training."""
+"""In the order of a chunk; the last three run parallel to training."""
 AT_ONCE = 0.001
 """Seconds below which a kill does not wait for a timer."""
 ONCE = ("start-up", "restore", "first-step")
@@ -52,7 +52,7 @@ class PhaseTracker:
 
     @property
     def phases(self) -> list[str]:
-        """Its phases: on the training thread first, then beside it."""
+        """Its phases: first on the training thread, then on others."""
         return [phase for phase, _ in self._lanes.values() if phase]
 
     def since(self, phase: str) -> float | None:
@@ -106,8 +106,8 @@ class PhaseTracker:
         now = time.monotonic()
         if before == phase != "prune":
             return None
-        if before and not (before == "prune" and phase == "upload"):  # nobody tells when a chunk's removals are over
-            # Losses are told every few steps only, so what is timed as the first step may be several.
+        if before and not (before == "prune" and phase == "upload"):  # no event ends a chunk's removals
+            # Losses are told every few steps only, so the first step as timed may be several.
             steps = max(1, self.step - self._came_from) if before == "first-step" else 1
             self.seconds.setdefault(before, []).append((now - began) / steps)
         self.seconds.setdefault(phase, [])
@@ -251,8 +251,8 @@ class DrillReport(TypedDict):
 class Drill:
     """One drill of a recipe whose paths are absolute.
 
-    `seed` decides the phases and the delays in them, `name` begins the runs' names. In the disturbed runs what is in
-    `leave_out` is not restored, a negative control, and numbers of `processes` take turns, another after each kill.
+    `seed` decides the phases and the delays in them, `name` begins the runs' names. The disturbed runs do not restore
+    parts in `leave_out`, a negative control, and numbers of `processes` take turns, another after each kill.
     """
 
     def __init__(
@@ -364,7 +364,7 @@ class Drill:
         arguments = [run.uri, str(index), *(self._left_out if module == TRAIN_CHUNK else ())]
         if module == TRAIN_CHUNK and (number := next(self._turns, None)):
             prove.set_num_processes(run, self.recipe, number)
-        # Each chunk leaves the next ones their share of kills: it stops at `until` in all.
+        # Each chunk keeps kills for the next ones: it stops at `until` in all.
         strikes = bool(deck.phases) and len(self.kills) < until
         if not strikes or (module == CHECKPOINT and deck.top() != "prune"):
             processes.run(module, arguments, self._follow, self.launch)

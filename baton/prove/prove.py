@@ -164,7 +164,7 @@ def compare(
             for row, each in zip(variants, differences, strict=True)
         ],
         "first_difference": min(
-            # By where in a run it shows; what is compared at the end comes last.
+            # By the step where it shows; comparisons at the end come last.
             differing,
             key=lambda difference: float(difference.get("logged_value", math.inf)),
             default=None,
@@ -319,7 +319,7 @@ def control(proof: ProofResult) -> str:
     if not proof["leave_out"]:
         return ""
     parts = listed(proof["leave_out"])
-    setup = f"This is a negative control: {parts} was not restored at each resume, so the runs must not be the same."
+    setup = f"This is a negative control: {parts} was not restored between chunks, so the runs must differ."
     if proof["exact"]:
         return f"{setup} They are: here it makes no difference, and this page proves nothing about it."
     return f"{setup} They are not, so the comparison does see a part that is missing."

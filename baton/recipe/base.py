@@ -92,7 +92,7 @@ def require_pattern(value: str) -> str:
     try:
         re.compile(value)
     except (re.error, RecursionError, OverflowError) as error:
-        raise ValueError(f"is {value!r}, which is no regular expression: {error}") from None
+        raise ValueError(f"is {value!r}, which is not a regular expression: {error}") from None
     return value
 
 

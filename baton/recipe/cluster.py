@@ -56,8 +56,8 @@ class Resources(Section):
     evaluate)."""
 
     profile: Literal["cpu", "mps", "cuda-small", "cuda-large", "auto"] | None = None
-    """Kind of machine. It sets precision, optimizer, attention, workers and pod requests where the recipe omits them;
-    `baton validate` prints the choice. `cuda-small`: a GPU up to 24 GB; `auto`: this machine, for local runs."""
+    """Kind of machine: sets precision, optimizer, attention, workers and pod requests where the recipe omits them;
+    `baton check` prints the choice. `cuda-small`: a GPU up to 24 GB; `auto`: this machine, for local runs."""
     image: str = "baton-python:0.1.0"
     """Container image with Baton."""
     accelerator: str = "nvidia.com/gpu"
@@ -65,17 +65,16 @@ class Resources(Section):
     gpus: Annotated[int, Field(ge=0)] = 0
     """Accelerators per pod that runs the model; 0: CPU."""
     nodes: NodeCount | Nodes = 1
-    """Pods that train a chunk together, each with `gpus` accelerators, usually on separate nodes. `{min: 1, max: 4}`
-    takes as many as the cluster has. Several need Kubeflow Trainer 2.2 or newer: the chunk's pod then creates a
-    `TrainJob` and follows it."""
+    """Pods that train a chunk together, each with `gpus` accelerators. `{min: 1, max: 4}` takes as many as the cluster
+    has. Several need Kubeflow Trainer 2.2 or newer."""
     runtime: Annotated[str, Field(pattern=r"^(cluster/)?[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$")] = "baton"
     """With `nodes`: a `TrainingRuntime` of the namespace, as in `k8s/components/trainer`. `cluster/NAME`: a
     `ClusterTrainingRuntime`, such as `cluster/torch-distributed`."""
     wait_for_nodes: Annotated[str, BeforeValidator(duration)] = "1h"
     """With `nodes`: time until all pods must run; then the chunk fails with the reason."""
     gpu_memory: Quantity | None = None
-    """Memory of one accelerator, for the estimate of `baton validate`; default: from `node_selector` or this machine,
-    if known."""
+    """Memory of one accelerator, for the estimate of `baton check`; default: from `node_selector` or this machine, if
+    known."""
     cpu: Quantity | None = None
     """CPU request and limit of a pod that runs the model."""
     memory: Quantity | None = None
@@ -89,8 +88,7 @@ class Resources(Section):
     labels: dict[str, str] = {}
     """Labels on every pod."""
     capacity: Literal["spot", "on-demand"] | None = None
-    """Label `baton/capacity` of pods that run the model. Kubeflow sets no priority class; a cluster policy can, by this
-    label."""
+    """Label `baton/capacity` of pods that run the model; a cluster policy can map it to a priority class."""
     secret: str | None = None
     """Secret with `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY`, in every pod's environment."""
     secret_env: dict[str, Annotated[str, Field(pattern=r"^[a-z0-9.-]+/[-._a-zA-Z0-9]+$")]] = {}
@@ -103,10 +101,9 @@ class Resources(Section):
     env: dict[str, str] = {}
     """Plain environment of every pod, such as `AWS_ENDPOINT_URL`. Never credentials."""
     retries: Annotated[int, Field(ge=0, le=10)] = 2
-    """Restarts of a pod of data split, tokenize, learning-rate finder, train-chunk, evaluate or export. A train-chunk
-    resumes from its newest checkpoint. Kubeflow Pipelines 2.17 restarts deleted pods, but not failed ones; plain Argo
-    does the opposite. `chunks.extra` and a second submission help in both. Each train-chunk pod has
-    `chunks.retries`."""
+    """Restarts of a pod of data split, tokenize, learning-rate finder, train-chunk, evaluate or export; each
+    train-chunk pod has `chunks.retries`. Kubeflow Pipelines 2.17 restarts deleted pods, not failed ones; plain Argo
+    does the opposite. `chunks.extra` and a second submission help in both."""
     deadline: Annotated[str, BeforeValidator(duration)] | None = None
     """Time limit of the whole run, such as `72h`; Kubeflow then ends it."""
     keep_pods: Annotated[str, BeforeValidator(duration)] | None = None
@@ -170,19 +167,19 @@ def _known(value: Any) -> Any:
 
 
 class Parallel(Section):
-    """Several processes per pod, each with its own accelerator; `parallel: fsdp` sets the strategy. Batch, schedule and
-    logged losses equal those of one process."""
+    """Several processes per pod, each with its own accelerator; `parallel: fsdp` sets the strategy. Batch and schedule
+    equal those of one process."""
 
     strategy: Annotated[Literal["ddp", "fsdp", "zero2", "zero3"], BeforeValidator(_known)] = "ddp"
-    """`ddp`: the whole model in each process. `fsdp` (FSDP2) and DeepSpeed's `zero3`: weights, gradients and optimizer
-    sharded; `zero2`: weights whole. `zero2` and `zero3` need the package deepspeed."""
+    """`ddp`: the whole model in each process. `fsdp` (FSDP2) and `zero3`: weights, gradients and optimizer sharded;
+    `zero2`: weights whole. `zero2` and `zero3` need the package deepspeed."""
     offload: Literal["none", "cpu"] = "none"
     """Hold shards in host memory between uses; not with `ddp`."""
     processes: Literal["auto"] | Annotated[int, Field(ge=1, le=MAX_PROCESSES)] = "auto"
     """Processes per pod; `auto`: one for each of `resources.gpus`, at least one."""
     virtual_workers: Annotated[int, Field(ge=2, le=MAX_PROCESSES)] | None = None
-    """Parts of each step, a power of two. Processes that share them may vary between chunks with bit-identical results.
-    With `ddp` alone."""
+    """Parts of each step, a power of two. The processes that share them may vary, with bit-identical results. With
+    `ddp` alone."""
     hang_after: Annotated[str, BeforeValidator(duration), WrittenAs("hang_timeout")] = "10m"
     """Time without progress in all processes; then their stacks are logged and the chunk fails."""
 

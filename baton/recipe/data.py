@@ -16,7 +16,7 @@ Action = Annotated[
 
 
 class QualityChecks(Section):
-    """Checks of the rows, each `off`, `warn`, `fix` or `fail`. Rows that `fix` changes or drops are kept with the
+    """Checks of the rows, each `off`, `warn`, `fix` or `fail`. Rows changed or dropped by `fix` are kept with the
     reason."""
 
     empty: Action = "warn"
@@ -96,11 +96,10 @@ class SplitRule(Section):
     """Held-out rows. Content and `seed` alone decide a row's side, so added rows never move others."""
 
     eval: Annotated[float, Field(gt=0)] = 0.1
-    """Rows held out for evaluation: below 1 a share, from 1 a number. A number becomes a share of the rows first stored
-    under the recipe's name, and stays that share. Ignored where the source has its own split."""
+    """Rows held out for evaluation: below 1 a share, from 1 a number. A number becomes a fixed share of the rows first
+    stored under the recipe's name. Ignored where the source has its own split."""
     test: Size = 0.0
-    """Rows held out from training and its evaluations, as for `eval`; the final evaluation uses them if there are
-    any."""
+    """Rows held out as for `eval`, unseen until the final evaluation, which then uses them."""
     stratify_by: str | None = None
     """Source column; each value is held out at the same share."""
     group_by: str | None = None
@@ -149,27 +148,20 @@ class Data(Section):
     """Training rows and their tokenization."""
 
     source: Annotated[list[str | DataSource], Field(min_length=1)]
-    """File, folder, glob, bucket (`s3://…`, `gs://…`, `az://…`), `hf://datasets/…` or `builtin:stdlib-docs`. One or a
-    list; a mapping sets `weight`, `format`, `columns` or `side` for its source."""
+    """File, folder, glob, bucket (`s3://…`, `gs://…`, `az://…`), `hf://datasets/…` or `builtin:stdlib-docs`; one or a
+    list. A mapping sets `weight`, `format`, `columns` or `side` of its source."""
     format: Format = "auto"
-    """Shape of a row. `auto` detects it from the method and the first rows' columns, prints it, and knows usual aliases
-    such as `question` and `answer`. `preference`: `chosen` and `rejected`, with a `prompt`, or as whole conversations
-    or texts; their common beginning becomes the prompt. For texts it ends at a word, or at the last `Assistant:`. White
-    space after it belongs to the answers; `separator: ""` keeps such text unchanged. `ranked`: `responses`, a list or
-    columns (`response_1`, `response_2`). The best is paired with a lower one, drawn by content. The order comes from
-    `scores`, `ranks` (1 is best), `preferred` (name, or index from 0), `margin` (of two; below 0 the first wins), or
-    the list. `rated`: `prompt`, `completion` and `label`, true for good. `prompt`: a prompt, perhaps an `answer` and
-    columns for reward functions. `tool-calls`: `prompt`, `calls` and `tools`. Rows of messages, or of texts rendered as
-    turns, take columns `tools` (or `functions`) and `system` (or `system_prompt`)."""
+    """Shape of a row; docs/guides/data.md has the columns of each. `auto` detects it from the method and the first
+    rows' columns, and prints it."""
     columns: Columns = {}
-    """Baton's column name → the source's, such as `{prompt: question, completion: answer}`. Paths reach inside a
-    column: `reward_model.ground_truth`, `answers.text.0`. Lists of columns are joined with `join`; for `responses`,
-    `scores` and `ranks` they stay lists."""
+    """Baton's column name → the source's: `{prompt: question, completion: answer}`. Paths reach inside a column:
+    `reward_model.ground_truth`, `answers.text.0`. Lists of columns are joined with `join`, except for `responses`,
+    `scores` and `ranks`."""
     join: str = "\n\n"
     """Text between joined columns; empty columns are skipped."""
     reasoning: Literal["keep", "drop"] = "keep"
-    """Reasoning of the assistant (`reasoning_content`, `thinking` or `reasoning` of a message). `keep` passes it to the
-    chat template. `drop` removes it, and a `<think>…</think>` at the start of an answer. Plain text is unchanged."""
+    """Reasoning of the assistant (`reasoning_content`, `thinking`, `reasoning`). `keep` passes it to the chat template;
+    `drop` removes it, and a `<think>…</think>` at the start of an answer. Plain text is unchanged."""
     extra_columns: list[str] = []
     """Further source columns to keep, as text, for reward functions and `training.curriculum`."""
     sample_by: Literal["line", "paragraph", "document"] = "line"
@@ -184,41 +176,38 @@ class Data(Section):
     """Checks of the rows, and the action for each."""
     render_as: Literal["auto", "chat", "text"] = "auto"
     """Rendering of text prompts and answers. `chat`: user and assistant turns in the chat template, without `separator`
-    and instruction preamble. `text`: unchanged. `auto`: chat where `model.base` or `model.chat_template` has a
-    template, except with `pretrain` or a tokenizer trained by Baton. Conversations are always rendered, plain text
-    never."""
+    and instruction preamble; `text`: unchanged. `auto`: chat where `model.base` or `model.chat_template` has a
+    template, except with `pretrain` or a tokenizer trained by Baton. Conversations are always rendered."""
     system: Annotated[str, Field(min_length=1)] | None = None
     """System message for conversations without one."""
     today: Annotated[datetime.date | None, WrittenAs("template_date")] = None
-    """Date for chat templates that print today's, such as Llama 3.2's. Default: the day the run begins, for all chunks.
-    Set it to make runs of different days identical."""
+    """Date for chat templates that print today's, such as Llama 3.2's; default: the day the run begins. Set it to make
+    runs of different days identical."""
     max_length: Annotated[int, Field(ge=8)] = 512
     """Longest sequence in tokens; longer ones are truncated and counted."""
     packing: bool | Literal["best-fit"] = False
     """Fill sequences of `max_length` with rows. True joins and cuts plain text. `best-fit` packs whole rows, isolated
-    from each other; flash attention makes it fast."""
+    from each other; fast with flash attention."""
     train_on: Literal["all", "completions", "assistant", "last"] | None = None
-    """Tokens in the loss. `all`: the whole row. `completions`: the completion of a prompt; all of a text or
-    conversation. `assistant`: the assistant's turns, with reasoning, tool calls and end token; texts as `completions`.
-    `last`: a conversation's last turn. Default: `completions`. In a completion of messages, the assistant's turns
-    count. A message's own `train` flag takes precedence. `completion_only_loss` and `assistant_only_loss`, the former
-    keys, are still read."""
+    """Tokens in the loss; docs/guides/data.md has a table. `all`: the whole row; `completions`, the default: the
+    completion of a prompt; `assistant`: the assistant's turns; `last`: a conversation's last turn. A message's own
+    `train` flag takes precedence. The former `completion_only_loss` and `assistant_only_loss` are still read."""
     max_samples: Positive | None = None
     """Most rows to use: the first, or with `shuffle` a choice by content and `seed`."""
     shuffle: bool = False
-    """Choose the rows of `max_samples` from the whole source. Only with that: each pass is shuffled anyway."""
+    """Choose the rows of `max_samples` from the whole source. Each pass is shuffled in any case."""
     order: Literal["auto", "uniform", "blocks"] = "auto"
-    """Order of a pass, given by `seed` and its number. `uniform` shuffles all rows, as `Trainer` does. `blocks`
-    shuffles token files, then rows of a few files together, so a chunk fetches only its own. `auto`: blocks from 1 GiB
-    of tokens, in one process without virtual workers."""
+    """Order of a pass, by `seed` and its number. `uniform` shuffles all rows, as `Trainer` does. `blocks` shuffles
+    token files, then rows of a few files together, so a chunk fetches only its own. `auto`: blocks from 1 GiB of
+    tokens, in one process without virtual workers."""
     workers: Positive | None = None
     """Processes that tokenize; default: the machine's cores."""
     shards: Annotated[int, Field(json_schema_extra={"minimum": 1, "maximum": MAX_SHARDS})] = 1
-    """Pods that tokenize, each with `workers` processes; another pod joins their output. Tokens are the same for any
-    number. Use it from a few GiB of text: each pod fetches the split, and takes 20 s to start."""
+    """Pods that tokenize, each with `workers` processes, with the same tokens for any number. Use it from a few GiB of
+    text: each pod fetches the split, and takes 20 s to start."""
     max_rejected: Annotated[float, Field(ge=0, le=1)] = 0.01
     """Share of unreadable rows that ends the run; they are kept with reasons. A truncated file ends it at any share
-    below 1, as its missing rows cannot be counted."""
+    below 1."""
 
     @property
     def sources(self) -> list[DataSource]:

@@ -59,7 +59,7 @@ class Tasks(Section):
     """Documents per task; default: all."""
     render_as: Literal["auto", "chat", "text"] = "auto"
     """`chat`: questions and examples as turns of the chat template, after `data.system`. `auto`: chat where training
-    had conversations or `data.render_as` would make some. A production model without a template gets text."""
+    used turns. A production model without a template gets text."""
 
 
 class Evaluation(Section):
@@ -77,28 +77,27 @@ class Evaluation(Section):
     """Comparison of generated text with the row's answer: `exact_match`, `numeric_match` (last number), `bleu` and
     `chrf` (sacreBLEU), `rouge` (1, 2, L), `bertscore`."""
     functions: list[Annotated[Hook, shorthand("use")]] = []
-    """Your own functions, from the image or `hooks.source`. They take lists `prompts`, `completions` and `references`
-    and their options, and return a number for each."""
+    """Your own functions, from the image or `hooks.source`: of lists `prompts`, `completions`, `references` and their
+    options, they return a number for each."""
     bertscore_model: str | None = None
     """Encoder for `bertscore`: hub id or folder."""
     tasks: Tasks | None = None
     """Tasks of the LM evaluation harness; needs the package `lm-eval`."""
     production: str | None = None
     """Production model to compare with: folder, `s3://…`, hub id, `models:/name@alias` in MLflow's registry, or
-    `accepted` from the last retraining. A missing alias or `accepted` counts as no model."""
+    `accepted` from the last retraining. A missing alias or `accepted` counts as none."""
     confidence: Fraction = 0.95
     """Level of intervals, by bootstrap over rows."""
     gate: dict[str, str] = {}
     """Conditions by metric: `{perplexity: "<= baseline * 0.98", numeric_match: ">= production"}`. A run that fails them
-    is rejected and exports nothing. Without a production model, its conditions hold."""
+    is rejected and exports nothing. Without a production model, conditions on it hold."""
     every: Positive | None = None
     """Steps between evaluations during training; default: none."""
     per_epoch: Positive | None = None
-    """Evaluations per epoch, the last at its end, instead of `every`. Of n in an epoch of S steps, the k-th follows
-    step k × S / n, rounded up; with n above S, each step."""
+    """Evaluations per epoch, evenly spaced, the last at its end; instead of `every`."""
     write_every: Annotated[Positive | None, WrittenAs("sample_every")] = None
-    """Steps between generations for the samples during training. Texts go to the run's `samples/`; accuracy and the
-    results of `metrics` and `functions` to the metrics, as `written_…`. Training is unaffected. Default: none."""
+    """Steps between generations for the samples during training; default: none. Texts go to the run's `samples/`,
+    results of `metrics` and `functions` to the metrics, as `written_…`. Training is unaffected."""
     batch_size: Positive | None = None
     """Rows per forward pass; default: `training.micro_batch_size`."""
 
@@ -110,7 +109,7 @@ class Evaluation(Section):
                 meant = _near_line(line) if len(line) <= LONGEST_LINE else None
                 example = f"; did you mean {meant!r}?" if meant else ", for example '<= baseline * 0.98'"
                 raise ValueError(
-                    f"{name}: {line[:LONGEST_LINE]!r} is no line of a gate; expected <=, >=, < or > and a number, "
+                    f"{name}: {line[:LONGEST_LINE]!r} is not a gate condition; expected <=, >=, < or > and a number, "
                     f"baseline or production{example}"
                 )
         return value
@@ -234,8 +233,8 @@ class Export(Section):
     kserve: KServe = KServe()
     """Settings of `kserve`."""
     artifact: bool = False
-    """Copy the main model's files into Kubeflow's artifact `model`, for components with an `Input[Model]`. Otherwise
-    the artifact is the model card, with the address in its metadata."""
+    """Copy the main model's files into Kubeflow's artifact `model`, for components with an `Input[Model]`. Otherwise it
+    is the model card, with the address in its metadata."""
     licence: str | None = None
     """Licence of the model, as spelled on the Hub (`apache-2.0`); default: the base model's, if known."""
     check_tokens: Positive = 16

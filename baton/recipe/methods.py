@@ -141,10 +141,10 @@ class Completions(Section):
     temperature: Annotated[float, Field(gt=0)] = 1.0
     """Sampling temperature."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Sample from the most likely tokens of this total probability. On a GPU, below 1 needs `training.deterministic:
-    false`: CUDA has no deterministic kernel."""
+    """Probability mass to sample from. On a GPU, below 1 needs `training.deterministic: false`: CUDA has no
+    deterministic kernel."""
     top_k: Annotated[int, Field(ge=0)] = 0
-    """Sample from this many most likely tokens; 0: all."""
+    """Number of most likely tokens to sample from; 0: all."""
     min_p: Share | None = None
     """Drop tokens below this share of the highest probability."""
     repetition_penalty: Annotated[float, Field(gt=0)] = 1.0
@@ -163,7 +163,7 @@ class Generation(Completions, Referenced):
     num_iterations: Positive = 1
     """Passes over each batch of completions (μ)."""
     steps_per_generation: Positive | None = None
-    """Micro-batches, over all processes, filled by one round of generation; default: those of one optimizer step."""
+    """Micro-batches of all processes per round of generation; default: those of one optimizer step."""
     epsilon: Annotated[float, Field(gt=0)] = 0.2
     """Clipping range of the probability ratio."""
     epsilon_high: Annotated[float, Field(gt=0)] | None = None

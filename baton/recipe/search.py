@@ -179,7 +179,7 @@ ACCEPTED = "accepted"
 
 
 class Retrain(Section):
-    """Retraining (`baton retrain`, `baton schedule`) after changes of data or recipe."""
+    """Retraining (`baton run --if-changed`, `baton kfp schedule`) after changes of data or recipe."""
 
     start: Literal["base", "accepted"] = "base"
     """`base`: the recipe's model, on all rows. `accepted`: the last accepted model, on new rows and `replay`. A changed

@@ -82,16 +82,14 @@ class Guard(Section):
     skips it."""
 
     nan: bool = True
-    """Whether to skip steps with a non-finite loss or gradient norm. Steps skipped by the `fp16` scaler do not
-    count."""
+    """Skip steps with a non-finite loss or gradient norm, except those that the `fp16` scaler skips."""
     loss: Annotated[float, Field(gt=1)] | None = 3.0
     """Highest loss, as a multiple of the window's median; it must also exceed the window's maximum. Null: no limit.
-    Ignored with `grpo` and `rloo`, whose loss is near 0."""
+    Ignored with `grpo` and `rloo`."""
     grad_norm: Annotated[float, Field(gt=1)] | None = 10.0
     """Same for the gradient norm before clipping."""
     window: Positive = 100
-    """Recent steps that form the median, skipped ones excluded. Checks begin after 10 steps, or a full window if
-    smaller."""
+    """Recent steps that form the median, without skipped ones. Checks begin after 10 steps, or a smaller window."""
     max_skips: Annotated[int, Field(ge=0)] = 3
     """Bad steps to skip; one more ends the run and names their rows."""
     skip: list[Positive] = []
@@ -118,11 +116,11 @@ class LRFind(Section):
     end: Annotated[float, Field(gt=0)] = 1.0
     """Learning rate of the last step."""
     steps: Annotated[int, Field(ge=10)] = 100
-    """Number of steps; the test ends early when the loss exceeds four times its minimum."""
+    """Number of steps; the test ends early at four times the lowest loss."""
     smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.9
     """Decay of the moving average."""
     take: Literal["steepest", "tenth"] = "steepest"
-    """`steepest`: the rate of the fastest fall of smoothed loss; `tenth`: a tenth of the rate at its minimum."""
+    """`steepest`: the rate where smoothed loss falls fastest; `tenth`: a tenth of the rate at its minimum."""
 
     @model_validator(mode="after")
     def _grows(self) -> Self:
@@ -153,8 +151,8 @@ class Training(Methods):
     batch_size: Rows = 8
     """Rows per optimizer step."""
     micro_batch_size: Rows | Literal["auto"] | None = None
-    """Rows per forward pass; must divide `batch_size`. Default: `batch_size`. `auto`: the first chunk finds the largest
-    that fits in memory, and the run keeps it."""
+    """Rows per forward pass, a divisor of `batch_size`; default: all. `auto`: the first chunk finds the largest that
+    fits in memory, and the run keeps it."""
     epochs: Annotated[float, Field(gt=0)] | None = None
     """Passes over the training rows; default: 1, without `max_steps`."""
     max_steps: Positive | None = None
@@ -193,8 +191,8 @@ class Training(Methods):
     precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
     """Arithmetic of forward and backward. `bf16` and `fp16`: mixed precision; `tf32`: `fp32` with `tf32: true`."""
     tf32: bool | None = None
-    """Round inputs of 32-bit matrix products to TF32, also under `bf16` and `fp16`; needs an Ampere GPU or newer.
-    Default: on with `precision: tf32`, or in one process with `compile` and no `fp16`."""
+    """Round inputs of 32-bit matrix products to TF32, on Ampere GPUs or newer. Default: on with `precision: tf32`, or
+    in one process with `compile` and no `fp16`."""
     fp16_initial_scale: Annotated[float, Field(gt=0)] | None = None
     """First loss scale of `fp16`; default: 65536."""
     gradient_checkpointing: bool = False

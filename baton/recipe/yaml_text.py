@@ -77,16 +77,15 @@ class Loader(yaml.SafeLoader):
         except (ValueError, LookupError, AttributeError) as error:
             if not isinstance(node, yaml.ScalarNode):
                 raise
-            problem = (
-                f"{brief(node.value)!r} is no {node.tag.rpartition(':')[2]}: {error}; put it in quotes if it is text"
-            )
+            kind = node.tag.rpartition(":")[2]
+            problem = f"{brief(node.value)!r} is not a valid {kind}: {error}; put it in quotes if it is text"
             raise ConstructorError(None, None, problem, node.start_mark) from None
 
     def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
         """Returns a text; two escapes for one character, as in JSON, become that."""
         value = super().construct_scalar(node)
         if "\0" in value:
-            raise ValueError("it has a NUL, which is no character of YAML")
+            raise ValueError("it has a NUL, which YAML does not allow")
         return value if value.isascii() else value.encode("utf-16", "surrogatepass").decode("utf-16")
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
@@ -157,7 +156,7 @@ def decode(data: bytes) -> str:
         return data.decode(encoding)
     except UnicodeDecodeError as error:
         if encoding != "utf-8":
-            raise yaml.YAMLError(f"its first bytes are those of {encoding}, and the others are not") from None
+            raise yaml.YAMLError(f"it begins as {encoding}, and the others are not") from None
         line = data.count(b"\n", 0, error.start) + 1
         byte = data[error.start : error.start + 1]
         shown = byte.decode("cp1252", errors="replace")

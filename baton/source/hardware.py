@@ -118,7 +118,7 @@ def _mps(adapted: bool) -> Iterator[Choice]:
     yield Choice("training.workers", 0, "on macOS each worker imports everything again")
     yield Choice("model.dtype", "float32", "as the arithmetic")
     yield Choice("model.attention", "sdpa", "torch's own; the others need CUDA")
-    yield Choice("resources.gpus", 0, "MPS is no resource of Kubernetes")
+    yield Choice("resources.gpus", 0, "Kubernetes has no resource for MPS")
 
 
 def _cuda_small(adapted: bool) -> Iterator[Choice]:

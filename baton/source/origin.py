@@ -216,7 +216,7 @@ def _piped(data: bytes, given: str) -> str:
 
 def _terminal() -> UserError:
     return UserError(
-        "the recipe is to be read from standard input, which is a terminal.",
+        "the recipe is read from standard input, which is a terminal.",
         remedy=f"Pipe one in, as in `baton check - < my.yaml`, or name a file; {LISTED}.",
     )
 

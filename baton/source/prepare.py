@@ -427,6 +427,6 @@ def code_path(source: str, base_dir: str) -> str:
             return path
     near = suggest_path(source, (base_dir, os.getcwd()))
     raise UserError(
-        f"hooks.source {source!r} is no Python file or folder.",
+        f"hooks.source {source!r} is not a Python file or folder.",
         remedy=f"Did you mean {near!r}?" if near else "Check the path.",
     )

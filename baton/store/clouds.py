@@ -294,7 +294,7 @@ def _endpoint(uri: str, *variables: str) -> str | None:
     endpoint = next((value for variable in variables if (value := os.environ.get(variable))), None)
     if endpoint and urlparse(endpoint).scheme not in ("http", "https"):
         raise StoreError(
-            f"store {uri!r}: {variables[-1]} is no address (Invalid endpoint: {endpoint}).",
+            f"store {uri!r}: {variables[-1]} is not an address (Invalid endpoint: {endpoint}).",
             remedy="Write http://HOST:PORT or https://HOST.",
         )
     return endpoint

@@ -264,7 +264,7 @@ def _judged(
     ended = {trial: _asked(trial, requests[trial]) for trial in stopped}
     ranked = len(kept) + len(beaten)
     for place, trial in enumerate(beaten, len(kept) + 1):
-        why = f"number {place} of {ranked}, and {len(kept)} went on"
+        why = f"place {place} of {ranked}, top {len(kept)} kept"
         ended[trial] = outcomes.StoppedTrial(id=trial, why=why, cause="beaten", place=place, of=ranked)
     for trial in (trial for trial in entered if trial not in kept and trial not in ended):
         if trial in scores:

@@ -262,7 +262,8 @@ def attach(
     run.storage.check()
     if run.read(RunInfo):
         raise UserError(
-            f"run {run.name!r} is that of a recipe.", remedy="Attach to a run of another name, or `baton run` goes on."
+            f"run {run.name!r} belongs to a recipe.",
+            remedy="Attach to a run of another name, or resume it with `baton run`.",
         )
     step, number = resolve_target(target, plan.num_steps)
     section = chunks_section(trainer, checkpoint_every, plan.num_steps, chunks)
@@ -308,7 +309,7 @@ def resolve_target(target: Target, num_steps: int) -> tuple[int, int | None]:
         raise UserError(f"target is {target!r}; {FORMS}.")
     if isinstance(target, float):
         if not 0 < target <= 1:
-            raise UserError(f"target {target!r} is no share of a run; expected more than 0 and at most 1.0.")
+            raise UserError(f"target {target!r} is not a share of a run; expected more than 0 and at most 1.0.")
         return math.ceil(num_steps * target), None
     if not 1 <= target <= num_steps:
         raise UserError(

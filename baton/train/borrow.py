@@ -121,7 +121,7 @@ class OnePass(TrainerCallback):
             raise ExactnessError(
                 f"the stream of rows ended at step {state.global_step} of {state.max_steps}, and a "
                 "second pass over it cannot be resumed exactly.",
-                remedy="Let the stream itself go on: train_dataset.repeat(n), or a lower max_steps.",
+                remedy="Let the stream itself repeat: train_dataset.repeat(n), or a lower max_steps.",
             )
 
 

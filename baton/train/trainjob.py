@@ -423,7 +423,8 @@ def not_starting(pods: Iterable[Object]) -> str | None:
             waiting = status.get("state", {}).get("waiting") or {}
             reason, message = waiting.get("reason"), waiting.get("message") or ""
             if reason in IMAGE:
-                return f"the image {status.get('image')!r} cannot be had on {_place(pod)}: {reason}. {message}".strip()
+                image = status.get("image")
+                return f"the image {image!r} cannot be pulled on {_place(pod)}: {reason}. {message}".strip()
             if reason in SETTINGS:
                 return f"node {node_index(pod)} cannot be started: {reason}. {message}".strip()
     return None
@@ -609,7 +610,7 @@ class Job:
                 return False
             job = patiently(lambda: self._cluster.job(self.name))
             if job is None:
-                logger.warning("TrainJob %s is gone: somebody deleted it", self.name)
+                logger.warning("TrainJob %s was deleted", self.name)
                 return False
             self._look()
             is_complete, has_failed = condition_of(job, "Complete"), condition_of(job, "Failed")

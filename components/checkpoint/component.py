@@ -7,7 +7,7 @@ from baton.kfp.component import component
 
 @component
 def checkpoint(baton: str, index: int, proof: dsl.Output[dsl.Markdown]):
-    """Reads back what a chunk committed, beside the next chunk and not in its way.
+    """Reads back a chunk's checkpoint while the next chunk trains.
 
     Args:
         baton: The run.

@@ -34,7 +34,7 @@ def data_split(
         job_id: What it ends in: the id of the pipeline's run.
         store: Folder or bucket for runs and data.
         rows: The first rows of each side, counts, and where all of them are.
-        quality: What was found in the rows.
+        quality: Findings in the rows.
         source: Rows to learn from; several joined by a comma. The recipe's where this and those below are left out.
         base_model: What training starts from.
         seed: Decides every random draw.

@@ -15,7 +15,7 @@ def export(
 
     Args:
         baton: The run.
-        model: The model card, or the main model's files where the recipe says `export.artifact`.
+        model: The model card, or the main model's files where the recipe sets `export.artifact`.
         address: Where the main model is.
 
     Returns:

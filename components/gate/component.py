@@ -11,11 +11,11 @@ def gate(
     limits: dsl.Output[dsl.Markdown],
     verdict: dsl.OutputPath(str),  # type: ignore[valid-type]
 ) -> str:
-    """Compares the evaluation with what the recipe says must hold.
+    """Compares the evaluation with the limits of the recipe.
 
     Args:
         baton: The run.
-        limits: Each figure of the gate beside its limit.
+        limits: Each figure of the gate with its limit.
         verdict: `accepted` or `rejected`.
 
     Returns:

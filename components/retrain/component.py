@@ -1,4 +1,4 @@
-"""Retraining stages: what is looked at before a fine-tuning, and what becomes of its model."""
+"""Retraining stages: look for changes before a fine-tuning, promote its model or keep the one in use."""
 
 from kfp import dsl
 
@@ -30,7 +30,7 @@ def look(
         batch_size: Rows per optimizer step; 0 for the recipe's.
         overrides: Other settings of the recipe, by dotted path.
         owner: This retraining.
-        changes: What was found.
+        changes: The changes found.
         run_name: Name of the run to train.
         changed: The recipe to train, packed, which may start from the model in use.
 

@@ -35,7 +35,7 @@ def begin(
         sweep_uri: Address of the sweep.
 
     Returns:
-        For each different data of the trials what split and tokenize are given: recipe, run and source.
+        For each different data of the trials the arguments of split and tokenize: recipe, run and source.
     """
     from baton import events
     from baton.recipe import load, parameters

@@ -187,7 +187,7 @@ def _without_a_piece(metadata: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (_elsewhere, "'../../secret' is no file of its folder"),
+        (_elsewhere, "'../../secret' is not a file of its folder"),
         (_beyond, "has no byte 10"),
         (_encoded, r"is encoded by \['zstd'\]"),
         (_without_a_piece, "lm_head.weight: its pieces have 1024 numbers, the whole 2048"),
@@ -255,8 +255,8 @@ def test_a_byte_that_differs_is_found_before_it_is_merged(run: Run, tmp_path: Pa
     ("arguments", "message"),
     [
         (["@30"], "has no checkpoint of step 30"),
-        (["", "--shard-size", "five"], "'five' is no size"),
-        (["@40", "--output", "."], "exists and is no empty folder"),
+        (["", "--shard-size", "five"], "'five' is not a file size"),
+        (["@40", "--output", "."], "exists and is not an empty folder"),
     ],
 )
 def test_mistakes_are_one_message(run: Run, tmp_path: Path, arguments: list[str], message: str) -> None:

@@ -179,19 +179,19 @@ def test_what_lies_below_a_run_is_told_its_run() -> None:
 
 TOLD: dict[str, tuple[bytes | None, str]] = {
     "absent": (None, "cannot be read: No such file or directory."),
-    "text": (b"Traceback (most recent call last)", "is no output of `baton kfp submit --json`: Expecting value"),
-    "half": (b'{"state": "succ', "is no output of `baton kfp submit --json`: Unterminated string"),
-    "bytes": (b"\xff\xfe\x00", "is no output of `baton kfp submit --json`: 'utf-8' codec"),
-    "list": (b"[1]", "is no output of `baton kfp submit --json`: "),
-    "number": (b"3", "is no output of `baton kfp submit --json`: "),
-    "without a state": (b"{}", "is no output of `baton kfp submit --json`: it has no state."),
-    "state of another kind": (b'{"state": 3}', "is no output of `baton kfp submit --json`: state: "),
+    "text": (b"Traceback (most recent call last)", "is not output of `baton kfp submit --json`: Expecting value"),
+    "half": (b'{"state": "succ', "is not output of `baton kfp submit --json`: Unterminated string"),
+    "bytes": (b"\xff\xfe\x00", "is not output of `baton kfp submit --json`: 'utf-8' codec"),
+    "list": (b"[1]", "is not output of `baton kfp submit --json`: "),
+    "number": (b"3", "is not output of `baton kfp submit --json`: "),
+    "without a state": (b"{}", "is not output of `baton kfp submit --json`: it has no state."),
+    "state of another kind": (b'{"state": 3}', "is not output of `baton kfp submit --json`: state: "),
     "failures of another kind": (
         b'{"state": "failed", "failed": "x"}',
-        "is no output of `baton kfp submit --json`: failed: ",
+        "is not output of `baton kfp submit --json`: failed: ",
     ),
     "exit code of another kind": (b'{"state": "failed", "exit_code": "x"}', "`baton kfp submit --json`: exit_code: "),
-    "deep": (b'{"state": ' + b"[" * 5000 + b"]" * 5000 + b"}", "is no output of `baton kfp submit --json`: "),
+    "deep": (b'{"state": ' + b"[" * 5000 + b"]" * 5000 + b"}", "is not output of `baton kfp submit --json`: "),
 }
 
 

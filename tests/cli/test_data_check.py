@@ -71,7 +71,7 @@ def test_sources_are_shown_with_what_is_wrong_in_them(here: Path):
         "duplicates": ("fixed", 1),
     }
     assert answer["state"] == "warn"
-    assert answer["sentence"] == "Look at unusable rows, encoding and secrets before you pay for a GPU."
+    assert answer["sentence"] == "Check unusable rows, encoding and secrets before you pay for a GPU."
     assert {name: answer["rows"][name] for name in ("looked_at", "rejected", "dropped")} == {
         "looked_at": 123, "rejected": 2, "dropped": 1,
     }  # fmt: skip
@@ -131,7 +131,7 @@ def test_a_recipe_is_judged_by_its_own_words_and_counted_in_tokens(here: Path):
     [
         (["nowhere.jsonl"], "data.source 'nowhere.jsonl' matches no file"),
         (["../data/rows.jsonl", "--method", "magic"], "training.method"),
-        (["../data/rows.jsonl", "--report", "page.txt"], "report 'page.txt' has another ending than .html"),
+        (["../data/rows.jsonl", "--report", "page.txt"], "report 'page.txt' does not end in .html"),
         (["recipe.yaml", "--base", "org/model"], "--base is for sources, not for a recipe"),
         (["../data/rows.jsonl", "--method", "dpo"], "has columns question, response, which fit no format that dpo"),
     ],

@@ -205,7 +205,7 @@ def test_what_a_check_mends_or_drops_is_shown_so(here: Path) -> None:
 
 WRONG = {
     "side that all rows decide": (["--side", "eval", "--set", "data.split.eval=2"], "Leave out --side."),
-    "page": (["--page", "rows.txt"], "has another ending than .html"),
+    "page": (["--page", "rows.txt"], "does not end in .html"),
     "source": (["--set", "data.source=absent.jsonl"], "matches no file"),
 }
 

@@ -48,7 +48,7 @@ def test_without_the_model_a_small_one_is_trained_and_said_to_be(tmp_path: Path)
     assert result["proof"]["exact"]
     assert [kill["step"] for kill in result["kills"]] == [6, 14, 22]
     assert [kill["resumed"] for kill in result["kills"]] == [4, 12, 20]
-    assert "cannot be had from the package index" in result["instead"]
+    assert "cannot be fetched from the package index" in result["instead"]
     assert "small model from scratch" in done.stderr
     assert Path(result["proof"]["report"]).is_file()
     assert list(tmp_path.glob("*.html")) == []

@@ -136,7 +136,7 @@ def test_rows_that_are_none(folder: Path):
 
 OTHERS = {
     "validate": (["validate", "absent.yaml"], "recipe 'absent.yaml' is not a file."),
-    "compile": (["compile", "recipe.yaml", "-o", "x.json"], "output 'x.json' has another ending than .yaml."),
+    "compile": (["compile", "recipe.yaml", "-o", "x.json"], "output 'x.json' does not end in .yaml."),
     "prove": (["prove", "absent.yaml"], "recipe 'absent.yaml' is not a file."),
     "submit": (["submit", "absent.yaml", "--endpoint", "http://h"], "recipe 'absent.yaml' is not a file."),
     "doctor": (["doctor", "absent.yaml"], "recipe 'absent.yaml' is not a file."),

@@ -249,4 +249,4 @@ def test_a_terminal_is_not_waited_for(here: Path) -> None:
         os.close(follower)
 
     assert done.returncode == 2
-    assert "is to be read from standard input, which is a terminal. Pipe one in" in done.stderr
+    assert "is read from standard input, which is a terminal. Pipe one in" in done.stderr

@@ -107,7 +107,7 @@ def test_a_cold_fork_starts_from_the_weights_alone(store: Storage) -> None:
         (["base@7"], "has no checkpoint of step 7; it has 5, 10"),
         (["base@5", "--set", "seed=3"], "seed: it decides the order of rows and every draw"),
         (["base@5", "--set", "training.batch_size=4"], "--weights-only to start at step 0"),
-        (["base@5", "--run", "base"], "exists and is no fork of this one"),
+        (["base@5", "--run", "base"], "exists and is not a fork of this one"),
         (["base@5", "--run", "No Name"], "is not lower-case letters, digits and dashes"),
         (
             ["base@5", "--weights-only", "--set", "model.from_scratch.hidden_size=64"],

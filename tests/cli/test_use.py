@@ -168,4 +168,4 @@ def test_a_row_that_is_no_prompt_is_named(model: str, tmp_path: Path) -> None:
     file.write_text('{"prompt": "fine"}\n\n{"prompt": 3}\n', encoding="utf-8")
     done = _generate(model, "--file", str(file))
     assert done.returncode == 2
-    assert "prompts.jsonl line 3 is no prompt" in done.stderr
+    assert "prompts.jsonl line 3 is not a prompt" in done.stderr

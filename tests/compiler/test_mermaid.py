@@ -113,6 +113,6 @@ def test_compile_writes_it(tmp_path: Path) -> None:
     other = tmp_path / "other.yaml"
     refused = CliRunner().invoke(app, ["compile", str(QUICKSTART), "-o", str(other), "--graph", "a.svg"])
     assert refused.exit_code == 2
-    assert "graph 'a.svg' has another ending than .mmd." in refused.stderr
+    assert "graph 'a.svg' does not end in .mmd." in refused.stderr
     assert "name the file FILE.mmd" in " ".join(refused.stderr.split())
     assert not other.exists()

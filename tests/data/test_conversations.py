@@ -114,7 +114,7 @@ SAID = {
     "parts without text": ([{"role": "user", "content": []}, RIGHT], "message 1 has no text content"),
     "tool calls": (
         [ASK, {"role": "assistant", "content": "", "tool_calls": [{"function": {}}]}, RIGHT],
-        "message 2 has tool_calls that are no JSON of a name and arguments",
+        "message 2 has tool_calls that are not JSON of a name and arguments",
     ),
     "a speaker nobody knows": (
         [{"from": "alien", "value": "x"}, {"from": "gpt", "value": "y"}],
@@ -329,7 +329,7 @@ EARLIER: dict[str, tuple[str, dict[str, Any], dict[str, Any] | str]] = {
     "of words": (
         "sft",
         {"instruction": "1+1?", "output": "2", "history": ["x"]},
-        "column 'history' is no list of questions and their answers",
+        "column 'history' is not a list of questions and their answers",
     ),
 }
 

@@ -325,13 +325,13 @@ WRONG: dict[str, tuple[list[str], dict[str, Any], dict[str, Any], str]] = {
         ["question", "reply"],
         {},
         {"columns": {"prompt": "questoin", "completion": "reply"}},
-        "data.columns.prompt: 'questoin' is no column of rows.jsonl; its first rows have question, reply.",
+        "data.columns.prompt: 'questoin' is not a column of rows.jsonl; its first rows have question, reply.",
     ),
     "a further column that is not there": (
         ["text", "id"],
         {},
         {"extra_columns": ["level"]},
-        "data.extra_columns: 'level' is no column of rows.jsonl; its first rows have id, text.",
+        "data.extra_columns: 'level' is not a column of rows.jsonl; its first rows have id, text.",
     ),
     "a further column that is called like what comes out": (
         ["prompt", "question", "answer"],

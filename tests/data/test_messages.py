@@ -101,17 +101,17 @@ def test_tool_calls(message: Row, expected: Row) -> None:
 REFUSED: dict[str, tuple[Row, str]] = {
     "arguments that do not parse": (
         {"content": None, "tool_calls": [{"name": "add", "arguments": "{a: 1"}]},
-        "has tool_calls that call add with arguments that are no JSON object",
+        "has tool_calls that call add with arguments that are not a JSON object",
     ),
     "arguments that are a list": (
         {"content": None, "tool_calls": [{"name": "add", "arguments": "[1]"}]},
-        "has tool_calls that call add with arguments that are no JSON object",
+        "has tool_calls that call add with arguments that are not a JSON object",
     ),
     "no name": (
         {"content": None, "tool_calls": [{"arguments": {}}]},
-        "has tool_calls that are no JSON of a name and arguments",
+        "has tool_calls that are not JSON of a name and arguments",
     ),
-    "words": ({"content": None, "tool_calls": "add(1, 1)"}, "has tool_calls that are no JSON of a name and arguments"),
+    "words": ({"content": None, "tool_calls": "add(1, 1)"}, "has tool_calls that are not JSON of a name and arguments"),
     "a call of another type": (
         {"content": None, "tool_calls": [{"type": "custom", "function": {"name": "x"}}]},
         "has tool_calls that have type 'custom', expected function",
@@ -225,7 +225,7 @@ DECLARED: dict[str, tuple[Any, Any]] = {
     "none": ([], None),
     "none as text": ("[]", None),
     "nothing": ("", None),
-    "words": ("add and subtract", "tools are no JSON of functions"),
+    "words": ("add and subtract", "tools are not JSON of functions"),
     "names": (["add"], "tools are not all functions with a name"),
     "another type": ([{"type": "code_interpreter"}], "tools are not all functions with a name"),
     "a surrogate": ([{"name": "add", "description": "\ud800"}], "tools or system holds a lone surrogate"),
@@ -326,7 +326,7 @@ FUNCTION_CALLS: dict[str, tuple[str, Any, Any]] = {
     "words with tools": (
         "add(1, 1)",
         [ADD],
-        "message 2 is from 'function_call', and its calls are no JSON of a name and arguments",
+        "message 2 is from 'function_call', and its calls are not JSON of a name and arguments",
     ),
     "other JSON": ('{"a": 1}', None, {"role": "assistant", "content": '{"a": 1}'}),
 }
@@ -493,7 +493,7 @@ GLAIVE = {
     "words before": ('Sure. <functioncall> {"name": "add", "arguments": {}}', called(call({}), content="Sure.")),
     "what does not parse": (
         '<functioncall> {"name": "add", ',
-        "message 2 has tool_calls that are no JSON of a name and arguments",
+        "message 2 has tool_calls that are not JSON of a name and arguments",
     ),
 }
 

@@ -68,13 +68,13 @@ def test_the_page_says_what_was_found(tmp_path: Any):
         ("duplicates", "ok"), ("language", "ok"), ("emails", "off"),
     ]  # fmt: skip
     for words in (
-        "Do not train on this yet. What the recipe forbids was found: secrets.",
+        "Do not train on this yet. The recipe forbids these findings: secrets.",
         "✗ Secrets 2 rows (1.0%) not allowed",
         "! Length 30 rows (15.0%) longer than 80 tokens look at it",
         "✓ Encoding 3 rows (1.5%): 3 mended dealt with",
         "✓ Enough rows 180 rows to train on fine",
         "– E-mail addresses not checked off",
-        "The recipe says secrets: fail.",
+        "The recipe sets secrets: fail.",
         "rows.jsonl line 1,234",
         "The first 1 of 2; all are in s3://bucket/quality.jsonl.",
         "30 rows (15.0%) are longer than max_length, 80 tokens.",
@@ -98,10 +98,10 @@ def test_the_page_loads_and_runs_nothing(tmp_path: Any):
     ("quality", "data", "state", "sentence"),
     [
         ({"secrets": "fail", "truncation": "fail"}, {}, "failed",
-         "Do not train on this yet. What the recipe forbids was found: length and secrets."),
+         "Do not train on this yet. The recipe forbids these findings: length and secrets."),
         ({"encoding": "fail"}, {"max_rejected": 0.001}, "failed",
-         "Do not train on this yet. What the recipe forbids was found: unusable rows and encoding."),
-        ({"encoding": "fix"}, {}, "warn", "Look at unusable rows, length and secrets before you pay for a GPU."),
+         "Do not train on this yet. The recipe forbids these findings: unusable rows and encoding."),
+        ({"encoding": "fix"}, {}, "warn", "Check unusable rows, length and secrets before you pay for a GPU."),
     ],
 )  # fmt: skip
 def test_the_verdict(quality: dict[str, Any], data: dict[str, Any], state: str, sentence: str, tmp_path: Any):

@@ -64,7 +64,7 @@ def test_what_a_run_keeps(tmp_path: Path):
     ]  # fmt: skip
     assert quality["findings_uri"] == str(tmp_path / "store/runs/run-1/quality.jsonl")
     assert in_run(tmp_path, "data-quality.html") == found["page"]
-    assert "Look at duplicates and encoding before you pay for a GPU." in found["page"]
+    assert "Check duplicates and encoding before you pay for a GPU." in found["page"]
 
 
 def test_only_a_fix_changes_the_rows_and_their_digest(tmp_path: Path):

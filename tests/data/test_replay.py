@@ -87,7 +87,7 @@ def test_nothing_new_and_what_was_learnt_being_gone_are_one_message(store: str, 
     with pytest.raises(UserError, match=r"no training row that the accepted model has not learnt.*retrain\.start to"):
         _split(store, source, "second", [first["digest"]])
     write(source, OLD + NEW)
-    with pytest.raises(UserError, match=r"data/0123/split is gone.*retrain\.start to base"):
+    with pytest.raises(UserError, match=r"data/0123/split is missing.*retrain\.start to base"):
         _split(store, source, "third", ["0123"])
 
 

@@ -239,7 +239,7 @@ def test_a_worker_that_is_killed_is_told_of(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(tokenization, "WORTHWHILE", 1)
     doomed: Any = signal.raise_signal  # the segments stand for the signals
     numbers: Any = [Doomed(signal.SIGKILL), Doomed(signal.SIGKILL)]
-    with pytest.raises(BatonError, match="a process that tokenizes was killed, most likely for want of memory"):
+    with pytest.raises(BatonError, match="a process that tokenizes was killed, probably out of memory"):
         list(tokenization.make_each(numbers, doomed, 2))
 
 

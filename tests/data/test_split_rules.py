@@ -155,7 +155,7 @@ def test_a_column_that_is_not_there(setting: str, tmp_path: Path):
         split(str(tmp_path / "store"), source, split={setting: "langs"})
 
     assert str(caught.value) == (
-        f"data.split.{setting}: 'langs' is no column of {source}; its first rows have text. "
+        f"data.split.{setting}: 'langs' is not a column of {source}; its first rows have text. "
         f"Change data.split.{setting}."
     )
 

@@ -91,7 +91,7 @@ def test_a_figure_that_there_is_none_of_is_no_verdict() -> None:
 
 @pytest.mark.parametrize("line", ["10", "== 3", "<= best", "<= baseline *", "<= baseline / 2", ">= 1 or 2", ""])
 def test_what_is_no_line_is_refused_with_the_recipe(line: str) -> None:
-    with pytest.raises(ValidationError, match="is no line of a gate"):
+    with pytest.raises(ValidationError, match="is not a gate condition"):
         Section(gate={"perplexity": line})
 
 

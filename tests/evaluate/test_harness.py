@@ -143,7 +143,7 @@ def test_tasks_from_a_store(s3_store: str, base: tuple[Any, Any], own_tasks: Pat
 
 @pytest.mark.slow  # reads the harness's own tasks
 def test_an_unknown_task_is_named_with_the_nearest_one(own_tasks: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"'tiny_chioce' is no task of the harness. Did you mean 'tiny_choice'\?"):
+    with pytest.raises(UserError, match=r"'tiny_chioce' is not a task of the harness. Did you mean 'tiny_choice'\?"):
         Harness(Tasks(names=["tiny_chioce"], include_path=str(own_tasks)), str(tmp_path))
 
 

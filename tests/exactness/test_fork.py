@@ -217,12 +217,12 @@ def test_what_the_saved_state_is_made_of_cannot_be_changed(parent: Run) -> None:
 @pytest.mark.parametrize(
     ("override", "why"),
     [
-        ("training.optimizer=sgd", "the optimizer's state is another's"),
-        ("training.lr_scheduler=reduce_lr_on_plateau", "the state at that step is made for the old value"),
+        ("training.optimizer=sgd", "the optimizer's state belongs to another one"),
+        ("training.lr_scheduler=reduce_lr_on_plateau", "the state at that step fits the old value"),
         ("data.max_length=64", "it decides the rows and tokens"),
         ("data.source=other.jsonl", "it decides the rows and tokens"),
         ("training.early_stopping={patience: 2}", "its counter is part of the state"),
-        ("store.uri=elsewhere", "a fork belongs into its parent's store"),
+        ("store.uri=elsewhere", "a fork stays in its parent's store"),
     ],
     ids=lambda value: value.partition("=")[0],
 )
@@ -244,7 +244,7 @@ def test_a_step_that_is_not_there_is_named_with_those_that_are(parent: Run) -> N
 def test_a_name_of_another_run_is_refused(parent: Run) -> None:
     Run(parent.storage, "somebody").create(parent.recipe())
     for name in ("forked", "somebody"):
-        with pytest.raises(UserError, match="exists and is no fork"):
+        with pytest.raises(UserError, match="exists and is not a fork"):
             fork.fork(parent, 5, name)
 
 

@@ -152,7 +152,7 @@ def test_a_run_that_was_rolled_back(house: House, run: Run, planter: Planter) ->
         assert "the newest is step 6, and step 8 was expected" in text
         code, text = verify(run.uri, "--key", house.key, "--expect-digest", before["manifest"])
         assert code == 1
-        assert "step 6 has not the manifest that was expected" in text
+        assert "step 6 does not have the expected manifest" in text
     finally:
         planter.restore()
 

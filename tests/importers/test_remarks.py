@@ -123,7 +123,7 @@ TEMPLATES: dict[str, dict[str, tuple[str, str | None, KeyResult | None, str]]] =
         "another": (f"chat_template: qwen_25\ndatasets: [{{{CHAT}}}]", None, KeyResult.unsupported,
                     "the tokenizer's own chat template"),
         "the model's": (f"base_model: Qwen/Qwen2.5-7B-Instruct\nchat_template: qwen_25\ndatasets: [{{{CHAT}}}]", None,
-                        KeyResult.changed, "whose own it is by the model's name"),
+                        KeyResult.changed, "which has it, judging by the model's name"),
         "written out": (f"chat_template: gemma\ndatasets: [{{{CHAT}}}]", common.WRITTEN_OUT_TEMPLATES["gemma"], None,
                         ""),
         "of pairs by their type": ("rl: dpo\nchat_template: gemma\ndatasets: [{path: org/d, type: chatml.intel}]",
@@ -140,12 +140,12 @@ TEMPLATES: dict[str, dict[str, tuple[str, str | None, KeyResult | None, str]]] =
         "qwen": ("dataset: chats\ntemplate: qwen", None, UNSUPPORTED, "the tokenizer's own chat template is used"),
         "default": ("dataset: house_rules\ntemplate: default", common.WRITTEN_OUT_TEMPLATES["default"], None, ""),
         "the model's": ("model_name_or_path: Qwen/Qwen3-8B\ndataset: chats\ntemplate: qwen3", None, KeyResult.changed,
-                        "whose own it is by the model's name"),
+                        "which has it, judging by the model's name"),
         "without thoughts": ("model_name_or_path: Qwen/Qwen3-8B\ndataset: chats\ntemplate: qwen3_nothink", "chatml",
                              KeyResult.changed, "the same text without tools"),
         "without thoughts, of a model without": (
             "model_name_or_path: Qwen/Qwen3-4B-Instruct-2507\ndataset: chats\ntemplate: qwen3_nothink", None,
-            KeyResult.changed, "whose own it is by the model's name"),
+            KeyResult.changed, "which has it, judging by the model's name"),
         "nothing": ("dataset: house_rules\ntemplate: empty", None, KeyResult.changed, "without anything between them"),
     },
 }  # fmt: skip

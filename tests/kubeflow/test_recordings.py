@@ -158,7 +158,7 @@ TABLE = {
         {"pending": 1, "waiting": 8},
         {"data split": "pending"},
         {"data split": 'ImagePullBackOff: Back-off pulling image "localhost/nosuch:1"'},
-        ("data split: The image cannot be had",),
+        ("data split: The image cannot be pulled",),
     ),
     "waits-for-memory": Expected(
         "running",
@@ -409,7 +409,7 @@ RESUMES = "`baton retry` resumes from the newest checkpoint"
             "root-driver",
             "ImagePullBackOff: kfp-driver:2.17.0",
             OWN,
-            "ask who runs the installation",
+            "ask the administrator of the installation",
             False,
         ),
         ("succeeded", "export(0).executor", "main: Error (exit code 143)", "export", AGAIN, True),

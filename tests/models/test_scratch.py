@@ -11,9 +11,12 @@ from baton.models import loading
 from baton.recipe.model import FromScratch
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "architecture": ({"architecture": "lama"}, r"architecture 'lama' is no .* type. Did you mean 'llama'"),
-    "setting": ({"config": {"rms_norm_ep": 1e-6}}, r"is no setting of llama. Did you mean 'rms_norm_eps'"),
-    "method": ({"config": {"save_pretrained": "x"}}, r"save_pretrained is no setting of llama"),
+    "architecture": (
+        {"architecture": "lama"},
+        r"architecture 'lama' is not a model type of Transformers. Did you mean 'llama'",
+    ),
+    "setting": ({"config": {"rms_norm_ep": 1e-6}}, r"is not a setting of llama. Did you mean 'rms_norm_eps'"),
+    "method": ({"config": {"save_pretrained": "x"}}, r"save_pretrained is not a setting of llama"),
     "type": ({"config": {"rms_norm_eps": "small"}}, r"makes no llama: .* 'rms_norm_eps' expected float, got str"),
     "value": (
         {"architecture": "qwen3", "config": {"layer_types": ["odd"] * 4}},

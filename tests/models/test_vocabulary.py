@@ -82,7 +82,7 @@ def test_special_tokens_of_all_kinds(tiny_base: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["eos", "pad", "end_of_turn"])
 def test_a_token_that_is_not_there_has_no_task(name: str, tiny_base: str) -> None:
     recipe = changed(tiny_base, {name: "<|im_ende|>"})
-    with pytest.raises(UserError, match=rf"{name}: '<\|im_ende\|>' is no token of the vocabulary. Did you mean '<\|im"):
+    with pytest.raises(UserError, match=rf"{name}: '<\|im_ende\|>' is not in the vocabulary. Did you mean '<\|im"):
         prepare.check_model(recipe)
     tokenizer = loading.build_tokenizer(
         changed(tiny_base, {name: "<|im_ende|>", "add_tokens": ["<|im_ende|>"]}), tiny_base

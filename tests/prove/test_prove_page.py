@@ -149,7 +149,7 @@ def test_negative_control_says_whether_it_found_anything() -> None:
     differing = proved(_variant(1), _variant(2, losses=_losses(off_from=31)), leave_out=("rng",))
     text = _text(render(differing))
     assert "NOT exact: 1 of 2 runs differs" in text
-    assert "negative control: rng was not restored at each resume" in text
+    assert "negative control: rng was not restored between chunks" in text
     assert "the comparison does see a part that is missing" in text
     assert "Left out rng (negative control)" in text
     same = render(proved(_variant(1), _variant(2), leave_out=("rng",)))
@@ -208,7 +208,7 @@ def test_digest_of_the_weights_file() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "message"), [("page.pdf", "has another ending than .html"), ("absent/page.html", "cannot be written")]
+    ("name", "message"), [("page.pdf", "does not end in .html"), ("absent/page.html", "cannot be written")]
 )
 def test_page_that_could_not_be_written_is_refused_before(name: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=message):

@@ -40,7 +40,7 @@ HINTS = {
     ),
     "a gate with a sign of mathematics": (
         {"evaluation.gate": {"perplexity": "≤ 20"}},
-        "is no line of a gate; expected <=, >=, < or > and a number, baseline or production; did you mean '<= 20'?",
+        "is not a gate condition; expected <=, >=, < or > and a number, baseline or production; did you mean '<= 20'?",
     ),
     "a gate like none": ({"evaluation.gate": {"perplexity": "good"}}, "production, for example '<= baseline * 0.98'"),
 }

@@ -95,9 +95,11 @@ FSDP = ["training.parallel={strategy: fsdp, processes: 2}"]
 @pytest.mark.parametrize(
     ("overrides", "text"),
     [
-        pytest.param(["training.parallel.processes=3"], "8 rows are no multiple of 3", id="batch"),
+        pytest.param(["training.parallel.processes=3"], "8 rows are not a multiple of 3", id="batch"),
         pytest.param(
-            ["training.parallel.processes=2", "training.micro_batch_size=8"], "no multiple of 16.*take 16", id="micro"
+            ["training.parallel.processes=2", "training.micro_batch_size=8"],
+            "not a multiple of 16.*take 16",
+            id="micro",
         ),
         pytest.param(["training.parallel.processes=2", "training.micro_batch_size=auto"], "auto looks", id="auto"),
         pytest.param(["training.parallel.processes=4", "resources.gpus=2"], "4 for 2 accelerator", id="gpus"),
@@ -118,7 +120,7 @@ FSDP = ["training.parallel={strategy: fsdp, processes: 2}"]
                 "training.method=grpo",
                 "training.grpo={rewards: [length], num_generations: 2, steps_per_generation: 3}",
             ],
-            "grpo.steps_per_generation: a round of 6 completions is no multiple of 4",
+            "grpo.steps_per_generation: a round of 6 completions is not a multiple of 4",
             id="round",
         ),
         pytest.param(["training.parallel.processes=2", "data.order=blocks"], "blocks is for one process", id="order"),

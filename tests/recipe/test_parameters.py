@@ -127,7 +127,7 @@ def test_a_length_that_is_overridden_takes_the_place_of_the_one_nobody_gave() ->
         ({"training.batch_size": -1.0}, "training.batch_size: Input should be greater than 0 (got -1)"),
         ({"training.batch_size": 2.5}, "training.batch_size: Input should be a valid integer"),
         ({"training.method.x": 1.0}, "overrides: training.method.x: 'method' is a value, it has no keys below it."),
-        ({"training..x": 1.0}, "overrides: 'training..x' is no dotted path"),
+        ({"training..x": 1.0}, "overrides: 'training..x' is not a dotted path"),
         ({"training": {"batch_size": 4.0}}, "overrides: training is a section; expected the paths of settings"),
         ({"data.shuffle": True}, "data.shuffle: chooses the rows of data.max_samples, which is not set"),
     ],

@@ -285,7 +285,7 @@ def test_an_address_of_mlflow_is_taken(value: str, scratch_recipe: dict[str, Any
 BEFORE_PODS: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
     "a word for an address": (
         {"tracking.mlflow": "mlflow"},
-        "tracking.mlflow: is 'mlflow', which is no address; expected one such as http://mlflow:5000",
+        "tracking.mlflow: is 'mlflow', which is not an address; expected one such as http://mlflow:5000",
         {"tracking.mlflow": "http://mlflow:5000"},
     ),
     "an address without a scheme": (

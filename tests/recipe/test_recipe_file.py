@@ -139,7 +139,7 @@ BROKEN = {
         b"name: x\n# \xff",
         "is not YAML: line 2 has the byte 0xff, which is not UTF-8. In Windows' encoding",
     ),
-    "half a UTF-16": (b"\xff\xfen\0a", "is not YAML: its first bytes are those of utf-16, and the others are not."),
+    "half a UTF-16": (b"\xff\xfen\0a", "is not YAML: it begins as utf-16, and the others are not."),
     "no-break space": (
         b"name: x\nseed:\xc2\xa011\ndata: {source: \xe2\x80\x93.jsonl}\nstore: x",
         "Line 2 has NO-BREAK SPACE (U+00A0); write it so: seed: 11",

@@ -122,7 +122,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a pattern that is none": (
         {"adapter.target_modules": "(q_proj"},
-        "adapter.target_modules: is '(q_proj', which is no regular expression: missing ), unterminated subpattern",
+        "adapter.target_modules: is '(q_proj', which is not a regular expression: missing ), unterminated subpattern",
     ),
     "an adapter on the head's weights": (
         {**GRPO, "adapter.target_parameters": ["lm_head.weight"]},
@@ -164,19 +164,19 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "group without a pattern": (
         {"training.groups": [{"pattern": "embed"}, {"pattern": "("}]},
-        "training.groups.1.pattern: is '(', which is no regular expression: missing ), unterminated subpattern",
+        "training.groups.1.pattern: is '(', which is not a regular expression: missing ), unterminated subpattern",
     ),
     "trainable without a pattern": (
         {"training.trainable": {"patterns": ["norm", "["]}},
-        "training.trainable.patterns: is '[', which is no regular expression: unterminated character set",
+        "training.trainable.patterns: is '[', which is not a regular expression: unterminated character set",
     ),
     "a pattern in brackets without end": (
         {"training.trainable": {"patterns": ["(" * 2000]}},
-        f"training.trainable.patterns: is '{'(' * 2000}', which is no regular expression: maximum recursion depth",
+        f"training.trainable.patterns: is '{'(' * 2000}', which is not a regular expression: maximum recursion depth",
     ),
     "a pattern that repeats without end": (
         {"training.trainable": {"patterns": ["a{99999999999}"]}},
-        "training.trainable.patterns: is 'a{99999999999}', which is no regular expression: the repetition number is",
+        "training.trainable.patterns: is 'a{99999999999}', which is not a regular expression: the repetition number is",
     ),
     "nothing trainable": (
         {"training.trainable": {}},

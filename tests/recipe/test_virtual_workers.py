@@ -83,7 +83,7 @@ def test_a_number_that_is_no_power_of_two_is_refused(number: int) -> None:
         pytest.param(["training.parallel.virtual_workers=128"], "less than or equal to 64", id="many"),
         pytest.param(
             ["training.batch_size=12"],
-            "12 rows are no multiple of 8, a micro-batch in each of 4 virtual workers; take 16",
+            "12 rows are not a multiple of 8, a micro-batch in each of 4 virtual workers; take 16",
             id="batch",
         ),
         pytest.param(["training.micro_batch_size=auto"], "micro_batch_size: auto looks for it in one", id="auto"),

@@ -121,8 +121,8 @@ def test_a_run_does_not_go_on_with_other_code(change: Any, run: Run, source: Pat
 
 
 NOTHING = {
-    "absent": ("absent", "is no Python file or folder. Check the path."),
-    "another type": ("own/notes.txt", "is no Python file or folder. Check the path."),
+    "absent": ("absent", "is not a Python file or folder. Check the path."),
+    "another type": ("own/notes.txt", "is not a Python file or folder. Check the path."),
     "a folder of other things": ("empty", "holds no Python file. Name a .py file or its folder."),
 }
 

@@ -102,7 +102,7 @@ def test_endpoints(uri: str, variable: str, credentials: dict[str, str], monkeyp
     assert str(error) == f"store {uri!r}: {endpoint} cannot be reached. Check {variable} and the network."
 
     monkeypatch.setenv(variable, "localhost:9000")
-    assert f"{variable} is no address (Invalid endpoint: localhost:9000)" in str(refused(uri))
+    assert f"{variable} is not an address (Invalid endpoint: localhost:9000)" in str(refused(uri))
 
 
 @pytest.mark.s3

@@ -248,7 +248,9 @@ def test_refused_connection(aws_env: Any, s3_credentials: dict[str, str]):
 def test_an_endpoint_that_is_no_address(aws_env: Any, s3_credentials: dict[str, str]):
     aws_env(**{**s3_credentials, "AWS_ENDPOINT_URL": "localhost:9000"})
 
-    assert "AWS_ENDPOINT_URL is no address (Invalid endpoint: localhost:9000)" in refused(USES["check"], "s3://bucket")
+    assert "AWS_ENDPOINT_URL is not an address (Invalid endpoint: localhost:9000)" in refused(
+        USES["check"], "s3://bucket"
+    )
 
 
 @pytest.mark.parametrize("uri", ["foo://bucket", "S3://bucket", "gcs://bucket", "github://x", "s3://"])

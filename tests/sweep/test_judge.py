@@ -63,7 +63,7 @@ def test_the_best_go_on_and_the_last_one_wins(sweep: Sweep) -> None:
         "t0": ("beaten", 3, 3),
         "t3": ("not_finite", None, None),
     }
-    assert why == {"t0": "number 3 of 3, and 2 went on", "t3": "eval_loss is not a number"}
+    assert why == {"t0": "place 3 of 3, top 2 kept", "t3": "eval_loss is not a number"}
     _score(sweep, 2, t1=0.5, t2=0.9)
     assert _judge(sweep, 2)[0] == ["t1"]
     _score(sweep, 4, t1=0.25)
@@ -99,7 +99,7 @@ def test_a_stopped_trial_that_is_asked_for_goes_on_whatever_its_score(sweep: Swe
     rank_trials(sweep, 1)
     sweep.ask("t0", "go", "for the record")
     _score(sweep, 2, t1=0.5, t2=0.9)
-    assert _judge(sweep, 2) == (["t1", "t0"], {"t2": "number 2 of 2, and 1 went on"})
+    assert _judge(sweep, 2) == (["t1", "t0"], {"t2": "place 2 of 2, top 1 kept"})
     _score(sweep, 4, t1=0.25, t0=0.3)
     assert _judge(sweep, 3) == (["t1", "t0"], {})
 
@@ -115,7 +115,7 @@ def test_a_rung_that_was_judged_stands_but_for_what_is_asked_since(sweep: Sweep)
     sweep.ask("t3", "go", "why not")
     kept, why = _judge(sweep, 1)
     assert kept == ["t2", "t3"]
-    assert why == {"t0": "number 4 of 4, and 2 went on", "t1": "asked to stop: enough"}
+    assert why == {"t0": "place 4 of 4, top 2 kept", "t1": "asked to stop: enough"}
 
 
 def test_a_winner_that_is_asked_to_stop_leaves_the_place_to_the_next(sweep: Sweep) -> None:

@@ -112,10 +112,10 @@ STOPPED: dict[str, tuple[dict[str, Any], bool, str, str]] = {
     "failed, of an older Baton": ({"why": "chunk 1 failed: x"}, False, "failed", "chunk 1 failed: x"),
     "asked, of an older Baton": ({"why": "asked to stop: slow"}, False, "stopped", "rung 1: asked to stop: slow"),
     "beaten, of an older Baton": (
-        {"why": "number 2 of 3, and 1 went on"},
+        {"why": "place 2 of 3, top 1 kept"},
         True,
         "stopped",
-        "rung 1: number 2 of 3, and 1 went on",
+        "rung 1: place 2 of 3, top 1 kept",
     ),
 }
 

@@ -226,7 +226,7 @@ def test_an_image_that_is_not_there(
     monkeypatch.setattr("baton.train.trainjob.IMAGE_PATIENCE", 5.0)
     document = _document(NO_WAIT, **{"resources.image": "localhost:1/nobody/made-this:1"})
     with pytest.raises(
-        UserError, match=r"the image 'localhost:1/nobody/made-this:1' cannot be had on \S+: (Err|Image)"
+        UserError, match=r"the image 'localhost:1/nobody/made-this:1' cannot be pulled on \S+: (Err|Image)"
     ):
         _job(as_stage, document).run()
     assert _there(core, controller.namespace) == []

@@ -145,7 +145,7 @@ def _signs(script: Script, signer: Signer, *_: Any) -> None:
 
 def _needs_the_key(script: Script, signer: Signer, *_: Any) -> None:
     other = Signer.new("ed25519").public
-    with pytest.raises(BatonError, match="are to be signed by"):
+    with pytest.raises(BatonError, match="must be signed by"):
         script.train({"signing": {"public_key": other.line}}, target=2)
 
 

@@ -170,7 +170,7 @@ def test_an_image_that_takes_its_time_is_no_want_of_room(api: JobApi) -> None:
 def test_an_image_that_cannot_be_had_is_a_users_error(api: JobApi) -> None:
     statuses = waiting("ImagePullBackOff", "Back-off pulling image")
     api.on_create = lambda job: [api.pod(index, "Pending", containerStatuses=statuses) for index in range(4)]
-    with pytest.raises(UserError, match="the image 'img:1' cannot be had on machine-0"):
+    with pytest.raises(UserError, match="the image 'img:1' cannot be pulled on machine-0"):
         _run(api)
     assert [verb for verb, _ in api.requests] == ["create", "delete"]
 

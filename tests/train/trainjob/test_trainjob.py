@@ -257,7 +257,7 @@ def test_a_failure_is_one_message(api: JobApi, befall: Callable[[JobApi], None],
 
 def test_an_image_that_cannot_be_had(api: JobApi) -> None:
     api.pod(0, "Pending", containerStatuses=waiting("ImagePullBackOff", 'Back-off pulling image "img:1"'))
-    with pytest.raises(UserError, match=r"the image 'img:1' cannot be had on machine-0: ImagePullBackOff. Back-off"):
+    with pytest.raises(UserError, match=r"the image 'img:1' cannot be pulled on machine-0: ImagePullBackOff. Back-off"):
         _job(api).run()
     assert api.jobs == {}
 
