@@ -553,6 +553,8 @@ def train_chunk(
     passed over. With `is_script` a script has built the trainer, and itself reports and handles errors of devices.
     """
     level = adapt_machine(restored, context.ranks, context.recipe)
+    if context.recipe.training.compile or context.recipe.training.compile_optimizer:
+        build.discard_unfinished_kernels()
     context, trainer = build_trainer()
     made = assemble(context, trainer, restored, staging, watch, level=level, skipped=skipped, reports=not is_script)
     checkpointer = made.checkpointer

@@ -9,10 +9,13 @@ import contextlib
 import dataclasses
 import functools
 import gc
+import glob
 import logging
 import math
 import os
+import pathlib
 import re
+import shutil
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -23,6 +26,7 @@ import transformers
 from accelerate.state import AcceleratorState, GradientState
 from accelerate.utils.memory import should_reduce_batch_size
 from datasets import Dataset
+from filelock import FileLock, Timeout
 from torch import nn
 from transformers import PreTrainedModel, TrainerCallback, TrainingArguments
 
@@ -122,6 +126,25 @@ def uses_tf32(recipe: Recipe) -> bool:
         return training.tf32 is not False
     compiles = sharding.compile_mode(training) is not None and recipe.world_size == 1
     return compiles and training.precision != "fp16" and recipe.resources.gpus > 0
+
+
+def discard_unfinished_kernels() -> None:
+    """Deletes the libraries that a killed process left unfinished in the cache of torch's compiler.
+
+    torch 2.13 links a library in place, with a folder `NAME_CxxBuild` next to it until the end, and loads one that
+    exists: after a kill each later start would fail at it, "file too short".
+    """
+    from torch._inductor.codecache import get_lock_dir
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    for folder in glob.glob(os.path.join(glob.escape(cache_dir()), "*", "*_CxxBuild")):
+        name = folder.removesuffix("_CxxBuild")
+        lock = FileLock(os.path.join(get_lock_dir(), f"{os.path.basename(name).partition('.')[0]}.lock"), timeout=0)
+        # A process that holds the lock is building it.
+        with contextlib.suppress(Timeout, FileNotFoundError), lock:
+            for ending in (".so", ".o", ".h.gch"):
+                pathlib.Path(name + ending).unlink(missing_ok=True)
+            shutil.rmtree(folder)
 
 
 def make_deterministic(threads: int | None, deterministic: bool, *, tf32: bool = False) -> None:

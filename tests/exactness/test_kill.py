@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 from typing import Any
 
+import filelock
 import pytest
 
 from baton.checkpoint.store import CheckpointStore
 from baton.recipe.recipe import Recipe
 from baton.runs.run import Run
+from baton.train import build
 
 SLOW = {"start-up", "restore", "first-step", "digest"}
 MOMENTS = {
@@ -44,3 +52,49 @@ def test_a_killed_chunk_is_made_good(
     legs.train(run)
     assert legs.losses(run) == legs.losses(undisturbed["lora"])
     assert legs.final(run).meta.state == legs.final(undisturbed["lora"]).meta.state
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_kill_while_torch_compiles_leaves_nothing_that_a_start_fails_at(
+    recipes: dict[str, Recipe], legs: Any, tmp_path: Path
+) -> None:
+    recipe = legs.changed(recipes["scratch"], training__compile=True, chunks__count=1)
+    killed, whole = (legs.prepare(recipe, f"compiled-{name}") for name in ("killed", "whole"))
+    environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+
+    def command(run: Run) -> list[str]:
+        return [sys.executable, "-c", f"from tests.exactness import legs; legs.chunk({run.uri!r}, 1)"]
+
+    first = subprocess.Popen(command(killed), env=environment, start_new_session=True)
+    while not (left := [path for path in tmp_path.glob("*/*_CxxBuild") if _library(path).exists()]):
+        assert first.poll() is None
+        time.sleep(0.005)
+    os.killpg(first.pid, signal.SIGKILL)
+    first.wait()
+    with pytest.raises(OSError, match=r"file too short|invalid ELF header"):  # a start would meet this
+        ctypes.CDLL(str(_library(left[0])))
+    for run in (killed, whole):
+        assert subprocess.run(command(run), env=environment, check=False).returncode == 0
+    assert not list(tmp_path.glob("*/*_CxxBuild"))
+    assert legs.final(killed).meta.state == legs.final(whole).meta.state
+
+
+def _library(folder: Path) -> Path:
+    return folder.with_name(folder.name.removesuffix("_CxxBuild") + ".so")
+
+
+def test_only_unfinished_kernels_are_discarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    (tmp_path / "ab").mkdir()
+    for name in ("done", "left", "busy"):
+        (tmp_path / f"ab/{name}.main.cpp").touch()
+        (tmp_path / f"ab/{name}.main.so").touch()
+        if name != "done":
+            (tmp_path / f"ab/{name}.main_CxxBuild").mkdir()
+    (tmp_path / "locks").mkdir()
+    with filelock.FileLock(tmp_path / "locks/busy.lock"):
+        build.discard_unfinished_kernels()
+    there = {path.name for path in (tmp_path / "ab").iterdir()}
+    sources = {f"{name}.main.cpp" for name in ("done", "left", "busy")}
+    assert there == sources | {"done.main.so", "busy.main.so", "busy.main_CxxBuild"}

@@ -90,14 +90,15 @@ def divided_by_own_tokens(run_uri: str, index: int) -> None:
 
 def noting_unused(run_uri: str, index: int, folder: str) -> None:
     """Runs a chunk that leaves a file for each number of weights without a gradient that a worker has come to."""
-    from baton.train import virtual
+    from baton.train.virtual import TreeSum
 
-    class Noting(virtual.TreeSum):
-        def add(self, gradients: Gradients) -> None:
-            Path(folder, str(sum(gradient is None for gradient in gradients))).touch()
-            super().add(gradients)
+    add = TreeSum.add
 
-    virtual.TreeSum = Noting  # type: ignore[misc]
+    def noting(self: TreeSum, gradients: Gradients) -> None:
+        Path(folder, str(sum(gradient is None for gradient in gradients))).touch()
+        add(self, gradients)
+
+    TreeSum.add = noting  # type: ignore[method-assign]  # a class of this file would be taken for the user's
     _run(run_uri, index)
 
 
