@@ -59,7 +59,8 @@ def prove(
         prepare.check_store(loaded)
         forkserver.start()
         prepare.check_model(loaded)
-        with _Display(0) as display:
+        display = _Display(0)
+        with display:
             proof = proving.prove(
                 loaded,
                 counts,
