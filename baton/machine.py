@@ -8,6 +8,7 @@ import ctypes
 import math
 import os
 import stat
+import subprocess
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,6 +64,16 @@ def gpu() -> GPU | None:
         return None
     properties = torch.cuda.get_device_properties(0)
     return GPU(properties.name, properties.total_memory)
+
+
+def commit() -> str:
+    """Returns the commit of the Git repository here, `-dirty` after it where files have changed; empty for none."""
+    words = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=5, check=False)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return "" if done.returncode else done.stdout.strip()
 
 
 def require_gpus(image: str) -> None:

@@ -72,12 +72,22 @@ def resolve(address: str, store: str | None = None) -> Address:
         return Address(Run.open(text), step)
     if store is not None:
         return Address(Run(Storage(store), text), step)
-    if (known := begun.find(text)) and known.run_uri:
-        return Address(_current(known), step)
-    run = Run(Storage(DEFAULT_STORE), text)
-    if not exists(run):
-        raise _unknown(text)
-    return Address(run, step)
+    newest = begun.find(text)
+    if run := in_default_store(text):
+        if newest and newest.run_uri and newest.run_uri != Run(Storage(DEFAULT_STORE), text).uri:
+            typer.echo(f"note: run {text!r} of {DEFAULT_STORE}; another is at {newest.run_uri}", err=True)
+        return Address(run, step)
+    if newest and newest.run_uri:
+        return Address(_current(newest), step)
+    raise _unknown(text)
+
+
+def in_default_store(name: str) -> Run | None:
+    """Returns a run of the store that recipes have by default, in the working folder; None where it has none."""
+    run = Run(Storage(DEFAULT_STORE), name)
+    if known := begun.find(name, run.uri):
+        run = _current(known)
+    return run if exists(run) else None
 
 
 def _current(known: begun.BegunRun) -> Run:

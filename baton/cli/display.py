@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from dataclasses import dataclass
@@ -78,12 +79,12 @@ class Display:
     """Follows the events of a run: a bar for each stage that runs, a line for each that is done.
 
     Args:
-        num_chunks: Chunks of the run; 0 where it has several trainings.
+        num_chunks: Chunks of the run, without spare ones; 0 where it has several trainings.
         batch_size: Rows of a step, for the speed in tokens.
     """
 
     def __init__(self, num_chunks: int, batch_size: int = 0) -> None:
-        self._num_chunks, self._batch_size = num_chunks, batch_size
+        self.num_chunks, self._batch_size = num_chunks, batch_size
         self._row_tokens = 0.0  # mean tokens of a training sequence
         is_narrow = console.width < 100
         self._progress = Progress(
@@ -119,10 +120,17 @@ class Display:
 
     def _started(self, name: str) -> None:
         self._forget(name)
-        is_of_chunk = self._num_chunks and name.startswith(("train chunk", "checkpoint"))
-        shown = f"{name} of {self._num_chunks}" if is_of_chunk else name
+        shown = self._numbered(name)
         task = self._progress.add_task(shown, total=None, note="")
         self._running[name] = _Running(shown, time.monotonic(), task)
+
+    def _numbered(self, name: str) -> str:
+        """Returns a stage's name: `train chunk 1 of 3`, and `spare chunk 4` after the last, as on Kubeflow's page."""
+        number = re.fullmatch(r"(?:train chunk|checkpoint) (\d+)", name)
+        if not (number and self.num_chunks):
+            return name
+        is_spare = int(number[1]) > self.num_chunks
+        return name.replace("train", "spare") if is_spare else f"{name} of {self.num_chunks}"
 
     def _forget(self, name: str) -> _Running | None:
         stage = self._running.pop(name, None)

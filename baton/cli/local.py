@@ -10,17 +10,17 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from baton import api, events
+from baton import api, events, machine
 from baton.cli import options
 from baton.cli.display import Display, Verbosity, console
 from baton.cli.kubeflow import RETRAINED, links
 from baton.compiler.pipeline_file import Pipeline
 from baton.errors import BatonError, UserError
-from baton.local import begun, results
+from baton.local import begun, processes, results
 from baton.models import prompts
 from baton.runs.documents import RunInfo
 from baton.runs.outcomes import ReportPage
-from baton.runs.run import Run
+from baton.runs.run import ORIGIN, Run
 from baton.source import prepare
 from baton.store.storage import Storage
 
@@ -84,7 +84,7 @@ def start(local: api.LocalRun, command: Sequence[str], json: bool, *, is_docker:
         if not Verbosity.is_quiet:
             console.print(f"run [bold]{name}[/] at {escape(local.run.uri)}")
         num_chunks = 0 if local.recipe.phases else local.recipe.num_chunks
-        with _stoppable(), Display(num_chunks, local.recipe.training.batch_size) as display:
+        with begun_by(command), _stoppable(), Display(num_chunks, local.recipe.training.batch_size) as display:
             result = local.start(display.heard, containers=is_docker)
     except BatonError as error:
         if isinstance(error, UserError) or not json:
@@ -99,6 +99,15 @@ def start(local: api.LocalRun, command: Sequence[str], json: bool, *, is_docker:
         _print_end(result, (last.raw("evaluation.json") or {}).get("samples", []))
     if result["state"] == "rejected":
         raise typer.Exit(options.REJECTED)
+
+
+@contextlib.contextmanager
+def begun_by(words: Sequence[str]) -> Iterator[None]:
+    """Names the command that begins a run, and the commit of the folder here, to the run's first stage."""
+    command = shlex.join(["baton", *words]) if words else None
+    values = {"command": command, "commit": machine.commit() or None}
+    with processes.environment(**{ORIGIN[field]: value for field, value in values.items()}):
+        yield
 
 
 @contextlib.contextmanager
@@ -184,8 +193,9 @@ def retrain(
         prepare.check_store(loaded)
         os.environ[PROCESS] = this_process()
         words = ["run", recipe, "--if-changed", *_given("--set", *(overrides or ())), *_given("--store", store)]
-        options.resumable([*words, *_given("--chunks", chunks)])
-        with Display(0 if loaded.phases else loaded.num_chunks, loaded.training.batch_size) as display:
+        words += _given("--chunks", chunks)
+        options.resumable(words)
+        with begun_by(words), Display(0 if loaded.phases else loaded.num_chunks, loaded.training.batch_size) as display:
             engine.run_recipe(
                 loaded,
                 f"{loaded.name}-retrain",

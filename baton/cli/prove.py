@@ -11,7 +11,7 @@ from rich.table import Table
 
 from baton.cli import address, options, runs
 from baton.cli.address import RunArgument
-from baton.cli.display import Display, console
+from baton.cli.display import Display, Verbosity, console
 from baton.cli.runs import read_public
 from baton.local import forkserver
 from baton.recipe.run import code_in
@@ -59,10 +59,16 @@ def prove(
         prepare.check_store(loaded)
         forkserver.start()
         prepare.check_model(loaded)
-        with Display(max(counts)) as display:
-            name = f"prove-{prepare.new_run_name(loaded)}"
+        display = _Display(0)
+        with display:
             proof = proving.prove(
-                loaded, counts, name=name, leave_out=leave_out or (), processes=numbers, on_event=display.heard
+                loaded,
+                counts,
+                name=f"prove-{prepare.new_run_name(loaded)}",
+                leave_out=leave_out or (),
+                processes=numbers,
+                on_event=display.heard,
+                on_run=display.begins,
             )
         proof["report"] = page
         Path(page).write_text(proving.render(proof), encoding="utf-8")
@@ -114,6 +120,12 @@ def drill(
 
 
 class _Display(Display):
+    def begins(self, num_chunks: int) -> None:
+        """Shows that a run of so many chunks begins."""
+        self.num_chunks = num_chunks
+        if not Verbosity.is_quiet:
+            console.print(f"[bold]{num_chunks} chunk{'' if num_chunks == 1 else 's'}[/]")
+
     def killed(self, kill: Kill, of: int) -> None:
         """Shows a kill in the place of the stage that it ended."""
         for name in list(self._running):

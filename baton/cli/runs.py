@@ -1,13 +1,15 @@
 """`baton runs`: list, show, fork, prune and merge. Also the checks of checkpoints, exports and keys for `verify`."""
 
+import contextlib
 import itertools
 import os
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from enum import StrEnum
 from json import dump, dumps
+from pathlib import Path
 from typing import Annotated, TypeVar
 
 import typer
@@ -97,7 +99,7 @@ def show_run(run: StepArgument, store: StoreOption = None, json: Json = False) -
         if json:
             print_json({**result, "checkpoints": rows})
             return
-        known = begun.find(found.run.name)
+        known = begun.find(found.run.name, found.run.uri)
         state = results.status(found.run, is_running=bool(known and known.process))["state"]
         typer.echo(f"{result['run']}: {state}, step {result['steps']}")
         for row in rows:
@@ -116,7 +118,8 @@ def fork(
         bool, typer.Option("--weights-only", help="Keep the weights alone, and start at step 0.")
     ] = False,
     recipe: Annotated[
-        str | None, typer.Option(metavar="FILE.yaml", help="File for its recipe. Default: NAME.yaml.")
+        str | None,
+        typer.Option("-o", "--recipe", metavar="FILE.yaml", help="File for its recipe. Default: in the run's folder."),
     ] = None,
     run_now: Annotated[bool, typer.Option("--run-now", help="Run it on this machine now.")] = False,
     store: StoreOption = None,
@@ -134,16 +137,11 @@ def fork(
         taken = () if name else set(parent.storage.list("runs"))
         numbered = (f"{parent.name}-fork-{number}" for number in itertools.count(1))
         wanted = name or next(each for each in numbered if each not in taken)
-        path = recipe or f"{wanted}.yaml"
-        if os.path.exists(path):
-            raise UserError(f"{path!r} exists already.", remedy="Give another name by --recipe, or remove it.")
-        with open(path, "x", encoding="utf-8") as file:  # first: no run is made whose recipe cannot be written
-            try:
-                made = forking.fork(parent, at, wanted, overrides or (), warm=not weights_only)
-                file.write(load.to_yaml(made.recipe, as_written=True))
-            except BaseException:
-                os.remove(path)
-                raise
+        if recipe and os.path.exists(recipe):
+            raise UserError(f"{recipe!r} exists already.", remedy="Give another name by --recipe, or remove it.")
+        with _reserved(recipe):
+            made = forking.fork(parent, at, wanted, overrides or (), warm=not weights_only)
+            path = _write_recipe(made, recipe)
         forked = {
             "run": wanted,
             "run_uri": made.run.uri,
@@ -152,7 +150,7 @@ def fork(
             "digest": made.digest,
             "warm": made.warm,
             "changed": made.run.need(ForkNote).changed,
-            "recipe": os.path.abspath(path),
+            "recipe": path if "://" in path else os.path.abspath(path),
         }
         if not json:
             _tell(made, path)
@@ -161,6 +159,36 @@ def fork(
                 print_json(forked)
             return
     local.run(path, run_name=wanted, json=json)
+
+
+@contextlib.contextmanager
+def _reserved(path: str | None) -> Iterator[None]:
+    """Creates a file and removes it on an error: no run is made whose recipe cannot be written."""
+    if path is None:
+        yield
+        return
+    with open(path, "x", encoding="utf-8"):
+        pass
+    try:
+        yield
+    except BaseException:
+        os.remove(path)
+        raise
+
+
+def _write_recipe(made: forking.Fork, path: str | None) -> str:
+    """Writes a fork's recipe and returns its path or address; one in the run's folder keeps its edits."""
+    text = load.to_yaml(made.recipe, as_written=True)
+    if path is not None:
+        Path(path).write_text(text, encoding="utf-8")
+        return path
+    storage, key = made.run.storage, made.run.path("recipe.yaml")
+    if not storage.exists(key):
+        storage.write(key, text.encode())
+    if not storage.is_local:
+        return storage.uri(key)
+    within = os.path.relpath(storage.key(key))
+    return storage.key(key) if within.startswith(os.pardir) else within
 
 
 def _tell(made: forking.Fork, path: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import signal
@@ -9,7 +10,9 @@ import subprocess
 import sys
 import time
 import webbrowser
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import psutil
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
 ENDPOINTS = ("BATON_KFP_ENDPOINT", "KF_PIPELINES_ENDPOINT")
 STOP_S = 30.0  # seconds that a run has to end by itself
 POLL_S = 0.5
+LONGEST_NAME = 120  # characters of a page's name
 RUN_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # of Kubeflow
 
 AnyEndpoint = Annotated[
@@ -63,6 +67,9 @@ def find(run: str, endpoint: str | None, namespace: str | None, store: str | Non
         return address.existing(run, store)
     known = begun.find(run)
     if known and known.endpoint:
+        if address.in_default_store(run):
+            note = f"note: run {run!r} on Kubeflow; for that of {options.DEFAULT_STORE} give --store"
+            typer.echo(note, err=True)
         return Remote(known.run_id or run, known.endpoint, namespace or known.namespace or None)
     from_environment = next((value for name in ENDPOINTS if (value := os.environ.get(name))), None)
     if from_environment and (RUN_ID.fullmatch(run) or not known):
@@ -78,8 +85,8 @@ def find(run: str, endpoint: str | None, namespace: str | None, store: str | Non
 
 
 def _process(run: Run) -> psutil.Process | None:
-    known = begun.find(run.name)
-    return known.process if known and known.run_uri == run.uri else None
+    known = begun.find(run.name, run.uri)
+    return known.process if known else None
 
 
 def _has_ended(run: Run, seconds: float) -> bool:
@@ -172,7 +179,7 @@ def logs(
             else:
                 typer.echo("\n".join(shown))
             return
-        path = (begun.find(found.run.name) or begun.BegunRun(name=found.run.name)).log
+        path = (begun.find(found.run.name, found.run.uri) or begun.BegunRun(name=found.run.name)).log
         if not os.path.isfile(path):
             remedy = "Its log is on the machine that ran it, in Baton's cache."
             raise UserError(f"no log of run {found.run.name!r} is on this machine.", remedy=remedy)
@@ -189,26 +196,30 @@ def logs(
 
 
 def open_page(
-    run: RunArgument,
+    runs: Annotated[
+        list[str], typer.Argument(metavar="RUN …", help=f"{address.HELP}; several are compared.", show_default=False)
+    ],
     endpoint: AnyEndpoint = None,
     store: StoreOption = None,
     namespace: options.Namespace = None,
     json: options.Json = False,
 ) -> None:
-    """Open a run's report, or its Kubeflow page, in the browser.
+    """Open a run's report or Kubeflow page; compare several runs.
 
-    Prints the address too.
+    Opens it in the browser and prints its address. A comparison overlays losses, and lists figures, digests and
+    differing settings.
     """
     with options.answer(json):
-        found = find(run, endpoint, namespace, store)
-        if isinstance(found, Remote):
+        if len(runs) > 1:
+            page = _comparison(runs, store)
+        elif isinstance(found := find(runs[0], endpoint, namespace, store), Remote):
             from baton.cli import follow
 
             page = follow.page(found.run, found.endpoint, found.namespace)
         else:
             page = _local_page(found.run)
         if json:
-            options.print_json({"run": run, "page": page})
+            options.print_json({**({"run": runs[0]} if len(runs) == 1 else {"runs": runs}), "page": page})
         else:
             typer.echo(page)
             webbrowser.open(page if "://" in page else f"file://{page}")
@@ -229,6 +240,25 @@ def _local_page(run: Run) -> str:
     with open(path, "wb") as file:
         file.write(Storage(folder).read(name))
     return path
+
+
+def _comparison(texts: Sequence[str], store: str | None) -> str:
+    """Writes the page that compares runs, and returns its path: in the first run's store, or in the cache."""
+    from baton.pages import compare
+
+    found = [address.existing(text, store) for text in texts]
+    if at_step := next((text for text, one in zip(texts, found, strict=True) if one.step is not None), None):
+        raise UserError(f"{at_step!r} names a step.", remedy="`baton diff A@STEP B@STEP` compares checkpoints.")
+    runs = [one.run for one in found]
+    if len({run.uri for run in runs}) < len(runs):
+        raise UserError("a run is named twice.", remedy="Name each run once.")
+    name = "-vs-".join(run.name for run in runs)
+    if len(name) > LONGEST_NAME:
+        name = f"{runs[0].name}-vs-{len(runs) - 1}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    storage = runs[0].storage
+    page = options.default_page(storage.root if storage.is_local else None, f"{name}.html")
+    Path(page).write_text(compare.compare(runs), encoding="utf-8")
+    return page
 
 
 def stop(
@@ -283,8 +313,8 @@ def retry(
             return
         if process := _process(found.run):
             raise UserError(f"run {found.run.name!r} still runs, as process {process.pid}.")
-        known = begun.find(found.run.name)
-        if known and known.command and known.run_uri == found.run.uri:
+        known = begun.find(found.run.name, found.run.uri)
+        if known and known.command:
             words = [word for word in known.command if word != "--json"]
             code = subprocess.call(
                 [sys.executable, "-m", "baton", *words, *(["--json"] if json else [])], cwd=known.folder

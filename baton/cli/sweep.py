@@ -12,6 +12,7 @@ from rich.table import Table
 from baton import fork as forking
 from baton.cli import display, options
 from baton.cli.display import Display, console
+from baton.cli.local import begun_by
 from baton.documents import Json
 from baton.errors import UserError
 from baton.local import engine, forkserver, results
@@ -233,9 +234,10 @@ def run(
         prepare.check_model(loaded)
         more = [word for each in overrides or () for word in ("--set", each)]
         more += ["--store", store] if store else []
-        options.resumable(["sweep", "run", recipe, "--run", sweep_name, *more])
+        words = ["sweep", "run", recipe, "--run", sweep_name, *more]
+        options.resumable(words)
         console.print(f"sweep [bold]{sweep_name}[/] of {trials} trials at {escape(Sweep(storage, sweep_name).uri)}")
-        with Display(loaded.num_chunks) as display:
+        with begun_by(words), Display(loaded.num_chunks) as display:
             best = local.LocalSweep(loaded, sweep_name, display.heard).run()
             local.export_best_trial(best, sweep_name, display.heard)
         shown, result = gather(Sweep(storage, sweep_name)), results.result(best)

@@ -18,6 +18,8 @@ from pathlib import Path
 
 from baton import events
 from baton.recipe import load
+from baton.runs.documents import RunInfo
+from baton.runs.outcomes import Winner
 from baton.runs.run import Run, Sweep
 from baton.scratch import scratch_folder
 
@@ -77,9 +79,19 @@ def judge(sweep_uri: str, rung: int) -> None:
 
 
 def page(sweep_uri: str, rung: int) -> None:
+    from baton.pages.publish import write_progress
     from baton.sweep.page import publish
 
-    publish(Sweep.open(sweep_uri), rung)
+    sweep = Sweep.open(sweep_uri)
+    if verdict := sweep.rung(rung):
+        later = [entry for entry in sweep.document().rungs if entry.bracket == verdict.bracket and entry.rung > rung]
+        winner = sweep.read(Winner)
+        continues = set(verdict.kept) if later else {winner.id if winner else ""}
+        for trial in (*verdict.kept, *(stopped.id for stopped in verdict.stopped)):
+            run = sweep.run(sweep.trial(trial))
+            if run.read(RunInfo):
+                write_progress(run.uri, is_stopped=trial not in continues)
+    publish(sweep, rung)  # last: it links the pages that are there
 
 
 def first_rows(recipe: Path, count: int, side: str, target: Path) -> None:

@@ -594,7 +594,8 @@ def _asked(stages: list[StageStatus], run: Run, remote: KubeflowRun) -> list[Sta
     for stage in stages:
         kind = stage.component_name
         index = int(number[1]) if (number := re.search(r" (\d+)$", stage.name)) else None
-        if failure and failed == stage.name.rpartition(": ")[2]:
+        name = stage.name.rpartition(": ")[2].replace("spare chunk", "train chunk")  # a failure has the component's
+        if failure and failed == name:
             seen.append(replace(stage, state="FAILED", message=failure.message, exit_code=failure.exit_code))
         elif kind in verdict:
             seen.append(replace(stage, state="SUCCEEDED" if verdict[kind] else "SKIPPED"))

@@ -1,15 +1,16 @@
 """Runs begun from this machine, by name: address, command, process, log and Kubeflow endpoint.
 
-A file a run in Baton's cache. Commands find a run by its bare name there, whatever its store.
+A file a run in Baton's cache, by name and address. Commands find a run by its bare name there, whatever its store.
 """
 
 import contextlib
+import hashlib
 import json
 import os
-import re
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -71,8 +72,8 @@ def note_here(
         resumes: Whether it had begun before, and not ended.
         phases: Addresses of its phases' runs.
     """
-    process, before = psutil.Process(), find(name)
-    resumed = before.resumed if before and before.run_uri == run_uri else 0
+    process, before = psutil.Process(), find(name, run_uri)
+    resumed = before.resumed if before else 0
     run = BegunRun(
         name=name,
         run_uri=run_uri,
@@ -93,31 +94,49 @@ def note_submitted(name: str, run_uri: str, endpoint: str, namespace: str | None
     _write(BegunRun(name=name, run_uri=run_uri, endpoint=endpoint, namespace=namespace or "", run_id=run_id))
 
 
-def find(name: str) -> BegunRun | None:
-    """Returns a run by its name, None for one that is not known here."""
-    if not re.fullmatch(r"[A-Za-z0-9._-]+", name) or name.startswith("."):
-        return None
-    try:
-        with open(_path(name), encoding="utf-8") as file:
-            document: dict[str, Any] = json.load(file)
-        return BegunRun(**{key: document[key] for key in BegunRun.__dataclass_fields__ if key in document})
-    except (OSError, ValueError, TypeError):
-        return None
+def find(name: str, run_uri: str | None = None) -> BegunRun | None:
+    """Returns a run by its name, None for one that is not known here.
+
+    Args:
+        name: Its name. Several stores may have a run of one name: the newest begun counts.
+        run_uri: Its address, for the run of this one store.
+    """
+    paths = [path for known, path in _files() if known == name]
+    if run_uri is not None:
+        paths = [path for path in paths if path == _path(name, run_uri)]
+    for path in sorted(paths, key=_begun_at, reverse=True):
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            document: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
+            return BegunRun(**{key: document[key] for key in BegunRun.__dataclass_fields__ if key in document})
+    return None
 
 
 def names() -> list[str]:
     """Returns the names of all runs that are known here."""
+    return sorted({name for name, _ in _files()})
+
+
+def _files() -> list[tuple[str, str]]:
+    """Returns name and path of each run's file."""
     with contextlib.suppress(OSError):
-        return sorted(name.removesuffix(".json") for name in os.listdir(_folder()) if name.endswith(".json"))
+        files = [file for file in os.listdir(_folder()) if "@" in file and file.endswith(".json")]
+        return [(file.rpartition("@")[0], os.path.join(_folder(), file)) for file in files]
     return []
+
+
+def _begun_at(path: str) -> int:
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:
+        return 0
 
 
 def _folder() -> str:
     return os.path.join(machine.cache_dir(), "runs")
 
 
-def _path(name: str) -> str:
-    return os.path.join(_folder(), f"{name}.json")
+def _path(name: str, run_uri: str) -> str:
+    return os.path.join(_folder(), f"{name}@{hashlib.sha256(run_uri.encode()).hexdigest()[:16]}.json")
 
 
 def _write(run: BegunRun) -> None:
@@ -125,4 +144,4 @@ def _write(run: BegunRun) -> None:
         os.makedirs(_folder(), exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=_folder(), encoding="utf-8", delete=False) as file:
             json.dump(asdict(run), file)
-        os.replace(file.name, _path(run.name))
+        os.replace(file.name, _path(run.name, run.run_uri))

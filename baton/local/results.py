@@ -146,15 +146,15 @@ def status(run: Run, *, is_running: bool) -> Status:
         "loss": losses[-1] if losses else None,
         "resumed": num_resumes(run),
         "error": f"{failure.stage}: {failure.message}" if failure and not is_running else None,
-        "report_uri": page.report_uri if page else None,
-        "model_uri": exported.model_uri if exported else None,
+        "report_uri": uri_here(run, page.report_uri) if page else None,
+        "model_uri": uri_here(run, exported.model_uri) if exported else None,
     }
 
 
 def num_resumes(run: Run) -> int:
     """Returns how often a run was resumed after an interruption: of its process here, or of a chunk's."""
-    known = begun.find(run.name)
-    return run.num_restarts() + (known.resumed if known and known.run_uri == run.uri else 0)
+    known = begun.find(run.name, run.uri)
+    return run.num_restarts() + (known.resumed if known else 0)
 
 
 def times(number: int) -> str:

@@ -194,6 +194,24 @@
     });
   }
 
+  function stack(box) {  // a table too wide for a phone: its cells below each other, with their heads beside them
+    const table = box.querySelector("table"), rows = [...table.tBodies].flatMap(body => [...body.rows]);
+    const heads = [...table.querySelectorAll("thead th")].map(head => head.textContent.trim());
+    if (!heads.length || rows.length * heads.length > 80) return;  // below each other, they would fill many screens
+    for (const row of rows) [...row.cells].forEach((cell, at) => {
+      cell.dataset.label = heads[at] || "";
+      cell.toggleAttribute("data-empty", !cell.textContent.trim());
+    });
+    let width = 0;
+    new ResizeObserver(() => {
+      if (box.clientWidth === width) return;
+      width = box.clientWidth;
+      table.classList.remove("stacked");
+      table.classList.toggle("stacked", innerWidth <= 560 && box.scrollWidth > width);
+    }).observe(box);
+  }
+
+  document.querySelectorAll(".scroll:has(table)").forEach(stack);
   document.querySelectorAll("button[data-copy]").forEach(copy);
   document.querySelectorAll("figure[data-plot]").forEach(show);
   const redraw = () => charts.forEach(again => again());

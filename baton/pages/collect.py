@@ -20,6 +20,7 @@ from baton.runs.outcomes import EvaluationResult, ExportedModel, Figures, Judged
 from baton.runs.plan import Plan
 from baton.runs.run import Run
 from baton.tracking.servers import mlflow_url
+from baton.tracking.tracking_run import GpuUse
 
 logger = logging.getLogger("baton")
 
@@ -62,6 +63,8 @@ class RunReport:
     run: str
     uri: str
     created: str
+    command: str = ""  # that began the run
+    commit: str = ""  # of the code in that command's folder
     recipe_name: str
     recipe_yaml: str
     method: str
@@ -89,6 +92,7 @@ class RunReport:
     is_local: bool = False  # whether the page is written again at each checkpoint, as on this machine
     has_quality_page: bool = False
     mlflow_url: str | None = None  # of the tracking run's page
+    gpu_use: GpuUse | None = None
 
     @property
     def is_live(self) -> bool:
@@ -230,7 +234,7 @@ def example_pages(shown: Sequence[Json]) -> list[tuple[str, Sequence[Json]]]:
 
 def collect(run: Run, failure: RunFailure | None = None, **state: Any) -> RunReport:
     """Returns the content of a run's page; `state` is of one that has not ended, such as `as_of`."""
-    recipe = run.recipe()
+    info, recipe = run.need(documents.RunInfo), run.recipe()
     store = CheckpointStore(run)
     damaged: list[int] = []
     committed = list(store.committed(lambda step, _: damaged.append(step)))
@@ -239,7 +243,9 @@ def collect(run: Run, failure: RunFailure | None = None, **state: Any) -> RunRep
     return RunReport(
         run=run.name,
         uri=run.uri,
-        created=run.need(documents.RunInfo).created,
+        created=info.created,
+        command=info.command,
+        commit=info.commit,
         recipe_name=recipe.name,
         recipe_yaml=load.to_yaml(recipe),
         method=recipe.training.method,

@@ -55,6 +55,7 @@ def render(reports: Sequence[RunReport]) -> str:
             ("Chunks", [f"{len(report.targets):,}" for report in reports]),
             ("Tokens trained", [number(report.trained_tokens or None) for report in reports]),
             ("Time in chunks", [duration(run_page.chunk_seconds(report.chunk_attempts)[0]) for report in reports]),
+            ("Commit", [report.commit[:10] + report.commit[40:] or "—" for report in reports]),
             ("Device", [(report.newest and report.newest.fingerprint.device) or "—" for report in reports]),
         ],
         digests=[report.newest.digest if report.newest else "" for report in reports],

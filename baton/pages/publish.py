@@ -56,7 +56,7 @@ def write_progress(run_uri: str, *, is_stopped: bool = False, is_local: bool = F
         report = collect(run, as_of=now(), is_stopped=is_stopped, is_local=is_local)
         if report.evaluation is None:  # the page of a run that has ended stays
             run.storage.write(run.path("report.html"), render(report).encode())
-    except BatonError as error:
+    except (BatonError, FileNotFoundError) as error:  # retention in parallel may be faster
         logger.warning("the run's page is not up to date: %s", error)
 
 
@@ -113,6 +113,8 @@ def publish(run: Run, report: RunReport, status: tracking_run.Ended) -> tuple[st
     """Renders a report into the store, ends the tracking run with it, and returns address and page."""
     from baton.pages.run_page import render
 
+    if report.newest and report.newest.fingerprint.device not in ("", "cpu"):
+        report = replace(report, gpu_use=tracking_run.gpu_use(run))
     html = render(report)
     run.storage.write(run.path("report.html"), html.encode())
     documents = {"report.html": html}

@@ -74,8 +74,13 @@ def loss_plot(report: RunReport) -> Plot | None:
 
 
 def evaluation_points(report: RunReport) -> plots.Points:
-    """Returns evaluation losses by step: before training, as trained, and of the finished model."""
+    """Returns evaluation losses by step: before training, as trained, and of the finished model.
+
+    A method whose loss is not the model's loss on held-out rows, such as DPO, has those in training alone.
+    """
     points = dict(plots.series(report.log, "eval_loss"))
+    if SPECS[report.method].rows not in ("sequences", "scored"):
+        return sorted(points.items())
     began = report.fork.step if report.fork and report.fork.warm else 0
     for when, step in (("before", began), ("after", report.steps)):
         value = report.figures(when).get("loss")
@@ -235,6 +240,7 @@ MARKS = {
 }
 MAX_SAMPLES = 40
 NUM_OPEN_SAMPLES = 4
+NUM_OPEN_CHECKPOINTS = 8
 MAX_SAMPLE_CHARS = 6000
 
 
@@ -272,6 +278,7 @@ def render(report: RunReport) -> str:
     tone, sentence = verdict(report, proof)
     evaluation = report.evaluation
     samples = evaluation.samples if evaluation else []
+    checkpoints = [entry.part for entry in reversed(report.proof) if not entry.gone]
     lost = sum(entry["loss"] is not None and not math.isfinite(entry["loss"]) for entry in report.losses)
     curve_note = f"{count(lost, 'logged loss', 'logged losses')} not finite and left out of the curve."
     return environment.get_template("run_page.html.j2").render(
@@ -288,7 +295,8 @@ def render(report: RunReport) -> str:
         phases=list(PHASES.values()),
         attempt_rows=attempt_rows(report),
         stage_rows=stage_rows(report),
-        checkpoints=[entry.part for entry in reversed(report.proof) if not entry.gone],
+        checkpoints=checkpoints[:NUM_OPEN_CHECKPOINTS],
+        older_checkpoints=checkpoints[NUM_OPEN_CHECKPOINTS:],
         proof=proof,
         family=list(lineage.walk(report.family)) if len(report.family) > 1 else [],
         time_note=time_note(report.chunk_attempts),
@@ -423,7 +431,7 @@ def _judge(rows: Sequence[ProofRow], report: RunReport) -> tuple[str, str, str]:
     """Returns tone, one word and a clause for the whole proof; never more than the rows bear out."""
     if not rows:
         return "warn", "no proof", "no resume proof was recorded"
-    # The gravest first: a broken chain, a resume that was only consistent, a hand-over unchecked or not read back.
+    # The gravest first: a broken chain, a resume that was only consistent, one unchecked or not read back.
     broken = [row for row in rows if row.problems]
     if broken:
         others = f" and {count(len(broken) - 1, 'more checkpoint')}" if len(broken) > 1 else ""
@@ -435,7 +443,7 @@ def _judge(rows: Sequence[ProofRow], report: RunReport) -> tuple[str, str, str]:
         reasons = list(dict.fromkeys(change for row in changed for change in row.changes))
         reason = f" ({', '.join(reasons[:3])})" if reasons else ""
         what = f"{len(changed)} of {count(len(rows), 'checkpoint')} only consistent{reason}"
-        return "warn", "consistent", f"not every hand-over was bit-exact: {what}"
+        return "warn", "consistent", f"not every resume was bit-identical: {what}"
     began = report.fork.step if report.fork and report.fork.warm else 0
     ends = [step for step in report.targets if step >= began]
     # An attempt may train on past the end of an earlier chunk that was left undone.
@@ -444,17 +452,17 @@ def _judge(rows: Sequence[ProofRow], report: RunReport) -> tuple[str, str, str]:
     points = {row.part.restored_step for row in restored}
     seen = sum(any(start <= point < end for point in points) for start, end in crossed)
     if seen < len(crossed):
-        told = f"{seen} of {count(len(crossed), 'hand-over')} checked" + (", bit-exact each" if seen else "")
+        told = f"{seen} of {count(len(crossed), 'resume')} checked" + (", bit-identical each" if seen else "")
         return "warn", "partly checked" if seen else "not checked", told
     if not restored:
-        why = "no state passed between chunks" if len(ends) < 2 else "no checkpoint follows a hand-over"
-        return "good", "no hand-over", why
-    which = "the one hand-over" if len(points) == 1 else "every hand-over"
+        why = "nothing had to resume" if len(ends) < 2 else "no checkpoint follows a resume"
+        return "good", "no resume", why
+    which = "the one resume" if len(points) == 1 else "every resume"
     unread = sum(not row.part.verified for row in rows if row.part.step in ends)
     if unread:
-        told = f"{which} was bit-exact, with {count(unread, 'chunk end')} not yet read back from the store"
+        told = f"{which} was bit-identical, with {count(unread, 'chunk end')} not yet read back from the store"
         return "warn", "not read back", told
-    return "good", "bit-exact", f"{which} was bit-exact"
+    return "good", "bit-identical", f"{which} was bit-identical"
 
 
 def tiles(report: RunReport) -> list[tuple[str, str, str]]:
@@ -486,6 +494,9 @@ def tiles(report: RunReport) -> list[tuple[str, str, str]]:
     total, train = chunk_seconds(report.chunk_attempts)
     if total:
         shown.append(("Time in chunks", duration(total), f"{train / total:.0%} of it training"))
+    if use := report.gpu_use:
+        memory = f"up to {size(round(use.megabytes * 1e6))} in use" if use.megabytes else ""
+        shown.append(("GPU use", "—" if use.utilization is None else f"{use.utilization:.0f}%", memory))
     return shown
 
 

@@ -117,15 +117,18 @@ def prove(
     leave_out: Sequence[str] = (),
     processes: Sequence[int] = (),
     on_event: Callable[[Event], None] = lambda event: None,
+    on_run: Callable[[int], None] = lambda count: None,
 ) -> ProofResult:
     """Runs a recipe, its paths absolute, once per count of chunks and compares losses and digests with the first.
 
-    `name` begins the runs' names. `leave_out` is not restored, as a negative control. `processes` are numbers of
-    processes that take turns from chunk to chunk. Raises the `BatonError` of a process that failed.
+    `name` begins the runs' names. `on_run` is called with the number of chunks before each run. `leave_out` is not
+    restored, as a negative control. `processes` are numbers of processes that take turns from chunk to chunk. Raises
+    the `BatonError` of a process that failed.
     """
     created = now()
     variants, launch = [], forkserver.launcher()
     for count in counts:
+        on_run(count)
         document = recipe.model_dump(mode="json")
         document["chunks"]["count"] = count
         document["tracking"]["mlflow"] = None

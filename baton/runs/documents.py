@@ -120,6 +120,8 @@ class RunInfo(NamedDocument, name="recipe.json"):
     recipe: Json
     created: str
     name: str = ""
+    command: str = ""  # that began it, where it began by a command on this machine
+    commit: str = ""  # of the Git repository in that command's folder; `-dirty` after it where files had changed
     made: FormatVersions = FormatVersions()
 
     @property

@@ -138,6 +138,9 @@ def as_json(document: Mapping[str, Any]) -> bytes:
     return json.dumps(document, indent=1, sort_keys=True).encode()
 
 
+ORIGIN = {"command": "BATON_COMMAND", "commit": "BATON_COMMIT"}  # field of `RunInfo` → variable with its value
+
+
 class Run(DocumentFolder):
     KIND = "run"
 
@@ -151,14 +154,15 @@ class Run(DocumentFolder):
             created=now(),
             name=self.name,
             made=FormatVersions.here(RUN_FORMATS, data),
+            **_origin(),
         )
         if not self.write_new(head):
             self.require_same(recipe)
             # Settings that change no bits are the new recipe's. `created` stays: Kubeflow's cache tells runs apart by
             # it. `made` stays: all chunks of the run have the formats it was begun with.
             before = self.need(documents.RunInfo).to_json()
-            kept: Json = {key: before[key] for key in ("created", "made") if key in before}
-            self.put(documents.RunInfo.NAME, {"recipe": head.recipe, "name": self.name, **kept})
+            kept: Json = {key: before[key] for key in ("created", "command", "commit", "made") if key in before}
+            self.put(documents.RunInfo.NAME, {"recipe": head.recipe, "name": self.name, **_origin(), **kept})
 
     def require_same(self, recipe: Recipe) -> None:
         """Refuses a recipe of another identity, and a run that this Baton does not continue."""
@@ -337,6 +341,11 @@ def check_name(name: str) -> str:
     if not re.fullmatch(r"[a-z0-9-]{1,100}", name):
         raise UserError(f"run name {name!r} is not lower-case letters, digits and dashes, at most 100.")
     return name
+
+
+def _origin() -> dict[str, str]:
+    """Returns command and commit of a run that begins here, as far as its starter has named them."""
+    return {key: value for key, name in ORIGIN.items() if (value := os.environ.get(name))}
 
 
 def _unique() -> str:

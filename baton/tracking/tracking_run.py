@@ -5,10 +5,15 @@ All processes of a run report to one tracking run: stages by MLflow's own client
 """
 
 import json
+import logging
+import re
 import tempfile
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from statistics import mean
 from typing import Any, Literal
 
 from baton.recipe import load
@@ -18,6 +23,8 @@ from baton.runs.outcomes import TrialInfo
 from baton.runs.run import Run
 from baton.tracking import servers, tracker
 from baton.tracking.client import PARAMS_AT_ONCE, connect, open_client, without_credentials
+
+logger = logging.getLogger("baton")
 
 SIDES = ("train", "eval", "test")  # sides of a split, and MLflow's contexts of an input
 DIGEST_LENGTH = 12  # characters of the data's digest: MLflow takes 36 and shows all
@@ -239,6 +246,35 @@ def close(run: Run, status: Ended, texts: Mapping[str, str] | None = None) -> No
         # A server before MLflow 3 has no models.
         end_model = partial(tracker.end_model, run=run, run_id=tracking.run_id, status=status)
         _told(run, tracking, "does not know how this run's model is", end_model)
+
+
+GPU = re.compile(r"^system/.*gpu_\d+_(utilization_percentage|memory_usage_megabytes)$")
+
+
+@dataclass(frozen=True)
+class GpuUse:
+    """Use of a run's GPUs, as its tracking run has it."""
+
+    utilization: float | None  # mean of all samples, in percent
+    megabytes: float | None  # most memory in use on one GPU
+
+
+def gpu_use(run: Run) -> GpuUse | None:
+    """Returns the use of the GPUs, None where nothing of it was recorded or the server is out of reach."""
+    tracking = run.read(TrackingRun)
+    if tracking is None:
+        return None
+    values: dict[str, list[float]] = defaultdict(list)
+    try:
+        client = connect(tracking.mlflow)
+        for name in client.get_run(tracking.run_id).data.metrics:
+            if kind := GPU.search(name):
+                values[kind[1]] += [metric.value for metric in client.get_metric_history(tracking.run_id, name)]
+    except Exception as error:
+        logger.info("the report lacks the use of GPUs: %s", error)
+        return None
+    used, memory = values["utilization_percentage"], values["memory_usage_megabytes"]
+    return GpuUse(mean(used) if used else None, max(memory, default=None)) if used or memory else None
 
 
 def close_left(uri: str, experiments: Iterable[str], kubeflow_run: str, status: Ended) -> list[str]:

@@ -117,6 +117,15 @@ def test_a_chunk_ends_with_its_loss_and_speed(shown: io.StringIO, monkeypatch: p
     assert shown.getvalue() == line
 
 
+def test_a_spare_chunk_is_no_chunk_four_of_three(shown: io.StringIO) -> None:
+    with display.Display(3) as screen:
+        for name in ("train chunk 3", "checkpoint 3", "train chunk 4", "checkpoint 4", "evaluate"):
+            screen.heard(events.Stage(name, "started"))
+            screen.heard(events.Stage(name, "done"))
+    names = [line.rpartition(" (")[0] for line in shown.getvalue().splitlines()]
+    assert names == ["✓ train chunk 3 of 3", "✓ checkpoint 3 of 3", "✓ spare chunk 4", "✓ checkpoint 4", "✓ evaluate"]
+
+
 def test_quiet_leaves_warnings_alone(shown: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(display.Verbosity, "is_quiet", True)
     with display.Display(0) as screen:

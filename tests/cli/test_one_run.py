@@ -16,15 +16,18 @@ import yaml
 from typer.testing import CliRunner
 
 from baton.checkpoint.store import CheckpointMeta, CheckpointStore
-from baton.cli import address
+from baton.cli import address, status
 from baton.cli.app import app
+from baton.cli.local import begun_by
+from baton.cli.options import DEFAULT_STORE
 from baton.errors import UserError
 from baton.local import begun
 from baton.recipe import load
-from baton.runs.documents import Progress
+from baton.runs.documents import Progress, RunInfo
 from baton.runs.outcomes import ExportedModel, RunFailure
 from baton.runs.run import Run
 from baton.store.storage import Storage
+from tests.support.pages import read
 
 BATON = str(Path(sys.executable).parent / "baton")
 RECIPES = Path(__file__).parents[1] / "recipes"
@@ -85,6 +88,74 @@ def test_a_run_is_found_by_name_path_and_uri(store: Storage) -> None:
         address.existing("mime")
     with pytest.raises(UserError, match="is not RUN or RUN@STEP"):
         address.existing("mine@latest")
+
+
+def test_a_name_is_first_that_of_the_store_here(
+    store: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two stores have a run of one name: `./baton-store` wins over the newest begun, with a note."""
+    here = add(Storage(str(tmp_path / DEFAULT_STORE)), "mine")
+    begun.note_here("mine", here.uri, ["run", "here.yaml"], resumes=False)
+    elsewhere = Run(store, "mine")
+    elsewhere.create(load.load(str(RECIPES / "scratch.yaml"), [f"store={store.base_uri}"]))
+    begun.note_here("mine", elsewhere.uri, ["run", "elsewhere.yaml"], resumes=False)
+
+    assert address.existing("mine").run.uri == here.uri
+    assert capsys.readouterr().err == f"note: run 'mine' of {DEFAULT_STORE}; another is at {elsewhere.uri}\n"
+    assert address.existing("mine", "store").run.uri == elsewhere.uri
+    (other := tmp_path / "other").mkdir()
+    monkeypatch.chdir(other)
+    assert address.existing("mine").run.uri == elsewhere.uri, "the newest begun"
+    assert begun.names() == ["mine"]
+    for run, command in ((here, "here.yaml"), (elsewhere, "elsewhere.yaml")):
+        known = begun.find("mine", run.uri)
+        assert known
+        assert known.command == ["run", command]
+    begun.note_submitted("mine", "s3://bucket/runs/mine", "http://127.0.0.1:9", None, "1")
+    monkeypatch.chdir(tmp_path)
+    assert isinstance(status.find("mine", None, None, None), status.Remote), "the newest begun is on Kubeflow"
+    assert "run 'mine' on Kubeflow; for that of" in capsys.readouterr().err
+
+
+def test_several_runs_open_as_a_comparison(store: Storage, tmp_path: Path) -> None:
+    add(store, "first")
+    add(store, "second", "training.learning_rate=0.5", losses={**LOSSES, 4: 1.125})
+
+    code, found = answer("open", "store/runs/first", "store/runs/second")
+
+    assert (code, found["runs"]) == (0, ["store/runs/first", "store/runs/second"])
+    assert found["page"] == str(tmp_path / "store/pages/first-vs-second.html")
+    page = read(Path(found["page"]).read_text(encoding="utf-8"))
+    curves = page.curves("training loss")
+    assert {name: points[-1] for name, points in curves.items()} == {"first": (4, 1.25), "second": (4, 1.125)}
+    assert "training.learning_rate" in page.text
+    code, found = answer("open", "first", "second", "--store", "store")
+    assert code == 0
+    code, found = answer("open", "store/runs/first", "store/runs/second@4")
+    assert (code, "`baton diff A@STEP B@STEP` compares checkpoints." in found["error"]) == (2, True)
+    code, found = answer("open", "first", "first", "--store", "store")
+    assert (code, found["error"].partition(".")[0]) == (2, "a run is named twice")
+    code, found = answer("open", "first", "absent", "--store", "store")
+    assert (code, "absent" in found["error"]) == (2, True)
+
+
+def test_a_run_keeps_the_command_and_the_commit_that_began_it(store: Storage, tmp_path: Path) -> None:
+    recipe = load.load(str(RECIPES / "scratch.yaml"), [f"store={store.base_uri}"])
+    for words in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "first"]):
+        git = ["git", "-c", "user.name=x", "-c", "user.email=x@example.org", *words]
+        subprocess.run(git, cwd=tmp_path, check=True, capture_output=True)
+    run = Run(store, "mine")
+    with begun_by(["run", "my recipe.yaml", "--run", "mine"]):
+        run.create(recipe)
+    first = run.need(RunInfo)
+    assert first.command == "baton run 'my recipe.yaml' --run mine"
+    assert re.fullmatch("[0-9a-f]{40}", first.commit)
+    with begun_by(["retry", "mine"]):
+        run.create(recipe)
+    assert run.need(RunInfo) == first, "of the first start"
+    other = Run(store, "other")
+    other.create(recipe)
+    assert (other.need(RunInfo).command, other.need(RunInfo).commit) == ("", "")
 
 
 def test_a_model_is_named_by_its_run(store: Storage) -> None:

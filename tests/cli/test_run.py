@@ -74,7 +74,7 @@ def test_progress_goes_to_standard_error_stage_by_stage(finished: tuple[Path, di
 def test_the_report_shows_the_run(finished: tuple[Path, dict[str, Any], str]) -> None:
     page = Path(finished[1]["report_uri"]).read_text()
     assert "Eval loss fell" in page
-    assert "the one hand-over was bit-exact" in page
+    assert "the one resume was bit-identical" in page
     assert "not read back" not in page
     assert finished[1]["checkpoints"][-1]["digest"] in page
     assert "evaluation" in read(page).curves("loss")

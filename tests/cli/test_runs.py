@@ -52,7 +52,7 @@ def test_a_fork_says_what_it_keeps_and_what_comes_next(store: Storage) -> None:
     said = invoke("runs", "fork", "base@5", "--store", "store", "--set", "training.learning_rate=5e-3")
     assert said.exit_code == 0, said.output
     assert "training.learning_rate: 0.01 → 0.005: the schedule continues at step 5 with the new peak" in said.output
-    assert "next:   baton run base-fork-1.yaml --run base-fork-1" in said.output
+    assert "next:   baton run store/runs/base-fork-1/recipe.yaml --run base-fork-1" in said.output
     run = Run(store, "base-fork-1")
     assert CheckpointStore(run).steps() == [5]
     assert run.require("fork.json") == {
@@ -62,7 +62,8 @@ def test_a_fork_says_what_it_keeps_and_what_comes_next(store: Storage) -> None:
         "warm": True,
         "changed": {"training.learning_rate": [0.01, 0.005]},
     }
-    loaded = prepare.load("base-fork-1.yaml").localised()
+    assert not Path("base-fork-1.yaml").exists()
+    loaded = prepare.load("store/runs/base-fork-1/recipe.yaml").localised()
     run.require_same(loaded)
     assert loaded.training.learning_rate == 5e-3
     said = invoke("runs", "fork", "base", "--store", "store")
@@ -81,6 +82,9 @@ def test_a_fork_answers_in_json(store: Storage) -> None:
         "changed": {},
     }
     assert os.path.isfile(found["recipe"])
+    said = invoke("runs", "fork", "base@10", "--store", "store", "--run", "other", "-o", "other.yaml")
+    assert "next:   baton run other.yaml --run other" in said.output
+    assert prepare.load("other.yaml").localised().name == "scratch"
 
 
 def test_a_cold_fork_starts_from_the_weights_alone(store: Storage) -> None:

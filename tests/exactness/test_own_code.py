@@ -125,7 +125,7 @@ def test_a_state_that_cannot_be_carried_is_told_wherever_the_run_is(counting: Re
         assert "**state of `counting.py:rounds` is not carried**" in proof_as_markdown(part)
     page = render(collect(run))
     assert "state of counting.py:rounds is not carried" in page
-    assert "not every hand-over was bit-exact" in page
+    assert "not every resume was bit-identical" in page
     assert list_checkpoints(run)[0]["not_carried"].keys() == {"counting.py:rounds"}
 
 

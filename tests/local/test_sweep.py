@@ -30,6 +30,7 @@ from baton.runs.run import Run, Sweep
 from baton.source import prepare
 from baton.store.storage import Storage
 from baton.sweep import search
+from tests.support.pages import read
 
 BATON = str(Path(sys.executable).parent / "baton")
 WORDS = ["the", "run", "goes", "on", "from", "where", "every", "pod", "hands", "what", "it", "knows", "to", "next"]
@@ -129,7 +130,12 @@ def test_the_trials_take_turns_and_the_worse_ones_stop(swept: tuple[Recipe, Watc
     assert [(rung.chunk, rung.kept) for rung in rungs] == [(1, [BEST, SECOND]), (2, [BEST]), (4, [BEST])]
     assert [CheckpointStore(Run(winner.storage, f"s-t00{at}")).steps()[-1] for at in range(4)] == [3, 12, 6, 3]
     assert (watched.sweep.raw("winner.json") or {})["id"] == BEST
-    assert "t001" in winner.storage.read(watched.sweep.path("page.html")).decode()
+    page = read(winner.storage.read(watched.sweep.path("page.html")).decode())
+    trials = {entry.id: watched.sweep.run(entry) for entry in watched.sweep.document().trials}
+    assert {f"../../runs/{run.name}/report.html" for run in trials.values()} <= set(page.links), "also in a local sweep"
+    for trial, run in trials.items():
+        report = read(run.storage.read(run.path("report.html")).decode())
+        assert ("Trained: all 12 steps" if trial == BEST else "Stopped: step ") in report.text
 
 
 def test_data_is_split_and_tokenized_once_for_all(swept: tuple[Recipe, Watched, Run]) -> None:

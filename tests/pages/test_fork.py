@@ -24,9 +24,9 @@ def forked(full_report: Callable[..., RunReport], proof_entry: Callable[..., Pro
 
 
 def test_hand_overs_before_the_fork_are_its_parents(forked: RunReport) -> None:
-    assert read_proof(forked).word == "bit-exact"
+    assert read_proof(forked).word == "bit-identical"
     as_if_from_scratch = replace(forked, fork=None)
-    assert read_proof(as_if_from_scratch).word == "partly checked", "without the fork two hand-overs would be missing"
+    assert read_proof(as_if_from_scratch).word == "partly checked", "without the fork two resumes would be missing"
 
 
 def test_the_page_says_where_the_run_began(forked: RunReport) -> None:

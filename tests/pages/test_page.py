@@ -19,6 +19,7 @@ from baton.pages.run_page import render
 from baton.runs.documents import OwnState, Skip, SourceLocation, TrackingRun, WarningRecord
 from baton.runs.outcomes import EvaluationResult, ExportedModel
 from baton.runs.versions import Fingerprint
+from baton.tracking.tracking_run import GpuUse
 from tests.support.pages import read
 
 
@@ -28,7 +29,7 @@ def test_full_run(full_report: Any) -> None:
     page = read(html)
     assert (
         "Eval loss fell from 8.31 to 3.20 (perplexity 4,064 → 24.5) in 240 steps over 4 chunks; "
-        "every hand-over was bit-exact." in page.text
+        "every resume was bit-identical." in page.text
     )
     assert "1 attempt ended early" in page.text
     assert (
@@ -75,6 +76,22 @@ def test_pages_elsewhere_are_links(full_report: Any) -> None:
     assert read(render(full_report())).links == []
 
 
+def test_the_command_and_the_commit_that_began_it_are_named(full_report: Any) -> None:
+    commit = "0123456789" * 4
+    report = replace(full_report(), command="baton run first.yaml --run first", commit=f"{commit}-dirty")
+    page = read(render(report))
+    assert {report.command, commit} <= set(page.copied)
+    assert "and changed files" in page.text
+    assert "and changed files" not in read(render(replace(report, commit=commit))).text
+    assert "Commit" not in read(render(full_report())).text
+
+
+def test_gpu_use_is_shown_where_it_was_recorded(full_report: Any) -> None:
+    assert "GPU use" not in read(render(full_report())).text
+    page = read(render(replace(full_report(), gpu_use=GpuUse(83.4, 61_000.0))))
+    assert re.search(r"GPU use\s+83%\s+up to 61.0 GB in use", page.text)
+
+
 def test_a_long_curve_has_a_smoothed_one_in_front(full_report: Any) -> None:
     curves = read(render(full_report(num_steps=2000))).curves("loss")
     raw, smooth = ([y for _, y in curves[name][-100:]] for name in ("training", "training, smoothed"))
@@ -115,7 +132,7 @@ def test_spare_chunks_are_named_and_end_where_the_last_one_does(full_report: Any
     report = full_report()
     report.attempts[-1:] = [attempt(4, 180, 200, "partial"), attempt(5, 200, 240)]
     text = read(render(report)).text
-    assert "in 240 steps over 4 chunks; every hand-over was bit-exact." in text
+    assert "in 240 steps over 4 chunks; every resume was bit-identical." in text
     assert " spare 5 " in text
     assert " chunk 5 " not in text
 
@@ -128,7 +145,7 @@ def test_checkpoints_that_are_gone_still_stand_in_the_chain(full_report: Any) ->
     assert text.count("bitwise read back, since removed by retention") == 1
     assert text.count("bitwise read back, since found damaged") == 1
     assert "s3://store/runs/quickstart/checkpoints/step-00000060" not in text
-    assert "every hand-over was bit-exact." in text
+    assert "every resume was bit-identical." in text
 
 
 def test_run_that_failed_before_it_began(empty_report: Any) -> None:
@@ -149,7 +166,7 @@ def test_run_that_failed_midway(full_report: Any) -> None:
     )
     text = read(render(report)).text
     assert "The run failed at step 100 of 240." in text
-    assert "Eval loss was 8.31 before training; no checkpoint follows a hand-over." in text
+    assert "Eval loss was 8.31 before training; no checkpoint follows a resume." in text
 
 
 @pytest.mark.slow
@@ -225,7 +242,7 @@ def test_a_part_that_another_number_of_processes_kept_breaks_no_proof(full_repor
     part = last.part.model_copy(update={"level": "consistent", "checked": checked})
     html = render(replace(report, proof=[*report.proof[:-1], replace(last, part=part)]))
     assert "the resume proof does not hold" not in read(html).text
-    assert "not every hand-over was bit-exact" in read(html).text
+    assert "not every resume was bit-identical" in read(html).text
 
 
 def test_what_a_person_was_told_as_it_ran_is_in_the_report(full_report: Any) -> None:

@@ -29,7 +29,7 @@ CHECKED = dict.fromkeys(("weights", "optimizer", "scheduler", "rng", "position",
         ),
         pytest.param(
             {"verified": False},
-            "every hand-over was bit-exact, with 1 chunk end not yet read back from the store.",
+            "every resume was bit-identical, with 1 chunk end not yet read back from the store.",
             id="not-read-back",
         ),
         pytest.param(
@@ -39,10 +39,10 @@ CHECKED = dict.fromkeys(("weights", "optimizer", "scheduler", "rng", "position",
         ),
         pytest.param(
             {"level": "consistent", "fingerprint": {"device": "cuda", "torch": "2.13.0", "threads": 2}},
-            "not every hand-over was bit-exact: 1 of 4 checkpoints only consistent (device cpu → cuda).",
+            "not every resume was bit-identical: 1 of 4 checkpoints only consistent (device cpu → cuda).",
             id="other-device",
         ),
-        pytest.param({"checked": None}, "2 of 3 hand-overs checked, bit-exact each.", id="unchecked"),
+        pytest.param({"checked": None}, "2 of 3 resumes checked, bit-identical each.", id="unchecked"),
     ],
 )
 def test_proof_claims_no_more_than_was_checked(
@@ -74,24 +74,24 @@ def test_a_chunk_end_that_was_trained_past_is_no_hand_over(full_report: Any, pro
     report = full_report()
     report.attempts[1:4] = [attempt(2, 60, 80, "partial"), attempt(3, 80, 180)]
     report.proof[:] = [proof_entry(60, None), proof_entry(80, 60), proof_entry(180, 80), proof_entry(240, 180)]
-    assert read_proof(report).sentence == "every hand-over was bit-exact"
+    assert read_proof(report).sentence == "every resume was bit-identical"
 
     report.proof[1:3] = [proof_entry(80, 60, checked=None), proof_entry(180, 80, checked=None)]
-    assert read_proof(report).sentence == "1 of 2 hand-overs checked, bit-exact each"
+    assert read_proof(report).sentence == "1 of 2 resumes checked, bit-identical each"
 
 
 def test_a_chunk_that_was_taken_away_before_its_first_step(full_report: Any, proof_entry: Any, attempt: Any) -> None:
     report = full_report()
     report.attempts[1:4] = [attempt(2, 60, 60, "partial"), attempt(3, 60, 180)]
     report.proof[:] = [proof_entry(60, None), proof_entry(180, 60), proof_entry(240, 180)]
-    assert read_proof(report).sentence == "every hand-over was bit-exact"
+    assert read_proof(report).sentence == "every resume was bit-identical"
 
 
 def test_checkpoints_within_a_chunk_do_not_stand_in_for_a_hand_over(full_report: Any, proof_entry: Any) -> None:
     report = full_report()
     report.proof[:] = [proof_entry(step, step - 20 or None) for step in range(20, 121, 20)]
     report.proof.extend([proof_entry(180, 120, checked=None), proof_entry(240, 180)])
-    assert read_proof(report).sentence == "2 of 3 hand-overs checked, bit-exact each"
+    assert read_proof(report).sentence == "2 of 3 resumes checked, bit-identical each"
 
 
 JUDGED = {

@@ -16,6 +16,7 @@ import pytest
 from baton import events
 from baton.recipe import load
 from baton.recipe.recipe import Recipe
+from baton.runs.documents import TrackingRun
 from baton.runs.run import Run
 from baton.store.storage import Storage
 from baton.tracking import messages, tracking_run
@@ -62,6 +63,16 @@ def test_steps_go_on_in_one_run_with_system_metrics(tmp_path: Path, at_once: Non
     assert database.execute("select name, status from runs").fetchall() == [("r", "FINISHED")]
     parameters = dict(database.execute("select key, value from params").fetchall())
     assert parameters["training.method"] == "sft"
+
+
+def test_the_use_of_gpus_is_that_of_all_samples(tmp_path: Path) -> None:
+    run = _run(tmp_path, f"sqlite:///{tmp_path}/mlflow.db")
+    assert tracking_run.gpu_use(run) is None, "nothing was recorded"
+    tracking, client = run.need(TrackingRun), connect(f"sqlite:///{tmp_path}/mlflow.db")
+    for gpu, percent, megabytes in (("gpu_0", 80, 9000), ("gpu_0", 100, 9500), ("gpu_1", 60, 8000)):
+        client.log_metric(tracking.run_id, f"system/{gpu}_utilization_percentage", percent)
+        client.log_metric(tracking.run_id, f"system/node-1/{gpu}_memory_usage_megabytes", megabytes)
+    assert tracking_run.gpu_use(run) == tracking_run.GpuUse(80.0, 9500.0)
 
 
 def _wait_for(database: sqlite3.Connection, query: str) -> None:
