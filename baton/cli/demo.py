@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 WIDTH, HEIGHT = 64, 10  # of the curves, in characters
 SHOWN = 3  # samples
+RUNS = ("undisturbed", "killed")
 
 
 def demo(
@@ -70,6 +71,10 @@ def demo(
                 on_run=lambda words: console.print(told[words]),
                 on_kill=lambda kill: console.print(
                     f"[red]✗ SIGKILL at step {kill.step}[/]  resumed from the checkpoint of step {kill.resumed}"
+                ),
+                on_proof=lambda proof: console.print(
+                    *(f"{row['state_digest'][:16]}  {told}" for row, told in zip(proof["variants"], RUNS, strict=True)),
+                    sep="\n",
                 ),
             )
         first, second = made.proof["variants"]

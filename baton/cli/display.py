@@ -6,6 +6,7 @@ import re
 import sys
 import time
 from dataclasses import dataclass
+from itertools import chain
 from types import TracebackType
 
 from rich.markup import escape
@@ -15,9 +16,11 @@ from rich.text import Text
 
 from baton import events
 from baton.local.processes import StageRepaired, TrialFailed
+from baton.recipe.evaluation import FIGURES
 from baton.terminal import Terminal
 
-EVALUATED = ("loss", "perplexity", "accuracy", "reward", "reward_accuracy", "reward_margin")  # shown where known
+# Shown where known.
+EVALUATED = ("loss", "perplexity", "accuracy", "reward", "reward_accuracy", "reward_margin", *chain(*FIGURES.values()))
 PIPED = 400  # columns of a table in a pipe
 console = Terminal(file=sys.stderr, highlight=False)
 

@@ -8,6 +8,7 @@ fresh interpreter.
 
 import atexit
 import contextlib
+import ctypes
 import multiprocessing
 import os
 import random
@@ -19,6 +20,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing.connection import wait
 from typing import Any
 
+import psutil
+
 from baton import events, machine
 from baton.kfp.component import EXECUTOR, RUNTIME
 from baton.local import processes
@@ -29,6 +32,7 @@ _READ_LATE = (  # beginnings of variables that are read when needed, not when li
     *("BATON_", "MLFLOW_", "_MLFLOW_", "PYTEST_", "TORCHINDUCTOR_CACHE_DIR", "CUBLAS_WORKSPACE_CONFIG"),
     *("COLUMNS", "LINES", "PWD", "OLDPWD", "SHLVL", "PYTHONUNBUFFERED"),
 )
+PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
 _context = multiprocessing.get_context("forkserver")
 _children = threading.RLock()
 """Held while exit codes are read: each can be read once, and whoever starts a process reads those of all that ended."""
@@ -180,6 +184,18 @@ def installed() -> Iterator[None]:
         handler.run_local_subprocess = before
 
 
+def _end_with_launcher(sentinel: int) -> None:
+    """Ends this stage and its children once the process that began it is gone, as after `kill -9`.
+
+    Else it would train on next to the run that resumes, and publish its broken pipe as the run's failure.
+    """
+    wait([sentinel])
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            child.kill()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def _serve(output: Any, module: str, arguments: tuple[str, ...], environment: dict[str, str], own_group: bool) -> None:
     if own_group:
         os.setpgid(0, 0)
@@ -189,8 +205,14 @@ def _serve(output: Any, module: str, arguments: tuple[str, ...], environment: di
     os.close(descriptor)
     if reason := _unlike_fresh(environment):
         print(f"a fresh interpreter for {module}: {reason}", flush=True)
+        # The server lives on while one of its pipes is open. It ends with the launcher, and Linux kills its child then.
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         # Process number and pipe stay as they are: who started it sees no difference.
         os.execve(sys.executable, [sys.executable, "-m", module, *arguments], environment)
+    launcher = multiprocessing.parent_process()
+    assert launcher is not None
+    threading.Thread(target=_end_with_launcher, args=(launcher.sentinel,), daemon=True).start()
     os.environ.clear()
     os.environ.update(environment)
     sys.stdout = open(1, "w", encoding="utf-8", errors="replace", buffering=1, closefd=False)  # noqa: SIM115

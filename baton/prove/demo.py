@@ -89,9 +89,11 @@ def run(
     on_event: Callable[[events.Event], None] = lambda event: None,
     on_run: Callable[[str], None] = lambda words: None,
     on_kill: Callable[[Kill], None] = lambda kill: None,
+    on_proof: Callable[[prove.ProofResult], None] = lambda proof: None,
 ) -> Demo:
     """Compares a recipe as `compare_killed` does, and evaluates its model on held-out rows."""
     proof, kills = compare_killed(recipe, name, on_event=on_event, on_run=on_run, on_kill=on_kill)
+    on_proof(proof)
     on_run("evaluated")
     first, second = (Run.open(variant["uri"]) for variant in proof["variants"])
     processes.run("baton.kfp.process evaluate", [second.uri], on_event, forkserver.launcher())

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from baton import machine
@@ -105,6 +106,32 @@ def test_a_kill_ends_its_children_too(probe: Callable[..., Any], tmp_path: Path)
     while _is_there(found["group"]):  # until the machine has taken note of the child's end
         assert time.monotonic() - started < 30
         time.sleep(0.05)
+
+
+LAUNCHER = """
+import os, sys
+from baton.local.forkserver import ForkedProcess
+if __name__ == "__main__":
+    changed = {"OMP_NUM_THREADS": "7"} if sys.argv[1] == "fresh" else {}
+    process = ForkedProcess("probe_of_warm", ["wait"], {**os.environ, **changed}, own_group=False)
+    lines = process.lines()
+    print(*[next(lines) for _ in range(1 + len(changed))][-1:], end="", flush=True)
+    process.wait()
+"""
+
+
+@pytest.mark.parametrize("start", ["forked", "fresh"])
+def test_a_launchers_kill_ends_its_stages(start: str, probe: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "launcher.py").write_text(LAUNCHER)
+    with subprocess.Popen([sys.executable, "launcher.py", start], stdout=subprocess.PIPE, text=True) as launcher:
+        assert launcher.stdout
+        found = json.loads(launcher.stdout.readline())
+        assert found["warm"] == (start == "forked")
+        stage = psutil.Process(found["pid"])
+        assert stage in psutil.Process(launcher.pid).children(recursive=True)
+        ended = [stage, *(stage.children(recursive=True) if start == "forked" else [])]
+        launcher.kill()
+        assert not psutil.wait_procs(ended, timeout=30)[1]
 
 
 @pytest.mark.slow
