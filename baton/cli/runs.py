@@ -34,6 +34,7 @@ from baton.recipe import load
 from baton.runs import lineage
 from baton.runs.documents import ForkNote
 from baton.runs.outcomes import ExportedModel
+from baton.runs.run import Run
 from baton.signing import KEY_FILE, PublicKey, Signer
 from baton.terminal import Terminal
 
@@ -44,7 +45,8 @@ app = typer.Typer(help="List, show, fork and prune runs", no_args_is_help=True)
 def list_runs(store: StoreOption = DEFAULT_STORE, json: Json = False) -> None:
     """List the runs of a store, newest first, with progress and origin."""
     with answer(json):
-        family = lineage.family(address.open_store(store or DEFAULT_STORE))
+        storage = address.open_store(store or DEFAULT_STORE)
+        family = lineage.family(storage)
         members = sorted((x for x in family.values() if x.state != "gone"), key=lambda x: x.created, reverse=True)
         if json:
             print_json({"runs": [asdict(member) for member in members]})
@@ -62,7 +64,9 @@ def list_runs(store: StoreOption = DEFAULT_STORE, json: Json = False) -> None:
         table.add_column("started", no_wrap=True)
         for one, origin in zip(members, origins, strict=True):
             started = one.created[:16].replace("T", " ")
-            table.add_row(one.name, one.state, _steps(one), *([origin] if any(origins) else []), started)
+            known = begun.find(one.name, Run(storage, one.name).uri)
+            state = "running" if known and known.process else one.state
+            table.add_row(one.name, state, _steps(one), *([origin] if any(origins) else []), started)
         print_table(table)
 
 

@@ -201,6 +201,8 @@ def _captured(stream: _Lines) -> Iterator[None]:
             contextlib.redirect_stderr(stream),
             warnings.catch_warnings(),
         ):
+            # Names of tasks, resources and the like are for Kubeflow.
+            warnings.filterwarnings("ignore", message=".*no effect in the current local runner")
             yield
     finally:
         root.handlers[:] = before

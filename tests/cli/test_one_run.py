@@ -211,6 +211,9 @@ def test_a_list_omits_no_run(store: Storage) -> None:
     }
     shown = CliRunner().invoke(app, ["runs", "list", "--store", "store"], env={"COLUMNS": "80"}).stdout
     assert re.search(r"interrupted +unfinished +28/240, 0 saved", shown)
+    begun.note_here("interrupted", begins.uri, [])  # this process runs it
+    shown = CliRunner().invoke(app, ["runs", "list", "--store", "store"], env={"COLUMNS": "80"}).stdout
+    assert re.search(r"interrupted +running +28/240, 0 saved", shown)
     code, found = answer("runs", "list", "--store", "absent")
     assert (code, found["error"].partition(".")[0]) == (2, "store 'absent' does not exist")
 
