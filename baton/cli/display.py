@@ -22,6 +22,7 @@ from baton.terminal import Terminal
 # Shown where known.
 EVALUATED = ("loss", "perplexity", "accuracy", "reward", "reward_accuracy", "reward_margin", *chain(*FIGURES.values()))
 PIPED = 400  # columns of a table in a pipe
+TOLD_EVERY_S = 30  # lines of a running stage where no bar is drawn
 console = Terminal(file=sys.stderr, highlight=False)
 
 
@@ -65,6 +66,7 @@ class _Running:
 
     shown: str
     since: float
+    told: float  # when its last line was printed
     task: TaskID
     note: str = ""
     training: str = ""  # step, loss and speed, kept for the line at its end
@@ -125,7 +127,7 @@ class Display:
         self._forget(name)
         shown = self._numbered(name)
         task = self._progress.add_task(shown, total=None, note="")
-        self._running[name] = _Running(shown, time.monotonic(), task)
+        self._running[name] = _Running(shown, now := time.monotonic(), now, task)
 
     def _numbered(self, name: str) -> str:
         """Returns a stage's name: `train chunk 1 of 3`, and `spare chunk 4` after the last, as on Kubeflow's page."""
@@ -144,18 +146,22 @@ class Display:
     def _note(self, event: events.Event, note: str) -> None:
         if not self._running:
             return
+        now = time.monotonic()
         stage = next(reversed(self._running.values()))
         stage.note = note
         if isinstance(event, events.Step):
-            live, stage.training = self._speed(stage, event)
+            live, stage.training = self._speed(stage, event, now)
             stage.note = ""  # notes after the last step are added to it
             self._progress.update(stage.task, note=live, completed=event.step, total=event.of)
         else:
+            live = note
             self._progress.update(stage.task, note=note)
+        if not console.is_terminal and not Verbosity.is_quiet and now - stage.told >= TOLD_EVERY_S:
+            stage.told = now
+            console.print(f"  {stage.shown}: {live}", markup=False)
 
-    def _speed(self, stage: _Running, event: events.Step) -> tuple[str, str]:
+    def _speed(self, stage: _Running, event: events.Step, now: float) -> tuple[str, str]:
         """Returns step, loss, speed and time left, for a bar and for the line at the stage's end."""
-        now = time.monotonic()
         line = [f"step {event.step}/{event.of}", f"loss {event.loss:.3f}"]
         live = [f"{event.step}/{event.of}", f"loss {event.loss:.3g}"]
         if stage.first is None:

@@ -103,18 +103,20 @@ def test_scores_and_rungs_are_lines(event: events.Event, words: str, shown: io.S
 
 
 def test_a_chunk_ends_with_its_loss_and_speed(shown: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter(range(100))
-    monkeypatch.setattr(display.time, "monotonic", lambda: float(next(clock)))
+    clock = 0.0
+    monkeypatch.setattr(display.time, "monotonic", lambda: clock)
     with display.Display(2, batch_size=8) as screen:
         screen.heard(events.Tokens(False, 8, [4, 8], tokens=3000, truncated=0, dropped=0, train=30, eval=3))
         screen.heard(events.Stage("train chunk 1", "started"))
         screen.heard(events.Tokens(False, 8, [4, 8], tokens=3000, truncated=0, dropped=0, train=30, eval=3))
         for step in (1, 2, 3):
+            clock += 20.0
             screen.heard(events.Step(step, 8, 1.5))
         screen.heard(events.CheckpointCommitted(4, "s/c", "0123456789abcdef", 100, {}))
         screen.heard(events.Stage("train chunk 1", "done"))
-    line = "✓ train chunk 1 of 2 (4.0 s) step 3/8, loss 1.500, 800 tokens/s, step 4 saved\n"
-    assert shown.getvalue() == line
+    told, ended = shown.getvalue().splitlines()
+    assert told == "  train chunk 1 of 2: 2/8 loss 1.5 40 tok/s 2:00 left"  # each half minute: this is no terminal
+    assert ended == "✓ train chunk 1 of 2 (60.0 s) step 3/8, loss 1.500, 40 tokens/s, step 4 saved"
 
 
 def test_a_spare_chunk_is_no_chunk_four_of_three(shown: io.StringIO) -> None:
