@@ -47,6 +47,7 @@ $(STAMP): requirements.lock pyproject.toml
 	@$(PY) -m pip install -qq --no-deps --no-build-isolation -e .
 	@HF_HUB_OFFLINE=1 $(PY) -m baton.train.lazy_imports  # else each process looks it up: half a second
 	@touch $@
+	@echo "set up; next: source $(VENV)/bin/activate, baton --help"
 
 run: setup ## Run the quickstart recipe here, start to report (RECIPE=… for another)
 	$(VENV)/bin/baton run $(RECIPE)

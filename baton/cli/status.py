@@ -286,8 +286,8 @@ def stop(
         if json:
             options.print_json({**state, "state": "stopped"})
         else:
-            saved = f"at step {state['saved_step']:,}" if state["saved_step"] else "from the start"
-            typer.echo(f"{found.run.name}: stopped; `baton retry {found.run.name}` resumes {saved}")
+            resumes = f"resumes at step {state['saved_step']:,}" if state["saved_step"] else "starts again"
+            typer.echo(f"{found.run.name}: stopped; `baton retry {found.run.name}` {resumes}")
 
 
 def retry(
