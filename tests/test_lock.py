@@ -26,6 +26,7 @@ def test_it_names_versions_and_no_place() -> None:
 BROUGHT = {
     "aiobotocore": "s3fs",
     "botocore": "aiobotocore",
+    "filelock": "torch",
     "huggingface-hub": "transformers",
     "kfp-server-api": "kfp",
     "markupsafe": "jinja2",

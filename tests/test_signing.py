@@ -106,7 +106,7 @@ def test_a_private_key_is_not_taken_for_a_public_one_and_not_repeated() -> None:
 
 @pytest.mark.parametrize("text", ["", "hello", "aGVsbG8="])
 def test_what_is_no_public_key(text: str) -> None:
-    with pytest.raises(ValueError, match="no public key"):
+    with pytest.raises(ValueError, match="not a public key"):
         PublicKey.parse(text)
 
 

@@ -168,7 +168,7 @@ def said(use: Callable[[], Any]) -> BatonError:
 
 def test_a_message_names_the_proxy(servers: tuple[Server, Server], monkeypatch: pytest.MonkeyPatch) -> None:
     direct, proxy = servers
-    named = f"the proxy http://127.0.0.1:{proxy.server_port} (HTTP_PROXY)"
+    named = f"http://127.0.0.1:{proxy.server_port} (HTTP_PROXY)"
     uses = (lambda: Storage("s3://b/p", patience=0).write("k", b""), lambda: kubeflow(direct.address))
     for status in (403, 407, 503):
         proxy.status = status

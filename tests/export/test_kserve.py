@@ -65,5 +65,5 @@ def test_what_is_left_out_comes_from_the_recipe(scratch_recipe: dict[str, Any]) 
 
 def test_labels_that_kubernetes_refuses_do_not_count(scratch_recipe: dict[str, Any]) -> None:
     found = formats.inference_service(_recipe(scratch_recipe), model_uri="s3://b/m", size=1, run="-r", digest=DIGEST)
-    with pytest.raises(BatonError, match="no InferenceService with valid labels"):
+    with pytest.raises(BatonError, match="not an InferenceService with valid labels"):
         formats.check_inference_service(found)

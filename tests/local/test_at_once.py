@@ -80,7 +80,7 @@ def test_a_daemonic_process_starts_stages_as_fresh_interpreters() -> None:
 def test_a_mistake_is_told_alike(is_taken: bool, tmp_path: Path) -> None:
     wrong = {"model.from_scratch.architecture": "llamma"}
     local = baton.LocalRun.of(baton.load(RECIPE, wrong, store=str(tmp_path / "store")), "mistaken")
-    told = pytest.raises(baton.UserError, match=r"^model\.from_scratch\.architecture 'llamma' is no Transformers")
+    told = pytest.raises(baton.UserError, match=r"^model\.from_scratch\.architecture 'llamma' is not a model type")
     with engine._taken if is_taken else contextlib.nullcontext(), told:
         local.start()
 

@@ -382,7 +382,7 @@ def test_a_run_of_a_recipe_and_no_trainer_are_refused(build: Any, tmp_path: Path
     (tmp_path / "runs" / "a").mkdir(parents=True)
     head = {"recipe": {"name": "a"}, "created": "2026-01-01T00:00:00Z"}
     (tmp_path / "runs" / "a" / "recipe.json").write_text(json.dumps(head))
-    with pytest.raises(baton.UserError, match="that of a recipe"):
+    with pytest.raises(baton.UserError, match="belongs to a recipe"):
         baton.attach(build(), str(tmp_path / "runs" / "a"))
     with pytest.raises(baton.UserError, match=r"expected a transformers\.Trainer"):
         baton.attach(object(), str(tmp_path / "runs" / "b"))  # type: ignore[arg-type]
