@@ -101,9 +101,7 @@ def find(name: str, run_uri: str | None = None) -> BegunRun | None:
         name: Its name. Several stores may have a run of one name: the newest begun counts.
         run_uri: Its address, for the run of this one store.
     """
-    paths = [path for known, path in _files() if known == name]
-    if run_uri is not None:
-        paths = [path for path in paths if path == _path(name, run_uri)]
+    paths = [path for known, path in _files() if known == name] if run_uri is None else [_path(name, run_uri)]
     for path in sorted(paths, key=_begun_at, reverse=True):
         with contextlib.suppress(OSError, ValueError, TypeError):
             document: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -119,8 +117,9 @@ def names() -> list[str]:
 def _files() -> list[tuple[str, str]]:
     """Returns name and path of each run's file."""
     with contextlib.suppress(OSError):
-        files = [file for file in os.listdir(_folder()) if "@" in file and file.endswith(".json")]
-        return [(file.rpartition("@")[0], os.path.join(_folder(), file)) for file in files]
+        files = [file for file in os.listdir(_folder()) if file.endswith(".json")]
+        # Without an address: of an earlier version.
+        return [(file.removesuffix(".json").partition("@")[0], os.path.join(_folder(), file)) for file in files]
     return []
 
 

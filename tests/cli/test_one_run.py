@@ -15,6 +15,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from baton import machine
 from baton.checkpoint.store import CheckpointMeta, CheckpointStore
 from baton.cli import address, status
 from baton.cli.app import app
@@ -88,6 +89,15 @@ def test_a_run_is_found_by_name_path_and_uri(store: Storage) -> None:
         address.existing("mime")
     with pytest.raises(UserError, match="is not RUN or RUN@STEP"):
         address.existing("mine@latest")
+
+
+def test_a_run_noted_by_an_earlier_version_is_found(store: Storage) -> None:
+    run = add(store, "early")
+    begun.note_here("early", run.uri, [])
+    folder = Path(machine.cache_dir(), "runs")
+    next(folder.glob("early@*.json")).rename(folder / "early.json")  # without the address
+    assert address.resolve("early").run.uri == run.uri
+    assert "early" in begun.names()
 
 
 def test_a_name_is_first_that_of_the_store_here(
