@@ -103,8 +103,13 @@ def start(local: api.LocalRun, command: Sequence[str], json: bool, *, is_docker:
 
 @contextlib.contextmanager
 def begun_by(words: Sequence[str]) -> Iterator[None]:
-    """Names the command that begins a run, and the commit of the folder here, to the run's first stage."""
-    command = shlex.join(["baton", *words]) if words else None
+    """Names the command that begins a run, and the commit of the folder here, to the run's first stage.
+
+    The store and the report keep it, so it has no credentials: a setting that a later one replaces may hold some.
+    """
+    from baton.tracking.client import without_credentials
+
+    command = without_credentials(shlex.join(["baton", *words])) if words else None
     values = {"command": command, "commit": machine.commit() or None}
     with processes.environment(**{ORIGIN[field]: value for field, value in values.items()}):
         yield

@@ -30,7 +30,8 @@ from baton.tracking.messages import LoggedModel, SenderConfig, TrackingState, Va
 logger = logging.getLogger("baton")
 
 TIMEOUT = "5"  # seconds for one call, which is tried twice: training matters more
-CREDENTIALS = re.compile(r"//[^/\s@]+@")
+CREDENTIALS = re.compile(r"//(?:[^/\s@]+|[^/:@\s'\"]+:(?!\d+(?:/|$))[^@\s'\"]+)@")  # a store's secret may hold a slash
+SIGNED = re.compile(r"\?[^\s'\"]*\b(?:sig|token|X-Amz-\w+|AWSAccessKeyId|X-Goog-\w+)=[^\s'\"]*")  # query of an address
 
 
 def give_up_soon(timeout: str = TIMEOUT, retries: str = "1") -> None:
@@ -51,8 +52,8 @@ def connect(uri: str, timeout: str = TIMEOUT, retries: str = "1") -> Any:
 
 
 def without_credentials(text: str) -> str:
-    """Returns a text without names and passwords in its addresses."""
-    return CREDENTIALS.sub("//", text)
+    """Returns a text without names, passwords and signatures in its addresses."""
+    return SIGNED.sub("", CREDENTIALS.sub("//", text))
 
 
 # Groups of entry points by which packages change how MLflow's client talks to a server.

@@ -168,6 +168,26 @@ def test_a_run_keeps_the_command_and_the_commit_that_began_it(store: Storage, tm
     assert (other.need(RunInfo).command, other.need(RunInfo).commit) == ("", "")
 
 
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ("store.uri=s3://AK:se/cret@bucket", "store.uri=s3://bucket"),
+        ("data.source=https://ann:secret@host:8080/rows.jsonl", "data.source=https://host:8080/rows.jsonl"),
+        ('data.source=["https://secret@host/rows.jsonl"]', "'data.source=[\"https://host/rows.jsonl\"]'"),
+        ("https://bucket.host/recipe.yaml?X-Amz-Signature=secret&a=b", "https://bucket.host/recipe.yaml"),
+        ("https://host/recipe.yaml?a=b&token=secret", "https://host/recipe.yaml"),
+        ("model.base=hf://org/name@main", "model.base=hf://org/name@main"),
+        ("tracking.mlflow=http://host:5000/a@b", "tracking.mlflow=http://host:5000/a@b"),
+    ],
+)
+def test_a_runs_command_holds_no_credential(given: str, kept: str, store: Storage) -> None:
+    run = Run(store, "mine")
+    with begun_by(["run", given]):
+        run.create(load.load(str(RECIPES / "scratch.yaml"), [f"store={store.base_uri}"]))
+    assert run.need(RunInfo).command.replace("'", "") == f"baton run {kept}".replace("'", "")
+    assert "secret" not in run.need(RunInfo).command
+
+
 def test_a_model_is_named_by_its_run(store: Storage) -> None:
     run = add(store, "mine")
     begun.note_here("mine", run.uri, [], resumes=False)
