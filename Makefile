@@ -44,7 +44,8 @@ $(STAMP): requirements.lock pyproject.toml
 	@$(PY) -m pip install -qq "pip==$(PIP_VERSION)"
 	@TORCH=$(TORCH) TORCH_INDEX=$(TORCH_INDEX) $(PY) tools/install.py requirements.lock
 	@$(PY) -m compileall -q -j 0 $(VENV)/lib/python3.11/site-packages >/dev/null 2>&1 || true  # templates do not compile
-	@$(PY) -m pip install -qq --no-deps --no-build-isolation -e .
+	@# compat: by a path that editors follow too; setuptools' own hook loses to any folder named baton where one works.
+	@$(PY) -m pip install -qq --no-deps --no-build-isolation --config-settings editable_mode=compat -e .
 	@HF_HUB_OFFLINE=1 $(PY) -m baton.train.lazy_imports  # else each process looks it up: half a second
 	@touch $@
 	@echo "set up; next: source $(VENV)/bin/activate, baton --help"

@@ -40,7 +40,7 @@ def _seen_from_here(uri: str) -> str:
     except AbsentError as error:
         raise UserError(f"data.source {uri!r}: {error.message}", remedy="Check the address.") from None
     except StoreError as error:
-        return f"nothing was looked at: {error.message}"
+        return f"not read: {error.message}"
     return f"{found:,} file(s), with unread rows; `baton data check` reads them"
 
 

@@ -67,7 +67,7 @@ def test_progress_goes_to_standard_error_stage_by_stage(finished: tuple[Path, di
     expected |= {f"{kind} {number} of 2" for kind in ("train chunk", "checkpoint") for number in (1, 2)}
     assert len(stages) == 9
     assert set(stages) == expected | {"export", "report"}
-    assert any("step 40/40, loss" in line and "saved" in line for line in lines)
+    assert re.search(r"✓ train chunk 2 of 2 \(.*\) step 40/40, loss .*, step 40 saved", " ".join(finished[2].split()))
 
 
 @pytest.mark.slow

@@ -44,6 +44,22 @@ sys.__stderr__.write("\\n" + json.dumps(sorted(sys.modules)))
 """
 
 
+BESIDE_A_CLONE = {
+    "as a module": ["-m", "baton", "--version"],
+    "a library in a line": ["-c", "import baton.runs.run; print('baton', baton.runs.run.__file__)"],
+    "a script": ["script.py"],
+}
+"""Name → arguments of Python, in a folder that holds one named baton."""
+
+
+@pytest.mark.parametrize("arguments", BESIDE_A_CLONE.values(), ids=BESIDE_A_CLONE)
+def test_a_folder_named_baton_hides_nothing(arguments: list[str], tmp_path: Path) -> None:
+    (tmp_path / "baton/runs").mkdir(parents=True)
+    (tmp_path / "script.py").write_text("import baton.runs.run\nprint('baton')\n", encoding="utf-8")
+    done = subprocess.run([sys.executable, *arguments], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout[:5]) == (0, "baton"), done.stderr
+
+
 @pytest.fixture
 def here(tmp_path: Path, scratch_recipe: dict[str, Any]) -> Path:
     """A folder with a recipe and rows."""

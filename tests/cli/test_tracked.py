@@ -181,7 +181,7 @@ def test_a_server_that_is_away_is_said(
     run_id = submit(str(package), kfp_api.url, experiment="e", run_name="mine", arguments={}).run_id
     code, said = baton("cancel", run_id)
     assert code == 0
-    assert "MLflow at http://127.0.0.1:9 cannot be reached from here: what the run left running there is so" in said
+    assert "MLflow at http://127.0.0.1:9 cannot be reached from here: the run's entry there stays open" in said
 
 
 def test_an_untracked_run_asks_no_server(kfp_api: Any, tmp_path: Path, baton: Any) -> None:

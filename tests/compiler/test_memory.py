@@ -174,7 +174,7 @@ def recipe_path(tmp_path: Path) -> str:
 
 @pytest.mark.slow
 def test_validate_says_what_the_profile_chose_and_what_it_takes(recipe_path: str) -> None:
-    done = subprocess.run([BATON, "validate", recipe_path], capture_output=True, text=True, check=False)
+    done = subprocess.run([BATON, "check", recipe_path], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert "profile cuda-small chose:" in lines

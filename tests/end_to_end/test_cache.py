@@ -67,7 +67,8 @@ def test_a_run_that_is_submitted_again_skips_what_is_there_and_makes_what_is_gon
     assert submitted() == (ALWAYS, digest)
 
     shutil.rmtree(store / "runs/mine/checkpoints")
-    shutil.rmtree(store / "runs/mine/records")  # so that the first stage cannot know, as if they went after its look
+    for folder in ("records", "proof"):  # so that the first stage cannot know, as if they went after its look
+        shutil.rmtree(store / "runs/mine" / folder)
     os.remove(store / "runs/mine/promoted.json")
     assert submitted() == (ALWAYS, digest)
 

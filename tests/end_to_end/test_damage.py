@@ -101,18 +101,18 @@ def harmed(finished: Finished, kind: str) -> tuple[dict[str, Any], str, list[tup
 
 
 @pytest.mark.parametrize("kind", DAMAGE)
-def test_one_start_makes_a_damaged_checkpoint_anew(kind: str, finished: Finished) -> None:
+def test_one_start_repairs_a_damaged_checkpoint(kind: str, finished: Finished) -> None:
     _, shown, attempts = harmed(finished, kind)
     assert (2, "done", LAST // 2) in attempts, "from the checkpoint before it"
     # The chunk that finds its target committed trusts the bytes that were read back before; the next stage reads them.
-    assert ("goes back once to make it anew" in shown) == (kind in BYTES), shown
+    assert ("the run repairs it once" in shown) == (kind in BYTES), shown
 
 
 def test_bytes_that_nobody_has_read_back_are_read_by_the_chunk(finished: Finished) -> None:
     shutil.rmtree(finished.run.storage.key(finished.run.path("proof")))
     _, shown, _ = harmed(finished, BYTES[0])
     assert "The checkpoint of step 4 is not used" in shown
-    assert "goes back once" not in shown
+    assert "the run repairs it once" not in shown
 
 
 def test_a_whole_run_is_left_as_it_is(finished: Finished) -> None:
@@ -120,5 +120,5 @@ def test_a_whole_run_is_left_as_it_is(finished: Finished) -> None:
     found, shown = finished.start()
     assert folder == finished.checkpoint()
     assert "not used" not in shown
-    assert "goes back" not in shown
+    assert "the run repairs it once" not in shown
     assert found["checkpoints"] == finished.start()[0]["checkpoints"]

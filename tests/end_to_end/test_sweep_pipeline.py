@@ -159,7 +159,7 @@ def test_several_machines_are_refused_on_one(tmp_path: Path) -> None:
 def test_validate_tells_of_the_sweep() -> None:
     done = _baton("validate", str(RECIPE))
     assert done.exit_code == 0, done.stderr
-    assert "its sweep compares 9 trials at 3 rung(s)" in done.stdout
+    assert "sweep: 9 trials at 3 rung(s)" in done.stdout
 
 
 def test_validate_looks_at_the_trials() -> None:
