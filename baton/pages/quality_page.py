@@ -5,6 +5,7 @@ The latter is written before a GPU is paid for and again once they are tokenized
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from itertools import groupby, islice, takewhile
 from pathlib import Path
 from typing import Any, TypedDict
 
+from baton.errors import DamagedError
 from baton.pages import html, plots
 from baton.pages.html import count
 from baton.pages.plots import Curve, Mark, Plot
@@ -276,7 +278,9 @@ def seen(run: Run) -> list[PreviewRow]:
         names = [f"seen/{side}-" for side in ("train", "eval", "test")]
         for path in (path for name in names for path in sorted(manifest.files) if path.startswith(name)):
             where = manifest.path(tokens.prefix, path)
-            rows += [PreviewRow.read(line, run.storage.uri(where)) for line in run.storage.read(where).splitlines()]
+            # Files that were lost or damaged do not fail the split, which begins the run that makes them again.
+            with contextlib.suppress(FileNotFoundError, DamagedError):
+                rows += [PreviewRow.read(line, run.storage.uri(where)) for line in run.storage.read(where).splitlines()]
     return rows
 
 
