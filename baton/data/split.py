@@ -328,7 +328,7 @@ def run_ref(run: Run) -> RunRef:
     # Kubeflow's cache knows a stage's inputs and not whether its output still exists: another baton makes it run again.
     losses = (run.read(documents.MissingArtifacts) or documents.MissingArtifacts()).losses
     if lost := _lost(run):
-        run.warn(f"{lost} is no longer in the store, so no stage is taken from Kubeflow's cache")
+        run.warn(f"no cached stage is used: {lost} is no longer in the store")
         losses = [*losses, documents.MissingArtifact(at=now(), lost=lost)]
         # Counted for good: stages in Kubeflow's cache did not see the loss, even once the lost file is made again.
         run.write(documents.MissingArtifacts(losses=losses))

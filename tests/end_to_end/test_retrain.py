@@ -148,11 +148,12 @@ def test_a_retraining_that_is_killed_goes_on_and_one_beside_it_is_dropped(tmp_pa
         assert killed.poll() is None
         time.sleep(0.2)
     (run,) = json.loads(storage.read("models/again/turns/000001/runs.json"))
-    code, found, _ = _retrain(tmp_path)
-    assert (code, found["state"]) == (0, "busy")
     while not storage.exists(f"runs/{run}/checkpoints/step-00000006/manifest.json"):
         assert killed.poll() is None
         time.sleep(0.2)
+    os.killpg(killed.pid, signal.SIGSTOP)  # alive, and without further stages while the other one starts
+    code, found, _ = _retrain(tmp_path)
+    assert (code, found["state"]) == (0, "busy")
     os.killpg(killed.pid, signal.SIGKILL)
     killed.communicate()
     code, found, shown = _retrain(tmp_path)
