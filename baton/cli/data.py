@@ -254,7 +254,8 @@ def _recipe_for(
 def print_examined(result: Examined) -> None:
     """Prints the findings about rows for people."""
     table = Table(box=None, pad_edge=False, expand=True)
-    for title in ("Check", "", "Found", "First"):
+    titles = ("Check", "", "Found", "First" if any(each["examples"] for each in result["checks"]) else "")
+    for title in titles:
         table.add_column(title, no_wrap=title == "First", overflow="ellipsis", ratio=1 if title == "First" else None)
     for each in result["checks"]:
         style, mark = MARKS[each["verdict"]]
@@ -266,7 +267,10 @@ def print_examined(result: Examined) -> None:
     out = screen()
     out.print(Text(result["run"], "bold"))
     out.print(table)
-    shares = [f"{code} {quality_page.percent(share)}" for code, share in result["languages"].get("shares", [])[:4]]
+    shares = [
+        f"{'unclear' if code == 'und' else code} {quality_page.percent(share)}"
+        for code, share in result["languages"].get("shares", [])[:4]
+    ]
     if shares:
         out.print(f"languages: {', '.join(shares)}")
     if lengths := result["lengths"]:

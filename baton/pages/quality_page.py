@@ -314,7 +314,7 @@ def told(name: str, check: CheckVerdict, data: Data) -> str:
         advice = f", at least {check['of']:,} are advised" if rows < check["of"] else ""
         return f"{count(rows, 'row')} to train on{advice}"
     if name == "language" and not data.quality.languages:
-        return "none is expected"
+        return "any language"
     if not rows:
         return "nothing found"
     what = f"{count(rows, 'row')} ({percent(check['share'])})"
@@ -412,7 +412,7 @@ def _languages(languages: dict[str, Any]) -> list[tuple[str, str, str, float]]:
     shares = [(code, share) for code, share in languages.get("shares", []) if code != "und"]
     unclear = sum(share for code, share in languages.get("shares", []) if code == "und")
     shown = [(color, code, "", share) for color, (code, share) in zip(HUES, shares, strict=False)]
-    rest = {"others": sum(share for _, share in shares[len(HUES) :]), "not clear": unclear}
+    rest = {"others": sum(share for _, share in shares[len(HUES) :]), "unclear": unclear}
     return shown + [("grey", name, "", share) for name, share in rest.items() if share > 0]
 
 

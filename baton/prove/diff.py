@@ -149,9 +149,17 @@ def _settings(run: Run) -> dict[str, Any]:
     return identity(run.recipe())
 
 
+PLAN = "the chunk plan differs"
+DATA = {
+    "rows differ": SplitData.NAME,
+    "the base model differs": PinnedModels.NAME,
+    "own code differs": OwnCode.NAME,
+    PLAN: Plan.NAME,
+}
+
+
 def _data(a: Run, b: Run) -> list[str]:
-    names = {"rows": SplitData.NAME, "base model": PinnedModels.NAME, "own code": OwnCode.NAME, "plan": Plan.NAME}
-    lines = [f"{what} differ" for what, name in names.items() if a.raw(name) != b.raw(name)]
+    lines = [sentence for sentence, name in DATA.items() if a.raw(name) != b.raw(name)]
     made = [(info.made.formats if (info := run.read(RunInfo)) else {}) for run in (a, b)]
     return lines + [f"formats: {line}" for line in load.changed_paths(*made)]
 
@@ -172,7 +180,7 @@ def _cause(a: Run, b: Run, pairs: Pairs, found: RunDifference) -> str:
     settings = [line for line in found["recipe"] if not line.startswith("chunks.")]
     if settings:
         return f"different settings: {'; '.join(settings)}"
-    data = [line for line in found["data"] if not line.startswith("plan")]
+    data = [line for line in found["data"] if line != PLAN]
     if data:
         return f"different data, model or code: {'; '.join(data)}"
     skips = [set(mine.meta.skips) for mine in pairs[-1]]

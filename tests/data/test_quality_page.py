@@ -78,7 +78,7 @@ def test_the_page_says_what_was_found(tmp_path: Any):
         "rows.jsonl line 1,234",
         "The first 1 of 2; all are in s3://bucket/quality.jsonl.",
         "30 rows (15.0%) are longer than max_length, 80 tokens.",
-        "en 90.0% de 6.0% not clear 4.0%",
+        "en 90.0% de 6.0% unclear 4.0%",
         "to train on 180 90.0% evaluation 15 7.5% test 5 2.5%",
     ):
         assert words in page.text
