@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 from collections.abc import Callable
@@ -33,19 +34,29 @@ def _weights(folder: str) -> None:
 
 
 def _optimizer(folder: str) -> None:
-    """Takes out what an optimizer that has made no step does not have."""
+    """Takes out what an optimizer that has made no step does not have: its sums, and a scheduled rate."""
     if sharded.is_sharded(folder):
         _change_shards(os.path.join(folder, sharded.OPTIMIZER), 0.0)
     else:
-        _change(folder, "optimizer.pt", lambda saved: {**saved, "state": {}})
+        _change(folder, "optimizer.pt", lambda saved: {**saved, "state": {}, "param_groups": _unscheduled(saved)})
+
+
+def _unscheduled(saved: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{**group, "lr": group.get("initial_lr", group["lr"])} for group in saved["param_groups"]]
 
 
 def _scheduler(folder: str) -> None:
-    begin = {"last_epoch": 0, "_step_count": 1, "num_bad_epochs": 0}
+    """Resets the counts of torch's schedulers, of its plateau's and of Transformers' GreedyLR.
+
+    GreedyLR's rate stays: it is the optimizer's too, and the chunk's proof would find that the two differ.
+    """
+    begin = {"last_epoch": 0, "_step_count": 1, "num_bad_epochs": 0, "num_good_epochs": 0}
 
     def reset(saved: dict[str, Any]) -> dict[str, Any]:
-        best = {"best": saved["mode_worse"]} if "mode_worse" in saved else {}
-        return {**saved, **{name: value for name, value in begin.items() if name in saved}, **best}
+        begun = {name: value for name, value in begin.items() if name in saved}
+        if "best" in saved:
+            begun["best"] = math.inf if saved["mode"] == "min" else -math.inf
+        return {**saved, **begun}
 
     _change(folder, "scheduler.pt", reset)
 
