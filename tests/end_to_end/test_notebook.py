@@ -22,12 +22,13 @@ def test_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = [notebook.shown(cell) for cell in cells]
     assert "did you mean 'learning_rate'" in shown[1]
     assert "'succeeded',\n 24" in shown[2]
-    assert "image/png" in shown[3]
-    assert "(True,\n {" in shown[4]
-    assert 'srcdoc="&lt;!doctype html' in shown[5]
-    assert "('done', 4)" in shown[6]
-    assert "('done', 8)" in shown[7]
-    assert shown[8].endswith("True")
+    assert "  after " in shown[3]
+    assert "image/png" in shown[4]
+    assert "(True,\n {" in shown[5]
+    assert 'srcdoc="&lt;!doctype html' in shown[6]
+    assert "('done', 4)" in shown[7]
+    assert "('done', 8)" in shown[8]
+    assert shown[9].endswith("True")
 
 
 def test_it_lies_there_as_it_was_run() -> None:
