@@ -36,15 +36,12 @@ FILES = (
 """The code that saves and restores."""
 
 TESTS = (
-    "tests/checkpoint/test_digest.py",
     "tests/models/test_rng.py",
-    "tests/checkpoint/test_fingerprints.py",
     "tests/store/test_bundles.py",
     "tests/store/test_cache.py",
     "tests/store/test_lease.py",
     "tests/checkpoint",
-    "tests",
-    "tests/train/checkpointing",
+    "tests/test_fork_rules.py",
     "tests/pages/test_collect.py",
     "tests/train/checkpointing",
     "tests/train/data",
