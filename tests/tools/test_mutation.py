@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 from textwrap import dedent
 
 from tools.mutation import choosing, operators
+from tools.mutation.equivalent import EQUIVALENT
+from tools.mutation.forks import module_of
 
 
 def changed(source: str) -> set[str]:
@@ -80,3 +83,14 @@ def test_a_draw_stays_where_code_beside_it_changes() -> None:
     assert before != [mutant.key for mutant in choosing.drawn(mutants, 100, 2)]
     drawn = choosing.drawn([*mutants, *operators.mutants("n.py", source)], 6, 1)
     assert [mutant.path for mutant in drawn] == ["m.py"] * 3 + ["n.py"] * 3
+
+
+def test_a_mutant_takes_the_place_of_its_module() -> None:
+    modules = {path: importlib.util.find_spec(module_of(path)) for path in choosing.FILES}
+    assert {path: spec and spec.origin for path, spec in modules.items()} == {
+        path: str(choosing.ROOT / path) for path in choosing.FILES
+    }
+
+
+def test_what_is_listed_as_equivalent_is_a_mutant() -> None:
+    assert EQUIVALENT.keys() <= {mutant.key for mutant in choosing.all_mutants()}

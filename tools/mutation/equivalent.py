@@ -2,15 +2,6 @@
 """Mutants that no test can kill, by name, and why: what they change cannot be seen."""
 
 EQUIVALENT: dict[str, str] = {
-    "baton/store/bundle.py: constant: 8 -> 9 #0": (
-        "how many files are in flight at once decides how long it takes, and nothing else"
-    ),
-    "baton/store/storage.py:_acquire return: return False -> return None #0": (
-        "its one caller asks whether it is true, and None is not either"
-    ),
-    "baton/store/storage.py:_acquire comparison: > -> >= #0": (
-        "two readings of a clock that differ by exactly ten seconds, to the nanosecond"
-    ),
     'baton/train/samplers.py:follow_epochs condition: hasattr(inner, "set_epoch") -> False #0': (
         "`DistributedBatches` passes the epoch on to its sampler, which is what the other branch sets it on"
     ),

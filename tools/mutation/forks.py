@@ -58,7 +58,7 @@ WARM = (
 
 def module_of(path: str) -> str:
     """Returns the name under which a file of ours is imported."""
-    return "baton." + path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+    return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
 class Overlay(importlib.abc.MetaPathFinder, importlib.machinery.SourceFileLoader):
@@ -122,7 +122,6 @@ class Forks:
     """Forks of this process, which imports what they need."""
 
     def __init__(self) -> None:
-        os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # torch looks for GPUs without a CUDA context
         self._graph = grimp.build_graph("baton", cache_dir=None)
         _fork_in_place_of_a_server()
         for name in WARM:
@@ -211,7 +210,8 @@ def _set_apart(scratch: Path) -> None:
         path = arguments[0]
         if not isinstance(path, str | os.PathLike) or not os.path.isabs(path):
             return
-        path = os.path.realpath(path)
+        # Of a link it is the link that goes.
+        path = os.path.join(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
         if path.startswith(allowed) or "__pycache__" in path:
             return
         if path.startswith("/dev/shm/"):
