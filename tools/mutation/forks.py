@@ -122,6 +122,7 @@ class Forks:
     """Forks of this process, which imports what they need."""
 
     def __init__(self) -> None:
+        os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # torch looks for GPUs without a CUDA context
         self._graph = grimp.build_graph("baton", cache_dir=None)
         _fork_in_place_of_a_server()
         for name in WARM:
