@@ -179,9 +179,9 @@ def test_a_message_names_the_proxy(servers: tuple[Server, Server], monkeypatch: 
     proxy.server_close()
     refused = said(uses[0])
     assert isinstance(refused, UnavailableError)
-    assert named in refused.message
+    assert f"the proxy {named}" in refused.message
     assert "NO_PROXY" in str(refused.remedy)
-    assert named in str(said(uses[1]))
+    assert f"The proxy was {named}" in str(said(uses[1]))
 
 
 def test_a_proxy_of_another_kind_is_refused(servers: tuple[Server, Server], monkeypatch: pytest.MonkeyPatch) -> None:
