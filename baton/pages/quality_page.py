@@ -278,7 +278,7 @@ def seen(run: Run) -> list[PreviewRow]:
         names = [f"seen/{side}-" for side in ("train", "eval", "test")]
         for path in (path for name in names for path in sorted(manifest.files) if path.startswith(name)):
             where = manifest.path(tokens.prefix, path)
-            # Files that were lost or damaged do not fail the split, which begins the run that makes them again.
+            # Lost or damaged files do not fail the split: the tokenize stage makes them again.
             with contextlib.suppress(FileNotFoundError, DamagedError):
                 rows += [PreviewRow.read(line, run.storage.uri(where)) for line in run.storage.read(where).splitlines()]
     return rows

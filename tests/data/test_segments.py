@@ -20,6 +20,7 @@ from baton.data import tokenize as tokenization
 from baton.data.fitting import Lengths
 from baton.data.tokenize import TOKENIZER, Made, Parts, SideSegment
 from baton.errors import BatonError, DamagedError
+from baton.pages import quality_page
 from baton.recipe import load
 from baton.runs.run import Run
 from baton.store import bundle
@@ -136,6 +137,21 @@ def test_what_is_done_stays_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert printed.count('"event": "tokenized"') == len(lost) > 3
     assert printed.count('"event": "resumed"') == 1
     assert contents(run) == before
+
+
+@pytest.mark.parametrize("data", [None, b"{"], ids=["lost", "damaged"])
+def test_shown_rows_that_are_gone_are_left_out(
+    data: bytes | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenization, "LEAST", 2000)
+    run = prepared(tmp_path)
+    tokenization.tokenize_run(run.uri)
+    manifest, prefix = manifest_of(run), run.require("tokens.json")["prefix"]
+    before, path = quality_page.seen(run), next(name for name in manifest.files if name.startswith("seen/train"))
+    run.storage.remove(manifest.path(prefix, path))
+    if data:
+        run.storage.write(manifest.path(prefix, path), data)
+    assert quality_page.seen(run) == [row for row in before if row.side != "train"] != before
 
 
 @pytest.mark.parametrize(

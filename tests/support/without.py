@@ -38,11 +38,12 @@ def _optimizer(folder: str) -> None:
     if sharded.is_sharded(folder):
         _change_shards(os.path.join(folder, sharded.OPTIMIZER), 0.0)
     else:
-        _change(folder, "optimizer.pt", lambda saved: {**saved, "state": {}, "param_groups": _unscheduled(saved)})
 
+        def begun(saved: dict[str, Any]) -> dict[str, Any]:
+            groups = [{**group, "lr": group.get("initial_lr", group["lr"])} for group in saved["param_groups"]]
+            return {**saved, "state": {}, "param_groups": groups}
 
-def _unscheduled(saved: dict[str, Any]) -> list[dict[str, Any]]:
-    return [{**group, "lr": group.get("initial_lr", group["lr"])} for group in saved["param_groups"]]
+        _change(folder, "optimizer.pt", begun)
 
 
 def _scheduler(folder: str) -> None:
