@@ -3,9 +3,7 @@
 Names for programs and notebooks, each imported at its first use: docs/reference/python.md.
 """
 
-from __future__ import annotations
-
-TYPE_CHECKING = False  # typing's own would have to be imported, before a stage asks the disk for what it reads
+TYPE_CHECKING = False  # nothing is imported here before a stage asks the disk for its files, not even `__future__`
 if TYPE_CHECKING:
     from typing import Any
 
@@ -59,7 +57,7 @@ _PLACES = {
 """Name → the module below this package that has it."""
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     if name not in _PLACES:
         raise AttributeError(f"module 'baton' has no attribute {name!r}")
     import importlib
