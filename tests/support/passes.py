@@ -6,6 +6,7 @@ record and writes its pages: `python -m tests.support.passes docs/internals/pass
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -52,9 +53,12 @@ def clean_commit() -> str | None:
 
 
 def read_runs(path: Path) -> list[Entry]:
-    """Returns the lines of a file that runs have appended to; a killed run leaves its last one cut off."""
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    return [json.loads(line) for line in lines if line.endswith("}")]
+    """Returns the lines of a file that runs have appended to, without those that a kill cut off."""
+    found: list[Entry] = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
+        with contextlib.suppress(json.JSONDecodeError):
+            found.append(json.loads(line))
+    return found
 
 
 def load() -> Record:

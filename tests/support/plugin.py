@@ -144,8 +144,12 @@ class Recorder:
     """Notes what passes, in the process that all reports come to."""
 
     def __init__(self) -> None:
-        self.tree, self.commit = passes.tree_digest(), passes.clean_commit()
         self._reports: dict[str, list[pytest.TestReport]] = {}
+        self._look()
+
+    def _look(self) -> None:
+        """Takes note of the files, which may be edited while tests run."""
+        self.tree, self.commit, self._looked = passes.tree_digest(), passes.clean_commit(), time.monotonic()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Appends a test's line once it has ended."""
@@ -157,6 +161,8 @@ class Recorder:
         reason = next(filter(None, map(_reason, reports)), None)
         if any(each.failed for each in reports) or reason == NOT_RUN:
             return
+        if time.monotonic() - self._looked > 30:
+            self._look()
         line: dict[str, Any] = {"test": report.nodeid, "commit": self.commit, "tree": self.tree}
         line["date"] = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%MZ")
         line |= {"skipped": reason} if reason else {"seconds": round(sum(each.duration for each in reports), 1)}

@@ -190,8 +190,9 @@ def test_a_record_is_written_a_line_an_entry_and_read_as_it_was(tmp_path: Path) 
 
 def test_a_line_that_a_kill_cut_off_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "passes.jsonl"
-    path.write_text(json.dumps(line(SLOW, NEW, 2)) + '\n{"test": "tests/a.py::', encoding="utf-8")
-    assert [found["test"] for found in passes.read_runs(path)] == [SLOW]
+    first, last = json.dumps(line(SLOW, NEW, 2)), json.dumps(line(AWAY, NEW, 2))
+    path.write_text(f"{first}\n{first[:20]}{first}\n{last}\n{first[:20]}", encoding="utf-8")
+    assert [found["test"] for found in passes.read_runs(path)] == [SLOW, AWAY]
 
 
 def test_another_file_makes_another_tree_and_the_record_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
