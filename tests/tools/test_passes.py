@@ -104,7 +104,8 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(passes, "clean_commit", lambda: "commit")
     monkeypatch.setattr(passes, "load", lambda: {"test_it.py::test_long": {"seconds": 600.0}})
     monkeypatch.setenv("PYTHONPATH", str(passes.ROOT))
-    return lambda *options: pytester.runpytest_inprocess("-p", plugin.__name__, "-p", "no:cacheprovider", *options)
+    given = ("-p", plugin.__name__, "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning")
+    return lambda *options: pytester.runpytest_inprocess(*given, *options)
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])
