@@ -20,9 +20,11 @@ ARGS ?=
 # rewrites every assertion.
 TEST_ENV := HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 PYTEST := $(TEST_ENV) $(PY) -m pytest
+# Notes what passes; `make passes` merges the notes into tests/passes.json.
+RECORDED := $(PYTEST) -p tests.support.plugin
 WORKERS ?= 3
 
-.PHONY: help setup run site test test-all test-chaos test-deepspeed test-gpu test-schedules fuzz test-mutants test-cluster test-versions lint code-report format typecheck compile golden docs dist images bench lock clean
+.PHONY: help setup run site test test-all test-part test-touched passes test-chaos test-deepspeed test-gpu test-schedules fuzz test-mutants test-cluster test-versions lint code-report format typecheck compile golden docs dist images bench lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,22 +56,48 @@ run: setup ## Run the quickstart recipe here, start to report (RECIPE=… for an
 	$(VENV)/bin/baton run $(RECIPE)
 
 test: setup ## Run the tests that need no GPU and little time (ARGS="-k name" narrows)
-	$(PYTEST) -m "not slow and not gpu" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(RECORDED) -m "not slow and not gpu" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
-test-all: setup ## Run these and the slow ones (on a GPU: make test-gpu)
-	$(PYTEST) -m "not gpu" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+# In a folder of its own: where it is installed, Accelerate imports it in every chunk, for more than a second.
+DEEPSPEED := build/deepspeed
+define zero_tests
+[ -d $(DEEPSPEED)/deepspeed ] || $(PY) -m pip install --quiet --no-deps --target $(DEEPSPEED) \
+    deepspeed==0.19.8 einops==0.8.2 hjson==3.1.0 msgpack==1.2.4 ninja==1.13.2 py-cpuinfo==9.0.0; \
+PYTHONPATH=$(CURDIR)/$(DEEPSPEED) $(RECORDED) tests/exactness/test_zero.py tests/exactness/test_zero_sizes.py -v -m "not gpu"
+endef
+test-deepspeed: setup ## Test DeepSpeed's ZeRO in one to four processes on CPUs; installs the package into build/
+	@$(zero_tests) $(ARGS)
+
+test-all: setup ## Run all tests of this machine, also of DeepSpeed and containers; again resumes (on a GPU: make test-gpu)
+	@status=0; \
+	if docker version >/dev/null 2>&1; then $(PY) images/build.py cpu || status=$$?; fi; \
+	$(RECORDED) -m "not gpu" -n $(WORKERS) --dist loadfile --no-loadscope-reorder --unpassed $(ARGS) || status=$$?; \
+	$(zero_tests) --unpassed $(ARGS) || status=$$?; exit $$status
+
+# Thirteen, a prime: pushes of equally many commits come to each share.
+SHARE = $(shell git rev-list --count HEAD)/13
+SLOW = -m "slow and not gpu" -n $(WORKERS) --dist load --maxschedchunk 1
+test-part: setup ## Run the slow tests of this commit, 20 minutes at most; thirteen commits in a row run all (SHARE=, ARGS=)
+	@status=0; \
+	$(RECORDED) $(SLOW) --share $(SHARE) --minutes 20 --unpassed $(ARGS) || status=$$?; \
+	$(zero_tests) --share $(SHARE) --minutes 5 --unpassed $(ARGS) || status=$$?; exit $$status
+
+# Of the first commit all is new: Git's empty tree.
+SINCE ?=
+PARENT = $(shell git rev-parse -q --verify HEAD^ || git hash-object -t tree /dev/null)
+test-touched: setup ## Run slow tests that import what the last commit touches, nearest first, 20 minutes at most (SINCE=, ARGS=)
+	$(RECORDED) $(SLOW) --touched $(or $(SINCE),$(PARENT)) --minutes 20 --unpassed $(ARGS)
+
+RUNS ?= build/passes.jsonl
+passes: setup ## Merge what passed, and when, into tests/passes.json and its pages (RUNS="files of several machines")
+	$(RECORDED) --collect-only -qq $(RUNS:%=--merge %)
+	$(PY) -m tests.exactness.matrix_table docs/internals/matrix.md
+	$(PY) -m tests.support.passes docs/internals/passes.md
 
 MINUTES ?= 60
 KILLS ?= 500
 test-chaos: setup ## Train for an hour of kills in all stages, outages and full disks (MINUTES=, KILLS=, SEED=; docs/internals/chaos.md)
 	$(TEST_ENV) $(PY) -m tools.chaos --minutes $(MINUTES) --kills $(KILLS) $(if $(SEED),--seed $(SEED)) $(ARGS)
-
-# In a folder of its own: where it is installed, Accelerate imports it in every chunk, for more than a second.
-DEEPSPEED := build/deepspeed
-test-deepspeed: setup ## Test DeepSpeed's ZeRO in one to four processes on CPUs; installs the package into build/
-	@[ -d $(DEEPSPEED)/deepspeed ] || $(PY) -m pip install --quiet --no-deps --target $(DEEPSPEED) \
-	    deepspeed==0.19.8 einops==0.8.2 hjson==3.1.0 msgpack==1.2.4 ninja==1.13.2 py-cpuinfo==9.0.0
-	PYTHONPATH=$(CURDIR)/$(DEEPSPEED) $(PYTEST) tests/exactness/test_zero.py tests/exactness/test_zero_sizes.py -v -m "not gpu" $(ARGS)
 
 test-gpu: setup ## Run the GPU tests and write their table; without a GPU, the part for CPUs (docs/internals/matrix.md)
 	$(TEST_ENV) $(PY) -m tests.gpu $(ARGS)
@@ -125,10 +153,11 @@ compile: setup ## Compile the recipe to build/quickstart.pipeline.yaml
 golden: setup ## Update the goldens (pipelines, graphs of the docs, the way of the rows, hashed documents); read the diff before you commit
 	BATON_GOLDEN=1 $(PYTEST) tests/end_to_end tests/goldens -k golden $(ARGS)
 
-docs: setup ## Write the generated pages: recipe and its JSON Schema, commands, matrix, controls, recipes by model, demands
+docs: setup ## Write the generated pages: recipe and its JSON Schema, commands, matrix, controls, recipes by model, demands, passes
 	$(PY) -m tools.recipe_reference docs/reference/recipe docs/recipe.schema.json
 	$(PY) -m tools.cli_reference docs/reference/cli.md
 	$(PY) -m tests.exactness.matrix_table docs/internals/matrix.md
+	$(PY) -m tests.support.passes docs/internals/passes.md
 	$(PY) -m tests.exactness.controls_table docs/internals/controls.md
 	$(PY) -m tests.gallery docs/guides/recipes.md
 	$(PY) -m tests.demands.table docs/internals/demands.md

@@ -8,18 +8,19 @@ from pathlib import Path
 
 from tests.exactness import matrix_virtual
 from tests.exactness.matrix import METHODS, Cell, cells
+from tests.support import passes
 
 INTRODUCTION = """\
 # Tested combinations
 
-<!-- Written by `make docs` from tests/exactness/matrix.py; edit that file instead. -->
+<!-- Written by `make docs`: cells of tests/exactness/matrix.py, commits of tests/passes.json. -->
 
 Each cell is a recipe of 19 steps and at least two epochs. The test trains it once without a stop, and once in four
 processes with random ends, each resuming from the previous checkpoint. Logged losses and every part of the state must
 be equal, byte for byte. [Negative controls](controls.md) show that each part of the state matters.
 
-● runs in `make test`, ○ in `make test-all`. Weights are in brackets. CPU and float32, unless the feature names
-something else.
+● runs in `make test`, ○ in `make test-all`; the commit of the last pass follows ([all tests, with dates](passes.md)).
+Weights are in brackets. CPU and float32, unless the feature names something else.
 
 - DDP ×2 and FSDP ×2: two processes train together, for 12 steps, on both sides.
 - Virtual workers: four (or the number in the row), shared by one, two and four processes that change between chunks
@@ -57,25 +58,35 @@ device the same tests run their CPU part.
 """
 
 
-def markdown() -> str:
-    """Returns the page."""
-    features: dict[str, dict[str, Cell]] = {}
-    for cell in all_cells():
-        features.setdefault(shown(cell), {})[cell.method] = cell
+def markdown(record: passes.Record) -> str:
+    """Returns the page, with the last passes of a record."""
+    features: dict[str, dict[str, str]] = {}
+    for test, cell in _tests():
+        commit = record.get(test, {}).get("commit", "")[:7]
+        features.setdefault(shown(cell), {})[cell.method] = f"{'●' if cell.quick else '○'} {commit}".strip()
     head = f"| feature | {' | '.join(METHODS)} |\n|---|{':-:|' * len(METHODS)}\n"
     rows = [
-        f"| {feature} | {' | '.join(_mark(found.get(method)) for method in METHODS)} |"
+        f"| {feature} | {' | '.join(found.get(method, '') for method in METHODS)} |"
         for feature, found in features.items()
     ]
     count = sum(len(found) for found in features.values())
     return f"{INTRODUCTION}{head}" + "\n".join(rows) + f"\n\n{count} cells.\n{NOT_HERE}{ON_A_GPU}"
 
 
+def _tests() -> Iterator[tuple[str, Cell]]:
+    """Yields each cell's test and the cell."""
+    folder = "tests/exactness"
+    for cell in cells():
+        yield f"{folder}/test_matrix.py::test_chunks_end_on_the_bits_of_one_run[{cell.name}]", cell
+    for cell in matrix_virtual.cells():
+        yield f"{folder}/test_virtual_methods.py::test_the_number_of_processes_leaves_no_trace[{cell.name}]", cell
+    for name, cell in zip(matrix_virtual.WRITING, matrix_virtual.writing(), strict=True):
+        yield f"{folder}/test_virtual_writes.py::test_every_method_that_writes_ends_on_the_same_bits[{name}]", cell
+
+
 def all_cells() -> Iterator[Cell]:
     """Yields the cells of both tables."""
-    yield from cells()
-    yield from matrix_virtual.cells()
-    yield from matrix_virtual.writing()
+    return (cell for _, cell in _tests())
 
 
 def shown(cell: Cell) -> str:
@@ -86,9 +97,5 @@ def shown(cell: Cell) -> str:
     return feature if cell.weights == "full" else f"{feature} ({cell.weights})"
 
 
-def _mark(cell: Cell | None) -> str:
-    return "" if cell is None else "●" if cell.quick else "○"
-
-
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(markdown(), encoding="utf-8")
+    Path(sys.argv[1]).write_text(markdown(passes.load()), encoding="utf-8")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
 import json
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,10 @@ import pytest
 from baton.recipe import load
 from baton.runs.run import Run
 
-DATA = Path(__file__).parents[2] / "../shared/data"
+DATA = Path(__file__).parents[1] / "assets/real"
 RECIPE = Path(__file__).parents[1] / "recipes/real.yaml"
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not DATA.is_dir(), reason="the data sets are not beside the repository"),
-]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -26,10 +23,10 @@ def finished(tmp_path_factory: pytest.TempPathFactory, legs: Any) -> dict[str, R
     """Each phase's run, trained, evaluated and exported, from the model of the one before."""
     folder = tmp_path_factory.mktemp("real")
     sources = {
-        "pretrain": DATA / "tinyshakespeare.txt",
-        "sft": _answers(folder / "digits.jsonl", range(10)),
-        "dpo": DATA / "gsm8k_preferences.jsonl",
-        "grpo": _answers(folder / "two.jsonl", (4, 6)),  # what a model that cannot reckon can still learn
+        "pretrain": DATA / "plays.txt.gz",
+        "sft": DATA / "numbers.jsonl.gz",
+        "dpo": DATA / "preferences.jsonl.gz",
+        "grpo": _two(folder / "two.jsonl"),  # what a model that cannot reckon can still learn
     }
     recipe = load.load(str(RECIPE), [f"store={folder / 'store'}"])
     runs: dict[str, Run] = {}
@@ -46,14 +43,10 @@ def finished(tmp_path_factory: pytest.TempPathFactory, legs: Any) -> dict[str, R
     return runs
 
 
-def _answers(path: Path, numbers: Collection[int]) -> Path:
-    """Writes the rows of GSM8K whose answer is one of these numbers, with nothing but the number as the answer."""
-    with (DATA / "gsm8k_train.jsonl").open(encoding="utf-8") as source, path.open("w", encoding="utf-8") as target:
-        for line in source:
-            row = json.loads(line)
-            number = row["answer"].rpartition("####")[2].strip()
-            if number.isdigit() and int(number) in numbers:
-                target.write(json.dumps({"question": row["question"][-120:], "answer": number}) + "\n")
+def _two(path: Path) -> Path:
+    """Writes the rows whose answer is 4 or 6."""
+    with gzip.open(DATA / "numbers.jsonl.gz", "rt", encoding="utf-8") as lines:
+        path.write_text("".join(line for line in lines if json.loads(line)["answer"] in ("4", "6")), encoding="utf-8")
     return path
 
 

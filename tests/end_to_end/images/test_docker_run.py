@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import yaml
 
 SECRET = "planted-8f21c7-secret"
 LOST = Path(__file__).parents[2] / "support/hooks/lost.py"
+QUICKSTART = Path(__file__).parents[3] / "pipelines/recipes/quickstart.yaml"
 LABEL = {"label": "baton/recipe=in-containers"}
 RECIPE = {
     "name": "in-containers",
@@ -91,6 +93,16 @@ def test_containers_and_a_bucket_give_the_bits_of_processes_and_a_folder(
     told = [path for path in baton.folder.rglob("*") if path.is_file() and SECRET in path.read_text(errors="replace")]
     assert told == []
     assert SECRET not in errors
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_quickstart_runs_in_containers_with_its_store_in_a_bucket(image, baton, s3_store, s3_credentials):
+    shutil.copy(QUICKSTART, baton.folder / "recipe.yaml")
+    baton.env |= s3_credentials
+    found, errors = baton.run("--runner", "docker", "--image", image, "--store", s3_store)
+    assert found["state"] == "succeeded", errors
+    assert len(found["checkpoints"]) > 1
 
 
 def end(baton: Baton, number: signal.Signals, *arguments: str) -> int:
