@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from baton.errors import UserError, suggest
 from baton.machine import cache_dir
 from baton.models import chat, gguf_file, trainable, user_code, vocabulary
+from baton.recipe import extras
 from baton.recipe.model import FromScratch
 from baton.recipe.recipe import Recipe
 from baton.recipe.run import Store
@@ -222,9 +223,22 @@ def load_model(folder: str, recipe: Recipe | None = None, *, trust_remote_code: 
         kind, settings = auto_class(recipe), settings | load_settings(recipe)
         settings |= {"num_labels": 1} if recipe.training.spec.scores else {}
     model: PreTrainedModel = kind.from_pretrained(folder, use_safetensors=True, **settings)
+    if recipe and recipe.model.quantization:
+        _keep_layout(model)
     if is_packed:
         model._weight_conversions = None  # else it is saved under packed weights' names, which nothing reads
     return model
+
+
+def _keep_layout(model: PreTrainedModel) -> None:
+    """Keeps 4-bit weights as they are in evaluations.
+
+    On CPUs with AVX512-BF16, bitsandbytes 0.50 would pack them for faster inference: their constants are rounded to
+    bfloat16, and later training steps pass no gradient through them.
+    """
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
 
 
 def _require_writer(folder: str) -> None:
@@ -244,6 +258,8 @@ def load_settings(recipe: Recipe) -> dict[str, object]:
         settings["attn_implementation"] = spec.attention
     if few := spec.quantization:
         from transformers import BitsAndBytesConfig
+
+        extras.require_bitsandbytes(recipe)
 
         four_bits = {
             "load_in_4bit": True,

@@ -33,8 +33,9 @@ NOT_HERE = """
 
 | combination | reason |
 |---|---|
-| fp16 with its gradient scaler, TF32, flash attention, Liger | need a CUDA GPU: see below, no GPU has run them yet |
-| QLoRA, 8-bit and paged optimizers | the same; bitsandbytes' code for CPUs has run all but paging |
+| TF32, flash attention, Liger, paged memory | need a CUDA GPU: see below, no GPU has run them yet |
+| fp16 with its gradient scaler | `test_scaler.py` gives Accelerate torch's scaler for CPUs; no GPU has run it yet |
+| kills, forks and exports of weights in few bits | `test_few_bits.py`, for every method; on CPUs |
 | streaming data | rows are tokenized once and read by position: no stream state exists |
 | persistent workers | not offered: workers start again with each epoch |
 | more processes, more machines | equal code for any number; `test_parallel.py` has four processes |
@@ -52,8 +53,8 @@ restoring checkpoints of 1, 2, 4 and 8 GB (`BATON_GPU_SIZES=1,16` for others), a
 must not exceed that of an uninterrupted one. Times have no bound. The result is a table and `build/gpu.json`.
 
 Install CUDA's torch with `make setup`, and for the skipped cells the extra `gpu` and flash-attn: `.venv/bin/pip install
-bitsandbytes==0.50.2 liger-kernel==0.8.5 nvidia-ml-py==13.615.71`. `make test-gpu ARGS="-k nf4"` narrows it. Without a
-device the same tests run their CPU part.
+liger-kernel==0.8.5 nvidia-ml-py==13.615.71`. `make test-gpu ARGS="-k nf4"` narrows it. Without a device the same tests
+run their CPU part.
 """
 
 

@@ -37,10 +37,8 @@ class GPUCell:
 
     @property
     def half(self) -> Cell:
-        """The same on a CPU: its recipe in fewer steps; weights in few bits are refused without a GPU."""
+        """The same on a CPU: its recipe in fewer steps."""
         changes = {name: section for name, section in self.cell.changes.items() if name != "resources"}
-        if "quantization" in changes.get("model", {}):
-            changes |= {**GPU, "training": {**changes.get("training", {}), "precision": "fp32"}}
         return dataclasses.replace(self.cell, changes=changes, steps=CPU_STEPS)
 
     @property
