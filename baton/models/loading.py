@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import math
 import os
 import tempfile
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+# It asks for the package `kernels`, for products with weights in the layout that `_keep_layout` forbids.
+logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 GPU_SHARE = 0.8  # of free memory for weights; activations and the keys of completions need the rest
 WEIGHTS = ".safetensors"
