@@ -52,6 +52,12 @@ must be equal bits), the cost of determinism, MFU, GPU utilisation, the result o
 restoring checkpoints of 1, 2, 4 and 8 GB (`BATON_GPU_SIZES=1,16` for others), and the memory of a resumed chunk, which
 must not exceed that of an uninterrupted one. Times have no bound. The result is a table and `build/gpu.json`.
 
+`make gpu-evidence` runs all of it in parts of at most nine minutes, as well as checkpoints next to a training GPU, and
+models of 0.6 B and 8 B parameters with random weights: one chunk against twenty killed ones. A stopped call is resumed
+by the next. The result is a page and a JSON in `build/gpu-evidence`; `ARGS=--publish` writes both into the docs. It
+fetches nothing: for a machine with torch and no network, `make gpu-wheels` prepares `build/gpu-wheels` (33 MiB)
+elsewhere. `ARGS=--dry` tries it on a CPU with tiny models.
+
 Install CUDA's torch with `make setup`, and for the skipped cells the extra `gpu` and flash-attn: `.venv/bin/pip install
 liger-kernel==0.8.5 nvidia-ml-py==13.615.71`. `make test-gpu ARGS="-k nf4"` narrows it. Without a device the same tests
 run their CPU part.
