@@ -24,17 +24,17 @@ COMMIT = "commit.txt"
 LIMIT = 60 * 2**20
 """Bytes that the folder may have."""
 FROM_LOCK = (
-    "annotated-types", "bitsandbytes", "datasets", "dill", "multiprocess", "obstore", "peft", "pydantic",
-    "pydantic-core", "rensa", "transformers", "trl", "typing-inspection", "zstandard",
+    "annotated-types", "bitsandbytes", "datasets", "dill", "httpcore2", "httpx2", "huggingface-hub", "multiprocess",
+    "obstore", "peft", "pydantic", "pydantic-core", "rensa", "transformers", "trl", "truststore", "typing-inspection",
+    "zstandard",
 )  # fmt: skip
 """Packages that training and its tests import and the machine lacks, or has too old; versions are the lock's."""
 THERE = (
-    "accelerate", "anyio", "certifi", "charset-normalizer", "click", "execnet", "filelock", "fsspec", "h11",
-    "hf-xet", "huggingface-hub", "idna", "iniconfig", "jinja2", "markdown-it-py", "markupsafe", "mdurl",
-    "mpmath", "networkx", "numpy", "packaging", "pandas", "pluggy", "psutil", "pyarrow", "pygments", "pytest",
-    "pytest-timeout", "pytest-xdist", "python-dateutil", "pyyaml", "regex", "requests", "rich", "safetensors",
-    "setuptools", "shellingham", "six", "sympy", "tokenizers", "torch", "tqdm", "typer",
-    "typing-extensions", "urllib3", "xxhash",
+    "accelerate", "anyio", "certifi", "charset-normalizer", "click", "execnet", "filelock", "fsspec", "h11", "hf-xet",
+    "idna", "iniconfig", "jinja2", "markdown-it-py", "markupsafe", "mdurl", "mpmath", "networkx", "numpy", "packaging",
+    "pandas", "pluggy", "psutil", "pyarrow", "pygments", "pytest", "pytest-timeout", "pytest-xdist", "python-dateutil",
+    "pyyaml", "regex", "requests", "rich", "safetensors", "setuptools", "shellingham", "six", "sympy", "tokenizers",
+    "torch", "tqdm", "typer", "typing-extensions", "urllib3", "xxhash",
 )  # fmt: skip
 """Packages that the machine has to have; together with the wheels they are all that the tests import."""
 KERNELS = ("liger-kernel",)
