@@ -55,7 +55,7 @@ must not exceed that of an uninterrupted one. Times have no bound. The result is
 `make gpu-evidence` runs all of it in parts of at most nine minutes, as well as checkpoints next to a training GPU, and
 models of 0.6 B and 8 B parameters with random weights: one chunk against twenty killed ones. A stopped call is resumed
 by the next. The result is a page and a JSON in `build/gpu-evidence`; `ARGS=--publish` writes both into the docs. It
-fetches nothing: for a machine with torch and no network, `make gpu-wheels` prepares `build/gpu-wheels` (33 MiB)
+fetches nothing: for a machine with torch and no network, `make gpu-wheels` prepares `build/gpu-wheels` (below 60 MiB)
 elsewhere. `ARGS=--dry` tries it on a CPU with tiny models.
 
 Install CUDA's torch with `make setup`, and for the skipped cells the extra `gpu` and flash-attn: `.venv/bin/pip install

@@ -93,6 +93,14 @@ def test_containers_and_a_bucket_give_the_bits_of_processes_and_a_folder(
     assert SECRET not in errors
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_without_a_gpu_its_image_gives_the_bits_of_processes(gpu_image, baton, undisturbed):
+    found, errors = baton.run("--runner", "docker", "--image", gpu_image)
+    assert digests(found) == undisturbed
+    assert "kernels" not in errors
+
+
 def end(baton: Baton, number: signal.Signals, *arguments: str) -> int:
     """Start a run, send it a signal once its tokens are made, and return its exit code."""
     signal.signal(
