@@ -24,7 +24,7 @@ PYTEST := $(TEST_ENV) $(PY) -m pytest
 RECORDED := $(PYTEST) -p tests.support.plugin
 WORKERS ?= 3
 
-.PHONY: help setup run site test test-all test-part test-touched passes test-chaos test-deepspeed test-gpu test-schedules fuzz test-mutants test-cluster test-versions lint code-report format typecheck compile golden docs dist images bench lock clean
+.PHONY: help setup run site test test-all test-part test-touched passes test-chaos test-deepspeed test-gpu gpu-evidence gpu-wheels test-schedules fuzz test-mutants test-cluster test-versions lint code-report format typecheck compile golden docs dist images bench lock clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -101,6 +101,14 @@ test-chaos: setup ## Train for an hour of kills in all stages, outages and full 
 
 test-gpu: setup ## Run the GPU tests and write their table; without a GPU, the part for CPUs (docs/internals/matrix.md)
 	$(TEST_ENV) $(PY) -m tests.gpu $(ARGS)
+
+# Without `setup`: the machine with the GPU may have no network. Packages that it lacks come from build/gpu-wheels, which
+# `make gpu-wheels` fetches elsewhere.
+gpu-evidence: ## Run a GPU's tests and measurements in parts, and write a page and a JSON (ARGS="--dry": on a CPU)
+	$(TEST_ENV) $(if $(wildcard $(PY)),$(PY),python3) -m tests.gpu.evidence $(ARGS)
+
+gpu-wheels: ## Fetch the packages that a machine with a GPU and without a network needs (ARGS="--python 3.12")
+	$(if $(wildcard $(PY)),$(PY),python3) -m tests.gpu.wheels $(ARGS)
 
 # In a folder of its own: nothing else needs it, and without it `make test` takes threads, a hundred times slower a switch.
 GREENLET := build/greenlet

@@ -11,6 +11,11 @@ os.environ.update(
     _KFP_RUNTIME="true",  # kfp imports no client
     PYTORCH_NVML_BASED_CUDA_CHECK="1",  # torch looks for GPUs without a CUDA context
 )
+with contextlib.suppress(ImportError):
+    from baton.train import imports, lazy_imports
+
+    # PEFT imports it where it is installed, and it the compiler: seconds for what few runs use.
+    lazy_imports.defer({"bitsandbytes": imports.DEFERRED["bitsandbytes"]})
 for name in (
     "kfp.dsl.executor",
     "baton.train.attempt",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import math
 import os
 import tempfile
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from baton.errors import UserError, suggest
 from baton.machine import cache_dir
 from baton.models import chat, gguf_file, trainable, user_code, vocabulary
+from baton.recipe import extras
 from baton.recipe.model import FromScratch
 from baton.recipe.recipe import Recipe
 from baton.recipe.run import Store
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+# It asks for the package `kernels`, for products with weights in the layout that `_keep_layout` forbids.
+logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 GPU_SHARE = 0.8  # of free memory for weights; activations and the keys of completions need the rest
 WEIGHTS = ".safetensors"
@@ -222,9 +227,22 @@ def load_model(folder: str, recipe: Recipe | None = None, *, trust_remote_code: 
         kind, settings = auto_class(recipe), settings | load_settings(recipe)
         settings |= {"num_labels": 1} if recipe.training.spec.scores else {}
     model: PreTrainedModel = kind.from_pretrained(folder, use_safetensors=True, **settings)
+    if recipe and recipe.model.quantization:
+        _keep_layout(model)
     if is_packed:
         model._weight_conversions = None  # else it is saved under packed weights' names, which nothing reads
     return model
+
+
+def _keep_layout(model: PreTrainedModel) -> None:
+    """Keeps 4-bit weights as they are in evaluations.
+
+    On CPUs with AVX512-BF16, bitsandbytes 0.50 would pack them for faster inference: their constants are rounded to
+    bfloat16, and later training steps pass no gradient through them.
+    """
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
 
 
 def _require_writer(folder: str) -> None:
@@ -244,6 +262,8 @@ def load_settings(recipe: Recipe) -> dict[str, object]:
         settings["attn_implementation"] = spec.attention
     if few := spec.quantization:
         from transformers import BitsAndBytesConfig
+
+        extras.require_bitsandbytes(recipe)
 
         four_bits = {
             "load_in_4bit": True,

@@ -9,6 +9,7 @@ from baton.recipe.recipe import Recipe
 # Module → extra.
 EXTRAS = {
     "bert_score": "evaluate",
+    "bitsandbytes": "bitsandbytes",
     "lm_eval": "evaluate",
     "gguf": "gguf",
     "onnx": "export",
@@ -41,8 +42,16 @@ def require_metric_packages(evaluation: Evaluation) -> None:
             require_packages(f"evaluation.metrics: {metric}", package)
 
 
+def require_bitsandbytes(recipe: Recipe) -> None:
+    """Requires the package of weights and optimizer state in few bits."""
+    if recipe.uses_bitsandbytes:
+        optimizer = f"training.optimizer: {recipe.training.optimizer}"
+        require_packages("model.quantization" if recipe.model.quantization else optimizer, "bitsandbytes")
+
+
 def require_all_packages(recipe: Recipe) -> None:
     """Requires the packages of all stages before the first, but for exports and DeepSpeed, checked elsewhere."""
+    require_bitsandbytes(recipe)
     require_metric_packages(recipe.evaluation)
     if recipe.evaluation.tasks:
         require_packages("evaluation.tasks", "lm_eval")

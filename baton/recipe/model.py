@@ -178,7 +178,7 @@ class Model(Section):
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Type of the weights; for mixed precision set `training.precision`."""
     quantization: Quantization | None = None
-    """Hold base weights in 4 or 8 bits; needs an adapter and a CUDA GPU."""
+    """Hold base weights in 4 or 8 bits; needs an adapter and bitsandbytes. On CPUs it saves memory, not time."""
     attention: Literal["eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"] | None = None
     """Attention implementation; default: Transformers' choice."""
     chat_template: str | None = None

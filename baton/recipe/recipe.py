@@ -108,6 +108,10 @@ class Recipe(Section):
         return int(2 ** (min(self._asked, workers).bit_length() - 1)) if workers else self._asked
 
     @property
+    def uses_bitsandbytes(self) -> bool:
+        return self.model.quantization is not None or self.training.uses_bitsandbytes
+
+    @property
     def _asked(self) -> int:
         asked = self.parallel.processes
         return max(1, self.resources.gpus) if asked == "auto" else asked
@@ -502,8 +506,13 @@ def _check_weights(recipe: Recipe) -> None:
     training, model = recipe.training, recipe.model
     if model.quantization and not recipe.adapter:
         raise ValueError("model.quantization: weights in few bits cannot be trained; add an adapter")
-    if model.quantization and recipe.resources.gpus == 0:
-        raise ValueError("model.quantization: needs a CUDA GPU; set resources.gpus")
+    has_whole_layers = training.spec.scores or (recipe.adapter and recipe.adapter.modules_to_save)
+    casts = model.quantization and training.method not in ("orpo", "cpo")
+    if casts and has_whole_layers and training.precision in ("fp32", "tf32"):
+        raise ValueError(
+            "training.precision: on weights in few bits, TRL holds an adapter's whole layers in bfloat16, and "
+            f"{training.precision} cannot compute with them; use bf16"
+        )
     if recipe.adapter and recipe.adapter.adapts_head and training.spec.tiles_logits and not training.spec.scores:
         raise ValueError(
             f"adapter: {training.method} computes with lm_head's own weights and would not train an adapter on it. "

@@ -181,7 +181,8 @@ class Training(Methods):
         "adamw_bnb_8bit", "paged_adamw_8bit", "paged_adamw_32bit", "lion_8bit", "lion_32bit", "paged_lion_8bit",
         "paged_lion_32bit", "ademamix", "ademamix_8bit", "paged_ademamix_8bit",
     ] = "adamw_torch"  # fmt: skip
-    """Optimizer, by its Transformers name. `…_8bit` and `…_32bit` need bitsandbytes and a CUDA GPU."""
+    """Optimizer, by its Transformers name. `…_8bit`, `…_32bit` and `ademamix` need bitsandbytes. On CPUs
+    their step takes about five times as long, and `paged_…` pages nothing."""
     adam_betas: Annotated[list[float], Field(min_length=2, max_length=2)] = [0.9, 0.999]
     """Decay rates of Adam's two moments."""
     adam_epsilon: Annotated[float, Field(gt=0)] = 1e-8
@@ -297,6 +298,11 @@ class Training(Methods):
             return 0
         steps = self.generation.steps_per_generation if self.generation else None
         return self.rows_at_once * steps if steps else self.batch_size
+
+    @property
+    def uses_bitsandbytes(self) -> bool:
+        """Whether the optimizer is one of bitsandbytes'."""
+        return self.optimizer.endswith(("_8bit", "_32bit", "ademamix"))
 
     @property
     def rows_at_once(self) -> int:

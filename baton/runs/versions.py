@@ -168,7 +168,14 @@ class Fingerprint(Document):
     flash_attn: str | None = None
 
     @classmethod
-    def here(cls, world_size: int = 1, strategy: str = "ddp", virtual_workers: int | None = None) -> Self:
+    def here(
+        cls,
+        world_size: int = 1,
+        strategy: str = "ddp",
+        virtual_workers: int | None = None,
+        *,
+        uses_bitsandbytes: bool = False,
+    ) -> Self:
         """Returns this process's fingerprint; call it after threads and determinism are set."""
         import torch
 
@@ -180,6 +187,8 @@ class Fingerprint(Document):
             for name in KERNELS:
                 with contextlib.suppress(PackageNotFoundError):
                     more[name.replace("-", "_")] = version(name)
+        elif uses_bitsandbytes:
+            more["bitsandbytes"] = version("bitsandbytes")
         if world_size > 1:
             more["strategy"] = strategy
         if world_size > 1 and strategy.startswith("zero"):

@@ -443,7 +443,9 @@ def adapt_machine(restored: FetchedCheckpoint | None, ranks: Ranks, recipe: Reci
     if restored is None:
         return "bitwise"
     theirs = restored.meta.fingerprint
-    changed = Fingerprint.here(ranks.size, recipe.parallel.strategy, workers).differences(theirs)
+    bnb = recipe.uses_bitsandbytes
+    here = Fingerprint.here(ranks.size, recipe.parallel.strategy, workers, uses_bitsandbytes=bnb)
+    changed = here.differences(theirs)
     own = restored.meta.hooks or OwnState()
     lost = own.lost if theirs.world_size == ranks.size else {**dict.fromkeys(own.carried, OTHERS), **own.lost}
     if lost:

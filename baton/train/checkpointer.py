@@ -272,8 +272,9 @@ class Committer:
     ) -> None:
         self._context, self._restored = context, restored
         self._level, self._skipped = level, skipped
-        parallel = context.recipe.parallel
-        self._fingerprint = Fingerprint.here(context.ranks.size, parallel.strategy, parallel.virtual_workers)
+        parallel, bnb = context.recipe.parallel, context.recipe.uses_bitsandbytes
+        size, workers = context.ranks.size, parallel.virtual_workers
+        self._fingerprint = Fingerprint.here(size, parallel.strategy, workers, uses_bitsandbytes=bnb)
         self.start_step = restored.step if restored else 0
         # The run's newest checkpoint that this process restored or committed.
         self.parent: Checkpoint | None = restored.checkpoint if restored else None

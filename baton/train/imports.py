@@ -17,6 +17,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from baton.recipe import extras
 from baton.recipe.recipe import Recipe
 from baton.train import lazy_imports, methods
 from baton.train.lazy_imports import LazySpec
@@ -151,6 +152,7 @@ _ADAPTERS = frozenset(
 )
 # Packages that libraries import, and that a chunk may never use.
 DEFERRED: lazy_imports.Packages = {
+    "bitsandbytes": LazySpec(frozenset({"Linear4bit", "Linear8bitLt"}), modules=frozenset({"nn"})),
     "boto3": LazySpec(),
     "mlflow": LazySpec(),
     "peft": LazySpec(_ADAPTERS),
@@ -172,6 +174,7 @@ UNTRACED: lazy_imports.Packages = {
 
 def import_training_stack(recipe: Recipe) -> ModuleType:
     """Imports the training stack, and returns the module of a recipe's method."""
+    extras.require_bitsandbytes(recipe)
     is_compiled = recipe.training.compile or recipe.training.compile_optimizer
     lazy_imports.defer(DEFERRED if is_compiled else {**DEFERRED, **UNTRACED})
     # No garbage collection meanwhile: it would go a hundred times through modules' objects, which all stay.

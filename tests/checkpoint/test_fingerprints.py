@@ -48,6 +48,12 @@ def test_of_several_processes_it_says_how_they_share_the_work(monkeypatch: pytes
     assert Fingerprint.here(2, "ddp", 4).virtual_workers == 4
 
 
+def test_on_a_cpu_it_names_bitsandbytes_where_a_run_uses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(versions, "version", lambda name: f"{name}'s")
+    assert Fingerprint.here(uses_bitsandbytes=True).bitsandbytes == "bitsandbytes's"
+    assert Fingerprint.here().bitsandbytes is None
+
+
 class Device:
     """What passes for a GPU."""
 

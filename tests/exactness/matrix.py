@@ -29,6 +29,8 @@ SCRATCH = {
     },
     "tokenizer": {"train": {"vocab_size": 400}},
 }
+WIDE = {**SCRATCH, "from_scratch": {**SCRATCH["from_scratch"], "hidden_size": 64}}  # type: ignore[dict-item]
+"""A model with weights of 4096 numbers and more, the fewest whose optimizer state bitsandbytes holds in 8 bits."""
 EXPERTS = {
     **SCRATCH,
     "from_scratch": {
@@ -61,6 +63,14 @@ TEACHER = "-teacher"
 """What the folder of the base is followed by in that of a second model; stands for the whole path in a cell."""
 
 Changes = dict[str, Any]
+
+FEW_BITS: dict[str, Changes] = {
+    "nf4": {"bits": 4, "double": False, "compute_dtype": "float32"},
+    "nf4, double": {"bits": 4, "double": True, "compute_dtype": "bfloat16"},
+    "int8": {"bits": 8},
+}
+"""Ways to hold the base: feature → `model.quantization`."""
+OPTIMIZERS_8_BIT = ("adamw_bnb_8bit", "paged_adamw_8bit", "lion_8bit", "ademamix_8bit")
 
 METHODS: dict[str, Changes] = {
     "sft": {"data": {"columns": PLUS}},
@@ -142,6 +152,7 @@ def cells() -> Iterator[Cell]:
     yield from _of_generation()
     yield from _of_teachers()
     yield from _of_hooks()
+    yield from _of_bits()
     from tests.exactness import matrix_parallel  # which is made of what is here
 
     yield from matrix_parallel.cells()
@@ -223,6 +234,28 @@ def _of_hooks() -> Iterator[Cell]:
     yield Cell("sft", "full", "stateful callback", {"hooks": stateful}, quick=True)
     yield Cell("sft", "full", "own loss", {"hooks": {"loss": "tests.resume.own:doubled_loss"}})
     yield Cell("sft", "full", "own trainer", {"hooks": {"trainer": "tests.resume.own:Clumsy"}})
+
+
+def _of_bits() -> Iterator[Cell]:
+    for method in METHODS:
+        for feature in FEW_BITS:
+            yield Cell(method, "lora", feature, few_bits(method, feature))
+    grown = few_bits("sft", "nf4, double")
+    grown["model"] |= NEW_TOKENS
+    yield Cell("sft", "lora", "nf4, double, new tokens", grown)
+    for optimizer in (*OPTIMIZERS_8_BIT, "paged_adamw_32bit"):
+        large = {"model": WIDE, **training(optimizer=optimizer)}
+        yield Cell("pretrain", "full", optimizer.replace("_", " "), large)
+    both = few_bits("sft", "nf4, double", optimizer="paged_adamw_8bit")
+    yield Cell("sft", "lora", "nf4, double, paged adamw 8bit", both)
+
+
+def few_bits(method: str, feature: str, **settings: Any) -> Changes:
+    """Returns an adapter with dropout on a base of `FEW_BITS`, evaluated inside of chunks."""
+    quantized = {"model": {"quantization": FEW_BITS[feature]}, "evaluation": {"every": 5}}
+    if SPECS[method].scores:
+        settings["precision"] = "bf16"
+    return {**quantized, **dropping(method, 0.3, **settings)}
 
 
 def training(**settings: Any) -> Changes:

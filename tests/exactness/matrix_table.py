@@ -34,8 +34,9 @@ NOT_HERE = """
 
 | combination | reason |
 |---|---|
-| fp16 with its gradient scaler, TF32, flash attention, Liger | need a CUDA GPU: see below, no GPU has run them yet |
-| QLoRA, 8-bit and paged optimizers | the same; bitsandbytes' code for CPUs has run all but paging |
+| TF32, flash attention, Liger, paged memory | need a CUDA GPU: see below, no GPU has run them yet |
+| fp16 with its gradient scaler | `test_scaler.py` gives Accelerate torch's scaler for CPUs; no GPU has run it yet |
+| kills, forks and exports of weights in few bits | `test_few_bits.py`, for every method; on CPUs |
 | streaming data | rows are tokenized once and read by position: no stream state exists |
 | persistent workers | not offered: workers start again with each epoch |
 | more processes, more machines | equal code for any number; `test_parallel.py` has four processes |
@@ -52,9 +53,15 @@ must be equal bits), the cost of determinism, MFU, GPU utilisation, the result o
 restoring checkpoints of 1, 2, 4 and 8 GB (`BATON_GPU_SIZES=1,16` for others), and the memory of a resumed chunk, which
 must not exceed that of an uninterrupted one. Times have no bound. The result is a table and `build/gpu.json`.
 
+`make gpu-evidence` runs all of it in parts of at most nine minutes, as well as checkpoints next to a training GPU, and
+models of 0.6 B and 8 B parameters with random weights: one chunk against twenty killed ones. A stopped call is resumed
+by the next. The result is a page and a JSON in `build/gpu-evidence`; `ARGS=--publish` writes both into the docs. It
+fetches nothing: for a machine with torch and no network, `make gpu-wheels` prepares `build/gpu-wheels` (below 60 MiB)
+elsewhere. `ARGS=--dry` tries it on a CPU with tiny models.
+
 Install CUDA's torch with `make setup`, and for the skipped cells the extra `gpu` and flash-attn: `.venv/bin/pip install
-bitsandbytes==0.50.2 liger-kernel==0.8.5 nvidia-ml-py==13.615.71`. `make test-gpu ARGS="-k nf4"` narrows it. Without a
-device the same tests run their CPU part.
+liger-kernel==0.8.5 nvidia-ml-py==13.615.71`. `make test-gpu ARGS="-k nf4"` narrows it. Without a device the same tests
+run their CPU part.
 """
 
 

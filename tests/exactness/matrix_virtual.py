@@ -7,15 +7,18 @@ from typing import Any
 
 from tests.exactness.matrix import (
     EXPERTS,
+    FEW_BITS,
     GREEDY,
     LORA,
     NEW_TOKENS,
     READS,
     SCRATCH,
+    WIDE,
     WRITES,
     Cell,
     Changes,
     dropping,
+    few_bits,
     merge,
     training,
 )
@@ -65,6 +68,11 @@ WRITING: dict[str, tuple[str, Changes]] = {
     "rloo, lora": ("rloo", {**DROPOUT, **training(rloo=ENDING)}),
     "distillation": ("distillation", {}),
     "distillation, lora": ("distillation", {**DROPOUT, "evaluation": {"every": 2}}),
+    **{
+        f"{method}, lora, {feature}": (method, few_bits(method, feature, **settings))
+        for method, settings in (("grpo", {"grpo": ENDING}), ("rloo", {"rloo": ENDING}), ("distillation", {}))
+        for feature in FEW_BITS
+    },
 }
 """The methods whose model writes what it learns from: name → method and settings."""
 
@@ -75,6 +83,10 @@ def cells() -> Iterator[Cell]:
         yield _cell(method, NAME)
         yield _cell(method, NAME, dropping(method, 0.3), weights="lora")
         yield _cell(method, f"{NAME}, one pass", training(micro_batch_size=4 if method == "kto" else 2))
+        for feature in FEW_BITS:
+            yield _cell(method, f"{NAME}, {feature}", few_bits(method, feature), weights="lora")
+    optimizer = training(optimizer="adamw_bnb_8bit")
+    yield _cell("pretrain", f"{NAME}, adamw bnb 8bit", {"model": WIDE, **optimizer})
     yield from _of_steps()
     yield from _of_text()
     yield from _of_hooks()

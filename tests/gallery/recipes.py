@@ -88,8 +88,7 @@ def with_twin(path: Path, folder: Path) -> Recipe:
     document |= {"store": {"uri": str(folder / "store")}, "tracking": {"mlflow": None}, "resources": {}}
     model = document["model"]
     model |= {"dtype": "float32"}
-    for key in ("quantization", "attention"):
-        model.pop(key, None)
+    model.pop("attention", None)
     if scratch := model.get("from_scratch"):
         scratch |= {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
         scratch |= {"intermediate_size": 64, "vocab_size": None}
@@ -125,7 +124,7 @@ def _shrink(part: Document, folder: Path) -> None:
         given = any(isinstance(source, dict) and source.get("side") == "eval" for source in data.get("source", ()))
         data["split"] = data.get("split", {}) if given else {**data.get("split", {}), "eval": 0.2}
     if training is not None:
-        for key in ("epochs", "compile", "optimizer", "parallel"):
+        for key in ("epochs", "compile", "parallel"):
             training.pop(key, None)
         training |= {"max_steps": STEPS, "batch_size": 4, "micro_batch_size": 2, "precision": "fp32", "threads": 1}
         training["warmup_steps"] = 1

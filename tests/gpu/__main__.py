@@ -13,6 +13,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,23 +34,36 @@ STYLES = {"passed": "green", "failed": "red", "error": "red", "skipped": "yellow
 def main(arguments: list[str]) -> int:
     """Runs the tests, prints the table and returns pytest's exit code."""
     code, parts = 0, {}
-    workers = max(1, min(8, len(os.sched_getaffinity(0)) // 2))
     for name, file in PARTS.items():
-        apart = ["-n", str(workers), "--dist", "worksteal"] if name == "matrix" and workers > 1 else ["-p", "no:xdist"]
         with tempfile.TemporaryDirectory(prefix="baton-gpu-") as folder:
-            rows = Path(folder) / "rows.json"
-            command = [sys.executable, "-m", "pytest", file, "-q", "--tb=short", *apart, *arguments]
+            rows = Path(folder) / "rows.jsonl"
+            command = pytest_command([file, *arguments], apart=name != "matrix")
             ended = subprocess.run(command, env={**os.environ, ROWS: str(rows)}, check=False).returncode
-            parts[name] = json.loads(rows.read_text(encoding="utf-8")) if rows.exists() else []
+            parts[name] = read_rows(rows)
         code = code or (ended if ended != 5 else 0)  # 5: `-k` left nothing of this file
-    document = {**_machine(), "parts": parts}
+    document = {**machine(), "parts": parts}
     JSON.parent.mkdir(exist_ok=True)
     JSON.write_text(json.dumps(document, indent=1, ensure_ascii=False), encoding="utf-8")
-    _show(document)
+    show(document)
+    print(f"figures: {JSON}")
     return code
 
 
-def _machine() -> dict[str, Any]:
+def pytest_command(arguments: Sequence[str], *, apart: bool) -> list[str]:
+    """Returns the command that runs tests, `apart` on a machine of their own, else several at a time."""
+    workers = max(1, min(8, len(os.sched_getaffinity(0)) // 2))
+    several = ["-n", str(workers), "--dist", "worksteal"]
+    spread = ["-p", "no:xdist"] if apart or workers == 1 else several
+    return [sys.executable, "-m", "pytest", "-q", "--tb=short", *spread, *arguments]
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Returns the tests that have ended, each with the outcome of its last run."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return list({row["node"]: row for row in map(json.loads, lines)}.values())
+
+
+def machine() -> dict[str, Any]:
     packages = {pip: importlib.util.find_spec(name) is not None for name, pip in PIP.items()}
     if not HAS_GPU:
         return {"device": "no CUDA device: CPU halves", "versions": library_versions(), "packages": packages}
@@ -61,7 +75,8 @@ def _machine() -> dict[str, Any]:
     }
 
 
-def _show(document: dict[str, Any]) -> None:
+def show(document: Mapping[str, Any]) -> None:
+    """Prints a table for each part."""
     console = Console(width=None if sys.stdout.isatty() else 150)
     for name, rows in document["parts"].items():
         table = Table(title=f"{name}: {document['device']}", title_justify="left")
@@ -76,7 +91,7 @@ def _show(document: dict[str, Any]) -> None:
     for rows in document["parts"].values():
         for row in rows:
             counts[row["outcome"]] += 1
-    console.print(", ".join(f"{count} {outcome}" for outcome, count in counts.items() if count) + f"; figures: {JSON}")
+    console.print(", ".join(f"{count} {outcome}" for outcome, count in counts.items() if count))
 
 
 def _first(row: dict[str, Any]) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,10 +37,8 @@ class GPUCell:
 
     @property
     def half(self) -> Cell:
-        """The same on a CPU: its recipe in fewer steps; weights in few bits are refused without a GPU."""
+        """The same on a CPU: its recipe in fewer steps."""
         changes = {name: section for name, section in self.cell.changes.items() if name != "resources"}
-        if "quantization" in changes.get("model", {}):
-            changes |= {**GPU, "training": {**changes.get("training", {}), "precision": "fp32"}}
         return dataclasses.replace(self.cell, changes=changes, steps=CPU_STEPS)
 
     @property
@@ -51,6 +49,11 @@ class GPUCell:
 
 def cells() -> Iterator[GPUCell]:
     """Yields them."""
+    for group in GROUPS.values():
+        yield from group()
+
+
+def _of_methods() -> Iterator[GPUCell]:
     for method in ("sft", "dpo", "kto", "reward", "orpo", "grpo", "rloo"):
         elsewhere = "" if method == "sft" else ELSEWHERE
         yield _cell(method, "full", "cuda", no_half=elsewhere)
@@ -59,9 +62,6 @@ def cells() -> Iterator[GPUCell]:
         )
         scaled = _training(precision="fp16", fp16_initial_scale=2.0**30)
         yield _cell(method, "full", "cuda fp16", scaled, needs=("scaler",), no_half="gradients are scaled on GPUs")
-    yield from _in_few_bits()
-    yield from _arithmetic()
-    yield from _attention()
     thrice = _training(grpo={**WRITES, "num_iterations": 3})
     yield _cell("grpo", "full", "cuda three iterations", thrice, needs=("method",), no_half=ELSEWHERE)
 
@@ -127,3 +127,11 @@ def _training(**settings: Any) -> dict[str, Any]:
 
 def _bf16(**settings: Any) -> dict[str, Any]:
     return _training(precision="bf16", **settings)
+
+
+GROUPS: dict[str, Callable[[], Iterator[GPUCell]]] = {
+    "methods": _of_methods,
+    "few bits": _in_few_bits,
+    "arithmetic": _arithmetic,
+    "attention": _attention,
+}

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +13,9 @@ from tests.exactness.conftest import base_model, grid, legs  # noqa: F401
 
 HAS_GPU = torch.cuda.is_available()
 ROWS = "BATON_GPU_ROWS"
-"""Environment variable: file to which what the tests tell is written, for the table."""
+"""Environment variable: file with a line for each test that has ended, for the table."""
+FOLDER = "BATON_GPU_FOLDER"
+"""Environment variable: folder of runs that a second call goes on with."""
 
 
 @pytest.fixture
@@ -28,22 +28,29 @@ def tell(record_property: Callable[[str, object], None]) -> Callable[..., None]:
     return note
 
 
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Writes what each test has told, how it ended, and why it was skipped."""
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Appends a line for each test that has ended: its outcome, its figures, and why it was skipped or failed."""
     path = os.environ.get(ROWS)
-    if not path:
+    # Workers report to the process that started them, which reports again.
+    if not path or "PYTEST_XDIST_WORKER" in os.environ or (report.when != "call" and report.passed):
         return
-    rows = []
-    for outcome in ("passed", "failed", "error", "skipped"):
-        for report in terminalreporter.stats.get(outcome, []):
-            figures = [value for name, value in report.user_properties if name == "figure"]
-            why = report.longrepr[2].removeprefix("Skipped: ") if outcome == "skipped" else ""
-            if outcome in ("failed", "error"):
-                crash = str(getattr(getattr(report.longrepr, "reprcrash", None), "message", report.longrepr))
-                lines = [line for line in crash.splitlines() if "rror" in line]
-                why = (lines or crash.splitlines() or [""])[-1][-300:]
-            function, _, cell = report.nodeid.rpartition("::")[2].partition("[")
-            name = cell.removesuffix("]") if function.endswith("_of_one_run") else f"{function}[{cell}"
-            name = name.removesuffix("[").removeprefix("test_").replace("_", " ")
-            rows.append({"name": name, "outcome": outcome, "why": why, "figures": figures, "seconds": report.duration})
-    Path(path).write_text(json.dumps(rows), encoding="utf-8")
+    outcome, why, crash = report.outcome, "", report.longrepr
+    if outcome == "skipped" and isinstance(crash, tuple):
+        why = crash[2].removeprefix("Skipped: ")
+    elif outcome == "failed":
+        outcome = "failed" if report.when == "call" else "error"
+        text = str(getattr(getattr(crash, "reprcrash", None), "message", crash))
+        lines = [line for line in text.splitlines() if "rror" in line]
+        why = (lines or text.splitlines() or [""])[-1][-300:]
+    function, _, cell = report.nodeid.rpartition("::")[2].partition("[")
+    name = cell.removesuffix("]") if function.endswith("_of_one_run") else f"{function}[{cell}"
+    row = {
+        "node": report.nodeid,
+        "name": name.removesuffix("[").removeprefix("test_").replace("_", " "),
+        "outcome": outcome,
+        "why": why,
+        "figures": [value for name, value in report.user_properties if name == "figure"],
+        "seconds": report.duration,
+    }
+    with open(path, "a", encoding="utf-8") as file:
+        file.write(json.dumps(row, ensure_ascii=False) + "\n")

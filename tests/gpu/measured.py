@@ -47,6 +47,50 @@ class Scale:
 SCALE = Scale("214m", batch=8, length=1024, steps=30) if HAS_GPU else Scale("2m", batch=2, length=64, steps=6)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Sized:
+    """A model of a known size with random weights, trained in one chunk and in many that are killed.
+
+    Attributes:
+        shape: As Llama's configuration has it.
+        dtype: Type of the weights.
+        batch: Rows a step.
+        chunks: Chunks, of two steps each.
+        training: More settings of `training`.
+        adapter: Settings of an adapter, None for all weights.
+    """
+
+    shape: dict[str, Any]
+    dtype: str = "float32"
+    batch: int = 8
+    chunks: int = 20
+    training: dict[str, Any]
+    adapter: dict[str, Any] | None = None
+
+
+ADAPTER = {"type": "lora", "r": 16, "alpha": 32, "target_modules": "all-linear", "dropout": 0.05}
+
+
+def sized() -> dict[str, Sized]:
+    """Returns them by name; without a GPU tiny ones, in few chunks."""
+    half = {"hidden_size": 1024, "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8}
+    eight = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8}
+    half |= {"head_dim": 128, "intermediate_size": 3072, "vocab_size": 151936, "tie_word_embeddings": True}
+    eight |= {"intermediate_size": 14336, "vocab_size": 128256}
+    chunks = 20
+    if not HAS_GPU:
+        chunks, tiny = 4, {"head_dim": 16, "intermediate_size": 64, "vocab_size": 512}
+        tiny |= {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
+        half, eight = {**half, **tiny}, {**eight, **tiny}
+    recomputed = {"gradient_checkpointing": True}
+    return {
+        "0.6 B, all weights": Sized(shape=half, chunks=chunks, training={}),
+        "8 B, adapter": Sized(
+            shape=eight, dtype="bfloat16", batch=4, chunks=chunks, training=recomputed, adapter=ADAPTER
+        ),
+    }
+
+
 def shape(name: str, layers: int | None = None) -> dict[str, int]:
     """Returns a benchmark's model as Llama's configuration has it."""
     size = SIZES[name]
@@ -98,21 +142,32 @@ class Runs:
                 if number < 100 * SCALE.batch * SCALE.length // 64 + 500:
                     file.write(json.dumps({"text": f"{row['prompt']}\n{row['completion']}"}) + "\n")
 
-    def base(self, layers: int | None = None) -> str:
+    def base(self, name: str, size: dict[str, Any], dtype: str = "float32") -> str:
         """Returns the folder of a base model, made when it is first asked for."""
-        folder = self.folder / f"base-{layers or 'usual'}"
-        if not folder.exists():
-            code, printed = self.legs.leg(probe.make_base, str(folder), self.rows, shape(SCALE.size, layers))
+        folder = self.folder / f"base-{name}"
+        if not (folder / "tokenizer.json").exists():  # saved last
+            code, printed = self.legs.leg(probe.make_base, str(folder), self.rows, size, dtype)
             assert code == 0, printed
         return str(folder)
 
-    def recipe(self, *, layers: int | None = None, steps: int | None = None, **training: Any) -> Recipe:
+    def sized(self, name: str, chunks: int) -> Recipe:
+        """Returns a recipe for a model of `sized`."""
+        size = sized()[name]
+        base = self.base(name.partition(",")[0].replace(" ", "-"), size.shape, size.dtype)
+        whole = self.recipe(base=base, steps=2 * size.chunks, **{"batch_size": size.batch, **size.training})
+        changes = {"model.dtype": size.dtype, "chunks.count": chunks}
+        return load.with_values(whole, changes | ({"adapter": size.adapter} if size.adapter else {}))
+
+    def recipe(
+        self, *, layers: int | None = None, base: str | None = None, steps: int | None = None, **training: Any
+    ) -> Recipe:
         """Returns a recipe for packed rows of text, in one chunk."""
+        base = base or self.base(str(layers or "usual"), shape(SCALE.size, layers))
         document = {
             "name": "gpu",
             "seed": 1,
             "store": str(self.folder / "store"),
-            "model": {"base": self.base(layers)},
+            "model": {"base": base},
             "data": {"source": self.rows, "max_length": SCALE.length, "packing": True, "split": {"eval": 0.05}},
             "training": {
                 "method": "pretrain",

@@ -15,6 +15,8 @@ import psutil
 
 PERIOD = 0.1
 """Seconds between two looks at how busy the GPU is."""
+TOKENS = 4096
+"""The most tokens of a tokenizer; a model may have room for more."""
 
 
 class Watch:
@@ -150,7 +152,7 @@ def plain(run_uri: str, deterministic: bool, path: str) -> None:
         trainer.train()
 
 
-def make_base(folder: str, rows: str, size: dict[str, int]) -> None:
+def make_base(folder: str, rows: str, size: dict[str, int], dtype: str = "float32") -> None:
     """Saves a Llama with random weights and a tokenizer that was trained on some rows."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -158,8 +160,11 @@ def make_base(folder: str, rows: str, size: dict[str, int]) -> None:
     from baton.data import encoding
     from baton.recipe.model import TrainTokenizer
 
-    tokenizer = encoding.train_bpe(rows, TrainTokenizer(vocab_size=size["vocab_size"]), 64)
+    tokenizer = encoding.train_bpe(rows, TrainTokenizer(vocab_size=min(size["vocab_size"], TOKENS)), 64)
     torch.manual_seed(0)
+    torch.set_default_dtype(getattr(torch, dtype))
     ids = {f"{kind}_token_id": getattr(tokenizer, f"{kind}_token_id") for kind in ("bos", "eos", "pad")}
-    LlamaForCausalLM(LlamaConfig(**size, **ids)).save_pretrained(folder)
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        model = LlamaForCausalLM(LlamaConfig(**size, **ids))
+    model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from baton.recipe import load
 from baton.runs.documents import MicroBatchSize
 from baton.runs.run import Run
 from tests.gpu import cells, measured
@@ -77,6 +78,23 @@ def test_a_micro_batch_is_found_that_fits(runs: measured.Runs, tell: Tell) -> No
     assert len(figures["losses"]) == 3
     tell("rows at once", f"{found.micro_batch_size} of {recipe.training.batch_size}, by {found.found_by}")
     tell("memory", gigabytes(figures["peak"]))
+
+
+def test_checkpoints_beside_training(runs: measured.Runs, tell: Tell) -> None:
+    """The same steps with checkpoints and without; training waits for no upload."""
+    every = measured.SCALE.steps // 3
+    loose = {"chunks.wait_for_commit": False}
+    plain = runs.legs.prepare(load.with_values(runs.recipe(), loose), "without-checkpoints")
+    saving = runs.legs.prepare(
+        load.with_values(runs.recipe(), loose | {"chunks.checkpoint_every": every}), "with-checkpoints"
+    )
+    without, beside = runs.chunk(plain), runs.chunk(saving)
+    assert beside["losses"] == without["losses"]
+    attempt = saving.attempts(1)[-1]
+    tell("checkpoint", f"{gigabytes(runs.legs.final(saving).bytes)}, every {every} steps")
+    tell("extra time", f"{sum(beside['seconds'][WARM:]) / sum(without['seconds'][WARM:]) - 1:+.1%}")
+    tell("training stands still", f"{statistics.median(attempt.save_stalls):.2f} s a checkpoint")
+    tell("upload", f"{attempt.seconds['upload']:.2f} s in all")
 
 
 @pytest.mark.parametrize("size", measured.sizes_gb(), ids=lambda size: f"{size:g} GB")

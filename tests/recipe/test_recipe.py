@@ -387,14 +387,18 @@ RULES: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
         {**BASE},
     ),
     "few bits without an adapter": (
-        {"model": {"base": "a/b", "quantization": {"bits": 4}}, "resources.gpus": 1},
+        {"model": {"base": "a/b", "quantization": {"bits": 4}}},
         "weights in few bits cannot be trained; add an adapter",
         {"adapter": {"type": "lora"}},
     ),
-    "few bits on a CPU": (
-        {"model": {"base": "a/b", "quantization": {"bits": 4}}, "adapter": {"type": "lora"}},
-        "needs a CUDA GPU; set resources.gpus",
-        {"resources.gpus": 1},
+    "a score on few bits": (
+        {
+            "training.method": "reward",
+            "model": {"base": "a/b", "quantization": {"bits": 4}},
+            "adapter": {"type": "lora"},
+        },
+        "cannot compute with them; use bf16",
+        {"training.precision": "bf16"},
     ),
     "a reference from scratch": (
         {"training.method": "grpo", "training.grpo": {"rewards": ["length"], "beta": 0.1}},

@@ -219,12 +219,17 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "training.curriculum.by: packed rows have no 'level'; leave out packing or use length",
     ),
     "few bits without an adapter": (
-        {"model.quantization": {}, "resources.gpus": 1},
+        {"model.quantization": {}},
         "model.quantization: weights in few bits cannot be trained; add an adapter",
     ),
-    "few bits on a CPU": (
-        {"model.quantization": {}, "adapter": {}},
-        "model.quantization: needs a CUDA GPU; set resources.gpus",
+    "a score in 16 bits": (
+        {"training.method": "reward", "model.quantization": {}, "adapter": {}},
+        "training.precision: on weights in few bits, TRL holds an adapter's whole layers in bfloat16, and fp32 cannot "
+        "compute with them; use bf16",
+    ),
+    "a whole layer in 16 bits": (
+        {"model.quantization": {}, "adapter": {"modules_to_save": ["lm_head"]}},
+        "training.precision: on weights in few bits, TRL holds an adapter's whole layers in bfloat16",
     ),
     "an adapter's reference does not move": (
         {"training.method": "dpo", "training.dpo.sync_reference": SYNC, "adapter": {}},
@@ -332,7 +337,18 @@ ALLOWED: dict[str, dict[str, Any]] = {
     "exo with smoothing": {"training.method": "dpo", "training.dpo": {"loss": "exo_pair", "label_smoothing": 0.001}},
     "rounding beside bf16": {"training.precision": "bf16", "training.tf32": True, "resources.gpus": 1},
     "a rate looked for in one process of several": {"training.lr_find": {}, "training.parallel": {"processes": 2}},
-    "few bits": {"model.quantization": {}, "adapter": {}, "resources.gpus": 1},
+    "few bits": {"model.quantization": {}, "adapter": {}},
+    "few bits and a score": {
+        "training.method": "reward",
+        "model.quantization": {},
+        "adapter": {},
+        "training.precision": "bf16",
+    },
+    "few bits and a whole layer": {
+        "training.method": "orpo",
+        "model.quantization": {},
+        "adapter": {"modules_to_save": ["lm_head"]},
+    },
     "a student from scratch": {
         "model": {"from_scratch": {}, "tokenizer": {"base": "org/large"}},
         **TAUGHT,

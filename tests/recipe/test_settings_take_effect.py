@@ -97,7 +97,7 @@ def test_special_tokens_are_one_token_with_their_task(role: str, token: str, tin
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_compute_dtype_is_the_one_that_4_bit_products_are_taken_in(dtype: str, tiny_base: str) -> None:
     model = {"quantization": {"bits": 4, "compute_dtype": dtype}}
-    given = tiny.recipe(tiny_base, model=model, adapter=LORA, resources={"gpus": 1})
+    given = tiny.recipe(tiny_base, model=model, adapter=LORA)
     config: Any = loading.load_settings(given)["quantization_config"]
     assert config.bnb_4bit_compute_dtype == getattr(torch, dtype)
 

@@ -27,12 +27,22 @@ def engine() -> Iterator[Any]:
 @pytest.fixture(scope="session")
 def image(engine: Any) -> str:
     """The CPU image, by its tag: `BATON_IMAGE`, or the one built last."""
-    built = ROOT / "build" / "images" / "cpu.json"
-    name = os.environ.get("BATON_IMAGE")
+    return _built(engine, "cpu", "BATON_IMAGE")
+
+
+@pytest.fixture(scope="session")
+def gpu_image(engine: Any) -> str:
+    """The GPU image, by its tag: `BATON_GPU_IMAGE`, or the one built last."""
+    return _built(engine, "gpu", "BATON_GPU_IMAGE")
+
+
+def _built(engine: Any, device: str, variable: str) -> str:
+    built = ROOT / "build" / "images" / f"{device}.json"
+    name = os.environ.get(variable)
     if not name and built.exists():
         name = json.loads(built.read_text())["image"]
     if not name:
-        pytest.skip("there is no image: neither BATON_IMAGE nor build/images/cpu.json (make images)")
+        pytest.skip(f"there is no image: neither {variable} nor build/images/{device}.json (make images)")
     try:
         engine.images.get(name)
     except docker.errors.ImageNotFound:

@@ -105,6 +105,14 @@ def test_the_quickstart_runs_in_containers_with_its_store_in_a_bucket(image, bat
     assert len(found["checkpoints"]) > 1
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_without_a_gpu_its_image_gives_the_bits_of_processes(gpu_image, baton, undisturbed):
+    found, errors = baton.run("--runner", "docker", "--image", gpu_image)
+    assert digests(found) == undisturbed
+    assert "kernels" not in errors
+
+
 def end(baton: Baton, number: signal.Signals, *arguments: str) -> int:
     """Start a run, send it a signal once its tokens are made, and return its exit code."""
     signal.signal(
