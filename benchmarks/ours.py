@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from baton.checkpoint.store import CheckpointStore
@@ -76,7 +76,6 @@ class Ours:
         record: str = "-",
         until: Callable[[Event], bool] = lambda event: False,
         after: float | None = None,
-        knobs: Mapping[str, int] | None = None,
     ) -> Trace:
         """Runs a chunk to its end or until it is killed; what it left on this machine is removed.
 
@@ -86,13 +85,11 @@ class Ours:
             record: File for the names of the modules that it has imported at its end.
             until: Tells at which event to kill it.
             after: Seconds after its start at which to kill it.
-            knobs: Other values of constants in `store.cloud`, by their names.
         """
         folder = self.bench.fresh_folder("stage")
         command = ["-m", "benchmarks.chunk", folder, record, run.uri, str(index)]
         try:
-            environment = {**ENVIRONMENT, "BATON_BENCH_KNOBS": json.dumps(knobs)} if knobs else ENVIRONMENT
-            return watch(command, parse_event, folder=folder, environment=environment, until=until, after=after)
+            return watch(command, parse_event, folder=folder, environment=ENVIRONMENT, until=until, after=after)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
