@@ -70,7 +70,7 @@ def measure(bench: Bench, ours: Ours, theirs: Theirs) -> Row:
     steps = 24 if bench.options.quick else 64
     settings: list[int | str] = [4, CONTINUOUS] if bench.options.quick else [1, 4, 16, CONTINUOUS]
     columns: dict[str, list[float]] = {}
-    for number in bench.rounds(dear=True):
+    for number in bench.rounds():
         keep(columns, {"upload": _upload(bench, size)})
         # In another order each round: a machine that becomes slower meanwhile would be taken for a cost.
         order: list[int | str | None] = [None, *settings, AGAIN]
@@ -85,6 +85,7 @@ def measure(bench: Bench, ours: Ours, theirs: Theirs) -> Row:
     return Row(
         title=TITLE,
         conditions=f"{size}; {steps} steps of {median(columns['step']):.2f} s; one torch thread",
+        preparation="no other side",
         figures=[
             *(
                 Figure(what=f"no checkpoints, {AGAIN}: {what}", unit="%", ours=columns[f"{AGAIN} {x}"])
