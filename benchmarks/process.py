@@ -22,6 +22,9 @@ PERIOD = 0.05
 LOOK = 5.0
 """Seconds between two looks at the processor time of all other processes."""
 
+FRONT = "BATON_BENCH_FRONT"
+"""Variable with the address by which children reach the server, where it is not that of this process."""
+
 Event = dict[str, Any]
 
 
@@ -75,6 +78,12 @@ class Trace:
         return float(found[-1 if last else 0]["at"])
 
 
+def child_environment() -> dict[str, str]:
+    """Returns the environment of a child that reaches the server."""
+    front = os.environ.get(FRONT)
+    return {**os.environ, **({"AWS_ENDPOINT_URL": front} if front else {})}
+
+
 def watch(
     command: Sequence[str],
     parse: Callable[[str], Event | None],
@@ -107,7 +116,7 @@ def watch(
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
-            env={**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {})},
+            env={**child_environment(), "PYTHONUNBUFFERED": "1", **(environment or {})},
             start_new_session=True,
         )
         timer = threading.Timer(after or 0, _kill, (process, killed))

@@ -145,8 +145,12 @@ class AsyncTrainer(SFTTrainer):
         if checkpoint:
             state = self._state()
             load(state, checkpoint_id=f"{checkpoint}/dcp", no_dist=True)
-            optimizer = self.optimizer.optimizer
-            set_state_dict(self.model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+            set_state_dict(
+                self.model,
+                self.optimizer.optimizer,
+                model_state_dict=state["model"],
+                optim_state_dict=state["optimizer"],
+            )
             self.lr_scheduler.load_state_dict(torch.load(f"{checkpoint}/scheduler.pt", weights_only=True))
 
     def _state(self) -> dict[str, Any]:

@@ -20,6 +20,8 @@ from urllib.parse import urlparse
 
 import psutil
 
+from benchmarks.process import FRONT
+
 ROUND_TRIP_S, RATE = 0.03, 200e6
 """Of the slower network: seconds of a round trip, and bytes a second in each direction."""
 _OWN = {"AWS_ACCESS_KEY_ID": "bench", "AWS_SECRET_ACCESS_KEY": "bench", "AWS_DEFAULT_REGION": "us-east-1"}
@@ -93,7 +95,7 @@ class Server:
 
     @contextmanager
     def slower(self) -> Iterator[None]:
-        """Has all that is started meanwhile reach the server by way of a slower network."""
+        """Has children that are started meanwhile reach the server by way of a slower network."""
         self._is_slow = True
         self._reach()
         try:
@@ -123,20 +125,20 @@ class Server:
         _answered(lambda: self._client.create_bucket(Bucket=self.bucket))
 
     def _reach(self) -> None:
-        """Sets the address that processes take from the environment: the server's, or that of a front."""
+        """Sets the addresses of the server: this process's, and where a slower network is asked for, its children's."""
         if self._front:
             self._front.terminate()
             self._front.wait(30)
             self._front = None
-        address = self.endpoint
+        os.environ["AWS_ENDPOINT_URL"] = self.endpoint
+        os.environ.pop(FRONT, None)
         if self._is_slow:
-            parts = urlparse(address)
+            parts = urlparse(self.endpoint)
             place = [str(parts.hostname), str(parts.port or 80), str(ROUND_TRIP_S), str(RATE)]
             command = [sys.executable, "-m", "benchmarks.shaping", *place]
             self._front = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
             assert self._front.stdout is not None
-            address = f"http://127.0.0.1:{int(self._front.stdout.readline())}"
-        os.environ["AWS_ENDPOINT_URL"] = address
+            os.environ[FRONT] = f"http://127.0.0.1:{int(self._front.stdout.readline())}"
 
     def _make_room(self) -> None:
         if self.is_own:

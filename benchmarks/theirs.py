@@ -17,7 +17,7 @@ from baton.store.storage import Storage
 from benchmarks import OPPONENTS
 from benchmarks.bench import Bench, parse_mark
 from benchmarks.ours import ENVIRONMENT, Ours
-from benchmarks.process import Trace, watch
+from benchmarks.process import Trace, child_environment, watch
 from benchmarks.sizes import Size
 
 MOUNT = (  # as SkyPilot's MOUNT_CACHED; one transfer at a time keeps the order of the files
@@ -186,9 +186,7 @@ class Theirs:
                 raise RuntimeError(f"{size.name} has {parameters} parameters, not {size.parameters}")
         uri = f"{self.bench.server.uri}/{prefix}"
         if self._uploaded.get(size.name) != self.bench.server.generation:
-            import s3fs
-
-            s3fs.S3FileSystem().put(f"{folder}/", f"{uri.removeprefix('s3://')}/", recursive=True)
+            self.bench.transfer("s3fs_put", folder, uri)
             self._uploaded[size.name] = self.bench.server.generation
         return uri
 
@@ -196,8 +194,9 @@ class Theirs:
 @contextmanager
 def _mounted(uri: str, folder: str, cache: str) -> Iterator[None]:
     """Mounts an address on a folder; an end loses whatever has not been uploaded, as a pod's end does."""
-    settings = {"TYPE": "s3", "PROVIDER": "Other", "ENV_AUTH": "true", "ENDPOINT": os.environ["AWS_ENDPOINT_URL"]}
-    environment = {**os.environ, **{f"RCLONE_CONFIG_BENCH_{name}": value for name, value in settings.items()}}
+    environment = child_environment()
+    settings = {"TYPE": "s3", "PROVIDER": "Other", "ENV_AUTH": "true", "ENDPOINT": environment["AWS_ENDPOINT_URL"]}
+    environment |= {f"RCLONE_CONFIG_BENCH_{name}": value for name, value in settings.items()}
     environment.pop("AWS_CA_BUNDLE", None)  # rclone's S3 client takes none
     remote = f"bench:{uri.removeprefix('s3://')}"
     command = ["rclone", "mount", remote, folder, "--config", "/dev/null", "--cache-dir", cache, *MOUNT]
