@@ -110,8 +110,9 @@ class Saver(TrainerCallback):
         steps, seconds = self.settings["every_steps"], self.settings["every_seconds"]
         by_steps = steps and state.global_step % steps == 0
         by_time = seconds and time.monotonic() - self.saved_at >= seconds and self.uploads.is_idle
-        control.should_training_stop = state.global_step >= self.settings["target"]
-        control.should_save = bool(by_steps or by_time or control.should_training_stop)
+        is_last = state.global_step >= self.settings["target"]
+        control.should_training_stop = control.should_training_stop or is_last  # SIGTERM may have asked for it
+        control.should_save = bool(by_steps or by_time or is_last)
         if control.should_save:
             self.uploads.wait()
 
