@@ -29,7 +29,7 @@ SEARCH: Mapping[str, Any] = {
         "training.learning_rate": {"min": 1e-5, "max": 3e-2, "log": True},
         "training.weight_decay": {"min": 0.0, "max": 0.3},
         "training.warmup_steps": [0, 10, 40],
-        "training.lr_scheduler": ["constant", "linear", "cosine"],
+        "training.lr_scheduler": ["constant_with_warmup", "linear", "cosine"],
     },
 }
 Curves = dict[str, list[float | None]]
