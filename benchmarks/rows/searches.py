@@ -82,9 +82,8 @@ def halved(curves: Curves, eta: int) -> tuple[str, int]:
 def _curve(run: Run, steps: int) -> list[float | None]:
     """Returns a trial's score after each chunk's steps."""
     store = CheckpointStore(run)
-    logged = {
-        entry["step"]: entry["eval_loss"] for entry in store.history(store.committed()[0]) if "eval_loss" in entry
-    }
+    last = next(iter(store.committed()))
+    logged = {entry["step"]: entry["eval_loss"] for entry in store.history(last) if "eval_loss" in entry}
     return [logged.get(steps * chunk) for chunk in range(1, CHUNKS + 1)]
 
 
