@@ -161,7 +161,7 @@ compile: setup ## Compile the recipe to build/quickstart.pipeline.yaml
 golden: setup ## Update the goldens (pipelines, graphs of the docs, the way of the rows, hashed documents); read the diff before you commit
 	BATON_GOLDEN=1 $(PYTEST) tests/end_to_end tests/goldens -k golden $(ARGS)
 
-docs: setup ## Write the generated pages: recipe and its JSON Schema, commands, matrix, controls, recipes by model, demands, passes
+docs: setup ## Write the generated pages: recipe and its JSON Schema, commands, matrix, controls, recipes by model, demands, passes, benchmarks
 	$(PY) -m tools.recipe_reference docs/reference/recipe docs/recipe.schema.json
 	$(PY) -m tools.cli_reference docs/reference/cli.md
 	$(PY) -m tests.exactness.matrix_table docs/internals/matrix.md
@@ -169,6 +169,7 @@ docs: setup ## Write the generated pages: recipe and its JSON Schema, commands, 
 	$(PY) -m tests.exactness.controls_table docs/internals/controls.md
 	$(PY) -m tests.gallery docs/guides/recipes.md
 	$(PY) -m tests.demands.table docs/internals/demands.md
+	$(PY) -m benchmarks.published
 
 # The wheel is built from the sdist, in a folder of its own: nothing of an earlier build gets in. The commit's time in the
 # archive makes the wheel of a commit the same bytes wherever it is built.
@@ -201,7 +202,12 @@ IMAGES ?= cpu
 images: ## Build the container images (IMAGES="cpu gpu"; REGISTRY=… pushes; see docs/guides/cluster-setup.md)
 	@python="$$(command -v $(PY) || command -v python3.11 || command -v python3)"; "$$python" images/build.py $(IMAGES)
 
-bench: setup ## Measure checkpoints and chunks against a plain TRL script (ARGS="--quick", "--only restore", …)
+# In a folder of its own: only the processes of these rows see it. rclone's mount needs Debian's rclone and fuse3.
+OPPONENTS := build/opponents
+bench: setup ## Measure checkpoints and chunks against training without Baton (ARGS="--quick", "--only restore", …)
+	@[ -d $(OPPONENTS)/pytorch_lightning ] || $(PY) -m pip install --quiet --no-deps --target $(OPPONENTS) \
+	    pytorch-lightning==2.6.6 torchmetrics==1.9.0 lightning-utilities==0.15.3 \
+	    runai-model-streamer==0.17.0 runai-model-streamer-s3==0.17.1 humanize==4.17.0
 	$(PY) -m benchmarks $(ARGS)
 
 # pip-compile keeps the pins already in the lock; `make lock ARGS=--upgrade` moves them. A CPU build

@@ -1,7 +1,7 @@
-"""`python -m benchmarks`, as `make bench` runs it: measures, prints a table, writes JSON. It judges, and never fails.
+"""`python -m benchmarks`, as `make bench` runs it: measures, prints a table, writes JSON.
 
-Give it a quiet machine. A server that is named in AWS_ENDPOINT_URL is used; without one, moto is started, which answers
-correctly but slowly, so that figures of transfers say little.
+Use a quiet machine, and a server in AWS_ENDPOINT_URL. Without one, moto is started, which is correct but slow: figures
+of transfers then mean little.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from rich.console import Console
 
 from baton.runs.versions import library_versions
 from benchmarks import rows
-from benchmarks.bench import Bench, Options
+from benchmarks.bench import ROUNDS, Bench, Options
 from benchmarks.ours import Ours
-from benchmarks.published import publish
+from benchmarks.process import OtherLoad
+from benchmarks.published import commit, publish, refusals
 from benchmarks.server import Server
 from benchmarks.sizes import SIZES
 from benchmarks.table import show
@@ -34,8 +35,9 @@ from benchmarks.theirs import Theirs
 def main() -> int:
     parser = _parser()
     given = parser.parse_args()
-    if given.publish and given.quick:
-        parser.error("--quick measures nothing that is worth publishing: leave one of the two out.")
+    about = _about(given)
+    if given.publish and (reasons := refusals(about)):
+        parser.error(f"--publish: {'; '.join(reasons)}.")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what it started and wrote is removed
     large = SIZES["2m" if given.quick else given.parameters]
     small = SIZES["2m" if given.quick else "8m"]
@@ -43,14 +45,14 @@ def main() -> int:
     console = Console(width=None if sys.stdout.isatty() else 150)
     server = Server(given.max_bytes, given.reset)
     bench = Bench(options, server)
-    document: dict[str, Any] = {"created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **_about(bench)}
-    document |= {"rows": {}, "errors": {}}
+    document: dict[str, Any] = {**about, "server": server.kind, "rows": {}, "errors": {}}
     try:
         ours = Ours(bench)
         theirs = Theirs(bench, ours)
         for name in given.only or rows.ALL:
             began = time.monotonic()
-            print(f"{name}: {rows.ALL[name].TITLE}", file=sys.stderr, flush=True)
+            print(f"{name}: {rows.ALL[name].title}", file=sys.stderr, flush=True)
+            load = OtherLoad(given.server_process, server.pids)
             try:
                 row = rows.ALL[name].measure(bench, ours, theirs)
             except Exception as error:
@@ -58,19 +60,22 @@ def main() -> int:
                 document["errors"][name] = f"{type(error).__name__}: {error}"
                 continue
             finally:
+                others = load.end()
                 bench.drop_payloads()
                 _write(given.json, document)
-            document["rows"][name] = {**row.to_json(), "seconds": time.monotonic() - began}
+            seconds = time.monotonic() - began
+            document["rows"][name] = {**row.to_json(), "seconds": seconds, "others": others}
             _write(given.json, document)
             show(name, row, console)
     finally:
         bench.close()
         with contextlib.suppress(Exception):
             server.close()
-    if given.publish:
-        publish(document)
     _last_words(console, document, given.json)
-    return 1 if document["errors"] else 0
+    refused = publish(document) if given.publish else {}
+    for name, reasons in refused.items():
+        console.print(f"[red]{name} is not published: {'; '.join(reasons)}.[/red]", highlight=False)
+    return 1 if document["errors"] or refused else 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -81,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--publish",
         action="store_true",
-        help="also write them into the docs",
+        help="also write them into the docs; refused with local changes, under load, and below five rounds",
     )
     parser.add_argument("--json", default="build/bench.json", help="where the figures are written (%(default)s)")
     parser.add_argument("--parameters", choices=list(SIZES), default="77m", help="size of the model (%(default)s)")
@@ -91,18 +96,24 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--reset",
         metavar="COMMAND",
-        help="what makes room on a server that is not our own, such as one that starts it anew or waits",
+        help="command that makes room on a server that is not our own, such as a restart",
+    )
+    parser.add_argument(
+        "--server-process",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a process that belongs to the server without listening at its address, such as ceph-osd",
     )
     return parser
 
 
-def _about(bench: Bench) -> dict[str, Any]:
-    options = bench.options
+def _about(given: argparse.Namespace) -> dict[str, Any]:
     return {
-        "server": bench.server.kind,
-        "quick": options.quick,
-        "large": str(options.large),
-        "small": str(options.small),
+        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "commit": commit(),
+        "quick": given.quick,
+        "rounds": given.rounds or (1 if given.quick else ROUNDS),
         "machine": {
             "processor": _processor(),
             "cores": len(os.sched_getaffinity(0)),

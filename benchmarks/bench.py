@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import shutil
@@ -14,9 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from baton import events
+from benchmarks import OPPONENTS
 from benchmarks.process import Event, watch
 from benchmarks.server import Server
 from benchmarks.sizes import Size
+
+ROUNDS = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +26,7 @@ class Options:
     """What was asked for.
 
     Attributes:
-        rounds: Times that each side is measured; 5, or few where `quick`, when None.
+        rounds: Times that each side is measured; `ROUNDS`, or one where `quick`, when None.
         large: The model whose checkpoints are measured.
         small: The model where a checkpoint's size is not the point.
         quick: Fewer steps and shorter times: numbers that mean nothing, to see that it works.
@@ -57,13 +59,9 @@ class Bench:
         shutil.rmtree(self.memory, ignore_errors=True)
         shutil.rmtree(self.work, ignore_errors=True)
 
-    def rounds(self, dear: bool = False) -> Iterator[int]:
-        """Yields the numbers of the rounds, from 1, and says which one runs.
-
-        Args:
-            dear: Whether a round starts trainers, so that one must do where the numbers mean nothing.
-        """
-        count = self.options.rounds or (5 if not self.options.quick else 1 if dear else 3)
+    def rounds(self) -> Iterator[int]:
+        """Yields the numbers of the rounds, from 1, and prints which one runs."""
+        count = self.options.rounds or (1 if self.options.quick else ROUNDS)
         for number in range(1, count + 1):
             self.say(f"round {number} of {count}")
             yield number
@@ -122,16 +120,17 @@ class Bench:
             shutil.rmtree(folder, ignore_errors=True)
 
     def raw_down(self, uri: str) -> dict[str, Event]:
-        """Fetches by all raw readers there are, by name."""
+        """Fetches by all raw readers, by name."""
         found = {f"obstore, {n} ranges": self.transfer_down("raw_get", uri, n) for n in (4, 8)}
-        if importlib.util.find_spec("boto3"):
-            found["boto3"] = self.transfer_down("boto3_get", uri)
+        found["boto3"] = self.transfer_down("boto3_get", uri)
+        if (OPPONENTS / "runai_model_streamer").is_dir():
+            found["Run:ai"] = self.transfer_down("runai_get", uri)
         return found
 
     def raw_up(self, folder: str, prefix: str, clients: Sequence[str] = ("obstore", "boto3")) -> dict[str, Event]:
-        """Sends by raw writers, those that are installed, and removes what they sent."""
+        """Sends by raw writers, and removes what they sent."""
         found = {}
-        for name in filter(importlib.util.find_spec, clients):
+        for name in clients:
             operation = {"obstore": "raw_put", "boto3": "boto3_put"}[name]
             self.server.expect(sum(entry.stat().st_size for entry in os.scandir(folder)))
             found[name] = self.transfer(operation, folder, f"{self.server.uri}/{prefix}")

@@ -2,12 +2,10 @@
 
 A chunk that is killed leaves its folder in memory. In a pod that goes with the pod; here the measuring process has to
 know where to look. RECORD is a file for the names of the modules that the chunk had imported at its end, or `-`.
-BATON_BENCH_KNOBS in the environment names constants of `store.cloud` and their values, as JSON.
 """
 
 import atexit
 import json
-import os
 import runpy
 import sys
 
@@ -28,10 +26,5 @@ if __name__ == "__main__":
     staging.MEMORY = folder
     if record != "-":
         atexit.register(_record, record)
-    if knobs := os.environ.get("BATON_BENCH_KNOBS"):
-        from baton.store import clouds
-
-        for name, value in json.loads(knobs).items():
-            setattr(clouds, name, value)
     sys.argv[1:3] = ["train_chunk"]
     runpy.run_module("baton.kfp.process", run_name="__main__", alter_sys=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from baton.checkpoint.store import CheckpointStore
@@ -14,7 +14,7 @@ from baton.recipe import load
 from baton.recipe.cluster import Parallel
 from baton.runs.run import Run
 from benchmarks.bench import Bench, parse_event
-from benchmarks.process import Event, Trace, watch
+from benchmarks.process import Trace, watch
 from benchmarks.sizes import Size
 
 RECIPE = "tests/recipes/bench.yaml"
@@ -74,9 +74,7 @@ class Ours:
         index: int,
         *,
         record: str = "-",
-        until: Callable[[Event], bool] = lambda event: False,
-        after: float | None = None,
-        knobs: Mapping[str, int] | None = None,
+        **watching: Any,
     ) -> Trace:
         """Runs a chunk to its end or until it is killed; what it left on this machine is removed.
 
@@ -84,15 +82,12 @@ class Ours:
             run: The run.
             index: The chunk's number.
             record: File for the names of the modules that it has imported at its end.
-            until: Tells at which event to kill it.
-            after: Seconds after its start at which to kill it.
-            knobs: Other values of constants in `store.cloud`, by their names.
+            watching: Further arguments of `process.watch`: when to end it.
         """
         folder = self.bench.fresh_folder("stage")
         command = ["-m", "benchmarks.chunk", folder, record, run.uri, str(index)]
         try:
-            environment = {**ENVIRONMENT, "BATON_BENCH_KNOBS": json.dumps(knobs)} if knobs else ENVIRONMENT
-            return watch(command, parse_event, folder=folder, environment=environment, until=until, after=after)
+            return watch(command, parse_event, folder=folder, environment=ENVIRONMENT, **watching)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 

@@ -1,4 +1,4 @@
-"""A child process, watched: what it tells and when, how much memory it takes, and its end at a chosen moment."""
+"""Child processes, watched: events, memory, and an end at a chosen moment. Also the load by everything else here."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,11 @@ import psutil
 
 PERIOD = 0.05
 """Seconds between two looks at a child's memory."""
+LOOK = 5.0
+"""Seconds between two looks at the processor time of all other processes."""
+
+FRONT = "BATON_BENCH_FRONT"
+"""Variable with the address by which children reach the server, where it is not that of this process."""
 
 Event = dict[str, Any]
 
@@ -39,6 +44,8 @@ class Trace:
         peak_memory: The most memory that it held, VmHWM.
         peak_folder: The most bytes that there were in its folder.
         peak_both: The most that its memory and its folder were at one moment.
+        terminated: Time of its SIGTERM, 0 without one.
+        is_killed: Whether it was killed.
     """
 
     spawned: float
@@ -47,6 +54,8 @@ class Trace:
     peak_memory: int = 0
     peak_folder: int = 0
     peak_both: int = 0
+    terminated: float = 0.0
+    is_killed: bool = False
 
     @property
     def seconds(self) -> float:
@@ -69,6 +78,12 @@ class Trace:
         return float(found[-1 if last else 0]["at"])
 
 
+def child_environment() -> dict[str, str]:
+    """Returns the environment of a child that reaches the server."""
+    front = os.environ.get(FRONT)
+    return {**os.environ, **({"AWS_ENDPOINT_URL": front} if front else {})}
+
+
 def watch(
     command: Sequence[str],
     parse: Callable[[str], Event | None],
@@ -77,6 +92,7 @@ def watch(
     environment: dict[str, str] | None = None,
     until: Callable[[Event], bool] = lambda event: False,
     after: float | None = None,
+    terminate: Callable[[Event], bool] = lambda event: False,
 ) -> Trace:
     """Runs a child to its end, or kills it.
 
@@ -87,6 +103,7 @@ def watch(
         environment: What is different from our own.
         until: Tells at which event to kill it.
         after: Seconds after its start at which to kill it.
+        terminate: Tells at which event to send SIGTERM, once; it has to end by itself.
 
     Raises:
         ChildFailed: it ended with an error before it was to be killed.
@@ -99,7 +116,7 @@ def watch(
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
-            env={**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {})},
+            env={**child_environment(), "PYTHONUNBUFFERED": "1", **(environment or {})},
             start_new_session=True,
         )
         timer = threading.Timer(after or 0, _kill, (process, killed))
@@ -108,11 +125,11 @@ def watch(
         if after is not None:
             timer.start()
         try:
-            _listen(process, parse, until, killed, trace)
+            _listen(process, parse, until, terminate, killed, trace)
         finally:
             timer.cancel()
             _kill(process, threading.Event())
-        trace.ended = time.time()
+        trace.ended, trace.is_killed = time.time(), killed.is_set()
         sampler.join()
         if process.returncode and not killed.is_set():
             errors.seek(0)
@@ -124,6 +141,7 @@ def _listen(
     process: subprocess.Popen[str],
     parse: Callable[[str], Event | None],
     until: Callable[[Event], bool],
+    terminate: Callable[[Event], bool],
     killed: threading.Event,
     trace: Trace,
 ) -> None:
@@ -135,6 +153,9 @@ def _listen(
             trace.events.append({**event, **_spent(process.pid)})
             if until(event):
                 _kill(process, killed)
+            elif not trace.terminated and terminate(event):
+                trace.terminated = time.time()
+                process.terminate()
     process.wait()
 
 
@@ -190,6 +211,45 @@ def _held(pid: int) -> int:
                     state = os.stat(entry.path)
                     held[state.st_ino] = max(held.get(state.st_ino, 0), state.st_blocks * 512)
     return sum(held.values())
+
+
+class OtherLoad:
+    """The processor time of all processes but this one, its descendants and the server's, from its making on.
+
+    Args:
+        names: Names of processes that count as the server's, such as `ceph-osd`.
+        pids: Returns the server's other processes.
+    """
+
+    def __init__(self, names: Collection[str], pids: Callable[[], Collection[int]]) -> None:
+        self._names, self._pids = names, pids
+        self._began, self._seconds = time.monotonic(), 0.0
+        self._last = self._look()
+        self._over = threading.Event()
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def end(self) -> float:
+        """Returns the cores that were busy with others, on average."""
+        self._over.set()
+        self._add()
+        return self._seconds / (time.monotonic() - self._began)
+
+    def _watch(self) -> None:
+        while not self._over.wait(LOOK):
+            self._add()
+
+    def _add(self) -> None:
+        last, self._last = self._last, self._look()
+        self._seconds += sum(spent - last.get(pid, 0.0) for pid, spent in self._last.items())
+
+    def _look(self) -> dict[int, float]:
+        own = {os.getpid(), *self._pids(), *(child.pid for child in psutil.Process().children(recursive=True))}
+        found = {}
+        for process in psutil.process_iter(["cpu_times", "name"]):
+            times = process.info["cpu_times"]
+            if process.pid not in own and process.info["name"] not in self._names and times:
+                found[process.pid] = times.user + times.system
+        return found
 
 
 def folder_bytes(folder: str) -> int:

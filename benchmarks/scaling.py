@@ -14,12 +14,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from typing import Any
 
 from baton.recipe import load
 from baton.recipe.recipe import Recipe
 from benchmarks import simulating
+from benchmarks.server import Moto
 
 REQUEST = re.compile(r'"(GET|HEAD|PUT|POST|DELETE) /(\S*) HTTP')
 LISTING = re.compile(r"list-type=2|^[^/?]+/?(\?|$)")
@@ -94,46 +94,18 @@ def print_sizes() -> None:
         print(f"| {trials:,} | {chunks} | {rungs} | {size / 1000:.0f} | {seconds:.1f} |", flush=True)
 
 
-class Counting:
-    """An S3 server of our own whose log says what was asked of it."""
-
-    def __init__(self, folder: str) -> None:
-        self._log = open(f"{folder}/requests.log", "w+", encoding="utf-8")  # noqa: SIM115
-        command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"]
-        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=self._log)
-        self.endpoint = next(found[1] for line in self._lines() if (found := re.search(r"on (http://127\S+)", line)))
-
-    def _lines(self) -> Iterator[str]:
-        at = 0
-        while self.process.poll() is None:
-            with open(self._log.name, encoding="utf-8") as file:
-                file.seek(at)
-                yield from file
-                at = file.tell()
-            time.sleep(0.1)
-
-    def mark(self) -> int:
-        """Returns where the log is now."""
-        return os.path.getsize(self._log.name)
-
-    def since(self, mark: int) -> collections.Counter[str]:
-        """Returns what was asked since a mark, by kind."""
-        with open(self._log.name, encoding="utf-8") as file:
-            file.seek(mark)
-            found = [match for line in file if (match := REQUEST.search(line))]
-        return collections.Counter("LIST" if m[1] == "GET" and LISTING.search(m[2]) else m[1] for m in found)
-
-    def close(self) -> None:
-        """Ends the server."""
-        self.process.terminate()
-        self.process.wait(30)
-        self._log.close()
+def requests_since(log: str, mark: int) -> collections.Counter[str]:
+    """Returns the requests in a log after a place, by kind."""
+    with open(log, encoding="utf-8") as file:
+        file.seek(mark)
+        found = [match for line in file if (match := REQUEST.search(line))]
+    return collections.Counter("LIST" if m[1] == "GET" and LISTING.search(m[2]) else m[1] for m in found)
 
 
 def print_requests() -> None:
     """Runs a small run of three chunks against a server that counts, and prints what each stage asks of it."""
     with tempfile.TemporaryDirectory() as folder:
-        server = Counting(folder)
+        server = Moto()
         try:
             counts = _counted(server, folder)
         finally:
@@ -152,7 +124,7 @@ def print_requests() -> None:
     )
 
 
-def _counted(server: Counting, folder: str) -> dict[str, collections.Counter[str]]:
+def _counted(server: Moto, folder: str) -> dict[str, collections.Counter[str]]:
     keys = {"AWS_ACCESS_KEY_ID": "bench", "AWS_SECRET_ACCESS_KEY": "bench", "AWS_DEFAULT_REGION": "us-east-1"}
     environment = {**os.environ, **keys, "AWS_ENDPOINT_URL": server.endpoint, "HF_HUB_OFFLINE": "1"}
     os.environ.update(keys, AWS_ENDPOINT_URL=server.endpoint)
@@ -170,7 +142,7 @@ def _counted(server: Counting, folder: str) -> dict[str, collections.Counter[str
         stages[f"checkpoint {index}"] = ["-c", CHECKPOINT, uri, str(index)]
     counts = {}
     for stage, command in stages.items():
-        mark = server.mark()
+        mark = os.path.getsize(server.log)
         log = f"{folder}/stage.log"
         with open(log, "w", encoding="utf-8") as file:
             code = subprocess.run([sys.executable, *command], env=environment, stdout=file, stderr=file, check=False)
@@ -178,7 +150,7 @@ def _counted(server: Counting, folder: str) -> dict[str, collections.Counter[str
             with open(log, encoding="utf-8") as file:
                 raise SystemExit(f"{stage} failed:\n{file.read()[-3000:]}")
         time.sleep(0.5)
-        counts[stage] = server.since(mark)
+        counts[stage] = requests_since(server.log, mark)
     return counts
 
 

@@ -1,4 +1,7 @@
-"""The object store that is measured against: the one in the environment, or one that this process starts."""
+"""The object store that is measured against: the one in the environment, or one that this process starts.
+
+A row may reach it by way of a slower network.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,21 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
 
 import psutil
 
+from benchmarks.process import FRONT
+
+ROUND_TRIP_S, RATE = 0.03, 200e6
+"""Of the slower network: seconds of a round trip, and bytes a second in each direction."""
 _OWN = {"AWS_ACCESS_KEY_ID": "bench", "AWS_SECRET_ACCESS_KEY": "bench", "AWS_DEFAULT_REGION": "us-east-1"}
 
 
@@ -36,10 +47,12 @@ class Server:
         self.generation = 0
         self.written = 0
         self._since_reset = 0
-        self._processes: list[subprocess.Popen[Any]] = []
-        endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
-        self.is_own = endpoint is None
-        self.kind = "moto, started by the benchmark" if self.is_own else str(endpoint)
+        self._moto: Moto | None = None
+        self._front: subprocess.Popen[str] | None = None
+        self._is_slow = False
+        self.endpoint = os.environ.pop("AWS_ENDPOINT_URL_S3", None) or os.environ.get("AWS_ENDPOINT_URL", "")
+        self.is_own = not self.endpoint
+        self.kind = "moto, started by the benchmark" if self.is_own else self.endpoint
         self._begin()
 
     @property
@@ -66,16 +79,30 @@ class Server:
 
     def cpu(self) -> float | None:
         """Returns the processor time that the server has had, None where it does not run on this machine."""
-        address = urlparse(os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ["AWS_ENDPOINT_URL"])
+        times = [psutil.Process(pid).cpu_times() for pid in self.pids()]
+        return sum(time.user + time.system for time in times) if times else None
+
+    def pids(self) -> set[int]:
+        """Returns the processes that listen at its address, none where it is on another machine."""
+        address = urlparse(self.endpoint)
         if address.hostname not in ("localhost", "127.0.0.1", "::1"):
-            return None
-        pids = {
+            return set()
+        return {
             found.pid
             for found in psutil.net_connections("tcp")
             if found.status == psutil.CONN_LISTEN and found.laddr.port == address.port and found.pid
         }
-        times = [psutil.Process(pid).cpu_times() for pid in pids]
-        return sum(time.user + time.system for time in times) if times else None
+
+    @contextmanager
+    def slower(self) -> Iterator[None]:
+        """Has children that are started meanwhile reach the server by way of a slower network."""
+        self._is_slow = True
+        self._reach()
+        try:
+            yield
+        finally:
+            self._is_slow = False
+            self._reach()
 
     def close(self) -> None:
         """Removes the bucket, and ends a server of our own."""
@@ -88,11 +115,30 @@ class Server:
 
     def _begin(self) -> None:
         if self.is_own:
-            os.environ.update(_OWN, AWS_ENDPOINT_URL=self._start())
+            self._moto = Moto()
+            self.endpoint = self._moto.endpoint
+            os.environ.update(_OWN)
+        self._reach()
         self.generation += 1
         self.bucket = f"baton-bench-{uuid.uuid4().hex[:10]}"
-        self._client = _client()
+        self._client = _client(self.endpoint)
         _answered(lambda: self._client.create_bucket(Bucket=self.bucket))
+
+    def _reach(self) -> None:
+        """Sets the addresses of the server: this process's, and where a slower network is asked for, its children's."""
+        if self._front:
+            self._front.terminate()
+            self._front.wait(30)
+            self._front = None
+        os.environ["AWS_ENDPOINT_URL"] = self.endpoint
+        os.environ.pop(FRONT, None)
+        if self._is_slow:
+            parts = urlparse(self.endpoint)
+            place = [str(parts.hostname), str(parts.port or 80), str(ROUND_TRIP_S), str(RATE)]
+            command = [sys.executable, "-m", "benchmarks.shaping", *place]
+            self._front = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            assert self._front.stdout is not None
+            os.environ[FRONT] = f"http://127.0.0.1:{int(self._front.stdout.readline())}"
 
     def _make_room(self) -> None:
         if self.is_own:
@@ -105,37 +151,45 @@ class Server:
         self._since_reset = 0
         self._begin()
 
-    def _start(self) -> str:
-        server = subprocess.Popen(
-            [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self._processes.append(server)
-        assert server.stderr is not None
-        for line in server.stderr:
-            if found := re.search(r"Running on (http://127\.0\.0\.1:\d+)", line):
-                # An unread pipe that is full would stop the server.
-                self._processes.append(subprocess.Popen(["cat"], stdin=server.stderr, stdout=subprocess.DEVNULL))
-                return found[1]
-        raise RuntimeError("the S3 server ended before it listened")
-
     def _end(self) -> None:
-        for process in self._processes:
-            process.terminate()
-        for process in self._processes:
-            process.wait(30)
-        self._processes.clear()
+        if self._moto:
+            self._moto.close()
 
 
-def _client() -> Any:
+class Moto:
+    """An S3 server of our own, and its log of all requests.
+
+    Attributes:
+        endpoint: Its address.
+        log: The log's path.
+    """
+
+    def __init__(self) -> None:
+        self._file = tempfile.NamedTemporaryFile("w", prefix="baton-bench-", suffix=".log")  # noqa: SIM115
+        self.log = self._file.name
+        command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"]
+        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=self._file)
+        while not (found := re.search(r"Running on (http://127\.0\.0\.1:\d+)", Path(self.log).read_text("utf-8"))):
+            if self._process.poll() is not None:
+                raise RuntimeError("the S3 server ended before it listened")
+            time.sleep(0.05)
+        self.endpoint = found[1]
+
+    def close(self) -> None:
+        """Ends it."""
+        self._process.terminate()
+        self._process.wait(30)
+        self._file.close()
+
+
+def _client(endpoint: str) -> Any:
     import botocore.config
     import botocore.session
 
     region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
     settings = botocore.config.Config(retries={"max_attempts": 5}, s3={"addressing_style": "path"})
-    return botocore.session.get_session().create_client("s3", region_name=region, config=settings)
+    session = botocore.session.get_session()
+    return session.create_client("s3", region_name=region, config=settings, endpoint_url=endpoint)
 
 
 def _answered(call: Any, patience: float = 60.0) -> None:

@@ -62,6 +62,7 @@ class Size:
 SIZES = {
     size.name: size
     for size in (
+        Size(name="200k", hidden=64, layers=2, heads=2, intermediate=128, vocabulary=1024, batch=8),
         Size(name="2m", hidden=192, layers=4, heads=4, intermediate=512, vocabulary=1024, batch=16),
         Size(name="8m", hidden=288, layers=6, heads=4, intermediate=768, vocabulary=4096, batch=8),
         Size(name="77m", hidden=768, layers=8, heads=12, intermediate=2816, vocabulary=4096, batch=4),

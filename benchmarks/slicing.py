@@ -3,7 +3,6 @@
 What a chunk of so many steps needs is fetched in a fresh process; its imports are not counted.
 """
 
-import json
 import sys
 import tempfile
 import time
@@ -11,6 +10,7 @@ import time
 from baton.runs.run import Run
 from baton.train import samplers
 from baton.train.tokens import ChunkTokens
+from benchmarks.mark import mark
 
 
 def main(run_uri: str, num_steps: int) -> None:
@@ -30,7 +30,7 @@ def main(run_uri: str, num_steps: int) -> None:
             batch = rows.__getitems__(list(range(recipe.training.batch_size)))
         seconds = time.perf_counter() - began
     assert (len(batch), len(rows)) == (recipe.training.batch_size, plan.rows)
-    print(json.dumps({"mark": "opened", "seconds": seconds}))
+    mark("opened", seconds=seconds)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from rich import box
 from rich.console import Console
@@ -26,6 +26,7 @@ class Figure:
         ratio_unit: Unit of `ratio`: `×` or `%`.
         at_least: The goal, as a lower bound of the median.
         at_most: The goal, as an upper bound of the median.
+        was: An earlier goal that was stricter, None where none was.
         void: Why the goal says nothing here, empty where it does.
     """
 
@@ -38,6 +39,7 @@ class Figure:
     ratio_unit: str = "×"
     at_least: float | None = None
     at_most: float | None = None
+    was: float | None = None
     void: str = ""
 
     @property
@@ -54,7 +56,8 @@ class Figure:
         """The goal in words."""
         unit = self.ratio_unit if self.ratio else f" {self.unit}"
         bounds = (("≥", self.at_least), ("≤", self.at_most))
-        return ", ".join(f"{sign} {bound:g}{unit}" for sign, bound in bounds if bound is not None)
+        goal = ", ".join(f"{sign} {bound:g}{unit}" for sign, bound in bounds if bound is not None)
+        return goal if self.was is None else f"{goal} (was {self.was:g}{unit})"
 
     def to_json(self) -> dict[str, Any]:
         """Returns plain values, medians and spreads included."""
@@ -94,6 +97,7 @@ class Row:
     Attributes:
         title: What it is about.
         conditions: What was trained, how often, with what.
+        preparation: On which sides the preparation of data counts.
         figures: What was measured.
         splits: Side → phase → seconds, a value a round.
         notes: What one must know to read the figures.
@@ -102,6 +106,7 @@ class Row:
 
     title: str
     conditions: str
+    preparation: Literal["both sides", "neither side", "no other side"]
     figures: list[Figure]
     splits: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)

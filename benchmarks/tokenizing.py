@@ -21,6 +21,8 @@ from typing import Any
 
 import psutil
 
+from benchmarks.mark import mark
+
 PERIOD = 0.1
 """Seconds between two looks at the memory."""
 
@@ -150,4 +152,4 @@ if __name__ == "__main__":
         "split": split, "map": mapped, "ours": ours, "theirs": theirs, "masked": masked, "rendered": rendered
     }  # fmt: skip
     seconds, tokens = sides[sys.argv[1]](*sys.argv[2:])
-    print(json.dumps({"mark": "tokenized", "seconds": seconds, "tokens": tokens, "peak": peak.bytes}))
+    mark("tokenized", seconds=seconds, tokens=tokens, peak=peak.bytes)

@@ -4,7 +4,6 @@
 what the server and this machine allow.
 """
 
-import json
 import os
 import sys
 import time
@@ -12,6 +11,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+from benchmarks import OPPONENTS
+from benchmarks.mark import mark
 
 PART = 16 * 1024 * 1024
 FILES = 8
@@ -78,7 +80,7 @@ def raw_get(uri: str, folder: str, threads: str, hashed: str = "") -> Callable[[
             data = obstore.get_range(store, path, start=start, end=min(start + PART, sizes[path]))
             os.pwrite(files[path], data, start)
             if hashed:
-                hashlib.sha256(data)  # of each part: as dear as that of the whole
+                hashlib.sha256(data)  # of each part: it takes as long as that of the whole
 
         _each(part, parts, int(threads))
         for file in files.values():
@@ -107,6 +109,28 @@ def boto3_get(uri: str, folder: str) -> Callable[[], None]:
     )
 
 
+def runai_get(uri: str, folder: str) -> Callable[[], None]:
+    """Run:ai's model streamer, ranges of 16 MB into memory; the read bytes are written nowhere."""
+    sys.path.append(str(OPPONENTS))
+    os.environ["RUNAI_STREAMER_S3_USE_VIRTUAL_ADDRESSING"] = "0"
+    from runai_model_streamer.file_streamer import file_streamer
+    from runai_model_streamer.file_streamer.requests_iterator import FileChunks
+
+    def get() -> None:
+        with file_streamer.FileStreamer() as streamer:
+            files = streamer.list_files(f"{uri}/")
+            parts = [[min(PART, size - start) for start in range(0, size, PART)] for _, size in files]
+            wanted = [
+                FileChunks.contiguous(number, path, 0, part)
+                for number, ((path, _), part) in enumerate(zip(files, parts, strict=True))
+            ]
+            streamer.stream_files(wanted)
+            read = sum(chunk[-1].numel() for chunk in streamer.get_chunks())
+        assert read == sum(size for _, size in files), "every byte"
+
+    return get
+
+
 def s3fs_put(folder: str, uri: str) -> Callable[[], None]:
     import s3fs
 
@@ -123,7 +147,7 @@ def _store(uri: str) -> tuple[Any, str]:
     from obstore.store import S3Store
 
     bucket, _, prefix = uri.removeprefix("s3://").partition("/")
-    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ["AWS_ENDPOINT_URL"]
+    endpoint = os.environ["AWS_ENDPOINT_URL"]
     region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
     plain: Any = {"allow_http": True}
     return S3Store(bucket, endpoint=endpoint, region=region, unsigned_payload=True, client_options=plain), prefix
@@ -143,11 +167,13 @@ def _each(work: Callable[[Any], Any], items: list[Any], threads: int) -> None:
         list(pool.map(work, items))
 
 
-OPERATIONS = {f.__name__: f for f in (fetch, send, raw_put, raw_get, boto3_put, boto3_get, s3fs_put, s3fs_get)}
+OPERATIONS = {
+    f.__name__: f for f in (fetch, send, raw_put, raw_get, boto3_put, boto3_get, runai_get, s3fs_put, s3fs_get)
+}
 
 if __name__ == "__main__":
     operation = OPERATIONS[sys.argv[1]](*sys.argv[2:])
     began, cpu = time.perf_counter(), time.process_time()
     operation()
     seconds = time.perf_counter() - began
-    print(json.dumps({"mark": "moved", "at": time.time(), "seconds": seconds, "cpu": time.process_time() - cpu}))
+    mark("moved", seconds=seconds, cpu=time.process_time() - cpu)

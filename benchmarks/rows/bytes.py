@@ -28,7 +28,7 @@ FIRST = 2
 def measure(bench: Bench, ours: Ours, theirs: Theirs) -> Row:
     size = bench.options.small
     columns: dict[str, list[float]] = {}
-    for _ in bench.rounds(dear=True):
+    for _ in bench.rounds():
         for kind, steps in KINDS.items():
             bench.server.expect(steps * size.bytes)
             more = [*_overrides(bench, ours, kind), "chunks.wait_for_commit=true", f"chunks.keep.last={steps}"]
@@ -43,6 +43,7 @@ def measure(bench: Bench, ours: Ours, theirs: Theirs) -> Row:
         title=TITLE,
         conditions=f"{size}; the third and later of {list(KINDS.values())} checkpoints, one after each step; request "
         "bodies as a front of the server counts them, the manifest among them",
+        preparation="no other side",
         figures=[figure for kind in KINDS for figure in _figures(kind, columns)],
         charts={
             "sent": Chart(
@@ -120,12 +121,11 @@ def _bytes(run: Run, counter: Counter) -> Iterator[tuple[int, int, int]]:
 @contextmanager
 def _counted() -> Iterator[Counter]:
     """Has processes that are started meanwhile reach the server by way of what counts."""
-    name = "AWS_ENDPOINT_URL_S3" if os.environ.get("AWS_ENDPOINT_URL_S3") else "AWS_ENDPOINT_URL"
-    endpoint = os.environ[name]
+    endpoint = os.environ["AWS_ENDPOINT_URL"]
     counter = Counter(endpoint)
-    os.environ[name] = counter.endpoint
+    os.environ["AWS_ENDPOINT_URL"] = counter.endpoint
     try:
         yield counter
     finally:
-        os.environ[name] = endpoint
+        os.environ["AWS_ENDPOINT_URL"] = endpoint
         counter.stop()

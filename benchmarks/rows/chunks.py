@@ -18,7 +18,7 @@ def measure(bench: Bench, ours: Ours, theirs: Theirs) -> Row:
     steps = 4 * count
     columns: dict[str, list[float]] = {}
     splits: dict[str, list[float]] = {}
-    for _ in bench.rounds(dear=True):
+    for _ in bench.rounds():
         one, many = (_seconds(bench, ours, steps, number) for number in (1, count))
         keep(columns, {"one": one["wall"], "many": many["wall"]})
         keep(columns, {"boundary": (many["wall"] - one["wall"]) / (count - 1)})
@@ -29,6 +29,7 @@ def measure(bench: Bench, ours: Ours, theirs: Theirs) -> Row:
     return Row(
         title=f"the same {steps} steps in {count} chunks and in one",
         conditions=f"{size}; one torch thread; chunks run one after the other, without the checkpoint stages beside",
+        preparation="neither side",
         figures=[
             Figure(what="wall clock", unit="s", ours=columns["many"], theirs=columns["one"], other="one chunk"),
             Figure(what="overhead per boundary", unit="s", ours=columns["boundary"]),

@@ -70,12 +70,12 @@ def measure(bench: Bench, ours: Ours, theirs: Theirs) -> Row:
     steps = 24 if bench.options.quick else 64
     settings: list[int | str] = [4, CONTINUOUS] if bench.options.quick else [1, 4, 16, CONTINUOUS]
     columns: dict[str, list[float]] = {}
-    for number in bench.rounds(dear=True):
+    for number in bench.rounds():
         keep(columns, {"upload": _upload(bench, size)})
         # In another order each round: a machine that becomes slower meanwhile would be taken for a cost.
         order: list[int | str | None] = [None, *settings, AGAIN]
         order = order[number % len(order) :] + order[: number % len(order)]
-        found = {every: window(bench, ours, size, steps, None if every == AGAIN else every) for every in order}
+        found = {every: _window(bench, ours, size, steps, None if every == AGAIN else every) for every in order}
         plain = found.pop(None)
         keep(columns, {"step": plain.seconds / plain.steps})
         for every, measured in found.items():
@@ -85,6 +85,7 @@ def measure(bench: Bench, ours: Ours, theirs: Theirs) -> Row:
     return Row(
         title=TITLE,
         conditions=f"{size}; {steps} steps of {median(columns['step']):.2f} s; one torch thread",
+        preparation="no other side",
         figures=[
             *(
                 Figure(what=f"no checkpoints, {AGAIN}: {what}", unit="%", ours=columns[f"{AGAIN} {x}"])
@@ -97,13 +98,12 @@ def measure(bench: Bench, ours: Ours, theirs: Theirs) -> Row:
     )
 
 
-def window(
+def _window(
     bench: Bench,
     ours: Ours,
     size: Size,
     steps: int,
     every: int | str | None = None,
-    knobs: Mapping[str, int] | None = None,
 ) -> Window:
     """Trains some steps in a fresh process.
 
@@ -113,14 +113,13 @@ def window(
         size: What is trained.
         steps: Steps to measure.
         every: What `chunks.checkpoint_every` says.
-        knobs: Other values of constants in `store.cloud`.
     """
     last = FIRST + steps
     if every is not None:
         bench.server.expect(size.bytes * last / (every if isinstance(every, int) else 4))
     run = ours.run(size, steps=last + 1, every=every)  # one step more: the last of a chunk waits for its checkpoint
     before = bench.server.cpu()
-    trace = ours.chunk(run, 1, until=lambda event: event["event"] == "step" and event["step"] == last, knobs=knobs)
+    trace = ours.chunk(run, 1, until=lambda event: event["event"] == "step" and event["step"] == last)
     after = bench.server.cpu()
     ours.rewind(run)
     begins, ends = trace.at("step", step=FIRST), trace.at("step", step=last)

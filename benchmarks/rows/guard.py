@@ -27,7 +27,7 @@ def measure(bench: Bench, ours: Ours, theirs: Theirs) -> Row:
     steps = first + (16 if bench.options.quick else 240)
     cores = len(os.sched_getaffinity(0))
     columns: dict[str, list[float]] = {}
-    for _ in bench.rounds(dear=True):
+    for _ in bench.rounds():
         for processes in (1, 2):
             times = _times(bench, ours, steps, window, processes)[first:]
             for at, clock in ((1, "clock"), (2, "thread")):
@@ -38,6 +38,7 @@ def measure(bench: Bench, ours: Ours, theirs: Theirs) -> Row:
         title=TITLE,
         conditions=f"{size}; a window of {window} steps that is full; one torch thread in each process, {cores} cores; "
         f"{steps - first} steps in fours, of which the first and the last are watched",
+        preparation="no other side",
         figures=[
             figure
             for processes in (1, 2)

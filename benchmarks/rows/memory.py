@@ -21,7 +21,7 @@ def measure(bench: Bench, ours: Ours, theirs: Theirs) -> Row:
     theirs.inputs(size)
     modules = ours.modules()
     columns: dict[str, list[float]] = {}
-    for _ in bench.rounds(dear=True):
+    for _ in bench.rounds():
         base = watch(["-m", "benchmarks.imports", modules], parse_mark, environment=ENVIRONMENT).all("imported")
         chunk, recorded = _ours(bench, ours, size)
         script = _theirs(bench, theirs, size)
@@ -34,6 +34,7 @@ def measure(bench: Bench, ours: Ours, theirs: Theirs) -> Row:
     return Row(
         title=TITLE,
         conditions=f"{size}; 2 steps after a restore; one torch thread on each side",
+        preparation="neither side",
         figures=[
             share(
                 "process and folder at one moment",

@@ -36,6 +36,7 @@ def measure(bench: Bench, ours: Ours, theirs: Theirs) -> Row:
     return Row(
         title=TITLE,
         conditions=f"{size.bytes / 1e6:.0f} MB in two files in memory, removed from the server after each time",
+        preparation="neither side",
         figures=[
             share("speed of send", speed["send"], limit, "raw writer", unit="MB/s", at_least=0.8),
             share("speed of send", speed["send"], speed["s3fs_put"], "s3fs.put", unit="MB/s", at_least=2, void=void),

@@ -22,7 +22,7 @@ def measure(bench: Bench, ours: Ours, theirs: Theirs) -> Row:
     run = ours.run(size, steps=1_000_000)
     columns: dict[str, list[float]] = {}
     splits: dict[str, dict[str, list[float]]] = {"imported already": {}, "fresh": {}}
-    for _ in bench.rounds(dear=True):
+    for _ in bench.rounds():
         for side, warm in (("imported already", "1"), ("fresh", "0")):
             split = _restart(bench, run, warm)
             keep(splits[side], split)
@@ -31,6 +31,7 @@ def measure(bench: Bench, ours: Ours, theirs: Theirs) -> Row:
     return Row(
         title=TITLE,
         conditions=f"{size}; killed 20 s after its first step, nothing committed; one torch thread",
+        preparation="neither side",
         figures=[
             faster("from its end to the next one's first step", columns["imported already"], columns["fresh"], "fresh")
         ],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from statistics import median
 
 from benchmarks.bench import Bench
@@ -13,7 +13,7 @@ from benchmarks.table import Chart, Figure, Row, faster, keep
 from benchmarks.theirs import Theirs
 
 NAME = "save-stall"
-TITLE = "training with checkpoints, without, and with synchronous saves"
+TITLE = "training with checkpoints and without"
 
 
 def measure(bench: Bench, ours: Ours, theirs: Theirs) -> Row:
@@ -21,56 +21,67 @@ def measure(bench: Bench, ours: Ours, theirs: Theirs) -> Row:
     last = 3 * every
     steps = last - every
     columns: dict[str, list[float]] = {}
-    for _ in bench.rounds(dear=True):
-        plain, saving = _ours(bench, ours, size, every, last)
-        script = _theirs(bench, theirs, size, every, last)
-        stalls, their_stalls = _stalls(saving), _their_stalls(script)
-        seconds = {name: every_step(trace, every, last) for name, trace in (("plain", plain), ("saving", saving))}
-        whole = every_step(script, every, last)
-        keep(columns, {"step": seconds["plain"] / steps, "script step": (whole - sum(their_stalls)) / steps})
-        keep(columns, {"extra": 100 * (seconds["saving"] / seconds["plain"] - 1)})
-        keep(columns, {"script extra": 100 * sum(their_stalls) / (whole - sum(their_stalls))})
-        keep(columns, {"stall": sum(stalls) / len(stalls), "script stall": sum(their_stalls) / len(their_stalls)})
-        keep(columns, {"share": 100 * sum(stalls) / seconds["plain"], "saves": len(stalls)})
-        if uploads := [event["seconds"]["upload"] for event in saving.all("checkpoint")]:
-            keep(columns, {"upload": sum(uploads) / len(uploads)})
+    sides = ["ours", *theirs.kinds()]
+    for _ in bench.rounds():
+        for side in sides:
+            if side == "ours":
+                plain, saving = _ours(bench, ours, size, every, last)
+                stalls = _stalls(saving)
+                if uploads := [event["seconds"]["upload"] for event in saving.all("checkpoint")]:
+                    keep(columns, {"upload": sum(uploads) / len(uploads)})
+            else:
+                plain, saving = (_theirs(bench, theirs, size, side, n, last) for n in (None, every))
+                stalls = _their_stalls(saving)
+            seconds = {name: every_step(trace, every, last) for name, trace in (("plain", plain), ("saving", saving))}
+            keep(columns, {f"{side} step": seconds["plain"] / steps, f"{side} saves": len(stalls)})
+            keep(columns, {f"{side} extra": 100 * (seconds["saving"] / seconds["plain"] - 1)})
+            keep(columns, {f"{side} stall": sum(stalls) / len(stalls)})
+            keep(columns, {f"{side} share": 100 * sum(stalls) / seconds["plain"]})
     return Row(
         title=TITLE,
         conditions=f"{size}; one torch thread on each side; a checkpoint every {every} steps; {steps} steps of "
-        f"{sum(columns['step']) / len(columns['step']):.2f} s measured",
+        f"{median(columns['ours step']):.2f} s measured",
+        preparation="neither side",
         figures=[
-            Figure(
-                what="extra time per step",
-                unit="%",
-                ours=columns["extra"],
-                theirs=columns["script extra"],
-                other="script",
-                at_most=3.5,
-            ),
-            Figure(what="of it the stall", unit="%", ours=columns["share"]),
-            faster("stall per checkpoint", columns["stall"], columns["script stall"], "script", at_least=20),
-            faster("step without checkpoints", columns["step"], columns["script step"], "script", at_least=0.99),
+            *(figure for kind in sides[1:] for figure in _figures(columns, kind)),
             Figure(what="upload during training", unit="s", ours=columns.get("upload", [])),
-            Figure(what="checkpoints measured", unit="", ours=columns["saves"]),
+            Figure(what="checkpoints measured", unit="", ours=columns["ours saves"]),
         ],
         charts={
             "extra": Chart(
                 title="Time that checkpoints add to training",
                 unit="%",
                 bars={
-                    "ours, the stall": {"extra": median(columns["share"])},
-                    "ours, in all": {"extra": median(columns["extra"])},
-                    "script": {"extra": median(columns["script extra"])},
+                    f"{side}, {what}": {"extra": median(columns[f"{side} {name}"])}
+                    for side in sides
+                    for what, name in (("the stall", "share"), ("in all", "extra"))
                 },
             )
         },
         notes=[
-            "extra time: of the same steps with checkpoints and without, in two processes; it holds, besides the "
-            "stall, what the upload takes from the trainer's core and memory",
-            "stall: from the end of a step until training continues; the script's holds its put",
+            "extra time: of the same steps with checkpoints and without, in two processes; it contains the stall, and "
+            "the processor time and memory that the upload takes from the trainer",
+            "stall: from the end of a step until training continues; it contains a wait for an earlier upload",
+            *theirs.notes(),
             "here the trainer has one of the machine's cores to itself; where a GPU trains, the host's cores are free",
         ],
     )
+
+
+def _figures(columns: Mapping[str, list[float]], kind: str) -> list[Figure]:
+    """Returns ours against another side; goals are for the script."""
+    is_goal = kind == "script"
+
+    def sides(name: str) -> tuple[list[float], list[float], str]:
+        return columns[f"ours {name}"], columns[f"{kind} {name}"], kind
+
+    extra, their_extra, _ = sides("extra")
+    at_most = 3.5 if is_goal else None
+    return [
+        Figure(what="extra time per step", unit="%", ours=extra, theirs=their_extra, other=kind, at_most=at_most),
+        faster("stall per checkpoint", *sides("stall"), at_least=20 if is_goal else None),
+        faster("step without checkpoints", *sides("step"), at_least=0.99 if is_goal else None),
+    ]
 
 
 def _ours(bench: Bench, ours: Ours, size: Size, every: int, last: int) -> tuple[Trace, Trace]:
@@ -84,10 +95,10 @@ def _ours(bench: Bench, ours: Ours, size: Size, every: int, last: int) -> tuple[
     return plain, saving
 
 
-def _theirs(bench: Bench, theirs: Theirs, size: Size, every: int, last: int) -> Trace:
+def _theirs(bench: Bench, theirs: Theirs, size: Size, kind: str, every: int | None, last: int) -> Trace:
     bench.server.expect(3 * size.bytes)
     uri = theirs.begin("stall")
-    trace = theirs.process(uri, size, steps=last, target=last, every=every, until=_ends(last))
+    trace = theirs.process(uri, size, kind=kind, steps=last, target=last, every=every, until=_ends(last))
     theirs.begin("stall")
     return trace
 
@@ -109,4 +120,4 @@ def _stalls(trace: Trace) -> list[float]:
 
 
 def _their_stalls(trace: Trace) -> list[float]:
-    return [event["at"] - trace.at("step", step=event["step"]) for event in trace.all("put")]
+    return [event["at"] - trace.at("step", step=event["step"]) for event in trace.all("saved")]

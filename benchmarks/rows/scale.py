@@ -37,6 +37,7 @@ def measure(bench: Bench, ours: Ours, theirs: Theirs) -> Row:
     return Row(
         title=TITLE,
         conditions=f"chunks of {WHOLE.chunk:.0f} s, {WHOLE.preemptions} preemptions per GPU-hour, three seeds",
+        preparation="no other side",
         figures=figures,
         notes=["the ratio is ours over the bound: all chunks over all GPUs, or the longest chain"],
     )

@@ -34,13 +34,14 @@ def measure(bench: Bench, ours: Ours, theirs: Theirs) -> Row:
     little_run = _run(f"{bench.work}/little", LITTLE, "blocks")
     runs = {"much": _run(f"{bench.work}/much", much, "blocks"), "all": _run(f"{bench.work}/all", much, "uniform")}
     columns: dict[str, list[float]] = {}
-    for _ in bench.rounds(dear=True):
+    for _ in bench.rounds():
         for name, run in {"little": little_run, **runs}.items():
             keep(columns, {name: _opened(run)})
     size = ROWS * LENGTH * 8
     return Row(
         title=TITLE,
         conditions=f"{STEPS} steps of {BATCH} rows out of {much * size / 1e9:.1f} GB in {much:,} files, in a folder",
+        preparation="neither side",
         figures=[
             share(
                 "slice", columns["much"], columns["little"], f"of {LITTLE * size / 1e6:.0f} MB", unit="s", at_most=1.25

@@ -30,7 +30,7 @@ def measure(bench: Bench, ours: Ours, theirs: Theirs) -> Row:
         for row in map(json.loads, pairs):
             file.write(json.dumps({"question": row["prompt"].strip(), "answer": row["completion"]}) + "\n")
     columns: dict[str, list[float]] = {}
-    for number in bench.rounds(dear=True):
+    for number in bench.rounds():
         for side, quality in (("plain", dict.fromkeys(CHECKS, "off")), ("checked", {})):
             store = f"{work}/{side}-{number}"
             found = _timed("split", json.dumps(_recipe(store, rows, quality)))
@@ -45,6 +45,7 @@ def measure(bench: Bench, ours: Ours, theirs: Theirs) -> Row:
     return Row(
         title=TITLE,
         conditions=f"{count:,} questions and answers of docstrings in JSON lines; a tenth is held out by content",
+        preparation="both sides",
         figures=[
             share("speed without checks", columns["plain"], columns["mapped"], map_name, unit="1000 rows/s"),
             share("memory without checks", columns["plain peak"], columns["mapped peak"], map_name, unit="MB"),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
+from typing import Any
 
 from baton import events
 from baton.local.sweep import LocalSweep
@@ -12,7 +14,7 @@ from baton.recipe.recipe import Recipe
 from baton.runs.run import Sweep
 from benchmarks.bench import Bench
 from benchmarks.ours import ENVIRONMENT, RECIPE, Ours
-from benchmarks.sizes import SIZES
+from benchmarks.sizes import SIZES, Size
 from benchmarks.table import Figure, Row, faster, keep, share
 from benchmarks.theirs import Theirs
 
@@ -24,15 +26,17 @@ CHUNKS, ETA, STEPS = 16, 4, 40
 
 
 def measure(bench: Bench, ours: Ours, theirs: Theirs) -> Row:
-    os.environ.update({name: value for name, value in ENVIRONMENT.items() if name != "BATON_EVENTS"})
     size, steps = SIZES["2m"], 2 if bench.options.quick else STEPS
     times: dict[str, list[float]] = {}
     counted: dict[str, list[float]] = {}
     seconds: dict[str, list[float]] = {}
     same: list[float] = []
-    for number in bench.rounds(dear=True):
-        halved = _run(bench, ours, f"halved-{number}", steps, CHUNKS, {"eta": ETA})
-        whole = _run(bench, ours, f"whole-{number}", steps, 1, None)
+    for number in bench.rounds():
+        rates = {"method": "grid", "parameters": {"training.learning_rate": RATES}}
+        common = (f"training.max_steps={steps * CHUNKS}", "training.lr_scheduler=cosine")
+        halving = {**rates, "halving": {"eta": ETA}}
+        halved = run_sweep(bench, ours, f"halved-{number}", size, halving, *common, f"chunks.count={CHUNKS}")
+        whole = run_sweep(bench, ours, f"whole-{number}", size, rates, *common, "chunks.count=1")
         keep(times, {"halved": halved.took, "whole": whole.took, "first": halved.first})
         keep(counted, {"halved": float(halved.steps), "whole": float(whole.steps)})
         keep(seconds, {name: value / halved.chunks for name, value in halved.spent.items()})
@@ -49,6 +53,7 @@ def measure(bench: Bench, ours: Ours, theirs: Theirs) -> Row:
     return Row(
         title=TITLE,
         conditions=f"{size}; {CHUNKS} chunks of {steps} steps, eta {ETA}; one torch thread; data made beforehand",
+        preparation="neither side",
         figures=[
             faster("time to the best", times["halved"], times["whole"], "8 runs", at_least=4),
             faster("steps to the best", counted["halved"], counted["whole"], "8 runs", unit="steps"),
@@ -74,8 +79,8 @@ def measure(bench: Bench, ours: Ours, theirs: Theirs) -> Row:
     )
 
 
-class _Timed(LocalSweep):
-    """A sweep that notes when what happened."""
+class TimedSweep(LocalSweep):
+    """A sweep that keeps the times of its first chunk, first rung and last one."""
 
     def __init__(self, recipe: Recipe, name: str) -> None:
         self.began = self.first = self.ended = 0.0
@@ -89,12 +94,13 @@ class _Timed(LocalSweep):
                 self.ended = time.time()
                 self.first = self.first or self.ended
 
-    def measured(self) -> _Timed:
-        """Runs it, and adds up what its chunks did."""
+    def measured(self) -> TimedSweep:
+        """Runs it, and sums its chunks."""
         self.winner = self.run().name.rpartition("-")[2]
         self.took, self.first = self.ended - self.began, self.first - self.began
-        runs = [self.sweep.run(trial) for trial in Sweep(self.sweep.storage, self.sweep.name).document().trials]
-        attempts = [attempt for run in runs for attempt in run.attempts()]
+        trials = Sweep(self.sweep.storage, self.sweep.name).document().trials
+        self.runs = {trial.id: self.sweep.run(trial) for trial in trials}
+        attempts = [attempt for run in self.runs.values() for attempt in run.attempts()]
         self.chunks = len(attempts)
         self.steps = sum(attempt.to_step - attempt.from_step for attempt in attempts)
         self.spent: dict[str, float] = {}
@@ -104,16 +110,20 @@ class _Timed(LocalSweep):
         return self
 
 
-def _run(bench: Bench, ours: Ours, name: str, steps: int, chunks: int, halving: dict[str, int] | None) -> _Timed:
-    overrides = [
-        f"store.uri={bench.work}/sweeps",
-        f"data.source={ours.rows()}",
-        "data.split.eval=128",
-        f"training.max_steps={steps * CHUNKS}",
-        "training.lr_scheduler=cosine",
-        f"chunks.count={chunks}",
-        *SIZES["2m"].overrides,
-    ]
-    document = load.load(RECIPE, overrides).model_dump(mode="json")
-    document["sweep"] = {"method": "grid", "parameters": {"training.learning_rate": RATES}, "halving": halving}
-    return _Timed(load.validate(document, origin=RECIPE), name).measured()
+def run_sweep(
+    bench: Bench, ours: Ours, name: str, size: Size, search: Mapping[str, Any], *overrides: str
+) -> TimedSweep:
+    """Runs a sweep of the benchmark's recipe on this machine, in a folder.
+
+    Args:
+        bench: The benchmark.
+        ours: The side that has the rows.
+        name: Name of the sweep.
+        size: Its model.
+        search: The recipe's section `sweep`.
+        overrides: Further changes to the recipe.
+    """
+    os.environ.update({name: value for name, value in ENVIRONMENT.items() if name != "BATON_EVENTS"})
+    common = [f"store.uri={bench.work}/sweeps", f"data.source={ours.rows()}", "data.split.eval=128"]
+    document = load.load(RECIPE, [*common, *size.overrides, *overrides]).model_dump(mode="json")
+    return TimedSweep(load.validate({**document, "sweep": dict(search)}, origin=RECIPE), name).measured()

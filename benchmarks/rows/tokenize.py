@@ -48,7 +48,7 @@ def measure(bench: Bench, ours: Ours, theirs: Theirs) -> Row:
     write_talks(talks, ROWS // shrink // 10)
     chat_name = write_chat_tokenizer(rows, chat)
     columns: dict[str, list[float]] = {}
-    for number in bench.rounds(dear=True):
+    for number in bench.rounds():
         our = _ours(prepared(f"{work}/store-{number}", rows, tokenizer))
         arguments = ["theirs", rows, tokenizer, str(LENGTH), str(WORKERS)]
         their = watch(["-m", "benchmarks.tokenizing", *arguments], parse_mark, environment=ENVIRONMENT).all("tokenized")
@@ -62,6 +62,7 @@ def measure(bench: Bench, ours: Ours, theirs: Theirs) -> Row:
     return Row(
         title=TITLE,
         conditions=f"prompts and completions of {ROWS // shrink:,} docstrings; {WORKERS} workers on each side",
+        preparation="both sides",
         figures=[
             share("speed", columns["ours"], columns["theirs"], "SFTTrainer", unit="k tokens/s", at_least=2.4),
             Figure(what=f"memory for {MANY // shrink:,} short rows", unit="MB", ours=columns["memory"], at_most=2000.0),

@@ -33,7 +33,7 @@ def measure(bench: Bench, ours: Ours, theirs: Theirs) -> Row:
     sizes = {size.name: size for size in (bench.options.small, bench.options.large)}
     first, last = 4, 8 if bench.options.quick else 24
     columns: dict[str, list[float]] = {}
-    for number in bench.rounds(dear=True):
+    for number in bench.rounds():
         sides = list(SIDES)[:: 1 if number % 2 else -1]  # what warms the machine up is now the one, now the other
         for size in sizes.values():
             for side in sides:
@@ -52,6 +52,7 @@ def measure(bench: Bench, ours: Ours, theirs: Theirs) -> Row:
         title=TITLE,
         conditions=f"{'; '.join(map(str, sizes.values()))}; one torch thread in each process, {cores} cores; "
         f"{last - first} steps, passes of {', '.join(str(size.batch // WORKERS) for size in sizes.values())} rows",
+        preparation="neither side",
         figures=[_step(name, columns) for name in sizes]
         + [_memory(processes, kind, columns) for processes in PROCESSES for kind in ("one", "own", "all")],
         notes=[
