@@ -85,7 +85,10 @@ def show(
 
 def print_rows(out: Console, seen: Preview) -> None:
     """Prints rows: in colours on a terminal, with marks elsewhere."""
-    key = [("trained", "trained"), ("read, not trained", "read"), (f"cut at {seen.max_length:,} tokens", "cut")]
+    learned = (
+        "trained" if all(row.side in ("train", None) for row in seen.rows) else "trained, or scored in held-out rows"
+    )
+    key = [(learned, "trained"), ("read, not trained", "read"), (f"cut at {seen.max_length:,} tokens", "cut")]
     out.print(Text(" · ").join(_marked(out, words, name) for words, name in key), soft_wrap=True)
     for row in quality_page.groups(seen.rows):
         out.print()

@@ -129,7 +129,7 @@ def _shown(rows: Sequence[PreviewRow]) -> PreviewView:
     length, kept, learned = (sum(getattr(row, name) for row in rows) for name in ("length", "kept", "learned"))
     found.told.append(count(length, "token"))
     if found.rejected is None:
-        found.told.append(f"{learned:,} trained")
+        found.told.append(f"{learned:,} {'trained' if first.side in ('train', None) else 'scored'}")
         if kept < length:
             found.told.append(f"{length - kept:,} cut")
         shares = {"trained": learned, "read": kept - learned, "cut": length - kept}

@@ -1,6 +1,7 @@
 """`baton data show` prints the first rows as the model sees them and writes a page of them."""
 
 import json
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -134,6 +135,8 @@ def test_a_side_is_that_of_the_run(here: Path) -> None:
         assert len(texts) == len(written) > 0
         assert all(content in text for content, text in zip(written, texts, strict=True))
         assert {row["side"] for row in rows if not row["rejected"]} == {side}
+        words = show(name, "--rows", "9", "--side", side).stdout
+        assert re.findall(r"tokens, \d+ (\w+)", words) == [{"train": "trained", "eval": "scored"}[side]] * len(texts)
 
 
 def test_sources_take_turns_and_other_methods_have_their_own_rows(here: Path) -> None:

