@@ -39,6 +39,10 @@ class Event:
         optional = type(self)
         return {name: value for name, value in vars(self).items() if value is not None or not hasattr(optional, name)}
 
+    def __str__(self) -> str:
+        """Returns the event as a log has it."""
+        return f"{self.kind} {' '.join(f'{name}={value}' for name, value in self.fields().items())}"
+
     @classmethod
     def read(cls, fields: Mapping[str, Any]) -> Self:
         """Returns the event without unknown fields, which another Baton wrote; TypeError where one is missing."""
@@ -478,7 +482,7 @@ def emit(event: Event) -> None:
             sys.stdout.write(MARK + json.dumps({"event": event.kind, "at": time.time(), **event.fields()}) + "\n")
             sys.stdout.flush()
     else:
-        logger.info("%s %s", event.kind, " ".join(f"{name}={value}" for name, value in event.fields().items()))
+        logger.info("%s", event)
 
 
 def warn(text: str) -> None:

@@ -9,9 +9,11 @@ import io
 import json
 import logging
 import os
+import re
 import sys
 import tempfile
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import TextIO
@@ -154,6 +156,7 @@ def run(
         tempfile.TemporaryDirectory(prefix="baton-kfp-") as root,
         docker.runner(in_containers, package_path, root) if in_containers else forkserver.installed() as containers,
     ):
+        log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} run {name}\n")
         local.init(containers or local.SubprocessRunner(use_venv=False), pipeline_root=root, raise_on_error=True)
         pipeline = components.load_component_from_file(package_path)
         with _captured(_Lines(heard, log)), _environment(BATON_EVENTS="stdout", PYTHONUNBUFFERED="1"):
@@ -171,18 +174,32 @@ def run(
                     on_event(processes.StageRepaired(failures[-1].stage, failures.pop().message))
 
 
+# Lines of kfp's engine about tasks, whose events tell more. Outputs have a block, which ends with a rule.
+_OF_KFP = re.compile(
+    r"[\d:.]+ - INFO - (?:(Task \S+ outputs:)|Task \S+ (?:finished|has)|Executing task|Streamed logs:"
+    r"|Running pipeline|Pipeline \S+ finished|Cleaned up)"
+)
+_RULE = re.compile(r"-{20,}$")
+
+
 class _Lines(io.TextIOBase):
-    """A text stream that tells events from ordinary output."""
+    """A text stream that tells events from ordinary output; the log has both, without kfp's own lines."""
 
     def __init__(self, heard: Callable[[events.Event], None], log: TextIO) -> None:
         self._heard, self._log, self._rest = heard, log, ""
+        self._skips = False  # within a block of outputs
 
     def write(self, text: str) -> int:
         *lines, self._rest = (self._rest + text).split("\n")
         for line in lines:
             if event := events.parse(line):
                 self._heard(event)
-            else:
+                self._log.write(f"{time.strftime('%H:%M:%S')} {event}\n")
+            elif _RULE.match(line):
+                self._skips = False
+            elif engine := _OF_KFP.match(line):
+                self._skips = bool(engine[1])
+            elif line and not self._skips:
                 self._log.write(line + "\n")
         self._log.flush()
         return len(text)

@@ -10,6 +10,7 @@ ENVIRONMENT = dict(os.environ)  # as the server was given it
 os.environ.update(
     _KFP_RUNTIME="true",  # kfp imports no client
     PYTORCH_NVML_BASED_CUDA_CHECK="1",  # torch looks for GPUs without a CUDA context
+    TQDM_DISABLE="1",  # stages write to a log, see `events.setup_environment`
 )
 with contextlib.suppress(ImportError):
     from baton.train import imports, lazy_imports

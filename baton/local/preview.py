@@ -96,7 +96,7 @@ def _answer(stage: str, request: str, arguments: list[str], on_event: Callable[[
 
 
 def is_at_hand(model: str) -> bool:
-    """Tells whether this machine has a model's tokenizer: in its folder or package, or in the cache of the hub's files."""
+    """Tells whether this machine has a model's tokenizer: in its folder or package, or the cache of the hub's files."""
     if model.startswith(gguf_file.PACKAGE):
         return gguf_file.is_here(model)
     if os.path.isdir(model) or (model.endswith(gguf_file.ENDING) and os.path.isfile(model)):

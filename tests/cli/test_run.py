@@ -53,8 +53,12 @@ def test_eval_loss_falls_on_gsm8k(finished: tuple[Path, dict[str, Any], str]) ->
 
 
 @pytest.mark.slow
-def test_no_stage_had_to_import_again(finished: tuple[Path, dict[str, Any], str]) -> None:
-    assert "a fresh interpreter" not in (finished[0] / "cache" / "logs" / "gsm.log").read_text()
+def test_the_log_has_the_steps_and_nothing_of_the_engine(finished: tuple[Path, dict[str, Any], str]) -> None:
+    log = (finished[0] / "cache" / "logs" / "gsm.log").read_text()
+    assert [int(step) for step in re.findall(r" step step=(\d+) of=40 loss=\d", log)] == list(range(1, 41))
+    assert re.search(r"^[\d: -]{19} run gsm$", log, re.M)
+    for foreign in ("a fresh interpreter", " - INFO - ", "metadata={", "\x1b", "it/s"):
+        assert foreign not in log
 
 
 @pytest.mark.slow
