@@ -85,8 +85,8 @@ test-part: setup ## Run the slow tests of this commit, 20 minutes at most; thirt
 # Of the first commit all is new: Git's empty tree.
 SINCE ?=
 PARENT = $(shell git rev-parse -q --verify HEAD^ || git hash-object -t tree /dev/null)
-test-touched: setup ## Run slow tests that import what the last commit touches, nearest first, 20 minutes at most (SINCE=, ARGS=)
-	$(RECORDED) $(SLOW) --touched $(or $(SINCE),$(PARENT)) --minutes 20 --unpassed $(ARGS)
+test-touched: setup ## Run slow tests that import what the last commit touches, nearest first, 10 minutes at most (SINCE=, ARGS=)
+	$(RECORDED) $(SLOW) --touched $(or $(SINCE),$(PARENT)) --minutes 10 --unpassed $(ARGS)
 
 RUNS ?= build/passes.jsonl
 passes: setup ## Merge what passed, and when, into tests/passes.json and its pages (RUNS="files of several machines")
