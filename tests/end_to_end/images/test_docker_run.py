@@ -86,8 +86,8 @@ def test_containers_and_a_bucket_give_the_bits_of_processes_and_a_folder(
     found, errors = baton.run("--runner", "docker", "--image", image, "--store", s3_store)
     assert digests(found) == undisturbed
     assert [line.split(" (")[0] for line in errors.splitlines() if "train chunk" in line] == [
-        "✓ train chunk 1",
-        "✓ train chunk 2",
+        "✓ train chunk 1 of 2",
+        "✓ train chunk 2 of 2",
     ]
     assert engine.containers.list(all=True, filters=LABEL) == []
     told = [path for path in baton.folder.rglob("*") if path.is_file() and SECRET in path.read_text(errors="replace")]
