@@ -47,6 +47,18 @@ INTRODUCTION = f"""\
 | 3 | the gate rejected the model |
 | 4 | a run on Kubeflow could not be followed to its end |
 | 130 | interrupted |
+
+| state of a run | meaning |
+|---|---|
+| `new` | has planned no step |
+| `running` | a process of this machine works on it |
+| `interrupted` | its process ended before it did; `baton retry` resumes it |
+| `failed`, `canceled` | a stage failed, or somebody ended the run on Kubeflow |
+| `stopped` | a trial that its sweep ended early |
+| `rejected` | its gate rejected the model |
+| `succeeded` | all its stages ended; training alone for `baton verify`, `baton demo` and trials |
+
+`status`, `runs list`, `runs show`, reports and `--json` use these words.
 """
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 
 from baton import machine
+from baton.runs.run import Run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +108,12 @@ def find(name: str, run_uri: str | None = None) -> BegunRun | None:
             document: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
             return BegunRun(**{key: document[key] for key in BegunRun.__dataclass_fields__ if key in document})
     return None
+
+
+def live_since(run: Run) -> float | None:
+    """Returns when the process that runs a run began, in seconds since the epoch; None where none does."""
+    known = find(run.name, run.uri)
+    return known.pid_since if known and known.process else None
 
 
 def names() -> list[str]:

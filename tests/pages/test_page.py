@@ -33,8 +33,8 @@ def test_full_run(full_report: Any) -> None:
     )
     assert "1 attempt ended early" in page.text
     assert (
-        "Goodput 62% since the run began, 3 steps lost to interruptions, 52.8 MB sent and 39.6 MB fetched, "
-        "a save holds training up for 0.25 s (median)." in page.text
+        "Goodput 62% of the time since the first chunk began, 3 steps lost to interruptions, 52.8 MB sent and "
+        "39.6 MB fetched, a save holds training up for 0.25 s (median)." in page.text
     )
     for phase in ("start-up", "import", "fetch", "build", "restore", "train", "save", "upload"):
         assert f" {phase} " in page.text
@@ -114,7 +114,7 @@ def test_a_run_that_still_trains_has_its_page(full_report: Any) -> None:
     assert "As of 2026-11-21 03:00 UTC" in page.text
     assert "The run failed" not in page.text
     stopped = read(render(replace(report, is_stopped=True))).text
-    assert "Stopped: step 60 of 240, chunk 2 of 4; loss" in stopped
+    assert "Interrupted: step 60 of 240, chunk 2 of 4; loss" in stopped
     begun = replace(report, plan=None, newest=None, log=(), proof=(), attempts=())
     assert "Preparing the data." in read(render(begun)).text
     assert "No loss was logged yet." in read(render(begun)).text
@@ -125,7 +125,7 @@ def test_what_is_not_known_of_the_cost_is_left_out(full_report: Any) -> None:
     quiet = {"bytes_sent": 200, "bytes_received": 0, "save_stalls": []}
     attempts = [attempt.model_copy(update=quiet) for attempt in full.attempts]
     report = replace(full, attempts=attempts, newest=None)
-    assert "% training. 1 attempt ended early. 1.0 kB sent." in read(render(report)).text
+    assert " in all. 1 attempt ended early. 1.0 kB sent." in read(render(report)).text
 
 
 def test_spare_chunks_are_named_and_end_where_the_last_one_does(full_report: Any, attempt: Any) -> None:
