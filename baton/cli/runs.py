@@ -1,4 +1,4 @@
-"""`baton runs`: list, show, fork, prune and merge. Also checks of checkpoints, exports, keys for `verify`."""
+"""`baton runs`: list, show, remove, fork, prune and merge. Also checks of checkpoints, exports, keys for `verify`."""
 
 import contextlib
 import itertools
@@ -31,13 +31,13 @@ from baton.cli.options import DEFAULT_STORE, Json, Overrides, answer, print_json
 from baton.errors import UserError
 from baton.local import begun, results
 from baton.recipe import load
-from baton.runs import lineage
+from baton.runs import lineage, removal
 from baton.runs.documents import ForkNote
 from baton.runs.outcomes import ExportedModel
 from baton.signing import KEY_FILE, PublicKey, Signer
 from baton.terminal import Terminal
 
-app = typer.Typer(help="List, show, fork and prune runs", no_args_is_help=True)
+app = typer.Typer(help="List, show, remove, fork and prune runs", no_args_is_help=True)
 
 
 @app.command("list")
@@ -109,6 +109,40 @@ def show_run(run: StepArgument, store: StoreOption = None, json: Json = False) -
         for name in ("model_uri", "report_uri"):
             if uri := result.get(name):
                 typer.echo(f"{name.removesuffix('_uri')}: {uri}")
+
+
+@app.command("remove")
+def remove_runs(
+    runs: Annotated[
+        list[str], typer.Argument(metavar="RUN …", help=f"{address.HELP}; several are removed.", show_default=False)
+    ],
+    store: StoreOption = None,
+    is_confirmed: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
+    json: Json = False,
+) -> None:
+    """Remove runs with all their checkpoints, exports and reports.
+
+    Asks first. Keeps data, which runs share, and forks. Refuses a run that is running, a sweep's trial, and a run whose
+    model is in use.
+    """
+    with answer(json):
+        found = list({one.uri: one for one in (address.existing(text, store).run for text in runs)}.values())
+        for one in found:
+            family = lineage.family(one.storage, begun.live_since)
+            gone = {other.name for other in found if other.uri != one.uri}
+            removal.require_removable(one, {name: member for name, member in family.items() if name not in gone})
+        sizes = {one.uri: removal.num_bytes(one) for one in found}
+        if not is_confirmed:
+            for uri, size in sizes.items():
+                typer.echo(f"{uri}  {size / 1e6:.1f} MB", err=True)
+            typer.confirm("Remove for good?", abort=True, err=True)
+        for one in found:
+            removal.remove(one)
+            begun.forget(one.name, one.uri)
+        if json:
+            print_json({"removed": [{"run_uri": uri, "bytes": size} for uri, size in sizes.items()]})
+        else:
+            typer.echo(f"freed {sum(sizes.values()) / 1e6:.1f} MB in {len(found)} run(s)")
 
 
 @app.command("fork")

@@ -95,6 +95,12 @@ def note_submitted(name: str, run_uri: str, endpoint: str, namespace: str | None
     _write(BegunRun(name=name, run_uri=run_uri, endpoint=endpoint, namespace=namespace or "", run_id=run_id))
 
 
+def forget(name: str, run_uri: str) -> None:
+    """Removes the note of a run that is removed."""
+    with contextlib.suppress(OSError):
+        os.remove(_path(name, run_uri))
+
+
 def find(name: str, run_uri: str | None = None) -> BegunRun | None:
     """Returns a run by its name, None for one that is not known here.
 

@@ -354,6 +354,55 @@ def test_a_resumed_run_shows_the_step_that_it_resumes_from(
     assert answer("runs", "list", "--store", "store")[1]["runs"][0]["reached"] == step
 
 
+def _retrained(run: Run) -> None:
+    model = {"run": "mine", "model_uri": f"{run.uri}/export/a"}
+    run.storage.write("models/made/accepted/000001.json", json.dumps(model).encode())
+
+
+def _continued(run: Run) -> None:
+    child = load.load(str(RECIPES / "scratch.yaml"), [f"store={run.storage.base_uri}"])
+    document = child.model_dump(mode="json") | {"model": {"base": f"{run.uri}/export/a"}}
+    Run(run.storage, "child").put("recipe.json", {"recipe": document, "created": "2026-11-21", "name": "child"})
+
+
+NEEDED: dict[str, tuple[Callable[[Run], None], str]] = {
+    "it trains": (_run_here, "run 'mine' is running. Stop it first: `baton stop mine`."),
+    "a trial": (_in_sweep("beaten"), "run 'mine' is trial t001 of sweep 's', which needs it."),
+    "base of another run": (_continued, "run 'child' starts from the model of run 'mine', and needs it."),
+    "the model in use": (_retrained, "run 'mine' has the model in use of 'made', which retraining needs."),
+}
+
+
+@pytest.mark.parametrize(("act", "message"), NEEDED.values(), ids=NEEDED)
+def test_a_run_that_is_needed_is_not_removed(act: Callable[[Run], None], message: str, store: Storage) -> None:
+    run = add(store, "mine")
+    act(run)
+    before = store.find("")
+
+    code, found = answer("runs", "remove", run.uri, "--yes")
+
+    assert (code, found["error"]) == (2, message)
+    assert store.find("") == before
+
+
+def test_a_removed_run_leaves_all_others_as_they_are(store: Storage) -> None:
+    run, other = add(store, "mine"), add(store, "other")
+    begun._write(begun.BegunRun(name="mine", run_uri=run.uri))
+    store.write("data/d/split/train.bin", b"rows")
+    before = {path: found for path, found in store.find("").items() if not path.startswith("runs/mine/")}
+    refused = CliRunner().invoke(app, ["runs", "remove", run.uri], input="n\n")
+    assert (refused.exit_code, address.exists(run)) == (1, True)
+
+    code, found = answer("runs", "remove", run.uri, "--yes")
+
+    assert (code, [row["run_uri"] for row in found["removed"]]) == (0, [run.uri])
+    assert store.find("") == before
+    assert not Path(store.root, "runs", "mine").exists()
+    assert begun.find("mine", run.uri) is None
+    assert answer("runs", "remove", run.uri, "--yes")[0] == 2, "there is none"
+    assert [row["name"] for row in answer("runs", "list", "--store", "store")[1]["runs"]] == [other.name]
+
+
 def test_a_list_omits_no_run(store: Storage) -> None:
     add(store, "ended").write(ExportedModel(model_uri="m"))
     Run(store, "split-failed").write(RunFailure(stage="data split", message="no rows.", at="2026-11-21T09:00:00Z"))
