@@ -326,7 +326,7 @@ def verdict(report: RunReport, proof: ResumeProof) -> tuple[str, str]:
             ended = f"The run {'was canceled' if failure.is_cancelled else 'failed'} in {failure.stage}"
             ended += "." if report.is_bare else f", {where}."
         return "bad", ended
-    if report.evaluation is None:
+    if report.state in ("new", "running", "interrupted", "stopped") or not (report.export or report.evaluation):
         return ("warn" if report.state in ("interrupted", "stopped") else "good"), _progress(report)
     if report.evaluation and (gate := report.evaluation.gate) and not gate.passed:
         return "bad", f"The gate rejects the model, and nothing was exported: {'; '.join(gate.failed)}. {loss}."
@@ -484,11 +484,15 @@ def tiles(report: RunReport) -> list[tuple[str, str, str]]:
         remark = f"margin {number(figures_after.get('reward_margin'))} nats"
         shown.append(("Reward accuracy", f"{accuracy:.0%}", remark))
     if report.steps:
-        num_chunks = count(len(report.targets), "chunk")
+        num_chunks = len(report.targets)
         begun = sum(end <= report.steps for end in report.targets) + 1
-        on_the_way = f"of {report.targets[-1]:,}, in chunk {begun} of {num_chunks}" if report.targets else ""
-        is_over = report.is_trained or begun > len(report.targets)
-        shown.append(("Steps", f"{report.steps:,}", f"in {num_chunks}" if is_over else on_the_way))
+        is_over = report.is_trained or begun > num_chunks
+        extent = (
+            f"in {count(num_chunks, 'chunk')}"
+            if is_over
+            else f"of {report.targets[-1]:,}, chunk {begun} of {num_chunks}"
+        )
+        shown.append(("Steps", f"{report.steps:,}", extent))
     if report.trained_tokens:
         shown.append(("Tokens trained", number(report.trained_tokens), ""))
     if report.split and report.split.train is not None:

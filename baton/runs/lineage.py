@@ -203,7 +203,8 @@ def rung_verdicts(storage: Storage, sweep: str) -> dict[str, State]:
     ended: dict[str, State] = {}
     try:
         for verdict in Sweep(storage, sweep).rungs():
-            ended |= {entry.id: "failed" if verdict.has_failed(entry) else "stopped" for entry in verdict.stopped}
+            for entry in verdict.stopped:
+                ended[entry.id] = "failed" if verdict.has_failed(entry) else "stopped"
             for kept in verdict.kept:
                 ended.pop(kept, None)
     except BatonError as error:

@@ -321,6 +321,17 @@ def test_a_report_opens_in_every_state(in_state: tuple[Run, lineage.State]) -> N
     assert api.report(run.uri).html == "<p>"
 
 
+def test_a_list_of_checkpoints_tells_of_removed_ones(store: Storage) -> None:
+    add(store, "whole")
+    add(store, "pruned", parent={"step": 1, "digest": "d"})
+    lines = {
+        name: CliRunner().invoke(app, ["runs", "show", f"store/runs/{name}"]).stdout.splitlines()
+        for name in ("whole", "pruned")
+    }
+    assert lines["pruned"][3:] == ["earlier ones: removed by retention (chunks.keep)"]
+    assert lines["whole"][3:] == []
+
+
 def test_a_killed_run_opens_with_a_page_of_its_end(store: Storage) -> None:
     run = add(store, "mine")
     run.put("plan.json", {"rows": 36, "steps_per_epoch": 5, "num_steps": 8, "targets": [4, 8]})

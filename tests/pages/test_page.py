@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from baton.pages.plots import series, thin
-from baton.pages.run_page import render
+from baton.pages.run_page import render, tiles
 from baton.runs.documents import OwnState, Skip, SourceLocation, TrackingRun, WarningRecord
 from baton.runs.outcomes import EvaluationResult, ExportedModel
 from baton.runs.versions import Fingerprint
@@ -112,12 +112,22 @@ def test_a_run_that_still_trains_has_its_page(full_report: Any) -> None:
     page = read(render(report))
     assert "Training: step 60 of 240, chunk 2 of 4; loss" in page.text
     assert "As of 2026-11-21 03:00 UTC" in page.text
+    assert ("Steps", "60", "of 240, chunk 2 of 4") in tiles(report)
+    assert ("Steps", "240", "in 4 chunks") in tiles(full)
     assert "The run failed" not in page.text
     stopped = read(render(replace(report, is_stopped=True))).text
     assert "Interrupted: step 60 of 240, chunk 2 of 4; loss" in stopped
     begun = replace(report, plan=None, newest=None, log=(), proof=(), attempts=())
     assert "Preparing the data." in read(render(begun)).text
     assert "No loss was logged yet." in read(render(begun)).text
+
+
+def test_steps_of_a_killed_attempt_have_the_speed_of_their_own_chunk(full_report: Any, attempt: Any) -> None:
+    report = full_report()
+    report.attempts[:] = [attempt(1, 0, 60), attempt(2, 72, 120)]  # killed at 72 or later; that left no record
+    curve = read(render(report)).curves("tokens per second")["tokens per second"]
+    assert [x for x, _ in curve] == [0, 60, 120]
+    assert curve[0][1] != curve[1][1] == curve[2][1]
 
 
 def test_what_is_not_known_of_the_cost_is_left_out(full_report: Any) -> None:
