@@ -228,8 +228,8 @@ def _local_page(run: Run) -> str:
     """Returns a report's path, of a copy in the cache where the store is a bucket."""
     from baton.pages.publish import LivePage
 
-    state = results.status(run)
-    if state["state"] == "interrupted" and begun.find(run.name, run.uri):
+    state, known = results.status(run), begun.find(run.name, run.uri)
+    if state["state"] == "interrupted" and known and not known.endpoint:
         LivePage(run.uri).write(is_stopped=True)  # a killed process has left a page of a run that trains, or none
     if (uri := results.report_uri(run)) is None:
         raise UserError(f"run {run.name!r} has no report; its state is {state['state']}.")
