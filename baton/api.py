@@ -389,7 +389,7 @@ def report(run_uri: str, *, height: int = 640) -> Report:
     opened = Run.open(run_uri)
     uri = results.report_uri(opened)
     if uri is None:
-        raise UserError(f"run {opened.uri!r} has no report.", remedy="Its first checkpoint writes one.")
+        raise UserError(f"run {opened.uri!r} has no report.", remedy="The first checkpoint writes it.")
     return Report(opened.storage.read(opened.path("report.html")).decode(), uri, height)
 
 

@@ -51,12 +51,12 @@ INTRODUCTION = f"""\
 | state of a run | meaning |
 |---|---|
 | `new` | has planned no step |
-| `running` | a process of this machine works on it |
-| `interrupted` | its process ended before it did; `baton retry` resumes it |
-| `failed`, `canceled` | a stage failed, or somebody ended the run on Kubeflow |
+| `running` | a live process on this machine trains or evaluates it |
+| `interrupted` | its process exited early; `baton retry` resumes it |
+| `failed`, `canceled` | a stage failed, or the run was canceled on Kubeflow |
 | `stopped` | a trial that its sweep ended early |
 | `rejected` | its gate rejected the model |
-| `succeeded` | all its stages ended; training alone for `baton verify`, `baton demo` and trials |
+| `succeeded` | all stages ended; for trials and runs of `verify` and `demo`, training |
 
 `status`, `runs list`, `runs show`, reports and `--json` use these words.
 """
