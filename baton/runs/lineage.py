@@ -105,7 +105,7 @@ def decide_state(
         is_trained: Whether its last step is saved.
         until: As `RunInfo.until`.
         has_begun: Whether it has planned its steps.
-        verdict: State of a trial that a rung has ended, as `rung_verdict` returns it.
+        verdict: State of a trial that a rung has ended, as `rung_verdicts` has it.
     """
     if failure and not is_running:
         return "canceled" if failure.is_cancelled else "failed"

@@ -35,7 +35,7 @@ def num_bytes(run: Run) -> int:
 
 
 def remove(run: Run) -> None:
-    """Removes a run's folder; an interrupted removal leaves a run without checkpoints that can be removed again."""
+    """Removes a run's folder; after an interrupted removal the run has no checkpoints, and can be removed again."""
 
     def order(name: str) -> int:
         base = name.rpartition("/")[2]
