@@ -115,7 +115,7 @@ def test_a_chunk_ends_with_its_loss_and_speed(shown: io.StringIO, monkeypatch: p
             clock += 20.0
             screen.heard(events.Step(step, 8, 1.5))
             screen.heard(events.Phase("save", step=step))
-            clock += 30.0  # a save holds training, and is no part of its speed
+            clock += 15.0  # a save holds training, and is no part of its speed
             screen.heard(events.Phase("upload", step=step))
         screen.heard(events.CheckpointCommitted(4, "s/c", "0123456789abcdef", 100, {}))
         screen.heard(events.Stage("train chunk 1", "done"))
@@ -125,7 +125,7 @@ def test_a_chunk_ends_with_its_loss_and_speed(shown: io.StringIO, monkeypatch: p
         "4/8 loss 1.5 38 tok/s 1:20 left",
         "5/8 loss 1.5 38 tok/s 1:00 left",
     ]
-    assert ended == "✓ train chunk 1 of 2 (150.0 s) step 5/8, loss 1.500, 38 tokens/s, step 4 saved"
+    assert ended == "✓ train chunk 1 of 2 (105.0 s) step 5/8, loss 1.500, 38 tokens/s, step 4 saved"
 
 
 def test_a_spare_chunk_is_no_chunk_four_of_three(shown: io.StringIO) -> None:
