@@ -173,6 +173,7 @@ def test_run_that_failed_midway(full_report: Any) -> None:
         log=full.log[:100],
         proof=full.proof[:1],
         evaluation=full.evaluation.model_copy(update={"after": {}}),
+        verdict="failed",
     )
     text = read(render(report)).text
     assert "The run failed at step 100 of 240." in text
