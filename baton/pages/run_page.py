@@ -326,7 +326,7 @@ def verdict(report: RunReport, proof: ResumeProof) -> tuple[str, str]:
             ended = f"The run {'was canceled' if failure.is_cancelled else 'failed'} in {failure.stage}"
             ended += "." if report.is_bare else f", {where}."
         return "bad", ended
-    if report.state in ("new", "running", "interrupted", "stopped") or not (report.export or report.evaluation):
+    if report.as_of or not report.is_trained:
         return ("warn" if report.state in ("interrupted", "stopped") else "good"), _progress(report)
     if report.evaluation and (gate := report.evaluation.gate) and not gate.passed:
         return "bad", f"The gate rejects the model, and nothing was exported: {'; '.join(gate.failed)}. {loss}."

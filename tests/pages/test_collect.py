@@ -169,8 +169,8 @@ def test_a_run_that_has_trained_nothing(tmp_path: Path, scratch_recipe: dict[str
 
     assert found.proof == []
     assert cost_note(found) == ""
-    assert found.state == "new"
-    assert "New, before the first step." in render(found)
+    assert found.state == "interrupted"
+    assert "Interrupted: step 0 of 30, chunk 1 of 3." in render(found)
 
 
 def test_what_the_evaluation_found_has_tiles(history: History) -> None:
